@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pyarrow as pa
@@ -26,10 +27,21 @@ from tests.rooms.storing import Counting, MemoryTable, everything, numbers
 from torch_table_loader.errors import StorageError, TableError
 from torch_table_loader.store import builder
 from torch_table_loader.store.builder import build_files, done_chunks
+from torch_table_loader.store.codes_file import write_codes
 from torch_table_loader.store.leases import Leases
 from torch_table_loader.store.manifest import check_store, read_manifest
 from torch_table_loader.store.opened import open_store
-from torch_table_loader.store.spec import LEASES, MANIFEST, RECORDS, heap_file
+from torch_table_loader.store.spec import (
+    CODES,
+    LEASES,
+    MANIFEST,
+    RECORDS,
+    WORDS,
+    CodesPart,
+    StoreSpec,
+    chunk_codes_file,
+    heap_file,
+)
 
 ROWS = 2_000
 BOUNDS = [*range(0, ROWS, 100), ROWS]
@@ -194,13 +206,13 @@ def flip(path: Path, at: int) -> None:
         file.write(bytes([byte[0] ^ 1]))
 
 
-@pytest.mark.parametrize("name", [RECORDS, "nulls.bin", "row_ids.bin", heap_file(1)])
+@pytest.mark.parametrize("name", [RECORDS, "nulls.bin", "row_ids.bin", heap_file(1), CODES, WORDS])
 def test_a_flipped_bit_is_found_before_use(tmp_path: Path, name: str) -> None:
     made = MemoryTable(everything(300), [0, 100, 300], ids=np.arange(300) * 2)
     build_files(tmp_path, made.spec, made.read, 1)
     time.sleep(0.01)  # the file's clock may stand still for a few milliseconds
     flip(tmp_path / name, (tmp_path / name).stat().st_size // 2)
-    with pytest.raises(TableError, match=r"is damaged: chunk 1 of .* prune"):
+    with pytest.raises(TableError, match=rf"is damaged: (chunk 1 of )?{name} .* prune"):
         open_store(tmp_path, made.spec, 1)
 
 
@@ -343,3 +355,32 @@ def test_kill_9_at_twenty_random_moments(tmp_path: Path) -> None:
         assert whole or not done & set(rest.chunks)
         opened(place, made)
         assert not list(place.glob("*.tmp"))
+
+
+def test_a_chunk_that_was_built_without_codes_leaves_the_store_without(tmp_path: Path) -> None:
+    made = MemoryTable(everything(300), [0, 100, 300])
+
+    def lacking(place: Path, spec: StoreSpec) -> CodesPart | None:
+        (place / chunk_codes_file(0)).unlink()
+        return write_codes(place, spec)
+
+    with patch.object(builder, "write_codes", lacking):
+        build_files(tmp_path, made.spec, made.read, 1)
+    opened(tmp_path, made)
+    assert not (tmp_path / CODES).exists()
+
+
+def test_a_builder_that_finishes_second_leaves_the_manifest_of_the_first(tmp_path: Path) -> None:
+    made = MemoryTable(everything(300), [0, 100, 300])
+
+    def overtaken(place: Path, spec: StoreSpec) -> CodesPart | None:
+        with patch.object(builder, "write_codes", write_codes):
+            builder._finish(place, spec)
+        return write_codes(place, spec)
+
+    with patch.object(builder, "write_codes", overtaken):
+        build_files(tmp_path, made.spec, made.read, 1)
+    manifest = read_manifest(tmp_path)
+    assert manifest is not None
+    assert manifest.codes is not None
+    opened(tmp_path, made)

@@ -13,10 +13,12 @@ from hypothesis import strategies as st
 
 from tests.rooms.storing import MemoryTable, everything, in_memory, numbers
 from torch_table_loader.errors import ConfigError
-from torch_table_loader.store import record_layout
+from torch_table_loader.store import coded_strings, record_layout
 from torch_table_loader.store.builder import build_files
+from torch_table_loader.store.manifest import read_manifest, write_manifest
 from torch_table_loader.store.opened import open_store
 from torch_table_loader.store.record_layout import Encoded, RecordLayout, check_storable
+from torch_table_loader.store.spec import CODES, WORDS
 
 ORDERS = [
     [],
@@ -130,33 +132,90 @@ def test_a_type_that_cannot_be_gathered_is_refused() -> None:
         check_storable(pa.schema([("x", pa.int32()), ("v", kind)]))
 
 
-WORDS = st.one_of(st.none(), st.sampled_from(["", "a", "b", "long" * 9]), st.text(max_size=3))
+SOME_WORDS = st.one_of(st.none(), st.sampled_from(["", "a", "b", "long" * 9]), st.text(max_size=3))
 
 
 @settings(max_examples=100)
 @given(
-    chunks=st.lists(st.lists(st.tuples(WORDS, WORDS), max_size=12), min_size=1, max_size=4),
+    chunks=st.lists(st.lists(st.tuples(SOME_WORDS, SOME_WORDS), max_size=12), min_size=1, max_size=4),
     read_rows=st.integers(1, 5),
     data=st.data(),
 )
 def test_strings_round_trip_with_and_without_codes(
-    chunks: list[list[tuple[str | None, str | None]]], read_rows: int, data: st.DataObject
+    tmp_path_factory: pytest.TempPathFactory,
+    chunks: list[list[tuple[str | None, str | None]]],
+    read_rows: int,
+    data: st.DataObject,
 ) -> None:
     rows = [row for chunk in chunks for row in chunk]
     words = pa.array([row[0] for row in rows], pa.string())
     blobs = pa.array([None if row[1] is None else row[1].encode() for row in rows], pa.large_binary())
     bounds = np.cumsum([0, *map(len, chunks)]).tolist()
     table = MemoryTable(pa.record_batch({"words": words, "blobs": blobs}), bounds, read_rows=read_rows)
-    table.check(in_memory(table), data.draw(st.lists(st.integers(0, len(rows) - 1))) if rows else [])
+    places = data.draw(st.lists(st.integers(0, len(rows) - 1))) if rows else []
+    held = in_memory(table)
+    table.check(held, places)
+    place = tmp_path_factory.mktemp("store")
+    build_files(place, table.spec, table.read, 1)
+    mapped = open_store(place, table.spec, 1)
+    assert mapped is not None
+    table.check(mapped, places)
+    assert [None if each.strings is None else each.strings.columns for each in (held, mapped)].count(None) != 1
 
 
-def test_repeated_strings_are_stored_once_until_a_chunk_differs() -> None:
+@pytest.mark.parametrize("where", ["memory", "files"])
+def test_repeated_strings_are_stored_once_until_a_chunk_differs(where: str, tmp_path: Path) -> None:
     often = [f"word {number % 3}" for number in range(60)]
     seldom = [*often[:40], *map(str, range(20))]
     table = MemoryTable(pa.record_batch({"often": often, "seldom": seldom}), [0, 20, 40, 60], read_rows=7)
-    stored = in_memory(table, threads=1)
+    if where == "files":
+        build_files(tmp_path, table.spec, table.read, 1)
+    stored = in_memory(table, threads=1) if where == "memory" else open_store(tmp_path, table.spec, 1)
+    assert stored is not None
     assert stored.strings is not None
     assert stored.strings.columns == (0,)
     assert [len(words) for words in stored.strings.dictionaries] == [3]
     assert stored.heap[0].schema.types == [pa.string()], "what differs is kept as it is, from the first chunk on"
     table.check(stored, np.random.default_rng(0).integers(0, 60, 500))
+
+
+def test_strings_that_repeat_in_chunks_and_not_in_the_store_are_kept_as_they_are() -> None:
+    words = [f"{chunk} {number % 10}" for chunk in range(3) for number in range(20)]
+    few = [f"{number % 4}" for number in range(60)]
+    table = MemoryTable(pa.record_batch({"words": words, "few": few}), [0, 20, 40, 60])
+    stored = in_memory(table)
+    assert stored.strings is not None
+    assert stored.strings.columns == (0, 1), "each of the words occurs twice"
+    lonely = MemoryTable(pa.record_batch({"words": [str(number // 2) for number in range(9)]}), [0, 3, 4, 9])
+    assert in_memory(lonely).strings is None
+    lonely.check(in_memory(lonely), [8, 0, 3, 3])
+
+
+@pytest.mark.parametrize("limit", ["_MOST_CHUNK_BYTES", "MOST_WORD_BYTES"])
+def test_too_many_bytes_of_distinct_strings_are_kept_as_they_are(
+    limit: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(coded_strings, limit, 100)
+    words = pa.array([f"a rather long string {number % 5}" for number in range(60)])
+    table = MemoryTable(pa.record_batch({"words": words, "few": ["a", "b"] * 30}), [0, 20, 40, 60])
+    build_files(tmp_path, table.spec, table.read, 1)
+    for stored in (in_memory(table), open_store(tmp_path, table.spec, 1)):
+        assert stored is not None
+        assert stored.strings is not None
+        assert stored.strings.columns == (1,)
+        table.check(stored, [59, 0, 7, 7])
+
+
+def test_a_store_of_files_without_codes_is_read_from_its_heaps(tmp_path: Path) -> None:
+    table = MemoryTable(everything(300), [0, 100, 300])
+    build_files(tmp_path, table.spec, table.read, 1)
+    manifest = read_manifest(tmp_path)
+    assert manifest is not None
+    assert manifest.codes is not None
+    write_manifest(tmp_path, table.spec, manifest.parts)  # as versions wrote it that made no codes
+    (tmp_path / CODES).unlink()
+    (tmp_path / WORDS).unlink()
+    stored = open_store(tmp_path, table.spec, 1)
+    assert stored is not None
+    assert stored.strings is None
+    table.check(stored, range(300))

@@ -57,14 +57,14 @@ def test_the_next_window_is_requested_before_this_one_is_read(tmp_path: Path, as
     assert seen[0] == 2
 
 
-def test_records_of_nulls_are_requested_too(tmp_path: Path, asked: list[tuple[int, int]]) -> None:
+def test_records_of_nulls_and_codes_are_requested_too(tmp_path: Path, asked: list[tuple[int, int]]) -> None:
     made = MemoryTable(everything(300), [0, 300])
     build_files(tmp_path, made.spec, made.read, 1)
     rows = open_store(tmp_path, made.spec, 1, window_bytes=1)
     assert rows is not None
     made.check(rows, range(300))
     assert [place.tolist() for _, place, _ in rows.windows(iter([(np.array([5]), None)]))] == [[5]]
-    assert len(asked) == 2
+    assert len(asked) == 3
     assert open_store(tmp_path, made.spec, 1).windows(iter([])) is not None  # type: ignore[union-attr]
 
 

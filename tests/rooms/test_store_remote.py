@@ -15,6 +15,7 @@ from typing import Any
 
 import fsspec
 import numpy as np
+import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -31,7 +32,7 @@ from torch_table_loader.store import remote_window
 from torch_table_loader.store.builder import build_files
 from torch_table_loader.store.record_layout import RecordLayout
 from torch_table_loader.store.remote import RemoteRows, open_remote, upload_store
-from torch_table_loader.store.spec import IDS, MANIFEST, NULLS, RECORDS, StoreSpec, heap_file
+from torch_table_loader.store.spec import CODES, IDS, MANIFEST, NULLS, RECORDS, WORDS, StoreSpec, heap_file
 
 WINDOW = {"least": 64, "most": 256}
 
@@ -171,7 +172,7 @@ def test_large_parts_are_cut_and_few_bytes_live(tmp_path: Path, root: str, monke
 def test_the_bytes_of_a_window_are_requested_together(tmp_path: Path, root: str) -> None:
     made = MemoryTable(everything(900), [0, 300, 600, 900], ids=np.arange(900) * 3)
     rows, storage = uploaded(made, tmp_path, root)
-    wanted = {RECORDS, NULLS, IDS, heap_file(0), heap_file(1), heap_file(2)}
+    wanted = {RECORDS, NULLS, IDS, CODES, WORDS, heap_file(0), heap_file(1), heap_file(2)}
     in_flight, together = set(), threading.Event()
 
     def hold(name: str) -> None:
@@ -211,7 +212,7 @@ def test_answers_may_arrive_in_any_order(tmp_path: Path, root: str, monkeypatch:
     assert storage.living == 0
 
 
-@pytest.mark.parametrize("name", [RECORDS, NULLS, IDS, heap_file(1)])
+@pytest.mark.parametrize("name", [RECORDS, NULLS, IDS, CODES, heap_file(1)])
 def test_a_missing_file_is_named_and_the_threads_end(tmp_path: Path, root: str, name: str) -> None:
     made = MemoryTable(everything(900), [0, 300, 900], ids=np.arange(900) * 3)
     rows, _ = uploaded(made, tmp_path, root)
@@ -285,6 +286,26 @@ def test_an_interrupted_upload_is_not_used_and_can_be_resumed(tmp_path: Path, ro
     puts = storage.puts
     upload_store(tmp_path, storage, root, made.spec)
     assert storage.puts == puts, "what is there is not put again"
+
+
+def test_of_strings_that_repeat_only_the_codes_of_the_wanted_rows_are_read(tmp_path: Path, root: str) -> None:
+    words = pa.array([None if row % 7 == 0 else f"word {row % 9}" for row in range(90_000)])
+    made = MemoryTable(pa.record_batch({"x": np.arange(90_000), "word": words}), [0, 30_000, 90_000], read_rows=9_000)
+    rows, storage = uploaded(made, tmp_path, root)
+    made.check(rows, [89_999, 5, 5])
+    asked = {name: stop - start for name, start, stop in storage.parts}
+    assert set(asked) == {RECORDS, CODES, WORDS}
+    assert asked[CODES] == 4
+    storage.parts.clear()
+    made.check(rows, [89_999])
+    assert WORDS not in {name for name, _, _ in storage.parts}, "the distinct strings are fetched once"
+    damaged = bytearray((tmp_path / WORDS).read_bytes())
+    damaged[len(damaged) // 2] ^= 1
+    fsspec.filesystem("memory").pipe_file(f"{root}/{WORDS}", bytes(damaged))
+    again = opened(storage, root, made.spec)
+    assert again is not None
+    with pytest.raises(TableError, match=rf"is damaged: {WORDS} is not what was written"):
+        again.gather(np.array([0]))
 
 
 def test_damage_is_named(tmp_path: Path, root: str) -> None:

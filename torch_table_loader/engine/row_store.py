@@ -234,7 +234,7 @@ class RowStoreHandle:
             return self.spec.num_bytes
         if self.url is None:
             return 0
-        return min(self.spec.num_bytes, self._memory) + self._fetching.ahead_bytes + self.spec.most_length_bytes
+        return min(self.spec.num_bytes, self._memory) + self._fetching.ahead_bytes + self.spec.most_shared_bytes
 
     def begin_fetching(self) -> Fetcher | None:
         """Return what fetches the rows of an epoch for all lanes; None where the store is on this machine."""

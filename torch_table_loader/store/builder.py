@@ -18,12 +18,13 @@ from torch_table_loader.errors import OutOfMemoryError, StorageError
 from torch_table_loader.local_files import allocate, make_folder, open_regular, read_regular, write_whole
 from torch_table_loader.planning.document_lengths import DocumentLengths
 from torch_table_loader.store.chunk_writer import FileSink, MemorySink, ReadChunk, naming_disk_errors, write_chunk
+from torch_table_loader.store.codes_file import write_codes
 from torch_table_loader.store.gather import StoredRows
 from torch_table_loader.store.leases import BEAT, DEAD_AFTER, Leases
 from torch_table_loader.store.lengths_file import write_lengths
 from torch_table_loader.store.list_values import ListValues, StoredLists
 from torch_table_loader.store.manifest import read_manifest, write_manifest
-from torch_table_loader.store.opened import mapping
+from torch_table_loader.store.mapped import mapping
 from torch_table_loader.store.record_layout import WIDE_BYTES
 from torch_table_loader.store.spec import (
     IDS,
@@ -34,6 +35,7 @@ from torch_table_loader.store.spec import (
     WIDE_LENGTHS,
     Part,
     StoreSpec,
+    chunk_codes_file,
     part_file,
 )
 
@@ -144,8 +146,7 @@ def _built_in_memory(
     with ThreadPoolExecutor(threads, "table-loader-store") as pool:
         parts = list(pool.map(build, range(len(spec.chunk_rows))))
     layout = spec.layout
-    batches = [batch for chunk in range(len(parts)) for batch in sink.heaps.pop(chunk, [])]
-    strings, heap = sink.strings.finish(layout.heap, batches)
+    strings, heap = sink.strings.finish(layout.heap, [sink.heaps.pop(chunk, []) for chunk in range(len(parts))])
     return StoredRows(
         layout,
         sink.memory.reshape(-1).view(f"V{layout.width}") if layout.width else sink.memory.reshape(-1),
@@ -276,7 +277,8 @@ class _Builder:
                 self._changed.notify_all()
         if (part.heap_bytes or part.num_values) and not self._measured:
             self._measured = True
-            _check_room(self._place, self._spec, part)
+            codes_bytes = 2 * _bytes_of(self._place / chunk_codes_file(chunk))  # until those of all chunks are one file
+            _check_room(self._place, self._spec, part, codes_bytes)
         if self._flushing is None or self._flushing.done():
             self._flushing = self._flusher.submit(self._sink.sync)  # the disk writes while the next chunks are read
 
@@ -301,16 +303,17 @@ def done_chunks(place: Path) -> set[int]:
     return set()
 
 
-def _check_room(place: Path, spec: StoreSpec, known: Part | None = None) -> None:
+def _check_room(place: Path, spec: StoreSpec, known: Part | None = None, codes_bytes: int = 0) -> None:
     """Refuse to begin or to continue if the disk has too little room.
 
     Args:
         place: the store's folder.
         spec: what it should contain.
         known: a finished chunk, whose columns of variable width are a better guide than the estimate.
+        codes_bytes: bytes of the codes of its strings.
     """
     itemsize = spec.layout.value_dtype.itemsize
-    of_known = 0 if known is None else known.heap_bytes + known.num_values * itemsize
+    of_known = 0 if known is None else known.heap_bytes + known.num_values * itemsize + codes_bytes
     variable = 0 if known is None else of_known * spec.num_rows // max(1, known.rows)
     num_bytes = spec.num_bytes + max(0, variable - spec.variable_bytes)
     needed = int(num_bytes * (1 + _SPARE)) - _bytes_there(place)
@@ -323,11 +326,14 @@ def _check_room(place: Path, spec: StoreSpec, known: Part | None = None) -> None
 
 
 def _bytes_there(place: Path) -> int:
-    found = 0
-    for path in place.iterdir():
-        with suppress(FileNotFoundError):
-            found += 512 * path.stat().st_blocks
-    return found
+    return sum(map(_bytes_of, place.iterdir()))
+
+
+def _bytes_of(path: Path) -> int:
+    """Return the bytes that a file takes on its disk; 0 if there is none."""
+    with suppress(FileNotFoundError):
+        return 512 * path.stat().st_blocks
+    return 0
 
 
 def _reserve(place: Path, spec: StoreSpec) -> None:
@@ -353,14 +359,16 @@ def _finish(place: Path, spec: StoreSpec) -> None:
     try:
         parts = list(_read_parts(place, len(spec.chunk_rows)))
         lengths = _lengths(place, spec, parts)
+        codes = write_codes(place, spec) if spec.layout.heap else None
     except FileNotFoundError:
         if read_manifest(place) is None:
             raise
     else:
-        with naming_disk_errors(place):
-            if parts and all(part.nulls is None for part in parts):
-                (place / NULLS).unlink(missing_ok=True)
-            write_manifest(place, spec, parts, lengths)
+        if read_manifest(place) is None:
+            with naming_disk_errors(place):
+                if parts and all(part.nulls is None for part in parts):
+                    (place / NULLS).unlink(missing_ok=True)
+                write_manifest(place, spec, parts, lengths, codes)
     for folder in (LEASES, PARTS):
         shutil.rmtree(place / folder, ignore_errors=True)
 

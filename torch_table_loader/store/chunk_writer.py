@@ -9,7 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 import pyarrow as pa
@@ -18,8 +18,18 @@ from torch_table_loader.arrow.reserved import ROW_ID
 from torch_table_loader.causes import store_error_type
 from torch_table_loader.errors import StorageError, TableError
 from torch_table_loader.local_files import new_file, open_regular
-from torch_table_loader.store.coded_strings import StringEncoder
-from torch_table_loader.store.spec import IDS, NULLS, RECORDS, WIDE_LENGTHS, Part, StoreSpec, heap_file, values_file
+from torch_table_loader.store.coded_strings import ChunkStrings, StringEncoder
+from torch_table_loader.store.spec import (
+    IDS,
+    NULLS,
+    RECORDS,
+    WIDE_LENGTHS,
+    Part,
+    StoreSpec,
+    chunk_codes_file,
+    heap_file,
+    values_file,
+)
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -166,6 +176,7 @@ class FileSink(Sink):
         """
         self._place = place
         self._files: dict[str, int] = {}
+        self._differing: set[str] = set()
         for name in (RECORDS, NULLS, IDS, WIDE_LENGTHS):
             with suppress(FileNotFoundError):
                 self._files[name] = open_regular(place / name, os.O_WRONLY)
@@ -187,11 +198,11 @@ class FileSink(Sink):
 
     def heap(self, chunk: int, schema: pa.Schema) -> _HeapFile:
         """Open a heap; see `Sink`."""
-        return _HeapFile(self._place / heap_file(chunk), schema)
+        return _HeapFile(self._place, chunk, schema, ChunkStrings(self._differing))
 
-    def values(self, chunk: int) -> _ChunkFile:
+    def values(self, chunk: int) -> ChunkFile:
         """Open a file of values; see `Sink`."""
-        return _ChunkFile(self._place / values_file(chunk))
+        return ChunkFile(self._place / values_file(chunk))
 
     def sync(self) -> None:
         """Flush what was written to the disk."""
@@ -225,10 +236,11 @@ def naming_disk_errors(place: Path) -> Iterator[None]:
         raise kind(f"building the row store in {str(place)!r}: {what} ({error}); {remedy}") from error
 
 
-class _ChunkFile:
-    """A file of a chunk, which gets its name when it is complete."""
+class ChunkFile:
+    """A file that gets its name when it is complete, such as at the end of a ``with`` block that raises nothing."""
 
     def __init__(self, path: Path) -> None:
+        """Open the file under another name."""
         self._path = path
         self._open = ExitStack()
         self.crc, self.num_bytes = 0, 0
@@ -243,6 +255,14 @@ class _ChunkFile:
         self.crc = zlib.crc32(view, self.crc)
         self.num_bytes += view.nbytes
         return view.nbytes
+
+    def __enter__(self) -> Self:
+        """Return the file."""
+        return self
+
+    def __exit__(self, raised: object, *rest: object) -> None:
+        """Finish the file, or drop it if the block raised."""
+        self.close(whole=raised is None)
 
     def close(self, *, whole: bool) -> None:
         """Finish the file and name it, or drop it."""
@@ -261,17 +281,18 @@ class _ChunkFile:
         """Write the end of the file."""
 
 
-class _HeapFile(_ChunkFile):
-    """A chunk's heap: an Arrow IPC file."""
+class ArrowFile(ChunkFile):
+    """An Arrow IPC file."""
 
     def __init__(self, path: Path, schema: pa.Schema) -> None:
+        """Open the file, for record batches of a schema."""
         super().__init__(path)
         self._writer = pa.ipc.new_file(pa.PythonFile(self, mode="w"), schema)
 
     closed = False
 
     def write(self, data: Any) -> int:
-        """Write a record batch of the store, or bytes of Arrow's writer."""
+        """Write a record batch, or bytes of Arrow's writer."""
         if not isinstance(data, pa.RecordBatch):
             return super().write(data)
         with naming_disk_errors(self._path.parent):
@@ -288,6 +309,32 @@ class _HeapFile(_ChunkFile):
 
     def _finish(self) -> None:
         self._writer.close()
+
+
+class _HeapFile(ArrowFile):
+    """A chunk's heap, and the codes of the strings in it that repeat."""
+
+    def __init__(self, place: Path, chunk: int, schema: pa.Schema, strings: ChunkStrings) -> None:
+        super().__init__(place / heap_file(chunk), schema)
+        self._codes_path = place / chunk_codes_file(chunk)
+        self._strings = strings
+
+    def write(self, data: Any) -> int:
+        """Write a record batch of the store, or bytes of Arrow's writer."""
+        if isinstance(data, pa.RecordBatch):
+            self._strings.add(data)
+        return super().write(data)
+
+    def close(self, *, whole: bool) -> None:
+        """Finish the heap, and write the codes beside it; see `ChunkFile`."""
+        super().close(whole=whole)
+        found = self._strings.finish() if whole else {}
+        if not found:
+            return
+        table = pa.table({name: pa.chunked_array(parts) for name, parts in found.items()})
+        with ArrowFile(self._codes_path, table.schema) as file:
+            for batch in table.to_batches():
+                file.write(batch)
 
 
 class MemorySink(Sink):

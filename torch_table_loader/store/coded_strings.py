@@ -1,8 +1,8 @@
-"""Columns of strings with few distinct values, in memory: a code for each row, and each distinct string once."""
+"""Columns of strings with few distinct values: a code for each row, and each distinct string once."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -19,9 +19,16 @@ if TYPE_CHECKING:
     Ints: TypeAlias = NDArray[np.int64]
 
 _REPEATED = 2
-"""How often each string of a chunk must occur, on average, for codes to pay."""
+"""How often each string must occur, on average, in a chunk and in the whole store, for codes to pay."""
+
+_MOST_CHUNK_BYTES = 1 << 26
+"""Bytes of distinct strings in the batches of a chunk beyond which a column is kept as it is."""
+
+MOST_WORD_BYTES = 1 << 28
+"""The same for the dictionaries of all chunks of a store: a rank that reads a store at a URL holds the strings."""
 
 _NULL = -1
+_NO_CODES = np.array([_NULL], np.int32)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -52,68 +59,160 @@ class CodedStrings:
         ]
 
 
+Chunk: TypeAlias = Sequence[pa.RecordBatch]
+"""The rows of a chunk. Columns with codes are dictionary arrays, and all batches share the dictionary."""
+
+
+class ChunkStrings:
+    """Encodes the strings of a chunk while its rows arrive."""
+
+    def __init__(self, differing: set[str]) -> None:
+        """Start without rows.
+
+        Args:
+            differing: the columns of strings that do not repeat, which is updated; the chunks of a store share it.
+        """
+        self._differing = differing
+        self._parts: dict[str, list[pa.DictionaryArray]] = {}
+        self._word_bytes: dict[str, int] = {}
+
+    def add(self, batch: pa.RecordBatch) -> None:
+        """Encode the strings of the next rows."""
+        for name, array in zip(batch.schema.names, batch.columns, strict=True):
+            if name in self._differing or not is_text(array.type):
+                continue
+            part = array.dictionary_encode()
+            self._word_bytes[name] = self._word_bytes.get(name, 0) + part.dictionary.nbytes
+            if self._word_bytes[name] > _MOST_CHUNK_BYTES:
+                self._differing.add(name)
+                self._parts.pop(name, None)
+            else:
+                self._parts.setdefault(name, []).append(part)
+
+    def finish(self) -> dict[str, list[pa.DictionaryArray]]:
+        """Return the columns whose strings repeat, batch by batch, with one dictionary each."""
+        found = {}
+        for name, parts in self._parts.items():
+            unified: Any = pa.chunked_array(parts).unify_dictionaries()
+            if _REPEATED * len(unified.chunk(0).dictionary) > len(unified):
+                self._differing.add(name)
+            elif name not in self._differing:
+                found[name] = unified.chunks
+        return found
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Codes:
+    """How the codes of each chunk become codes of the whole store.
+
+    Args:
+        names: the columns.
+        dictionaries: the distinct strings of each column.
+        nullable: which of the columns contain a null.
+        of_chunks: for each column and chunk, int32[words + 1]: the code of each of its words, then that of null.
+    """
+
+    names: tuple[str, ...]
+    dictionaries: tuple[pa.Array, ...]
+    nullable: tuple[bool, ...]
+    of_chunks: tuple[tuple[NDArray[np.int32], ...], ...]
+
+    def write(self, chunks: Sequence[Chunk], put: Callable[[NDArray[np.int32]], object]) -> None:
+        """Pass on the codes of all rows: int32[rows of a batch, columns], in row order."""
+        for number, chunk in enumerate(chunks):
+            for batch in chunk:
+                codes = np.empty((batch.num_rows, len(self.names)), np.int32)
+                for at, (name, maps) in enumerate(zip(self.names, self.of_chunks, strict=True)):
+                    indices = batch.column(name).indices.fill_null(_NULL).to_numpy()
+                    maps[number].take(indices, out=codes[:, at], mode="wrap")
+                put(codes)
+
+
+def codes_of(chunks: Sequence[Chunk]) -> Codes:
+    """Unify the dictionaries of all chunks.
+
+    Args:
+        chunks: of a store, in row order.
+
+    Returns:
+        The columns that are dictionary arrays in every chunk, and whose strings repeat in the whole store.
+    """
+    some = [chunk[0] for chunk in chunks if chunk]
+    rows = sum(batch.num_rows for chunk in chunks for batch in chunk)
+    found = []
+    for name in some[0].schema.names if some else []:
+        if not all(name in batch.schema.names and isinstance(batch.column(name), pa.DictionaryArray) for batch in some):
+            continue
+        dictionaries = [batch.column(name).dictionary for batch in some]
+        if sum(words.nbytes for words in dictionaries) > MOST_WORD_BYTES:
+            continue
+        words, maps = _unified(dictionaries)
+        if _REPEATED * len(words) > rows:
+            continue
+        each = iter(maps)
+        nullable = any(batch.column(name).null_count for chunk in chunks for batch in chunk)
+        found.append((name, words, nullable, tuple(next(each) if chunk else _NO_CODES for chunk in chunks)))
+    return Codes(*zip(*found, strict=True)) if found else Codes((), (), (), ())
+
+
+def _unified(dictionaries: Sequence[pa.Array]) -> tuple[pa.Array, list[NDArray[np.int32]]]:
+    """Return the distinct strings of some dictionaries, and for each its strings' places and the code of null."""
+    whole = [pa.DictionaryArray.from_arrays(np.arange(len(words), dtype=np.int32), words) for words in dictionaries]
+    unified: Any = pa.chunked_array(whole).unify_dictionaries()
+    maps = [np.append(chunk.indices.to_numpy(), np.int32(_NULL)) for chunk in unified.chunks]
+    return unified.chunk(0).dictionary, maps
+
+
 class StringEncoder:
-    """Encodes the strings of a store while it is built; threads may share it."""
+    """Encodes the strings of a store in memory while it is built; threads may share it."""
 
     def __init__(self) -> None:
         """Assume that strings repeat in every column of strings, until a chunk shows otherwise."""
         self._differing: set[str] = set()
 
-    def encode(self, batches: Sequence[pa.RecordBatch]) -> list[pa.RecordBatch]:
+    def encode(self, batches: Chunk) -> list[pa.RecordBatch]:
         """Return the record batches of a chunk, with repeated strings as dictionaries."""
-        if not batches:
-            return []
-        names = batches[0].schema.names
-        columns = [self._encoded(name, [batch.column(name) for batch in batches]) for name in names]
-        return [pa.RecordBatch.from_arrays(list(arrays), names) for arrays in zip(*columns, strict=True)]
-
-    def _encoded(self, name: str, arrays: Sequence[pa.Array]) -> Sequence[pa.Array]:
-        if name in self._differing or not is_text(arrays[0].type):
-            return arrays
-        found: list[pa.DictionaryArray] = pa.chunked_array(arrays).dictionary_encode().chunks
-        if _REPEATED * len(found[0].dictionary) <= sum(map(len, arrays)):
-            return found
-        self._differing.add(name)
-        return arrays
+        strings = ChunkStrings(self._differing)
+        for batch in batches:
+            strings.add(batch)
+        found = strings.finish()
+        return [
+            pa.RecordBatch.from_arrays(
+                [found[name][number] if name in found else batch.column(name) for name in batch.schema.names],
+                batch.schema.names,
+            )
+            for number, batch in enumerate(batches)
+        ]
 
     def finish(
-        self, columns: Sequence[int], batches: Sequence[pa.RecordBatch]
+        self, columns: Sequence[int], chunks: Sequence[Chunk]
     ) -> tuple[CodedStrings | None, list[pa.RecordBatch]]:
         """Separate the columns of codes from everything that was encoded.
 
         Args:
             columns: the numbers of the columns that the record batches have.
-            batches: in row order, as returned by `encode`.
+            chunks: as returned by `encode`, in row order.
 
         Returns:
             The columns of codes, None if there are none; and the other columns, plain again.
         """
+        batches = [batch for chunk in chunks for batch in chunk]
         if not batches:
             return None, []
         names = batches[0].schema.names
-        coded = [
-            place
-            for place, name in enumerate(names)
-            if name not in self._differing and isinstance(batches[0].column(place), pa.DictionaryArray)
-        ]
-        others = [place for place in range(len(names)) if place not in coded]
-        left = [
-            pa.RecordBatch.from_arrays([plain(batch.column(place)) for place in others], [names[at] for at in others])
-            for batch in batches
-        ]
-        if not coded:
+        found = codes_of(chunks)
+        others = [name for name in names if name not in found.names]
+        left = [pa.RecordBatch.from_arrays([plain(batch.column(name)) for name in others], others) for batch in batches]
+        if not found.names:
             return None, left
-        codes = np.empty((sum(batch.num_rows for batch in batches), len(coded)), np.int32)
-        found = [_joined([batch.column(place) for batch in batches], codes[:, at]) for at, place in enumerate(coded)]
-        words, nullable = zip(*found, strict=True)
-        return CodedStrings(tuple(columns[place] for place in coded), codes, words, nullable), left
+        codes = np.empty((sum(batch.num_rows for batch in batches), len(found.names)), np.int32)
+        row = 0
 
+        def put(block: NDArray[np.int32]) -> None:
+            nonlocal row
+            codes[row : row + len(block)] = block
+            row += len(block)
 
-def _joined(parts: Sequence[pa.DictionaryArray], codes: NDArray[np.int32]) -> tuple[pa.Array, bool]:
-    """Write the codes of all rows; return the strings that they refer to, and whether a row is null."""
-    unified: Any = pa.chunked_array(parts).unify_dictionaries()
-    row = 0
-    for part in unified.chunks:
-        codes[row : row + len(part)] = part.indices.fill_null(_NULL).to_numpy()
-        row += len(part)
-    return unified.chunk(0).dictionary, bool(unified.null_count)
+        found.write(chunks, put)
+        coded = tuple(columns[names.index(name)] for name in found.names)
+        return CodedStrings(coded, codes, found.dictionaries, found.nullable), left

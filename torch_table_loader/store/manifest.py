@@ -19,6 +19,7 @@ from torch_table_loader.errors import StorageError, TableError
 from torch_table_loader.local_files import open_regular, read_regular, stat_regular, write_whole
 from torch_table_loader.store.record_layout import RecordLayout
 from torch_table_loader.store.spec import (
+    CODES,
     FLAT_FORMAT,
     FORMAT,
     IDS,
@@ -26,6 +27,8 @@ from torch_table_loader.store.spec import (
     MANIFEST,
     NULLS,
     RECORDS,
+    WORDS,
+    CodesPart,
     Part,
     StoreSpec,
     decode_schema,
@@ -55,6 +58,7 @@ class Manifest:
         made: when it was finished, in seconds since the epoch.
         flat: number of leading columns whose lists are kept flat.
         lengths: bytes of the length of such a list, and the CRC-32 of the file of lengths; None without flat lists.
+        codes: the columns that are read as codes; None if there are none.
     """
 
     name: str
@@ -66,6 +70,7 @@ class Manifest:
     made: float
     flat: int = 0
     lengths: tuple[int, int] | None = None
+    codes: CodesPart | None = None
 
     @property
     def layout(self) -> RecordLayout:
@@ -88,12 +93,29 @@ class Manifest:
         return sum(length for length, _ in self.files.values())
 
     @property
+    def codes_width(self) -> int:
+        """Bytes of a row's codes."""
+        return 0 if self.codes is None else 4 * len(self.codes.columns)
+
+    @property
+    def heap_names(self) -> list[str]:
+        """The columns of the heaps that are read: those without codes."""
+        layout, coded = self.layout, () if self.codes is None else self.codes.columns
+        return [name for name, column in zip(layout.heap_schema.names, layout.heap, strict=True) if column not in coded]
+
+    @property
     def null_columns(self) -> frozenset[int]:
         """The columns that contain a null."""
         return frozenset(column for part in self.parts for column in part.null_columns)
 
 
-def write_manifest(place: Path, spec: StoreSpec, parts: Sequence[Part], lengths: tuple[int, int] | None = None) -> None:
+def write_manifest(
+    place: Path,
+    spec: StoreSpec,
+    parts: Sequence[Part],
+    lengths: tuple[int, int] | None = None,
+    codes: CodesPart | None = None,
+) -> None:
     """Write the manifest of a complete store.
 
     Args:
@@ -101,9 +123,10 @@ def write_manifest(place: Path, spec: StoreSpec, parts: Sequence[Part], lengths:
         spec: its specification.
         parts: its chunks.
         lengths: see `Manifest`.
+        codes: see `Manifest`.
     """
     files = {}
-    for name in file_names(spec, parts):
+    for name in [*file_names(spec, parts), *([] if codes is None else [CODES, WORDS])]:
         now = stat_regular(place / name)
         files[name] = (now.st_size, now.st_mtime_ns)
     content = {
@@ -116,6 +139,7 @@ def write_manifest(place: Path, spec: StoreSpec, parts: Sequence[Part], lengths:
         "parts": [part.to_json() for part in parts],
         "made": time.time(),
         **({} if lengths is None else {"flat": spec.flat, "lengths": lengths}),
+        **({} if codes is None else {"codes": codes.to_json()}),
     }
     write_whole(place / MANIFEST, json.dumps({"crc": _crc(content), "store": content}).encode())
 
@@ -169,6 +193,7 @@ def parse_manifest(text: bytes, name: str) -> Manifest:
             content["made"],
             content.get("flat", 0),
             (width, crc) if "flat" in content else None,
+            CodesPart.from_json(content["codes"]) if "codes" in content else None,
         )
     except (KeyError, TypeError, ValueError, pa.ArrowException) as error:
         raise TableError(f"the manifest of the row store {name!r} is damaged ({error!r}); {REMEDY}") from error
@@ -245,6 +270,11 @@ def _parts(manifest: Manifest) -> list[tuple[str, str, int, int, int]]:
     layout, work, row = manifest.layout, [], 0
     if manifest.lengths is not None:
         work.append((LENGTHS, LENGTHS, 0, manifest.files[LENGTHS][0], manifest.lengths[1]))
+    if manifest.codes is not None:
+        work += [
+            (name, name, 0, manifest.files[name][0], crc)
+            for name, crc in ((CODES, manifest.codes.codes), (WORDS, manifest.codes.words))
+        ]
     for chunk, part in enumerate(manifest.parts):
         for name, width, crc in (
             (RECORDS, layout.width, part.records),

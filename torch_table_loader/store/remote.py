@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import zlib
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -19,13 +20,14 @@ from torch_table_loader.errors import TableError
 from torch_table_loader.local_files import make_folder, read_regular
 from torch_table_loader.planning.ranges import in_windows
 from torch_table_loader.records import FileVersion
+from torch_table_loader.store.codes_file import words_of
 from torch_table_loader.store.gather import StoredRows
 from torch_table_loader.store.leases import Leases
 from torch_table_loader.store.lengths_file import lengths_of
 from torch_table_loader.store.list_values import Spans
 from torch_table_loader.store.manifest import Manifest, check_fits, parse_manifest, read_manifest
 from torch_table_loader.store.remote_window import PartsReader, Records, RemoteFiles, Window
-from torch_table_loader.store.spec import IDS, LENGTHS, MANIFEST, RECORDS, StoreSpec
+from torch_table_loader.store.spec import IDS, LENGTHS, MANIFEST, RECORDS, WORDS, StoreSpec
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -63,6 +65,8 @@ class RemoteRows:
         self._open_reader = open_reader
         self.layout = files.manifest.layout
         self.num_rows = files.manifest.num_rows
+        self._fetching_words = threading.Lock()
+        self._found_words: tuple[pa.Array, ...] | None = None
         self._most = most
         self._least = most if files.come_whole(least) else least
 
@@ -89,14 +93,30 @@ class RemoteRows:
         if manifest.lengths is None:
             return None
         width, crc = manifest.lengths
-        with self._open_reader() as reader, closing(self._files.whole(reader, LENGTHS)) as parts:
-            data = bytes(parts.read(0, manifest.files[LENGTHS][0]))
+        return lengths_of(self._whole(LENGTHS, crc), width, self.num_rows, manifest.name)
+
+    def _words(self) -> tuple[pa.Array, ...]:
+        """Return the distinct strings of the columns that the store has codes of, which one lane fetches for all."""
+        codes = self._files.manifest.codes
+        if codes is None:
+            return ()
+        with self._fetching_words:
+            if self._found_words is None:
+                with pa.ipc.open_file(pa.py_buffer(self._whole(WORDS, codes.words))) as reader:
+                    self._found_words = words_of([reader.get_batch(0)])
+            return self._found_words
+
+    def _whole(self, name: str, crc: int) -> bytes:
+        """Fetch a file whole, and check it."""
+        manifest = self._files.manifest
+        with self._open_reader() as reader, closing(self._files.whole(reader, name)) as parts:
+            data = bytes(parts.read(0, manifest.files[name][0]))
         if zlib.crc32(data) != crc:
             raise TableError(
-                f"the row store {manifest.name!r} is damaged: {LENGTHS} is not what was written; remove that folder, "
+                f"the row store {manifest.name!r} is damaged: {name} is not what was written; remove that folder, "
                 "and it is built again"
             )
-        return lengths_of(data, width, self.num_rows, manifest.name)
+        return data
 
     def gather(self, places: Ints) -> list[pa.Array]:
         """Return the rows at some places, as one array a column; see `StoredRows.gather`."""
@@ -115,7 +135,7 @@ class RemoteRows:
         """
         lengths = self.lengths
         with self._open_reader() as reader, closing(Window(self._files, places, reader, 0, spans)) as window:
-            return window.gather(lengths), window.local
+            return window.gather(lengths, self._words()), window.local
 
     def fetch_all(self) -> StoredRows:
         """Read all rows into memory."""
@@ -154,7 +174,7 @@ class RemoteRows:
             expected.extend(islice(asked, _EXPECTED - len(expected)))
             if expected:
                 window, opened = expected.popleft()
-                gathered.append((window, opened, pool.submit(opened.gather, lengths)))
+                gathered.append((window, opened, pool.submit(opened.gather, lengths, self._words())))
 
         with ThreadPoolExecutor(1, "table-loader-window") as pool:
             try:
@@ -207,8 +227,8 @@ class RemoteRows:
 
 
 def row_width(layout: RecordLayout) -> int:
-    """Return the bytes that a window holds for a row of fixed width."""
-    return layout.width + layout.null_width + 8
+    """Return the bytes that a window holds for a row beside its lists and its strings without codes."""
+    return layout.width + layout.null_width + 8 + 4 * len(layout.heap)
 
 
 def open_remote(

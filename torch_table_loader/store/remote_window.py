@@ -14,9 +14,10 @@ import pyarrow as pa
 from torch_table_loader.planning.ranges import coalesce, joined
 from torch_table_loader.planning.requests import GAP_BYTES, REQUEST_BYTES, Range
 from torch_table_loader.records import DataFile, FileNeeds, FileVersion
+from torch_table_loader.store.coded_strings import CodedStrings
 from torch_table_loader.store.gather import StoredRows
 from torch_table_loader.store.list_values import ListValues, StoredLists
-from torch_table_loader.store.spec import IDS, NULLS, RECORDS, heap_file, values_file
+from torch_table_loader.store.spec import CODES, IDS, NULLS, RECORDS, heap_file, values_file
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -70,7 +71,7 @@ class RemoteFiles:
     def come_whole(self, rows: int) -> bool:
         """Return whether so many scattered rows take nearly all of the store, so that more rows would cost no more."""
         layout = self.manifest.layout
-        if layout.heap:
+        if self.manifest.heap_names:
             return rows >= len(self.manifest.parts)
         values = int(self.manifest.value_starts[-1]) * layout.value_dtype.itemsize
         return rows * GAP_BYTES >= max(self.manifest.files[RECORDS][0], values)
@@ -129,11 +130,14 @@ class _Heap:
 
     def __init__(self, files: RemoteFiles, chunk: int, rows: Ints, reader: PartsReader, before: int) -> None:
         self._rows, self._size = rows, files.manifest.parts[chunk].heap_bytes
+        self._names = files.manifest.heap_names
         self._parts = files.expect(reader, heap_file(chunk), _requests(0, self._size), before)
 
     def take(self) -> list[pa.RecordBatch]:
         with closing(self), pa.ipc.open_file(pa.py_buffer(self._parts.read(0, self._size))) as reader:
-            batches: list[pa.RecordBatch] = reader.read_all().take(pa.array(self._rows)).combine_chunks().to_batches()
+            batches: list[pa.RecordBatch] = (
+                reader.read_all().select(self._names).take(pa.array(self._rows)).combine_chunks().to_batches()
+            )
             return batches
 
     def close(self) -> None:
@@ -180,7 +184,7 @@ def _requests(start: int, stop: int) -> list[Range]:
 
 
 class Window:
-    """Rows whose bytes were requested: records, nulls, row ids, heaps and lists together."""
+    """Rows whose bytes were requested: records, nulls, row ids, codes, heaps and lists together."""
 
     def __init__(
         self, files: RemoteFiles, places: Ints, reader: PartsReader, rows_before: int, spans: Spans | None = None
@@ -198,14 +202,19 @@ class Window:
         """Where each place is among the rows that are gathered."""
         self._manifest = files.manifest
         self._layout = files.manifest.layout
-        widths = {RECORDS: self._layout.width, NULLS: self._layout.null_width, IDS: 8}
+        widths = {
+            RECORDS: self._layout.width,
+            NULLS: self._layout.null_width,
+            IDS: 8,
+            CODES: self._manifest.codes_width,
+        }
         self._records = {
             name: Records(files, name, width, self._wanted, reader, rows_before)
             for name, width in widths.items()
             if len(self._wanted) and width and name in files.manifest.files
         }
         self._heaps: list[_Heap] = []
-        if self._layout.heap:
+        if self._manifest.heap_names:
             starts = np.cumsum([0, *(part.rows for part in files.manifest.parts)])
             ends = np.searchsorted(self._wanted, starts)
             self._heaps += (
@@ -214,28 +223,34 @@ class Window:
             )
         self._values = None if spans is None else _Values(files, spans, reader, rows_before)
 
-    def gather(self, lengths: DocumentLengths | None = None) -> StoredRows:
+    def gather(self, lengths: DocumentLengths | None = None, words: Sequence[pa.Array] = ()) -> StoredRows:
         """Wait for the rows, and return them without duplicates, ordered by place.
 
         Args:
             lengths: the lengths of the lists of all rows of the store, if parts of lists were requested.
+            words: the distinct strings of the columns that the store has codes of.
 
         Raises:
             TableError: a file of the store is missing or changed.
             StorageError: the store failed, or nobody wants the rows any more.
         """
-        layout, files = self._layout, self._manifest.files
+        layout, files, coded = self._layout, self._manifest.files, self._manifest.codes
+        strings = None
         with closing(self):
             records = self._take(RECORDS, layout.width)
             nulls = self._take(NULLS, layout.null_width) if NULLS in files else None
             ids = self._take(IDS, 8).view("<i8").reshape(-1) if IDS in files else self._wanted
             heap = [batch for chunk in self._heaps for batch in chunk.take()]
+            if coded is not None:
+                codes = self._take(CODES, self._manifest.codes_width).view("<i4")
+                strings = CodedStrings(coded.columns, codes, tuple(words), coded.nullable)
             lists = None
             if lengths is not None and self._values is not None:
                 lists = StoredLists(lengths, self._values.take())
         opaque: NDArray[Any] = records.view(f"V{layout.width}").reshape(-1) if layout.width else records.reshape(-1)
         rows = len(self._wanted)
-        return StoredRows(layout, opaque, nulls, self._manifest.null_columns, ids, heap, rows, lists=lists)
+        null_columns = self._manifest.null_columns
+        return StoredRows(layout, opaque, nulls, null_columns, ids, heap, rows, lists=lists, strings=strings)
 
     def close(self) -> None:
         """Release what is not gathered; `gather` then raises StorageError. Any thread may call it."""

@@ -12,6 +12,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from torch_table_loader.store.coded_strings import MOST_WORD_BYTES
 from torch_table_loader.store.record_layout import WIDE_BYTES, RecordLayout
 
 FORMAT = 1
@@ -25,6 +26,8 @@ RECORDS = "records.bin"
 NULLS = "nulls.bin"
 IDS = "row_ids.bin"
 LENGTHS = "lengths.bin"
+CODES = "codes.bin"
+WORDS = "words.arrow"
 PARTS = "parts"
 WIDE_LENGTHS = f"{PARTS}/lengths.bin"
 """The lengths of lists while a store is built, each of `WIDE_BYTES`."""
@@ -90,9 +93,10 @@ class StoreSpec:
         return self.num_rows * (self.layout.width + 8 * self.keeps_ids) + self.variable_bytes
 
     @property
-    def most_length_bytes(self) -> int:
-        """The most bytes that the lengths of flat lists, and the sums of their blocks, may take."""
-        return self.num_rows * (WIDE_BYTES + 1) if self.flat else 0
+    def most_shared_bytes(self) -> int:
+        """The most bytes of what all lanes need whole: lengths of flat lists with their sums, and distinct strings."""
+        lengths = self.num_rows * (WIDE_BYTES + 1) if self.flat else 0
+        return lengths + min(self.variable_bytes, MOST_WORD_BYTES)
 
 
 def encode_schema(schema: pa.Schema) -> str:
@@ -115,9 +119,41 @@ def values_file(chunk: int) -> str:
     return f"values-{chunk:06}.bin"
 
 
+def chunk_codes_file(chunk: int) -> str:
+    """Return the name of the file with the codes of a chunk's strings while a store is built."""
+    return f"{PARTS}/{chunk:06}.arrow"
+
+
 def part_file(place: Path, chunk: int) -> Path:
     """Return the path of the file that records a finished chunk."""
     return place / PARTS / f"{chunk:06}.json"
+
+
+@dataclass(frozen=True, slots=True)
+class CodesPart:
+    """The codes of the strings that repeat, which a store keeps beside its heaps.
+
+    Args:
+        columns: the numbers of the columns.
+        nullable: which of them contain a null.
+        codes: CRC-32 of the file of codes.
+        words: CRC-32 of the file of the distinct strings.
+    """
+
+    columns: tuple[int, ...]
+    nullable: tuple[bool, ...]
+    codes: int
+    words: int
+
+    def to_json(self) -> list[Any]:
+        """Write as plain data."""
+        return [list(self.columns), list(self.nullable), self.codes, self.words]
+
+    @classmethod
+    def from_json(cls, data: Any) -> CodesPart:
+        """Read what `to_json` wrote. Raises ValueError or TypeError if the data is malformed."""
+        columns, nullable, codes, words = data
+        return cls(tuple(columns), tuple(nullable), codes, words)
 
 
 @dataclass(frozen=True, slots=True)

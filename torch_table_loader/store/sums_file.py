@@ -21,7 +21,7 @@ from torch_table_loader.errors import StorageError
 from torch_table_loader.local_files import allocate, make_folder, new_file, open_regular, stat_regular
 from torch_table_loader.store.chunk_writer import naming_disk_errors
 from torch_table_loader.store.leases import Leases
-from torch_table_loader.store.opened import mapping
+from torch_table_loader.store.mapped import mapping
 from torch_table_loader.store.spec import LEASES
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 from torch_table_loader.arrow import buffers
-from torch_table_loader.arrow.buffers import ReusedBlocks
+from torch_table_loader.arrow.buffers import LargeArrays, ReusedBlocks, new_array
 
 SIZE = 200_000
 
@@ -54,3 +54,37 @@ def test_few_unused_blocks_are_kept_and_none_after_close() -> None:
     assert before - pa.total_allocated_bytes() == (2 + buffers._KEPT_BLOCKS) * capacity
     del last
     assert before - pa.total_allocated_bytes() == (3 + buffers._KEPT_BLOCKS) * capacity
+
+
+def test_large_arrays_are_reused_while_an_epoch_runs() -> None:
+    large = (buffers._KEPT_BYTES // 8 + 1,)
+    before = pa.total_allocated_bytes()
+    one, other = LargeArrays(), LargeArrays()
+    first = new_array(large, np.int64)
+    where, part = place(first), first[5:7]
+    second = new_array(large, np.float64)
+    assert place(second) != where
+    del first
+    part[:] = 7
+    del second
+    second = new_array(large, np.float64)
+    assert place(second) != where, "a part of it is still used"
+    assert part.tolist() == [7, 7]
+    del part
+    assert place(new_array((large[0], 1), np.uint64)) == where
+    one.close()
+    one.close()
+    assert place(new_array(large, np.int64)) == where, "another epoch runs"
+    del other
+    assert pa.total_allocated_bytes() - before < 2 * buffers._KEPT_BYTES + 100, "the second is in use"
+    del second
+    assert pa.total_allocated_bytes() == before, "nothing is kept after the last epoch"
+
+
+def test_small_arrays_are_not_in_reused_blocks() -> None:
+    with_blocks = LargeArrays()
+    held = new_array((buffers._KEPT_BYTES - 8,), np.uint8)
+    before = pa.total_allocated_bytes()
+    del held
+    assert pa.total_allocated_bytes() < before
+    with_blocks.close()

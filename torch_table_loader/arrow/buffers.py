@@ -1,11 +1,13 @@
 """Large arrays in memory that is reused.
 
 glibc returns a freed block of this size to the kernel, and the pages of a fresh one cost several times as much as
-copying into them. Arrow's pool, which also holds decoded columns, keeps pages for a while.
+copying into them. Arrow's pool, which also holds decoded columns, keeps pages for a while, but not those of the largest
+blocks. These are kept here while an epoch runs.
 """
 
 from __future__ import annotations
 
+import threading
 import weakref
 from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
@@ -20,6 +22,9 @@ if TYPE_CHECKING:
 
 _POOLED_BYTES = 128 * 1024
 """From this size on, glibc at first maps each block separately."""
+
+_KEPT_BYTES = 4 << 20
+"""From this size on, arrays are in reused blocks while an epoch runs."""
 
 _ALIGNMENT = 64
 
@@ -41,10 +46,13 @@ def new_array(shape: tuple[int, ...], dtype: DTypeLike) -> NDArray[Any]:
     (2, 3)
     """
     kind = np.dtype(dtype)
-    num_bytes = prod(shape) * kind.itemsize
+    count = prod(shape)
+    num_bytes = count * kind.itemsize
     if num_bytes < _POOLED_BYTES:
         return np.empty(shape, kind)
-    return np.frombuffer(pa.allocate_buffer(num_bytes), kind).reshape(shape)
+    blocks = _large.blocks if num_bytes >= _KEPT_BYTES else None
+    memory = pa.allocate_buffer(num_bytes) if blocks is None else blocks.new(num_bytes)
+    return np.frombuffer(memory, kind, count).reshape(shape)
 
 
 class Arena:
@@ -99,7 +107,8 @@ class ReusedBlocks:
         try:
             block = self._free[capacity].pop()
         except IndexError:
-            block = new_array((capacity,), np.uint8)
+            pooled = capacity >= _POOLED_BYTES
+            block = np.frombuffer(pa.allocate_buffer(capacity), np.uint8) if pooled else np.empty(capacity, np.uint8)
         # A reference to a part of a buffer keeps the object that it was taken from alive; views of arrays may not.
         lent: Any = np.frombuffer(block, np.uint8, num_bytes)
         weakref.finalize(lent, self._take_back, block).atexit = False
@@ -113,6 +122,42 @@ class ReusedBlocks:
     def _take_back(self, block: NDArray[Any]) -> None:
         if not self._closed:
             self._free[block.size].append(block)
+
+
+class _Large:
+    """The blocks of this process's large arrays, while an epoch of it runs."""
+
+    def __init__(self) -> None:
+        self.blocks: ReusedBlocks | None = None
+        self._users = 0
+        self._lock = threading.Lock()
+
+    def begin(self) -> None:
+        with self._lock:
+            self._users += 1
+            self.blocks = self.blocks or ReusedBlocks()
+
+    def end(self) -> None:
+        with self._lock:
+            self._users -= 1
+            if not self._users and self.blocks is not None:
+                self.blocks.close()
+                self.blocks = None
+
+
+_large = _Large()
+"""Lanes allocate what the consumer releases."""
+
+
+class LargeArrays:
+    """Keeps the memory of large arrays that nothing refers to, so that `new_array` reuses it, until it is closed."""
+
+    def __init__(self) -> None:
+        """Begin; several may be open at a time, and share the memory."""
+        _large.begin()
+        self.close = weakref.finalize(self, _large.end)
+        """Release the unused memory, unless another one is open. It may be called more than once."""
+        self.close.atexit = False
 
 
 def aligned(num_bytes: int) -> int:

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from torch_table_loader.arrow.buffers import LargeArrays
 from torch_table_loader.batching.rows import counted
 from torch_table_loader.errors import TableError
 
@@ -68,6 +69,7 @@ class LaneMerger(Iterator[Any]):
         self._schedule = work.plan.schedule(start) if work.plan.counted else None
         # No generator of ours may hold self: in a cycle it, and the workers, would wait for the garbage collector.
         self._close = weakref.finalize(self, executor.close)
+        self._large_arrays = LargeArrays()
         for _ in range(0 if work.plan.counted else start):
             next(self, None)
         self.stats.taken, self.stats.packed = 0, None
@@ -94,6 +96,7 @@ class LaneMerger(Iterator[Any]):
             self._is_closed = True
             if self._close.detach() is not None:
                 self._executor.close(is_over=True)
+            self._large_arrays.close()
             raise StopIteration
         batch, counts = made
         if self._left_of_joined is not None:
@@ -119,6 +122,7 @@ class LaneMerger(Iterator[Any]):
         """Close the executor, and drop what was not taken. Any thread may call it, even while another one takes."""
         self._is_closed = True
         self._close()
+        self._large_arrays.close()
         self._ready = [iter(()) for _ in self._ready]
 
     def _promised(self, lane: int) -> Made | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,8 @@ from tests.laws.effort import examples
 from torch_table_loader import Hash, IcebergDataset, MixedDataset, StructuredDataset, TableError
 from torch_table_loader.batching import decoders
 from torch_table_loader.batching.coders import HashCoder, VocabularyCoder
+from torch_table_loader.batching.outputs import cut_values
+from torch_table_loader.read.parquet import ParquetFile
 
 WORDS = [f"word {number}" for number in range(40)]
 FORMS: list[dict[str, Any]] = [
@@ -139,6 +142,59 @@ def test_columns_that_the_caller_gives_in_dictionaries_are_looked_up_so(looked_u
     found = [code for batch in dataset for code in batch["a"].tolist()]
     assert found == codes(plain["a"], "a", FORMS[1])
     assert set(looked_up) == {True, False}
+
+
+def test_a_dictionary_is_looked_up_once_for_all_arrays_that_share_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    looked: list[int] = []
+    look_up = VocabularyCoder.codes
+
+    def noted(self: VocabularyCoder, array: pa.Array) -> Any:
+        looked.append(len(array))
+        return look_up(self, array)
+
+    monkeypatch.setattr(VocabularyCoder, "codes", noted)
+    vocabulary = pa.array(WORDS, pa.large_string())
+    decoder = decoders.CodesDecoder("a", pa.large_string(), cut_values, VocabularyCoder(vocabulary))
+    first, second = pa.array(WORDS[:9]), pa.array(WORDS[9:18])
+    for number, words in enumerate([first, first, second, first.slice(1), first.slice(0, 8)]):
+        indices = pa.array([number, None, 0, 3, 3, 2, 7, 7, 7, 7])
+        sink: list[Any] = []
+        decoder.into(pa.DictionaryArray.from_arrays(indices, words), sink, set())
+        expected = [-1 if index is None else WORDS.index(words[index].as_py()) for index in indices.to_pylist()]
+        assert sink[0].tolist() == expected
+        assert sink[0].flags.writeable
+    assert looked == [10, 10, 9, 9]
+    again = pickle.loads(pickle.dumps(decoder))  # noqa: S301 it is ours
+    assert again == decoder
+    again.into(pa.DictionaryArray.from_arrays(pa.array([1] * 9), first.slice(0, 8)), sink := [], set())
+    assert sink[0].tolist() == [1] * 9
+    assert looked[4:] == [9], "what was looked up stays in its process"
+
+
+def test_an_index_beyond_its_dictionary_is_refused() -> None:
+    decoder = decoders.CodesDecoder("a", pa.large_string(), cut_values, HashCoder(7))
+    wrong = pa.DictionaryArray.from_arrays(pa.array([0, 1, 5]), pa.array(["x", "y"]), safe=False)
+    with pytest.raises(pa.ArrowIndexError):
+        decoder.into(wrong, [], set())
+
+
+def test_row_groups_of_dictionaries_are_read_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    part = pa.table({f"w{number}": WORDS * 2000 for number in range(8)})
+    pq.write_table(part, tmp_path / "a.parquet")
+    sizes: list[int] = []
+    batches = ParquetFile.batches
+
+    def noted(self: ParquetFile, *args: Any) -> Iterator[pa.RecordBatch]:
+        for batch in batches(self, *args):
+            sizes.append(batch.num_rows)
+            yield batch
+
+    monkeypatch.setattr(ParquetFile, "batches", noted)
+    form: dict[str, Any] = {"strings": "codes", "vocabulary": dict.fromkeys(part.column_names, WORDS)}
+    loader, dataset = StructuredDataset.create_dataloader(str(tmp_path), batch_size=1000, **form)
+    assert sum(len(batch["w0"]) for batch in loader) == len(part)
+    assert sizes == [len(part)]
+    assert dataset.job.row_bytes == 8 * 8
 
 
 @pytest.mark.parametrize("deletes", ["none", "positions", "keys", "other keys"])

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
+from torch_table_loader.arrow import compute as pc
 from torch_table_loader.arrow.arrays import null_mask, offsets_of, plain, relisted, valid_mask
 from torch_table_loader.batching.cells import refuse_long_lists, refuse_null
 from torch_table_loader.batching.kinds import DenseKind, Kind, Lists, ListsKind, TextKind
@@ -213,6 +214,30 @@ class ValuesDecoder(Decoder):
         sink.append(array)
 
 
+class _LastDictionary:
+    """The codes of the dictionary that was looked up last, since all rows of a row store share one."""
+
+    __slots__ = ("_last",)
+
+    def __init__(self) -> None:
+        self._last: tuple[pa.Array, Any, pa.Array] | None = None
+
+    def __reduce__(self) -> tuple[type[_LastDictionary], tuple[()]]:
+        return _LastDictionary, ()
+
+    def codes(self, dictionary: pa.Array, look_up: Callable[[], pa.Array]) -> pa.Array:
+        """Return the codes of a dictionary, looked up if it is not the last one."""
+        # The one that is kept lives, so that nothing else can be in its place.
+        buffers = [None if buffer is None else buffer.address for buffer in dictionary.buffers()]
+        place = (dictionary.type, dictionary.offset, len(dictionary), buffers)
+        last = self._last
+        if last is not None and last[1] == place:
+            return last[2]
+        codes = look_up()
+        self._last = (dictionary, place, codes)
+        return codes
+
+
 @dataclass(frozen=True, slots=True)
 class CodesDecoder(Decoder):
     """Strings as integers.
@@ -230,6 +255,7 @@ class CodesDecoder(Decoder):
     cut: Cut
     coder: Coder
     fill: str | bytes | None = None
+    _last: _LastDictionary = field(default_factory=_LastDictionary, init=False, repr=False, compare=False)
 
     def shapes(self) -> list[Shape]:
         """The one leaf."""
@@ -238,12 +264,19 @@ class CodesDecoder(Decoder):
     def into(self, array: pa.Array, sink: list[Any], seen: set[int]) -> None:  # noqa: ARG002
         """Decode, each distinct string once where they come in a dictionary; see `Decoder`."""
         if isinstance(array, pa.DictionaryArray) and len(array.dictionary) < len(array):
-            null = pa.array([self.fill], self.type)
-            codes = self.coder.codes(pa.concat_arrays([array.dictionary.cast(self.type), null]))
-            sink.append(codes[array.indices.fill_null(len(codes) - 1).to_numpy(zero_copy_only=False)])
+            words = array.dictionary
+            codes = self._last.codes(words, lambda: self._codes_of(words))
+            indices = array.indices.fill_null(len(codes) - 1) if array.null_count else array.indices
+            found = pc.take(codes, indices)  # five times as fast as numpy's
+            sink.append(np.frombuffer(found.buffers()[1], np.int64, len(found)))
             return
         wide = plain(array).cast(self.type)
         sink.append(self.coder.codes(wide if self.fill is None else wide.fill_null(self.fill)))
+
+    def _codes_of(self, words: pa.Array) -> pa.Array:
+        """Return the code of each string, then that of null."""
+        null = pa.array([self.fill], self.type)
+        return pa.array(self.coder.codes(pa.concat_arrays([words.cast(self.type), null])))
 
 
 @dataclass(frozen=True, slots=True)

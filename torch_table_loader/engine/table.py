@@ -204,14 +204,16 @@ class Table:
         kept: list[bool] = self.layout.group_kept[groups.start : groups.stop].tolist()
         return kept
 
-    def row_bytes(self, columns: Sequence[str]) -> int:
+    def row_bytes(self, columns: Sequence[str], encoded: Sequence[str] = ()) -> int:
         """Estimate the decoded bytes of a row: where widths vary, no fewer than those that files store.
 
         Args:
             columns: names of those that are read.
+            encoded: those that come as codes where files have dictionaries of them.
         """
         types = [self.schema.field(name).type for name in columns]
-        guess = sum(map(width_of, types)) or 1
+        coded = len(set(encoded))
+        guess = sum(width_of(self.schema.field(name).type) for name in columns if name not in encoded) + 8 * coded or 1
         if not any(map(is_variable, types)):
             return guess
         layout = self.layout

@@ -67,8 +67,8 @@ def open_stream(
     largest = int(table.layout.group_rows.max(initial=0))
     if stage is None and options.pack is not None:
         stage = stage_of(options.pack, table.schema, options.columns or ())
-    row_bytes = table.row_bytes(columns)
     encoded = [] if stage is not None else _encodable(table.schema, columns, TypePolicy.of(options))
+    row_bytes = table.row_bytes(columns, encoded)
     read_rows = rows_of_a_read(row_bytes, options.batch_size, largest)
     reader = table.reader(
         columns, options.filters, row_ids=options.row_id, max_rows=read_rows, stage=stage, encoded=encoded

@@ -25,6 +25,7 @@ LINES: dict[str, Key] = {
     "40 numbers a row, over decoding": ("B", 8192, "ours:thread", "floor"),
     "500 numbers a row, over decoding": ("C", 8192, "ours:thread", "floor"),
     "documents of 800 tokens, over decoding": ("D", 8192, "ours:thread", "floor"),
+    "8 strings a row as codes, over decoding": ("strings", 8192, "ours:thread", "floor"),
     "documents packed into sequences, over decoding their tokens": ("D", 8, "packed:concat", "tokens"),
     "the same, `input_ids` and `labels` alone": ("D", 8, "packed:concat, ids and labels", "tokens"),
     "the same, `input_ids` alone": ("D", 8, "packed:concat, ids", "tokens"),
@@ -45,6 +46,8 @@ LINES: dict[str, Key] = {
     "40 numbers a row, 5 % deleted by equality, over none deleted": ("B", 8192, "iceberg:equality", "iceberg:plain"),
     '8 numbers a row, `shuffle="rows"` in memory, over decoding': ("A-zstd", 8192, "rows:memory", "floor"),
     '40 numbers a row, `shuffle="rows"` in memory, over decoding': ("B", 8192, "rows:memory", "floor"),
+    '8 strings a row as codes, `shuffle="rows"` in memory, over decoding': ("strings", 8192, "rows:memory", "floor"),
+    '8 strings a row as codes, `shuffle="rows"` in files, over decoding': ("strings", 8192, "rows:files", "floor"),
 }
 """What a line says, and the duel that it shows: its table, the rows of a batch, the left and what the left was asked
 to meet."""

@@ -88,3 +88,23 @@ def test_small_arrays_are_not_in_reused_blocks() -> None:
     del held
     assert pa.total_allocated_bytes() < before
     with_blocks.close()
+
+
+def test_the_garbage_collector_may_end_an_epoch_while_the_same_thread_begins_another(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    first = LargeArrays()
+
+    class Collecting(ReusedBlocks):
+        """Blocks during whose allocation the collector ends the first epoch."""
+
+        def __init__(self) -> None:
+            first.close()
+            super().__init__()
+
+    monkeypatch.setattr(buffers, "ReusedBlocks", Collecting)
+    monkeypatch.setattr(buffers._large, "blocks", None)  # so that the next epoch allocates them
+    second = LargeArrays()
+    assert buffers._large.blocks is not None
+    second.close()
+    assert buffers._large.blocks is None

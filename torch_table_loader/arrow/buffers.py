@@ -130,7 +130,8 @@ class _Large:
     def __init__(self) -> None:
         self.blocks: ReusedBlocks | None = None
         self._users = 0
-        self._lock = threading.Lock()
+        # Reentrant: `end` may be called by the garbage collector, in a thread that is inside.
+        self._lock = threading.RLock()
 
     def begin(self) -> None:
         with self._lock:

@@ -21,6 +21,7 @@ from tests.torch.leaks import children, lane_threads, open_files
 from tests.torch.leaving import leave_by_del, leave_by_error, run_script
 from tests.torch.modes import MIXTURE, SPLITS, Mode, write_rows
 from torch_table_loader import TableLoader
+from torch_table_loader.engine.workers.threads import ThreadExecutor
 from torch_table_loader.read.tasks import TaskReader
 
 pytestmark = pytest.mark.filterwarnings("ignore:epoch . is iterated again")
@@ -169,19 +170,37 @@ def test_a_forked_child_iterates_a_loader_whose_threads_wait(mode: Mode, table: 
     assert len(list(loader)) == len(loader)
 
 
-def test_a_collection_in_a_worker_thread_may_end_the_epoch_that_it_works_for(table: Path) -> None:
+@pytest.mark.parametrize("num_workers", [1, 2])
+@pytest.mark.parametrize("during", ["its work", "the choice of its work"])
+def test_a_collection_in_a_worker_thread_may_end_the_epoch_that_it_works_for(
+    table: Path, during: str, num_workers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     left = threading.Event()
     collected = threading.Event()
 
-    def collate(batch: Any) -> Any:
+    def collect() -> None:
+        if threading.current_thread() is threading.main_thread():
+            return
         if left.wait(0 if collected.is_set() else 30) and not collected.is_set():
             collected.set()
             gc.collect()
+
+    def collate(batch: Any) -> Any:
+        if during == "its work":
+            collect()
         return batch
 
+    has_room = ThreadExecutor._has_room  # it is asked while the executor's lock is held
+
+    def has_room_after_collection(self: ThreadExecutor, lane: Any) -> bool:
+        if during == "the choice of its work" and lane.read is False and lane.ready:
+            collect()
+        return has_room(self, lane)
+
+    monkeypatch.setattr(ThreadExecutor, "_has_room", has_room_after_collection)
     gc.disable()  # the collector must run in that thread alone
     try:
-        batches = iter(make(SPLITS, table, collate_fn=collate, num_workers=1))
+        batches = iter(make(SPLITS, table, collate_fn=collate, num_workers=num_workers))
         batches.cycle = batches
         gone = weakref.ref(batches)
         del batches

@@ -140,12 +140,13 @@ class ThreadExecutor(LaneExecutor):
         batches_of_lanes, self._ahead = begin_lanes(work, start)
         self._lanes = [_Lane(batches) for batches in batches_of_lanes]
         self._prefetch = BLOCKS_AHEAD if prefetch is None and work.calls_functions else prefetch
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # the garbage collector may close this wherever it runs
         self._work_wanted = threading.Condition(self._lock)
         self._block_ready = threading.Condition(self._lock)
         self._stopped = False
         self._running = threads
         self._pool = pool
+        self._threads: set[threading.Thread] = set()
         self._waits = [pool.begin(self._run) for _ in range(threads)]
 
     @property
@@ -185,7 +186,8 @@ class ThreadExecutor(LaneExecutor):
             self._block_ready.notify_all()
         if self._ahead is not None:  # a thread may be waiting for bytes
             self._ahead.close()
-        for wait in self._waits:
+        # One of these threads may hold the lock, which the others need in order to end: they do so later.
+        for wait in () if threading.current_thread() in self._threads else self._waits:
             wait()
         for lane in self._lanes:
             lane.ready.clear()
@@ -200,6 +202,7 @@ class ThreadExecutor(LaneExecutor):
 
     def _run(self) -> None:
         """Work until nothing is left to do; the last thread to end closes the files, even if it closed the executor."""
+        self._threads.add(threading.current_thread())
         while (job := self._next_job()) is not None:
             job()
         with self._lock:

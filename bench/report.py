@@ -429,15 +429,24 @@ def _command() -> str:
 
 def processor() -> str:
     """Return the name of this machine's processor, and how many of its cores are ours."""
-    model = next(
-        (
-            line.partition(":")[2].strip()
-            for line in Path("/proc/cpuinfo").read_text().splitlines()
-            if line.startswith("model name")
-        ),
-        platform.machine(),
-    )
-    return f"{len(os.sched_getaffinity(0))} cores of {model}"
+    return f"{len(os.sched_getaffinity(0))} cores of {model_of(Path('/proc/cpuinfo').read_text())}"
+
+
+def model_of(cpuinfo: str) -> str:
+    r"""Return a processor's name, and its family and model: virtual machines often call several models the same.
+
+    Args:
+        cpuinfo: what `/proc/cpuinfo` says.
+
+    >>> model_of("cpu family : 25\nmodel : 1\nmodel name : AMD EPYC\n")
+    'AMD EPYC family 25 model 1'
+    """
+    told = (line.partition(":") for line in reversed(cpuinfo.splitlines()))
+    found = {name.strip(): value.strip() for name, _, value in told}
+    numbers = [
+        f"{word} {found[field]}" for word, field in (("family", "cpu family"), ("model", "model")) if field in found
+    ]
+    return " ".join([found.get("model name", platform.machine()), *numbers])
 
 
 def machine() -> str:
@@ -457,6 +466,7 @@ __all__ = [
     "duel_row",
     "load",
     "machine",
+    "model_of",
     "processor",
     "versions",
     "write",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import platform
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 
 from bench.bars import BATCH_SIZE_DUELS, COLUMN_DUELS
 from bench.pairing import Pairs, Sample
-from bench.report import Outcome, Row
+from bench.report import Outcome, Row, model_of
 from bench.results import FOLDER, keep
 from tools.machines_table import table, written
 from tools.speed_lines import CHARTS, READERS, Chart, drawn, speeds
@@ -44,6 +45,14 @@ def test_a_duel_measured_again_replaces_its_old_result(tmp_path: Path) -> None:
     assert found["duels"][0]["rows_per_second"] == [900, 1000]
     assert "cores of" in found["machine"]
     assert {"at", "load", "versions"} <= found["numbers"][0].keys()
+
+
+def test_processors_of_one_name_are_told_apart() -> None:
+    """Virtual machines call several generations "AMD EPYC", whose ratios differ."""
+    core = "processor : {}\ncpu family : {}\nmodel : 1\nmodel name : AMD EPYC\n\n"
+    found = [model_of("".join(core.format(number, family) for number in range(2))) for family in (25, 26)]
+    assert found == ["AMD EPYC family 25 model 1", "AMD EPYC family 26 model 1"]
+    assert model_of("processor : 0\nFeatures : fp\n") == platform.machine()
 
 
 def test_a_duel_that_could_not_run_says_why(tmp_path: Path) -> None:

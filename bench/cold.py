@@ -11,7 +11,6 @@ import dataclasses
 import json
 import mmap
 import os
-import shutil
 import subprocess
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -97,10 +96,7 @@ def _gather(stored: Any, order: Permutation, begins: range, share: int) -> int:
 
 def _fio(path: Path) -> Sample:
     """Read pages at random with as many jobs as there are lanes, past the system's cache."""
-    program = shutil.which("fio")
-    if program is None:
-        raise RuntimeError("the cold store is compared with fio, which is not there; install the package fio")
-    command = [program, "--name=pages", f"--filename={path}", "--readonly", "--rw=randread", f"--bs={PAGE}"]
+    command = ["fio", "--name=pages", f"--filename={path}", "--readonly", "--rw=randread", f"--bs={PAGE}"]
     command += ["--direct=1", "--ioengine=libaio", f"--iodepth={_DEPTH}", f"--numjobs={_LANES}", "--group_reporting"]
     command += ["--time_based", f"--runtime={_FIO_SECONDS}", "--output-format=json"]
     told = json.loads(subprocess.run(command, capture_output=True, check=True).stdout)["jobs"][0]

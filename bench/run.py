@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import shutil
 import statistics
 import subprocess
 import sys
@@ -341,7 +342,10 @@ def _asked() -> argparse.Namespace:
     parser.add_argument("--out", type=Path, help="the report; a part of all is only printed if this is left out")
     parser.add_argument("--results", type=Path, default=FOLDER, help="folder of the results as JSON, a file a machine")
     parser.add_argument("--against", type=Path, help="another checkout, which distant measures too")
-    return parser.parse_args()
+    options = parser.parse_args()
+    if "rows" in (options.what or _WHAT) and shutil.which("fio") is None:
+        parser.error("rows compares a cold store with fio, which is not there; install the package fio")
+    return options
 
 
 def main() -> None:

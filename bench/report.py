@@ -433,7 +433,7 @@ def processor() -> str:
 
 
 def model_of(cpuinfo: str) -> str:
-    r"""Return a processor's name, and its family and model: virtual machines often call several models the same.
+    r"""Return a processor's name, family and model; the name alone may stand for several models.
 
     Args:
         cpuinfo: what `/proc/cpuinfo` says.
@@ -441,8 +441,10 @@ def model_of(cpuinfo: str) -> str:
     >>> model_of("cpu family : 25\nmodel : 1\nmodel name : AMD EPYC\n")
     'AMD EPYC family 25 model 1'
     """
-    told = (line.partition(":") for line in reversed(cpuinfo.splitlines()))
-    found = {name.strip(): value.strip() for name, _, value in told}
+    first_core = cpuinfo.partition("\n\n")[0]
+    found = {
+        name.strip(): value.strip() for name, _, value in (line.partition(":") for line in first_core.splitlines())
+    }
     numbers = [
         f"{word} {found[field]}" for word, field in (("family", "cpu family"), ("model", "model")) if field in found
     ]

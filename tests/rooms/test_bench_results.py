@@ -48,7 +48,6 @@ def test_a_duel_measured_again_replaces_its_old_result(tmp_path: Path) -> None:
 
 
 def test_processors_of_one_name_are_told_apart() -> None:
-    """Virtual machines call several generations "AMD EPYC", whose ratios differ."""
     core = "processor : {}\ncpu family : {}\nmodel : 1\nmodel name : AMD EPYC\n\n"
     found = [model_of("".join(core.format(number, family) for number in range(2))) for family in (25, 26)]
     assert found == ["AMD EPYC family 25 model 1", "AMD EPYC family 26 model 1"]

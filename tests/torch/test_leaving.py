@@ -179,8 +179,6 @@ def test_a_collection_in_a_worker_thread_may_end_the_epoch_that_it_works_for(
     collected = threading.Event()
 
     def collect() -> None:
-        if threading.current_thread() is threading.main_thread():
-            return
         if left.wait(0 if collected.is_set() else 30) and not collected.is_set():
             collected.set()
             gc.collect()
@@ -193,7 +191,7 @@ def test_a_collection_in_a_worker_thread_may_end_the_epoch_that_it_works_for(
     has_room = ThreadExecutor._has_room  # it is asked while the executor's lock is held
 
     def has_room_after_collection(self: ThreadExecutor, lane: Any) -> bool:
-        if during == "the choice of its work" and lane.read is False and lane.ready:
+        if during == "the choice of its work" and lane.ready:
             collect()
         return has_room(self, lane)
 

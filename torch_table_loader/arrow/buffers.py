@@ -130,8 +130,7 @@ class _Large:
     def __init__(self) -> None:
         self.blocks: ReusedBlocks | None = None
         self._users = 0
-        # Reentrant: `end` may be called by the garbage collector, in a thread that is inside.
-        self._lock = threading.RLock()
+        self._lock = threading.RLock()  # the garbage collector may call `end` wherever it runs
 
     def begin(self) -> None:
         with self._lock:

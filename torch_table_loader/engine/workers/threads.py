@@ -186,9 +186,10 @@ class ThreadExecutor(LaneExecutor):
             self._block_ready.notify_all()
         if self._ahead is not None:  # a thread may be waiting for bytes
             self._ahead.close()
-        # One of these threads may hold the lock, which the others need in order to end: they do so later.
-        for wait in () if threading.current_thread() in self._threads else self._waits:
-            wait()
+        # The garbage collector may call this in one of these threads. If that holds the lock, the others end later.
+        if threading.current_thread() not in self._threads:
+            for wait in self._waits:
+                wait()
         for lane in self._lanes:
             lane.ready.clear()
         if not is_over:

@@ -6,6 +6,7 @@ import ctypes
 import errno
 import os
 import stat
+import sys
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -23,8 +24,17 @@ _KINDS = {
     stat.S_IFCHR: "a device",
     stat.S_IFBLK: "a device",
 }
-_NEVER_WAIT = os.O_CLOEXEC | os.O_NONBLOCK
-_FOLDER_ONLY = os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_HAS_FOLDERS = os.open in os.supports_dir_fd
+"""Whether a file can be opened relative to an open folder: not on Windows, where links are looked for beforehand."""
+
+
+def _flags(*names: str) -> int:
+    """Return those flags of `os.open` that this system has."""
+    return sum(getattr(os, name, 0) for name in names)
+
+
+_AS_IT_IS = _flags("O_NOFOLLOW", "O_CLOEXEC", "O_NONBLOCK", "O_BINARY")
+_FOLDER_ONLY = _flags("O_DIRECTORY", "O_NOFOLLOW", "O_CLOEXEC")
 _NO_FALLOCATE = (errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
 
 
@@ -42,15 +52,13 @@ def open_regular(path: Path, flags: int = os.O_RDONLY) -> int:
         FileNotFoundError: there is no such file or folder.
         StorageError: it is a link, a pipe or something else that is not a regular file. To write: it has a second name.
     """
-    folder = _open_folder(path.parent)
-    try:
-        file = os.open(path.name, flags | os.O_NOFOLLOW | _NEVER_WAIT, 0o666, dir_fd=folder)
-    except OSError as error:
-        if error.errno in (errno.ELOOP, errno.ENXIO, errno.EISDIR, errno.EOPNOTSUPP):
-            raise _unsafe(path, _kind(path)) from error
-        raise
-    finally:
-        os.close(folder)
+    with _opened_folder(path.parent) as folder:
+        try:
+            file = _open_in(folder, path, flags | _AS_IT_IS)
+        except OSError as error:
+            if error.errno in (errno.ELOOP, errno.ENXIO, errno.EISDIR, errno.EOPNOTSUPP):
+                raise _unsafe(path, _kind(path)) from error
+            raise
     found = os.fstat(file)
     if stat.S_ISREG(found.st_mode) and not (flags & (os.O_WRONLY | os.O_RDWR) and found.st_nlink > 1):
         return file
@@ -108,8 +116,7 @@ def make_folder(folder: Path) -> None:
     Raises:
         StorageError: a link or a file is in its place.
     """
-    with suppress(FileNotFoundError):
-        os.close(_open_folder(folder))
+    with suppress(FileNotFoundError), _opened_folder(folder):
         return
     mode = 0o700
     if folder.parent.is_dir():
@@ -119,11 +126,12 @@ def make_folder(folder: Path) -> None:
         make_folder(folder.parent)
     with suppress(FileExistsError):  # another process made it
         folder.mkdir(mode)
-    os.close(_open_folder(folder))
+    with _opened_folder(folder):
+        return
 
 
 def check_owned(folder: Path, option: str = "row_store= or TORCH_TABLE_LOADER_CACHE") -> None:
-    """Refuse a folder, if it is there, that somebody else owns or may write to.
+    """Refuse a folder, if it is there, that somebody else owns or may write to. Windows says neither.
 
     Args:
         folder: that this library keeps things in.
@@ -138,6 +146,8 @@ def check_owned(folder: Path, option: str = "row_store= or TORCH_TABLE_LOADER_CA
         return
     if not stat.S_ISDIR(found.st_mode):
         raise _unsafe(folder, _kind(folder))
+    if not hasattr(os, "geteuid"):
+        return
     if found.st_uid not in (os.geteuid(), 0):
         raise StorageError(
             f"{str(folder)!r} belongs to user {found.st_uid}, who controls its contents; remove it, or name a folder "
@@ -172,6 +182,8 @@ def allocate(file: int, num_bytes: int) -> None:
 
 @cache
 def _fallocate() -> Any:
+    if sys.platform == "win32":
+        return None
     libc = ctypes.CDLL(None, use_errno=True)
     found = getattr(libc, "fallocate64", None) or getattr(libc, "fallocate", None)  # glibc, musl; macOS has neither
     if found is not None:
@@ -179,13 +191,32 @@ def _fallocate() -> Any:
     return found
 
 
-def _open_folder(folder: Path) -> int:
+@contextmanager
+def _opened_folder(folder: Path) -> Iterator[int | None]:
+    """Open a folder that is no link; yield None where the system opens no folders, once it was looked at."""
+    if not _HAS_FOLDERS:
+        if not stat.S_ISDIR(folder.lstat().st_mode):
+            raise _unsafe(folder, _kind(folder))
+        yield None
+        return
     try:
-        return os.open(folder, getattr(os, "O_PATH", os.O_RDONLY) | _FOLDER_ONLY)
+        opened = os.open(folder, getattr(os, "O_PATH", os.O_RDONLY) | _FOLDER_ONLY)
     except OSError as error:
         if error.errno in (errno.ENOTDIR, errno.ELOOP) and (folder.is_symlink() or folder.exists()):
             raise _unsafe(folder, _kind(folder)) from error
         raise
+    try:
+        yield opened
+    finally:
+        os.close(opened)
+
+
+def _open_in(folder: int | None, path: Path, flags: int) -> int:
+    if folder is not None:
+        return os.open(path.name, flags, 0o666, dir_fd=folder)
+    if path.is_symlink():
+        raise _unsafe(path, _kind(path))
+    return os.open(path, flags, 0o666)
 
 
 def _kind(path: Path) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from os import PathLike
@@ -362,6 +363,8 @@ class LoaderOptions:
             not isinstance(self.cache_dir, str | PathLike) or "://" in str(self.cache_dir)
         ):
             raise ConfigTypeError(f"cache_dir must be a directory of this machine, got {_shown(self.cache_dir)}")
+        if self.cache_dir is not None and sys.platform == "win32":
+            raise ConfigError("cache_dir needs locks of files that Windows does not have; leave it out")
         far_rows = self.row_store is not None and "://" in str(self.row_store)  # these are fetched all the same
         if self.cache_dir is not None and self.target_read_ahead_bytes == 0 and not far_rows:
             raise ConfigError(

@@ -55,7 +55,7 @@ PLUG_INS = ("read.tensorproto", "integrations")
 TABLE_FORMATS = ("source.iceberg", "source.delta")
 """Rooms of which neither imports the other, nor does what they share import them."""
 
-MOST_LINES_OF_A_FILE = 450
+MOST_LINES_OF_A_FILE = 600
 MOST_LINES_OF_A_FUNCTION = 45
 
 

@@ -47,6 +47,46 @@ def test_an_epoch_of_plain_parquet_imports_no_other_job_types(tmp_path: Path) ->
     assert imported & unwanted == set()
 
 
+_ON_WINDOWS = """
+import importlib, os, mmap, pkgutil, signal, sys
+import fsspec, numpy, pyarrow.compute, pyarrow.dataset, pyarrow.parquet, torch, torch.utils.data
+for name in ("fcntl", "grp", "pwd", "resource", "termios"):
+    sys.modules[name] = None
+of_os = ["O_CLOEXEC", "O_DIRECTORY", "O_NOFOLLOW", "O_NONBLOCK", "O_PATH", "fork", "geteuid", "getpgid", "getuid"]
+of_os += ["killpg", "posix_fadvise", "posix_fallocate", "pread", "preadv", "pwrite", "register_at_fork"]
+of_os += ["sched_getaffinity", "sched_setaffinity", "sysconf"]
+of_others = {os: of_os, mmap: ["MADV_RANDOM", "MADV_WILLNEED", "MAP_SHARED"], signal: ["SIGHUP", "SIGKILL", "SIGUSR1"]}
+for module, names in of_others.items():
+    for name in names:
+        vars(module).pop(name, None)
+os.supports_dir_fd = set()
+sys.platform = "win32"
+import torch_table_loader
+from torch_table_loader import ConfigError, StructuredDataset
+for name in sorted(torch_table_loader.__all__):
+    getattr(torch_table_loader, name)
+for more in ({"num_workers": 2}, {"shuffle": "rows", "row_store": "memory"}):
+    with StructuredDataset.create_dataloader(sys.argv[1], "parquet", batch_size=4, **more)[0] as loader:
+        assert sorted(row for batch in loader for row in batch["x"].tolist()) == [*range(10)]
+for more in ({"cache_dir": sys.argv[2]}, {"shuffle": "rows", "row_store": sys.argv[2]}):
+    try:
+        list(StructuredDataset.create_dataloader(sys.argv[1], "parquet", batch_size=4, **more)[0])
+    except ConfigError as error:
+        print(error)
+"""
+
+
+def test_the_package_reads_without_what_windows_does_not_have(tmp_path: Path) -> None:
+    (tmp_path / "table").mkdir()
+    pq.write_table(pa.table({"x": range(10), "s": ["a", "bb"] * 5}), tmp_path / "table" / "a.parquet")
+    command = [sys.executable, "-c", _ON_WINDOWS, str(tmp_path / "table"), str(tmp_path / "store")]
+    done = subprocess.run(command, capture_output=True, check=False, text=True)
+    assert done.returncode == 0, done.stderr
+    cache, stores = done.stdout.splitlines()
+    assert "cache_dir needs locks" in cache
+    assert "row stores in files need" in stores
+
+
 def test_the_package_alone_imports_nothing_large() -> None:
     command = [sys.executable, "-c", "import torch_table_loader, sys; print({'torch', 'pyarrow'} & {*sys.modules})"]
     assert subprocess.run(command, capture_output=True, check=True, text=True).stdout == "set()\n"

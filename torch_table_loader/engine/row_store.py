@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import multiprocessing
 import os
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
@@ -174,6 +175,8 @@ class RowStoreHandle:
         self._instead: _InFiles | None = None
         self._chunks = chunks
         self.place = self._choose(options, fork_safe=bool(getattr(table.storage, "fork_safe", False)))
+        if self.place is not None and sys.platform == "win32":
+            raise ConfigError('row stores in files need Linux or macOS; pass row_store="memory" with threads')
         if self.place is None:
             if options.row_store is None:
                 self._instead = _InFiles(default_folder() / self.spec.name, chunks, self.spec)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 import logging
 import os
 import re
 import struct
+import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
@@ -22,6 +22,9 @@ from torch_table_loader.arrow.buffers import new_array
 from torch_table_loader.errors import ConfigError, StorageError
 from torch_table_loader.local_files import check_owned, make_folder, new_file, open_regular
 from torch_table_loader.records import FileVersion
+
+if sys.platform != "win32":
+    import fcntl
 
 _HEAD = struct.Struct("<8s32sQ16s")
 """Magic, key, number of bytes and their checksum; the bytes follow."""

@@ -63,7 +63,8 @@ def _after_fork() -> None:
     _renewing = threading.Lock()
 
 
-os.register_at_fork(after_in_child=_after_fork)
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
 
 Provider = Callable[[], Mapping[str, Any]]
 """Returns fresh properties, as pyiceberg names them, with `EXPIRY` if they expire; must be picklable for workers."""

@@ -1,0 +1,57 @@
+"""The workflow of a public forge: it runs what .ci/run runs, and what it names is here."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def jobs() -> dict[str, Any]:
+    found: dict[str, Any] = yaml.safe_load((ROOT / ".github/workflows/ci.yml").read_text("utf-8"))["jobs"]
+    return found
+
+
+def commands(job: dict[str, Any]) -> list[str]:
+    return [step["run"] for step in job["steps"] if "run" in step]
+
+
+def test_linux_runs_what_must_pass_before_a_merge(jobs: dict[str, Any]) -> None:
+    assert commands(jobs["linux"]) == [".ci/run"]
+    assert (ROOT / ".ci/run").stat().st_mode & 0o111
+    asked = {target for line in (ROOT / ".ci/run").read_text("utf-8").splitlines() for target in _targets(line)}
+    assert {"lint", "test", "test-all-deterministic"} <= asked
+    made = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text("utf-8"), re.MULTILINE))
+    assert asked <= made
+
+
+def _targets(line: str) -> list[str]:
+    words = line.split()
+    return words[1:] if words[:1] == ["make"] else []
+
+
+def test_macos_and_windows_run_tests_that_need_little(jobs: dict[str, Any]) -> None:
+    install, test = commands(jobs["imports"])
+    assert set(jobs["imports"]["strategy"]["matrix"]["os"]) == {"macos-latest", "windows-latest"}
+    groups = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["dependency-groups"]
+    known = {re.split(r"[\[>=]", entry)[0] for entry in groups["test"] if isinstance(entry, str)}
+    assert {".", "pytest", "pytest-timeout", "hypothesis"} == set(
+        install.removeprefix("python -m pip install ").split()
+    )
+    assert {"pytest", "pytest-timeout", "hypothesis"} <= known
+    assert all((ROOT / name).is_file() for name in test.removeprefix("python -m pytest ").split())
+
+
+def test_every_job_runs_the_lowest_python(jobs: dict[str, Any]) -> None:
+    lowest = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]["requires-python"].removeprefix(
+        ">="
+    )
+    versions = [step["with"]["python-version"] for job in jobs.values() for step in job["steps"] if "with" in step]
+    assert versions == [lowest] * len(jobs)

@@ -26,16 +26,14 @@ LOWEST_TORCH ?=
 LOWEST_TESTS := tests/rooms tests/laws strategies/tests $(addprefix tests/torch/test_, exactly_once.py same_batches.py \
     state.py rows.py nested.py iceberg_laws.py) --ignore tests/rooms/test_docs.py
 PYTEST := $(BIN)/python -m pytest $(TESTS)
-# Halves that take about equally long run side by side; the output of each comes when it ends.
-LAWS := tests/torch tests/laws torch_table_loader strategies/tests
-ROOMS := tests $(addprefix --ignore ,tests/torch tests/laws)
-HALVES = +$(MAKE) --no-print-directory --jobs=2 --output-sync=target
+# Two processes share the files of tests, whichever is free takes the next.
+SHARED := --numprocesses 2 --dist loadfile
 EVERY_DAY := -m "not slow and not kills and not heavy"
 DETERMINISTIC := -m "not kills and not heavy" -k "laws or slow" --timeout 900 -o faulthandler_timeout=890
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-s3 demo-parquet test test-laws test-rooms test-lowest test-all test-all-deterministic \
-    deterministic-laws deterministic-rooms horovod lint format bench docs docs-serve docs-check clean
+.PHONY: help demo demo-s3 demo-parquet test test-lowest test-all test-all-deterministic horovod lint format bench \
+    docs docs-serve docs-check clean
 
 help:
 	@echo "make demo                    train on an Iceberg table on two ranks and prove what was delivered"
@@ -102,13 +100,7 @@ demo-parquet: $(READY)
 
 # faulthandler reads the stacks of threads that run on, which may crash them: it speaks only when a test is lost anyway.
 test: $(READY)
-	$(HALVES) test-laws test-rooms
-
-test-laws: $(READY)
-	$(BIN)/python -m pytest $(LAWS) $(EVERY_DAY)
-
-test-rooms: $(READY)
-	$(BIN)/python -m pytest $(ROOMS) $(EVERY_DAY)
+	$(PYTEST) $(EVERY_DAY) $(SHARED)
 
 # uv takes the lowest version of every direct dependency. torch stays the one of constraints.txt, unless another is
 # asked for (make test-lowest LOWEST_TORCH=2.5.0): an old one comes with gigabytes of CUDA. Docs show today's messages.
@@ -124,13 +116,7 @@ test-lowest: $(LOWEST)/.ready
 	$(LOWEST)/bin/python -m pytest $(LOWEST_TESTS) $(EVERY_DAY) --timeout 400 -o faulthandler_timeout=390
 
 test-all-deterministic: $(READY)
-	$(HALVES) deterministic-laws deterministic-rooms
-
-deterministic-laws: $(READY)
-	LAWS_EFFORT=3 $(BIN)/python -m pytest $(LAWS) $(DETERMINISTIC)
-
-deterministic-rooms: $(READY)
-	LAWS_EFFORT=3 $(BIN)/python -m pytest $(ROOMS) $(DETERMINISTIC)
+	LAWS_EFFORT=3 $(PYTEST) $(DETERMINISTIC) $(SHARED)
 
 test-all: $(WRITERS_READY) $(DOCS_READY) $(ENGINES_READY) $(HOROVOD_READY)
 	LAWS_EFFORT=10 LAWS_EXPLORE=1 $(PYTEST) --timeout 1800 -o faulthandler_timeout=1790

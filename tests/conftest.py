@@ -30,7 +30,11 @@ def wide_output(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def earlier_loaders_gone() -> None:
-    """Collect the loaders of earlier tests, with the threads that wait for another epoch, and wait for processes."""
+    """Collect the loaders of earlier tests, with the threads that wait for another epoch, and wait for processes.
+
+    What is left was imported meanwhile: no later collection looks at it.
+    """
     gc.collect()
+    gc.freeze()
     for process in multiprocessing.active_children():
         process.join(20)

@@ -57,6 +57,15 @@ class RenewingStorage(Storage, Protocol):
         ...
 
 
+@runtime_checkable
+class ReleasingStorage(Storage, Protocol):
+    """A storage that holds a file's bytes until they are decoded."""
+
+    def release(self, group: int) -> None:
+        """Release what only the row groups before one need: all their columns are decoded."""
+        ...
+
+
 def renewing(storage: Storage, ask: Callable[[], T]) -> T:
     """Do something short with a storage; do it again if the storage refused and then renewed its credentials.
 

@@ -381,10 +381,12 @@ class FileNeeds(NamedTuple):
         file: which.
         groups: in the order of reading, for each row group or part of the file the first byte of each range, and the
             byte after its last.
+        numbers: the row groups, ascending; None for parts of a file that are read one after the other.
     """
 
     file: DataFile
     groups: tuple[tuple[tuple[int, int], ...], ...]
+    numbers: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -105,7 +105,7 @@ class Line:
         assert task.requests is not None
         covering = task.requests.covering(start, stop)
         assert covering is not None
-        self.queue.drop(task.requests.left_behind(covering[0].piece))
+        self.queue.drop(task.requests.before_part(covering[0]))
         while (request := self.queue.read_here(covering)) is not None:
             if self.random.random() < 0.05:
                 self.queue.lost(request)

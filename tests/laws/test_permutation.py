@@ -24,6 +24,7 @@ from torch_table_loader.errors import ConfigError, ConfigTypeError
 from torch_table_loader.planning import permutation
 from torch_table_loader.planning.keys import Key, derive_key, keyed_hashes
 from torch_table_loader.planning.permutation import Permutation
+from torch_table_loader.planning.windows import permuted
 
 Ints = NDArray[np.int64]
 
@@ -449,3 +450,10 @@ REFUSALS: dict[str, tuple[Callable[[], object], type[ConfigError], str]] = {
 def test_refused(call: Callable[[], object], error: type[ConfigError], message: str) -> None:
     with pytest.raises(error, match=message):
         call()
+
+
+def test_the_order_of_a_window_depends_on_seed_epoch_and_name() -> None:
+    keys = list(itertools.product(range(3), range(3), ("window at 0 of lane 0", "window at 8 of lane 0")))
+    orders = [tuple(permuted(20, seed, epoch, name).tolist()) for seed, epoch, name in keys]
+    assert all(sorted(order) == list(range(20)) for order in orders)
+    assert len(set(orders)) == len(keys)

@@ -107,6 +107,29 @@ def test_files_are_left_out_before_they_are_opened(tmp_path: Path, wanted: pc.Ex
     assert f"prunes {10 - kept} of 10 files" in " ".join(dataset.table.notes)
 
 
+@pytest.mark.parametrize("name", ["x", "k", "f", "s", "day"])
+def test_the_least_and_the_greatest_value_of_a_file_are_its_own(tmp_path: Path, name: str) -> None:
+    days = [dt.date(2026, 1, 1) + dt.timedelta(at) for at in range(9)]
+    every = pa.table(
+        {
+            "x": list(range(10, 19)),
+            "k": pa.array(range(10, 19), pa.int32()),
+            "f": [float(at) for at in range(10, 19)],
+            "s": [f"v{at}" for at in range(10, 19)],
+            "day": days,
+        }
+    )
+    for start in (0, 3, 6):
+        write_deltalake(str(tmp_path / "t"), every.slice(start, 3), mode="append")
+    for at in (0, 2, 3, 5, 6, 8):
+        value = every[name][at]
+        found, dataset = open_table(tmp_path / "t", filters=pc.field(name) == value)
+        assert [row["x"] for row in found] == [10 + at]
+        assert len(dataset.table.files) == 1
+    assert len(open_table(tmp_path / "t", filters=pc.field(name) >= every[name][8])[0]) == 1
+    assert len(open_table(tmp_path / "t", filters=pc.field(name) <= every[name][0])[0]) == 1
+
+
 def test_times_are_later_than_their_statistics_by_up_to_a_millisecond(tmp_path: Path) -> None:
     table = DeltaWriter(tmp_path / "t", [field_of("t", "timestamp")], features=())
     when = dt.datetime(2026, 1, 1, 12, 0, 0, 123_999, tzinfo=dt.UTC)

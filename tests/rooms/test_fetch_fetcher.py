@@ -195,6 +195,30 @@ def test_bytes_left_behind_are_released() -> None:
     until(lambda: Bytes.alive == 0)
 
 
+def test_a_row_group_is_kept_until_all_its_columns_are_decoded() -> None:
+    columns, groups = 3, 4
+    file = DataFile("0", "0", FileVersion(96 * MIB, etag="a"), "parquet")
+    chunks = [[((group * columns + at) * 8 * MIB) for at in range(columns)] for group in range(groups)]
+    needs = FileNeeds(
+        file, tuple(tuple((start, start + 8 * MIB) for start in group) for group in chunks), tuple(range(5, 5 + groups))
+    )
+    for budget in (1, 40 * MIB, 400 * MIB):
+        store = Store(size=96 * MIB)
+        ahead = Fetcher(store, iter([PlannedRead(0, 0, 100, partial(_given, needs))]), FetchSettings(budget))
+        storage = ahead.next_read(0)
+        with storage.open("0") as source:
+            for first in range(0, groups, 2):  # two row groups are decoded together, column by column
+                for column in range(columns):
+                    for group in (first, first + 1):
+                        start = chunks[group][column]
+                        assert bytes(source.read_at(2, start)) == bytes([start >> 20, 0])
+                storage.release(5 + first + 2)
+                assert ahead._queue.held <= max(budget, 8 * MIB), "what is decoded makes room"
+        assert (ahead.stats.unplanned, len(store.asked)) == (0, columns * groups)
+        ahead.close()
+    until(lambda: not fetching())
+
+
 def test_added_reads_use_several_stores_within_one_budget() -> None:
     own, other = Store(), Store()
     file = DataFile("a", "a", FileVersion(64 * MIB, etag="a"), "row store")

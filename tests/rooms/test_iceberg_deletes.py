@@ -6,6 +6,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
@@ -18,6 +19,8 @@ from torch_table_loader import IcebergDataset, TableError
 from torch_table_loader.read import deletes, file_walk
 from torch_table_loader.read.key_set import KeySet
 from torch_table_loader.read.parquet import ParquetFile
+from torch_table_loader.source.iceberg.catalog import TableAddress
+from torch_table_loader.source.iceberg.source import TableRequest
 from torch_table_loader.source.table_storage import TableStorage
 
 FORMS = pytest.mark.parametrize("form", ["parquet", "orc", "avro"])
@@ -58,6 +61,66 @@ def test_equality_deletes_of_every_format_match_null_and_leave_their_own_commit(
     found = agree(table)
     assert {0, 1} & set(found) == set()
     assert {30, 31} <= set(found)  # written in the commit of the delete
+
+
+@FORMS
+def test_each_of_several_delete_files_counts(tmp_path: Path, form: str) -> None:
+    table = IcebergWriter(tmp_path)
+    first, second = table.append(some(0, 20), form, group=6), table.append(some(20, 40), group=6)
+    table.commit()
+    for at in (1, 4, 7):
+        table.delete_rows({first: [at], second: [at + 1]}, form)
+        table.delete_keys([1], [{"x": at + 10}, {"x": at + 30}], form)
+        table.delete_keys([1, 3], [{"x": at + 11, "s": f"s{(at + 11) % 3}"}], form)
+        table.commit()
+    found = agree(table)
+    assert sorted({*range(40)} - {*found}) == [1, 4, 7, 11, 12, 14, 15, 17, 18, 22, 25, 28, 31, 34, 37]
+
+
+def test_each_of_several_vectors_counts_beside_other_deletes(tmp_path: Path) -> None:
+    table = IcebergWriter(tmp_path, version=3)
+    paths = [table.append(some(start, start + 20), group=6) for start in (0, 20, 40)]
+    table.commit()
+    table.delete_keys([1], [{"x": 5}, {"x": 25}, {"x": 45}])
+    entries = []
+    for place, path in enumerate(paths):
+        table.delete_vector(path, [place, place + 10])
+        entries.append(table.deletes[-1].entry)
+    in_one_puffin(entries)
+    table.commit()
+    assert sorted({*range(60)} - {*agree(table)}) == [0, 5, 10, 21, 25, 31, 42, 45, 52]
+
+
+def in_one_puffin(entries: list[dict[str, Any]]) -> None:
+    """Put the vectors of several Puffin files one after the other into the first of them."""
+    blobs = []
+    for entry in entries:
+        start, size = entry["content_offset"], entry["content_size_in_bytes"]
+        blobs.append(Path(entry["file_path"].removeprefix("file://")).read_bytes()[start : start + size])
+    whole = Path(entries[0]["file_path"].removeprefix("file://"))
+    whole.write_bytes(b"".join((b"PFA1", *blobs, b"PFA1", b"{}", (2).to_bytes(4, "little"), bytes(4), b"PFA1")))
+    for place, entry in enumerate(entries):
+        start = 4 + sum(map(len, blobs[:place]))
+        entry |= {"file_path": entries[0]["file_path"], "content_offset": start}
+        entry |= {"file_size_in_bytes": whole.stat().st_size}
+
+
+@FORMS
+def test_deletes_of_a_file_are_those_of_all_its_delete_files(tmp_path: Path, form: str) -> None:
+    table = IcebergWriter(tmp_path)
+    path = table.append(some(0, 20))
+    table.commit()
+    for at in (2, 9, 9, 13):
+        table.delete_rows({path: [at]}, form)
+        table.delete_keys([1], [{"x": at + 1}], form)
+    table.commit()
+    source = TableRequest(TableAddress(metadata_location=table.metadata)).open({})
+    (file,) = source.files
+    read = deletes.Deletes(source.storage)
+    assert read.positions(file).tolist() == [2, 9, 13]
+    (keys,) = read.equality(file)
+    values = pa.array(range(20), pa.int64())
+    assert np.flatnonzero(~keys.keys.lacks([values], keys.after)).tolist() == [3, 10, 14]
 
 
 def test_equality_delete_keys_may_be_renamed_promoted_dropped_or_unread(tmp_path: Path) -> None:

@@ -132,6 +132,28 @@ def test_row_groups_of_renamed_and_promoted_columns_are_left_out(
     assert canonical(found) == canonical(live.filter(wanted).to_pylist())
 
 
+@pytest.mark.parametrize("former", [False, True])
+@pytest.mark.parametrize("name", ["x", "k", "f", "s"])
+def test_the_least_and_the_greatest_value_of_a_row_group_are_its_own(tmp_path: Path, name: str, former: bool) -> None:
+    table = IcebergWriter(tmp_path, FORMER if former else COLUMNS)
+    called = dict(zip("xkfs", [c["name"] for c in FORMER] if former else "xkfs", strict=True))
+    kinds: dict[str, Any] = {"x": int, "k": int, "f": float, "s": "v{}".format}
+    values = {column: [kinds[column](x) for x in range(10, 22)] for column in "xkfs"}
+    for start in (0, 6):
+        here = range(start, start + 6)
+        table.append([{called[column]: values[column][at] for column in "xkfs"} for at in here], group=3)
+    table.evolve(COLUMNS)
+    table.commit()
+    for at in (0, 2, 3, 5, 6, 11):
+        value = values[name][at]
+        for wanted in (pc.field(name) == value, pc.field(name).isin([value]), ~(pc.field(name) != value)):
+            found, dataset = read(table.metadata, filters=wanted)
+            assert [row[name] for row in found] == [value]
+            assert int(dataset.table.layout.group_kept.sum()) == 1
+    assert len(read(table.metadata, filters=pc.field(name) >= values[name][11])[0]) == 1
+    assert len(read(table.metadata, filters=pc.field(name) <= values[name][0])[0]) == 1
+
+
 def ranges(root: Path, partition_by: int | None = None) -> IcebergWriter:
     table = IcebergWriter(root, partition_by=partition_by)
     for part in range(4):

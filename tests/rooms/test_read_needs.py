@@ -22,7 +22,7 @@ from tests.rooms.reading import LocalStorage, data_file, inspect, whole_task
 from torch_table_loader.engine.survey import survey
 from torch_table_loader.engine.table import Table
 from torch_table_loader.read.formats import reader_for
-from torch_table_loader.read.needs import needed_ranges
+from torch_table_loader.read.needs import needs_of
 from torch_table_loader.read.parquet_footer import chunk_ranges
 from torch_table_loader.read.tasks import TaskReader
 from torch_table_loader.records import DataFile, FileMeta, FileNeeds, ReadTask
@@ -187,8 +187,8 @@ def test_files_that_are_not_read_need_no_bytes(written: dict[str, tuple[DataFile
 def test_a_large_stream_is_needed_in_parts(written: dict[str, tuple[DataFile, FileMeta]]) -> None:
     file, meta = written["csv"]
     large = DataFile(file.path, file.name, type(file.version)(2_500_000), file.format)
-    found = needed_ranges(large, meta, [0], ["a"], reader_for("csv"))
-    assert found == (((0, 1 << 20),), ((1 << 20, 2 << 20),), ((2 << 20, 2_500_000),))
+    found = needs_of(large, meta, [0], ["a"], reader_for("csv"))
+    assert found == FileNeeds(large, (((0, 1 << 20),), ((1 << 20, 2 << 20),), ((2 << 20, 2_500_000),)))
 
 
 def test_a_format_that_does_not_declare_needs_is_not_read_ahead(written: dict[str, tuple[DataFile, FileMeta]]) -> None:
@@ -196,7 +196,7 @@ def test_a_format_that_does_not_declare_needs_is_not_read_ahead(written: dict[st
         name = "silent"
 
     file, meta = written["parquet"]
-    assert needed_ranges(file, meta, [0, 1], ["a"], Silent()) is None  # type: ignore[arg-type]
+    assert needs_of(file, meta, [0, 1], ["a"], Silent()) is None  # type: ignore[arg-type]
 
 
 def test_metadata_of_an_older_plan_cache_is_not_read_ahead(written: dict[str, tuple[DataFile, FileMeta]]) -> None:

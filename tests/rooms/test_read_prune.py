@@ -3,6 +3,7 @@ from __future__ import annotations
 import datetime as dt
 import math
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from torch_table_loader.read.conform import conform_plan
 from torch_table_loader.read.expressions import row_mask
 from torch_table_loader.read.parquet import ParquetReader
 from torch_table_loader.read.prune import partition_can_pass
+from torch_table_loader.records import Column, FileColumns, NamedIds, TableColumns
 
 DAY = dt.date(2024, 1, 1)
 TABLE_SCHEMA = pa.schema(
@@ -163,6 +165,30 @@ def test_pruning_drops_clearly_disjoint_ranges(tmp_path: Path, filters: Any, kep
     write_parquet(tmp_path / "x.parquet", table)
     file = data_file(tmp_path / "x.parquet", partition=(("part", 3), ("text", None)))
     assert list(ParquetReader().prune(file, inspect(file), filters, TABLE_SCHEMA)) == kept
+
+
+@pytest.mark.parametrize("by_id", [False, True])
+@pytest.mark.parametrize("name", ["i", "f", "s", "d"])
+def test_the_least_and_the_greatest_value_of_a_row_group_are_its_own(tmp_path: Path, name: str, by_id: bool) -> None:
+    table = pa.table(
+        {
+            "i": pa.array(range(10, 40), pa.int32()),
+            "f": pa.array(range(10, 40), pa.float64()),
+            "s": [f"v{i}" for i in range(10, 40)],
+            "d": [DAY + dt.timedelta(i) for i in range(10, 40)],
+        }
+    )
+    kinds = [(column, TABLE_SCHEMA.field(column).type) for column in table.column_names]
+    former = [f"former {column}" for column in table.column_names]
+    file = write_parquet(tmp_path / "x.parquet", table.rename_columns(former) if by_id else table)
+    if by_id:
+        columns = tuple(Column(at, column, kind) for at, (column, kind) in enumerate(kinds, 1))
+        names = NamedIds({column: (at, NamedIds({})) for at, column in enumerate(former, 1)})
+        file = replace(file, columns=FileColumns(TableColumns(columns, names=names)))
+    for group, edge in ((0, 0), (0, 9), (1, 10), (1, 19), (2, 29)):
+        wanted = pc.field(name) == table[name][edge].cast(TABLE_SCHEMA.field(name).type)
+        kept = ParquetReader().prune(file, inspect(file), wanted, pa.schema(kinds))
+        assert list(kept) == [group == place for place in range(3)]
 
 
 def test_row_groups_without_statistics_are_kept(tmp_path: Path) -> None:

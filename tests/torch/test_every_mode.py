@@ -422,6 +422,19 @@ def test_steps_of_the_optimizer_are_the_same_on_any_ranks_in_any_micro_batches(
     assert rest == wanted[2:]
 
 
+@pytest.mark.parametrize("options", [{}, {"num_workers": 0}, PROCESSES, {"batch_size": 11}], ids=str)
+def test_rows_that_fill_up_a_ranks_steps_are_marked_and_no_others(
+    mode: Mode, tables: Path, options: dict[str, Any]
+) -> None:
+    chosen = {"even_ranks": "pad", "num_ranks": 4} | ({"weights": "rows"} if isinstance(mode, TwoTables) else {})
+    batches = [list(mode.make(tables, rank=rank, **chosen, **options)) for rank in range(4)]
+    assert len({len(own) for own in batches}) == 1
+    unmarked = [row for own in batches for row in sum(mode.read(own), [])]
+    assert sorted(unmarked) == sorted(mode.live(tables))
+    marks = [mark for own in batches for batch in own for mark in batch["padding"].tolist()]
+    assert sum(marks) == len(marks) - len(unmarked) > 0
+
+
 def test_uneven_steps_are_said_once(mode: Mode, tables: Path) -> None:
     options = {"num_ranks": 2, "rank": 0, "batch_size": 36, "check_plan": False, **UNEVEN.get(mode.name, {})}
     with warnings.catch_warnings(record=True) as said:

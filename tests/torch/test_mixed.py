@@ -145,6 +145,21 @@ def test_each_source_has_its_share_and_repeats_no_row_before_its_wrap(
             assert abs(per_source[name] - share) <= block
 
 
+@pytest.mark.parametrize("block", [0, 64, 256])
+@pytest.mark.parametrize("options", [{"num_workers": 0}, {}, {"num_ranks": 2, "rank": 0}], ids=str)
+def test_the_first_source_to_be_exhausted_ends_the_epoch_at_the_row_that_would_repeat(
+    tables: Tables, block: int, options: dict[str, Any]
+) -> None:
+    world = {key: value for key, value in options.items() if key != "rank"}
+    made = [make(tables, block=block, rank=rank, **world)[0] for rank in range(options.get("num_ranks", 1))]
+    found = [row for loader in made for batch in batches(loader) for row in batch]
+    assert len(set(found)) == len(found)
+    endless = islice(make(tables, block=block, stop="forever", batch_size=1, num_workers=0)[0], len(found) + 1)
+    *rest, after = [row for batch in endless for row in rows(batch)]
+    assert sorted(rest) == sorted(found)
+    assert after in rest
+
+
 @pytest.mark.parametrize("worker_type", ["thread", "process"])
 @pytest.mark.parametrize("where", ["behind a URL", "larger than memory"])
 def test_stores_that_are_not_in_memory_give_the_same(

@@ -133,6 +133,17 @@ def test_each_source_has_its_share_after_every_step_that_has_room_for_all(
             assert all(abs(counts[name] - Fraction(taken * share, total)) < 1 for name, share in shares.items())
 
 
+@pytest.mark.parametrize("weights", [WEIGHTS, {"a": 1, "b": 1, "c": 1}, {"a": 2, "b": 1, "c": 0}], ids=str)
+@pytest.mark.parametrize("options", [{"num_workers": 0}, {"num_workers": 2, "batch_size": 11}], ids=str)
+def test_an_epoch_ends_where_one_more_share_of_each_would_exhaust_a_source(
+    tables: dict[str, str], weights: dict[str, int], options: dict[str, Any]
+) -> None:
+    found = [row for batch in make(tables, weights, **options)[0] for row in rows(batch)]
+    counts = Counter(name for name, _ in found)
+    assert len(set(found)) == len(found)
+    assert any(counts[name] + share > SIZES[name] for name, share in weights.items() if share)
+
+
 def test_ranks_take_equally_many_steps(tables: dict[str, str]) -> None:
     options: list[dict[str, Any]] = [{"even_ranks": "pad"}, {"drop_last": True}]
     for option in options:

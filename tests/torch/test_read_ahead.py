@@ -6,11 +6,14 @@ requests for ranges.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
+from random import Random
 from typing import Any
 
+import fastavro
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv
@@ -18,10 +21,15 @@ import pyarrow.json
 import pyarrow.orc
 import pyarrow.parquet as pq
 import pytest
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
 
+from tests.laws.effort import examples
 from tests.torch.forms import FORMS, rows_of_many_kinds
 from tests.torch.modes import LAKE, SOME, SPLITS, Mode
 from torch_table_loader import StructuredDataset, TableLoader
+from torch_table_loader.fetch import hedging
+from torch_table_loader.source.storage import FileStorage
 
 SMALL = 4096
 """A budget of bytes that holds little more than one request of these tables."""
@@ -192,3 +200,117 @@ def test_progress_says_how_fast_bytes_come(
         drawn = capsys.readouterr().err
         assert "epoch 0: 100%" in drawn
         assert ("MB/s" in drawn) == said
+
+
+# ---- every byte once -------------------------------------------------------------------------------------
+
+CELL = st.sampled_from([1000, 20_000, 60_000])
+"""Bytes of a value: row groups of a few rows then have more bytes than the first request brings."""
+GROUP_SIZES = st.lists(st.integers(1, 25), min_size=1, max_size=8)
+FILTERS = {
+    "none": None,
+    "some": pc.equal(pc.bit_wise_and(pc.field("id"), 3), 0),
+    "late": pc.field("id") > 20,
+    "few": pc.field("id") == 30,
+}
+_WRITERS = ("parquet", "orc", "arrow", "ipc", "avro", "jsonl")
+
+
+def write_large(root: Path, form: str, files: list[list[int]], widths: list[int]) -> None:
+    """Write files of row groups of the given sizes: a column `id`, and large texts that do not compress."""
+    root.mkdir()
+    random, start = Random(0), 0
+    for number, sizes in enumerate(files):
+        groups = []
+        for size in sizes:
+            columns = {"id": pa.array(range(start, start + size), pa.int64())}
+            for place, width in enumerate(widths):
+                columns[f"c{place}"] = pa.array([random.randbytes(width // 2).hex() for _ in range(size)])
+            groups.append(pa.table(columns))
+            start += size
+        _write_groups(root / f"{number}.{form}", form, groups)
+
+
+def _write_groups(path: Path, form: str, groups: list[pa.Table]) -> None:
+    schema = groups[0].schema
+    if form == "parquet":
+        with pq.ParquetWriter(path, schema, compression="none", use_dictionary=False) as writer:
+            for group in groups:
+                writer.write_table(group)
+    elif form == "orc":
+        pyarrow.orc.write_table(pa.concat_tables(groups), path, stripe_size=1 << 20, batch_size=8)
+    elif form == "avro":
+        fields = [{"name": name, "type": "long" if name == "id" else "string"} for name in schema.names]
+        record = fastavro.parse_schema({"type": "record", "name": "row", "fields": fields})
+        with path.open("wb") as target:
+            fastavro.writer(target, record, pa.concat_tables(groups).to_pylist(), sync_interval=1 << 17)
+    elif form == "jsonl":
+        path.write_text("".join(json.dumps(row) + "\n" for row in pa.concat_tables(groups).to_pylist()))
+    else:
+        opened = pa.ipc.new_stream if form == "ipc" else pa.ipc.new_file
+        with opened(path, schema) as writer:
+            for group in groups:
+                writer.write_table(group)
+
+
+@pytest.mark.parametrize("form", _WRITERS)
+@settings(
+    max_examples=examples(15),
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+    phases=[Phase.generate],  # to shrink an example would write hundreds of tables
+)
+@given(data=st.data())
+def test_every_planned_byte_is_fetched_once_and_no_other(
+    tmp_path_factory: pytest.TempPathFactory,
+    far: Callable[[], Any],
+    monkeypatch: pytest.MonkeyPatch,
+    form: str,
+    data: st.DataObject,
+) -> None:
+    root = tmp_path_factory.mktemp("large") / "t"
+    widths = data.draw(st.lists(CELL, min_size=1, max_size=5), label="widths")
+    write_large(root, form, data.draw(st.lists(GROUP_SIZES, min_size=1, max_size=3), label="files"), widths)
+    names = ["id", *(f"c{place}" for place in range(len(widths)))]
+    options: dict[str, Any] = {
+        "columns": data.draw(st.lists(st.sampled_from(names), unique=True, min_size=1), label="columns"),
+        "num_workers": data.draw(st.integers(0, 3), label="lanes"),
+        "batch_size": data.draw(st.sampled_from([1, 7, 40, 1000]), label="batch size"),
+        "split_rows": data.draw(st.sampled_from([None, 5, 30]), label="splits"),
+        "shuffle": data.draw(st.booleans(), label="shuffle"),
+        "filters": FILTERS[data.draw(st.sampled_from(sorted(FILTERS)), label="filter")],
+        "read_ahead_bytes": data.draw(st.sampled_from([SMALL, "4MiB", "128MiB"]), label="budget"),
+    }
+    if (even := data.draw(st.sampled_from([None, "balance", "drop", "pad"]), label="even ranks")) is not None:
+        options |= {"num_ranks": 3, "rank": data.draw(st.integers(0, 2), label="rank"), "even_ranks": even}
+    with far(), monkeypatch.context() as patch:
+        patch.setattr(hedging, "LATE_SECONDS", 60)  # a request that is sent twice is another test
+        name = "arrow" if form == "ipc" else form
+        loader, dataset = StructuredDataset.create_dataloader(
+            str(root), name, output_format="arrow", check_plan=False, **options
+        )
+        plan = dataset.explain().fetch
+        assert plan is not None
+        patch.setattr(FileStorage, "open", None)  # nothing is read beside what is fetched
+        steps = sum(1 for _ in loader)
+        fetched = loader.metrics().fetch
+        assert fetched.unplanned == 0
+        assert fetched.requests <= plan.requests
+        assert fetched.num_bytes <= plan.num_bytes
+        if options["filters"] is None and (even is None or form in ("parquet", "orc", "arrow")):
+            assert (fetched.requests, fetched.num_bytes) == (plan.requests, plan.num_bytes)
+        # Elsewhere reading may end before the file does: behind the last row that passes, or that the rank delivers.
+        state = _state_after(loader, data.draw(st.integers(0, steps), label="taken"))
+        loader.load_state_dict(state)
+        list(loader)
+        assert loader.metrics().fetch.unplanned == 0
+
+
+def _state_after(loader: TableLoader, steps: int) -> dict[str, Any]:
+    """Return the state of a loader of which the trainer took some steps of the next epoch."""
+    loader.set_epoch(1)
+    taken = iter(loader)
+    for _ in range(steps):
+        next(taken)
+    state = loader.state_dict()
+    taken.close()
+    return state

@@ -215,6 +215,16 @@ def test_what_padding_repeats_is_left_out_of_what_was_consumed(table: Path) -> N
     assert sorted(sum(padded + rest, [])) == list(range(TOTAL))
 
 
+@pytest.mark.parametrize("worker_type", ["thread", "process"])
+def test_padding_is_marked_where_it_repeats_rows_of_a_window_that_was_open(table: Path, worker_type: str) -> None:
+    options: dict[str, Any] = {"batch_size": 4, "num_workers": 1, "shuffle_buffer_size": 30}
+    taken, states = run_stage(table, None, 2, num_ranks=1, **options)
+    for ranks in (4, 5, 7):
+        world: dict[str, Any] = {"num_ranks": ranks, "even_ranks": "pad", "worker_type": worker_type}
+        rest, _ = run_stage(table, states[0], None, **options | world)
+        assert sorted(sum(taken + rest, [])) == list(range(TOTAL))
+
+
 @pytest.mark.parametrize("window", [None, 6])
 @pytest.mark.parametrize("drop_last", [False, True])
 def test_uncounted_rows_go_on_after_every_batch_on_their_own_rank(

@@ -114,5 +114,16 @@ def test_windows_permute_rows_inside_a_lane_and_batches_hold_them_so(table: Path
         assert any(batch.rows != sorted(batch.rows) for batch in found)
 
 
+@pytest.mark.parametrize("worker_type", ["thread", "process"])
+def test_windows_are_permuted_anew_in_each_epoch(table: Path, worker_type: str) -> None:
+    options = OPTIONS | {"shuffle": False, "num_workers": 1, "worker_type": worker_type}
+    plain = ids(deliver(table, **options))
+    epochs = [ids(deliver(table, epoch=epoch, shuffle_buffer_size=8, **options)) for epoch in range(3)]
+    for start in range(0, len(plain) // 8 * 8, 8):
+        windows = [epoch[start : start + 8] for epoch in epochs]
+        assert all(sorted(window) == plain[start : start + 8] for window in windows)
+        assert len(set(map(tuple, windows))) == 3
+
+
 def ids(batches: list[Batch]) -> list[int]:
     return [row for batch in batches for row in batch.rows]

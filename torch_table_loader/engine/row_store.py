@@ -20,8 +20,8 @@ from torch.utils.data import get_worker_info
 from torch_table_loader.arrow.datatypes import is_variable, width_of
 from torch_table_loader.engine.machine import available_memory, ranks_on_this_node, usable_cpus
 from torch_table_loader.errors import ConfigError, OutOfMemoryError, StorageError
-from torch_table_loader.fetch.fetcher import TasksAhead
 from torch_table_loader.fetch.parts import PartsAhead, begin_parts, reading_parts
+from torch_table_loader.fetch.tasks_ahead import TasksAhead
 from torch_table_loader.local_files import check_owned
 from torch_table_loader.messages import warn_caller
 from torch_table_loader.planning.splits import Chunks

@@ -10,8 +10,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -32,7 +31,7 @@ from torch_table_loader.fetch.planned_read import PlannedRead, Request, Requests
 if TYPE_CHECKING:
     from torch_table_loader.contracts import RangeStorage, Storage
     from torch_table_loader.fetch.settings import FetchSettings
-    from torch_table_loader.records import DataFile, FileNeeds, FileVersion
+    from torch_table_loader.records import DataFile, FileVersion
 
 _log = logging.getLogger(__name__)
 
@@ -126,6 +125,13 @@ class Fetcher:
             self._arrived.notify_all()
             self._arrived.wait_for(lambda: not self._writing - {threading.get_ident()}, _WRITING_S)
 
+    def release(self, task: Task, group: int) -> None:
+        """Release what only the row groups before one need, which are decoded."""
+        with self._wanted:
+            if task.requests is not None and (gone := task.requests.before_group(group)):
+                self._queue.drop(gone)
+                self._wanted.notify()
+
     def requests_of(self, task: Task) -> Requests | None:
         """Wait until it is known what a read needs; None if nothing is fetched for it."""
         with self._wanted:
@@ -164,13 +170,13 @@ class Fetcher:
         return storage.read_range(requests.file.path, start, stop, requests.file.version)
 
     def _begun_here(self, requests: Requests, start: int, stop: int) -> Request | None:
-        """Release what decoding left behind; return a request for these bytes that this thread should do itself."""
+        """Release the parts before these bytes; return a request for them that this thread should do itself."""
         with self._wanted:
             self._check_open(requests)
             covering = requests.covering(start, stop)
             if covering is None:
                 return None
-            if gone := requests.left_behind(covering[0].piece):
+            if gone := requests.before_part(covering[0]):
                 self._queue.drop(gone)
                 self._wanted.notify()
             request = self._queue.read_here(covering)
@@ -362,7 +368,7 @@ class Fetcher:
 
 
 class ReadStorage:
-    """The storage of one read (implements `contracts.Storage`): its file is served from the fetched bytes.
+    """The storage of one read (implements `contracts.ReleasingStorage`): its file is served from the fetched bytes.
 
     Everything else comes from the underlying storage.
     """
@@ -394,6 +400,10 @@ class ReadStorage:
         """Return the current size, time and tag: see `Storage.version`."""
         return self._storage.version(path)
 
+    def release(self, group: int) -> None:
+        """Release what only the row groups before one need: see `ReleasingStorage.release`."""
+        self._ahead.release(self._task, group)
+
     def close(self) -> None:
         """Release what the read holds; the underlying storage stays open for others."""
         self._ahead.end(self._task.read.lane)
@@ -408,37 +418,6 @@ def fetch_ahead(storage: Storage, plan: Iterator[PlannedRead], settings: FetchSe
         settings: how many bytes to fetch ahead, and what is cached.
     """
     return Fetcher(storage, plan, settings) if is_far(storage) and settings.applies_to(storage) else None
-
-
-class TasksAhead:
-    """Fetches what many tasks need ahead of the threads that run them, in the order of their numbers."""
-
-    def __init__(
-        self, storage: Storage, needs: Iterable[Callable[[], FileNeeds | None]], settings: FetchSettings
-    ) -> None:
-        """Start to fetch.
-
-        Args:
-            storage: the storage of the files.
-            needs: for each task, a function that returns which bytes it needs.
-            settings: how many bytes to fetch ahead, and what is cached.
-        """
-        plan = (PlannedRead(number, number, 1, find) for number, find in enumerate(needs))
-        self._ahead = fetch_ahead(storage, plan, settings)
-
-    @contextmanager
-    def storage_of(self, number: int) -> Iterator[ReadStorage | None]:
-        """Yield the storage for a task, and release it at the end; None for the files' own storage."""
-        if self._ahead is None:
-            yield None
-            return
-        with closing(self._ahead.next_read(number)) as storage:
-            yield storage
-
-    def close(self) -> None:
-        """Stop fetching."""
-        if self._ahead is not None:
-            self._ahead.close()
 
 
 _LOOK_AGAIN_S = 0.05

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from enum import Enum
@@ -115,6 +115,7 @@ class Requests:
         self.storage = storage
         self.is_over = False
         """Whether reading is over."""
+        self._numbers = needs.numbers
         pieces = plan_file(needs.groups, needs.file.version.num_bytes) if pieces is None else pieces
         if held:
             pieces = list(fitted_to_held(pieces, needs.groups, held))
@@ -159,14 +160,26 @@ class Requests:
         first = self._by_start[0]
         return first if (first.start, first.stop) == (0, self.file.version.num_bytes) else None
 
-    def left_behind(self, piece: int) -> list[Request]:
-        """Return the requests of the pieces that no row group needs any more; each is returned once.
+    def before_part(self, request: Request) -> list[Request]:
+        """Return the requests of the parts before the one that is read now; each is returned once.
 
         Args:
-            piece: the piece that decoding has reached: the row groups before its first are decoded.
+            request: the one that is read. Where it is of a row group, which columns were read says nothing: they are
+                decoded one after the other, over several row groups.
         """
+        return [] if self._numbers is not None else self._left_behind(self._groups[request.piece].start)
+
+    def before_group(self, group: int) -> list[Request]:
+        """Return the requests that no row group needs any more; each is returned once.
+
+        Args:
+            group: a row group of the file; those before it are decoded.
+        """
+        return [] if self._numbers is None else self._left_behind(bisect_left(self._numbers, group))
+
+    def _left_behind(self, place: int) -> list[Request]:
         gone: list[Request] = []
-        while self._kept and self._groups[self._kept[0]].stop <= self._groups[piece].start:
+        while self._kept and self._groups[self._kept[0]].stop <= place:
             gone += self.by_piece[self._kept.popleft()]
         return gone
 

@@ -32,8 +32,7 @@ class Piece(NamedTuple):
     Args:
         requests: first byte of each, and the byte after its last; ascending, without overlap within a file.
         groups: from the first to the last row group that needs any of them, by place. A request may end in bytes of the
-            next row group, so these may overlap between pieces. This piece may be dropped once a piece is used whose
-            row groups all come after these.
+            next row group, so these may overlap between pieces. This piece may be dropped once these are decoded.
     """
 
     requests: tuple[Range, ...]

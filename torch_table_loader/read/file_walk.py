@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 
 from torch_table_loader.arrow import compute as pc
-from torch_table_loader.contracts import RenewingStorage
+from torch_table_loader.contracts import ReleasingStorage, RenewingStorage
 from torch_table_loader.errors import TableError
 from torch_table_loader.format_contracts import EncodingReader, ThinningFile
 from torch_table_loader.read.file_plan import as_bits
@@ -208,6 +208,7 @@ class FileWalk:
         self.handle: OpenFile | None = None
         self.row = 0
         self._storage = storage
+        self._releasing = storage if isinstance(storage, ReleasingStorage) else None
         self._plan = plan
         self._max_rows = max_rows
         reader = reader_of(plan.file, verify_checksums=verify_checksums)
@@ -266,7 +267,7 @@ class FileWalk:
                 start, stop = self.row, self.row + batch.num_rows
                 if stop > end:
                     raise other_rows(run.groups, end, f"at least {stop - end} more")
-                self.row = stop
+                self._reach(stop)
                 while place < len(run.pieces) and run.pieces[place].row_start < stop:
                     piece = run.pieces[place]
                     low, high = max(piece.row_start, start), min(piece.row_stop, stop)
@@ -323,7 +324,7 @@ class FileWalk:
             wanted = kept is None or len(kept)
             others = thinner.thinned(group, self._others(chooser), num_rows, kept) if wanted else None
             batch = None if others is None else self._joined(first, others, kept)
-        self.row = piece.row_stop
+        self._reach(piece.row_stop)
         if batch is not None:
             yield piece, piece.row_start, batch, True
 
@@ -348,9 +349,15 @@ class FileWalk:
                         elif len(kept := self._live.marked(mask[places])):
                             taken = pc.take(batch, kept, boundscheck=False)
                             yield piece, row, self._joined(alike, taken, kept), True
-                self.row = stop
+                self._reach(stop)
         if self.row != piece.row_stop:
             raise other_rows(part.groups, piece.row_stop, f"{piece.row_stop - self.row} fewer")
+
+    def _reach(self, row: int) -> None:
+        """Record that the rows before one are decoded, in all columns."""
+        self.row = row
+        if self._releasing is not None:
+            self._releasing.release(group_at(row, self._plan.group_starts))
 
     def _others(self, chooser: FileConformer) -> list[str]:
         return [name for name in self._plan.conformer.reads if name not in chooser.reads]

@@ -7,16 +7,16 @@ from typing import TYPE_CHECKING
 
 from torch_table_loader.format_contracts import RangedReader
 from torch_table_loader.planning.requests import FIRST_BYTES
+from torch_table_loader.records import FileNeeds
 
 if TYPE_CHECKING:
     from torch_table_loader.format_contracts import FormatReader
-    from torch_table_loader.planning.requests import Range
     from torch_table_loader.records import DataFile, FileMeta
 
 
-def needed_ranges(
+def needs_of(
     file: DataFile, meta: FileMeta, groups: Sequence[int], columns: Sequence[str], reader: FormatReader
-) -> tuple[tuple[Range, ...], ...] | None:
+) -> FileNeeds | None:
     """Return which bytes it takes to open a file and to decode some of its row groups.
 
     A file that is needed whole is read from its start, and comes in parts.
@@ -29,8 +29,7 @@ def needed_ranges(
         reader: of its format.
 
     Returns:
-        In the order of decoding, for each row group or part the first byte of each range, and the byte after its
-        last; None where that is not known, or nothing is needed.
+        The bytes, in the order of decoding; None where that is not known, or nothing is needed.
     """
     size = file.version.num_bytes
     if isinstance(reader, RangedReader):
@@ -40,5 +39,6 @@ def needed_ranges(
     else:
         return None
     if found == (((0, size),),):
-        found = tuple(((start, min(start + FIRST_BYTES, size)),) for start in range(0, size, FIRST_BYTES))
-    return found if any(found) else None
+        parts = tuple(((start, min(start + FIRST_BYTES, size)),) for start in range(0, size, FIRST_BYTES))
+        return FileNeeds(file, parts) if parts else None
+    return FileNeeds(file, found, tuple(groups)) if any(found) else None

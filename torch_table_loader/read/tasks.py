@@ -26,9 +26,8 @@ from torch_table_loader.read.file_plan import FilePlan, plan_file
 from torch_table_loader.read.file_walk import FileWalk, Piece, Run, fit_segments, group_at, plan_runs, trim_segments
 from torch_table_loader.read.footers import LazyFooters
 from torch_table_loader.read.formats import is_columnar, reader_of
-from torch_table_loader.read.needs import needed_ranges
+from torch_table_loader.read.needs import needs_of
 from torch_table_loader.read.row_stage import RowBlocks
-from torch_table_loader.records import FileNeeds
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -37,7 +36,7 @@ if TYPE_CHECKING:
     from torch_table_loader.planning.keys import Key
     from torch_table_loader.planning.pack_counts import PackCounts
     from torch_table_loader.read.row_stage import RowStage, StagedRows
-    from torch_table_loader.records import DataFile, FileMeta, ReadTask, Segment
+    from torch_table_loader.records import DataFile, FileMeta, FileNeeds, ReadTask, Segment
 
 _log = logging.getLogger(__name__)
 
@@ -279,8 +278,7 @@ class TaskReader:
         plan = found.plan
         groups = [group for run in self._runs(plan, found.segments) for group in run.groups]
         with reading(self._storage, plan.file):
-            ranges = needed_ranges(plan.file, plan.meta, groups, plan.conformer.reads, reader_of(plan.file))
-        return None if ranges is None else FileNeeds(plan.file, ranges)
+            return needs_of(plan.file, plan.meta, groups, plan.conformer.reads, reader_of(plan.file))
 
     def _knows_live(self, plan: FilePlan) -> bool:
         """Whether the rows of a segment are known without reading it."""

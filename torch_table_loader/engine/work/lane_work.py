@@ -82,11 +82,12 @@ class LaneWork(ABC):
         """Yield a lane's rows, its tail included; see `joins_tails`."""
         return self.rows(lane, start, ahead)
 
-    def tails(self, rests: Sequence[Rows]) -> list[Rows]:  # noqa: ARG002 most work leaves no rows over
+    def tails(self, rests: Sequence[Rows], ahead: Fetcher | None = None) -> list[Rows]:  # noqa: ARG002 most leave none
         """Join what the lanes left over to the rows of the rank's last batches, one run a batch; see `joins_tails`.
 
         Args:
             rests: in lane order.
+            ahead: from `fetch_ahead`.
         """
         return []
 

@@ -62,8 +62,7 @@ class StreamWork(LaneWork):
 
     def fetch_ahead(self, begun: Mapping[int, int], *, joins: bool) -> Fetcher | None:
         """Begin to fetch what some lanes read, in the order of delivery; see `LaneWork.fetch_ahead`."""
-        plans = [self._planned_reads(lane, start, joins=joins) for lane, start in begun.items()]
-        return fetch_ahead(self.reader.storage, in_order(plans), self.fetching)
+        return fetch_ahead(self.reader.storage, in_order(self._plans(begun, joins=joins)), self.fetching)
 
     def planned_files(self) -> PlannedFiles | None:
         """Return the table's files that the plan takes; None where rows are not counted."""
@@ -71,9 +70,8 @@ class StreamWork(LaneWork):
 
     def needs(self) -> Iterator[FileNeeds]:
         """Return which bytes the lanes take, read by read."""
-        joins = self.joins_tails(0)
-        for lane in range(self.lanes):
-            for read in self._planned_reads(lane, 0, joins=joins):
+        for reads in self._plans(dict.fromkeys(range(self.lanes), 0), joins=self.joins_tails(0)):
+            for read in reads:
                 if (found := read.find()) is not None:
                     yield found
 
@@ -131,15 +129,16 @@ class StreamWork(LaneWork):
                 body = replace(stretch, runs=stretch.runs.slice(0, full_rows))
                 yield from self._permuted(body, stretch.size, source)
 
-    def tails(self, rests: Sequence[Rows]) -> list[Rows]:
+    def tails(self, rests: Sequence[Rows], ahead: Fetcher | None = None) -> list[Rows]:
         """Join what the lanes left over, and the padding, to the rows of the rank's last batches, one run a batch.
 
         Args:
             rests: the tails, in lane order.
+            ahead: from `fetch_ahead`.
         """
         size, plan = self.plan.batch_size, self.plan
         parts = list(rests)
-        for batch, name in self._read(self.segments, plan.padding, self.reader.read):
+        for batch, name in self._read(self.segments, plan.padding, self._lane_reader(self.lanes, ahead)):
             parts.append(self._decode(batch, name, np.ones(batch.num_rows, dtype=np.bool_)))
         if not parts:
             return []
@@ -156,16 +155,29 @@ class StreamWork(LaneWork):
         shuffle = WindowShuffle(self.codec, self.window, partial(self._order, stretch))
         return cast("Rows", self.codec.concat([*shuffle.push(rows), *shuffle.finish()]))
 
+    def _plans(self, begun: Mapping[int, int], *, joins: bool) -> list[Iterator[PlannedRead]]:
+        """Return what each lane reads; where tails are joined, the padding is read like a lane after all others."""
+        plans = [self._planned_reads(lane, start, joins=joins) for lane, start in begun.items()]
+        if joins:
+            before = max((rows.num_rows for rows in self.plan.lanes), default=0)
+            plans.append(self._reads(self.lanes, before, self.segments, self.plan.padding))
+        return plans
+
     def _planned_reads(self, lane: int, start: int, *, joins: bool) -> Iterator[PlannedRead]:
         """Return what a lane reads: one read a task, in the order of `_read`."""
         before = 0
         for section in [self.plan.whole(lane, start)] if joins else self.plan.sections(lane, start):
             for stretch in stretches(section, self.segments, self.window):
                 segments, runs = self._rows_read(stretch)
-                for split, begin, end in runs:
-                    task = self._task(segments, split, begin, end)
-                    yield PlannedRead(before, lane, end - begin, partial(self.reader.needs, task))
-                    before += end - begin
+                yield from self._reads(lane, before, segments, runs)
+                before += runs.num_rows
+
+    def _reads(self, lane: int, before: int, segments: SegmentTable, runs: Runs) -> Iterator[PlannedRead]:
+        """Return a read for each task of some rows, and how many rows the lane delivers before it."""
+        for split, begin, end in runs:
+            task = self._task(segments, split, begin, end)
+            yield PlannedRead(before, lane, end - begin, partial(self.reader.needs, task))
+            before += end - begin
 
     def _lane_reader(self, lane: int, ahead: Fetcher | None) -> Read:
         """Return what reads a lane's tasks, one after the other: through what is fetched ahead, if anything is."""

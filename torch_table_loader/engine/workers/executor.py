@@ -80,7 +80,7 @@ class CallerExecutor(LaneExecutor):
         if block is not None or not self._joins:
             return block
         self._joins = False
-        join_tails(self._work, self._lanes)
+        join_tails(self._work, self._lanes, self._ahead)
         return self._lanes[lane].next_block(self._prefetch)
 
     def rest(self, lane: int) -> Rows | None:
@@ -107,12 +107,18 @@ def begin_lanes(work: LaneWork, start: int) -> tuple[list[LaneBatches], Fetcher 
     return [LaneBatches(work, lane, batches, ahead, joins=joins) for lane, batches in begun.items()], ahead
 
 
-def join_tails(work: LaneWork, lanes: Sequence[LaneBatches]) -> None:
-    """Build the rank's last batches from the rows left over by all lanes; each lane continues with its own of them."""
+def join_tails(work: LaneWork, lanes: Sequence[LaneBatches], ahead: Fetcher | None) -> None:
+    """Build the rank's last batches from the rows left over by all lanes; each lane continues with its own of them.
+
+    Args:
+        work: the rank's work.
+        lanes: all of them; each was read to its end.
+        ahead: from `begin_lanes`.
+    """
     for lane in lanes:
         while lane.next_block() is not None:
             msg = "a lane made a full batch after the plan's last"
             raise AssertionError(msg)
-    tails = work.tails([lane.rest for lane in lanes if lane.rest is not None])
+    tails = work.tails([lane.rest for lane in lanes if lane.rest is not None], ahead)
     for number, lane in enumerate(lanes):
         lane.add_tails(tails[number :: len(lanes)])

@@ -266,7 +266,7 @@ class ThreadExecutor(LaneExecutor):
     def _join_tails(self) -> None:
         error = None
         try:
-            join_tails(self._work, [lane.batches for lane in self._lanes])
+            join_tails(self._work, [lane.batches for lane in self._lanes], self._ahead)
         except BaseException as caught:  # noqa: BLE001 the consumer raises it, in its own thread
             error = caught
         with self._lock:

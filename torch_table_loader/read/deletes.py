@@ -40,7 +40,9 @@ CACHE_BYTES = 512 * 1024 * 1024
 
 _ROWS_AT_A_TIME = 1 << 17
 
-_PUFFIN = b"PFA1"
+_EDGES = {"puffin": (b"PFA1", b"PFA1"), "deletion vectors": (b"\x01", b"")}
+"""What files that hold deletion vectors begin and end with, by their formats."""
+
 _VECTOR = b"\xd1\xd3\x39\x64"
 
 
@@ -126,12 +128,8 @@ class Deletes:
         return parts[0] if len(parts) == 1 else distinct(np.concatenate(parts))
 
     def _positions(self, delete: DeleteFile, path: str) -> NDArray[np.int64]:
-        if delete.kind == "mask":
-            return cast(
-                "NDArray[np.int64]", self._cached(("mask", path, delete.mask), delete, lambda: _unpacked(delete))
-            )
         if delete.kind == "vector":
-            name = ("vector", delete.file.path, delete.blob)
+            name = ("vector", delete.file.path, delete.blob, delete.inline)
             vector = self._cached(name, delete, lambda: self._sized_vector(delete))
             return cast("NDArray[np.int64]", vector)
         by_path = self._cached(("position", delete.file.path), delete, lambda: self._read_positions(delete))
@@ -284,15 +282,11 @@ def _path_to(column: Column, field_id: int) -> tuple[Column, ...] | None:
     return None
 
 
-def _unpacked(delete: DeleteFile) -> tuple[Any, int]:
-    """Return the positions of a mask, and the bytes that they take."""
-    bits = np.unpackbits(np.frombuffer(zlib.decompress(delete.mask), np.uint8), bitorder="little")
-    positions = np.flatnonzero(bits)
-    return positions, positions.nbytes
-
-
 def _read_vector(storage: Storage, delete: DeleteFile) -> NDArray[np.int64]:
-    """Read a deletion vector: a roaring bitmap in a Puffin file (https://iceberg.apache.org/puffin-spec/).
+    """Read a deletion vector: a roaring bitmap, framed alike in a Puffin file and in one of Delta Lake.
+
+    https://iceberg.apache.org/puffin-spec/, and "Deletion Vector Format" in Delta Lake's protocol; its log may hold the
+    bitmap itself.
 
     Args:
         storage: where it is.
@@ -304,25 +298,36 @@ def _read_vector(storage: Storage, delete: DeleteFile) -> NDArray[np.int64]:
     Raises:
         TableError: it is gone, torn, or no deletion vector.
     """
+    if delete.inline:
+        return _parse_bitmap(delete.inline, delete)
     if delete.blob is None:
         raise TableError(f"{delete.file.name} must come with the place of its blob; plan the table again")
     offset, length = delete.blob
-    size = delete.file.version.num_bytes
+    start, end = _EDGES[delete.file.format]
     if is_far(storage):  # its length, magic and checksum show whether it is the blob
-        if offset < 4 or length < 1 or offset + length > size - 4:
-            raise _broken(delete, f"a blob inside its {size} bytes", f"bytes {offset} to {offset + length}")
+        # The log of a Delta Lake table does not say how long the file is.
+        size = delete.file.version.num_bytes if end else storage.version(delete.file.path).num_bytes
+        _check_blob(delete, size)
         found = storage.read_range(delete.file.path, offset, offset + length, delete.file.version)
         return _parse_vector(bytes(found), delete)
     with storage.open(delete.file.path) as source:
         size = source.size()
-        head = source.read_at(min(4, size), 0)
-        tail = source.read_at(min(4, size), max(0, size - 4))
-        if head != _PUFFIN or tail != _PUFFIN:
-            raise _broken(delete, f"a Puffin file, which begins and ends with {_PUFFIN!r}", f"{head!r} and {tail!r}")
-        if offset < 4 or offset + length > size - 4:
-            raise _broken(delete, f"a blob inside its {size} bytes", f"bytes {offset} to {offset + length}")
+        head = source.read_at(min(len(start), size), 0)
+        tail = source.read_at(min(len(end), size), max(0, size - len(end)))
+        if head != start or tail != end:
+            raise _broken(
+                delete, f"a file that begins with {start!r} and ends with {end or b''!r}", f"{head!r} and {tail!r}"
+            )
+        _check_blob(delete, size)
         blob = source.read_at(length, offset)
     return _parse_vector(blob, delete)
+
+
+def _check_blob(delete: DeleteFile, size: int) -> None:
+    offset, length = delete.blob or (0, 0)
+    start, end = _EDGES[delete.file.format]
+    if offset < len(start) or length < 1 or offset + length > size - len(end):
+        raise _broken(delete, f"a blob inside its {size} bytes", f"bytes {offset} to {offset + length}")
 
 
 def _parse_vector(blob: bytes, delete: DeleteFile) -> NDArray[np.int64]:
@@ -334,15 +339,18 @@ def _parse_vector(blob: bytes, delete: DeleteFile) -> NDArray[np.int64]:
     """
     if len(blob) < 12 or int.from_bytes(blob[:4], "big") != len(blob) - 8:
         raise _broken(delete, "a blob that says its own length", f"{len(blob)} bytes that say another")
-    body = blob[4:-4]
+    if zlib.crc32(blob[4:-4]) != int.from_bytes(blob[-4:], "big"):
+        raise _broken(delete, "a blob whose checksum holds", "another checksum")
+    return _parse_bitmap(blob[4:-4], delete)
+
+
+def _parse_bitmap(body: bytes, delete: DeleteFile) -> NDArray[np.int64]:
     if body[:4] != _VECTOR:
         raise _broken(delete, f"a blob with the magic {_VECTOR!r}", repr(body[:4]))
-    if zlib.crc32(body) != int.from_bytes(blob[-4:], "big"):
-        raise _broken(delete, "a blob whose checksum holds", "another checksum")
     try:
         bitmap = _bitmap(body[4:])
         if len(bitmap) != delete.num_rows:  # before it is unpacked: a few bytes may hold any number of positions
-            raise _broken(delete, f"the {delete.num_rows} positions that the manifest says", f"{len(bitmap)}")
+            raise _broken(delete, f"the {delete.num_rows} positions that the table's metadata says", f"{len(bitmap)}")
         return np.array(bitmap.to_array(), dtype=np.int64)
     except (ValueError, OverflowError, IndexError) as error:
         raise _broken(delete, "a roaring bitmap", f"bytes that do not parse ({error})") from error
@@ -352,7 +360,7 @@ def _bitmap(data: bytes) -> Any:
     try:
         from pyroaring import BitMap64
     except ImportError as error:
-        raise MissingExtraError("deletion vectors need pyroaring; pip install 'torch-table-loader[iceberg]'") from error
+        raise MissingExtraError("deletion vectors need pyroaring; pip install pyroaring") from error
     return BitMap64.deserialize(data)
 
 

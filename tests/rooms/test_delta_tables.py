@@ -5,7 +5,6 @@ from __future__ import annotations
 import datetime as dt
 import json
 import os
-import re
 import shutil
 from collections.abc import Sequence
 from decimal import Decimal

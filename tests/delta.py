@@ -180,8 +180,9 @@ class DeltaWriter:
         return {**told, "pathOrInlineDv": z85(name.bytes) if stored == "u" else path.as_uri(), "offset": 1}
 
     def commit(self) -> int:
-        """Write the next version."""
+        """Write the next version; of one that changes nothing, writers say what they did."""
         self.version += 1
+        self.actions = self.actions or [{"commitInfo": {"operation": "WRITE", "timestamp": 0}}]
         path = self.root / "_delta_log" / f"{self.version:020}.json"
         path.write_text("".join(json.dumps(action) + "\n" for action in self.actions))
         self.actions = []

@@ -180,16 +180,113 @@ class DeltaWriter:
         return {**told, "pathOrInlineDv": z85(name.bytes) if stored == "u" else path.as_uri(), "offset": 1}
 
     def commit(self) -> int:
-        """Write the next version."""
+        """Write the next version; of one that changes nothing, writers say what they did."""
         self.version += 1
+        self.actions = self.actions or [{"commitInfo": {"operation": "WRITE", "timestamp": 0}}]
         path = self.root / "_delta_log" / f"{self.version:020}.json"
         path.write_text("".join(json.dumps(action) + "\n" for action in self.actions))
         self.actions = []
         return self.version
 
+    def restore(self, path: str) -> None:
+        """Bring all rows of a file back: it is there without a deletion vector."""
+        [data] = [each for each in self.data if each.add["path"] == path]
+        gone = {"path": path, "deletionTimestamp": 0, "dataChange": True, "deletionVector": data.add["deletionVector"]}
+        data.add = {name: value for name, value in data.add.items() if name != "deletionVector"}
+        data.deleted = frozenset()
+        self.actions += [{"remove": gone}, {"add": data.add}]
+
+    def checkpoint(self, form: str) -> None:
+        """Write what the log says now as a checkpoint: "one file", "parts", "sidecars", or "sidecars, json"."""
+        commits = [self.root / "_delta_log" / f"{version:020}.json" for version in range(self.version + 1)]
+        lines = [json.loads(line) for commit in commits for line in commit.read_text().splitlines()]
+        head = [next(each for each in lines[::-1] if kind in each) for kind in ("protocol", "metaData")]
+        adds = [{"add": each.add} for each in self.data]
+        begin = self.root / "_delta_log" / f"{self.version:020}.checkpoint"
+        if form == "one file":
+            _write_actions(begin.with_name(f"{begin.name}.parquet"), [*head, *adds])
+        elif form == "parts":
+            for part, actions in enumerate((head, adds[:1], adds[1:]), 1):
+                _write_actions(begin.with_name(f"{begin.name}.{part:010}.{3:010}.parquet"), actions)
+        else:
+            folder = self.root / "_delta_log" / "_sidecars"
+            folder.mkdir()
+            actions = [*head, {"checkpointMetadata": {"version": self.version}}]
+            for part in (adds[:1], adds[1:]):
+                path = folder / f"{uuid.uuid4()}.parquet"
+                _write_actions(path, part)
+                told = {"path": path.name, "sizeInBytes": path.stat().st_size, "modificationTime": 0}
+                actions.append({"sidecar": told})
+            name = f"{begin.name}.{uuid.uuid4()}"
+            if "json" in form:
+                text = "".join(json.dumps(action) + "\n" for action in actions)
+                begin.with_name(f"{name}.json").write_text(text)
+            else:
+                _write_actions(begin.with_name(f"{name}.parquet"), actions)
+
     def live(self) -> list[Row]:
         """Return the rows that deletion vectors leave."""
         return [row for data in self.data for place, row in enumerate(data.rows) if place not in data.deleted]
+
+
+_TEXTS = pa.map_(pa.string(), pa.string())
+_VECTOR = pa.struct(
+    [
+        ("storageType", pa.string()),
+        ("pathOrInlineDv", pa.string()),
+        ("offset", pa.int32()),
+        ("sizeInBytes", pa.int32()),
+        ("cardinality", pa.int64()),
+    ]
+)
+_FORMAT = pa.struct([("provider", pa.string()), ("options", _TEXTS)])
+_ACTIONS = {
+    "add": pa.struct(
+        [
+            ("path", pa.string()),
+            ("partitionValues", _TEXTS),
+            ("size", pa.int64()),
+            ("modificationTime", pa.int64()),
+            ("dataChange", pa.bool_()),
+            ("stats", pa.string()),
+            ("deletionVector", _VECTOR),
+        ]
+    ),
+    "protocol": pa.struct(
+        [
+            ("minReaderVersion", pa.int32()),
+            ("minWriterVersion", pa.int32()),
+            ("readerFeatures", pa.list_(pa.string())),
+            ("writerFeatures", pa.list_(pa.string())),
+        ]
+    ),
+    "metaData": pa.struct(
+        [
+            ("id", pa.string()),
+            ("format", _FORMAT),
+            ("schemaString", pa.string()),
+            ("partitionColumns", pa.list_(pa.string())),
+            ("configuration", _TEXTS),
+            ("createdTime", pa.int64()),
+        ]
+    ),
+    "sidecar": pa.struct([("path", pa.string()), ("sizeInBytes", pa.int64()), ("modificationTime", pa.int64())]),
+    "checkpointMetadata": pa.struct([("version", pa.int64())]),
+}
+
+
+def _write_actions(path: Path, actions: Sequence[Mapping[str, Any]]) -> None:
+    """Write a file of a checkpoint, in which each kind of action has a column."""
+    kinds = {kind: type_ for kind, type_ in _ACTIONS.items() if any(kind in action for action in actions)}
+    maps = {"partitionValues", "configuration", "options"}
+
+    def typed(value: Any, name: str = "") -> Any:
+        if not isinstance(value, Mapping):
+            return value
+        return list(value.items()) if name in maps else {key: typed(inner, key) for key, inner in value.items()}
+
+    columns = {kind: pa.array([typed(action.get(kind)) for action in actions], type_) for kind, type_ in kinds.items()}
+    pq.write_table(pa.table(columns), path)
 
 
 def some(start: int, stop: int) -> list[Row]:

@@ -164,16 +164,21 @@ class IcebergWriter:
     def delete_vector(self, target: str, positions: Iterable[int], partition: Any = None) -> str:
         """Write a deletion vector, which takes the place of the file's other position deletes."""
         rows = frozenset(positions)
-        body = b"\xd1\xd3\x39\x64" + bytes(BitMap64(rows).serialize())
-        blob = struct.pack(">I", len(body)) + body + struct.pack(">I", zlib.crc32(body))
-        footer = json.dumps({"blobs": []}).encode()
         path = self._new("puffin")
-        Path(path).write_bytes(b"PFA1" + blob + b"PFA1" + footer + struct.pack("<iI", len(footer), 0) + b"PFA1")
+        [blob] = _write_puffin(path, [(target, rows)])
         entry = self._entry(self.url(path), "puffin", len(rows), partition, content=1)
-        entry |= {"referenced_data_file": target, "content_offset": 4, "content_size_in_bytes": len(blob)}
+        entry |= {"referenced_data_file": target, "content_offset": blob[0], "content_size_in_bytes": blob[1]}
         self.deletes = [each for each in self.deletes if each.path != target or each.entry["file_format"] != "PUFFIN"]
         self.deletes.append(Deleted(self.sequence, partition, entry, target, rows))
         return path
+
+    def join_vectors(self, *, compressed: bool) -> None:
+        """Write all deletion vectors again, into one file, whose footer may be compressed."""
+        path = self._new("puffin")
+        blobs = _write_puffin(path, [(str(each.path), each.positions) for each in self.deletes], compressed=compressed)
+        for delete, (offset, length) in zip(self.deletes, blobs, strict=True):
+            delete.entry |= self._entry(self.url(path), "puffin", len(delete.positions), delete.partition, content=1)
+            delete.entry |= {"content_offset": offset, "content_size_in_bytes": length}
 
     def delete_keys(
         self,
@@ -356,6 +361,29 @@ class IcebergWriter:
             "existing_rows_count": 0,
             "deleted_rows_count": 0,
         }
+
+
+def _write_puffin(
+    path: str, vectors: Sequence[tuple[str, frozenset[int]]], *, compressed: bool = False
+) -> list[tuple[int, int]]:
+    """Write deletion vectors, each of a data file, into one file; return where they begin, and their lengths."""
+    data, told = b"PFA1", []
+    for target, rows in vectors:
+        body = b"\xd1\xd3\x39\x64" + bytes(BitMap64(rows).serialize())
+        blob = struct.pack(">I", len(body)) + body + struct.pack(">I", zlib.crc32(body))
+        properties = {"referenced-data-file": target, "cardinality": str(len(rows))}
+        kind = {"type": "deletion-vector-v1", "fields": [2147483645], "snapshot-id": -1, "sequence-number": -1}
+        told.append({**kind, "offset": len(data), "length": len(blob), "properties": properties})
+        data += blob
+    footer = json.dumps({"blobs": told}).encode()
+    if compressed:
+        target_bytes = pa.BufferOutputStream()
+        with pa.CompressedOutputStream(target_bytes, "lz4") as stream:
+            stream.write(footer)
+        footer = target_bytes.getvalue().to_pybytes()
+    end = struct.pack("<iI", len(footer), int(compressed))
+    Path(path).write_bytes(data + b"PFA1" + footer + end + b"PFA1")
+    return [(each["offset"], each["length"]) for each in told]
 
 
 def _group_starts(path: Path) -> list[int]:

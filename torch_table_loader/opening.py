@@ -139,7 +139,7 @@ def _unreadable(snapshot_id: int, error: ConfigError) -> ResumeError:
 
 def _deletes(file: DataFile) -> set[tuple[Any, ...]]:
     """Return what tells the deletes of a file from others."""
-    return {(each.kind, each.file.path, each.blob, each.key_ids, each.mask, each.keeps) for each in file.deletes}
+    return {(each.kind, each.file.path, each.blob, each.key_ids, each.inline, each.keeps) for each in file.deletes}
 
 
 def time_travel(source: Source, open_job: Callable[[Any], Job]) -> TimeTravel:

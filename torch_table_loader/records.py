@@ -222,14 +222,13 @@ class DeleteFile:
     """A file that says which rows of data files are deleted.
 
     Args:
-        file: as a reader opens it; of a mask, the data file.
-        kind: "position": pairs of path and row; "vector": a bitmap of rows of one file; "equality": keys; "mask": a
-            bitmap that planning read.
-        num_rows: its rows; of a vector or mask, the rows that it deletes.
+        file: as a reader opens it; of a vector that the table's log holds, the data file.
+        kind: "position": pairs of path and row; "vector": a bitmap of rows of one file; "equality": keys.
+        num_rows: its rows; of a vector, the rows that it deletes.
         key_ids: of an equality delete, the ids of the key's columns.
         blob: of a vector, its offset and length in the file, in bytes.
         everywhere: of an equality delete, whether it applies to all partitions.
-        mask: of a mask, a bit for each row, the lowest first, set where it is deleted; compressed by zlib.
+        inline: of a vector that the table's log holds, its magic number and bitmap.
         keeps: whether of the data file only those rows are read that this and others that keep delete, as a changelog
             reads them; never of equality deletes.
     """
@@ -240,7 +239,7 @@ class DeleteFile:
     key_ids: tuple[int, ...] = ()
     blob: tuple[int, int] | None = None
     everywhere: bool = False
-    mask: bytes = field(default=b"", repr=False)
+    inline: bytes = field(default=b"", repr=False)
     keeps: bool = False
 
 

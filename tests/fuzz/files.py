@@ -102,11 +102,34 @@ def _ipc(make: Callable[..., Any], compression: str | None = None) -> bytes:
     return target.getvalue()
 
 
-def _orc(**options: Any) -> bytes:
+def _orc(table: pa.Table | None = None, **options: Any) -> bytes:
     target = io.BytesIO()
-    table = pa.table({**{name: FLAT[name] for name in FLAT.column_names}, "l": NESTED["l"], "st": NESTED["st"]})
+    if table is None:
+        table = pa.table({**{name: FLAT[name] for name in FLAT.column_names}, "l": NESTED["l"], "st": NESTED["st"]})
     pa.orc.write_table(table, target, **options)
     return target.getvalue()
+
+
+def _orc_types() -> pa.Table:
+    """Every encoding of ORC's: the values take the forms of run lengths that there are."""
+    runs = [7] * 20 + list(range(20)) + [i * i * 1001 for i in range(20)]
+    some = [None if i % 9 == 4 else value for i, value in enumerate(runs)]
+    return pa.table(
+        {
+            "dictionary": pa.array([None if i % 11 == 5 else f"word {i % 4}" for i in range(ROWS)]),
+            "short": pa.array([value % 100 for value in runs], pa.int16()),
+            "long": pa.array(some, pa.int64()),
+            "outliers": pa.array([1 << 50 if i % 25 == 3 else i % 3 for i in range(ROWS)], pa.int64()),
+            "tiny": pa.array([value % 100 - 50 for value in runs], pa.int8()),
+            "day": pa.array([value % 20_000 for value in runs], pa.int32()).cast(pa.date32()),
+            "at": pa.array(some, pa.int64()).cast(pa.timestamp("ns")),
+            "decimal": pa.array(runs, pa.int64()).cast(pa.decimal128(30, 2)),
+            "float": pa.array(range(ROWS), pa.float32()),
+            "binary": pa.array([b"x" * (i % 5) for i in range(ROWS)], pa.binary()),
+            "map": pa.array([[(str(i % 3), i)][: i % 2] for i in range(ROWS)], pa.map_(pa.string(), pa.int64())),
+            "lists": pa.array([[[i], []][: i % 3] for i in range(ROWS)], pa.list_(pa.list_(pa.int32()))),
+        }
+    )
 
 
 def _csv() -> bytes:
@@ -188,6 +211,10 @@ SAMPLES: dict[str, Callable[[], Sample]] = {
     "arrow stream, zstd": lambda: Sample("arrow", _ipc(pa.ipc.new_stream, "zstd")),
     "orc": lambda: Sample("orc", _orc()),
     "orc, zlib": lambda: Sample("orc", _orc(compression="zlib")),
+    "orc, all types": lambda: Sample("orc", _orc(_orc_types(), dictionary_key_size_threshold=1.0)),
+    "orc, all types, zstd": lambda: Sample(
+        "orc", _orc(_orc_types(), dictionary_key_size_threshold=1.0, compression="zstd")
+    ),
     "csv": lambda: Sample("csv", _csv(), counted=False),
     "json": lambda: Sample("json", _json(), counted=False),
     "avro": lambda: Sample("avro", _avro("null")),

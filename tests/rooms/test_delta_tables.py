@@ -18,6 +18,7 @@ import pytest
 from deltalake import DeltaTable, write_deltalake
 
 from tests.delta import COLUMNS, DeltaWriter, Row, field_of, some
+from tests.fuzz.sandbox import Sandbox
 from tests.services.delta_reader import read
 from torch_table_loader import ConfigError, DeltaDataset, MissingPathError, TableError
 from torch_table_loader.options import LoaderOptions
@@ -216,20 +217,157 @@ def test_a_deletion_vector_that_is_gone_or_torn_is_an_error(tmp_path: Path) -> N
     [vector] = (tmp_path / "t").glob("deletion_vector_*")
     whole = vector.read_bytes()
     vector.write_bytes(whole[:-5] + bytes([whole[-5] ^ 1]) + whole[-4:])
-    with pytest.raises(TableError, match="cannot be read as a Delta Lake table"):
+    with pytest.raises(TableError, match=r"deletion_vector_\S*\.bin must be a blob whose checksum holds"):
+        read(table.uri)
+    vector.write_bytes(whole[:-9])
+    with pytest.raises(TableError, match=r"deletion_vector_\S*\.bin must be a blob inside its"):
         read(table.uri)
     vector.unlink()
-    with pytest.raises(TableError, match="cannot be read as a Delta Lake table"):
+    with pytest.raises(TableError, match=r"deletion_vector_\S*\.bin"):
         read(table.uri)
 
 
-@pytest.mark.parametrize("stats", [None, True])
-def test_deletes_that_contradict_the_count_of_rows_are_refused(tmp_path: Path, stats: bool | None) -> None:
+@whenever_footers_are_read
+@pytest.mark.parametrize(
+    ("positions", "said"),
+    [
+        (range(15, 25), "must lie in its 20 rows, got rows 15 to 24"),
+        (range(25), "must delete at most its 20 rows, as the log of .* got 25"),
+    ],
+)
+def test_deletes_that_contradict_the_count_of_rows_are_refused(
+    tmp_path: Path, positions: range, said: str, footers: str
+) -> None:
     table = DeltaWriter(tmp_path / "t")
-    table.delete(table.append(some(0, 20), stats=stats), range(15, 25))
+    table.delete(table.append(some(0, 20)), positions)
     table.commit()
-    with pytest.raises(TableError, match="length 25 exceeds numRecords 20" if stats else "Missing numRecords"):
+    with pytest.raises(TableError, match=said):
+        read(table.uri, footers=footers)
+
+
+def test_a_vector_that_deletes_far_beyond_its_file_takes_little_memory(tmp_path: Path) -> None:
+    table = DeltaWriter(tmp_path / "t")
+    table.delete(table.append(some(0, 40)), [3, 1 << 40])
+    table.commit()
+    with Sandbox() as sandbox:  # which bounds memory and time
+        outcome = sandbox.run(read, table.uri)
+    assert (outcome.kind, outcome.error) == ("ours", "TableError"), outcome
+    assert f"parquet must lie in its 40 rows, got rows 3 to {1 << 40}" in outcome.text
+
+
+def test_deletes_without_a_count_of_rows_are_those_of_the_footer(tmp_path: Path) -> None:
+    table = DeltaWriter(tmp_path / "t")
+    table.delete(table.append(some(0, 20), stats=None), range(15, 20))
+    table.commit()
+    same(table.uri, table.live())
+
+
+VECTORS: list[tuple[dict[str, Any], str]] = [
+    ({"pathOrInlineDv": ""}, r"json must say what is deleted .*pathOrInlineDv .* must be a text that is not empty"),
+    ({"pathOrInlineDv": "a b"}, "' ' is no letter of base 85"),
+    ({"pathOrInlineDv": "abcdef"}, "five letters for four bytes"),
+    ({"pathOrInlineDv": "00000" * 8}, "sizeInBytes of a deletion vector is 36, and its inline text has 32"),
+    ({"pathOrInlineDv": "00000" * 9}, r"parquet must be a blob with the magic"),
+    ({"storageType": "x"}, "storageType of a deletion vector must be 'u', 'p' or 'i', got 'x'"),
+    ({"cardinality": 1}, "must be the 1 positions that the table's metadata says, got 2"),
+    ({"cardinality": 0}, "must be the 0 positions"),
+    ({"cardinality": 1 << 62}, "must delete at most its 20 rows"),
+    ({"cardinality": -2}, "cardinality of a deletion vector must be a whole number"),
+    ({"storageType": "p", "pathOrInlineDv": "s3://elsewhere/x.bin"}, "which lies elsewhere and is not opened"),
+]
+
+
+@whenever_footers_are_read
+@pytest.mark.parametrize(("change", "said"), VECTORS)
+def test_a_deletion_vector_that_is_not_as_described(
+    tmp_path: Path, change: dict[str, Any], said: str, footers: str
+) -> None:
+    table = DeltaWriter(tmp_path / "t")
+    table.delete(table.append(some(0, 20)), [3, 1 << 10], "i")
+    table.actions[-1]["add"]["deletionVector"].update(change)
+    table.commit()
+    with pytest.raises(TableError, match=said):
+        read(table.uri, footers=footers)
+
+
+ADDS: list[tuple[dict[str, Any], str]] = [
+    ({"size": 1 << 62}, r"size_bytes of part-\S*parquet must be a number from 0 to"),
+    ({"size": -5}, r"size_bytes of part-\S*parquet must be"),
+    ({"stats": json.dumps({"numRecords": (1 << 63) - 1})}, r"num_records of part-\S*parquet must be"),
+    ({"stats": json.dumps({"numRecords": -3})}, r"num_records of part-\S*parquet must be"),
+    ({"path": "a\0b.parquet"}, r"must name files by paths without NUL, got .*a\\x00b\.parquet"),
+]
+
+
+@whenever_footers_are_read
+@pytest.mark.parametrize(("change", "said"), ADDS)
+def test_an_add_that_no_file_can_be(tmp_path: Path, change: dict[str, Any], said: str, footers: str) -> None:
+    table = DeltaWriter(tmp_path / "t")
+    table.append(some(0, 20))
+    table.actions[-1]["add"].update(change)
+    table.commit()
+    with pytest.raises(TableError, match=said):
+        read(table.uri, footers=footers)
+
+
+@pytest.mark.parametrize("form", ["one file", "parts", "sidecars", "sidecars, json"])
+def test_deletion_vectors_of_a_checkpoint(tmp_path: Path, form: str) -> None:
+    v2 = ("v2Checkpoint",) if "sidecars" in form else ()
+    table = DeltaWriter(tmp_path / "t", features=("deletionVectors", *v2))
+    paths = [table.append(some(20 * at, 20 * at + 20)) for at in range(4)]
+    table.delete(paths[0], [1, 2])
+    table.delete(paths[1], [3], "i")
+    table.commit()
+    table.delete(paths[2], [4, 5])
+    table.commit()
+    table.checkpoint(form)
+    same(table.uri, table.live())
+    table.append(some(80, 90))
+    table.delete(paths[0], [2, 1, 7])  # newer than that of the checkpoint
+    table.restore(paths[2])
+    table.commit()
+    same(table.uri, table.live())
+    for version in (0, 1):  # only the checkpoint has them
+        (tmp_path / "t" / "_delta_log" / f"{version:020}.json").unlink()
+    same(table.uri, table.live())
+
+
+# The log
+
+
+TORN = {
+    "empty": lambda _: b"",
+    "blank": lambda data: b"\n" * len(data),
+    "long and blank": lambda _: b" \n" * 40_000,
+    "without actions": lambda _: b"{}\n",
+    "of nothing": lambda _: b'{"add": null}\n',
+    "cut": lambda data: data[:-30],
+    "zeros": lambda data: bytes(len(data)),
+}
+
+
+@pytest.mark.parametrize("how", TORN)
+@pytest.mark.parametrize("version", [1, 2])
+def test_a_torn_commit_is_refused_by_its_name(tmp_path: Path, how: str, version: int) -> None:
+    table = DeltaWriter(tmp_path / "t", features=())
+    for start in range(0, 30, 10):
+        table.append(some(start, start + 10))
+        table.commit()
+    same(table.uri, table.live())
+    commit = tmp_path / "t" / "_delta_log" / f"{version:020}.json"
+    commit.write_bytes(TORN[how](commit.read_bytes()))
+    named = "cannot be read as a Delta Lake table" if how in ("cut", "zeros") else rf"{version:020}\.json must hold"
+    with pytest.raises(TableError, match=named):
         read(table.uri)
+    same(table.uri, some(0, 10 * version), version=version - 1)
+
+
+def test_a_long_commit_is_looked_at_by_its_head(tmp_path: Path) -> None:
+    table = DeltaWriter(tmp_path / "t", features=())
+    table.actions.insert(0, {"commitInfo": {"operation": "WRITE", "note": "x" * 100_000}})
+    table.append(some(0, 10))
+    table.commit()
+    same(table.uri, table.live())
 
 
 def mapped(mode: str) -> dict[str, Any]:

@@ -181,8 +181,11 @@ def test_a_deletion_vector_replaces_position_deletes(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("spoil", "said"),
     [
-        (lambda data: b"PFA0" + data[4:], "a Puffin file, which begins and ends"),
-        (lambda data: data[:8] + b"\0" + data[9:], "the magic"),
+        (lambda data: b"PFA0" + data[4:], "in a Puffin file, which begins and ends"),
+        (lambda data: data[:-1] + b"0", "in a Puffin file, which begins and ends"),
+        (lambda data: data[:-12] + b"\xff\xff\xff\x7f" + data[-8:], "a footer of 2147483647 bytes"),
+        (lambda data: data.replace(b'"blobs"', b'"blubs"'), "whose footer is JSON with blobs"),
+        (lambda data: data[:8] + b"\0" + data[9:], "whose checksum holds"),
         (lambda data: data[:20] + bytes([data[20] ^ 1]) + data[21:], "whose checksum holds"),
         (lambda data: data[:4] + b"\0\0\0\1" + data[8:], "says its own length"),
     ],
@@ -202,8 +205,42 @@ def test_a_vector_of_another_length_than_the_manifest_says(tmp_path: Path) -> No
     table.delete_vector(table.append(some(0, 10)), [1, 2])
     table.deletes[0].entry["record_count"] = 3
     table.commit()
-    with pytest.raises(TableError, match="the 3 positions that the manifest says"):
+    with pytest.raises(TableError, match="of 3 rows, as the table's metadata says, got one of 2"):
         read(table)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda entry, other: entry.update(referenced_data_file=other), "got one of '.*parquet'"),
+        (lambda entry, _: entry.update(content_offset=5), "at byte 5, as the table's metadata says, got none"),
+        (
+            lambda entry, _: entry.update(content_size_in_bytes=entry["content_size_in_bytes"] - 1),
+            "got one of [0-9]+ bytes",
+        ),
+    ],
+)
+def test_a_vector_of_another_file_or_place_than_the_manifest_says(tmp_path: Path, change: Any, said: str) -> None:
+    table = IcebergWriter(tmp_path, version=3)
+    first, second = table.append(some(0, 10)), table.append(some(10, 20))
+    vector = table.delete_vector(first, [1, 2])
+    change(table.deletes[0].entry, second)
+    table.commit()
+    with pytest.raises(TableError, match=rf"the deletion vector in \S*{Path(vector).name} must be .*{said}"):
+        read(table)
+
+
+def test_one_puffin_file_holds_the_vectors_of_many_files(tmp_path: Path) -> None:
+    table = IcebergWriter(tmp_path, version=3)
+    files = [table.append(some(10 * at, 10 * at + 10)) for at in range(3)]
+    vectors = [Path(table.delete_vector(file, [at, 7])) for at, file in enumerate(files)]
+    table.join_vectors(compressed=False)
+    table.commit()
+    assert len(agree(table)) == 24
+    assert len({each.entry["file_path"] for each in table.deletes}) == 1 < len(vectors)
+    table.join_vectors(compressed=True)
+    table.commit()
+    assert len(agree(table)) == 24
 
 
 def test_a_delete_beyond_the_file_and_one_that_is_gone(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import pytest
 
 from tests.rooms.reading import LocalStorage, all_batches, data_file, inspect
 from torch_table_loader.errors import TableError
+from torch_table_loader.read.failures import reading
 from torch_table_loader.read.ipc import IpcReader
 from torch_table_loader.records import DataFile
 
@@ -85,3 +86,28 @@ def test_feather_version_1_is_refused_with_the_remedy(tmp_path: Path) -> None:
     (tmp_path / "x.feather").write_bytes(b"FEA1" + bytes(100) + b"FEA1")
     with pytest.raises(TableError, match=r"x\.feather must be .* got Feather version 1; write it again"):
         inspect(data_file(tmp_path / "x.feather", "feather"))
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("compression", [None, "zstd", "lz4"])
+@pytest.mark.parametrize("giant", [1 << 44, (1 << 62) + 8])
+def test_a_length_that_no_file_can_have_is_an_error_of_the_file(
+    tmp_path: Path, stream: bool, compression: str | None, giant: int
+) -> None:
+    table = pa.table({"n": range(60), "s": [f"value {i}" for i in range(60)]})
+    path = tmp_path / "x.arrow"
+    _write(path, stream=stream, compression=compression, table=table)
+    data = path.read_bytes()
+    said = []
+    for place in range(0, len(data) - 8, 8):
+        path.write_bytes(data[:place] + giant.to_bytes(8, "little") + data[place + 8 :])
+        file = data_file(path, "arrow")
+        try:
+            storage = LocalStorage()
+            with reading(storage, file):
+                meta = inspect(file)
+                all_batches(file, meta, meta.schema.names)
+        except TableError as error:
+            said.append(str(error))
+    assert all("x.arrow" in each for each in said)
+    assert any("says" in each for each in said)

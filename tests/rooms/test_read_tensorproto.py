@@ -12,12 +12,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import TensorProto
 
 from tests.rooms.reading import LocalStorage, data_file
-from tests.tensor_shards import Tensor, sample, tensor, write_shard
+from tests.tensor_shards import WIDTHS, Tensor, sample, tensor, write_shard
 from torch_table_loader import ConfigError, ResumeError, StructuredDataset, TableError
 from torch_table_loader.errors import MissingExtraError, MissingFileError
 from torch_table_loader.format_contracts import (
@@ -85,9 +86,9 @@ TORN: dict[str, tuple[bytes, str]] = {
         framed(TensorProto(name="x", data_type=1, dims=[2], float_data=[1.0]).SerializeToString(), ID),
         "feature 0: it has 4 bytes of values, and FLOAT of the shape [2] has 8",
     ),
-    "typed values that onnx cannot read": (
+    "typed values that are too few": (
         framed(TensorProto(name="x", data_type=9, dims=[2], int32_data=[1]).SerializeToString(), ID),
-        "feature 0: onnx cannot read its values",
+        "feature 0: it has 1 bytes of values, and BOOL of the shape [2] has 2",
     ),
 }
 
@@ -206,6 +207,49 @@ def test_a_missing_or_changed_file_is_not_damage(tmp_path: Path, monkeypatch: py
     meanwhile(lambda: shard(path, [sample(good(0)), b"abc"]))
     with pytest.raises(TableError, match="chang"):
         make(tmp_path, on_error="skip")
+
+
+RANGES = {
+    "UINT8": (0, 255),
+    "INT8": (-128, 127),
+    "UINT16": (0, 65_535),
+    "INT16": (-32_768, 32_767),
+    "BOOL": (0, 1),
+    "FLOAT16": (0, 65_535),
+    "BFLOAT16": (0, 65_535),
+    "FLOAT8E4M3FN": (0, 255),
+    "FLOAT8E5M2FNUZ": (0, 255),
+    "FLOAT8E8M0": (0, 255),
+    "UINT32": (0, 2**32 - 1),
+}
+"""The numbers that typed fields may hold: floats are there as their bits."""
+
+
+@pytest.mark.parametrize("kind", RANGES)
+def test_typed_values_out_of_range_are_refused_by_file_and_sample(tmp_path: Path, kind: str) -> None:
+    def typed(*values: int) -> bytes:
+        field = "uint64_data" if kind == "UINT32" else "int32_data"
+        number = TensorProto.DataType.Value(kind)
+        proto = TensorProto(name="id", data_type=number, dims=[len(values)], **{field: values})
+        return framed(proto.SerializeToString())
+
+    least, most = RANGES[kind]
+    shard(tmp_path / "a.pb", [typed(least, most), typed(most, least)])
+    form = WIDTHS[kind]
+    [batch] = make(tmp_path / "a.pb")[0]
+    expected = {0: 0, **dict.fromkeys((255, 65_535, 2**32 - 1), -1)}
+    if kind in ("UINT8", "UINT16", "UINT32", "INT8", "INT16"):
+        assert batch["id"].tolist() == [[least, most], [most, least]]
+    else:
+        bits = batch["id"].contiguous().view(getattr(torch, f"int{8 * form[1]}"))
+        assert bits.tolist() == [[expected.get(each, each) for each in row] for row in ([least, most], [most, least])]
+    for wrong in (most + 1, *([] if kind == "UINT32" else [least - 1])):
+        shard(tmp_path / "b.pb", [typed(least, most), typed(least, wrong)])
+        named = (
+            rf"b\.pb, sample 1 .* feature 0: \w+_data has the value {wrong}, and those of {kind} are {least} to {most};"
+        )
+        with pytest.raises(TableError, match=named):
+            list(make(tmp_path / "b.pb")[0])
 
 
 def test_types_that_torch_lacks_are_refused_or_left_out(tmp_path: Path) -> None:

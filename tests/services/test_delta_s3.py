@@ -14,7 +14,7 @@ import pytest
 from tests.delta import DeltaWriter, some
 from tests.services.conftest import ACCESS_KEY, SECRET_KEY
 from tests.services.delta_reader import read
-from torch_table_loader import ConfigError, DeltaDataset, MissingPathError, StorageError, TableLoaderError
+from torch_table_loader import ConfigError, DeltaDataset, MissingPathError, StorageError, TableError, TableLoaderError
 
 pytestmark = pytest.mark.usefixtures("earlier_loaders_gone")
 
@@ -108,3 +108,16 @@ def test_errors_say_what_is_wrong(table: tuple[str, DeltaWriter], s3_options: di
         DeltaDataset(uri, storage_options={**s3_options, "version_aware": True})
     with pytest.raises(StorageError, match="check the path, the network"):
         DeltaDataset(uri, storage_options={**s3_options, "endpoint_url": "http://127.0.0.1:9"}, retry_seconds=0)
+
+
+def test_a_torn_commit_and_a_torn_vector_are_named(
+    table: tuple[str, DeltaWriter], s3_options: dict[str, Any], s3_client: Any, bucket: str
+) -> None:
+    uri, writer = table
+    [vector] = writer.root.glob("deletion_vector_*")
+    s3_client.put_object(Bucket=bucket, Key=f"lake/t/{vector.name}", Body=vector.read_bytes()[:-9])
+    with pytest.raises(TableError, match=rf"{vector.name} must be a blob inside its"):
+        read(uri, storage_options=s3_options)
+    s3_client.put_object(Bucket=bucket, Key=f"lake/t/_delta_log/{1:020}.json", Body=b"")
+    with pytest.raises(TableError, match=rf"s3://{bucket}/lake/t/_delta_log/{1:020}\.json must hold the actions"):
+        read(uri, storage_options=s3_options)

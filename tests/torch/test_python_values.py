@@ -14,7 +14,14 @@ import torch
 from deltalake import write_deltalake
 from pyiceberg.catalog import load_catalog
 
-from torch_table_loader import ConfigError, DeltaDataset, IcebergDataset, MixedDataset, StructuredDataset
+from torch_table_loader import (
+    ConfigError,
+    DeltaDataset,
+    IcebergDataset,
+    MixedDataset,
+    StructuredDataset,
+    TableError,
+)
 
 ROWS = 40
 
@@ -117,3 +124,32 @@ def test_what_has_no_meaning_is_refused(path: str) -> None:
         StructuredDataset(path, unsupported="list", output_format="arrow")
     with pytest.raises(ConfigError, match=r"nulls.*'tags'.*list of Python values"):
         StructuredDataset(path, unsupported="list", nulls={"tags": []})
+
+
+FAR = pa.array([0, 1 << 60], pa.int64())
+TIMES = {
+    "timestamp": FAR.cast(pa.timestamp("us")),
+    "with a zone": FAR.cast(pa.timestamp("us", tz="UTC")),
+    "date": pa.array([0, 1 << 30], pa.int32()).cast(pa.date32()),
+    "duration": FAR.cast(pa.duration("ms")),
+    "dictionary": FAR.cast(pa.timestamp("us")).dictionary_encode(),
+    "list": pa.ListArray.from_arrays([0, 1, 2], FAR.cast(pa.timestamp("us"))),
+    "struct": pa.StructArray.from_arrays([FAR.cast(pa.timestamp("us"))], ["t"]),
+    "map": pa.MapArray.from_arrays([0, 1, 2], ["a", "b"], FAR.cast(pa.timestamp("us"))),
+}
+
+
+@pytest.mark.parametrize("name", TIMES)
+def test_a_time_that_python_has_no_object_for_names_its_file_and_column(tmp_path: Path, name: str) -> None:
+    for number in (0, 1):
+        part = pa.table({"x": [number], "v": TIMES[name].slice(number, 1)})
+        with pa.ipc.new_file(str(tmp_path / f"{number}.arrow"), part.schema) as writer:
+            writer.write_table(part)
+    said = r"1\.arrow: each value of column 'v' must be one that Python has an object for"
+    for options in ({"output_format": "dict"}, {"unsupported": "list"}):
+        if "unsupported" in options and name != "map":  # the others have forms as tensors
+            continue
+        make = partial(StructuredDataset.create_dataloader, format="arrow", batch_size=2, num_workers=0, **options)
+        assert len(list(make(str(tmp_path / "0.arrow"))[0])) == 1
+        with pytest.raises(TableError, match=said):
+            list(make(str(tmp_path))[0])

@@ -17,6 +17,7 @@ from torch_table_loader.batching import outputs
 from torch_table_loader.batching.column_functions import column_functions
 from torch_table_loader.batching.decoders import Branch, CodesDecoder, Decoder, Leaf, Shape
 from torch_table_loader.batching.kinds import ipc_read, ipc_size, ipc_write
+from torch_table_loader.batching.python_times import check_times, holds_times
 from torch_table_loader.batching.rows import Rows, RowsCodec, new_block, pieces_of
 from torch_table_loader.batching.types import choose, refuses_any_null
 from torch_table_loader.errors import TableError
@@ -287,29 +288,7 @@ class ArrowRows(Rows):
     def batches(self, batch_size: int) -> list[Any]:
         """Cut into record batches, or dicts of name to Python list."""
         cut = [self.batch.slice(start, batch_size) for start in range(0, self.num_rows, batch_size)]
-        return [_as_python(piece) for piece in cut] if self._python else cut
-
-
-def _as_python(batch: pa.RecordBatch) -> dict[str, list[Any]]:
-    try:
-        found: dict[str, list[Any]] = batch.to_pydict()
-    except (ValueError, OverflowError) as error:
-        raise TableError(
-            f"output_format='dict' needs a Python object for each value, got {error} in columns "
-            f"{_without_objects(batch)}; fix the values, leave the columns out, or use output_format='arrow'"
-        ) from error
-    return found
-
-
-def _without_objects(batch: pa.RecordBatch) -> list[str]:
-    """Return the names of columns with a value that Python has no object for, such as a date after the year 9999."""
-    names = []
-    for name, column in zip(batch.schema.names, batch.columns, strict=True):
-        try:
-            column.to_pylist()
-        except (ValueError, OverflowError):
-            names.append(name)
-    return names
+        return [piece.to_pydict() for piece in cut] if self._python else cut
 
 
 def _take(column: pa.Array, indices: NDArray[np.int64]) -> pa.Array:
@@ -333,6 +312,7 @@ class ArrowCodec(RowsCodec[ArrowRows]):
         """Keep both."""
         self._schema = schema
         self._python = python
+        self._times = [entry.name for entry in schema if python and holds_times(entry.type)]
 
     @property
     def null_sensitive(self) -> frozenset[str]:
@@ -344,11 +324,15 @@ class ArrowCodec(RowsCodec[ArrowRows]):
         if not batch.schema.equals(self._schema, check_metadata=True):
             _check_columns(batch.schema, self._schema)
             batch = pa.RecordBatch.from_arrays(batch.columns, schema=self._schema) if batch.columns else batch
+        for name in self._times:  # here, where it is known which file they are of
+            check_times(name, batch.column(name))
         return ArrowRows(batch, python=self._python)
 
     def decode_plain(self, columns: Sequence[pa.Array]) -> ArrowRows:
         """Return columns in their plain types as the schema has them."""
         arrays = [encoded(plain(array), entry.type) for array, entry in zip(columns, self._schema, strict=True)]
+        for name in self._times:
+            check_times(name, arrays[self._schema.get_field_index(name)])
         return ArrowRows(pa.RecordBatch.from_arrays(arrays, schema=self._schema), python=self._python)
 
     def concat(self, parts: Sequence[ArrowRows]) -> ArrowRows:

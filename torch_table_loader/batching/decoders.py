@@ -18,6 +18,7 @@ from torch_table_loader.arrow.arrays import null_mask, offsets_of, plain, relist
 from torch_table_loader.batching.cells import refuse_long_lists, refuse_null
 from torch_table_loader.batching.kinds import DenseKind, Kind, Lists, ListsKind, TextKind
 from torch_table_loader.batching.outputs import cut_values
+from torch_table_loader.batching.python_times import check_times
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -211,6 +212,7 @@ class ValuesDecoder(Decoder):
 
     def into(self, array: pa.Array, sink: list[Any], seen: set[int]) -> None:  # noqa: ARG002
         """Hand on; see `Decoder`."""
+        check_times(self.name, array)
         sink.append(array)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from functools import partial
@@ -15,10 +14,11 @@ import pyarrow as pa
 from torch_table_loader.arrow import compute as pc
 from torch_table_loader.arrow.datatypes import decoded_type, is_string
 from torch_table_loader.arrow.reserved import PATH_FIELD, POSITION_FIELD
-from torch_table_loader.contracts import is_far, renewing
-from torch_table_loader.errors import MissingExtraError, TableError
+from torch_table_loader.contracts import renewing
+from torch_table_loader.errors import TableError
 from torch_table_loader.planning.distinct import distinct
 from torch_table_loader.read.by_id import plan_by_id
+from torch_table_loader.read.deletion_vectors import Puffin, read_puffin, read_vector
 from torch_table_loader.read.failures import reading
 from torch_table_loader.read.far_files import fetched
 from torch_table_loader.read.field_ids import own_ids
@@ -39,9 +39,6 @@ CACHE_BYTES = 512 * 1024 * 1024
 """Decoded deletes that a process holds at most; what was used longest ago goes first, and is read again."""
 
 _ROWS_AT_A_TIME = 1 << 17
-
-_PUFFIN = b"PFA1"
-_VECTOR = b"\xd1\xd3\x39\x64"
 
 
 class EqualityKeys(NamedTuple):
@@ -126,13 +123,10 @@ class Deletes:
         return parts[0] if len(parts) == 1 else distinct(np.concatenate(parts))
 
     def _positions(self, delete: DeleteFile, path: str) -> NDArray[np.int64]:
-        if delete.kind == "mask":
-            return cast(
-                "NDArray[np.int64]", self._cached(("mask", path, delete.mask), delete, lambda: _unpacked(delete))
-            )
         if delete.kind == "vector":
-            name = ("vector", delete.file.path, delete.blob)
-            vector = self._cached(name, delete, lambda: self._sized_vector(delete))
+            data = self._checked_data(delete, path) if delete.file.format == "puffin" else b""
+            name = ("vector", delete.file.path, delete.blob, delete.inline)
+            vector = self._cached(name, delete, lambda: self._sized_vector(delete, data))
             return cast("NDArray[np.int64]", vector)
         by_path = self._cached(("position", delete.file.path), delete, lambda: self._read_positions(delete))
         return cast("NDArray[np.int64]", by_path.get(path, np.empty(0, dtype=np.int64)))
@@ -142,8 +136,19 @@ class Deletes:
         with reading(self._storage, delete.file):  # decoders raise errors of many kinds for damaged bytes
             return self._cache.get(key, lambda: renewing(self._storage, read))
 
-    def _sized_vector(self, delete: DeleteFile) -> tuple[Any, int]:
-        positions = _read_vector(self._storage, delete)
+    def _checked_data(self, delete: DeleteFile, path: str) -> bytes:
+        """Check that a vector is of a data file; return the bytes of its file, if that is small."""
+
+        def read() -> tuple[Puffin, int]:
+            puffin = read_puffin(self._storage, delete)
+            return puffin, puffin.num_bytes
+
+        puffin: Puffin = self._cached(("puffin", delete.file.path), delete, read)
+        puffin.check(delete, path)
+        return puffin.data
+
+    def _sized_vector(self, delete: DeleteFile, data: bytes) -> tuple[Any, int]:
+        positions = read_vector(self._storage, delete, data)
         return positions, positions.nbytes
 
     def _read_positions(self, delete: DeleteFile) -> tuple[Any, int]:
@@ -282,82 +287,3 @@ def _path_to(column: Column, field_id: int) -> tuple[Column, ...] | None:
             if (rest := _path_to(child, field_id)) is not None:
                 return (column, *rest)
     return None
-
-
-def _unpacked(delete: DeleteFile) -> tuple[Any, int]:
-    """Return the positions of a mask, and the bytes that they take."""
-    bits = np.unpackbits(np.frombuffer(zlib.decompress(delete.mask), np.uint8), bitorder="little")
-    positions = np.flatnonzero(bits)
-    return positions, positions.nbytes
-
-
-def _read_vector(storage: Storage, delete: DeleteFile) -> NDArray[np.int64]:
-    """Read a deletion vector: a roaring bitmap in a Puffin file (https://iceberg.apache.org/puffin-spec/).
-
-    Args:
-        storage: where it is.
-        delete: which, with the place of its blob.
-
-    Returns:
-        int64 positions in the data file, ascending.
-
-    Raises:
-        TableError: it is gone, torn, or no deletion vector.
-    """
-    if delete.blob is None:
-        raise TableError(f"{delete.file.name} must come with the place of its blob; plan the table again")
-    offset, length = delete.blob
-    size = delete.file.version.num_bytes
-    if is_far(storage):  # its length, magic and checksum show whether it is the blob
-        if offset < 4 or length < 1 or offset + length > size - 4:
-            raise _broken(delete, f"a blob inside its {size} bytes", f"bytes {offset} to {offset + length}")
-        found = storage.read_range(delete.file.path, offset, offset + length, delete.file.version)
-        return _parse_vector(bytes(found), delete)
-    with storage.open(delete.file.path) as source:
-        size = source.size()
-        head = source.read_at(min(4, size), 0)
-        tail = source.read_at(min(4, size), max(0, size - 4))
-        if head != _PUFFIN or tail != _PUFFIN:
-            raise _broken(delete, f"a Puffin file, which begins and ends with {_PUFFIN!r}", f"{head!r} and {tail!r}")
-        if offset < 4 or offset + length > size - 4:
-            raise _broken(delete, f"a blob inside its {size} bytes", f"bytes {offset} to {offset + length}")
-        blob = source.read_at(length, offset)
-    return _parse_vector(blob, delete)
-
-
-def _parse_vector(blob: bytes, delete: DeleteFile) -> NDArray[np.int64]:
-    """Parse a blob of the type ``deletion-vector-v1``: length, magic, bitmap and checksum.
-
-    Args:
-        blob: its bytes.
-        delete: where it is from, and how many positions it must have.
-    """
-    if len(blob) < 12 or int.from_bytes(blob[:4], "big") != len(blob) - 8:
-        raise _broken(delete, "a blob that says its own length", f"{len(blob)} bytes that say another")
-    body = blob[4:-4]
-    if body[:4] != _VECTOR:
-        raise _broken(delete, f"a blob with the magic {_VECTOR!r}", repr(body[:4]))
-    if zlib.crc32(body) != int.from_bytes(blob[-4:], "big"):
-        raise _broken(delete, "a blob whose checksum holds", "another checksum")
-    try:
-        bitmap = _bitmap(body[4:])
-        if len(bitmap) != delete.num_rows:  # before it is unpacked: a few bytes may hold any number of positions
-            raise _broken(delete, f"the {delete.num_rows} positions that the manifest says", f"{len(bitmap)}")
-        return np.array(bitmap.to_array(), dtype=np.int64)
-    except (ValueError, OverflowError, IndexError) as error:
-        raise _broken(delete, "a roaring bitmap", f"bytes that do not parse ({error})") from error
-
-
-def _bitmap(data: bytes) -> Any:
-    try:
-        from pyroaring import BitMap64
-    except ImportError as error:
-        raise MissingExtraError("deletion vectors need pyroaring; pip install 'torch-table-loader[iceberg]'") from error
-    return BitMap64.deserialize(data)
-
-
-def _broken(delete: DeleteFile, expected: str, got: str) -> TableError:
-    return TableError(
-        f"the deletion vector in {delete.file.name} must be {expected}, got {got}; the file is torn, or was not "
-        "written as the format says: write the table's deletes again"
-    )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
@@ -14,7 +15,8 @@ from torch_table_loader.errors import TableError
 from torch_table_loader.format_contracts import Traits
 from torch_table_loader.read.failures import reading
 from torch_table_loader.read.far_files import open_at_end
-from torch_table_loader.read.ipc import check_footer
+from torch_table_loader.read.ipc import check_footer, message_starts
+from torch_table_loader.read.ipc_messages import sized
 from torch_table_loader.read.reader_base import WithoutStatistics, refuse_duplicates, whole_groups
 from torch_table_loader.read.token_files import GROUP_BYTES, TOKENS, DocumentFile, group_rows
 from torch_table_loader.records import FileMeta
@@ -45,7 +47,8 @@ class FmsFsdpReader(WithoutStatistics):
     def inspect(self, storage: Storage, file: DataFile, schema: pa.Schema | None) -> FileMeta:  # noqa: ARG002
         """Read the footer: see `FormatReader.inspect`."""
         with reading(storage, file, "an Arrow IPC file"), open_at_end(storage, file) as source:
-            reader = pa.ipc.open_file(source)
+            with sized(source, partial(message_starts, source)):
+                reader = pa.ipc.open_file(source)
             footer = check_footer(source, reader.num_record_batches)
             stored = reader.schema
         refuse_duplicates(stored, file)
@@ -137,8 +140,9 @@ class FmsFsdpFile(DocumentFile):
         data = self._source.read_buffer(stop - start)
         if data.size != stop - start:
             raise TableError(f"{self._file.name} ends before byte {stop}; it was cut: restore it, or write it again")
-        messages = pa.ipc.MessageReader.open_stream(data)
-        return [pa.ipc.read_record_batch(message, self._stored) for message in messages]
+        with sized(pa.BufferReader(data)):
+            messages = pa.ipc.MessageReader.open_stream(data)
+            return [pa.ipc.read_record_batch(message, self._stored) for message in messages]
 
 
 def _check_schema(stored: pa.Schema, file: DataFile) -> None:

@@ -20,6 +20,7 @@ from torch_table_loader.errors import TableError
 from torch_table_loader.format_contracts import Traits
 from torch_table_loader.read.failures import reading
 from torch_table_loader.read.far_files import open_at_end
+from torch_table_loader.read.ipc_messages import field_at, sized
 from torch_table_loader.read.reader_base import (
     SequentialFile,
     WithoutStatistics,
@@ -66,8 +67,10 @@ class IpcReader(WithoutStatistics):
         """Count the rows of each record batch by one cheap column: see `FormatReader.inspect`."""
         with reading(storage, file, "an Arrow IPC file or stream"), open_at_end(storage, file, _SMALL_BYTES) as source:
             if _is_file(source, file):
-                return _inspect_file(source, file)
-            return _inspect_stream(source, file)
+                with sized(source, partial(message_starts, source)):
+                    return _inspect_file(source, file)
+            with sized(source):
+                return _inspect_stream(source, file)
 
     def open(self, storage: Storage, file: DataFile, meta: FileMeta) -> OpenFile:
         """Open: see `FormatReader.open`. The file format's footer, a few bytes a batch, is read again."""
@@ -108,11 +111,12 @@ class IpcFile:
             for group in groups:
                 yield from bounded(rows_without_columns(self._meta.group_rows[group]), max_rows)
             return
-        if self._reader is None or self._reader[0] != wanted:
-            self._reader = wanted, pa.ipc.open_file(self._source, options=_only(wanted, self._meta.schema))
-        reader = self._reader[1]
         for group in groups:
-            yield from bounded(_owned(sound(reader.get_batch(group))).select(wanted), max_rows)
+            with sized(self._source, partial(message_starts, self._source)):
+                if self._reader is None or self._reader[0] != wanted:
+                    self._reader = wanted, pa.ipc.open_file(self._source, options=_only(wanted, self._meta.schema))
+                batch = self._reader[1].get_batch(group)
+            yield from bounded(_owned(sound(batch)).select(wanted), max_rows)
 
     def close(self) -> None:
         """Release the file."""
@@ -151,6 +155,26 @@ def _inspect_file(source: pa.NativeFile, file: DataFile) -> FileMeta:
     )
 
 
+def message_starts(source: pa.NativeFile) -> list[int]:
+    """Return where the messages of a file of the file format begin: see `ipc_messages.sized`."""
+    _, dictionaries, batches = read_footer(source)
+    return [_STREAM_START, *(block.start for block in (*dictionaries, *batches))]
+
+
+def read_footer(source: pa.NativeFile) -> Footer:
+    """Read the footer of a file of the file format.
+
+    Raises:
+        ValueError: it does not parse.
+    """
+    size = source.size()
+    footer_bytes = int.from_bytes(source.read_at(4, size - 4 - len(_FILE_MAGIC)), "little")
+    stop = size - 4 - len(_FILE_MAGIC) - footer_bytes
+    if stop < 0:
+        raise ValueError(f"its footer says {footer_bytes} bytes of {size}")
+    return Footer(stop, *_read_blocks(source.read_at(footer_bytes, stop)))
+
+
 def check_footer(source: pa.NativeFile, num_batches: int) -> Footer:
     """Check that the footer names all that is in the file; else rows would be missing, or come twice.
 
@@ -161,16 +185,13 @@ def check_footer(source: pa.NativeFile, num_batches: int) -> Footer:
     Raises:
         ValueError: says what is wrong.
     """
-    size = source.size()
-    footer_bytes = int.from_bytes(source.read_at(4, size - 4 - len(_FILE_MAGIC)), "little")
-    stop = size - 4 - len(_FILE_MAGIC) - footer_bytes
-    footer = Footer(stop, *_read_blocks(source.read_at(footer_bytes, stop)))
+    footer = read_footer(source)
     if len(footer.batches) != num_batches:
         raise ValueError(f"its footer names {len(footer.batches)} record batches, and {num_batches} are found")
     marker, length = struct.unpack("<iI", source.read_at(8, _STREAM_START))
     # Before Arrow 0.15 the length of the schema came without a marker.
     schema_stop = _STREAM_START + (8 + length if marker == -1 else 4 + marker)
-    check_blocks([*footer.dictionaries, *footer.batches], schema_stop, stop)
+    check_blocks([*footer.dictionaries, *footer.batches], schema_stop, footer.start)
     return footer
 
 
@@ -200,7 +221,12 @@ def _stream(source: pa.NativeFile, columns: Sequence[str], schema: pa.Schema) ->
 
 
 def _decode_stream(source: pa.NativeFile, columns: Sequence[str], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-    for batch in _stream(source, columns or _cheapest(schema), schema):
+    batches = _stream(source, columns or _cheapest(schema), schema)
+    while True:
+        with sized(source):
+            batch = next(batches, None)
+        if batch is None:
+            return
         yield _owned(batch)
 
 
@@ -263,16 +289,10 @@ def _read_blocks(footer: bytes) -> tuple[list[Block], list[Block]]:
 
 
 def _vector(footer: bytes, table: int, field: int) -> list[Block]:
-    (to_vtable,) = struct.unpack_from("<i", footer, table)
-    vtable = table - to_vtable
-    if vtable < 0:
-        raise ValueError("the footer's table begins before the footer")
-    (vtable_bytes,) = struct.unpack_from("<H", footer, vtable)
-    slot = 4 + 2 * field
-    place = struct.unpack_from("<H", footer, vtable + slot)[0] if slot + 2 <= vtable_bytes else 0
+    place = field_at(footer, table, field)
     if not place:
         return []
-    vector = table + place + struct.unpack_from("<I", footer, table + place)[0]
+    vector = place + struct.unpack_from("<I", footer, place)[0]
     (count,) = struct.unpack_from("<I", footer, vector)
     if vector + 4 + count * _BLOCK.size > len(footer):
         raise ValueError(f"the footer has no room for the {count} blocks that it says")

@@ -23,6 +23,8 @@ T = TypeVar("T")
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from torch_table_loader.source.clients import Found
+
 _S3_OPTIONS = {
     "s3.endpoint": "endpoint_url",
     "s3.access-key-id": "key",
@@ -176,6 +178,10 @@ class TableStorage:
         for store in self._stores.values():
             store.close()
 
+    def walk(self, path: str) -> list[Found]:
+        """List the files and folders in a folder, by their paths in the store."""
+        return self._renewing_once(path, lambda store, inner: store.walk(inner, recursive=False))
+
     def traffic(self) -> Traffic:
         """Return this process's requests to all stores so far."""
         earlier = self._earlier.get(os.getpid(), Traffic())
@@ -192,11 +198,16 @@ class TableStorage:
         """Refuse paths in the metadata that are neither in the table's place nor allowed by the caller.
 
         Raises:
-            TableError: a path is refused; the message names it, and what would allow it.
+            TableError: a path has a NUL, or is refused; the message names it, and what would allow it.
         """
         root, areas = self._root, self._areas
         for path in paths:
             moved = self.moved(path)
+            if "\0" in moved:  # no store has such a file, and clients take it as a fault of their own
+                raise TableError(
+                    f"the metadata of a table at {root} must name files by paths without NUL, got "
+                    f"{shown_url(path)!r}; fix the table's metadata"
+                )
             place, inner = locate(moved)
             if place != root and not any(area.has(place, inner) for area in areas):
                 raise refusal(moved, root)
@@ -283,6 +294,9 @@ class TableStorage:
             self.retry_seconds,
         )
 
+
+MOST_OF_A_FILE = 1 << 46
+"""No data file has more rows or bytes."""
 
 MOST_BYTES = 256 << 20
 """The most bytes of a metadata file, which is read completely."""

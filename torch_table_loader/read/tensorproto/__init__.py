@@ -1,7 +1,7 @@
 """Tensor shards of ONNX: ``format="tensorproto"``.
 
-A plug-in, found by its entry points. It alone imports onnx (extra ``onnx``), whose protobuf classes and `numpy_helper`
-parse tensors.
+A plug-in, found by its entry points. It alone imports onnx (extra ``onnx``), whose protobuf classes parse
+tensors.
 """
 
 from torch_table_loader.read.tensorproto.tensor_reader import TensorProtoReader

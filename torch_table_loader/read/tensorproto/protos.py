@@ -14,7 +14,7 @@ from torch_table_loader.errors import MissingExtraError
 
 try:
     from google.protobuf.message import DecodeError
-    from onnx import TensorProto, numpy_helper
+    from onnx import TensorProto
 except ImportError as error:
     raise MissingExtraError(
         f"tensor shards are parsed by onnx, which is not installed ({error}); pip install 'torch-table-loader[onnx]'"
@@ -120,14 +120,44 @@ def byte_width(kind: pa.DataType) -> int:
 
 _WIDTHS = {code: byte_width(kind) for code, kind in TYPES.items()}
 _EXTERNAL = TensorProto.EXTERNAL
-_FIELDS: Mapping[int, tuple[str, np.dtype[Any]]] = {
-    _NAMES["FLOAT"]: ("float_data", np.dtype("<f4")),
-    _NAMES["DOUBLE"]: ("double_data", np.dtype("<f8")),
-    _NAMES["INT32"]: ("int32_data", np.dtype("<i4")),
-    _NAMES["INT64"]: ("int64_data", np.dtype("<i8")),
-    _NAMES["UINT64"]: ("uint64_data", np.dtype("<u8")),
+_FIELDS: Mapping[str, tuple[str, np.dtype[Any]]] = {
+    **dict.fromkeys(("FLOAT", "COMPLEX64"), ("float_data", np.dtype("<f4"))),
+    **dict.fromkeys(("DOUBLE", "COMPLEX128"), ("double_data", np.dtype("<f8"))),
+    **dict.fromkeys(("UINT32", "UINT64"), ("uint64_data", np.dtype("<u8"))),
+    "INT64": ("int64_data", np.dtype("<i8")),
 }
-"""The field of values that lie in one of their own type; what else there is, `numpy_helper` knows."""
+"""The field of values that are not in `raw_data`, and its type, by the name of theirs; of all others `int32_data`."""
+
+
+class _Carrier(NamedTuple):
+    """Where typed values of a type are.
+
+    Args:
+        field: of the TensorProto.
+        dtype: of the field.
+        narrow: of a value, where that is another one: floats are there as their bits.
+        least: the least number that is a value.
+        most: the largest.
+    """
+
+    field: str
+    dtype: np.dtype[Any]
+    narrow: np.dtype[Any] | None = None
+    least: int = 0
+    most: int = 0
+
+
+def _carrier(code: int, kind: pa.DataType) -> _Carrier:
+    field, dtype = _FIELDS.get(type_name(code), ("int32_data", np.dtype("<i4")))
+    signed = pa.types.is_signed_integer(kind)
+    if dtype.kind == "f" or dtype.itemsize == _WIDTHS[code]:
+        return _Carrier(field, dtype)
+    narrow = np.dtype(f"<{'i' if signed else 'u'}{_WIDTHS[code]}")
+    most = 1 if pa.types.is_boolean(kind) else int(np.iinfo(narrow).max)
+    return _Carrier(field, dtype, narrow, int(np.iinfo(narrow).min), most)
+
+
+_CARRIERS = {code: _carrier(code, kind) for code, kind in TYPES.items()}
 
 
 def _parsed(data: bytes) -> Feature:
@@ -156,12 +186,18 @@ def _parsed(data: bytes) -> Feature:
 
 
 def _typed(tensor: Any, code: int) -> bytes:
-    """Return the bytes of values that lie in a field of their type."""
-    own = _FIELDS.get(code)
-    try:
-        values = numpy_helper.to_array(tensor) if own is None else np.array(getattr(tensor, own[0]), own[1])
-    except Exception as error:
-        raise ValueError(f"onnx cannot read its values ({type(error).__name__}: {error})") from error
+    """Return the bytes of values that lie in the field of their type."""
+    carrier = _CARRIERS[code]
+    values = np.array(getattr(tensor, carrier.field), carrier.dtype)
+    if carrier.narrow is not None and values.size:
+        least, most = int(values.min()), int(values.max())
+        if least < carrier.least or most > carrier.most:
+            wrong = least if least < carrier.least else most
+            raise ValueError(
+                f"{carrier.field} has the value {wrong}, and those of {type_name(code)} are {carrier.least} to "
+                f"{carrier.most}"
+            )
+        values = values.astype(carrier.narrow)
     return bytes(values.tobytes())
 
 

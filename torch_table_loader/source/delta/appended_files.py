@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -11,6 +10,7 @@ import pyarrow as pa
 
 from torch_table_loader.arrow import compute as pc
 from torch_table_loader.errors import ConfigError, TableError
+from torch_table_loader.source.delta.log_files import actions_of, commit_path, torn_commit
 from torch_table_loader.source.table_storage import read_whole
 
 if TYPE_CHECKING:
@@ -125,7 +125,7 @@ def only_paths(log: Log, paths: frozenset[str], root: str) -> pa.Table:
 
 
 def _commit(storage: TableStorage, root: str, version: int) -> Commit:
-    path = f"{root}/_delta_log/{version:020}.json"
+    path = commit_path(root, version)
     try:
         content = read_whole(storage, path)
     except TableError:
@@ -134,13 +134,9 @@ def _commit(storage: TableStorage, root: str, version: int) -> Commit:
             "be told from the rest; choose a later start_version, or read the whole table"
         ) from None
     try:
-        actions = [json.loads(line) for line in content.splitlines() if line.strip()]
-        return _read(version, actions)
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise TableError(
-            f"{path} must hold the actions of a commit, one JSON object per line, but does not ({error}); repair the "
-            "table's log"
-        ) from error
+        return _read(version, actions_of(content, path))
+    except (KeyError, TypeError, AttributeError) as error:
+        raise torn_commit(path, f"one is not as the protocol says ({error!r})") from error
 
 
 def _read(version: int, actions: Sequence[dict[str, Any]]) -> Commit:

@@ -10,14 +10,15 @@ import pyarrow as pa
 
 from torch_table_loader.arrow import compute as pc
 from torch_table_loader.errors import ConfigError
-from torch_table_loader.records import Column, DataFile, DeleteFile
+from torch_table_loader.records import Column, DataFile
 from torch_table_loader.source.changed_files import marked
 from torch_table_loader.source.delta.appended_files import only_paths, read_commits, runs_of
 from torch_table_loader.source.delta.live_files import live_files
 
 if TYPE_CHECKING:
     from torch_table_loader.source.delta.delta_schema import DeltaColumns
-    from torch_table_loader.source.delta.log import Log, LogReader, Mask
+    from torch_table_loader.source.delta.log import Log, LogReader
+    from torch_table_loader.source.delta.vectors import Vector
     from torch_table_loader.source.table_storage import TableStorage
 
 INSERT, DELETE = "insert", "delete"
@@ -37,14 +38,14 @@ class Change(NamedTuple):
         version: that the commit made.
         adds: the files: see `Log.adds`.
         there: deletes other rows, by the path of the file.
-        only: where a path is here, only the rows that its mask deletes are meant.
+        only: where a path is here, only the rows that its deletion vector deletes are meant.
     """
 
     kind: str
     version: int
     adds: pa.Table
-    there: Mapping[str, Mask]
-    only: Mapping[str, Mask]
+    there: Mapping[str, Vector]
+    only: Mapping[str, Vector]
 
 
 def changes_of(reader: LogReader, storage: TableStorage, start: int, log: Log) -> list[Change]:
@@ -72,7 +73,7 @@ def changes_of(reader: LogReader, storage: TableStorage, start: int, log: Log) -
             elif commit.appended:
                 after = logs.at(last)
                 adds = only_paths(after, commit.appended, reader.at.root)
-                found.append(Change(INSERT, commit.version, adds, after.masks, {}))
+                found.append(Change(INSERT, commit.version, adds, after.vectors, {}))
     return found
 
 
@@ -104,20 +105,20 @@ class _Versions:
 def _changes(before: Log, after: Log, removed: frozenset[str], appended: frozenset[str]) -> Iterator[Change]:
     """Yield what a commit did that took files out, or gave them other deletion vectors."""
     version, both = after.version, removed & appended
-    went = {path: after.masks[path] for path in both if _adds_to(before.masks.get(path), after.masks.get(path))}
-    came = {path: before.masks[path] for path in both if _adds_to(after.masks.get(path), before.masks.get(path))}
+    went = {path: after.vectors[path] for path in both if _adds_to(before.vectors.get(path), after.vectors.get(path))}
+    came = {path: before.vectors[path] for path in both if _adds_to(after.vectors.get(path), before.vectors.get(path))}
     for kind, there, gone, only in (
         (DELETE, before, removed - both, went),
         (INSERT, after, appended - both, came),
     ):
         adds = _only(there.adds, gone | only.keys())
         if adds.num_rows:
-            yield Change(kind, version, adds, there.masks, only)
+            yield Change(kind, version, adds, there.vectors, only)
 
 
-def _adds_to(was: Mask | None, now: Mask | None) -> bool:
-    """Whether a mask may delete rows that another one leaves."""
-    return now is not None and now.num_rows > 0 and (was is None or was.bits != now.bits)
+def _adds_to(was: Vector | None, now: Vector | None) -> bool:
+    """Whether a deletion vector may delete rows that another one leaves."""
+    return now is not None and was != now
 
 
 def _only(adds: pa.Table, paths: frozenset[str]) -> pa.Table:
@@ -153,9 +154,9 @@ def changed_files(
         elsewhere += apart
         for path, file in zip(adds["path"].to_pylist(), files, strict=True):
             said = (change.kind, change.version)
-            if (mask := change.only.get(path)) is None:
+            if (vector := change.only.get(path)) is None:
                 found.append((file, said))
                 continue
-            only = DeleteFile(replace(file, deletes=()), "mask", mask.num_rows, mask=mask.bits, keeps=True)
+            only = vector.delete_of(file, root, keeps=True)
             found.append((replace(file, deletes=(*file.deletes, only)), said))
     return marked(found, CHANGES), elsewhere, pruned

@@ -19,6 +19,7 @@ from torch_table_loader.source.delta.delta_options import TableAddress
 from torch_table_loader.source.delta.delta_schema import DeltaColumns, read_delta_schema
 from torch_table_loader.source.delta.live_files import live_files
 from torch_table_loader.source.delta.log import Log, LogReader, in_order, read_time, without_statistics
+from torch_table_loader.source.delta.log_files import LogFiles
 from torch_table_loader.source.delta.skipping import kept_files
 from torch_table_loader.source.plan_cache import PlanCache
 from torch_table_loader.source.snapshot_files import SnapshotFiles
@@ -97,8 +98,9 @@ class DeltaRequest:
             TableError: the log is torn, or the table takes more than this library reads.
             StorageError: the store failed.
         """
-        reader, when = LogReader(self.at, self.retry_seconds, self.filters is not None), read_time(timestamp)
         storage = TableStorage(self.at.root, {}, self.at.options, (), None, self.allowed, self.retry_seconds)
+        reader = LogReader(self.at, self.retry_seconds, LogFiles(storage, self.at.root), self.filters is not None)
+        when = read_time(timestamp)
         log = reader.read(version, when)
         if when is not None and log.version == 0 and not log.tells_time:
             _refuse_younger(when, storage, self.at.root)
@@ -166,8 +168,8 @@ class DeltaRequest:
         parts, notes = ([log], ()) if self.start is None else appended_parts(reader, storage, self.start, log)
         found = [kept(part.adds) for part in parts]
         adds = found[0] if len(found) == 1 else in_order(pa.concat_tables(map(without_statistics, found)))
-        masks = {path: mask for part in parts for path, mask in part.masks.items()}
-        files, elsewhere = live_files(adds, masks, columns.table, partition, root)
+        vectors = {path: vector for part in parts for path, vector in part.vectors.items()}
+        files, elsewhere = live_files(adds, vectors, columns.table, partition, root)
         num_files = sum(len(part.adds) for part in parts)
         return files, elsewhere, (*notes, *notes_of(num_files - len(adds), num_files, "files"))
 

@@ -13,15 +13,16 @@ import pyarrow as pa
 from torch_table_loader.arrow import compute as pc
 from torch_table_loader.errors import TableError
 from torch_table_loader.planning.listed_files import ListedFiles
-from torch_table_loader.records import DataFile, DeleteFile, FileColumns, FileVersion
+from torch_table_loader.records import DataFile, FileColumns, FileVersion
 from torch_table_loader.scrubbing import shown_url
 from torch_table_loader.source.delta.delta_options import path_of
+from torch_table_loader.source.table_storage import MOST_OF_A_FILE
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from torch_table_loader.records import TableColumns
-    from torch_table_loader.source.delta.log import Mask
+    from torch_table_loader.source.delta.vectors import Vector
 
 _ESCAPED = re.compile(rb"(?:\\u00[0-9A-Fa-f]{2})+")
 _PLAIN = re.compile("^[^/:%][^:%]*$")
@@ -32,13 +33,13 @@ Pairs = tuple[tuple[str, Any], ...]
 
 
 def live_files(
-    adds: pa.Table, masks: Mapping[str, Mask], columns: TableColumns, partition: Sequence[str], root: str
+    adds: pa.Table, vectors: Mapping[str, Vector], columns: TableColumns, partition: Sequence[str], root: str
 ) -> tuple[ListedFiles, list[str]]:
     """List the data files of a version, in the order of its adds.
 
     Args:
         adds: see `log.Log`; those that a filter leaves.
-        masks: likewise; all.
+        vectors: likewise; all.
         columns: of the table.
         partition: its partition columns, as far as they can be read.
         root: the table's folder.
@@ -47,28 +48,42 @@ def live_files(
         The files, and the paths of those that do not lie below the root.
 
     Raises:
-        TableError: a file is there twice, and so would its rows be.
+        TableError: a file is there twice, and so would its rows be; or more rows are deleted than it has.
     """
     paths = adds["path"].to_pylist()
-    sizes, rows = _numbers(adds, "size_bytes"), _numbers(adds, "num_records")
-    masks = {path: mask for path, mask in masks.items() if mask.num_rows}
-    making = _Making(columns, root, paths, partition_values(adds, partition), masks, (sizes, rows))
+    sizes, rows = (_numbers(adds, name, root) for name in ("size_bytes", "num_records"))
+    making = _Making(columns, root, paths, partition_values(adds, partition), vectors, (sizes, rows))
     if len(set(paths)) < len(paths):
         twice = next(path for path in paths if paths.count(path) > 1)
         raise TableError(
             f"a data file must be in a version once, and the log of {root} has {making.named(twice)[1]} twice, so that "
             "its rows would come twice; fix the table, or read another version"
         )
-    deleted = [place for place, path in enumerate(paths) if path in masks] if masks else []
+    deleted = [place for place, path in enumerate(paths) if path in vectors] if vectors else []
+    for place in deleted:
+        if 0 <= rows[place] < (num_rows := vectors[paths[place]].num_rows):
+            raise TableError(
+                f"the deletion vector of {making.named(paths[place])[1]} must delete at most its {rows[place]} rows, "
+                f"as the log of {root} says, got {num_rows}; fix the table's log, or read another version"
+            )
     files = ListedFiles(sizes, rows, np.array(deleted, dtype=np.int64), making)
     apart = adds["path"].filter(pc.invert(pc.match_substring_regex(adds["path"], _PLAIN.pattern))).to_pylist()
     located = (making.named(written)[0] for written in apart)
     return files, [path for path in located if not path.startswith(f"{root.rstrip('/')}/")]
 
 
-def _numbers(adds: pa.Table, name: str) -> NDArray[np.int64]:
+def _numbers(adds: pa.Table, name: str, root: str) -> NDArray[np.int64]:
     """Return a column of counts; −1 where there is none."""
-    found: NDArray[np.int64] = adds[name].cast(pa.int64()).fill_null(-1).to_numpy()
+    column = adds[name].cast(pa.int64())
+    least, most = pc.min_max(column).values()
+    if least.is_valid and not 0 <= least.as_py() <= most.as_py() <= MOST_OF_A_FILE:
+        wrong = column.to_numpy()
+        place = int(np.flatnonzero((wrong < 0) | (wrong > MOST_OF_A_FILE))[0])
+        raise TableError(
+            f"{name} of {adds['path'][place].as_py()} must be a number from 0 to {MOST_OF_A_FILE}, "
+            f"got {column[place].as_py()} in the log of {root}; fix the table's log, or read another version"
+        )
+    found: NDArray[np.int64] = column.fill_null(-1).to_numpy()
     return found
 
 
@@ -115,7 +130,7 @@ class _Making:
         root: str,
         paths: Sequence[str],
         values: Sequence[Pairs],
-        masks: Mapping[str, Mask],
+        vectors: Mapping[str, Vector],
         told: tuple[NDArray[np.int64], NDArray[np.int64]],
     ) -> None:
         self._columns = columns
@@ -123,7 +138,7 @@ class _Making:
         self._root = f"{root.rstrip('/')}/"
         self._paths = paths
         self._values = values
-        self._masks = masks
+        self._vectors = vectors
         self._sizes, self._rows = told
         self._shared: dict[Pairs, FileColumns] = {}
         self._versions: dict[int, FileVersion] = {}
@@ -151,6 +166,6 @@ class _Making:
         if version is None:
             version = self._versions[num_bytes] = FileVersion(num_bytes, immutable=True)
         file = DataFile(path, name, version, "parquet", pairs, columns, (), None if num_rows < 0 else num_rows)
-        if (mask := self._masks.get(written)) is None:
+        if (vector := self._vectors.get(written)) is None:
             return file
-        return replace(file, deletes=(DeleteFile(file, "mask", mask.num_rows, mask=mask.bits),))
+        return replace(file, deletes=(vector.delete_of(file, self._root),))

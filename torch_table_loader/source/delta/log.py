@@ -4,33 +4,34 @@ from __future__ import annotations
 
 import datetime as dt
 import json
-import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeVar
-from urllib.parse import unquote
+from typing import TYPE_CHECKING, Any, TypeVar
 
-import numpy as np
 import pyarrow as pa
 from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError, TableNotFoundError
 
-from torch_table_loader.errors import ConfigError, ConfigTypeError, MissingPathError, StorageError, TableError
-from torch_table_loader.source.delta.delta_options import TableAddress, path_of
+from torch_table_loader.errors import (
+    ConfigError,
+    ConfigTypeError,
+    MissingPathError,
+    StorageError,
+    TableError,
+    TableLoaderError,
+)
+from torch_table_loader.source.delta.delta_options import TableAddress
 from torch_table_loader.source.delta.protocol import check_protocol, mapping_mode
+
+if TYPE_CHECKING:
+    from torch_table_loader.source.delta.log_files import LogFiles
+    from torch_table_loader.source.delta.vectors import Vector
 
 T = TypeVar("T")
 
 _STATISTICS = ("null_count", "min", "max")
 _VECTORS = "deletionVectors"
 _COMMIT_TIMES = "delta.enableInCommitTimestamps"
-
-
-class Mask(NamedTuple):
-    """What a deletion vector deletes: see `records.DeleteFile`."""
-
-    bits: bytes
-    num_rows: int
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -44,7 +45,7 @@ class Log:
         mode: how columns are found: see `protocol.mapping_mode`.
         partition_columns: in order.
         adds: the live files, as `DeltaTable.get_add_actions` gives them, ordered by time, then path.
-        masks: what is deleted from files, by their paths as the log writes them.
+        vectors: what is deleted from files, by their paths as the log writes them.
         tells_time: whether commits hold their times, so that those of the log's files mean nothing.
     """
 
@@ -54,7 +55,7 @@ class Log:
     mode: str
     partition_columns: tuple[str, ...]
     adds: pa.Table
-    masks: Mapping[str, Mask]
+    vectors: Mapping[str, Vector]
     tells_time: bool
 
 
@@ -65,11 +66,13 @@ class LogReader:
     Args:
         at: where the table is.
         retry_seconds: how long to try a request that the store does not serve.
+        files: the log's files.
         statistics: whether the files' statistics are wanted, beside their rows.
     """
 
     at: TableAddress
     retry_seconds: float
+    files: LogFiles
     statistics: bool = True
 
     def read(self, version: int | None = None, timestamp: dt.datetime | None = None) -> Log:
@@ -120,6 +123,8 @@ class LogReader:
         features = protocol.reader_features or ()
         check_protocol(protocol.min_reader_version, features, self.at.root)
         mode = mapping_mode(protocol.min_reader_version, features, metadata.configuration, self.at.root)
+        self.files.check(table.version())
+        vectors = self.files.vectors(table.version()) if _VECTORS in features else {}
         adds = pa.table(table.get_add_actions())
         adds = in_order(adds if self.statistics else without_statistics(adds))
         return Log(
@@ -129,27 +134,9 @@ class LogReader:
             mode,
             tuple(metadata.partition_columns),
             adds,
-            self._masks(table, adds) if _VECTORS in features else {},
+            vectors,
             _tells_time(table),
         )
-
-    def _masks(self, table: DeltaTable, adds: pa.Table) -> dict[str, Mask]:
-        root = _decoded(table.table_uri)
-        files = {_without_file(path_of(root, path)): path for path in adds["path"].to_pylist()}
-        masks: dict[str, Mask] = {}
-        for batch in pa.RecordBatchReader.from_stream(table.deletion_vectors()):
-            vectors = batch.column("selection_vector")
-            for path, kept in zip(batch.column("filepath").to_pylist(), vectors, strict=True):
-                written = files.get(_decoded(path))
-                if written is None:
-                    raise TableError(
-                        f"a deletion vector of {self.at.root} must be of a file of this version, got "
-                        f"{_decoded(path)!r}; read another version, or rewrite the table without deletion vectors"
-                    )
-                deleted = ~kept.values.to_numpy(zero_copy_only=False)
-                bits = np.packbits(deleted, bitorder="little")
-                masks[written] = Mask(zlib.compress(bits.tobytes(), 1), int(np.count_nonzero(deleted)))
-        return masks
 
     def _asking(self, ask: Callable[[], T], what: str | None) -> T:
         """Return what deltalake answers, or raise the error of this library that fits.
@@ -176,8 +163,11 @@ class LogReader:
                 f"{root}: the request to the store failed: {self.at.scrubbed(error)}; check the path, the "
                 "network, and endpoint and credentials in storage_options"
             ) from None
-        except (DeltaError, OverflowError, ValueError) as error:
-            if isinstance(error, ConfigError):
+        except BaseException as error:
+            # Of deltalake's own code a panic is an error of the log; its class is no Exception, and has no public name.
+            panicked = type(error).__module__ == "pyo3_runtime"
+            theirs = panicked or isinstance(error, DeltaError | OverflowError | ValueError)
+            if not theirs or isinstance(error, TableLoaderError):
                 raise
             if what is not None:
                 raise self._no_version(what, error) from None
@@ -229,12 +219,3 @@ def read_time(timestamp: Any) -> dt.datetime | None:
     if timestamp.tzinfo is None:
         raise ConfigError(f"timestamp must say its time zone, got {timestamp.isoformat()}; add +00:00 for UTC")
     return timestamp
-
-
-def _decoded(url: str) -> str:
-    """Return a URL of deltalake's as a path of the log would be, without "file://"."""
-    return unquote(url.removeprefix("file://")) if url.startswith("file://") else unquote(url)
-
-
-def _without_file(path: str) -> str:
-    return path.removeprefix("file://")

@@ -16,6 +16,7 @@ from torch_table_loader.scrubbing import shown_url
 from torch_table_loader.source.clients import STAT_THREADS
 from torch_table_loader.source.iceberg.avro_files import REMEDY, read_records
 from torch_table_loader.source.iceberg.checked import many, mapping, text, torn, unfit, unlike, whole
+from torch_table_loader.source.table_storage import MOST_OF_A_FILE
 
 if TYPE_CHECKING:
     from torch_table_loader.contracts import Storage
@@ -24,9 +25,6 @@ if TYPE_CHECKING:
 DATA, POSITION_DELETES, EQUALITY_DELETES = 0, 1, 2
 _EXISTING, _ADDED, _DELETED = 0, 1, 2
 _STATUS_NAMES = ("existing", "added", "deleted")
-
-_MOST = 1 << 46
-"""No file has more rows or bytes."""
 
 _FAR_REQUESTS = 32
 """Manifests that are requested in parallel from a remote store."""
@@ -303,7 +301,7 @@ class _Reading:
         """Read a record; None if its file is deleted."""
         status = whole(row.get("status"), "status", _EXISTING, _DELETED)
         raw = mapping(row.get("data_file"), "data_file")
-        num_rows = whole(raw.get("record_count"), "record_count", _UNKNOWN_ROWS, _MOST)
+        num_rows = whole(raw.get("record_count"), "record_count", _UNKNOWN_ROWS, MOST_OF_A_FILE)
         self._files[status] += 1
         self._rows[status] += num_rows
         if status == _DELETED:
@@ -325,7 +323,7 @@ class _Reading:
             sequence_number=self._sequence_number(row, status),
             first_row_id=self._first_row_id(raw, num_rows),
             num_rows=None if num_rows == _UNKNOWN_ROWS else num_rows,
-            num_bytes=whole(raw.get("file_size_in_bytes"), "file_size_in_bytes", 0, _MOST),
+            num_bytes=whole(raw.get("file_size_in_bytes"), "file_size_in_bytes", 0, MOST_OF_A_FILE),
             split_offsets=tuple(_offsets(raw.get("split_offsets") or [], "split_offsets")),
             deletes=None if content == DATA else _deletes_info(raw),
             spans=self._spans(raw),
@@ -361,7 +359,7 @@ class _Reading:
             raise ValueError("sequence_number must be there of a file that an earlier commit added, and is missing")
         if own is None:
             return most
-        return whole(own, "sequence_number", 0, most if self._manifest.listed else _MOST)
+        return whole(own, "sequence_number", 0, most if self._manifest.listed else MOST_OF_A_FILE)
 
     def _first_row_id(self, raw: Raw, num_rows: int) -> int | None:
         own, following = _maybe(raw, "first_row_id"), self._next_row_id

@@ -1,0 +1,129 @@
+"""What the messages of an Arrow IPC file or stream say of their own sizes (``Message.fbs`` in Arrow's repository).
+
+pyarrow asks for as much memory as a message says, whatever the file's length. Where it gets none, the sizes tell
+whether the file is damaged, or this machine too small.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+import pyarrow as pa
+
+_CONTINUES = -1
+_HEADER, _BODY_LENGTH = 2, 3
+_RECORD_BATCH, _DICTIONARY_BATCH = 3, 2
+_BATCH_OF_DICTIONARY = 1
+_BUFFERS, _COMPRESSION = 2, 3
+_BUFFER = struct.Struct("<qq")
+_MOST_GROWTH = {0: 256, 1: 1 << 15}
+"""By codec, bytes that one compressed byte can become: LZ4 repeats up to 255; zstd makes 128 KiB of four."""
+
+_SLACK = 1 << 17
+
+
+@contextmanager
+def sized(source: pa.NativeFile, starts: Callable[[], Sequence[int]] | None = None) -> Iterator[None]:
+    """Let what does not fit into memory be an error of the file, where this says more than it can hold.
+
+    Args:
+        source: a file or a stream.
+        starts: returns where the messages of a file begin; None for a stream, whose messages follow each other.
+
+    Raises:
+        ValueError: says which message says too much.
+        pa.ArrowMemoryError: the sizes are possible, and memory is too little for them.
+    """
+    try:
+        yield
+    except pa.ArrowMemoryError as error:
+        try:
+            _check_sizes(source, starts)
+        except struct.error as cut:
+            raise ValueError(f"a message ends before its sizes ({cut})") from error
+        except ValueError as wrong:
+            raise wrong from error
+        raise
+
+
+def _check_sizes(source: pa.NativeFile, starts: Callable[[], Sequence[int]] | None) -> None:
+    for start in starts() if starts is not None else ():
+        _check_message(source, start)
+    place = 0 if starts is None else None
+    while place is not None:
+        place = _check_message(source, place)
+
+
+def field_at(data: bytes, table: int, field: int) -> int:
+    """Return the byte of a flatbuffer's table at which a field is; 0 if it has none.
+
+    Raises:
+        ValueError: the table begins before the buffer.
+    """
+    (to_vtable,) = struct.unpack_from("<i", data, table)
+    vtable = table - to_vtable
+    if vtable < 0:
+        raise ValueError("a table begins before its buffer")
+    (vtable_bytes,) = struct.unpack_from("<H", data, vtable)
+    slot = 4 + 2 * field
+    place = struct.unpack_from("<H", data, vtable + slot)[0] if slot + 2 <= vtable_bytes else 0
+    return table + place if place else 0
+
+
+def _check_message(source: pa.NativeFile, start: int) -> int | None:
+    """Check the message that begins at a byte, and return where the next one does; None after the last."""
+    size = source.size()
+    head = source.read_at(min(8, max(0, size - start)), start)
+    if len(head) < 8:
+        return None
+    marker, length = struct.unpack("<iI", head)
+    body = start + 8
+    if marker != _CONTINUES:  # before Arrow 0.15 the length came alone
+        body, length = start + 4, marker
+    if not length:
+        return None
+    if not 0 < length <= size - body:
+        raise ValueError(f"the message at byte {start} of {size} says that its header has {length} bytes")
+    message = source.read_at(length, body)
+    body += length
+    (root,) = struct.unpack_from("<I", message)
+    place = field_at(message, root, _BODY_LENGTH)
+    num_bytes = struct.unpack_from("<q", message, place)[0] if place else 0
+    if not 0 <= num_bytes <= size - body:
+        raise ValueError(f"the message at byte {start} of {size} says that its body has {num_bytes} bytes")
+    if batch := _record_batch(message, root):
+        _check_buffers(source, message, batch, body, num_bytes)
+    return int(body + num_bytes)
+
+
+def _record_batch(message: bytes, root: int) -> int:
+    """Return where the record batch of a message is, that of a dictionary's too; 0 if it has none."""
+    kind, header = field_at(message, root, _HEADER - 1), field_at(message, root, _HEADER)
+    if not kind or not header or message[kind] not in (_RECORD_BATCH, _DICTIONARY_BATCH):
+        return 0
+    table: int = header + struct.unpack_from("<I", message, header)[0]
+    if message[kind] == _RECORD_BATCH:
+        return table
+    inner = field_at(message, table, _BATCH_OF_DICTIONARY)
+    return inner + int(struct.unpack_from("<I", message, inner)[0]) if inner else 0
+
+
+def _check_buffers(source: pa.NativeFile, message: bytes, batch: int, body: int, num_bytes: int) -> None:
+    place, compression = field_at(message, batch, _BUFFERS), field_at(message, batch, _COMPRESSION)
+    if not place:
+        return
+    growth = 0
+    if compression:
+        codec = field_at(message, compression + struct.unpack_from("<I", message, compression)[0], 0)
+        growth = _MOST_GROWTH.get(message[codec] if codec else 0, 0)
+    vector = place + struct.unpack_from("<I", message, place)[0]
+    (count,) = struct.unpack_from("<I", message, vector)
+    for offset, length in _BUFFER.iter_unpack(message[vector + 4 : vector + 4 + count * _BUFFER.size]):
+        if not 0 <= offset <= offset + length <= num_bytes or length < 0:
+            raise ValueError(f"a buffer says bytes {offset} to {offset + length} of a body of {num_bytes} bytes")
+        if growth and length >= 8:
+            (raw,) = struct.unpack("<q", source.read_at(8, body + offset))
+            if raw > length * growth + _SLACK:
+                raise ValueError(f"a buffer of {length} bytes says that it has {raw} decompressed, which it cannot")

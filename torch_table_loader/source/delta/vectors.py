@@ -1,0 +1,104 @@
+"""Deletion vectors as the log describes them (https://github.com/delta-io/delta/blob/master/PROTOCOL.md)."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, NamedTuple
+from uuid import UUID
+
+from torch_table_loader.records import DataFile, DeleteFile, FileVersion
+from torch_table_loader.scrubbing import shown_url
+from torch_table_loader.source.delta.delta_options import path_of
+
+_Z85 = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ.-:+=^!/*?&<>()[]{}@%$#"
+_PYTHONS = str.maketrans(_Z85, "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz!#$%&()*+-;<=>?@^_`{|}~")
+"""Base 85 as ZeroMQ's RFC 32 spells it, in the letters that Python's `base64` knows."""
+
+_UUID_LETTERS = 20
+_FRAME_BYTES = 8
+"""Of a vector in a file: its length before it, and its checksum after it."""
+
+_MOST = (1 << 63) - 1
+
+
+class Vector(NamedTuple):
+    """A deletion vector.
+
+    Args:
+        path: of the file that holds it; None where the log itself does.
+        offset: the byte of the file at which it begins, its length included.
+        num_bytes: without length and checksum.
+        num_rows: that it deletes.
+        inline: its bytes, where the log holds them.
+    """
+
+    path: str | None
+    offset: int
+    num_bytes: int
+    num_rows: int
+    inline: bytes = b""
+
+    def delete_of(self, file: DataFile, root: str, *, keeps: bool = False) -> DeleteFile:
+        """Return it as what deletes rows of a data file.
+
+        Args:
+            file: the data file.
+            root: the table's folder, which names are relative to.
+            keeps: see `DeleteFile.keeps`.
+        """
+        if self.path is None:
+            return DeleteFile(replace(file, deletes=()), "vector", self.num_rows, inline=self.inline, keeps=keeps)
+        name = shown_url(self.path).removeprefix(f"{root.rstrip('/')}/")
+        blob = self.offset, self.num_bytes + _FRAME_BYTES
+        holder = DataFile(self.path, name, FileVersion(sum(blob), immutable=True), "deletion vectors")
+        return DeleteFile(holder, "vector", self.num_rows, blob=blob, keeps=keeps)
+
+
+def vector_of(told: Mapping[str, Any], root: str) -> Vector:
+    """Read a ``deletionVector`` of the log.
+
+    Args:
+        told: what the log has.
+        root: the table's folder.
+
+    Raises:
+        ValueError: it is not as the protocol says.
+    """
+    kind, where = told.get("storageType"), told.get("pathOrInlineDv")
+    if not isinstance(where, str) or not where:
+        raise ValueError(f"pathOrInlineDv of a deletion vector must be a text that is not empty, got {where!r}")
+    num_bytes, num_rows = _whole(told.get("sizeInBytes"), "sizeInBytes"), _whole(told.get("cardinality"), "cardinality")
+    if kind == "i":
+        data = _bytes(where)
+        if not 0 <= len(data) - num_bytes < 4:
+            raise ValueError(f"sizeInBytes of a deletion vector is {num_bytes}, and its inline text has {len(data)}")
+        return Vector(None, 0, num_bytes, num_rows, data[:num_bytes])
+    offset = 1 if told.get("offset") is None else _whole(told.get("offset"), "offset")
+    if kind == "p":
+        return Vector(path_of(root, where), offset, num_bytes, num_rows)
+    if kind != "u":
+        raise ValueError(f"storageType of a deletion vector must be 'u', 'p' or 'i', got {kind!r}")
+    prefix, name = where[:-_UUID_LETTERS], UUID(bytes=_bytes(where[-_UUID_LETTERS:]))
+    folder = f"{root.rstrip('/')}/{prefix}".rstrip("/")
+    return Vector(f"{folder}/deletion_vector_{name}.bin", offset, num_bytes, num_rows)
+
+
+def _whole(value: Any, name: str) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= _MOST:
+        raise ValueError(f"{name} of a deletion vector must be a whole number from 0 to {_MOST}, got {value!r:.40}")
+    return value
+
+
+def _bytes(letters: str) -> bytes:
+    """Decode text of base 85.
+
+    >>> _bytes("HelloWorld").hex()
+    '864fd26fb559f75b'
+    """
+    if unknown := set(letters) - set(_Z85):
+        raise ValueError(f"{min(unknown)!r} is no letter of base 85")
+    if len(letters) % 5:
+        raise ValueError(f"text of base 85 must have five letters for four bytes, got {len(letters)} letters")
+    return base64.b85decode(letters.translate(_PYTHONS))

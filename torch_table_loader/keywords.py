@@ -72,7 +72,7 @@ class LoaderKeywords(TypedDict, total=False):
     row_store: str | None
     row_store_memory: int | str
     raw_files: bool
-    verify_checksums: bool
+    verify_checksums: bool | Literal["all"]
     read_ahead_bytes: int | str
     cache_dir: str | None
     cache_bytes: int | str

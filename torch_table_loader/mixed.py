@@ -63,7 +63,7 @@ class SourceKeywords(TypedDict, total=False):
     row_store_memory: int | str
     storage_options: Mapping[str, Any] | None
     plan_cache: str | None
-    verify_checksums: bool
+    verify_checksums: bool | Literal["all"]
     read_ahead_bytes: int | str
     cache_dir: str | None
     cache_bytes: int | str

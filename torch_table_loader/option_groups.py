@@ -107,7 +107,7 @@ class Reading(OptionGroup):
     raw_files: bool = False
     storage_options: Mapping[str, Any] | None = field(default=None, repr=False)
     retry_seconds: float = DEFAULT_RETRY_SECONDS
-    verify_checksums: bool = True
+    verify_checksums: bool | Literal["all"] = True
     plan_cache: str | None = field(default=None, repr=False)
     on_error: OnError = "raise"
     on_growth: Literal["continue"] | None = None

@@ -48,7 +48,7 @@ DEFAULT_CACHE_BYTES = "64GiB"
 DEFAULT_RETRY_SECONDS = 120.0
 """Outages of stores, and restarts of those that one runs oneself, are mostly over by then."""
 
-_SWITCHES = ("drop_last", "pin_memory", "row_id", "check_plan", "count_filtered", "raw_files", "verify_checksums")
+_SWITCHES = ("drop_last", "pin_memory", "row_id", "check_plan", "count_filtered", "raw_files")
 _MOST_ROWS = 2**40
 _MOST_LANES = 2**16
 
@@ -128,7 +128,8 @@ class LoaderOptions:
             memory, else a cache directory; see docs/shuffle.md.
         row_store_memory: maximum bytes of a store that a rank keeps in memory: int or "1GiB".
         raw_files: read the files of an Iceberg, Delta Lake or Hudi table as they are, including deleted rows.
-        verify_checksums: check the pages of Parquet files that have checksums, and refuse pages that differ.
+        verify_checksums: refuse pages of Parquet files, and files of row stores, that differ from their checksums;
+            `"all"` compares row stores whole whenever they are opened; see docs/shuffle.md#what-is-checked.
         read_ahead_bytes: compressed bytes that each process fetches ahead of decoding from an object store: int or
             "128MiB"; 0 fetches nothing ahead.
         cache_dir: directory of this machine that keeps bytes fetched from an object store, for all its ranks.
@@ -194,7 +195,7 @@ class LoaderOptions:
     row_store: str | None = field(default=None, repr=False)
     row_store_memory: int | str = DEFAULT_ROW_STORE_MEMORY
     raw_files: bool = False
-    verify_checksums: bool = True
+    verify_checksums: bool | Literal["all"] = True
     read_ahead_bytes: int | str = DEFAULT_READ_AHEAD
     cache_dir: str | None = field(default=None, repr=False)
     cache_bytes: int | str = DEFAULT_CACHE_BYTES
@@ -357,6 +358,8 @@ class LoaderOptions:
                 raise ConfigTypeError(f"{name} must be True or False, got {getattr(self, name)!r}")
         if not isinstance(self.show_progress, bool) and self.show_progress != "workers":
             raise ConfigTypeError(f'show_progress must be True or False, or "workers", got {self.show_progress!r}')
+        if not isinstance(self.verify_checksums, bool) and self.verify_checksums != "all":
+            raise ConfigTypeError(f'verify_checksums must be True or False, or "all", got {self.verify_checksums!r}')
         if self.plan_cache is not None and not isinstance(self.plan_cache, str | PathLike):
             raise ConfigTypeError(f"plan_cache must be a directory's path or URL, got {self.plan_cache!r}")
         if self.cache_dir is not None and (

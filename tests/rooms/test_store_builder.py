@@ -29,7 +29,7 @@ from torch_table_loader.store import builder
 from torch_table_loader.store.builder import build_files, done_chunks
 from torch_table_loader.store.codes_file import write_codes
 from torch_table_loader.store.leases import Leases
-from torch_table_loader.store.manifest import check_store, read_manifest
+from torch_table_loader.store.manifest import check_store, read_manifest, write_manifest
 from torch_table_loader.store.opened import open_store
 from torch_table_loader.store.spec import (
     CODES,
@@ -216,17 +216,38 @@ def test_a_flipped_bit_is_found_before_use(tmp_path: Path, name: str) -> None:
         open_store(tmp_path, made.spec, 1)
 
 
-def test_a_flipped_bit_that_left_the_mtime_unchanged_is_found_by_verify(tmp_path: Path) -> None:
+def rotten(place: Path, name: str, at: int) -> None:
+    """Flip a bit beneath the file system: the file's times are those of the manifest."""
+    flip(place / name, at)
+    manifest = read_manifest(place)
+    assert manifest is not None
+    write_manifest(place, table().spec, manifest.parts, manifest.lengths, manifest.codes)
+
+
+def test_a_flipped_bit_with_the_mtime_set_back_is_found_before_use(tmp_path: Path) -> None:
     made = table()
     build_files(tmp_path, made.spec, made.read, 1)
     before = (tmp_path / RECORDS).stat()
+    time.sleep(0.01)  # the file's clock may stand still for a few milliseconds
     flip(tmp_path / RECORDS, 5)
     os.utime(tmp_path / RECORDS, ns=(before.st_atime_ns, before.st_mtime_ns))
+    with pytest.raises(TableError, match=r"chunk 0 of records\.bin is not what was written"):
+        open_store(tmp_path, made.spec, 1)
+
+
+def test_records_that_rot_are_found_by_verify_and_on_request(tmp_path: Path) -> None:
+    made = table()
+    build_files(tmp_path, made.spec, made.read, 1)
+    rotten(tmp_path, RECORDS, 5)
     manifest = read_manifest(tmp_path)
     assert manifest is not None
-    assert not check_store(tmp_path, manifest, contents=False)
-    with pytest.raises(TableError, match="chunk 0 of records"):
-        check_store(tmp_path, manifest, contents=True)
+    assert open_store(tmp_path, made.spec, 1) is not None
+    for check in (
+        lambda: check_store(tmp_path, manifest, contents=True),
+        lambda: open_store(tmp_path, made.spec, 1, contents=True),
+    ):
+        with pytest.raises(TableError, match="chunk 0 of records"):
+            check()
 
 
 def test_a_copied_store_is_fully_verified_once(tmp_path: Path) -> None:

@@ -10,6 +10,12 @@ from functools import cache
 from pathlib import Path, PurePosixPath
 
 _KIB = 1024
+_LOCAL_RANKS = {
+    "LOCAL_WORLD_SIZE": "LOCAL_RANK",
+    "HOROVOD_LOCAL_SIZE": "HOROVOD_LOCAL_RANK",
+    "OMPI_COMM_WORLD_LOCAL_SIZE": "OMPI_COMM_WORLD_LOCAL_RANK",
+}
+"""What launchers say of the ranks of a node: how many there are, and which one a process is."""
 
 
 def usable_cpus(root: Path = Path("/")) -> int:
@@ -39,11 +45,19 @@ def threads_for(lanes: int, cpus: int, ranks_on_node: int) -> int:
 
 def ranks_on_this_node() -> int:
     """Read how many ranks a launcher started here: torchrun's, Horovod's or MPI's word; 1 without one."""
-    for name in ("LOCAL_WORLD_SIZE", "HOROVOD_LOCAL_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE"):
-        value = os.environ.get(name, "")
-        if value.isdigit() and int(value) > 0:
-            return int(value)
-    return 1
+    return place_on_this_node()[1]
+
+
+def place_on_this_node() -> tuple[int | None, int]:
+    """Return the number of this rank among those that a launcher started here, and how many these are.
+
+    The number is None if the launcher says how many there are, and not which one this is.
+    """
+    for ranks, own in _LOCAL_RANKS.items():
+        size, number = (os.environ.get(name, "") for name in (ranks, own))
+        if size.isdigit() and int(size) > 0:
+            return (int(number) if number.isdigit() and int(number) < int(size) else None), int(size)
+    return 0, 1
 
 
 @cache

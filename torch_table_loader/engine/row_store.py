@@ -18,7 +18,8 @@ import pyarrow as pa
 from torch.utils.data import get_worker_info
 
 from torch_table_loader.arrow.datatypes import is_variable, width_of
-from torch_table_loader.engine.machine import available_memory, ranks_on_this_node, usable_cpus
+from torch_table_loader.engine.machine import available_memory, place_on_this_node, ranks_on_this_node, usable_cpus
+from torch_table_loader.engine.store_url import StoreUrl, local_path, store_url
 from torch_table_loader.errors import ConfigError, OutOfMemoryError, StorageError
 from torch_table_loader.fetch.parts import PartsAhead, begin_parts, reading_parts
 from torch_table_loader.fetch.tasks_ahead import TasksAhead
@@ -26,9 +27,7 @@ from torch_table_loader.local_files import check_owned
 from torch_table_loader.messages import warn_caller
 from torch_table_loader.planning.splits import Chunks
 from torch_table_loader.read.filter_key import filter_key
-from torch_table_loader.source.address import HTTP_PROTOCOLS, parse_address
 from torch_table_loader.source.fingerprint import content_key
-from torch_table_loader.source.storage import FileStorage, open_storage
 from torch_table_loader.store.builder import Report, build_files, build_memory, check_memory
 from torch_table_loader.store.gather import StoredRows
 from torch_table_loader.store.opened import open_store
@@ -81,36 +80,6 @@ class _InFiles:
     place: Path
     chunks: Chunks
     spec: StoreSpec
-
-
-@dataclass(frozen=True, slots=True)
-class StoreUrl:
-    """A store's folder behind a URL.
-
-    Args:
-        storage: where it is.
-        root: the folder there.
-    """
-
-    storage: FileStorage
-    root: str
-
-    @property
-    def shown(self) -> str:
-        """The URL as messages may show it."""
-        return self.storage.shown(self.root)
-
-    def check_writable(self) -> None:
-        """Refuse a store that takes no files.
-
-        Raises:
-            ConfigError: with the command that builds the store elsewhere.
-        """
-        if self.storage.protocol in HTTP_PROTOCOLS:
-            raise ConfigError(
-                f"there is no whole row store at {self.shown}, and it cannot be written over {self.storage.protocol}; "
-                "build it with `torch-table-loader store build --store DIR`, and put the folder that this makes there"
-            )
 
 
 class RowStoreHandle:
@@ -166,12 +135,16 @@ class RowStoreHandle:
         self._memory = parse_bytes(options.row_store_memory)
         self._fetching = fetching
         self._lanes = options.lanes
+        self._verify = options.verify_checksums
+        self._alone = options.num_ranks == 1 and options.mesh is None
+        self._compared = False
+        """Whether the process that started this one has compared the contents."""
         self._threaded = options.worker_type == "thread" or options.num_workers == 0
-        self.url = _store_url(options, getattr(table.storage, "protocol", None), self.spec.name)
+        self.url = store_url(options, getattr(table.storage, "protocol", None), self.spec.name)
         """Where the store is kept for all machines, or None; `place` is then this machine's copy, if it built one."""
         self.note = ""
         """Why the store is not in memory, though the options let it be."""
-        self._share = 1.0 if options.row_store == "memory" else _SHARE_OF_MEMORY
+        self._part_of_memory = 1.0 if options.row_store == "memory" else _SHARE_OF_MEMORY
         self._instead: _InFiles | None = None
         self._chunks = chunks
         self.place = self._choose(options, fork_safe=bool(getattr(table.storage, "fork_safe", False)))
@@ -197,7 +170,7 @@ class RowStoreHandle:
             check_memory(self.spec.num_bytes, self._room(ranks_on_this_node()))
             return None
         if options.row_store is not None:
-            return Path(_local_path(options.row_store)).expanduser().absolute() / self.spec.name
+            return Path(local_path(options.row_store)).expanduser().absolute() / self.spec.name
         if crosses and self.spec.num_bytes <= self._memory:
             try:
                 check_memory(self.spec.num_bytes, self._room(ranks_on_this_node()))
@@ -213,7 +186,7 @@ class RowStoreHandle:
         What the caller asked to have in memory may take all of it. Else a part is left for batches and the trainer.
         """
         free = available_memory()
-        return None if free is None else int(self._share * (free // sharers))
+        return None if free is None else int(self._part_of_memory * (free // sharers))
 
     @property
     def fork_safe(self) -> bool:
@@ -317,7 +290,28 @@ class RowStoreHandle:
         check_owner(place)
         free = available_memory()
         larger = free is not None and self.spec.num_bytes > free
-        return open_store(place, self.spec, threads, self.window_bytes if larger else None)
+        return open_store(
+            place,
+            self.spec,
+            threads,
+            self.window_bytes if larger else None,
+            share=None if larger else self._share(),
+            contents=self._verify == "all" and not self._compared,
+        )
+
+    def _share(self) -> tuple[int, int] | None:
+        """Return the part of the contents that this process compares; see `Manifest.opening_sums`.
+
+        Ranks of a node share the work if all of them open this store; so do the workers of a DataLoader of the
+        caller's.
+        """
+        if not self._verify or self._compared:
+            return None
+        rank, ranks = place_on_this_node()
+        if self._alone or rank is None:
+            rank, ranks = 0, 1
+        worker = get_worker_info()
+        return (rank, ranks) if worker is None else (rank * worker.num_workers + worker.id, ranks * worker.num_workers)
 
     def _behind_url(self, place: Path, url: StoreUrl, threads: int) -> StoredRows | RemoteRows:
         """Read what this machine built from its own copy; what others built by ranges; what nobody built is built."""
@@ -378,7 +372,8 @@ class RowStoreHandle:
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave out what was opened: whoever unpickles this opens the store's files."""
-        return {name: value for name, value in vars(self).items() if name not in ("_lock", "_rows")}
+        state = {name: value for name, value in vars(self).items() if name not in ("_lock", "_rows")}
+        return state | {"_compared": self._compared or self._rows is not None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Open nothing yet."""
@@ -420,33 +415,3 @@ def crosses_by_fork(options: LoaderOptions, *, fork_safe: bool) -> bool:
     given = options.multiprocessing_context
     method = given if isinstance(given, str) else (given or multiprocessing).get_start_method()
     return bool(method == "fork")
-
-
-def _store_url(options: LoaderOptions, table_protocol: str | None, name: str) -> StoreUrl | None:
-    """Return behind which URL a store is; None where `row_store` names no URL.
-
-    Args:
-        options: the caller's; `storage_options` are used where the table is on the same kind of store, or local.
-        table_protocol: of the table's storage; None where it is not one protocol.
-        name: of the store.
-
-    Raises:
-        ConfigError: a URL that cannot be the folder of stores.
-    """
-    if options.row_store is None or options.row_store == "memory":
-        return None
-    address = parse_address(options.row_store)
-    if address.protocol == "file":
-        return None
-    if address.protocol in HTTP_PROTOCOLS and "?" in address.path:
-        raise ConfigError(
-            f"row_store must be the URL of a folder, got {address.shown} with a query; pass headers in storage_options"
-        )
-    same = table_protocol in (None, "file", address.protocol)
-    storage, root = open_storage(options.row_store, options.storage_options if same else None, options.retry_seconds)
-    return StoreUrl(storage, f"{root.rstrip('/')}/{name}")
-
-
-def _local_path(row_store: str | os.PathLike[str]) -> str:
-    """Return the path of a ``file://`` URL; a path as it is."""
-    return parse_address(row_store).path if "://" in str(row_store) else str(row_store)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 import pyarrow as pa
 
+from torch_table_loader.arrow.sound import check_names
 from torch_table_loader.contracts import SnapshotSource, renewing
 from torch_table_loader.engine.parallel import in_parallel
 from torch_table_loader.engine.salvage import salvage_file, told
@@ -25,7 +26,6 @@ from torch_table_loader.read.expressions import check_filter
 from torch_table_loader.read.failures import reading
 from torch_table_loader.read.footers import FooterSizes, LazyFooters, check_rows, estimated_layout
 from torch_table_loader.read.formats import infers_types, inspect_file, reader_of
-from torch_table_loader.read.sound import check_names
 from torch_table_loader.read.unify import resolve_schema
 from torch_table_loader.source.fingerprint import fingerprint, fingerprint_without
 from torch_table_loader.source.plan_cache import CacheEntry

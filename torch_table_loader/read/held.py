@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
+from torch_table_loader.arrow.sound import sound
 from torch_table_loader.format_contracts import Traits
 from torch_table_loader.read.failures import reading
 from torch_table_loader.read.reader_base import WithoutStatistics, bounded, rows_without_columns
-from torch_table_loader.read.sound import sound
 from torch_table_loader.records import FileMeta
 
 if TYPE_CHECKING:

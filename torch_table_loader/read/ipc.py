@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import pyarrow as pa
 
+from torch_table_loader.arrow.sound import sound
 from torch_table_loader.errors import TableError
 from torch_table_loader.format_contracts import Traits
 from torch_table_loader.read.failures import reading
@@ -30,7 +31,6 @@ from torch_table_loader.read.reader_base import (
     rows_without_columns,
     whole_groups,
 )
-from torch_table_loader.read.sound import sound
 from torch_table_loader.records import FileMeta
 
 if TYPE_CHECKING:

@@ -10,6 +10,7 @@ import pyarrow as pa
 from pyarrow import json
 
 from torch_table_loader.arrow.datatypes import decoded_type
+from torch_table_loader.arrow.sound import sound_text
 from torch_table_loader.format_contracts import Traits
 from torch_table_loader.read.compressed import open_text, text_bytes, text_of
 from torch_table_loader.read.failures import reading
@@ -20,7 +21,6 @@ from torch_table_loader.read.reader_base import (
     one_group,
     refuse_large_inference,
 )
-from torch_table_loader.read.sound import sound_text
 
 if TYPE_CHECKING:
     from torch_table_loader.contracts import Storage

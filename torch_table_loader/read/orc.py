@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import pyarrow as pa
 from pyarrow import orc
 
+from torch_table_loader.arrow.sound import sound_text
 from torch_table_loader.format_contracts import Traits
 from torch_table_loader.read.failures import first_line, reading
 from torch_table_loader.read.far_files import open_at_end
@@ -25,7 +26,6 @@ from torch_table_loader.read.reader_base import (
     rows_without_columns,
     whole_groups,
 )
-from torch_table_loader.read.sound import sound_text
 from torch_table_loader.records import FileMeta
 
 if TYPE_CHECKING:

@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from torch_table_loader.arrow import compute as pc
+from torch_table_loader.arrow.sound import sound_text
 from torch_table_loader.errors import TableError
 from torch_table_loader.format_contracts import Traits
 from torch_table_loader.read.failures import as_reading_error, first_line
@@ -27,7 +28,6 @@ from torch_table_loader.read.parquet_footer import (
 from torch_table_loader.read.parquet_statistics import refuse_unsafe
 from torch_table_loader.read.prune import kept_row_groups
 from torch_table_loader.read.reader_base import refuse_duplicates
-from torch_table_loader.read.sound import sound_text
 from torch_table_loader.records import FileMeta
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from torch_table_loader.errors import OutOfMemoryError, StorageError
+from torch_table_loader.errors import OutOfMemoryError, StorageError, TableError
 from torch_table_loader.local_files import allocate, make_folder, open_regular, read_regular, write_whole
 from torch_table_loader.planning.document_lengths import DocumentLengths
 from torch_table_loader.store.chunk_writer import FileSink, MemorySink, ReadChunk, naming_disk_errors, write_chunk
@@ -384,4 +384,11 @@ def _lengths(place: Path, spec: StoreSpec, parts: Sequence[Part]) -> tuple[int, 
 
 def _read_parts(place: Path, count: int) -> Iterator[Part]:
     for chunk in range(count):
-        yield Part.from_json(json.loads(read_regular(part_file(place, chunk))))
+        path = part_file(place, chunk)
+        try:
+            yield Part.from_json(json.loads(read_regular(path)))
+        except (TypeError, ValueError) as error:
+            raise TableError(
+                f"the row store in {str(place)!r} cannot be finished: {path.name} is damaged ({error}); remove that "
+                "folder, and it is built again"
+            ) from error

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 import pyarrow as pa
+import xxhash
 
 from torch_table_loader.arrow.reserved import ROW_ID
 from torch_table_loader.causes import store_error_type
@@ -47,8 +47,8 @@ class Sink(ABC):
     """Whether checksums are computed."""
 
     @abstractmethod
-    def records(self, row: int, encoded: Encoded, crc: int) -> int:
-        """Write records from a row on; return the checksum continued from `crc`, if it is computed."""
+    def records(self, row: int, encoded: Encoded, checksum: xxhash.xxh3_64) -> None:
+        """Write records from a row on, and add them to the checksum, if it is computed."""
 
     @abstractmethod
     def put(self, name: str, at: int, data: NDArray[np.uint8]) -> None:
@@ -56,7 +56,7 @@ class Sink(ABC):
 
     @abstractmethod
     def heap(self, chunk: int, schema: pa.Schema) -> Any:
-        """Open a chunk's heap: an object with ``write(batch)``, ``close()`` and then ``crc`` and ``num_bytes``."""
+        """Open a chunk's heap: an object with ``write(batch)``, ``close()``, then ``checksum`` and ``num_bytes``."""
 
     @abstractmethod
     def values(self, chunk: int) -> Any:
@@ -93,7 +93,7 @@ class _ChunkWriter:
         layout = spec.layout
         self.rows = 0
         self._spec, self._layout, self._chunk, self._sink = spec, layout, chunk, sink
-        self._crcs = {RECORDS: 0, NULLS: 0, IDS: 0, WIDE_LENGTHS: 0}
+        self._sums = {name: xxhash.xxh3_64() for name in (RECORDS, NULLS, IDS)}
         self._null_columns: set[int] = set()
         self._any_null = False
         self._open = ExitStack()
@@ -106,17 +106,17 @@ class _ChunkWriter:
 
     def add(self, batch: pa.RecordBatch) -> None:
         """Write the next rows."""
-        layout, count, crcs = self._layout, batch.num_rows, self._crcs
+        layout, count, sums = self._layout, batch.num_rows, self._sums
         _check_count(self._spec, self._chunk, self.rows + count, most=True)
         row = self._spec.chunk_starts[self._chunk] + self.rows
         encoded = layout.encode(batch)
-        crcs[RECORDS] = self._sink.records(row, encoded, crcs[RECORDS])
+        self._sink.records(row, encoded, sums[RECORDS])
         if encoded.nulls is not None:
             self._any_null = True
             self._null_columns |= encoded.null_columns
             self._put(NULLS, row, encoded.nulls)
         elif self._sink.checked:
-            crcs[NULLS] = zlib.crc32(bytes(count * layout.null_width), crcs[NULLS])
+            sums[NULLS].update(bytes(count * layout.null_width))
         if self._spec.keeps_ids:
             ids = batch.column(ROW_ID).to_numpy(zero_copy_only=False).astype("<i8", copy=False)
             self._put(IDS, row, ids.view(np.uint8).reshape(count, 8))
@@ -129,8 +129,8 @@ class _ChunkWriter:
         self.rows += count
 
     def _put(self, name: str, row: int, data: NDArray[np.uint8]) -> None:
-        if self._sink.checked:
-            self._crcs[name] = zlib.crc32(data.data, self._crcs[name])
+        if self._sink.checked and name in self._sums:
+            self._sums[name].update(data.data)
         self._sink.put(name, row * data.shape[1], data)
 
     def close(self) -> None:
@@ -140,16 +140,17 @@ class _ChunkWriter:
     @property
     def part(self) -> Part:
         """The description of what was written."""
-        crcs, heap, values = self._crcs, self._heap, self._values
+        sums = {name: checksum.intdigest() for name, checksum in self._sums.items()}
+        heap, values = self._heap, self._values
         return Part(
             self.rows,
-            crcs[RECORDS],
-            crcs[NULLS] if self._any_null else None,
-            crcs[IDS] if self._spec.keeps_ids else None,
-            None if heap is None else heap.crc,
+            sums[RECORDS],
+            sums[NULLS] if self._any_null else None,
+            sums[IDS] if self._spec.keeps_ids else None,
+            None if heap is None else heap.checksum,
             0 if heap is None else heap.num_bytes,
             tuple(sorted(self._null_columns)),
-            None if values is None else values.crc,
+            None if values is None else values.checksum,
             0 if values is None else values.num_bytes // self._layout.value_dtype.itemsize,
         )
 
@@ -181,12 +182,11 @@ class FileSink(Sink):
             with suppress(FileNotFoundError):
                 self._files[name] = open_regular(place / name, os.O_WRONLY)
 
-    def records(self, row: int, encoded: Encoded, crc: int) -> int:
+    def records(self, row: int, encoded: Encoded, checksum: xxhash.xxh3_64) -> None:
         """Write records; see `Sink`."""
         for at, block in encoded.blocks():
-            crc = zlib.crc32(block.data, crc)
+            checksum.update(block.data)
             self.put(RECORDS, (row + at) * block.shape[1], block)
-        return crc
 
     def put(self, name: str, at: int, data: NDArray[np.uint8]) -> None:
         """Write bytes; see `Sink`."""
@@ -243,7 +243,7 @@ class ChunkFile:
         """Open the file under another name."""
         self._path = path
         self._open = ExitStack()
-        self.crc, self.num_bytes = 0, 0
+        self._sum, self.num_bytes = xxhash.xxh3_64(), 0
         with naming_disk_errors(path.parent):
             self._unfinished, self._file = self._open.enter_context(new_file(path))
 
@@ -252,9 +252,14 @@ class ChunkFile:
         view = data.view(np.uint8).data if isinstance(data, np.ndarray) else memoryview(data)
         with naming_disk_errors(self._path.parent):
             self._file.write(view)
-        self.crc = zlib.crc32(view, self.crc)
+        self._sum.update(view)
         self.num_bytes += view.nbytes
         return view.nbytes
+
+    @property
+    def checksum(self) -> int:
+        """The XXH3 hash of what was written."""
+        return int(self._sum.intdigest())
 
     def __enter__(self) -> Self:
         """Return the file."""
@@ -357,10 +362,9 @@ class MemorySink(Sink):
         self.strings = StringEncoder()
         self._null_bytes = spec.num_rows * spec.layout.null_width
 
-    def records(self, row: int, encoded: Encoded, crc: int) -> int:
+    def records(self, row: int, encoded: Encoded, checksum: xxhash.xxh3_64) -> None:  # noqa: ARG002
         """Write records to their final place; see `Sink`."""
         encoded.fill(self.memory[row : row + encoded.num_rows])
-        return crc
 
     def put(self, name: str, at: int, data: NDArray[np.uint8]) -> None:
         """Copy bytes; see `Sink`."""
@@ -382,7 +386,7 @@ class MemorySink(Sink):
 
 
 class _ChunkList:
-    crc, num_bytes = 0, 0
+    checksum, num_bytes = 0, 0
 
     def __init__(self, parts: list[Any], form: Callable[[list[Any]], list[Any]]) -> None:
         self._parts, self._form = parts, form

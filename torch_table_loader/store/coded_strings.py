@@ -16,6 +16,8 @@ from torch_table_loader.arrow.datatypes import is_text
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from torch_table_loader.store.origin import Origin
+
     Ints: TypeAlias = NDArray[np.int64]
 
 _REPEATED = 2
@@ -40,23 +42,38 @@ class CodedStrings:
         codes: int32 [rows, columns], indices into the dictionaries; −1 if a row is null.
         dictionaries: the distinct strings of each column, in its plain type.
         nullable: which of the columns contain a null.
+        origin: the store whose files have the codes; None if they were made in memory.
     """
 
     columns: tuple[int, ...]
     codes: NDArray[np.int32]
     dictionaries: tuple[pa.Array, ...]
     nullable: tuple[bool, ...]
+    origin: Origin | None = None
 
     def gather(self, places: Ints) -> list[pa.DictionaryArray]:
-        """Return the rows at some places, one array for each column, in new memory."""
+        """Return the rows at some places, one array for each column, in new memory.
+
+        Raises:
+            TableError: a code has no string.
+        """
         width = 4 * len(self.columns)
         records = self.codes.reshape(-1).view(f"V{width}").take(places, mode="clip")
         by_column = new_array((len(self.columns), len(places)), np.int32)
         by_column[:] = records.view(np.int32).reshape(len(places), len(self.columns)).T
+        if self.origin is not None:
+            self._check(by_column, self.origin)
         return [
             pa.DictionaryArray.from_arrays(pa.array(codes, mask=codes == _NULL if nulls else None), words, safe=False)
             for codes, words, nulls in zip(by_column, self.dictionaries, self.nullable, strict=True)
         ]
+
+    def _check(self, by_column: NDArray[np.int32], origin: Origin) -> None:
+        for codes, words, nulls in zip(by_column, self.dictionaries, self.nullable, strict=True):
+            low, high = int(codes.min(initial=0)), int(codes.max(initial=_NULL))
+            if low < (_NULL if nulls else 0) or high >= len(words):
+                wrong = high if high >= len(words) else low
+                raise origin.damaged("codes.bin", f"has the code {wrong} in a column of {len(words)} distinct strings")
 
 
 Chunk: TypeAlias = Sequence[pa.RecordBatch]

@@ -12,6 +12,7 @@ import pyarrow.types as pt
 
 from torch_table_loader.arrow.buffers import Arena, aligned
 from torch_table_loader.arrow.datatypes import plain_type
+from torch_table_loader.arrow.sound import sound_text
 from torch_table_loader.errors import OutOfMemoryError
 from torch_table_loader.store.list_rows import ListPart, copies_lists, take_lists
 
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from torch_table_loader.planning.document_lengths import DocumentLengths
     from torch_table_loader.store.coded_strings import CodedStrings
     from torch_table_loader.store.list_values import Spans, StoredLists
+    from torch_table_loader.store.origin import Origin
     from torch_table_loader.store.read_ahead import ReadAhead
     from torch_table_loader.store.record_layout import FixedType, RecordLayout, Slot
 
@@ -33,6 +35,43 @@ T = TypeVar("T")
 _BLOCK = 1 << 21
 """Bytes of records that are transposed at a time: measured on two threads, which wait for each other at every call."""
 _LEAST_BLOCK = 64
+
+
+@dataclass(frozen=True, slots=True)
+class TextOfFiles:
+    """Text of heaps whose checksums were not compared: it is checked when it is gathered.
+
+    Args:
+        files: the file of each record batch.
+        origin: the store.
+    """
+
+    files: Sequence[str]
+    origin: Origin
+
+    def check(self, columns: Sequence[pa.Array], numbers: Ints) -> None:
+        """Check gathered columns.
+
+        Args:
+            columns: of the heap.
+            numbers: int64[rows], the record batch that each row comes from.
+
+        Raises:
+            TableError: a text is not UTF-8.
+        """
+        try:
+            sound_text(_batch_of(columns))
+        except pa.ArrowInvalid as error:
+            for number in np.unique(numbers):
+                try:
+                    sound_text(_batch_of([column.filter(pa.array(numbers == number)) for column in columns]))
+                except pa.ArrowInvalid:
+                    raise self.origin.damaged(self.files[number], "has text that is not UTF-8") from error
+            raise
+
+
+def _batch_of(arrays: Sequence[pa.Array]) -> pa.RecordBatch:
+    return pa.RecordBatch.from_arrays(list(arrays), list(map(str, range(len(arrays)))))
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,6 +89,7 @@ class StoredRows:
         read_ahead: asks the system for the pages that are needed next, if it cannot hold them all; or None.
         lists: the flat lists, or at least the requested parts of them; None if there are none.
         strings: columns that the heap lacks, since they have few distinct strings; None if there are none.
+        text: checks the text that is gathered from the heap; None if it is known to be right.
     """
 
     layout: RecordLayout
@@ -62,6 +102,7 @@ class StoredRows:
     read_ahead: ReadAhead | None = None
     lists: StoredLists | None = None
     strings: CodedStrings | None = None
+    text: TextOfFiles | None = None
     _heap_starts: Ints = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -201,6 +242,8 @@ class StoredRows:
             else:
                 taken = [array.take(some) for array, some in zip(arrays, indices, strict=True)]
                 columns.append(pa.concat_arrays(taken).take(taking))
+        if self.text is not None:
+            self.text.check(columns, np.searchsorted(self._heap_starts, places, side="right") - 1)
         return columns
 
 

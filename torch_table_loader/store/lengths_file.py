@@ -7,21 +7,23 @@ by row, padded with zeros to a whole block.
 from __future__ import annotations
 
 import os
-import zlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import xxhash
 
 from torch_table_loader.errors import TableError
 from torch_table_loader.local_files import new_file
 from torch_table_loader.planning.document_lengths import SUMMED, DocumentLengths
-from torch_table_loader.store.manifest import REMEDY
 from torch_table_loader.store.spec import LENGTHS, Part
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
+
+    from torch_table_loader.store.manifest import Manifest
+    from torch_table_loader.store.origin import Origin
 
 
 def write_lengths(place: Path, wide: NDArray[Any], parts: Sequence[Part]) -> tuple[int, int]:
@@ -33,7 +35,7 @@ def write_lengths(place: Path, wide: NDArray[Any], parts: Sequence[Part]) -> tup
         parts: the store's chunks.
 
     Returns:
-        The bytes of a length, and the CRC-32 of the file.
+        The bytes of a length, and the XXH3 hash of the file.
 
     Raises:
         TableError: the lengths do not match the chunks.
@@ -47,37 +49,33 @@ def write_lengths(place: Path, wide: NDArray[Any], parts: Sequence[Part]) -> tup
                 f"for {found}; remove the folder {str(place)!r}, and it is built again"
             )
         row += part.rows
-    made, crc = DocumentLengths.of(wide), 0
+    made, checksum = DocumentLengths.of(wide), xxhash.xxh3_64()
     with new_file(place / LENGTHS) as (unfinished, file):
         for data in (made.sums, made.padded):
-            crc = zlib.crc32(data.data, crc)
+            checksum.update(data.data)
             file.write(data.data)
         file.flush()
         os.fsync(file.fileno())
         file.close()
         unfinished.replace(place / LENGTHS)
-    return made.padded.itemsize, crc
+    return made.padded.itemsize, int(checksum.intdigest())
 
 
-def lengths_of(data: Any, width: int, rows: int, name: str) -> DocumentLengths:
-    """Return the lengths in a file.
+def lengths_of(data: Any, width: int, manifest: Manifest, origin: Origin) -> DocumentLengths:
+    """Return the lengths in a file whose checksum was compared.
 
     Args:
         data: its bytes.
         width: bytes of a length.
-        rows: rows of the store.
-        name: the store's name, for the message.
+        manifest: the store's.
+        origin: the store, for messages.
 
     Raises:
-        TableError: the file has the wrong number of bytes.
+        TableError: the lengths do not fit the store.
     """
-    blocks = -(-rows // SUMMED)
-    wanted, found = 8 * (blocks + 1) + width * SUMMED * blocks, memoryview(data).nbytes
-    if found != wanted:
-        raise TableError(
-            f"the row store {name!r} is damaged: {LENGTHS} must have {wanted} bytes for {rows} rows, got {found}; "
-            f"{REMEDY}"
-        )
-    sums = np.frombuffer(data, dtype="<i8", count=blocks + 1)
+    rows, wanted = manifest.num_rows, int(manifest.value_starts[-1])
+    sums = np.frombuffer(data, dtype="<i8", count=-(-rows // SUMMED) + 1)
+    if sums[-1] != wanted:
+        raise origin.damaged(LENGTHS, f"counts {sums[-1]} elements of lists, and the manifest {wanted}")
     lengths = np.frombuffer(data, dtype=f"<u{width}", offset=sums.nbytes)
     return DocumentLengths(lengths, sums, rows)

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 import numpy as np
 
 from torch_table_loader.arrow.buffers import new_array
+from torch_table_loader.errors import TableError
+from torch_table_loader.store.origin import REMEDY
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -41,6 +43,7 @@ class ListValues:
     def __init__(self, starts: Ints, stretches: Sequence[NDArray[Any]]) -> None:
         """Store the stretches without looking at them."""
         self._starts = starts
+        self._sizes = np.array([len(stretch) for stretch in stretches], dtype=np.int64)
         names = stretches[0].dtype.names or () if len(stretches) else ()
         self._values = [[stretch[name] for stretch in stretches] for name in names]
 
@@ -59,6 +62,9 @@ class ListValues:
             at: int64[n] the first element of each part, no part crossing the end of a list.
             length: int64[n] its number of elements.
             kind: numpy type of the result; all values fit in it.
+
+        Raises:
+            TableError: a part is not among the stretches.
         """
         total = int(length.sum())
         out = new_array((total,), kind)
@@ -72,6 +78,8 @@ class ListValues:
         stretch = first[heads]
         low = at[heads] - self._starts[stretch]
         high = at[tails] + length[tails] - self._starts[stretch]
+        if low.min() < 0 or length.min() < 0 or (high > self._sizes[stretch]).any():
+            raise TableError(f"the lengths of the lists of a row store do not fit their values; {REMEDY}")
         views = self._values[column]
         runs = [
             views[number][start:stop]

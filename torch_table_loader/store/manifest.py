@@ -10,13 +10,16 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
+import xxhash
 
 from torch_table_loader.errors import StorageError, TableError
 from torch_table_loader.local_files import open_regular, read_regular, stat_regular, write_whole
+from torch_table_loader.planning.document_lengths import SUMMED
+from torch_table_loader.store.origin import REMEDY, Origin
 from torch_table_loader.store.record_layout import RecordLayout
 from torch_table_loader.store.spec import (
     CODES,
@@ -40,8 +43,41 @@ from torch_table_loader.store.spec import (
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-_READ_BYTES = 1 << 22
-REMEDY = "remove it with `torch-table-loader store prune --damaged`, and it is built again"
+_READ_BYTES = 1 << 19
+"""Bytes that are read and hashed at a time: they stay in a core's second cache."""
+
+_ALWAYS = (LENGTHS, WORDS)
+"""Small files, which are compared whenever they are opened."""
+
+_SELDOM = (RECORDS,)
+"""What is compared only if a file was written to, or on request."""
+
+
+class Summed(NamedTuple):
+    """A part of a store that has a checksum.
+
+    Args:
+        what: it is, for messages.
+        name: of its file.
+        start: its first byte there.
+        length: its bytes.
+        checksum: the XXH3 hash of what was written.
+    """
+
+    what: str
+    name: str
+    start: int
+    length: int
+    checksum: int
+
+    def compare(self, data: Any, origin: Origin) -> None:
+        """Compare bytes with the checksum.
+
+        Raises:
+            TableError: they are not what was written.
+        """
+        if xxhash.xxh3_64_intdigest(data) != self.checksum:
+            raise origin.damaged(self.what)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,19 +88,19 @@ class Manifest:
         name: the store's name.
         schema: its columns.
         parts: its chunks, in row order.
-        files: length and modification time (ns) of each file when the store was finished.
+        files: length, and times of modification and of change (ns), of each file when the store was finished.
         table: fingerprint of the table.
         filtered: whether a row filter was applied.
         made: when it was finished, in seconds since the epoch.
         flat: number of leading columns whose lists are kept flat.
-        lengths: bytes of the length of such a list, and the CRC-32 of the file of lengths; None without flat lists.
+        lengths: bytes of the length of such a list, and the XXH3 hash of the file of lengths; None without flat lists.
         codes: the columns that are read as codes; None if there are none.
     """
 
     name: str
     schema: pa.Schema
     parts: tuple[Part, ...]
-    files: Mapping[str, tuple[int, int]]
+    files: Mapping[str, tuple[int, int, int]]
     table: str
     filtered: bool
     made: float
@@ -90,7 +126,7 @@ class Manifest:
     @property
     def num_bytes(self) -> int:
         """Bytes of all its files."""
-        return sum(length for length, _ in self.files.values())
+        return sum(length for length, *_ in self.files.values())
 
     @property
     def codes_width(self) -> int:
@@ -107,6 +143,51 @@ class Manifest:
     def null_columns(self) -> frozenset[int]:
         """The columns that contain a null."""
         return frozenset(column for part in self.parts for column in part.null_columns)
+
+    def heap_sum(self, chunk: int) -> Summed:
+        """Return the checksum of a chunk's heap."""
+        part, name = self.parts[chunk], heap_file(chunk)
+        return Summed(f"chunk {chunk} of {name}", name, 0, part.heap_bytes, part.heap or 0)
+
+    @property
+    def sums(self) -> list[Summed]:
+        """Everything that has a checksum."""
+        layout, found, row = self.layout, [], 0
+        if self.lengths is not None:
+            found.append(Summed(LENGTHS, LENGTHS, 0, self.files[LENGTHS][0], self.lengths[1]))
+        if self.codes is not None:
+            for name, checksum in ((CODES, self.codes.codes), (WORDS, self.codes.words)):
+                found.append(Summed(name, name, 0, self.files[name][0], checksum))
+        for chunk, part in enumerate(self.parts):
+            for name, width, known in (
+                (RECORDS, layout.width, part.records),
+                (NULLS, layout.null_width, part.nulls),
+                (IDS, 8, part.ids),
+            ):
+                if known is not None:
+                    found.append(Summed(f"chunk {chunk} of {name}", name, row * width, part.rows * width, known))
+            if part.heap is not None:
+                found.append(self.heap_sum(chunk))
+            if part.values is not None:
+                name, length = values_file(chunk), part.num_values * layout.value_dtype.itemsize
+                found.append(Summed(f"chunk {chunk} of {name}", name, 0, length, part.values))
+            row += part.rows
+        return found
+
+    def opening_sums(self, share: tuple[int, int] | None) -> list[Summed]:
+        """Return what is compared when a store is opened whose files nobody wrote to since it was finished.
+
+        Comparing records would take more than 3 % of an epoch; comparing all else takes less. Heaps that are not read,
+        since there are codes of all their strings, are left out.
+
+        Args:
+            share: the number of this process among those that share the work, and how many there are; None leaves
+                what is not small to others.
+        """
+        sums, heaps = self.sums, () if self.heap_names else {heap_file(chunk) for chunk in range(len(self.parts))}
+        small = [part for part in sums if part.name in _ALWAYS]
+        others = [part for part in sums if part.name not in (*_ALWAYS, *_SELDOM, *heaps)]
+        return small if share is None else [*small, *others[share[0] :: share[1]]]
 
 
 def write_manifest(
@@ -128,7 +209,7 @@ def write_manifest(
     files = {}
     for name in [*file_names(spec, parts), *([] if codes is None else [CODES, WORDS])]:
         now = stat_regular(place / name)
-        files[name] = (now.st_size, now.st_mtime_ns)
+        files[name] = (now.st_size, now.st_mtime_ns, now.st_ctime_ns)
     content = {
         "format": spec.format,
         "name": spec.name,
@@ -182,21 +263,23 @@ def parse_manifest(text: bytes, name: str) -> Manifest:
                 f"the row store {name!r} is of format {content['format']!r}, expected {FORMAT}, or {FLAT_FORMAT} with "
                 f"lists that are kept flat; read it with the version that built it, or {REMEDY}"
             )
-        width, crc = content.get("lengths", (0, 0))
-        return Manifest(
+        width, checksum = content.get("lengths", (0, 0))
+        manifest = Manifest(
             content["name"],
             decode_schema(content["schema"]),
             tuple(Part.from_json(part) for part in content["parts"]),
-            {name: (length, changed) for name, (length, changed) in content["files"].items()},
+            {name: (length, written, changed) for name, (length, written, changed) in content["files"].items()},
             content["table"],
             content["filtered"],
             content["made"],
             content.get("flat", 0),
-            (width, crc) if "flat" in content else None,
+            (width, checksum) if "flat" in content else None,
             CodesPart.from_json(content["codes"]) if "codes" in content else None,
         )
+        _check_sizes(manifest)
     except (KeyError, TypeError, ValueError, pa.ArrowException) as error:
         raise TableError(f"the manifest of the row store {name!r} is damaged ({error!r}); {REMEDY}") from error
+    return manifest
 
 
 def check_fits(manifest: Manifest, spec: StoreSpec, name: str) -> None:
@@ -237,17 +320,17 @@ def check_store(place: Path, manifest: Manifest, *, contents: bool, threads: int
     Args:
         place: its folder.
         manifest: its manifest.
-        contents: whether to read everything and compare checksums, rather than only if a file was written since.
+        contents: whether to read everything and compare checksums, rather than only if a file was written to since.
         threads: number of threads that read.
 
     Returns:
-        Whether everything was read.
+        Whether a file was written to.
 
     Raises:
         TableError: the store is damaged; the message names the file and the chunk.
     """
-    changed = contents
-    for name, (length, written) in manifest.files.items():
+    origin, touched = Origin(place.name), False
+    for name, (length, *times) in manifest.files.items():
         try:
             now = stat_regular(place / name)
         except StorageError:
@@ -255,56 +338,54 @@ def check_store(place: Path, manifest: Manifest, *, contents: bool, threads: int
         except OSError as error:
             raise TableError(f"the row store {place.name!r} lacks {name}; {REMEDY}") from error
         if now.st_size != length:
-            raise TableError(
-                f"the row store {place.name!r} is damaged: {name} must have {length} bytes, got {now.st_size}; {REMEDY}"
-            )
-        changed = changed or now.st_mtime_ns != written
-    if changed:
+            raise origin.damaged(name, f"must have {length} bytes, got {now.st_size}")
+        touched = touched or times != [now.st_mtime_ns, now.st_ctime_ns]
+    if touched or contents:
         with ThreadPoolExecutor(threads, "table-loader-verify") as pool:
-            list(pool.map(lambda work: _check_part(place, *work), _parts(manifest)))
-    return changed
+            list(pool.map(lambda part: _compare_file(place, part, origin), manifest.sums))
+    return touched
 
 
-def _parts(manifest: Manifest) -> list[tuple[str, str, int, int, int]]:
-    """List everything with a checksum: what it is, the file, its offset, its bytes, and the checksum."""
-    layout, work, row = manifest.layout, [], 0
-    if manifest.lengths is not None:
-        work.append((LENGTHS, LENGTHS, 0, manifest.files[LENGTHS][0], manifest.lengths[1]))
-    if manifest.codes is not None:
-        work += [
-            (name, name, 0, manifest.files[name][0], crc)
-            for name, crc in ((CODES, manifest.codes.codes), (WORDS, manifest.codes.words))
-        ]
-    for chunk, part in enumerate(manifest.parts):
-        for name, width, crc in (
-            (RECORDS, layout.width, part.records),
-            (NULLS, layout.null_width, part.nulls),
-            (IDS, 8, part.ids),
-        ):
-            if crc is not None:
-                work.append((f"chunk {chunk} of {name}", name, row * width, part.rows * width, crc))
-        for name, length, crc in (
-            (heap_file(chunk), part.heap_bytes, part.heap),
-            (values_file(chunk), part.num_values * layout.value_dtype.itemsize, part.values),
-        ):
-            if crc is not None:
-                work.append((f"chunk {chunk} of {name}", name, 0, length, crc))
-        row += part.rows
-    return work
+def _compare_file(place: Path, part: Summed, origin: Origin) -> None:
+    """Read a part of a file, and compare its checksum. A disk that fails is an error here, and not a signal."""
+    found, start, stop = xxhash.xxh3_64(), part.start, part.start + part.length
+    buffer = memoryview(bytearray(min(_READ_BYTES, part.length)))
+    file = open_regular(place / part.name)
+    try:
+        while start < stop and (read := os.preadv(file, [buffer[: stop - start]], start)):
+            found.update(buffer[:read])
+            start += read
+    except OSError as error:
+        raise origin.damaged(part.what, f"cannot be read ({error})") from error
+    finally:
+        os.close(file)
+    if start != stop or found.intdigest() != part.checksum:
+        raise origin.damaged(part.what)
 
 
-def _check_part(place: Path, what: str, name: str, start: int, length: int, wanted: int) -> None:
-    crc = 0
-    with os.fdopen(open_regular(place / name), "rb", buffering=0) as file:
-        file.seek(start)
-        while length:
-            data = file.read(min(length, _READ_BYTES))
-            if not data:
-                break
-            crc = zlib.crc32(data, crc)
-            length -= len(data)
-    if length or crc != wanted:
-        raise TableError(f"the row store {place.name!r} is damaged: {what} is not what was written; {REMEDY}")
+def _check_sizes(manifest: Manifest) -> None:
+    """Check that the files of a manifest are as long as its chunks need, so that reading them stays within them.
+
+    Raises:
+        ValueError: a file has another length, or is not one of a store.
+    """
+    rows, layout, parts = manifest.num_rows, manifest.layout, manifest.parts
+    blocks, width = -(-rows // SUMMED), 0 if manifest.lengths is None else manifest.lengths[0]
+    wanted = {
+        RECORDS: rows * layout.width,
+        NULLS: rows * layout.null_width,
+        IDS: 8 * rows,
+        CODES: rows * manifest.codes_width,
+        LENGTHS: 8 * (blocks + 1) + width * SUMMED * blocks,
+        **{heap_file(chunk): part.heap_bytes for chunk, part in enumerate(parts)},
+        **{values_file(chunk): part.num_values * layout.value_dtype.itemsize for chunk, part in enumerate(parts)},
+    }
+    for name, (length, *_) in manifest.files.items():
+        if length != wanted.get(name, length if name == WORDS else None):
+            raise ValueError(f"{name} has {length} bytes")
+    needed = {part.name for part in manifest.sums} | ({heap_file(0)} if layout.heap and parts else set())
+    if min((part.rows for part in parts), default=0) < 0 or width not in (0, 1, 2, 4, 8) or needed - {*manifest.files}:
+        raise ValueError("its chunks do not fit its files")
 
 
 def _crc(content: Mapping[str, Any]) -> int:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import zlib
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -14,7 +13,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 import numpy as np
-import pyarrow as pa
 
 from torch_table_loader.errors import TableError
 from torch_table_loader.local_files import make_folder, read_regular
@@ -26,10 +24,13 @@ from torch_table_loader.store.leases import Leases
 from torch_table_loader.store.lengths_file import lengths_of
 from torch_table_loader.store.list_values import Spans
 from torch_table_loader.store.manifest import Manifest, check_fits, parse_manifest, read_manifest
+from torch_table_loader.store.opened import compare
+from torch_table_loader.store.origin import REMOVE_FOLDER, Origin
 from torch_table_loader.store.remote_window import PartsReader, Records, RemoteFiles, Window
 from torch_table_loader.store.spec import IDS, LENGTHS, MANIFEST, RECORDS, WORDS, StoreSpec
 
 if TYPE_CHECKING:
+    import pyarrow as pa
     from numpy.typing import NDArray
 
     from torch_table_loader.contracts import PartStorage
@@ -92,8 +93,7 @@ class RemoteRows:
         manifest = self._files.manifest
         if manifest.lengths is None:
             return None
-        width, crc = manifest.lengths
-        return lengths_of(self._whole(LENGTHS, crc), width, self.num_rows, manifest.name)
+        return lengths_of(self._whole(LENGTHS), manifest.lengths[0], manifest, self._files.origin)
 
     def _words(self) -> tuple[pa.Array, ...]:
         """Return the distinct strings of the columns that the store has codes of, which one lane fetches for all."""
@@ -102,20 +102,15 @@ class RemoteRows:
             return ()
         with self._fetching_words:
             if self._found_words is None:
-                with pa.ipc.open_file(pa.py_buffer(self._whole(WORDS, codes.words))) as reader:
-                    self._found_words = words_of([reader.get_batch(0)])
+                self._found_words = words_of(self._whole(WORDS), codes, self.layout, self._files.origin)
             return self._found_words
 
-    def _whole(self, name: str, crc: int) -> bytes:
-        """Fetch a file whole, and check it."""
+    def _whole(self, name: str) -> bytes:
+        """Fetch a file whole, and compare its checksum."""
         manifest = self._files.manifest
         with self._open_reader() as reader, closing(self._files.whole(reader, name)) as parts:
             data = bytes(parts.read(0, manifest.files[name][0]))
-        if zlib.crc32(data) != crc:
-            raise TableError(
-                f"the row store {manifest.name!r} is damaged: {name} is not what was written; remove that folder, "
-                "and it is built again"
-            )
+        compare([part for part in manifest.sums if part.name == name], {name: data}, self._files.origin)
         return data
 
     def gather(self, places: Ints) -> list[pa.Array]:
@@ -123,26 +118,27 @@ class RemoteRows:
         rows, local = self.fetch(places)
         return rows.gather(local)
 
-    def fetch(self, places: Ints, spans: Spans | None = None) -> tuple[StoredRows, Ints]:
+    def fetch(self, places: Ints, spans: Spans | None = None, *, whole: bool = False) -> tuple[StoredRows, Ints]:
         """Read some rows into memory.
 
         Args:
             places: int64[n], each in [0, num_rows).
             spans: the wanted parts of flat lists; None for nothing.
+            whole: see `Window.gather`.
 
         Returns:
             The rows, without duplicates, and the place of each among them.
         """
         lengths = self.lengths
         with self._open_reader() as reader, closing(Window(self._files, places, reader, 0, spans)) as window:
-            return window.gather(lengths, self._words()), window.local
+            return window.gather(lengths, self._words(), whole=whole), window.local
 
     def fetch_all(self) -> StoredRows:
-        """Read all rows into memory."""
+        """Read all rows into memory, and compare their checksums."""
         manifest = self._files.manifest
         starts = manifest.value_starts
         spans = None if manifest.lengths is None else Spans(starts[:-1], starts[1:])
-        return self.fetch(np.arange(self.num_rows), spans)[0]
+        return self.fetch(np.arange(self.num_rows), spans, whole=True)[0]
 
     def windows(
         self,
@@ -255,21 +251,20 @@ def open_remote(
     if manifest is None:
         return None
 
-    def checked(entry: tuple[str, tuple[int, int]]) -> FileVersion:
-        name, (length, _) = entry
+    origin = Origin(storage.shown(root), REMOVE_FOLDER)
+
+    def checked(entry: tuple[str, tuple[int, ...]]) -> FileVersion:
+        name, (length, *_) = entry
         found = storage.version(f"{root}/{name}")
         if found.num_bytes != length:
-            raise TableError(
-                f"the row store {storage.shown(root)} is damaged: {name} must have {length} bytes, got "
-                f"{found.num_bytes}; remove that folder, and it is built again"
-            )
+            raise origin.damaged(name, f"must have {length} bytes, got {found.num_bytes}")
         return found
 
     with ThreadPoolExecutor(_THREADS, "table-loader-verify") as pool:
         versions = dict(zip(manifest.files, pool.map(checked, manifest.files.items()), strict=True))
     if manifest.files[RECORDS][0]:
         storage.read_range(f"{root}/{RECORDS}", 0, 1)  # a server without range support fails here
-    return RemoteRows(RemoteFiles(root, manifest, versions), open_reader, least, most)
+    return RemoteRows(RemoteFiles(root, manifest, versions, origin), open_reader, least, most)
 
 
 def upload_store(place: Path, storage: PartStorage, root: str, spec: StoreSpec) -> None:

@@ -17,6 +17,7 @@ from torch_table_loader.records import DataFile, FileNeeds, FileVersion
 from torch_table_loader.store.coded_strings import CodedStrings
 from torch_table_loader.store.gather import StoredRows
 from torch_table_loader.store.list_values import ListValues, StoredLists
+from torch_table_loader.store.opened import compare, heap_batches
 from torch_table_loader.store.spec import CODES, IDS, NULLS, RECORDS, heap_file, values_file
 
 if TYPE_CHECKING:
@@ -25,8 +26,12 @@ if TYPE_CHECKING:
     from torch_table_loader.planning.document_lengths import DocumentLengths
     from torch_table_loader.store.list_values import Spans
     from torch_table_loader.store.manifest import Manifest
+    from torch_table_loader.store.origin import Origin
 
     Ints: TypeAlias = NDArray[np.int64]
+
+
+_NO_BYTES = np.empty(0, dtype=np.uint8)
 
 
 class FileParts(Protocol):
@@ -62,11 +67,13 @@ class RemoteFiles:
         root: its folder, as the storage names it.
         manifest: its manifest.
         versions: versions of its files when the store was opened.
+        origin: the store, for messages.
     """
 
     root: str
     manifest: Manifest
     versions: Mapping[str, FileVersion]
+    origin: Origin
 
     def come_whole(self, rows: int) -> bool:
         """Return whether so many scattered rows take nearly all of the store, so that more rows would cost no more."""
@@ -126,18 +133,20 @@ class Records:
 
 
 class _Heap:
-    """Rows of a chunk's heap: the whole file is requested, and the wanted rows are kept."""
+    """Rows of a chunk's heap: the whole file is requested and checked, and the wanted rows are kept."""
 
     def __init__(self, files: RemoteFiles, chunk: int, rows: Ints, reader: PartsReader, before: int) -> None:
-        self._rows, self._size = rows, files.manifest.parts[chunk].heap_bytes
-        self._names = files.manifest.heap_names
+        self._rows, self._chunk, self._files = rows, chunk, files
+        self._size = files.manifest.parts[chunk].heap_bytes
         self._parts = files.expect(reader, heap_file(chunk), _requests(0, self._size), before)
 
     def take(self) -> list[pa.RecordBatch]:
-        with closing(self), pa.ipc.open_file(pa.py_buffer(self._parts.read(0, self._size))) as reader:
-            batches: list[pa.RecordBatch] = (
-                reader.read_all().select(self._names).take(pa.array(self._rows)).combine_chunks().to_batches()
-            )
+        manifest, origin, chunk = self._files.manifest, self._files.origin, self._chunk
+        with closing(self):
+            data = self._parts.read(0, self._size)
+            compare([manifest.heap_sum(chunk)], {heap_file(chunk): data}, origin)
+            table = pa.Table.from_batches(heap_batches(manifest, chunk, data, origin))
+            batches: list[pa.RecordBatch] = table.take(pa.array(self._rows)).combine_chunks().to_batches()
             return batches
 
     def close(self) -> None:
@@ -153,10 +162,12 @@ class _Values:
         some = spans.start < spans.stop
         start, stop = spans.start[some], spans.stop[some]
         chunks = np.searchsorted(starts, start, side="right") - 1
-        self._first, stop = joined(start, stop, GAP_BYTES // size, chunks)
-        chunks = np.searchsorted(starts, self._first, side="right") - 1
-        begins, ends = (self._first - starts[chunks]) * size, (stop - starts[chunks]) * size
+        self.first, stop = joined(start, stop, GAP_BYTES // size, chunks)
+        chunks = np.searchsorted(starts, self.first, side="right") - 1
+        begins, ends = (self.first - starts[chunks]) * size, (stop - starts[chunks]) * size
         self._ends: list[Range] = list(zip(begins.tolist(), ends.tolist(), strict=True))
+        self.names = [values_file(chunk) for chunk in chunks.tolist()]
+        """The file of each stretch."""
         self._parts: list[FileParts] = []
         bounds = np.flatnonzero(np.diff(chunks, prepend=-1, append=-1)).tolist()
         for first, last in pairwise(bounds):
@@ -164,14 +175,13 @@ class _Values:
             parts = files.expect(reader, values_file(int(chunks[first])), asked, before)
             self._parts += [parts] * (last - first)
 
-    def take(self) -> ListValues:
-        """Wait for the values."""
+    def take(self) -> list[NDArray[Any]]:
+        """Wait for the values, and return those of each stretch."""
         with closing(self):
-            found = [
+            return [
                 np.frombuffer(parts.read(*ends), dtype=self._dtype).copy()
                 for parts, ends in zip(self._parts, self._ends, strict=True)
             ]
-        return ListValues(self._first, found)
 
     def close(self) -> None:
         """Release them."""
@@ -200,6 +210,7 @@ class Window:
         """
         self._wanted, self.local = np.unique(places, return_inverse=True)
         """Where each place is among the rows that are gathered."""
+        self._files = files
         self._manifest = files.manifest
         self._layout = files.manifest.layout
         widths = {
@@ -223,34 +234,50 @@ class Window:
             )
         self._values = None if spans is None else _Values(files, spans, reader, rows_before)
 
-    def gather(self, lengths: DocumentLengths | None = None, words: Sequence[pa.Array] = ()) -> StoredRows:
+    def gather(
+        self, lengths: DocumentLengths | None = None, words: Sequence[pa.Array] = (), *, whole: bool = False
+    ) -> StoredRows:
         """Wait for the rows, and return them without duplicates, ordered by place.
 
         Args:
             lengths: the lengths of the lists of all rows of the store, if parts of lists were requested.
             words: the distinct strings of the columns that the store has codes of.
+            whole: whether these are all rows and lists of the store, whose checksums are then compared.
 
         Raises:
-            TableError: a file of the store is missing or changed.
+            TableError: a file of the store is missing, changed or damaged.
             StorageError: the store failed, or nobody wants the rows any more.
         """
-        layout, files, coded = self._layout, self._manifest.files, self._manifest.codes
-        strings = None
+        manifest, coded, origin = self._files.manifest, self._files.manifest.codes, self._files.origin
         with closing(self):
-            records = self._take(RECORDS, layout.width)
-            nulls = self._take(NULLS, layout.null_width) if NULLS in files else None
-            ids = self._take(IDS, 8).view("<i8").reshape(-1) if IDS in files else self._wanted
+            taken = {name: records.take() for name, records in self._records.items()}
             heap = [batch for chunk in self._heaps for batch in chunk.take()]
-            if coded is not None:
-                codes = self._take(CODES, self._manifest.codes_width).view("<i4")
-                strings = CodedStrings(coded.columns, codes, tuple(words), coded.nullable)
-            lists = None
-            if lengths is not None and self._values is not None:
-                lists = StoredLists(lengths, self._values.take())
-        opaque: NDArray[Any] = records.view(f"V{layout.width}").reshape(-1) if layout.width else records.reshape(-1)
-        rows = len(self._wanted)
-        null_columns = self._manifest.null_columns
-        return StoredRows(layout, opaque, nulls, null_columns, ids, heap, rows, lists=lists, strings=strings)
+            values = [] if self._values is None else self._values.take()
+        if whole:
+            named = {} if self._values is None else dict(zip(self._values.names, values, strict=True))
+            files = {name: data.reshape(-1).view(np.uint8) for name, data in (taken | named).items()}
+            compare([part for part in manifest.sums if part.name in files], files, origin)
+        width, rows = self._layout.width, len(self._wanted)
+        records = taken.get(RECORDS, np.empty((rows, width), dtype=np.uint8)).reshape(-1)
+        ids = self._wanted if IDS not in manifest.files else taken.get(IDS, _NO_BYTES).view("<i8").reshape(-1)
+        nulls = taken.get(NULLS, np.empty((rows, self._layout.null_width), dtype=np.uint8))
+        strings, lists = None, None
+        if coded is not None:
+            codes = taken.get(CODES, _NO_BYTES).view("<i4").reshape(-1, len(coded.columns))
+            strings = CodedStrings(coded.columns, codes, tuple(words), coded.nullable, origin)
+        if lengths is not None and self._values is not None:
+            lists = StoredLists(lengths, ListValues(self._values.first, values))
+        return StoredRows(
+            self._layout,
+            records.view(f"V{width}") if width else records,
+            nulls if NULLS in manifest.files else None,
+            manifest.null_columns,
+            ids,
+            heap,
+            rows,
+            lists=lists,
+            strings=strings,
+        )
 
     def close(self) -> None:
         """Release what is not gathered; `gather` then raises StorageError. Any thread may call it."""
@@ -260,7 +287,3 @@ class Window:
             heap.close()
         if self._values is not None:
             self._values.close()
-
-    def _take(self, name: str, width: int) -> NDArray[np.uint8]:
-        taken = self._records.get(name)
-        return np.empty((len(self._wanted), width), dtype=np.uint8) if taken is None else taken.take()

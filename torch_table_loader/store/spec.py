@@ -15,10 +15,10 @@ import pyarrow as pa
 from torch_table_loader.store.coded_strings import MOST_WORD_BYTES
 from torch_table_loader.store.record_layout import WIDE_BYTES, RecordLayout
 
-FORMAT = 1
+FORMAT = 3
 """Increase it when the files' layout changes: names of stores contain it."""
 
-FLAT_FORMAT = 2
+FLAT_FORMAT = 4
 """The same for stores that keep lists flat, such as tokens of documents."""
 
 MANIFEST = "manifest.json"
@@ -136,8 +136,8 @@ class CodesPart:
     Args:
         columns: the numbers of the columns.
         nullable: which of them contain a null.
-        codes: CRC-32 of the file of codes.
-        words: CRC-32 of the file of the distinct strings.
+        codes: XXH3 hash of the file of codes.
+        words: XXH3 hash of the file of the distinct strings.
     """
 
     columns: tuple[int, ...]
@@ -162,13 +162,13 @@ class Part:
 
     Args:
         rows: number of its rows.
-        records: CRC-32 of its records.
-        nulls: CRC-32 of its records of nulls; None if it has no null.
-        ids: CRC-32 of its row ids; None if they are not stored.
-        heap: CRC-32 of its heap file; None if there is none.
+        records: XXH3 hash of its records.
+        nulls: XXH3 hash of its records of nulls; None if it has no null.
+        ids: XXH3 hash of its row ids; None if they are not stored.
+        heap: XXH3 hash of its heap file; None if there is none.
         heap_bytes: bytes of that file.
         null_columns: columns that contain a null.
-        values: CRC-32 of the values of its lists; None if none is kept flat.
+        values: XXH3 hash of the values of its lists; None if none is kept flat.
         num_values: total values in its lists.
     """
 

@@ -213,7 +213,7 @@ class TableRows(TableItems):
             ConfigError: an option does not fit the table or another option.
             TableError: the table cannot be read as it was asked for.
         """
-        verify, skip = options.verify_checksums, options.on_error == "skip"
+        verify, skip = bool(options.verify_checksums), options.on_error == "skip"
         table = survey(source, options.filters, options.schema, cache, verify_checksums=verify, skip=skip)
         columns = columns_of(table, options)
         schema = pa.schema([table.schema.field(name) for name in columns])

@@ -20,9 +20,9 @@ from pyarrow import orc
 
 from tests.rooms.reading import data_file, inspect
 from torch_table_loader import StructuredDataset, TableError
+from torch_table_loader.arrow.sound import sound, sound_text
 from torch_table_loader.read.ipc import Block, check_blocks
 from torch_table_loader.read.orc import Stripe, check_stripes
-from torch_table_loader.read.sound import sound, sound_text
 
 BATCHES, ROWS = 3, 20
 NO_TEXT = b"\xff\xfe"

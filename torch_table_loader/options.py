@@ -212,6 +212,7 @@ class LoaderOptions:
         self._check_numbers()
         self._check_choices()
         self._check_switches()
+        self._check_cache_dir()
         self._check_names()
         check_beside_pack({entry.name: getattr(self, entry.name) for entry in fields(self)})
 
@@ -362,18 +363,6 @@ class LoaderOptions:
             raise ConfigTypeError(f'verify_checksums must be True or False, or "all", got {self.verify_checksums!r}')
         if self.plan_cache is not None and not isinstance(self.plan_cache, str | PathLike):
             raise ConfigTypeError(f"plan_cache must be a directory's path or URL, got {self.plan_cache!r}")
-        if self.cache_dir is not None and (
-            not isinstance(self.cache_dir, str | PathLike) or "://" in str(self.cache_dir)
-        ):
-            raise ConfigTypeError(f"cache_dir must be a directory of this machine, got {_shown(self.cache_dir)}")
-        if self.cache_dir is not None and sys.platform == "win32":
-            raise ConfigError("cache_dir needs locks of files that Windows does not have; leave it out")
-        far_rows = self.row_store is not None and "://" in str(self.row_store)  # these are fetched all the same
-        if self.cache_dir is not None and self.target_read_ahead_bytes == 0 and not far_rows:
-            raise ConfigError(
-                "cache_dir keeps what is fetched ahead of decoding, and read_ahead_bytes=0 fetches nothing ahead; "
-                "leave one of the two out"
-            )
         if self.mesh is not None and not all(hasattr(self.mesh, name) for name in ("ndim", "size", "get_coordinate")):
             raise ConfigTypeError(
                 "mesh must be a DeviceMesh, as torch.distributed.device_mesh.init_device_mesh makes one, "
@@ -384,6 +373,20 @@ class LoaderOptions:
             raise ConfigError(
                 f"multiprocessing_context must be one of {', '.join(map(repr, START_METHODS))}, or a context of "
                 f"multiprocessing.get_context(), got {context!r}"
+            )
+
+    def _check_cache_dir(self) -> None:
+        if self.cache_dir is None:
+            return
+        if not isinstance(self.cache_dir, str | PathLike) or "://" in str(self.cache_dir):
+            raise ConfigTypeError(f"cache_dir must be a directory of this machine, got {_shown(self.cache_dir)}")
+        if sys.platform == "win32":
+            raise ConfigError("cache_dir needs locks of files that Windows does not have; leave it out")
+        far_rows = self.row_store is not None and "://" in str(self.row_store)  # these are fetched all the same
+        if self.target_read_ahead_bytes == 0 and not far_rows:
+            raise ConfigError(
+                "cache_dir keeps what is fetched ahead of decoding, and read_ahead_bytes=0 fetches nothing ahead; "
+                "leave one of the two out"
             )
 
     def _check_names(self) -> None:

@@ -265,7 +265,11 @@ PLANTED = {
         "if TYPE_CHECKING:\n    pass\nelse:\n    import pyarrow",
         "imports pyarrow at run time",
     ),
-    "a long file": ("records.py", "x = 1\n" * (MOST_LINES_OF_A_FILE + 1), f"records has {MOST_LINES_OF_A_FILE + 5} lines"),
+    "a long file": (
+        "records.py",
+        "x = 1\n" * (MOST_LINES_OF_A_FILE + 1),
+        f"records has {MOST_LINES_OF_A_FILE + 5} lines",
+    ),
     "a long function": ("records.py", "def f():\n    '''Doc.'''\n" + "    x = 1\n" * 46, "records.f has 46 lines"),
 }
 

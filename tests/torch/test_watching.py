@@ -50,7 +50,8 @@ def test_info_tells_of_the_plan_the_first_batch_and_the_end(table: Path, caplog:
     with caplog.at_level(logging.INFO, "torch_table_loader"):
         loader = loader_of(table, filters="x >= 8")
         list(loader)
-    told = [(entry.name.removeprefix("torch_table_loader."), entry.getMessage()) for entry in caplog.records]
+    ours = [entry for entry in caplog.records if entry.name.startswith("torch_table_loader.")]
+    told = [(entry.name.removeprefix("torch_table_loader."), entry.getMessage()) for entry in ours]
     assert [room for room, _ in told] == ["engine.survey", "engine.counting", "watching", "watching"]
     assert "3 files" in told[0][1]
     assert "1 files and 2 row groups are pruned" in told[0][1]

@@ -14,6 +14,7 @@ import torch
 from tests.torch.tables import write_table
 from torch_table_loader import StructuredDataset, TableLoader, watching
 from torch_table_loader.metrics import Progress
+from torch_table_loader.read.tasks import TaskReader
 
 ROWS = 24
 
@@ -32,12 +33,6 @@ def loader_of(table: Path, **options: Any) -> TableLoader:
 
 def slowly(batch: Any) -> Any:
     time.sleep(0.02)
-    return batch
-
-
-def very_slowly(batch: Any) -> Any:
-    """Take longer than decoding does on a machine that is busy."""
-    time.sleep(0.15)
     return batch
 
 
@@ -97,14 +92,29 @@ def test_metrics_under_flat_names_are_numbers_that_add_up(table: Path, worker_ty
         assert 0.02 * worker.batches <= worker.seconds_collating <= worker.seconds_working
 
 
-def test_what_limits_the_speed_is_found(table: Path) -> None:
-    loader = loader_of(table, collate_fn=very_slowly, num_workers=0)
+def test_what_limits_the_speed_is_found(table: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    now, read = [0.0], TaskReader.read
+    monkeypatch.setattr(time, "perf_counter", lambda: now[0])
+
+    def takes(seconds: float) -> None:
+        now[0] += seconds
+
+    def slowly_read(reader: TaskReader, task: Any) -> Any:
+        takes(1)
+        return read(reader, task)
+
+    monkeypatch.setattr(TaskReader, "read", slowly_read)
+    loader = loader_of(table, collate_fn=lambda batch: takes(2), num_workers=0)
     list(loader)
     assert loader.metrics().limit == "collate_fn"
     assert "collate_fn) are the limit" in loader.metrics().advice()
     loader = loader_of(table, num_workers=0)
-    list(loader)
+    for _ in loader:
+        takes(2)
     assert loader.metrics().limit == "decoding"
+    for _ in loader:
+        takes(100)
+    assert loader.metrics().limit == "training"
 
 
 def test_training_that_waits_is_told_once(table: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,7 +17,7 @@ _PATIENCE_S = 60
 
 @contextmanager
 def serving_moto(log: Path) -> Iterator[str]:
-    """Start a server on a free port of this machine, and stop it at the end.
+    """Start a server on a port of this machine, and stop it at the end.
 
     Args:
         log: where its output goes.
@@ -25,23 +25,29 @@ def serving_moto(log: Path) -> Iterator[str]:
     Yields:
         The endpoint of all its services.
     """
-    port = free_port()
-    url = f"http://127.0.0.1:{port}"
-    command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
-    with log.open("wb") as output, subprocess.Popen(command, stdout=output, stderr=output) as process:  # noqa: S603
-        try:
-            _wait_until_it_answers(url, process, log)
-            yield url
-        finally:
-            process.terminate()
+    with held_port() as port, log.open("wb") as output:
+        url = f"http://127.0.0.1:{port}"
+        command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
+        with subprocess.Popen(command, stdout=output, stderr=output) as process:  # noqa: S603
+            try:
+                _wait_until_it_answers(url, process, log)
+                yield url
+            finally:
+                process.terminate()
 
 
-def free_port() -> int:
-    """Find a port that nobody listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+@contextmanager
+def held_port() -> Iterator[int]:
+    """Hold a port of this machine, so that nobody else gets it; a server that reuses addresses can listen there.
+
+    Yields:
+        The port. As long as no server listens there, connections are refused.
+    """
+    with socket.socket() as place:
+        place.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        place.bind(("127.0.0.1", 0))
+        port: int = place.getsockname()[1]
+        yield port
 
 
 def _wait_until_it_answers(url: str, process: subprocess.Popen[bytes], log: Path) -> None:
@@ -57,4 +63,4 @@ def _wait_until_it_answers(url: str, process: subprocess.Popen[bytes], log: Path
     raise RuntimeError(f"moto_server did not answer within {_PATIENCE_S} s: {log.read_text()}")
 
 
-__all__ = ["free_port", "serving_moto"]
+__all__ = ["held_port", "serving_moto"]

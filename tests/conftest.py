@@ -22,9 +22,9 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def wide_output(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let commands print lines of any length."""
+    """Let commands print lines of any length: where a table is folded depends on numbers that a machine measured."""
     monkeypatch.setenv("COLUMNS", "1000")
 
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import hashlib
 import os
 import threading
-import time
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import pyarrow as pa
 
+from tests.rooms.waiting import PATIENCE_S
 from torch_table_loader.arrow.ranged_file import open_ranges
 from torch_table_loader.errors import MissingFileError, StorageError, TableError
 from torch_table_loader.records import FileVersion, Traffic
@@ -36,17 +36,17 @@ class FarStore:
 
     Args:
         tags: whether files have tags, which requests for ranges check.
-        seconds: that each request takes.
+        together: requests that are held until as many are in flight.
     """
 
     tags: bool = True
-    seconds: float = 0
+    together: int = 0
     requests: list[Request] = field(default_factory=list)
     in_flight: int = 0
     most_in_flight: int = 0
     is_local: bool = False
     place: str = "far"
-    _lock: Any = field(default_factory=threading.Lock)
+    _changed: threading.Condition = field(default_factory=threading.Condition)
 
     def kinds(self, kind: str) -> list[Request]:
         return [request for request in self.requests if request.kind == kind]
@@ -87,13 +87,14 @@ class FarStore:
         return
 
     def _ask(self, request: Request) -> None:
-        with self._lock:
+        with self._changed:
             self.requests.append(request)
             self.in_flight += 1
             self.most_in_flight = max(self.most_in_flight, self.in_flight)
-        time.sleep(self.seconds)
-        with self._lock:
+            self._changed.notify_all()
+            met = self._changed.wait_for(lambda: self.most_in_flight >= self.together, PATIENCE_S)
             self.in_flight -= 1
+        assert met, f"of {self.together} requests {self.most_in_flight} are sent at once"
 
 
 @dataclass

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import decimal
+import os
 import time
 from collections import Counter
 from collections.abc import Iterator
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -118,6 +120,14 @@ def everything(rows: int) -> pa.RecordBatch:
         "interval": pa.array([pa.MonthDayNano([1, 2, i]) for i in r]),
     }
     return pa.record_batch(columns)
+
+
+def flip(path: Path, at: int | None = None) -> None:
+    """Change a bit of a file, in its middle unless said otherwise; its time of modification becomes a later one."""
+    before, data = path.stat(), bytearray(path.read_bytes())
+    data[len(data) // 2 if at is None else at] ^= 1
+    path.write_bytes(data)
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns + 10**9))  # a file's clock may stand still for a while
 
 
 class Counting:

@@ -15,8 +15,6 @@ from torch_table_loader import StructuredDataset
 from torch_table_loader.cli.main import main
 from torch_table_loader.read.tensorproto import TensorProtoReader, TensorProtoWriter
 
-pytestmark = pytest.mark.usefixtures("wide_output")
-
 SHAPES = [(), (3,), (2, 3), (0, 2), (2, 0)]
 
 

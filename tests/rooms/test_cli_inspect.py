@@ -14,8 +14,6 @@ import pytest
 from torch_table_loader import StructuredDataset
 from torch_table_loader.cli.main import main
 
-pytestmark = pytest.mark.usefixtures("wide_output")
-
 DAYS, ROWS, GROUP = 5, 70, 30
 
 

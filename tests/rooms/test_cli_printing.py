@@ -134,7 +134,9 @@ def test_a_terminal_gets_tables_that_fit_in_colour(
 def test_a_pipe_and_a_terminal_without_rich_get_plain_text(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.delenv("COLUMNS")
     piped = shown(capsys)
+    monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.setattr("sys.stdout.isatty", lambda: True)
     monkeypatch.setattr(printing, "find_spec", lambda _: None)
     assert shown(capsys) == piped == f"{WIDE.text(80)}\n"

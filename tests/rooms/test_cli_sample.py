@@ -9,8 +9,6 @@ import pytest
 from torch_table_loader import StructuredDataset
 from torch_table_loader.cli.main import main
 
-pytestmark = pytest.mark.usefixtures("wide_output")
-
 
 def test_the_sample_is_the_same_each_time_and_can_be_trained_on(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -20,8 +20,6 @@ from torch_table_loader.cli.main import main
 from torch_table_loader.dataset import table_rows
 from torch_table_loader.engine.ray_cluster import _build_share
 
-pytestmark = pytest.mark.usefixtures("wide_output")
-
 
 @pytest.fixture
 def table(tmp_path: Path) -> str:

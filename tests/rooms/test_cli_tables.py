@@ -16,8 +16,6 @@ from pyiceberg.utils.config import Config
 
 from torch_table_loader.cli.main import main, make_parser
 
-pytestmark = pytest.mark.usefixtures("wide_output")
-
 ROWS = pa.table({"x": range(100), "day": ["mon", "tue"] * 50, "f": [0.5, None] * 50})
 
 

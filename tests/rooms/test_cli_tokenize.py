@@ -18,8 +18,6 @@ from pyiceberg.utils.config import Config
 from tests.rooms.word_tokenizers import STOP_FILE, words
 from torch_table_loader.cli.main import main
 
-pytestmark = pytest.mark.usefixtures("wide_output")
-
 NAME = "tests.rooms.word_tokenizers"
 TEXTS = [f"w{row} w{row % 7}" + " late" * (row == 150) for row in range(200)]
 

@@ -15,8 +15,6 @@ from torch_table_loader import StructuredDataset, TableLoaderError
 from torch_table_loader.cli.inspect import REFUSED, UNLESS_NULL
 from torch_table_loader.cli.main import main
 
-pytestmark = pytest.mark.usefixtures("wide_output")
-
 SOME = [1, None, 3, None]
 ALL = [1, 2, 3, 4]
 

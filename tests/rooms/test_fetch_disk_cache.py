@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 import os
 import pickle
 import random
@@ -23,12 +24,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.laws.effort import examples
+from tests.logs import said_by
 from tests.rooms.small_disks import ROOT, run_with_small
+from tests.rooms.turns import in_turns
 from torch_table_loader.errors import ConfigError
 from torch_table_loader.fetch import disk_cache
 from torch_table_loader.fetch.disk_cache import STALE_SECONDS, DiskCache, RangeKey
 from torch_table_loader.records import FileVersion
 
+LOGGER = "fetch.disk_cache"
 MIB = 1024 * 1024
 KIB = 1024
 MOST = 64 * MIB
@@ -172,7 +176,18 @@ def test_damaged_or_unrelated_files_are_removed_with_one_warning(
     assert not path.exists()
     put(cache, 1)
     assert kept(cache, key(1)) == content(1)
-    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    assert len(said_by(caplog, LOGGER)) == 1
+
+
+def test_of_several_threads_that_find_damage_one_warns(root: Path, caplog: pytest.LogCaptureFixture) -> None:
+    cache = DiskCache(root, MOST)
+    for number in range(4):
+        put(cache, number)
+    for path in entries(root):
+        path.write_bytes(b"torn")
+    in_turns(disk_cache, lambda number: cache.get(key(number)), 4)
+    assert not entries(root)
+    assert len(said_by(caplog, LOGGER)) == 1
 
 
 PAGE = 4096
@@ -222,7 +237,7 @@ def test_a_range_cached_by_an_older_version_is_silently_fetched_again(
     assert not path.exists()
     put(cache, 1)
     assert kept(cache, key(1)) == data
-    assert not caplog.records
+    assert not said_by(caplog, LOGGER, logging.NOTSET)
 
 
 def test_a_link_in_place_of_a_range_is_neither_read_nor_followed(root: Path, tmp_path: Path) -> None:
@@ -441,7 +456,7 @@ def test_a_folder_that_disappears_is_not_an_error(root: Path, caplog: pytest.Log
         assert cache.get(key(number)) is None
         put(cache, number)
     assert not root.exists()
-    assert len(caplog.records) == 1
+    assert len(said_by(caplog, LOGGER)) == 1
 
 
 def test_a_failing_disk_is_not_an_error(
@@ -456,12 +471,12 @@ def test_a_failing_disk_is_not_an_error(
     with monkeypatch.context() as patched:
         patched.setattr(os, "utime", refuse)
         assert kept(cache, key(1)) == content(1)
-        assert not caplog.records
+        assert not said_by(caplog, LOGGER, logging.NOTSET)
         patched.setattr(disk_cache, "open_regular", refuse)
         for number in range(3):
             assert cache.get(key(number)) is None
             put(cache, number + 10)
-    assert sorted(record.getMessage().partition(":")[0] for record in caplog.records) == [
+    assert sorted(message.partition(":")[0] for message in said_by(caplog, LOGGER)) == [
         "the disk cache cannot be read, so its bytes are fetched again",
         "the disk cache cannot be written and stays as it is; reading continues",
     ]
@@ -480,7 +495,7 @@ def test_a_folder_that_cannot_be_created_is_not_an_error(
     cache = DiskCache(root, MOST)
     put(cache, 1)
     assert cache.get(key(1)) is None
-    assert len(caplog.records) == 1
+    assert len(said_by(caplog, LOGGER)) == 1
 
 
 def test_a_folder_controlled_by_others_is_refused(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.rooms.waiting import fetching, until
+from tests.rooms.waiting import PATIENCE_S, fetching, until
 from torch_table_loader.errors import MissingFileError, StorageError
 from torch_table_loader.fetch import hedging
 from torch_table_loader.fetch.disk_cache import DiskCache, RangeKey
@@ -80,7 +80,7 @@ def begin(store: Store, reads: int, budget: int = 64 * MIB) -> Fetcher:
 
 
 def wait_for(gate: threading.Event) -> None:
-    assert gate.wait(20)
+    assert gate.wait(PATIENCE_S)
 
 
 def test_each_read_gets_its_bytes_within_the_budget() -> None:
@@ -143,7 +143,7 @@ def test_closing_wakes_waiters_sends_nothing_more_and_ends_the_threads() -> None
     waiting.start()
     until(lambda: len(store.asked) > 0)
     ahead.close()
-    waiting.join(20)
+    waiting.join(PATIENCE_S)
     assert isinstance(errors[0], StorageError)
     before = len(store.asked)
     gate.set()
@@ -246,7 +246,7 @@ def test_a_late_request_is_sent_again_and_the_first_answer_is_taken(monkeypatch:
 
     def hold(path: str, start: int) -> None:
         asked.append((path, start))
-        if (path, start) == ("20", 8 * MIB) and asked.count((path, start)) == 1 and not over.wait(10):
+        if (path, start) == ("20", 8 * MIB) and asked.count((path, start)) == 1 and not over.wait(PATIENCE_S):
             raise StorageError("nobody asked again")
 
     ahead = begin(Store(hold=hold), 40)

@@ -19,6 +19,7 @@ import pytest
 
 from tests.iceberg import IcebergWriter
 from tests.iceberg_many import write_many
+from tests.rooms.waiting import PATIENCE_S
 from torch_table_loader import ConfigError, IcebergDataset, ResumeError, TableError
 from torch_table_loader.read.footers import estimated_groups
 from torch_table_loader.records import DataFile, FileVersion, TableColumns
@@ -71,7 +72,7 @@ def test_a_hundred_thousand_files_are_planned_in_bounded_memory(tmp_path: Path) 
 
 def test_manifests_are_read_in_parallel(tmp_path: Path) -> None:
     write_many(tmp_path / "t", 12, 4, "s3://nowhere/t")
-    together = threading.Barrier(4, timeout=20)
+    together = threading.Barrier(4, timeout=PATIENCE_S)
 
     class Waiting(FileStorage):
         def open(self, path: str) -> pa.NativeFile:

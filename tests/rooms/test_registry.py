@@ -76,7 +76,6 @@ def test_every_format_fulfils_the_contract_and_its_description(tmp_path: Path, f
         assert len(meta.group_rows) == 1
 
 
-@pytest.mark.usefixtures("wide_output")
 def test_the_command_lists_all(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["formats"]) == 0
     said = capsys.readouterr().out

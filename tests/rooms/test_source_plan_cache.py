@@ -17,12 +17,14 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tests.logs import said_by
 from torch_table_loader.errors import ConfigError, StorageError
 from torch_table_loader.records import DataFile, FileMeta, FileVersion
 from torch_table_loader.source.listing import PathSource
 from torch_table_loader.source.plan_cache import CacheEntry, PlanCache
 from torch_table_loader.source.storage import FileStorage
 
+LOGGER = "source.plan_cache"
 FILE = DataFile("/t/a.parquet", "a.parquet", FileVersion(100, 1_000, "tag"), "parquet")
 META = FileMeta(
     pa.schema([pa.field("a", pa.int32(), nullable=False), pa.field("l", pa.list_(pa.float32()))]),
@@ -142,9 +144,9 @@ def test_damaged_and_unrelated_entries_give_one_warning_and_are_rewritten(
     second.write_bytes(first.read_bytes())
     with caplog.at_level(logging.WARNING):
         assert cache.get_many(files) == [None, None]
-    assert len(caplog.records) == 1
+    (warning,) = said_by(caplog, LOGGER)
     # Threads read the entries, and whichever comes first warns.
-    assert re.search("is damaged or of another table, and is written again: (a.parquet|b)$", caplog.records[0].message)
+    assert re.search("is damaged or of another table, and is written again: (a.parquet|b)$", warning)
     for entry in files:
         cache.put(entry, ENTRY)
     assert cache.get_many(files) == [ENTRY, ENTRY]
@@ -185,7 +187,7 @@ def test_an_unusable_cache_gives_a_warning_instead_of_an_error(
     with caplog.at_level(logging.WARNING):
         for _ in range(3):
             cache.put(FILE, ENTRY)
-    assert len(caplog.records) == 1
+    assert len(said_by(caplog, LOGGER)) == 1
     assert cache.get(FILE) is None
 
     def refuse(self: FileStorage, path: str) -> bytes:
@@ -194,7 +196,7 @@ def test_an_unusable_cache_gives_a_warning_instead_of_an_error(
     monkeypatch.setattr(FileStorage, "read_bytes", refuse)
     with caplog.at_level(logging.WARNING):
         assert cache.get_many([FILE] * 5) == [None] * 5
-    assert len(caplog.records) == 2
+    assert len(said_by(caplog, LOGGER)) == 2
 
 
 def test_entries_inside_the_table_are_not_data_files(tmp_path: Path) -> None:

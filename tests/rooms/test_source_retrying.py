@@ -15,6 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.logs import said_by
 from torch_table_loader import StorageError
 from torch_table_loader.cancellation import cancellable
 from torch_table_loader.causes import may_pass
@@ -160,11 +161,11 @@ def test_a_long_wait_gives_one_warning_until_the_store_answers(caplog: pytest.Lo
     for _ in range(2):
         store = Store(clock, iter([OSError("AWS Error SLOW_DOWN")] * 9))
         attempts(clock.policy(120), counter).make(store)
-    warned = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+    warned = said_by(caplog, "source.retrying")
     assert len(warned) == 2
     assert warned[0].startswith("still waiting for the store: s3://b/f: AWS Error SLOW_DOWN, for ")
     assert warned[0].endswith("gives up after 120 s")
-    assert sum("answers again, after" in record.getMessage() for record in caplog.records) == 2
+    assert sum("answers again, after" in message for message in said_by(caplog, "source.retrying", logging.INFO)) == 2
 
 
 def test_short_waits_give_no_warning(caplog: pytest.LogCaptureFixture) -> None:
@@ -172,7 +173,7 @@ def test_short_waits_give_no_warning(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "torch_table_loader.source.retrying")
     attempts(clock.policy(120)).make(Store(clock, iter([ConnectionResetError()] * 4)))
     assert clock.time - 1000 < WARN_AFTER_S
-    assert caplog.records == []
+    assert said_by(caplog, "source.retrying", logging.INFO) == []
 
 
 class HttpError(Exception):

@@ -23,7 +23,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from tests.rooms.storing import Counting, MemoryTable, everything, numbers
+from tests.rooms.storing import Counting, MemoryTable, everything, flip, numbers
+from tests.rooms.waiting import until
 from torch_table_loader.errors import StorageError, TableError
 from torch_table_loader.store import builder
 from torch_table_loader.store.builder import build_files, done_chunks
@@ -198,20 +199,11 @@ def test_a_disk_that_fills_up_is_named_and_nothing_half_built_is_used(
 # ---- damage ----------------------------------------------------------------------------------------------
 
 
-def flip(path: Path, at: int) -> None:
-    with path.open("r+b") as file:
-        file.seek(at)
-        byte = file.read(1)
-        file.seek(at)
-        file.write(bytes([byte[0] ^ 1]))
-
-
 @pytest.mark.parametrize("name", [RECORDS, "nulls.bin", "row_ids.bin", heap_file(1), CODES, WORDS])
 def test_a_flipped_bit_is_found_before_use(tmp_path: Path, name: str) -> None:
     made = MemoryTable(everything(300), [0, 100, 300], ids=np.arange(300) * 2)
     build_files(tmp_path, made.spec, made.read, 1)
-    time.sleep(0.01)  # the file's clock may stand still for a few milliseconds
-    flip(tmp_path / name, (tmp_path / name).stat().st_size // 2)
+    flip(tmp_path / name)
     with pytest.raises(TableError, match=rf"is damaged: (chunk 1 of )?{name} .* prune"):
         open_store(tmp_path, made.spec, 1)
 
@@ -314,10 +306,7 @@ def test_the_heartbeat_continues(tmp_path: Path) -> None:
     with Leases(tmp_path, beat=0.01) as leases:
         leases.claim(3)
         os.utime(tmp_path / "000003", (0, 0))
-        end = time.monotonic() + 10
-        while (tmp_path / "000003").stat().st_mtime < 1:
-            assert time.monotonic() < end
-            time.sleep(0.01)
+        until(lambda: (tmp_path / "000003").stat().st_mtime >= 1)
 
 
 def test_a_builder_that_was_presumed_dead_does_no_harm(tmp_path: Path) -> None:

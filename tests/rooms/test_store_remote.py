@@ -21,7 +21,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.rooms.storing import MemoryTable, everything, numbers
-from tests.rooms.waiting import threads, until
+from tests.rooms.waiting import PATIENCE_S, threads, until
 from torch_table_loader.errors import MissingFileError, StorageError, TableError
 from torch_table_loader.fetch.parts import reading_parts
 from torch_table_loader.fetch.settings import FetchSettings
@@ -179,7 +179,7 @@ def test_the_bytes_of_a_window_are_requested_together(tmp_path: Path, root: str)
         in_flight.add(name)
         if in_flight >= wanted:
             together.set()
-        assert together.wait(20), "no request waits for the answer to another"
+        assert together.wait(PATIENCE_S), "no request waits for the answer to another"
 
     storage.hold = hold
     made.check(rows, range(0, 900, 10))
@@ -235,12 +235,12 @@ def test_abandoned_windows_wait_for_no_answer(tmp_path: Path, root: str) -> None
 
     def hold(name: str) -> None:
         held.set()
-        assert answer.wait(20)
+        assert answer.wait(PATIENCE_S)
 
     until(lambda: len(storage.parts) == 3)
     storage.hold = hold
     next(windows)
-    assert held.wait(20)
+    assert held.wait(PATIENCE_S)
     windows.close()  # type: ignore[attr-defined]
     assert not threads("table-loader-window")
     answer.set()

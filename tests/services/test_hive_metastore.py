@@ -13,7 +13,7 @@ import pyarrow as pa
 import pytest
 from pyiceberg.catalog import Catalog, load_catalog
 
-from demo.moto import free_port
+from demo.moto import held_port
 from tests.services.catalogs_page import example, run
 from tests.services.java import HERE, jars_of, java
 from torch_table_loader import ConfigError, IcebergDataset, StorageError
@@ -26,7 +26,7 @@ PATIENCE_S = 120
 @pytest.fixture(scope="module")
 def metastore(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
     """Run a metastore; gives its catalog as pyiceberg takes it."""
-    folder, port = tmp_path_factory.mktemp("hive"), free_port()
+    folder = tmp_path_factory.mktemp("hive")
     settings = {
         "javax.jdo.option.ConnectionURL": f"jdbc:derby:;databaseName={folder}/db;create=true",
         "javax.jdo.option.ConnectionDriverName": "org.apache.derby.iapi.jdbc.AutoloadedDriver",
@@ -38,14 +38,16 @@ def metastore(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, st
         "java.io.tmpdir": str(folder),
     }
     defined = [f"-D{name}={value}" for name, value in settings.items()]
-    command = [java(), *defined, "-cp", jars_of("pyspark", "jars"), str(HERE / "Metastore.java"), "-p", str(port)]
+    command = [java(), *defined, "-cp", jars_of("pyspark", "jars"), str(HERE / "Metastore.java")]
     log = folder / "metastore.log"
-    with log.open("wb") as output, subprocess.Popen(command, cwd=folder, stdout=output, stderr=output) as process:
-        try:
-            wait_until_it_listens(port, process, log)
-            yield {"type": "hive", "uri": f"thrift://127.0.0.1:{port}", "warehouse": f"file://{folder}/lake"}
-        finally:
-            process.terminate()
+    with held_port() as port, log.open("wb") as output:
+        command += ["-p", str(port)]
+        with subprocess.Popen(command, cwd=folder, stdout=output, stderr=output) as process:
+            try:
+                wait_until_it_listens(port, process, log)
+                yield {"type": "hive", "uri": f"thrift://127.0.0.1:{port}", "warehouse": f"file://{folder}/lake"}
+            finally:
+                process.terminate()
 
 
 def wait_until_it_listens(port: int, process: subprocess.Popen[bytes], log: Path) -> None:
@@ -101,5 +103,5 @@ def test_what_is_missing_is_named(metastore: dict[str, str], catalog: Catalog) -
 
 
 def test_a_metastore_that_is_not_there() -> None:
-    with pytest.raises(StorageError, match=r"the catalog .*'db.clicks'|does not answer"):
-        rows_of("db.clicks", {"type": "hive", "uri": f"thrift://127.0.0.1:{free_port()}"})
+    with held_port() as port, pytest.raises(StorageError, match=r"the catalog .*'db.clicks'|does not answer"):
+        rows_of("db.clicks", {"type": "hive", "uri": f"thrift://127.0.0.1:{port}"})

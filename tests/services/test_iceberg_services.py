@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 from pyiceberg.catalog import Catalog, load_catalog
 
-from demo.moto import free_port
+from demo.moto import held_port
 from tests.services.conftest import ACCESS_KEY, SECRET_KEY
 from tests.services.gate import gate_before
 from tests.services.rest_catalog import RestCatalog, serving
@@ -95,8 +95,8 @@ def test_names_of_three_parts_through_rest(lake: Catalog, moto_url: str) -> None
 
 
 def test_a_rest_catalog_that_is_not_there() -> None:
-    with pytest.raises(StorageError, match=r"the catalog \(rest\) does not answer"):
-        rows("db.clicks", {"type": "rest", "uri": f"http://127.0.0.1:{free_port()}"}, retry_seconds=0)
+    with held_port() as port, pytest.raises(StorageError, match=r"the catalog \(rest\) does not answer"):
+        rows("db.clicks", {"type": "rest", "uri": f"http://127.0.0.1:{port}"}, retry_seconds=0)
 
 
 def test_credentials_that_end_are_renewed_before(lake: Catalog, moto_url: str) -> None:

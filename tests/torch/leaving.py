@@ -57,4 +57,4 @@ LEAVE = [leave_by_break, leave_by_error, leave_by_del, leave_by_close, leave_to_
 def run_script(script: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     """Run a script in an interpreter of its own, which must end by itself."""
     command = [sys.executable, "-W", "error", "-c", script, *arguments]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=110, check=False)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
+import socket
 import subprocess
 import sys
 from collections import Counter
@@ -17,6 +19,7 @@ from pyiceberg.catalog import load_catalog
 
 from demo.make_clicks import write_tables
 from demo.make_lake import write_lake
+from demo.moto import held_port
 
 ROOT = Path(__file__).parents[2]
 ROWS = 40_000
@@ -153,3 +156,13 @@ def _run(module: str, *arguments: str, check: bool = True) -> subprocess.Complet
     if check:
         assert done.returncode == 0, done.stdout + done.stderr
     return done
+
+
+def test_nobody_else_gets_a_port_that_is_held() -> None:
+    with held_port() as port:
+        with socket.socket() as other, pytest.raises(OSError, match="Address already in use"):
+            other.bind(("127.0.0.1", port))
+        with socket.socket() as client:
+            assert client.connect_ex(("127.0.0.1", port)) == errno.ECONNREFUSED
+        with socket.create_server(("127.0.0.1", port)), socket.create_connection(("127.0.0.1", port)):
+            pass

@@ -8,14 +8,18 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from multiprocessing import get_context
 from pathlib import Path
+from queue import Empty
 from typing import Any
 
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
+from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
+from tests.rooms.waiting import PATIENCE_S
 from tests.torch.leaks import children, lane_threads
 from tests.torch.tables import Batch, as_values, make, write_table
 from torch_table_loader import ConfigError, TableError, TableLoader, WorkerError
@@ -121,17 +125,34 @@ def test_after_an_error_no_lane_tells_it_again(table: Path, prefetch: int | None
         assert next(batches, None) is None
 
 
+@pytest.fixture
+def nothing_is_polled(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Hold a test to it: torch, which looks for dead workers after seconds without a message, always finds one."""
+    missed, look = list[object](), _MultiProcessingDataLoaderIter._try_get_data
+
+    def noted(self: Any, *timeout: float) -> Any:
+        try:
+            found = look(self, *timeout)  # type: ignore[no-untyped-call]
+        except RuntimeError as error:
+            missed.extend([error] if isinstance(error.__cause__, Empty) else [])
+            raise
+        missed.extend([] if found[0] else ["nothing came"])
+        return found
+
+    monkeypatch.setattr(_MultiProcessingDataLoaderIter, "_try_get_data", noted)
+    yield
+    assert missed == []
+
+
 @pytest.mark.parametrize("count", [1, 2])
-def test_a_killed_worker_process_is_an_error_at_once(table: Path, count: int) -> None:
+def test_a_killed_worker_process_is_an_error_at_once(table: Path, count: int, nothing_is_polled: None) -> None:
     loader = make(table, "process", batch_size=1, prefetch_batches=1)
     batches = iter(loader)
     next(batches)
     for pid in sorted(children())[:count]:
         os.kill(pid, signal.SIGKILL)
-    began = time.monotonic()
     with pytest.raises(WorkerError, match=r"worker process \d+ was killed by SIGKILL"):
         list(batches)
-    assert time.monotonic() - began < 10
     assert not children()
     assert len(drain(loader)) == 360
 
@@ -151,7 +172,7 @@ def test_a_killed_worker_process_is_named_where_another_thread_takes_the_batches
 
     thread = threading.Thread(target=consume)
     thread.start()
-    thread.join(30)
+    thread.join(PATIENCE_S)
     assert "was killed by SIGKILL in the middle of the epoch" in str(found[0])
 
 
@@ -194,7 +215,7 @@ def test_an_error_reaches_a_caller_who_takes_batches_in_another_thread(table: Pa
 
     thread = threading.Thread(target=consume)
     thread.start()
-    thread.join(30)
+    thread.join(PATIENCE_S)
     assert len(found) == 1
     assert not lane_threads()
 
@@ -229,7 +250,9 @@ def sends_much(batch: Any) -> Any:
 @pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
 @pytest.mark.parametrize("name", ["SIGKILL", "SIGSEGV", "SIGBUS"])
 @pytest.mark.parametrize("collate_fn", [None, sends_much])
-def test_whatever_ends_a_worker_is_a_worker_error(table: Path, method: str, name: str, collate_fn: Any) -> None:
+def test_whatever_ends_a_worker_is_a_worker_error(
+    table: Path, method: str, name: str, collate_fn: Any, nothing_is_polled: None
+) -> None:
     options = {"multiprocessing_context": method, "batch_size": 1, "prefetch_batches": 1, "collate_fn": collate_fn}
     loader = make(table, "process", **options)
     for pause in (0.0, 0.003, 0.05) if method == "fork" else (0.003,):  # others start slowly
@@ -238,10 +261,8 @@ def test_whatever_ends_a_worker_is_a_worker_error(table: Path, method: str, name
         time.sleep(pause)
         os.kill(batches._merger._executor._messages._workers[0].pid, signal.Signals[name])
         time.sleep(pause)  # torch's handler of SIGCHLD would raise in here
-        began = time.monotonic()
         with pytest.raises(WorkerError, match=rf"worker process \d+ was killed by {name} in the middle of the epoch"):
             list(batches)
-        assert time.monotonic() - began < 10
         del batches
     assert method != "fork" or sum(1 for _ in loader) == 360
 

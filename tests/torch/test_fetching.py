@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from tests.rooms.waiting import PATIENCE_S
 from tests.services.faults import FaultyStore, serving_faults
 from tests.services.faulty_tables import loader_of, taken
 from torch_table_loader import StorageError, StructuredDataset, TableLoader
@@ -60,7 +61,7 @@ def test_an_epoch_does_not_wait_for_late_answers(
     def held(storage: FileStorage, path: str, start: int, stop: int, version: Any = None) -> Any:
         name = Path(path).name
         asked[name] += 1
-        if name in late and asked[name] == 1 and not over.wait(20):
+        if name in late and asked[name] == 1 and not over.wait(PATIENCE_S):
             raise StorageError("nobody asked again")
         return read(storage, path, start, stop, version)
 

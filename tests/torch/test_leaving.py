@@ -7,7 +7,6 @@ import gc
 import pickle
 import signal
 import threading
-import time
 import weakref
 from collections.abc import Iterator
 from multiprocessing import get_context
@@ -17,10 +16,12 @@ from typing import Any
 import pyarrow.compute as pc
 import pytest
 
+from tests.rooms.waiting import PATIENCE_S, until
 from tests.torch.leaks import children, lane_threads, open_files
 from tests.torch.leaving import leave_by_del, leave_by_error, run_script
 from tests.torch.modes import MIXTURE, SPLITS, Mode, write_rows
 from torch_table_loader import TableLoader
+from torch_table_loader.engine.workers.processes import ProcessExecutor
 from torch_table_loader.engine.workers.threads import ThreadExecutor
 from torch_table_loader.read.tasks import TaskReader
 
@@ -179,7 +180,7 @@ def test_a_collection_in_a_worker_thread_may_end_the_epoch_that_it_works_for(
     collected = threading.Event()
 
     def collect() -> None:
-        if left.wait(0 if collected.is_set() else 30) and not collected.is_set():
+        if left.wait(0 if collected.is_set() else PATIENCE_S) and not collected.is_set():
             collected.set()
             gc.collect()
 
@@ -203,12 +204,9 @@ def test_a_collection_in_a_worker_thread_may_end_the_epoch_that_it_works_for(
         gone = weakref.ref(batches)
         del batches
         left.set()
-        assert collected.wait(30)
-        deadline = time.monotonic() + 30
-        while not is_quiet(table) and time.monotonic() < deadline:
-            time.sleep(0.01)
+        assert collected.wait(PATIENCE_S)
+        until(lambda: is_quiet(table))
         assert gone() is None
-        assert is_quiet(table)
     finally:
         gc.enable()
 
@@ -232,22 +230,37 @@ def test_an_interrupt_while_the_caller_waits_stops_the_workers(
     table: Path, worker_type: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     may_read = get_context("fork").Event() if worker_type == "process" else threading.Event()
-    read = TaskReader.read
+    executor: Any = ProcessExecutor if worker_type == "process" else ThreadExecutor
+    waits, read, take = threading.Event(), TaskReader.read, executor.take
 
     def wait_and_read(reader: TaskReader, task: Any) -> Any:
-        may_read.wait(1)
+        assert may_read.wait(PATIENCE_S)
         return read(reader, task)
 
+    def wait_and_take(self: Any, lane: int) -> Any:
+        waits.set()
+        return take(self, lane)
+
+    def interrupt() -> None:
+        assert waits.wait(PATIENCE_S)
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+
+    def interrupted(*_: object) -> None:
+        may_read.set()
+        raise KeyboardInterrupt
+
     monkeypatch.setattr(TaskReader, "read", wait_and_read)
+    monkeypatch.setattr(executor, "take", wait_and_take)
     batches = iter(make(SPLITS, table, worker_type, multiprocessing_context="fork"))
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores interrupts
+    before = signal.signal(signal.SIGINT, interrupted)  # a shell's background job ignores interrupts
+    interrupter = threading.Thread(target=interrupt)
+    interrupter.start()
     try:
-        threading.Timer(0.2, signal.raise_signal, [signal.SIGINT]).start()
         with pytest.raises(KeyboardInterrupt):
             next(batches)
     finally:
+        interrupter.join()
         signal.signal(signal.SIGINT, before)
-    may_read.set()
     assert is_quiet(table)
 
 

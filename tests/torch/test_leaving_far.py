@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import threading
-import time
 from collections.abc import Callable, Iterator
 from multiprocessing import get_context
 from pathlib import Path
@@ -174,7 +173,7 @@ from torch_table_loader import StructuredDataset
 from tests.services.faults import FaultyStore
 store = FaultyStore(sys.argv[1])
 loader, _ = StructuredDataset.create_dataloader("s3://bucket/t", "parquet", batch_size=50, num_workers=2,
-    storage_options=store.options, worker_type=sys.argv[2])
+    storage_options=store.options | {"request_timeout": 3600, "connect_timeout": 3600}, worker_type=sys.argv[2])
 store.fail("hang", methods=("GET",), suffix="11.parquet")
 batches = iter(loader)
 while not store.seen().get("faults"):
@@ -187,8 +186,6 @@ print("in the middle", flush=True)
 def test_the_interpreter_ends_while_the_store_does_not_answer(tmp_path: Path, worker_type: str) -> None:
     write_table(tmp_path / "t")
     with serving_faults(tmp_path) as store:
-        began = time.monotonic()
-        done = run_script(EXIT, store.url, worker_type)
-        assert time.monotonic() - began < 25, "it does not wait for the answer"
+        done = run_script(EXIT, store.url, worker_type)  # which ends, though no answer ever comes
         assert store.seen().get("faults", 0) > 0
     assert (done.stdout, done.stderr, done.returncode) == ("in the middle\n", "", 0)

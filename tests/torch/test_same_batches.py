@@ -10,6 +10,7 @@ from typing import Any
 import pyarrow.compute as pc
 import pytest
 
+from tests.rooms.waiting import PATIENCE_S
 from tests.torch.tables import Batch, deliver, write_table
 from torch_table_loader.read.tasks import TaskReader
 
@@ -67,7 +68,7 @@ def test_slow_lanes_never_change_a_batch(
 
     def one_file_waits(reader: TaskReader, task: Any) -> Any:
         if task.file_index == 0:
-            assert others_read.wait(20)
+            assert others_read.wait(PATIENCE_S)
         yield from read(reader, task)
         if task.file_index == 4:
             others_read.set()

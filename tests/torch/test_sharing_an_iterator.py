@@ -116,9 +116,10 @@ def test_a_state_that_another_thread_takes_is_one_that_was(mode: Mode, table: Pa
     batches, states, over = iter(loader), [], threading.Event()
 
     def watch() -> None:
+        states.append(loader.state_dict())
         while not over.is_set():
-            states.append(loader.state_dict())
             time.sleep(0.0005)
+            states.append(loader.state_dict())
 
     watcher = threading.Thread(target=watch)
     watcher.start()

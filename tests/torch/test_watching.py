@@ -14,6 +14,7 @@ import torch
 from tests.torch.tables import write_table
 from torch_table_loader import StructuredDataset, TableLoader, watching
 from torch_table_loader.metrics import Progress
+from torch_table_loader.read.tasks import TaskReader
 
 ROWS = 24
 
@@ -35,12 +36,6 @@ def slowly(batch: Any) -> Any:
     return batch
 
 
-def very_slowly(batch: Any) -> Any:
-    """Take longer than decoding does on a machine that is busy."""
-    time.sleep(0.15)
-    return batch
-
-
 def test_logging_is_silent_unless_asked_for(table: Path, capsys: pytest.CaptureFixture[str]) -> None:
     list(loader_of(table))
     assert capsys.readouterr() == ("", "")
@@ -50,7 +45,8 @@ def test_info_tells_of_the_plan_the_first_batch_and_the_end(table: Path, caplog:
     with caplog.at_level(logging.INFO, "torch_table_loader"):
         loader = loader_of(table, filters="x >= 8")
         list(loader)
-    told = [(entry.name.removeprefix("torch_table_loader."), entry.getMessage()) for entry in caplog.records]
+    ours = [entry for entry in caplog.records if entry.name.startswith("torch_table_loader.")]
+    told = [(entry.name.removeprefix("torch_table_loader."), entry.getMessage()) for entry in ours]
     assert [room for room, _ in told] == ["engine.survey", "engine.counting", "watching", "watching"]
     assert "3 files" in told[0][1]
     assert "1 files and 2 row groups are pruned" in told[0][1]
@@ -96,14 +92,29 @@ def test_metrics_under_flat_names_are_numbers_that_add_up(table: Path, worker_ty
         assert 0.02 * worker.batches <= worker.seconds_collating <= worker.seconds_working
 
 
-def test_what_limits_the_speed_is_found(table: Path) -> None:
-    loader = loader_of(table, collate_fn=very_slowly, num_workers=0)
+def test_what_limits_the_speed_is_found(table: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    now, read = [0.0], TaskReader.read
+    monkeypatch.setattr(time, "perf_counter", lambda: now[0])
+
+    def takes(seconds: float) -> None:
+        now[0] += seconds
+
+    def slowly_read(reader: TaskReader, task: Any) -> Any:
+        takes(1)
+        return read(reader, task)
+
+    monkeypatch.setattr(TaskReader, "read", slowly_read)
+    loader = loader_of(table, collate_fn=lambda batch: takes(2), num_workers=0)
     list(loader)
     assert loader.metrics().limit == "collate_fn"
     assert "collate_fn) are the limit" in loader.metrics().advice()
     loader = loader_of(table, num_workers=0)
-    list(loader)
+    for _ in loader:
+        takes(2)
     assert loader.metrics().limit == "decoding"
+    for _ in loader:
+        takes(100)
+    assert loader.metrics().limit == "training"
 
 
 def test_training_that_waits_is_told_once(table: Path, monkeypatch: pytest.MonkeyPatch) -> None:

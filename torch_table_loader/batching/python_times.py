@@ -39,8 +39,8 @@ def check_times(name: str, column: pa.Array) -> None:
                 extreme.cast(times.type).as_py()
         except (ValueError, OverflowError) as error:
             raise TableError(
-                f"each value of column {name!r} must be one that Python has an object for, got {error}; fix the values, "
-                "leave the column out, or use output_format='arrow'"
+                f"each value of column {name!r} must be one that Python has an object for, got {error}; fix the "
+                "values, leave the column out, or use output_format='arrow'"
             ) from error
 
 

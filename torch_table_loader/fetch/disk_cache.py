@@ -127,7 +127,7 @@ class DiskCache:
         self._root = Path(root).expanduser().resolve()
         self._most = most_bytes
         self._writes = True
-        self._warned: set[str] = set()
+        self._warned: dict[str, object] = {}
         self._uncounted: deque[int] = deque()
         try:
             _make_private(self._root)
@@ -298,8 +298,8 @@ class DiskCache:
         self._warn("write", f"the disk cache cannot be written and stays as it is; reading continues: {error}")
 
     def _warn(self, what: str, message: str) -> None:
-        if what not in self._warned:
-            self._warned.add(what)
+        mine = object()
+        if self._warned.setdefault(what, mine) is mine:  # of several threads one warns
             _log.warning("%s", message)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import doctest
 import io
+import logging
 import re
 import shlex
 import sys
@@ -71,6 +72,7 @@ def clicks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     write_sample(tmp_path / "clicks")
     monkeypatch.chdir(tmp_path)
     yield tmp_path
+    logging.getLogger("torch_table_loader").setLevel(logging.NOTSET)  # a page turns it on
     if "accelerate" in sys.modules:  # an accelerator lives on in its classes
         state = sys.modules["accelerate.state"]
         state.AcceleratorState._reset_state(reset_partial_state=True)

@@ -19,6 +19,8 @@ from torch.multiprocessing.spawn import spawn
 from tests.torch.jobs import make, own_rows
 from tests.torch.tables import write_table
 
+pytestmark = pytest.mark.slow
+
 SMALL = [[9, 4, 11], [1], [], [17, 5], [13, 13]]
 TOTAL = sum(map(sum, SMALL))
 OPTIONS: dict[str, dict[str, Any]] = {

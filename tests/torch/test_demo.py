@@ -130,9 +130,8 @@ FAULTS = {
 }
 
 
-@pytest.mark.parametrize(
-    "fault", ["rows of a branch without deletes", pytest.param("a row that never comes", marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("fault", ["rows of a branch without deletes", "a row that never comes"])
 def test_a_fault_fails_the_demo(lake: Path, tmp_path: Path, fault: str) -> None:
     planted, said = FAULTS[fault]
     script = tmp_path / "demo_with_a_fault.py"

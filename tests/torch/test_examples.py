@@ -41,7 +41,9 @@ def rows_of_epochs(printed: str) -> list[tuple[int, int]]:
     return [(int(epoch), int(rows)) for epoch, rows in re.findall(r"^epoch (\d+): (\d+) rows$", printed, re.MULTILINE)]
 
 
-@pytest.mark.parametrize("example", EXAMPLES)
+@pytest.mark.parametrize(
+    "example", [EXAMPLES[0], *(pytest.param(each, marks=pytest.mark.slow) for each in EXAMPLES[1:])]
+)
 def test_an_example_trains_on_every_row(table: Path, tmp_path: Path, example: str) -> None:
     printed = run_example(example, table, tmp_path / "checkpoint")
     assert rows_of_epochs(printed) == [(0, FILES * ROWS), (1, FILES * ROWS)]

@@ -8,6 +8,8 @@ import pytest
 
 from tests.torch.scenes import TOTAL, Seen, play, values
 
+pytestmark = pytest.mark.slow
+
 EVERY = list(range(TOTAL))
 STEPS = -(-TOTAL // 14)
 """Steps of an epoch: two ranks with seven rows a batch."""

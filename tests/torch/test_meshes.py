@@ -8,6 +8,8 @@ import pytest
 
 from tests.torch.scenes import TOTAL, Seen, own_rows, play, values
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def seen(tmp_path_factory: pytest.TempPathFactory) -> Seen:

@@ -28,6 +28,8 @@ from tests.torch.jobs import make, own_rows
 from tests.torch.tables import write_table
 from torch_table_loader import Pack, StructuredDataset, TableLoader
 
+pytestmark = pytest.mark.slow
+
 SMALL = [[9, 4, 11], [1], [], [17, 5], [13, 13]]
 ROWS = sum(map(sum, SMALL))
 STEPS, KILLED = 40, 20

@@ -183,6 +183,7 @@ def test_rank_0s_state_handed_to_all_resumes_exactly(table: Path) -> None:
     assert sorted(set(sum(whole, []))) == list(range(TOTAL))
 
 
+@pytest.mark.slow
 def test_a_distributed_checkpoint_of_two_ranks_resumes_exactly(table: Path, tmp_path: Path) -> None:
     spawn(_save_and_load, args=(str(table), str(tmp_path)), nprocs=2)  # type: ignore[no-untyped-call]
     rows = [json.loads((tmp_path / f"rows-{rank}.json").read_text()) for rank in range(2)]

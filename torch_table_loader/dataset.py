@@ -168,7 +168,9 @@ class TableDataset(RankDataset):
         """Return the table's live rows as a map-style dataset; see `MapView`."""
         from torch_table_loader.map_view import MapView
 
-        return MapView(table_rows(self, "as_map"))
+        rows = table_rows(self, "as_map")
+        rows.refuse_nulls()
+        return MapView(rows)
 
 
 def table_rows(dataset: TableDataset, what: str) -> TableItems:

@@ -51,7 +51,11 @@ def explain(job: Job, epoch: int) -> Explanation:
         memory_bound=lanes * outline.rows_in_flight * job.row_bytes + outline.held_bytes,
         collated_batches=collated_ahead(job.options, lanes),
         footer_bytes=sum(table.footer_bytes for table in tables),
-        notes=(*outline.notes, *(told(table.left_out) for table in tables if table.left_out)),
+        notes=(
+            *outline.notes,
+            *(told(table.left_out) for table in tables if table.left_out),
+            *(hint for name, table in job.tables.items() if not name for hint in table.hints(job.options.columns)),
+        ),
         kept_rows=sum(int(layout.group_rows[layout.group_kept].sum()) for layout in layouts),
         undeleted_rows=_undeleted(layouts),
         file_sizes=SizeCounts.of(np.concatenate([layout.file_bytes for layout in layouts])),

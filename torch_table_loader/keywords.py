@@ -42,7 +42,7 @@ class LoaderKeywords(TypedDict, total=False):
     transforms: ColumnFunctions | None
     decode: ColumnFunctions | None
     partitioning: Literal["hive"] | None
-    num_ranks: int | Literal["auto"]
+    num_ranks: int | Literal["auto"] | None
     rank: int | None
     show_progress: bool | Literal["workers"]
     progress_interval: float

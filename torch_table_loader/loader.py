@@ -78,7 +78,7 @@ class TableLoader(NamedColumns, PreparedForAccelerate, DataLoader[Any]):
         if job.options.worker_type == "process":
             check_processes(job)  # what cannot work is refused here, not in the first epoch
         check_placing(job.options.device, pin=job.options.pin_memory)
-        self._position.warn_of_uneven_steps()
+        self._position.before_reading()
 
     @property
     def options(self) -> LoaderOptions:

@@ -161,6 +161,8 @@ class MixedDataset(RankDataset):
         ranks = resolve_ranks(asked) if named else _common_ranks(jobs)
         asked = with_batch_size(asked, ranks.num_ranks, given="batch_size" in options)
         plan_check = PlanCheck(ranks.rank, ranks.num_ranks, check=asked.check_plan, pinned=True)
+        if any(job.options.num_ranks is not None or job.options.mesh is not None for job in jobs.values()):
+            asked = replace(asked, num_ranks=ranks.num_ranks, rank=ranks.rank)  # the caller named them
         with plan_check:
             asked = replace(asked, **common_form({name: job.options for name, job in jobs.items()}))
             job = _mixed_job(jobs, asked, ranks, weights, stop, block, unit)

@@ -65,7 +65,7 @@ class SplitMode(OptionGroup):
 class Distributed(OptionGroup):
     """The options of ranks and of equal steps; see docs/options.md."""
 
-    num_ranks: int | Literal["auto"] = 1
+    num_ranks: int | Literal["auto"] | None = None
     rank: int | None = None
     mesh: Any = None
     even_ranks: EvenRanks | None = None

@@ -92,7 +92,8 @@ class LoaderOptions:
             `collate_fn`; returns their replacement, one entry per row; see docs/columns.md.
         decode: ``{column: function}``: called with each string or bytes that is not null, before `transforms`.
         partitioning: "hive" to decode ``key=value`` segments of paths, including those at the end of `path`.
-        num_ranks: number of ranks of the job, or "auto" to find it and the rank; see docs/distributed.md.
+        num_ranks: number of ranks of the job, or "auto" to find it and the rank; None: 1, and a warning in a job of
+            several; see docs/distributed.md.
         rank: global number of this rank; leave it out with "auto" and `mesh`, which find it.
         show_progress: draw a progress bar, with the MB/s from an object store; "workers": also one for each worker
             (needs tqdm).
@@ -103,7 +104,8 @@ class LoaderOptions:
         even_ranks: None, "balance", "drop" or "pad": how to make ranks take equally many steps; see docs/order.md.
         prefetch_batches: maximum number of finished batches of a lane that wait; None: 2 with functions of yours, else
             the batches of 2 reads.
-        nulls: ``{column: fill}`` or "mask"; None: nulls in ints and bools are errors.
+        nulls: ``{column: fill}`` or "mask"; None: nulls in ints and bools are errors. The fills "nan" and the column's
+            statistics (their mean) make floats of ints.
         ragged: form of lists: "nested" (None for torch), "offsets" (None for numpy), "pad" or a `Pad`, or
             ``{column: one of these}``.
         strings: "list", "codes" or a `Hash`, or ``{column: one of these}``.
@@ -165,7 +167,7 @@ class LoaderOptions:
     transforms: ColumnFunctions | None = field(default=None, repr=False)
     decode: ColumnFunctions | None = field(default=None, repr=False)
     partitioning: Literal["hive"] | None = None
-    num_ranks: int | Literal["auto"] = 1
+    num_ranks: int | Literal["auto"] | None = None
     rank: int | None = None
     show_progress: bool | Literal["workers"] = False
     progress_interval: float = DEFAULT_PROGRESS_INTERVAL
@@ -255,7 +257,7 @@ class LoaderOptions:
             object.__setattr__(self, name, num_bytes)
 
     def _check_ranks(self) -> None:
-        if not (isinstance(self.num_ranks, str) and self.num_ranks == "auto"):
+        if self.num_ranks is not None and not (isinstance(self.num_ranks, str) and self.num_ranks == "auto"):
             self._take_integer("num_ranks", 1, _MOST_ROWS)
         if self.rank is None:
             return
@@ -263,7 +265,7 @@ class LoaderOptions:
         if self.num_ranks == "auto" or self.mesh is not None:
             beside = "mesh" if self.mesh is not None else 'num_ranks="auto"'
             raise ConfigError(f"rank={self.rank} was given beside {beside}, which determines it; leave rank out")
-        if self.num_ranks == 1 and self.rank:
+        if self.num_ranks in (None, 1) and self.rank:
             raise ConfigError(
                 f"rank={self.rank} needs num_ranks=, which is 1 by default; pass "
                 'num_ranks=dist.get_world_size(), or num_ranks="auto" and no rank'

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils.data import get_worker_info
 
+from torch_table_loader.engine.rank_info import warn_of_a_whole_table
 from torch_table_loader.errors import ConfigError, ConfigTypeError, ResumeError
 from torch_table_loader.messages import warn_caller
 from torch_table_loader.planning.steps import ENDLESS_EPOCHS, UNCOUNTED, num_steps
@@ -52,6 +53,7 @@ class JobPosition:
         self._reopen = reopen
         self._warned_of_repetition = False
         self._warned_of_uneven_steps = torch.zeros(1, dtype=torch.bool).share_memory_()  # type: ignore[no-untyped-call]
+        self._may_read = torch.zeros(1, dtype=torch.bool).share_memory_()  # type: ignore[no-untyped-call]
         if not job.can_be_mixed:  # a mixture has its own steps: such a job warns when it is iterated itself
             self.warn_of_uneven_steps()
 
@@ -223,7 +225,10 @@ class JobPosition:
         Raises:
             ResumeError: the state belongs to another table or other options; the message names what differs.
         """
-        job, position = self.reopened(state).resume(state)
+        opened = self.reopened(state)
+        if opened is not self.job:
+            opened.refuse_nulls()
+        job, position = opened.resume(state)
         self.restore(job, position)
         self.newest = None
 
@@ -270,6 +275,15 @@ class JobPosition:
             raise ConfigError("gather=True asks the other ranks, which this dataset does not know; leave it out")
         return self._plan_check.union(own)
 
+    def before_reading(self) -> None:
+        """Check, once for all processes of the rank, what matters only where a loader is made or an epoch begins."""
+        worker = get_worker_info()
+        if not self._may_read and (worker is None or worker.id == 0):
+            self.job.refuse_nulls()
+            warn_of_a_whole_table(self.job.options)
+            self._may_read.fill_(True)
+        self.warn_of_uneven_steps()
+
     def warn_of_uneven_steps(self) -> None:
         """Warn, once for all processes of the rank, that ranks take different numbers of steps."""
         worker = get_worker_info()
@@ -278,5 +292,5 @@ class JobPosition:
             self.job.warn_of_uneven_steps()
 
     def _begin(self, position: Position) -> None:
-        self.warn_of_uneven_steps()
+        self.before_reading()
         self.job.begin(position)

@@ -5,14 +5,19 @@ from __future__ import annotations
 import datetime as dt
 import math
 import pickle
+from decimal import Decimal
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
+import torch
 
 from torch_table_loader.batching.codec import make_codec
 from torch_table_loader.batching.policy import TypePolicy
 from torch_table_loader.errors import ConfigError, TableError
+from torch_table_loader.planning.column_statistics import ColumnStatistics
+from torch_table_loader.planning.value_sums import ValueSums
 
 
 def _one(array: pa.Array, **policy: Any) -> Any:
@@ -114,6 +119,73 @@ def test_fills_are_checked_at_construction(nulls: dict[str, Any], message: str) 
     )
     with pytest.raises(ConfigError, match=message):
         make_codec(schema, TypePolicy(nulls=nulls))
+
+
+@pytest.mark.parametrize("fill", ["nan", math.nan])
+@pytest.mark.parametrize(
+    ("kind", "dtype"),
+    [
+        (pa.int8(), torch.float32),
+        (pa.uint16(), torch.float32),
+        (pa.int32(), torch.float64),
+        (pa.int64(), torch.float64),
+        (pa.uint64(), torch.float64),
+        (pa.float16(), torch.float16),
+        (pa.float32(), torch.float32),
+    ],
+    ids=str,
+)
+def test_ints_with_gaps_become_floats_whatever_a_batch_has(kind: pa.DataType, dtype: torch.dtype, fill: Any) -> None:
+    for values in ([1, None, 3], [1, 2, 3], [None]):
+        for array in (pa.array(values, kind), pa.array(values, kind).dictionary_encode()):
+            found = _one(array, nulls={"x": fill})
+            assert found.dtype == dtype
+            assert [None if math.isnan(value) else value for value in found.tolist()] == values
+
+
+def test_gaps_become_the_mean_of_statistics_that_were_measured_elsewhere() -> None:
+    stats = ColumnStatistics.of(ValueSums.of(np.array([30, 50]), nulls=7), [0.5])
+    found = _one(pa.array([20, None, 60], pa.int32()), nulls={"x": stats})
+    assert found.dtype == torch.float64
+    assert stats.standardize(found).tolist() == [-2.0, 0.0, 2.0]
+    floats = _one(pa.array([20, None, math.nan], pa.float32()), nulls={"x": stats}, output_format="numpy")
+    assert floats.dtype == np.float32
+    assert floats[:2].tolist() == [20.0, 40.0]
+    assert math.isnan(floats[2]), "a NaN is no null"
+    assert _one(pa.array([Decimal(20), None]), decimals="float64", nulls={"x": stats}).tolist() == [20.0, 40.0]
+    lists = pa.array([[1, None], [2]], pa.list_(pa.int16()))
+    assert _one(lists, ragged="offsets", nulls={"x.item": stats}).values.tolist() == [1.0, 40.0, 2.0]
+    pairs = pa.array([[1, None], None], pa.list_(pa.int16(), 2))
+    assert np.isnan(_one(pairs, nulls={"x.item": "nan"}).numpy()).tolist() == [[False, True], [True, True]]
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        (pa.bool_(), "column 'x' of type bool with NaN, which only ints and floats take"),
+        (pa.date32(), "of type date32.* with NaN, which only ints and floats take"),
+        (pa.list_(pa.int16(), 2), r"which only ints and floats take; name 'x\.item'"),
+        (pa.list_(pa.int16()), r"must be a list.*'x\.item'"),
+    ],
+    ids=str,
+)
+def test_gaps_that_no_float_can_be_are_refused(kind: pa.DataType, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        make_codec(pa.schema({"x": kind}), TypePolicy(nulls={"x": "nan"}))
+
+
+@pytest.mark.parametrize(
+    "stats",
+    [ColumnStatistics.of(ValueSums.of(np.array([1])), None), ColumnStatistics.of(ValueSums.of(np.array([], int)), [])],
+    ids=["bounds", "nothing"],
+)
+def test_statistics_without_a_mean_fill_nothing(stats: ColumnStatistics) -> None:
+    with pytest.raises(ConfigError, match="mean of statistics that have none; measure values"):
+        make_codec(pa.schema({"x": pa.int8()}), TypePolicy(nulls={"x": stats}))
+
+
+def test_the_word_for_nan_is_text_in_a_column_of_text() -> None:
+    assert _one(pa.array([None, "a"]), nulls={"x": "nan"}) == ["nan", "a"]
 
 
 def test_fills_follow_the_column_type() -> None:

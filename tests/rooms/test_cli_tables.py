@@ -174,3 +174,20 @@ def test_help_shows_examples_that_parse(command: str, capsys: pytest.CaptureFixt
         program, *typed = shlex.split(line)
         assert program == "torch-table-loader"
         assert make_parser().parse_args(typed).run is not None
+
+
+@pytest.mark.parametrize("command", ["head", "schema", "inspect", "plan"])
+def test_folders_of_which_no_column_is_made_are_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], command: str
+) -> None:
+    (tmp_path / "day=1").mkdir()
+    pq.write_table(ROWS.select(["x"]), tmp_path / "day=1" / "a.parquet")
+    said = 'folders are named by day, which is no column; pass partitioning="hive" to read it from the paths'
+    assert main([command, str(tmp_path)]) == 0
+    assert f"note: {said}" in capsys.readouterr().out
+    assert main([command, str(tmp_path), "--json"]) == 0
+    assert said in json.loads(capsys.readouterr().out)["notes"]
+    assert main([command, str(tmp_path), "--partitioning", "hive"]) == 0
+    assert "note: folders" not in capsys.readouterr().out
+    assert main([command, str(tmp_path), "--columns", "day"]) == 2
+    assert said in capsys.readouterr().err

@@ -158,7 +158,7 @@ def test_null_partitions_and_bench_share_the_options(tmp_path: Path, capsys: pyt
     assert main(["inspect", *hive]) == 0
     assert re.search(r"day +int\d+ +refused for its nulls: pass nulls=\{'day': fill\}", capsys.readouterr().out)
     with pytest.raises(TableLoaderError, match="column 'day' has nulls in 'day=__HIVE_DEFAULT"):
-        StructuredDataset(str(tmp_path), partitioning="hive")
+        StructuredDataset.create_dataloader(str(tmp_path), partitioning="hive")
     assert main(["inspect", *hive, "--nulls", "day=0"]) == 0
     assert re.search(r"day +int\d+ +int64\n", capsys.readouterr().out)
     assert main(["bench", *hive, "--nulls", "day=0", "--strings", "codes", "--rounds", "1", "--quiet"]) == 0

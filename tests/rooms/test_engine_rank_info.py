@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import sys
 import threading
-import warnings
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -20,7 +19,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
 from torch_table_loader import ConfigError, LoaderOptions, StructuredDataset, TableError, TableLoader
-from torch_table_loader.engine.rank_info import DATA_PARALLEL_DIMS, resolve_ranks
+from torch_table_loader.engine.rank_info import DATA_PARALLEL_DIMS, resolve_ranks, warn_of_a_whole_table
 
 RAY_V1, RAY_V2 = "ray.train._internal.session", "ray.train.v2._internal.execution.train_fn_utils"
 SAYERS = ["accelerate.state", "horovod.torch", "ray.train", RAY_V1, RAY_V2]
@@ -230,15 +229,16 @@ def test_an_explicit_rank_beside_another_source_of_ranks_is_refused(beside: dict
 
 def test_one_rank_by_default_in_a_job_of_many_gives_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
     set_environment(monkeypatch, RANK=1, WORLD_SIZE=4)
+    assert resolve() == (0, 1)
     with pytest.warns(
         UserWarning, match=r"num_ranks=1\) in a job of 4 ranks \(the environment's RANK/WORLD_SIZE says\)"
     ) as caught:
-        assert resolve() == (0, 1)
+        warn_of_a_whole_table(LoaderOptions())
     assert caught[0].filename == __file__
+    for chosen in ({"num_ranks": 1}, {"num_ranks": "auto"}, {"num_ranks": 4, "rank": 1}):
+        warn_of_a_whole_table(LoaderOptions(**chosen))
     set_environment(monkeypatch, WORLD_SIZE=1, RANK=0)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        resolve()
+    warn_of_a_whole_table(LoaderOptions())
 
 
 def test_a_mesh_without_names_is_data_parallel_in_row_major_order() -> None:

@@ -27,7 +27,7 @@ PROMISED = {
     "storage_options": None,
     "collate_fn": None,
     "partitioning": None,
-    "num_ranks": 1,
+    "num_ranks": None,
     "show_progress": False,
     "shuffle_buffer_size": None,
     "drop_last": False,

@@ -8,12 +8,14 @@ import random
 import re
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from urllib.parse import quote
 
 import fsspec
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -31,6 +33,62 @@ def typed(*values: str | None) -> tuple[pa.DataType, list[Any]]:
     names = [f"k={NULL_SEGMENT if value is None else quote(value, safe='')}/f{at}" for at, value in enumerate(values)]
     schema, decoded = decode_hive(names)
     return schema.field("k").type, [dict(pairs)["k"] for pairs in decoded]
+
+
+@pytest.fixture
+def by_day(tmp_path: Path) -> Path:
+    """Write files into folders of days and cities."""
+    for day in (1, 2):
+        folder = tmp_path / "t" / f"day=2026-01-0{day}" / "city=S%C3%A3o"
+        folder.mkdir(parents=True)
+        pq.write_table(pa.table({"x": [day], "s": ["a"]}), folder / "part-0.parquet")
+    return tmp_path / "t"
+
+
+@pytest.mark.parametrize("options", [{}, {"shuffle": "rows", "row_store": "memory"}], ids=str)
+def test_folders_of_which_no_column_is_made_are_named(by_day: Path, options: dict[str, Any]) -> None:
+    hint = 'folders are named by day and city, which are no columns; pass partitioning="hive" to read them'
+    dataset = StructuredDataset(str(by_day), **options)
+    assert any(hint in note for note in dataset.explain().notes)
+    assert dataset.schema.names == ["x", "s"]
+    for ask in (
+        lambda: StructuredDataset(str(by_day), columns=["day"], **options),
+        lambda: StructuredDataset(str(by_day), filters=pc.field("day") == "2026-01-01", **options),
+        lambda: dataset.statistics(["day"]),
+    ):
+        with pytest.raises(ConfigError, match=r"column 'day'.* folders are named by day, .*partitioning=\"hive\""):
+            ask()
+    one = StructuredDataset(str(by_day / "day=2026-01-01"))
+    assert any("named by day and city" in note for note in one.explain().notes)
+    read = StructuredDataset(str(by_day), partitioning="hive", columns=["x", "day"])
+    assert not [note for note in read.explain().notes if "hive" in note]
+    with pytest.raises(ConfigError, match="no column 'dya'; did you mean day"):
+        StructuredDataset(str(by_day), partitioning="hive", columns=["dya"])
+
+
+def test_folders_that_hive_does_not_name_or_that_differ_give_no_hint(by_day: Path, tmp_path: Path) -> None:
+    plain = tmp_path / "run=3" / "table"
+    plain.mkdir(parents=True)
+    pq.write_table(pa.table({"x": [1]}), plain / "a.parquet")
+    assert not [note for note in StructuredDataset(str(plain)).explain().notes if "hive" in note]
+    in_files = tmp_path / "u" / "day=1"
+    in_files.mkdir(parents=True)
+    pq.write_table(pa.table({"x": [1], "day": ["1"]}), in_files / "a.parquet")
+    assert not [note for note in StructuredDataset(str(tmp_path / "u")).explain().notes if "hive" in note]
+    pq.write_table(pa.table({"x": [1], "s": ["b"]}), by_day / "beside.parquet")
+    assert not [note for note in StructuredDataset(str(by_day)).explain().notes if "hive" in note]
+    with pytest.raises(ConfigError, match="no column 'day'; did you mean"):
+        StructuredDataset(str(by_day), columns=["day"])
+
+
+def test_files_of_a_callers_own_source_and_storage(by_day: Path) -> None:
+    listed = PathSource.open(str(by_day), "parquet")
+    names = [file.name for file in listed.files]
+    assert StructuredDataset(str(by_day), files=names).table.unread_keys == ("day", "city")
+    own = StructuredDataset(str(by_day), files=names, storage=listed.storage)
+    assert own.table.unread_keys == ("day", "city")
+    source = SimpleNamespace(storage=listed.storage, files=listed.files, partition_schema=pa.schema([]))
+    assert StructuredDataset.from_source(source).table.unread_keys == (), "there is no partitioning= beside a source"
 
 
 @pytest.mark.parametrize(

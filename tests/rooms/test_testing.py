@@ -193,7 +193,7 @@ FAULTY: dict[str, tuple[Any, str]] = {
 }
 
 
-@pytest.mark.parametrize("strategy", SOUND, ids=str)
+@pytest.mark.parametrize("strategy", SOUND, ids=lambda strategy: getattr(strategy, "__name__", str(strategy)))
 def test_sound_strategies_pass(strategy: Any) -> None:
     check_split_strategy(strategy, other_process=False)
 

@@ -431,7 +431,7 @@ def broken(at: int, value: Any, fill: Any) -> pa.Array:
         ),
         ({"k": broken(7, float("nan"), 1.0)}, Weights(balance="k"), "row 7 of '0.parquet' has nan in column 'k'"),
     ],
-    ids=str,
+    ids=["null", "negative", "nan", "inf", "class of null", "class of nan"],
 )
 @pytest.mark.parametrize("filters", [None, pc.field("x") != 6], ids=["all", "some"])
 def test_a_row_without_a_weight_is_named(

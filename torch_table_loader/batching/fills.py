@@ -16,6 +16,7 @@ from torch_table_loader.arrow.elements import mark_of
 from torch_table_loader.batching.cells import GridCell, PlainCell
 from torch_table_loader.errors import ConfigError
 from torch_table_loader.messages import the_nearest
+from torch_table_loader.planning.column_statistics import ColumnStatistics
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -37,12 +38,46 @@ def _refuse_none(path: str, given: object) -> None:
         raise ConfigError(f"nulls={{{path!r}: None}} fills nothing; give a value, or leave {path!r} out")
 
 
+def is_float(given: object) -> bool:
+    """Return whether a fill is a float whatever the column holds: NaN, or the mean of statistics."""
+    if isinstance(given, float):
+        return math.isnan(given)
+    return isinstance(given, ColumnStatistics) or (isinstance(given, str) and given == "nan")
+
+
+def _float_fill(path: str, given: Any, dtype: np.dtype[Any], kind: pa.DataType) -> Any:
+    """Return NaN, or the mean of statistics, in a cell's dtype.
+
+    Raises:
+        ConfigError: the cell holds no floats, or the statistics have no mean.
+    """
+    if dtype.kind != "f":
+        what, inside = (plain_type(kind).value_type, ".item") if pt.is_nested(plain_type(kind)) else (kind, "")
+        remedy = f"name '{path}{inside}'" if inside and pt.is_integer(what) else "give a value of that type"
+        raise ConfigError(
+            f"nulls fills column {path!r} of type {kind} with {_told(given)}, which only ints and floats take; "
+            f'{remedy}, or pass nulls="mask"'
+        )
+    if not isinstance(given, ColumnStatistics):
+        return dtype.type(np.nan)
+    if given.mean is None or not given.count:
+        raise ConfigError(
+            f"nulls fills column {path!r} with the mean of statistics that have none; measure values, without "
+            "bounds_only=True"
+        )
+    return dtype.type(given.mean)
+
+
+def _told(given: object) -> str:
+    return "the mean of statistics" if isinstance(given, ColumnStatistics) else "NaN"
+
+
 def fixed_fill(path: str, given: Any, cell: Cell, kind: pa.DataType) -> Any:
     """Return a fill in a cell's dtype.
 
     Args:
         path: the column.
-        given: a value, or for fixed-size lists also a list of values.
+        given: a value, or for fixed-size lists also a list of values; "nan"; statistics, whose mean it is.
         cell: decodes the column; it makes the fill, too, so that both follow one rule.
         kind: the column's Arrow type.
 
@@ -53,6 +88,8 @@ def fixed_fill(path: str, given: Any, cell: Cell, kind: pa.DataType) -> Any:
         ConfigError: it is None, or of another type or range.
     """
     _refuse_none(path, given)
+    if is_float(given):
+        return _float_fill(path, given, cell.kind.dtype, kind)
     if not isinstance(given, list | tuple | np.ndarray):
         while isinstance(cell, GridCell | PlainCell):
             kind = plain_type(kind).value_type if isinstance(cell, GridCell) else plain_type(kind)

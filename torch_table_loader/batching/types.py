@@ -3,6 +3,7 @@
 | Arrow type | output |
 |---|---|
 | integers, floats, bool | tensor of the same width (bool: one byte a value) |
+| integers whose nulls become NaN or a mean | float32 tensor up to 16 bits, float64 beyond |
 | decimal | float64 tensor with ``decimals="float64"``, else refused |
 | date, time, timestamp, duration | int64 tensor in the column's unit (date32: days) |
 | fixed-size list of those | tensor with one dimension more |
@@ -47,6 +48,7 @@ from torch_table_loader.batching.decoders import (
 from torch_table_loader.batching.fills import (
     check_names,
     fixed_fill,
+    is_float,
     list_fill,
     pad_value,
     text_fill,
@@ -320,8 +322,9 @@ class Chooser:
         if isinstance(kind, ElementType):
             return self._element(kind.element, path)
         if kind in _SAME_WIDTH:
-            dtype = np.dtype(_SAME_WIDTH[kind])
-            return FlatCell(path, dtype, dtype)
+            stored = np.dtype(_SAME_WIDTH[kind])
+            becomes_float = stored.kind in "iu" and is_float(self.policy.fills.get(path))
+            return FlatCell(path, stored, np.result_type(stored, np.float32) if becomes_float else stored)
         if pt.is_temporal(kind) and not pt.is_interval(kind):
             return FlatCell(path, np.dtype(np.int32) if kind.bit_width == 32 else _INT64, _INT64)
         if pt.is_decimal(kind):

@@ -57,13 +57,15 @@ def _add_head(parser: argparse.ArgumentParser) -> None:
 
 def _head(typed: argparse.Namespace) -> None:
     """Print the first rows after deletes and filters."""
-    rows = open_table(typed, **_LOOKING).head(integer("--rows", typed.rows, 0))
+    dataset = open_table(typed, **_LOOKING)
+    rows, notes = dataset.head(integer("--rows", typed.rows, 0)), dataset.table.hints(dataset.options.columns)
     found = [{name: plain(value) for name, value in row.items()} for row in rows.to_pylist()]
     shown = [[_short(value) for value in row.values()] for row in found]
     show(
         typed,
-        {"rows": found},
+        {"rows": found, "notes": notes},
         Table(f"the first {len(found):,} rows", {name: name for name in rows.schema.names}, shown),
+        *map(_note, notes),
     )
 
 
@@ -79,8 +81,9 @@ def _schema(typed: argparse.Namespace) -> None:
     columns = [{"name": each.name, "type": str(each.type), "nullable": each.nullable} for each in fields]
     rows = [(each["name"], each["type"], "yes" if each["nullable"] else "no") for each in columns]
     header = {"name": "column", "type": "Arrow type", "nullable": "nulls allowed"}
-    value = {"table": table.description or None, "snapshot_id": table.snapshot_id, "columns": columns}
-    show(typed, value, Table(table.description or "schema", header, rows))
+    notes = table.hints(dataset.options.columns)
+    told = {"table": table.description or None, "snapshot_id": table.snapshot_id, "columns": columns, "notes": notes}
+    show(typed, told, Table(table.description or "schema", header, rows), *map(_note, notes))
 
 
 def _add_plan(parser: argparse.ArgumentParser) -> None:
@@ -115,6 +118,10 @@ def plain(value: Any) -> Any:
     if value is None or isinstance(value, bool | int | str) or (isinstance(value, float) and math.isfinite(value)):
         return value
     return str(value)
+
+
+def _note(text: str) -> str:
+    return f"note: {text}"
 
 
 def _short(value: Any) -> str | int | float | None:

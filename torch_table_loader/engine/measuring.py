@@ -25,7 +25,7 @@ from torch_table_loader.engine.machine import usable_cpus
 from torch_table_loader.errors import ConfigError, ConfigTypeError
 from torch_table_loader.fetch.settings import FetchSettings
 from torch_table_loader.fetch.tasks_ahead import TasksAhead
-from torch_table_loader.messages import did_you_mean, progress_bar
+from torch_table_loader.messages import progress_bar
 from torch_table_loader.planning.column_statistics import ColumnStatistics
 from torch_table_loader.planning.value_sums import ValueSums
 from torch_table_loader.read.filter_key import filter_key
@@ -154,9 +154,7 @@ class _Measuring:
     def _refuse(self, name: str, fits: Callable[[pa.DataType], bool], what: str, otherwise: str) -> pa.DataType:
         """Refuse a column that does not hold what is measured; return the type of what it holds."""
         if name not in self.table.schema.names:
-            raise ConfigError(
-                f"the table has no column {name!r}{did_you_mean(name, self.table.schema.names, spare=20)}"
-            )
+            raise self.table.no_column(name)
         kind = _inner(self.table.schema.field(name).type)
         if not fits(kind):
             held = self.table.schema.field(name).type

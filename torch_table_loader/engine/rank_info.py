@@ -48,19 +48,35 @@ def resolve_ranks(options: LoaderOptions) -> RankInfo:
     """
     if options.mesh is not None:
         found = _of_mesh(options.mesh)
-        if options.num_ranks not in (1, "auto", found.num_ranks):
+        if options.num_ranks not in (None, 1, "auto", found.num_ranks):
             raise ConfigError(f"mesh has {found.num_ranks} data-parallel ranks, got num_ranks={options.num_ranks}")
         return found
     if options.num_ranks == "auto":
         return _automatic(sys.modules, os.environ)
-    if options.num_ranks == 1:
-        _warn_alone(_automatic(sys.modules, os.environ, check=False))
-    elif options.rank is None:
+    num_ranks = options.num_ranks or 1
+    if num_ranks > 1 and options.rank is None:
         raise ConfigError(
-            f"num_ranks={options.num_ranks} needs rank= in [0, {options.num_ranks}); pass dist.get_rank(), or "
+            f"num_ranks={num_ranks} needs rank= in [0, {num_ranks}); pass dist.get_rank(), or "
             'num_ranks="auto" and no rank'
         )
-    return RankInfo(options.rank or 0, options.num_ranks, "the caller")
+    return RankInfo(options.rank or 0, num_ranks, "the caller")
+
+
+def warn_of_a_whole_table(options: LoaderOptions) -> None:
+    """Warn if the caller named no ranks, in a job of several: each of them would read all rows.
+
+    Args:
+        options: the caller's.
+    """
+    if options.num_ranks is not None or options.mesh is not None:
+        return
+    job = _automatic(sys.modules, os.environ, check=False)
+    if job.num_ranks > 1:
+        warn_caller(
+            f"this loader reads the whole table (num_ranks=1) in a job of {job.num_ranks} ranks ({job.origin} says); "
+            'pass num_ranks="auto", or num_ranks= and rank=, to give each rank its part; or num_ranks=1, if each is to '
+            "read all of it"
+        )
 
 
 def _automatic(modules: Mapping[str, Any], environ: Mapping[str, str], *, check: bool = True) -> RankInfo:
@@ -162,11 +178,3 @@ def _of_mesh(mesh: Any) -> RankInfo:
         rank = rank * mesh.size(dim) + coordinate[dim]
         size *= mesh.size(dim)
     return RankInfo(rank, size, "mesh")
-
-
-def _warn_alone(job: RankInfo) -> None:
-    if job.num_ranks > 1:
-        warn_caller(
-            f"this loader reads the whole table (num_ranks=1) in a job of {job.num_ranks} ranks ({job.origin} says); "
-            'pass num_ranks="auto", or num_ranks= and rank=, to give each rank its part'
-        )

@@ -118,9 +118,10 @@ def survey(
             "schema= to read it as an empty table"
         )
     schema = _schema(source, files, metas, given) if snapshot is None else snapshot.schema
+    unread_keys = tuple(key for key in getattr(source, "unread_keys", ()) if key not in schema.names)
     kept: list[Sequence[bool]] | None = None
     if filters is not None:
-        check_filter(filters, schema)
+        check_filter(filters, schema, unread_keys)
         kept = in_parallel(
             lambda pair: _prune(source.storage, *pair, filters, schema), list(zip(files, metas, strict=True))
         )
@@ -128,7 +129,8 @@ def survey(
     layout = _without_deleted(layout, deletes, source.storage, split_deletes=split_deletes)
     layout = replace(layout, uri_prefix=getattr(source.storage, "uri_prefix", ""))
     if snapshot is None:
-        table = Table(source.storage, layout, metas, schema, fingerprint(files, layout.file_rows.tolist()), deletes)
+        identity = fingerprint(files, layout.file_rows.tolist())
+        table = Table(source.storage, layout, metas, schema, identity, deletes, unread_keys=unread_keys)
     else:
         table = _snapshot_table(snapshot, layout, metas, deletes)
     _log.info(

@@ -12,8 +12,9 @@ import pyarrow as pa
 
 from torch_table_loader.arrow.datatypes import is_variable, width_of
 from torch_table_loader.engine.parallel import in_parallel
-from torch_table_loader.errors import TableError
+from torch_table_loader.errors import ConfigError, TableError
 from torch_table_loader.format_contracts import BoundsReader, ListBoundsReader, NullProvingReader, RangedReader
+from torch_table_loader.messages import did_you_mean, note_of_folders
 from torch_table_loader.planning.layout import TableLayout
 from torch_table_loader.read.deletes import Deletes
 from torch_table_loader.read.failures import reading
@@ -46,6 +47,7 @@ class Table:
         start_snapshot_id: where only the rows are read that were appended after another snapshot, that one.
         changelog: whether the rows are those that came or went after that snapshot.
         left_out: damaged parts that ``on_error="skip"`` leaves out.
+        unread_keys: keys of ``key=value`` folders of which no columns are made.
     """
 
     storage: Storage
@@ -60,6 +62,21 @@ class Table:
     start_snapshot_id: int | None = None
     changelog: bool = False
     left_out: tuple[LeftOut, ...] = ()
+    unread_keys: tuple[str, ...] = ()
+
+    def hints(self, columns: Sequence[str] | None) -> tuple[str, ...]:
+        """Return what the caller may have missed.
+
+        Args:
+            columns: what the caller asked for; None for all columns.
+        """
+        return (note_of_folders(self.unread_keys),) if self.unread_keys and columns is None else ()
+
+    def no_column(self, name: str) -> ConfigError:
+        """Return the error of a column that is not there, with what may have been meant."""
+        if name in self.unread_keys:
+            return ConfigError(f"the table has no column {name!r}: {note_of_folders([name])}")
+        return ConfigError(f"the table has no column {name!r}{did_you_mean(name, self.schema.names, spare=20)}")
 
     @property
     def files(self) -> Sequence[DataFile]:

@@ -7,25 +7,27 @@ from __future__ import annotations
 
 import pickle
 import re
+from collections.abc import Sequence
 from typing import Any
 
 import pyarrow as pa
 
 from torch_table_loader.arrow import compute as pc
 from torch_table_loader.errors import ConfigError, ConfigTypeError
-from torch_table_loader.messages import the_nearest
+from torch_table_loader.messages import note_of_folders, the_nearest
 from torch_table_loader.read.failures import first_line
 from torch_table_loader.read.hash_parts import make_known
 
 _last_columns: tuple[Any, pa.Schema, frozenset[str]] | None = None
 
 
-def check_filter(filters: Any, schema: pa.Schema) -> None:
+def check_filter(filters: Any, schema: pa.Schema, unread_keys: Sequence[str] = ()) -> None:
     """Refuse a filter that is not a boolean expression over a schema.
 
     Args:
         filters: what the caller passed.
         schema: the table's unified schema, partition columns included.
+        unread_keys: keys of the table's folders that are no columns.
 
     Raises:
         ConfigTypeError: it is not a pyarrow compute Expression.
@@ -46,7 +48,7 @@ def check_filter(filters: Any, schema: pa.Schema) -> None:
     try:
         kind = _bound_type(filters, schema)
     except pa.ArrowException as error:
-        raise ConfigError(_misfit(filters, schema, error)) from error
+        raise ConfigError(_misfit(filters, schema, unread_keys, error)) from error
     if not pa.types.is_boolean(kind):
         raise ConfigError(
             f"filters must give true or false for each row, but {filters} gives {kind}; compare it with something"
@@ -126,14 +128,12 @@ def _binds_without(filters: Any, schema: pa.Schema, names: set[str]) -> bool:
     return True
 
 
-def _misfit(filters: Any, schema: pa.Schema, error: Exception) -> str:
+def _misfit(filters: Any, schema: pa.Schema, unread_keys: Sequence[str], error: Exception) -> str:
     unknown = re.search(r"No match for FieldRef\.(?:Nested\(FieldRef\.)?Name\((.*?)\)", first_line(error))
     if unknown is None or unknown[1] in schema.names:
         return (
             f"filters must fit the table's types, got {filters}: {first_line(error)}; compare a column with a "
             "value of its own type, or cast one of them"
         )
-    return (
-        f"filters name the column {unknown[1]!r}, which the table does not have; "
-        f"{the_nearest(unknown[1], schema.names)}"
-    )
+    hint = note_of_folders([unknown[1]]) if unknown[1] in unread_keys else the_nearest(unknown[1], schema.names)
+    return f"filters name the column {unknown[1]!r}, which the table does not have; {hint}"

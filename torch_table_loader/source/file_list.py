@@ -29,11 +29,13 @@ class FileSource:
         storage: where they are.
         files: in the table's order.
         partition_schema: the columns that do not come from the files.
+        unread_keys: see `PathSource`.
     """
 
     storage: Storage
     files: tuple[DataFile, ...]
     partition_schema: pa.Schema
+    unread_keys: tuple[str, ...] = ()
 
 
 def write_files(

@@ -124,6 +124,24 @@ def decode_hive(names: Sequence[str], schema: pa.Schema | None = None) -> tuple[
     return pa.schema(fields), values
 
 
+def keys_of_folders(names: Sequence[str]) -> tuple[str, ...]:
+    """Return the columns that `decode_hive` would give; none where it would raise.
+
+    Args:
+        names: as `decode_hive` takes them.
+
+    >>> keys_of_folders(["day=1/a", "day=2/b"]), keys_of_folders(["day=1/a", "b"])
+    (('day',), ())
+    """
+    folders = {name.rpartition("/")[0] for name in names}
+    if not any("=" in folder for folder in folders):
+        return ()
+    try:
+        return tuple(decode_hive([f"{folder}/" for folder in folders])[0].names)
+    except TableError:
+        return ()
+
+
 def _infer(texts: Sequence[str]) -> pa.DataType:
     if texts and all(_INTEGER.fullmatch(text) and -(2**63) <= int(text) < 2**63 for text in texts):
         return pa.int64()

@@ -22,7 +22,7 @@ from torch_table_loader.records import DataFile
 from torch_table_loader.source.address import HTTP_PROTOCOLS, parse_address
 from torch_table_loader.source.clients import STAT_THREADS, Found
 from torch_table_loader.source.file_list import FileSource, read_files
-from torch_table_loader.source.hive import PartitionValues, decode_hive, hive_root
+from torch_table_loader.source.hive import PartitionValues, decode_hive, hive_root, keys_of_folders
 from torch_table_loader.source.path_text import common_root, is_shallow, parent_of, prefixes_of, static_root
 from torch_table_loader.source.sidecars import Paired, has_bytes, pair
 from torch_table_loader.source.storage import FileStorage, open_storage
@@ -49,12 +49,14 @@ class PathSource:
         files: the data files: of a directory or glob, sorted by the UTF-8 bytes of their names; of a list, in its
             order.
         partition_schema: the columns that come from the paths.
+        unread_keys: keys of ``key=value`` folders of which no columns are made.
     """
 
     storage: FileStorage
     root: str
     files: tuple[DataFile, ...]
     partition_schema: pa.Schema
+    unread_keys: tuple[str, ...] = ()
 
     @classmethod
     def open(
@@ -106,8 +108,7 @@ class PathSource:
         storage, paths = _one_storage(_entries(path), storage_options, retry_seconds)
         root, found, naming = _listed(storage, paths, files, naming, choose, raw_files=raw_files)
         name = format_name if format_name is not None or naming is None else naming.name
-        data_files, partition_schema = _data_files(storage, root, found, name or "", reader, partitioning, schema)
-        return cls(storage, root, data_files, partition_schema)
+        return cls(storage, root, *_data_files(storage, root, found, name or "", reader, partitioning, schema))
 
 
 def named_files(
@@ -159,14 +160,16 @@ def _data_files(
     reader: FormatReader | None,
     partitioning: str | None,
     schema: pa.Schema | None,
-) -> tuple[tuple[DataFile, ...], pa.Schema]:
-    """Return the data files, and the columns that come from their paths."""
+) -> tuple[tuple[DataFile, ...], pa.Schema, tuple[str, ...]]:
+    """Return the data files, the columns that come from their paths, and the keys of paths that become no column."""
     names = _names(storage, root, [entry.data for entry in found])
     partitions: list[PartitionValues] = [()] * len(found)
-    partition_schema = pa.schema([])
+    partition_schema, unread_keys = pa.schema([]), tuple[str, ...]()
+    above = hive_root(_decoded(storage, root))
     if partitioning == "hive":
-        above = hive_root(_decoded(storage, root))
         partition_schema, partitions = decode_hive([above + name for name in names], schema)
+    else:
+        unread_keys = keys_of_folders([above + name for name in names])
 
     def beside(entry: Found) -> DataFile:
         return DataFile(entry.path, _relative(storage, root, entry.path), entry.file_version(), format_name)
@@ -178,7 +181,7 @@ def _data_files(
             for entry, name, values in zip(found, names, partitions, strict=True)
         )
     )
-    return data_files, partition_schema
+    return data_files, partition_schema, unread_keys
 
 
 @dataclass(frozen=True, slots=True)

@@ -64,6 +64,10 @@ class Items(ABC):
         """All that decides the order, by name: what ranks compare."""
         return {**self.identity["table"], **self.identity["options"]}
 
+    @abstractmethod
+    def refuse_nulls(self) -> None:
+        """Refuse columns in which statistics prove a null, and the output cannot hold one; see `Job`."""
+
     @property
     @abstractmethod
     def fork_safe(self) -> bool:
@@ -262,6 +266,10 @@ class IndexedJob(Job):
         """Warn of what was excluded or included here and is not in a job that takes this one's place."""
         if isinstance(other, IndexedJob):
             self.items.warn_of_undone(other.items)
+
+    def refuse_nulls(self) -> None:
+        """Refuse columns in which statistics prove a null, and the output cannot hold one."""
+        self.items.refuse_nulls()
 
     def warn_of_uneven_steps(self) -> None:
         """Warn if ranks take different numbers of steps, which hangs a job that synchronises each step."""

@@ -264,6 +264,14 @@ class Job(ABC):
         """Warn of what the caller asked of this job and another does not do, which is to take its place."""
 
     @abstractmethod
+    def refuse_nulls(self) -> None:
+        """Refuse columns in which statistics prove a null, and the output cannot hold one.
+
+        Raises:
+            TableError: names the column, a file, and the remedies.
+        """
+
+    @abstractmethod
     def warn_of_uneven_steps(self) -> None:
         """Warn if ranks take different numbers of steps, which hangs a job that synchronises each step."""
 

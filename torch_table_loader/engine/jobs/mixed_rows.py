@@ -99,6 +99,11 @@ class MixedRows(Items):
         object.__setattr__(self, "row_bytes", max(rows.row_bytes for rows in self.sources.values()))
         object.__setattr__(self, "live_rows", sum(rows.live_rows for rows in self.sources.values()))
 
+    def refuse_nulls(self) -> None:
+        """Refuse columns of the sources in which statistics prove a null, and the output cannot hold one."""
+        for rows in self.sources.values():
+            rows.refuse_nulls()
+
     @classmethod
     def of(
         cls,

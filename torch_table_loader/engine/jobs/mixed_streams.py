@@ -263,6 +263,11 @@ class MixedStreamJob(Job):
             return job, replace(done, deal=replace(done.deal, total=0))
         return job, job._begun(position.epoch, newest, position)
 
+    def refuse_nulls(self) -> None:
+        """Refuse columns of the sources in which statistics prove a null, and the output cannot hold one."""
+        for job in self.sources.values():
+            job.refuse_nulls()
+
     def warn_of_uneven_steps(self) -> None:
         """Warn if ranks take different numbers of steps, which hangs a job that synchronises each step."""
         batches = self.start(0).batches(self.rank)

@@ -85,6 +85,10 @@ class PackedItems(TableItems):
         row_bytes = pack.longest * (TENSOR_BYTES + sum(width_of(entry.type) for entry in cut_fields))
         return cls(options, documents, columns, StoredTokens(documents.store, pack), row_bytes)
 
+    def refuse_nulls(self) -> None:
+        """Refuse columns of the documents in which statistics prove a null, and the output cannot hold one."""
+        self.documents.refuse_nulls()
+
     @property
     def pack(self) -> Pack:
         """What the caller asked for."""

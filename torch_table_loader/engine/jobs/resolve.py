@@ -16,7 +16,7 @@ from torch_table_loader.engine.counting import LiveCounter
 from torch_table_loader.engine.jobs.planner import Planner
 from torch_table_loader.engine.machine import usable_cpus
 from torch_table_loader.errors import ConfigError
-from torch_table_loader.messages import did_you_mean, progress_bar, warn_caller
+from torch_table_loader.messages import progress_bar, warn_caller
 from torch_table_loader.planning.cutting import WholeFileStrategy
 from torch_table_loader.planning.global_batches import rank_batch_size
 from torch_table_loader.planning.ranks import Topology
@@ -45,7 +45,7 @@ def columns_of(table: Table, options: LoaderOptions) -> list[str]:
         options = replace(options, columns=packed_columns(options.pack, options.columns))
     columns = list(names if options.columns is None else options.columns)
     if unknown := [name for name in columns if name not in names]:
-        raise ConfigError(f"the table has no column {unknown[0]!r}{did_you_mean(unknown[0], names, spare=20)}")
+        raise table.no_column(unknown[0])
     if not columns and not options.row_id:
         raise ConfigError("columns is empty, so batches would hold nothing; name at least one column")
     if PADDING_COLUMN in columns and options.even_ranks in ("pad", "balance"):

@@ -13,7 +13,7 @@ import pyarrow as pa
 from torch_table_loader.arrow.token_rows import ids_under
 from torch_table_loader.engine.jobs.job import FetchLoad, Job, LaneLoad, Outline
 from torch_table_loader.engine.jobs.planner import PlannedStream
-from torch_table_loader.engine.jobs.resolve import packed_columns, with_padding
+from torch_table_loader.engine.jobs.resolve import codec_of, columns_of, packed_columns, with_padding
 from torch_table_loader.engine.sizes import rows_in_flight
 from torch_table_loader.engine.state import (
     bound_by,
@@ -310,6 +310,10 @@ class StreamJob(Job):
         if self.options.batch_by != "file":
             raise ConfigError(f'{what} needs batches that each come from one file; pass batch_by="file"')
 
+    def refuse_nulls(self) -> None:
+        """Refuse columns in which statistics prove a null, and the output cannot hold one."""
+        codec_of(self.table, self.delivers, columns_of(self.table, self.options), self.options)
+
     def warn_of_uneven_steps(self) -> None:
         """Warn if ranks take different numbers of steps, which hangs a job that synchronises each step."""
         if self.topology.num_ranks == 1 or self.options.even_ranks is not None or self.strategy.form == "generator":
@@ -406,8 +410,7 @@ class StreamJob(Job):
 
     def _notes(self) -> list[str]:
         layout, options = self.table.layout, self.options
-        notes = [self.table.description] if self.table.description else []
-        notes += self.table.notes
+        notes = [note for note in (self.table.description, *self.table.notes) if note]
         if options.pack is not None and options.pack.schedule:
             notes.append(f"sequences have {options.pack.told_lengths}")
         if layout.has_deletes:
@@ -443,6 +446,5 @@ class StreamJob(Job):
         np.add.at(held, np.searchsorted(places, own + splits.row_start), 1)
         np.add.at(held, np.searchsorted(places, own + splits.row_stop), -1)
         times, rows = np.cumsum(held)[:-1], cover.num_rows
-        again = int(((times - 1) * rows)[times > 1].sum())
-        missing = int(rows[times == 0].sum())
+        again, missing = int(((times - 1) * rows)[times > 1].sum()), int(rows[times == 0].sum())
         return f"{declared}: {missing:,} of {layout.num_rows:,} rows are left out, and {again:,} come again"

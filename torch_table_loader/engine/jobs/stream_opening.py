@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING
 
 import pyarrow.types as kinds
 
+from torch_table_loader.batching.codec import make_codec
 from torch_table_loader.batching.policy import TypePolicy
-from torch_table_loader.engine.jobs.resolve import codec_of, columns_of, delivered, planner_of, strategy_of
+from torch_table_loader.engine.jobs.resolve import columns_of, delivered, planner_of, strategy_of
 from torch_table_loader.engine.jobs.stream_job import StreamJob
 from torch_table_loader.engine.sizes import rows_of_a_read
 from torch_table_loader.engine.survey import survey
@@ -74,7 +75,7 @@ def open_stream(
         columns, options.filters, row_ids=options.row_id, max_rows=read_rows, stage=stage, encoded=encoded
     )
     schema = delivered(table, reader.schema, options)
-    codec_of(table, schema, columns, options)
+    make_codec(schema, TypePolicy.of(options))
     strategy, fetching = strategy_of(options, ranks), FetchSettings.of(options)
     planner = planner_of(table, options, strategy, ranks.num_ranks, cache, fetching, stage)
     stores = [table.storage, *([] if cache is None else [cache.storage])]

@@ -13,6 +13,8 @@ import pyarrow as pa
 
 from torch_table_loader.arrow.datatypes import width_of
 from torch_table_loader.arrow.reserved import ROW_ID
+from torch_table_loader.batching.codec import make_codec
+from torch_table_loader.batching.policy import TypePolicy
 from torch_table_loader.engine.jobs.exclusion_state import ExclusionState, warn_of_undone
 from torch_table_loader.engine.jobs.indexed_job import Items
 from torch_table_loader.engine.jobs.resolve import codec_of, columns_of, counter_of, delivered, with_padding
@@ -225,7 +227,7 @@ class TableRows(TableItems):
             )
         with_ids = schema.append(pa.field(ROW_ID, pa.int64(), nullable=False)) if options.row_id else schema
         with_ids = delivered(table, with_ids, options)
-        codec_of(table, with_padding(with_ids, marks=options.even_ranks == "pad"), columns, options)
+        make_codec(with_padding(with_ids, marks=options.even_ranks == "pad"), TypePolicy.of(options))
         segments = whole_files(table.layout, filtered=options.filters is not None)
         fetching = FetchSettings.of(options)
         if (counter := counter_of(table, options, cache, fetching)) is not None:
@@ -249,6 +251,10 @@ class TableRows(TableItems):
         kept = {name: whole["options"][name] for name in ("columns", "filters", "shuffle_seed")}
         weighted = {} if self.options.weights is None else {"weights": self._said_of_weights}
         return {"table": whole["table"], "options": {**kept, "shuffle": "rows", **weighted}}
+
+    def refuse_nulls(self) -> None:
+        """Refuse columns in which statistics prove a null, and the output cannot hold one."""
+        codec_of(self.table, self.columns, columns_of(self.table, self.options), self.options)
 
     @property
     def _said_of_weights(self) -> str:

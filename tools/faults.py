@@ -209,8 +209,8 @@ FAULTS = (
     ),
     Fault(
         *(7, "masks of validity are inverted", "batching/decoders.py"),
-        "        sink.append(self.cell.values(array, seen))\n        if self.masked:\n            sink.append(valid_mask(array))",
-        "        sink.append(self.cell.values(array, seen))\n        if self.masked:\n            sink.append(~valid_mask(array))",
+        "sink.append(self.cell.values(array, seen))\n        if self.masked:\n            sink.append(valid_mask(array))",
+        "sink.append(self.cell.values(array, seen))\n        if self.masked:\n            sink.append(~valid_mask(array))",
         ("tests/rooms/test_batching_nulls.py", "tests/torch/test_masks.py", "tests/rooms/test_batching_types.py"),
     ),
     Fault(

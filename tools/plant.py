@@ -28,7 +28,8 @@ _FAILED = re.compile(r"^(?:FAILED|ERROR) (\S+\.py)::(\w+)(\S*)", re.MULTILINE)
 
 def copied(folder: Path) -> Path:
     """Copy what git knows of, and return the copy's root."""
-    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, check=True, text=True).stdout
+    command = ["git", "ls-files", "-z"]
+    listed = subprocess.run(command, cwd=ROOT, capture_output=True, check=True, text=True).stdout
     for name in filter(None, listed.split("\0")):
         if (ROOT / name).is_file():
             (folder / name).parent.mkdir(parents=True, exist_ok=True)

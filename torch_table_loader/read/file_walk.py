@@ -208,7 +208,7 @@ class FileWalk:
         self.handle: OpenFile | None = None
         self.row = 0
         self._storage = storage
-        self._releasing = storage if isinstance(storage, ReleasingStorage) else None
+        self._releasing = storage if not storage.is_local and isinstance(storage, ReleasingStorage) else None
         self._plan = plan
         self._max_rows = max_rows
         reader = reader_of(plan.file, verify_checksums=verify_checksums)

@@ -316,7 +316,9 @@ def test_damage_is_named(tmp_path: Path, root: str) -> None:
     memory = fsspec.filesystem("memory")
     whole = memory.cat_file(f"{root}/{heap_file(1)}")
     memory.pipe_file(f"{root}/{heap_file(1)}", whole[:-1])
-    with pytest.raises(TableError, match=r"'memory://.*stores' is damaged: heap-000001\.arrow must have \d+ bytes, got"):
+    with pytest.raises(
+        TableError, match=r"'memory://.*stores' is damaged: heap-000001\.arrow must have \d+ bytes, got"
+    ):
         opened(storage, root, made.spec)
     memory.rm_file(f"{root}/{heap_file(1)}")
     with pytest.raises(TableError, match="expected a file, found none"):

@@ -9,6 +9,7 @@ import zlib
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -80,7 +81,7 @@ class Summed(NamedTuple):
             raise origin.damaged(self.what)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Manifest:
     """What a finished store consists of.
 
@@ -108,7 +109,7 @@ class Manifest:
     lengths: tuple[int, int] | None = None
     codes: CodesPart | None = None
 
-    @property
+    @cached_property
     def layout(self) -> RecordLayout:
         """The layout of the records."""
         return RecordLayout(self.schema, self.flat)
@@ -133,7 +134,7 @@ class Manifest:
         """Bytes of a row's codes."""
         return 0 if self.codes is None else 4 * len(self.codes.columns)
 
-    @property
+    @cached_property
     def heap_names(self) -> list[str]:
         """The columns of the heaps that are read: those without codes."""
         layout, coded = self.layout, () if self.codes is None else self.codes.columns
@@ -149,7 +150,7 @@ class Manifest:
         part, name = self.parts[chunk], heap_file(chunk)
         return Summed(f"chunk {chunk} of {name}", name, 0, part.heap_bytes, part.heap or 0)
 
-    @property
+    @cached_property
     def sums(self) -> list[Summed]:
         """Everything that has a checksum."""
         layout, found, row = self.layout, [], 0

@@ -37,7 +37,7 @@ WHERES: tuple[Where, ...] = Where.__args__  # type: ignore[attr-defined]
 that all its times are as they were; the same, with too little memory for it; fetched whole; fetched in windows."""
 
 row_store.CHUNK_BYTES = 1 << 13
-remote_window.GAP_BYTES = 64
+vars(remote_window)["GAP_BYTES"] = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +118,8 @@ def read_store(root: str, kind: str, damaged: tuple[str, bytes] | None, where: W
         os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
         if where.startswith("rotten") and path.name != MANIFEST and path.stat().st_size == before.st_size:
             _forget(stores)
-    row_store.available_memory = (lambda: 1) if where.endswith("larger than memory") else (lambda: 1 << 34)
+    free = 1 if where.endswith("larger than memory") else 1 << 34
+    vars(row_store)["available_memory"] = lambda: free
     if not where.startswith("at a URL"):
         return _read(root, kind, {"row_store": str(stores)})
     os.environ[row_store.CACHE_VARIABLE] = f"{root}/cache"

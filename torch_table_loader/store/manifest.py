@@ -349,18 +349,19 @@ def check_store(place: Path, manifest: Manifest, *, contents: bool, threads: int
 
 def _compare_file(place: Path, part: Summed, origin: Origin) -> None:
     """Read a part of a file, and compare its checksum. A disk that fails is an error here, and not a signal."""
-    found, start, stop = xxhash.xxh3_64(), part.start, part.start + part.length
+    found, left = xxhash.xxh3_64(), part.length
     buffer = memoryview(bytearray(min(_READ_BYTES, part.length)))
-    file = open_regular(place / part.name)
     try:
-        while start < stop and (read := os.preadv(file, [buffer[: stop - start]], start)):
-            found.update(buffer[:read])
-            start += read
+        with os.fdopen(open_regular(place / part.name), "rb", buffering=0) as file:
+            file.seek(part.start)
+            while left and (read := file.readinto(buffer[:left])):
+                found.update(buffer[:read])
+                left -= read
+    except StorageError:
+        raise
     except OSError as error:
         raise origin.damaged(part.what, f"cannot be read ({error})") from error
-    finally:
-        os.close(file)
-    if start != stop or found.intdigest() != part.checksum:
+    if left or found.intdigest() != part.checksum:
         raise origin.damaged(part.what)
 
 

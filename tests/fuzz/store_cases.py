@@ -27,6 +27,7 @@ from tests.fuzz.cases import Rows
 from torch_table_loader import Pack, StructuredDataset
 from torch_table_loader.engine import row_store
 from torch_table_loader.store import manifest, remote_window
+from torch_table_loader.store.spec import MANIFEST
 
 ROWS = 900
 URL = "memory://stores"
@@ -36,7 +37,7 @@ WHERES: tuple[Where, ...] = Where.__args__  # type: ignore[attr-defined]
 that all its times are as they were; the same, with too little memory for it; fetched whole; fetched in windows."""
 
 row_store.CHUNK_BYTES = 1 << 13
-remote_window.GAP_BYTES = 64
+vars(remote_window)["GAP_BYTES"] = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,8 +61,8 @@ _PLACES = range(ROWS)
 KINDS = {
     "numbers": Kind(
         {"x": np.arange(ROWS), "f": np.arange(ROWS, dtype="f4"), "b": [number % 3 == 0 for number in _PLACES]},
-        {"weights": "x"},
     ),
+    "weighted": Kind({"x": np.arange(ROWS)}, {"weights": "x"}),
     "nulls under a filter": Kind(
         {
             "x": np.arange(ROWS),
@@ -115,9 +116,10 @@ def read_store(root: str, kind: str, damaged: tuple[str, bytes] | None, where: W
         before = path.stat()
         path.write_bytes(damaged[1])
         os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
-        if where.startswith("rotten") and path.name != manifest.MANIFEST and path.stat().st_size == before.st_size:
+        if where.startswith("rotten") and path.name != MANIFEST and path.stat().st_size == before.st_size:
             _forget(stores)
-    row_store.available_memory = (lambda: 1) if where.endswith("larger than memory") else (lambda: 1 << 34)
+    free = 1 if where.endswith("larger than memory") else 1 << 34
+    vars(row_store)["available_memory"] = lambda: free
     if not where.startswith("at a URL"):
         return _read(root, kind, {"row_store": str(stores)})
     os.environ[row_store.CACHE_VARIABLE] = f"{root}/cache"
@@ -130,7 +132,7 @@ def read_store(root: str, kind: str, damaged: tuple[str, bytes] | None, where: W
 
 def _forget(stores: Path) -> None:
     """Let manifests have the times that their files have now, as if these were never written to."""
-    for path in stores.glob(f"*/{manifest.MANIFEST}"):
+    for path in stores.glob(f"*/{MANIFEST}"):
         content = json.loads(path.read_bytes())["store"]
         for name, (length, *times) in content["files"].items():
             now = (path.parent / name).stat()
@@ -139,8 +141,16 @@ def _forget(stores: Path) -> None:
 
 
 def _read(root: str, kind: str, options: Mapping[str, Any]) -> Rows:
-    given = {"output_format": "dict", "shuffle": "rows", "batch_size": 50, "num_workers": 0, "check_plan": False}
-    loader, _ = StructuredDataset.create_dataloader(f"{root}/table", **given | KINDS[kind].options | options)
+    given: dict[str, Any] = {
+        "output_format": "dict",
+        "shuffle": "rows",
+        "batch_size": 50,
+        "num_workers": 0,
+        "check_plan": False,
+    }
+    loader, _ = StructuredDataset.create_dataloader(
+        f"{root}/table", **given | dict(KINDS[kind].options) | dict(options)
+    )
     count, digest = 0, hashlib.sha256()
     for batch in loader:
         values = {

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from torch_table_loader.engine.machine import ranks_on_this_node, threads_for, usable_cpus
+from torch_table_loader.engine.machine import place_on_this_node, ranks_on_this_node, threads_for, usable_cpus
 
 
 @pytest.fixture(autouse=True)
@@ -91,6 +91,22 @@ def test_the_launcher_gives_the_number_of_ranks_on_the_node(
         monkeypatch.delenv(each, raising=False)
     monkeypatch.setenv(name, value)
     assert ranks_on_this_node() == ranks
+
+
+@pytest.mark.parametrize("name", ["LOCAL", "HOROVOD_LOCAL", "OMPI_COMM_WORLD_LOCAL"])
+@pytest.mark.parametrize(("value", "place"), [("3", (3, 4)), ("4", (None, 4)), ("", (None, 4)), (None, (None, 4))])
+def test_the_launcher_gives_the_number_of_a_rank_on_the_node(
+    name: str, value: str | None, place: tuple[int | None, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for each in ("LOCAL", "HOROVOD_LOCAL", "OMPI_COMM_WORLD_LOCAL"):
+        monkeypatch.delenv(f"{each}_RANK", raising=False)
+        for size in ("WORLD_SIZE", "SIZE"):
+            monkeypatch.delenv(f"{each}_{size}", raising=False)
+    assert place_on_this_node() == (0, 1)
+    monkeypatch.setenv(f"{name}_{'WORLD_SIZE' if name == 'LOCAL' else 'SIZE'}", "4")
+    if value is not None:
+        monkeypatch.setenv(f"{name}_RANK", value)
+    assert place_on_this_node() == place
 
 
 @pytest.mark.parametrize(

@@ -144,7 +144,7 @@ def test_secrets_are_not_shown() -> None:
         ("row_id", 1, ConfigTypeError, "row_id must be True or False, got 1"),
         ("pin_memory", None, ConfigTypeError, "pin_memory must be True or False"),
         ("check_plan", 0, ConfigTypeError, "check_plan must be True or False"),
-        ("verify_checksums", "no", ConfigTypeError, "verify_checksums must be True or False"),
+        ("verify_checksums", "no", ConfigTypeError, 'verify_checksums must be True or False, or "all", got'),
         ("retry_seconds", "60", ConfigTypeError, "retry_seconds must be a number of seconds, got str '60'"),
         ("retry_seconds", True, ConfigTypeError, "retry_seconds must be a number of seconds, got bool True"),
         ("retry_seconds", None, ConfigTypeError, "retry_seconds must be a number of seconds"),

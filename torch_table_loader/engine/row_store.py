@@ -137,8 +137,8 @@ class RowStoreHandle:
         self._lanes = options.lanes
         self._verify = options.verify_checksums
         self._alone = options.num_ranks == 1 and options.mesh is None
-        self._compared = False
-        """Whether the process that started this one has compared the contents."""
+        self._inherited: bool | None = None
+        """Whether the process that started this one compared all contents; None if it did not open the store."""
         self._threaded = options.worker_type == "thread" or options.num_workers == 0
         self.url = store_url(options, getattr(table.storage, "protocol", None), self.spec.name)
         """Where the store is kept for all machines, or None; `place` is then this machine's copy, if it built one."""
@@ -296,7 +296,8 @@ class RowStoreHandle:
             threads,
             self.window_bytes if larger else None,
             share=None if larger else self._share(),
-            contents=self._verify == "all" and not self._compared,
+            contents=self._verify == "all" and self._inherited is None,
+            compared=bool(self._inherited),
         )
 
     def _share(self) -> tuple[int, int] | None:
@@ -305,7 +306,7 @@ class RowStoreHandle:
         Ranks of a node share the work if all of them open this store; so do the workers of a DataLoader of the
         caller's.
         """
-        if not self._verify or self._compared:
+        if not self._verify or self._inherited is not None:
             return None
         rank, ranks = place_on_this_node()
         if self._alone or rank is None:
@@ -373,7 +374,7 @@ class RowStoreHandle:
     def __getstate__(self) -> dict[str, Any]:
         """Leave out what was opened: whoever unpickles this opens the store's files."""
         state = {name: value for name, value in vars(self).items() if name not in ("_lock", "_rows")}
-        return state | {"_compared": self._compared or self._rows is not None}
+        return state | ({"_inherited": self._rows.text is None} if isinstance(self._rows, StoredRows) else {})
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Open nothing yet."""

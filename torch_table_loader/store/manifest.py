@@ -9,6 +9,7 @@ import zlib
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -80,7 +81,7 @@ class Summed(NamedTuple):
             raise origin.damaged(self.what)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Manifest:
     """What a finished store consists of.
 
@@ -108,7 +109,7 @@ class Manifest:
     lengths: tuple[int, int] | None = None
     codes: CodesPart | None = None
 
-    @property
+    @cached_property
     def layout(self) -> RecordLayout:
         """The layout of the records."""
         return RecordLayout(self.schema, self.flat)
@@ -133,7 +134,7 @@ class Manifest:
         """Bytes of a row's codes."""
         return 0 if self.codes is None else 4 * len(self.codes.columns)
 
-    @property
+    @cached_property
     def heap_names(self) -> list[str]:
         """The columns of the heaps that are read: those without codes."""
         layout, coded = self.layout, () if self.codes is None else self.codes.columns
@@ -149,7 +150,7 @@ class Manifest:
         part, name = self.parts[chunk], heap_file(chunk)
         return Summed(f"chunk {chunk} of {name}", name, 0, part.heap_bytes, part.heap or 0)
 
-    @property
+    @cached_property
     def sums(self) -> list[Summed]:
         """Everything that has a checksum."""
         layout, found, row = self.layout, [], 0
@@ -348,18 +349,19 @@ def check_store(place: Path, manifest: Manifest, *, contents: bool, threads: int
 
 def _compare_file(place: Path, part: Summed, origin: Origin) -> None:
     """Read a part of a file, and compare its checksum. A disk that fails is an error here, and not a signal."""
-    found, start, stop = xxhash.xxh3_64(), part.start, part.start + part.length
+    found, left = xxhash.xxh3_64(), part.length
     buffer = memoryview(bytearray(min(_READ_BYTES, part.length)))
-    file = open_regular(place / part.name)
     try:
-        while start < stop and (read := os.preadv(file, [buffer[: stop - start]], start)):
-            found.update(buffer[:read])
-            start += read
+        with os.fdopen(open_regular(place / part.name), "rb", buffering=0) as file:
+            file.seek(part.start)
+            while left and (read := file.readinto(buffer[:left])):
+                found.update(buffer[:read])
+                left -= read
+    except StorageError:
+        raise
     except OSError as error:
         raise origin.damaged(part.what, f"cannot be read ({error})") from error
-    finally:
-        os.close(file)
-    if start != stop or found.intdigest() != part.checksum:
+    if left or found.intdigest() != part.checksum:
         raise origin.damaged(part.what)
 
 

@@ -38,6 +38,7 @@ def open_store(
     *,
     share: tuple[int, int] | None = (0, 1),
     contents: bool = False,
+    compared: bool = False,
 ) -> StoredRows | None:
     """Map a store into memory after checking it.
 
@@ -48,6 +49,7 @@ def open_store(
         window_bytes: bytes of pages that a lane may have the system read ahead; None if memory holds the store.
         share: see `Manifest.opening_sums`; None also if memory does not hold the store.
         contents: whether to compare everything, and not only if a file was written to since the store was finished.
+        compared: whether the process that started this one has compared the contents.
 
     Returns:
         None if there is no store, or it is not complete yet.
@@ -72,7 +74,7 @@ def open_store(
             compare(manifest.opening_sums(share), files, origin, pool.map)
         heaps = list(pool.map(lambda chunk: heap_batches(manifest, chunk, files[heap_file(chunk)], origin), chunks))
     rows = _mapped(place, manifest, files, heaps)
-    compared = touched or contents or share == (0, 1)
+    compared = compared or touched or contents or share == (0, 1)
     text = None if compared else TextOfFiles([heap_file(chunk) for chunk in chunks for _ in heaps[chunk]], origin)
     return replace(rows, read_ahead=_read_ahead(place, manifest, window_bytes), text=text)
 

@@ -238,6 +238,6 @@ def test_a_date_that_python_has_no_object_for_is_an_error_that_names_the_column(
         pa.int32() if pa.types.is_date(kind) else pa.int64()
     )
     pq.write_table(pa.table({"n": [1], "at": far.cast(kind)}), tmp_path / "x.parquet")
-    with pytest.raises(TableError, match=r"in columns \['at'\]"):
+    with pytest.raises(TableError, match=r"x\.parquet: each value of column 'at'"):
         read_all(tmp_path / "x.parquet", "parquet")
     assert len(read_all(tmp_path / "x.parquet", "parquet", output_format="torch")) == 1

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import re
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -9,9 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyarrow import orc
 
+from tests.fuzz.sandbox import Sandbox
 from tests.rooms.reading import LocalStorage, all_batches, data_file, inspect
+from torch_table_loader import StructuredDataset
 from torch_table_loader.errors import TableError
-from torch_table_loader.read.orc import OrcReader, read_postscript, read_stripes
+from torch_table_loader.read.orc import OrcReader, read_checks, read_postscript, read_stripes
+from torch_table_loader.read.orc_messages import decompressed
+from torch_table_loader.read.orc_runs import are_within, bounds_of
 
 
 @pytest.mark.parametrize("compression", ["uncompressed", "zlib", "snappy", "lz4", "zstd"])
@@ -65,3 +71,117 @@ def test_invalid_footers_are_never_accepted(data: bytes) -> None:
     tail = data + b"\x03" + b"\x00" * 3
     with pytest.raises(ValueError, match=r"postscript|footer|number|field|type"):
         read_stripes(tail, read_postscript(tail))
+
+
+# What a stripe says of its sizes
+
+
+def streams_of(data: bytes, column: int) -> dict[int, tuple[int, int]]:
+    """Where the streams of a column of the first stripe are, by kind."""
+    source = pa.BufferReader(data)
+    check, places = read_checks(source)
+    return dict(check.columns_of(source, places[0])[column].streams)
+
+
+def numbers() -> dict[str, list[int]]:
+    random = np.random.default_rng(7)
+    return {
+        "small": random.integers(-5, 6, 3000).tolist(),
+        "wide": random.integers(-(1 << 62), 1 << 62, 3000).tolist(),
+        "outliers": [1 << 40 if i % 37 == 5 else i % 20 for i in range(3000)],
+        "negative outliers": [-(1 << 20) if i % 91 == 5 else i % 3 for i in range(3000)],
+        "far outliers": [10**9 if i % 600 == 599 else 1000 + i % 3 for i in range(3000)],
+        "steps": [7 * i for i in range(3000)],
+        "steps down": [-7 * i for i in range(3000)],
+        "growing steps": [i * i for i in range(3000)],
+        "shrinking steps": [-i * i + i % 3 for i in range(3000)],
+        "one": [5],
+        "repeats": [1 if i % 5 else 9 for i in range(3000)],
+    }
+
+
+@pytest.mark.parametrize("name", numbers())
+@pytest.mark.parametrize("version", ["0.11", "0.12"])
+@pytest.mark.parametrize("compression", ["uncompressed", "zlib", "snappy", "lz4", "zstd"])
+def test_bounds_of_runs_hold_and_are_exact_where_asked(name: str, version: str, compression: str) -> None:
+    values = numbers()[name]
+    target = pa.BufferOutputStream()
+    lengths = [abs(value) % 300 for value in values]
+    table = pa.table({"x": values, "s": ["y" * length for length in lengths]})
+    orc.write_table(table, target, compression=compression, file_version=version)
+    data = target.getvalue().to_pybytes()
+    source = pa.BufferReader(data)
+    check, places = read_checks(source)
+    check.check(source, places[0], ["x", "s"])
+    for column, kind, signed, expected in ((1, 1, True, values), (2, 2, False, lengths)):
+        start, length = streams_of(data, column)[kind]
+        stored = decompressed(data[start : start + length], *check.chunks)
+        loose, exact = (
+            bounds_of(stored, version=1 if version == "0.11" else 2, signed=signed, exact=how) for how in (False, True)
+        )
+        assert exact == (len(expected), min(0, *expected), max(0, *expected), sum(expected))
+        assert loose.num_values == exact.num_values
+        assert loose.least <= exact.least <= exact.most <= loose.most
+        assert loose.total >= exact.total
+        if not signed and version == "0.12":
+            assert are_within(stored, exact.most)
+            assert exact.most == 0 or not are_within(stored, exact.most - 1)
+
+
+def giant(column: int, kind: int, value: bytes) -> Any:
+    """Put a number in place of the first ones of a stream."""
+
+    def spoil(data: bytes) -> bytes:
+        start, length = streams_of(data, column)[kind]
+        assert length >= len(value)
+        return data[:start] + value + data[start + len(value) :]
+
+    return spoil
+
+
+REPEATS = b"\x3f"  # ten times the same number of eight bytes
+DAMAGED: dict[str, tuple[Any, str]] = {
+    "a giant text": (giant(1, 2, REPEATS + (1 << 45).to_bytes(8, "big")), "lengths of column 1 are .* add up to"),
+    "a negative text": (giant(1, 2, REPEATS + b"\xff" * 8), "lengths of column 1 are"),
+    "giant lists": (giant(2, 2, REPEATS + (1 << 40).to_bytes(8, "big")), "(lengths of column 2 are|a run of integers ends after)"),
+    "digits for ever": (giant(4, 5, b"\xc1\xff\x7f\x00"), "decimals of column 4 have -64 to"),
+    "a zone elsewhere": (lambda data: data.replace(b"GMT", b"../"), r"the stripe's time zone is b'\.\./'"),
+}
+
+
+def read_column(path: str) -> int:
+    loader, _ = StructuredDataset.create_dataloader(path, "orc", num_workers=0, output_format="arrow")
+    return sum(batch.num_rows for batch in loader)
+
+
+def test_sizes_that_cannot_be_are_errors_and_end_no_process(tmp_path: Path) -> None:
+    rows = range(3000)
+    table = pa.table(
+        {
+            "s": [f"{i * i}" * (i % 7) for i in rows],
+            "l": [list(range(i % 5)) for i in rows],
+            "d": pa.array(rows, pa.int64()).cast(pa.decimal128(24, 2)),
+        }
+    )
+    orc.write_table(table, str(tmp_path / "x.orc"), compression="uncompressed")
+    sound = (tmp_path / "x.orc").read_bytes()
+    with Sandbox(__name__) as sandbox:  # which bounds memory and time
+        assert sandbox.run(read_column, str(tmp_path / "x.orc")).value == 3000
+        for name, (spoil, said) in DAMAGED.items():
+            (tmp_path / "x.orc").write_bytes(spoil(sound))
+            outcome = sandbox.run(read_column, str(tmp_path / "x.orc"))
+            assert (outcome.kind, outcome.error) == ("ours", "TableError"), (name, outcome)
+            assert re.search(rf"x\.orc, row group 0.*{said}", outcome.text), (name, outcome.text)
+
+
+def test_chunks_longer_than_any_writer_makes_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "x.orc"
+    orc.write_table(pa.table({"a": [1]}), str(path), compression="zlib")
+    data = path.read_bytes()
+    assert data.count(b"\x18\x80\x80\x04") == 1
+    postscript = data[-1 - data[-1] : -1].replace(b"\x18\x80\x80\x04", b"\x18\x80\x80\x80\x80\x80\x80\x04")
+    path.write_bytes(data[: -1 - data[-1]] + postscript + bytes([len(postscript)]))
+    with pytest.raises(
+        TableError, match=r"x\.orc must be an ORC file, got one that does not parse \(the postscript says"
+    ):
+        read_column(str(path))

@@ -7,7 +7,6 @@ length. Postscript and footer are protocol buffers; metadata and footer are comp
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
@@ -19,6 +18,8 @@ from torch_table_loader.arrow.sound import sound_text
 from torch_table_loader.format_contracts import Traits
 from torch_table_loader.read.failures import first_line, reading
 from torch_table_loader.read.far_files import open_at_end
+from torch_table_loader.read.orc_messages import decompressed, fields
+from torch_table_loader.read.orc_stripes import StripeCheck, StripePlace
 from torch_table_loader.read.reader_base import (
     WithoutStatistics,
     bounded,
@@ -35,7 +36,6 @@ if TYPE_CHECKING:
 _TAIL_BYTES = 64 * 1024
 _OPENING_BYTES = 16 * 1024
 """What ORC's library reads of a file's end to open it, where its footer is not longer."""
-_NONE, _ZLIB, _SNAPPY, _LZO, _LZ4, _ZSTD = range(6)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +78,7 @@ class OrcReader(WithoutStatistics):
         """Open; pyarrow takes no footer from outside, so this reads it again."""
         source = storage.open(file.path)
         try:
-            return OrcFile(orc.ORCFile(source), source, meta)
+            return OrcFile(orc.ORCFile(source), source, meta, *read_checks(source))
         except BaseException:
             source.close()
             raise
@@ -87,9 +87,25 @@ class OrcReader(WithoutStatistics):
 class OrcFile:
     """An open ORC file; a stripe is decoded at a time."""
 
-    def __init__(self, handle: orc.ORCFile, source: pa.NativeFile, meta: FileMeta) -> None:
-        """Own an open file."""
+    def __init__(
+        self,
+        handle: orc.ORCFile,
+        source: pa.NativeFile,
+        meta: FileMeta,
+        check: StripeCheck,
+        places: Sequence[StripePlace],
+    ) -> None:
+        """Own an open file.
+
+        Args:
+            handle: of ORC's library.
+            source: the file.
+            meta: what `OrcReader.inspect` returned.
+            check: of its stripes.
+            places: where they are.
+        """
         self._handle = handle
+        self._check, self._places = check, places
         self._source = source
         self._meta = meta
 
@@ -100,6 +116,7 @@ class OrcFile:
             if not wanted:
                 yield from bounded(rows_without_columns(self._meta.group_rows[stripe]), max_rows)
                 continue
+            self._check.check(self._source, self._places[stripe], wanted)
             # As in Parquet, a name may bring in more than it names, and the file's order is kept.
             batch = sound_text(self._handle.read_stripe(stripe, columns=wanted).select(wanted))
             yield from bounded(batch, max_rows)
@@ -109,17 +126,38 @@ class OrcFile:
         self._source.close()
 
 
-def _read_tail(source: pa.NativeFile) -> tuple[list[Stripe], pa.Schema, int]:
-    """Return stripes, schema, and the bytes of the tail."""
+def _tail_of(source: pa.NativeFile, num_bytes: int) -> tuple[bytes, Postscript]:
+    """Return the end of a file, from its metadata on at least, and its postscript.
+
+    Args:
+        source: the file.
+        num_bytes: to read first.
+    """
     size = source.size()
-    tail = source.read_at(min(size, _TAIL_BYTES), max(0, size - _TAIL_BYTES))
+    tail = source.read_at(min(size, num_bytes), max(0, size - num_bytes))
     postscript = read_postscript(tail)
     if postscript.tail_bytes > size:
         raise ValueError(f"the footer needs {postscript.tail_bytes} bytes of {size}")
     if postscript.tail_bytes > len(tail):
         tail = source.read_at(postscript.tail_bytes, size - postscript.tail_bytes)
+    return tail, postscript
+
+
+def read_checks(source: pa.NativeFile) -> tuple[StripeCheck, list[StripePlace]]:
+    """Return what checks the stripes of a file, and where they are."""
+    tail, postscript = _tail_of(source, _OPENING_BYTES)
+    footer = _footer_of(tail, postscript)
+    places = [StripePlace(*(numbers.get(part, 0) for part in (5, 1, 2, 3, 4))) for numbers in _stripe_numbers(footer)]
+    return StripeCheck.of(footer, postscript.compression, postscript.chunk_bytes), places
+
+
+def _read_tail(source: pa.NativeFile) -> tuple[list[Stripe], pa.Schema, int]:
+    """Return stripes, schema, and the bytes of the tail."""
+    size = source.size()
+    tail, postscript = _tail_of(source, _TAIL_BYTES)
     stripes = read_stripes(tail, postscript)
     check_stripes(stripes, size - postscript.tail_bytes)
+    StripeCheck.of(_footer_of(tail, postscript), postscript.compression, postscript.chunk_bytes)
     try:
         parsed = orc.ORCFile(pa.BufferReader(tail))  # the tail alone has the schema: nothing is read twice
     except OSError as error:
@@ -136,6 +174,7 @@ class Postscript(NamedTuple):
     footer_length: int
     metadata_length: int
     compression: int
+    chunk_bytes: int
 
     @property
     def tail_bytes(self) -> int:
@@ -163,14 +202,14 @@ def read_postscript(tail: bytes) -> Postscript:
     length = tail[-1] if tail else 0
     if not 0 < length < len(tail):
         raise ValueError(f"the postscript's length is {length} of {len(tail)} bytes")
-    fields = dict(_fields(tail[-1 - length : -1]))
-    if fields.get(8000) != b"ORC":
+    found = dict(fields(tail[-1 - length : -1]))
+    if found.get(8000) != b"ORC":
         raise ValueError("the postscript does not say ORC")
-    numbers = [fields.get(key, 0) for key in (1, 5, 2)]
+    numbers = [found.get(key, 0) for key in (1, 5, 2, 3)]
     if not all(isinstance(number, int) for number in numbers):
         raise ValueError("the postscript's lengths are not numbers")
-    footer_length, metadata_length, compression = (int(number) for number in numbers)
-    return Postscript(length, footer_length, metadata_length, compression)
+    footer_length, metadata_length, compression, chunk_bytes = (int(number) for number in numbers)
+    return Postscript(length, footer_length, metadata_length, compression, chunk_bytes)
 
 
 def read_stripes(tail: bytes, postscript: Postscript) -> list[Stripe]:
@@ -183,17 +222,24 @@ def read_stripes(tail: bytes, postscript: Postscript) -> list[Stripe]:
     Raises:
         ValueError: the footer does not parse.
     """
+    return [
+        Stripe(numbers.get(5, 0), numbers.get(1, 0), sum(numbers.get(part, 0) for part in (2, 3, 4)))
+        for numbers in _stripe_numbers(_footer_of(tail, postscript))
+    ]
+
+
+def _footer_of(tail: bytes, postscript: Postscript) -> bytes:
     stop = len(tail) - 1 - postscript.length
     if postscript.footer_length > stop:
         raise ValueError(f"the footer's length is {postscript.footer_length} of {stop} bytes")
-    footer = _decompressed(tail[stop - postscript.footer_length : stop], postscript.compression)
-    stripes = []
-    for key, value in _fields(footer):
+    return decompressed(tail[stop - postscript.footer_length : stop], postscript.compression)
+
+
+def _stripe_numbers(footer: bytes) -> Iterator[dict[int, int]]:
+    """Yield what a footer says of each stripe: first byte, bytes of indexes, data and footer, and rows, from 1 on."""
+    for key, value in fields(footer):
         if key == 3 and isinstance(value, bytes):
-            numbers = {field: number for field, number in _fields(value) if isinstance(number, int)}
-            num_bytes = sum(numbers.get(part, 0) for part in (2, 3, 4))
-            stripes.append(Stripe(numbers.get(5, 0), numbers.get(1, 0), num_bytes))
-    return stripes
+            yield {part: number for part, number in fields(value) if isinstance(number, int)}
 
 
 def check_stripes(stripes: list[Stripe], stop: int) -> None:
@@ -214,94 +260,3 @@ def check_stripes(stripes: list[Stripe], stop: int) -> None:
                 f"and byte {stop}"
             )
         end = stripe.start + stripe.num_bytes
-
-
-def _fields(message: bytes) -> Iterator[tuple[int, int | bytes]]:
-    """Walk a protocol buffer's fields: varints as ints, all else as bytes."""
-    place = 0
-    while place < len(message):
-        tag, place = _varint(message, place)
-        if tag & 7 == 0:
-            value, place = _varint(message, place)
-            yield tag >> 3, value
-            continue
-        if tag & 7 == 2:
-            length, place = _varint(message, place)
-        elif tag & 7 in {1, 5}:
-            length = 8 if tag & 7 == 1 else 4
-        else:
-            raise ValueError(f"wire type {tag & 7} is unknown")
-        if place + length > len(message):
-            raise ValueError("a field ends after its message")
-        yield tag >> 3, message[place : place + length]
-        place += length
-
-
-def _varint(message: bytes, place: int) -> tuple[int, int]:
-    value = shift = 0
-    while True:
-        if place >= len(message) or shift > 63:
-            raise ValueError("a number does not end")
-        byte = message[place]
-        value |= (byte & 127) << shift
-        place, shift = place + 1, shift + 7
-        if byte < 128:
-            return value, place
-
-
-def _decompressed(data: bytes, compression: int) -> bytes:
-    if compression == _NONE:
-        return data
-    chunks, place = [], 0
-    while place + 3 <= len(data):
-        header = int.from_bytes(data[place : place + 3], "little")
-        chunk = data[place + 3 : place + 3 + (header >> 1)]
-        chunks.append(chunk if header & 1 else _chunk(chunk, compression))
-        place += 3 + (header >> 1)
-    return b"".join(chunks)
-
-
-def _chunk(chunk: bytes, compression: int) -> bytes:
-    if compression == _ZLIB:
-        try:
-            return zlib.decompress(chunk, wbits=-15)
-        except zlib.error as error:
-            raise ValueError(str(error)) from error
-    if compression == _SNAPPY:
-        length, _ = _varint(chunk, 0)
-        return bytes(pa.decompress(chunk, decompressed_size=length, codec="snappy", asbytes=True))
-    if compression == _LZ4:
-        return _lz4_block(chunk)
-    if compression == _ZSTD:
-        return bytes(pa.CompressedInputStream(pa.BufferReader(chunk), "zstd").read())
-    raise ValueError(f"compression {compression} is not supported")
-
-
-def _lz4_block(chunk: bytes) -> bytes:
-    """Decompress an LZ4 block, whose length is not stored and which pyarrow would want to know."""
-    out, place = bytearray(), 0
-    while place < len(chunk):
-        token = chunk[place]
-        literals, place = _lz4_length(chunk, place + 1, token >> 4)
-        out += chunk[place : place + literals]
-        place += literals
-        if place >= len(chunk):
-            break
-        offset = int.from_bytes(chunk[place : place + 2], "little")
-        length, place = _lz4_length(chunk, place + 2, token & 15)
-        if not 0 < offset <= len(out):
-            raise ValueError("an LZ4 match begins before its block")
-        for _ in range(length + 4):
-            out.append(out[-offset])
-    return bytes(out)
-
-
-def _lz4_length(chunk: bytes, place: int, length: int) -> tuple[int, int]:
-    more = length == 15
-    while more:
-        if place >= len(chunk):
-            raise ValueError("an LZ4 length does not end")
-        length += chunk[place]
-        more = chunk[place] == 255
-        place += 1
-    return length, place

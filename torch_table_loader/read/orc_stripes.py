@@ -1,0 +1,309 @@
+"""Whether what a stripe of ORC says of its sizes can be, looked at before its decoder believes it.
+
+ORC's library asks for as much memory as lengths say, and does not look whether it gets it: a damaged length ends the
+process. It scales a decimal one digit at a time, by as many as the file says. And it opens a file of the machine by
+the name of a time zone.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import pyarrow as pa
+
+from torch_table_loader.read.orc_messages import MOST_CHUNK_BYTES, capacity, decompressed, fields, varint
+from torch_table_loader.read.orc_runs import are_within, bounds_of, count_of_bytes
+
+_PRESENT, _DATA, _LENGTH, _DICTIONARY_DATA, _, _SECONDARY = range(6)
+"""Kinds of streams."""
+
+_BOOLEAN, _BYTE, _SHORT, _INT, _LONG, _FLOAT, _DOUBLE, _STRING, _BINARY, _TIMESTAMP = range(10)
+_LIST, _MAP, _STRUCT, _UNION, _DECIMAL, _DATE, _VARCHAR, _CHAR, _INSTANT, _GEOMETRY, _GEOGRAPHY = range(10, 21)
+_TEXTS = frozenset({_STRING, _BINARY, _VARCHAR, _CHAR, _GEOMETRY, _GEOGRAPHY})
+_DICTIONARIES = frozenset({1, 3})
+_VALUE_BYTES = {_FLOAT: 4, _DOUBLE: 8}
+
+_FEW = 1 << 22
+"""So many values take little memory, whatever they are."""
+
+_FEW_BYTES = 1 << 26
+_LOOSE = 16
+"""Where headers alone are looked at, lengths may add up to so many times what they should."""
+
+_VALUES_A_BYTE = 16
+"""Values that a byte may hold without a look at it. Runs hold up to 128, and of single bits 520."""
+
+_MOST_DIGITS = 127
+_CHUNK_BYTES = 1 << 18
+"""Of a decompressed chunk, where the postscript does not say."""
+
+_TYPES = 4
+_STREAMS, _ENCODINGS, _TIME_ZONE = 1, 2, 3
+"""Fields of the file's footer, and of a stripe's."""
+
+_ZONE = re.compile(r"([A-Za-z0-9_+:\-]+(/[A-Za-z0-9_+:\-]+)*)?")
+"""A time zone is a file of the machine that the decoder opens, of those in a folder."""
+
+
+class StripePlace(NamedTuple):
+    """Where a stripe's parts are.
+
+    Args:
+        num_rows: of the stripe.
+        start: its first byte.
+        index_bytes: of its indexes.
+        data_bytes: of its data.
+        footer_bytes: of its footer.
+    """
+
+    num_rows: int
+    start: int
+    index_bytes: int
+    data_bytes: int
+    footer_bytes: int
+
+
+class _Type(NamedTuple):
+    kind: int
+    children: tuple[int, ...]
+
+
+class _Column(NamedTuple):
+    """A column of a stripe: how it is encoded, and by kind where its streams begin and how long they are."""
+
+    encoding: int
+    dictionary_size: int
+    streams: Mapping[int, tuple[int, int]]
+
+
+@dataclass(frozen=True, slots=True)
+class StripeCheck:
+    """Checks the stripes of a file.
+
+    Args:
+        types: of its columns, by number; the first is the root.
+        names: of the columns at the top.
+        compression: of the file.
+        chunk_bytes: of a decompressed chunk, at most.
+    """
+
+    types: Sequence[_Type]
+    names: Sequence[str]
+    compression: int
+    chunk_bytes: int
+
+    @classmethod
+    def of(cls, footer: bytes, compression: int, chunk_bytes: int) -> StripeCheck:
+        """Read the types of a file from its footer.
+
+        Raises:
+            ValueError: they are no tree, or chunks are longer than any writer makes them.
+        """
+        if compression and chunk_bytes > MOST_CHUNK_BYTES:
+            raise ValueError(f"the postscript says chunks of {chunk_bytes} bytes, and none has over {MOST_CHUNK_BYTES}")
+        types, names = list[_Type](), list[str]()
+        for key, value in fields(footer):
+            if key != _TYPES or not isinstance(value, bytes):
+                continue
+            parts = list(fields(value))
+            children = tuple(number for part, each in parts if part == 2 for number in _packed(each))
+            types.append(_Type(_number(dict(parts).get(1, 0)), children))
+            if len(types) == 1:
+                names = [each.decode() for part, each in parts if part == 3 and isinstance(each, bytes)]
+        below = [child for each in types for child in each.children]
+        apart = len(set(below)) < len(below) or len(names) != len(types[0].children if types else ())
+        if apart or any(not at < child < len(types) for at, each in enumerate(types) for child in each.children):
+            raise ValueError("the footer's types are no tree")
+        return cls(types, names, compression, chunk_bytes or _CHUNK_BYTES)
+
+    @property
+    def chunks(self) -> tuple[int, int]:
+        """How the file is compressed, and the bytes of a decompressed chunk at most."""
+        return self.compression, self.chunk_bytes
+
+    def check(self, source: pa.NativeFile, place: StripePlace, columns: Iterable[str]) -> None:
+        """Check what the decoder of a stripe will believe.
+
+        Args:
+            source: the file.
+            place: where the stripe's parts are.
+            columns: names of those that are decoded.
+
+        Raises:
+            ValueError: says what cannot be.
+        """
+        stripe = _Stripe(self, source, self.columns_of(source, place))
+        numbers = self._numbers_of(columns)
+        if place.num_rows > _FEW and not any(stripe.holds(at, place.num_rows) for at in numbers):
+            raise ValueError(f"no column holds the {place.num_rows} rows that the footer says")
+        for at in numbers:
+            stripe.check(at, place.num_rows)
+
+    def _numbers_of(self, columns: Iterable[str]) -> Sequence[int]:
+        """Return the numbers of columns at the top; the root's where a name may mean more."""
+        known = dict(zip(self.names, self.types[0].children, strict=True))
+        numbers = [None if "." in name else known.get(name) for name in columns]
+        return [0] if None in numbers else [number for number in numbers if number is not None]
+
+    def columns_of(self, source: pa.NativeFile, place: StripePlace) -> Sequence[_Column]:
+        """Read a stripe's footer: how each column is encoded, and where its streams are.
+
+        Raises:
+            ValueError: it does not parse, or a stream is elsewhere.
+        """
+        start, stop = place.start, place.start + place.index_bytes + place.data_bytes
+        footer = decompressed(source.read_at(place.footer_bytes, stop), *self.chunks)
+        streams: list[dict[int, tuple[int, int]]] = [{} for _ in self.types]
+        encodings = list[tuple[int, int]]()
+        for key, value in fields(footer):
+            if key == _STREAMS and isinstance(value, bytes):
+                told = dict(fields(value))
+                kind, column, length = (_number(told.get(part, 0)) for part in (1, 2, 3))
+                if start + length > stop:
+                    raise ValueError(
+                        f"a stream of {length} bytes begins at byte {start}, and its stripe ends at {stop}"
+                    )
+                if column < len(streams) and 1 in told:
+                    streams[column].setdefault(kind, (start, length))
+                start += length
+            elif key == _ENCODINGS and isinstance(value, bytes):
+                told = dict(fields(value))
+                encodings.append((_number(told.get(1, 0)), _number(told.get(2, 0))))
+            elif key == _TIME_ZONE and not (isinstance(value, bytes) and _ZONE.fullmatch(value.decode("latin-1"))):
+                raise ValueError(f"the stripe's time zone is {value!r:.60}")
+        if len(encodings) != len(self.types):
+            raise ValueError(f"the stripe has encodings of {len(encodings)} columns, and the file {len(self.types)}")
+        return [_Column(*each, found) for each, found in zip(encodings, streams, strict=True)]
+
+
+@dataclass(frozen=True, slots=True)
+class _Stripe:
+    """The columns of a stripe, of which only the streams are read that say sizes."""
+
+    file: StripeCheck
+    source: pa.NativeFile
+    columns: Sequence[_Column]
+
+    def check(self, at: int, num_values: int) -> None:
+        """Check the sizes that a column says, and those below it: of texts, lists and dictionaries, and of decimals.
+
+        Args:
+            at: the column.
+            num_values: that it has, at most.
+
+        Raises:
+            ValueError: says what cannot be.
+        """
+        type_ = self.file.types[at]
+        if type_.kind == _DECIMAL:
+            self._check_digits(at)
+        elif type_.kind in _TEXTS:
+            self._check_texts(at, num_values)
+        elif type_.kind in (_LIST, _MAP):
+            num_values = self._check_lengths(at, num_values, _FEW, lambda total: self._child_holds(at, total))
+        for child in type_.children:
+            self.check(child, num_values)
+
+    def _check_digits(self, at: int) -> None:
+        data, version = self._read(at, _SECONDARY), self._version(at)
+        for exact in (False, True):
+            found = bounds_of(data, version=version, signed=True, exact=exact)
+            if found.least >= 0 and found.most <= _MOST_DIGITS:
+                return
+        raise ValueError(f"decimals of column {at} have {found.least} to {found.most} digits after the point")
+
+    def _check_texts(self, at: int, num_values: int) -> None:
+        column = self.columns[at]
+        kind = _DATA
+        if column.encoding in _DICTIONARIES:
+            kind, num_values = _DICTIONARY_DATA, column.dictionary_size
+            if num_values > _FEW and num_values > self._count(at, _LENGTH):
+                raise ValueError(f"the dictionary of column {at} says {num_values} entries, which are not there")
+        most = max(_FEW_BYTES, capacity(self.source, *column.streams.get(kind, (0, 0)), *self.file.chunks))
+        self._check_lengths(at, num_values, _LOOSE * most, lambda total: total <= most)
+
+    def _check_lengths(self, at: int, num_values: int, loose: int, fits: Callable[[int], bool]) -> int:
+        """Check lengths by their bounds, exactly where it takes that to know.
+
+        Args:
+            at: the column.
+            num_values: how many there are, at most.
+            loose: the sum up to which headers alone are looked at.
+            fits: whether a sum can be.
+
+        Returns:
+            The sum, at most.
+
+        Raises:
+            ValueError: a length is negative, or their sum cannot be.
+        """
+        data, version = self._read(at, _LENGTH), self._version(at)
+        if version > 1 and are_within(data, most := loose // max(1, num_values)):
+            return most * num_values
+        for exact in (False, True):
+            found = bounds_of(data, version=version, signed=False, exact=exact)
+            if found.least >= 0 and (fits(found.total) or (not exact and found.total <= loose)):
+                return found.total
+        raise ValueError(
+            f"lengths of column {at} are {found.least} to {found.most} and add up to {found.total}, which cannot be"
+        )
+
+    def _child_holds(self, at: int, num_values: int) -> bool:
+        return num_values <= _FEW or any(self.holds(child, num_values) for child in self.file.types[at].children)
+
+    def holds(self, at: int, num_values: int) -> bool:
+        """Return whether a column has so many values, or as many as take memory in proportion to its bytes."""
+        column, type_ = self.columns[at], self.file.types[at]
+        if type_.kind == _STRUCT and _PRESENT not in column.streams:
+            return self._child_holds(at, num_values)
+        kind = _PRESENT if _PRESENT in column.streams else _counting_stream(column, type_.kind)
+        return num_values <= _VALUES_A_BYTE * column.streams.get(kind, (0, 0))[1] or num_values <= self._count(at, kind)
+
+    def _count(self, at: int, kind: int) -> int:
+        """Return how many values a stream of a column holds."""
+        type_, data = self.file.types[at], self._read(at, kind)
+        if kind == _PRESENT or (kind == _DATA and type_.kind == _BOOLEAN):
+            return 8 * count_of_bytes(data)
+        if kind == _DATA and type_.kind in (_BYTE, _UNION):
+            return count_of_bytes(data)
+        if kind == _DATA and type_.kind in _VALUE_BYTES:
+            return len(data) // _VALUE_BYTES[type_.kind]
+        return bounds_of(data, version=self._version(at), signed=False, exact=False).num_values
+
+    def _read(self, at: int, kind: int) -> bytes:
+        return decompressed(self._stored(at, kind), *self.file.chunks)
+
+    def _version(self, at: int) -> int:
+        return 2 if self.columns[at].encoding > 1 else 1
+
+    def _stored(self, at: int, kind: int) -> bytes:
+        start, length = self.columns[at].streams.get(kind, (0, 0))
+        found: bytes = self.source.read_at(length, start) if length else b""
+        return found
+
+
+def _counting_stream(column: _Column, kind: int) -> int:
+    """Return the stream that has an entry for each value of a column."""
+    if kind in (_LIST, _MAP) or (kind in _TEXTS and column.encoding not in _DICTIONARIES):
+        return _LENGTH
+    return _SECONDARY if kind in (_DECIMAL, _TIMESTAMP, _INSTANT) else _DATA
+
+
+def _packed(value: int | bytes) -> Iterable[int]:
+    """Yield numbers that are packed into one field, or the one that is alone."""
+    if isinstance(value, int):
+        yield value
+        return
+    place = 0
+    while place < len(value):
+        number, place = varint(value, place)
+        yield number
+
+
+def _number(value: int | bytes) -> int:
+    if isinstance(value, bytes):
+        raise ValueError("a number of the footer is none")  # noqa: TRY004 - the file's fault
+    return value

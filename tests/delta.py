@@ -206,8 +206,8 @@ class DeltaWriter:
         if form == "one file":
             _write_actions(begin.with_name(f"{begin.name}.parquet"), [*head, *adds])
         elif form == "parts":
-            for part, actions in enumerate((head, adds[:1], adds[1:]), 1):
-                _write_actions(begin.with_name(f"{begin.name}.{part:010}.{3:010}.parquet"), actions)
+            for number, some in enumerate((head, adds[:1], adds[1:]), 1):
+                _write_actions(begin.with_name(f"{begin.name}.{number:010}.{3:010}.parquet"), some)
         else:
             folder = self.root / "_delta_log" / "_sidecars"
             folder.mkdir()

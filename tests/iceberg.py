@@ -367,7 +367,8 @@ def _write_puffin(
     path: str, vectors: Sequence[tuple[str, frozenset[int]]], *, compressed: bool = False
 ) -> list[tuple[int, int]]:
     """Write deletion vectors, each of a data file, into one file; return where they begin, and their lengths."""
-    data, told = b"PFA1", []
+    data = b"PFA1"
+    told: list[dict[str, Any]] = []
     for target, rows in vectors:
         body = b"\xd1\xd3\x39\x64" + bytes(BitMap64(rows).serialize())
         blob = struct.pack(">I", len(body)) + body + struct.pack(">I", zlib.crc32(body))

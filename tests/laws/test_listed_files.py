@@ -98,7 +98,7 @@ def data_files(draw: st.DrawFn) -> DataFile:
     columns = draw(st.one_of(st.none(), st.builds(FileColumns, st.none())))
     file = replace(file, reader=draw(st.sampled_from([None, "reader"])), columns=columns)
     sidecars = (file,) * draw(st.integers(0, 1))
-    deletes = tuple(DeleteFile(file, "mask", 1, mask=b"m") for _ in range(draw(st.integers(0, 1))))
+    deletes = tuple(DeleteFile(file, "vector", 1, inline=b"m") for _ in range(draw(st.integers(0, 1))))
     return replace(file, deletes=deletes, sidecars=sidecars)
 
 

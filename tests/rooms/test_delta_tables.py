@@ -6,7 +6,7 @@ import datetime as dt
 import json
 import os
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -335,7 +335,7 @@ def test_deletion_vectors_of_a_checkpoint(tmp_path: Path, form: str) -> None:
 # The log
 
 
-TORN = {
+TORN: dict[str, Callable[[bytes], bytes]] = {
     "empty": lambda _: b"",
     "blank": lambda data: b"\n" * len(data),
     "long and blank": lambda _: b" \n" * 40_000,

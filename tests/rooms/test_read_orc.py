@@ -143,7 +143,10 @@ REPEATS = b"\x3f"  # ten times the same number of eight bytes
 DAMAGED: dict[str, tuple[Any, str]] = {
     "a giant text": (giant(1, 2, REPEATS + (1 << 45).to_bytes(8, "big")), "lengths of column 1 are .* add up to"),
     "a negative text": (giant(1, 2, REPEATS + b"\xff" * 8), "lengths of column 1 are"),
-    "giant lists": (giant(2, 2, REPEATS + (1 << 40).to_bytes(8, "big")), "(lengths of column 2 are|a run of integers ends after)"),
+    "giant lists": (
+        giant(2, 2, REPEATS + (1 << 40).to_bytes(8, "big")),
+        "(lengths of column 2 are|a run of integers ends after)",
+    ),
     "digits for ever": (giant(4, 5, b"\xc1\xff\x7f\x00"), "decimals of column 4 have -64 to"),
     "a zone elsewhere": (lambda data: data.replace(b"GMT", b"../"), r"the stripe's time zone is b'\.\./'"),
 }

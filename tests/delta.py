@@ -206,15 +206,15 @@ class DeltaWriter:
         if form == "one file":
             _write_actions(begin.with_name(f"{begin.name}.parquet"), [*head, *adds])
         elif form == "parts":
-            for number, some in enumerate((head, adds[:1], adds[1:]), 1):
-                _write_actions(begin.with_name(f"{begin.name}.{number:010}.{3:010}.parquet"), some)
+            for part, some_actions in enumerate((head, adds[:1], adds[1:]), 1):
+                _write_actions(begin.with_name(f"{begin.name}.{part:010}.{3:010}.parquet"), some_actions)
         else:
             folder = self.root / "_delta_log" / "_sidecars"
             folder.mkdir()
             actions = [*head, {"checkpointMetadata": {"version": self.version}}]
-            for part in (adds[:1], adds[1:]):
+            for listed in (adds[:1], adds[1:]):
                 path = folder / f"{uuid.uuid4()}.parquet"
-                _write_actions(path, part)
+                _write_actions(path, listed)
                 told = {"path": path.name, "sizeInBytes": path.stat().st_size, "modificationTime": 0}
                 actions.append({"sidecar": told})
             name = f"{begin.name}.{uuid.uuid4()}"

@@ -175,8 +175,9 @@ class IcebergWriter:
     def join_vectors(self, *, compressed: bool) -> None:
         """Write all deletion vectors again, into one file, whose footer may be compressed."""
         path = self._new("puffin")
-        blobs = _write_puffin(path, [(str(each.path), each.positions) for each in self.deletes], compressed=compressed)
-        for delete, (offset, length) in zip(self.deletes, blobs, strict=True):
+        vectors = [each for each in self.deletes if each.entry["file_format"] == "PUFFIN"]
+        blobs = _write_puffin(path, [(str(each.path), each.positions) for each in vectors], compressed=compressed)
+        for delete, (offset, length) in zip(vectors, blobs, strict=True):
             delete.entry |= self._entry(self.url(path), "puffin", len(delete.positions), delete.partition, content=1)
             delete.entry |= {"content_offset": offset, "content_size_in_bytes": length}
 
@@ -367,14 +368,14 @@ def _write_puffin(
     path: str, vectors: Sequence[tuple[str, frozenset[int]]], *, compressed: bool = False
 ) -> list[tuple[int, int]]:
     """Write deletion vectors, each of a data file, into one file; return where they begin, and their lengths."""
-    data = b"PFA1"
-    told: list[dict[str, Any]] = []
+    data, told, places = b"PFA1", [], []
     for target, rows in vectors:
         body = b"\xd1\xd3\x39\x64" + bytes(BitMap64(rows).serialize())
         blob = struct.pack(">I", len(body)) + body + struct.pack(">I", zlib.crc32(body))
         properties = {"referenced-data-file": target, "cardinality": str(len(rows))}
         kind = {"type": "deletion-vector-v1", "fields": [2147483645], "snapshot-id": -1, "sequence-number": -1}
         told.append({**kind, "offset": len(data), "length": len(blob), "properties": properties})
+        places.append((len(data), len(blob)))
         data += blob
     footer = json.dumps({"blobs": told}).encode()
     if compressed:
@@ -384,7 +385,7 @@ def _write_puffin(
         footer = target_bytes.getvalue().to_pybytes()
     end = struct.pack("<iI", len(footer), int(compressed))
     Path(path).write_bytes(data + b"PFA1" + footer + end + b"PFA1")
-    return [(each["offset"], each["length"]) for each in told]
+    return places
 
 
 def _group_starts(path: Path) -> list[int]:

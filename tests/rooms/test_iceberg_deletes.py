@@ -82,27 +82,11 @@ def test_each_of_several_vectors_counts_beside_other_deletes(tmp_path: Path) -> 
     paths = [table.append(some(start, start + 20), group=6) for start in (0, 20, 40)]
     table.commit()
     table.delete_keys([1], [{"x": 5}, {"x": 25}, {"x": 45}])
-    entries = []
     for place, path in enumerate(paths):
         table.delete_vector(path, [place, place + 10])
-        entries.append(table.deletes[-1].entry)
-    in_one_puffin(entries)
+    table.join_vectors(compressed=False)
     table.commit()
     assert sorted({*range(60)} - {*agree(table)}) == [0, 5, 10, 21, 25, 31, 42, 45, 52]
-
-
-def in_one_puffin(entries: list[dict[str, Any]]) -> None:
-    """Put the vectors of several Puffin files one after the other into the first of them."""
-    blobs = []
-    for entry in entries:
-        start, size = entry["content_offset"], entry["content_size_in_bytes"]
-        blobs.append(Path(entry["file_path"].removeprefix("file://")).read_bytes()[start : start + size])
-    whole = Path(entries[0]["file_path"].removeprefix("file://"))
-    whole.write_bytes(b"".join((b"PFA1", *blobs, b"PFA1", b"{}", (2).to_bytes(4, "little"), bytes(4), b"PFA1")))
-    for place, entry in enumerate(entries):
-        start = 4 + sum(map(len, blobs[:place]))
-        entry |= {"file_path": entries[0]["file_path"], "content_offset": start}
-        entry |= {"file_size_in_bytes": whole.stat().st_size}
 
 
 @FORMS

@@ -228,10 +228,9 @@ RANGES = {
 @pytest.mark.parametrize("kind", RANGES)
 def test_typed_values_out_of_range_are_refused_by_file_and_sample(tmp_path: Path, kind: str) -> None:
     def typed(*values: int) -> bytes:
-        field = "uint64_data" if kind == "UINT32" else "int32_data"
         number = TensorProto.DataType.Value(kind)
         proto = TensorProto(name="id", data_type=number, dims=[len(values)])
-        getattr(proto, field).extend(values)
+        (proto.uint64_data if kind == "UINT32" else proto.int32_data).extend(values)
         return framed(proto.SerializeToString())
 
     least, most = RANGES[kind]

@@ -146,15 +146,11 @@ def test_a_time_that_python_has_no_object_for_names_its_file_and_column(tmp_path
         with pa.ipc.new_file(str(tmp_path / f"{number}.arrow"), part.schema) as writer:
             writer.write_table(part)
     said = r"1\.arrow: each value of column 'v' must be one that Python has an object for"
-    forms: tuple[dict[str, Any], ...] = ({"output_format": "dict"}, {"unsupported": "list"})
-    for options in forms:
+    chosen: list[dict[str, Any]] = [{"output_format": "dict"}, {"unsupported": "list"}]
+    for options in chosen:
         if "unsupported" in options and name != "map":  # the others have forms as tensors
             continue
-
-        def make(path: Path, chosen: dict[str, Any] = options) -> Any:
-            common: dict[str, Any] = {"format": "arrow", "batch_size": 2, "num_workers": 0}
-            return StructuredDataset.create_dataloader(str(path), **common, **chosen)[0]
-
-        assert len(list(make(tmp_path / "0.arrow"))) == 1
+        job = {"batch_size": 2, "num_workers": 0, **options}
+        assert len(list(StructuredDataset.create_dataloader(str(tmp_path / "0.arrow"), "arrow", **job)[0])) == 1
         with pytest.raises(TableError, match=said):
-            list(make(tmp_path))
+            list(StructuredDataset.create_dataloader(str(tmp_path), "arrow", **job)[0])

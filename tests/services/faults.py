@@ -41,6 +41,8 @@ class Faults:
         seconds: for how long after the first request that fails; None: until further notice.
         gone: seconds for which nothing listens, after the first request, which is reset.
         place: of the byte in the file of which a bit is flipped.
+        ignores: headers of requests that the store takes no notice of, in lower case.
+        tag: how answers about one object write its tag; empty: without one.
     """
 
     kinds: tuple[str, ...] = ()
@@ -50,6 +52,8 @@ class Faults:
     seconds: float | None = None
     gone: float = 0.0
     place: int = 0
+    ignores: tuple[str, ...] = ()
+    tag: str = '"{}"'
 
 
 @dataclass
@@ -58,9 +62,11 @@ class FaultyStore:
 
     Args:
         url: its address.
+        folder: what it serves.
     """
 
     url: str
+    folder: Path
 
     @property
     def options(self) -> dict[str, Any]:
@@ -90,7 +96,7 @@ def serving_faults(folder: Path) -> Iterator[FaultyStore]:
     server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parents[2])
     try:
         assert server.stdout is not None
-        yield FaultyStore(f"http://127.0.0.1:{int(server.stdout.readline())}")
+        yield FaultyStore(f"http://127.0.0.1:{int(server.stdout.readline())}", folder)
     finally:
         server.kill()
         server.wait()
@@ -163,6 +169,8 @@ class _Server:
             self.leaving.set()
             return False
         kind = self._fault(method, request.path)
+        heeded = {name: value for name, value in request.headers.items() if name not in self.faults.ignores}
+        request = request._replace(headers=heeded)
         answer = self._answer(request)
         if kind is None or answer.status >= 300:
             await _write(writer, request, answer)
@@ -233,15 +241,16 @@ class _Server:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(request.body)
         data = path.read_bytes()
+        tag = self.faults.tag.format(_etag(data))
         headers = {
-            "ETag": _etag(data),
+            **({"ETag": tag} if tag else {}),
             "Last-Modified": formatdate(path.stat().st_mtime, usegmt=True),
             "Content-Type": "application/octet-stream",
             "Accept-Ranges": "bytes",
         }
         if request.method == "PUT":
             return _Answer(200, headers)
-        if request.headers.get("if-match", headers["ETag"]).strip('"') != headers["ETag"].strip('"'):
+        if request.headers.get("if-match", _etag(data)).strip('"') != _etag(data):
             return _Answer(412, {}, b"<Error><Code>PreconditionFailed</Code><Message>no</Message></Error>")
         if "range" not in request.headers:
             return _Answer(200, headers, data)
@@ -263,7 +272,7 @@ class _Server:
             time_text = time.strftime("%Y-%m-%dT%H:%M:%S.000Z", time.gmtime(path.stat().st_mtime))
             entries.append(
                 f"<Contents><Key>{escape(key)}</Key><LastModified>{time_text}</LastModified>"
-                f"<ETag>{escape(_etag(data))}</ETag><Size>{len(data)}</Size></Contents>"
+                f"<ETag>&quot;{_etag(data)}&quot;</ETag><Size>{len(data)}</Size></Contents>"
             )
         entries += [f"<CommonPrefixes><Prefix>{escape(each)}</Prefix></CommonPrefixes>" for each in sorted(folders)]
         text = (
@@ -284,7 +293,7 @@ def _part(span: str, headers: Mapping[str, str], data: bytes) -> _Answer:
 
 
 def _etag(data: bytes) -> str:
-    return f'"{hashlib.sha256(data).hexdigest()[:32]}"'
+    return hashlib.sha256(data).hexdigest()[:32]
 
 
 def _reset(writer: asyncio.StreamWriter) -> None:

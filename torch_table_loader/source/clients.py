@@ -80,7 +80,7 @@ class Found(NamedTuple):
 
 
 class ChangedFile(Exception):  # noqa: N818 - storage turns it into an error
-    """A file no longer has the expected tag, which is the argument."""
+    """A file no longer has the expected tag, which is the argument; the one it has follows, where the store says it."""
 
 
 class Client(ABC):

@@ -252,11 +252,11 @@ class FileStorage:
         except TableLoaderError:
             raise
         except ChangedFile as changed:
+            was, *now = changed.args
             raise TableError(
-                f"{self.shown(path)} changed while it was in use: its etag was {changed.args[0]!r}, and the store has "
-                "another "
-                "one; build the loader again on the table as it is now, and let writers add new files instead of "
-                "writing over old ones"
+                f"{self.shown(path)} changed while it was in use: etag was {was!r} and is "
+                f"{repr(now[0]) if now else 'another'}; build the loader again on the table as it is now, and let "
+                "writers add new files instead of writing over old ones"
             ) from None
         except TypeError as error:  # s3fs passes options on and reports wrong ones at its first request
             raise self._misfit(error) from self._scrubbed(error, path)

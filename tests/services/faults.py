@@ -24,6 +24,9 @@ from xml.sax.saxutils import escape
 
 BUCKET = "bucket"
 
+LISTINGS = ("error", "cut", "same token", "same keys", "endless")
+"""An error in place of the listing; a part of it, as all; the same token, or the same keys, for ever; ever new keys."""
+
 _NAMES = {429: "TooManyRequests", 500: "InternalError", 503: "SlowDown"}
 
 
@@ -34,8 +37,10 @@ class Faults:
     Args:
         kinds: of those requests; a status, "reset" (in the middle of the body), "truncated" (the body ends before
             its announced length), "short" (fewer bytes than the range, and announced so), "hang" (no answer),
-            "ignored" (the whole body instead of the range) or "flipped" (one bit of the byte at `place`).
+            "ignored" (the whole body instead of the range), "flipped" (one bit of the byte at `place`); or one of
+            `LISTINGS`, for a LIST.
         share: of the requests that fail.
+        after: requests that could fail and do not, before the first that does.
         methods: which requests fail: GET, HEAD, LIST, PUT.
         suffix: what the paths of those end with.
         seconds: for how long after the first request that fails; None: until further notice.
@@ -47,6 +52,7 @@ class Faults:
 
     kinds: tuple[str, ...] = ()
     share: float = 1.0
+    after: int = 0
     methods: tuple[str, ...] = ("GET", "HEAD", "LIST")
     suffix: str = ""
     seconds: float | None = None
@@ -66,7 +72,7 @@ class FaultyStore:
     """
 
     url: str
-    folder: Path
+    folder: Path = Path()
 
     @property
     def options(self) -> dict[str, Any]:
@@ -124,6 +130,8 @@ class _Server:
     faults: Faults = field(default_factory=Faults)
     since: float | None = None
     """When the first request failed; None before."""
+    passed: int = 0
+    """Requests so far that could fail."""
     counts: dict[str, int] = field(default_factory=dict)
     random: random.Random = field(default_factory=lambda: random.Random(7))
     open: set[asyncio.StreamWriter] = field(default_factory=set)
@@ -190,6 +198,9 @@ class _Server:
         meant = method in faults.methods and path.endswith(faults.suffix)
         if not lasts or not meant or not faults.kinds:
             return None
+        self.passed += 1
+        if self.passed <= faults.after:
+            return None
         first = "faults" not in self.counts  # so that few requests meet one, too
         if not first and self.random.random() >= faults.share:
             return None
@@ -203,6 +214,9 @@ class _Server:
             return True
         if kind == "hang":
             await asyncio.sleep(3600)
+        if kind in LISTINGS:
+            await _write(writer, request, self._lying(kind, request, answer))
+            return True
         if kind == "ignored":
             await _write(writer, request, self._answer(request._replace(headers={})))
             return True
@@ -222,12 +236,29 @@ class _Server:
             _reset(writer)
         return False
 
+    def _lying(self, kind: str, request: _Request, answer: _Answer) -> _Answer:
+        number = self.counts["faults"]
+        if kind == "error":
+            return answer._replace(
+                body=b"<?xml version='1.0'?><Error><Code>InternalOops</Code><Message>no</Message></Error>"
+            )
+        text = answer.body.decode().replace("<IsTruncated>false", "<IsTruncated>true")
+        if kind == "cut":
+            return answer._replace(body=text.encode())
+        token = "same" if kind == "same token" else f"token-{number}"
+        if kind == "endless":
+            text = text.replace(".parquet</Key>", f".{number}.parquet</Key>")
+        text = text.replace(
+            "</ListBucketResult>", f"<NextContinuationToken>{token}</NextContinuationToken></ListBucketResult>"
+        )
+        return answer._replace(body=text.encode())
+
     def _control(self, request: _Request) -> _Answer:
         if request.path == "/__faults":
             given = json.loads(request.body)
             chosen: dict[str, Any] = {name: tuple(v) if isinstance(v, list) else v for name, v in given.items()}
             self.faults = Faults(**chosen)
-            self.since, self.counts = None, {}
+            self.since, self.passed, self.counts = None, 0, {}
         return _Answer(200, {}, json.dumps(self.counts).encode())
 
     def _answer(self, request: _Request) -> _Answer:

@@ -255,7 +255,7 @@ class ObjectStoreClient(Client):
         return bytes(bucket.get(key).bytes())
 
     def read_range(self, path: str, start: int, stop: int, etag: str | None) -> Any:
-        """Send a GET request for an object with that tag (If-Match); not every store heeds that, so look at its answer."""
+        """Send a GET request for an object with that tag (If-Match). Not every store heeds that: look at its answer."""
         bucket, key = self._at(path)
         options: GetOptions = {"range": (start, stop)}
         if etag is not None:

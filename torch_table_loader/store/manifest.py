@@ -7,7 +7,6 @@ import os
 import time
 import zlib
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
+from torch_table_loader.cancellation import Threads
 from torch_table_loader.errors import StorageError, TableError
 from torch_table_loader.local_files import open_regular, read_regular, stat_regular, write_whole
 from torch_table_loader.store.record_layout import RecordLayout
@@ -260,7 +260,7 @@ def check_store(place: Path, manifest: Manifest, *, contents: bool, threads: int
             )
         changed = changed or now.st_mtime_ns != written
     if changed:
-        with ThreadPoolExecutor(threads, "table-loader-verify") as pool:
+        with Threads(threads, "table-loader-verify", joined=True) as pool:
             list(pool.map(lambda work: _check_part(place, *work), _parts(manifest)))
     return changed
 

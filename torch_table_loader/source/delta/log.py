@@ -15,6 +15,7 @@ import pyarrow as pa
 from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError, TableNotFoundError
 
+from torch_table_loader.cancellation import interruptibly
 from torch_table_loader.errors import ConfigError, ConfigTypeError, MissingPathError, StorageError, TableError
 from torch_table_loader.source.delta.delta_options import TableAddress, path_of
 from torch_table_loader.source.delta.protocol import check_protocol, mapping_mode
@@ -160,7 +161,7 @@ class LogReader:
         """
         root = self.at.root
         try:
-            return ask()
+            return interruptibly(ask)
         except TableNotFoundError as error:
             if what is not None:
                 raise self._no_version(what, error) from None

@@ -24,6 +24,9 @@ from xml.sax.saxutils import escape
 
 BUCKET = "bucket"
 
+LISTINGS = ("error", "cut", "same token", "same keys", "endless")
+"""An error in place of the listing; a part of it, as all; the same token, or the same keys, for ever; ever new keys."""
+
 _NAMES = {429: "TooManyRequests", 500: "InternalError", 503: "SlowDown"}
 
 
@@ -34,22 +37,29 @@ class Faults:
     Args:
         kinds: of those requests; a status, "reset" (in the middle of the body), "truncated" (the body ends before
             its announced length), "short" (fewer bytes than the range, and announced so), "hang" (no answer),
-            "ignored" (the whole body instead of the range) or "flipped" (one bit of the byte at `place`).
+            "ignored" (the whole body instead of the range), "flipped" (one bit of the byte at `place`); or one of
+            `LISTINGS`, for a LIST.
         share: of the requests that fail.
+        after: requests that could fail and do not, before the first that does.
         methods: which requests fail: GET, HEAD, LIST, PUT.
         suffix: what the paths of those end with.
         seconds: for how long after the first request that fails; None: until further notice.
         gone: seconds for which nothing listens, after the first request, which is reset.
         place: of the byte in the file of which a bit is flipped.
+        ignores: headers of requests that the store takes no notice of, in lower case.
+        tag: how answers about one object write its tag; empty: without one.
     """
 
     kinds: tuple[str, ...] = ()
     share: float = 1.0
+    after: int = 0
     methods: tuple[str, ...] = ("GET", "HEAD", "LIST")
     suffix: str = ""
     seconds: float | None = None
     gone: float = 0.0
     place: int = 0
+    ignores: tuple[str, ...] = ()
+    tag: str = '"{}"'
 
 
 @dataclass
@@ -58,9 +68,11 @@ class FaultyStore:
 
     Args:
         url: its address.
+        folder: what it serves.
     """
 
     url: str
+    folder: Path = Path()
 
     @property
     def options(self) -> dict[str, Any]:
@@ -90,7 +102,7 @@ def serving_faults(folder: Path) -> Iterator[FaultyStore]:
     server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parents[2])
     try:
         assert server.stdout is not None
-        yield FaultyStore(f"http://127.0.0.1:{int(server.stdout.readline())}")
+        yield FaultyStore(f"http://127.0.0.1:{int(server.stdout.readline())}", folder)
     finally:
         server.kill()
         server.wait()
@@ -118,6 +130,8 @@ class _Server:
     faults: Faults = field(default_factory=Faults)
     since: float | None = None
     """When the first request failed; None before."""
+    passed: int = 0
+    """Requests so far that could fail."""
     counts: dict[str, int] = field(default_factory=dict)
     random: random.Random = field(default_factory=lambda: random.Random(7))
     open: set[asyncio.StreamWriter] = field(default_factory=set)
@@ -163,6 +177,8 @@ class _Server:
             self.leaving.set()
             return False
         kind = self._fault(method, request.path)
+        heeded = {name: value for name, value in request.headers.items() if name not in self.faults.ignores}
+        request = request._replace(headers=heeded)
         answer = self._answer(request)
         if kind is None or answer.status >= 300:
             await _write(writer, request, answer)
@@ -182,6 +198,9 @@ class _Server:
         meant = method in faults.methods and path.endswith(faults.suffix)
         if not lasts or not meant or not faults.kinds:
             return None
+        self.passed += 1
+        if self.passed <= faults.after:
+            return None
         first = "faults" not in self.counts  # so that few requests meet one, too
         if not first and self.random.random() >= faults.share:
             return None
@@ -195,6 +214,9 @@ class _Server:
             return True
         if kind == "hang":
             await asyncio.sleep(3600)
+        if kind in LISTINGS:
+            await _write(writer, request, self._lying(kind, request, answer))
+            return True
         if kind == "ignored":
             await _write(writer, request, self._answer(request._replace(headers={})))
             return True
@@ -214,12 +236,29 @@ class _Server:
             _reset(writer)
         return False
 
+    def _lying(self, kind: str, request: _Request, answer: _Answer) -> _Answer:
+        number = self.counts["faults"]
+        if kind == "error":
+            return answer._replace(
+                body=b"<?xml version='1.0'?><Error><Code>InternalOops</Code><Message>no</Message></Error>"
+            )
+        text = answer.body.decode().replace("<IsTruncated>false", "<IsTruncated>true")
+        if kind == "cut":
+            return answer._replace(body=text.encode())
+        token = "same" if kind == "same token" else f"token-{number}"
+        if kind == "endless":
+            text = text.replace(".parquet</Key>", f".{number}.parquet</Key>")
+        text = text.replace(
+            "</ListBucketResult>", f"<NextContinuationToken>{token}</NextContinuationToken></ListBucketResult>"
+        )
+        return answer._replace(body=text.encode())
+
     def _control(self, request: _Request) -> _Answer:
         if request.path == "/__faults":
             given = json.loads(request.body)
             chosen: dict[str, Any] = {name: tuple(v) if isinstance(v, list) else v for name, v in given.items()}
             self.faults = Faults(**chosen)
-            self.since, self.counts = None, {}
+            self.since, self.passed, self.counts = None, 0, {}
         return _Answer(200, {}, json.dumps(self.counts).encode())
 
     def _answer(self, request: _Request) -> _Answer:
@@ -233,15 +272,16 @@ class _Server:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(request.body)
         data = path.read_bytes()
+        tag = self.faults.tag.format(_etag(data))
         headers = {
-            "ETag": _etag(data),
+            **({"ETag": tag} if tag else {}),
             "Last-Modified": formatdate(path.stat().st_mtime, usegmt=True),
             "Content-Type": "application/octet-stream",
             "Accept-Ranges": "bytes",
         }
         if request.method == "PUT":
             return _Answer(200, headers)
-        if request.headers.get("if-match", headers["ETag"]).strip('"') != headers["ETag"].strip('"'):
+        if request.headers.get("if-match", _etag(data)).strip('"') != _etag(data):
             return _Answer(412, {}, b"<Error><Code>PreconditionFailed</Code><Message>no</Message></Error>")
         if "range" not in request.headers:
             return _Answer(200, headers, data)
@@ -263,7 +303,7 @@ class _Server:
             time_text = time.strftime("%Y-%m-%dT%H:%M:%S.000Z", time.gmtime(path.stat().st_mtime))
             entries.append(
                 f"<Contents><Key>{escape(key)}</Key><LastModified>{time_text}</LastModified>"
-                f"<ETag>{escape(_etag(data))}</ETag><Size>{len(data)}</Size></Contents>"
+                f"<ETag>&quot;{_etag(data)}&quot;</ETag><Size>{len(data)}</Size></Contents>"
             )
         entries += [f"<CommonPrefixes><Prefix>{escape(each)}</Prefix></CommonPrefixes>" for each in sorted(folders)]
         text = (
@@ -284,7 +324,7 @@ def _part(span: str, headers: Mapping[str, str], data: bytes) -> _Answer:
 
 
 def _etag(data: bytes) -> str:
-    return f'"{hashlib.sha256(data).hexdigest()[:32]}"'
+    return hashlib.sha256(data).hexdigest()[:32]
 
 
 def _reset(writer: asyncio.StreamWriter) -> None:

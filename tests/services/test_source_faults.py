@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+import os
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
@@ -45,13 +47,15 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FaultyStore]:
     folder = tmp_path_factory.mktemp("faults")
     (folder / "t").mkdir()
     for number in range(FILES):
-        x = pa.array(range(number * ROWS, (number + 1) * ROWS), pa.int64())
-        path = folder / "t" / f"{number}.parquet"
-        pq.write_table(pa.table({"x": x}), path, row_group_size=1_000, compression=None, use_dictionary=False,
-                       write_page_checksum=True)  # fmt: skip
+        write_rows(folder / "t" / f"{number}.parquet", pa.array(range(number * ROWS, (number + 1) * ROWS), pa.int64()))
     (folder / "plain").write_bytes(PLAIN)
     with serving_faults(folder) as serving:
         yield serving
+
+
+def write_rows(path: Path, x: Any) -> None:
+    layout = {"row_group_size": 1_000, "compression": None, "use_dictionary": False, "write_page_checksum": True}
+    pq.write_table(pa.table({"x": x}), path, **layout)
 
 
 PLAIN = bytes(itertools.islice(itertools.cycle(range(251)), 300_000))
@@ -240,6 +244,45 @@ def test_a_flipped_bit_is_found(store: FaultyStore, client: str) -> None:
     store.fail("flipped", methods=("GET",), suffix="1.parquet", place=5_000)
     with pytest.raises(TableError, match=r"1\.parquet.*checksum|checksum.*1\.parquet"):
         rows(made(store, client))
+
+
+def replaced(path: Path) -> Callable[[], None]:
+    """Write other rows over a file, of the same size and time; return what writes the old ones back."""
+    was, when = path.read_bytes(), path.stat().st_mtime_ns
+    old = pq.read_table(path)["x"]
+    for factor in itertools.count(2):  # checksums take more or fewer bytes
+        write_rows(path, pc.multiply(old, factor))
+        if path.stat().st_size == len(was):
+            break
+    os.utime(path, ns=(when, when))
+
+    def back() -> None:
+        path.write_bytes(was)
+        os.utime(path, ns=(when, when))
+
+    return back
+
+
+@pytest.mark.parametrize("tag", ['"{}"', 'W/"{}"', "{}"])
+def test_a_file_replaced_in_an_epoch_is_found_where_the_store_ignores_if_match(
+    store: FaultyStore, client: str, tag: str
+) -> None:
+    store.fail(ignores=("if-match",), tag=tag)
+    loader = made(store, client, read_ahead_bytes=0, num_workers=1)
+    batches = iter(loader)
+    next(batches)
+    back = replaced(store.folder / "t" / "3.parquet")
+    try:
+        with pytest.raises(TableError, match=r"3\.parquet changed while it was in use: etag was '\w+' and is '\w+'"):
+            list(batches)
+    finally:
+        back()
+    assert rows(made(store, client)) == EVERY_ROW
+
+
+def test_answers_without_a_tag_are_taken(store: FaultyStore) -> None:
+    store.fail(ignores=("if-match",), tag="")
+    assert rows(made(store, "obstore")) == EVERY_ROW
 
 
 def test_a_wait_ends_when_nobody_wants_the_answer(store: FaultyStore, client: str) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import fields
 from functools import partial
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from torch_table_loader.cancellation import Threads
 from torch_table_loader.fetch.tasks_ahead import TasksAhead
 from torch_table_loader.planning.distinct import distinct
 from torch_table_loader.planning.pack_counts import PackCounts, sum_of
@@ -169,7 +169,7 @@ class LiveCounter:
 
         needs = (partial(reader.needs_of_count, task_of(part)) for part in parts)
         tasks = TasksAhead(reader.storage, needs, self._fetching)
-        with closing(tasks), ThreadPoolExecutor(self._threads, "table-loader-count") as pool:
+        with Threads(self._threads, "table-loader-count", joined=True) as pool, closing(tasks):
             yield from self._progress(pool.map(count, range(len(parts))), len(parts))
 
     def _remember(self, segments: SegmentTable, part: NDArray[np.int64], counts: list[Counted]) -> None:

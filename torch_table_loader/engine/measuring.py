@@ -8,7 +8,6 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -21,6 +20,7 @@ from torch_table_loader.arrow import compute as pc
 from torch_table_loader.arrow.arrays import plain
 from torch_table_loader.arrow.datatypes import is_text, plain_type
 from torch_table_loader.arrow.elements import ElementType
+from torch_table_loader.cancellation import Threads
 from torch_table_loader.engine.machine import usable_cpus
 from torch_table_loader.errors import ConfigError, ConfigTypeError
 from torch_table_loader.fetch.settings import FetchSettings
@@ -205,7 +205,7 @@ class _Measuring:
             reader.storage, (partial(reader.needs, task) for task in tasks), FetchSettings.of(self.options)
         )
         shown = progress_bar("measuring", show=self.options.show_progress, interval=self.options.progress_interval)
-        with closing(ahead), ThreadPoolExecutor(usable_cpus(), "table-loader-measure") as pool:
+        with Threads(usable_cpus(), "table-loader-measure", joined=True) as pool, closing(ahead):
             yield from shown(pool.map(of_task, range(len(tasks))), len(tasks))
 
     def _known(self, *asked: Any) -> bytes | None:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, TypeVar
+
+from torch_table_loader.cancellation import Threads
 
 if TYPE_CHECKING:
     from torch_table_loader.contracts import Storage
@@ -35,7 +36,7 @@ def in_parallel(work: Callable[[T], R], items: Sequence[T], *, asks: Storage | N
     near = asks is None or asks.is_local
     threads = min(4 * (os.cpu_count() or 1), FAR_REQUESTS) if near else FAR_REQUESTS
     order = range(len(items)) if near else halving(len(items))
-    with ThreadPoolExecutor(min(len(items), threads), "table-loader-survey") as pool:
+    with Threads(min(len(items), threads), "table-loader-survey") as pool:
         found = dict(zip(order, pool.map(lambda place: work(items[place]), order), strict=True))
     return [found[place] for place in range(len(items))]
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import threading
 from collections.abc import Hashable
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from functools import partial
 from pathlib import Path
@@ -18,6 +17,7 @@ import pyarrow.types as pt
 from torch_table_loader.arrow import compute as pc
 from torch_table_loader.arrow.arrays import plain
 from torch_table_loader.arrow.datatypes import plain_type
+from torch_table_loader.cancellation import Threads
 from torch_table_loader.engine.machine import usable_cpus
 from torch_table_loader.engine.row_store import check_owner
 from torch_table_loader.errors import ConfigError, StorageError, TableError
@@ -191,7 +191,7 @@ class _Column:
             self._read(chunk, cells[starts[chunk] : starts[chunk + 1]])
 
         chunks = len(self._chunks.rows)
-        with ThreadPoolExecutor(usable_cpus(), "table-loader-weights") as pool:
+        with Threads(usable_cpus(), "table-loader-weights", joined=True) as pool:
             for _ in self._progress(pool.map(read, range(chunks)), chunks):
                 pass
         if self._balances:

@@ -18,7 +18,7 @@ import pyarrow as pa
 
 from torch_table_loader.arrow.buffers import ReusedBlocks
 from torch_table_loader.arrow.ranged_file import open_ranges
-from torch_table_loader.cancellation import cancellable
+from torch_table_loader.cancellation import cancellable, unattended, wait_for
 from torch_table_loader.contracts import is_far
 from torch_table_loader.errors import StorageError
 from torch_table_loader.fetch.disk_cache import RangeKey
@@ -234,7 +234,7 @@ class Fetcher:
         began = time.monotonic()
         self._wanted.notify()
         self._grow()
-        self._arrived.wait_for(lambda: over() or self._closed, timeout)
+        wait_for(self._arrived, lambda: over() or self._closed, timeout)
         self.stats.seconds_waiting += time.monotonic() - began
         self._check_open()
 
@@ -249,7 +249,7 @@ class Fetcher:
             threading.Thread(target=self._run, name="table-loader-fetch", daemon=True).start()
 
     def _run(self) -> None:
-        with cancellable(lambda: self._closed):
+        with unattended(), cancellable(lambda: self._closed):
             while (job := self._next_job()) is not None:
                 job()
                 del job  # what it holds must not live until the next one comes

@@ -12,6 +12,7 @@ import numpy as np
 import pyarrow as pa
 
 from torch_table_loader.arrow import compute as pc
+from torch_table_loader.cancellation import check_wanted
 from torch_table_loader.contracts import ReleasingStorage, RenewingStorage
 from torch_table_loader.errors import TableError
 from torch_table_loader.format_contracts import EncodingReader, ThinningFile
@@ -229,7 +230,9 @@ class FileWalk:
         storage, refused_at = self._storage, -1
         while run.pieces:
             try:
-                yield from self._once(run)
+                for part in self._once(run):
+                    check_wanted()
+                    yield part
             except Exception as error:
                 again = isinstance(storage, RenewingStorage) and self.row != refused_at and storage.renew(error)
                 if not again:

@@ -12,7 +12,6 @@ import socket
 import stat
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from email.utils import parsedate_to_datetime
@@ -23,6 +22,7 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 from pyarrow import fs as arrow_fs
 
+from torch_table_loader.cancellation import Threads
 from torch_table_loader.errors import TableError
 from torch_table_loader.local_files import make_folder, new_file, write_whole
 from torch_table_loader.records import FileVersion, LocalVersion
@@ -80,7 +80,7 @@ class Found(NamedTuple):
 
 
 class ChangedFile(Exception):  # noqa: N818 - storage turns it into an error
-    """A file no longer has the expected tag, which is the argument."""
+    """A file no longer has the expected tag, which is the argument; the one it has follows, where the store says it."""
 
 
 class Client(ABC):
@@ -239,7 +239,7 @@ class FsspecClient(Client):
         self.native.invalidate_cache()
         infos.pop(root, None)  # object stores list a directory's own marker
         unknown = [path for path, info in infos.items() if _is_file(info) and info.get("size") is None]
-        with ThreadPoolExecutor(STAT_THREADS) as pool:
+        with Threads(STAT_THREADS, "table-loader-ask") as pool:
             asked = dict(zip(unknown, pool.map(self.stat, unknown), strict=True))
         for path, info in infos.items():
             yield asked.get(path) or _of_fsspec(path, info)

@@ -6,7 +6,6 @@ import glob
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
@@ -16,6 +15,7 @@ from urllib.parse import unquote
 import pyarrow as pa
 from fsspec.utils import glob_translate
 
+from torch_table_loader.cancellation import Threads, result_of
 from torch_table_loader.errors import ConfigError, ConfigTypeError, MissingPathError, TableError
 from torch_table_loader.options import DEFAULT_RETRY_SECONDS
 from torch_table_loader.records import DataFile
@@ -255,7 +255,7 @@ def _listed(
     Returns:
         The folder that names are relative to, the files, and the reader that defines how they are named.
     """
-    with ThreadPoolExecutor(STAT_THREADS) as pool:
+    with Threads(STAT_THREADS, "table-loader-ask") as pool:
         at_once = map if storage.is_local else pool.map  # a local look-up costs less than a thread
         starts = list(at_once(partial(_start, storage, listed=files is None), paths))
         root = common_root([start.root for start in starts])
@@ -270,7 +270,7 @@ def _listed(
             listings = [_Listing(_versions(storage, [_below(storage, root, name) for name in files]))]
     every = [entry for each in listings for entry in each.found]
     if not raw_files:
-        seen = chain(*(listing.seen for listing in listings), *(look.result() for look in looks))
+        seen = chain(*(listing.seen for listing in listings), *(result_of(look) for look in looks))
         refuse_table_formats(storage, seen, {entry.path for entry in filter(has_bytes, every)})
     naming = naming or _chosen(choose, storage, root, every)
     found = [entry for each in listings for entry in pair(storage, each.found, each.seen, naming)]
@@ -373,7 +373,7 @@ def _kept(storage: FileStorage, root: str, found: Iterable[Found], allowed: str)
 
 def _versions(storage: Storage, paths: Sequence[str]) -> list[Found]:
     """Return the named files with their versions, in the same order."""
-    with ThreadPoolExecutor(STAT_THREADS) as pool:
+    with Threads(STAT_THREADS, "table-loader-ask") as pool:
         versions: list[FileVersion] = list(pool.map(storage.version, paths))
     return [Found(path, version) for path, version in zip(paths, versions, strict=True)]
 

@@ -255,15 +255,18 @@ class ObjectStoreClient(Client):
         return bytes(bucket.get(key).bytes())
 
     def read_range(self, path: str, start: int, stop: int, etag: str | None) -> Any:
-        """Send a GET request that the store answers only while the object has that tag (If-Match)."""
+        """Send a GET request for an object with that tag (If-Match). Not every store heeds that: look at its answer."""
         bucket, key = self._at(path)
         options: GetOptions = {"range": (start, stop)}
         if etag is not None:
             options["if_match"] = f'"{etag}"'  # with quotes, as in the header; Azure lists tags without them
         try:
-            return bucket.get(key, options=options).bytes()
+            answer = bucket.get(key, options=options)
         except PreconditionError:
             raise ChangedFile(etag) from None
+        if etag is not None and (now := _bare_tag(answer.meta["e_tag"])) not in {None, etag}:
+            raise ChangedFile(etag, now)
+        return answer.bytes()
 
     def write(self, path: str, data: bytes) -> None:
         """Write an object with one request."""
@@ -295,8 +298,14 @@ def _empty_where_missing() -> Iterator[None]:
 
 def _version(meta: Any) -> FileVersion:
     """Return the version from a listing or a HEAD response: both must give the same version."""
-    etag = meta["e_tag"]
-    if etag is not None:
-        etag = etag.removeprefix("W/").strip('"')
     seconds = (meta["last_modified"] - _EPOCH).total_seconds()  # S3 listings have milliseconds, HEAD has seconds
-    return FileVersion(meta["size"], int(seconds) * _SECOND, etag)
+    return FileVersion(meta["size"], int(seconds) * _SECOND, _bare_tag(meta["e_tag"]))
+
+
+def _bare_tag(etag: str | None) -> str | None:
+    """Return a tag as all answers have it: a listing may quote it or call it weak where a GET does not.
+
+    >>> _bare_tag('W/"abc"')
+    'abc'
+    """
+    return None if etag is None else etag.removeprefix("W/").strip('"') or None

@@ -7,12 +7,12 @@ import json
 import logging
 import pickle
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
 import pyarrow as pa
 
+from torch_table_loader.cancellation import Threads
 from torch_table_loader.errors import ConfigError, StorageError, TableError
 from torch_table_loader.options import DEFAULT_RETRY_SECONDS
 from torch_table_loader.records import DataFile, FileMeta, LocalVersion, same_local
@@ -105,7 +105,7 @@ class PlanCache:
 
     def get_many(self, files: Sequence[DataFile]) -> list[CacheEntry | None]:
         """Return what is known about each file, with several requests in parallel."""
-        with ThreadPoolExecutor(STAT_THREADS) as pool:
+        with Threads(STAT_THREADS, "table-loader-ask") as pool:
             return list(pool.map(self.get, files))
 
     def put(self, file: DataFile, entry: CacheEntry) -> None:

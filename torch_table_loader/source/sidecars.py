@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, NamedTuple
 
+from torch_table_loader.cancellation import Threads
 from torch_table_loader.errors import MissingFileError, TableError
 from torch_table_loader.format_contracts import SidecarReader
 from torch_table_loader.source.address import HTTP_PROTOCOLS
@@ -67,7 +67,7 @@ def pair(
                 )
         return Paired(file, tuple(there for _, _, there in places if there is not None))
 
-    with ThreadPoolExecutor(STAT_THREADS) as pool:
+    with Threads(STAT_THREADS, "table-loader-ask") as pool:
         return list(pool.map(beside, data))
 
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import pyarrow as pa
 
 from torch_table_loader.arrow.ranged_file import BufferedRanges, open_ranges
+from torch_table_loader.cancellation import interruptibly
 from torch_table_loader.causes import in_brief, store_error_type
 from torch_table_loader.errors import (
     AccessRefusedError,
@@ -243,7 +244,7 @@ class FileStorage:
         policy = RetryPolicy(self.retry_seconds)
         attempts = Attempts(policy, self._counter, self.shown(path), lambda error: self._said(error, path))
         with self._own_errors(path, attempts):
-            return attempts.make(lambda: ask(self._client(path)), num_bytes)
+            return attempts.make(lambda: interruptibly(lambda: ask(self._client(path))), num_bytes)
 
     @contextmanager
     def _own_errors(self, path: str, attempts: Attempts | None) -> Iterator[None]:
@@ -252,11 +253,11 @@ class FileStorage:
         except TableLoaderError:
             raise
         except ChangedFile as changed:
+            was, *now = changed.args
             raise TableError(
-                f"{self.shown(path)} changed while it was in use: its etag was {changed.args[0]!r}, and the store has "
-                "another "
-                "one; build the loader again on the table as it is now, and let writers add new files instead of "
-                "writing over old ones"
+                f"{self.shown(path)} changed while it was in use: etag was {was!r} and is "
+                f"{repr(now[0]) if now else 'another'}; build the loader again on the table as it is now, and let "
+                "writers add new files instead of writing over old ones"
             ) from None
         except TypeError as error:  # s3fs passes options on and reports wrong ones at its first request
             raise self._misfit(error) from self._scrubbed(error, path)

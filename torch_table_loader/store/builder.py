@@ -8,12 +8,13 @@ import os
 import shutil
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import numpy as np
 
+from torch_table_loader.cancellation import Threads, check_wanted, result_of, wait_for
 from torch_table_loader.errors import OutOfMemoryError, StorageError, TableError
 from torch_table_loader.local_files import allocate, make_folder, open_regular, read_regular, write_whole
 from torch_table_loader.planning.document_lengths import DocumentLengths
@@ -143,7 +144,7 @@ def _built_in_memory(
                 report(done[0])
         return part
 
-    with ThreadPoolExecutor(threads, "table-loader-store") as pool:
+    with Threads(threads, "table-loader-store", joined=True) as pool:
         parts = list(pool.map(build, range(len(spec.chunk_rows))))
     layout = spec.layout
     strings, heap = sink.strings.finish(layout.heap, [sink.heaps.pop(chunk, []) for chunk in range(len(parts))])
@@ -202,17 +203,17 @@ class _Builder:
 
     def run(self, threads: int) -> None:
         with (
-            ThreadPoolExecutor(1, "table-loader-flush") as self._flusher,
-            ThreadPoolExecutor(threads, "table-loader-store") as pool,
+            Threads(1, "table-loader-flush", joined=True) as self._flusher,
+            Threads(threads, "table-loader-store", joined=True) as pool,
         ):
             futures = [pool.submit(self._work) for _ in range(threads)]
-            wait(futures, return_when=FIRST_EXCEPTION)
             for future in futures:
-                future.result()
+                result_of(future)
 
     def _work(self) -> None:
         try:
             while not (self._failed or self._all_done()):
+                check_wanted()
                 left = self._chunks_left
                 if (chunk := self._claim()) is not None:
                     self._build(chunk)
@@ -235,7 +236,7 @@ class _Builder:
     def _wait(self, left: int) -> None:
         """Wait a while for other processes, or until another thread releases a chunk, if none has since `left`."""
         with self._changed:
-            self._changed.wait_for(lambda: self._failed or self._chunks_left != left, _LOOK_AGAIN)
+            wait_for(self._changed, lambda: self._failed or self._chunks_left != left, _LOOK_AGAIN)
 
     def _claim(self) -> int | None:
         done = done_chunks(self._place)

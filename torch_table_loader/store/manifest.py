@@ -7,7 +7,6 @@ import os
 import time
 import zlib
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -17,6 +16,7 @@ import numpy as np
 import pyarrow as pa
 import xxhash
 
+from torch_table_loader.cancellation import Threads
 from torch_table_loader.errors import StorageError, TableError
 from torch_table_loader.local_files import open_regular, read_regular, stat_regular, write_whole
 from torch_table_loader.planning.document_lengths import SUMMED
@@ -342,7 +342,7 @@ def check_store(place: Path, manifest: Manifest, *, contents: bool, threads: int
             raise origin.damaged(name, f"must have {length} bytes, got {now.st_size}")
         touched = touched or times != [now.st_mtime_ns, now.st_ctime_ns]
     if touched or contents:
-        with ThreadPoolExecutor(threads, "table-loader-verify") as pool:
+        with Threads(threads, "table-loader-verify", joined=True) as pool:
             list(pool.map(lambda part: _compare_file(place, part, origin), manifest.sums))
     return touched
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from torch_table_loader.cancellation import Threads
 from torch_table_loader.store.coded_strings import CodedStrings
 from torch_table_loader.store.codes_file import words_of
 from torch_table_loader.store.gather import StoredRows, TextOfFiles
@@ -69,7 +69,7 @@ def open_store(
     unread = () if manifest.heap_names else {heap_file(chunk) for chunk in range(len(manifest.parts))}
     files = {name: mapping(place / name) for name in names if name not in unread}
     origin, chunks = Origin(place.name), range(len(manifest.parts)) if manifest.heap_names else ()
-    with ThreadPoolExecutor(threads, "table-loader-verify") as pool:
+    with Threads(threads, "table-loader-verify", joined=True) as pool:
         if not (touched or contents):
             compare(manifest.opening_sums(share), files, origin, pool.map)
         heaps = list(pool.map(lambda chunk: heap_batches(manifest, chunk, files[heap_file(chunk)], origin), chunks))

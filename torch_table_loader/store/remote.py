@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from contextlib import AbstractContextManager, closing
 from functools import cached_property
 from itertools import islice
@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 import numpy as np
 
+from torch_table_loader.cancellation import Threads, result_of
 from torch_table_loader.errors import TableError
 from torch_table_loader.local_files import make_folder, read_regular
 from torch_table_loader.planning.ranges import in_windows
@@ -172,13 +173,13 @@ class RemoteRows:
                 window, opened = expected.popleft()
                 gathered.append((window, opened, pool.submit(opened.gather, lengths, self._words())))
 
-        with ThreadPoolExecutor(1, "table-loader-window") as pool:
+        with Threads(1, "table-loader-window", joined=True) as pool:
             try:
                 advance()
                 while gathered:
                     advance()
                     window, opened, future = gathered[0]
-                    rows, at = future.result(), 0
+                    rows, at = result_of(future), 0
                     gathered.popleft()
                     for places, note in window:
                         yield rows, opened.local[at : at + len(places)], note
@@ -260,7 +261,7 @@ def open_remote(
             raise origin.damaged(name, f"must have {length} bytes, got {found.num_bytes}")
         return found
 
-    with ThreadPoolExecutor(_THREADS, "table-loader-verify") as pool:
+    with Threads(_THREADS, "table-loader-verify") as pool:
         versions = dict(zip(manifest.files, pool.map(checked, manifest.files.items()), strict=True))
     if manifest.files[RECORDS][0]:
         storage.read_range(f"{root}/{RECORDS}", 0, 1)  # a server without range support fails here
@@ -284,7 +285,7 @@ def upload_store(place: Path, storage: PartStorage, root: str, spec: StoreSpec) 
     with Leases(claims) as leases:
         if not leases.claim(0):
             return
-        with ThreadPoolExecutor(4, "table-loader-upload") as pool:
+        with Threads(4, "table-loader-upload") as pool:
             list(pool.map(lambda name: storage.put_file(str(place / name), f"{root}/{name}"), manifest.files))
         storage.write_bytes(f"{root}/{MANIFEST}", read_regular(place / MANIFEST))
 

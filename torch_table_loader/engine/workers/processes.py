@@ -15,6 +15,7 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from torch_table_loader.batching.rows import Batches, counts_of
+from torch_table_loader.cancellation import cancellable
 from torch_table_loader.engine.work.lane_work import LaneBatches, LaneClock
 from torch_table_loader.engine.workers.executor import LaneExecutor
 from torch_table_loader.engine.workers.pickling import pickled_batch, pickled_error
@@ -23,6 +24,7 @@ from torch_table_loader.engine.workers.shared_memory import (
     SharedMemoryReceiver,
     SharedMemorySender,
     new_slots,
+    shared_zeros,
 )
 from torch_table_loader.engine.workers.watched_workers import WatchedWorkers
 from torch_table_loader.errors import WorkerError
@@ -55,25 +57,27 @@ class _Message:
 class _WorkerLanes(IterableDataset[_Message | None]):
     """The lanes of one worker process, one message from each lane in a round, so that no lane runs far ahead."""
 
-    def __init__(self, work: LaneWork, begun: Sequence[int], marks: torch.Tensor) -> None:
+    def __init__(self, work: LaneWork, begun: Sequence[int], marks: torch.Tensor, left: torch.Tensor) -> None:
         self._work = work
         self._begun = begun
         self._marks = marks
+        self._left = left
         self._sender: SharedMemorySender | None = None
 
     def __iter__(self) -> Iterator[_Message | None]:
         info = get_worker_info()
         assert info is not None  # noqa: S101 a DataLoader with workers calls this in a worker
-        lanes = range(info.id, self._work.lanes, info.num_workers)
-        ahead = self._work.fetch_ahead({lane: self._begun[lane] for lane in lanes}, joins=False)
-        try:
-            for message in self._rounds(lanes, -(-self._work.lanes // info.num_workers), ahead):
-                if message is not None and ahead is not None:
-                    message.worker, message.fetched = info.id, ahead.stats
-                yield message
-        finally:
-            if ahead is not None:
-                ahead.close()
+        lanes, left = range(info.id, self._work.lanes, info.num_workers), self._left.numpy()
+        with cancellable(lambda: bool(left[0])):
+            ahead = self._work.fetch_ahead({lane: self._begun[lane] for lane in lanes}, joins=False)
+            try:
+                for message in self._rounds(lanes, -(-self._work.lanes // info.num_workers), ahead):
+                    if message is not None and ahead is not None:
+                        message.worker, message.fetched = info.id, ahead.stats
+                    yield message
+            finally:
+                if ahead is not None:
+                    ahead.close()
 
     def _rounds(self, lanes: range, slots: int, ahead: Fetcher | None) -> Iterator[_Message | None]:
         sources: list[Iterator[_Message] | None] = [self._messages(lane, ahead) for lane in lanes]
@@ -150,10 +154,10 @@ class ProcessExecutor(LaneExecutor):
         self._fetched = FetchStats()
         self._fetched_by_worker: dict[int, FetchStats] = {}
         waiting = work.blocks_ahead * -(-work.lanes // processes)
-        marks = new_slots(processes, waiting)
+        marks, self._left = new_slots(processes, waiting), shared_zeros(1)
         self._receiver = SharedMemoryReceiver(marks)
         loader: DataLoader[Any] = DataLoader(
-            _WorkerLanes(work, begun, marks),
+            _WorkerLanes(work, begun, marks, self._left),
             batch_size=None,
             num_workers=processes,
             collate_fn=_as_is,
@@ -204,6 +208,7 @@ class ProcessExecutor(LaneExecutor):
 
     def close(self, *, is_over: bool = False) -> None:  # noqa: ARG002 they hold the epoch that they began with
         """End all worker processes."""
+        self._left.fill_(1)  # a worker may be waiting for a store
         messages, self._messages = self._messages, None
         if messages is not None:
             messages._shutdown_workers()

@@ -61,9 +61,13 @@ def new_slots(workers: int, waiting: int) -> torch.Tensor:
     Returns:
         uint8[workers, slots] in shared memory, all `FREE`.
     """
-    marks = torch.zeros((workers, waiting + SPARE_SLOTS), dtype=torch.uint8)
+    return shared_zeros(workers, waiting + SPARE_SLOTS)
+
+
+def shared_zeros(*shape: int) -> torch.Tensor:
+    """Create uint8 zeros in shared memory, which processes see change."""
     with shared_memory_named():
-        return marks.share_memory_()  # type: ignore[no-untyped-call, no-any-return]
+        return torch.zeros(shape, dtype=torch.uint8).share_memory_()  # type: ignore[no-untyped-call, no-any-return]
 
 
 class SharedMemorySender:

@@ -16,6 +16,7 @@ from queue import SimpleQueue
 from typing import TYPE_CHECKING
 
 from torch_table_loader.batching.rows import each_alone
+from torch_table_loader.cancellation import SLICE_S, cancellable
 from torch_table_loader.engine.sizes import BLOCKS_AHEAD
 from torch_table_loader.engine.workers.executor import LaneExecutor, begin_lanes, join_tails
 
@@ -168,7 +169,7 @@ class ThreadExecutor(LaneExecutor):
                     raise error
                 if wanted.done or self._stopped:
                     return None
-                self._block_ready.wait()
+                self._block_ready.wait(SLICE_S)
             block = wanted.ready.popleft()
             wanted.waiting -= len(block)
             self._work_wanted.notify()
@@ -204,8 +205,9 @@ class ThreadExecutor(LaneExecutor):
     def _run(self) -> None:
         """Work until nothing is left to do; the last thread to end closes the files, even if it closed the executor."""
         self._threads.add(threading.current_thread())
-        while (job := self._next_job()) is not None:
-            job()
+        with cancellable(lambda: self._stopped):
+            while (job := self._next_job()) is not None:
+                job()
         with self._lock:
             self._running -= 1
             is_last = self._running == 0
@@ -246,7 +248,7 @@ class ThreadExecutor(LaneExecutor):
         try:
             block = lane.batches.next_block(room)
         except BaseException as caught:  # noqa: BLE001 the consumer raises it, in its own thread
-            error = caught
+            error = None if self._stopped else caught  # nobody takes what ended because nobody waits
         with self._lock:
             lane.busy = False
             lane.error = error

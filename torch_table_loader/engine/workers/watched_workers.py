@@ -10,16 +10,22 @@ import io
 import os
 import select
 import signal
+import time
 from collections.abc import Callable, Sequence
 from multiprocessing.connection import wait
 from pickle import PicklingError
 from typing import Any
 
 import torch
+from torch.utils.data import _utils
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
+from torch_table_loader.cancellation import SLICE_S
 from torch_table_loader.engine.workers.shared_memory import shared_memory_named
 from torch_table_loader.errors import ConfigError, OutOfMemoryError, WorkerError
+
+_GRACE_S = 1.0
+"""How long workers have to end when they are told to; one that begins, or is in a caller's function, may need more."""
 
 _HINTS: dict[int, str] = {
     signal.SIGKILL: "if the kernel killed it for lack of memory, use fewer workers, a smaller batch_size, "
@@ -88,6 +94,26 @@ class WatchedWorkers(_MultiProcessingDataLoaderIter):
                 return death_of(worker)
         return None
 
+    def _shutdown_workers(self) -> None:
+        """End the workers; torch would wait up to 5 seconds for each one that cannot end by itself."""
+        if not self._shutdown and _utils.python_exit_status is False:
+            self._shutdown = True
+            self._workers_done_event.set()
+            for number, works in enumerate(self._workers_status):
+                if works:
+                    self._mark_worker_as_unavailable(number, shutdown=True)
+            deadline = time.monotonic() + _GRACE_S
+            for worker in self._workers:
+                worker.join(max(0.0, deadline - time.monotonic()))
+            for worker in self._workers:
+                if worker.is_alive():
+                    worker.kill()
+                    worker.join()
+            for queue in self._index_queues:
+                queue.cancel_join_thread()
+                queue.close()
+        super()._shutdown_workers()
+
     def _end_what_began(self) -> None:
         """End the workers after a failed start; torch itself would fail on attributes that are not set yet."""
         self._shutdown = True
@@ -114,7 +140,7 @@ class _Watch:
     def wait(self) -> None:
         """Return when there is something to read; raise WorkerError if a worker ended early, EOFError if all ended."""
         while True:
-            ready = [handle for handle, _ in self._poll.poll()]
+            ready = [handle for handle, _ in self._poll.poll(SLICE_S * 1000)]
             if self._pipe in ready:
                 return
             for handle in ready:

@@ -12,6 +12,7 @@ import pyarrow as pa
 from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError, TableNotFoundError
 
+from torch_table_loader.cancellation import interruptibly
 from torch_table_loader.errors import (
     ConfigError,
     ConfigTypeError,
@@ -147,7 +148,7 @@ class LogReader:
         """
         root = self.at.root
         try:
-            return ask()
+            return interruptibly(ask)
         except TableNotFoundError as error:
             if what is not None:
                 raise self._no_version(what, error) from None

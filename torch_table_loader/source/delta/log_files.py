@@ -10,7 +10,6 @@ import io
 import json
 import re
 from collections.abc import Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import reduce
 from typing import Any, BinaryIO
@@ -19,6 +18,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from torch_table_loader.arrow import compute as pc
+from torch_table_loader.cancellation import Threads
 from torch_table_loader.contracts import is_far
 from torch_table_loader.errors import TableError, TableLoaderError
 from torch_table_loader.records import FileVersion
@@ -141,7 +141,7 @@ class LogFiles:
 
     def _each(self, do: Any, things: Any) -> None:
         if len(things) > 1 and is_far(self.storage):
-            with ThreadPoolExecutor(min(len(things), _REQUESTS), "table-loader-log") as pool:
+            with Threads(min(len(things), _REQUESTS), "table-loader-log") as pool:
                 list(pool.map(do, things))
         else:
             for each in things:

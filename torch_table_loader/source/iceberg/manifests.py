@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import datetime as dt
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any, NamedTuple
 from uuid import UUID
 
 from torch_table_loader.arrow.reserved import PATH_FIELD
+from torch_table_loader.cancellation import Threads
 from torch_table_loader.errors import TableLoaderError
 from torch_table_loader.scrubbing import shown_url
 from torch_table_loader.source.clients import STAT_THREADS
@@ -249,7 +249,7 @@ def read_manifests(
     if len(manifests) <= 1:
         return [read(number) for number in range(len(manifests))]
     threads = STAT_THREADS if storage.is_local else _FAR_REQUESTS
-    with ThreadPoolExecutor(min(len(manifests), threads), "table-loader-manifests") as pool:
+    with Threads(min(len(manifests), threads), "table-loader-manifests") as pool:
         return list(pool.map(read, range(len(manifests))))
 
 

@@ -1,0 +1,105 @@
+"""Threads of a block: what they give, and what becomes of them when an error ends the block."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from tests.rooms.waiting import until
+from torch_table_loader.cancellation import Threads, cancellable, cancelled, check_wanted, interruptibly, wait_for
+from torch_table_loader.errors import StorageError
+
+
+class LeftError(Exception):
+    """Ends a block."""
+
+
+def leave(pool: Threads) -> None:
+    with pool:
+        raise LeftError
+
+
+def test_results_come_in_order_and_errors_where_they_belong() -> None:
+    with Threads(3, "test") as pool:
+        assert list(pool.map(pow, range(100), [2] * 100)) == [number**2 for number in range(100)]
+        late = pool.submit(check_timeout)
+        with pytest.raises(TimeoutError, match="of the call itself"):
+            list(pool.map(lambda _: late.result(), [0]))
+    assert not [thread for thread in threading.enumerate() if thread.name == "test"]
+
+
+def check_timeout() -> None:
+    raise TimeoutError("of the call itself")
+
+
+def test_a_block_that_fails_leaves_behind_who_only_asks() -> None:
+    asked, answer, seen = threading.Event(), threading.Event(), list[bool]()
+
+    def ask() -> None:
+        asked.set()
+        answer.wait()
+        seen.append(cancelled())
+
+    pool = Threads(1, "left behind")
+    stuck, never = pool.submit(ask), pool.submit(seen.append, False)
+    assert asked.wait(30)
+    with pytest.raises(LeftError):
+        leave(pool)
+    assert not stuck.done()
+    answer.set()
+    until(stuck.done)
+    assert seen == [True]
+    until(lambda: not [thread for thread in threading.enumerate() if thread.name == "left behind"])
+    assert not never.done()
+
+
+def test_a_block_that_fails_waits_for_who_writes() -> None:
+    begun, wrote = threading.Event(), list[str]()
+
+    def write() -> None:
+        begun.set()
+        while not cancelled():
+            threading.Event().wait(0.01)
+        with pytest.raises(StorageError, match="nobody waits"):
+            interruptibly(lambda: wrote.append("asked though nobody waits"))
+        threading.Event().wait(0.5)
+        wrote.append("closed")
+
+    pool = Threads(1, "joined", joined=True)
+    pool.submit(write)
+    assert begun.wait(30)
+    with pytest.raises(LeftError):
+        leave(pool)
+    assert wrote == ["closed"]
+
+
+def test_a_call_that_hangs_is_left_once_nobody_wants_it() -> None:
+    hangs, left = threading.Event(), threading.Event()
+    threading.Timer(0.2, left.set).start()
+    with cancellable(left.is_set), pytest.raises(StorageError, match="nobody waits"):
+        interruptibly(hangs.wait)
+    hangs.set()
+    assert interruptibly(lambda: "answer") == "answer"
+    with pytest.raises(KeyError):
+        interruptibly(lambda: {}["missing"])
+
+
+def test_what_is_not_wanted_around_a_block_is_not_wanted_inside() -> None:
+    with cancellable(lambda: True), cancellable(lambda: False):
+        assert cancelled()
+        with pytest.raises(StorageError):
+            check_wanted()
+        with Threads(1, "inner") as pool:
+            assert list(pool.map(lambda _: cancelled(), [0])) == [True]
+    check_wanted()
+
+
+def test_a_wait_for_a_condition_ends_with_what_it_is_for() -> None:
+    condition, left = threading.Condition(), threading.Event()
+    threading.Timer(0.2, left.set).start()
+    with condition:
+        assert wait_for(condition, lambda: True)
+        assert not wait_for(condition, lambda: False, 0.01)
+        with cancellable(left.is_set), pytest.raises(StorageError, match="nobody waits"):
+            wait_for(condition, lambda: False)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.utils.data import get_worker_info
 
+from torch_table_loader.engine.state import read_state
 from torch_table_loader.errors import ConfigError, ConfigTypeError, ResumeError
 from torch_table_loader.messages import warn_caller
 from torch_table_loader.planning.steps import ENDLESS_EPOCHS, UNCOUNTED, num_steps
@@ -23,6 +25,15 @@ if TYPE_CHECKING:
     from torch_table_loader.planning.stages import Position
 
     Reopen = Callable[[Job, Mapping[str, Any]], Job]
+
+
+@contextmanager
+def _refusing() -> Iterator[None]:
+    """Refuse a state of which no epoch can be made, such as one without rows."""
+    try:
+        yield
+    except ConfigError as error:
+        raise ResumeError(f"the state is of an epoch that cannot be: {error}") from error
 
 
 class JobPosition:
@@ -223,7 +234,9 @@ class JobPosition:
         Raises:
             ResumeError: the state belongs to another table or other options; the message names what differs.
         """
-        job, position = self.reopened(state).resume(state)
+        state = read_state(state)
+        with _refusing():
+            job, position = self.reopened(state).resume(state)
         self.restore(job, position)
         self.newest = None
 
@@ -233,7 +246,9 @@ class JobPosition:
         Raises:
             ResumeError: the state does not fit, or was saved with another number of workers.
         """
-        job, position = self.job.with_lanes(lanes).resume(state)
+        state = read_state(state)
+        with _refusing():
+            job, position = self.job.with_lanes(lanes).resume(state)
         if job.topology.lanes != lanes:
             raise ResumeError(
                 f"the state is of {job.topology.lanes} workers, and this DataLoader reads with {lanes}; load it "
@@ -242,10 +257,8 @@ class JobPosition:
         self.restore(job, position)
 
     def reopened(self, state: Mapping[str, Any]) -> Job:
-        """Return the job over the tables that a state was saved with, such as an older snapshot."""
-        if self._reopen is None or not isinstance(state, Mapping):
-            return self.job
-        return self._reopen(self.job, state)
+        """Return the job over the tables that a checked state was saved with, such as an older snapshot."""
+        return self.job if self._reopen is None else self._reopen(self.job, state)
 
     def restore(self, job: Job, position: Position) -> None:
         """Make the next iterator begin at a position; warn if that undoes an earlier request of the caller."""

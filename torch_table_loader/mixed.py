@@ -19,7 +19,6 @@ from torch_table_loader.engine.jobs.table_rows import TableItems
 from torch_table_loader.engine.mixture_state import MixtureState, StreamsState, of_source
 from torch_table_loader.engine.plan_check import PlanCheck
 from torch_table_loader.engine.rank_info import RankInfo, resolve_ranks
-from torch_table_loader.engine.state import current_version
 from torch_table_loader.errors import ConfigError, ConfigTypeError
 from torch_table_loader.keywords import check_names, make_options
 from torch_table_loader.option_groups import flattened
@@ -246,9 +245,8 @@ class MixedDataset(RankDataset):
         mixed = _mixed_of(job)
         if "sources" not in state:
             return job
-        written = current_version(state)
         kind = StreamsState if isinstance(mixed, MixedStreamJob) else MixtureState
-        saved = kind.from_state(mixed.identity["options"], written)
+        saved = kind.from_state(mixed.identity["options"], state)
         reopened = {}
         for name in saved.sources.keys() & self._sources.keys():
             dataset = self._sources[name]

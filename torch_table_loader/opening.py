@@ -64,10 +64,10 @@ class TimeTravel:
             ResumeError: that snapshot cannot be read, or the table did not grow from it by new files alone.
         """
         theirs = state.get("table")
-        if not isinstance(theirs, Mapping):
+        if theirs is None:
             return job  # which refuses it
         wanted = list(job.extents(state))
-        if theirs.get("fingerprint") != job.tables[""].fingerprint:
+        if theirs["fingerprint"] != job.tables[""].fingerprint:
             if job.options.on_growth == "continue":
                 wanted.append(Extent.of(theirs))
             elif (other := theirs.get("snapshot_id")) not in (None, job.tables[""].snapshot_id):

@@ -49,8 +49,8 @@ DEFAULT_RETRY_SECONDS = 120.0
 """Outages of stores, and restarts of those that one runs oneself, are mostly over by then."""
 
 _SWITCHES = ("drop_last", "pin_memory", "row_id", "check_plan", "count_filtered", "raw_files")
-_MOST_ROWS = 2**40
-_MOST_LANES = 2**16
+MOST_ROWS = 2**40
+MOST_LANES = 2**16
 
 _ROWS_ONLY = {
     "global_batch_size": None,
@@ -219,20 +219,20 @@ class LoaderOptions:
         check_beside_pack({entry.name: getattr(self, entry.name) for entry in fields(self)})
 
     def _check_numbers(self) -> None:
-        self._take_integer("batch_size", least=1, most=_MOST_ROWS)
-        self._take_integer("micro_batches", least=1, most=_MOST_ROWS)
+        self._take_integer("batch_size", least=1, most=MOST_ROWS)
+        self._take_integer("micro_batches", least=1, most=MOST_ROWS)
         self._take_integer("shuffle_seed")
         for name, least, most in (
-            ("num_workers", 0, _MOST_LANES),
-            ("split_rows", 1, _MOST_ROWS),
-            ("shuffle_buffer_size", 0, _MOST_ROWS),
-            ("prefetch_batches", 1, _MOST_ROWS),
-            ("global_batch_size", 1, _MOST_ROWS),
+            ("num_workers", 0, MOST_LANES),
+            ("split_rows", 1, MOST_ROWS),
+            ("shuffle_buffer_size", 0, MOST_ROWS),
+            ("prefetch_batches", 1, MOST_ROWS),
+            ("global_batch_size", 1, MOST_ROWS),
         ):
             if getattr(self, name) is not None:
                 self._take_integer(name, least, most)
         if self.epochs not in (None, "forever"):
-            self._take_integer("epochs", least=1, most=_MOST_ROWS)
+            self._take_integer("epochs", least=1, most=MOST_ROWS)
         if self.shuffle_buffer_size == 0:
             object.__setattr__(self, "shuffle_buffer_size", None)
         if self.split_bytes is not None:
@@ -258,7 +258,7 @@ class LoaderOptions:
 
     def _check_ranks(self) -> None:
         if self.num_ranks is not None and not (isinstance(self.num_ranks, str) and self.num_ranks == "auto"):
-            self._take_integer("num_ranks", 1, _MOST_ROWS)
+            self._take_integer("num_ranks", 1, MOST_ROWS)
         if self.rank is None:
             return
         self._take_integer("rank", 0)

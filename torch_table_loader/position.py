@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +11,7 @@ import torch
 from torch.utils.data import get_worker_info
 
 from torch_table_loader.engine.rank_info import warn_of_a_whole_table
+from torch_table_loader.engine.state import read_state
 from torch_table_loader.errors import ConfigError, ConfigTypeError, ResumeError
 from torch_table_loader.messages import warn_caller
 from torch_table_loader.planning.steps import ENDLESS_EPOCHS, UNCOUNTED, num_steps
@@ -24,6 +26,15 @@ if TYPE_CHECKING:
     from torch_table_loader.planning.stages import Position
 
     Reopen = Callable[[Job, Mapping[str, Any]], Job]
+
+
+@contextmanager
+def _refusing() -> Iterator[None]:
+    """Refuse a state of which no epoch can be made, such as one without rows."""
+    try:
+        yield
+    except ConfigError as error:
+        raise ResumeError(f"the state is of an epoch that cannot be: {error}") from error
 
 
 class JobPosition:
@@ -52,8 +63,8 @@ class JobPosition:
         self._plan_check = plan_check
         self._reopen = reopen
         self._warned_of_repetition = False
-        self._warned_of_uneven_steps = torch.zeros(1, dtype=torch.bool).share_memory_()  # type: ignore[no-untyped-call]
-        self._may_read = torch.zeros(1, dtype=torch.bool).share_memory_()  # type: ignore[no-untyped-call]
+        flags = torch.zeros(2, dtype=torch.bool).share_memory_()  # type: ignore[no-untyped-call]
+        self._warned_of_uneven_steps, self._may_read = flags[:1], flags[1:]
         if not job.can_be_mixed:  # a mixture has its own steps: such a job warns when it is iterated itself
             self.warn_of_uneven_steps()
 
@@ -225,10 +236,13 @@ class JobPosition:
         Raises:
             ResumeError: the state belongs to another table or other options; the message names what differs.
         """
-        opened = self.reopened(state)
+        state = read_state(state)
+        with _refusing():
+            opened = self.reopened(state)
         if opened is not self.job:
             opened.refuse_nulls()
-        job, position = opened.resume(state)
+        with _refusing():
+            job, position = opened.resume(state)
         self.restore(job, position)
         self.newest = None
 
@@ -238,7 +252,9 @@ class JobPosition:
         Raises:
             ResumeError: the state does not fit, or was saved with another number of workers.
         """
-        job, position = self.job.with_lanes(lanes).resume(state)
+        state = read_state(state)
+        with _refusing():
+            job, position = self.job.with_lanes(lanes).resume(state)
         if job.topology.lanes != lanes:
             raise ResumeError(
                 f"the state is of {job.topology.lanes} workers, and this DataLoader reads with {lanes}; load it "
@@ -247,10 +263,8 @@ class JobPosition:
         self.restore(job, position)
 
     def reopened(self, state: Mapping[str, Any]) -> Job:
-        """Return the job over the tables that a state was saved with, such as an older snapshot."""
-        if self._reopen is None or not isinstance(state, Mapping):
-            return self.job
-        return self._reopen(self.job, state)
+        """Return the job over the tables that a checked state was saved with, such as an older snapshot."""
+        return self.job if self._reopen is None else self._reopen(self.job, state)
 
     def restore(self, job: Job, position: Position) -> None:
         """Make the next iterator begin at a position; warn if that undoes an earlier request of the caller."""

@@ -193,12 +193,12 @@ class RowMode(Mode):
     def consumed(self, state: State) -> int:
         """Read how many samples were taken."""
         consumed = state["consumed"]
-        return int(consumed if isinstance(consumed, int) else consumed[0])
+        return int(consumed[0])
 
     def is_ended(self, state: State) -> bool:
         """Whether samples were counted on a rank that had ended."""
         consumed = state["consumed"]
-        return isinstance(consumed, list) and consumed[1:] == ["ended"]
+        return bool(consumed[2:] == ["ended"])
 
     def change(self, dataset: Any, what: str, rows: Iterable[int]) -> None:
         """Exclude or include rows.

@@ -458,7 +458,7 @@ def test_every_row_comes_once_where_rows_are_shuffled_one_by_one(
                 assert not last or len(batches) == length
                 seen += own_rows(batches)
                 states.append(loader.state_dict())
-            running = [each for each in states if "ended" not in str(each["consumed"])]
+            running = [each for each in states if "ended" not in each["consumed"]]
             assert all(each == running[0] for each in running)
             state = running[0] if running else max(states, key=lambda each: int(each["consumed"][0]))
     assert sorted(seen) == [row for row in range(total) if not filtered or key(row) < 4]

@@ -367,7 +367,7 @@ def test_states_chained_through_topologies_weights_sources_and_exclusions(
 def gone_now(state: dict[str, Any] | None) -> dict[str, set[int]]:
     """Read what the state says is excluded from the next epoch."""
     said = dict((state or {})["exclusions"])
-    versions = {name: ExclusionVersions.from_state({"exclusions": said.get(name, [])}) for name in SIZES}
+    versions = {name: ExclusionVersions.from_state(said.get(name, []), SIZES[name]) for name in SIZES}
     return {name: set(version.newest.ids.tolist()) for name, version in versions.items()}
 
 
@@ -389,10 +389,10 @@ def test_a_state_that_was_tampered_with_is_refused(tables: Tables) -> None:
     loader = make(tables)[0]
     state = loader.state_dict()
     wrong: list[dict[str, Any]] = [
-        {"position": [1, False]},
-        {"position": ["1", False, 10]},
-        {"position": [11, False, 10]},
-        {"position": [5, True, 10]},
+        {"position": [1, False, 10]},
+        {"position": ["1", False, 10, 1]},
+        {"position": [11, False, 10, 1]},
+        {"position": [5, True, 10, 1]},
         {"shares": [0, [["a", 1]]]},
         {"shares": [0, [["z", 1, 0]]]},
         {"shares": None},
@@ -420,12 +420,12 @@ def test_weights_set_before_the_last_step_of_the_ranks_that_go_on(tables: Tables
     one: dict[str, Any] = {"paths": {"c": tables["c"]}, "weights": {"c": 1}, "batch_size": 30}  # a row is left over
     ended = make(**one, num_ranks=2, rank=1)[0]
     list(ended)
-    assert ended.state_dict()["position"] == [60, True, 61]
+    assert ended.state_dict()["position"] == [60, True, 61, 1]
     running, dataset = make(**one, num_ranks=2, rank=0)
     going = iter(running)
     next(going)
     dataset.set_weights({"c": 1})
-    assert running.state_dict()["position"] == [60, False, 61]
+    assert running.state_dict()["position"] == [60, False, 61, 1]
     assert [len(rows(batch, ("c",))) for batch in going] == [1]
 
 

@@ -126,7 +126,7 @@ def test_a_table_that_grew_names_the_new_files(tmp_path: Path) -> None:
 def test_a_state_without_its_history_is_refused(table: str) -> None:
     loader = make(table)
     state = loader.state_dict()
-    with pytest.raises(ResumeError, match="epoch and history"):
+    with pytest.raises(ResumeError, match="the state has no consumed"):
         loader.load_state_dict({key: value for key, value in state.items() if key != "history"})
 
 

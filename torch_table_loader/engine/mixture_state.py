@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeAlias, get_args
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from torch_table_loader.engine.state import STATE_VERSION
-from torch_table_loader.errors import ResumeError
+from torch_table_loader.errors import ConfigError, ResumeError
 from torch_table_loader.planning.exclusion import ExclusionVersions
-from torch_table_loader.planning.mixed_stages import MixedPosition, read_history, write_history
-from torch_table_loader.planning.mixture import NaturalShares, Shares
+from torch_table_loader.planning.mixed_stages import WEIGHTS, MixedPosition, read_history, write_history
+from torch_table_loader.planning.mixture import Shares, smallest
+from torch_table_loader.planning.stages import refuse_other_steps
 
 if TYPE_CHECKING:
     from torch_table_loader.planning.stages import SamplePosition
@@ -57,22 +58,24 @@ class MixtureState(_SourcesState):
     Args:
         epoch: the epoch.
         consumed: samples that the job had taken.
+        steps: steps in which it took them.
         ended: True if they were counted on a rank that had taken all its batches while others continued.
         total: samples of the epoch under the weights at that time; `ENDLESS` if it had no end.
         shares: the weights of the running epoch, in the order of the names.
         names: the sources, sorted.
-        exclusions: excluded rows of each source, by name.
+        exclusions: what `ExclusionVersions.to_state` wrote of each source, by name.
         anchors: anchors of the sources that are walked, by name; see `TurnStream.anchor`.
     """
 
     epoch: int
     consumed: int
+    steps: int
     ended: bool
     total: int
     shares: Shares
     names: tuple[str, ...]
-    exclusions: Mapping[str, ExclusionVersions]
-    anchors: Mapping[str, Any]
+    exclusions: Mapping[str, list[list[str]]]
+    anchors: Mapping[str, list[int]]
 
     @classmethod
     def from_state(cls, own: Mapping[str, Any], state: Mapping[str, Any]) -> MixtureState:
@@ -80,39 +83,37 @@ class MixtureState(_SourcesState):
 
         Args:
             own: the options that decide the order.
-            state: a state of the current version, written on any rank.
+            state: a checked state, written on any rank.
 
         Raises:
-            ResumeError: the state is malformed, or has other options.
+            ResumeError: the state has other options, or its parts do not fit each other.
         """
         check_mixture(own, state)
-        with _refusing_others("a mixture"):
-            consumed, ended, total = state["position"]
-            start, shares = state["shares"]
-            _refuse_others(
-                state["epoch"], consumed, total, start, *(number for entry in shares for number in entry[1:])
-            )
-            about = _read_sources(state)
-            excluded = {
-                name: ExclusionVersions.from_state({"exclusions": entry}) for name, entry in state["exclusions"]
-            }
-            anchors = {name: anchor for name, _, _, *rest in state["sources"] for anchor in rest}
-            names = tuple(name for name, _, _ in shares)
-            _refuse_unfit(names, about["given"], about["newest"], {name: weight for name, weight, _ in shares})
-            _refuse_disorder(start, consumed, total)
-            return cls(
-                given=about["given"],
-                newest=about["newest"],
-                sources={name: about["sources"][name] for name in names},
-                epoch=state["epoch"],
-                consumed=consumed,
-                ended=bool(ended),
-                total=total,
-                shares=Shares(start, tuple(entry[1] for entry in shares), tuple(entry[2] for entry in shares)),
-                names=names,
-                exclusions={name: excluded.get(name, ExclusionVersions()) for name in names},
-                anchors=anchors,
-            )
+        consumed, ended, total, steps = state["position"]
+        start, shares = state["shares"]
+        about, excluded = _read_sources(state), dict(state["exclusions"])
+        names = tuple(about["sources"])
+        weights, before = ({entry[0]: entry[place] for entry in shares} for place in (1, 2))
+        _refuse_unfit(names, about["given"], about["newest"], weights)
+        if unknown := excluded.keys() - weights.keys():
+            raise _unfit(f"exclusions of {min(unknown)!r}, and the sources are {', '.join(names)}")
+        if not start <= consumed <= total or sum(before.values()) > start:
+            raise _unfit(f"rows of sources {before}, weights from {start}, taken {consumed}, of the epoch {total}")
+        refuse_other_steps(consumed, steps)
+        if consumed < total:
+            _refuse_unasked(weights, about["newest"], natural=isinstance(about["newest"], str))
+        return cls(
+            **about,
+            epoch=state["epoch"],
+            consumed=consumed,
+            steps=steps,
+            ended=ended,
+            total=total,
+            shares=Shares(start, tuple(weights.values()), tuple(before.values())),
+            names=names,
+            exclusions={name: excluded.get(name, []) for name in names},
+            anchors={name: anchor for name, _, _, *rest in state["sources"] for anchor in rest},
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,19 +132,22 @@ class StreamsState(_SourcesState):
 
         Args:
             own: the options that decide the order.
-            state: a state of the current version, written on any rank.
+            state: a checked state, written on any rank.
 
         Raises:
-            ResumeError: the state is malformed, or has other options.
+            ResumeError: the state has other options, or its parts do not fit each other.
         """
         check_mixture(own, state)
-        with _refusing_others("a mixture of streams"):
-            _refuse_others(state["epoch"])
-            position = read_history(state["history"], own["shuffle_seed"], state["epoch"])
-            about = _read_sources(state)
-            if tuple(sorted(about["sources"])) != position.deal.names:
-                raise ValueError(f"the sources {sorted(about['sources'])}")
-            return cls(**about, position=position)
+        about = _read_sources(state)
+        weights: dict[str, int] = {}
+        for entry in state["history"]:
+            weights = dict(entry[WEIGHTS]) or weights
+            _refuse_unfit(tuple(weights), weights)
+        _refuse_unfit(tuple(about["sources"]), about["given"], about["newest"], weights)
+        position = read_history(state["history"], own["shuffle_seed"], state["epoch"])
+        if position.consumed < position.total:
+            _refuse_unasked(weights, about["newest"], natural=position.deal.natural)
+        return cls(**about, position=position)
 
 
 def mixture_identity(
@@ -186,7 +190,7 @@ def write_mixture_state(
     return {
         **_written_sources(bound, given, newest, anchors),
         "epoch": position.epoch,
-        "position": [position.consumed, position.ended, position.total],
+        "position": [position.consumed, position.ended, position.total, position.steps_taken],
         "shares": [
             shares.start,
             [list(entry) for entry in zip(mixture.names, shares.weights, shares.before, strict=True)],
@@ -245,15 +249,11 @@ def _read_sources(state: Mapping[str, Any]) -> dict[str, Any]:
     return {"given": _read_weights(state["given"]), "newest": _read_weights(state["newest"]), "sources": sources}
 
 
-@contextmanager
-def _refusing_others(what: str) -> Iterator[None]:
-    try:
-        yield
-    except (KeyError, TypeError, ValueError, IndexError) as error:
-        raise ResumeError(
-            f"the state must be that of {what}, as state_dict() writes it, got {error!r}; pass the value of "
-            "state_dict() of a MixedDataset's loader unchanged"
-        ) from error
+def _unfit(what: str) -> ResumeError:
+    return ResumeError(
+        f"the state of a mixture must fit itself, as state_dict() writes it, got {what}; pass the value of "
+        "state_dict() of a MixedDataset's loader unchanged"
+    )
 
 
 def check_mixture(own: Mapping[str, Any], state: Mapping[str, Any]) -> None:
@@ -261,7 +261,7 @@ def check_mixture(own: Mapping[str, Any], state: Mapping[str, Any]) -> None:
 
     Args:
         own: the options that decide the order.
-        state: a state of the current version, written on any rank.
+        state: a checked state, written on any rank.
 
     Raises:
         ResumeError: the state does not fit; the message names what differs.
@@ -272,9 +272,7 @@ def check_mixture(own: Mapping[str, Any], state: Mapping[str, Any]) -> None:
             "without the state"
         )
     theirs = state["mixture"]
-    if not isinstance(theirs, Mapping):
-        raise ResumeError(f"the state must say of which mixture it is, got {theirs!r}; pass state_dict() unchanged")
-    kind, saved = _kind(own), _kind(theirs)
+    kind, saved = _kind(own), "streams" if "history" in state else "rows"
     if kind != saved:
         raise ResumeError(
             f"the state is of a mixture of {saved}, and this is a mixture of {kind}; pass the shuffle= of the run that "
@@ -294,38 +292,35 @@ def _kind(options: Mapping[str, Any]) -> str:
     return "streams" if options.get("block") is None else "rows"
 
 
-def _read_weights(written: Any) -> Weights:
-    """Read weights from a state.
-
-    Raises:
-        TypeError: they are malformed.
-        ValueError: likewise.
-    """
-    if isinstance(written, str):
-        if written not in get_args(NaturalShares):
-            raise ValueError(f"weights {written!r}")
-        return written
-    weights = dict(written)
-    _refuse_others(*weights.values())
-    return weights
-
-
-def _refuse_others(*numbers: Any) -> None:
-    if wrong := [number for number in numbers if isinstance(number, bool) or not isinstance(number, int) or number < 0]:
-        raise TypeError(f"{wrong[0]!r} where a number is expected")
-
-
-def _refuse_disorder(*samples: int) -> None:
-    if list(samples) != sorted(samples):
-        raise ValueError(f"weights from, taken, and of the epoch: {samples} samples")
+def _read_weights(written: str | list[list[Any]]) -> Weights:
+    return written if isinstance(written, str) else dict(written)
 
 
 def _refuse_unfit(names: tuple[str, ...], *weights: Weights) -> None:
-    if names != tuple(sorted(set(names))):
-        raise ValueError(f"sources {names!r}")
+    """Refuse weights of other sources, and those that nobody can have asked for.
+
+    Raises:
+        ResumeError: names the weights.
+    """
     for entry in weights:
-        if not isinstance(entry, str) and (entry.keys() != set(names) or not any(entry.values())):
-            raise ValueError(f"weights {entry!r} for the sources {names!r}")
+        if isinstance(entry, str):
+            continue
+        try:
+            fit = tuple(entry) == names and smallest(entry) == entry
+        except ConfigError:
+            fit = False
+        if not fit:
+            raise _unfit(f"weights {entry!r} for the sources {', '.join(names)}")
+
+
+def _refuse_unasked(running: Weights, newest: Weights, *, natural: bool) -> None:
+    """Refuse weights of a running epoch that are not the newest ones.
+
+    Raises:
+        ResumeError: names both.
+    """
+    if natural != isinstance(newest, str) or not (natural or newest == running):
+        raise _unfit(f"the running weights {running!r}, {'' if natural else 'not '}natural, and the newest {newest!r}")
 
 
 def _pairs_of(values: Mapping[str, Any]) -> list[list[Any]]:

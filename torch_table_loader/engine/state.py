@@ -8,15 +8,20 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+import numpy as np
+
+from torch_table_loader.engine.state_form import check_form
 from torch_table_loader.errors import ResumeError
 from torch_table_loader.read.filter_key import filter_key, printed_filter_key
 from torch_table_loader.source.fingerprint import fingerprint
 
 if TYPE_CHECKING:
     import pyarrow as pa
+    from numpy.typing import NDArray
 
     from torch_table_loader.engine.table import Table
     from torch_table_loader.options import LoaderOptions
@@ -83,8 +88,8 @@ def write_state(bound: Mapping[str, Any], position: Mapping[str, Any]) -> dict[s
     return about | dict(position)
 
 
-def current_version(state: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Upgrade a state of an older version; refuse anything but a state, and states of newer releases.
+def read_state(state: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Upgrade a state of an older version, and check its form; refuse anything else, and states of newer releases.
 
     Raises:
         ResumeError: the state is malformed or too new; the message says what came.
@@ -94,14 +99,25 @@ def current_version(state: Mapping[str, Any]) -> Mapping[str, Any]:
             f"expected what state_dict() returned, got {type(state).__name__} without a version; pass it unchanged"
         )
     given = state["version"]
-    while isinstance(state["version"], int) and state["version"] in UPGRADES:
+    while type(state["version"]) is int and state["version"] in UPGRADES:
         state = UPGRADES[state["version"]](state)
-    if state["version"] != STATE_VERSION:
+    if type(state["version"]) is not int or state["version"] != STATE_VERSION:
         raise ResumeError(
             f"expected a state of version {STATE_VERSION}, got version {given!r}; "
             "load it with the release of torch-table-loader that wrote it"
         )
+    check_form(state)
     return state
+
+
+def refuse_mixture(state: State) -> None:
+    """Refuse the state of a mixture, where the job is of one table.
+
+    Raises:
+        ResumeError: it is one.
+    """
+    if "mixture" in state:
+        raise ResumeError("the state is of a mixture, and this is one table; load it with a MixedDataset's loader")
 
 
 def check_state(bound: Mapping[str, Any], table: Table, state: Mapping[str, Any], filters: Any) -> None:
@@ -110,16 +126,14 @@ def check_state(bound: Mapping[str, Any], table: Table, state: Mapping[str, Any]
     Args:
         bound: the `identity` of the job that is to continue.
         table: the job's table.
-        state: a state of the current version, written on any rank.
+        state: a checked state of one table, written on any rank.
         filters: the job's row filter, or None.
 
     Raises:
         ResumeError: the state does not fit; the message names what differs.
     """
-    if "mixture" in state:
-        raise ResumeError("the state is of a mixture, and this is one table; load it with a MixedDataset's loader")
-    _compare_tables(table, bound["table"], state.get("table", {}))
-    theirs = state.get("options", {})
+    _compare_tables(table, bound["table"], state["table"])
+    theirs = state["options"]
     if filters is not None and theirs.get("filters") == printed_filter_key(filters, table.schema):
         theirs = {**theirs, "filters": bound["options"]["filters"]}
     _compare_options(bound["options"], theirs)
@@ -132,12 +146,15 @@ def bound_by(
 
     Args:
         own: the job's `identity`.
-        state: a state of the current version.
+        state: a checked state of one table.
         extents: earlier extents of the table, as far as they are known.
         options: options that differ for a job of the earlier table.
+
+    Raises:
+        ResumeError: the state is of a mixture.
     """
-    table = state.get("table")
-    digest = table.get("fingerprint") if isinstance(table, Mapping) else None
+    refuse_mixture(state)
+    digest = state["table"]["fingerprint"]
     for extent in extents:
         if extent.fingerprint == digest != own["table"]["fingerprint"]:
             was = {**own["table"], "fingerprint": digest}
@@ -145,17 +162,27 @@ def bound_by(
     return own, None
 
 
-def refuse_unknown(extents: Collection[Extent], known: Collection[Extent]) -> None:
-    """Refuse to continue from a table whose earlier extent is not known.
+def refuse_unknown(extents: Sequence[Extent], files_of: Mapping[Extent, NDArray[np.int64]]) -> None:
+    """Refuse to continue from a table whose earlier extent is not known, or that shrank from one to the next.
+
+    Args:
+        extents: what the table was, oldest first.
+        files_of: which files it had, by what it was.
 
     Raises:
-        ResumeError: the extent is unknown; the message says where it is known.
+        ResumeError: the message says what was expected.
     """
-    if unknown := [extent for extent in extents if extent not in known]:
+    if unknown := [extent for extent in extents if extent not in files_of]:
         raise ResumeError(
             f"the state's epoch began before the table grew, when it had {unknown[0].files} files, and this process "
             "does not know which; load it into a loader made by create_dataloader(...), in the process that trains"
         )
+    for before, after in pairwise(extents):
+        if len(files_of[before]) >= len(files_of[after]) or not np.isin(files_of[before], files_of[after]).all():
+            raise ResumeError(
+                f"the state's epoch began before the table grew, and a table of {before.files} files does not grow to "
+                f"one of {after.files} files by these; pass the value of state_dict() unchanged"
+            )
 
 
 def _columns(schema: pa.Schema) -> list[str] | str:
@@ -166,7 +193,7 @@ def _columns(schema: pa.Schema) -> list[str] | str:
 
 
 def _compare_tables(table: Table, own: Mapping[str, Any], theirs: Mapping[str, Any]) -> None:
-    if own["fingerprint"] == theirs.get("fingerprint"):
+    if own["fingerprint"] == theirs["fingerprint"]:
         return
     if "snapshot_id" in own and "snapshot_id" in theirs and own["snapshot_id"] != theirs["snapshot_id"]:
         raise ResumeError(
@@ -191,7 +218,7 @@ def _compare_tables(table: Table, own: Mapping[str, Any], theirs: Mapping[str, A
             f"the table grew since the state was saved: {len(younger)} new files: {shown}; {_REMEDIES['table']}; or "
             'pass on_growth="continue" to continue with the new rows too'
         )
-    counts = "; ".join(f"{name}: {theirs.get(name)} then, {own[name]} now" for name in ("files", "rows", "bytes"))
+    counts = "; ".join(f"{name}: {theirs[name]} then, {own[name]} now" for name in ("files", "rows", "bytes"))
     raise ResumeError(f"the state is of another table ({counts}); {_REMEDIES['table']}")
 
 
@@ -204,7 +231,7 @@ def _interval(table: Mapping[str, Any]) -> str:
 
 def _files_since(table: Table, theirs: Mapping[str, Any]) -> list[str]:
     """Return the names of the youngest files, if the table without them is the state's table."""
-    old = oldest_files(table, theirs.get("files", 0), theirs.get("fingerprint"))
+    old = oldest_files(table, theirs["files"], theirs["fingerprint"])
     younger = sorted(set(range(len(table.files))).difference(old or ()))
     return [] if old is None else [table.files[at].name for at in younger]
 

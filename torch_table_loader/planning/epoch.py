@@ -91,6 +91,12 @@ class CutEpoch:
             return self._shares
         return np.array([self._own(rank).num_rows for rank in range(self.topology.num_ranks)], dtype=np.int64)
 
+    @property
+    def ranks_with_rows(self) -> list[int]:
+        """The ranks that deliver rows of their own, and not only padding."""
+        found: list[int] = np.flatnonzero(self._shares).tolist()
+        return found
+
     def quotas(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """What every rank repeats, in rows or batches, and the steps of every rank; see `ranks.quotas`."""
         return quotas(self._shares, self._sharing)

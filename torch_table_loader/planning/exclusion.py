@@ -17,7 +17,7 @@ from torch_table_loader.errors import ConfigError, ConfigTypeError, ResumeError
 from torch_table_loader.planning.distinct import distinct
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Sequence
 
     from numpy.typing import NDArray
 
@@ -56,33 +56,51 @@ def encode_ids(ids: Ints) -> str:
     return base64.b64encode(b"".join([*parts, packer.flush()])).decode("ascii")
 
 
-def decode_ids(text: str) -> Ints:
+def decode_ids(text: str, num_rows: int = 1 << 63) -> Ints:
     """Read what `encode_ids` wrote.
 
+    Args:
+        text: what it wrote.
+        num_rows: physical rows of the table, whose ids these are.
+
     Raises:
-        ResumeError: the text is not a set of ids.
+        ResumeError: the text is not a set of ids of the table.
     """
     if not text:
         return np.empty(0, dtype=np.int64)
+    most = ((num_rows >> _BLOCK_BITS) + 1) * (_HEADER.size + (1 << _BLOCK_BITS) // 8)
     try:
-        data = zlib.decompress(base64.b64decode(text, validate=True))
-        parts, at = [], 0
-        while at < len(data):
-            block, count = _HEADER.unpack_from(data, at)
-            at += _HEADER.size
-            if count < _BITMAP_FROM:
-                low = np.frombuffer(data, "<u2", count, at).astype(np.int64)
-                at += 2 * count
-            else:
-                bits = np.unpackbits(np.frombuffer(data, np.uint8, 8192, at), bitorder="little")
-                low = np.flatnonzero(bits).astype(np.int64)
-                at += 8192
-            parts.append(low + (block << _BLOCK_BITS))
-        return np.concatenate(parts)
+        unpacker = zlib.decompressobj()
+        ids = _ids_in(unpacker.decompress(base64.b64decode(text, validate=True), most + 1))
     except (binascii.Error, zlib.error, struct.error, ValueError) as error:
         raise ResumeError(
             f"the state's exclusions must be as state_dict() writes them, got {error!r}; pass its value unchanged"
         ) from error
+    if not unpacker.eof or unpacker.unused_data or (np.diff(ids) <= 0).any() or not 0 <= ids[0] <= ids[-1] < num_rows:
+        raise ResumeError(
+            f"the state's exclusions must be rising ids of a table of {num_rows} rows, got others; pass the value of "
+            "state_dict() unchanged"
+        )
+    return ids
+
+
+def _ids_in(data: bytes) -> Ints:
+    parts, at = [], 0
+    while at < len(data):
+        block, count = _HEADER.unpack_from(data, at)
+        at += _HEADER.size
+        if count < _BITMAP_FROM:
+            low = np.frombuffer(data, "<u2", count, at).astype(np.int64)
+            at += 2 * count
+        else:
+            bits = np.unpackbits(np.frombuffer(data, np.uint8, 8192, at), bitorder="little")
+            low = np.flatnonzero(bits).astype(np.int64)
+            at += 8192
+        parts.append(low + (min(block, (1 << 47) - 1) << _BLOCK_BITS))
+    found = np.concatenate(parts)
+    if not len(found):
+        raise ValueError("no ids")
+    return found
 
 
 @dataclass(frozen=True, eq=False)
@@ -125,18 +143,20 @@ class Exclusions:
         return [encode_ids(self.ids), self.digest]
 
     @classmethod
-    def from_state(cls, state: Any) -> Exclusions:
-        """Read what `to_state` wrote.
+    def from_state(cls, state: Sequence[str], num_rows: int) -> Exclusions:
+        """Read what `to_state` wrote, in a checked state.
+
+        Args:
+            state: what it wrote.
+            num_rows: physical rows of the table.
 
         Raises:
-            ResumeError: the state is malformed.
+            ResumeError: the ids are not of the table, or the hash is none.
         """
-        if not (isinstance(state, list) and len(state) == 2 and all(isinstance(entry, str) for entry in state)):
-            raise ResumeError(f"the state's exclusions must be two texts, got {state!r}; pass state_dict() unchanged")
         text, digest = state
         if not re.fullmatch(f"[0-9a-f]{{{len(_NOTHING)}}}", digest):
             raise ResumeError(f"the state's exclusions must have a hash, got {digest!r}; pass state_dict() unchanged")
-        return cls(decode_ids(text), digest)
+        return cls(decode_ids(text, num_rows), digest)
 
     def __eq__(self, other: object) -> bool:
         """Return whether both received the same calls, in the same order."""
@@ -209,16 +229,17 @@ class ExclusionVersions:
         return [version.to_state() for version in both]
 
     @classmethod
-    def from_state(cls, state: Mapping[str, Any]) -> ExclusionVersions:
-        """Read the state's field ``exclusions``; without it, nothing is excluded.
+    def from_state(cls, state: Sequence[Sequence[str]], num_rows: int) -> ExclusionVersions:
+        """Read what `to_state` wrote, in a checked state; an empty list if nothing is excluded.
+
+        Args:
+            state: what it wrote.
+            num_rows: physical rows of the table.
 
         Raises:
-            ResumeError: the field is malformed.
+            ResumeError: the ids are not of the table.
         """
-        found = state.get("exclusions", [])
-        if not isinstance(found, list) or len(found) > 2:
-            raise ResumeError(f"the state's exclusions must be a list, got {found!r}; pass state_dict() unchanged")
-        versions = [Exclusions.from_state(entry) for entry in found] or [Exclusions()]
+        versions = [Exclusions.from_state(entry, num_rows) for entry in state] or [Exclusions()]
         return cls(versions[0], versions[-1])
 
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from torch_table_loader.errors import ConfigError
+from torch_table_loader.errors import ConfigError, ResumeError
 from torch_table_loader.planning.dealing import Deal, deal_of
 from torch_table_loader.planning.global_batches import ENDLESS, GlobalBatches
 from torch_table_loader.planning.mixture import StopRule, natural_shares
@@ -17,6 +17,8 @@ from torch_table_loader.planning.stages import Position, Stage
 
 _SHAPE = operator.attrgetter(*(entry.name for entry in fields(Topology)))
 _WIDTH = len(fields(Topology))
+WEIGHTS = _WIDTH + 3
+"""Where a stage of a state has its weights."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,29 +139,54 @@ def write_history(position: MixedPosition) -> list[list[Any]]:
     return history
 
 
-def read_history(history: Any, seed: int, epoch: int) -> MixedPosition:
+def read_history(history: Sequence[Sequence[Any]], seed: int, epoch: int) -> MixedPosition:
     """Read what `write_history` wrote.
 
     Args:
-        history: what it wrote.
+        history: what it wrote, in a checked state.
         seed: the mixture's seed.
         epoch: from 0.
-
-    Raises:
-        TypeError: the history is malformed.
-        ValueError: likewise.
     """
     stages: list[DealtStage] = []
     weights: dict[str, int] = {}
-    ended: list[Any] = []
+    ended: list[bool] = []
     for number, entry in enumerate(history):
         steps, total, natural, listed, *ended = entry[_WIDTH:]
-        weights = {str(name): operator.index(weight) for name, weight in listed} or weights
-        if min(weights.values(), default=0) < 0 or not any(weights.values()):
-            raise ValueError(f"weights {weights!r}")
-        if not 0 <= operator.index(total) <= ENDLESS:
-            raise ValueError(f"a stage of {total} samples")
-        deal = deal_of(weights, Topology(*entry[:_WIDTH]), (seed, epoch, number), natural=bool(natural))
-        stages.append(DealtStage(replace(deal, total=total), Stage(deal.topology, operator.index(steps)).steps))
+        weights = dict(listed) or weights
+        deal = deal_of(weights, Topology(*entry[:_WIDTH]), (seed, epoch, number), natural=natural)
+        stages.append(DealtStage(replace(deal, total=total), steps))
     *past, (deal, steps) = stages
-    return MixedPosition(epoch, Stage(deal.topology, steps), deal=deal, past=tuple(past), ended=bool(ended))
+    return MixedPosition(epoch, Stage(deal.topology, steps), deal=deal, past=tuple(past), ended=ended == [True])
+
+
+def refuse_other_orders(position: MixedPosition, rounds: Mapping[str, Rounds], stop: StopRule) -> None:
+    """Refuse stages that no job can have had; of sources that are gone, nobody knows the rows.
+
+    Args:
+        position: from a state.
+        rounds: the sources that there are, by name.
+        stop: when an epoch ends.
+
+    Raises:
+        ResumeError: a stage has another length or other natural weights than its sources give, or fewer steps than were
+            taken.
+        ConfigError: a source with a weight has no row.
+    """
+    past: tuple[DealtStage, ...] = ()
+    over, known = False, True
+    for deal, taken in position.stages:
+        known = known and all(name in rounds for name in deal.names)
+        asked = replace(deal, total=0) if over else deal
+        if known and not over:
+            weights = None if deal.natural else deal.by_name
+            of_stage = {name: rounds[name] for name in deal.names}
+            asked = begun(position.epoch, of_stage, weights, deal.topology, stop, past).deal
+        plan = MixedPosition(position.epoch, Stage(deal.topology), deal=deal, past=past).batches(0)
+        if deal != asked or taken > plan.longest:
+            raise ResumeError(
+                f"the state has taken {taken} of {plan.longest} steps of a stage of {deal.total} rows with the weights "
+                f"{deal.by_name}, and the stage has {asked.total} rows with {asked.by_name}; pass the value of "
+                "state_dict() unchanged"
+            )
+        over = over or plan.consumed(taken) == plan.total
+        past = (*past, DealtStage(deal, taken))

@@ -43,17 +43,13 @@ class Extent:
     fingerprint: str
 
     @classmethod
-    def of(cls, table: Any) -> Extent:
+    def of(cls, table: Mapping[str, Any]) -> Extent:
         """Return the table that a state describes.
 
         Args:
             table: what the state says about it.
-
-        Raises:
-            ResumeError: the entry is malformed.
         """
-        given = table if isinstance(table, Mapping) else {}
-        return cls.from_state([given.get("snapshot_id"), given.get("files"), given.get("fingerprint")])
+        return cls(table.get("snapshot_id"), table["files"], table["fingerprint"])
 
     def to_state(self) -> list[Any]:
         """Write as plain values.
@@ -62,23 +58,6 @@ class Extent:
         [7, 2, 'ab']
         """
         return [self.snapshot_id, self.files, self.fingerprint]
-
-    @classmethod
-    def from_state(cls, entry: Any) -> Extent:
-        """Read what `to_state` wrote.
-
-        Raises:
-            ResumeError: the entry is malformed.
-        """
-        try:
-            snapshot_id, files, digest = entry
-            known = None if snapshot_id is None else operator.index(snapshot_id)
-            return cls(known, operator.index(files), str(digest))
-        except (TypeError, ValueError) as error:
-            raise ResumeError(
-                f"the state must have the snapshot, the number of files and the fingerprint of each table, got "
-                f"{entry!r}; pass the value of state_dict() unchanged"
-            ) from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,8 +151,9 @@ class StreamPosition(Position):
 
     @property
     def extents(self) -> tuple[Extent, ...]:
-        """What the table was in earlier stages, oldest first, without duplicates."""
-        return tuple(dict.fromkeys(each.extent for each in (*self.past, self.stage) if each.extent is not None))
+        """What the table was in earlier stages, oldest first, each once where it stays the same."""
+        found = [each.extent for each in (*self.past, self.stage)]
+        return tuple(each for each, before in zip(found, [None, *found], strict=False) if each not in (None, before))
 
     def on(self, topology: Topology, *, anew: bool = False) -> StreamPosition:
         """Return the position under a topology, in the current table: the same stage if nothing changes.
@@ -225,33 +205,18 @@ class StreamPosition(Position):
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> StreamPosition:
-        """Read what `to_state` wrote.
-
-        Raises:
-            ResumeError: the state is malformed.
-        """
-        try:
-            *_, newest = entries = [list(entry) for entry in state["history"]]
-            given: list[Any] = [*newest[_WIDTH:], *(False, None)[len(newest) - _WIDTH :]]
-            ended, rank = given
-            del newest[_WIDTH:]
-            *past, stage = map(_read_stage, entries)
-            if isinstance(epoch := state["epoch"], bool) or epoch < 0:
-                raise ValueError(f"epoch={epoch!r}")  # noqa: TRY301 the message below says the rest
-            return cls(operator.index(epoch), stage, tuple(past), rank, ended=ended)
-        except (KeyError, TypeError, ValueError) as error:
-            raise ResumeError(
-                f"the state must hold epoch and history as state_dict() writes them, got {error!r}; "
-                "pass the value of state_dict() unchanged"
-            ) from error
+        """Read what `to_state` wrote, in a checked state."""
+        *before, newest = state["history"]
+        marks = newest[_WIDTH:]
+        past = tuple(_read_stage(entry) for entry in before)
+        rank = marks[1] if len(marks) > 1 else None
+        return cls(state["epoch"], _read_stage(newest[:_WIDTH]), past, rank, ended=marks[:1] == [True])
 
 
 def _read_stage(entry: list[Any]) -> Stage:
     *shape, steps = entry[:_WIDTH]
-    if len(shape) != _WIDTH - 1:
-        raise ValueError(f"the stage {entry!r}")
-    [extent] = map(Extent.from_state, entry[_WIDTH:]) if len(entry) > _WIDTH else [None]
-    return Stage(Topology(*shape), operator.index(steps), extent)
+    extent = Extent(*entry[_WIDTH]) if len(entry) > _WIDTH else None
+    return Stage(Topology(*shape), steps, extent)
 
 
 @dataclass(frozen=True, slots=True)
@@ -269,7 +234,7 @@ class SamplePosition(Position):
         extents: what the table was in earlier parts of the epoch, oldest first, if it has grown since.
         origin: tokens of the epoch that were taken as sequences of another length; `start` and `total` count the
             sequences after them.
-        steps_before: for packed sequences, the steps of the epoch before the stage.
+        steps_before: steps of the epoch that the job took before the stage.
         ended: see `Position`.
     """
 
@@ -315,7 +280,8 @@ class SamplePosition(Position):
 
     def on(self, topology: Topology) -> SamplePosition:
         """Return the position under a topology, in a new stage."""
-        return replace(self, start=self.consumed, stage=Stage(topology), ended=False)
+        before = self.steps_taken
+        return replace(self, start=self.consumed, steps_before=before, stage=Stage(topology), ended=False)
 
     def reweighted(
         self, weights: Mapping[str, float] | None, rows: Mapping[str, int], stop: StopRule
@@ -338,8 +304,10 @@ class SamplePosition(Position):
             return self
         counts = tuple(rows[name] for name in mixture.names)
         total = mixture.length(counts, stop)
-        stage = Stage(self.stage.topology)
-        return replace(self, total=total, start=at, stage=stage, ended=False, mixture=mixture, rows=counts)
+        stage, before = Stage(self.stage.topology), self.steps_taken
+        return replace(
+            self, total=total, start=at, steps_before=before, stage=stage, ended=False, mixture=mixture, rows=counts
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -349,6 +317,7 @@ class SampleCount:
     Args:
         epoch: from 0.
         consumed: samples that the job had taken.
+        steps: steps in which it took them.
         exclusions: exclusions of that epoch, and of the next.
         ended: see `Position`.
         extents: see `SamplePosition`.
@@ -356,6 +325,7 @@ class SampleCount:
 
     epoch: int
     consumed: int
+    steps: int
     exclusions: ExclusionVersions = field(default_factory=ExclusionVersions)
     ended: bool = False
     extents: tuple[Extent, ...] = ()
@@ -363,49 +333,52 @@ class SampleCount:
     def to_state(self) -> dict[str, Any]:
         """Write as ints, strings and lists, always under the same keys: a checkpoint may be assembled key by key.
 
-        >>> SampleCount(2, 48).to_state(), SampleCount(2, 48, ended=True).to_state()["consumed"]
-        ({'epoch': 2, 'consumed': 48, 'exclusions': []}, [48, 'ended'])
+        >>> SampleCount(2, 48, 3).to_state(), SampleCount(2, 48, 3, ended=True).to_state()["consumed"]
+        ({'epoch': 2, 'consumed': [48, 3], 'exclusions': []}, [48, 3, 'ended'])
         """
         grown = [[each.to_state() for each in self.extents]] if self.extents else []
         marks = [_ENDED if self.ended else _RUNNING] if self.ended or grown else []
-        consumed = [self.consumed, *marks, *grown] if marks else self.consumed
+        consumed = [self.consumed, self.steps, *marks, *grown]
         excluded = self.exclusions.to_state() if self.exclusions != ExclusionVersions() else []
         return {"epoch": self.epoch, "consumed": consumed, "exclusions": excluded}
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> SampleCount:
-        """Read what `to_state` wrote.
+        """Read what `to_state` wrote, in a checked state; exclusions are read by `ExclusionVersions.from_state`."""
+        consumed, steps, *marks = state["consumed"]
+        extents = tuple(Extent(*entry) for listed in marks[1:] for entry in listed)
+        return cls(state["epoch"], consumed, steps, ended=marks[:1] == [_ENDED], extents=extents)
 
-        Raises:
-            ResumeError: the state is malformed.
-        """
-        epoch, consumed, ended = state.get("epoch"), state.get("consumed"), False
-        extents: tuple[Extent, ...] = ()
-        if isinstance(consumed, list) and len(consumed) in (2, 3) and consumed[1] in (_ENDED, _RUNNING):
-            extents = tuple(Extent.from_state(entry) for listed in consumed[2:] for entry in listed)
-            consumed, ended = consumed[0], consumed[1] == _ENDED
-        for name, value in (("epoch", epoch), ("consumed", consumed)):
-            if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-                raise ResumeError(
-                    f"the state must hold epoch and consumed as state_dict() writes them, got {name}={value!r}; "
-                    "pass the value of state_dict() unchanged"
-                )
-        assert isinstance(epoch, int)  # noqa: S101 checked above
-        assert isinstance(consumed, int)  # noqa: S101
-        return cls(epoch, consumed, ExclusionVersions.from_state(state), ended, extents)
+    def check(self, total: int, origin: int = 0) -> None:
+        """Refuse a count that does not fit an epoch.
 
-    def check(self, total: int) -> None:
-        """Refuse a count that does not fit an epoch of so many rows.
+        Args:
+            total: samples of the epoch.
+            origin: see `SamplePosition`.
 
         Raises:
             ResumeError: the epoch has fewer rows, or other ranks may still take a step that this rank does not know of.
         """
+        refuse_other_steps(self.consumed + origin, self.steps)
         if self.consumed > total:
             raise ResumeError(
                 f"the state has taken {self.consumed} samples of an epoch that has {total}; load it with the table and "
                 "filter of the run that was saved"
             )
         refuse_ended(self.consumed, total, ended=self.ended)
+
+
+def refuse_other_steps(consumed: int, steps: int) -> None:
+    """Refuse a number of steps in which a job cannot have taken so many samples.
+
+    Raises:
+        ResumeError: a step takes a sample at least.
+    """
+    if steps > consumed or bool(steps) != bool(consumed):
+        raise ResumeError(
+            f"the state has taken {consumed} samples in {steps} steps, and a step takes one at least; pass the value "
+            "of state_dict() unchanged"
+        )
 
 
 def refuse_ended(consumed: int, total: int, *, ended: bool) -> None:

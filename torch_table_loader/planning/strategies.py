@@ -50,6 +50,23 @@ class Strategy:
         """Whether the library shuffles, slices and assigns splits."""
         return self.form == "cutter"
 
+    def told_coverage(self, layout: TableLayout) -> str:
+        """Say what a strategy of "any" coverage leaves out of a table, and what it gives several times."""
+        declared = f"{self.name} declares coverage='any'"
+        if not self.cuts:
+            return f"{declared}: an epoch has the rows that it deals for it"
+        splits = self.cut(layout)
+        cover = splits.cover(np.arange(len(layout)))
+        starts, own = layout.file_starts, layout.file_starts[splits.file]
+        held = np.zeros(len(cover) + 1, dtype=np.int64)
+        places = starts[cover.file] + cover.row_start
+        np.add.at(held, np.searchsorted(places, own + splits.row_start), 1)
+        np.add.at(held, np.searchsorted(places, own + splits.row_stop), -1)
+        times, rows = np.cumsum(held)[:-1], cover.num_rows
+        again = int(((times - 1) * rows)[times > 1].sum())
+        missing = int(rows[times == 0].sum())
+        return f"{declared}: {missing:,} of {layout.num_rows:,} rows are left out, and {again:,} come again"
+
     def cut(self, layout: TableLayout) -> SplitTable:
         """Run a cutter, and return its splits.
 

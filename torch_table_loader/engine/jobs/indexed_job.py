@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeAlias
 from torch_table_loader.engine.jobs.job import Job, LaneLoad, Outline, PlannedStage
 from torch_table_loader.engine.jobs.resolve import topology_of, with_padding
 from torch_table_loader.engine.sizes import batches_of_a_gather, rows_in_flight
-from torch_table_loader.engine.state import current_version
 from torch_table_loader.engine.work.indexed_work import IndexedWork, ItemStream
 from torch_table_loader.errors import ResumeError
 from torch_table_loader.messages import warn_caller
@@ -259,7 +258,7 @@ class IndexedJob(Job):
 
     def resume(self, state: Mapping[str, Any]) -> tuple[IndexedJob, SamplePosition]:
         """Return the job that continues from a state, and where; see `Job.resume`."""
-        items, position = self.items.resume(current_version(state), self.topology)
+        items, position = self.items.resume(state, self.topology)
         return replace(self, items=items), position
 
     def warn_of_undone(self, other: Job) -> None:

@@ -254,7 +254,7 @@ class Job(ABC):
         """Return the job that continues from a state, and where.
 
         Args:
-            state: what `state` returned on any rank of a job of any size.
+            state: what `state` returned on any rank of a job of any size, as `read_state` checked it.
 
         Raises:
             ResumeError: the state does not fit; names what differs.

@@ -31,7 +31,7 @@ from torch_table_loader.engine.mixture_state import (
 )
 from torch_table_loader.engine.row_store import crosses_by_fork
 from torch_table_loader.engine.work.indexed_work import MixedStream, SourceStream
-from torch_table_loader.errors import ConfigError, ConfigTypeError
+from torch_table_loader.errors import ConfigError, ConfigTypeError, ResumeError
 from torch_table_loader.planning.distinct import distinct
 from torch_table_loader.planning.exclusion import Exclusions, ExclusionVersions
 from torch_table_loader.planning.global_batches import ENDLESS
@@ -316,6 +316,9 @@ class MixedRows(Items):
         seed, natural = self.options.shuffle_seed, isinstance(saved.newest, str)
         mixture = Mixture(saved.names, saved.shares, seed, saved.epoch, self.block, natural)
         rows = mixed._rows(versions, saved.epoch)
+        over = saved.shares.start == consumed == saved.total  # it stays so, whatever comes and goes
+        if not over and all(name in rows for name in mixture.names):
+            self._refuse_other_orders(mixture, rows, saved)
         if isinstance(newest, str):
             mixture = mixture.of_what_is_left(consumed, rows)
         else:
@@ -326,6 +329,7 @@ class MixedRows(Items):
             Stage(topology),
             total=saved.total if consumed == saved.total else mixture.length(counts, self.stop),
             start=consumed,
+            steps_before=saved.steps,
             exclusions=versions,
             mixture=mixture,
             rows=counts,
@@ -336,13 +340,36 @@ class MixedRows(Items):
                     entry.items.begin_at(saved.anchors[name])
         return mixed, position
 
+    def _refuse_other_orders(self, mixture: Mixture, rows: Mapping[str, int], saved: MixtureState) -> None:
+        """Refuse an epoch of another length than its weights give, and natural weights that are not what was left.
+
+        Args:
+            mixture: the order of the state.
+            rows: rows of each source in the epoch, by name.
+            saved: the state; all its sources are here.
+
+        Raises:
+            ResumeError: no mixture of these sources has such an epoch.
+        """
+        counts, start = tuple(rows[name] for name in mixture.names), mixture.shares
+        total = mixture.length(counts, self.stop)
+        left = {name: max(0, rows[name] - had) for name, had in zip(mixture.names, start.before, strict=True)}
+        asked = natural_shares(left if any(left.values()) else dict(zip(mixture.names, counts, strict=True)))
+        if saved.total != total or (mixture.natural and mixture.weights != asked and saved.consumed < total):
+            raise ResumeError(
+                f"the state is of an epoch of {saved.total} rows with the weights {mixture.weights} from row "
+                f"{start.start} on, and these sources then have one of {total}, natural weights being {asked}; pass "
+                "the value of state_dict() unchanged"
+            )
+
     def _resumed(self, name: str, saved: MixtureState, topology: Topology) -> TableItems:
         """Let a source find its own part of a state; nothing need be left of it."""
         rows = self.sources[name]
-        start = {"epoch": saved.epoch, "consumed": 0}
+        start = {"epoch": saved.epoch, "consumed": [0, 0], "origin": 0}
         with of_source(name):
             rows, _ = rows.resume(saved.source_state(name, rows.identity) | start, topology)
-        return rows.resumed(saved.exclusions[name], saved.epoch)
+            excluded = ExclusionVersions.from_state(saved.exclusions[name], rows.table.layout.num_rows)
+        return rows.resumed(excluded, saved.epoch)
 
     def warn_of_undone(self, other: Items) -> None:
         """Warn of what was excluded or included here and is not in what a state brings."""

@@ -33,7 +33,7 @@ from torch_table_loader.engine.mixture_state import (
     write_streams_state,
 )
 from torch_table_loader.engine.sizes import TENSOR_BYTES, batches_of_a_gather, rows_in_flight
-from torch_table_loader.engine.state import check_state, current_version
+from torch_table_loader.engine.state import check_state
 from torch_table_loader.engine.work.mixed_stream_work import MixedStreamWork, StreamPart
 from torch_table_loader.engine.work.source_form import PlainForm
 from torch_table_loader.errors import ConfigError, ResumeError
@@ -41,7 +41,7 @@ from torch_table_loader.fetch.settings import FetchSettings
 from torch_table_loader.messages import warn_caller
 from torch_table_loader.planning.epoch import uneven_steps
 from torch_table_loader.planning.global_batches import ENDLESS, steps_of_ranks
-from torch_table_loader.planning.mixed_stages import MixedPosition, begun, rests_of
+from torch_table_loader.planning.mixed_stages import MixedPosition, begun, refuse_other_orders, rests_of
 from torch_table_loader.planning.mixture import NaturalShares, ShareUnit, StopRule, natural_shares
 from torch_table_loader.planning.rounds import RoundRuns, Rounds
 from torch_table_loader.planning.rows_of import SourceRow
@@ -245,13 +245,14 @@ class MixedStreamJob(Job):
         Sources may have come and gone since, and the loader may have been made with other weights: they hold from
         there on. Otherwise the state's weights continue.
         """
-        saved = StreamsState.from_state(self.identity["options"], current_version(state))
+        saved = StreamsState.from_state(self.identity["options"], state)
         for name in saved.sources.keys() & self.sources.keys():
             source = self.sources[name]
             bound = source.identity
             with of_source(name):
                 check_state(bound, source.table, saved.source_state(name, bound), source.options.filters)
         position = saved.position
+        refuse_other_orders(position, self.rounds, self.stop)
         refuse_ended(position.consumed, position.total, ended=position.ended)
         newest = saved.newest if saved.given == self.given else self.given
         lanes = position.stage.topology.lanes if self.options.num_workers is None else self.topology.lanes

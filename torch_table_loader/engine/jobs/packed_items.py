@@ -19,7 +19,7 @@ from torch_table_loader.engine.jobs.mixture_form import SOURCE_COLUMN
 from torch_table_loader.engine.jobs.resolve import packed_columns, with_padding
 from torch_table_loader.engine.jobs.table_rows import TableItems, TableRows, TurnsOf
 from torch_table_loader.engine.sizes import TENSOR_BYTES
-from torch_table_loader.engine.state import check_state, write_state
+from torch_table_loader.engine.state import check_state, refuse_mixture, write_state
 from torch_table_loader.engine.work.packed_work import PackedStream, StoredTokens
 from torch_table_loader.errors import ConfigError, ResumeError, TableError
 from torch_table_loader.planning.exclusion import Exclusions, ExclusionVersions
@@ -44,6 +44,8 @@ if TYPE_CHECKING:
     Ints: TypeAlias = NDArray[np.int64]
 
 _KEPT_STREAMS = 4
+_LONGEST = 1 << 40
+"""Tokens of a sequence at most, in a state of sequences of another length."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -169,34 +171,38 @@ class PackedItems(TableItems):
     def state(self, position: SamplePosition) -> dict[str, Any]:
         """Write where the job is, with what was excluded since.
 
-        `anchor` is a document's place in the epoch's order and what comes before it: a walk can begin there. It holds
-        for the epoch, whatever was consumed.
+        `anchor` is where a walk can begin; see `PackedStream.anchor`. It holds for the epoch, whatever was consumed.
         """
         versions = ExclusionVersions(position.exclusions[""].running, self.exclusions.newest)
         consumed = position.consumed
-        count = SampleCount(position.epoch, consumed, versions, position.ended)
+        count = SampleCount(position.epoch, consumed, position.steps_taken, versions, position.ended)
         anchor = self.stream(position).anchor(consumed) if consumed or position.origin else []
-        origin = [position.origin, position.steps_taken] if self.pack.strategy == "concat" else 0
         seq_len = self._length_at(position.epoch, position.steps_before)
         bound = {**self.identity, "options": {**self.identity["options"], "seq_len": seq_len}}
-        return write_state(bound, {**count.to_state(), "anchor": anchor, "origin": origin})
+        return write_state(bound, {**count.to_state(), "anchor": anchor, "origin": position.origin})
 
     def resume(self, state: Mapping[str, Any], topology: Topology) -> tuple[PackedItems, SamplePosition]:
         """Return the sequences with the state's exclusions, and the position."""
-        pack, options = self.pack, state.get("options", {})
+        refuse_mixture(state)
+        pack, options = self.pack, state["options"]
         then = options.get("seq_len") if pack.strategy == "concat" else pack.seq_len
-        if then != pack.seq_len and isinstance(then, int) and then > 0:
+        if then != pack.seq_len and type(then) is int and 0 < then <= _LONGEST:
             state = {**state, "options": {**options, "seq_len": pack.seq_len}}  # its place is a token
         check_state(self.identity, self.table, state, self.options.filters)
-        count, (origin, steps) = SampleCount.from_state(state), _origin_of(state, topology)
-        items = self.resumed(count.exclusions, count.epoch)
-        versions, running, taken = {"": count.exclusions}, count.exclusions.running, count.consumed
-        now = self._length_at(count.epoch, steps)
-        stream = items._stream(count.epoch, running, origin, then)
-        count.check(stream.count)
+        count, origin = SampleCount.from_state(state), state["origin"]
+        excluded = ExclusionVersions.from_state(state.get("exclusions", []), self.table.layout.num_rows)
+        items = self.resumed(excluded, count.epoch)
+        taken, now = count.consumed, self._length_at(count.epoch, count.steps)
+        stream = items._stream(count.epoch, excluded.running, origin, then)
+        if origin and (pack.strategy != "concat" or stream.tokens_before(0) != origin):
+            raise ResumeError(
+                f"the state has taken {origin} tokens as sequences of another length, and the epoch has fewer, or "
+                "sequences of one length; pass the value of state_dict() unchanged"
+            )
+        count.check(stream.count, origin)
         if then != now or pack.schedule:  # a stage ends at a step, and begins with a token
             origin, taken = stream.tokens_before(taken), 0
-            stream = items._stream(count.epoch, running, origin, now)
+            stream = items._stream(count.epoch, excluded.running, origin, now)
         if anchor := state.get("anchor", []):
             stream.begin_at(anchor)
         return items, SamplePosition(
@@ -204,9 +210,9 @@ class PackedItems(TableItems):
             Stage(topology),
             total=stream.count,
             start=taken,
-            exclusions=versions,
+            exclusions={"": excluded},
             origin=origin,
-            steps_before=steps,
+            steps_before=count.steps,
         )
 
     def _length_at(self, epoch: int, step: int) -> int:
@@ -364,27 +370,6 @@ class PackedItems(TableItems):
             f"row {span.row_start} of {span.file!r} has {most} tokens, more than seq_len={pack.seq_len}; "
             'pass long_docs="split", "truncate" or "drop", or a larger seq_len'
         )
-
-
-def _origin_of(state: Mapping[str, Any], topology: Topology) -> tuple[int, int]:
-    """Return the tokens that were taken as sequences of another length, and the steps of the epoch that were taken.
-
-    States of before there were schedules of lengths say no steps: those that a job of this shape takes for as many
-    sequences.
-
-    Raises:
-        ResumeError: those are not numbers.
-    """
-    given = state.get("origin", 0)
-    consumed = state.get("consumed")
-    count = consumed[0] if isinstance(consumed, list) and consumed else consumed
-    if type(given) is int and type(count) is int:
-        given = [given, count // (topology.num_ranks * topology.batch_size)]
-    if not (isinstance(given, list) and len(given) == 2 and all(type(each) is int and each >= 0 for each in given)):
-        raise ResumeError(
-            f"the state's origin must be numbers of tokens and of steps, got {given!r}; pass state_dict() unchanged"
-        )
-    return given[0], given[1]
 
 
 def _of_documents(options: LoaderOptions, pack: Pack) -> LoaderOptions:

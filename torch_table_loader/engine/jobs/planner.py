@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from torch_table_loader.engine.jobs.job import PlannedStage
+from torch_table_loader.errors import ResumeError
 from torch_table_loader.planning.consumption import Consumption
 from torch_table_loader.planning.distinct import distinct
 from torch_table_loader.planning.epoch import CutEpoch, DealtEpoch, epoch_order
@@ -16,7 +17,7 @@ from torch_table_loader.planning.splits import SegmentTable, SplitTable
 from torch_table_loader.planning.stages import StreamPosition
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -88,7 +89,8 @@ class Planner:
         self._by_file = by_file
         self._segments: dict[Extent | None, SegmentTable] = {}
         """The splits of a strategy that cuts, of the table as it is and as it was."""
-        self._files_of: Mapping[Extent, NDArray[np.int64]] = {}
+        self.files_of: Mapping[Extent, NDArray[np.int64]] = {}
+        """Which files the table had, by what it was, as far as that is known."""
         self._forget()
         if strategy.cuts:
             self._segments[None] = self._segment(strategy.cut(layout))
@@ -113,15 +115,10 @@ class Planner:
             files_of: which files the table had, in their order then, by what it was.
         """
         other = copy.copy(self)
-        other._files_of = dict(files_of)
+        other.files_of = dict(files_of)
         other._segments = {extent: each for extent, each in self._segments.items() if extent is None}
         other._forget()
         return other
-
-    @property
-    def extents(self) -> Collection[Extent]:
-        """What the table was, as far as that is known."""
-        return self._files_of.keys()
 
     def live_before(self, group: int, row: int) -> int:
         """Count the live rows of a row group before a row; see `LiveCounter.live_before`."""
@@ -177,6 +174,30 @@ class Planner:
         _, steps = job.quotas()
         return [int(each) for each in steps]
 
+    def longest(self, position: StreamPosition) -> int:
+        """Return the steps of the rank that takes most in the position's stage; the rows of all ranks are counted."""
+        return max(self.steps_of_ranks(position, count=True) or [0])
+
+    def refuse_steps_beyond(self, position: StreamPosition, rank: int) -> None:
+        """Refuse a position that took more steps in a stage than any rank has, where rows are counted.
+
+        Args:
+            position: from a state.
+            rank: this one; others are not counted where it has as many steps.
+
+        Raises:
+            ResumeError: the message says how many steps there are.
+        """
+        stages = (*position.past, position.stage) if self.counted else ()
+        for number, stage in enumerate(stages):
+            at, topology, taken = replace(position, stage=stage, past=stages[:number]), stage.topology, stage.steps
+            known = not taken or (rank < topology.num_ranks and taken <= self.plan(at, rank).plan.steps)
+            if not known and taken > (longest := self.longest(at)):
+                raise ResumeError(
+                    f"the state has taken {taken} steps in stage {number} of its epoch, which has {longest} under "
+                    f"{topology}; pass the value of state_dict() unchanged"
+                )
+
     def rows_of_ranks(self, position: StreamPosition) -> list[int] | None:
         """Rows of every rank in the position's stage, padding left out; None where a rank knows its own alone."""
         if not self.strategy.cuts:
@@ -189,12 +210,12 @@ class Planner:
     def _layout_of(self, extent: Extent | None) -> TableLayout:
         if extent is None:
             return self.layout
-        return replace(self.layout.part(self._files_of[extent]), snapshot_id=extent.snapshot_id)
+        return replace(self.layout.part(self.files_of[extent]), snapshot_id=extent.snapshot_id)
 
     def _segment(self, splits: SplitTable, extent: Extent | None = None) -> SegmentTable:
         """Divide splits, which may be of the table as it was, into parts of the table as it is."""
         if extent is not None:
-            splits = splits.within(self.layout, self._files_of[extent])
+            splits = splits.within(self.layout, self.files_of[extent])
         return SegmentTable.of(splits, filtered=self._filtered)
 
     def _ordered(self, extent: Extent | None, epoch: int) -> tuple[SegmentTable, NDArray[np.int64]]:
@@ -254,7 +275,7 @@ class Planner:
                 segments = self._count(stage.extent, order)
                 job = CutEpoch(segments, order, stage.topology, consumed=consumed, stage=number, by_file=self._by_file)
                 bases = segments.bases()
-                for rank in range(stage.topology.num_ranks):
+                for rank in job.ranks_with_rows:
                     yield job.plan(rank), segments, bases, stage.topology.shuffle_buffer_size
 
             consumed = self._consumed_before(position, place)

@@ -15,7 +15,7 @@ from torch_table_loader.batching.policy import TypePolicy
 from torch_table_loader.engine.counting import LiveCounter
 from torch_table_loader.engine.jobs.planner import Planner
 from torch_table_loader.engine.machine import usable_cpus
-from torch_table_loader.errors import ConfigError
+from torch_table_loader.errors import ConfigError, ResumeError
 from torch_table_loader.messages import progress_bar, warn_caller
 from torch_table_loader.planning.cutting import WholeFileStrategy
 from torch_table_loader.planning.global_batches import rank_batch_size
@@ -181,6 +181,22 @@ def topology_of(options: LoaderOptions, num_ranks: int) -> Topology:
         options.drop_last,
         options.micro_batches,
     )
+
+
+def refuse_shape(topology: Topology, options: LoaderOptions, planner: Planner) -> None:
+    """Refuse the shape of a job, from a state, that could not be made with a job's options.
+
+    Raises:
+        ConfigError: names the option.
+        ResumeError: rows that nobody counts, or that a strategy deals, cannot be even.
+    """
+    even = topology.even_ranks
+    replace(options, shuffle_buffer_size=topology.shuffle_buffer_size, even_ranks=even, drop_last=topology.drop_last)
+    if even is not None and not (planner.strategy.cuts and planner.counted):
+        raise ResumeError(
+            f"the state is of a job with even_ranks={even!r}, which {planner.strategy.name} and count_filtered="
+            f"{options.count_filtered} do not allow; pass the value of state_dict() unchanged"
+        )
 
 
 def planner_of(

@@ -13,12 +13,11 @@ import pyarrow as pa
 from torch_table_loader.arrow.token_rows import ids_under
 from torch_table_loader.engine.jobs.job import FetchLoad, Job, LaneLoad, Outline
 from torch_table_loader.engine.jobs.planner import PlannedStream
-from torch_table_loader.engine.jobs.resolve import codec_of, columns_of, packed_columns, with_padding
+from torch_table_loader.engine.jobs.resolve import codec_of, columns_of, packed_columns, refuse_shape, with_padding
 from torch_table_loader.engine.sizes import rows_in_flight
 from torch_table_loader.engine.state import (
     bound_by,
     check_state,
-    current_version,
     identity,
     refuse_unknown,
     write_state,
@@ -141,9 +140,8 @@ class StreamJob(Job):
         Returns:
             This job, with the state's number of lanes where the caller named none, and where it continues.
         """
-        state = current_version(state)
         splits_then = lambda extent: {"splits": self.planner.digest(extent)}  # noqa: E731
-        bound, grown = bound_by(self.identity, state, self.planner.extents, splits_then)
+        bound, grown = bound_by(self.identity, state, self.planner.files_of, splits_then)
         check_state(bound, self.table, state, self.options.filters)
         position = StreamPosition.from_state(state)
         position = position if grown is None else position.before_growth(grown)
@@ -165,7 +163,10 @@ class StreamJob(Job):
             )
 
     def _check(self, position: StreamPosition) -> None:
-        refuse_unknown(position.extents, self.planner.extents)
+        refuse_unknown(position.extents, self.planner.files_of)
+        for stage in (*position.past, position.stage):
+            refuse_shape(stage.topology, self.options, self.planner)
+        self.planner.refuse_steps_beyond(position, self.rank)
         if position.rank is not None and position.extents:
             raise ResumeError(
                 "the state was saved with count_filtered=False, so it is unknown which rows were taken before the "
@@ -182,7 +183,7 @@ class StreamJob(Job):
                 "the state counts rows that pass the filter, but count_filtered=False does not; leave it True"
             )
         if position.ended:
-            longest = max(self.planner.steps_of_ranks(position, count=True) or [0])
+            longest = self.planner.longest(position)
             if longest > position.stage.steps:
                 raise ResumeError(
                     f"the state was taken on a rank that had ended after {position.stage.steps} steps, while others "
@@ -197,8 +198,7 @@ class StreamJob(Job):
             return False
         if position.stage.topology == self._topology_at(epoch, taken):
             return True
-        steps = self.planner.steps_of_ranks(position, count=True) if self.planner.counted else None
-        return steps is not None and 0 < position.stage.steps >= max(steps)
+        return self.planner.counted and 0 < position.stage.steps >= self.planner.longest(position)
 
     def start(self, epoch: int) -> StreamPosition:
         """Return the start of an epoch; where rows are not counted, of this rank alone."""
@@ -428,23 +428,7 @@ class StreamJob(Job):
                     "rows that pass the filter are not counted (count_filtered=False): no length, no equal steps"
                 )
         if self.strategy.coverage == "any":
-            notes.append(self._coverage())
+            notes.append(self.strategy.told_coverage(self.table.layout))
         if self.strategy.form == "generator" and self.topology.num_ranks > 1:
             notes.append(f"{self.strategy.name} does not take ranks: every rank reads the whole table")
         return notes
-
-    def _coverage(self) -> str:
-        """Say what a strategy leaves out, and what it gives several times."""
-        declared = f"{self.strategy.name} declares coverage='any'"
-        if not self.strategy.cuts:
-            return f"{declared}: an epoch has the rows that it deals for it"
-        splits, layout = self.strategy.cut(self.table.layout), self.table.layout
-        cover = splits.cover(np.arange(len(layout)))
-        starts, own = layout.file_starts, layout.file_starts[splits.file]
-        held = np.zeros(len(cover) + 1, dtype=np.int64)
-        places = starts[cover.file] + cover.row_start
-        np.add.at(held, np.searchsorted(places, own + splits.row_start), 1)
-        np.add.at(held, np.searchsorted(places, own + splits.row_stop), -1)
-        times, rows = np.cumsum(held)[:-1], cover.num_rows
-        again, missing = int(((times - 1) * rows)[times > 1].sum()), int(rows[times == 0].sum())
-        return f"{declared}: {missing:,} of {layout.num_rows:,} rows are left out, and {again:,} come again"

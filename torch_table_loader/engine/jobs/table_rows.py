@@ -287,7 +287,8 @@ class TableRows(TableItems):
     def state(self, position: SamplePosition) -> dict[str, Any]:
         """Write where the job is, with what was excluded since."""
         versions = ExclusionVersions(position.exclusions[""].running, self.exclusions.newest)
-        count = SampleCount(position.epoch, position.consumed, versions, position.ended, position.extents)
+        taken, ended = position.steps_taken, position.ended
+        count = SampleCount(position.epoch, position.consumed, taken, versions, ended, position.extents)
         return write_state(self.identity, count.to_state())
 
     def extents(self, state: Mapping[str, Any]) -> Collection[Extent]:
@@ -303,7 +304,9 @@ class TableRows(TableItems):
         bound, grown = bound_by(self.identity, state, self.files_of, lambda _: {})
         check_state(bound, self.table, state, self.options.filters)
         count = SampleCount.from_state(state)
-        refuse_unknown(count.extents, self.files_of)
+        refuse_unknown([*count.extents, *([] if grown is None else [grown])], self.files_of)
+        layout = self.table.layout if grown is None else self.table.layout.part(self.files_of[grown])
+        count = replace(count, exclusions=ExclusionVersions.from_state(state.get("exclusions", []), layout.num_rows))
         if grown is not None:
             count = self._in_grown_table(count, grown)
         rows = self.resumed(count.exclusions, count.epoch)
@@ -318,6 +321,7 @@ class TableRows(TableItems):
             stage,
             total=total,
             start=count.consumed,
+            steps_before=count.steps,
             exclusions={"": count.exclusions},
             extents=count.extents,
         )

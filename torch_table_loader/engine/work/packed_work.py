@@ -6,6 +6,8 @@ import copy
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
+from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import numpy as np
@@ -172,25 +174,40 @@ class PackedStream(TurnStream):
             return order.tokens_before(turn)
 
     def anchor(self, turn: int) -> list[int]:
-        """Return the round of a sequence, and the place in it from which a walk finds the sequence."""
+        """Return the round of a sequence, the place in it from which a walk finds the sequence, and their seal.
+
+        What comes before the place is known only to who has walked there; the seal says that it was found so.
+        """
         with PERMUTING.lock:
             if self._walks_rounds:
                 first, number = self._round_of(turn)
-                return [number, first, self._order(number).count]
+                return self._sealed(number, first, self._order(number).count)
             number, place = (0, turn) if self._source is None else divmod(turn, max(1, self._order(0).count))
             found = self._order(number).anchor(place)
-        return [] if found is None else [number, *found]
+        return [] if found is None else self._sealed(number, *found)
+
+    def _sealed(self, number: int, place: int, before: int) -> list[int]:
+        """Return an anchor with the hash of it and of the order that it is of."""
+        told = f"anchor {number} {place} {before} without {self._gone} of {self._source!r}"
+        return [number, place, before, derive_key(self._seed, self._epoch, told).hashing[0] >> 2]
+
+    @cached_property
+    def _gone(self) -> str:
+        """A hash of the documents that are left out."""
+        return blake2b(self._remaining.gone.tobytes(), digest_size=16).hexdigest()
 
     def begin_at(self, anchor: list[int]) -> None:
         """Take what `anchor` returned as known.
 
         Raises:
-            ResumeError: the order has no such place.
+            ResumeError: it is of another order, or was changed.
         """
-        numbers = isinstance(anchor, list) and all(type(each) is int and each >= 0 for each in anchor)
-        if not numbers or len(anchor) != 3 or (anchor[0] and self._source is None):
-            raise ResumeError(f"the state's anchor must be three integers, got {anchor!r}; pass state_dict() unchanged")
-        number, place, before = anchor
+        number, place, before, _ = anchor
+        if anchor != self._sealed(number, place, before):
+            raise ResumeError(
+                f"the state's anchor {anchor!r} is not one of this epoch's order of documents; pass the value of "
+                "state_dict() unchanged"
+            )
         with PERMUTING.lock:
             if self._walks_rounds:
                 self._begin_round(number, place, before)

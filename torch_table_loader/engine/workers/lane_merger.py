@@ -7,11 +7,12 @@ import weakref
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from torch_table_loader.arrow.buffers import LargeArrays
 from torch_table_loader.batching.rows import counted
-from torch_table_loader.errors import TableError
+from torch_table_loader.errors import ResumeError, TableError
 
 if TYPE_CHECKING:
     from torch_table_loader.engine.work.lane_work import LaneClock, LaneWork
@@ -54,6 +55,9 @@ class LaneMerger(Iterator[Any]):
             work: the rank's work.
             executor: it begins after `start` steps of the plan or, if rows are not counted, at the first.
             start: steps that were taken before.
+
+        Raises:
+            ResumeError: rows are not counted, and the rank has fewer steps.
         """
         self.stats = ConsumerStats()
         self._short_at_end = 0
@@ -70,8 +74,11 @@ class LaneMerger(Iterator[Any]):
         # No generator of ours may hold self: in a cycle it, and the workers, would wait for the garbage collector.
         self._close = weakref.finalize(self, executor.close)
         self._large_arrays = LargeArrays()
-        for _ in range(0 if work.plan.counted else start):
-            next(self, None)
+        if not work.plan.counted and (found := sum(1 for _ in islice(self, start))) < start:
+            raise ResumeError(
+                f"the state has taken {start} steps of an epoch in which this rank takes {found}; pass the value of "
+                "state_dict() unchanged"
+            )
         self.stats.taken, self.stats.packed = 0, None
 
     @property

@@ -1,0 +1,245 @@
+"""The form of a state: the type and the range of each value. Every state is checked against it once, when it is read.
+
+So what reads a state finds nothing but ints, strings, bools, None, lists and dicts where it expects them, and no number
+that would take time or memory. Whether they fit the table and the plan is for the job to say.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, TypeAlias, get_args
+
+from torch_table_loader.errors import ResumeError
+from torch_table_loader.options import MOST_LANES, MOST_ROWS
+from torch_table_loader.planning.mixture import NaturalShares, StopRule
+
+_Form: TypeAlias = Callable[[Any, str], None]
+"""Refuses a value that is not of the form; takes the value, and where it stands in the state."""
+
+_MOST = 1 << 62
+_MOST_RANKS = 1 << 17
+_MOST_PLACES = 1 << 24
+"""Rows of a step over all ranks, or lanes of all ranks, of a mixture of streams, which deals each of them."""
+
+
+def check_form(state: Mapping[str, Any]) -> None:
+    """Refuse a state that has not the form of its kind.
+
+    Args:
+        state: a state of the current version, of any kind of job.
+
+    Raises:
+        ResumeError: a value is missing, or of another type or range; the message says which.
+    """
+    options = state.get("options")
+    if "mixture" in state:
+        form = _STREAMS if "history" in state else _MIXTURE
+    elif "history" in state:
+        form = _STREAM
+    else:
+        form = _PACKED if isinstance(options, Mapping) and "seq_len" in options else _ROWS
+    form(state, "")
+
+
+def _refuse(at: str, expected: str, value: Any) -> None:
+    text = repr(value)
+    shown = text if len(text) <= 200 else f"{text[:200]}…"
+    raise ResumeError(
+        f"the state's {at} must be {expected}, as state_dict() writes it, got {shown}; pass the value of state_dict() "
+        "unchanged"
+    )
+
+
+def _whole(least: int = 0, most: int = _MOST) -> _Form:
+    def check(value: Any, at: str) -> None:
+        if type(value) is not int or not least <= value <= most:
+            _refuse(at, f"an int from {least} to {most}", value)
+
+    return check
+
+
+def _text(value: Any, at: str) -> None:
+    if type(value) is not str:
+        _refuse(at, "a string", value)
+
+
+def _flag(value: Any, at: str) -> None:
+    if type(value) is not bool:
+        _refuse(at, "true or false", value)
+
+
+def _plain(value: Any, at: str) -> None:
+    """Let options through, which are compared with the loader's own."""
+    if type(value) is list:
+        for each in value:
+            _plain(each, at)
+    elif value is not None and type(value) not in (bool, int, str):
+        _refuse(at, "plain data", value)
+
+
+def _one_of(*known: Any) -> _Form:
+    def check(value: Any, at: str) -> None:
+        if not any(type(value) is type(each) and value == each for each in known):
+            _refuse(at, f"one of {', '.join(map(repr, known))}", value)
+
+    return check
+
+
+def _or_none(form: _Form) -> _Form:
+    return lambda value, at: None if value is None else form(value, at)
+
+
+def _choice(choose: Callable[[Any], bool], form: _Form, other: _Form) -> _Form:
+    """Return the form of values of two kinds; `choose` tells the first."""
+    return lambda value, at: form(value, at) if choose(value) else other(value, at)
+
+
+def _listed(form: _Form, least: int = 0, last: _Form | None = None) -> _Form:
+    """Return the form of a list of any length; its last entry may have another form."""
+
+    def check(value: Any, at: str) -> None:
+        if type(value) is not list or len(value) < least:
+            _refuse(at, f"a list of at least {least} entries", value)
+        for number, each in enumerate(value):
+            (form if last is None or number < len(value) - 1 else last)(each, f"{at}[{number}]")
+
+    return check
+
+
+def _record(*forms: _Form, then: tuple[_Form, ...] = ()) -> _Form:
+    """Return the form of a list of fixed places; those of `then` may be missing at its end."""
+
+    def check(value: Any, at: str) -> None:
+        if type(value) is not list or not len(forms) <= len(value) <= len(forms) + len(then):
+            _refuse(at, f"a list of {len(forms)}{f' to {len(forms) + len(then)}' if then else ''} entries", value)
+        for number, (form, each) in enumerate(zip((*forms, *then), value, strict=False)):
+            form(each, f"{at}[{number}]")
+
+    return check
+
+
+def _keyed(forms: Mapping[str, _Form], then: Mapping[str, _Form] | None = None, others: _Form | None = None) -> _Form:
+    """Return the form of a dict; keys of `then` may be missing, and `others` is of all that are not named."""
+    known = {**forms, **(then or {})}
+
+    def check(value: Any, at: str) -> None:
+        if type(value) is not dict and not isinstance(value, Mapping):
+            _refuse(at, "a dict", value)
+        dot = f"{at}." if at else ""
+        for name in forms:
+            if name not in value:
+                raise ResumeError(f"the state has no {dot}{name}; pass the value of state_dict() unchanged")
+        for name, each in value.items():
+            if (form := known.get(name, others)) is not None:
+                form(each, f"{dot}{name}")
+
+    return check
+
+
+def _pairs(form: _Form) -> _Form:
+    """Return the form of a dict that is written as pairs, since the keys of a state never change."""
+
+    def check(value: Any, at: str) -> None:
+        _listed(_record(_text, _plain))(value, at)
+        form(dict(value), at)
+
+    return check
+
+
+def _named(form: _Form) -> _Form:
+    """Return the form of a list of entries that begin with a name: sorted, and no name twice."""
+
+    def check(value: Any, at: str) -> None:
+        _listed(form)(value, at)
+        names = [entry[0] for entry in value]
+        if names != sorted(set(names)):
+            _refuse(at, "sorted by names that differ", names)
+
+    return check
+
+
+def _is_empty(value: Any) -> bool:
+    return type(value) is list and not value
+
+
+_SNAPSHOT = _or_none(_whole(-(1 << 63), (1 << 63) - 1))
+_COUNT = _whole()
+_EXTENT = _record(_SNAPSHOT, _COUNT, _text)
+_TABLE = _keyed(
+    {"fingerprint": _text, "files": _COUNT, "rows": _COUNT, "bytes": _COUNT},
+    {"snapshot_id": _SNAPSHOT, "start_snapshot_id": _SNAPSHOT, "changelog": _flag, "left_out": _COUNT},
+)
+_OPTIONS = _keyed({}, others=_plain)
+_DIGESTS = _record(_text, _text)
+_VERSIONS = _choice(_is_empty, _plain, _record(_DIGESTS, then=(_DIGESTS,)))
+_SHAPE = (
+    _whole(1, _MOST_RANKS),
+    _whole(1, MOST_LANES),
+    _whole(1, MOST_ROWS),
+    _or_none(_whole(1, MOST_ROWS)),
+    _one_of(None, "balance", "drop", "pad"),
+    _flag,
+)
+"""A topology's, as far as the state of a stream has it."""
+_TAKEN = _whole(1)
+"""Steps of a stage that is over."""
+_OF_ONE = {"version": _COUNT, "table": _TABLE, "options": _OPTIONS, "epoch": _COUNT}
+
+_STREAM = _keyed(
+    {
+        **_OF_ONE,
+        "history": _listed(
+            _record(*_SHAPE, _TAKEN, then=(_EXTENT,)), 1, _record(*_SHAPE, _COUNT, then=(_flag, _or_none(_COUNT)))
+        ),
+    }
+)
+_ROWS = _keyed(
+    {
+        **_OF_ONE,
+        "consumed": _record(_COUNT, _COUNT, then=(_one_of("ended", "running"), _listed(_EXTENT, 1))),
+    },
+    {"exclusions": _VERSIONS},
+)
+_ANCHOR = _record(_COUNT, _COUNT, _COUNT, _COUNT)
+_PACKED = _keyed(
+    {**_OF_ONE, "consumed": _record(_COUNT, _COUNT, then=(_one_of("ended", "running"),)), "origin": _COUNT},
+    {"exclusions": _VERSIONS, "anchor": _choice(_is_empty, _plain, _ANCHOR)},
+)
+
+_WEIGHT = _record(_text, _COUNT)
+_WEIGHTS = _choice(lambda value: type(value) is str, _one_of(*get_args(NaturalShares)), _named(_WEIGHT))
+_OF_MIXTURE = {
+    "version": _COUNT,
+    "mixture": _keyed(
+        {"shuffle_seed": _plain, "stop": _one_of(*get_args(StopRule)), "block": _or_none(_COUNT)}, others=_plain
+    ),
+    "sources": _named(_record(_text, _pairs(_TABLE), _pairs(_OPTIONS), then=(_ANCHOR,))),
+    "given": _WEIGHTS,
+    "newest": _WEIGHTS,
+    "epoch": _COUNT,
+}
+_MIXTURE = _keyed(
+    {
+        **_OF_MIXTURE,
+        "position": _record(_COUNT, _flag, _COUNT, _COUNT),
+        "shares": _record(_COUNT, _named(_record(_text, _COUNT, _COUNT))),
+        "exclusions": _named(_record(_text, _VERSIONS)),
+    }
+)
+
+
+def _dealt(steps: _Form, then: tuple[_Form, ...]) -> _Form:
+    ranks, lanes, size, _, even, drop = _SHAPE
+    shape = (ranks, lanes, size, _one_of(None), even, drop, _one_of(1))
+    stage = _record(*shape, steps, _COUNT, _flag, _named(_WEIGHT), then=then)
+
+    def check(value: Any, at: str) -> None:
+        stage(value, at)
+        ranks, lanes, size = value[:3]
+        if ranks * max(lanes, size) > _MOST_PLACES:
+            _refuse(at, f"of a job with at most {_MOST_PLACES} rows of a step and as many workers", value[:3])
+
+    return check
+
+
+_STREAMS = _keyed({**_OF_MIXTURE, "history": _listed(_dealt(_TAKEN, ()), 1, _dealt(_COUNT, (_flag,)))})

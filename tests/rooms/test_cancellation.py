@@ -82,7 +82,7 @@ def test_a_call_that_hangs_is_left_once_nobody_wants_it() -> None:
     hangs.set()
     assert interruptibly(lambda: "answer") == "answer"
     with pytest.raises(KeyError):
-        interruptibly(lambda: {}["missing"])
+        interruptibly(lambda: {"here": 1}["missing"])
 
 
 def test_what_is_not_wanted_around_a_block_is_not_wanted_inside() -> None:

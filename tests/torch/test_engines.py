@@ -160,6 +160,9 @@ def test_an_epoch_leaves_nothing_behind(tmp_path: Path, worker_type: str) -> Non
     for epoch in range(8):
         loader.set_epoch(epoch)
         assert sum(1 for _ in loader) == len(loader)
+        for thread in threading.enumerate():
+            if thread.name.startswith("QueueFeederThread"):  # multiprocessing's, which closes the pipes of its queue
+                thread.join(20)
         tensors = sum(type(thing) is torch.Tensor for thing in gc.get_objects())
         held.append((pa.total_allocated_bytes(), tensors, len(list(Path("/proc/self/fd").iterdir()))))
     assert len(set(held[1:])) == 1, held

@@ -407,6 +407,12 @@ def optimizer_steps(mode: RowMode, tables: Path, ranks: int, micro: int, state: 
     return [sorted(sum(taken[at : at + micro], [])) for at in range(0, len(taken), micro)], between
 
 
+def samples_of(state: State) -> State:
+    """Leave out the steps, which are shorter where ranks take micro-batches."""
+    name, steps = ("consumed", 1) if "consumed" in state else ("position", 3)
+    return {**state, name: [count for place, count in enumerate(state[name]) if place != steps]}
+
+
 @in_row_modes
 @pytest.mark.parametrize("options", [{}, {"drop_last": True}, {"even_ranks": "pad"}], ids=str)
 def test_steps_of_the_optimizer_are_the_same_on_any_ranks_in_any_micro_batches(
@@ -417,7 +423,7 @@ def test_steps_of_the_optimizer_are_the_same_on_any_ranks_in_any_micro_batches(
     for ranks, micro in ((1, 3), (2, 1), (2, 3), (3, 4)):
         found, there = optimizer_steps(mode, tables, ranks, micro, **options)
         assert found == wanted
-        assert there == state
+        assert samples_of(there) == samples_of(state)
     rest, _ = optimizer_steps(mode, tables, 2, 2, state, **options)
     assert rest == wanted[2:]
 

@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.iceberg import IcebergWriter
-from torch_table_loader import ConfigError, IcebergDataset, MixedDataset, StructuredDataset, TableLoader
+from torch_table_loader import ConfigError, IcebergDataset, MixedDataset, ResumeError, StructuredDataset, TableLoader
 
 EMPTY = "source 'b' has no row in this epoch"
 ALL_OF_B = range(30)
@@ -83,7 +83,7 @@ def test_a_source_with_weight_and_without_rows_is_an_error_on_resume_too(tables:
     next(iter(loader))
     fresh, dataset = make(tables, {"a": 1, "b": 1})
     before = fresh.state_dict()
-    with pytest.raises(ConfigError, match=EMPTY):
+    with pytest.raises(ResumeError, match=EMPTY):
         fresh.load_state_dict(loader.state_dict())
     assert fresh.state_dict() == before
     assert dataset.weights == {"a": 1, "b": 1}

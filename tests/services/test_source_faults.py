@@ -290,7 +290,7 @@ def test_a_wait_ends_when_nobody_wants_the_answer(store: FaultyStore, client: st
     store.fail("503")
     left = threading.Event()
     threading.Timer(0.5, left.set).start()
-    with cancellable(left.is_set), pytest.raises(StorageError, match="plain|nobody waits for these rows"):
+    with cancellable(left.is_set), pytest.raises(StorageError, match=r"plain|nobody waits for these rows"):
         storage.read_range(path, 0, 10)
 
 

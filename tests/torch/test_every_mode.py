@@ -20,6 +20,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from tests.torch.forms import FORMS, plain, rows_of_many_kinds
+from tests.torch.jobs import State
 from tests.torch.modes import (
     LAKE,
     MIXTURE,

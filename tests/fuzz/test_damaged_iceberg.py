@@ -46,7 +46,8 @@ def fault(lake: Lake, place: str, data: bytes, sound: Outcome, outcome: Outcome)
     if outcome.kind == "ours":
         names = [str(lake.root), *(path.name for path in lake.sound.rglob("*") if path.is_file())]
         # A damaged path is named as it is: there is nothing, or something that is not a file.
-        path = outcome.error in ("MissingFileError", "StorageError", "ConfigError") or "expected a file" in outcome.text
+        path = outcome.error in ("MissingFileError", "StorageError", "ConfigError")
+        path = path or any(said in outcome.text for said in ("expected a file", "paths without NUL"))
         return "" if path or any(name in outcome.text for name in names) else f"names no file: {outcome.text}"
     if outcome.kind != "value":
         return f"{outcome.kind}: {outcome.error} {outcome.text}\n{outcome.trace}"

@@ -26,7 +26,7 @@ from torch_table_loader.messages import warn_caller
 from torch_table_loader.metrics import Metrics, Progress
 from torch_table_loader.planning.global_batches import GlobalBatches
 from torch_table_loader.planning.rows_of import LiveSpan, RowSpan, SourceRow
-from torch_table_loader.planning.steps import num_steps, step_at
+from torch_table_loader.planning.steps import step_at
 from torch_table_loader.watching import LOOKS, Watch, in_span, with_bars
 
 if TYPE_CHECKING:
@@ -110,8 +110,19 @@ class TableLoader(NamedColumns, PreparedForAccelerate, DataLoader[Any]):
         vars(self).update(state, _iterators=WeakSet())
 
     def __len__(self) -> int:
-        """Return the number of batches of an iteration on this rank; TypeError if it is unknown or endless."""
+        """Return the steps of the epoch (with `epochs`, of all epochs of the iteration), taken and to come.
+
+        Steps that were taken on other ranks count as those of these ranks. TypeError if it is unknown or endless.
+        """
         return self._position.num_steps
+
+    @property
+    def remaining(self) -> int:
+        """Batches of ``len(loader)`` that this rank has not taken where `state_dict` stands; raises as ``len`` does.
+
+        They are the rest of the newest iteration or, if a place was loaded or set since, all that the next one gives.
+        """
+        return self._position.remaining
 
     def __iter__(self) -> Any:
         """Begin the epoch, or continue at the position of a loaded state.
@@ -424,9 +435,8 @@ class LoaderIterator(Iterator[Any]):
         return not self._ahead
 
     def __len__(self) -> int:
-        """Return the number of batches of the epoch; TypeError if the counting pass was skipped."""
-        stages = self._job.stages(self.progress.position)
-        return sum(num_steps(self._job.planned(stage).plan) for stage in stages)
+        """Return the steps of the epoch, taken and to come; TypeError if the counting pass was skipped."""
+        return self._job.steps_of_epoch(self.progress.position)
 
     def close(self) -> None:
         """End threads and processes now, and drop batches on their way to a device."""

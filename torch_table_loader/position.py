@@ -14,7 +14,7 @@ from torch_table_loader.engine.rank_info import warn_of_a_whole_table
 from torch_table_loader.engine.state import read_state
 from torch_table_loader.errors import ConfigError, ConfigTypeError, ResumeError
 from torch_table_loader.messages import warn_caller
-from torch_table_loader.planning.steps import ENDLESS_EPOCHS, UNCOUNTED, num_steps
+from torch_table_loader.planning.steps import ENDLESS_EPOCHS, UNCOUNTED
 
 if TYPE_CHECKING:
     import numpy as np
@@ -130,29 +130,30 @@ class JobPosition:
 
     @property
     def num_steps(self) -> int:
-        """Batches of this rank in the next epoch, and in those that the same iteration continues with.
+        """Steps of the epoch, and of the others of the same iteration: those taken, and those to come.
 
         Raises:
             TypeError: the caller turned the counting pass off, or the epoch has no end.
         """
-        position, epochs = self.next, self.job.options.epochs
-        if not self.job.counted:
-            raise TypeError(UNCOUNTED)
-        if epochs == "forever":
-            raise TypeError(ENDLESS_EPOCHS)
-        starts = (position, *self.starts_behind(position.epoch))
-        return sum(num_steps(self.job.planned(stage).plan) for start in starts for stage in self.job.stages(start))
+        position, job, epochs = self._counted(), self.job, self.job.options.epochs
+        first = position.epoch if not isinstance(epochs, int) else position.epoch // epochs * epochs
+        before = (job.start(epoch) for epoch in range(first, position.epoch))
+        others = (*before, *self.starts_behind(position.epoch))
+        return job.steps_of_epoch(position) + sum(map(job.steps_of_epoch, others))
 
     @property
-    def left(self) -> int:
-        """Batches of this rank left in the epoch in which the next iterator begins.
+    def remaining(self) -> int:
+        """Of those, the steps that this rank has not taken where the job is now; see `num_steps`."""
+        position, job = self._counted(), self.job
+        return job.steps_left(position) + sum(map(job.steps_of_epoch, self.starts_behind(position.epoch)))
 
-        Raises:
-            TypeError: the caller turned the counting pass off.
-        """
-        position = self.next
-        every = sum(num_steps(self.job.planned(stage).plan) for stage in self.job.stages(position))
-        return max(0, every - position.stage.steps)
+    def _counted(self) -> Position:
+        """Return where the job is, if it knows how many steps an iteration has."""
+        if not self.job.counted:
+            raise TypeError(UNCOUNTED)
+        if self.job.options.epochs == "forever":
+            raise TypeError(ENDLESS_EPOCHS)
+        return self.now
 
     def starts_behind(self, epoch: int) -> Iterator[Position]:
         """Yield the starts of the epochs with which an iteration continues after one; see the option `epochs`."""

@@ -179,7 +179,7 @@ class RankDataset(NamedColumns, IterableDataset[Any]):
         return self._loader
 
     def __len__(self) -> int:
-        """Return the number of batches of this rank in the epoch.
+        """Return the steps of the epoch on this rank, taken and to come; see `TableLoader`.
 
         Raises:
             TypeError: the number is unknown, since the caller turned counting off, or there is no end.

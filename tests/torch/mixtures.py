@@ -60,7 +60,8 @@ def ranks_take(
             loader.load_state_dict(json.loads(json.dumps(state)))
         taken.append([rows(batch, dataset.source_names) for batch in islice(loader, steps)])
         if steps is None:
-            assert len(loader) == len(taken[-1]) or state is not None
+            assert loader.remaining == 0
+            assert state is not None or len(loader) == len(taken[-1])
         if change is not None:
             change(dataset)
         states.append(loader.state_dict())

@@ -52,16 +52,22 @@ def test_ranks_of_one_model_share_a_part(seen: Seen) -> None:
     assert [sorted(rows) for rows in values(seen["tensor_parallel_ranks"])] == [EVERY] * 3
 
 
-def test_a_checkpoint_goes_on_at_the_next_batch(seen: Seen) -> None:
-    ranks = values(seen["save_and_load"])
+@pytest.mark.parametrize("scene", ["save_and_load", "save_and_load_rows"])
+def test_a_checkpoint_goes_on_at_the_next_batch(seen: Seen, scene: str) -> None:
+    ranks = values(seen[scene])
+    steps = -(-TOTAL // 15)
+    assert [rank["lengths"] for rank in ranks] == [
+        [[steps, steps - 4], [steps, steps], [steps, steps - 4], [steps, 0]]
+    ] * 3
     assert together([rank["before"] + rank["after"] for rank in ranks]) == EVERY
     assert [rank["again"] for rank in ranks] == [rank["after"] for rank in ranks]
     assert [rank["epoch"] for rank in ranks] == [3] * 3
 
 
+@pytest.mark.parametrize("scene", ["save_and_load", "save_and_load_rows"])
 @pytest.mark.parametrize("skipped", ["skipped", "unloaded"])
-def test_skipping_batches_is_not_needed_and_does_no_harm(seen: Seen, skipped: str) -> None:
-    ranks = values(seen["save_and_load"])
+def test_skipping_batches_is_not_needed_and_does_no_harm(seen: Seen, skipped: str, scene: str) -> None:
+    ranks = values(seen[scene])
     assert [rank[skipped] for rank in ranks] == [rank["after"] for rank in ranks]
 
 

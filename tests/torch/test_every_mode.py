@@ -398,7 +398,7 @@ def optimizer_steps(mode: RowMode, tables: Path, ranks: int, micro: int, state: 
         loader = mode.make(tables, rank=rank, **job)
         if state is not None:
             loader.load_state_dict(state)
-        told, batches = len(loader), iter(loader)
+        told, batches = loader.remaining, iter(loader)
         own = mode.read(islice(batches, 2 * micro))
         between = loader.state_dict()
         read.append(own + mode.read(batches))

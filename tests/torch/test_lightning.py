@@ -44,8 +44,9 @@ def test_validation_inside_an_epoch_sees_every_row_and_takes_none(seen: Seen) ->
     assert sorted(row for rank in ranks for row in rank["validated"]) == sorted(2 * EVERY)
 
 
-def test_a_checkpoint_goes_on_at_the_next_batch(seen: Seen) -> None:
-    for rank in values(seen["gone_on"]):
+@pytest.mark.parametrize("scene", ["gone_on", "gone_on_by_rows"])
+def test_a_checkpoint_goes_on_at_the_next_batch(seen: Seen, scene: str) -> None:
+    for rank in values(seen[scene]):
         whole = rank["whole"]["0"] + rank["whole"]["1"]
         checkpoints = rank["gone on"]
         assert set(checkpoints) == {f"step={step}" for step in range(3, 2 * STEPS, 3)} | {"epoch=0", "epoch=1"}
@@ -54,6 +55,14 @@ def test_a_checkpoint_goes_on_at_the_next_batch(seen: Seen) -> None:
             steps = int(number) if kind == "step" else (int(number) + 1) * STEPS
             trained = steps // STEPS * len(rank["whole"]["0"]) + steps % STEPS * 7
             assert rows.get("0", []) + rows.get("1", []) == whole[trained:], name
+
+
+@pytest.mark.parametrize("scene", ["gone_on", "gone_on_by_rows"])
+def test_lightning_counts_as_the_loader_does(seen: Seen, scene: str) -> None:
+    for rank in values(seen[scene]):
+        assert len(rank["places"]) > 4 * STEPS
+        for batches, taken, told, length in rank["places"]:
+            assert (batches, told) == (taken, length) == (taken, STEPS)
 
 
 def test_a_loader_serves_one_trainer_after_another(seen: Seen) -> None:

@@ -88,8 +88,8 @@ def job(
         if state is not None:
             loader.load_state_dict(json.loads(json.dumps(state)))
         with loader:
-            batches = list(islice(loader, steps))
-            assert steps is not None or state is not None or len(batches) == len(loader)
+            left, batches = loader.remaining, list(islice(loader, steps))
+            assert len(batches) == (left if steps is None else min(left, steps))
             states.append(loader.state_dict())
         taken.append([sequences(batch, pack) for batch in batches])
     most = max(map(len, taken))

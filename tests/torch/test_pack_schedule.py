@@ -74,9 +74,8 @@ def run(root: Path, pack: Pack, state: Any, first: int, steps: int | None, **opt
         loader = make(root, pack, rank=rank, **options)
         if state is not None:
             loader.load_state_dict(json.loads(json.dumps(state)))
-        length, batches = len(loader), list(islice(loader, steps))
-        if steps is None and state is None:
-            assert len(batches) == length
+        left, batches = loader.remaining, list(islice(loader, steps))
+        assert len(batches) == (left if steps is None else min(left, steps))
         counts.append(len(batches))
         places += check(batches, pack, first=first)
         states.append(loader.state_dict())

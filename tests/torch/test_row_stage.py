@@ -134,9 +134,9 @@ def test_every_part_comes_once_on_any_chain_of_jobs(
             loader = make(table, rank=rank, shuffle=True, filters=filters, **shape)
             if state is not None:
                 loader.load_state_dict(json.loads(json.dumps(state)))
-            left = len(loader) - loader._position.next.stage.steps
+            left = loader.remaining
             batches = list(islice(loader, steps))
-            assert len(batches) == max(0, left if steps is None else min(left, steps))
+            assert len(batches) == (left if steps is None else min(left, steps))
             seen += parts(batches)
             states.append(loader.state_dict())
         running = [each for each in states if each["history"][-1][7:] != [True]]

@@ -41,14 +41,17 @@ def test_max_steps_stops_inside_an_epoch(seen: Seen) -> None:
         assert ends["batches"] == whole[rank]["batches"][:13]
 
 
-def test_a_checkpoint_goes_on_at_the_next_batch(seen: Seen) -> None:
-    for rank in values(seen["accumulated_and_gone_on"]):
+@pytest.mark.parametrize("scene", ["accumulated_and_gone_on", "by_rows_and_gone_on"])
+def test_a_checkpoint_goes_on_at_the_next_batch(seen: Seen, scene: str) -> None:
+    for rank in values(seen[scene]):
         whole = rank["whole"]
         assert whole["steps"] == 2 * -(-STEPS // 4)
         for name, rest in rank["gone on"].items():
             epoch, updates = divmod(int(name.removeprefix("checkpoint-")), -(-STEPS // 4))
             assert rest["batches"] == whole["batches"][epoch * STEPS + updates * 4 :], name
             assert (rest["steps"], rest["place"]) == (whole["steps"], 2.0)
+            for step, length, taken in [*whole["lengths"], *rest["lengths"]]:
+                assert (length, taken) == (STEPS, min(((step - 1) % -(-STEPS // 4) + 1) * 4, STEPS))
         assert len(rank["gone on"]) == whole["steps"]
 
 

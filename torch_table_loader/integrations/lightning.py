@@ -24,14 +24,14 @@ class ResumeOnAnyRanks(Callback):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:  # noqa: ARG002 Lightning's
         """Set Lightning's count of batches to what is left of the epoch, where the loader was resumed inside one."""
-        newest = [
-            (loader, progress)
+        resumed = [
+            loader
             for loader in _loaders_of(trainer)
             if (progress := loader._position.newest) is not None and progress.resumed
         ]
-        if not newest:
+        if not resumed:
             return
-        taken = min(len(loader) - progress.left for loader, progress in newest)
+        taken = min(len(loader) - loader.remaining for loader in resumed)
         counted = trainer.fit_loop.epoch_loop.batch_progress.current
         more = max(0, taken) - counted.ready
         for name in ("ready", "started", "processed", "completed"):

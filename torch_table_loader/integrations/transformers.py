@@ -106,7 +106,7 @@ class TableTrainerMixin:
         if kept is None or kept["attributes"]["saved"] is None:
             return tuple(values)
         dataloader.load_state_dict(kept["attributes"]["saved"])
-        accumulated, left = args.gradient_accumulation_steps, dataloader._position.left
+        accumulated, left = args.gradient_accumulation_steps, dataloader.remaining
         trained = max(0, in_epoch - left) // accumulated * accumulated
         self._resumed = resumed = _Resumed(dataloader._position.epoch, trained, left)
         made = checkpoint["global_step"]

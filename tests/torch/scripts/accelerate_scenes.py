@@ -71,22 +71,40 @@ def said_ranks(root: Path) -> Any:
     return [job.rank, job.topology.num_ranks]
 
 
+def lengths(loader: Any) -> list[int]:
+    """Give what a loader says of its epoch: all steps, and those to come."""
+    return [len(loader), loader.remaining]
+
+
 @scene
 def save_and_load(root: Path) -> Any:
+    return saved_and_loaded(root, even_ranks="balance")
+
+
+@scene
+def save_and_load_rows(root: Path) -> Any:
+    return saved_and_loaded(root, shuffle="rows", row_store="memory", even_ranks="pad")
+
+
+def saved_and_loaded(root: Path, **mode: Any) -> Any:
     """Save after some steps, finish, go on from the checkpoint in a new loader, and once more by skipping."""
     saving = accelerator()
-    options: dict[str, Any] = {"even_ranks": "balance", "batch_size": 5}
+    options: dict[str, Any] = {"batch_size": 5} | mode
     loader = saving.prepare(make(root, **options))
     loader.set_epoch(3)
     batches = iter(loader)
     before = [row for _ in range(4) for row in next(batches)["x"].tolist()]
+    told = [lengths(loader)]
     saving.save_state(str(root / "checkpoint"))
     saving.wait_for_everyone()
     after = rows(batches)
     loading = accelerator()
     resumed = loading.prepare(make(root, **options))
+    told.append(lengths(resumed))
     loading.load_state(str(root / "checkpoint"))
+    told.append(lengths(resumed))
     again, epoch = rows(resumed), resumed.dataset.epoch
+    told.append(lengths(resumed))
     loading.load_state(str(root / "checkpoint"))
     skipped = rows(skip_first_batches(resumed, 4))
     resumed.set_epoch(3)
@@ -98,6 +116,7 @@ def save_and_load(root: Path) -> Any:
         "skipped": skipped,
         "unloaded": unloaded,
         "epoch": epoch,
+        "lengths": told,
     }
 
 

@@ -26,19 +26,29 @@ class Model(lightning.LightningModule):
         self.layer = torch.nn.Linear(1, 1)
         self.rows: dict[int, list[int]] = {}
         self.validated: list[int] = []
+        self.places: list[list[int]] = []
+        """After each batch: Lightning's count and the loader's, and each one's length of the epoch."""
         self._table = table
         self._options: dict[str, Any] = {
             "batch_size": 7,
             "num_workers": 2,
             "num_ranks": "auto",
             "even_ranks": "balance",
+            "shuffle": True,
         } | options
 
     def train_dataloader(self) -> Any:
-        return StructuredDataset.create_dataloader(str(self._table), "parquet", shuffle=True, **self._options)[0]
+        return StructuredDataset.create_dataloader(str(self._table), "parquet", **self._options)[0]
 
     def val_dataloader(self) -> Any:
-        return StructuredDataset.create_dataloader(str(self._table), "parquet", **self._options)[0]
+        options = self._options | {"shuffle": False}
+        return StructuredDataset.create_dataloader(str(self._table), "parquet", **options)[0]
+
+    def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+        if self._options.get("count_filtered", True):
+            loader: Any = self.trainer.train_dataloader
+            taken = len(loader) - loader.remaining
+            self.places.append([batch_idx + 1, taken, int(self.trainer.num_training_batches), len(loader)])
 
     def training_step(self, batch: dict[str, torch.Tensor]) -> torch.Tensor:
         self.rows.setdefault(self.current_epoch, []).extend(own(batch))
@@ -106,14 +116,28 @@ def validated(root: Path) -> Any:
     return {"rows": model.rows, "validated": model.validated}
 
 
+def gone_on_from_each(root: Path, **options: Any) -> Any:
+    whole = fit(root, Model(root / "table", **options), keep=True)
+    dist.barrier()
+    found, places = {}, whole.places
+    for path in sorted((root / "checkpoints").glob("*.ckpt")):
+        model = fit(root, Model(root / "table", **options), resume=str(path))
+        found[path.stem] = model.rows
+        places += model.places
+    dist.barrier()
+    return {"whole": whole.rows, "gone on": found, "places": places}
+
+
 @scene
 def gone_on(root: Path) -> Any:
-    whole = fit(root, Model(root / "table"), keep=True).rows
+    return gone_on_from_each(root)
+
+
+@scene
+def gone_on_by_rows(root: Path) -> Any:
+    shutil.rmtree(root / "checkpoints", ignore_errors=True) if dist.get_rank() == 0 else None
     dist.barrier()
-    found = {}
-    for path in sorted((root / "checkpoints").glob("*.ckpt")):
-        found[path.stem] = fit(root, Model(root / "table"), resume=str(path)).rows
-    return {"whole": whole, "gone on": found}
+    return gone_on_from_each(root, shuffle="rows", row_store="memory", even_ranks="pad")
 
 
 @scene

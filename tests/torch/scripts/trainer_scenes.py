@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from transformers import TrainingArguments
+from transformers import TrainerCallback, TrainingArguments
 
 from tests.torch.scripts.stage import play_all_and_leave, scene
 from torch_table_loader import StructuredDataset, TableLoader
@@ -29,27 +29,46 @@ class Model(torch.nn.Module):
         return {"loss": torch.mean(self.layer(f.float()[:, None])) * 1e-6}
 
 
+class Lengths(TrainerCallback):
+    """Notes what the loader says of an epoch, after each update."""
+
+    def __init__(self) -> None:
+        self.seen: list[list[int]] = []
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **given: Any) -> None:
+        """Note its length, and how many of its batches were taken."""
+        loader: Any = self.loaders[0]
+        self.seen.append([state.global_step, len(loader), len(loader) - loader.remaining])
+
+    loaders: list[TableLoader]
+
+
 def train(root: Path, resume: Path | None = None, table: dict[str, Any] | None = None, **options: Any) -> Any:
     """Train; gives the rows of each batch, and the numbers of the steps that were saved."""
     chosen: dict[str, Any] = {"num_train_epochs": 2, "save_strategy": "no"} | options
     arguments = TrainingArguments(str(root / "trained"), use_cpu=True, report_to=[], disable_tqdm=True, **chosen)
 
     of_table: dict[str, Any] = {"num_workers": 2, "columns": ["x", "f"], "num_ranks": "auto", "even_ranks": "balance"}
-    of_table |= table or {}
+    of_table |= {"shuffle": True} | (table or {})
+
+    lengths = Lengths()
 
     def make_loader() -> TableLoader:
-        return StructuredDataset.create_dataloader(
-            str(root / "table"),
-            batch_size=7,
-            shuffle=True,
-            **of_table,
-        )[0]
+        loader = StructuredDataset.create_dataloader(str(root / "table"), batch_size=7, **of_table)[0]
+        lengths.loaders = [loader]
+        return loader
 
     model = Model()
-    trainer = TableTrainer(model, arguments, make_loader=make_loader)
+    trainer = TableTrainer(model, arguments, make_loader=make_loader, callbacks=[lengths])
     done = trainer.train(resume_from_checkpoint=None if resume is None else str(resume))
     ends = trainer.state
-    return {"batches": model.rows, "steps": done.global_step, "place": ends.epoch, "max_steps": ends.max_steps}
+    return {
+        "batches": model.rows,
+        "steps": done.global_step,
+        "place": ends.epoch,
+        "max_steps": ends.max_steps,
+        "lengths": lengths.seen,
+    }
 
 
 @scene
@@ -84,6 +103,12 @@ def gone_on(root: Path, before: dict[str, Any] | None = None, after: dict[str, A
 def accumulated_and_gone_on(root: Path) -> Any:
     """Eleven batches, four to an update: three updates an epoch, the last one of three batches."""
     return gone_on(root, gradient_accumulation_steps=4)
+
+
+@scene
+def by_rows_and_gone_on(root: Path) -> Any:
+    options = {"shuffle": "rows", "row_store": "memory", "even_ranks": "pad"}
+    return gone_on(root, options, options, gradient_accumulation_steps=4)
 
 
 @scene

@@ -236,6 +236,14 @@ class IndexedJob(Job):
         """Return a position with what the caller changed since; the position itself if nothing did."""
         return self.items.current(position)
 
+    def kept_shape(self, position: SamplePosition) -> bool:
+        """Return whether as many steps of this topology take the samples that were taken before a position's stage."""
+        steps, pack = position.steps_before, self.options.pack
+        if pack is not None and pack.schedule:
+            return not steps or self.next_stage(self.at(position.epoch, steps)).origin == position.origin
+        taken = GlobalBatches(position.total, 0, self.topology, self.rank).consumed(steps)
+        return (position.origin, position.start) == (0, taken)
+
     def next_stage(self, position: SamplePosition) -> SamplePosition:
         """Return the position with a new stage for the steps that come."""
         return self.items.next_stage(position)

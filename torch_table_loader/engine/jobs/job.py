@@ -14,6 +14,7 @@ from torch_table_loader.engine.machine import ranks_on_this_node, threads_for, u
 from torch_table_loader.engine.sizes import blocks_of_a_process
 from torch_table_loader.errors import ConfigError
 from torch_table_loader.planning.ranks import Topology
+from torch_table_loader.planning.steps import num_steps
 
 if TYPE_CHECKING:
     import numpy as np
@@ -213,6 +214,32 @@ class Job(ABC):
         while position is not None:
             yield position
             position = self.following(position)
+
+    def steps_of_epoch(self, position: Any) -> int:
+        """Count the steps of this rank in a position's epoch: those that were taken, and those to come.
+
+        If some were taken under another topology, the epoch has the steps that it would have had without that:
+        frameworks keep this number for the epochs that follow.
+
+        Raises:
+            TypeError: the number is not known, or has no end.
+        """
+        if self.kept_shape(position):
+            return int(position.steps_before) + self._steps_from(position)
+        return max(self._steps_from(self.start(position.epoch)), self.steps_left(position))
+
+    def steps_left(self, position: Any) -> int:
+        """Count the batches of this rank that come after a position in its epoch; see `steps_of_epoch`."""
+        taken: int = position.stage.steps
+        return max(0, self._steps_from(position) - taken)
+
+    def _steps_from(self, position: Any) -> int:
+        """Count the steps from the begin of a position's stage to the end of the epoch."""
+        return sum(num_steps(self.planned(stage).plan) for stage in self.stages(position))
+
+    @abstractmethod
+    def kept_shape(self, position: Any) -> bool:
+        """Return whether all steps of the epoch before a position were those of this topology."""
 
     def at(self, epoch: int, steps: int) -> Any:
         """Return the position so many steps into an epoch."""

@@ -206,6 +206,10 @@ class MixedStreamJob(Job):
         """Return the position with the newest weights, in a stage of its own; the position itself if it has them."""
         return self._reweighted(position, self.weights.newest)
 
+    def kept_shape(self, position: MixedPosition) -> bool:
+        """Return whether all steps of the epoch before a position were those of this topology."""
+        return all(stage.deal.topology == self.topology for stage in position.stages)
+
     def next_stage(self, position: MixedPosition) -> MixedPosition:
         """Return the position with a new stage for the steps that come; see `Job.next_stage`."""
         return self._begun(position.epoch, self.weights.newest, position)

@@ -205,6 +205,15 @@ class StreamJob(Job):
         start = StreamPosition.at(epoch, self._topology_at(epoch, 0))
         return start if self.planner.counted else replace(start, rank=self.rank)
 
+    def kept_shape(self, position: StreamPosition) -> bool:
+        """Return whether all steps of the epoch before a position were those of this topology."""
+        stages, before = (*position.past, position.stage), 0
+        for stage in stages:
+            if stage.topology != self._topology_at(position.epoch, before):
+                return False
+            before += stage.steps
+        return True
+
     def next_stage(self, position: StreamPosition) -> StreamPosition:
         """Return the position with a new stage for the steps that come."""
         return position.on(self._topology_at(position.epoch, position.steps_taken), anew=True)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import multiprocessing
 import os
-import sys
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -39,11 +38,3 @@ def earlier_loaders_gone() -> None:
     gc.freeze()
     for process in multiprocessing.active_children():
         process.join(20)
-
-
-@pytest.fixture(autouse=True)
-def nothing_learned() -> None:
-    """Forget how many requests suited the stores of earlier tests: a process keeps that for its next epochs."""
-    fetcher = sys.modules.get("torch_table_loader.fetch.fetcher")
-    if fetcher is not None:
-        fetcher._LEARNED.clear()

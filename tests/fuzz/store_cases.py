@@ -36,9 +36,6 @@ WHERES: tuple[Where, ...] = Where.__args__  # type: ignore[attr-defined]
 """How a store was changed, and where it is: written to with its mtime set back; changed beneath the file system, so
 that all its times are as they were; the same, with too little memory for it; fetched whole; fetched in windows."""
 
-row_store.CHUNK_BYTES = 1 << 13
-vars(remote_window)["GAP_BYTES"] = 64
-
 
 @dataclass(frozen=True, slots=True)
 class Kind:
@@ -141,6 +138,9 @@ def _forget(stores: Path) -> None:
 
 
 def _read(root: str, kind: str, options: Mapping[str, Any]) -> Rows:
+    # The process of a case has small sizes, and not the one that imports this module.
+    row_store.CHUNK_BYTES = 1 << 13
+    vars(remote_window)["GAP_BYTES"] = 64
     given: dict[str, Any] = {
         "output_format": "dict",
         "shuffle": "rows",

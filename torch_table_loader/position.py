@@ -296,6 +296,7 @@ class JobPosition:
         if not self._may_read and (worker is None or worker.id == 0):
             self.job.refuse_nulls()
             warn_of_a_whole_table(self.job.options)
+            self._warn_of_no_steps()
             self._may_read.fill_(True)
         self.warn_of_uneven_steps()
 
@@ -305,6 +306,16 @@ class JobPosition:
         if not self._warned_of_uneven_steps and (worker is None or worker.id == 0):
             self._warned_of_uneven_steps.fill_(True)
             self.job.warn_of_uneven_steps()
+
+    def _warn_of_no_steps(self) -> None:
+        """Warn if `drop_last` leaves no step in an epoch."""
+        job = self.job
+        if job.options.drop_last and job.counted and not job.steps_of_epoch(job.start(self.epoch)):
+            filled = "rows" if job.options.pack is None else "rows or tokens"
+            warn_caller(
+                f"drop_last=True leaves rank {job.rank} no step in an epoch, since it has too few {filled} for one; "
+                "pass a smaller batch_size (or seq_len), or drop_last=False for a step that is short"
+            )
 
     def _begin(self, position: Position) -> None:
         self.before_reading()

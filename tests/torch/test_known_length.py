@@ -7,6 +7,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from tqdm import tqdm
 
@@ -179,6 +181,27 @@ def test_what_has_no_length_has_nothing_remaining_to_tell(tables: Path) -> None:
         for count in (len, lambda loader: loader.remaining):
             with pytest.raises(TypeError, match="number of batches"):
                 count(loader)
+
+
+def test_an_epoch_without_a_full_step_is_empty_and_said_to_be(mode: Mode, tables: Path) -> None:
+    with pytest.warns(UserWarning, match="drop_last=True leaves rank 0 no step in an epoch, since it has too few rows"):
+        loader = mode.make(tables, drop_last=True, batch_size=1000)
+    assert lengths(loader) == (0, 0)
+    assert list(loader) == []
+    check_counts_down(mode.make(tables, batch_size=1000), 0, 1)
+
+
+@pytest.mark.parametrize("shuffle", [False, True, "rows"])
+def test_fewer_tokens_than_two_sequences_give_no_full_step(tmp_path: Path, shuffle: Any) -> None:
+    pq.write_table(pa.table({"input_ids": [[1, 2, 3], [4, 5]]}), tmp_path / "a.parquet")
+
+    def make(**options: Any) -> TableLoader:
+        given: dict[str, Any] = {"batch_size": 2, "shuffle": shuffle, "num_workers": 0, "check_plan": False}
+        return StructuredDataset.create_dataloader(str(tmp_path), pack=Pack(seq_len=8), **given | options)[0]
+
+    assert [batch["input_ids"].shape for batch in make()] == [(1, 8)]
+    with pytest.warns(UserWarning, match="too few rows or tokens for one; pass a smaller batch_size .or seq_len."):
+        assert list(make(drop_last=True)) == []
 
 
 def test_a_bar_of_tqdm_ends_at_its_end(mode: Mode, tables: Path) -> None:

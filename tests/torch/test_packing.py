@@ -447,21 +447,6 @@ def test_a_footer_that_counts_wrong_is_an_error(tmp_path: Path, monkeypatch: pyt
         list(make(tmp_path, Pack(seq_len=8), columns=None))
 
 
-def test_sequences_longer_than_all_tokens_are_refused_or_padded(tmp_path: Path) -> None:
-    pq.write_table(pa.table({"input_ids": [[1, 2, 3], [4, 5]]}), tmp_path / "a.parquet")
-
-    def lengths(**options: Any) -> list[int]:
-        chosen: dict[str, Any] = {"batch_size": 1, "num_workers": 0, "check_plan": False, **options}
-        loader = StructuredDataset.create_dataloader(str(tmp_path), pack=Pack(seq_len=8), **chosen)[0]
-        return [batch["input_ids"].shape[1] for batch in loader]
-
-    assert lengths() == [8]
-    with pytest.raises(
-        ConfigError, match="an epoch has 5 tokens, so that drop_last=True leaves no sequence of seq_len=8"
-    ):
-        lengths(drop_last=True)
-
-
 def test_positions_are_right_however_many_integers_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pq.write_table(pa.table({"input_ids": [[1, 2, 3], [4, 5], [6, 7, 8, 9]]}), tmp_path / "a.parquet")
     for kept in (0, 4, 1 << 21):

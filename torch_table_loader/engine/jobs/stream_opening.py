@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from torch_table_loader.contracts import Source
     from torch_table_loader.engine.rank_info import RankInfo
     from torch_table_loader.options import LoaderOptions
-    from torch_table_loader.planning.splits import SegmentTable
     from torch_table_loader.read.row_stage import RowStage
     from torch_table_loader.source.plan_cache import PlanCache
 
@@ -95,29 +94,14 @@ def open_stream(
         stage=stage,
         fork_safe=all(getattr(store, "fork_safe", False) for store in stores),
     )
-    planned = planner.plan(planner.start(0), ranks.rank)
+    planner.plan(planner.start(0), ranks.rank)  # what cannot be planned is refused here, not in the first epoch
     _check_lengths(job)
-    _check_tokens(job, planned.segments)
     return job
 
 
 def _encodable(schema: pa.Schema, columns: Sequence[str], policy: TypePolicy) -> list[str]:
     """Return the columns of which each distinct string is looked up once, where a file has them in a dictionary."""
     return [name for name in columns if kinds.is_string(schema.field(name).type) and policy.codes(name)]
-
-
-def _check_tokens(job: StreamJob, segments: SegmentTable) -> None:
-    """Refuse sequences that are longer than all tokens, where the tail is dropped: an epoch would be empty."""
-    pack = job.options.pack
-    if pack is None or pack.strategy != "concat" or not job.options.drop_last or not job.planner.counted:
-        return
-    tokens = int(segments.live_rows().sum())
-    shortest = min([pack.seq_len, *(length for _, length in pack.schedule)])
-    if 0 < tokens < shortest:
-        raise ConfigError(
-            f"Pack: an epoch has {tokens:,} tokens, so that drop_last=True leaves no sequence of seq_len="
-            f"{shortest:,}; pass a smaller seq_len, or drop_last=False for one that is padded"
-        )
 
 
 def _check_lengths(job: StreamJob) -> None:

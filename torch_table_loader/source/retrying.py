@@ -167,14 +167,14 @@ class Attempts:
         self._failing_since = min(self._failing_since, now)
         self._seconds = now - self._failing_since
         left = self._policy.retry_seconds - self._seconds
-        if self._renew is not None and may_be_refusal(error):
-            renew, self._renew = self._renew, None
-            return renew()
         if isinstance(error, WrongLengthError):
             self._wrong += 1
             passes = self._wrong < error.most_tries
         else:
             passes = may_pass(error)
+        if not passes and self._renew is not None and may_be_refusal(error):
+            renew, self._renew = self._renew, None
+            return renew()
         if not passes or left < _LEAST_S or cancelled():
             return False
         said = self._say(error)

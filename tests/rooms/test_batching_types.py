@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import datetime as dt
 import math
-import pickle
 from decimal import Decimal
 from typing import Any
 
@@ -14,21 +13,12 @@ import pyarrow.compute as pc
 import pytest
 import torch
 
+from tests.conversions import convert, value_of
 from torch_table_loader.batching.codec import make_codec
 from torch_table_loader.batching.outputs import Codes, Padded, Ragged
 from torch_table_loader.batching.policy import TypePolicy
 from torch_table_loader.errors import ConfigError, TableError
 from torch_table_loader.options import LoaderOptions
-
-
-def _one(array: pa.Array, **policy: Any) -> Any:
-    """Decode one column, cut one batch, and give the column's output."""
-    return _batch(pa.record_batch({"x": array}), **policy)["x"]
-
-
-def _batch(batch: pa.RecordBatch, **policy: Any) -> Any:
-    codec = pickle.loads(pickle.dumps(make_codec(batch.schema, TypePolicy(**policy))))  # noqa: S301
-    return codec.decode(batch).batches(max(1, batch.num_rows))[0]
 
 
 @pytest.mark.parametrize(
@@ -71,38 +61,38 @@ def test_fixed_width_types_keep_their_width(kind: pa.DataType, dtype: torch.dtyp
 
 def test_points_in_time_are_int64_in_their_unit() -> None:
     day = dt.date(1970, 1, 11)
-    assert _one(pa.array([day])).tolist() == [10]
-    assert _one(pa.array([day], pa.date64())).tolist() == [10 * 86_400_000]
+    assert value_of(pa.array([day])).tolist() == [10]
+    assert value_of(pa.array([day], pa.date64())).tolist() == [10 * 86_400_000]
     moment = dt.datetime(1970, 1, 1, 0, 0, 2, tzinfo=dt.UTC)
-    assert _one(pa.array([moment], pa.timestamp("ms", "UTC"))).tolist() == [2000]
+    assert value_of(pa.array([moment], pa.timestamp("ms", "UTC"))).tolist() == [2000]
 
 
 def test_decimals_are_doubles_only_if_asked() -> None:
     for kind in (pa.decimal128(9, 2), pa.decimal256(50, 2)):
         prices = pa.array([Decimal("1.25"), None], kind)
         with pytest.raises(ConfigError, match=r"'x' is of type decimal.*decimals=\"float64\""):
-            _one(prices)
-        came = _one(prices, decimals="float64")
+            value_of(prices)
+        came = value_of(prices, decimals="float64")
         assert came.dtype == torch.float64
         assert came[0] == 1.25
         assert math.isnan(came[1])
-        assert _one(prices, decimals="float64", nulls={"x": 0.5}).tolist() == [1.25, 0.5]
+        assert value_of(prices, decimals="float64", nulls={"x": 0.5}).tolist() == [1.25, 0.5]
 
 
 def test_lists_come_in_three_layouts() -> None:
     lists = pa.array([[1, 2], [], [3, 4, 5]], pa.list_(pa.int32()))
-    nested = _one(lists)
+    nested = value_of(lists)
     assert nested.layout == torch.jagged
     assert nested.dtype == torch.int32
-    padded = _one(lists, ragged="pad")
+    padded = value_of(lists, ragged="pad")
     assert isinstance(padded, Padded)
     assert padded.values.tolist() == [[1, 2, 0], [0, 0, 0], [3, 4, 5]]
     assert padded.lengths.tolist() == [2, 0, 3]
-    ragged = _one(lists, ragged="offsets")
+    ragged = value_of(lists, ragged="offsets")
     assert isinstance(ragged, Ragged)
     assert ragged.values.tolist() == [1, 2, 3, 4, 5]
     assert (ragged.offsets.tolist(), ragged.offsets.dtype) == ([0, 2, 2, 5], torch.int64)
-    assert isinstance(_one(lists, output_format="numpy").values, np.ndarray)
+    assert isinstance(value_of(lists, output_format="numpy").values, np.ndarray)
     with pytest.raises(ConfigError, match=r'ragged="nested" is a torch layout'):
         TypePolicy(output_format="numpy", ragged="nested")
 
@@ -139,8 +129,8 @@ def test_offsets_begin_at_0_in_every_batch() -> None:
 )
 def test_strings_are_python_lists_with_none(array: pa.Array) -> None:
     plain = array.storage if isinstance(array, pa.ExtensionArray) else array
-    assert _one(array) == plain.to_pylist()
-    assert _one(array.slice(1)) == plain.slice(1).to_pylist()
+    assert value_of(array) == plain.to_pylist()
+    assert value_of(array.slice(1)) == plain.slice(1).to_pylist()
 
 
 @pytest.mark.parametrize(
@@ -153,7 +143,7 @@ def test_strings_are_python_lists_with_none(array: pa.Array) -> None:
     ids=lambda array: str(array.type)[:20],
 )
 def test_wrapped_numbers_are_what_is_inside(array: pa.Array) -> None:
-    came = _one(array)
+    came = value_of(array)
     assert (came.tolist(), came.dtype) == ([5, 6, 5], torch.int16)
 
 
@@ -161,13 +151,13 @@ def test_structs_are_nested_dicts_and_hand_their_nulls_down() -> None:
     kind = pa.struct([pa.field("a", pa.int8(), nullable=False), ("f", pa.float32()), ("e", pa.struct([]))])
     records = pa.array([{"a": 1, "f": 0.5, "e": {}}, None], kind)
     with pytest.raises(TableError, match=r"column 'x\.a' has a null at row 1.*nulls=\{'x\.a': fill\}"):
-        _one(records)
-    came = _one(records, nulls="mask")
+        value_of(records)
+    came = value_of(records, nulls="mask")
     assert came["a"].tolist() == [1, 0]
     assert came["a_valid"].tolist() == [True, False]
     assert math.isnan(came["f"][1])
     assert came["e"] == {}
-    assert _one(records, nulls={"x.a": -1})["a"].tolist() == [1, -1]
+    assert value_of(records, nulls={"x.a": -1})["a"].tolist() == [1, -1]
 
 
 @pytest.mark.parametrize(
@@ -202,7 +192,7 @@ def test_other_types_are_refused_at_construction(kind: pa.DataType, remedy: str)
 
 def test_keys_must_differ() -> None:
     clash = pa.schema({"a": pa.int8(), "a_valid": pa.bool_()})
-    assert set(_batch(pa.record_batch([[1], [True]], schema=clash))) == {"a", "a_valid"}
+    assert set(convert(pa.record_batch([[1], [True]], schema=clash))) == {"a", "a_valid"}
     with pytest.raises(ConfigError, match=r"'a_valid'.*mask of another column"):
         make_codec(clash, TypePolicy(nulls="mask"))
     with pytest.raises(ConfigError, match="same name"):
@@ -211,12 +201,18 @@ def test_keys_must_differ() -> None:
 
 def test_codes_with_and_without_vocabulary() -> None:
     words = pa.array(["b", "a", None, "zzz", "b"])
-    codes = _one(words, strings="codes", vocabulary={"x": ["a", "b"]})
+    codes = value_of(words, strings="codes", vocabulary={"x": ["a", "b"]})
     assert (codes.tolist(), codes.dtype) == ([1, 0, -1, -1, 1], torch.int64)
     wide = [f"w{number}" for number in range(100)] + ["b"]
-    assert _one(words, strings="codes", vocabulary={"x": wide}).tolist() == [100, -1, -1, -1, 100]
-    assert _one(words, strings="codes", vocabulary={"x": ["a"]}, nulls={"x": "a"}).tolist() == [-1, 0, 0, -1, -1]
-    own = _one(words, strings="codes")
+    assert value_of(words, strings="codes", vocabulary={"x": wide}).tolist() == [100, -1, -1, -1, 100]
+    assert value_of(words, strings="codes", vocabulary={"x": ["a"]}, nulls={"x": "a"}).tolist() == [
+        -1,
+        0,
+        0,
+        -1,
+        -1,
+    ]
+    own = value_of(words, strings="codes")
     assert isinstance(own, Codes)
     assert (own.codes.tolist(), own.values) == ([0, 1, -1, 2, 0], ["b", "a", "zzz"])
 
@@ -225,12 +221,12 @@ def test_codes_with_and_without_vocabulary() -> None:
 def test_lists_of_strings_become_lists_of_codes(kind: pa.DataType) -> None:
     lists = pa.array([["a", "q"], None, ["b", None]], kind)
     with pytest.raises(ConfigError, match="need a vocabulary"):
-        _one(lists, strings="codes")
+        value_of(lists, strings="codes")
     policy: dict[str, Any] = {"strings": "codes", "vocabulary": {"x": ["a", "b"]}, "ragged": "offsets"}
-    assert _one(lists.slice(2), **policy).values.tolist() == [1, -1]
+    assert value_of(lists.slice(2), **policy).values.tolist() == [1, -1]
     with pytest.raises(TableError, match="column 'x' has a null at row 1"):
-        _one(lists, **policy)
-    came = _batch(pa.record_batch({"x": lists}), nulls="mask", **policy)
+        value_of(lists, **policy)
+    came = convert(pa.record_batch({"x": lists}), nulls="mask", **policy)
     assert came["x"].values.tolist() == [0, -1, 1, -1]
     assert came["x"].offsets.tolist() == [0, 2, 2, 4]
     assert came["x_valid"].tolist() == [True, False, True]
@@ -312,10 +308,10 @@ _UNION = pa.UnionArray.from_sparse(pa.array([0, 1, 0], pa.int8()), [pa.array([1,
 @pytest.mark.parametrize("form", ["torch", "numpy"])
 def test_what_has_no_form_comes_as_python_values_if_asked(array: pa.Array, form: str) -> None:
     with pytest.raises(ConfigError, match=r"'x.*cannot become a tensor.*unsupported="):
-        _one(array, output_format=form)
-    assert _one(array, output_format=form, unsupported="list") == array.to_pylist()
+        value_of(array, output_format=form)
+    assert value_of(array, output_format=form, unsupported="list") == array.to_pylist()
     inside = pa.StructArray.from_arrays([array, pa.array([1, 2, 3])], ["v", "n"])
-    child = _one(inside, output_format=form, unsupported="list")
+    child = value_of(inside, output_format=form, unsupported="list")
     assert (child["v"], child["n"].tolist()) == (array.to_pylist(), [1, 2, 3])
 
 
@@ -333,7 +329,7 @@ def test_what_has_a_form_is_the_same_beside_them(decimals: Any) -> None:
     }
     columns |= {"m": pa.array([Decimal("1.5")] * 2)} if decimals else {}
     batch = pa.record_batch(columns)
-    plain, asked = (_batch(batch, decimals=decimals, unsupported=form) for form in (None, "list"))
+    plain, asked = (convert(batch, decimals=decimals, unsupported=form) for form in (None, "list"))
     assert list(plain) == list(asked) == list(columns)
     for name, value in plain.items():
         assert type(value) is type(asked[name])

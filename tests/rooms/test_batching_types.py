@@ -14,11 +14,10 @@ import pytest
 import torch
 
 from tests.conversions import convert, value_of
+from torch_table_loader import StructuredDataset
 from torch_table_loader.batching.codec import make_codec
-from torch_table_loader.batching.outputs import Codes, Padded, Ragged
 from torch_table_loader.batching.policy import TypePolicy
 from torch_table_loader.errors import ConfigError, TableError
-from torch_table_loader.options import LoaderOptions
 
 
 @pytest.mark.parametrize(
@@ -45,18 +44,12 @@ from torch_table_loader.options import LoaderOptions
     ],
 )
 def test_fixed_width_types_keep_their_width(kind: pa.DataType, dtype: torch.dtype) -> None:
-    for values in ([0, 1], []):
-        array = pa.array(np.array(values, np.int64)).cast(pa.int32() if kind.bit_width <= 32 else pa.int64())
-        array = array.cast(kind)
-        codec = make_codec(pa.schema({"x": kind}), TypePolicy())
-        rows = codec.decode(pa.record_batch({"x": array}))
-        batches = rows.batches(2)
-        assert len(batches) == len(values) // 2
-        if batches:
-            assert batches[0]["x"].dtype == dtype
-    for empty_of in ("torch", "numpy"):
-        codec = make_codec(pa.schema({"x": kind}), TypePolicy(output_format=empty_of))
-        assert codec.decode(pa.record_batch({"x": pa.array([], kind)})).num_rows == 0
+    day = 86_400_000 if kind == pa.date64() else 1
+    array = pa.array(np.array([0, day], np.int64)).cast(pa.int32() if kind.bit_width <= 32 else pa.int64()).cast(kind)
+    assert value_of(array).dtype == dtype
+    for output in ("torch", "numpy"):
+        rows = pa.record_batch({"x": array.slice(2)})
+        assert convert(rows, output_format=output, batch_size=2) is None
 
 
 def test_points_in_time_are_int64_in_their_unit() -> None:
@@ -85,25 +78,23 @@ def test_lists_come_in_three_layouts() -> None:
     assert nested.layout == torch.jagged
     assert nested.dtype == torch.int32
     padded = value_of(lists, ragged="pad")
-    assert isinstance(padded, Padded)
     assert padded.values.tolist() == [[1, 2, 0], [0, 0, 0], [3, 4, 5]]
     assert padded.lengths.tolist() == [2, 0, 3]
     ragged = value_of(lists, ragged="offsets")
-    assert isinstance(ragged, Ragged)
     assert ragged.values.tolist() == [1, 2, 3, 4, 5]
     assert (ragged.offsets.tolist(), ragged.offsets.dtype) == ([0, 2, 2, 5], torch.int64)
     assert isinstance(value_of(lists, output_format="numpy").values, np.ndarray)
     with pytest.raises(ConfigError, match=r'ragged="nested" is a torch layout'):
-        TypePolicy(output_format="numpy", ragged="nested")
+        value_of(lists, output_format="numpy", ragged="nested")
 
 
 def test_offsets_begin_at_0_in_every_batch() -> None:
     lists = pa.array([[row] * row for row in range(9)], pa.large_list(pa.int8()))
-    batch = pa.record_batch({"x": lists}).slice(2)
-    rows = make_codec(batch.schema, TypePolicy(ragged="offsets")).decode(batch)
-    for each in rows.batches(3):
-        assert each["x"].offsets[0] == 0
-        assert each["x"].offsets[-1] == len(each["x"].values)
+    rows = pa.Table.from_batches([pa.record_batch({"x": lists}).slice(2)])
+    loader, _ = StructuredDataset.create_dataloader(source=rows, batch_size=3, num_workers=0, ragged="offsets")
+    for batch in loader:
+        assert batch["x"].offsets[0] == 0
+        assert batch["x"].offsets[-1] == len(batch["x"].values)
 
 
 @pytest.mark.parametrize(
@@ -179,24 +170,22 @@ def test_structs_are_nested_dicts_and_hand_their_nulls_down() -> None:
 )
 def test_other_types_are_refused_at_construction(kind: pa.DataType, remedy: str) -> None:
     schema = pa.schema({"good": pa.int8(), "bad": kind})
+    batch = pa.record_batch([pa.array([1], pa.int8()), pa.nulls(1, kind)], schema=schema)
     for output in ("torch", "numpy"):
         with pytest.raises(ConfigError, match=r"column 'bad") as caught:
-            make_codec(schema, TypePolicy(output_format=output))
+            convert(batch, output_format=output)
         assert remedy in str(caught.value)
-    batch = pa.record_batch([pa.array([1], pa.int8()), pa.nulls(1, kind)], schema=schema)
-    for output in ("arrow", "dict"):
-        codec = make_codec(schema, TypePolicy(output_format=output))  # type: ignore[arg-type]
-        rows = codec.unpack(codec.pack(codec.concat([codec.decode(batch), codec.decode(batch)])))
-        assert rows.take(np.array([1, 0])).num_rows == 2
+    assert convert(batch, output_format="arrow").num_rows == 1
+    assert convert(batch, output_format="dict")["good"] == [1]
 
 
 def test_keys_must_differ() -> None:
     clash = pa.schema({"a": pa.int8(), "a_valid": pa.bool_()})
     assert set(convert(pa.record_batch([[1], [True]], schema=clash))) == {"a", "a_valid"}
     with pytest.raises(ConfigError, match=r"'a_valid'.*mask of another column"):
-        make_codec(clash, TypePolicy(nulls="mask"))
-    with pytest.raises(ConfigError, match="same name"):
-        make_codec(pa.schema([("a", pa.int8()), ("a", pa.int8())]), TypePolicy())
+        convert(pa.record_batch([[1], [True]], schema=clash), nulls="mask")
+    with pytest.raises(ConfigError, match="columns of different names"):
+        convert(pa.record_batch([[1], [1]], names=["a", "a"]))
 
 
 def test_codes_with_and_without_vocabulary() -> None:
@@ -213,7 +202,6 @@ def test_codes_with_and_without_vocabulary() -> None:
         -1,
     ]
     own = value_of(words, strings="codes")
-    assert isinstance(own, Codes)
     assert (own.codes.tolist(), own.values) == ([0, 1, -1, 2, 0], ["b", "a", "zzz"])
 
 
@@ -244,21 +232,15 @@ def test_lists_of_strings_become_lists_of_codes(kind: pa.DataType) -> None:
     ],
 )
 def test_vocabularies_are_checked_at_construction(vocabulary: dict[str, Any], message: str) -> None:
-    schema = pa.schema({"x": pa.string(), "n": pa.int8()})
+    batch = pa.record_batch([["a"], [1]], schema=pa.schema({"x": pa.string(), "n": pa.int8()}))
     with pytest.raises(ConfigError, match=message):
-        make_codec(schema, TypePolicy(strings="codes", vocabulary=vocabulary))
+        convert(batch, strings="codes", vocabulary=vocabulary)
 
 
 def test_arrow_and_dict_refuse_options_for_tensors() -> None:
     for name, value in (("nulls", "mask"), ("ragged", "pad"), ("decimals", "float64"), ("strings", "codes")):
         with pytest.raises(ConfigError, match=f"{name}=.*leave {name} out"):
-            TypePolicy(output_format="arrow", **{name: value})  # type: ignore[arg-type]
-
-
-def test_the_policy_is_taken_from_the_options() -> None:
-    options = LoaderOptions(nulls="mask", ragged="pad", strings="codes", vocabulary={"x": ["a"]})
-    policy = TypePolicy.of(options)
-    assert policy == TypePolicy(nulls="mask", ragged="pad", strings="codes", vocabulary={"x": ["a"]})
+            value_of(pa.array([1]), output_format="arrow", **{name: value})
 
 
 def test_a_batch_with_other_columns_is_refused() -> None:

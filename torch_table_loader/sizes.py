@@ -89,8 +89,7 @@ class Sizes:
 
     # Limits: beyond them data is refused, or described in another way.
     csv_block_bytes: int = 1 << 20
-    """Bytes of a row of CSV at most; pyarrow reads up to 32 such blocks ahead of decoding, and guesses types from one,
-    where types are not given."""
+    """Bytes of a row of CSV at most; pyarrow reads up to 32 such blocks ahead of decoding: 32 MiB of text a reader."""
 
     json_line_bytes: int = 1 << 30
     """Bytes of a JSON line at most: few bytes of a compressed file may be a line of any length."""

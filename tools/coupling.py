@@ -22,7 +22,7 @@ PRIVATE_ROOMS = ("batching", "engine", "planning", "read", "source", "store")
 def is_private(name: str) -> bool:
     """Whether a dotted name is of a private room.
 
-    >>> is_private("torch_table_loader.engine.sizes"), is_private("torch_table_loader.errors")
+    >>> is_private("torch_table_loader.engine.sizing"), is_private("torch_table_loader.errors")
     (True, False)
     """
     parts = name.split(".")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from torch_table_loader.engine.salvage import told
-from torch_table_loader.engine.sizes import collated_ahead
+from torch_table_loader.engine.sizing import collated_ahead
 from torch_table_loader.errors import ConfigError
 from torch_table_loader.explanation import Explanation, FetchPlan, WorkerLoad
 from torch_table_loader.planning.order_sample import OrderSample, sample_order

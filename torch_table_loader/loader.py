@@ -27,7 +27,8 @@ from torch_table_loader.metrics import Metrics, Progress
 from torch_table_loader.planning.global_batches import GlobalBatches
 from torch_table_loader.planning.rows_of import LiveSpan, RowSpan, SourceRow
 from torch_table_loader.planning.steps import step_at
-from torch_table_loader.watching import LOOKS, Watch, in_span, with_bars
+from torch_table_loader.sizes import sizes
+from torch_table_loader.watching import Watch, in_span, with_bars
 
 if TYPE_CHECKING:
     from torch_table_loader.engine.work.lane_work import LaneWork
@@ -299,6 +300,7 @@ class LoaderIterator(Iterator[Any]):
         self._entry: EpochOfAccelerate | None = None
         self._turn = threading.RLock()
         self._is_over = False
+        self._watched_batches = sizes().watched_batches
         self._error: BaseException | None = None
         self._raised_in: WeakSet[threading.Thread] = WeakSet()
         """The threads in which the error was raised."""
@@ -338,7 +340,7 @@ class LoaderIterator(Iterator[Any]):
                 batch = in_span(self._take) if profiler._is_profiler_enabled else self._take()
                 leg = self.progress.leg
                 leg.batches += 1
-                if leg.batches % LOOKS == 1:
+                if leg.batches % self._watched_batches == 1:
                     self._loader._watch.look(self.progress)
                 if entry.runs and self._was_last():
                     self._loader.end_of_dataloader = True

@@ -26,9 +26,6 @@ _log = logging.getLogger(__name__)
 _SPAN = "enumerate(DataLoader)#TableLoader.__next__"
 """Profilers recognize the time of a DataLoader by this prefix."""
 
-LOOKS = 256
-"""Batches between two checks of the metrics."""
-
 _SECONDS = 60.0
 _WAITS = 0.25
 _TRAINS = 0.1

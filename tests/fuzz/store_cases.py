@@ -26,8 +26,9 @@ import torch_table_loader.store.remote  # noqa: F401
 from tests.fuzz.cases import Rows
 from torch_table_loader import Pack, StructuredDataset
 from torch_table_loader.engine import row_store
-from torch_table_loader.store import manifest, remote_window
+from torch_table_loader.store import manifest
 from torch_table_loader.store.spec import MANIFEST
+from torch_table_loader.testing import small_sizes
 
 ROWS = 900
 URL = "memory://stores"
@@ -137,10 +138,8 @@ def _forget(stores: Path) -> None:
         path.write_text(json.dumps({"crc": manifest._crc(content), "store": content}))
 
 
+@small_sizes(store_chunk_bytes=1 << 13, far_gap_bytes=64)
 def _read(root: str, kind: str, options: Mapping[str, Any]) -> Rows:
-    # The process of a case has small sizes, and not the one that imports this module.
-    row_store.CHUNK_BYTES = 1 << 13
-    vars(remote_window)["GAP_BYTES"] = 64
     given: dict[str, Any] = {
         "output_format": "dict",
         "shuffle": "rows",

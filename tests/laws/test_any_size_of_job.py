@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tests.generators import HalvesV1, HalvesV2
 from tests.laws.effort import examples
 from tests.laws.worlds import World, as_counts, cutters, tables, topologies
-from torch_table_loader.planning.cutting import RoundRobinStrategy
+from torch_table_loader import RoundRobinStrategy
 from torch_table_loader.planning.layout import TableLayout
 from torch_table_loader.planning.ranks import Topology
 from torch_table_loader.planning.stages import StreamPosition

@@ -16,11 +16,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from torch_table_loader.batching import rows as rows_module
 from torch_table_loader.batching.codec import make_codec
 from torch_table_loader.batching.outputs import Codes, Padded, Ragged
 from torch_table_loader.batching.policy import TypePolicy
 from torch_table_loader.batching.rebatching import ExactBatches, WindowShuffle
+from torch_table_loader.testing import small_sizes
 
 Make = Callable[[np.random.Generator], Any]
 
@@ -263,8 +263,7 @@ def test_batches_that_are_cut_late_are_those_that_are_cut_at_once(
     if not runs:
         return
     at_once = [batch for rows in runs for batch in rows.batches(batch_size)]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(rows_module, "_OBJECTS", few)
+    with small_sizes(cut_objects=few):
         late = codec.batches_of([[run] for run in runs], batch_size)
         assert len(late) == len(at_once)
         came = list(late)
@@ -277,6 +276,7 @@ def _plain(batch: Any) -> Any:
     return str({name: (getattr(entry, "dtype", None), _values(entry)) for name, entry in entries.items()})
 
 
+@small_sizes(cut_objects=12)  # a batch is three: a dict and two tensors
 def test_only_a_few_batches_are_cut_before_they_are_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     table = pa.record_batch({"x": np.arange(1000), "y": np.arange(1000.0)})
     codec = make_codec(table.schema, TypePolicy())
@@ -289,7 +289,6 @@ def test_only_a_few_batches_are_cut_before_they_are_taken(monkeypatch: pytest.Mo
         return at_once(part, batch_size)
 
     monkeypatch.setattr(type(rows), "batches", noted)
-    monkeypatch.setattr(rows_module, "_OBJECTS", 12)  # a batch is three: a dict and two tensors
     batches = iter(codec.batches_of([[rows]], 10))
     assert cut == []
     assert torch.equal(next(batches)["x"], torch.arange(10))

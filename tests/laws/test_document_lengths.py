@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.laws.test_sequence_orders import tokens_of
-from torch_table_loader.planning import document_lengths
 from torch_table_loader.planning.document_lengths import DocumentLengths
 from torch_table_loader.planning.token_windows import cut
+from torch_table_loader.testing import small_sizes
 
 LENGTHS = st.one_of(
     st.lists(st.integers(0, 5), max_size=200),
@@ -46,9 +46,8 @@ def test_cuts_equal_those_of_plain_offsets(lengths: list[int], data: st.DataObje
     assert tokens_of(found) == tokens_of(cut(offsets, starts, stops))
 
 
-def test_many_documents_are_processed_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(document_lengths, "_AT_ONCE", 7)
-    monkeypatch.setattr(document_lengths, "_BATCH", 7)
+@small_sizes(lookups_at_once=7, lengths_at_once=7)
+def test_many_documents_are_processed_in_parts() -> None:
     lengths = np.arange(1, 301)
     made = DocumentLengths.of(lengths)
     assert made.starts(np.arange(300)).tolist() == (np.cumsum(lengths) - lengths).tolist()

@@ -12,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.laws.effort import examples
-from torch_table_loader.fetch.hedging import ALLOWANCE, BUDGET, LATE_SECONDS, LEAST_PEERS, PEERS, HedgePolicy
+from torch_table_loader.fetch.hedging import ALLOWANCE, BUDGET, LEAST_PEERS, PEERS, HedgePolicy
+from torch_table_loader.sizes import sizes
 
 Latency = Callable[[random.Random], float]
 Size = Callable[[random.Random], int]
@@ -104,7 +105,7 @@ def test_the_limit_is_later_than_most_peers_and_grows_with_bytes(
     late, more = policy.late_after(num_bytes), policy.late_after(2 * num_bytes)
     assert late is not None
     assert more is not None
-    assert more >= late >= LATE_SECONDS
+    assert more >= late >= sizes().late_s
     again = HedgePolicy()
     for seconds, size in ended:
         again.ended(seconds, size)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tests.generators import HalvesV2
 from tests.laws.effort import examples
 from tests.laws.worlds import World, cutters, table, topologies
-from torch_table_loader.planning.cutting import RoundRobinStrategy, TargetSizeStrategy
+from torch_table_loader import RoundRobinStrategy, TargetSizeStrategy
 from torch_table_loader.planning.exclusion import Remaining
 from torch_table_loader.planning.growth import FileRows, GrownOrder
 from torch_table_loader.planning.keys import derive_key

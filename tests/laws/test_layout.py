@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.laws.worlds import cutters, table, tables
+from torch_table_loader import TargetSizeStrategy
 from torch_table_loader.errors import ConfigError, ConfigTypeError
-from torch_table_loader.planning.cutting import TargetSizeStrategy
 from torch_table_loader.planning.layout import TableLayout
 from torch_table_loader.planning.runs import Runs
 from torch_table_loader.planning.splits import SegmentTable, SplitTable

@@ -23,6 +23,7 @@ LEVELS = {
     "column_options": 0,
     "records": 0,
     "scrubbing": 0,
+    "sizes": 0,
     "units": 0,
     "contracts": 1,
     "format_contracts": 1,

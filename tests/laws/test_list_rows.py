@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.laws.effort import examples
-from torch_table_loader.store import list_rows
 from torch_table_loader.store.list_rows import ListPart, copies_lists, take_lists
+from torch_table_loader.testing import small_sizes
 
 ITEMS = (pa.int8(), pa.int16(), pa.int32(), pa.float64(), pa.timestamp("us"), pa.decimal128(9, 2), pa.date32())
 
@@ -39,8 +39,7 @@ def test_rows_of_lists_equal_those_taken_by_pyarrow(
     for number, array in enumerate(arrays):
         rows = np.flatnonzero((places >= starts[number]) & (places < starts[number + 1]))
         parts.append(ListPart(array, places[rows] - starts[number], rows))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(list_rows, "_MOST_INDEX", block)
+    with small_sizes(list_indices=block):
         found = take_lists(kind, parts, len(places))
     found.validate(full=True)
     assert found.type == kind

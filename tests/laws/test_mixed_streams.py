@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from tests.laws.effort import examples
 from tests.laws.worlds import table
-from torch_table_loader.planning.cutting import TargetSizeStrategy
+from torch_table_loader import TargetSizeStrategy
 from torch_table_loader.planning.mixed_stages import MixedPosition, begun, read_history, rests_of, write_history
 from torch_table_loader.planning.mixture import StopRule
 from torch_table_loader.planning.ranks import Topology

@@ -13,9 +13,8 @@ from typing import Any
 import pytest
 
 from tests.laws.worlds import table
-from torch_table_loader import plugins
+from torch_table_loader import RoundRobinStrategy, TargetSizeStrategy, plugins
 from torch_table_loader.errors import ConfigError, ConfigTypeError
-from torch_table_loader.planning.cutting import RoundRobinStrategy, TargetSizeStrategy
 from torch_table_loader.planning.strategies import ENTRY_POINT_GROUP, resolve_strategy
 from torch_table_loader.records import DataFileInfo, RowRange, Shard, Split
 

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from torch_table_loader.planning import value_sums
 from torch_table_loader.planning.value_sums import RELATIVE_ERROR, Histogram, ValueSums
+from torch_table_loader.testing import small_sizes
 
 FLOATS = st.floats(allow_nan=False, allow_infinity=False, width=64)
 COLUMNS = st.one_of(
@@ -59,8 +60,7 @@ def test_sums_are_exact(values: np.ndarray[Any, Any]) -> None:
 
 @given(COLUMNS, st.lists(st.integers(0, 40), max_size=4), st.randoms(use_true_random=False), st.integers(1, 9))
 def test_parts_and_order_do_not_matter(values: np.ndarray[Any, Any], cuts: list[int], random: Any, limit: int) -> None:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(value_sums, "MOST_DISTINCT", limit)
+    with small_sizes(distinct_values=limit):
         whole = ValueSums.of(values, nulls=3)
         parts = [ValueSums.of(part) for part in np.split(values, sorted(min(cut, len(values)) for cut in cuts))]
         parts.append(ValueSums(nulls=3))
@@ -74,18 +74,17 @@ def test_parts_and_order_do_not_matter(values: np.ndarray[Any, Any], cuts: list[
 def test_a_quantile_equals_a_value_or_is_near_one(values: np.ndarray[Any, Any], share: float, few: bool) -> None:
     wanted = sorted(float(value) for value in values.tolist())
     rank = max(1, math.ceil(Fraction(str(share)) * len(wanted)))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(value_sums, "MOST_DISTINCT", 2 if few else 1000)
+    with small_sizes(distinct_values=2 if few else 1000):
         found = ValueSums.of(values).quantile(share)
     near = wanted[rank - 1]
     assert found == near or (few and abs(found - near) <= RELATIVE_ERROR * abs(near) + 2.0**-1030)
 
 
-def test_many_values_are_summed_in_exact_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_values_are_summed_in_exact_runs() -> None:
     values = np.random.default_rng(1).normal(1e6, 1e-3, 5000)
     whole = ValueSums.of(values)
-    monkeypatch.setattr(value_sums, "_MOST_AT_ONCE", 7)
-    assert same(ValueSums.of(values), whole)
+    with small_sizes(numbers_at_once=7):
+        assert same(ValueSums.of(values), whole)
     assert whole.mean == pytest.approx(statistics.fmean(values.tolist()), rel=1e-15)
     assert whole.std == pytest.approx(statistics.pstdev(values.tolist()), rel=1e-12)
 

@@ -22,6 +22,7 @@ from torch_table_loader.planning.keys import derive_key
 from torch_table_loader.planning.mixture import SourceOrder
 from torch_table_loader.planning.permutation import Permutation
 from torch_table_loader.planning.weighted_rows import WeightedRows, WeightSums, cumulate
+from torch_table_loader.testing import small_sizes
 
 Ints: TypeAlias = NDArray[np.int64]
 
@@ -138,11 +139,11 @@ def test_a_point_finds_the_row_that_covers_it(weights: list[int], seed: int) -> 
     assert np.array_equal(WeightSums(cells).rows_at(points), np.repeat(np.arange(len(weights)), weights)[points])
 
 
-def test_sums_do_not_depend_on_the_size_of_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sums_do_not_depend_on_the_size_of_parts() -> None:
     weights = np.random.default_rng(0).random(1000).tolist()
     whole = sums_of(weights)
-    monkeypatch.setattr(weighted_rows, "_CELLS_AT_ONCE", 7)
-    assert np.array_equal(sums_of(weights), whole)
+    with small_sizes(weights_at_once=7):
+        assert np.array_equal(sums_of(weights), whole)
 
 
 def test_a_row_without_weight_in_an_empty_table_or_alone_cannot_be_drawn() -> None:

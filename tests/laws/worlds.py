@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 from hypothesis import strategies as st
 
+from torch_table_loader import RowBalancedStrategy, SizeBalancedStrategy, TargetSizeStrategy
 from torch_table_loader.engine.jobs.planner import PlannedStream, Planner
-from torch_table_loader.planning.cutting import RowBalancedStrategy, SizeBalancedStrategy, TargetSizeStrategy
 from torch_table_loader.planning.layout import TableLayout
 from torch_table_loader.planning.ranks import Topology
 from torch_table_loader.planning.runs import Runs

@@ -13,10 +13,10 @@ import pytest
 import torch
 
 from tests.conversions import convert, value_of
+from torch_table_loader import ColumnStatistics
 from torch_table_loader.batching.codec import make_codec
 from torch_table_loader.batching.policy import TypePolicy
 from torch_table_loader.errors import ConfigError, TableError
-from torch_table_loader.planning.column_statistics import ColumnStatistics
 from torch_table_loader.planning.value_sums import ValueSums
 
 

@@ -15,7 +15,7 @@ import pytest
 from tests.torch.tables import deliver_all, key, meant_warnings, write_table
 from torch_table_loader import ConfigError, StructuredDataset, TableLoader
 from torch_table_loader.engine.jobs.stream_job import StreamJob
-from torch_table_loader.engine.sizes import CHUNK_BYTES
+from torch_table_loader.engine.sizing import CHUNK_BYTES
 from torch_table_loader.records import ReadTask
 
 GROUPS = [[9, 7], [30], [0], [], [8, 8, 8], [1], [5]]

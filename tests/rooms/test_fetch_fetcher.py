@@ -17,13 +17,13 @@ import pytest
 
 from tests.rooms.waiting import PATIENCE_S, fetching, until
 from torch_table_loader.errors import MissingFileError, StorageError
-from torch_table_loader.fetch import hedging
 from torch_table_loader.fetch.disk_cache import DiskCache, RangeKey
 from torch_table_loader.fetch.fetcher import Fetcher
 from torch_table_loader.fetch.parts import PartsAhead, begin_parts
 from torch_table_loader.fetch.planned_read import PlannedRead
 from torch_table_loader.fetch.settings import FetchSettings
 from torch_table_loader.records import DataFile, FileNeeds, FileVersion, Traffic
+from torch_table_loader.testing import small_sizes
 
 MIB = 1 << 20
 
@@ -240,8 +240,8 @@ def test_added_reads_use_several_stores_within_one_budget() -> None:
     until(lambda: fetching() == 0)
 
 
-def test_a_late_request_is_sent_again_and_the_first_answer_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hedging, "LATE_SECONDS", 0.5)  # a busy machine must not use the budget up
+@small_sizes(late_s=0.5)  # a busy machine must not use the budget up
+def test_a_late_request_is_sent_again_and_the_first_answer_is_taken() -> None:
     over, asked = threading.Event(), list[tuple[str, int]]()
 
     def hold(path: str, start: int) -> None:

@@ -16,12 +16,13 @@ from hypothesis import strategies as st
 
 from tests.iceberg import IcebergWriter, Row, column, some
 from torch_table_loader import IcebergDataset, TableError
-from torch_table_loader.read import deletes, file_walk
+from torch_table_loader.read import deletes
 from torch_table_loader.read.key_set import KeySet
 from torch_table_loader.read.parquet import ParquetFile
 from torch_table_loader.source.iceberg.catalog import TableAddress
 from torch_table_loader.source.iceberg.source import TableRequest
 from torch_table_loader.source.table_storage import TableStorage
+from torch_table_loader.testing import small_sizes
 
 FORMS = pytest.mark.parametrize("form", ["parquet", "orc", "avro"])
 
@@ -472,17 +473,15 @@ def test_row_groups_beside_short_ones_leave_their_deleted_rows_out_while_they_ar
 
 
 @pytest.mark.parametrize("ahead", [1, 20, 33])
-def test_live_rows_are_found_for_all_row_groups_read_ahead(
-    tmp_path: Path, thinned: list[int], monkeypatch: pytest.MonkeyPatch, ahead: int
-) -> None:
-    monkeypatch.setattr(file_walk, "_ROWS_AHEAD", ahead)
+def test_live_rows_are_found_for_all_row_groups_read_ahead(tmp_path: Path, thinned: list[int], ahead: int) -> None:
     table = IcebergWriter(tmp_path)
     file = table.append(some(0, 80), group=16)
     table.commit()
     gone = {0, 15, 16, 37, 38, 63, 79}  # the ends of row groups too, and one group without any
     table.delete_rows({file: sorted(gone)})
     table.commit()
-    found = [row["x"] for row in read(table, num_workers=0, batch_size=4)]
+    with small_sizes(live_rows_ahead=ahead):
+        found = [row["x"] for row in read(table, num_workers=0, batch_size=4)]
     assert found == [row for row in range(80) if row not in gone]
     assert thinned == [0, 1, 2, 3, 4]
 

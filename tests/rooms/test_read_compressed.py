@@ -15,11 +15,11 @@ from pyarrow import csv, feather, orc
 
 from tests.rooms.reading import LocalStorage
 from torch_table_loader import ConfigError, StructuredDataset, TableError
-from torch_table_loader.read import compressed, reader_base
-from torch_table_loader.read import json as json_lines
+from torch_table_loader.read import compressed
 from torch_table_loader.read.compressed import CODECS
 from torch_table_loader.read.formats import FORMATS, reader_for
 from torch_table_loader.read.suffixes import reader_by_suffix, suffixes_of
+from torch_table_loader.testing import small_sizes
 
 ROWS = 3000
 TABLE = pa.table({"x": range(ROWS), "s": [f"row {row}" for row in range(ROWS)]})
@@ -92,13 +92,11 @@ def test_unsupported_compression_is_refused_by_name(tmp_path: Path) -> None:
         StructuredDataset(tmp_path)
 
 
-def test_highly_compressed_text_takes_little_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_highly_compressed_text_takes_little_memory(tmp_path: Path) -> None:
     line = b'{"x": 1}\n'
     (tmp_path / "x.jsonl.gz").write_bytes(_compressed(line * 3_000_000, ".gz"))
     before = pa.total_allocated_bytes()
-    monkeypatch.setattr(reader_base, "INFERENCE_BYTES", 1 << 20)
-    monkeypatch.setattr(json_lines, "INFERENCE_BYTES", 1 << 20)
-    with pytest.raises(TableError, match="at most 1048576 bytes for its types"):
+    with small_sizes(inference_bytes=1 << 20), pytest.raises(TableError, match="at most 1048576 bytes for its types"):
         StructuredDataset(tmp_path)
     tracemalloc.start()
     try:
@@ -108,9 +106,9 @@ def test_highly_compressed_text_takes_little_memory(tmp_path: Path, monkeypatch:
     finally:
         tracemalloc.stop()
     assert pa.total_allocated_bytes() - before < 24 << 20
-    monkeypatch.setattr(json_lines, "_MOST_LINE_BYTES", 8 << 20)
     (tmp_path / "x.jsonl.gz").write_bytes(_compressed(b" " * (32 << 20) + line, ".gz"))
-    with pytest.raises(TableError, match=r"x\.jsonl\.gz.*a line is longer than 8388608 bytes"):
+    said = r"x\.jsonl\.gz.*a line is longer than 8388608 bytes"
+    with small_sizes(json_line_bytes=8 << 20), pytest.raises(TableError, match=said):
         StructuredDataset(tmp_path, schema=pa.schema([("x", pa.int64())]))
 
 

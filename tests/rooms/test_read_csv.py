@@ -8,10 +8,10 @@ import pytest
 
 from tests.rooms.reading import LocalStorage, all_batches, as_table, data_file, inspect, whole_task
 from torch_table_loader.errors import TableError
-from torch_table_loader.read import reader_base
 from torch_table_loader.read.tasks import TaskReader
 from torch_table_loader.read.unify import resolve_schema
 from torch_table_loader.records import DataFile
+from torch_table_loader.testing import small_sizes
 
 
 def _file(folder: Path, text: str) -> DataFile:
@@ -53,8 +53,8 @@ def test_a_given_schema_without_any_column_of_the_file_still_counts_rows(tmp_pat
     assert as_table(reader.read(whole_task(meta)), given)["new"].to_pylist() == [None, None]
 
 
-def test_quoted_line_breaks_may_be_at_any_block_boundary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("torch_table_loader.read.csv._BLOCK_BYTES", 4096)
+@small_sizes(csv_block_bytes=4096)
+def test_quoted_line_breaks_may_be_at_any_block_boundary(tmp_path: Path) -> None:
     file = _file(tmp_path, "a,b\n" + "".join(f'{i},"x\n\ny,{i}"\n' for i in range(3000)))
     meta = inspect(file)
     got = pa.Table.from_batches(all_batches(file, meta, ["a", "b"], max_rows=100))
@@ -76,8 +76,8 @@ def test_a_row_longer_than_a_block_is_refused_when_the_file_is_inspected(tmp_pat
             inspect(file, schema)
 
 
-def test_a_large_file_needs_a_schema(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reader_base, "INFERENCE_BYTES", 5)
+@small_sizes(inference_bytes=5)
+def test_a_large_file_needs_a_schema(tmp_path: Path) -> None:
     file = _file(tmp_path, "a\n1\n2\n")
     with pytest.raises(TableError, match=r"x\.csv must be at most 5 bytes .* pass schema="):
         inspect(file)

@@ -10,10 +10,10 @@ import pytest
 
 from tests.rooms.reading import LocalStorage, all_batches, as_table, data_file, inspect, whole_task
 from torch_table_loader.errors import TableError
-from torch_table_loader.read import reader_base
 from torch_table_loader.read.tasks import TaskReader
 from torch_table_loader.read.unify import resolve_schema
 from torch_table_loader.records import DataFile
+from torch_table_loader.testing import small_sizes
 
 
 def _file(folder: Path, rows: list[Any], end: str = "\n") -> DataFile:
@@ -21,8 +21,8 @@ def _file(folder: Path, rows: list[Any], end: str = "\n") -> DataFile:
     return data_file(folder / "x.jsonl", "jsonl")
 
 
-def test_types_come_from_the_whole_file_and_blocks_follow_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("torch_table_loader.read.json._BLOCK_BYTES", 64)
+@small_sizes(json_block_bytes=64)
+def test_types_come_from_the_whole_file_and_blocks_follow_them(tmp_path: Path) -> None:
     rows: list[dict[str, Any]] = [{"a": i, "l": [i], "o": {"x": i}} for i in range(50)]
     rows += [{"late": "x"}, {"a": 0.5, "l": [], "o": {"y": "z"}}, {"a": 1, "big": "y" * 1000}]
     file = _file(tmp_path, rows, end="")
@@ -65,8 +65,8 @@ def test_text_that_is_not_lines_of_objects_names_the_file(tmp_path: Path, text: 
         inspect(data_file(tmp_path / "x.jsonl", "jsonl"))
 
 
-def test_a_large_file_needs_a_schema(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reader_base, "INFERENCE_BYTES", 5)
+@small_sizes(inference_bytes=5)
+def test_a_large_file_needs_a_schema(tmp_path: Path) -> None:
     file = _file(tmp_path, [{"a": 1}])
     with pytest.raises(TableError, match=r"x\.jsonl must be at most 5 bytes .* pass schema="):
         inspect(file)

@@ -9,10 +9,10 @@ import pytest
 
 from tests.rooms.reading import LocalStorage, all_batches, as_table, data_file, inspect, write_parquet
 from torch_table_loader.errors import ConfigError, TableError
-from torch_table_loader.read import parquet
 from torch_table_loader.read.formats import FORMATS, reader_for
 from torch_table_loader.read.parquet import ParquetReader
 from torch_table_loader.records import FileMeta
+from torch_table_loader.testing import small_sizes
 
 
 def _dotted() -> pa.Table:
@@ -87,13 +87,11 @@ def test_columns_come_by_their_top_level_name_and_in_the_order_asked(
 
 @pytest.mark.parametrize("columns", [["d", "l", "ab", "a.b", "a"], ["a", "a.b", "ab", "l", "d"], []])
 @pytest.mark.parametrize("values", [1, 20, 49])
-def test_reading_a_few_columns_at_a_time_gives_the_same_rows(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, columns: list[str], values: int
-) -> None:
+def test_reading_a_few_columns_at_a_time_gives_the_same_rows(tmp_path: Path, columns: list[str], values: int) -> None:
     table = _dotted()
     file = write_parquet(tmp_path / "x.parquet", table)
-    monkeypatch.setattr(parquet, "_VALUES_AT_ONCE", values)
-    batches = all_batches(file, inspect(file), columns, max_rows=10)
+    with small_sizes(parquet_values=values):
+        batches = all_batches(file, inspect(file), columns, max_rows=10)
     assert [batch.num_rows for batch in batches] == [10, 10, 5]
     assert all(batch.schema.names == columns for batch in batches)
     assert not columns or pa.Table.from_batches(batches).equals(table.select(columns))

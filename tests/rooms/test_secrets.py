@@ -20,6 +20,7 @@ from tests.sites import answering, serving
 from torch_table_loader import IcebergDataset, StructuredDataset, TableLoaderError
 from torch_table_loader.options import LoaderOptions
 from torch_table_loader.scrubbing import secrets_of, shown_url
+from torch_table_loader.testing import small_sizes
 
 CANARY = "canary7Xq"
 NOWHERE = "127.0.0.1:9"
@@ -41,11 +42,11 @@ def told(error: BaseException) -> str:
 
 
 @pytest.fixture(autouse=True)
-def silent_log(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def silent_log(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
     """Expect no secret in the log while waiting for a store."""
-    monkeypatch.setattr("torch_table_loader.source.retrying.WARN_AFTER_S", 0)
     caplog.set_level(logging.DEBUG, "torch_table_loader")
-    yield
+    with small_sizes(store_warning_s=0):
+        yield
     assert CANARY not in caplog.text
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from torch_table_loader.batching.codec import make_codec
 from torch_table_loader.batching.policy import TypePolicy
-from torch_table_loader.engine.sizes import LENT_SLOTS, SPARE_SLOTS
+from torch_table_loader.engine.sizing import LENT_SLOTS, SPARE_SLOTS
 from torch_table_loader.engine.workers import shared_memory
 from torch_table_loader.engine.workers.shared_memory import SharedMemoryReceiver, SharedMemorySender, new_slots
 

@@ -21,11 +21,11 @@ from torch_table_loader.cancellation import cancellable
 from torch_table_loader.causes import may_pass
 from torch_table_loader.errors import AccessRefusedError, StorageTimeoutError
 from torch_table_loader.records import Traffic
+from torch_table_loader.sizes import sizes
 from torch_table_loader.source.clients import Client
 from torch_table_loader.source.retrying import (
     FIRST_WAIT_S,
     LONGEST_WAIT_S,
-    WARN_AFTER_S,
     Attempts,
     RetryPolicy,
     WrongLengthError,
@@ -172,7 +172,7 @@ def test_short_waits_give_no_warning(caplog: pytest.LogCaptureFixture) -> None:
     clock = Clock()
     caplog.set_level(logging.INFO, "torch_table_loader.source.retrying")
     attempts(clock.policy(120)).make(Store(clock, iter([ConnectionResetError()] * 4)))
-    assert clock.time - 1000 < WARN_AFTER_S
+    assert clock.time - 1000 < sizes().store_warning_s
     assert said_by(caplog, "source.retrying", logging.INFO) == []
 
 

@@ -43,6 +43,7 @@ from torch_table_loader.store.spec import (
     chunk_codes_file,
     heap_file,
 )
+from torch_table_loader.testing import small_sizes
 
 ROWS = 2_000
 BOUNDS = [*range(0, ROWS, 100), ROWS]
@@ -72,8 +73,8 @@ def test_builders_that_share_a_folder_share_the_work(tmp_path: Path) -> None:
     assert not again.chunks
 
 
+@small_sizes(looks_until_warning=1)
 def test_a_builder_that_waits_for_another_logs_it_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(builder, "_LOOKS_UNTIL_WARNING", 1)
     made = table()
     (tmp_path / LEASES).mkdir()
     waiting, said = threading.Event(), list[tuple[Any, ...]]()
@@ -98,10 +99,10 @@ def test_a_builder_that_waits_for_another_logs_it_once(tmp_path: Path, monkeypat
 
 
 @pytest.mark.parametrize("fails", [False, True])
+@small_sizes(look_again_s=3600.0)
 def test_a_thread_that_waits_for_another_of_its_process_continues_at_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: bool
 ) -> None:
-    monkeypatch.setattr(builder, "_LOOK_AGAIN", 3600.0)
     made, waits, wait = table(), threading.Event(), builder._Builder._wait
 
     def telling(one: builder._Builder, left: int) -> None:

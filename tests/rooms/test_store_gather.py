@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from unittest.mock import patch
 
 import numpy as np
 import pyarrow as pa
@@ -13,12 +12,12 @@ from hypothesis import strategies as st
 
 from tests.rooms.storing import MemoryTable, everything, in_memory, numbers
 from torch_table_loader.errors import ConfigError
-from torch_table_loader.store import coded_strings, record_layout
 from torch_table_loader.store.builder import build_files
 from torch_table_loader.store.manifest import read_manifest, write_manifest
 from torch_table_loader.store.opened import open_store
 from torch_table_loader.store.record_layout import Encoded, RecordLayout, check_storable
 from torch_table_loader.store.spec import CODES, WORDS
+from torch_table_loader.testing import small_sizes
 
 ORDERS = [
     [],
@@ -113,9 +112,8 @@ def test_filling_records_in_place_and_by_blocks_is_equivalent(
         for slot in (layout.slots[number] for number in group.slots)
     )
     encoded = Encoded(layout, rows, values, None, frozenset())
-    with patch.multiple(
-        record_layout, _FILL_BYTES=block * layout.width // 2, _BLOCK_BYTES=block * layout.width, _LEAST_BLOCK=1
-    ):
+    fill, whole_block = block * layout.width // 2, block * layout.width
+    with small_sizes(record_fill_bytes=fill, record_block_bytes=whole_block, record_block_rows=1):
         whole = np.zeros((rows, layout.width), np.uint8)
         encoded.fill(whole)
         pieces = [(start, records.copy()) for start, records in encoded.blocks()]
@@ -191,15 +189,14 @@ def test_strings_that_repeat_in_chunks_and_not_in_the_store_are_kept_as_they_are
     lonely.check(in_memory(lonely), [8, 0, 3, 3])
 
 
-@pytest.mark.parametrize("limit", ["_MOST_CHUNK_BYTES", "MOST_WORD_BYTES"])
-def test_too_many_bytes_of_distinct_strings_are_kept_as_they_are(
-    limit: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(coded_strings, limit, 100)
+@pytest.mark.parametrize("limit", ["chunk_word_bytes", "store_word_bytes"])
+def test_too_many_bytes_of_distinct_strings_are_kept_as_they_are(limit: str, tmp_path: Path) -> None:
     words = pa.array([f"a rather long string {number % 5}" for number in range(60)])
     table = MemoryTable(pa.record_batch({"words": words, "few": ["a", "b"] * 30}), [0, 20, 40, 60])
-    build_files(tmp_path, table.spec, table.read, 1)
-    for stored in (in_memory(table), open_store(tmp_path, table.spec, 1)):
+    with small_sizes(**{limit: 100}):
+        build_files(tmp_path, table.spec, table.read, 1)
+        in_files, held = open_store(tmp_path, table.spec, 1), in_memory(table)
+    for stored in (held, in_files):
         assert stored is not None
         assert stored.strings is not None
         assert stored.strings.columns == (1,)

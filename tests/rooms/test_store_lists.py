@@ -23,7 +23,7 @@ from torch_table_loader.errors import MissingFileError, TableError
 from torch_table_loader.fetch.parts import reading_parts
 from torch_table_loader.fetch.settings import FetchSettings
 from torch_table_loader.source.storage import FileStorage
-from torch_table_loader.store import builder, manifest, record_layout, remote_window
+from torch_table_loader.store import builder, manifest, remote_window
 from torch_table_loader.store.builder import build_files
 from torch_table_loader.store.gather import StoredRows
 from torch_table_loader.store.lengths_file import write_lengths
@@ -32,6 +32,7 @@ from torch_table_loader.store.manifest import read_manifest
 from torch_table_loader.store.opened import open_store
 from torch_table_loader.store.remote import RemoteRows, open_remote, upload_store
 from torch_table_loader.store.spec import LENGTHS, MANIFEST, PARTS, StoreSpec, values_file
+from torch_table_loader.testing import small_sizes
 
 Ints = NDArray[np.int64]
 
@@ -165,26 +166,23 @@ def test_a_builder_finds_a_store_that_was_finished_meanwhile(tmp_path: Path, mon
 
 @pytest.mark.parametrize("request_bytes", [40, 1 << 20])
 @pytest.mark.parametrize("gap", [0, 100, 1 << 20])
-def test_windows_have_the_parts_of_their_blocks(
-    tmp_path: Path, root: str, monkeypatch: pytest.MonkeyPatch, gap: int, request_bytes: int
-) -> None:
-    monkeypatch.setattr(remote_window, "GAP_BYTES", gap)
-    monkeypatch.setattr(remote_window, "REQUEST_BYTES", request_bytes)
+def test_windows_have_the_parts_of_their_blocks(tmp_path: Path, root: str, gap: int, request_bytes: int) -> None:
     made = documents()
     rows = far(made, tmp_path, root)
     blocks = [some_parts(made, seed, 20 if seed % 4 else 0) for seed in range(30)]
     found = rows.windows(iter([(wanted, (wanted, spans)) for wanted, spans in blocks]), spans=lambda note: note[1])
     count = 0
-    for stored, local, (wanted, spans) in found:
-        made.check_parts(stored, local, wanted, spans)
-        count += 1
+    with small_sizes(far_gap_bytes=gap, far_request_bytes=request_bytes):
+        for stored, local, (wanted, spans) in found:
+            made.check_parts(stored, local, wanted, spans)
+            count += 1
     assert count == 30
 
 
+@small_sizes(far_gap_bytes=0)
 def test_a_part_of_a_long_list_is_read_without_the_rest(
     tmp_path: Path, root: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(remote_window, "GAP_BYTES", 0)
     made = Documents([10, 500_000, 10], [0, 3])
     rows = far(made, tmp_path, root)
     asked: list[tuple[str, int, int]] = []
@@ -219,8 +217,8 @@ def test_lengths_are_stored_in_the_smallest_integers(tmp_path: Path, longest: in
     assert rows.lengths.longest == (longest, 640)
 
 
-def test_a_list_that_is_too_long_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(record_layout, "_LONGEST", 80)
+@small_sizes(list_values=80)
+def test_a_list_that_is_too_long_is_refused(tmp_path: Path) -> None:
     made = documents()
     with pytest.raises(TableError, match=r"a list of column 'tokens' has \d+ elements, .* fewer than 80; cut it"):
         build_files(tmp_path, made.spec, made.read, 1)

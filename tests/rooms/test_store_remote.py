@@ -28,11 +28,11 @@ from torch_table_loader.fetch.settings import FetchSettings
 from torch_table_loader.planning.ranges import coalesce, in_windows
 from torch_table_loader.records import FileVersion
 from torch_table_loader.source.storage import FileStorage
-from torch_table_loader.store import remote_window
 from torch_table_loader.store.builder import build_files
 from torch_table_loader.store.record_layout import RecordLayout
 from torch_table_loader.store.remote import RemoteRows, open_remote, upload_store
 from torch_table_loader.store.spec import CODES, IDS, MANIFEST, NULLS, RECORDS, WORDS, StoreSpec, heap_file
+from torch_table_loader.testing import small_sizes
 
 WINDOW = {"least": 64, "most": 256}
 
@@ -136,19 +136,17 @@ def test_gathered_rows_equal_the_table(tmp_path: Path, root: str, with_ids: bool
     assert rows.row_ids is None or rows.row_ids.tolist() == (np.arange(900) * 3).tolist()
 
 
-def test_windows_deliver_the_order_and_join_neighbours(
-    tmp_path: Path, root: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_windows_deliver_the_order_and_join_neighbours(tmp_path: Path, root: str) -> None:
     made = MemoryTable(numbers(5000), [0, 2500, 5000])
     rows, storage = uploaded(made, tmp_path, root)
-    monkeypatch.setattr(remote_window, "GAP_BYTES", 40 * rows.layout.width)
     order = np.random.default_rng(1).permutation(5000)
     blocks = [(order[at : at + 40], at) for at in range(0, 5000, 40)]
     found: list[int] = []
-    for source, places, at in rows.windows(iter(blocks)):
-        assert len(found) == at
-        found += source.gather(places)[0].to_pylist()
-        assert source.ids(places).tolist() == order[at : at + 40].tolist()
+    with small_sizes(far_gap_bytes=40 * rows.layout.width):
+        for source, places, at in rows.windows(iter(blocks)):
+            assert len(found) == at
+            found += source.gather(places)[0].to_pylist()
+            assert source.ids(places).tolist() == order[at : at + 40].tolist()
     assert found == order.tolist()
     asked = sum(stop - start for _, start, stop in storage.parts)
     assert len(storage.parts) < 5000 / 5, "neighbours come with one request"
@@ -158,12 +156,12 @@ def test_windows_deliver_the_order_and_join_neighbours(
     assert storage.parts == [(RECORDS, 0, 5000 * rows.layout.width)]
 
 
-def test_large_parts_are_cut_and_few_bytes_live(tmp_path: Path, root: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_parts_are_cut_and_few_bytes_live(tmp_path: Path, root: str) -> None:
     made = MemoryTable(numbers(4000), [0, 4000])
     width = RecordLayout(made.spec.schema).width
     rows, storage = uploaded(made, tmp_path, root, ahead_bytes=250 * width)
-    monkeypatch.setattr(remote_window, "REQUEST_BYTES", 100 * width)
-    made.check(rows, range(4000))
+    with small_sizes(far_request_bytes=100 * width):
+        made.check(rows, range(4000))
     assert max(stop - start for _, start, stop in storage.parts) == 100 * width
     assert storage.most_living <= 450 * width, "the budget, the part that is wanted, and the one that is gathered"
     assert storage.living == 0
@@ -185,11 +183,9 @@ def test_the_bytes_of_a_window_are_requested_together(tmp_path: Path, root: str)
     made.check(rows, range(0, 900, 10))
 
 
-def test_while_one_window_is_read_the_next_two_are_requested(
-    tmp_path: Path, root: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@small_sizes(far_gap_bytes=0)
+def test_while_one_window_is_read_the_next_two_are_requested(tmp_path: Path, root: str) -> None:
     rows, storage = uploaded(MemoryTable(numbers(3000), [0, 3000]), tmp_path, root)
-    monkeypatch.setattr(remote_window, "GAP_BYTES", 0)
     windows = rows.windows((np.arange(at, at + 300), at) for at in range(0, 3000, 300))
     next(windows)
     until(lambda: len(storage.parts) == 3)
@@ -198,10 +194,10 @@ def test_while_one_window_is_read_the_next_two_are_requested(
     assert len(storage.parts) == 10
 
 
-def test_answers_may_arrive_in_any_order(tmp_path: Path, root: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@small_sizes(far_gap_bytes=16)
+def test_answers_may_arrive_in_any_order(tmp_path: Path, root: str) -> None:
     made = MemoryTable(everything(900), [0, 300, 301, 900], ids=np.arange(900) * 3)
     rows, storage = uploaded(made, tmp_path, root)
-    monkeypatch.setattr(remote_window, "GAP_BYTES", 16)
     random = Random(0)
     storage.hold = lambda name: time.sleep(random.choice((0, 0, 0.001, 0.004)))
     order = np.random.default_rng(2).integers(0, 900, 1200)

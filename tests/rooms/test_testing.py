@@ -15,13 +15,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from torch_table_loader.errors import ConfigTypeError, TableError
-from torch_table_loader.planning.cutting import (
+from torch_table_loader import (
     RoundRobinStrategy,
     RowBalancedStrategy,
     SizeBalancedStrategy,
     TargetSizeStrategy,
 )
+from torch_table_loader.errors import ConfigTypeError, TableError
 from torch_table_loader.read.parquet import ParquetFile, ParquetReader
 from torch_table_loader.records import DataFile, DataFileInfo, FileMeta, FileVersion, RowRange, Shard, Split
 from torch_table_loader.source.listing import PathSource

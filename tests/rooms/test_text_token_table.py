@@ -31,7 +31,7 @@ from torch_table_loader import (
     WorkerError,
     tokenize_table,
 )
-from torch_table_loader.text import token_parts, token_table
+from torch_table_loader.testing import small_sizes
 
 NAME = "tests.rooms.word_tokenizers"
 
@@ -118,11 +118,8 @@ def test_any_table_in_any_splits_on_any_ranks(
     assert sum(share.documents for share in shares) == len(kept)
 
 
-def test_what_is_written_depends_on_neither_ranks_nor_ends(
-    table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(token_parts, "GROUP_TOKENS", 50)
-    monkeypatch.setattr(token_table, "BATCH_ROWS", 25)
+@small_sizes(text_group_tokens=50, text_batch_rows=25)
+def test_what_is_written_depends_on_neither_ranks_nor_ends(table: Path, tmp_path: Path) -> None:
     whole, ended, unfinished = tmp_path / "whole", tmp_path / "ended", tmp_path / "ended.unfinished"
     tokenize_table(opened(table), whole, words)
     assert pq.ParquetFile(whole / "part-00000.parquet").num_row_groups > 1

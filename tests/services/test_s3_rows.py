@@ -12,8 +12,8 @@ import pytest
 from tests.torch.tables import deliver, meant_warnings, write_table
 from tests.torch.test_packed_items import write as write_documents
 from torch_table_loader import Pack, StructuredDataset, TableError, TableLoader
-from torch_table_loader.store import remote_window
 from torch_table_loader.store.spec import RECORDS
+from torch_table_loader.testing import small_sizes
 
 GROUPS = [[90, 70], [], [300], [0, 40]]
 OPTIONS: dict[str, Any] = {"shuffle": "rows", "batch_size": 16, "num_workers": 2}
@@ -26,6 +26,7 @@ MORE: list[Any] = [
 
 @pytest.mark.parametrize("client", ["obstore", "s3fs"])
 @pytest.mark.parametrize("more", MORE, ids=str)
+@small_sizes(far_gap_bytes=64)
 def test_a_store_in_a_bucket_delivers_the_same(
     tmp_path: Path,
     s3_options: dict[str, Any],
@@ -34,7 +35,6 @@ def test_a_store_in_a_bucket_delivers_the_same(
     more: dict[str, Any],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(remote_window, "GAP_BYTES", 64)
     table = tmp_path / "table"
     write_table(table, GROUPS)
     options: dict[str, Any] = OPTIONS | more
@@ -93,6 +93,7 @@ def values_of(batches: Any) -> list[Any]:
 
 @pytest.mark.parametrize("client", ["obstore", "s3fs"])
 @pytest.mark.parametrize("strategy", ["windows", "concat", "pad", "best_fit"])
+@small_sizes(far_gap_bytes=64)
 def test_sequences_of_a_store_in_a_bucket_are_the_same_and_resume(
     tmp_path: Path,
     s3_options: dict[str, Any],
@@ -101,7 +102,6 @@ def test_sequences_of_a_store_in_a_bucket_are_the_same_and_resume(
     strategy: Any,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(remote_window, "GAP_BYTES", 64)
     table, pack = tmp_path / "table", Pack(seq_len=11, strategy=strategy, eos_id=1)
     table.mkdir()
     write_documents(table, DOCUMENTS)

@@ -12,9 +12,9 @@ import fsspec
 import pytest
 
 from tests.torch.modes import MODES, Mode, write_tables
-from torch_table_loader.engine import sizes
 from torch_table_loader.source.storage import FileStorage
 from torch_table_loader.source.table_storage import TableStorage
+from torch_table_loader.testing import small_sizes
 
 
 @pytest.fixture(scope="session", params=MODES, ids=str)
@@ -33,9 +33,10 @@ def tables(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def small_gathers(monkeypatch: pytest.MonkeyPatch) -> None:
+def small_gathers() -> Iterator[None]:
     """So small tables would come with one gather."""
-    monkeypatch.setattr(sizes, "_GATHER_ROWS", 12)
+    with small_sizes(gather_rows=12):
+        yield
 
 
 @pytest.fixture

@@ -18,8 +18,8 @@ from tests.rooms.waiting import PATIENCE_S
 from tests.services.faults import FaultyStore, serving_faults
 from tests.services.faulty_tables import loader_of, taken
 from torch_table_loader import StorageError, StructuredDataset, TableLoader
-from torch_table_loader.fetch import hedging
 from torch_table_loader.source.storage import FileStorage
+from torch_table_loader.testing import small_sizes
 
 ROWS, FILES = 50, 80
 
@@ -65,8 +65,7 @@ def test_an_epoch_does_not_wait_for_late_answers(
             raise StorageError("nobody asked again")
         return read(storage, path, start, stop, version)
 
-    monkeypatch.setattr(hedging, "LATE_SECONDS", 0.5)  # a busy machine must not use the budget up
-    with far():
+    with far(), small_sizes(late_s=0.5):  # a busy machine must not use the budget up
         loader, _ = StructuredDataset.create_dataloader(str(table), "parquet", batch_size=50, num_workers=workers)
         monkeypatch.setattr(FileStorage, "read_range", held)
         assert sorted(taken(loader)) == EVERY_ROW

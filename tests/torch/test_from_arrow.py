@@ -7,7 +7,7 @@ import multiprocessing
 import pickle
 import tempfile
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -30,7 +30,7 @@ from torch_table_loader import ConfigError, ConfigTypeError, MixedDataset, Resum
 from torch_table_loader.arrow.content_hash import content_hash
 from torch_table_loader.errors import StorageError
 from torch_table_loader.opening import arrow_source
-from torch_table_loader.testing import check_source
+from torch_table_loader.testing import check_source, small_sizes
 
 ROWS = 1000
 TABLE = pa.table(
@@ -56,8 +56,9 @@ COMMON: dict[str, Any] = {"batch_size": 17, "output_format": "dict", "split_rows
 
 
 @pytest.fixture(autouse=True)
-def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("torch_table_loader.source.held_table._GROUP_BYTES", 1 << 11)
+def small_pieces() -> Iterator[None]:
+    with small_sizes(held_group_bytes=1 << 11):
+        yield
 
 
 def _loader(source: Any, **options: Any) -> Any:

@@ -25,9 +25,8 @@ from tests.torch.test_frozen_states import (
     open_loader,
     what_comes,
 )
-from torch_table_loader import TableLoader, Weights
+from torch_table_loader import RoundRobinStrategy, RowBalancedStrategy, SizeBalancedStrategy, TableLoader, Weights
 from torch_table_loader.planning import keys, mixture
-from torch_table_loader.planning.cutting import RoundRobinStrategy, RowBalancedStrategy, SizeBalancedStrategy
 from torch_table_loader.planning.strategies import resolve_strategy
 
 EPOCH = 2

@@ -30,10 +30,10 @@ from torch_table_loader import (
     MixedDataset,
     Pack,
     ResumeError,
+    RoundRobinStrategy,
     StructuredDataset,
     TableLoader,
 )
-from torch_table_loader.planning.cutting import RoundRobinStrategy
 
 FILTER = pc.field("k") < 4
 

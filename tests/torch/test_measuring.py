@@ -28,6 +28,7 @@ from torch_table_loader import (
 )
 from torch_table_loader.arrow.elements import ElementType
 from torch_table_loader.read.tasks import TaskReader
+from torch_table_loader.testing import small_sizes
 
 ROWS = 300
 RNG = np.random.default_rng(5)
@@ -271,8 +272,8 @@ def test_the_most_frequent_values_come_first(table: Path) -> None:
     assert open_table(table, filters=pc.field("x") > ROWS).fit_vocabulary("country") == []
 
 
-def test_many_values_are_joined_on_the_way(table: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("torch_table_loader.engine.measuring._JOINED_ROWS", 3)
+@small_sizes(joined_values=3)
+def test_many_values_are_joined_on_the_way(table: Path) -> None:
     assert open_table(table).fit_vocabulary("country") == most_common(COUNTRIES)
 
 

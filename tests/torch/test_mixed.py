@@ -8,7 +8,7 @@ import json
 import tempfile
 import uuid
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from fractions import Fraction
 from itertools import islice
 from pathlib import Path
@@ -26,9 +26,10 @@ from hypothesis import strategies as st
 from tests.laws.effort import examples
 from tests.torch.tables import meant_warnings, write_table
 from torch_table_loader import ConfigError, MixedDataset, ResumeError, SourceRow, StructuredDataset, TableLoader
-from torch_table_loader.engine import row_store, sizes
+from torch_table_loader.engine import row_store
 from torch_table_loader.errors import ConfigTypeError
 from torch_table_loader.planning.exclusion import ExclusionVersions
+from torch_table_loader.testing import small_sizes
 
 SIZES = {"a": 700, "b": 250, "c": 61}
 WEIGHTS = {"a": 5, "b": 3, "c": 1}
@@ -50,9 +51,10 @@ def tables(tmp_path_factory: pytest.TempPathFactory) -> Tables:
 
 
 @pytest.fixture(autouse=True)
-def _small_gathers(monkeypatch: pytest.MonkeyPatch) -> None:
+def _small_gathers() -> Iterator[None]:
     """So small tables would come with one gather, which wraps them hundreds of times."""
-    monkeypatch.setattr(sizes, "_GATHER_ROWS", 200)
+    with small_sizes(gather_rows=200):
+        yield
 
 
 def open_sources(paths: Mapping[str, str], **options: Any) -> dict[str, StructuredDataset]:
@@ -170,7 +172,6 @@ def test_stores_that_are_not_in_memory_give_the_same(
     chosen: dict[str, Any] = {"weights": {"a": 300, "b": 100, "c": 1}, "batch_size": 8, "worker_type": worker_type}
     wanted = batches(make(tables, **chosen)[0])
     monkeypatch.setenv("TORCH_TABLE_LOADER_CACHE", str(tmp_path / "first"))
-    monkeypatch.setattr(sizes, "_GATHER_ROWS", 16)
     folder = uuid.uuid4().hex
     place = f"memory://{folder}" if where == "behind a URL" else str(tmp_path / "stores")
     if where == "larger than memory":
@@ -181,10 +182,11 @@ def test_stores_that_are_not_in_memory_give_the_same(
         "num_workers": 2,
         "multiprocessing_context": "fork",
     }
-    assert batches(make(tables, **chosen, **store)[0]) == wanted
-    monkeypatch.setenv("TORCH_TABLE_LOADER_CACHE", str(tmp_path / "second"))
-    again, dataset = make(tables, **chosen, **store)
-    assert batches(again) == wanted
+    with small_sizes(gather_rows=16):
+        assert batches(make(tables, **chosen, **store)[0]) == wanted
+        monkeypatch.setenv("TORCH_TABLE_LOADER_CACHE", str(tmp_path / "second"))
+        again, dataset = make(tables, **chosen, **store)
+        assert batches(again) == wanted
     assert type(dataset._mixed.sources["a"].store.rows()).__name__ == (
         "RemoteRows" if where == "behind a URL" else "StoredRows"
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from fractions import Fraction
 from functools import partial
 from itertools import islice
@@ -34,7 +34,7 @@ from torch_table_loader import (
     StructuredDataset,
     TableLoader,
 )
-from torch_table_loader.engine import sizes
+from torch_table_loader.testing import small_sizes
 
 SIZES = {"a": 300, "b": 120, "c": 17}
 WEIGHTS = {"a": 5, "b": 3, "c": 1}
@@ -50,9 +50,10 @@ class FirstFile:
 
 
 @pytest.fixture(autouse=True)
-def _small_gathers(monkeypatch: pytest.MonkeyPatch) -> None:
+def _small_gathers() -> Iterator[None]:
     """So small tables would come with one gather, which wraps them hundreds of times."""
-    monkeypatch.setattr(sizes, "_GATHER_ROWS", 800)
+    with small_sizes(gather_rows=800):
+        yield
 
 
 @pytest.fixture(scope="module")

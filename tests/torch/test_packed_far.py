@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -21,8 +21,8 @@ from tests.rooms.waiting import threads, until
 from tests.torch.tables import meant_warnings
 from tests.torch.test_packed_items import EOS, PACKS, STRATEGIES, write
 from torch_table_loader import MissingFileError, MixedDataset, Pack, StructuredDataset, TableError, TableLoader
-from torch_table_loader.store import remote_window
 from torch_table_loader.store.spec import LENGTHS
+from torch_table_loader.testing import small_sizes
 
 LENGTHS_OF: list[int | None] = [5, 0, 17, 1, None, 400, 3, 9, 9, 2, 2, 30, 1, 12, 33, 4, 6] * 3
 SMALL = {"row_store_memory": 1}
@@ -37,9 +37,10 @@ def table(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(autouse=True)
-def _small_gaps(monkeypatch: pytest.MonkeyPatch) -> None:
+def _small_gaps() -> Iterator[None]:
     """So small a store would come with one request."""
-    monkeypatch.setattr(remote_window, "GAP_BYTES", 16)
+    with small_sizes(far_gap_bytes=16):
+        yield
 
 
 def opened(root: Path, pack: Pack, **options: Any) -> tuple[TableLoader, StructuredDataset]:

@@ -28,6 +28,7 @@ from tests.torch.packing_reference import (
 from tests.torch.tables import meant_warnings
 from torch_table_loader import ConfigError, FileMeta, Pack, ResumeError, StructuredDataset, TableError, TableLoader
 from torch_table_loader.read.parquet import ParquetReader
+from torch_table_loader.testing import small_sizes
 
 GROUPS: list[list[int | None]] = [[5, 0, 17, 1], [None, 40, 3], [9, 9, 2, 2, 30], [1], [12, 33, 4, 6]]
 BOS, EOS, SEP = 1, 2, 3
@@ -447,12 +448,12 @@ def test_a_footer_that_counts_wrong_is_an_error(tmp_path: Path, monkeypatch: pyt
         list(make(tmp_path, Pack(seq_len=8), columns=None))
 
 
-def test_positions_are_right_however_many_integers_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_positions_are_right_however_many_integers_are_kept(tmp_path: Path) -> None:
     pq.write_table(pa.table({"input_ids": [[1, 2, 3], [4, 5], [6, 7, 8, 9]]}), tmp_path / "a.parquet")
     for kept in (0, 4, 1 << 21):
-        monkeypatch.setattr("torch_table_loader.batching.packed_outputs._KEPT_INTEGERS", kept)
         loader = StructuredDataset.create_dataloader(str(tmp_path), batch_size=3, num_workers=0, pack=Pack(seq_len=3))[
             0
         ]
-        (batch,) = loader
+        with small_sizes(kept_integers=kept):
+            (batch,) = loader
         assert batch["position_ids"].tolist() == [[0, 1, 2], [0, 1, 0], [0, 1, 2]]

@@ -29,8 +29,8 @@ from tests.laws.effort import examples
 from tests.torch.forms import FORMS, rows_of_many_kinds
 from tests.torch.modes import LAKE, SOME, SPLITS, Mode
 from torch_table_loader import IcebergDataset, StructuredDataset, TableLoader
-from torch_table_loader.fetch import hedging
 from torch_table_loader.source.storage import FileStorage
+from torch_table_loader.testing import small_sizes
 
 SMALL = 4096
 """A budget of bytes that holds little more than one request of these tables."""
@@ -285,8 +285,7 @@ def test_every_planned_byte_is_fetched_once_and_no_other(
     }
     if (even := data.draw(st.sampled_from([None, "balance", "drop", "pad"]), label="even ranks")) is not None:
         options |= {"num_ranks": 3, "rank": data.draw(st.integers(0, 2), label="rank"), "even_ranks": even}
-    with far(), monkeypatch.context() as patch:
-        patch.setattr(hedging, "LATE_SECONDS", 60)  # a request that is sent twice is another test
+    with far(), small_sizes(late_s=60), monkeypatch.context() as patch:  # a request sent twice is another test
         name = "arrow" if form == "ipc" else form
         loader, dataset = StructuredDataset.create_dataloader(
             str(root), name, output_format="arrow", check_plan=False, **options
@@ -311,10 +310,10 @@ def test_every_planned_byte_is_fetched_once_and_no_other(
 
 @pytest.mark.parametrize("lanes", [0, 2])
 @pytest.mark.parametrize("columns", [["c0"], ["c0", "c2"], ["id", "c0", "c2", "c4"]], ids=str)
+@small_sizes(late_s=60)
 def test_columns_of_row_groups_that_are_decoded_together_are_fetched_once(
-    tmp_path: Path, far: Callable[[], Any], monkeypatch: pytest.MonkeyPatch, columns: list[str], lanes: int
+    tmp_path: Path, far: Callable[[], Any], columns: list[str], lanes: int
 ) -> None:
-    monkeypatch.setattr(hedging, "LATE_SECONDS", 60)
     write_large(tmp_path / "t", "parquet", [[12] * 6] * 2, [60_000] * 5)
     with far():
         loader, dataset = StructuredDataset.create_dataloader(
@@ -329,8 +328,9 @@ def test_columns_of_row_groups_that_are_decoded_together_are_fetched_once(
 
 @pytest.mark.parametrize("split_deletes", [False, True])
 @pytest.mark.parametrize("lanes", [0, 3])
+@small_sizes(late_s=60)
 def test_deletes_change_nothing_in_what_is_fetched(
-    tmp_path: Path, far: Callable[[], Any], monkeypatch: pytest.MonkeyPatch, lanes: int, split_deletes: bool
+    tmp_path: Path, far: Callable[[], Any], lanes: int, split_deletes: bool
 ) -> None:
     random, columns = Random(0), [column(1, "x", "long"), *(column(at, f"c{at}", "string") for at in range(2, 6))]
     lake = IcebergWriter(tmp_path / "lake", columns=columns)
@@ -340,7 +340,6 @@ def test_deletes_change_nothing_in_what_is_fetched(
     lake.delete_rows({paths[0]: range(0, 80, 7), paths[1]: range(15, 45)})
     lake.delete_keys([1], [{"x": x} for x in range(150, 240, 9)])
     lake.commit()
-    monkeypatch.setattr(hedging, "LATE_SECONDS", 60)
     with far():
         loader, dataset = IcebergDataset.create_dataloader(
             metadata_location=lake.metadata,

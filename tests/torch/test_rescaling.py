@@ -23,9 +23,8 @@ from tests.torch.jobs import (
     topologies,
 )
 from tests.torch.tables import SUFFIX, Groups, key, write_table
-from torch_table_loader import ResumeError
+from torch_table_loader import ResumeError, RoundRobinStrategy
 from torch_table_loader.contracts import Storage
-from torch_table_loader.planning.cutting import RoundRobinStrategy
 from torch_table_loader.read.counted import Counted
 from torch_table_loader.read.tasks import TaskReader
 from torch_table_loader.records import ReadTask

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,18 +17,19 @@ from torch_table_loader import StructuredDataset, TableError
 from torch_table_loader.engine import row_store
 from torch_table_loader.store import manifest
 from torch_table_loader.store.spec import MANIFEST
+from torch_table_loader.testing import small_sizes
 
 ROWS = 2_000
 
 
 @pytest.fixture
-def stores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(row_store, "CHUNK_BYTES", 1 << 15)
+def stores(tmp_path: Path) -> Iterator[Path]:
     (tmp_path / "table").mkdir()
     columns = {"x": np.arange(ROWS), "s": [f"row {number}" for number in range(ROWS)]}
     pq.write_table(pa.table(columns), tmp_path / "table" / "0.parquet", row_group_size=100)
-    epoch(tmp_path / "stores")
-    return tmp_path / "stores"
+    with small_sizes(store_chunk_bytes=1 << 15):
+        epoch(tmp_path / "stores")
+        yield tmp_path / "stores"
 
 
 def epoch(stores: Path, **options: Any) -> list[int]:

@@ -15,8 +15,7 @@ from hypothesis import strategies as st
 from tests.generators import HalvesV2
 from tests.torch.jobs import STEPS, State, make, of_a_running_rank, own_rows, run_stage, spans_of, topologies
 from tests.torch.tables import Groups, key, write_table
-from torch_table_loader import ConfigError, LiveSpan, RowSpan
-from torch_table_loader.planning.cutting import RoundRobinStrategy
+from torch_table_loader import ConfigError, LiveSpan, RoundRobinStrategy, RowSpan
 from torch_table_loader.source.storage import FileStorage
 
 GROUPS: Groups = [[9, 4, 11], [1], [], [0, 17, 5], [13, 13]]

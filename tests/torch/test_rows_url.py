@@ -19,7 +19,7 @@ from tests.torch.tables import meant_warnings
 from torch_table_loader import ConfigError, StorageError, StructuredDataset
 from torch_table_loader.engine import row_store
 from torch_table_loader.engine.row_store import RowStoreHandle
-from torch_table_loader.store import remote_window
+from torch_table_loader.testing import small_sizes
 
 ROWS = 3_000
 
@@ -36,9 +36,10 @@ def table(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.fixture(autouse=True)
-def _small_gaps(monkeypatch: pytest.MonkeyPatch) -> None:
+def _small_gaps() -> Iterator[None]:
     """So small a store would come with one request."""
-    monkeypatch.setattr(remote_window, "GAP_BYTES", 64)
+    with small_sizes(far_gap_bytes=64):
+        yield
 
 
 def make(path: str, **options: Any) -> Any:

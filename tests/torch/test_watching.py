@@ -15,6 +15,7 @@ from tests.torch.tables import write_table
 from torch_table_loader import StructuredDataset, TableLoader, watching
 from torch_table_loader.metrics import Progress
 from torch_table_loader.read.tasks import TaskReader
+from torch_table_loader.testing import small_sizes
 
 ROWS = 24
 
@@ -141,9 +142,9 @@ def test_who_waits_for_data(waited: float, total: float, expected: bool) -> None
     assert watching.waits_for_data(waited, total) == expected
 
 
+@small_sizes(watched_batches=2)
 def test_a_look_at_who_waits_costs_no_metrics(table: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """They are computed from the plan of all steps taken, which takes longer than many small batches."""
-    monkeypatch.setattr("torch_table_loader.loader.LOOKS", 2)
     computed, metrics = [], Progress.metrics
 
     def counted(progress: Progress) -> Any:

@@ -36,6 +36,7 @@ from torch_table_loader import (
 )
 from torch_table_loader.engine import row_weights
 from torch_table_loader.errors import ConfigTypeError
+from torch_table_loader.testing import small_sizes
 
 SIZES = [40, 1, 0, 59]
 ROWS = sum(SIZES)
@@ -446,12 +447,12 @@ def test_a_filter_leaves_rows_without_a_weight_out(tmp_path: Path) -> None:
     assert sorted(ids(make(path, filters=pc.field("w").is_valid(), nulls={"w": 0}))) == [*range(40), *range(41, ROWS)]
 
 
-def test_columns_that_are_no_classes_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_columns_that_are_no_classes_are_refused(tmp_path: Path) -> None:
     path = write(tmp_path, k=pa.array([[1]] * ROWS), many=np.arange(ROWS))
     with pytest.raises(ConfigError, match="must be a column of classes, got one of list"):
         make(path, columns=["x"], weights=Weights(balance="k"))
-    monkeypatch.setattr(row_weights, "_MOST_CLASSES", 99)
-    with pytest.raises(ConfigError, match="'many' has more than 99 values; pass a column of weights"):
+    said = "'many' has more than 99 values; pass a column of weights"
+    with small_sizes(balanced_classes=99), pytest.raises(ConfigError, match=said):
         make(path, columns=["x"], weights=Weights(balance="many"))
 
 

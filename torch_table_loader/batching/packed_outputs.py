@@ -18,6 +18,7 @@ from torch_table_loader.batching.rows import Batches
 from torch_table_loader.errors import TableError
 from torch_table_loader.pack import FLASH_EDGES, IGNORED
 from torch_table_loader.planning.pack_counts import PackCounts
+from torch_table_loader.sizes import sizes
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -30,9 +31,6 @@ if TYPE_CHECKING:
 
 Chunks = Sequence["NDArray[Any]"]
 """Flat arrays that follow one another."""
-
-_KEPT_INTEGERS = 1 << 21
-"""Of up to so many tokens, the numbers are kept for the next batches; those of all powers of two take 32 MiB."""
 
 Documents = Callable[[pa.RecordBatch], dict[str, Any]]
 """Makes tensors of columns of documents, by name."""
@@ -365,7 +363,7 @@ def _copied(chunks: Chunks, dtype: Any, num_tokens: int, shift: int = 0) -> NDAr
 
 def _rising(count: int) -> Ints:
     """Return the integers from 0 on; not to be written, since most of them are kept."""
-    return np.arange(count) if count > _KEPT_INTEGERS else _integers(1 << (count - 1).bit_length())[:count]
+    return np.arange(count) if count > sizes().kept_integers else _integers(1 << (count - 1).bit_length())[:count]
 
 
 @cache

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from torch_table_loader.arrow.buffers import aligned, new_array
+from torch_table_loader.sizes import sizes
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -37,11 +38,6 @@ class Block:
     data: torch.Tensor
     num_rows: int
     sizes: tuple[int, ...]
-
-
-_OBJECTS = 256
-"""Objects that are cut together, about: enough that each costs little, and of two lanes fewer than the 700 that make
-Python collect garbage."""
 
 
 class SizedBatches(Protocol):
@@ -100,9 +96,9 @@ class LateBatches:
 
     def __iter__(self) -> Iterator[Any]:
         """Yield them."""
-        size = self._batch_size
+        size, objects = self._batch_size, sizes().cut_objects
         for rows in self._runs:
-            few = max(1, _OBJECTS // rows.view_objects) * size
+            few = max(1, objects // rows.view_objects) * size
             for start in range(0, rows.num_rows, few):
                 yield from rows.slice(start, min(start + few, rows.num_rows)).batches(size)
 

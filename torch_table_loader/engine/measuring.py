@@ -30,6 +30,7 @@ from torch_table_loader.planning.column_statistics import ColumnStatistics
 from torch_table_loader.planning.value_sums import ValueSums
 from torch_table_loader.read.filter_key import filter_key
 from torch_table_loader.records import ReadTask
+from torch_table_loader.sizes import sizes
 from torch_table_loader.units import integer
 
 if TYPE_CHECKING:
@@ -43,8 +44,6 @@ DEFAULT_SHARES = (0.01, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99)
 """Quantiles that `statistics` gives where the caller names none."""
 
 _COUNTS = pa.schema([("value", pa.large_binary()), ("count", pa.int64())])
-_JOINED_ROWS = 1 << 16
-"""Distinct values of a file are joined whenever so many have come beyond those that were joined before."""
 
 
 def measured_statistics(
@@ -279,13 +278,14 @@ def _sums_of(columns: Sequence[str], rows: Iterable[pa.RecordBatch]) -> dict[str
 def _counts_of(rows: Iterable[pa.RecordBatch]) -> pa.Table:
     """Count the distinct values of one column."""
     joined, waiting, num_waiting = _COUNTS.empty_table(), [], 0
+    least = sizes().joined_values
     for batch in rows:
         values, _ = _values_of(batch.column(0))
         counted = values.cast(_wide(values.type)).value_counts()
         arrays = [counted.field("values").cast(pa.large_binary()), counted.field("counts")]
         waiting.append(pa.Table.from_arrays(arrays, schema=_COUNTS))
         num_waiting += len(counted)
-        if num_waiting > max(_JOINED_ROWS, joined.num_rows):
+        if num_waiting > max(least, joined.num_rows):
             joined, waiting, num_waiting = _joined([joined, *waiting]), [], 0
     return _joined([joined, *waiting])
 

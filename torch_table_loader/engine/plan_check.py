@@ -19,6 +19,7 @@ from torch_table_loader.errors import ConfigError, StorageTimeoutError, TableErr
 from torch_table_loader.messages import warn_caller
 from torch_table_loader.planning.exclusion import decode_ids, encode_ids
 from torch_table_loader.records import DataFile
+from torch_table_loader.sizes import sizes
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -30,9 +31,6 @@ TIMEOUT = timedelta(minutes=5)
 
 FIRST_LOOK, LAST_LOOK = timedelta(seconds=0.5), timedelta(seconds=16)
 """How long a rank that waits does so before it looks whether another has failed: twice as long each time."""
-
-PATIENCE = timedelta(seconds=10)
-"""How long a rank that begins an epoch waits for the others to begin it, as its first step would do anyway."""
 
 AGREED = "agreed"
 
@@ -162,7 +160,7 @@ class PlanCheck:
     def check_exclusions(self, epoch: int, digests: Mapping[str, str]) -> None:
         """Compare what is excluded from an epoch with the other ranks, and wait a while for those that come later.
 
-        A rank that has waited `PATIENCE` continues, and raises for a difference when it begins its next epoch.
+        A rank that has waited `Sizes.exclusions_s` continues; it raises for a difference when it begins its next epoch.
 
         Args:
             epoch: that begins.
@@ -191,7 +189,7 @@ class PlanCheck:
         if self._store.add(f"{key}/{self._part}", 1) == 1 and self._store.add(f"{key}/ranks", 1) == self._num_ranks:
             self._store.compare_set(f"{key}/verdict", "", AGREED)  # unless one has refused
         self._unsettled = f"{key}/verdict"
-        self._settle(PATIENCE)
+        self._settle(timedelta(seconds=sizes().exclusions_s))
 
     def _settle(self, patience: timedelta | None = None) -> None:
         """Raise if the ranks differed in the newest comparison of exclusions.

@@ -27,6 +27,7 @@ from torch_table_loader.local_files import check_owned
 from torch_table_loader.messages import warn_caller
 from torch_table_loader.planning.splits import Chunks
 from torch_table_loader.read.filter_key import filter_key
+from torch_table_loader.sizes import sizes
 from torch_table_loader.source.fingerprint import content_key
 from torch_table_loader.store.builder import Report, build_files, build_memory, check_memory
 from torch_table_loader.store.gather import StoredRows
@@ -50,12 +51,6 @@ if TYPE_CHECKING:
     from torch_table_loader.store.remote import RemoteRows
 
 T = TypeVar("T")
-
-CHUNK_BYTES = 32 * 1024 * 1024
-"""Record bytes that a chunk of a store aims at."""
-
-_MEMORY_CHUNK_BYTES = CHUNK_BYTES // 2
-"""The same in memory, where a chunk leaves no file behind: threads that take smaller ones end closer together."""
 
 _SHARE_OF_MEMORY = 0.75
 """The part of the memory that is there which a store may take that nobody asked to have in memory."""
@@ -114,7 +109,7 @@ class RowStoreHandle:
         """
         check_storable(schema)
         row_bytes = sum(map(width_of, schema.types)) or 1
-        chunks = Chunks.of(segments, max(1, CHUNK_BYTES // row_bytes))
+        chunks = Chunks.of(segments, max(1, sizes().store_chunk_bytes // row_bytes))
         rows = int(segments.live.sum())
         self.spec = StoreSpec(
             content_key(table.fingerprint, table.files),
@@ -153,7 +148,8 @@ class RowStoreHandle:
         if self.place is None:
             if options.row_store is None:
                 self._instead = _InFiles(default_folder() / self.spec.name, chunks, self.spec)
-            self._chunks = Chunks.of(segments, max(1, _MEMORY_CHUNK_BYTES // row_bytes))
+            # A chunk in memory leaves no file behind: threads that take smaller ones end closer together.
+            self._chunks = Chunks.of(segments, max(1, sizes().store_chunk_bytes // 2 // row_bytes))
             self.spec = replace(self.spec, chunk_rows=self._chunks.rows)
 
     def _choose(self, options: LoaderOptions, *, fork_safe: bool) -> Path | None:

@@ -27,6 +27,7 @@ from torch_table_loader.planning.keys import derive_key
 from torch_table_loader.planning.splits import Chunks
 from torch_table_loader.planning.weighted_rows import WeightedRows, WeightSums, cumulate
 from torch_table_loader.read.filter_key import filter_key
+from torch_table_loader.sizes import sizes
 from torch_table_loader.source.fingerprint import content_key
 from torch_table_loader.store.sums_file import build_sums, digest_of, open_sums
 from torch_table_loader.weights import as_weights
@@ -48,8 +49,6 @@ _FORMAT = 1
 
 _CHUNK_ROWS = 1 << 20
 """Rows that a thread reads at a time."""
-
-_MOST_CLASSES = 1 << 16
 
 
 class RowWeights:
@@ -179,7 +178,7 @@ class _Column:
         self._reader = table.reader([name], options.filters, row_ids=True)
         self._progress = progress_bar("weights", show=options.show_progress, interval=options.progress_interval)
         self._classes: dict[Hashable, int] = {}
-        self._counts = np.zeros(_MOST_CLASSES, dtype=np.int64)
+        self._counts = np.zeros(sizes().balanced_classes, dtype=np.int64)
         self._lock = threading.Lock()
 
     def fill(self, sums: Ints) -> None:
@@ -246,13 +245,14 @@ class _Column:
         encoded = values.dictionary_encode()
         with self._lock:
             numbers = [self._classes.setdefault(value, len(self._classes)) for value in encoded.dictionary.to_pylist()]
-            if len(self._classes) > _MOST_CLASSES:
+            most = len(self._counts)
+            if len(self._classes) > most:
                 raise ConfigError(
                     f"balance takes a column of classes, and {self._name!r} has more than "
-                    f"{_MOST_CLASSES:,} values; pass a column of weights instead"
+                    f"{most:,} values; pass a column of weights instead"
                 )
             found: Ints = np.array(numbers, dtype=np.int64)[encoded.indices.to_numpy()]
-            self._counts += np.bincount(found, minlength=_MOST_CLASSES)
+            self._counts += np.bincount(found, minlength=most)
         return found
 
     def _refuse(self, values: pa.Array, ids: pa.Array, wrong: pa.Array) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import statistics
 from collections import deque
 
+from torch_table_loader.sizes import sizes
+
 PEERS = 128
 """Requests that are remembered."""
 LEAST_PEERS = 16
@@ -15,9 +17,7 @@ REFRESH = 8
 LATE_SHARE = 0.95
 """A late request took longer than this share of its peers ..."""
 LATE_FACTOR = 2.0
-"""... and than this many times the median ..."""
-LATE_SECONDS = 0.05
-"""... and than the median and this."""
+"""... and than this many times the median, and than the median and `Sizes.late_s`."""
 
 BUDGET = 0.05
 """Extra requests for each that ended."""
@@ -62,7 +62,7 @@ class HedgePolicy:
         if not self._known:
             return None
         usual = self._usual(num_bytes)
-        return max(usual * LATE_FACTOR, usual + max(self._late, LATE_SECONDS))
+        return max(usual * LATE_FACTOR, usual + max(self._late, sizes().late_s))
 
     def take(self) -> bool:
         """Take one extra request out of the budget; return whether the budget allowed it."""

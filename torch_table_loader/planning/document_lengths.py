@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 
 from torch_table_loader.planning.token_windows import Slices, between
+from torch_table_loader.sizes import sizes
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -21,12 +22,6 @@ if TYPE_CHECKING:
 
 SUMMED = 64
 """Documents of a block; part of the layout of files of lengths."""
-
-_AT_ONCE = 1 << 14
-"""Documents, or tokens, whose blocks are processed together."""
-
-_BATCH = 1 << 20
-"""Documents whose lengths are widened together."""
 
 
 class DocumentLengths:
@@ -76,8 +71,9 @@ class DocumentLengths:
 
     def batches(self) -> Iterator[tuple[int, Ints]]:
         """Yield the tokens of all documents in batches, each with the number of its first document."""
-        for first in range(0, self.count, _BATCH):
-            yield first, self.padded[first : min(first + _BATCH, self.count)].astype(np.int64)
+        at_once = sizes().lengths_at_once
+        for first in range(0, self.count, at_once):
+            yield first, self.padded[first : min(first + at_once, self.count)].astype(np.int64)
 
     def starts(self, documents: Ints) -> Ints:
         """Return the tokens before each of the given documents; quick where these follow one another."""
@@ -128,6 +124,7 @@ def narrowest(most: int) -> np.dtype[Any]:
 
 
 def _by_parts(find: Callable[[Ints], Ints], wanted: Ints) -> Ints:
-    if len(wanted) <= _AT_ONCE:
+    at_once = sizes().lookups_at_once
+    if len(wanted) <= at_once:
         return find(wanted)
-    return np.concatenate([find(wanted[first : first + _AT_ONCE]) for first in range(0, len(wanted), _AT_ONCE)])
+    return np.concatenate([find(wanted[first : first + at_once]) for first in range(0, len(wanted), at_once)])

@@ -7,11 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
-GAP_BYTES = 256 * 1024
-"""Unneeded bytes that are read between two ranges to avoid a second request: a few milliseconds of a fast line."""
-
-REQUEST_BYTES = 8 * 1024 * 1024
-"""The most bytes of one request."""
+from torch_table_loader.sizes import sizes
 
 FIRST_BYTES = 1024 * 1024
 """Bytes of row groups that the first piece may have beyond one: decoding begins when the piece has arrived."""
@@ -47,8 +43,8 @@ class Piece(NamedTuple):
 def plan_pieces(
     groups: Sequence[Sequence[Range]],
     *,
-    gap: int = GAP_BYTES,
-    most: int = REQUEST_BYTES,
+    gap: int | None = None,
+    most: int | None = None,
     first: int = FIRST_BYTES,
     spare: int = SPARE_BYTES,
 ) -> list[Piece]:
@@ -61,14 +57,16 @@ def plan_pieces(
 
     Args:
         groups: for each row group, in the order of decoding, the ranges that it needs; they may overlap.
-        gap: unneeded bytes that may be read between two ranges.
-        most: bytes of a request.
+        gap: unneeded bytes that may be read between two ranges; None for the size in force.
+        most: bytes of a request; None for the size in force.
         first: bytes of the first piece, if that is more than one row group.
         spare: unneeded bytes that may be read in total, however few are needed; twice, since the first piece is apart.
 
     >>> plan_pieces([[(4, 100), (110, 200)], [(5000, 9000)]], gap=16, most=4096, first=0)
     [Piece(requests=((4, 200),), groups=range(0, 1)), Piece(requests=((5000, 9000),), groups=range(1, 2))]
     """
+    gap = sizes().far_gap_bytes if gap is None else gap
+    most = sizes().far_request_bytes if most is None else most
     count = _count_of_first(groups, first)
     head = _requests(_joined(each for group in groups[:count] for each in group), [], gap, most, spare)
     rest = _without(_joined(each for group in groups[count:] for each in group), head)

@@ -12,24 +12,21 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from torch_table_loader.sizes import sizes
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from numpy.typing import NDArray
 
-MOST_DISTINCT = 1 << 16
-"""Quantiles are exact up to this many distinct values."""
-
 RELATIVE_ERROR = 2.0**-12
-"""Relative error of a quantile if there are more distinct values."""
+"""Relative error of a quantile of more than `Sizes.distinct_values` values."""
 
 _UNIT = 1126
 """Sums are in units of 2 to the minus this: the last bit of the mantissa of the smallest float64."""
 
 _LOW_BITS = 26
 _HALF = 27
-_MOST_AT_ONCE = 1 << 20
-"""This many numbers of 27 bits add up exactly in float64, which `np.bincount` uses."""
 
 _EXACT_INTS = 1 << 53
 _DROPPED = 41
@@ -64,7 +61,7 @@ class Histogram:
     @classmethod
     def _joined(cls, values: Sequence[Any], counts: Sequence[Any], *, exact: bool) -> Histogram:
         keys, numbers = _counted(np.concatenate(values), np.concatenate(counts))
-        if exact and len(keys) <= MOST_DISTINCT:
+        if exact and len(keys) <= sizes().distinct_values:
             return cls(keys, numbers)
         return cls(*_counted(_middles(keys), numbers), exact=False)
 
@@ -196,8 +193,9 @@ class ValueSums:
 def _sums(values: NDArray[np.float64]) -> tuple[int, int]:
     """Return the exact sums of finite values and of their squares, in the units of `ValueSums`."""
     total = squares = 0
-    for start in range(0, len(values), _MOST_AT_ONCE):
-        fractions, exponents = np.frexp(values[start : start + _MOST_AT_ONCE])
+    at_once = sizes().numbers_at_once
+    for start in range(0, len(values), at_once):
+        fractions, exponents = np.frexp(values[start : start + at_once])
         mantissas = np.ldexp(fractions, 53).astype(np.int64)
         shift = exponents.astype(np.int64) + (_UNIT - 53)
         high, low = mantissas >> _LOW_BITS, mantissas & ((1 << _LOW_BITS) - 1)

@@ -23,6 +23,7 @@ import numpy as np
 
 from torch_table_loader.errors import ConfigError
 from torch_table_loader.planning.keys import Key, hashes_of, u64
+from torch_table_loader.sizes import sizes
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -37,8 +38,6 @@ _HALF = 20
 
 _TOTAL_BITS = 61
 """Weights become integers of about this many bits in total, so that their sum plus a share fits into 63 bits."""
-
-_CELLS_AT_ONCE = 1 << 20
 
 _STRIDE = 256
 """A power of two. Numbers apart are 1/256 of all, and those between two of them are on one page of memory, or two."""
@@ -221,4 +220,5 @@ def cumulate(cells: Ints) -> None:
 
 def _parts(rows: int) -> Iterator[slice]:
     """Cut rows into parts, so that what is computed from a part stays small."""
-    return (slice(first, min(first + _CELLS_AT_ONCE, rows)) for first in range(0, rows, _CELLS_AT_ONCE))
+    at_once = sizes().weights_at_once
+    return (slice(first, min(first + at_once, rows)) for first in range(0, rows, at_once))

@@ -14,20 +14,17 @@ from torch_table_loader.format_contracts import Traits
 from torch_table_loader.read.compressed import open_text, text_bytes, text_of
 from torch_table_loader.read.failures import reading
 from torch_table_loader.read.reader_base import (
-    INFERENCE_BYTES,
     SequentialFile,
     WithoutStatistics,
     one_group,
     refuse_duplicates,
     refuse_large_inference,
 )
+from torch_table_loader.sizes import sizes
 
 if TYPE_CHECKING:
     from torch_table_loader.contracts import Storage
     from torch_table_loader.records import DataFile, FileMeta
-
-_BLOCK_BYTES = 1 << 20
-"""pyarrow reads up to 32 blocks ahead of decoding: this bounds the text in memory at 32 MiB a reader."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +54,7 @@ class CsvReader(WithoutStatistics):
 def _inspected(storage: Storage, file: DataFile, schema: pa.Schema | None) -> FileMeta:
     try:
         if schema is None:
-            refuse_large_inference(file, text_bytes(storage, file, INFERENCE_BYTES))
+            refuse_large_inference(file, text_bytes(storage, file, sizes().inference_bytes))
             with open_text(storage, file) as source:
                 table = csv.read_csv(source, _read_options(), _parse_options())
             refuse_duplicates(table.schema, file)
@@ -75,8 +72,8 @@ def _inspected(storage: Storage, file: DataFile, schema: pa.Schema | None) -> Fi
         if "straddl" not in str(error):
             raise
         raise TableError(
-            f"{file.name} must have rows of at most {_BLOCK_BYTES} bytes, got a longer one, or an unclosed quote; "
-            "write such rows as Parquet or JSON lines"
+            f"{file.name} must have rows of at most {sizes().csv_block_bytes} bytes, got a longer one, or an unclosed "
+            "quote; write such rows as Parquet or JSON lines"
         ) from error
 
 
@@ -90,7 +87,7 @@ def _decode(source: pa.NativeFile, columns: Sequence[str], schema: pa.Schema) ->
 
 
 def _read_options() -> csv.ReadOptions:
-    return csv.ReadOptions(use_threads=False, block_size=_BLOCK_BYTES)
+    return csv.ReadOptions(use_threads=False, block_size=sizes().csv_block_bytes)
 
 
 def _parse_options() -> csv.ParseOptions:

@@ -12,8 +12,8 @@ import pyarrow as pa
 from torch_table_loader.arrow.ranged_file import BufferedRanges, open_ranges
 from torch_table_loader.contracts import is_far
 from torch_table_loader.errors import StorageError, TableError
-from torch_table_loader.planning.requests import REQUEST_BYTES
 from torch_table_loader.read.failures import changed_error
+from torch_table_loader.sizes import sizes
 
 if TYPE_CHECKING:
     from torch_table_loader.contracts import RangeStorage, Storage
@@ -82,7 +82,7 @@ def open_at_start(storage: Storage, file: DataFile) -> pa.NativeFile:
     """Open a file that is read from its start; far away, some MiB at a time."""
     if not is_far(storage):
         return storage.open(file.path)
-    return open_ranges(_FarFile(storage, file, REQUEST_BYTES).read, file.version.num_bytes)
+    return open_ranges(_FarFile(storage, file, sizes().far_request_bytes).read, file.version.num_bytes)
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,6 +20,7 @@ from torch_table_loader.read.file_plan import as_bits
 from torch_table_loader.read.formats import reader_of
 from torch_table_loader.read.streams import Beside, closing_stream, other_rows
 from torch_table_loader.records import Segment
+from torch_table_loader.sizes import sizes
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -28,9 +29,6 @@ if TYPE_CHECKING:
     from torch_table_loader.format_contracts import OpenFile
     from torch_table_loader.read.conform import FileConformer
     from torch_table_loader.read.file_plan import FilePlan
-
-_ROWS_AHEAD = 1 << 22
-"""Rows of which a bit is held each: threads would wait for one another at each of many small steps."""
 
 
 class Piece(NamedTuple):
@@ -382,7 +380,8 @@ class _LivePlaces:
     def among(self, start: int, stop: int) -> pa.UInt32Array:
         """Return which of the rows `start` to `stop` of the file no position deletes, counted from `start`."""
         if not self._start <= start <= stop <= self._stop:
-            self._start, self._stop = start, max(stop, min(start + _ROWS_AHEAD, self._plan.group_starts[-1]))
+            ahead = start + sizes().live_rows_ahead
+            self._start, self._stop = start, max(stop, min(ahead, self._plan.group_starts[-1]))
             self._bits = self._plan.live_bits(self._start, self._stop)
         return self._of(self._bits.slice(start - self._start, stop - start))
 

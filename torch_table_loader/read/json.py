@@ -15,22 +15,16 @@ from torch_table_loader.format_contracts import Traits
 from torch_table_loader.read.compressed import open_text, text_bytes, text_of
 from torch_table_loader.read.failures import reading
 from torch_table_loader.read.reader_base import (
-    INFERENCE_BYTES,
     SequentialFile,
     WithoutStatistics,
     one_group,
     refuse_large_inference,
 )
+from torch_table_loader.sizes import sizes
 
 if TYPE_CHECKING:
     from torch_table_loader.contracts import Storage
     from torch_table_loader.records import DataFile, FileMeta
-
-_BLOCK_BYTES = 4 << 20
-"""Lines are parsed in blocks of about so many bytes, which bounds the memory of a reader."""
-
-_MOST_LINE_BYTES = 1 << 30
-"""Few bytes of a compressed file may be a line of any length: this bounds it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,9 +71,9 @@ def _parse(source: Any, num_bytes: int, options: json.ParseOptions | None = None
 
 def _infer(storage: Storage, file: DataFile) -> pa.Table:
     """Parse the whole file; a line that is longer than a block asks for a larger one."""
-    size = text_bytes(storage, file, INFERENCE_BYTES)
+    size = text_bytes(storage, file, sizes().inference_bytes)
     refuse_large_inference(file, size)
-    block = _BLOCK_BYTES
+    block = sizes().json_block_bytes
     while block < size:
         try:
             with open_text(storage, file) as source:
@@ -96,12 +90,13 @@ def _blocks_of_lines(source: pa.NativeFile) -> Iterator[bytes]:
     """Cut a file into blocks of whole lines; only a line that is longer makes a block longer."""
     parts: list[bytes] = []
     num_bytes = 0
-    while chunk := source.read(_BLOCK_BYTES):
+    block_bytes, most = sizes().json_block_bytes, sizes().json_line_bytes
+    while chunk := source.read(block_bytes):
         cut = chunk.rfind(b"\n") + 1
         if not cut:
             parts.append(chunk)
-            if (num_bytes := num_bytes + len(chunk)) > _MOST_LINE_BYTES:
-                raise pa.ArrowInvalid(f"a line is longer than {_MOST_LINE_BYTES} bytes")
+            if (num_bytes := num_bytes + len(chunk)) > most:
+                raise pa.ArrowInvalid(f"a line is longer than {most} bytes")
             continue
         yield b"".join((*parts, chunk[:cut]))
         parts = [chunk[cut:]]

@@ -29,13 +29,11 @@ from torch_table_loader.read.parquet_statistics import refuse_unsafe
 from torch_table_loader.read.prune import kept_row_groups
 from torch_table_loader.read.reader_base import refuse_duplicates
 from torch_table_loader.records import FileMeta
+from torch_table_loader.sizes import sizes
 
 if TYPE_CHECKING:
     from torch_table_loader.contracts import Storage
     from torch_table_loader.records import DataFile
-
-_VALUES_AT_ONCE = 1 << 19
-"""Values that one call of pyarrow decodes where a row group is read whole: 2 to 4 MiB of numbers."""
 
 _VALUES_TO_COPY = 1 << 18
 """Values of which rows are copied at once: fewer, since caches must hold the copies too."""
@@ -201,7 +199,7 @@ class ParquetFile:
     def thinned(self, group: int, columns: Sequence[str], num_rows: int, kept: pa.Array | None) -> pa.RecordBatch:
         """Read a few columns at a time, and copy the rows that stay while caches hold them: see `ThinningFile`."""
         names = list(columns)
-        at_once = max(1, (_VALUES_AT_ONCE if kept is None else _VALUES_TO_COPY) // max(1, num_rows))
+        at_once = max(1, (sizes().parquet_values if kept is None else _VALUES_TO_COPY) // max(1, num_rows))
         fields: list[pa.Field] = []
         arrays: list[pa.Array] = []
         for start in range(0, len(names), at_once):
@@ -217,7 +215,7 @@ class ParquetFile:
 
     def _whole(self, group: int, columns: list[str]) -> Iterator[pa.RecordBatch]:
         """Read a row group, a few columns at a time, which is faster: caches hold what they touch."""
-        at_once = max(1, _VALUES_AT_ONCE // self._handle.metadata.row_group(group).num_rows)
+        at_once = max(1, sizes().parquet_values // self._handle.metadata.row_group(group).num_rows)
         if len(columns) <= at_once:
             return iter(self._table(group, columns).to_batches())
         parts = [columns[start : start + at_once] for start in range(0, len(columns), at_once)]

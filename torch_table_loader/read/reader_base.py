@@ -11,13 +11,11 @@ from torch_table_loader.errors import TableError
 from torch_table_loader.read.far_files import open_at_start
 from torch_table_loader.read.prune import partition_can_pass
 from torch_table_loader.records import FileMeta
+from torch_table_loader.sizes import sizes
 
 if TYPE_CHECKING:
     from torch_table_loader.contracts import Storage
     from torch_table_loader.records import DataFile
-
-INFERENCE_BYTES = 1 << 30
-"""A text file whose types are guessed is parsed whole in memory; above this size (1 GiB) the caller must say them."""
 
 Decode = Callable[[pa.NativeFile, Sequence[str]], Iterable[pa.RecordBatch]]
 """Decodes a file from its start into batches that have the named columns, at least one."""
@@ -108,9 +106,10 @@ def refuse_large_inference(file: DataFile, num_bytes: int) -> None:
     Raises:
         TableError: asks for ``schema=``.
     """
-    if num_bytes > INFERENCE_BYTES:
+    most = sizes().inference_bytes
+    if num_bytes > most:
         raise TableError(
-            f"{file.name} must be at most {INFERENCE_BYTES} bytes for its types to be guessed, got {num_bytes} bytes; "
+            f"{file.name} must be at most {most} bytes for its types to be guessed, got {num_bytes} bytes; "
             "pass schema= with its types, and it is read in blocks"
         )
 

@@ -18,7 +18,6 @@ import pyarrow as pa
 from torch_table_loader.contracts import is_far
 from torch_table_loader.errors import TableError
 from torch_table_loader.format_contracts import Traits
-from torch_table_loader.planning.requests import REQUEST_BYTES
 from torch_table_loader.read.failures import changed_error, reading
 from torch_table_loader.read.far_files import open_at_start
 from torch_table_loader.read.reader_base import WithoutStatistics, bounded, rows_without_columns
@@ -33,7 +32,7 @@ if TYPE_CHECKING:
 TOKENS = "tokens"
 """The column of the tokens, whatever the format."""
 
-GROUP_BYTES = REQUEST_BYTES
+GROUP_BYTES = 8 * 1024 * 1024
 """Where a row group ends: with the first document that ends so many bytes of tokens, or more, behind its beginning."""
 
 _MOST_TOKENS = 2**31 - 1

@@ -16,11 +16,11 @@ import pyarrow as pa
 
 from torch_table_loader.errors import ConfigError, StorageError, TableError
 from torch_table_loader.records import FileVersion
+from torch_table_loader.sizes import sizes
 
 NAME = "table"
 """The name of the one file of a table in memory."""
 
-_GROUP_BYTES = 1 << 20
 _MOST_GROUP_ROWS = 1 << 16
 
 _writing = threading.Lock()
@@ -64,7 +64,7 @@ class HeldTable:
     def group_rows(self) -> tuple[int, ...]:
         """The rows of the pieces that are shuffled and assigned to lanes: a power of two, about 1 MiB."""
         width = max(1, self.num_bytes // max(1, self.num_rows))
-        rows = min(_MOST_GROUP_ROWS, 1 << max(0, (_GROUP_BYTES // width).bit_length() - 1))
+        rows = min(_MOST_GROUP_ROWS, 1 << max(0, (sizes().held_group_bytes // width).bit_length() - 1))
         whole, rest = divmod(self.num_rows, rows)
         return (rows,) * whole + ((rest,) if rest else ())
 

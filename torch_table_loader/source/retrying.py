@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 from torch_table_loader.cancellation import cancelled
 from torch_table_loader.causes import may_be_refusal, may_pass
 from torch_table_loader.options import DEFAULT_RETRY_SECONDS
+from torch_table_loader.sizes import sizes
 from torch_table_loader.source.traffic import TrafficCounter
 
 T = TypeVar("T")
@@ -21,9 +22,6 @@ FIRST_WAIT_S = 0.1
 """The longest wait before the second try; it doubles before each further one."""
 
 LONGEST_WAIT_S = 8.0
-
-WARN_AFTER_S = 5.0
-"""The caller is warned of a store that has served no request for this long."""
 
 _SLICE_S = 0.1
 """Seconds within which a wait ends once nobody needs the answer."""
@@ -178,7 +176,7 @@ class Attempts:
         if not passes or left < _LEAST_S or cancelled():
             return False
         said = self._say(error)
-        if (seconds := self._counter.failed(began, now, WARN_AFTER_S)) is not None:
+        if (seconds := self._counter.failed(began, now, sizes().store_warning_s)) is not None:
             _log.warning(
                 "still waiting for the store: %s: %s, for %.0f s; gives up after %.0f s",
                 *(self._what, said, seconds, self._policy.retry_seconds),

@@ -18,6 +18,7 @@ from torch_table_loader.cancellation import Threads, check_wanted, result_of, wa
 from torch_table_loader.errors import OutOfMemoryError, StorageError, TableError
 from torch_table_loader.local_files import allocate, make_folder, open_regular, read_regular, write_whole
 from torch_table_loader.planning.document_lengths import DocumentLengths
+from torch_table_loader.sizes import sizes
 from torch_table_loader.store.chunk_writer import FileSink, MemorySink, ReadChunk, naming_disk_errors, write_chunk
 from torch_table_loader.store.codes_file import write_codes
 from torch_table_loader.store.gather import StoredRows
@@ -44,12 +45,6 @@ _log = logging.getLogger(__name__)
 
 Report = Callable[[int], None]
 """Called from time to time with the number of finished chunks."""
-
-_LOOK_AGAIN = 0.1
-"""Seconds after which a builder that waits for others checks again."""
-
-_LOOKS_UNTIL_WARNING = 20
-"""Checks after which a waiting builder logs that it waits."""
 
 _TOO_LARGE = "the row store needs about {:,} bytes of memory"
 _SMALLER = (
@@ -236,7 +231,7 @@ class _Builder:
     def _wait(self, left: int) -> None:
         """Wait a while for other processes, or until another thread releases a chunk, if none has since `left`."""
         with self._changed:
-            wait_for(self._changed, lambda: self._failed or self._chunks_left != left, _LOOK_AGAIN)
+            wait_for(self._changed, lambda: self._failed or self._chunks_left != left, sizes().look_again_s)
 
     def _claim(self) -> int | None:
         done = done_chunks(self._place)
@@ -256,7 +251,7 @@ class _Builder:
             if self._leases.holds_any:
                 return
             self._looks += 1
-            if self._looks != _LOOKS_UNTIL_WARNING:
+            if self._looks != sizes().looks_until_warning:
                 return
         left = len(self._spec.chunk_rows) - len(done_chunks(self._place))
         _log.warning(

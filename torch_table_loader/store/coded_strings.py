@@ -12,6 +12,7 @@ import pyarrow as pa
 from torch_table_loader.arrow.arrays import plain
 from torch_table_loader.arrow.buffers import new_array
 from torch_table_loader.arrow.datatypes import is_text
+from torch_table_loader.sizes import sizes
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -22,12 +23,6 @@ if TYPE_CHECKING:
 
 _REPEATED = 2
 """How often each string must occur, on average, in a chunk and in the whole store, for codes to pay."""
-
-_MOST_CHUNK_BYTES = 1 << 26
-"""Bytes of distinct strings in the batches of a chunk beyond which a column is kept as it is."""
-
-MOST_WORD_BYTES = 1 << 28
-"""The same for the dictionaries of all chunks of a store: a rank that reads a store at a URL holds the strings."""
 
 _NULL = -1
 _NO_CODES = np.array([_NULL], np.int32)
@@ -100,7 +95,7 @@ class ChunkStrings:
                 continue
             part = array.dictionary_encode()
             self._word_bytes[name] = self._word_bytes.get(name, 0) + part.dictionary.nbytes
-            if self._word_bytes[name] > _MOST_CHUNK_BYTES:
+            if self._word_bytes[name] > sizes().chunk_word_bytes:
                 self._differing.add(name)
                 self._parts.pop(name, None)
             else:
@@ -161,7 +156,7 @@ def codes_of(chunks: Sequence[Chunk]) -> Codes:
         if not all(name in batch.schema.names and isinstance(batch.column(name), pa.DictionaryArray) for batch in some):
             continue
         dictionaries = [batch.column(name).dictionary for batch in some]
-        if sum(words.nbytes for words in dictionaries) > MOST_WORD_BYTES:
+        if sum(words.nbytes for words in dictionaries) > sizes().store_word_bytes:
             continue
         words, maps = _unified(dictionaries)
         if _REPEATED * len(words) > rows:

@@ -14,6 +14,7 @@ from torch_table_loader.arrow.buffers import Arena, aligned
 from torch_table_loader.arrow.datatypes import plain_type
 from torch_table_loader.arrow.sound import sound_text
 from torch_table_loader.errors import OutOfMemoryError
+from torch_table_loader.sizes import sizes
 from torch_table_loader.store.list_rows import ListPart, copies_lists, take_lists
 
 if TYPE_CHECKING:
@@ -34,7 +35,6 @@ T = TypeVar("T")
 
 _BLOCK = 1 << 21
 """Bytes of records that are transposed at a time: measured on two threads, which wait for each other at every call."""
-_LEAST_BLOCK = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,7 +182,7 @@ class StoredRows:
         layout, rows = self.layout, len(places)
         out = self._rectangles(rows)
         if layout.width:
-            step = max(_BLOCK // layout.width, _LEAST_BLOCK)
+            step = max(_BLOCK // layout.width, sizes().record_block_rows)
             buffer = np.empty(min(step, rows), dtype=self.records.dtype)
             flat = buffer.view(np.uint8).reshape(len(buffer), layout.width)
             ends = [group.offset + group.count * group.dtype.itemsize for group in layout.groups]

@@ -11,6 +11,7 @@ import pyarrow.types as pt
 
 from torch_table_loader.arrow.arrays import null_mask, offsets_of
 from torch_table_loader.arrow.buffers import new_array
+from torch_table_loader.sizes import sizes
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -19,9 +20,6 @@ if TYPE_CHECKING:
 
 _LONG = 48
 """From this many values a list on, copying each list costs less than computing the index of each value."""
-
-_MOST_INDEX = 1 << 20
-"""Values whose indices are in memory at a time."""
 
 
 class ListPart(NamedTuple):
@@ -100,7 +98,7 @@ def _copy(stored: NDArray[Any], values: NDArray[Any], sources: Ints, targets: In
         for source, target, length in zip(sources.tolist(), targets.tolist(), lengths.tolist(), strict=True):
             values[target : target + length] = stored[source : source + length]
         return
-    step = max(1, _MOST_INDEX * len(lengths) // max(total, 1))
+    step = max(1, sizes().list_indices * len(lengths) // max(total, 1))
     for start in range(0, len(lengths), step):
         some = slice(start, start + step)
         counts = lengths[some]

@@ -23,6 +23,7 @@ import pyarrow.types as pt
 from torch_table_loader.arrow.arrays import bits, encoded, plain
 from torch_table_loader.arrow.datatypes import plain_type
 from torch_table_loader.errors import ConfigError, TableError
+from torch_table_loader.sizes import sizes
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -31,20 +32,11 @@ if TYPE_CHECKING:
     _Alone: TypeAlias = tuple[NDArray[Any], NDArray[Any]]
     _Together: TypeAlias = tuple[NDArray[Any], list[NDArray[Any]]]
 
-_BLOCK_BYTES = 1 << 20
-"""Bytes of records that are filled at a time, to be written elsewhere: they stay in a core's caches until then."""
-
-_FILL_BYTES = 1 << 19
-"""Bytes of records that are filled at a time: with the same values by column they fit a core's second cache."""
-
 _LEAST_TOGETHER = 3
 """Number of columns from which on they are collected before they are transposed."""
 
-_LEAST_BLOCK = 64
-
 WIDE_BYTES = 4
 """Bytes of a list's length while a store is built."""
-_LONGEST = 1 << 8 * WIDE_BYTES
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,10 +177,11 @@ class RecordLayout:
         lists = [batch.column(column) for column in range(self.flat)]
         offsets = lists[0].offsets.to_numpy()
         lengths = np.diff(offsets)
-        if lengths.max(initial=0) >= _LONGEST:
+        longest = sizes().list_values
+        if lengths.max(initial=0) >= longest:
             raise TableError(
                 f"a list of column {self.schema.names[0]!r} has {lengths.max():,} elements, and the row store takes "
-                f"fewer than {_LONGEST:,}; cut it into several rows"
+                f"fewer than {longest:,}; cut it into several rows"
             )
         values = np.empty(int(offsets[-1] - offsets[0]), dtype=self.value_dtype)
         for name, column in zip(self.schema.names, lists, strict=False):
@@ -222,7 +215,7 @@ class Encoded:
 
     def blocks(self) -> Iterator[tuple[int, Bytes]]:
         """Yield the first row and the records of each block: uint8[k, width], in memory that the next block reuses."""
-        rows = self._rows_of(_BLOCK_BYTES)
+        rows = self._rows_of(sizes().record_block_bytes)
         buffer = np.zeros((min(rows, self.num_rows), self.layout.width), dtype=np.uint8)
         for start in range(0, self.num_rows, rows):
             block = buffer[: self.num_rows - start]
@@ -239,7 +232,7 @@ class Encoded:
         Columns with one value for each row and the same width are collected first, and transposed together: writing
         them one by one would fetch each cache line of the records again for each column.
         """
-        rows = self._rows_of(_FILL_BYTES)
+        rows = self._rows_of(sizes().record_fill_bytes)
         together, alone = self._parts(records)
         most = max((len(bares) for _, bares in together), default=0)
         spare = np.empty(min(rows, len(records)) * most * 8, dtype=np.uint8)
@@ -255,7 +248,7 @@ class Encoded:
                 part[start : start + count] = bare[here]
 
     def _rows_of(self, num_bytes: int) -> int:
-        return max(num_bytes // max(self.layout.width, 1), _LEAST_BLOCK)
+        return max(num_bytes // max(self.layout.width, 1), sizes().record_block_rows)
 
     def _parts(self, records: Bytes) -> tuple[list[_Together], list[_Alone]]:
         """View the values in records: those of adjacent slots of one width and one value together, others alone."""

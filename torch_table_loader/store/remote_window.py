@@ -12,8 +12,9 @@ import numpy as np
 import pyarrow as pa
 
 from torch_table_loader.planning.ranges import coalesce, joined
-from torch_table_loader.planning.requests import GAP_BYTES, REQUEST_BYTES, Range
+from torch_table_loader.planning.requests import Range
 from torch_table_loader.records import DataFile, FileNeeds, FileVersion
+from torch_table_loader.sizes import sizes
 from torch_table_loader.store.coded_strings import CodedStrings
 from torch_table_loader.store.gather import StoredRows
 from torch_table_loader.store.list_values import ListValues, StoredLists
@@ -81,7 +82,7 @@ class RemoteFiles:
         if self.manifest.heap_names:
             return rows >= len(self.manifest.parts)
         values = int(self.manifest.value_starts[-1]) * layout.value_dtype.itemsize
-        return rows * GAP_BYTES >= max(self.manifest.files[RECORDS][0], values)
+        return rows * sizes().far_gap_bytes >= max(self.manifest.files[RECORDS][0], values)
 
     def whole(self, reader: PartsReader, name: str) -> FileParts:
         """Request a whole file, before everything else."""
@@ -111,7 +112,8 @@ class Records:
             before: rows that are delivered before them.
         """
         self._wanted, self._width = wanted, width
-        self._ranges = coalesce(wanted, GAP_BYTES // width, max(1, REQUEST_BYTES // width))
+        gap, most = sizes().far_gap_bytes // width, max(1, sizes().far_request_bytes // width)
+        self._ranges = coalesce(wanted, gap, most)
         starts, stops = (self._ranges.first * width).tolist(), (self._ranges.stop * width).tolist()
         self._ends: list[Range] = list(zip(starts, stops, strict=True))
         self._parts = files.expect(reader, name, self._ends, before)
@@ -162,7 +164,7 @@ class _Values:
         some = spans.start < spans.stop
         start, stop = spans.start[some], spans.stop[some]
         chunks = np.searchsorted(starts, start, side="right") - 1
-        self.first, stop = joined(start, stop, GAP_BYTES // size, chunks)
+        self.first, stop = joined(start, stop, sizes().far_gap_bytes // size, chunks)
         chunks = np.searchsorted(starts, self.first, side="right") - 1
         begins, ends = (self.first - starts[chunks]) * size, (stop - starts[chunks]) * size
         self._ends: list[Range] = list(zip(begins.tolist(), ends.tolist(), strict=True))
@@ -190,7 +192,7 @@ class _Values:
 
 
 def _requests(start: int, stop: int) -> list[Range]:
-    return list(pairwise([*range(start, stop, REQUEST_BYTES), stop]))
+    return list(pairwise([*range(start, stop, sizes().far_request_bytes), stop]))
 
 
 class Window:

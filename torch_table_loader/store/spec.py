@@ -12,7 +12,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from torch_table_loader.store.coded_strings import MOST_WORD_BYTES
+from torch_table_loader.sizes import sizes
 from torch_table_loader.store.record_layout import WIDE_BYTES, RecordLayout
 
 FORMAT = 3
@@ -96,7 +96,7 @@ class StoreSpec:
     def most_shared_bytes(self) -> int:
         """The most bytes of what all lanes need whole: lengths of flat lists with their sums, and distinct strings."""
         lengths = self.num_rows * (WIDE_BYTES + 1) if self.flat else 0
-        return lengths + min(self.variable_bytes, MOST_WORD_BYTES)
+        return lengths + min(self.variable_bytes, sizes().store_word_bytes)
 
 
 def encode_schema(schema: pa.Schema) -> str:

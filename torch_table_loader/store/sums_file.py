@@ -19,6 +19,7 @@ import xxhash
 
 from torch_table_loader.errors import StorageError
 from torch_table_loader.local_files import allocate, make_folder, new_file, open_regular, stat_regular
+from torch_table_loader.sizes import sizes
 from torch_table_loader.store.chunk_writer import naming_disk_errors
 from torch_table_loader.store.leases import Leases
 from torch_table_loader.store.mapped import mapping
@@ -30,8 +31,6 @@ if TYPE_CHECKING:
     Ints: TypeAlias = NDArray[np.int64]
 
 _HASH_BYTES = 16
-_LOOK_AGAIN = 0.1
-"""Seconds after which a rank that waits for another one's file checks again."""
 
 
 def digest_of(sums: Ints) -> str:
@@ -87,7 +86,7 @@ def build_sums(path: Path, rows: int, fill: Callable[[Ints], None]) -> None:
     with Leases(leases_folder) as leases:
         while not path.exists():
             if not leases.claim(number):
-                time.sleep(_LOOK_AGAIN)
+                time.sleep(sizes().look_again_s)
                 continue
             try:
                 if not path.exists():  # another process finished between the two checks

@@ -8,8 +8,11 @@ def test_contract() -> None:
 ```
 
 Each check returns nothing, or raises `ContractError` and says which rule was broken, and where.
+
+`small_sizes` makes what the loader does at a time small, so that small tables reach every path.
 """
 
+from torch_table_loader.sizes import small_sizes
 from torch_table_loader.testing.format_readers import check_format_reader, stored_files
 from torch_table_loader.testing.rules import ContractError
 from torch_table_loader.testing.sources import check_source
@@ -24,6 +27,7 @@ __all__ = [
     "check_split_strategy",
     "check_storage",
     "data_file",
+    "small_sizes",
     "stored_files",
     "zoo",
 ]

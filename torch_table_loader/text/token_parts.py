@@ -20,6 +20,7 @@ from torch_table_loader.fetch.tasks_ahead import TasksAhead
 from torch_table_loader.local_files import new_file
 from torch_table_loader.messages import did_you_mean
 from torch_table_loader.read.tokenizers import RowFaultError
+from torch_table_loader.sizes import sizes
 
 if TYPE_CHECKING:
     from torch_table_loader.fetch.settings import FetchSettings
@@ -31,11 +32,6 @@ Nulls = Literal["error", "drop", "empty"]
 IdType = Literal["uint16", "uint32", "int32"]
 
 ID_TYPES: dict[str, pa.DataType] = {"uint16": pa.uint16(), "uint32": pa.uint32(), "int32": pa.int32()}
-BATCH_ROWS = 256
-"""Texts that a tokenizer takes at once: enough to keep it busy, and few enough where they are books. No row group ends
-inside of them, so that the number is part of the format."""
-GROUP_TOKENS = 1 << 22
-"""Tokens from which on a row group ends, at the end of a batch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,13 +216,14 @@ class PartsWriter:
 
     def _write_rows(self, part: int, writer: pq.ParquetWriter) -> PartCounts:
         counts, waiting, tokens = PartCounts(), list[pa.RecordBatch](), 0
+        group_tokens = sizes().text_group_tokens
         for given, batch in self._tokenized(part):
             found = len(batch.column(self.form.ids).values)
             dropped = given - batch.num_rows
             counts = PartCounts(counts.documents + batch.num_rows, counts.tokens + found, counts.dropped + dropped)
             waiting.append(batch)
             tokens += found
-            if tokens >= GROUP_TOKENS:
+            if tokens >= group_tokens:
                 _write_group(writer, waiting)
                 waiting, tokens = [], 0
         _write_group(writer, waiting)

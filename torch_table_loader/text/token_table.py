@@ -24,9 +24,9 @@ from torch_table_loader.messages import progress_bar
 from torch_table_loader.planning.splits import SegmentTable
 from torch_table_loader.read.filter_key import filter_key
 from torch_table_loader.read.tokenizers import Encode, Tokenizer, load_tokenizer
+from torch_table_loader.sizes import sizes
 from torch_table_loader.source.fingerprint import content_key
 from torch_table_loader.text.token_parts import (
-    BATCH_ROWS,
     ID_TYPES,
     IdType,
     Nulls,
@@ -170,9 +170,10 @@ def _plan(job: StreamJob, form: TokenForm, tokenizer: Tokenizer) -> tuple[PartsR
     splits = job.strategy.cut(table.layout)
     segments = SegmentTable.of(splits, filtered=options.filters is not None)
     tasks = tuple(segments.task(split, 0, -1) for split in range(len(splits)))
+    max_rows = sizes().text_batch_rows
     reader = PartsReader(
-        table.reader(columns_of(table, options), options.filters, row_ids=options.row_id, max_rows=BATCH_ROWS),
-        table.reader((), options.filters, row_ids=True, max_rows=BATCH_ROWS),
+        table.reader(columns_of(table, options), options.filters, row_ids=options.row_id, max_rows=max_rows),
+        table.reader((), options.filters, row_ids=True, max_rows=max_rows),
         tuple(table.layout.file_starts.tolist()),
         tuple(file.name for file in table.files),
         tasks or (None,),

@@ -18,6 +18,7 @@ from tests.torch.scripts.stage import epoch, play_all, scene
 from torch_table_loader import MixedDataset, StorageTimeoutError, StructuredDataset, TableError
 from torch_table_loader.engine.plan_check import PlanCheck
 from torch_table_loader.engine.row_store import RowStoreHandle
+from torch_table_loader.testing import small_sizes
 
 
 @scene
@@ -54,8 +55,7 @@ def rows_of_a_store_that_all_build(root: Path) -> Any:
         first.wait()
         return read(store, chunk)
 
-    where = "torch_table_loader.engine.row_store"
-    with patch(f"{where}.CHUNK_BYTES", 64), patch(f"{where}.RowStoreHandle._read", counted):
+    with small_sizes(store_chunk_bytes=64), patch.object(RowStoreHandle, "_read", counted):
         return epoch(root / "table", shuffle="rows", row_store=str(root / "built"), even_ranks="pad") | {"built": built}
 
 
@@ -199,7 +199,7 @@ def rows_with_other_exclusions_on_a_rank_that_begins_late(root: Path) -> Any:
     late = dist.get_rank() == 2
     said: list[int | str] = []
     dataset.exclude([1, 2] if late else [1])
-    with patch("torch_table_loader.engine.plan_check.PATIENCE", timedelta(milliseconds=100)):
+    with small_sizes(exclusions_s=0.1):
         for epoch in range(2):
             loader.set_epoch(epoch)
             if late and epoch == 0:
@@ -309,7 +309,7 @@ def mixed_with_other_weights_later_on_rank_1(root: Path) -> Any:
     loader.set_epoch(1)
     if dist.get_rank() == 1:
         dataset.set_weights({"a": 1, "b": 5})
-    with patch("torch_table_loader.engine.plan_check.PATIENCE", timedelta(milliseconds=1)):
+    with small_sizes(exclusions_s=0.001):
         return [steps, after_rank_0(lambda: len(next(iter(loader))["x"]))]
 
 

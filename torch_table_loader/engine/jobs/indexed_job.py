@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeAlias
 
 from torch_table_loader.engine.jobs.job import Job, LaneLoad, Outline, PlannedStage
 from torch_table_loader.engine.jobs.resolve import topology_of, with_padding
-from torch_table_loader.engine.sizes import batches_of_a_gather, rows_in_flight
+from torch_table_loader.engine.sizing import batches_of_a_gather, rows_in_flight
 from torch_table_loader.engine.work.indexed_work import IndexedWork, ItemStream
 from torch_table_loader.errors import ResumeError
 from torch_table_loader.messages import warn_caller

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self
 from torch_table_loader.batching.codec import make_codec
 from torch_table_loader.batching.policy import TypePolicy
 from torch_table_loader.engine.machine import ranks_on_this_node, threads_for, usable_cpus
-from torch_table_loader.engine.sizes import blocks_of_a_process
+from torch_table_loader.engine.sizing import blocks_of_a_process
 from torch_table_loader.errors import ConfigError
 from torch_table_loader.planning.ranks import Topology
 from torch_table_loader.planning.steps import num_steps

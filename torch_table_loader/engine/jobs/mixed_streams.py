@@ -32,7 +32,7 @@ from torch_table_loader.engine.mixture_state import (
     of_source,
     write_streams_state,
 )
-from torch_table_loader.engine.sizes import TENSOR_BYTES, batches_of_a_gather, rows_in_flight
+from torch_table_loader.engine.sizing import TENSOR_BYTES, batches_of_a_gather, rows_in_flight
 from torch_table_loader.engine.state import check_state
 from torch_table_loader.engine.work.mixed_stream_work import MixedStreamWork, StreamPart
 from torch_table_loader.engine.work.source_form import PlainForm

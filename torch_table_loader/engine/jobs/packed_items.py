@@ -18,7 +18,7 @@ from torch_table_loader.engine.jobs.exclusion_state import ExclusionState
 from torch_table_loader.engine.jobs.mixture_form import SOURCE_COLUMN
 from torch_table_loader.engine.jobs.resolve import packed_columns, with_padding
 from torch_table_loader.engine.jobs.table_rows import TableItems, TableRows, TurnsOf
-from torch_table_loader.engine.sizes import TENSOR_BYTES
+from torch_table_loader.engine.sizing import TENSOR_BYTES
 from torch_table_loader.engine.state import check_state, refuse_mixture, write_state
 from torch_table_loader.engine.work.packed_work import PackedStream, StoredTokens
 from torch_table_loader.errors import ConfigError, ResumeError, TableError

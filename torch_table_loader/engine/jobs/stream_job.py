@@ -14,7 +14,7 @@ from torch_table_loader.arrow.token_rows import ids_under
 from torch_table_loader.engine.jobs.job import FetchLoad, Job, LaneLoad, Outline
 from torch_table_loader.engine.jobs.planner import PlannedStream
 from torch_table_loader.engine.jobs.resolve import codec_of, columns_of, packed_columns, refuse_shape, with_padding
-from torch_table_loader.engine.sizes import rows_in_flight
+from torch_table_loader.engine.sizing import rows_in_flight
 from torch_table_loader.engine.state import (
     bound_by,
     check_state,

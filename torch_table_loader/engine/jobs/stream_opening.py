@@ -10,7 +10,7 @@ from torch_table_loader.batching.codec import make_codec
 from torch_table_loader.batching.policy import TypePolicy
 from torch_table_loader.engine.jobs.resolve import columns_of, delivered, planner_of, strategy_of
 from torch_table_loader.engine.jobs.stream_job import StreamJob
-from torch_table_loader.engine.sizes import rows_of_a_read
+from torch_table_loader.engine.sizing import rows_of_a_read
 from torch_table_loader.engine.survey import survey
 from torch_table_loader.errors import ConfigError
 from torch_table_loader.fetch.settings import FetchSettings

@@ -20,7 +20,7 @@ from torch_table_loader.engine.jobs.indexed_job import Items
 from torch_table_loader.engine.jobs.resolve import codec_of, columns_of, counter_of, delivered, with_padding
 from torch_table_loader.engine.row_store import RowStoreHandle
 from torch_table_loader.engine.row_weights import RowWeights
-from torch_table_loader.engine.sizes import rows_of_a_read
+from torch_table_loader.engine.sizing import rows_of_a_read
 from torch_table_loader.engine.state import bound_by, check_state, identity, refuse_unknown, write_state
 from torch_table_loader.engine.survey import survey
 from torch_table_loader.engine.table import Table

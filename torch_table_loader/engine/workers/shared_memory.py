@@ -19,7 +19,7 @@ import torch
 
 from torch_table_loader.arrow.buffers import new_array
 from torch_table_loader.batching.rows import Block, piece_starts
-from torch_table_loader.engine.sizes import LENT_SLOTS, SPARE_SLOTS
+from torch_table_loader.engine.sizing import LENT_SLOTS, SPARE_SLOTS
 from torch_table_loader.errors import OutOfMemoryError, TableLoaderError
 
 if TYPE_CHECKING:

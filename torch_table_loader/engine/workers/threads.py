@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from torch_table_loader.batching.rows import each_alone
 from torch_table_loader.cancellation import SLICE_S, cancellable
-from torch_table_loader.engine.sizes import BLOCKS_AHEAD
+from torch_table_loader.engine.sizing import BLOCKS_AHEAD
 from torch_table_loader.engine.workers.executor import LaneExecutor, begin_lanes, join_tails
 
 if TYPE_CHECKING:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from torch_table_loader.sizes import sizes
+
 if TYPE_CHECKING:
     from torch_table_loader.options import LoaderOptions
 
@@ -34,7 +36,6 @@ SPARE_SLOTS = 2 + LENT_SLOTS
 TENSOR_BYTES = 24
 """Of a token's id, label and position in a batch."""
 
-_GATHER_ROWS = 65_536
 _GATHER_BYTES = 2 * CHUNK_BYTES
 
 
@@ -68,7 +69,7 @@ def batches_of_a_gather(row_bytes: int, batch_size: int) -> int:
     >>> batches_of_a_gather(64, 1024), batches_of_a_gather(64, 10**6)
     (64, 1)
     """
-    return max(1, min(_GATHER_ROWS, _GATHER_BYTES // row_bytes) // batch_size)
+    return max(1, min(sizes().gather_rows, _GATHER_BYTES // row_bytes) // batch_size)
 
 
 def blocks_of_a_process(

@@ -116,6 +116,31 @@ FAULTS = (
         ("tests/laws/test_permutation.py", "tests/torch/test_rows.py", "tests/torch/test_store_at_scale.py"),
     ),
     Fault(
+        *(1, "the maximum of a bound in a manifest is exclusive", "source/iceberg/pruning.py"),
+        'upper_bounds=_bounds(by_id(raw, "upper_bounds"), types),',
+        'upper_bounds={name: (int.from_bytes(high, "little") - 1).to_bytes(len(high), "little") '
+        'for name, high in _bounds(by_id(raw, "upper_bounds"), types).items()},',
+        ("tests/rooms/test_iceberg_filters.py", "tests/torch/test_iceberg_laws.py"),
+    ),
+    Fault(
+        *(1, "the maximum of a bound in the log of Delta Lake is exclusive", "source/delta/skipping.py"),
+        "between = (column >= low) & (column <= high)",
+        "between = (column >= low) & (column < high)",
+        ("tests/rooms/test_delta_skipping.py", "tests/torch/test_delta_laws.py"),
+    ),
+    Fault(
+        *(1, "deletion vectors of one file are taken for each other", "read/deletes.py"),
+        'name = ("vector", delete.file.path, delete.blob, delete.inline)',
+        'name = ("vector", delete.file.path, delete.inline)',
+        ("tests/rooms/test_iceberg_deletes.py", "tests/rooms/test_delta_tables.py", "tests/torch/test_iceberg_laws.py"),
+    ),
+    Fault(
+        *(1, "a mixture of streams ends one block early", "planning/dealing.py"),
+        "total=int(places[np.flatnonzero(fits)[-1 if first else 0]])",
+        "total=max(0, int(places[np.flatnonzero(fits)[-1 if first else 0]]) - first * self.block_rows)",
+        ("tests/laws/test_dealing.py", "tests/laws/test_mixed_streams.py", "tests/torch/test_mixed_streams.py"),
+    ),
+    Fault(
         *(2, "a window's order ignores the epoch", "planning/windows.py"),
         "derive_key(seed, epoch, name)",
         "derive_key(seed, 0, name)",
@@ -128,12 +153,6 @@ FAULTS = (
         ("tests/laws/test_permutation.py", "tests/torch/test_frozen_order.py", "tests/laws/test_shuffle_statistics.py"),
     ),
     Fault(
-        *(2, "the order of splits depends on the rank", "planning/epoch.py"),
-        "permutation = Permutation(len(present), derive_key(seed, epoch, purpose))",
-        "permutation = Permutation(len(present), derive_key(seed + len(present), epoch, purpose))",
-        ("tests/torch/test_frozen_order.py", "tests/laws/test_growing_tables.py", "tests/torch/test_growing.py"),
-    ),
-    Fault(
         *(2, "seeds of rows ignore the epoch", "planning/row_seeds.py"),
         'derive_key(seed, epoch, "row seeds")',
         'derive_key(seed, 0, "row seeds")',
@@ -143,9 +162,21 @@ FAULTS = (
         ),
     ),
     Fault(
+        *(2, "the order of a mixture ignores the epoch", "planning/mixture.py"),
+        'key = derive_key(self.seed, self.epoch, f"mixture from {self.shares.start}")',
+        'key = derive_key(self.seed, 0, f"mixture from {self.shares.start}")',
+        (*_MIXTURES, "tests/torch/test_frozen_order.py"),
+    ),
+    Fault(
         *(3, "a chunk's rest is lost between batches", "batching/rebatching.py"),
         "        self._carry.add(rows, stop)\n        return ready\n\n    def rest",
         "        self._carry.add(rows, max(stop, rows.num_rows - 1))\n        return ready\n\n    def rest",
+        ("tests/laws/test_batching_laws.py", "tests/torch/test_exactly_once.py", "tests/torch/test_every_mode.py"),
+    ),
+    Fault(
+        *(3, "a batch ends where a chunk does", "batching/rebatching.py"),
+        "stop = rows.num_rows - (rows.num_rows - start) % size",
+        "stop = rows.num_rows",
         ("tests/laws/test_batching_laws.py", "tests/torch/test_exactly_once.py", "tests/torch/test_every_mode.py"),
     ),
     Fault(
@@ -161,6 +192,12 @@ FAULTS = (
         ("tests/laws/test_global_batches.py", "tests/torch/test_rows.py", "tests/torch/test_every_mode.py"),
     ),
     Fault(
+        *(4, "what remains is the whole epoch", "position.py"),
+        "return job.steps_left(position) + sum(",
+        "return job.steps_of_epoch(position) + sum(",
+        ("tests/torch/test_known_length.py",),
+    ),
+    Fault(
         *(5, "samples of a state are counted one step short", "planning/global_batches.py"),
         "return self.start + steps * self.global_batch_size",
         "return self.start + max(0, steps - 1) * self.global_batch_size",
@@ -171,6 +208,12 @@ FAULTS = (
         "            if remaining and count > turns:\n                taken[lane] += 1",
         "            if remaining and count > turns:\n                taken[lane] += 0",
         (*_STATES, "tests/laws/test_exactly_once.py"),
+    ),
+    Fault(
+        *(5, "a state counts what was made ahead", "metrics.py"),
+        "taken = leg.position.stage.steps + leg.batches\n",
+        "taken = leg.position.stage.steps + max(leg.batches, sum(clock.batches for clock in leg.clocks))\n",
+        _STATES,
     ),
     Fault(
         *(6, "rows that touch consumed ones come again", "planning/consumption.py"),
@@ -208,8 +251,8 @@ FAULTS = (
     ),
     Fault(
         *(7, "masks of validity are inverted", "batching/decoders.py"),
-        "sink.append(self.cell.values(array, seen))\n        if self.masked:\n            sink.append(valid_mask(array))",
-        "sink.append(self.cell.values(array, seen))\n        if self.masked:\n            sink.append(~valid_mask(array))",
+        "self.cell.values(array, seen))\n        if self.masked:\n            sink.append(valid_mask(array))",
+        "self.cell.values(array, seen))\n        if self.masked:\n            sink.append(~valid_mask(array))",
         ("tests/rooms/test_batching_nulls.py", "tests/torch/test_masks.py", "tests/rooms/test_batching_types.py"),
     ),
     Fault(
@@ -247,6 +290,24 @@ FAULTS = (
         ),
     ),
     Fault(
+        *(7, "an object that was overwritten meanwhile is taken", "source/object_store.py"),
+        'if etag is not None and (now := _bare_tag(answer.meta["e_tag"])) not in {None, etag}:',
+        'if etag is not None and (now := _bare_tag(answer.meta["e_tag"])) == "":',
+        ("tests/rooms/test_swapped_files.py", "tests/services/test_source_faults.py"),
+    ),
+    Fault(
+        *(7, "a commit without actions is taken", "source/delta/log_files.py"),
+        "    if not actions:\n",
+        "    if actions is None:\n",
+        ("tests/rooms/test_delta_tables.py",),
+    ),
+    Fault(
+        *(7, "the checksum of a deletion vector is not compared", "read/deletion_vectors.py"),
+        'if zlib.crc32(blob[4:-4]) != int.from_bytes(blob[-4:], "big"):',
+        "if zlib.crc32(blob[4:-4]) != zlib.crc32(blob[4:-4]):",
+        ("tests/rooms/test_delta_tables.py", "tests/rooms/test_iceberg_deletes.py"),
+    ),
+    Fault(
         *(8, "views keep whole chunks in memory", "batching/rebatching.py"),
         "            if left <= start:\n                part = self._codec.concat([part])",
         "            if left <= start and not part.num_rows:\n                part = self._codec.concat([part])",
@@ -255,6 +316,48 @@ FAULTS = (
             "tests/laws/test_batching_laws.py",
             "tests/torch/test_memory_of_epochs.py",
         ),
+    ),
+    Fault(
+        *(8, "bytes are fetched beyond the budget", "fetch/fetch_queue.py"),
+        "(self.held and self.held + piece.queued[0].num_bytes > self._budget)",
+        "(self.held and self.held > 8 * self._budget)",
+        ("tests/laws/test_fetch_queue.py", "tests/rooms/test_fetch_fetcher.py", "tests/torch/test_read_ahead.py"),
+    ),
+    Fault(
+        *(8, "fetched bytes are kept until the file ends", "fetch/planned_read.py"),
+        "return [] if self._numbers is None else self._left_behind(bisect_left(self._numbers, group))",
+        "return []",
+        ("tests/rooms/test_fetch_fetcher.py", "tests/torch/test_read_ahead.py"),
+    ),
+    Fault(
+        *(8, "a lane makes batches ahead without a limit", "engine/workers/threads.py"),
+        "return lane.waiting < self._prefetch",
+        "return lane.waiting < 100 * self._prefetch",
+        ("tests/torch/test_prefetch.py",),
+    ),
+    Fault(
+        *(9, "bytes are dropped while another column needs them", "fetch/planned_read.py"),
+        "return [] if self._numbers is not None else self._left_behind(",
+        "return self._left_behind(",
+        ("tests/rooms/test_fetch_fetcher.py", "tests/torch/test_read_ahead.py"),
+    ),
+    Fault(
+        *(9, "row groups without a row that passes are read", "read/prune.py"),
+        "return [group in kept for group in range(count)]",
+        "return [group in kept or True for group in range(count)]",
+        ("tests/rooms/test_read_prune.py", "tests/torch/test_epochs_and_places.py"),
+    ),
+    Fault(
+        *(10, "a table on this machine opens what its metadata names elsewhere", "source/table_storage.py"),
+        "if place != root and not any(area.has(place, inner) for area in areas):",
+        "if place != root and not root.is_local and not any(area.has(place, inner) for area in areas):",
+        ("tests/rooms/test_iceberg_places.py", "tests/rooms/test_delta_tables.py"),
+    ),
+    Fault(
+        *(10, "secrets follow a redirect to another host", "source/clients.py"),
+        "same = answer.url.join(URL(target)).origin() == answer.url.origin()",
+        "same = bool(answer.url.join(URL(target)).origin())",
+        ("tests/rooms/test_iceberg_places.py", "tests/rooms/test_source_http.py"),
     ),
     Fault(
         *(10, "credentials stand in shown URLs", "scrubbing.py"),

@@ -28,13 +28,51 @@ class Fault:
 
 _EXACTLY_ONCE = (
     "tests/laws/test_exactly_once.py",
-    "tests/torch/test_exactly_once.py",
-    "tests/torch/test_every_mode.py",
+    "tests/torch/test_exactly_once.py::test_every_format_delivers_every_row_once",
+    "tests/torch/test_delta_laws.py::test_every_live_row_comes_once",
 )
-_STATES = ("tests/torch/test_state.py", "tests/torch/test_every_mode_states.py", "tests/laws/test_any_size_of_job.py")
-_MIXTURES = ("tests/laws/test_mixture.py", "tests/torch/test_mixed.py", "tests/torch/test_every_mode.py")
-_ICEBERG = ("tests/rooms/test_iceberg_deletes.py", "tests/torch/test_iceberg_laws.py", "tests/torch/test_every_mode.py")
-_PACKING = ("tests/laws/test_packing.py", "tests/torch/test_packing.py", "tests/torch/test_packed_items.py")
+_STREAMS = ("tests/laws/test_any_size_of_job.py", "tests/torch/test_state.py", "tests/torch/test_rescaling.py")
+_STATES = ("tests/torch/test_state.py", "tests/torch/test_state_edges.py", "tests/torch/test_known_length.py")
+_REFUSALS = (
+    "tests/torch/test_every_mode_states.py::test_a_state_under_other_options_is_refused_by_name",
+    "tests/torch/test_every_mode_states.py::test_a_state_of_another_table_is_refused",
+    "tests/torch/test_state.py",
+)
+_ROWS = (
+    "tests/laws/test_global_batches.py",
+    "tests/torch/test_rows.py",
+    "tests/torch/test_every_mode.py::test_ranks_divide_an_epoch",
+    "tests/torch/test_every_mode.py::test_a_global_batch_is_divided_over_the_ranks",
+    "tests/torch/test_every_mode.py::test_rows_that_fill_up_a_ranks_steps_are_marked_and_no_others",
+)
+_MIXTURES = (
+    "tests/laws/test_mixture.py",
+    "tests/torch/test_mixed.py::test_the_first_source_to_be_exhausted_ends_the_epoch_at_the_row_that_would_repeat",
+    "tests/torch/test_every_mode.py::test_epochs_and_seeds_differ_and_rows_of_tells_them",
+    "tests/torch/test_every_mode.py::test_ranks_divide_an_epoch",
+)
+_DELETES = (
+    "tests/rooms/test_iceberg_deletes.py",
+    "tests/rooms/test_iceberg_tables.py",
+    "tests/rooms/test_iceberg_planning.py",
+)
+_PACKING = (
+    "tests/laws/test_packing.py",
+    "tests/torch/test_packing.py::test_every_token_comes_once",
+    "tests/torch/test_packing.py::test_presets_have_the_names_of_their_field",
+    "tests/torch/test_packed_items.py::test_every_token_comes_once_and_the_length_is_exact",
+)
+_NULLS = ("tests/rooms/test_batching_nulls.py", "tests/rooms/test_batching_types.py", "tests/torch/test_masks.py")
+_BATCHES = (
+    "tests/laws/test_batching_laws.py",
+    "tests/torch/test_same_batches.py",
+    "tests/torch/test_exactly_once.py::test_every_format_delivers_every_row_once",
+)
+_READ_AHEAD = (
+    "tests/rooms/test_fetch_fetcher.py",
+    "tests/torch/test_read_ahead.py::test_columns_of_row_groups_that_are_decoded_together_are_fetched_once",
+    "tests/torch/test_read_ahead.py::test_every_planned_byte_is_fetched_once_and_no_other",
+)
 
 FAULTS = (
     Fault(
@@ -47,31 +85,39 @@ FAULTS = (
         *(1, "a rank that is balanced drops a row that moves", "planning/ranks.py"),
         "slice(int(target[donor]), int(before[donor]))",
         "slice(int(target[donor]) + 1, int(before[donor]))",
-        (*_EXACTLY_ONCE, "tests/rooms/test_engine_even_ranks.py"),
+        ("tests/laws/test_exactly_once.py", "tests/rooms/test_engine_even_ranks.py"),
     ),
     Fault(
         *(1, "ranks of row mode take the same rows", "planning/global_batches.py"),
         "np.arange(first + self.rank, first + self.remainder, ranks, dtype=np.int64)",
         "np.arange(first, first + self.remainder, ranks, dtype=np.int64)",
-        ("tests/laws/test_global_batches.py", "tests/torch/test_rows.py", "tests/torch/test_every_mode.py"),
+        _ROWS,
     ),
     Fault(
         *(1, "padding of row mode is not marked", "planning/global_batches.py"),
         "return StepPlaces(places, real)",
         "return StepPlaces(places, share)",
-        ("tests/laws/test_global_batches.py", "tests/laws/test_padding.py", "tests/torch/test_every_mode.py"),
+        _ROWS,
     ),
     Fault(
         *(1, "padding of streams is not marked", "planning/lanes.py"),
         "padded_from = min(max(tails.num_rows - first, 0), rows.num_rows)",
         "padded_from = rows.num_rows",
-        ("tests/laws/test_padding.py", "tests/laws/test_exactly_once.py", "tests/torch/test_every_mode.py"),
+        (
+            "tests/laws/test_exactly_once.py",
+            "tests/torch/test_rescaling.py",
+            "tests/torch/test_every_mode.py::test_rows_that_fill_up_a_ranks_steps_are_marked_and_no_others",
+        ),
     ),
     Fault(
         *(1, "excluded rows still come", "planning/exclusion.py"),
         'return ranks + np.searchsorted(self._shifts, ranks, side="right")',
         'return ranks + np.searchsorted(self._shifts, ranks, side="left")',
-        ("tests/laws/test_exclusion.py", "tests/torch/test_rows.py", "tests/torch/test_every_mode.py"),
+        (
+            "tests/laws/test_exclusion.py",
+            "tests/torch/test_every_mode.py::test_excluded_rows_leave_at_the_next_epoch",
+            "tests/torch/test_every_mode.py::test_a_mask_says_the_same_as_ids",
+        ),
     ),
     Fault(
         *(1, "a mixture ends one block early", "planning/mixture.py"),
@@ -83,56 +129,60 @@ FAULTS = (
         *(1, "only the first of several position deletes counts", "read/deletes.py"),
         "return parts[0] if len(parts) == 1 else distinct(np.concatenate(parts))",
         "return parts[0]",
-        _ICEBERG,
+        _DELETES,
     ),
     Fault(
         *(1, "equality deletes reach rows of their own commit", "source/iceberg/scan.py"),
         "return self.entries[bisect_right(self.numbers, number) :]",
         "return self.entries[bisect_left(self.numbers, number) :]",
-        (*_ICEBERG, "tests/rooms/test_iceberg_planning.py", "tests/rooms/test_iceberg_tables.py"),
+        _DELETES,
     ),
     Fault(
         *(1, "position deletes of the same commit do not count", "source/iceberg/scan.py"),
         "return self.entries[bisect_left(self.numbers, number) :]",
         "return self.entries[bisect_right(self.numbers, number) :]",
-        (*_ICEBERG, "tests/rooms/test_iceberg_planning.py", "tests/rooms/test_iceberg_tables.py"),
+        _DELETES,
     ),
     Fault(
         *(1, "the maximum of a statistic is exclusive", "read/prune.py"),
         "between = (field >= low) & (field <= high)",
         "between = (field >= low) & (field < high)",
-        ("tests/rooms/test_read_prune.py", "tests/rooms/test_iceberg_filters.py", "tests/torch/test_iceberg_laws.py"),
+        ("tests/rooms/test_read_prune.py", "tests/rooms/test_iceberg_filters.py"),
     ),
     Fault(
         *(1, "the minimum of a statistic is exclusive", "read/prune.py"),
         "between = (field >= low) & (field <= high)",
         "between = (field > low) & (field <= high)",
-        ("tests/rooms/test_read_prune.py", "tests/rooms/test_iceberg_filters.py", "tests/torch/test_iceberg_laws.py"),
+        ("tests/rooms/test_read_prune.py", "tests/rooms/test_iceberg_filters.py"),
     ),
     Fault(
         *(1, "a window of the permutation walks once too little", "planning/permutation.py"),
         "while outside.size:\n            walking",
         "if outside.size:\n            walking",
-        ("tests/laws/test_permutation.py", "tests/torch/test_rows.py", "tests/torch/test_store_at_scale.py"),
+        ("tests/laws/test_permutation.py", "tests/laws/test_shuffle_statistics.py"),
     ),
     Fault(
         *(1, "the maximum of a bound in a manifest is exclusive", "source/iceberg/pruning.py"),
         'upper_bounds=_bounds(by_id(raw, "upper_bounds"), types),',
         'upper_bounds={name: (int.from_bytes(high, "little") - 1).to_bytes(len(high), "little") '
         'for name, high in _bounds(by_id(raw, "upper_bounds"), types).items()},',
-        ("tests/rooms/test_iceberg_filters.py", "tests/torch/test_iceberg_laws.py"),
+        ("tests/rooms/test_iceberg_filters.py", "tests/rooms/test_iceberg_spans.py"),
     ),
     Fault(
         *(1, "the maximum of a bound in the log of Delta Lake is exclusive", "source/delta/skipping.py"),
         "between = (column >= low) & (column <= high)",
         "between = (column >= low) & (column < high)",
-        ("tests/rooms/test_delta_skipping.py", "tests/torch/test_delta_laws.py"),
+        ("tests/rooms/test_delta_skipping.py",),
     ),
     Fault(
         *(1, "deletion vectors of one file are taken for each other", "read/deletes.py"),
         'name = ("vector", delete.file.path, delete.blob, delete.inline)',
         'name = ("vector", delete.file.path, delete.inline)',
-        ("tests/rooms/test_iceberg_deletes.py", "tests/rooms/test_delta_tables.py", "tests/torch/test_iceberg_laws.py"),
+        (
+            "tests/rooms/test_iceberg_deletes.py",
+            "tests/rooms/test_delta_tables.py",
+            "tests/torch/test_iceberg_laws.py::test_every_live_row_comes_once",
+        ),
     ),
     Fault(
         *(1, "a mixture of streams ends one block early", "planning/dealing.py"),
@@ -144,22 +194,23 @@ FAULTS = (
         *(2, "a window's order ignores the epoch", "planning/windows.py"),
         "derive_key(seed, epoch, name)",
         "derive_key(seed, 0, name)",
-        ("tests/laws", "tests/torch/test_frozen_order.py", "tests/torch/test_same_batches.py", "-k", "window or order"),
+        ("tests/torch/test_same_batches.py", "tests/torch/test_frozen_order.py"),
     ),
     Fault(
         *(2, "an epoch's key is the sum of seed and epoch", "planning/keys.py"),
         "fields = (_int_bytes(seed), _int_bytes(epoch),",
         "fields = (_int_bytes(seed + epoch), _int_bytes(0),",
-        ("tests/laws/test_permutation.py", "tests/torch/test_frozen_order.py", "tests/laws/test_shuffle_statistics.py"),
+        (
+            "tests/laws/test_permutation.py",
+            "tests/torch/test_frozen_order.py",
+            "tests/torch/test_every_mode.py::test_epochs_and_seeds_differ_and_rows_of_tells_them",
+        ),
     ),
     Fault(
         *(2, "seeds of rows ignore the epoch", "planning/row_seeds.py"),
         'derive_key(seed, epoch, "row seeds")',
         'derive_key(seed, 0, "row seeds")',
-        (
-            "tests/laws/test_row_seeds.py",
-            "tests/torch/test_frozen_order.py",
-        ),
+        ("tests/laws/test_row_seeds.py", "tests/torch/test_frozen_order.py", "tests/torch/test_row_stage.py"),
     ),
     Fault(
         *(2, "the order of a mixture ignores the epoch", "planning/mixture.py"),
@@ -171,25 +222,30 @@ FAULTS = (
         *(3, "a chunk's rest is lost between batches", "batching/rebatching.py"),
         "        self._carry.add(rows, stop)\n        return ready\n\n    def rest",
         "        self._carry.add(rows, max(stop, rows.num_rows - 1))\n        return ready\n\n    def rest",
-        ("tests/laws/test_batching_laws.py", "tests/torch/test_exactly_once.py", "tests/torch/test_every_mode.py"),
+        _BATCHES,
     ),
     Fault(
         *(3, "a batch ends where a chunk does", "batching/rebatching.py"),
         "stop = rows.num_rows - (rows.num_rows - start) % size",
         "stop = rows.num_rows",
-        ("tests/laws/test_batching_laws.py", "tests/torch/test_exactly_once.py", "tests/torch/test_every_mode.py"),
+        _BATCHES,
     ),
     Fault(
         *(4, "the length counts a short batch under drop_last", "planning/ranks.py"),
         "steps = total // size if topology.drop_last else -(-total // size)",
         "steps = -(-total // size)",
-        ("tests/laws/test_exactly_once.py", "tests/torch/test_every_mode.py", "tests/laws/test_padding.py"),
+        (
+            "tests/laws/test_exactly_once.py",
+            "tests/laws/test_padding.py",
+            "tests/torch/test_every_mode.py::test_ranks_divide_an_epoch",
+            "tests/torch/test_known_length.py",
+        ),
     ),
     Fault(
         *(4, "the tail of row mode is not counted", "planning/global_batches.py"),
         "return self.full_steps + bool(len(self.tail.places))",
         "return self.full_steps + (len(self.tail.places) == self.batch_size)",
-        ("tests/laws/test_global_batches.py", "tests/torch/test_rows.py", "tests/torch/test_every_mode.py"),
+        (*_ROWS, "tests/torch/test_known_length.py"),
     ),
     Fault(
         *(4, "what remains is the whole epoch", "position.py"),
@@ -219,41 +275,41 @@ FAULTS = (
         *(6, "rows that touch consumed ones come again", "planning/consumption.py"),
         'first = np.searchsorted(gap_stops, begin, side="right")',
         'first = np.searchsorted(gap_stops, begin, side="left") - 1',
-        ("tests/laws/test_any_size_of_job.py", "tests/torch/test_rescaling.py", "tests/torch/test_growing.py"),
+        _STREAMS,
     ),
     Fault(
         *(6, "the rest of an open window is lost", "planning/consumption.py"),
         "opened.append(OpenWindow(window, ((start, length),)))",
         "opened.append(OpenWindow(window, ((start + 1, length),)))",
-        (
-            "tests/laws/test_any_size_of_job.py",
-            "tests/torch/test_rescaling.py",
-            "tests/torch/test_every_mode_states.py",
-        ),
+        _STREAMS,
     ),
     Fault(
         *(7, "an answer that is too short is taken", "source/retrying.py"),
         "if len(data) != stop - start:",
         "if len(data) > stop - start:",
-        ("tests/services/test_source_faults.py", "tests/rooms/test_source_retrying.py"),
+        (
+            "tests/rooms/test_source_retrying.py",
+            "tests/services/test_source_faults.py::test_a_body_that_stays_short_is_found",
+            "tests/services/test_source_faults.py::test_a_range_that_is_ignored_is_found",
+        ),
     ),
     Fault(
         *(7, "bytes of the disk cache are not compared with their checksum", "fetch/disk_cache.py"),
         "return data if bytes(head) == _HEAD.pack(_MAGIC, digest, num_bytes, _checksum(data)) else None",
         "return data",
-        ("tests/rooms/test_fetch_disk_cache.py", "tests/torch/test_disk_cache.py"),
+        ("tests/rooms/test_fetch_disk_cache.py", "tests/torch/test_disk_cache.py::test_damage_is_fetched_anew"),
     ),
     Fault(
         *(7, "nulls are delivered as numbers", "batching/cells.py"),
         "            elif nulls.any():\n                raise refuse_null(self.path, nulls)",
         "            elif nulls.any() and len(nulls) > 10**9:\n                raise refuse_null(self.path, nulls)",
-        ("tests/rooms/test_batching_nulls.py", "tests/torch/test_masks.py", "tests/rooms/test_batching_types.py"),
+        _NULLS,
     ),
     Fault(
         *(7, "masks of validity are inverted", "batching/decoders.py"),
         "self.cell.values(array, seen))\n        if self.masked:\n            sink.append(valid_mask(array))",
         "self.cell.values(array, seen))\n        if self.masked:\n            sink.append(~valid_mask(array))",
-        ("tests/rooms/test_batching_nulls.py", "tests/torch/test_masks.py", "tests/rooms/test_batching_types.py"),
+        _NULLS,
     ),
     Fault(
         *(7, "a label stands for a token of another document", "batching/packed_outputs.py"),
@@ -271,29 +327,28 @@ FAULTS = (
         *(7, "a state of other options is taken", "engine/state.py"),
         '    _compare_options(bound["options"], theirs)',
         "    del theirs",
-        _STATES,
+        _REFUSALS,
     ),
     Fault(
         *(7, "a state of another table is taken", "engine/state.py"),
         '    _compare_tables(table, bound["table"], state["table"])',
         "    del table",
-        _STATES,
+        _REFUSALS,
     ),
     Fault(
         *(7, "a hive value is not decoded", "source/hive.py"),
         'value = None if raw_value == NULL_SEGMENT else unquote(raw_value, errors="strict")',
         "value = None if raw_value == NULL_SEGMENT else raw_value",
-        (
-            "tests/rooms/test_source_hive.py",
-            "tests/rooms/test_source_listing.py",
-            "tests/torch/test_epochs_and_places.py",
-        ),
+        ("tests/rooms/test_source_hive.py", "tests/rooms/test_source_listing.py"),
     ),
     Fault(
         *(7, "an object that was overwritten meanwhile is taken", "source/object_store.py"),
         'if etag is not None and (now := _bare_tag(answer.meta["e_tag"])) not in {None, etag}:',
         'if etag is not None and (now := _bare_tag(answer.meta["e_tag"])) == "":',
-        ("tests/rooms/test_swapped_files.py", "tests/services/test_source_faults.py"),
+        (
+            "tests/services/test_source_faults.py::test_a_file_replaced_in_an_epoch_is_found_where_the_store_ignores_if_match",
+            "tests/rooms/test_source_object_store.py",
+        ),
     ),
     Fault(
         *(7, "a commit without actions is taken", "source/delta/log_files.py"),
@@ -311,41 +366,40 @@ FAULTS = (
         *(8, "views keep whole chunks in memory", "batching/rebatching.py"),
         "            if left <= start:\n                part = self._codec.concat([part])",
         "            if left <= start and not part.num_rows:\n                part = self._codec.concat([part])",
-        (
-            "tests/rooms/test_batching_memory.py",
-            "tests/laws/test_batching_laws.py",
-            "tests/torch/test_memory_of_epochs.py",
-        ),
+        ("tests/rooms/test_batching_memory.py", "tests/laws/test_batching_laws.py"),
     ),
     Fault(
         *(8, "bytes are fetched beyond the budget", "fetch/fetch_queue.py"),
         "(self.held and self.held + piece.queued[0].num_bytes > self._budget)",
         "(self.held and self.held > 8 * self._budget)",
-        ("tests/laws/test_fetch_queue.py", "tests/rooms/test_fetch_fetcher.py", "tests/torch/test_read_ahead.py"),
+        ("tests/laws/test_fetch_queue.py", "tests/rooms/test_fetch_fetcher.py"),
     ),
     Fault(
         *(8, "fetched bytes are kept until the file ends", "fetch/planned_read.py"),
         "return [] if self._numbers is None else self._left_behind(bisect_left(self._numbers, group))",
         "return []",
-        ("tests/rooms/test_fetch_fetcher.py", "tests/torch/test_read_ahead.py"),
+        _READ_AHEAD,
     ),
     Fault(
         *(8, "a lane makes batches ahead without a limit", "engine/workers/threads.py"),
         "return lane.waiting < self._prefetch",
         "return lane.waiting < 100 * self._prefetch",
-        ("tests/torch/test_prefetch.py",),
+        (
+            "tests/torch/test_prefetch.py::test_a_collate_fn_runs_no_further_ahead_than_was_asked_for",
+            "tests/torch/test_prefetch.py::test_no_more_batches_are_finished_than_was_asked_for",
+        ),
     ),
     Fault(
         *(9, "bytes are dropped while another column needs them", "fetch/planned_read.py"),
         "return [] if self._numbers is not None else self._left_behind(",
         "return self._left_behind(",
-        ("tests/rooms/test_fetch_fetcher.py", "tests/torch/test_read_ahead.py"),
+        _READ_AHEAD,
     ),
     Fault(
         *(9, "row groups without a row that passes are read", "read/prune.py"),
         "return [group in kept for group in range(count)]",
         "return [group in kept or True for group in range(count)]",
-        ("tests/rooms/test_read_prune.py", "tests/torch/test_epochs_and_places.py"),
+        ("tests/rooms/test_read_prune.py", "tests/torch/test_read_ahead.py::test_the_plan_says_what_is_fetched"),
     ),
     Fault(
         *(10, "a table on this machine opens what its metadata names elsewhere", "source/table_storage.py"),
@@ -363,9 +417,6 @@ FAULTS = (
         *(10, "credentials stand in shown URLs", "scrubbing.py"),
         '    url = f"{protocol}://{authority}{rest}"',
         "    url = path_or_url",
-        (
-            "tests/rooms/test_secrets.py",
-            "tests/services/test_iceberg_credentials.py",
-        ),
+        ("tests/rooms/test_secrets.py",),
     ),
 )

@@ -11,8 +11,7 @@ from typing import Any
 from hypothesis import strategies as st
 
 from tests.torch.tables import as_values, meant_warnings
-from torch_table_loader import StructuredDataset, TableLoader
-from torch_table_loader.planning.rows_of import LiveSpan, RowSpan, SourceRow
+from torch_table_loader import LiveSpan, RowSpan, SourceRow, StructuredDataset, TableLoader
 
 State = dict[str, Any]
 

@@ -65,7 +65,6 @@ _PACKING = (
 _NULLS = ("tests/rooms/test_batching_nulls.py", "tests/rooms/test_batching_types.py", "tests/torch/test_masks.py")
 _BATCHES = (
     "tests/laws/test_batching_laws.py",
-    "tests/torch/test_same_batches.py",
     "tests/torch/test_exactly_once.py::test_every_format_delivers_every_row_once",
 )
 _READ_AHEAD = (
@@ -132,9 +131,9 @@ FAULTS = (
         _DELETES,
     ),
     Fault(
-        *(1, "equality deletes reach rows of their own commit", "source/iceberg/scan.py"),
-        "return self.entries[bisect_right(self.numbers, number) :]",
-        "return self.entries[bisect_left(self.numbers, number) :]",
+        *(1, "equality deletes reach rows of their own commit", "read/key_set.py"),
+        'np.searchsorted(self._commits, after, side="right")',
+        'np.searchsorted(self._commits, after, side="left")',
         _DELETES,
     ),
     Fault(
@@ -159,7 +158,10 @@ FAULTS = (
         *(1, "a window of the permutation walks once too little", "planning/permutation.py"),
         "while outside.size:\n            walking",
         "if outside.size:\n            walking",
-        ("tests/laws/test_permutation.py", "tests/laws/test_shuffle_statistics.py"),
+        (
+            "tests/laws/test_permutation.py",
+            "tests/torch/test_exactly_once.py::test_rows_that_are_too_many_for_an_order_by_hashes_come_once",
+        ),
     ),
     Fault(
         *(1, "the maximum of a bound in a manifest is exclusive", "source/iceberg/pruning.py"),
@@ -214,9 +216,12 @@ FAULTS = (
     ),
     Fault(
         *(2, "the order of a mixture ignores the epoch", "planning/mixture.py"),
-        'key = derive_key(self.seed, self.epoch, f"mixture from {self.shares.start}")',
-        'key = derive_key(self.seed, 0, f"mixture from {self.shares.start}")',
-        (*_MIXTURES, "tests/torch/test_frozen_order.py"),
+        'key = derive_key(self.seed, self.epoch, f"mixture by quotas from {self.shares.start}")',
+        'key = derive_key(self.seed, 0, f"mixture by quotas from {self.shares.start}")',
+        (
+            "tests/laws/test_mixture.py",
+            "tests/torch/test_mixed.py::test_each_epoch_takes_its_sources_in_another_order",
+        ),
     ),
     Fault(
         *(3, "a chunk's rest is lost between batches", "batching/rebatching.py"),

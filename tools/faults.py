@@ -51,11 +51,7 @@ _MIXTURES = (
     "tests/torch/test_every_mode.py::test_epochs_and_seeds_differ_and_rows_of_tells_them",
     "tests/torch/test_every_mode.py::test_ranks_divide_an_epoch",
 )
-_DELETES = (
-    "tests/rooms/test_iceberg_deletes.py",
-    "tests/rooms/test_iceberg_tables.py",
-    "tests/rooms/test_iceberg_planning.py",
-)
+_DELETES = ("tests/rooms/test_iceberg_deletes.py",)
 _PACKING = (
     "tests/laws/test_packing.py",
     "tests/torch/test_packing.py::test_every_token_comes_once",
@@ -140,7 +136,7 @@ FAULTS = (
         *(1, "position deletes of the same commit do not count", "source/iceberg/scan.py"),
         "return self.entries[bisect_left(self.numbers, number) :]",
         "return self.entries[bisect_right(self.numbers, number) :]",
-        _DELETES,
+        (*_DELETES, "tests/rooms/test_iceberg_tables.py", "tests/rooms/test_iceberg_planning.py"),
     ),
     Fault(
         *(1, "the maximum of a statistic is exclusive", "read/prune.py"),
@@ -180,11 +176,7 @@ FAULTS = (
         *(1, "deletion vectors of one file are taken for each other", "read/deletes.py"),
         'name = ("vector", delete.file.path, delete.blob, delete.inline)',
         'name = ("vector", delete.file.path, delete.inline)',
-        (
-            "tests/rooms/test_iceberg_deletes.py",
-            "tests/rooms/test_delta_tables.py",
-            "tests/torch/test_iceberg_laws.py::test_every_live_row_comes_once",
-        ),
+        _DELETES,
     ),
     Fault(
         *(1, "a mixture of streams ends one block early", "planning/dealing.py"),

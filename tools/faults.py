@@ -396,7 +396,11 @@ FAULTS = (
         *(9, "row groups without a row that passes are read", "read/prune.py"),
         "return [group in kept for group in range(count)]",
         "return [group in kept or True for group in range(count)]",
-        ("tests/rooms/test_read_prune.py", "tests/torch/test_read_ahead.py::test_the_plan_says_what_is_fetched"),
+        (
+            "tests/rooms/test_read_prune.py",
+            "tests/rooms/test_engine_explain.py",
+            "tests/torch/test_taken_files.py::test_pruned_row_groups_are_no_part_of_it",
+        ),
     ),
     Fault(
         *(10, "a table on this machine opens what its metadata names elsewhere", "source/table_storage.py"),

@@ -683,6 +683,6 @@ def test_each_epoch_takes_its_sources_in_another_order(tables: Tables, block: in
     orders = []
     for epoch in (0, 1):
         loader.set_epoch(epoch)
-        orders.append([source for batch in batches(loader) for source, _ in batch])
-    assert Counter(orders[0]) == Counter(orders[1])
+        orders.append([source for batch in batches(loader) for source, _ in batch][:100])
+    assert {*orders[0]} == {*orders[1]} == {"a", "b", "c"}
     assert orders[0] != orders[1]

@@ -315,7 +315,7 @@ FAULTS = (
         _PACKING,
     ),
     Fault(
-        *(7, "a pack takes one token too many", "planning/packing.py"),
+        *(7, "a pack takes one token too few", "planning/packing.py"),
         "return Pieces(document, start, np.minimum(lengths[document] - start, seq_len))",
         "return Pieces(document, start, np.minimum(lengths[document] - start, seq_len - 1))",
         _PACKING,
@@ -336,7 +336,7 @@ FAULTS = (
         *(7, "a hive value is not decoded", "source/hive.py"),
         'value = None if raw_value == NULL_SEGMENT else unquote(raw_value, errors="strict")',
         "value = None if raw_value == NULL_SEGMENT else raw_value",
-        ("tests/rooms/test_source_hive.py", "tests/rooms/test_source_listing.py"),
+        ("tests/rooms/test_source_hive.py",),
     ),
     Fault(
         *(7, "an object that was overwritten meanwhile is taken", "source/object_store.py"),
@@ -351,19 +351,28 @@ FAULTS = (
         *(7, "a commit without actions is taken", "source/delta/log_files.py"),
         "    if not actions:\n",
         "    if actions is None:\n",
-        ("tests/rooms/test_delta_tables.py",),
+        (
+            "tests/rooms/test_delta_tables.py::test_a_torn_commit_is_refused_by_its_name",
+            "tests/torch/test_delta_changelog.py::test_a_commit_that_is_torn_is_named",
+        ),
     ),
     Fault(
         *(7, "the checksum of a deletion vector is not compared", "read/deletion_vectors.py"),
         'if zlib.crc32(blob[4:-4]) != int.from_bytes(blob[-4:], "big"):',
         "if zlib.crc32(blob[4:-4]) != zlib.crc32(blob[4:-4]):",
-        ("tests/rooms/test_delta_tables.py", "tests/rooms/test_iceberg_deletes.py"),
+        (
+            "tests/rooms/test_delta_tables.py::test_a_deletion_vector_that_is_gone_or_torn_is_an_error",
+            "tests/rooms/test_iceberg_deletes.py",
+        ),
     ),
     Fault(
         *(8, "views keep whole chunks in memory", "batching/rebatching.py"),
         "            if left <= start:\n                part = self._codec.concat([part])",
         "            if left <= start and not part.num_rows:\n                part = self._codec.concat([part])",
-        ("tests/rooms/test_batching_memory.py", "tests/laws/test_batching_laws.py"),
+        (
+            "tests/rooms/test_batching_memory.py",
+            "tests/torch/test_batch_by_file.py::test_a_small_rest_of_a_chunk_does_not_keep_the_chunk",
+        ),
     ),
     Fault(
         *(8, "bytes are fetched beyond the budget", "fetch/fetch_queue.py"),

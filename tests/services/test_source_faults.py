@@ -280,6 +280,21 @@ def test_a_file_replaced_in_an_epoch_is_found_where_the_store_ignores_if_match(
     assert rows(made(store, client)) == EVERY_ROW
 
 
+def test_a_file_replaced_before_it_is_fetched_ahead_is_found_where_the_store_ignores_if_match(
+    store: FaultyStore,
+) -> None:
+    store.fail(ignores=("if-match",))
+    loader = made(store, "obstore", read_ahead_bytes=40_000, num_workers=1)
+    batches = iter(loader)
+    next(batches)
+    back = replaced(store.folder / "t" / "3.parquet")
+    try:
+        with pytest.raises(TableError, match=r"3\.parquet changed while it was in use: etag was '\w+' and is '\w+'"):
+            list(batches)
+    finally:
+        back()
+
+
 def test_answers_without_a_tag_are_taken(store: FaultyStore) -> None:
     store.fail(ignores=("if-match",), tag="")
     assert rows(made(store, "obstore")) == EVERY_ROW

@@ -343,7 +343,7 @@ FAULTS = (
         'if etag is not None and (now := _bare_tag(answer.meta["e_tag"])) not in {None, etag}:',
         'if etag is not None and (now := _bare_tag(answer.meta["e_tag"])) == "":',
         (
-            "tests/services/test_source_faults.py::test_a_file_replaced_before_it_is_fetched_ahead_is_found_where_the_store_ignores_if_match",
+            "tests/services/test_source_faults.py::test_a_file_replaced_by_one_that_decodes_is_found_where_the_store_ignores_if_match",
             "tests/rooms/test_source_object_store.py",
         ),
     ),

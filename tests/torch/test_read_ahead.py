@@ -365,3 +365,28 @@ def _state_after(loader: TableLoader, steps: int) -> dict[str, Any]:
     state = loader.state_dict()
     taken.close()
     return state
+
+
+def test_row_groups_that_are_decoded_are_let_go(
+    tmp_path: Path, far: Callable[[], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    alive: set[int] = set()
+    ask = FileStorage.read_range
+
+    class Fetched(bytearray):
+        def __del__(self) -> None:
+            alive.discard(id(self))
+
+    def fetched(*given: Any) -> Fetched:
+        data = Fetched(ask(*given))
+        alive.add(id(data))
+        return data
+
+    write_large(tmp_path / "t", "parquet", [[12] * 24], [20_000])
+    with far():
+        monkeypatch.setattr(FileStorage, "read_range", fetched)
+        loader, _ = StructuredDataset.create_dataloader(
+            str(tmp_path / "t"), batch_size=12, num_workers=1, prefetch_batches=1, read_ahead_bytes=600_000
+        )
+        most = max(len(alive) for _ in loader)
+    assert 1 <= most <= 12

@@ -387,12 +387,12 @@ FAULTS = (
         ),
     ),
     Fault(
-        *(8, "a lane makes whole blocks whatever was asked for", "engine/workers/threads.py"),
-        "room = None if self._prefetch is None else self._prefetch - lane.waiting",
-        "room = None",
+        *(8, "a lane makes batches ahead without a limit", "engine/workers/threads.py"),
+        "            return len(lane.ready) < BLOCKS_AHEAD\n        return lane.waiting < self._prefetch",
+        "            return len(lane.ready) < 100\n        return lane.waiting < 100",
         (
             "tests/torch/test_prefetch.py::test_a_collate_fn_runs_no_further_ahead_than_was_asked_for",
-            "tests/torch/test_prefetch.py::test_no_more_batches_are_finished_than_was_asked_for",
+            "tests/torch/test_prefetch.py::test_no_more_rows_are_decoded_ahead_than_explained",
         ),
     ),
     Fault(

@@ -385,8 +385,7 @@ def test_row_groups_that_are_decoded_are_let_go(
     write_large(tmp_path / "t", "parquet", [[12] * 24], [20_000])
     with far():
         monkeypatch.setattr(FileStorage, "read_range", fetched)
-        loader, _ = StructuredDataset.create_dataloader(
-            str(tmp_path / "t"), batch_size=12, num_workers=1, prefetch_batches=1, read_ahead_bytes=600_000
-        )
+        options: dict[str, Any] = {"batch_size": 12, "num_workers": 1, "prefetch_batches": 1, "split_rows": 1000}
+        loader, _ = StructuredDataset.create_dataloader(str(tmp_path / "t"), read_ahead_bytes=600_000, **options)
         most = max(len(alive) for _ in loader)
     assert 1 <= most <= 12

@@ -287,8 +287,10 @@ def test_a_file_replaced_by_one_that_decodes_is_found_where_the_store_ignores_if
     for number in range(FILES):
         pq.write_table(pa.table({"x": range(ROWS)}), folder / f"{number}.parquet", **layout)
     store.fail(ignores=("if-match",))
-    where = {"path": f"s3://{BUCKET}/no checksums", "storage_options": options(store, "obstore")}
-    loader, _ = StructuredDataset.create_dataloader(**where, batch_size=700, num_workers=1, read_ahead_bytes=40_000)
+    chosen: dict[str, Any] = {"batch_size": 700, "num_workers": 1, "read_ahead_bytes": 40_000}
+    loader, _ = StructuredDataset.create_dataloader(
+        f"s3://{BUCKET}/no checksums", storage_options=options(store, "obstore"), **chosen
+    )
     batches = iter(loader)
     next(batches)
     pq.write_table(pa.table({"x": range(1, ROWS + 1)}), folder / "3.parquet", **layout)

@@ -22,7 +22,7 @@ import pytest
 
 import torch_table_loader
 from tools.options_table import written
-from torch_table_loader import errors
+from torch_table_loader import errors, extend
 from torch_table_loader.cli.main import main
 from torch_table_loader.cli.sample import write_sample
 from torch_table_loader.option_groups import GROUPS
@@ -217,9 +217,15 @@ def test_the_site_has_every_page() -> None:
 
 def test_every_public_name_has_its_place_in_the_reference() -> None:
     told = re.findall(r"^::: torch_table_loader\.(\w+)$", (ROOT / "docs" / "api.md").read_text(), re.MULTILINE)
-    names = {*torch_table_loader.__all__, "testing"} - {"__version__"}
+    names = {*torch_table_loader.__all__, "extend", "testing"} - {"__version__"}
     assert len(told) == len(set(told))
     assert set(told) == names, "write '::: torch_table_loader.Name' in docs/api.md for each public name, and no other"
+
+
+def test_every_part_for_plug_ins_is_in_the_reference() -> None:
+    section = (ROOT / "docs" / "api.md").read_text().partition("## Parts for plug-ins")[2].partition("\n## ")[0]
+    cells = [line.split("|")[1] for line in section.splitlines() if line.startswith("| `")]
+    assert sorted(re.findall(r"`(\w+)`", " ".join(cells))) == sorted(extend.__all__)
 
 
 def test_every_extra_for_users_is_documented() -> None:

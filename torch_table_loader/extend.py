@@ -1,0 +1,58 @@
+"""What plug-ins are built on: the parts that this library itself puts into its sockets, and pure values of planning.
+
+The sockets and their nouns are in `torch_table_loader`, their contracts as checks in `torch_table_loader.testing`.
+What stands here changes with a new minor version alone, and each change is named in the changelog.
+"""
+
+from torch_table_loader.planning.exclusion import Exclusions, ExclusionVersions, Remaining
+from torch_table_loader.planning.global_batches import GlobalBatches
+from torch_table_loader.planning.keys import Key, derive_key
+from torch_table_loader.planning.lanes import longest_first
+from torch_table_loader.planning.layout import TableLayout
+from torch_table_loader.planning.mixture import Mixture, SourceOrder, StopRule
+from torch_table_loader.planning.packing import Packed, another_best_fit, best_fit, split_long
+from torch_table_loader.planning.permutation import Permutation
+from torch_table_loader.planning.quotas import Quotas
+from torch_table_loader.planning.ranks import Topology
+from torch_table_loader.planning.requests import plan_pieces
+from torch_table_loader.planning.splits import SegmentTable, SplitTable
+from torch_table_loader.planning.strategies import resolve_strategy
+from torch_table_loader.planning.value_sums import ValueSums
+from torch_table_loader.planning.weighted_rows import WeightedRows, WeightSums, cumulate
+from torch_table_loader.read.formats import FORMATS, reader_for
+from torch_table_loader.source.listing import PathSource
+from torch_table_loader.source.storage import FileStorage, open_storage
+
+__all__ = [
+    "FORMATS",
+    "ExclusionVersions",
+    "Exclusions",
+    "FileStorage",
+    "GlobalBatches",
+    "Key",
+    "Mixture",
+    "Packed",
+    "PathSource",
+    "Permutation",
+    "Quotas",
+    "Remaining",
+    "SegmentTable",
+    "SourceOrder",
+    "SplitTable",
+    "StopRule",
+    "TableLayout",
+    "Topology",
+    "ValueSums",
+    "WeightSums",
+    "WeightedRows",
+    "another_best_fit",
+    "best_fit",
+    "cumulate",
+    "derive_key",
+    "longest_first",
+    "open_storage",
+    "plan_pieces",
+    "reader_for",
+    "resolve_strategy",
+    "split_long",
+]

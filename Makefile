@@ -42,7 +42,7 @@ help:
 	@echo "make test                    the tests of every day (minutes)"
 	@echo "make test-lowest             most of these with the lowest versions that pyproject.toml claims (Python 3.11)"
 	@echo "make test-all-deterministic  the laws with more examples, and what takes long (marked slow)"
-	@echo "make test-all                all of them, those that kill processes or need Java 17 too"
+	@echo "make test-all                all of them, those that kill processes or need Java 17 too, and faults put in"
 	@echo "make horovod                 build Horovod for the torch that is installed, and install it (minutes, once)"
 	@echo "make lint | format           style and types"
 	@echo "make bench                   measure, and write bench/RESULTS.md"
@@ -120,6 +120,7 @@ test-all-deterministic: $(READY)
 
 test-all: $(WRITERS_READY) $(DOCS_READY) $(ENGINES_READY) $(HOROVOD_READY)
 	LAWS_EFFORT=10 LAWS_EXPLORE=1 $(PYTEST) --timeout 1800 -o faulthandler_timeout=1790
+	$(BIN)/python -m tools.plant
 
 lint: $(READY)
 	$(BIN)/ruff format --check .

@@ -7,11 +7,13 @@ import multiprocessing
 import os
 
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, Phase, settings
 
 settings.register_profile(
     "repeatable", derandomize=True, deadline=None, database=None, suppress_health_check=[HealthCheck.too_slow]
 )
+# Examples as they come, for who asks only whether a law fails (tools/plant.py); to find the smallest takes minutes.
+settings.register_profile("unshrunk", settings.get_profile("repeatable"), phases=[Phase.explicit, Phase.generate])
 settings.register_profile("explore", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("explore" if os.environ.get("LAWS_EXPLORE") else "repeatable")
 

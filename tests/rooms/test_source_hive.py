@@ -302,3 +302,10 @@ def test_a_key_above_and_below_the_path_is_refused(tmp_path: Path) -> None:
     (tmp_path / "day=1" / "day=2" / "a.csv").write_bytes(b"x\n1\n")
     with pytest.raises(TableError, match=r"day=1/day=2/a\.csv: hive key 'day' comes twice"):
         PathSource.open(tmp_path / "day=1", "csv", partitioning="hive")
+
+
+def test_values_are_percent_decoded_where_they_are_delivered(by_day: Path) -> None:
+    options: dict[str, Any] = {"partitioning": "hive", "columns": ["x", "day", "city"], "output_format": "arrow"}
+    loader, _ = StructuredDataset.create_dataloader(str(by_day), **options)
+    rows = sorted((row["x"], str(row["day"]), row["city"]) for batch in loader for row in batch.to_pylist())
+    assert rows == [(1, "2026-01-01", "São"), (2, "2026-01-02", "São")]

@@ -9,8 +9,12 @@ import traceback
 from collections.abc import Iterator
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
+from tests.sites import serving
+from torch_table_loader import StructuredDataset
 from torch_table_loader.errors import ConfigError, StorageError, TableError
 from torch_table_loader.source.listing import PathSource
 
@@ -72,3 +76,15 @@ def test_missing_and_unreachable_are_distinguished(site: str) -> None:
         source.storage.open(f"{site}/t/gone.csv")
     with pytest.raises(StorageError, match="Cannot connect"):
         PathSource.open("http://127.0.0.1:9/b.csv", "csv", retry_seconds=0)
+
+
+def test_headers_of_the_caller_do_not_follow_a_redirect_to_another_host(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"x": range(10)}), tmp_path / "a.parquet")
+    with serving(tmp_path) as own, serving(tmp_path) as other:
+        own.redirects = {"/a.parquet": f"{other.url}/a.parquet"}
+        options = {"headers": {"X-Key": "hunter2"}}
+        loader, _ = StructuredDataset.create_dataloader([f"{own.url}/a.parquet"], storage_options=options)
+        assert sorted(x for batch in loader for x in batch["x"].tolist()) == list(range(10))
+    assert "X-Key" in own.headers
+    assert other.asked
+    assert "X-Key" not in other.headers

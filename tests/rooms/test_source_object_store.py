@@ -10,7 +10,8 @@ from collections.abc import Iterator
 import pytest
 from obstore.exceptions import GenericError
 
-from torch_table_loader.errors import AccessRefusedError, StorageError, StorageTimeoutError
+from torch_table_loader.errors import AccessRefusedError, StorageError, StorageTimeoutError, TableError
+from torch_table_loader.records import FileVersion
 from torch_table_loader.source.storage import FileStorage, open_storage
 
 HEAD = 'Last-Modified: Thu, 01 Jan 2026 00:00:00 GMT\r\nETag: "a"\r\nConnection: close\r\n'
@@ -103,3 +104,10 @@ def test_obstore_itself_does_not_retry(server: Server, answer: str) -> None:
     with pytest.raises(GenericError):
         storage(server)._connection("bucket/a").client.read_range("bucket/a", 0, 8, None)
     assert server.asked == 1
+
+
+def test_an_answer_with_the_tag_of_another_version_is_an_error(server: Server) -> None:
+    server.answer = f"{PART}abcdefgh"
+    assert bytes(storage(server).read_range("bucket/a", 0, 8, FileVersion(100, etag="a"))) == b"abcdefgh"
+    with pytest.raises(TableError, match="changed while it was in use: etag was 'b' and is 'a'"):
+        storage(server).read_range("bucket/a", 0, 8, FileVersion(100, etag="b"))

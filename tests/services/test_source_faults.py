@@ -280,6 +280,24 @@ def test_a_file_replaced_in_an_epoch_is_found_where_the_store_ignores_if_match(
     assert rows(made(store, client)) == EVERY_ROW
 
 
+def test_a_file_replaced_by_one_that_decodes_is_found_where_the_store_ignores_if_match(store: FaultyStore) -> None:
+    folder = store.folder / "no checksums"
+    folder.mkdir()
+    layout: dict[str, Any] = {"row_group_size": 1_000, "compression": None, "use_dictionary": False}
+    for number in range(FILES):
+        pq.write_table(pa.table({"x": range(ROWS)}), folder / f"{number}.parquet", **layout)
+    store.fail(ignores=("if-match",))
+    chosen: dict[str, Any] = {"batch_size": 700, "num_workers": 1, "read_ahead_bytes": 40_000}
+    loader, _ = StructuredDataset.create_dataloader(
+        f"s3://{BUCKET}/no checksums", storage_options=options(store, "obstore"), **chosen
+    )
+    batches = iter(loader)
+    next(batches)
+    pq.write_table(pa.table({"x": range(1, ROWS + 1)}), folder / "3.parquet", **layout)
+    with pytest.raises(TableError, match=r"3\.parquet changed while it was in use: etag was '\w+' and is '\w+'"):
+        list(batches)
+
+
 def test_answers_without_a_tag_are_taken(store: FaultyStore) -> None:
     store.fail(ignores=("if-match",), tag="")
     assert rows(made(store, "obstore")) == EVERY_ROW

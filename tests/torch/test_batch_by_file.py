@@ -242,3 +242,10 @@ def test_without_it_no_batch_is_of_a_file(tmp_path: Path) -> None:
             _ = each.current_file
         with pytest.raises(ConfigError, match=r"seek\(file=\.\.\.\) needs batches"):
             each.seek(file="000.parquet")
+
+
+def test_a_small_rest_of_a_chunk_does_not_keep_the_chunk(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"x": range(1000)}), tmp_path / "a.parquet")
+    *_, rest = make(tmp_path, batch_size=900, num_workers=1, output_format="arrow")
+    assert rest["x"].to_pylist() == list(range(900, 1000))
+    assert rest.get_total_buffer_size() == 8 * 100

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from tests.delta import COLUMNS, DeltaWriter, some
 from tests.laws.effort import examples
 from tests.torch.tables import meant_warnings
-from torch_table_loader import ConfigError, ConfigTypeError, DeltaDataset, ResumeError, TableLoader
+from torch_table_loader import ConfigError, ConfigTypeError, DeltaDataset, ResumeError, TableError, TableLoader
 
 Changed = tuple[int, str, int]
 """The value of a row, and what the changelog says of it."""
@@ -296,3 +296,12 @@ def test_wrong_choices_are_refused(
 ) -> None:
     with pytest.raises(error, match=message):
         make(two_commits(tmp_path).uri, **options)
+
+
+@pytest.mark.parametrize("torn", [b"", b"{}\n"])
+def test_a_commit_that_is_torn_is_named(tmp_path: Path, torn: bytes) -> None:
+    table = two_commits(tmp_path)
+    table.commit()
+    (table.root / "_delta_log" / f"{1:020}.json").write_bytes(torn)
+    with pytest.raises(TableError, match=rf"{1:020}\.json must hold the actions of a commit"):
+        make(table.uri, start_version=0)

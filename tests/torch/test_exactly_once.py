@@ -8,7 +8,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -198,3 +201,14 @@ def test_one_lane_in_table_order_is_file_order(tmp_path: Path) -> None:
     for workers in (0, 1):
         found = deliver_all(tmp_path, 1, num_workers=workers, batch_size=3)[0]
         assert [row for batch in found for row in batch.rows] == list(range(total))
+
+
+@pytest.mark.parametrize("shuffle", [{"shuffle": "rows"}, {"shuffle": True, "shuffle_buffer_size": 1 << 20}], ids=str)
+def test_rows_that_are_too_many_for_an_order_by_hashes_come_once(tmp_path: Path, shuffle: dict[str, Any]) -> None:
+    total = (1 << 16) + 4321
+    pq.write_table(pa.table({"row": range(total)}), tmp_path / "rows.parquet")
+    options = {"num_workers": 1, "batch_size": 10_000, **shuffle}
+    loader, _ = StructuredDataset.create_dataloader(str(tmp_path), "parquet", **options)
+    found = np.concatenate([batch["row"].numpy() for batch in loader])
+    assert (found[:-1] > found[1:]).any()
+    assert np.array_equal(np.sort(found), np.arange(total))

@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.iceberg import IcebergWriter, column
-from torch_table_loader import IcebergDataset, MixedDataset, StructuredDataset
+from torch_table_loader import IcebergDataset, MixedDataset, StructuredDataset, TableError
 
 ROWS = 24
 SCHEMA = pa.schema([("some", pa.int32()), ("none", pa.int32()), ("late", pa.int64()), ("f", pa.float32())])
@@ -83,3 +83,11 @@ def test_an_iceberg_table_has_masks_where_its_footers_were_not_asked(tmp_path: P
         metadata_location=lake.metadata, nulls="mask", footers=footers, check_plan=False
     )
     assert masks(loader) == ({"y_valid"} if footers == "eager" else {"x_valid", "y_valid"})
+
+
+@pytest.mark.parametrize("mode", [{}, {"shuffle": "rows"}], ids=str)
+def test_a_null_without_a_mask_or_a_fill_is_an_error(tmp_path: Path, mode: dict[str, Any]) -> None:
+    write(tmp_path / "a", 0, late=True, write_statistics=False)
+    loader, _ = StructuredDataset.create_dataloader(tmp_path / "a", columns=["none", "late"], **mode)
+    with pytest.raises(TableError, match="'late' has a null at row"):
+        list(loader)

@@ -678,3 +678,14 @@ def test_ranks_are_those_of_the_sources_unless_they_are_named(tables: Tables) ->
         MixedDataset(mixed, {"a": 1, "b": 1})
     named = MixedDataset(mixed, {"a": 1, "b": 1}, num_ranks=1)
     assert named.job.topology.num_ranks == 1
+
+
+@pytest.mark.parametrize("block", [0, 64])
+def test_each_epoch_takes_its_sources_in_another_order(tables: Tables, block: int) -> None:
+    loader, _ = make(tables, block=block)
+    orders = []
+    for epoch in (0, 1):
+        loader.set_epoch(epoch)
+        orders.append([source for batch in batches(loader) for source, _ in batch][:100])
+    assert {*orders[0]} == {*orders[1]} == {"a", "b", "c"}
+    assert orders[0] != orders[1]

@@ -14,6 +14,7 @@ from random import Random
 from typing import Any
 
 import fastavro
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv
@@ -364,3 +365,33 @@ def _state_after(loader: TableLoader, steps: int) -> dict[str, Any]:
     state = loader.state_dict()
     taken.close()
     return state
+
+
+def test_row_groups_that_are_decoded_are_let_go(
+    tmp_path: Path, far: Callable[[], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    alive: dict[int, int] = {}
+    ask = FileStorage.read_range
+
+    class Fetched(bytearray):
+        def __del__(self) -> None:
+            alive.pop(id(self), None)
+
+    def fetched(*given: Any) -> Fetched:
+        data = Fetched(ask(*given))
+        alive[id(data)] = len(data)
+        return data
+
+    group, groups = 1_200_000, 6  # more than what one request brings
+    table = pa.table({"x": np.arange(group * groups)})
+    (tmp_path / "t").mkdir()
+    layout: dict[str, Any] = {"row_group_size": group, "compression": None, "use_dictionary": False}
+    pq.write_table(table, tmp_path / "t" / "0.parquet", **layout)
+    monkeypatch.setattr(FileStorage, "read_range", fetched)
+    options: dict[str, Any] = {"batch_size": group, "num_workers": 1, "prefetch_batches": 1}
+    with far():
+        loader, _ = StructuredDataset.create_dataloader(
+            str(tmp_path / "t"), split_rows=table.num_rows, read_ahead_bytes="10MB", **options
+        )
+        held = [sum(alive.values()) for _ in loader]
+    assert 0 < max(held) < table.nbytes * 3 / groups

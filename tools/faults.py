@@ -1,0 +1,435 @@
+"""Faults that `tools.plant` puts into the package, by the promise that each breaks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """One change of the package that breaks a promise.
+
+    Args:
+        promise: its number in docs/design.md.
+        name: what goes wrong.
+        file: in the package.
+        old: text that the file contains once.
+        new: what takes its place.
+        tests: files or folders of tests that should see it, and options of pytest.
+    """
+
+    promise: int
+    name: str
+    file: str
+    old: str
+    new: str
+    tests: tuple[str, ...]
+
+
+_EXACTLY_ONCE = (
+    "tests/laws/test_exactly_once.py",
+    "tests/torch/test_exactly_once.py::test_every_format_delivers_every_row_once",
+    "tests/torch/test_delta_laws.py::test_every_live_row_comes_once",
+)
+_STREAMS = ("tests/laws/test_any_size_of_job.py", "tests/torch/test_state.py", "tests/torch/test_rescaling.py")
+_STATES = ("tests/torch/test_state.py", "tests/torch/test_state_edges.py", "tests/torch/test_known_length.py")
+_REFUSALS = (
+    "tests/torch/test_every_mode_states.py::test_a_state_under_other_options_is_refused_by_name",
+    "tests/torch/test_every_mode_states.py::test_a_state_of_another_table_is_refused",
+    "tests/torch/test_state.py",
+)
+_ROWS = (
+    "tests/laws/test_global_batches.py",
+    "tests/torch/test_rows.py",
+    "tests/torch/test_every_mode.py::test_ranks_divide_an_epoch",
+    "tests/torch/test_every_mode.py::test_a_global_batch_is_divided_over_the_ranks",
+    "tests/torch/test_every_mode.py::test_rows_that_fill_up_a_ranks_steps_are_marked_and_no_others",
+)
+_MIXTURES = (
+    "tests/laws/test_mixture.py",
+    "tests/torch/test_mixed.py::test_the_first_source_to_be_exhausted_ends_the_epoch_at_the_row_that_would_repeat",
+    "tests/torch/test_every_mode.py::test_epochs_and_seeds_differ_and_rows_of_tells_them",
+    "tests/torch/test_every_mode.py::test_ranks_divide_an_epoch",
+)
+_DELETES = ("tests/rooms/test_iceberg_deletes.py",)
+_PACKING = (
+    "tests/laws/test_packing.py",
+    "tests/torch/test_packing.py::test_every_token_comes_once",
+    "tests/torch/test_packing.py::test_presets_have_the_names_of_their_field",
+    "tests/torch/test_packed_items.py::test_every_token_comes_once_and_the_length_is_exact",
+)
+_NULLS = ("tests/rooms/test_batching_nulls.py", "tests/rooms/test_batching_types.py", "tests/torch/test_masks.py")
+_BATCHES = (
+    "tests/laws/test_batching_laws.py",
+    "tests/torch/test_exactly_once.py::test_every_format_delivers_every_row_once",
+)
+FAULTS = (
+    Fault(
+        *(1, "a rank misses the last split", "planning/ranks.py"),
+        "own = order.take(np.arange(rank, len(order), ranks))",
+        "own = order.take(np.arange(rank, max(rank, len(order) - 1), ranks))",
+        _EXACTLY_ONCE,
+    ),
+    Fault(
+        *(1, "a rank that is balanced drops a row that moves", "planning/ranks.py"),
+        "slice(int(target[donor]), int(before[donor]))",
+        "slice(int(target[donor]) + 1, int(before[donor]))",
+        ("tests/laws/test_exactly_once.py", "tests/rooms/test_engine_even_ranks.py"),
+    ),
+    Fault(
+        *(1, "ranks of row mode take the same rows", "planning/global_batches.py"),
+        "np.arange(first + self.rank, first + self.remainder, ranks, dtype=np.int64)",
+        "np.arange(first, first + self.remainder, ranks, dtype=np.int64)",
+        _ROWS,
+    ),
+    Fault(
+        *(1, "padding of row mode is not marked", "planning/global_batches.py"),
+        "return StepPlaces(places, real)",
+        "return StepPlaces(places, share)",
+        _ROWS,
+    ),
+    Fault(
+        *(1, "padding of streams is not marked", "planning/lanes.py"),
+        "padded_from = min(max(tails.num_rows - first, 0), rows.num_rows)",
+        "padded_from = rows.num_rows",
+        (
+            "tests/laws/test_exactly_once.py",
+            "tests/torch/test_rescaling.py",
+            "tests/torch/test_every_mode.py::test_rows_that_fill_up_a_ranks_steps_are_marked_and_no_others",
+        ),
+    ),
+    Fault(
+        *(1, "excluded rows still come", "planning/exclusion.py"),
+        'return ranks + np.searchsorted(self._shifts, ranks, side="right")',
+        'return ranks + np.searchsorted(self._shifts, ranks, side="left")',
+        (
+            "tests/laws/test_exclusion.py",
+            "tests/torch/test_every_mode.py::test_excluded_rows_leave_at_the_next_epoch",
+            "tests/torch/test_every_mode.py::test_a_mask_says_the_same_as_ids",
+        ),
+    ),
+    Fault(
+        *(1, "a mixture ends one block early", "planning/mixture.py"),
+        "first = self.shares.start + (blocks - 1) * self.block_rows\n        source",
+        "first = self.shares.start + max(0, blocks - 2) * self.block_rows\n        source",
+        _MIXTURES,
+    ),
+    Fault(
+        *(1, "only the first of several position deletes counts", "read/deletes.py"),
+        "return parts[0] if len(parts) == 1 else distinct(np.concatenate(parts))",
+        "return parts[0]",
+        _DELETES,
+    ),
+    Fault(
+        *(1, "equality deletes reach rows of their own commit", "read/key_set.py"),
+        'np.searchsorted(self._commits, after, side="right")',
+        'np.searchsorted(self._commits, after, side="left")',
+        _DELETES,
+    ),
+    Fault(
+        *(1, "position deletes of the same commit do not count", "source/iceberg/scan.py"),
+        "return self.entries[bisect_left(self.numbers, number) :]",
+        "return self.entries[bisect_right(self.numbers, number) :]",
+        (*_DELETES, "tests/rooms/test_iceberg_tables.py", "tests/rooms/test_iceberg_planning.py"),
+    ),
+    Fault(
+        *(1, "the maximum of a statistic is exclusive", "read/prune.py"),
+        "between = (field >= low) & (field <= high)",
+        "between = (field >= low) & (field < high)",
+        ("tests/rooms/test_read_prune.py", "tests/rooms/test_iceberg_filters.py"),
+    ),
+    Fault(
+        *(1, "the minimum of a statistic is exclusive", "read/prune.py"),
+        "between = (field >= low) & (field <= high)",
+        "between = (field > low) & (field <= high)",
+        ("tests/rooms/test_read_prune.py", "tests/rooms/test_iceberg_filters.py"),
+    ),
+    Fault(
+        *(1, "a window of the permutation walks once too little", "planning/permutation.py"),
+        "while outside.size:\n            walking",
+        "if outside.size:\n            walking",
+        (
+            "tests/laws/test_permutation.py",
+            "tests/torch/test_exactly_once.py::test_rows_that_are_too_many_for_an_order_by_hashes_come_once",
+        ),
+    ),
+    Fault(
+        *(1, "the maximum of a bound in a manifest is exclusive", "source/iceberg/pruning.py"),
+        'upper_bounds=_bounds(by_id(raw, "upper_bounds"), types),',
+        'upper_bounds={name: (int.from_bytes(high, "little") - 1).to_bytes(len(high), "little") '
+        'for name, high in _bounds(by_id(raw, "upper_bounds"), types).items()},',
+        ("tests/rooms/test_iceberg_filters.py", "tests/rooms/test_iceberg_spans.py"),
+    ),
+    Fault(
+        *(1, "the maximum of a bound in the log of Delta Lake is exclusive", "source/delta/skipping.py"),
+        "between = (column >= low) & (column <= high)",
+        "between = (column >= low) & (column < high)",
+        ("tests/rooms/test_delta_skipping.py",),
+    ),
+    Fault(
+        *(1, "deletion vectors of one file are taken for each other", "read/deletes.py"),
+        'name = ("vector", delete.file.path, delete.blob, delete.inline)',
+        'name = ("vector", delete.file.path, delete.inline)',
+        _DELETES,
+    ),
+    Fault(
+        *(1, "a mixture of streams ends one block early", "planning/dealing.py"),
+        "total=int(places[np.flatnonzero(fits)[-1 if first else 0]])",
+        "total=max(0, int(places[np.flatnonzero(fits)[-1 if first else 0]]) - first * self.block_rows)",
+        ("tests/laws/test_dealing.py", "tests/laws/test_mixed_streams.py", "tests/torch/test_mixed_streams.py"),
+    ),
+    Fault(
+        *(2, "a window's order ignores the epoch", "planning/windows.py"),
+        "derive_key(seed, epoch, name)",
+        "derive_key(seed, 0, name)",
+        ("tests/torch/test_same_batches.py", "tests/torch/test_frozen_order.py"),
+    ),
+    Fault(
+        *(2, "an epoch's key is the sum of seed and epoch", "planning/keys.py"),
+        "fields = (_int_bytes(seed), _int_bytes(epoch),",
+        "fields = (_int_bytes(seed + epoch), _int_bytes(0),",
+        (
+            "tests/laws/test_permutation.py",
+            "tests/torch/test_frozen_order.py",
+            "tests/torch/test_every_mode.py::test_epochs_and_seeds_differ_and_rows_of_tells_them",
+        ),
+    ),
+    Fault(
+        *(2, "seeds of rows ignore the epoch", "planning/row_seeds.py"),
+        'derive_key(seed, epoch, "row seeds")',
+        'derive_key(seed, 0, "row seeds")',
+        ("tests/laws/test_row_seeds.py", "tests/torch/test_frozen_order.py", "tests/torch/test_row_stage.py"),
+    ),
+    Fault(
+        *(2, "the order of a mixture ignores the epoch", "planning/mixture.py"),
+        'key = derive_key(self.seed, self.epoch, f"mixture by quotas from {self.shares.start}")',
+        'key = derive_key(self.seed, 0, f"mixture by quotas from {self.shares.start}")',
+        (
+            "tests/laws/test_mixture.py",
+            "tests/torch/test_mixed.py::test_each_epoch_takes_its_sources_in_another_order",
+        ),
+    ),
+    Fault(
+        *(3, "a chunk's rest is lost between batches", "batching/rebatching.py"),
+        "        self._carry.add(rows, stop)\n        return ready\n\n    def rest",
+        "        self._carry.add(rows, max(stop, rows.num_rows - 1))\n        return ready\n\n    def rest",
+        _BATCHES,
+    ),
+    Fault(
+        *(3, "a batch ends where a chunk does", "batching/rebatching.py"),
+        "stop = rows.num_rows - (rows.num_rows - start) % size",
+        "stop = rows.num_rows",
+        _BATCHES,
+    ),
+    Fault(
+        *(4, "the length counts a short batch under drop_last", "planning/ranks.py"),
+        "steps = total // size if topology.drop_last else -(-total // size)",
+        "steps = -(-total // size)",
+        (
+            "tests/laws/test_exactly_once.py",
+            "tests/laws/test_padding.py",
+            "tests/torch/test_every_mode.py::test_ranks_divide_an_epoch",
+            "tests/torch/test_known_length.py",
+        ),
+    ),
+    Fault(
+        *(4, "the tail of row mode is not counted", "planning/global_batches.py"),
+        "return self.full_steps + bool(len(self.tail.places))",
+        "return self.full_steps + (len(self.tail.places) == self.batch_size)",
+        (*_ROWS, "tests/torch/test_known_length.py"),
+    ),
+    Fault(
+        *(4, "what remains is the whole epoch", "position.py"),
+        "return job.steps_left(position) + sum(",
+        "return job.steps_of_epoch(position) + sum(",
+        ("tests/torch/test_known_length.py",),
+    ),
+    Fault(
+        *(5, "samples of a state are counted one step short", "planning/global_batches.py"),
+        "return self.start + steps * self.global_batch_size",
+        "return self.start + max(0, steps - 1) * self.global_batch_size",
+        _STATES,
+    ),
+    Fault(
+        *(5, "a state of a stream forgets the lanes that are ahead", "planning/lanes.py"),
+        "            if remaining and count > turns:\n                taken[lane] += 1",
+        "            if remaining and count > turns:\n                taken[lane] += 0",
+        (*_STATES, "tests/laws/test_exactly_once.py"),
+    ),
+    Fault(
+        *(5, "a state counts what was made ahead", "metrics.py"),
+        "taken = leg.position.stage.steps + leg.batches\n",
+        "taken = leg.position.stage.steps + max(leg.batches, sum(clock.batches for clock in leg.clocks))\n",
+        _STATES,
+    ),
+    Fault(
+        *(6, "rows that touch consumed ones come again", "planning/consumption.py"),
+        'first = np.searchsorted(gap_stops, begin, side="right")',
+        'first = np.searchsorted(gap_stops, begin, side="left") - 1',
+        _STREAMS,
+    ),
+    Fault(
+        *(6, "the rest of an open window is lost", "planning/consumption.py"),
+        "opened.append(OpenWindow(window, ((start, length),)))",
+        "opened.append(OpenWindow(window, ((start + 1, length),)))",
+        _STREAMS,
+    ),
+    Fault(
+        *(7, "an answer that is too short is taken", "source/retrying.py"),
+        "if len(data) != stop - start:",
+        "if len(data) > stop - start:",
+        (
+            "tests/rooms/test_source_retrying.py",
+            "tests/services/test_source_faults.py::test_a_body_that_stays_short_is_found",
+            "tests/services/test_source_faults.py::test_an_epoch_has_every_row_once",
+        ),
+    ),
+    Fault(
+        *(7, "bytes of the disk cache are not compared with their checksum", "fetch/disk_cache.py"),
+        "return data if bytes(head) == _HEAD.pack(_MAGIC, digest, num_bytes, _checksum(data)) else None",
+        "return data",
+        ("tests/rooms/test_fetch_disk_cache.py", "tests/torch/test_disk_cache.py::test_damage_is_fetched_anew"),
+    ),
+    Fault(
+        *(7, "nulls are delivered as numbers", "batching/cells.py"),
+        "            elif nulls.any():\n                raise refuse_null(self.path, nulls)",
+        "            elif nulls.any() and len(nulls) > 10**9:\n                raise refuse_null(self.path, nulls)",
+        _NULLS,
+    ),
+    Fault(
+        *(7, "masks of validity are inverted", "batching/decoders.py"),
+        "self.cell.values(array, seen))\n        if self.masked:\n            sink.append(valid_mask(array))",
+        "self.cell.values(array, seen))\n        if self.masked:\n            sink.append(~valid_mask(array))",
+        _NULLS,
+    ),
+    Fault(
+        *(7, "a label stands for a token of another document", "batching/packed_outputs.py"),
+        "            labels[layout.at] = IGNORED",
+        "            labels[layout.at[:1]] = IGNORED",
+        _PACKING,
+    ),
+    Fault(
+        *(7, "a pack takes one token too few", "planning/packing.py"),
+        "return Pieces(document, start, np.minimum(lengths[document] - start, seq_len))",
+        "return Pieces(document, start, np.minimum(lengths[document] - start, seq_len - 1))",
+        _PACKING,
+    ),
+    Fault(
+        *(7, "a state of other options is taken", "engine/state.py"),
+        '    _compare_options(bound["options"], theirs)',
+        "    del theirs",
+        _REFUSALS,
+    ),
+    Fault(
+        *(7, "a state of another table is taken", "engine/state.py"),
+        '    _compare_tables(table, bound["table"], state["table"])',
+        "    del table",
+        _REFUSALS,
+    ),
+    Fault(
+        *(7, "a hive value is not decoded", "source/hive.py"),
+        'value = None if raw_value == NULL_SEGMENT else unquote(raw_value, errors="strict")',
+        "value = None if raw_value == NULL_SEGMENT else raw_value",
+        ("tests/rooms/test_source_hive.py",),
+    ),
+    Fault(
+        *(7, "an object that was overwritten meanwhile is taken", "source/object_store.py"),
+        'if etag is not None and (now := _bare_tag(answer.meta["e_tag"])) not in {None, etag}:',
+        'if etag is not None and (now := _bare_tag(answer.meta["e_tag"])) == "":',
+        (
+            "tests/services/test_source_faults.py::test_a_file_replaced_by_one_that_decodes_is_found_where_the_store_ignores_if_match",
+            "tests/rooms/test_source_object_store.py",
+        ),
+    ),
+    Fault(
+        *(7, "a commit without actions is taken", "source/delta/log_files.py"),
+        "    if not actions:\n",
+        "    if actions is None:\n",
+        (
+            "tests/rooms/test_delta_tables.py::test_a_torn_commit_is_refused_by_its_name",
+            "tests/torch/test_delta_changelog.py::test_a_commit_that_is_torn_is_named",
+        ),
+    ),
+    Fault(
+        *(7, "the checksum of a deletion vector is not compared", "read/deletion_vectors.py"),
+        'if zlib.crc32(blob[4:-4]) != int.from_bytes(blob[-4:], "big"):',
+        "if zlib.crc32(blob[4:-4]) != zlib.crc32(blob[4:-4]):",
+        (
+            "tests/rooms/test_delta_tables.py::test_a_deletion_vector_that_is_gone_or_torn_is_an_error",
+            "tests/rooms/test_iceberg_deletes.py",
+        ),
+    ),
+    Fault(
+        *(8, "views keep whole chunks in memory", "batching/rebatching.py"),
+        "            if left <= start:\n                part = self._codec.concat([part])",
+        "            if left <= start and not part.num_rows:\n                part = self._codec.concat([part])",
+        (
+            "tests/rooms/test_batching_memory.py",
+            "tests/torch/test_batch_by_file.py::test_a_small_rest_of_a_chunk_does_not_keep_the_chunk",
+        ),
+    ),
+    Fault(
+        *(8, "bytes are fetched beyond the budget", "fetch/fetch_queue.py"),
+        "(self.held and self.held + piece.queued[0].num_bytes > self._budget)",
+        "(self.held and self.held > 8 * self._budget)",
+        (
+            "tests/laws/test_fetch_queue.py",
+            "tests/rooms/test_fetch_fetcher.py::test_each_read_gets_its_bytes_within_the_budget",
+        ),
+    ),
+    Fault(
+        *(8, "fetched bytes are kept until the file ends", "fetch/planned_read.py"),
+        "return [] if self._numbers is None else self._left_behind(bisect_left(self._numbers, group))",
+        "return []",
+        (
+            "tests/rooms/test_fetch_fetcher.py::test_a_row_group_is_kept_until_all_its_columns_are_decoded",
+            "tests/torch/test_read_ahead.py::test_row_groups_that_are_decoded_are_let_go",
+        ),
+    ),
+    Fault(
+        *(8, "a lane makes batches ahead without a limit", "engine/workers/threads.py"),
+        "            return len(lane.ready) < BLOCKS_AHEAD\n        return lane.waiting < self._prefetch",
+        "            return len(lane.ready) < 100\n        return lane.waiting < 100",
+        (
+            "tests/torch/test_prefetch.py::test_a_collate_fn_runs_no_further_ahead_than_was_asked_for",
+            "tests/torch/test_prefetch.py::test_no_more_rows_are_decoded_ahead_than_explained",
+        ),
+    ),
+    Fault(
+        *(9, "bytes are dropped while another column needs them", "fetch/planned_read.py"),
+        "return [] if self._numbers is not None else self._left_behind(",
+        "return self._left_behind(",
+        (
+            "tests/rooms/test_fetch_fetcher.py::test_a_row_group_is_kept_until_all_its_columns_are_decoded",
+            "tests/torch/test_read_ahead.py::test_columns_of_row_groups_that_are_decoded_together_are_fetched_once",
+        ),
+    ),
+    Fault(
+        *(9, "row groups without a row that passes are read", "read/prune.py"),
+        "return [group in kept for group in range(count)]",
+        "return [group in kept or True for group in range(count)]",
+        (
+            "tests/rooms/test_read_prune.py",
+            "tests/rooms/test_engine_explain.py",
+            "tests/torch/test_taken_files.py::test_pruned_row_groups_are_no_part_of_it",
+        ),
+    ),
+    Fault(
+        *(10, "a table on this machine opens what its metadata names elsewhere", "source/table_storage.py"),
+        "if place != root and not any(area.has(place, inner) for area in areas):",
+        "if place != root and not root.is_local and not any(area.has(place, inner) for area in areas):",
+        ("tests/rooms/test_iceberg_places.py", "tests/rooms/test_delta_tables.py"),
+    ),
+    Fault(
+        *(10, "secrets follow a redirect to another host", "source/clients.py"),
+        "same = answer.url.join(URL(target)).origin() == answer.url.origin()",
+        "same = bool(answer.url.join(URL(target)).origin())",
+        ("tests/rooms/test_iceberg_places.py", "tests/rooms/test_source_http.py"),
+    ),
+    Fault(
+        *(10, "credentials stand in shown URLs", "scrubbing.py"),
+        '    url = f"{protocol}://{authority}{rest}"',
+        "    url = path_or_url",
+        ("tests/rooms/test_secrets.py",),
+    ),
+)

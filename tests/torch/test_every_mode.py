@@ -66,6 +66,7 @@ SAME: list[tuple[list[Any], dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize(("mode", "options"), [(mode, options) for modes, options in SAME for mode in modes], ids=str)
+@pytest.mark.daily(lambda mode, options: "worker_type" not in options or (options == PROCESSES and mode in STREAMED))
 def test_batches_are_the_same_whoever_makes_them(
     mode: Mode, tables: Path, options: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

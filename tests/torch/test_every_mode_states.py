@@ -54,11 +54,13 @@ GOES_ON: list[tuple[list[Any], dict[str, Any]]] = [
 @pytest.mark.parametrize(
     ("mode", "options"), [(mode, options) for modes, options in GOES_ON for mode in modes], ids=str
 )
+@pytest.mark.daily(lambda options: "worker_type" not in options or options == PROCESSES)
 def test_a_fresh_loader_goes_on_with_the_batches_that_would_have_come(
     mode: Mode, tables: Path, options: dict[str, Any]
 ) -> None:
     counted = options.get("count_filtered", True)
-    check_that_fresh_loaders_go_on(lambda: mode.make(tables, **options), mode.read, counted=counted)
+    fewer = "worker_type" in options  # processes are dear
+    check_that_fresh_loaders_go_on(lambda: mode.make(tables, **options), mode.read, counted=counted, fewer=fewer)
 
 
 @pytest.mark.parametrize("mode", [ROWS, LAKE], ids=str, scope="session")

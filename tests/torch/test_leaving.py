@@ -304,6 +304,7 @@ def test_nothing_runs_before_the_first_iterator(mode: Mode, table: Path) -> None
 
 @pytest.mark.parametrize("worker_type", ENGINES)
 @pytest.mark.parametrize("ending", ["sys.exit(3)", "1 / 0"])
+@pytest.mark.daily(lambda worker_type, ending: worker_type == "process" and ending == "sys.exit(3)")
 def test_the_interpreter_ends_in_the_middle_of_an_epoch(table: Path, worker_type: str, ending: str) -> None:
     script = (
         "import sys\n"

@@ -434,6 +434,7 @@ def test_weights_set_before_the_last_step_of_the_ranks_that_go_on(tables: Tables
 
 @pytest.mark.parametrize("worker_type", ["thread", "process"])
 @pytest.mark.parametrize("at", [0, 1, 4])
+@pytest.mark.daily(lambda worker_type, at: worker_type == "thread" or at == 1)
 def test_weights_change_at_the_next_step(tables: Tables, worker_type: str, at: int) -> None:
     options: dict[str, Any] = {"worker_type": worker_type, "num_workers": 2, "batch_size": 50}
     before = batches(make(tables, **options)[0])

@@ -113,6 +113,7 @@ def test_another_world_delivers_the_rest(table: Path, pack: Pack, worlds: list[d
 
 @pytest.mark.parametrize("strategy", ["concat", "pad", "best_fit"])
 @pytest.mark.parametrize("worker_type", ["thread", "process"])
+@pytest.mark.daily(lambda strategy, worker_type: worker_type == "thread" or strategy == "best_fit")
 def test_resumes_from_every_step(table: Path, strategy: Any, worker_type: Any) -> None:
     pack = Pack(
         seq_len=7, strategy=strategy, labels="shifted", loss_mask="trained", aligned=["weight"], spans=["spans"]
@@ -120,7 +121,7 @@ def test_resumes_from_every_step(table: Path, strategy: Any, worker_type: Any) -
     options: dict[str, Any] = {"batch_size": 2, "num_workers": 2, "worker_type": worker_type, "shuffle": True}
     wholes = documents_of(GROUPS, pack)
     whole = [check_batch(batch, wholes, pack) for batch in make(table, pack, **options)]
-    for taken in range(len(whole) + 1) if worker_type == "thread" else (1, len(whole) // 2, len(whole)):
+    for taken in range(len(whole) + 1) if worker_type == "thread" else (len(whole) // 2,):
         loader = make(table, pack, **options)
         batches = iter(loader)
         for _ in range(taken):

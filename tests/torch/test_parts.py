@@ -32,6 +32,7 @@ SPAWNED: dict[str, Any] = PROCESSES | {"multiprocessing_context": "spawn"}
 
 
 @pytest.mark.parametrize(("mode", "options"), [*((mode, {}) for mode in MODES), (SPLITS, SPAWNED)], ids=str)
+@pytest.mark.daily(lambda options: not options)
 def test_the_parts_are_the_table(mode: Mode, tables: Path, options: dict[str, Any]) -> None:
     seen: dict[str, list[int]] = {}
     for part in SHARES:

@@ -160,6 +160,7 @@ except StorageError as error:
 
 @pytest.mark.parametrize("order", ["rows", "splits"])
 @pytest.mark.parametrize("size", ["8k", "64k"], ids=["no room for a lock", "no room for a batch"])
+@pytest.mark.daily(lambda order, size: order == "splits" and size == "64k")
 def test_a_tiny_dev_shm_is_named(table: str, order: str, size: str) -> None:
     said = run_with_small("/dev/shm", size, SMALL, table, order)  # noqa: S108 it is no temporary file
     assert said.startswith("OutOfMemoryError"), said

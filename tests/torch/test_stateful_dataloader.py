@@ -46,6 +46,7 @@ def rows(batches: Any) -> list[list[int]]:
 
 @pytest.mark.parametrize("order", [*ORDERS, "mixture"])
 @pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.daily(lambda num_workers, order: num_workers == 0 or order == "splits")
 def test_it_goes_on_with_exactly_the_batches_that_were_left(table: Path, order: str, num_workers: int) -> None:
     with meant_warnings():
         whole = rows(loader_of(open_table(table, order), num_workers))

@@ -31,6 +31,7 @@ def own_loader(dataset: StructuredDataset, num_workers: int, **options: Any) -> 
 
 
 @pytest.mark.parametrize("context", ["fork", "spawn"])
+@pytest.mark.daily(lambda context: context == "fork")
 def test_workers_of_an_own_dataloader_are_counted(table: Path, context: str) -> None:
     dataset = dataset_of(table, collate_fn=dict)
     with meant_warnings():

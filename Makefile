@@ -29,7 +29,7 @@ PYTEST := $(BIN)/python -m pytest $(TESTS)
 # Two processes share the files of tests, whichever is free takes the next.
 SHARED := --numprocesses 2 --dist loadfile
 EVERY_DAY := -m "not slow and not kills and not heavy"
-DETERMINISTIC := -m "not kills and not heavy" -k "laws or slow" --timeout 900 -o faulthandler_timeout=890
+DETERMINISTIC := -m "not kills and not heavy" -k "laws or slow or hypothesis" --timeout 900 -o faulthandler_timeout=890
 
 .DEFAULT_GOAL := help
 .PHONY: help demo demo-s3 demo-parquet test test-lowest test-all test-all-deterministic horovod lint format bench \

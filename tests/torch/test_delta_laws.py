@@ -98,7 +98,7 @@ def live_of(table: DeltaWriter, filters: Any) -> Counter[int]:
 
 @whenever_footers_are_read
 @pytest.mark.filterwarnings("ignore:epoch 0 is iterated again")
-@settings(max_examples=examples(50))
+@settings(max_examples=examples(25))
 @given(history=commits, job=jobs, partitioned=st.booleans())
 @example(
     history=[{"files": [(1, 1)], "delete": "i", "seed": 1}, {"files": [], "delete": "i", "seed": 1}],
@@ -123,7 +123,7 @@ def test_every_live_row_comes_once(
 
 
 @whenever_footers_are_read
-@settings(max_examples=examples(25))
+@settings(max_examples=examples(12))
 @given(
     history=commits,
     job=jobs,

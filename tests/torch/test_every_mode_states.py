@@ -124,7 +124,7 @@ chains = st.lists(
 )
 
 
-@settings(max_examples=examples(10), deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=examples(5), deadline=None, suppress_health_check=list(HealthCheck))
 @given(chain=chains, data=st.data())
 def test_states_chained_through_topologies_with_exclusions(
     mode: Mode, tables: Path, chain: list[tuple[int, int, int, int, bool]], data: st.DataObject

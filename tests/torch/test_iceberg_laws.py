@@ -112,7 +112,7 @@ def live_of(table: IcebergWriter, filters: Any) -> Counter[int]:
 
 @whenever_footers_are_read
 @pytest.mark.filterwarnings("ignore:epoch 0 is iterated again")
-@settings(max_examples=examples(100))
+@settings(max_examples=examples(40))
 @given(history=commits, job=jobs, version=st.sampled_from([2, 3]), partitioned=st.booleans())
 def test_every_live_row_comes_once(
     footers: str, history: list[dict[str, Any]], job: dict[str, Any], version: int, partitioned: bool
@@ -132,7 +132,7 @@ def test_every_live_row_comes_once(
 
 
 @whenever_footers_are_read
-@settings(max_examples=examples(40))
+@settings(max_examples=examples(20))
 @given(
     history=commits,
     job=jobs,

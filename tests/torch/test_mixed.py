@@ -100,7 +100,7 @@ jobs = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=examples(25), deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(10), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     groups=st.lists(
         st.lists(st.lists(st.integers(1, 12), min_size=1, max_size=3), min_size=1, max_size=3), min_size=1, max_size=3
@@ -297,7 +297,7 @@ stages = st.lists(
 )
 
 
-@settings(max_examples=examples(25), deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=examples(12), deadline=None, suppress_health_check=list(HealthCheck))
 @given(
     chain=stages,
     data=st.data(),

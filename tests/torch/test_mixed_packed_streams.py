@@ -155,7 +155,7 @@ worlds = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=examples(12), deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=examples(6), deadline=None, suppress_health_check=list(HealthCheck))
 @given(
     pack=packs,
     chain=st.lists(st.tuples(worlds, st.integers(0, 6)), max_size=2),

@@ -87,14 +87,14 @@ def run(root: Path, pack: Pack, state: Any, first: int, steps: int | None, **opt
 ALL = sorted(places_of(documents_of(GROUPS, PACK)))
 
 
-@settings(max_examples=examples(15), deadline=None)
+@settings(max_examples=examples(8), deadline=None)
 @given(pack=SCHEDULES, mode=MODES, world=WORLDS)
 def test_every_token_comes_once(table: Path, pack: Pack, mode: Any, world: dict[str, Any]) -> None:
     places, _ = run(table, pack, None, 0, None, shuffle=mode, **world)
     assert sorted(places) == ALL
 
 
-@settings(max_examples=examples(15), deadline=None)
+@settings(max_examples=examples(7), deadline=None)
 @given(pack=SCHEDULES, mode=MODES, worlds=st.lists(WORLDS, min_size=2, max_size=3), steps=st.integers(0, 7))
 def test_another_world_delivers_the_rest(
     table: Path, pack: Pack, mode: Any, worlds: list[dict[str, Any]], steps: int

@@ -102,7 +102,7 @@ def test_any_machine_reads_the_sequences_of_one(
     until(lambda: not threads("table-loader-window"))
 
 
-@settings(max_examples=examples(15), deadline=None)
+@settings(max_examples=examples(6), deadline=None)
 @given(pack=PACKS, workers=st.integers(0, 3), memory=st.sampled_from([1, 600, 5_000]), step=st.integers(0, 6))
 def test_any_packing_from_a_url_resumes_as_from_a_directory(
     tmp_path_factory: pytest.TempPathFactory, pack: Pack, workers: int, memory: int, step: int

@@ -90,7 +90,7 @@ def run(root: Path, pack: Pack, state: Any, steps: int | None, **options: Any) -
     return places, (running or states)[0], taken
 
 
-@settings(max_examples=examples(20), deadline=None)
+@settings(max_examples=examples(10), deadline=None)
 @given(pack=PACKS, world=topologies(), shuffle=st.booleans())
 def test_every_token_comes_once(table: Path, pack: Pack, world: dict[str, Any], shuffle: bool) -> None:
     places, _, steps = run(table, pack, None, None, shuffle=shuffle, **world)
@@ -99,7 +99,7 @@ def test_every_token_comes_once(table: Path, pack: Pack, world: dict[str, Any], 
         assert len(set(steps)) == 1
 
 
-@settings(max_examples=examples(12), deadline=None)
+@settings(max_examples=examples(6), deadline=None)
 @given(pack=PACKS, worlds=st.lists(topologies(), min_size=2, max_size=3), steps=st.integers(0, 4))
 def test_another_world_delivers_the_rest(table: Path, pack: Pack, worlds: list[dict[str, Any]], steps: int) -> None:
     state, places = None, []

@@ -258,7 +258,7 @@ def _write_groups(path: Path, form: str, groups: list[pa.Table]) -> None:
 
 @pytest.mark.parametrize("form", _WRITERS)
 @settings(
-    max_examples=examples(15),
+    max_examples=examples(8),
     suppress_health_check=[HealthCheck.function_scoped_fixture],
     phases=[Phase.generate],  # to shrink an example would write hundreds of tables
 )

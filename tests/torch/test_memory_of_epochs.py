@@ -17,6 +17,7 @@ SCRIPT = Path(__file__).parent / "scripts" / "resident.py"
 
 
 @pytest.mark.parametrize("shuffle", ["splits", "rows"])
+@pytest.mark.daily(lambda shuffle: shuffle == "rows")
 def test_memory_is_flat_over_epochs(tmp_path: Path, shuffle: str) -> None:
     columns = {name: np.arange(ROWS) for name in ("id", "b", "c", "d")}
     pq.write_table(pa.table(columns), tmp_path / "t.parquet", row_group_size=ROWS // 8)

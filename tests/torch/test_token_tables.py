@@ -61,6 +61,7 @@ def taken(loader: Any) -> list[list[int]]:
     ],
     ids=str,
 )
+@pytest.mark.daily(lambda form, options: "worker_type" not in options or form == "megatron")
 def test_every_document_comes_once(write: Callable[[str], str], form: str, options: dict[str, Any]) -> None:
     path = write(form)
     found = []

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import inspect
 import multiprocessing
 import os
 
+import pyarrow as pa
 import pytest
 from hypothesis import HealthCheck, settings
+
+LIBC = ctypes.CDLL(None)
 
 settings.register_profile(
     "repeatable", derandomize=True, deadline=None, database=None, suppress_health_check=[HealthCheck.too_slow]
@@ -42,6 +46,9 @@ def earlier_files_left_alone() -> None:
     """Leave what earlier files imported and keep out of collections of garbage, those of forked workers too."""
     gc.collect()
     gc.freeze()
+    pa.default_memory_pool().release_unused()
+    if hasattr(LIBC, "malloc_trim"):  # glibc's
+        LIBC.malloc_trim(0)
 
 
 @pytest.fixture(autouse=True)

@@ -28,7 +28,6 @@ _MEANT = (
     "under a row filter each of",
     "This DataLoader will create",
     "epoch . is iterated again",
-    "drop_last=True leaves rank . no step",
 )
 
 

@@ -26,8 +26,8 @@ LOWEST_TORCH ?=
 LOWEST_TESTS := tests/rooms tests/laws strategies/tests $(addprefix tests/torch/test_, exactly_once.py same_batches.py \
     state.py rows.py nested.py iceberg_laws.py) --ignore tests/rooms/test_docs.py
 PYTEST := $(BIN)/python -m pytest $(TESTS)
-# Two processes share the files of tests, whichever is free takes the next.
-SHARED := --numprocesses 2 --dist loadfile
+# Two processes share the files of tests, whichever is free takes the next. If one dies, the run ends and says so.
+SHARED := --numprocesses 2 --dist loadfile --max-worker-restart 0
 EVERY_DAY := -m "not slow and not kills and not heavy"
 DETERMINISTIC := -m "not kills and not heavy" -k "laws or slow or hypothesis" --timeout 900 -o faulthandler_timeout=890
 

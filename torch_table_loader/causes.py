@@ -137,6 +137,18 @@ def store_error_type(
     return StorageError
 
 
+def may_be_refusal(error: BaseException) -> bool:
+    """Return whether other credentials might be served.
+
+    S3 answers 400 to tokens that have expired, and an answer to HEAD does not say why:
+    https://docs.aws.amazon.com/AmazonS3/latest/API/ErrorResponses.html
+
+    >>> may_be_refusal(PermissionError()), may_be_refusal(FileNotFoundError())
+    (True, False)
+    """
+    return store_error_type(error) is AccessRefusedError or any(_status(link) == 400 for link in _chain(error))
+
+
 def may_pass(error: BaseException) -> bool:
     """Return whether the same request may be served later: the store is busy, or the network failed.
 

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Protocol, TypeGuard, TypeVar, runtime_checkable
 
 if TYPE_CHECKING:
@@ -42,43 +42,12 @@ class Storage(Protocol):
 
 
 @runtime_checkable
-class RenewingStorage(Storage, Protocol):
-    """A storage whose credentials expire, and that can get new ones."""
-
-    def renew(self, error: BaseException) -> bool:
-        """Renew the credentials, if an error says that the store refused those in use.
-
-        Args:
-            error: what reading from an open file raised.
-
-        Returns:
-            Whether to open the file again.
-        """
-        ...
-
-
-@runtime_checkable
 class ReleasingStorage(Storage, Protocol):
     """A storage that holds a file's bytes until they are decoded."""
 
     def release(self, group: int) -> None:
         """Release what only the row groups before one need: all their columns are decoded."""
         ...
-
-
-def renewing(storage: Storage, ask: Callable[[], T]) -> T:
-    """Do something short with a storage; do it again if the storage refused and then renewed its credentials.
-
-    Args:
-        storage: any.
-        ask: opens a file and reads it.
-    """
-    try:
-        return ask()
-    except Exception as error:
-        if not (isinstance(storage, RenewingStorage) and storage.renew(error)):
-            raise
-    return ask()
 
 
 class RangeStorage(Storage, Protocol):

@@ -310,7 +310,10 @@ class JobPosition:
     def _warn_of_no_steps(self) -> None:
         """Warn if `drop_last` leaves no step in an epoch."""
         job = self.job
-        if job.options.drop_last and job.counted and not job.steps_of_epoch(job.start(self.epoch)):
+        if not job.options.drop_last:
+            return
+        plans = [job.planned(stage).plan for stage in job.stages(job.start(self.epoch))]
+        if not any(plan.endless or not plan.counted or plan.steps for plan in plans):
             filled = "rows" if job.options.pack is None else "rows or tokens"
             warn_caller(
                 f"drop_last=True leaves rank {job.rank} no step in an epoch, since it has too few {filled} for one; "

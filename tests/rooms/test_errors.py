@@ -187,7 +187,7 @@ def test_an_inaccessible_folder_is_a_permission_error(
 ) -> None:
     storage, path = open_storage(tmp_path / "a")
     if os.geteuid() == 0:  # root may do anything: let the kernel's answer be another's
-        client = storage._client(path)
+        client = storage._connection(path).client
 
         def refuse(*_: Any, **__: Any) -> Any:
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), path)

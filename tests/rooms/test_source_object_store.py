@@ -101,5 +101,5 @@ def test_a_refusal_reports_its_code_without_the_keys(server: Server) -> None:
 def test_obstore_itself_does_not_retry(server: Server, answer: str) -> None:
     server.answer = answer
     with pytest.raises(GenericError):
-        storage(server)._client("bucket/a").read_range("bucket/a", 0, 8, None)
+        storage(server)._connection("bucket/a").client.read_range("bucket/a", 0, 8, None)
     assert server.asked == 1

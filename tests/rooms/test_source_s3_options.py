@@ -9,7 +9,8 @@ import pytest
 
 from torch_table_loader.errors import ConfigError, ConfigTypeError
 from torch_table_loader.source.object_store import client_config
-from torch_table_loader.source.s3 import choose_s3, s3_bucket
+from torch_table_loader.source.s3 import choose_s3
+from torch_table_loader.source.s3_client import S3Client
 
 
 @pytest.mark.parametrize(
@@ -150,8 +151,8 @@ def test_bucket_urls_are_virtual_hosted_or_path_style(
 ) -> None:
     monkeypatch.setenv("AWS_REGION", "eu-west-1")
     monkeypatch.setenv("AWS_ENDPOINT_URL_S3", "http://nowhere")
-    store = s3_bucket(choose_s3({"anon": True, **options}).options)(bucket)
-    assert store.config["endpoint"] == store.config["endpoint_url_s3"] == expected[0]  # type: ignore[typeddict-item]
+    store: Any = S3Client(choose_s3({"anon": True, **options}).options).bucket(bucket)
+    assert store.config["endpoint"] == store.config["endpoint_url_s3"] == expected[0]
     assert str(store.config["virtual_hosted_style_request"]).lower() == str(expected[1]).lower()
     assert store.retry_config is not None
     assert store.retry_config["max_retries"] == 0

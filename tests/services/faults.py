@@ -7,6 +7,7 @@ import contextlib
 import hashlib
 import json
 import random
+import re
 import socket
 import struct
 import subprocess
@@ -24,9 +25,15 @@ from xml.sax.saxutils import escape
 
 BUCKET = "bucket"
 
-LISTINGS = ("error", "cut", "same token", "same keys", "endless")
-"""An error in place of the listing; a part of it, as all; the same token, or the same keys, for ever; ever new keys."""
+LISTINGS = ("error", "no xml", "page", "unasked", "cut", "same token", "same keys", "endless")
+"""An error, a text, or a web page in place of the listing; keys that nobody asked for; a part of it, as all; the same
+token, or the same keys, for ever; ever new keys."""
 
+_BODIES = {
+    "error": b"<?xml version='1.0'?><Error><Code>InternalOops</Code><Message>no</Message></Error>",
+    "no xml": b"welcome",
+    "page": b"<html><body>welcome</body></html>",
+}
 _NAMES = {429: "TooManyRequests", 500: "InternalError", 503: "SlowDown"}
 
 
@@ -47,6 +54,7 @@ class Faults:
         gone: seconds for which nothing listens, after the first request, which is reset.
         place: of the byte in the file of which a bit is flipped.
         ignores: headers of requests that the store takes no notice of, in lower case.
+        page: the most keys of a page of a listing.
         tag: how answers about one object write its tag; empty: without one.
     """
 
@@ -59,6 +67,7 @@ class Faults:
     gone: float = 0.0
     place: int = 0
     ignores: tuple[str, ...] = ()
+    page: int = 1000
     tag: str = '"{}"'
 
 
@@ -238,15 +247,16 @@ class _Server:
 
     def _lying(self, kind: str, request: _Request, answer: _Answer) -> _Answer:
         number = self.counts["faults"]
-        if kind == "error":
-            return answer._replace(
-                body=b"<?xml version='1.0'?><Error><Code>InternalOops</Code><Message>no</Message></Error>"
-            )
+        if kind in _BODIES:
+            return answer._replace(body=_BODIES[kind])
+        if kind == "unasked":
+            return self._listing(request._replace(query={**request.query, "prefix": [""]}))
         text = answer.body.decode().replace("<IsTruncated>false", "<IsTruncated>true")
+        text = re.sub("<NextContinuationToken>.*?</NextContinuationToken>", "", text)
         if kind == "cut":
             return answer._replace(body=text.encode())
         token = "same" if kind == "same token" else f"token-{number}"
-        if kind == "endless":
+        if kind in {"endless", "same token"}:
             text = text.replace(".parquet</Key>", f".{number}.parquet</Key>")
         text = text.replace(
             "</ListBucketResult>", f"<NextContinuationToken>{token}</NextContinuationToken></ListBucketResult>"
@@ -290,6 +300,8 @@ class _Server:
     def _listing(self, request: _Request) -> _Answer:
         prefix = request.query.get("prefix", [""])[0]
         delimiter = request.query.get("delimiter", [""])[0]
+        most = min(self.faults.page, int(request.query.get("max-keys", ["1000"])[0]))
+        after = request.query.get("continuation-token", [""])[0]
         entries, folders = [], set()
         for path in sorted(self.folder.rglob("*")):
             key = path.relative_to(self.folder).as_posix()
@@ -305,11 +317,17 @@ class _Server:
                 f"<Contents><Key>{escape(key)}</Key><LastModified>{time_text}</LastModified>"
                 f"<ETag>&quot;{_etag(data)}&quot;</ETag><Size>{len(data)}</Size></Contents>"
             )
-        entries += [f"<CommonPrefixes><Prefix>{escape(each)}</Prefix></CommonPrefixes>" for each in sorted(folders)]
+        if delimiter:
+            entries += [f"<CommonPrefixes><Prefix>{escape(each)}</Prefix></CommonPrefixes>" for each in sorted(folders)]
+        first = int(after) if after.isdecimal() else 0
+        last = first + most >= len(entries)
+        entries = entries[first : first + most]
+        token = "" if last else f"<NextContinuationToken>{first + most}</NextContinuationToken>"
         text = (
             '<?xml version="1.0" encoding="UTF-8"?><ListBucketResult xmlns="http://s3.amazonaws.com/doc/2006-03-01/">'
             f"<Name>{BUCKET}</Name><Prefix>{escape(prefix)}</Prefix><KeyCount>{len(entries)}</KeyCount>"
-            f"<MaxKeys>1000</MaxKeys><IsTruncated>false</IsTruncated>{''.join(entries)}</ListBucketResult>"
+            f"<MaxKeys>{most}</MaxKeys><IsTruncated>{'false' if last else 'true'}</IsTruncated>{''.join(entries)}"
+            f"{token}</ListBucketResult>"
         )
         return _Answer(200, {"Content-Type": "application/xml"}, text.encode())
 

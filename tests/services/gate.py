@@ -5,7 +5,7 @@ from __future__ import annotations
 import http.client
 import re
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -27,6 +27,7 @@ class Gate:
         ended: access keys that are refused.
         ending: a key that will be, when so many more requests for Parquet files came with it.
         refusal: how.
+        when_refused: is called before a request is refused.
         refused: requests that were, so far.
         passed: requests that were let through to the server.
         keys: access keys that requests were signed with.
@@ -37,6 +38,7 @@ class Gate:
     ended: set[str] = field(default_factory=set)
     ending: tuple[str, int] | None = None
     refusal: tuple[int, str, str] = FORBIDDEN
+    when_refused: Callable[[], object] = lambda: None
     refused: int = 0
     passed: int = 0
     keys: set[str] = field(default_factory=set)
@@ -54,6 +56,8 @@ class Gate:
             ended = any(f"Credential={key}/" in signed for key in self.ended)
             self.refused += ended
             self.passed += not ended
+            if ended:
+                self.when_refused()
             return ended
 
 

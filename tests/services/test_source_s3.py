@@ -107,9 +107,11 @@ def test_the_etag_tells_an_object_of_equal_size_and_second_apart(
 
 
 def test_what_is_missing_or_refused(table: str, bucket: str, options: dict[str, Any]) -> None:
-    for missing in (f"s3://{bucket}/nope", "s3://no-such-bucket-here/t", f"s3://{bucket}/ta", f"{table}/*.csv"):
+    for missing in (f"s3://{bucket}/nope", f"s3://{bucket}/ta", f"{table}/*.csv"):
         with pytest.raises(ConfigError, match="matches nothing"):
             names(missing, options)
+    with pytest.raises(ConfigError, match=r"there is no bucket|matches nothing"):  # s3fs does not tell them apart
+        names("s3://no-such-bucket-here/t", options)
     storage, path = open_storage(f"{table}/gone", options)
     for call in (storage.open, storage.version, storage.read_bytes):
         with pytest.raises(TableError, match=r"s3://.*/gone"):

@@ -131,6 +131,7 @@ def lives(draw: st.DrawFn) -> tuple[dict[str, Any], list[tuple[Groups, dict[str,
     return shared, parts
 
 
+@pytest.mark.filterwarnings("ignore:drop_last=True leaves rank . no step")
 @settings(max_examples=examples(8), deadline=None)
 @given(life=lives(), epoch=st.integers(0, 2))
 def test_every_row_of_a_folder_that_grows_comes_once(

@@ -10,6 +10,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import torch
+from torch.optim.lr_scheduler import OneCycleLR
 from tqdm import tqdm
 
 from tests.torch.jobs import State
@@ -210,3 +212,29 @@ def test_a_bar_of_tqdm_ends_at_its_end(mode: Mode, tables: Path) -> None:
     bar = tqdm(fresh, initial=len(fresh) - fresh.remaining, disable=False, file=StringIO())
     list(bar)
     assert bar.n == bar.total == len(fresh)
+
+
+def test_a_schedule_of_learning_rates_ends_with_the_last_step_of_a_resumed_job(mode: Mode, tables: Path) -> None:
+    def schedule(loader: TableLoader) -> tuple[torch.optim.SGD, OneCycleLR]:
+        optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1)
+        return optimizer, OneCycleLR(optimizer, max_lr=0.1, total_steps=2 * len(loader))
+
+    def train(loader: TableLoader, optimizer: torch.optim.SGD, rates: OneCycleLR, most: int | None = None) -> None:
+        for _ in islice(loader, most):
+            optimizer.step()
+            rates.step()
+
+    loader = mode.make(tables)
+    optimizer, rates = schedule(loader)
+    train(loader, optimizer, rates, 3)
+    saved, at = loader.state_dict(), rates.state_dict()
+    fresh = mode.make(tables)
+    fresh.load_state_dict(saved)
+    optimizer, rates = schedule(fresh)  # made after the state was loaded, as many programs do
+    rates.load_state_dict(at)
+    train(fresh, optimizer, rates)
+    fresh.set_epoch(1)
+    train(fresh, optimizer, rates)
+    assert rates.last_epoch == rates.total_steps
+    with pytest.raises(ValueError, match="Tried to step"):
+        rates.step()

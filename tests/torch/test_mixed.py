@@ -100,6 +100,7 @@ jobs = st.fixed_dictionaries(
 )
 
 
+@pytest.mark.filterwarnings("ignore:drop_last=True leaves rank . no step")
 @settings(max_examples=examples(10), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     groups=st.lists(

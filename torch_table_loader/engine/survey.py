@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 
 from torch_table_loader.arrow.sound import check_names
-from torch_table_loader.contracts import SnapshotSource, renewing
+from torch_table_loader.contracts import SnapshotSource
 from torch_table_loader.engine.parallel import in_parallel
 from torch_table_loader.engine.salvage import salvage_file, told
 from torch_table_loader.engine.table import Table
@@ -70,7 +70,7 @@ class Inspector:
     def read(self, file: DataFile) -> FileMeta:
         """Read the footer of a file."""
         hinted = self.sizes.hint(file)
-        meta = renewing(self.storage, lambda: inspect_file(self.storage, hinted, self.given))
+        meta = inspect_file(self.storage, hinted, self.given)
         self.sizes.add(file, meta)
         if self.cache is not None:
             self.cache.put(file, CacheEntry(meta))

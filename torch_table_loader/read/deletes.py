@@ -14,7 +14,6 @@ import pyarrow as pa
 from torch_table_loader.arrow import compute as pc
 from torch_table_loader.arrow.datatypes import decoded_type, is_string
 from torch_table_loader.arrow.reserved import PATH_FIELD, POSITION_FIELD
-from torch_table_loader.contracts import renewing
 from torch_table_loader.errors import TableError
 from torch_table_loader.planning.distinct import distinct
 from torch_table_loader.read.by_id import plan_by_id
@@ -134,7 +133,7 @@ class Deletes:
     def _cached(self, key: tuple[Any, ...], delete: DeleteFile, read: Callable[[], tuple[Any, int]]) -> Any:
         """Return what was read of a delete file, or read it."""
         with reading(self._storage, delete.file):  # decoders raise errors of many kinds for damaged bytes
-            return self._cache.get(key, lambda: renewing(self._storage, read))
+            return self._cache.get(key, read)
 
     def _checked_data(self, delete: DeleteFile, path: str) -> bytes:
         """Check that a vector is of a data file; return the bytes of its file, if that is small."""

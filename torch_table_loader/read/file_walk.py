@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from torch_table_loader.arrow import compute as pc
 from torch_table_loader.cancellation import check_wanted
-from torch_table_loader.contracts import ReleasingStorage, RenewingStorage
+from torch_table_loader.contracts import ReleasingStorage
 from torch_table_loader.errors import TableError
 from torch_table_loader.format_contracts import EncodingReader, ThinningFile
 from torch_table_loader.read.file_plan import as_bits
@@ -218,29 +218,15 @@ class FileWalk:
     def batches(self, run: Run) -> Iterator[tuple[Piece, int, pa.RecordBatch, bool]]:
         """Yield the rows of each piece of a run, batch by batch.
 
-        A file may stay open for longer than credentials last: where the store refuses them, it is opened again with
-        fresh ones, once at any row.
-
         Yields:
             The piece, the place of the first row in the file, the rows, and whether deleted ones were left out.
 
         Raises:
             TableError: there are more or fewer rows than the row groups were said to have.
         """
-        storage, refused_at = self._storage, -1
-        while run.pieces:
-            try:
-                for part in self._once(run):
-                    check_wanted()
-                    yield part
-            except Exception as error:
-                again = isinstance(storage, RenewingStorage) and self.row != refused_at and storage.renew(error)
-                if not again:
-                    raise
-            else:
-                return
-            refused_at, run = self.row, self._rest(run)
-            self.close()
+        for part in self._parts_of(run):
+            check_wanted()
+            yield part
 
     def close(self) -> None:
         """Close the file; the next run opens it again."""
@@ -248,7 +234,7 @@ class FileWalk:
             self.handle.close()
             self.handle = None
 
-    def _once(self, run: Run) -> Iterator[tuple[Piece, int, pa.RecordBatch, bool]]:
+    def _parts_of(self, run: Run) -> Iterator[tuple[Piece, int, pa.RecordBatch, bool]]:
         plan = self._plan
         if self.handle is None:
             self.handle = self._reader.open(self._storage, plan.file, plan.meta)
@@ -376,12 +362,6 @@ class FileWalk:
         }
         fields, arrays = zip(*(by_name[name] for name in self._plan.conformer.reads), strict=True)
         return pa.RecordBatch.from_arrays(list(arrays), schema=pa.schema(fields))
-
-    def _rest(self, run: Run) -> Run:
-        """Leave out of a run what was read."""
-        pieces = (piece._replace(row_start=max(piece.row_start, self.row)) for piece in run.pieces)
-        groups = range(max(group_at(self.row, self._plan.group_starts), run.groups.start), run.groups.stop)
-        return Run(groups, tuple(piece for piece in pieces if piece.row_start < piece.row_stop))
 
 
 class _LivePlaces:

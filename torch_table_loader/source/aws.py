@@ -5,7 +5,6 @@ from __future__ import annotations
 import configparser
 import functools
 import os
-import ssl
 import urllib.error
 import urllib.request
 from collections.abc import Mapping
@@ -14,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torch_table_loader.errors import ConfigError
-from torch_table_loader.source.object_store import CONNECT_TIMEOUT_S, ca_file, proxy_url
+from torch_table_loader.source.object_store import CONNECT_TIMEOUT_S, proxy_url, tls_context
 
 if TYPE_CHECKING:
     from obstore.store import S3Credential, S3CredentialProvider
@@ -67,12 +66,7 @@ def bucket_region(bucket: str, options: Mapping[str, Any]) -> str | None:
         options: proxy and certificates, as `sort_options` names them; the environment's proxy applies too.
     """
     request = urllib.request.Request(f"https://s3.amazonaws.com/{bucket}", method="HEAD")
-    context = ssl.create_default_context()
-    if options.get("verify") is False:
-        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-    elif authorities := ca_file(options):
-        context.load_verify_locations(authorities)
-    handlers: list[urllib.request.BaseHandler] = [urllib.request.HTTPSHandler(context=context)]
+    handlers: list[urllib.request.BaseHandler] = [urllib.request.HTTPSHandler(context=tls_context(options))]
     if "proxy" in options:
         handlers.append(urllib.request.ProxyHandler({"https": proxy_url(options["proxy"])}))
     opener = urllib.request.build_opener(*handlers)  # urlopen keeps the proxies of its first call
@@ -117,7 +111,7 @@ def aws_login(options: Mapping[str, Any]) -> S3CredentialProvider | None:
 
 
 def _botocore_login(options: Mapping[str, Any], keys: tuple[Any, ...] | None) -> S3CredentialProvider:
-    # Imported here, since it takes 0.15 s, which only users of S3 should pay.
+    # Imported here, since it takes 0.15 s, which only users of a login should pay.
     from botocore import credentials, exceptions
     from botocore.session import Session
 

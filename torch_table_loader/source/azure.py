@@ -45,6 +45,7 @@ _IN_STRING = {
 _PASSED_ON = frozenset(_NAMES.values()) - {"anonymous", "account_host", "connection_string", "credential"}
 
 _CREDENTIALS = frozenset({"account_key", "sas_key", "client_secret", "credential", "use_azure_cli"})
+_FIXED = frozenset({"anonymous", "account_key", "sas_key", "connection_string"})
 _IN_ENVIRONMENT = (
     *(f"AZURE_STORAGE_{name}" for name in ("ACCOUNT_KEY", "ACCESS_KEY", "SAS_TOKEN", "SAS_KEY", "TOKEN")),
     *(f"AZURE_{name}" for name in ("CLIENT_ID", "FEDERATED_TOKEN_FILE", "MSI_ENDPOINT", "USE_AZURE_CLI")),
@@ -71,7 +72,9 @@ def choose_azure(options: Mapping[str, Any]) -> ClientChoice:
     'adlfs'
     """
     known, others = sort_options(options, _NAMES)
-    return ClientChoice("adlfs", options) if others else ClientChoice("obstore", known)
+    if others:
+        return ClientChoice("adlfs", options)
+    return ClientChoice("obstore", known, fixed=bool(_FIXED & set(known)))
 
 
 def azure_container(options: Mapping[str, Any]) -> Callable[[str], AzureStore]:

@@ -33,6 +33,7 @@ _NAMES = {
 _PASSED_ON = frozenset(
     {"base_url", "service_account", "service_account_key", "application_credentials", "bearer_token"}
 )
+_FIXED = frozenset({"anonymous", "bearer_token", "service_account_key"})
 _FOUND = ("google_default", "cloud")
 """gcsfs's names for logins that obstore finds by itself."""
 
@@ -63,7 +64,8 @@ def choose_gcs(options: Mapping[str, Any]) -> ClientChoice:
     login = _login(token)
     if others or login is None:
         return ClientChoice("gcsfs", options)
-    return ClientChoice("obstore", {**known, **login})
+    known |= login
+    return ClientChoice("obstore", known, fixed=bool(_FIXED & set(known)))
 
 
 def _login(token: Any) -> dict[str, Any] | None:

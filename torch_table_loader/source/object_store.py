@@ -6,18 +6,20 @@ The options of each store are in `s3`, `gcs` and `azure`; options that all three
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import ssl
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar
 from urllib.parse import quote
 
-from obstore.exceptions import GenericError, PreconditionError
+from obstore.exceptions import PreconditionError
 
+from torch_table_loader.cancellation import check_wanted
 from torch_table_loader.causes import store_error_type
-from torch_table_loader.errors import ConfigError, ConfigTypeError, MissingFileError
+from torch_table_loader.errors import ConfigError, ConfigTypeError, MissingFileError, MissingPathError
 from torch_table_loader.records import FileVersion
 from torch_table_loader.source.clients import ChangedFile, Client, Found
 
@@ -46,7 +48,9 @@ _NO_LIMIT = "30 days"
 
 _PART_BYTES = 16 << 20
 _PARTS_IN_FLIGHT = 4
-_LIST_CHUNK = 1000
+LIST_CHUNK = 1000
+"""Keys of a page of a listing; S3 gives no more."""
+
 _SECOND = 1_000_000_000
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -74,10 +78,12 @@ class ClientChoice:
     Args:
         client: "obstore", or the fsspec package for an option that obstore lacks: "s3fs", "gcsfs", "adlfs".
         options: for obstore, as `s3`, `gcs` or `azure` read them; else keyword arguments of the fsspec file system.
+        fixed: whether another client would log in with the same credentials.
     """
 
     client: str
     options: Mapping[str, Any] = field(repr=False)
+    fixed: bool = True
 
 
 def sort_options(options: Mapping[str, Any], names: Mapping[str, str]) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -163,6 +169,20 @@ def ca_file(options: Mapping[str, Any]) -> str | None:
     return os.fspath(given) if given else os.environ.get("AWS_CA_BUNDLE")
 
 
+def tls_context(options: Mapping[str, Any]) -> ssl.SSLContext:
+    """Return whom to trust, for clients of Python; `client_config` says the same to obstore.
+
+    Raises:
+        OSError: the certificate file cannot be read.
+    """
+    context = ssl.create_default_context()
+    if options.get("verify") is False:
+        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    elif authorities := ca_file(options):
+        context.load_verify_locations(authorities)
+    return context
+
+
 def proxy_url(proxy: Any) -> str:
     """Return a proxy as a URL.
 
@@ -190,6 +210,18 @@ def _duration(options: Mapping[str, Any], name: str, otherwise: float) -> str:
     if not isinstance(value, int | float) or isinstance(value, bool) or value <= 0:
         raise ConfigError(f"storage_options[{name!r}] must be a number of seconds above 0, got {value!r}")
     return f"{max(1, round(value * 1000))}ms"
+
+
+class Listed(NamedTuple):
+    """One page of a listing.
+
+    Args:
+        objects: keys and versions.
+        folders: what keys begin with up to a slash, if the listing ends there.
+    """
+
+    objects: list[tuple[str, FileVersion]]
+    folders: list[str]
 
 
 class ObjectStoreClient(Client):
@@ -223,31 +255,39 @@ class ObjectStoreClient(Client):
 
     def has_folder(self, path: str) -> bool:
         """Send a listing request."""
-        bucket, key = self._at(path)
-        page: Sequence[Any] = ()
-        with _empty_where_missing():
-            page = next(iter(bucket.list(key or None, chunk_size=1)), ())
-        return bool(page)
+        name, _, key = path.partition("/")
+        with _missing_bucket(name):
+            first = next(self._pages(name, key, recursive=True, most=1), None)
+        return first is not None and bool(first.objects)
 
     def walk(self, root: str, *, recursive: bool) -> Iterator[Found]:
         """List with one request for every thousand objects; empty objects that mark directories are left out."""
-        bucket, key = self._at(root)
-        name = root.partition("/")[0]
-        objects: list[Any] = []
+        name, _, key = root.partition("/")
+        objects: list[tuple[str, FileVersion]] = []
         folders: set[str] = set()
-        with _empty_where_missing():
-            if recursive:
-                objects = [meta for page in bucket.list(key or None, chunk_size=_LIST_CHUNK) for meta in page]
-                folders = {meta["path"].rpartition("/")[0] for meta in objects}
-            else:
-                listed = bucket.list_with_delimiter(key or None)
-                objects, folders = list(listed["objects"]), set(listed["common_prefixes"])
-        if not recursive:
+        with _missing_bucket(name):
+            for page in self._pages(name, key, recursive=recursive, most=LIST_CHUNK):
+                check_wanted()
+                objects += page.objects
+                folders.update(page.folders)
+        if recursive:
+            folders = {path.rpartition("/")[0] for path, _ in objects}
+        else:
             yield from (Found(f"{name}/{folder}", None) for folder in sorted(folders))
-        for meta in objects:
-            marker = meta["size"] == 0 and (meta["path"] == key or meta["path"] in folders)
+        for path, version in objects:
+            marker = version.num_bytes == 0 and (path == key or path in folders)
             if not marker:
-                yield Found(f"{name}/{meta['path']}", _version(meta))
+                yield Found(f"{name}/{path}", version)
+
+    def _pages(self, name: str, key: str, *, recursive: bool, most: int) -> Iterator[Listed]:
+        """Yield the pages of a listing of a directory of a bucket."""
+        bucket = self.bucket(name)
+        if recursive:
+            for page in bucket.list(key or None, chunk_size=most):
+                yield Listed([_key_and_version(meta) for meta in page], [])
+        else:
+            listed = bucket.list_with_delimiter(key or None)
+            yield Listed([_key_and_version(meta) for meta in listed["objects"]], list(listed["common_prefixes"]))
 
     def read(self, path: str) -> bytes:
         """Read an object completely."""
@@ -280,26 +320,42 @@ class ObjectStoreClient(Client):
 
     def _at(self, path: str) -> tuple[Bucket, str]:
         name, _, key = path.partition("/")
+        return self.bucket(name), key
+
+    def bucket(self, name: str) -> Bucket:
+        """Return a bucket by its name; it is opened on first use."""
         bucket = self._buckets.get(name)
         if bucket is None:
             bucket = self._buckets.setdefault(name, self._connect(name))
-        return bucket, key
+        return bucket
 
 
 @contextmanager
-def _empty_where_missing() -> Iterator[None]:
-    """Treat a missing bucket as an empty listing."""
+def _missing_bucket(name: str) -> Iterator[None]:
+    """Say what it means that there is nothing to list: a directory without files is an empty listing."""
     try:
         yield
-    except (FileNotFoundError, GenericError) as error:
+    except Exception as error:
         if store_error_type(error) is not MissingFileError:
             raise
+        raise MissingPathError(
+            f"there is no bucket (or container) {name!r}; check the path, and endpoint and account in storage_options",
+            name,
+        ) from None
 
 
 def _version(meta: Any) -> FileVersion:
+    return object_version(meta["size"], meta["last_modified"], meta["e_tag"])
+
+
+def _key_and_version(meta: Any) -> tuple[str, FileVersion]:
+    return meta["path"], _version(meta)
+
+
+def object_version(num_bytes: int, modified: datetime, etag: str | None) -> FileVersion:
     """Return the version from a listing or a HEAD response: both must give the same version."""
-    seconds = (meta["last_modified"] - _EPOCH).total_seconds()  # S3 listings have milliseconds, HEAD has seconds
-    return FileVersion(meta["size"], int(seconds) * _SECOND, _bare_tag(meta["e_tag"]))
+    seconds = (modified - _EPOCH).total_seconds()  # S3 listings have milliseconds, HEAD has seconds
+    return FileVersion(num_bytes, int(seconds) * _SECOND, _bare_tag(etag))
 
 
 def _bare_tag(etag: str | None) -> str | None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from torch_table_loader.cancellation import cancelled
-from torch_table_loader.causes import may_pass
+from torch_table_loader.causes import may_be_refusal, may_pass
 from torch_table_loader.options import DEFAULT_RETRY_SECONDS
 from torch_table_loader.source.traffic import TrafficCounter
 
@@ -108,7 +108,12 @@ class Attempts:
     """The tries of one request."""
 
     def __init__(
-        self, policy: RetryPolicy, counter: TrafficCounter, what: str, say: Callable[[BaseException], str]
+        self,
+        policy: RetryPolicy,
+        counter: TrafficCounter,
+        what: str,
+        say: Callable[[BaseException], str],
+        renew: Callable[[], bool] = lambda: False,
     ) -> None:
         """Start without a try.
 
@@ -117,8 +122,10 @@ class Attempts:
             counter: the store's counter.
             what: the object of the request, as messages may show it.
             say: formats an error without secrets.
+            renew: gets other credentials after a refusal, and returns whether there are any; called once.
         """
         self._policy, self._counter, self._what, self._say = policy, counter, what, say
+        self._renew: Callable[[], bool] | None = renew
         self._tries = 0
         self._wrong = 0
         self._failing_since = math.inf
@@ -165,6 +172,9 @@ class Attempts:
             passes = self._wrong < error.most_tries
         else:
             passes = may_pass(error)
+        if not passes and self._renew is not None and may_be_refusal(error):
+            renew, self._renew = self._renew, None
+            return renew()
         if not passes or left < _LEAST_S or cancelled():
             return False
         said = self._say(error)

@@ -1,20 +1,15 @@
-"""S3: its options, under the names of s3fs, pyarrow or obstore, and how to connect."""
+"""The options of S3, under the names of s3fs, pyarrow or obstore; `s3_client` connects."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import Any
 from urllib.parse import urlsplit
 
-from obstore.store import S3Store
-
 from torch_table_loader.errors import ConfigError, ConfigTypeError
-from torch_table_loader.source.aws import aws_login, bucket_region, configured_endpoint, configured_region
-from torch_table_loader.source.object_store import ClientChoice, agree, client_config, open_bucket, sort_options
-
-if TYPE_CHECKING:
-    from obstore.store import S3Config
+from torch_table_loader.source.aws import configured_endpoint
+from torch_table_loader.source.object_store import ClientChoice, agree, sort_options
 
 _NAMES = {
     "key": "access_key",
@@ -65,9 +60,6 @@ _LOST = frozenset(
 
 _REFUSED = {"default_metadata": "no metadata is written with objects"}
 
-_REGION = "us-east-1"
-"""The default region: stores without regions expect it, too."""
-
 _S3FS = (
     ("access_key", "key"),
     ("secret_key", "secret"),
@@ -106,7 +98,8 @@ def choose_s3(options: Mapping[str, Any]) -> ClientChoice:
         for name in ("access_key", "secret_key", "session_token"):
             known.pop(name, None)
     if not s3fs:
-        return ClientChoice("obstore", known if endpoint is None else {**known, "endpoint": endpoint})
+        fixed = bool(known.get("anonymous")) or ("access_key" in known and "role_arn" not in known)
+        return ClientChoice("obstore", known if endpoint is None else {**known, "endpoint": endpoint}, fixed)
     if alone := _OBSTORE_ALONE & set(known):
         raise ConfigError(
             f"storage_options name {', '.join(_as_written(options, alone))}, which s3fs does not take, and "
@@ -129,53 +122,6 @@ def with_configured_endpoint(options: Mapping[str, Any]) -> Mapping[str, Any]:
         return options
     endpoint = configured_endpoint(os.environ, known.get("profile"))
     return options if endpoint is None else {**options, "endpoint_url": endpoint}
-
-
-def s3_bucket(options: Mapping[str, Any]) -> Callable[[str], S3Store]:
-    """Return a function that opens a bucket by its name; on AWS without a region, the bucket's own is looked up.
-
-    Args:
-        options: as returned by `choose_s3` for obstore.
-
-    Raises:
-        ConfigError: as `aws_login` does.
-    """
-    endpoint = options.get("endpoint")
-    network = client_config(options, http=(endpoint or f"{options.get('scheme')}:").startswith("http:"))
-    login = aws_login(options)
-
-    def connect(bucket: str) -> S3Store:
-        if bucket.startswith("arn:"):
-            raise ConfigError("an ARN is not a name of a bucket here; write the access point's alias (s3://alias/path)")
-        region = options.get("region") or configured_region(os.environ, options.get("profile"))
-        if region is None and endpoint is None:
-            region = bucket_region(bucket, options)
-        region = region or _REGION
-        url, virtual = _address(bucket, region, options)
-        config: S3Config = {
-            "region": region,
-            "endpoint": url,
-            "aws_endpoint_url_s3": url,  # otherwise the environment's takes precedence, which may be switched off
-            "virtual_hosted_style_request": virtual,
-            "skip_signature": login is None,
-        }
-        if options.get("requester_pays"):
-            config["request_payer"] = True
-        return open_bucket(S3Store, bucket, config, network, login)
-
-    return connect
-
-
-def _address(bucket: str, region: str, options: Mapping[str, Any]) -> tuple[str, bool]:
-    """Return the URL of a bucket, and whether its host contains the name: on AWS itself, and if the caller says so."""
-    if "endpoint" in options:
-        scheme, _, host = options["endpoint"].partition("://")
-        virtual = options.get("virtual", False)
-    else:
-        scheme = options.get("scheme", "https")
-        host = f"s3.{region}.amazonaws.com{'.cn' if region.startswith('cn-') else ''}"
-        virtual = options.get("virtual", "." not in bucket)  # no certificate of AWS covers a name with a dot
-    return f"{scheme}://{bucket}.{host}" if virtual else f"{scheme}://{host}", virtual
 
 
 def _sorted_out(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:

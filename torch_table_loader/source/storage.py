@@ -5,12 +5,13 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import threading
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from multiprocessing.context import get_spawning_popen
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeGuard, TypeVar
 
 import pyarrow as pa
 
@@ -52,22 +53,39 @@ _MEMORY_OF = uuid.uuid4().hex
 """Names this process's memory:// files: a forked child inherits both, a spawned one has neither."""
 
 
+Login = Callable[[Mapping[str, Any] | None], Mapping[str, Any]]
+
+
+class _Connection(NamedTuple):
+    """A client, and the options that it connected with."""
+
+    options: Mapping[str, Any]
+    client: Client
+
+
 @dataclass(frozen=True, slots=True)
 class FileStorage:
     """A file system with its options (implements `contracts.Storage`).
 
-    It has no open handle that a fork could share: clients are stored by process id and left out of pickles.
+    It has no open handle that a fork could share: clients are stored by process id, as are the locks for making them,
+    and left out of pickles.
 
     Args:
         protocol: "file", "s3", "memory", or any that fsspec knows.
         options: storage options, including logins from the URL; never shown.
         retry_seconds: how long to retry a failed request.
+        login: where credentials expire, returns the options to connect with now; given those that the store refused,
+            others if there are any. It is left out of pickles: who gave it makes this storage anew.
     """
 
     protocol: str
     options: Mapping[str, Any] = field(default_factory=dict, repr=False, hash=False)
     retry_seconds: float = field(default=DEFAULT_RETRY_SECONDS, repr=False, compare=False)
-    _clients: dict[int, Client] = field(default_factory=dict, init=False, repr=False, compare=False, hash=False)
+    login: Login | None = field(default=None, repr=False, compare=False)
+    _clients: dict[int, _Connection] = field(default_factory=dict, init=False, repr=False, compare=False, hash=False)
+    _connecting: dict[int, threading.Lock] = field(
+        default_factory=dict, init=False, repr=False, compare=False, hash=False
+    )
     _counters: dict[int, TrafficCounter] = field(
         default_factory=dict, init=False, repr=False, compare=False, hash=False
     )
@@ -87,7 +105,7 @@ class FileStorage:
         """The client that sends requests: "local", "obstore", "s3fs", or the name of the fsspec protocol."""
         if self.is_local:
             return "local"
-        choice = self._choice()
+        choice = self._choice(self.options)
         return self.protocol if choice is None else choice.client
 
     @property
@@ -114,7 +132,7 @@ class FileStorage:
         ranges = BufferedRanges(
             lambda start, stop: self.read_range(path, start, stop, version),
             version.num_bytes,
-            self._client(path).read_ahead_bytes,
+            self._connection(path).client.read_ahead_bytes,
         )
         return open_ranges(ranges.read, version.num_bytes)
 
@@ -166,7 +184,7 @@ class FileStorage:
         if version.etag is None:
             return False
         with self._own_errors("", None):
-            return self._client("").checks_tags
+            return self._connection("").client.checks_tags
 
     def put_file(self, local: str, path: str) -> None:
         """Copy a local file to the store.
@@ -212,23 +230,42 @@ class FileStorage:
         pid = os.getpid()
         return self._counters.get(pid) or self._counters.setdefault(pid, TrafficCounter())
 
-    def _choice(self) -> ClientChoice | None:
+    def _choice(self, options: Mapping[str, Any]) -> ClientChoice | None:
         store = _object_store(self.protocol)
-        return store.choose(self.options) if store else None
+        return store.choose(options) if store else None
 
-    def _client(self, path: str) -> Client:
+    def _connection(self, path: str) -> _Connection:
         pid = os.getpid()
-        client = self._clients.get(pid)
-        if client is None:
-            # Two threads may both connect; one client is then dropped. A lock could be held across a fork.
-            try:
-                client = connect(self.protocol, self.options, self._choice())
-            except (TypeError, ValueError, KeyError) as error:
-                if isinstance(error, TableLoaderError):
-                    raise
-                raise self._misfit(error) from self._scrubbed(error, path)
-            client = self._clients.setdefault(pid, client)
-        return client
+        if not self._is_current(known := self._clients.get(pid)):
+            # One thread connects: were there two, one client would end unseen, and its login be taken for a new one.
+            with self._connecting.setdefault(pid, threading.Lock()):
+                if not self._is_current(known := self._clients.get(pid)):
+                    known = self._clients[pid] = self._connect(path)
+        return known
+
+    def _is_current(self, known: _Connection | None) -> TypeGuard[_Connection]:
+        return known is not None and (self.login is None or self.login(None) == known.options)
+
+    def _connect(self, path: str) -> _Connection:
+        options = self.options if self.login is None else self.login(None)
+        try:
+            return _Connection(options, connect(self.protocol, options, self._choice(options)))
+        except (TypeError, ValueError, KeyError) as error:
+            if isinstance(error, TableLoaderError):
+                raise
+            raise self._misfit(error) from self._scrubbed(error, path)
+
+    def _renew(self, refused: _Connection) -> bool:
+        """Connect anew where that may log in with other credentials; return whether it may."""
+        if self._clients.get(os.getpid()) is not refused:  # another thread has
+            return True
+        if self.login is not None and self.login(refused.options) != refused.options:
+            return True
+        choice = self._choice(refused.options)
+        if choice is None or choice.fixed:
+            return False
+        self.close()
+        return True
 
     def _ask(self, path: str, ask: Callable[[Client], T], num_bytes: Callable[[T], int] = lambda _: 0) -> T:
         """Return the store's answer, with or without retries.
@@ -240,11 +277,23 @@ class FileStorage:
         """
         if not self._is_far:
             with self._own_errors(path, None):
-                return ask(self._client(path))
-        policy = RetryPolicy(self.retry_seconds)
-        attempts = Attempts(policy, self._counter, self.shown(path), lambda error: self._said(error, path))
+                return ask(self._connection(path).client)
+        used: _Connection | None = None
+
+        def send() -> T:
+            nonlocal used
+            used = self._connection(path)
+            return ask(used.client)
+
+        attempts = Attempts(
+            RetryPolicy(self.retry_seconds),
+            self._counter,
+            self.shown(path),
+            lambda error: self._said(error, path),
+            lambda: used is not None and self._renew(used),
+        )
         with self._own_errors(path, attempts):
-            return attempts.make(lambda: interruptibly(lambda: ask(self._client(path))), num_bytes)
+            return attempts.make(lambda: interruptibly(send), num_bytes)
 
     @contextmanager
     def _own_errors(self, path: str, attempts: Attempts | None) -> Iterator[None]:
@@ -310,7 +359,9 @@ class FileStorage:
 
     def _scrub(self, text: str, path: str) -> str:
         query = path.partition("?")[2] if self.protocol in HTTP_PROTOCOLS else ""
-        return scrub(in_brief(text), (*secrets_of(self.options), query))
+        known = self._clients.get(os.getpid())
+        secrets = secrets_of(self.options) if known is None else (*secrets_of(self.options), *secrets_of(known.options))
+        return scrub(in_brief(text), (*secrets, query))
 
     def _scrubbed(self, error: BaseException, path: str) -> BaseException:
         """Return the error itself or, if it or its causes show a secret, a copy without it."""
@@ -399,9 +450,7 @@ def connect(protocol: str, options: Mapping[str, Any], choice: ClientChoice | No
     if choice is None or store is None:
         return FsspecClient(protocol, options)
     if choice.client == "obstore":
-        from torch_table_loader.source.object_stores import ObjectStoreClient
-
-        return ObjectStoreClient(store.bucket(choice.options))
+        return store.client(choice.options)
     return FsspecClient(store.family, choice.options)
 
 

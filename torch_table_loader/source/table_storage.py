@@ -6,10 +6,11 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeVar
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
-from torch_table_loader.contracts import Storage, is_far, renewing
+from torch_table_loader.contracts import Storage, is_far
 from torch_table_loader.errors import ConfigError, ConfigTypeError, StorageError, TableError
 from torch_table_loader.options import DEFAULT_RETRY_SECONDS
 from torch_table_loader.records import FileVersion, Traffic
@@ -17,8 +18,6 @@ from torch_table_loader.scrubbing import shown_url
 from torch_table_loader.source.address import HTTP_PROTOCOLS
 from torch_table_loader.source.places import Area, Place, areas_of, locate, refusal
 from torch_table_loader.source.storage import FileStorage, open_storage
-
-T = TypeVar("T")
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -72,20 +71,6 @@ Provider = Callable[[], Mapping[str, Any]]
 """Returns fresh properties, as pyiceberg names them, with `EXPIRY` if they expire; must be picklable for workers."""
 
 _TRUE = frozenset({"true", "1", "yes"})
-_REFUSALS = (
-    "ACCESS_DENIED",
-    "INVALID_ACCESS_KEY_ID",
-    "INVALID_CLIENT_TOKEN_ID",
-    "ExpiredToken",
-    "InvalidAccessKeyId",
-    "InvalidToken",
-    *(f"HTTP {word} {code}" for word in ("status", "response code") for code in (401, 403)),
-    "HTTP status 400)",
-    *(f"status code: {code} " for code in (400, 401, 403)),
-)
-"""What clients write where a store answers 401 or 403; or 400, which S3 answers to tokens that have expired, and of
-which the client often shows no more: https://docs.aws.amazon.com/AmazonS3/latest/API/ErrorResponses.html"""
-
 _BOOLEANS = frozenset({"anon", "force_virtual_addressing"})
 _NUMBERS = frozenset({"connect_timeout", "request_timeout"})
 
@@ -140,7 +125,6 @@ class TableStorage:
     retry_seconds: float = field(default=DEFAULT_RETRY_SECONDS, repr=False, compare=False)
     _fresh: dict[str, Any] = field(default_factory=dict, init=False, repr=False, compare=False, hash=False)
     _stores: dict[Place, FileStorage] = field(default_factory=dict, init=False, repr=False, compare=False, hash=False)
-    _earlier: dict[int, Traffic] = field(default_factory=dict, init=False, repr=False, compare=False, hash=False)
 
     @property
     def is_local(self) -> bool:
@@ -159,15 +143,18 @@ class TableStorage:
 
     def open(self, path: str) -> pa.NativeFile:
         """Open for random access: see `Storage.open`."""
-        return self._renewing_once(path, FileStorage.open)
+        store, inner = self._at(path)
+        return store.open(inner)
 
     def version(self, path: str) -> FileVersion:
         """Return the current size, time and tag: see `Storage.version`."""
-        return self._renewing_once(path, FileStorage.version)
+        store, inner = self._at(path)
+        return store.version(inner)
 
     def read_range(self, path: str, start: int, stop: int, version: FileVersion | None = None) -> Any:
         """Read bytes of a file with one request: see `RangeStorage.read_range`."""
-        return self._renewing_once(path, lambda store, inner: store.read_range(inner, start, stop, version))
+        store, inner = self._at(path)
+        return store.read_range(inner, start, stop, version)
 
     def checks(self, version: FileVersion) -> bool:
         """Return whether a request for a range fails if the file no longer has this version."""
@@ -180,12 +167,12 @@ class TableStorage:
 
     def walk(self, path: str) -> list[Found]:
         """List the files and folders in a folder, by their paths in the store."""
-        return self._renewing_once(path, lambda store, inner: store.walk(inner, recursive=False))
+        store, inner = self._at(path)
+        return store.walk(inner, recursive=False)
 
     def traffic(self) -> Traffic:
         """Return this process's requests to all stores so far."""
-        earlier = self._earlier.get(os.getpid(), Traffic())
-        return sum((store.traffic() for store in list(self._stores.values())), start=earlier)
+        return sum((store.traffic() for store in list(self._stores.values())), start=Traffic())
 
     def moved(self, path: str) -> str:
         """Return the current location of a path in the metadata."""
@@ -220,46 +207,20 @@ class TableStorage:
     def _areas(self) -> tuple[Area, ...]:
         return (*areas_of(self.overrides), *self.allowed)
 
-    def _renewing_once(self, path: str, ask: Callable[[FileStorage, str], T]) -> T:
-        """Return the store's answer; if it refuses access, renew the credentials and try once more."""
-        self._renew_in_time()
-        known = self.known()
-        store, inner = self._at(path)
-        try:
-            return ask(store, inner)
-        except StorageError as error:
-            if not self._renew_after(error, known):
-                raise
-            return ask(*self._at(path))
-
-    def renew(self, error: BaseException) -> bool:
-        """Renew the credentials if the store refused them: see `RenewingStorage.renew`."""
-        return self._renew_after(error, self.known())
-
-    def _renew_after(self, error: BaseException, known: Mapping[str, Any]) -> bool:
-        if self.provider is None or not _is_refusal(error):
-            return False
-        self._renew(known)
-        return True
-
     def known(self) -> dict[str, Any]:
         """Return the current properties: credentials may have been renewed."""
         return {**self.properties, **self._fresh}
 
-    def _renew_in_time(self) -> None:
+    def _login(self, provider: Provider, place: Place, refused: Mapping[str, Any] | None) -> dict[str, Any]:
+        """Return the options to connect with now; renew the credentials if they expire soon, or were refused."""
         known = self.known()
         end = known.get(EXPIRY)
-        if self.provider is not None and end is not None and float(end) / 1000 - RENEW_BEFORE_S < time.time():
-            self._renew(known)
-
-    def _renew(self, known: Mapping[str, Any]) -> None:
-        """Renew the credentials, unless another thread has since `known` was."""
-        with _renewing:
-            if self.provider is None or self.known() != known:
-                return
-            self._fresh.update(self.provider())
-            self._earlier[os.getpid()] = self.traffic()
-            self._stores.clear()
+        expire = end is not None and float(end) / 1000 - RENEW_BEFORE_S < time.time()
+        if expire or refused == self._options_of(place):
+            with _renewing:
+                if self.known() == known:  # no other thread has renewed them
+                    self._fresh.update(provider())
+        return self._options_of(place)
 
     def _at(self, path: str) -> tuple[FileStorage, str]:
         self.require([path])
@@ -268,6 +229,8 @@ class TableStorage:
         if place.is_local:
             return self._stores.setdefault(place, FileStorage("file")), inner
         store, inner = open_storage(path, self._options_of(place), self.retry_seconds)
+        if self.provider is not None:
+            store = replace(store, login=partial(self._login, self.provider, place))
         return self._stores.setdefault(place, store), inner
 
     def _options_of(self, place: Place) -> dict[str, Any]:
@@ -329,7 +292,7 @@ def read_whole(storage: Storage, path: str, num_bytes: int | None = None) -> byt
         except StorageError:
             if storage.version(path).num_bytes == size:
                 raise
-    return renewing(storage, whole)
+    return whole()
 
 
 def too_large(path: str, got: str) -> TableError:
@@ -361,13 +324,3 @@ def read_overrides(overrides: Mapping[str, str] | None) -> tuple[tuple[str, str]
                 f"location_override {shown_url(old)!r}: {shown_url(new)!r}: end both with a slash, or neither"
             )
     return tuple(sorted(overrides.items(), key=lambda pair: (-len(pair[0]), pair[0])))
-
-
-def _is_refusal(error: BaseException) -> bool:
-    """Return whether a store answered 401 or 403."""
-    link: BaseException | None = error
-    while link is not None:
-        if isinstance(link, PermissionError) or any(word in str(link) for word in _REFUSALS):
-            return True
-        link = link.__cause__ or link.__context__
-    return False

@@ -1,0 +1,283 @@
+"""A client of S3. obstore reads and writes; listings are asked for, and checked, page by page.
+
+For obstore ends a listing at a page without a token, whatever else that page says. The requests are those of
+ListObjectsV2: https://docs.aws.amazon.com/AmazonS3/latest/API/API_ListObjectsV2.html.
+"""
+
+from __future__ import annotations
+
+import os
+import urllib.request
+from collections.abc import Iterator, Mapping
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, NamedTuple
+from urllib.parse import quote, unquote_plus, urlsplit
+from xml.etree import ElementTree as ET
+
+import urllib3
+from botocore.auth import S3SigV4Auth
+from botocore.awsrequest import AWSRequest
+from botocore.credentials import Credentials
+from botocore.exceptions import ClientError
+from botocore.parsers import ResponseParserError
+from botocore.utils import percent_encode_sequence
+from obstore.store import S3Store
+
+from torch_table_loader.errors import ConfigError, StorageError
+from torch_table_loader.source.aws import aws_login, bucket_region, configured_region
+from torch_table_loader.source.object_store import (
+    CONNECT_TIMEOUT_S,
+    READ_TIMEOUT_S,
+    Listed,
+    ObjectStoreClient,
+    client_config,
+    object_version,
+    open_bucket,
+    proxy_url,
+    tls_context,
+)
+
+if TYPE_CHECKING:
+    from obstore.store import S3Config
+
+_REGION = "us-east-1"
+"""The default region: stores without regions expect it, too."""
+
+
+class S3Client(ObjectStoreClient):
+    """Buckets of S3; obstore reads and writes, and listings are checked page by page."""
+
+    def __init__(self, options: Mapping[str, Any]) -> None:
+        """Log in; connect to each bucket on first use.
+
+        Args:
+            options: as returned by `choose_s3` for obstore.
+
+        Raises:
+            ConfigError: as `aws_login` does.
+        """
+        super().__init__(self._open)
+        self._options = options
+        plain = (options.get("endpoint") or f"{options.get('scheme')}:").startswith("http:")
+        self._network = client_config(options, http=plain)
+        self._login = aws_login(options)
+        self._addresses: dict[str, BucketAddress] = {}
+        self._pools: dict[str, urllib3.PoolManager] = {}
+
+    def _pages(self, name: str, key: str, *, recursive: bool, most: int) -> Iterator[Listed]:
+        """Yield the pages of a listing of a directory of a bucket.
+
+        Raises:
+            StorageError: pages do not make one listing.
+            ClientError: the store answers with an error.
+        """
+        prefix = f"{key.rstrip('/')}/" if key else ""
+        shown = f"s3://{name}/{prefix}"
+        asked = {"list-type": "2", "encoding-type": "url", "max-keys": str(most), "prefix": prefix}
+        if not recursive:
+            asked["delimiter"] = "/"
+        tokens: set[str] = set()
+        keys: set[str] = set()
+        while True:
+            page = read_page(self._get(name, asked))
+            _check(page, shown, prefix, keys)
+            yield page.listed
+            if page.token is None:
+                return
+            if page.token in tokens:
+                raise _broken(shown, f"it gives the token {page.token[:40]!r} for a second time")
+            tokens.add(page.token)
+            asked["continuation-token"] = page.token
+
+    def _get(self, bucket: str, asked: Mapping[str, str]) -> bytes:
+        address = self._address(bucket)
+        headers = {"x-amz-request-payer": "requester"} if self._options.get("requester_pays") else {}
+        request = AWSRequest("GET", f"{address.url}?{percent_encode_sequence(sorted(asked.items()))}", headers)
+        if self._login is not None:
+            login: Any = self._login()
+            credentials = Credentials(login["access_key_id"], login["secret_access_key"], login["token"])
+            S3SigV4Auth(credentials, "s3", address.region).add_auth(request)
+        answer = self._pool(address.endpoint).request(
+            "GET", request.url, headers=dict(request.headers.items()), retries=False, redirect=False
+        )
+        if answer.status != 200:
+            raise _error(answer.data, answer.status)
+        return answer.data
+
+    def _pool(self, url: str) -> urllib3.PoolManager:
+        """Return the connections to a host, through the proxy that the caller or the environment names for it."""
+        parts = urlsplit(url)
+        pool = self._pools.get(parts.netloc)
+        if pool is None:
+            common: dict[str, Any] = {
+                "maxsize": 16,
+                "timeout": urllib3.Timeout(
+                    self._options.get("connect_timeout", CONNECT_TIMEOUT_S),
+                    self._options.get("read_timeout", READ_TIMEOUT_S),
+                ),
+            }
+            if parts.scheme == "https":
+                common["ssl_context"] = tls_context(self._options)
+            proxy = self._options.get("proxy")
+            if proxy is None and not urllib.request.proxy_bypass(parts.netloc):
+                proxy = urllib.request.getproxies().get(parts.scheme)
+            pool = urllib3.PoolManager(**common) if proxy is None else _through(proxy_url(proxy), common)
+            pool = self._pools.setdefault(parts.netloc, pool)
+        return pool
+
+    def _open(self, bucket: str) -> S3Store:
+        address = self._address(bucket)
+        config: S3Config = {
+            "region": address.region,
+            "endpoint": address.endpoint,
+            "aws_endpoint_url_s3": address.endpoint,  # else the environment's goes first, which may be switched off
+            "virtual_hosted_style_request": address.virtual,
+            "skip_signature": self._login is None,
+        }
+        if self._options.get("requester_pays"):
+            config["request_payer"] = True
+        return open_bucket(S3Store, bucket, config, self._network, self._login)
+
+    def _address(self, bucket: str) -> BucketAddress:
+        """Return where a bucket is; on AWS without a region, its own is looked up."""
+        address = self._addresses.get(bucket)
+        if address is None:
+            address = self._addresses.setdefault(bucket, _find(bucket, self._options))
+        return address
+
+
+class BucketAddress(NamedTuple):
+    """Where requests about a bucket go.
+
+    Args:
+        name: the bucket's.
+        endpoint: a URL.
+        region: what signatures are for.
+        virtual: whether the endpoint's host contains the name.
+    """
+
+    name: str
+    endpoint: str
+    region: str
+    virtual: bool
+
+    @property
+    def url(self) -> str:
+        """The URL of the bucket itself."""
+        return f"{self.endpoint}/" if self.virtual else f"{self.endpoint}/{quote(self.name)}"
+
+
+class Page(NamedTuple):
+    """One answer to a listing.
+
+    Args:
+        listed: objects and common prefixes, without a slash at the end.
+        token: asks for the next page; None for the last one.
+    """
+
+    listed: Listed
+    token: str | None
+
+
+def _find(bucket: str, options: Mapping[str, Any]) -> BucketAddress:
+    if bucket.startswith("arn:"):
+        raise ConfigError("an ARN is not a name of a bucket here; write the access point's alias (s3://alias/path)")
+    region = options.get("region") or configured_region(os.environ, options.get("profile"))
+    if region is None and "endpoint" not in options:
+        region = bucket_region(bucket, options)
+    region = region or _REGION
+    if "endpoint" in options:
+        scheme, _, host = options["endpoint"].partition("://")
+        virtual = options.get("virtual", False)
+    else:
+        scheme = options.get("scheme", "https")
+        host = f"s3.{region}.amazonaws.com{'.cn' if region.startswith('cn-') else ''}"
+        virtual = options.get("virtual", "." not in bucket)  # no certificate of AWS covers a name with a dot
+    return BucketAddress(bucket, f"{scheme}://{bucket}.{host}" if virtual else f"{scheme}://{host}", region, virtual)
+
+
+def _through(proxy: str, common: dict[str, Any]) -> urllib3.ProxyManager:
+    login = urlsplit(proxy)
+    headers = None
+    if login.username is not None:
+        headers = urllib3.make_headers(proxy_basic_auth=unquote_plus(f"{login.username}:{login.password or ''}"))
+    return urllib3.ProxyManager(proxy, proxy_headers=headers, **common)
+
+
+def read_page(body: bytes) -> Page:
+    """Read an answer to ListObjectsV2.
+
+    Raises:
+        ClientError: it is an error, which some stores send with status 200.
+        ResponseParserError: it is no listing.
+        StorageError: it says that more follows, and not where.
+
+    >>> read_page(b"<ListBucketResult><IsTruncated>false</IsTruncated></ListBucketResult>")
+    Page(listed=Listed(objects=[], folders=[]), token=None)
+    """
+    try:
+        root = ET.fromstring(body)  # noqa: S314 expat bounds what entities grow to
+    except ET.ParseError as error:
+        raise ResponseParserError(f"expected a listing in XML, got {body[:60]!r} ({error})") from None
+    name = _name(root)
+    if name == "Error":
+        raise _error(body, 500)
+    if name != "ListBucketResult":
+        raise ResponseParserError(f"expected a ListBucketResult, got {name[:40]!r}")
+    texts = _texts(root)
+    decoded = unquote_plus if texts.get("EncodingType") == "url" else str
+    token = texts.get("NextContinuationToken") or None
+    if token is None and texts.get("IsTruncated", "").strip().lower() == "true":
+        raise _broken("a page", "it says that more follows, and has no token to ask for it")
+    objects, folders = [], []
+    for child in root:
+        inner = _texts(child)
+        try:
+            if _name(child) == "Contents":
+                modified = datetime.fromisoformat(inner["LastModified"])
+                version = object_version(int(inner["Size"]), modified, inner.get("ETag"))
+                objects.append((decoded(inner["Key"]).removesuffix("/"), version))
+            elif _name(child) == "CommonPrefixes":
+                folders.append(decoded(inner["Prefix"]).removesuffix("/"))
+        except (KeyError, ValueError, TypeError) as error:
+            raise ResponseParserError(f"expected keys with size and time, got {inner!r} ({error})") from None
+    return Page(Listed(objects, folders), token)
+
+
+def _check(page: Page, shown: str, prefix: str, keys: set[str]) -> None:
+    """Refuse keys that were not asked for, or that came before; add the page's."""
+    for key in (*(key for key, _ in page.listed.objects), *page.listed.folders):
+        if not f"{key}/".startswith(prefix):
+            raise _broken(shown, f"it names {key!r}, which does not begin with {prefix!r}")
+        if key in keys:
+            raise _broken(shown, f"it names {key!r} twice")
+        keys.add(key)
+
+
+def _broken(shown: str, why: str) -> StorageError:
+    return StorageError(
+        f"{shown}: the store's listing cannot be trusted: {why}; check that the endpoint in storage_options speaks "
+        "S3's ListObjectsV2, or pass the files themselves as path"
+    )
+
+
+def _error(body: bytes, status: int) -> ClientError:
+    """Return an answer that is an error; with botocore's class, whose code and status are known elsewhere."""
+    try:
+        texts = _texts(ET.fromstring(body))  # noqa: S314 expat bounds what entities grow to
+    except ET.ParseError:
+        texts = {}
+    said: Any = {
+        "Error": {"Code": texts.get("Code", str(status)), "Message": texts.get("Message", "no message")},
+        "ResponseMetadata": {"HTTPStatusCode": status},
+    }
+    return ClientError(said, "ListObjectsV2")
+
+
+def _texts(element: ET.Element) -> dict[str, str]:
+    return {_name(child): child.text or "" for child in element}
+
+
+def _name(element: ET.Element) -> str:
+    """Return a tag without its namespace, which not every store writes."""
+    return element.tag.rpartition("}")[2]

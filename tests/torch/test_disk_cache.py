@@ -18,6 +18,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
+from tests.laws.effort import daily
 from tests.logs import said_by
 from tests.rooms.small_disks import ROOT, run_with_small
 from tests.services.faults import BUCKET, FaultyStore, serving_faults
@@ -91,7 +92,7 @@ WORLDS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("second", WORLDS.values(), ids=WORLDS)
 @pytest.mark.parametrize("first", [WORLDS["alone"], WORLDS["small splits"], WORLDS["three ranks"]], ids=str)
-@pytest.mark.daily(lambda first, second: not first or first == second)
+@daily(lambda first, second: not first or first == second)
 def test_the_second_epoch_reads_no_byte_from_the_store(
     make: Callable[..., TableLoader], first: dict[str, Any], second: dict[str, Any]
 ) -> None:

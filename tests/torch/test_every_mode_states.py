@@ -13,7 +13,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.laws.effort import examples
+from tests.laws.effort import daily, examples
 from tests.torch.jobs import State, check_that_fresh_loaders_go_on
 from tests.torch.modes import (
     LAKE,
@@ -54,7 +54,7 @@ GOES_ON: list[tuple[list[Any], dict[str, Any]]] = [
 @pytest.mark.parametrize(
     ("mode", "options"), [(mode, options) for modes, options in GOES_ON for mode in modes], ids=str
 )
-@pytest.mark.daily(lambda options: "worker_type" not in options or options == PROCESSES)
+@daily(lambda options: "worker_type" not in options or options == PROCESSES)
 def test_a_fresh_loader_goes_on_with_the_batches_that_would_have_come(
     mode: Mode, tables: Path, options: dict[str, Any]
 ) -> None:

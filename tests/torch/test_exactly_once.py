@@ -13,7 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.laws.effort import examples
+from tests.laws.effort import daily, examples
 from tests.torch.tables import SUFFIX, Batch, deliver_all, key, meant_warnings, write_table
 from torch_table_loader import RowBalancedStrategy, SizeBalancedStrategy, StructuredDataset
 
@@ -139,7 +139,7 @@ def test_rows_of_a_store_are_delivered_once(
 
 @pytest.mark.parametrize("form", sorted(SUFFIX))
 @pytest.mark.parametrize("worker_type", ["thread", "process"])
-@pytest.mark.daily(lambda worker_type, form: worker_type == "thread" or form == "parquet")
+@daily(lambda worker_type, form: worker_type == "thread" or form == "parquet")
 def test_every_format_delivers_every_row_once(tmp_path: Path, form: str, worker_type: str) -> None:
     total = write_table(tmp_path, [[5, 3], [], [1], [0, 4], [7], [2, 2]], form)
     options = {"batch_size": 4, "drop_last": False, "filters": None, "even_ranks": None, "num_workers": 2}

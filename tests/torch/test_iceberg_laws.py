@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
 from tests.iceberg import IcebergWriter
-from tests.laws.effort import examples
+from tests.laws.effort import daily, examples
 from torch_table_loader import IcebergDataset, ResumeError, TableLoader
 
 commits = st.lists(
@@ -176,7 +176,7 @@ def sample(root: Path) -> IcebergWriter:
 @whenever_footers_are_read
 @pytest.mark.parametrize("num_ranks", [1, 3])
 @pytest.mark.parametrize("worker_type", ["thread", "process"])
-@pytest.mark.daily(lambda worker_type, num_ranks: worker_type == "thread" or num_ranks == 1)
+@daily(lambda worker_type, num_ranks: worker_type == "thread" or num_ranks == 1)
 def test_threads_and_processes_deliver_the_same(tmp_path: Path, worker_type: str, num_ranks: int, footers: str) -> None:
     table = sample(tmp_path)
     options: dict[str, Any] = {

@@ -23,7 +23,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.laws.effort import examples
+from tests.laws.effort import daily, examples
 from tests.torch.tables import meant_warnings, write_table
 from torch_table_loader import ConfigError, MixedDataset, ResumeError, SourceRow, StructuredDataset, TableLoader
 from torch_table_loader.engine import row_store, sizes
@@ -163,7 +163,7 @@ def test_the_first_source_to_be_exhausted_ends_the_epoch_at_the_row_that_would_r
 
 @pytest.mark.parametrize("worker_type", ["thread", "process"])
 @pytest.mark.parametrize("where", ["behind a URL", "larger than memory"])
-@pytest.mark.daily(lambda worker_type, where: worker_type == "thread" or where == "behind a URL")
+@daily(lambda worker_type, where: worker_type == "thread" or where == "behind a URL")
 def test_stores_that_are_not_in_memory_give_the_same(
     tables: Tables, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str, worker_type: str
 ) -> None:
@@ -436,7 +436,7 @@ def test_weights_set_before_the_last_step_of_the_ranks_that_go_on(tables: Tables
 
 @pytest.mark.parametrize("worker_type", ["thread", "process"])
 @pytest.mark.parametrize("at", [0, 1, 4])
-@pytest.mark.daily(lambda worker_type, at: worker_type == "thread" or at == 1)
+@daily(lambda worker_type, at: worker_type == "thread" or at == 1)
 def test_weights_change_at_the_next_step(tables: Tables, worker_type: str, at: int) -> None:
     options: dict[str, Any] = {"worker_type": worker_type, "num_workers": 2, "batch_size": 50}
     before = batches(make(tables, **options)[0])

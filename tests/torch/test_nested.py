@@ -11,6 +11,7 @@ import pyarrow.compute as pc
 import pytest
 from torch.utils.data import DataLoader
 
+from tests.laws.effort import daily
 from tests.torch.leaks import children, lane_threads
 from tests.torch.tables import as_values, deliver, meant_warnings, write_table
 from torch_table_loader import ConfigError, StructuredDataset
@@ -46,7 +47,7 @@ def own_loader(table: Path, workers: int, **options: Any) -> tuple[DataLoader[An
     ],
     ids=["plain", "shuffled", "dropped", "filtered", "padded"],
 )
-@pytest.mark.daily(lambda workers, options: workers < 3 or options.get("shuffle"))
+@daily(lambda workers, options: workers < 3 or options.get("shuffle"))
 def test_its_batches_are_those_of_as_many_lanes(table: Path, workers: int, options: dict[str, Any]) -> None:
     loader, _ = own_loader(table, workers, row_id=True, **options)
     with meant_warnings():

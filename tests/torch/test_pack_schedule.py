@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.laws.effort import examples
+from tests.laws.effort import daily, examples
 from tests.torch.packing_reference import Place, check_batch, documents_of, places_of, write_documents
 from tests.torch.tables import meant_warnings
 from torch_table_loader import ConfigError, ConfigTypeError, MixedDataset, Pack, StructuredDataset, TableLoader
@@ -113,7 +113,7 @@ def test_another_world_delivers_the_rest(
 
 @pytest.mark.parametrize("mode", [False, True, "rows"])
 @pytest.mark.parametrize("worker_type", ["thread", "process"])
-@pytest.mark.daily(lambda mode, worker_type: worker_type == "thread" or mode == "rows")
+@daily(lambda mode, worker_type: worker_type == "thread" or mode == "rows")
 def test_resumes_from_every_step(table: Path, mode: Any, worker_type: Any) -> None:
     options = {"batch_size": 2, "num_workers": 2, "worker_type": worker_type, "shuffle": mode}
     batches = list(make(table, PACK, **options))

@@ -16,7 +16,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.laws.effort import examples
+from tests.laws.effort import daily, examples
 from tests.rooms.waiting import threads, until
 from tests.torch.tables import meant_warnings
 from tests.torch.test_packed_items import EOS, PACKS, STRATEGIES, write
@@ -82,7 +82,7 @@ FORMS: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize("options", FORMS, ids=str)
 @pytest.mark.parametrize("strategy", STRATEGIES)
-@pytest.mark.daily(lambda strategy, options: "worker_type" not in options or strategy == "concat")
+@daily(lambda strategy, options: "worker_type" not in options or strategy == "concat")
 def test_any_machine_reads_the_sequences_of_one(
     table: Path, machine: Callable[[str], None], tmp_path: Path, url: str, strategy: Any, options: dict[str, Any]
 ) -> None:

@@ -19,7 +19,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.laws.effort import examples
+from tests.laws.effort import daily, examples
 from tests.torch.tables import meant_warnings
 from torch_table_loader import (
     ConfigError,
@@ -319,7 +319,7 @@ def test_another_world_delivers_the_rest(table: Path, pack: Pack, worlds: list[d
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
 @pytest.mark.parametrize("worker_type", ["thread", "process"])
-@pytest.mark.daily(lambda strategy, worker_type: worker_type == "thread" or strategy == "concat")
+@daily(lambda strategy, worker_type: worker_type == "thread" or strategy == "concat")
 def test_it_resumes_from_every_step(table: Path, strategy: Any, worker_type: Any) -> None:
     pack = Pack(seq_len=7, strategy=strategy, labels="shifted", loss_mask="trained", aligned=["weight"])
     options: dict[str, Any] = {

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from tests.laws.effort import daily
 from tests.torch.modes import MIXTURE, SPLITS, Mode, write_rows
 from torch_table_loader import TableLoader
 from torch_table_loader.engine.workers.pickling import twin_of
@@ -83,7 +84,7 @@ def made(mode: Mode, table: Path, worker_type: str, **options: Any) -> TableLoad
     [(SPLITS, {}), (SPLITS, {"collate_fn": dict}), (SPLITS, {"prefetch_batches": 1}), (MIXTURE, {})],
     ids=str,
 )
-@pytest.mark.daily(lambda options, worker_type: worker_type != "process" or "prefetch_batches" not in options)
+@daily(lambda options, worker_type: worker_type != "process" or "prefetch_batches" not in options)
 def test_each_batch_goes_to_one_thread(mode: Mode, table: Path, worker_type: str, options: dict[str, Any]) -> None:
     loader = made(mode, table, worker_type, **options)
     expected = sorted(mode.read(loader))

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch._C._distributed_c10d import TCPStore
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
 from torch.multiprocessing.spawn import start_processes
 
 from tests.torch.tables import write_table

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import datetime as dt
 import math
-import pickle
 from decimal import Decimal
 from typing import Any
 
@@ -13,21 +12,12 @@ import pyarrow as pa
 import pytest
 import torch
 
+from tests.conversions import convert, value_of
 from torch_table_loader.batching.codec import make_codec
 from torch_table_loader.batching.policy import TypePolicy
 from torch_table_loader.errors import ConfigError, TableError
 from torch_table_loader.planning.column_statistics import ColumnStatistics
 from torch_table_loader.planning.value_sums import ValueSums
-
-
-def _one(array: pa.Array, **policy: Any) -> Any:
-    """Decode one column, cut one batch, and give the column's output."""
-    return _batch(pa.record_batch({"x": array}), **policy)["x"]
-
-
-def _batch(batch: pa.RecordBatch, **policy: Any) -> Any:
-    codec = pickle.loads(pickle.dumps(make_codec(batch.schema, TypePolicy(**policy))))  # noqa: S301
-    return codec.decode(batch).batches(max(1, batch.num_rows))[0]
 
 
 def test_nulls_are_errors_unless_something_was_chosen() -> None:
@@ -37,9 +27,9 @@ def test_nulls_are_errors_unless_something_was_chosen() -> None:
     with pytest.raises(TableError, match=r"column 'n' has a null at row 2 .*nulls=\{'n': fill\}.*mask"):
         codec.decode(batch)
     assert math.isnan(codec.decode(batch.slice(0, 2)).batches(2)[0]["f"][0])
-    filled = _batch(batch, nulls={"n": -7, "f": 2})
+    filled = convert(batch, nulls={"n": -7, "f": 2})
     assert (filled["n"].tolist(), filled["f"].tolist()) == ([1, 2, -7], [2.0, 0.5, 1.0])
-    masked = _batch(batch, nulls="mask")
+    masked = convert(batch, nulls="mask")
     assert list(masked) == ["n", "n_valid", "f"]
     assert masked["n"].tolist() == [1, 2, 0]
     assert masked["n_valid"].tolist() == [True, True, False]
@@ -48,7 +38,7 @@ def test_nulls_are_errors_unless_something_was_chosen() -> None:
 def test_masks_follow_the_schema_and_never_the_content() -> None:
     schema = pa.schema([pa.field("a", pa.int8()), pa.field("b", pa.int8(), nullable=False)])
     batch = pa.record_batch([pa.array([1], pa.int8())] * 2, schema=schema)
-    masked = _batch(batch, nulls="mask")
+    masked = convert(batch, nulls="mask")
     assert list(masked) == ["a", "a_valid", "b"]
     codec = make_codec(schema, TypePolicy(nulls="mask"))
     assert codec.null_sensitive == {"b"}
@@ -60,35 +50,35 @@ def test_masks_follow_the_schema_and_never_the_content() -> None:
 def test_null_lists_and_null_values_in_lists() -> None:
     lists = pa.array([[1], None, [2, 3]], pa.list_(pa.int16()))
     with pytest.raises(TableError, match=r"column 'x' has a null at row 1"):
-        _one(lists)
-    assert _one(lists, ragged="offsets", nulls={"x": []}).offsets.tolist() == [0, 1, 1, 3]
-    assert _one(lists, ragged="offsets", nulls={"x": [8, 9]}).values.tolist() == [1, 8, 9, 2, 3]
+        value_of(lists)
+    assert value_of(lists, ragged="offsets", nulls={"x": []}).offsets.tolist() == [0, 1, 1, 3]
+    assert value_of(lists, ragged="offsets", nulls={"x": [8, 9]}).values.tolist() == [1, 8, 9, 2, 3]
     gaps = pa.array([[1, None], [2]], pa.list_(pa.int16()))
     with pytest.raises(TableError, match=r"column 'x' has a null at value 1 of the lists.*'x\.item': fill"):
-        _one(gaps, nulls="mask")
-    assert _one(gaps, ragged="offsets", nulls={"x.item": 5}).values.tolist() == [1, 5, 2]
+        value_of(gaps, nulls="mask")
+    assert value_of(gaps, ragged="offsets", nulls={"x.item": 5}).values.tolist() == [1, 5, 2]
     floats = pa.array([[0.5, None]], pa.list_(pa.float32()))
-    assert math.isnan(_one(floats, ragged="pad").values[0, 1])
+    assert math.isnan(value_of(floats, ragged="pad").values[0, 1])
 
 
 def test_values_under_a_null_list_do_not_come() -> None:
     values = pa.array([1, 2, 3], pa.int16())
     lists = pa.ListArray.from_arrays(pa.array([0, 1, 2, 3], pa.int32()), values, mask=pa.array([False, True, False]))
-    assert _one(lists, ragged="offsets", nulls="mask").values.tolist() == [1, 3]
+    assert value_of(lists, ragged="offsets", nulls="mask").values.tolist() == [1, 3]
 
 
 def test_null_fixed_size_lists() -> None:
     pairs = pa.array([[1, 2], None, [3, 4]], pa.list_(pa.int16(), 2))
     with pytest.raises(TableError, match=r"column 'x' has a null at row 1"):
-        _one(pairs)
-    assert _one(pairs, nulls={"x": 9}).tolist() == [[1, 2], [9, 9], [3, 4]]
-    assert _one(pairs, nulls={"x": [8, 9]}).tolist() == [[1, 2], [8, 9], [3, 4]]
+        value_of(pairs)
+    assert value_of(pairs, nulls={"x": 9}).tolist() == [[1, 2], [9, 9], [3, 4]]
+    assert value_of(pairs, nulls={"x": [8, 9]}).tolist() == [[1, 2], [8, 9], [3, 4]]
     with pytest.raises(ConfigError, match="does not fit"):
-        _one(pairs, nulls={"x": [1, 2, 3]})
+        value_of(pairs, nulls={"x": [1, 2, 3]})
     gaps = pa.array([[1, None], [3, 4]], pa.list_(pa.int16(), 2))
     with pytest.raises(TableError, match=r"'x\.item': fill"):
-        _one(gaps, nulls="mask")
-    assert _one(gaps, nulls={"x.item": 7}).tolist() == [[1, 7], [3, 4]]
+        value_of(gaps, nulls="mask")
+    assert value_of(gaps, nulls={"x.item": 7}).tolist() == [[1, 7], [3, 4]]
 
 
 @pytest.mark.parametrize(
@@ -118,7 +108,7 @@ def test_fills_are_checked_at_construction(nulls: dict[str, Any], message: str) 
         }
     )
     with pytest.raises(ConfigError, match=message):
-        make_codec(schema, TypePolicy(nulls=nulls))
+        convert(pa.RecordBatch.from_pylist([], schema), nulls=nulls)
 
 
 @pytest.mark.parametrize("fill", ["nan", math.nan])
@@ -138,25 +128,28 @@ def test_fills_are_checked_at_construction(nulls: dict[str, Any], message: str) 
 def test_ints_with_gaps_become_floats_whatever_a_batch_has(kind: pa.DataType, dtype: torch.dtype, fill: Any) -> None:
     for values in ([1, None, 3], [1, 2, 3], [None]):
         for array in (pa.array(values, kind), pa.array(values, kind).dictionary_encode()):
-            found = _one(array, nulls={"x": fill})
+            found = value_of(array, nulls={"x": fill})
             assert found.dtype == dtype
             assert [None if math.isnan(value) else value for value in found.tolist()] == values
 
 
 def test_gaps_become_the_mean_of_statistics_that_were_measured_elsewhere() -> None:
     stats = ColumnStatistics.of(ValueSums.of(np.array([30, 50]), nulls=7), [0.5])
-    found = _one(pa.array([20, None, 60], pa.int32()), nulls={"x": stats})
+    found = value_of(pa.array([20, None, 60], pa.int32()), nulls={"x": stats})
     assert found.dtype == torch.float64
     assert stats.standardize(found).tolist() == [-2.0, 0.0, 2.0]
-    floats = _one(pa.array([20, None, math.nan], pa.float32()), nulls={"x": stats}, output_format="numpy")
+    floats = value_of(pa.array([20, None, math.nan], pa.float32()), nulls={"x": stats}, output_format="numpy")
     assert floats.dtype == np.float32
     assert floats[:2].tolist() == [20.0, 40.0]
     assert math.isnan(floats[2]), "a NaN is no null"
-    assert _one(pa.array([Decimal(20), None]), decimals="float64", nulls={"x": stats}).tolist() == [20.0, 40.0]
+    assert value_of(pa.array([Decimal(20), None]), decimals="float64", nulls={"x": stats}).tolist() == [
+        20.0,
+        40.0,
+    ]
     lists = pa.array([[1, None], [2]], pa.list_(pa.int16()))
-    assert _one(lists, ragged="offsets", nulls={"x.item": stats}).values.tolist() == [1.0, 40.0, 2.0]
+    assert value_of(lists, ragged="offsets", nulls={"x.item": stats}).values.tolist() == [1.0, 40.0, 2.0]
     pairs = pa.array([[1, None], None], pa.list_(pa.int16(), 2))
-    assert np.isnan(_one(pairs, nulls={"x.item": "nan"}).numpy()).tolist() == [[False, True], [True, True]]
+    assert np.isnan(value_of(pairs, nulls={"x.item": "nan"}).numpy()).tolist() == [[False, True], [True, True]]
 
 
 @pytest.mark.parametrize(
@@ -171,7 +164,7 @@ def test_gaps_become_the_mean_of_statistics_that_were_measured_elsewhere() -> No
 )
 def test_gaps_that_no_float_can_be_are_refused(kind: pa.DataType, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        make_codec(pa.schema({"x": kind}), TypePolicy(nulls={"x": "nan"}))
+        value_of(pa.array([], kind), nulls={"x": "nan"})
 
 
 @pytest.mark.parametrize(
@@ -181,19 +174,19 @@ def test_gaps_that_no_float_can_be_are_refused(kind: pa.DataType, message: str) 
 )
 def test_statistics_without_a_mean_fill_nothing(stats: ColumnStatistics) -> None:
     with pytest.raises(ConfigError, match="mean of statistics that have none; measure values"):
-        make_codec(pa.schema({"x": pa.int8()}), TypePolicy(nulls={"x": stats}))
+        value_of(pa.array([], pa.int8()), nulls={"x": stats})
 
 
 def test_the_word_for_nan_is_text_in_a_column_of_text() -> None:
-    assert _one(pa.array([None, "a"]), nulls={"x": "nan"}) == ["nan", "a"]
+    assert value_of(pa.array([None, "a"]), nulls={"x": "nan"}) == ["nan", "a"]
 
 
 def test_fills_follow_the_column_type() -> None:
     moments = pa.array([None], pa.timestamp("s"))
     fill = dt.datetime(1970, 1, 1, 0, 0, 5)  # noqa: DTZ001 - the column has no zone
-    assert _one(moments, nulls={"x": fill}).tolist() == [5]
-    assert _one(pa.array([None], pa.date32()), nulls={"x": 3}).tolist() == [3]
-    assert _one(pa.array([None], pa.bool_()), nulls={"x": True}).tolist() == [True]
-    assert _one(pa.array([None], pa.string()), nulls={"x": ""}) == [""]
+    assert value_of(moments, nulls={"x": fill}).tolist() == [5]
+    assert value_of(pa.array([None], pa.date32()), nulls={"x": 3}).tolist() == [3]
+    assert value_of(pa.array([None], pa.bool_()), nulls={"x": True}).tolist() == [True]
+    assert value_of(pa.array([None], pa.string()), nulls={"x": ""}) == [""]
     encoded = pa.array([None, 4], pa.int8()).dictionary_encode()
-    assert _one(encoded, nulls={"x": 1}).tolist() == [1, 4]
+    assert value_of(encoded, nulls={"x": 1}).tolist() == [1, 4]

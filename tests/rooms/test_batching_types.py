@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import datetime as dt
 import math
-import pickle
 from decimal import Decimal
 from typing import Any
 
@@ -14,21 +13,11 @@ import pyarrow.compute as pc
 import pytest
 import torch
 
+from tests.conversions import convert, value_of
+from torch_table_loader import StructuredDataset
 from torch_table_loader.batching.codec import make_codec
-from torch_table_loader.batching.outputs import Codes, Padded, Ragged
 from torch_table_loader.batching.policy import TypePolicy
 from torch_table_loader.errors import ConfigError, TableError
-from torch_table_loader.options import LoaderOptions
-
-
-def _one(array: pa.Array, **policy: Any) -> Any:
-    """Decode one column, cut one batch, and give the column's output."""
-    return _batch(pa.record_batch({"x": array}), **policy)["x"]
-
-
-def _batch(batch: pa.RecordBatch, **policy: Any) -> Any:
-    codec = pickle.loads(pickle.dumps(make_codec(batch.schema, TypePolicy(**policy))))  # noqa: S301
-    return codec.decode(batch).batches(max(1, batch.num_rows))[0]
 
 
 @pytest.mark.parametrize(
@@ -55,65 +44,57 @@ def _batch(batch: pa.RecordBatch, **policy: Any) -> Any:
     ],
 )
 def test_fixed_width_types_keep_their_width(kind: pa.DataType, dtype: torch.dtype) -> None:
-    for values in ([0, 1], []):
-        array = pa.array(np.array(values, np.int64)).cast(pa.int32() if kind.bit_width <= 32 else pa.int64())
-        array = array.cast(kind)
-        codec = make_codec(pa.schema({"x": kind}), TypePolicy())
-        rows = codec.decode(pa.record_batch({"x": array}))
-        batches = rows.batches(2)
-        assert len(batches) == len(values) // 2
-        if batches:
-            assert batches[0]["x"].dtype == dtype
-    for empty_of in ("torch", "numpy"):
-        codec = make_codec(pa.schema({"x": kind}), TypePolicy(output_format=empty_of))
-        assert codec.decode(pa.record_batch({"x": pa.array([], kind)})).num_rows == 0
+    day = 86_400_000 if kind == pa.date64() else 1
+    array = pa.array(np.array([0, day], np.int64)).cast(pa.int32() if kind.bit_width <= 32 else pa.int64()).cast(kind)
+    assert value_of(array).dtype == dtype
+    for output in ("torch", "numpy"):
+        rows = pa.record_batch({"x": array.slice(2)})
+        assert convert(rows, output_format=output, batch_size=2) is None
 
 
 def test_points_in_time_are_int64_in_their_unit() -> None:
     day = dt.date(1970, 1, 11)
-    assert _one(pa.array([day])).tolist() == [10]
-    assert _one(pa.array([day], pa.date64())).tolist() == [10 * 86_400_000]
+    assert value_of(pa.array([day])).tolist() == [10]
+    assert value_of(pa.array([day], pa.date64())).tolist() == [10 * 86_400_000]
     moment = dt.datetime(1970, 1, 1, 0, 0, 2, tzinfo=dt.UTC)
-    assert _one(pa.array([moment], pa.timestamp("ms", "UTC"))).tolist() == [2000]
+    assert value_of(pa.array([moment], pa.timestamp("ms", "UTC"))).tolist() == [2000]
 
 
 def test_decimals_are_doubles_only_if_asked() -> None:
     for kind in (pa.decimal128(9, 2), pa.decimal256(50, 2)):
         prices = pa.array([Decimal("1.25"), None], kind)
         with pytest.raises(ConfigError, match=r"'x' is of type decimal.*decimals=\"float64\""):
-            _one(prices)
-        came = _one(prices, decimals="float64")
+            value_of(prices)
+        came = value_of(prices, decimals="float64")
         assert came.dtype == torch.float64
         assert came[0] == 1.25
         assert math.isnan(came[1])
-        assert _one(prices, decimals="float64", nulls={"x": 0.5}).tolist() == [1.25, 0.5]
+        assert value_of(prices, decimals="float64", nulls={"x": 0.5}).tolist() == [1.25, 0.5]
 
 
 def test_lists_come_in_three_layouts() -> None:
     lists = pa.array([[1, 2], [], [3, 4, 5]], pa.list_(pa.int32()))
-    nested = _one(lists)
+    nested = value_of(lists)
     assert nested.layout == torch.jagged
     assert nested.dtype == torch.int32
-    padded = _one(lists, ragged="pad")
-    assert isinstance(padded, Padded)
+    padded = value_of(lists, ragged="pad")
     assert padded.values.tolist() == [[1, 2, 0], [0, 0, 0], [3, 4, 5]]
     assert padded.lengths.tolist() == [2, 0, 3]
-    ragged = _one(lists, ragged="offsets")
-    assert isinstance(ragged, Ragged)
+    ragged = value_of(lists, ragged="offsets")
     assert ragged.values.tolist() == [1, 2, 3, 4, 5]
     assert (ragged.offsets.tolist(), ragged.offsets.dtype) == ([0, 2, 2, 5], torch.int64)
-    assert isinstance(_one(lists, output_format="numpy").values, np.ndarray)
+    assert isinstance(value_of(lists, output_format="numpy").values, np.ndarray)
     with pytest.raises(ConfigError, match=r'ragged="nested" is a torch layout'):
-        TypePolicy(output_format="numpy", ragged="nested")
+        value_of(lists, output_format="numpy", ragged="nested")
 
 
 def test_offsets_begin_at_0_in_every_batch() -> None:
     lists = pa.array([[row] * row for row in range(9)], pa.large_list(pa.int8()))
-    batch = pa.record_batch({"x": lists}).slice(2)
-    rows = make_codec(batch.schema, TypePolicy(ragged="offsets")).decode(batch)
-    for each in rows.batches(3):
-        assert each["x"].offsets[0] == 0
-        assert each["x"].offsets[-1] == len(each["x"].values)
+    rows = pa.Table.from_batches([pa.record_batch({"x": lists}).slice(2)])
+    loader, _ = StructuredDataset.create_dataloader(source=rows, batch_size=3, num_workers=0, ragged="offsets")
+    for batch in loader:
+        assert batch["x"].offsets[0] == 0
+        assert batch["x"].offsets[-1] == len(batch["x"].values)
 
 
 @pytest.mark.parametrize(
@@ -139,8 +120,8 @@ def test_offsets_begin_at_0_in_every_batch() -> None:
 )
 def test_strings_are_python_lists_with_none(array: pa.Array) -> None:
     plain = array.storage if isinstance(array, pa.ExtensionArray) else array
-    assert _one(array) == plain.to_pylist()
-    assert _one(array.slice(1)) == plain.slice(1).to_pylist()
+    assert value_of(array) == plain.to_pylist()
+    assert value_of(array.slice(1)) == plain.slice(1).to_pylist()
 
 
 @pytest.mark.parametrize(
@@ -153,7 +134,7 @@ def test_strings_are_python_lists_with_none(array: pa.Array) -> None:
     ids=lambda array: str(array.type)[:20],
 )
 def test_wrapped_numbers_are_what_is_inside(array: pa.Array) -> None:
-    came = _one(array)
+    came = value_of(array)
     assert (came.tolist(), came.dtype) == ([5, 6, 5], torch.int16)
 
 
@@ -161,13 +142,13 @@ def test_structs_are_nested_dicts_and_hand_their_nulls_down() -> None:
     kind = pa.struct([pa.field("a", pa.int8(), nullable=False), ("f", pa.float32()), ("e", pa.struct([]))])
     records = pa.array([{"a": 1, "f": 0.5, "e": {}}, None], kind)
     with pytest.raises(TableError, match=r"column 'x\.a' has a null at row 1.*nulls=\{'x\.a': fill\}"):
-        _one(records)
-    came = _one(records, nulls="mask")
+        value_of(records)
+    came = value_of(records, nulls="mask")
     assert came["a"].tolist() == [1, 0]
     assert came["a_valid"].tolist() == [True, False]
     assert math.isnan(came["f"][1])
     assert came["e"] == {}
-    assert _one(records, nulls={"x.a": -1})["a"].tolist() == [1, -1]
+    assert value_of(records, nulls={"x.a": -1})["a"].tolist() == [1, -1]
 
 
 @pytest.mark.parametrize(
@@ -189,35 +170,38 @@ def test_structs_are_nested_dicts_and_hand_their_nulls_down() -> None:
 )
 def test_other_types_are_refused_at_construction(kind: pa.DataType, remedy: str) -> None:
     schema = pa.schema({"good": pa.int8(), "bad": kind})
+    batch = pa.record_batch([pa.array([1], pa.int8()), pa.nulls(1, kind)], schema=schema)
     for output in ("torch", "numpy"):
         with pytest.raises(ConfigError, match=r"column 'bad") as caught:
-            make_codec(schema, TypePolicy(output_format=output))
+            convert(batch, output_format=output)
         assert remedy in str(caught.value)
-    batch = pa.record_batch([pa.array([1], pa.int8()), pa.nulls(1, kind)], schema=schema)
-    for output in ("arrow", "dict"):
-        codec = make_codec(schema, TypePolicy(output_format=output))  # type: ignore[arg-type]
-        rows = codec.unpack(codec.pack(codec.concat([codec.decode(batch), codec.decode(batch)])))
-        assert rows.take(np.array([1, 0])).num_rows == 2
+    assert convert(batch, output_format="arrow").num_rows == 1
+    assert convert(batch, output_format="dict")["good"] == [1]
 
 
 def test_keys_must_differ() -> None:
     clash = pa.schema({"a": pa.int8(), "a_valid": pa.bool_()})
-    assert set(_batch(pa.record_batch([[1], [True]], schema=clash))) == {"a", "a_valid"}
+    assert set(convert(pa.record_batch([[1], [True]], schema=clash))) == {"a", "a_valid"}
     with pytest.raises(ConfigError, match=r"'a_valid'.*mask of another column"):
-        make_codec(clash, TypePolicy(nulls="mask"))
-    with pytest.raises(ConfigError, match="same name"):
-        make_codec(pa.schema([("a", pa.int8()), ("a", pa.int8())]), TypePolicy())
+        convert(pa.record_batch([[1], [True]], schema=clash), nulls="mask")
+    with pytest.raises(ConfigError, match="columns of different names"):
+        convert(pa.record_batch([[1], [1]], names=["a", "a"]))
 
 
 def test_codes_with_and_without_vocabulary() -> None:
     words = pa.array(["b", "a", None, "zzz", "b"])
-    codes = _one(words, strings="codes", vocabulary={"x": ["a", "b"]})
+    codes = value_of(words, strings="codes", vocabulary={"x": ["a", "b"]})
     assert (codes.tolist(), codes.dtype) == ([1, 0, -1, -1, 1], torch.int64)
     wide = [f"w{number}" for number in range(100)] + ["b"]
-    assert _one(words, strings="codes", vocabulary={"x": wide}).tolist() == [100, -1, -1, -1, 100]
-    assert _one(words, strings="codes", vocabulary={"x": ["a"]}, nulls={"x": "a"}).tolist() == [-1, 0, 0, -1, -1]
-    own = _one(words, strings="codes")
-    assert isinstance(own, Codes)
+    assert value_of(words, strings="codes", vocabulary={"x": wide}).tolist() == [100, -1, -1, -1, 100]
+    assert value_of(words, strings="codes", vocabulary={"x": ["a"]}, nulls={"x": "a"}).tolist() == [
+        -1,
+        0,
+        0,
+        -1,
+        -1,
+    ]
+    own = value_of(words, strings="codes")
     assert (own.codes.tolist(), own.values) == ([0, 1, -1, 2, 0], ["b", "a", "zzz"])
 
 
@@ -225,12 +209,12 @@ def test_codes_with_and_without_vocabulary() -> None:
 def test_lists_of_strings_become_lists_of_codes(kind: pa.DataType) -> None:
     lists = pa.array([["a", "q"], None, ["b", None]], kind)
     with pytest.raises(ConfigError, match="need a vocabulary"):
-        _one(lists, strings="codes")
+        value_of(lists, strings="codes")
     policy: dict[str, Any] = {"strings": "codes", "vocabulary": {"x": ["a", "b"]}, "ragged": "offsets"}
-    assert _one(lists.slice(2), **policy).values.tolist() == [1, -1]
+    assert value_of(lists.slice(2), **policy).values.tolist() == [1, -1]
     with pytest.raises(TableError, match="column 'x' has a null at row 1"):
-        _one(lists, **policy)
-    came = _batch(pa.record_batch({"x": lists}), nulls="mask", **policy)
+        value_of(lists, **policy)
+    came = convert(pa.record_batch({"x": lists}), nulls="mask", **policy)
     assert came["x"].values.tolist() == [0, -1, 1, -1]
     assert came["x"].offsets.tolist() == [0, 2, 2, 4]
     assert came["x_valid"].tolist() == [True, False, True]
@@ -248,21 +232,15 @@ def test_lists_of_strings_become_lists_of_codes(kind: pa.DataType) -> None:
     ],
 )
 def test_vocabularies_are_checked_at_construction(vocabulary: dict[str, Any], message: str) -> None:
-    schema = pa.schema({"x": pa.string(), "n": pa.int8()})
+    batch = pa.record_batch([["a"], [1]], schema=pa.schema({"x": pa.string(), "n": pa.int8()}))
     with pytest.raises(ConfigError, match=message):
-        make_codec(schema, TypePolicy(strings="codes", vocabulary=vocabulary))
+        convert(batch, strings="codes", vocabulary=vocabulary)
 
 
 def test_arrow_and_dict_refuse_options_for_tensors() -> None:
     for name, value in (("nulls", "mask"), ("ragged", "pad"), ("decimals", "float64"), ("strings", "codes")):
         with pytest.raises(ConfigError, match=f"{name}=.*leave {name} out"):
-            TypePolicy(output_format="arrow", **{name: value})  # type: ignore[arg-type]
-
-
-def test_the_policy_is_taken_from_the_options() -> None:
-    options = LoaderOptions(nulls="mask", ragged="pad", strings="codes", vocabulary={"x": ["a"]})
-    policy = TypePolicy.of(options)
-    assert policy == TypePolicy(nulls="mask", ragged="pad", strings="codes", vocabulary={"x": ["a"]})
+            value_of(pa.array([1]), output_format="arrow", **{name: value})
 
 
 def test_a_batch_with_other_columns_is_refused() -> None:
@@ -312,10 +290,10 @@ _UNION = pa.UnionArray.from_sparse(pa.array([0, 1, 0], pa.int8()), [pa.array([1,
 @pytest.mark.parametrize("form", ["torch", "numpy"])
 def test_what_has_no_form_comes_as_python_values_if_asked(array: pa.Array, form: str) -> None:
     with pytest.raises(ConfigError, match=r"'x.*cannot become a tensor.*unsupported="):
-        _one(array, output_format=form)
-    assert _one(array, output_format=form, unsupported="list") == array.to_pylist()
+        value_of(array, output_format=form)
+    assert value_of(array, output_format=form, unsupported="list") == array.to_pylist()
     inside = pa.StructArray.from_arrays([array, pa.array([1, 2, 3])], ["v", "n"])
-    child = _one(inside, output_format=form, unsupported="list")
+    child = value_of(inside, output_format=form, unsupported="list")
     assert (child["v"], child["n"].tolist()) == (array.to_pylist(), [1, 2, 3])
 
 
@@ -333,7 +311,7 @@ def test_what_has_a_form_is_the_same_beside_them(decimals: Any) -> None:
     }
     columns |= {"m": pa.array([Decimal("1.5")] * 2)} if decimals else {}
     batch = pa.record_batch(columns)
-    plain, asked = (_batch(batch, decimals=decimals, unsupported=form) for form in (None, "list"))
+    plain, asked = (convert(batch, decimals=decimals, unsupported=form) for form in (None, "list"))
     assert list(plain) == list(asked) == list(columns)
     for name, value in plain.items():
         assert type(value) is type(asked[name])

@@ -12,9 +12,8 @@ import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.conversions import convert
 from torch_table_loader import ConfigError, ConfigTypeError, Hash, StructuredDataset
-from torch_table_loader.batching.codec import make_codec
-from torch_table_loader.batching.policy import TypePolicy
 
 TEXTS = st.lists(st.none() | st.text(max_size=9), min_size=1, max_size=30)
 
@@ -28,9 +27,7 @@ def bucket(value: str | bytes | None, buckets: int) -> int:
 
 
 def read(column: pa.Array, **policy: Any) -> Any:
-    batch = pa.record_batch({"s": column})
-    (found,) = make_codec(batch.schema, TypePolicy(**policy)).decode(batch).batches(len(column))
-    return found["s"]
+    return convert(pa.record_batch({"s": column}), **policy)["s"]
 
 
 @given(TEXTS, st.integers(2, 50) | st.integers(2**40, 2**62), st.booleans())
@@ -102,5 +99,6 @@ def test_a_number_of_buckets_is_one() -> None:
         Hash("9")  # type: ignore[arg-type]
     with pytest.raises(ConfigTypeError, match="strings must name columns by str, got int 1"):
         StructuredDataset("nowhere", strings={1: "codes"})  # type: ignore[dict-item]
+    texts = pa.record_batch({"s": ["a"], "t": ["a"]})
     with pytest.raises(ConfigError, match="vocabulary names 's', whose strings come as Hash"):
-        read(pa.array(["a"]), strings={"s": Hash(5)}, vocabulary={"s": ["a"]})
+        convert(texts, strings={"s": Hash(5), "t": "codes"}, vocabulary={"s": ["a"]})

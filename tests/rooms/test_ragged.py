@@ -11,19 +11,16 @@ import pyarrow as pa
 import pytest
 import torch
 
+from tests.conversions import convert
 from torch_table_loader import ConfigError, LoaderOptions, Pad, TableError
-from torch_table_loader.batching.codec import make_codec
 from torch_table_loader.batching.outputs import Padded, Ragged
-from torch_table_loader.batching.policy import TypePolicy
 from torch_table_loader.errors import ConfigTypeError
 
 LISTS = pa.array([[1, 2], [], [3, 4, 5]], pa.list_(pa.uint8()))
 
 
 def read(columns: dict[str, pa.Array], **policy: Any) -> dict[str, Any]:
-    whole = pa.record_batch(columns)
-    (batch,) = make_codec(whole.schema, TypePolicy(**policy)).decode(whole).batches(9)
-    found: dict[str, Any] = batch
+    found: dict[str, Any] = convert(pa.record_batch(columns), **policy)
     return found
 
 

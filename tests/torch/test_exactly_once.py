@@ -17,6 +17,8 @@ from tests.laws.effort import daily, examples
 from tests.torch.tables import SUFFIX, Batch, deliver_all, key, meant_warnings, write_table
 from torch_table_loader import RowBalancedStrategy, SizeBalancedStrategy, StructuredDataset
 
+pytestmark = pytest.mark.filterwarnings("ignore:drop_last=True leaves rank . no step")
+
 tables = st.lists(st.lists(st.integers(0, 12), max_size=4), min_size=1, max_size=6)
 
 jobs = st.fixed_dictionaries(

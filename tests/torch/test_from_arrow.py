@@ -129,6 +129,8 @@ KINDS: dict[str, tuple[st.SearchStrategy[Any], pa.DataType]] = {
     "lists": (st.one_of(st.none(), st.lists(CELLS, max_size=3)), pa.list_(pa.int32())),
     "pairs": (st.one_of(st.none(), st.tuples(CELLS, CELLS).map(list)), pa.list_(pa.int32(), 2)),
     "struct": (st.one_of(st.none(), st.fixed_dictionaries({"a": CELLS})), pa.struct([("a", pa.int8())])),
+    "empty": (st.one_of(st.none(), st.just({})), pa.struct([])),
+    "list view": (st.one_of(st.none(), st.lists(CELLS, max_size=3)), pa.list_view(pa.int32())),
     "map": (st.one_of(st.none(), st.dictionaries(st.text("ab", max_size=1), CELLS).map(lambda d: list(d.items()))),
             pa.map_(pa.string(), pa.int32())),
     "dictionary": (st.one_of(st.none(), st.sampled_from(["u", "v"])), pa.dictionary(pa.int8(), pa.string())),
@@ -158,6 +160,34 @@ def test_the_hash_tells_rows_apart_and_chunks_not(data: st.DataObject, kind: str
     same = second.column(0).to_pylist() == array.to_pylist()
     assert (content_hash(batch.schema, [second] if others else []) == whole) == same
     assert content_hash(pa.schema([("d", form)]), [batch]) != whole
+
+
+@settings(deadline=None)
+@given(st.lists(st.one_of(st.none(), st.integers(-3, 3), st.text("ab", max_size=2)), min_size=1, max_size=8), st.data())
+@pytest.mark.parametrize("dense", [False, True])
+def test_the_hash_tells_unions_apart(dense: bool, values: list[int | str | None], data: st.DataObject) -> None:
+    def union(values: list[Any]) -> pa.RecordBatch:
+        kinds = pa.array([isinstance(value, str) for value in values]).cast(pa.int8())
+        numbers = [value for value in values if not isinstance(value, str)]
+        texts = [value for value in values if isinstance(value, str)]
+        if dense:
+            places = [sum(isinstance(each, str) == isinstance(value, str) for each in values[:place])
+                      for place, value in enumerate(values)]  # fmt: skip
+            children = [pa.array(numbers, pa.int64()), pa.array(texts, pa.string())]
+            array = pa.UnionArray.from_dense(kinds, pa.array(places, pa.int32()), children)
+        else:
+            children = [pa.array([None if isinstance(value, str) else value for value in values], pa.int64()),
+                        pa.array([value if isinstance(value, str) else "unseen" for value in values])]  # fmt: skip
+            array = pa.UnionArray.from_sparse(kinds, children)
+        return pa.record_batch({"c": array})
+
+    batch = union(values)
+    whole = content_hash(batch.schema, [batch])
+    cut = data.draw(st.integers(1, len(values)))
+    parts = [part for part in (batch.slice(0, cut), batch.slice(cut)) if part.num_rows]
+    assert content_hash(batch.schema, parts) == whole
+    others = data.draw(st.permutations(values))
+    assert (content_hash(batch.schema, [union(others)]) == whole) == (others == values)
 
 
 def _relation() -> Any:

@@ -31,6 +31,8 @@ from torch_table_loader.read.counted import Counted
 from torch_table_loader.read.tasks import TaskReader
 from torch_table_loader.records import ReadTask
 
+pytestmark = pytest.mark.filterwarnings("ignore:drop_last=True leaves rank . no step")
+
 GROUPS: Groups = [[9, 4, 11], [1], [], [0, 17, 5], [13, 13]]
 TOTAL = sum(map(sum, GROUPS))
 FILTER = pc.field("k") < 4

@@ -77,7 +77,7 @@ def _feed(array: pa.Array, name: str, hashes: dict[str, _Stream]) -> None:
     array = array.drop_null() if array.null_count else array
     for place, inner in enumerate(_inside(array, stream.lengths.update)):
         _feed(inner, f"{name}.{place}", hashes)
-    if not array.type.num_fields:
+    if not pt.is_nested(array.type):
         _feed_values(array, stream)
 
 
@@ -93,6 +93,13 @@ def _inside(array: pa.Array, feed_lengths: Callable[[Any], None]) -> list[pa.Arr
         feed_lengths(np.diff(offsets.astype(np.int64)).data)
         first, count = int(offsets[0]), int(offsets[-1] - offsets[0])
         return [array.keys.slice(first, count), array.items.slice(first, count)] if len(array) else []
+    if pt.is_union(kind):
+        buffers = array.buffers()  # `array.type_codes` forgets where a slice begins
+        codes, places = np.frombuffer(buffers[1], np.int8, len(array), array.offset), np.arange(len(array))
+        if kind.mode == "dense":
+            places = np.frombuffer(buffers[2], np.int32, len(array), 4 * array.offset)
+        feed_lengths(codes.data)
+        return [array.field(child).take(pa.array(places[codes == code])) for child, code in enumerate(kind.type_codes)]
     if pt.is_list(kind) or pt.is_large_list(kind):
         feed_lengths(np.diff(offsets_of(array).astype(np.int64)).data)
         return [array.flatten()]

@@ -29,7 +29,9 @@ PYTEST := $(BIN)/python -m pytest $(TESTS)
 # Two processes share the files of tests, whichever is free takes the next. If one dies, the run ends and says so.
 SHARED := --numprocesses 2 --dist loadfile --max-worker-restart 0
 EVERY_DAY := -m "not slow and not kills and not heavy"
-DETERMINISTIC := -m "not kills and not heavy" -k "laws or slow" --timeout 900 -o faulthandler_timeout=890
+# Rewritten assertions of 400 files are kept for the next run, whatever the machine says of bytecode.
+export PYTHONDONTWRITEBYTECODE :=
+DETERMINISTIC := -m "not kills and not heavy" -k "laws or slow or hypothesis" --timeout 900 -o faulthandler_timeout=890
 
 .DEFAULT_GOAL := help
 .PHONY: help demo demo-s3 demo-parquet test test-lowest test-all test-all-deterministic horovod lint format bench \

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
+import inspect
 import multiprocessing
 import os
 
+import pyarrow as pa
 import pytest
 from hypothesis import HealthCheck, Phase, settings
+
+LIBC = ctypes.CDLL(None)
 
 settings.register_profile(
     "repeatable", derandomize=True, deadline=None, database=None, suppress_health_check=[HealthCheck.too_slow]
@@ -17,11 +22,35 @@ settings.register_profile("unshrunk", settings.get_profile("repeatable"), phases
 settings.register_profile("explore", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("explore" if os.environ.get("LAWS_EXPLORE") else "repeatable")
 
+multiprocessing.set_forkserver_preload(["torch_table_loader.dataset"])  # or each of its workers would import torch
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark as slow what `daily` does not choose of a test's cases: its function is given parameters by their names."""
+    for item in items:
+        for mark in item.iter_markers("daily"):
+            (chooses,) = mark.args
+            assert isinstance(item, pytest.Function)
+            cases = item.callspec.params
+            if not chooses(**{name: cases[name] for name in inspect.signature(chooses).parameters}):
+                item.add_marker(pytest.mark.slow)
+
 
 def pytest_collection_finish() -> None:
     """Leave what was imported out of the collections of garbage that tests ask for."""
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def earlier_files_left_alone() -> None:
+    """Leave what earlier files imported and keep out of collections of garbage, those of forked workers too."""
+    gc.collect()
+    gc.freeze()
+    pa.default_memory_pool().release_unused()
+    if hasattr(LIBC, "malloc_trim"):  # glibc's
+        LIBC.malloc_trim(0)
 
 
 @pytest.fixture(autouse=True)

@@ -37,7 +37,9 @@ def test_found_by_name_it_keeps_the_contract(name: str) -> None:
         check_split_strategy(name, arguments=arguments, other_process=turn == 0)
 
 
-@pytest.mark.parametrize("strategy", OBJECTS, ids=str)
+@pytest.mark.parametrize(
+    "strategy", [OBJECTS[0], *(pytest.param(each, marks=pytest.mark.slow) for each in OBJECTS[1:])]
+)
 def test_with_options_it_keeps_the_contract(strategy: object) -> None:
     check_split_strategy(strategy, other_process=False)
 

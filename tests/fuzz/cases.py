@@ -13,8 +13,12 @@ import pyarrow.csv
 import pyarrow.json
 import pyarrow.orc
 import pyarrow.parquet  # noqa: F401
+import torch
 
 from torch_table_loader import StructuredDataset
+
+# The first ragged column imports modules for a second.
+torch.nested.nested_tensor_from_jagged(torch.zeros(1), torch.tensor([0, 1]))
 
 
 @dataclass(frozen=True, slots=True)

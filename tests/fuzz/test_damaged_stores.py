@@ -19,7 +19,7 @@ from tests.fuzz.cases import Rows
 from tests.fuzz.mutations import damaged
 from tests.fuzz.sandbox import Outcome, Sandbox
 from tests.fuzz.store_cases import KINDS, WHERES, Where, prepare, read_store
-from tests.laws.effort import examples
+from tests.laws.effort import daily, examples
 
 FEW, MANY = 1, 30
 """Cases of each file of each store, in every run and in long ones; effort multiplies both."""
@@ -89,6 +89,7 @@ def faults(sandbox: Sandbox, kind: str, where: Where, folder: Path, seeds: range
 
 @pytest.mark.parametrize("where", WHERES)
 @pytest.mark.parametrize("kind", KINDS)
+@daily(lambda kind, where: where == "rotten" or kind == "numbers")
 def test_a_damaged_store_gives_its_rows_or_an_error_that_names_the_file(
     sandbox: Sandbox, tmp_path: Path, kind: str, where: Where
 ) -> None:

@@ -1,8 +1,13 @@
-"""The effort of the laws."""
+"""The effort of the laws: how many examples they draw, and which cases run every day."""
 
 from __future__ import annotations
 
 import os
+
+import pytest
+
+daily = pytest.mark.daily.with_args
+"""Choose the cases of every day by a function of a test's parameters; the others are slow."""
 
 
 def examples(usual: int) -> int:

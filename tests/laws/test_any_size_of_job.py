@@ -18,7 +18,7 @@ from torch_table_loader.planning.stages import StreamPosition
 lossless = topologies.filter(lambda t: t.even_ranks != "drop" and not t.drop_last)
 
 
-@settings(max_examples=examples(150), deadline=None)
+@settings(max_examples=examples(70), deadline=None)
 @given(layout=tables, strategy=st.one_of(cutters, st.just(HalvesV2())), topology=topologies, epoch=st.integers(0, 3))
 def test_a_state_saved_after_any_batch_delivers_the_same_rest(
     layout: TableLayout, strategy: Any, topology: Topology, epoch: int
@@ -33,7 +33,7 @@ def test_a_state_saved_after_any_batch_delivers_the_same_rest(
             assert world.play(StreamPosition.from_state(state).on(topology), rank) == whole[taken:]
 
 
-@settings(max_examples=examples(250), deadline=None)
+@settings(max_examples=examples(120), deadline=None)
 @given(
     layout=tables,
     strategy=cutters,
@@ -47,7 +47,7 @@ def test_chains_of_topologies_deliver_every_row_once(
     assert as_counts(rows, layout.num_rows) == [1] * layout.num_rows
 
 
-@settings(max_examples=examples(150), deadline=None)
+@settings(max_examples=examples(70), deadline=None)
 @given(
     layout=tables,
     strategy=st.sampled_from([HalvesV2(), RoundRobinStrategy(shuffle=True), HalvesV1()]),

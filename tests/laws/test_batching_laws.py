@@ -16,6 +16,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.laws.effort import examples
 from torch_table_loader.batching.codec import make_codec
 from torch_table_loader.batching.outputs import Codes, Padded, Ragged
 from torch_table_loader.batching.policy import TypePolicy
@@ -399,7 +400,7 @@ def _tensors(output: Any) -> list[torch.Tensor]:
     return []
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(10), deadline=None)
 @given(
     names=st.lists(st.sampled_from(_DENSE), min_size=1, max_size=4, unique=True),
     cuts=chunkings,

@@ -76,7 +76,7 @@ def test_no_batch_has_rows_of_two_files_and_each_row_comes_once(
         assert sum(steps) == int((rows // size if topology.drop_last else -(-rows // size)).sum())
 
 
-@settings(max_examples=examples(100), deadline=None)
+@settings(max_examples=examples(50), deadline=None)
 @given(
     layout=tables,
     strategy=st.one_of(whole_files, cutters, generators),
@@ -118,7 +118,7 @@ def test_a_state_saved_after_any_batch_delivers_the_same_rest(
             assert world.play(StreamPosition.from_state(state).on(topology), rank) == whole[taken:]
 
 
-@settings(max_examples=examples(100), deadline=None)
+@settings(max_examples=examples(50), deadline=None)
 @given(layout=tables, before=topologies, after=topologies, steps=st.integers(0, 12))
 def test_the_plan_knows_the_rows_and_the_file_of_each_batch(
     layout: TableLayout, before: Topology, after: Topology, steps: int

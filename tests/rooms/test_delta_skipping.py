@@ -37,7 +37,7 @@ def open_table(uri: Any, **options: Any) -> tuple[list[dict[str, Any]], DeltaDat
     return [row for batch in loader for row in batch.to_pylist()], dataset
 
 
-@settings(deadline=None, max_examples=examples(250), suppress_health_check=list(HealthCheck))
+@settings(deadline=None, max_examples=examples(120), suppress_health_check=list(HealthCheck))
 @given(files=files, wanted=filters, partitioned=st.booleans(), mapped=st.booleans())
 def test_no_row_is_lost_and_none_is_won(
     files: list[Any], wanted: pc.Expression, partitioned: bool, mapped: bool

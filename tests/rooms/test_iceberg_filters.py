@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from pyiceberg import expressions
 
 from tests.iceberg import IcebergWriter, column
+from tests.laws.effort import examples
 from torch_table_loader import ConfigError, ConfigTypeError, IcebergDataset
 from torch_table_loader.source.expression_tree import Call, Field, Literal, parse
 from torch_table_loader.source.iceberg.pruning import iceberg_schema
@@ -78,7 +79,7 @@ FORMER = (column(1, "s", "int"), column(2, "q", "int"), column(3, "k", "float"),
 """The columns of `COLUMNS` before they were renamed, some to what others were called, and promoted."""
 
 
-@settings(deadline=None, max_examples=250, suppress_health_check=list(HealthCheck))
+@settings(deadline=None, max_examples=examples(100), suppress_health_check=list(HealthCheck))
 @given(files=files, wanted=filters, partitioned=st.booleans(), evolved=st.integers(0, 5))
 def test_filters_neither_lose_nor_add_rows(
     files: list[Any], wanted: pc.Expression, partitioned: bool, evolved: int

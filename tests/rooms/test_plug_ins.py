@@ -33,7 +33,7 @@ SERVED: dict[str, dict[str, Any]] = {
     "forkserver": {"worker_type": "process", "multiprocessing_context": "forkserver"},
     "rows": {"shuffle": "rows", "row_store": "memory"},
 }
-IN_EVERY_WORKER = [pytest.param(name, marks=pytest.mark.slow if name == "forkserver" else ()) for name in SERVED]
+IN_EVERY_WORKER = [pytest.param(name, marks=pytest.mark.slow if name == "spawn" else ()) for name in SERVED]
 MOST = [pytest.param(name, marks=pytest.mark.slow if name in ("spawn", "forkserver") else ()) for name in SERVED]
 """New processes take seconds to import torch."""
 PLUGS = "tests.rooms.plug_ins"

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from pyarrow import csv, orc
 
 from tests.iceberg import IcebergWriter, some
+from tests.laws.effort import examples
 from tests.rooms.far import FarStore, View
 from tests.rooms.reading import LocalStorage, data_file, inspect, whole_task
 from torch_table_loader.engine.survey import survey
@@ -141,7 +142,7 @@ def check(reader: TaskReader, task: ReadTask, columns: Sequence[str]) -> FileNee
 
 
 @pytest.mark.parametrize("name", WRITERS)
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(10), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_reading_requests_only_declared_bytes(
     written: dict[str, tuple[DataFile, FileMeta]], name: str, data: st.DataObject

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.laws.effort import examples
 from tests.rooms.reading import data_file, inspect, write_parquet
 from torch_table_loader.read.conform import conform_plan
 from torch_table_loader.read.expressions import row_mask
@@ -110,7 +111,7 @@ def tables(draw: st.DrawFn) -> pa.Table:
     )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(70), deadline=None)
 @given(
     tables(), expressions(), st.integers(1, 4), st.none() | st.integers(-1, 2), st.none() | st.text("ab", max_size=1)
 )

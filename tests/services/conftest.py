@@ -9,9 +9,18 @@ import boto3
 import pytest
 
 from demo.moto import serving_moto
+from torch_table_loader.source import retrying
 
 ACCESS_KEY = "AKIAEXAMPLEEXAMPLE"
 SECRET_KEY = "not/a+real/secret"  # noqa: S105 - moto takes any
+
+
+@pytest.fixture(autouse=True)
+def short_waits(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
+    """Wait little between tries, but in slow tests: how long a loader waits is a law of tests/rooms."""
+    if request.node.get_closest_marker("slow") is None:
+        monkeypatch.setattr(retrying, "LONGEST_WAIT_S", retrying.FIRST_WAIT_S)
+        monkeypatch.setattr(retrying, "FIRST_WAIT_S", retrying.FIRST_WAIT_S / 5)
 
 
 @pytest.fixture(scope="session")

@@ -98,9 +98,19 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FaultyStore]:
         yield serving
 
 
+DAILY = {"listing, hangs", "planning, hangs", "building, hangs", "threads, hang", "processes by forkserver, hang"}
+"""Each case is an interpreter that imports torch."""
+
 CASES = [
-    *(pytest.param(*case, os.kill, id=name) for name, case in PHASES.items()),
-    *(pytest.param(*case, os.killpg, id=f"{name}, all told") for name, case in PHASES.items() if "processes" in name),
+    *(
+        pytest.param(*case, os.kill, id=name, marks=() if name in DAILY else pytest.mark.slow)
+        for name, case in PHASES.items()
+    ),
+    *(
+        pytest.param(*case, os.killpg, id=f"{name}, all told", marks=pytest.mark.slow)
+        for name, case in PHASES.items()
+        if "processes" in name
+    ),
 ]
 
 

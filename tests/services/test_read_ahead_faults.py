@@ -33,9 +33,9 @@ FLAKY: dict[str, dict[str, Any]] = {
     "resets and truncated bodies": {"kinds": ("reset", "truncated"), "share": 1 / 3, "methods": ("GET",)},
 }
 STORMS: dict[str, dict[str, Any]] = {
-    "503": {"kinds": ("503",), "seconds": 1.0},
-    "429": {"kinds": ("429",), "seconds": 1.0},
-    "gone": {"gone": 1.0},
+    "503": {"kinds": ("503",), "seconds": 0.4},
+    "429": {"kinds": ("429",), "seconds": 0.4},
+    "gone": {"gone": 0.4},
     "hang": {"kinds": ("hang",), "seconds": 1.0},
 }
 LONG_STORMS: dict[str, dict[str, Any]] = {

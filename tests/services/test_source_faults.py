@@ -31,9 +31,9 @@ FLAKY: dict[str, dict[str, Any]] = {
     "short": {"kinds": ("short",), "share": 1 / 5, "methods": ("GET",)},
 }
 STORMS: dict[str, dict[str, Any]] = {
-    "storm of 503": {"kinds": ("503",), "seconds": 1.5},
-    "storm of 429": {"kinds": ("429",), "seconds": 1.5},
-    "gone": {"gone": 1.5},
+    "storm of 503": {"kinds": ("503",), "seconds": 0.4},
+    "storm of 429": {"kinds": ("429",), "seconds": 0.4},
+    "gone": {"gone": 0.4},
 }
 LONG_STORMS: dict[str, dict[str, Any]] = {
     "storm of 503": {"kinds": ("503",), "seconds": 15.0},

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from tests.torch.scenes import Seen, own_rows, play, values
+from tests.torch.scenes import LAUNCHERS, Seen, own_rows, play, values
 
 
-@pytest.fixture(scope="module")
-def seen(tmp_path_factory: pytest.TempPathFactory) -> Seen:
+@pytest.fixture(scope="module", params=LAUNCHERS)
+def seen(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Seen:
     """Give what each of two ranks saw in each scene."""
-    return play("two_ranks.py", tmp_path_factory.mktemp("agreement"), 2)
+    return play("two_ranks.py", tmp_path_factory.mktemp("agreement"), 2, request.param)
 
 
 @pytest.mark.parametrize(

@@ -73,7 +73,7 @@ shapes = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=examples(30), deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(12), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     sizes=st.lists(st.integers(1, 23), min_size=1, max_size=5),
     kind=st.sampled_from(sorted(FORMATS)),

@@ -232,9 +232,11 @@ NAMES = [
     "packed mixture of streams",
 ]
 
-LONG = {"splits, windows and other shapes", "streams", "streams, natural, other shapes"} | {
-    name for name in NAMES if "packed mixture" in name
-}
+LONG = (
+    {"splits, windows and other shapes", "splits, filtered", "splits, not counted"}
+    | {"streams", "streams, natural, other shapes", "mixture, natural, other shapes"}
+    | {name for name in NAMES if "packed mixture" in name}
+)
 
 
 @pytest.fixture(scope="module")

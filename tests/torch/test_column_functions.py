@@ -23,7 +23,7 @@ from torch_table_loader.batching.outputs import Ragged
 
 ROWS = 40
 FORKED: dict[str, Any] = {"worker_type": "process", "num_workers": 2, "multiprocessing_context": "fork"}
-SPAWNED: dict[str, Any] = {**FORKED, "num_workers": 1, "multiprocessing_context": "spawn"}
+SPAWNED: dict[str, Any] = {**FORKED, "num_workers": 1, "multiprocessing_context": "forkserver"}
 SERVED: dict[str, dict[str, Any]] = {"threads": {}, "caller": {"num_workers": 0}, "processes": FORKED}
 
 

@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.delta import DeltaWriter, some
+from tests.laws.effort import examples
 from tests.torch.tables import meant_warnings
 from torch_table_loader import ConfigError, DeltaDataset, ResumeError, TableError, TableLoader
 
@@ -63,7 +64,7 @@ def append(table: DeltaWriter, start: int, stop: int) -> int:
 # Going on with a newer version
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=examples(6), deadline=None)
 @given(
     life=parts,
     footers=st.sampled_from(["eager", "lazy"]),

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
 from tests.delta import DeltaWriter, some
-from tests.laws.effort import examples
+from tests.laws.effort import daily, examples
 from torch_table_loader import DeltaDataset, ResumeError, TableLoader
 
 commits = st.lists(
@@ -98,7 +98,7 @@ def live_of(table: DeltaWriter, filters: Any) -> Counter[int]:
 
 @whenever_footers_are_read
 @pytest.mark.filterwarnings("ignore:epoch 0 is iterated again")
-@settings(max_examples=examples(50))
+@settings(max_examples=examples(25))
 @given(history=commits, job=jobs, partitioned=st.booleans())
 @example(
     history=[{"files": [(1, 1)], "delete": "i", "seed": 1}, {"files": [], "delete": "i", "seed": 1}],
@@ -123,7 +123,7 @@ def test_every_live_row_comes_once(
 
 
 @whenever_footers_are_read
-@settings(max_examples=examples(25))
+@settings(max_examples=examples(12))
 @given(
     history=commits,
     job=jobs,
@@ -182,6 +182,7 @@ def test_rows_that_are_shuffled_one_by_one(tmp_path: Path, num_ranks: int, filte
 @whenever_footers_are_read
 @pytest.mark.parametrize("num_ranks", [1, 3])
 @pytest.mark.parametrize("worker_type", ["thread", "process"])
+@daily(lambda worker_type, num_ranks: worker_type == "thread" or num_ranks == 1)
 def test_threads_and_processes_deliver_the_same(tmp_path: Path, worker_type: str, num_ranks: int, footers: str) -> None:
     table = sample(tmp_path)
     options: dict[str, Any] = {"num_ranks": num_ranks, "batch_size": 8, "num_workers": 2, "shuffle": True}

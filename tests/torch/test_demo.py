@@ -87,6 +87,7 @@ def test_the_lake_is_written_once_and_anew_where_it_was_moved(lake: Path, tmp_pa
     assert np.array_equal(np.load(moved / "live.npy"), np.load(lake / "live.npy"))
 
 
+@pytest.mark.slow
 def test_two_ranks_deliver_every_live_row_once_and_the_loss_falls(lake: Path) -> None:
     proved(_run(*LAUNCHER, "-m", "demo.train", "--data", str(lake), "--batch-size", "512"))
 

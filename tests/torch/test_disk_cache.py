@@ -18,6 +18,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
+from tests.laws.effort import daily
 from tests.logs import said_by
 from tests.rooms.small_disks import ROOT, run_with_small
 from tests.services.faults import BUCKET, FaultyStore, serving_faults
@@ -91,6 +92,7 @@ WORLDS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("second", WORLDS.values(), ids=WORLDS)
 @pytest.mark.parametrize("first", [WORLDS["alone"], WORLDS["small splits"], WORLDS["three ranks"]], ids=str)
+@daily(lambda first, second: not first or first == second)
 def test_the_second_epoch_reads_no_byte_from_the_store(
     make: Callable[..., TableLoader], first: dict[str, Any], second: dict[str, Any]
 ) -> None:
@@ -274,13 +276,14 @@ def ended(process: subprocess.Popen[str]) -> tuple[list[int], int, int]:
     return rows, num_bytes, cached
 
 
+@pytest.mark.slow
 def test_ranks_in_processes_of_their_own_share_it(store: FaultyStore, tmp_path: Path) -> None:
     for turn in range(2):
         ranks = [
             epoch_elsewhere(
-                store, tmp_path / "cache", num_ranks=3, rank=rank, shuffle_seed=turn, shuffle=True, split_rows=40
+                store, tmp_path / "cache", num_ranks=2, rank=rank, shuffle_seed=turn, shuffle=True, split_rows=40
             )
-            for rank in range(3)
+            for rank in range(2)
         ]
         done = [ended(rank) for rank in ranks]
         assert set(range(NUM_ROWS)) == {x for rows, _, _ in done for x in rows}

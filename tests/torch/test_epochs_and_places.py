@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from torch.utils.data import DataLoader
 
+from tests.laws.effort import daily
 from tests.rooms.waiting import until_only
 from tests.torch.modes import MIXTURE, MODES, ROWS, SPLITS, Mode
 from torch_table_loader import ConfigError
@@ -77,9 +78,10 @@ def test_an_epoch_asks_the_system_and_the_schema_for_nothing_that_the_last_one_k
 
 @pytest.mark.parametrize("epochs", [3, "forever"])
 @pytest.mark.parametrize("mode", MODES, ids=str, scope="session")
+@daily(lambda mode, epochs: epochs == 3 or mode is SPLITS)
 def test_a_state_of_any_step_gives_the_rest(mode: Mode, tables: Path, epochs: Any) -> None:
     whole = epoch_by_epoch(mode, tables, range(3))
-    for taken in range(0, len(whole) + 1, 7):
+    for taken in range(0, len(whole) + 1, 11):
         loader = mode.make(tables, epochs=epochs)
         before = mode.read(itertools.islice(loader, taken))
         resumed = mode.make(tables, epochs=epochs)

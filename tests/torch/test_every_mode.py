@@ -19,6 +19,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
+from tests.laws.effort import daily
 from tests.torch.forms import FORMS, plain, rows_of_many_kinds
 from tests.torch.jobs import State
 from tests.torch.modes import (
@@ -66,6 +67,7 @@ SAME: list[tuple[list[Any], dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize(("mode", "options"), [(mode, options) for modes, options in SAME for mode in modes], ids=str)
+@daily(lambda mode, options: "worker_type" not in options or (options == PROCESSES and mode in STREAMED))
 def test_batches_are_the_same_whoever_makes_them(
     mode: Mode, tables: Path, options: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -13,7 +13,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.laws.effort import examples
+from tests.laws.effort import daily, examples
 from tests.torch.jobs import State, check_that_fresh_loaders_go_on
 from tests.torch.modes import (
     LAKE,
@@ -54,11 +54,13 @@ GOES_ON: list[tuple[list[Any], dict[str, Any]]] = [
 @pytest.mark.parametrize(
     ("mode", "options"), [(mode, options) for modes, options in GOES_ON for mode in modes], ids=str
 )
+@daily(lambda options: "worker_type" not in options or options == PROCESSES)
 def test_a_fresh_loader_goes_on_with_the_batches_that_would_have_come(
     mode: Mode, tables: Path, options: dict[str, Any]
 ) -> None:
     counted = options.get("count_filtered", True)
-    check_that_fresh_loaders_go_on(lambda: mode.make(tables, **options), mode.read, counted=counted)
+    fewer = "worker_type" in options  # processes are dear
+    check_that_fresh_loaders_go_on(lambda: mode.make(tables, **options), mode.read, counted=counted, fewer=fewer)
 
 
 @pytest.mark.parametrize("mode", [ROWS, LAKE], ids=str, scope="session")
@@ -122,7 +124,7 @@ chains = st.lists(
 )
 
 
-@settings(max_examples=examples(10), deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=examples(5), deadline=None, suppress_health_check=list(HealthCheck))
 @given(chain=chains, data=st.data())
 def test_states_chained_through_topologies_with_exclusions(
     mode: Mode, tables: Path, chain: list[tuple[int, int, int, int, bool]], data: st.DataObject

@@ -16,6 +16,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tests.laws.effort import daily, examples
 from tests.torch.tables import SUFFIX, Batch, deliver_all, key, meant_warnings, write_table
 from torch_table_loader import RowBalancedStrategy, SizeBalancedStrategy, StructuredDataset
 
@@ -77,7 +78,7 @@ def check(ranks: list[list[Batch]], total: int, options: dict[str, Any]) -> None
         assert all(batch.padding is None for batches in ranks for batch in batches)
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(60), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(groups=tables, options=jobs, epoch=st.integers(0, 2))
 def test_threads_deliver_every_row_once(groups: list[list[int]], options: dict[str, Any], epoch: int) -> None:
     with tempfile.TemporaryDirectory() as root:
@@ -85,7 +86,7 @@ def test_threads_deliver_every_row_once(groups: list[list[int]], options: dict[s
         check(deliver_all(Path(root), epoch=epoch, **options), total, options)
 
 
-@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(8), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(groups=tables, options=jobs, epoch=st.integers(0, 2))
 def test_processes_deliver_every_row_once(groups: list[list[int]], options: dict[str, Any], epoch: int) -> None:
     with tempfile.TemporaryDirectory() as root:
@@ -95,7 +96,7 @@ def test_processes_deliver_every_row_once(groups: list[list[int]], options: dict
         assert found == deliver_all(Path(root), epoch=epoch, **options)
 
 
-@settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(25), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(groups=tables, options=jobs, worker_type=st.sampled_from(["thread", "thread", "thread", "process"]))
 def test_rows_that_nobody_counted_come_once_too(
     groups: list[list[int]], options: dict[str, Any], worker_type: str
@@ -123,7 +124,7 @@ row_jobs = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(40), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(groups=tables, options=row_jobs, epoch=st.integers(0, 2), on_disk=st.booleans())
 def test_rows_of_a_store_are_delivered_once(
     groups: list[list[int]], options: dict[str, Any], epoch: int, on_disk: bool
@@ -143,6 +144,7 @@ def test_rows_of_a_store_are_delivered_once(
 
 @pytest.mark.parametrize("form", sorted(SUFFIX))
 @pytest.mark.parametrize("worker_type", ["thread", "process"])
+@daily(lambda worker_type, form: worker_type == "thread" or form == "parquet")
 def test_every_format_delivers_every_row_once(tmp_path: Path, form: str, worker_type: str) -> None:
     total = write_table(tmp_path, [[5, 3], [], [1], [0, 4], [7], [2, 2]], form)
     options = {"batch_size": 4, "drop_last": False, "filters": None, "even_ranks": None, "num_workers": 2}
@@ -152,7 +154,7 @@ def test_every_format_delivers_every_row_once(tmp_path: Path, form: str, worker_
     check(deliver_all(tmp_path, 2, form=form, worker_type=worker_type, **filtered), total, filtered)
 
 
-@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(10), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(groups=tables, options=jobs)
 def test_the_length_is_exact_before_the_first_batch(groups: list[list[int]], options: dict[str, Any]) -> None:
     with tempfile.TemporaryDirectory() as root, meant_warnings():

@@ -41,9 +41,8 @@ def rows_of_epochs(printed: str) -> list[tuple[int, int]]:
     return [(int(epoch), int(rows)) for epoch, rows in re.findall(r"^epoch (\d+): (\d+) rows$", printed, re.MULTILINE)]
 
 
-@pytest.mark.parametrize(
-    "example", [EXAMPLES[0], *(pytest.param(each, marks=pytest.mark.slow) for each in EXAMPLES[1:])]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("example", EXAMPLES)
 def test_an_example_trains_on_every_row(table: Path, tmp_path: Path, example: str) -> None:
     printed = run_example(example, table, tmp_path / "checkpoint")
     assert rows_of_epochs(printed) == [(0, FILES * ROWS), (1, FILES * ROWS)]

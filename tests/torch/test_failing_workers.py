@@ -19,6 +19,7 @@ import pyarrow.parquet as pq
 import pytest
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
+from tests.laws.effort import daily
 from tests.rooms.waiting import PATIENCE_S
 from tests.torch.leaks import children, lane_threads
 from tests.torch.tables import Batch, as_values, make, write_table
@@ -178,6 +179,7 @@ def test_a_killed_worker_process_is_named_where_another_thread_takes_the_batches
 
 @pytest.mark.parametrize("worker_type", ENGINES)
 @pytest.mark.parametrize("change", ["size", "mtime", "gone"])
+@daily(lambda worker_type, change: worker_type != "process" or change == "size")
 def test_a_file_that_changes_under_us_is_named(table: Path, worker_type: str, change: str) -> None:
     loader = make(table, worker_type)
     target = table / "003.parquet"
@@ -230,6 +232,7 @@ def test_a_lane_that_ends_before_its_plan_is_an_error_and_no_short_epoch(
 
 @pytest.mark.parametrize("worker_type", [*ENGINES, "caller"])
 @pytest.mark.parametrize("torn", ["000.parquet", "001.parquet", "002.parquet"])
+@daily(lambda worker_type, torn: worker_type != "process" or torn == "001.parquet")
 def test_an_error_in_the_last_rows_of_any_lane_is_no_hang(
     tmp_path: Path, worker_type: str, torn: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -297,6 +300,7 @@ class Dies:
         ("stops", RuntimeError),
     ],
 )
+@daily(lambda worker_type, how: worker_type != "process" or how in ("exits", "stops"))
 def test_whatever_a_collate_fn_raises_reaches_the_caller(
     table: Path, worker_type: str, how: str, kind: type[BaseException]
 ) -> None:
@@ -332,6 +336,7 @@ class OnlyThere:
 
 
 @pytest.mark.parametrize("method", ["spawn", "forkserver"])
+@daily(lambda method: method == "forkserver")
 def test_a_worker_that_cannot_start_is_a_worker_error(table: Path, method: str) -> None:
     loader = make(table, "process", collate_fn=OnlyThere(), multiprocessing_context=method)
     with pytest.raises(WorkerError, match=r"ended with code 1 .*its own message is on stderr"):
@@ -340,6 +345,7 @@ def test_a_worker_that_cannot_start_is_a_worker_error(table: Path, method: str) 
 
 
 @pytest.mark.parametrize("method", ["spawn", "forkserver"])
+@daily(lambda method: method == "forkserver")
 def test_a_collate_fn_that_does_not_pickle_is_refused_at_construction(table: Path, method: str) -> None:
     for collate_fn in (lambda batch: batch, Holder(threading.Lock())):
         with pytest.raises(
@@ -398,6 +404,7 @@ class RaisesAt:
 
 @pytest.mark.parametrize("worker_type", [*ENGINES, "caller"])
 @pytest.mark.parametrize("order", [{}, {"shuffle": True}, {"shuffle": "rows", "row_store": "memory"}])
+@daily(lambda worker_type, order: worker_type != "process" or not order)
 def test_an_error_of_the_collate_fn_says_which_batch(table: Path, worker_type: str, order: dict[str, Any]) -> None:
     workers = {"num_workers": 0} if worker_type == "caller" else {"worker_type": worker_type}
     options = {"num_ranks": 2, "rank": 1, "check_plan": False, "even_ranks": "pad", **order, **workers}

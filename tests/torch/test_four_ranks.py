@@ -6,18 +6,18 @@ import re
 
 import pytest
 
-from tests.torch.scenes import GROUPS, TOTAL, Seen, own_rows, play, values
+from tests.torch.scenes import GROUPS, LAUNCHERS, TOTAL, Seen, own_rows, play, values
 from tests.torch.tables import write_table
 
 
-@pytest.fixture(scope="module")
-def seen(tmp_path_factory: pytest.TempPathFactory) -> Seen:
+@pytest.fixture(scope="module", params=LAUNCHERS)
+def seen(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Seen:
     """Give what each of four ranks saw in each scene."""
     root = tmp_path_factory.mktemp("ranks")
     write_table(root / "grown", [*GROUPS, [17]])
     write_table(root / "shrunk", GROUPS[:-1])
     write_table(root / "rewritten", [*GROUPS[:-1], [0, 5]])
-    return play("four_ranks.py", root, 4)
+    return play("four_ranks.py", root, 4, request.param)
 
 
 @pytest.mark.parametrize(

@@ -22,6 +22,7 @@ from pyiceberg.table import Table
 
 from tests.generators import HalvesV2
 from tests.iceberg import IcebergWriter, some
+from tests.laws.effort import examples
 from tests.torch.jobs import State, is_ended, of_a_running_rank, topologies
 from tests.torch.tables import SCHEMA, Groups, as_values, key, meant_warnings, rows
 from torch_table_loader import (
@@ -131,7 +132,7 @@ def lives(draw: st.DrawFn) -> tuple[dict[str, Any], list[tuple[Groups, dict[str,
 
 
 @pytest.mark.filterwarnings("ignore:drop_last=True leaves rank . no step")
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=examples(8), deadline=None)
 @given(life=lives(), epoch=st.integers(0, 2))
 def test_every_row_of_a_folder_that_grows_comes_once(
     life: tuple[dict[str, Any], list[tuple[Groups, dict[str, Any], int]]], epoch: int
@@ -428,7 +429,7 @@ def test_the_option_is_checked(tmp_path: Path) -> None:
         MixedDataset({"a": source}, weights={"a": 1})
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=examples(5), deadline=None)
 @given(
     growths=growths,
     filtered=st.booleans(),

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
 from tests.iceberg import IcebergWriter
-from tests.laws.effort import examples
+from tests.laws.effort import daily, examples
 from torch_table_loader import IcebergDataset, ResumeError, TableLoader
 
 commits = st.lists(
@@ -112,7 +112,7 @@ def live_of(table: IcebergWriter, filters: Any) -> Counter[int]:
 
 @whenever_footers_are_read
 @pytest.mark.filterwarnings("ignore:epoch 0 is iterated again")
-@settings(max_examples=examples(100))
+@settings(max_examples=examples(40))
 @given(history=commits, job=jobs, version=st.sampled_from([2, 3]), partitioned=st.booleans())
 def test_every_live_row_comes_once(
     footers: str, history: list[dict[str, Any]], job: dict[str, Any], version: int, partitioned: bool
@@ -132,7 +132,7 @@ def test_every_live_row_comes_once(
 
 
 @whenever_footers_are_read
-@settings(max_examples=examples(40))
+@settings(max_examples=examples(20))
 @given(
     history=commits,
     job=jobs,
@@ -176,6 +176,7 @@ def sample(root: Path) -> IcebergWriter:
 @whenever_footers_are_read
 @pytest.mark.parametrize("num_ranks", [1, 3])
 @pytest.mark.parametrize("worker_type", ["thread", "process"])
+@daily(lambda worker_type, num_ranks: worker_type == "thread" or num_ranks == 1)
 def test_threads_and_processes_deliver_the_same(tmp_path: Path, worker_type: str, num_ranks: int, footers: str) -> None:
     table = sample(tmp_path)
     options: dict[str, Any] = {

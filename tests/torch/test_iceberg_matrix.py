@@ -11,6 +11,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from tests.laws.effort import daily
 from tests.torch.iceberg_cases import CASES, Case
 from torch_table_loader import IcebergDataset
 
@@ -72,5 +73,6 @@ def test_in_threads(made: Callable[[str], Case], name: str, num_ranks: int) -> N
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=[] if name in IN_PROCESSES else pytest.mark.slow) for name in CASES]
 )
+@daily(lambda num_ranks: num_ranks == 1)
 def test_in_processes(made: Callable[[str], Case], name: str, num_ranks: int) -> None:
     holds(made(name), num_ranks, worker_type="process", shuffle=True)

@@ -14,6 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.iceberg import COLUMNS, IcebergWriter, column
+from tests.laws.effort import examples
 from tests.torch.test_iceberg_laws import commits, grow, loaders, rows_of, sample
 from torch_table_loader import IcebergDataset, ResumeError, TableLoader
 
@@ -31,7 +32,7 @@ jobs = st.fixed_dictionaries(
 
 
 @pytest.mark.filterwarnings("ignore:epoch . is iterated again")
-@settings(deadline=None, max_examples=60, suppress_health_check=list(HealthCheck))
+@settings(deadline=None, max_examples=examples(25), suppress_health_check=list(HealthCheck))
 @given(history=commits, job=jobs, version=st.sampled_from([2, 3]), partitioned=st.booleans(), on_disk=st.booleans())
 def test_every_live_row_comes_once(
     history: list[dict[str, Any]], job: dict[str, Any], version: int, partitioned: bool, on_disk: bool
@@ -51,7 +52,7 @@ def test_every_live_row_comes_once(
         assert len(set(steps)) == 1 or job["even_ranks"] is None
 
 
-@settings(deadline=None, max_examples=30, suppress_health_check=list(HealthCheck))
+@settings(deadline=None, max_examples=examples(12), suppress_health_check=list(HealthCheck))
 @given(
     history=commits,
     sizes=st.lists(st.tuples(st.integers(1, 4), st.integers(0, 3), st.integers(1, 9), st.integers(0, 4)), max_size=4),

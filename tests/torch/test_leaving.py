@@ -16,6 +16,7 @@ from typing import Any
 import pyarrow.compute as pc
 import pytest
 
+from tests.laws.effort import daily
 from tests.rooms.waiting import PATIENCE_S, until
 from tests.torch.leaks import children, lane_threads, open_files
 from tests.torch.leaving import leave_by_del, leave_by_error, run_script
@@ -304,6 +305,7 @@ def test_nothing_runs_before_the_first_iterator(mode: Mode, table: Path) -> None
 
 @pytest.mark.parametrize("worker_type", ENGINES)
 @pytest.mark.parametrize("ending", ["sys.exit(3)", "1 / 0"])
+@daily(lambda worker_type, ending: worker_type == "process" and ending == "sys.exit(3)")
 def test_the_interpreter_ends_in_the_middle_of_an_epoch(table: Path, worker_type: str, ending: str) -> None:
     script = (
         "import sys\n"

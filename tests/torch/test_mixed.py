@@ -23,7 +23,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.laws.effort import examples
+from tests.laws.effort import daily, examples
 from tests.torch.tables import meant_warnings, write_table
 from torch_table_loader import ConfigError, MixedDataset, ResumeError, SourceRow, StructuredDataset, TableLoader
 from torch_table_loader.engine import row_store
@@ -103,7 +103,7 @@ jobs = st.fixed_dictionaries(
 
 
 @pytest.mark.filterwarnings("ignore:drop_last=True leaves rank . no step")
-@settings(max_examples=examples(25), deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(10), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     groups=st.lists(
         st.lists(st.lists(st.integers(1, 12), min_size=1, max_size=3), min_size=1, max_size=3), min_size=1, max_size=3
@@ -165,6 +165,7 @@ def test_the_first_source_to_be_exhausted_ends_the_epoch_at_the_row_that_would_r
 
 @pytest.mark.parametrize("worker_type", ["thread", "process"])
 @pytest.mark.parametrize("where", ["behind a URL", "larger than memory"])
+@daily(lambda worker_type, where: worker_type == "thread" or where == "behind a URL")
 def test_stores_that_are_not_in_memory_give_the_same(
     tables: Tables, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str, worker_type: str
 ) -> None:
@@ -300,7 +301,7 @@ stages = st.lists(
 )
 
 
-@settings(max_examples=examples(25), deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=examples(12), deadline=None, suppress_health_check=list(HealthCheck))
 @given(
     chain=stages,
     data=st.data(),
@@ -437,6 +438,7 @@ def test_weights_set_before_the_last_step_of_the_ranks_that_go_on(tables: Tables
 
 @pytest.mark.parametrize("worker_type", ["thread", "process"])
 @pytest.mark.parametrize("at", [0, 1, 4])
+@daily(lambda worker_type, at: worker_type == "thread" or at == 1)
 def test_weights_change_at_the_next_step(tables: Tables, worker_type: str, at: int) -> None:
     options: dict[str, Any] = {"worker_type": worker_type, "num_workers": 2, "batch_size": 50}
     before = batches(make(tables, **options)[0])

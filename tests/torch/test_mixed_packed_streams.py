@@ -17,7 +17,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.laws.effort import examples
+from tests.laws.effort import daily, examples
 from tests.torch.packing_reference import Place, Whole, check_batch, documents_of, places_of, write_documents
 from tests.torch.tables import meant_warnings
 from torch_table_loader import ConfigError, MixedDataset, Pack, ResumeError, SourceRow, StructuredDataset, TableLoader
@@ -155,7 +155,7 @@ worlds = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=examples(12), deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=examples(6), deadline=None, suppress_health_check=list(HealthCheck))
 @given(
     pack=packs,
     chain=st.lists(st.tuples(worlds, st.integers(0, 6)), max_size=2),
@@ -193,6 +193,7 @@ def test_each_source_has_its_share_after_every_step_that_has_room_for_all(
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
+@daily(lambda strategy: strategy != "pad")
 def test_a_state_is_the_same_on_every_rank_and_resumes_after_every_step(tables: dict[str, str], strategy: Any) -> None:
     pack = Pack(seq_len=9, strategy=strategy, labels="shifted", loss_mask="trained", spans=["spans"], block_docs=4)
     world: dict[str, Any] = {"num_ranks": 2, "num_workers": 2, "batch_size": 4, "weights": WEIGHTS}
@@ -323,6 +324,7 @@ def test_what_does_not_fit_is_refused_by_name(tables: dict[str, str]) -> None:
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
 @pytest.mark.parametrize("filtered", [False, True])
+@daily(lambda strategy, filtered: filtered or strategy == "concat")
 def test_rows_of_names_the_documents_under_each_sequence(
     tables: dict[str, str], strategy: PackStrategy, filtered: bool
 ) -> None:

@@ -93,7 +93,7 @@ def job(tables: Mapping[str, str], state: Any, steps: int | None, **world: Any) 
     return found, next((state for state in states if state["history"][-1][-1] is not True), states[0])
 
 
-@settings(max_examples=examples(12), deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=examples(6), deadline=None, suppress_health_check=list(HealthCheck))
 @given(
     chain=st.lists(st.tuples(worlds(30, 3), st.integers(0, 6)), max_size=3),
     last=worlds(30, 3),

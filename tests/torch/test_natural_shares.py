@@ -56,7 +56,7 @@ def job(tables: Tables, state: Any, steps: int | None, change: Any = None, **wor
     return found, next((state for state in states if not state["position"][1]), states[0])
 
 
-@settings(max_examples=examples(12), deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=examples(6), deadline=None, suppress_health_check=list(HealthCheck))
 @given(
     chain=st.lists(st.tuples(worlds(40), st.integers(0, 6)), max_size=3),
     last=worlds(40),

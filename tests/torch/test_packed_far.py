@@ -16,7 +16,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.laws.effort import examples
+from tests.laws.effort import daily, examples
 from tests.rooms.waiting import threads, until
 from tests.torch.tables import meant_warnings
 from tests.torch.test_packed_items import EOS, PACKS, STRATEGIES, write
@@ -83,6 +83,7 @@ FORMS: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize("options", FORMS, ids=str)
 @pytest.mark.parametrize("strategy", STRATEGIES)
+@daily(lambda strategy, options: "worker_type" not in options or strategy == "concat")
 def test_any_machine_reads_the_sequences_of_one(
     table: Path, machine: Callable[[str], None], tmp_path: Path, url: str, strategy: Any, options: dict[str, Any]
 ) -> None:
@@ -102,7 +103,7 @@ def test_any_machine_reads_the_sequences_of_one(
     until(lambda: not threads("table-loader-window"))
 
 
-@settings(max_examples=examples(15), deadline=None)
+@settings(max_examples=examples(6), deadline=None)
 @given(pack=PACKS, workers=st.integers(0, 3), memory=st.sampled_from([1, 600, 5_000]), step=st.integers(0, 6))
 def test_any_packing_from_a_url_resumes_as_from_a_directory(
     tmp_path_factory: pytest.TempPathFactory, pack: Pack, workers: int, memory: int, step: int

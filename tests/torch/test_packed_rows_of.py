@@ -67,7 +67,7 @@ def check(root: Path, loader: TableLoader, batches: list[Any]) -> None:
         assert ids == np.asarray(batch["documents"]["row_id"]).tolist()
 
 
-@settings(max_examples=examples(25), deadline=None)
+@settings(max_examples=examples(10), deadline=None)
 @given(pack=PACKS, world=WORLDS, shuffle=st.booleans(), steps=st.integers(0, 4))
 def test_documents_come_as_rows_of_says(
     table: Path, pack: Pack, world: dict[str, Any], shuffle: bool, steps: int

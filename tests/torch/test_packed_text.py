@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from tests.laws.effort import daily
 from tests.rooms.word_tokenizers import words
 from tests.torch.tables import meant_warnings
 from torch_table_loader import ConfigError, ConfigTypeError, Pack, StructuredDataset, TableError, TableLoader
@@ -52,6 +53,7 @@ def begun(texts: list[str]) -> list[list[int]]:
 @pytest.mark.parametrize("tokenizer", ["bytes", "tests.rooms.word_tokenizers:sized", begun])
 @pytest.mark.parametrize("strategy", ["concat", "best_fit"])
 @pytest.mark.parametrize("worker_type", ["thread", "process"])
+@daily(lambda worker_type, tokenizer: worker_type == "thread" or tokenizer == "bytes")
 def test_every_text_comes_once_as_its_tokens(
     table: Path, tmp_path: Path, tokenizer: Any, strategy: Any, worker_type: Any
 ) -> None:

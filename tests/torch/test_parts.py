@@ -14,6 +14,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
+from tests.laws.effort import daily
 from tests.torch.modes import LAKE, MIXTURE, MODES, PROCESSES, ROWS, SPLITS, STREAMS, Mode
 from torch_table_loader import ConfigError, ResumeError, StructuredDataset, part_of
 
@@ -32,6 +33,7 @@ SPAWNED: dict[str, Any] = PROCESSES | {"multiprocessing_context": "spawn"}
 
 
 @pytest.mark.parametrize(("mode", "options"), [*((mode, {}) for mode in MODES), (SPLITS, SPAWNED)], ids=str)
+@daily(lambda options: not options)
 def test_the_parts_are_the_table(mode: Mode, tables: Path, options: dict[str, Any]) -> None:
     seen: dict[str, list[int]] = {}
     for part in SHARES:

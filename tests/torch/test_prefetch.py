@@ -13,6 +13,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, get_worker_info
 
+from tests.laws.effort import daily
 from tests.torch.modes import MIXTURE, ROWS, SPLITS, Mode, RowMode, write_rows
 from torch_table_loader import TableLoader
 from torch_table_loader.batching.codec import TensorCodec, TensorRows
@@ -27,11 +28,12 @@ LANES = 3
 UNCOUNTED: dict[str, Any] = {"filters": pc.field("k") < 9, "count_filtered": False}
 
 
-@pytest.fixture
-def table(tmp_path: Path) -> Path:
+@pytest.fixture(scope="module")
+def table(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("tables")
     for name in "ab":
-        write_rows(tmp_path / name, [[200, 130, 7]] * LANES)
-    return tmp_path
+        write_rows(root / name, [[200, 130, 7]] * LANES)
+    return root
 
 
 class Counting:
@@ -80,6 +82,7 @@ in_each_mode = pytest.mark.parametrize("mode", [SPLITS, ROWS, MIXTURE], ids=str)
 @pytest.mark.parametrize("worker_type", [*ENGINES, "caller"])
 @pytest.mark.parametrize(("mode", "options"), [(SPLITS, {}), (SPLITS, UNCOUNTED), (ROWS, {}), (MIXTURE, {})], ids=str)
 @pytest.mark.parametrize("prefetch", [None, 1])
+@daily(lambda options, worker_type, prefetch: worker_type != "process" or (prefetch and not options))
 def test_a_collate_fn_runs_no_further_ahead_than_was_asked_for(
     table: Path, mode: Mode, options: dict[str, Any], worker_type: str, prefetch: int | None
 ) -> None:
@@ -97,6 +100,7 @@ def test_a_collate_fn_runs_no_further_ahead_than_was_asked_for(
 @pytest.mark.parametrize("worker_type", ENGINES)
 @pytest.mark.parametrize("mode", [SPLITS, ROWS], ids=str)
 @pytest.mark.parametrize("prefetch", [1, 5])
+@daily(lambda worker_type, prefetch: worker_type == "thread" or prefetch == 1)
 def test_no_more_batches_are_finished_than_was_asked_for(
     table: Path, mode: Mode, worker_type: str, prefetch: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -145,6 +149,7 @@ def test_a_dataloader_of_the_callers_own_collates_one_batch_at_a_time(mode: Mode
     ids=str,
 )
 @pytest.mark.parametrize("worker_type", [*ENGINES, "caller"])
+@daily(lambda worker_type, options: worker_type != "process" or not options)
 def test_collated_one_by_one_each_batch_is_what_it_was(
     mode: Mode, table: Path, worker_type: str, options: dict[str, Any]
 ) -> None:

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.generators import HalvesV1, HalvesV2
+from tests.laws.effort import examples
 from tests.torch.jobs import (
     STEPS,
     State,
@@ -72,7 +73,7 @@ def loses_rows(topology: dict[str, Any]) -> bool:
     return bool(topology["drop_last"]) or topology["even_ranks"] == "drop"
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=examples(8), deadline=None)
 @given(
     topology=topologies(),
     shared=st.sampled_from(CUTTERS),
@@ -130,7 +131,7 @@ def test_every_row_comes_once_over_a_chain_of_topologies(
 
 
 @pytest.mark.filterwarnings("ignore:HalvesV1.generate.* does not take ranks:UserWarning")
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=examples(8), deadline=None)
 @given(
     stages=st.lists(topologies(generated=True), min_size=2, max_size=4),
     steps=st.lists(st.integers(0, 5), min_size=3, max_size=3),

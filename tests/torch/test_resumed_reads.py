@@ -17,6 +17,7 @@ import pyarrow.parquet as pq
 import pytest
 from pyarrow import orc
 
+from tests.laws.effort import daily
 from tests.torch.tables import meant_warnings
 from torch_table_loader import StructuredDataset, TableLoader
 from torch_table_loader.read.orc import read_postscript, read_stripes
@@ -131,6 +132,7 @@ def resume(
 @pytest.mark.parametrize(
     ("taken", "window"), [(1, None), (17, None), (30, 2_500), (24, 5_000), (12, 4_000), (47, 7_000), (12, None)]
 )
+@daily(lambda worker_type, taken: worker_type == "thread" or taken == 30)
 def test_reading_begins_at_the_row_group_of_the_cut_or_of_the_open_window(
     tables: dict[str, Path], watch: Watch, form: str, worker_type: str, taken: int, window: int | None
 ) -> None:
@@ -164,6 +166,7 @@ def test_under_a_filter_reading_begins_at_the_row_group_of_the_next_row_that_pas
 @pytest.mark.parametrize("worker_type", ["thread", "process"])
 @pytest.mark.parametrize("window", [None, 600])
 @pytest.mark.parametrize("form", ["parquet", "orc"])
+@daily(lambda worker_type, window: worker_type == "thread" or window)
 def test_no_consumed_file_is_opened_on_any_lane(
     tables: dict[str, Path], watch: Watch, form: str, window: int | None, worker_type: str
 ) -> None:

@@ -17,6 +17,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
+from tests.laws.effort import daily
 from tests.rooms.small_disks import run_with_small
 from torch_table_loader import MixedDataset, OutOfMemoryError, StorageError, StructuredDataset
 from torch_table_loader.engine import row_store
@@ -160,6 +161,7 @@ except StorageError as error:
 
 @pytest.mark.parametrize("order", ["rows", "splits"])
 @pytest.mark.parametrize("size", ["8k", "64k"], ids=["no room for a lock", "no room for a batch"])
+@daily(lambda order, size: order == "splits" and size == "64k")
 def test_a_tiny_dev_shm_is_named(table: str, order: str, size: str) -> None:
     said = run_with_small("/dev/shm", size, SMALL, table, order)  # noqa: S108 it is no temporary file
     assert said.startswith("OutOfMemoryError"), said

@@ -11,6 +11,7 @@ import pytest
 from torch.utils.data import DataLoader
 from torchdata.stateful_dataloader import StatefulDataLoader
 
+from tests.laws.effort import daily
 from tests.torch.tables import as_values, meant_warnings, write_table
 from torch_table_loader import ConfigError, MixedDataset, ResumeError, StructuredDataset
 
@@ -46,6 +47,7 @@ def rows(batches: Any) -> list[list[int]]:
 
 @pytest.mark.parametrize("order", [*ORDERS, "mixture"])
 @pytest.mark.parametrize("num_workers", [0, 2])
+@daily(lambda num_workers, order: num_workers == 0 or order == "splits")
 def test_it_goes_on_with_exactly_the_batches_that_were_left(table: Path, order: str, num_workers: int) -> None:
     with meant_warnings():
         whole = rows(loader_of(open_table(table, order), num_workers))

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.laws.effort import examples
 from tests.torch.jobs import make, spans_of, topologies
 from tests.torch.tables import meant_warnings, write_table
 from torch_table_loader import MixedDataset, StructuredDataset, TableLoader
@@ -34,7 +35,7 @@ def take(loader: TableLoader, steps: int | None = None) -> None:
             pass
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(12), deadline=None)
 @given(shape=topologies(), shuffle=st.booleans(), split_rows=st.integers(5, 50))
 def test_ranks_take_all_bytes_of_all_files(table: Path, shape: dict[str, Any], shuffle: bool, split_rows: int) -> None:
     """Rows that are repeated count once, and what nobody takes is missing."""

@@ -15,6 +15,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tests.laws.effort import examples
 from tests.tensor_shards import WIDTHS, Tensor, bits, rows_of, tensor, values_of, write_shard
 from tests.torch.tables import meant_warnings
 from torch_table_loader import StructuredDataset, TableLoader
@@ -74,7 +75,7 @@ def check(taken: list[dict[str, torch.Tensor]], written: list[list[Tensor]], lea
             assert bits(row[each.name]) == bits(each.torch), each
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(12), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     kinds=st.lists(features, max_size=4),
     sizes=st.lists(st.integers(1, 15), min_size=1, max_size=3),

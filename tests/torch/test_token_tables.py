@@ -11,6 +11,7 @@ import pyarrow.compute as pc
 import pytest
 import torch
 
+from tests.laws.effort import daily
 from tests.token_files import LAYOUTS, loss_of, some_documents
 from tests.torch.tables import meant_warnings
 from torch_table_loader import StructuredDataset, TableLoader
@@ -61,6 +62,7 @@ def taken(loader: Any) -> list[list[int]]:
     ],
     ids=str,
 )
+@daily(lambda form, options: "worker_type" not in options or form == "megatron")
 def test_every_document_comes_once(write: Callable[[str], str], form: str, options: dict[str, Any]) -> None:
     path = write(form)
     found = []

@@ -104,7 +104,7 @@ def run(path: str, world: dict[str, Any], state: Any, steps: int | None, **optio
     return found, told[0]
 
 
-@settings(max_examples=examples(12), deadline=None)
+@settings(max_examples=examples(6), deadline=None)
 @given(worlds, worlds, st.integers(0, 6), st.sampled_from([None, 30, 150]), st.booleans(), st.integers(0, 2))
 def test_every_job_has_the_rows_of_one_order_and_goes_on_in_it(
     table: str, first: dict[str, Any], then: dict[str, Any], steps: int, samples: int | None, filtered: bool, seed: int

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from torch.utils.data import DataLoader
 
+from tests.laws.effort import daily
 from tests.rooms.waiting import until
 from tests.torch.tables import meant_warnings, write_table
 from torch_table_loader import ConfigError, StructuredDataset
@@ -31,6 +32,7 @@ def own_loader(dataset: StructuredDataset, num_workers: int, **options: Any) -> 
 
 
 @pytest.mark.parametrize("context", ["fork", "spawn"])
+@daily(lambda context: context == "fork")
 def test_workers_of_an_own_dataloader_are_counted(table: Path, context: str) -> None:
     dataset = dataset_of(table, collate_fn=dict)
     with meant_warnings():

@@ -14,9 +14,8 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from torch_table_loader.extend import Permutation, derive_key
 from torch_table_loader.planning import permutation
-from torch_table_loader.planning.keys import derive_key
-from torch_table_loader.planning.permutation import Permutation
 
 Ints: TypeAlias = NDArray[np.int64]
 Maker: TypeAlias = Callable[[int, int, int], Ints]

@@ -11,8 +11,7 @@ from tests.generators import HalvesV1, HalvesV2
 from tests.laws.effort import examples
 from tests.laws.worlds import World, as_counts, cutters, tables, topologies
 from torch_table_loader import RoundRobinStrategy
-from torch_table_loader.planning.layout import TableLayout
-from torch_table_loader.planning.ranks import Topology
+from torch_table_loader.extend import TableLayout, Topology
 from torch_table_loader.planning.stages import StreamPosition
 
 lossless = topologies.filter(lambda t: t.even_ranks != "drop" and not t.drop_last)

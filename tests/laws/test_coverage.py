@@ -14,11 +14,8 @@ from hypothesis import strategies as st
 from tests.laws.effort import examples
 from tests.laws.worlds import World, as_counts, tables, topologies
 from torch_table_loader.errors import ConfigError
-from torch_table_loader.planning.layout import TableLayout
-from torch_table_loader.planning.ranks import Topology
-from torch_table_loader.planning.splits import SegmentTable, SplitTable
+from torch_table_loader.extend import SegmentTable, SplitTable, TableLayout, Topology, resolve_strategy
 from torch_table_loader.planning.stages import StreamPosition
-from torch_table_loader.planning.strategies import resolve_strategy
 from torch_table_loader.records import DataFileInfo, RowRange, Split
 
 

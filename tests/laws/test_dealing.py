@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.laws.effort import examples
+from torch_table_loader.extend import Topology
 from torch_table_loader.planning.dealing import Deal, deal_of, floor_sum
-from torch_table_loader.planning.ranks import Topology
 
 topologies = st.builds(Topology, st.integers(1, 5), st.integers(1, 4), st.integers(1, 9))
 weights = st.dictionaries(st.sampled_from("abcd"), st.integers(0, 40), min_size=1).filter(lambda w: any(w.values()))

@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 from tests.laws.effort import examples
 from tests.laws.worlds import World, as_counts, cutters, delivered, tables, topologies
 from torch_table_loader import TargetSizeStrategy
-from torch_table_loader.planning.layout import TableLayout
-from torch_table_loader.planning.ranks import Topology
+from torch_table_loader.extend import TableLayout, Topology
 from torch_table_loader.planning.stages import StreamPosition
 
 

@@ -14,15 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from torch_table_loader.errors import ConfigError, ConfigTypeError, ResumeError
-from torch_table_loader.planning.exclusion import (
-    Exclusions,
-    ExclusionVersions,
-    Remaining,
-    decode_ids,
-    encode_ids,
-)
-from torch_table_loader.planning.keys import derive_key
-from torch_table_loader.planning.permutation import Permutation
+from torch_table_loader.extend import Exclusions, ExclusionVersions, Permutation, Remaining, derive_key
+from torch_table_loader.planning.exclusion import decode_ids, encode_ids
 
 N = 300_000
 spans = st.lists(st.tuples(st.integers(0, N - 1), st.integers(1, 9_000), st.integers(1, 3)), max_size=4)

@@ -13,8 +13,7 @@ from tests.laws.effort import examples
 from tests.laws.test_rows_of import told
 from tests.laws.worlds import World, as_counts, cutters, tables, topologies
 from torch_table_loader import RoundRobinStrategy, WholeFileStrategy
-from torch_table_loader.planning.layout import TableLayout
-from torch_table_loader.planning.ranks import Topology
+from torch_table_loader.extend import TableLayout, Topology
 from torch_table_loader.planning.rows_of import file_of_batch, first_step_of
 from torch_table_loader.planning.stages import StreamPosition
 

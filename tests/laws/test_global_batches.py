@@ -9,14 +9,9 @@ from hypothesis import strategies as st
 
 from tests.laws.worlds import row_topologies
 from torch_table_loader.errors import ConfigError
+from torch_table_loader.extend import GlobalBatches, Topology
 from torch_table_loader.options import EvenRanks
-from torch_table_loader.planning.global_batches import (
-    GlobalBatches,
-    concat_places,
-    rank_batch_size,
-    steps_of_ranks,
-)
-from torch_table_loader.planning.ranks import Topology
+from torch_table_loader.planning.global_batches import concat_places, rank_batch_size, steps_of_ranks
 
 topologies = row_topologies(9)
 

@@ -13,11 +13,8 @@ from tests.generators import HalvesV2
 from tests.laws.effort import examples
 from tests.laws.worlds import World, cutters, table, topologies
 from torch_table_loader import RoundRobinStrategy, TargetSizeStrategy
-from torch_table_loader.planning.exclusion import Remaining
+from torch_table_loader.extend import Permutation, Remaining, Topology, derive_key
 from torch_table_loader.planning.growth import FileRows, GrownOrder
-from torch_table_loader.planning.keys import derive_key
-from torch_table_loader.planning.permutation import Permutation
-from torch_table_loader.planning.ranks import Topology
 from torch_table_loader.planning.stages import Extent, StreamPosition
 
 files = st.tuples(st.integers(0, 4), st.lists(st.integers(0, 20), max_size=4))

@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 from tests.laws.worlds import cutters, table, tables
 from torch_table_loader import TargetSizeStrategy
 from torch_table_loader.errors import ConfigError, ConfigTypeError
-from torch_table_loader.planning.layout import TableLayout
+from torch_table_loader.extend import SegmentTable, SplitTable, TableLayout
 from torch_table_loader.planning.runs import Runs
-from torch_table_loader.planning.splits import SegmentTable, SplitTable
 from torch_table_loader.records import DataFileInfo, RowRange, Split
 
 GROUPS = st.lists(st.lists(st.tuples(st.integers(0, 12), st.booleans()), max_size=5), max_size=6)

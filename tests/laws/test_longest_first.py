@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torch_table_loader.planning.lanes import longest_first
+from torch_table_loader.extend import longest_first
 
 
 def by_hand(weights: list[int], lanes: int) -> list[int]:

@@ -13,9 +13,7 @@ from hypothesis import strategies as st
 
 from tests.laws.effort import examples
 from tests.laws.worlds import row_topologies
-from torch_table_loader.planning.exclusion import Exclusions, ExclusionVersions, Remaining
-from torch_table_loader.planning.mixture import Mixture, SourceOrder, StopRule
-from torch_table_loader.planning.ranks import Topology
+from torch_table_loader.extend import Exclusions, ExclusionVersions, Mixture, Remaining, SourceOrder, StopRule, Topology
 from torch_table_loader.planning.stages import SamplePosition, Stage
 
 SEED = 11

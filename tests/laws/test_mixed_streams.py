@@ -14,13 +14,10 @@ from hypothesis import strategies as st
 from tests.laws.effort import examples
 from tests.laws.worlds import table
 from torch_table_loader import TargetSizeStrategy
+from torch_table_loader.extend import SegmentTable, StopRule, Topology, resolve_strategy
 from torch_table_loader.planning.mixed_stages import MixedPosition, begun, read_history, rests_of, write_history
-from torch_table_loader.planning.mixture import StopRule
-from torch_table_loader.planning.ranks import Topology
 from torch_table_loader.planning.rounds import DealtStage, Rounds
 from torch_table_loader.planning.runs import Runs
-from torch_table_loader.planning.splits import SegmentTable
-from torch_table_loader.planning.strategies import resolve_strategy
 
 SEED = 7
 

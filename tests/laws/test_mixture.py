@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from tests.laws.effort import examples
 from torch_table_loader.errors import ConfigError
-from torch_table_loader.planning.exclusion import Remaining
+from torch_table_loader.extend import Mixture, Remaining, SourceOrder, StopRule
 from torch_table_loader.planning.global_batches import ENDLESS
-from torch_table_loader.planning.mixture import Mixture, Shares, SourceOrder, StopRule, smallest
+from torch_table_loader.planning.mixture import Shares, smallest
 
 weights = st.dictionaries(st.sampled_from("abcde"), st.floats(0.01, 10), min_size=1)
 changes = st.lists(st.tuples(st.integers(0, 700), weights), max_size=3)

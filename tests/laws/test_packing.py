@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 
 from tests.laws.effort import examples
 from torch_table_loader.errors import ConfigError, ConfigTypeError, TableError
+from torch_table_loader.extend import Packed, another_best_fit, best_fit, derive_key, split_long
 from torch_table_loader.pack import LongDocs
-from torch_table_loader.planning.keys import derive_key
-from torch_table_loader.planning.packing import Packed, Pieces, another_best_fit, best_fit, split_long
+from torch_table_loader.planning.packing import Pieces
 
 Ints = NDArray[np.int64]
 

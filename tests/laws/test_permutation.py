@@ -21,9 +21,9 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from torch_table_loader.errors import ConfigError, ConfigTypeError
+from torch_table_loader.extend import Key, Permutation, derive_key
 from torch_table_loader.planning import permutation
-from torch_table_loader.planning.keys import Key, derive_key, keyed_hashes
-from torch_table_loader.planning.permutation import Permutation
+from torch_table_loader.planning.keys import keyed_hashes
 from torch_table_loader.planning.windows import permuted
 
 Ints = NDArray[np.int64]

@@ -11,9 +11,8 @@ from hypothesis import strategies as st
 
 from tests.laws.effort import examples
 from torch_table_loader.errors import ConfigError
-from torch_table_loader.planning.keys import derive_key
-from torch_table_loader.planning.mixture import Mixture, StopRule
-from torch_table_loader.planning.quotas import Quotas, _earliest_deadline, _fit
+from torch_table_loader.extend import Mixture, Quotas, StopRule, derive_key
+from torch_table_loader.planning.quotas import _earliest_deadline, _fit
 
 weights = st.one_of(
     st.lists(st.integers(1, 20), min_size=1, max_size=12),

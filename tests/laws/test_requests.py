@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.laws.effort import examples
-from torch_table_loader.planning.requests import Piece, fitted_to_held, merged, plan_file, plan_pieces
+from torch_table_loader.extend import plan_pieces
+from torch_table_loader.planning.requests import Piece, fitted_to_held, merged, plan_file
 
 Groups = list[list[tuple[int, int]]]
 

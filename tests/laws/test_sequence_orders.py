@@ -9,11 +9,9 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from torch_table_loader.errors import ResumeError
+from torch_table_loader.extend import Permutation, Remaining, derive_key
 from torch_table_loader.pack import Pack
 from torch_table_loader.planning.document_lengths import DocumentLengths
-from torch_table_loader.planning.exclusion import Remaining
-from torch_table_loader.planning.keys import derive_key
-from torch_table_loader.planning.permutation import Permutation
 from torch_table_loader.planning.sequence_orders import BestFitOrder, ConcatOrder, PadOrder, SequenceOrder, pieces_of
 from torch_table_loader.planning.token_order import Anchor, TokenOrder
 from torch_table_loader.planning.token_windows import Slices, Windows, cut

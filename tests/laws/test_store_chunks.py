@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torch_table_loader.planning.layout import TableLayout
+from torch_table_loader.extend import TableLayout
 from torch_table_loader.planning.splits import Chunks, whole_files
 from torch_table_loader.records import DataFile, FileVersion
 

@@ -15,7 +15,8 @@ import pytest
 from tests.laws.worlds import table
 from torch_table_loader import RoundRobinStrategy, TargetSizeStrategy, plugins
 from torch_table_loader.errors import ConfigError, ConfigTypeError
-from torch_table_loader.planning.strategies import ENTRY_POINT_GROUP, resolve_strategy
+from torch_table_loader.extend import resolve_strategy
+from torch_table_loader.planning.strategies import ENTRY_POINT_GROUP
 from torch_table_loader.records import DataFileInfo, RowRange, Shard, Split
 
 LAYOUT = table([[4, 6], [7], [], [1]])

@@ -12,8 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from torch_table_loader.extend import ValueSums
 from torch_table_loader.planning import value_sums
-from torch_table_loader.planning.value_sums import RELATIVE_ERROR, Histogram, ValueSums
+from torch_table_loader.planning.value_sums import RELATIVE_ERROR, Histogram
 from torch_table_loader.testing import small_sizes
 
 FLOATS = st.floats(allow_nan=False, allow_infinity=False, width=64)

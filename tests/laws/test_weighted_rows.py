@@ -16,12 +16,16 @@ from numpy.typing import NDArray
 
 from tests.laws.effort import examples
 from torch_table_loader import ConfigError
+from torch_table_loader.extend import (
+    Permutation,
+    Remaining,
+    SourceOrder,
+    WeightedRows,
+    WeightSums,
+    cumulate,
+    derive_key,
+)
 from torch_table_loader.planning import weighted_rows
-from torch_table_loader.planning.exclusion import Remaining
-from torch_table_loader.planning.keys import derive_key
-from torch_table_loader.planning.mixture import SourceOrder
-from torch_table_loader.planning.permutation import Permutation
-from torch_table_loader.planning.weighted_rows import WeightedRows, WeightSums, cumulate
 from torch_table_loader.testing import small_sizes
 
 Ints: TypeAlias = NDArray[np.int64]

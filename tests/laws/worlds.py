@@ -9,12 +9,9 @@ from hypothesis import strategies as st
 
 from torch_table_loader import RowBalancedStrategy, SizeBalancedStrategy, TargetSizeStrategy
 from torch_table_loader.engine.jobs.planner import PlannedStream, Planner
-from torch_table_loader.planning.layout import TableLayout
-from torch_table_loader.planning.ranks import Topology
+from torch_table_loader.extend import SegmentTable, TableLayout, Topology, resolve_strategy
 from torch_table_loader.planning.runs import Runs
-from torch_table_loader.planning.splits import SegmentTable
 from torch_table_loader.planning.stages import StreamPosition
-from torch_table_loader.planning.strategies import resolve_strategy
 from torch_table_loader.planning.windows import Stretch, stretches
 from torch_table_loader.records import DataFile, FileVersion
 

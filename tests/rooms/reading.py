@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from torch_table_loader.errors import TableError
-from torch_table_loader.read.formats import reader_for
+from torch_table_loader.extend import reader_for
 from torch_table_loader.records import DataFile, FileMeta, FileVersion, ReadTask, Segment
 
 

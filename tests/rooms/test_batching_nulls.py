@@ -17,7 +17,7 @@ from torch_table_loader import ColumnStatistics
 from torch_table_loader.batching.codec import make_codec
 from torch_table_loader.batching.policy import TypePolicy
 from torch_table_loader.errors import ConfigError, TableError
-from torch_table_loader.planning.value_sums import ValueSums
+from torch_table_loader.extend import ValueSums
 
 
 def test_nulls_are_errors_unless_something_was_chosen() -> None:

@@ -14,8 +14,8 @@ import pytest
 
 from tests.torch.tables import key, write_table
 from torch_table_loader import StructuredDataset
+from torch_table_loader.extend import FileStorage
 from torch_table_loader.read.parquet import ParquetFile
-from torch_table_loader.source.storage import FileStorage
 
 GROUPS = [[10, 10], [10, 10], [10], [0]]
 

@@ -30,7 +30,7 @@ from torch_table_loader.errors import (
     TableError,
     TableLoaderError,
 )
-from torch_table_loader.source.storage import open_storage
+from torch_table_loader.extend import open_storage
 
 BOTH = [
     (MissingPathError, ConfigError, FileNotFoundError, errno.ENOENT),

@@ -8,7 +8,7 @@ import pytest
 
 from tests.rooms.buckets import Bucket, Rounds, serve
 from torch_table_loader import MissingPathError
-from torch_table_loader.source.listing import PathSource
+from torch_table_loader.extend import PathSource
 
 OBJECTS = {
     "lake/t/day=1/a.parquet": b"x",

@@ -15,9 +15,9 @@ from pyarrow import csv, feather, orc
 
 from tests.rooms.reading import LocalStorage
 from torch_table_loader import ConfigError, StructuredDataset, TableError
+from torch_table_loader.extend import FORMATS, reader_for
 from torch_table_loader.read import compressed
 from torch_table_loader.read.compressed import CODECS
-from torch_table_loader.read.formats import FORMATS, reader_for
 from torch_table_loader.read.suffixes import reader_by_suffix, suffixes_of
 from torch_table_loader.testing import small_sizes
 

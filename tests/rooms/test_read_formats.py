@@ -15,7 +15,8 @@ from pyarrow import csv, feather, orc
 from tests.rooms.reading import LocalStorage, all_batches, as_table, data_file, inspect, whole_task
 from tests.token_files import LAYOUTS
 from torch_table_loader.errors import TableError
-from torch_table_loader.read.formats import FORMATS, infers_types, reader_for
+from torch_table_loader.extend import FORMATS, reader_for
+from torch_table_loader.read.formats import infers_types
 from torch_table_loader.read.tasks import TaskReader
 from torch_table_loader.read.unify import resolve_schema
 from torch_table_loader.records import DataFile

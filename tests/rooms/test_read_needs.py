@@ -22,7 +22,7 @@ from tests.rooms.far import FarStore, View
 from tests.rooms.reading import LocalStorage, data_file, inspect, whole_task
 from torch_table_loader.engine.survey import survey
 from torch_table_loader.engine.table import Table
-from torch_table_loader.read.formats import reader_for
+from torch_table_loader.extend import reader_for
 from torch_table_loader.read.needs import needs_of
 from torch_table_loader.read.parquet_footer import chunk_ranges
 from torch_table_loader.read.tasks import TaskReader

@@ -9,7 +9,7 @@ import pytest
 
 from tests.rooms.reading import LocalStorage, all_batches, as_table, data_file, inspect, write_parquet
 from torch_table_loader.errors import ConfigError, TableError
-from torch_table_loader.read.formats import FORMATS, reader_for
+from torch_table_loader.extend import FORMATS, reader_for
 from torch_table_loader.read.parquet import ParquetReader
 from torch_table_loader.records import FileMeta
 from torch_table_loader.testing import small_sizes

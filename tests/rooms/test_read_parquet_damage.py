@@ -21,9 +21,9 @@ from tests.iceberg import IcebergWriter, some
 from tests.rooms.reading import LocalStorage, data_file, whole_task
 from torch_table_loader import IcebergDataset, StructuredDataset
 from torch_table_loader.errors import TableError
+from torch_table_loader.extend import reader_for
 from torch_table_loader.read.deletes import Deletes
 from torch_table_loader.read.footers import LazyFooters
-from torch_table_loader.read.formats import reader_for
 from torch_table_loader.read.parquet import ParquetReader
 from torch_table_loader.read.tasks import TaskReader
 from torch_table_loader.records import DataFile, DeleteFile

@@ -19,9 +19,9 @@ from tests.token_files import LAYOUTS, some_documents
 from torch_table_loader.cli import registry
 from torch_table_loader.cli.main import main
 from torch_table_loader.cli.registry import format_entries
+from torch_table_loader.extend import FORMATS, reader_for
 from torch_table_loader.format_contracts import RangedReader
 from torch_table_loader.read import formats
-from torch_table_loader.read.formats import FORMATS, reader_for
 from torch_table_loader.testing import check_format_reader, stored_files
 
 TABLE = pa.table(

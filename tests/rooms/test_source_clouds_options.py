@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from torch_table_loader.errors import ConfigError, MissingExtraError
+from torch_table_loader.extend import open_storage
 from torch_table_loader.source.address import parse_address
 from torch_table_loader.source.azure import azure_container, choose_azure
 from torch_table_loader.source.gcs import choose_gcs, gcs_bucket
-from torch_table_loader.source.storage import open_storage
 
 KEY = "c2VjcmV0LXNlY3JldA=="
 

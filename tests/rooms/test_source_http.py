@@ -16,7 +16,7 @@ import pytest
 from tests.sites import serving
 from torch_table_loader import StructuredDataset
 from torch_table_loader.errors import ConfigError, StorageError, TableError
-from torch_table_loader.source.listing import PathSource
+from torch_table_loader.extend import PathSource
 
 
 class _Handler(http.server.SimpleHTTPRequestHandler):

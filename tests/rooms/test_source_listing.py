@@ -15,8 +15,8 @@ import pytest
 
 from torch_table_loader.contracts import Source
 from torch_table_loader.errors import ConfigError, ConfigTypeError, TableError
+from torch_table_loader.extend import PathSource
 from torch_table_loader.source.clients import LocalClient
-from torch_table_loader.source.listing import PathSource
 
 TABLE = {
     "b.parquet": 2,

@@ -11,8 +11,8 @@ import pytest
 from obstore.exceptions import GenericError
 
 from torch_table_loader.errors import AccessRefusedError, StorageError, StorageTimeoutError, TableError
+from torch_table_loader.extend import FileStorage, open_storage
 from torch_table_loader.records import FileVersion
-from torch_table_loader.source.storage import FileStorage, open_storage
 
 HEAD = 'Last-Modified: Thu, 01 Jan 2026 00:00:00 GMT\r\nETag: "a"\r\nConnection: close\r\n'
 PART = f"HTTP/1.1 206 Partial Content\r\n{HEAD}Content-Range: bytes 0-7/100\r\nContent-Length: 8\r\n\r\n"

@@ -19,10 +19,9 @@ from hypothesis import strategies as st
 
 from tests.logs import said_by
 from torch_table_loader.errors import ConfigError, StorageError
+from torch_table_loader.extend import FileStorage, PathSource
 from torch_table_loader.records import DataFile, FileMeta, FileVersion
-from torch_table_loader.source.listing import PathSource
 from torch_table_loader.source.plan_cache import CacheEntry, PlanCache
-from torch_table_loader.source.storage import FileStorage
 
 LOGGER = "source.plan_cache"
 FILE = DataFile("/t/a.parquet", "a.parquet", FileVersion(100, 1_000, "tag"), "parquet")

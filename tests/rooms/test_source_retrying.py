@@ -20,6 +20,7 @@ from torch_table_loader import StorageError
 from torch_table_loader.cancellation import cancellable
 from torch_table_loader.causes import may_pass
 from torch_table_loader.errors import AccessRefusedError, StorageTimeoutError
+from torch_table_loader.extend import FileStorage, open_storage
 from torch_table_loader.records import Traffic
 from torch_table_loader.sizes import sizes
 from torch_table_loader.source.clients import Client
@@ -31,7 +32,6 @@ from torch_table_loader.source.retrying import (
     WrongLengthError,
     of_length,
 )
-from torch_table_loader.source.storage import FileStorage, open_storage
 from torch_table_loader.source.traffic import TrafficCounter
 
 

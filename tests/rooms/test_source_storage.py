@@ -16,8 +16,8 @@ import pytest
 
 from torch_table_loader.contracts import Storage
 from torch_table_loader.errors import ConfigError, ConfigTypeError, MissingExtraError, StorageError, TableError
+from torch_table_loader.extend import FileStorage, open_storage
 from torch_table_loader.source.clients import Found
-from torch_table_loader.source.storage import FileStorage, open_storage
 
 SECRET = "hunter2/with+slash"  # noqa: S105 - it stands for one
 

@@ -17,8 +17,7 @@ from tests.rooms.buckets import Bucket, serve
 from torch_table_loader import ConfigError, IcebergDataset, StorageError, StructuredDataset
 from torch_table_loader.cli.main import main
 from torch_table_loader.errors import AccessRefusedError
-from torch_table_loader.source.listing import PathSource
-from torch_table_loader.source.storage import FileStorage
+from torch_table_loader.extend import FileStorage, PathSource
 
 DELTA = {
     "t/_delta_log/00000000000000000000.json": b"{}",

@@ -13,8 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from torch_table_loader import StructuredDataset, TableError
-from torch_table_loader.source.listing import PathSource
-from torch_table_loader.source.storage import open_storage
+from torch_table_loader.extend import PathSource, open_storage
 
 pytestmark = pytest.mark.timeout(60)
 

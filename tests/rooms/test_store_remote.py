@@ -23,11 +23,11 @@ from hypothesis import strategies as st
 from tests.rooms.storing import MemoryTable, everything, numbers
 from tests.rooms.waiting import PATIENCE_S, threads, until
 from torch_table_loader.errors import MissingFileError, StorageError, TableError
+from torch_table_loader.extend import FileStorage
 from torch_table_loader.fetch.parts import reading_parts
 from torch_table_loader.fetch.settings import FetchSettings
 from torch_table_loader.planning.ranges import coalesce, in_windows
 from torch_table_loader.records import FileVersion
-from torch_table_loader.source.storage import FileStorage
 from torch_table_loader.store.builder import build_files
 from torch_table_loader.store.record_layout import RecordLayout
 from torch_table_loader.store.remote import RemoteRows, open_remote, upload_store

@@ -12,10 +12,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from torch_table_loader import StructuredDataset, TableError
+from torch_table_loader.extend import FileStorage, PathSource
 from torch_table_loader.records import FileVersion, LocalVersion
 from torch_table_loader.source.clients import unstable_devices
-from torch_table_loader.source.listing import PathSource
-from torch_table_loader.source.storage import FileStorage
 
 TIME = 1_700_000_000_000_000_000
 

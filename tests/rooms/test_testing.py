@@ -22,10 +22,9 @@ from torch_table_loader import (
     TargetSizeStrategy,
 )
 from torch_table_loader.errors import ConfigTypeError, TableError
+from torch_table_loader.extend import FileStorage, PathSource
 from torch_table_loader.read.parquet import ParquetFile, ParquetReader
 from torch_table_loader.records import DataFile, DataFileInfo, FileMeta, FileVersion, RowRange, Shard, Split
-from torch_table_loader.source.listing import PathSource
-from torch_table_loader.source.storage import FileStorage
 from torch_table_loader.testing import (
     ContractError,
     check_format_reader,

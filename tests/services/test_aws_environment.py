@@ -19,8 +19,8 @@ from tests.services.conftest import ACCESS_KEY, SECRET_KEY
 from tests.services.gate import Gate, gate_before
 from torch_table_loader import ConfigError, StructuredDataset
 from torch_table_loader.errors import AccessRefusedError
+from torch_table_loader.extend import open_storage
 from torch_table_loader.source.aws import aws_login, configured_endpoint
-from torch_table_loader.source.storage import open_storage
 from torch_table_loader.source.table_storage import TableStorage
 
 WRONG = "http://127.0.0.1:9"

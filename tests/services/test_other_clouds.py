@@ -26,8 +26,7 @@ from tests.services.azure_server import ACCOUNT, KEY, create_container, serving_
 from tests.services.conftest import ACCESS_KEY, SECRET_KEY
 from torch_table_loader import ConfigError, StorageError, StructuredDataset, TableError
 from torch_table_loader.errors import AccessRefusedError
-from torch_table_loader.source.listing import PathSource
-from torch_table_loader.source.storage import open_storage
+from torch_table_loader.extend import PathSource, open_storage
 
 NAMES = ("day=1/a.parquet", "day=1/b c%20.parquet", "day=10/é.parquet", "day=2/x+y.parquet", "z.parquet")
 

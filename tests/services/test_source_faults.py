@@ -19,7 +19,7 @@ import pytest
 from tests.services.faults import BUCKET, FaultyStore, serving_faults
 from torch_table_loader import StorageError, StructuredDataset, TableError, TableLoader
 from torch_table_loader.cancellation import cancellable
-from torch_table_loader.source.storage import FileStorage, open_storage
+from torch_table_loader.extend import FileStorage, open_storage
 
 ROWS, FILES = 4_000, 4
 CLIENTS = ("obstore", "s3fs", "http")

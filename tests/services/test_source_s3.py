@@ -11,10 +11,9 @@ import pytest
 
 from tests.logs import said_by
 from torch_table_loader.errors import ConfigError, StorageError, TableError
+from torch_table_loader.extend import PathSource, open_storage
 from torch_table_loader.records import FileMeta
-from torch_table_loader.source.listing import PathSource
 from torch_table_loader.source.plan_cache import CacheEntry, PlanCache
-from torch_table_loader.source.storage import open_storage
 
 TABLE = {
     "t/day=2/b c%20.parquet": b"two",

@@ -12,7 +12,7 @@ import fsspec
 import pytest
 
 from tests.torch.modes import MODES, Mode, write_tables
-from torch_table_loader.source.storage import FileStorage
+from torch_table_loader.extend import FileStorage
 from torch_table_loader.source.table_storage import TableStorage
 from torch_table_loader.testing import small_sizes
 

@@ -18,7 +18,7 @@ from tests.rooms.waiting import PATIENCE_S
 from tests.services.faults import FaultyStore, serving_faults
 from tests.services.faulty_tables import loader_of, taken
 from torch_table_loader import StorageError, StructuredDataset, TableLoader
-from torch_table_loader.source.storage import FileStorage
+from torch_table_loader.extend import FileStorage
 from torch_table_loader.testing import small_sizes
 
 ROWS, FILES = 50, 80

@@ -26,8 +26,8 @@ from tests.torch.test_frozen_states import (
     what_comes,
 )
 from torch_table_loader import RoundRobinStrategy, RowBalancedStrategy, SizeBalancedStrategy, TableLoader, Weights
+from torch_table_loader.extend import resolve_strategy
 from torch_table_loader.planning import keys, mixture
-from torch_table_loader.planning.strategies import resolve_strategy
 
 EPOCH = 2
 

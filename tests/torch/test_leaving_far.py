@@ -18,7 +18,7 @@ from tests.services.faults import serving_faults
 from tests.torch.leaks import children, lane_threads
 from tests.torch.leaving import LEAVE, leave_by_break, run_script
 from torch_table_loader import StructuredDataset, TableLoader
-from torch_table_loader.source.storage import FileStorage
+from torch_table_loader.extend import FileStorage
 
 pytestmark = pytest.mark.filterwarnings("ignore:epoch . is iterated again")
 

@@ -28,7 +28,7 @@ from tests.torch.tables import meant_warnings, write_table
 from torch_table_loader import ConfigError, MixedDataset, ResumeError, SourceRow, StructuredDataset, TableLoader
 from torch_table_loader.engine import row_store
 from torch_table_loader.errors import ConfigTypeError
-from torch_table_loader.planning.exclusion import ExclusionVersions
+from torch_table_loader.extend import ExclusionVersions
 from torch_table_loader.testing import small_sizes
 
 SIZES = {"a": 700, "b": 250, "c": 61}

@@ -30,7 +30,7 @@ from tests.laws.effort import examples
 from tests.torch.forms import FORMS, rows_of_many_kinds
 from tests.torch.modes import LAKE, SOME, SPLITS, Mode
 from torch_table_loader import IcebergDataset, StructuredDataset, TableLoader
-from torch_table_loader.source.storage import FileStorage
+from torch_table_loader.extend import FileStorage
 from torch_table_loader.testing import small_sizes
 
 SMALL = 4096

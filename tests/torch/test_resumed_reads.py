@@ -20,8 +20,8 @@ from pyarrow import orc
 from tests.laws.effort import daily
 from tests.torch.tables import meant_warnings
 from torch_table_loader import StructuredDataset, TableLoader
+from torch_table_loader.extend import FileStorage
 from torch_table_loader.read.orc import read_postscript, read_stripes
-from torch_table_loader.source.storage import FileStorage
 
 FILES, ROWS, BATCH = 4, 12_000, 1_000
 

@@ -20,10 +20,10 @@ from tests.torch.tables import meant_warnings, write_table
 from torch_table_loader import ResumeError, StructuredDataset, TableLoader
 from torch_table_loader.engine.jobs.stream_opening import open_stream
 from torch_table_loader.engine.rank_info import RankInfo
+from torch_table_loader.extend import PathSource
 from torch_table_loader.options import LoaderOptions
 from torch_table_loader.rank_dataset import RankDataset
 from torch_table_loader.read.row_stage import RowStage, StagedRows
-from torch_table_loader.source.listing import PathSource
 
 GROUPS = [[5, 0, 7], [9], [3, 1]]
 ROWS = sum(map(sum, GROUPS))

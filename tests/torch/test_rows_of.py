@@ -17,7 +17,7 @@ from tests.laws.effort import examples
 from tests.torch.jobs import STEPS, State, make, of_a_running_rank, own_rows, run_stage, spans_of, topologies
 from tests.torch.tables import Groups, key, write_table
 from torch_table_loader import ConfigError, LiveSpan, RoundRobinStrategy, RowSpan
-from torch_table_loader.source.storage import FileStorage
+from torch_table_loader.extend import FileStorage
 
 GROUPS: Groups = [[9, 4, 11], [1], [], [0, 17, 5], [13, 13]]
 STARTS = [0, *accumulate(sum(sizes) for sizes in GROUPS)]

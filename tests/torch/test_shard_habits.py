@@ -14,7 +14,7 @@ from tests.rooms.waiting import until
 from tests.tensor_shards import tensor, write_shard
 from tests.torch.tables import meant_warnings
 from torch_table_loader import StructuredDataset, TableLoader
-from torch_table_loader.source.storage import FileStorage
+from torch_table_loader.extend import FileStorage
 
 FILES, ROWS = 7, 5
 

@@ -14,8 +14,7 @@ from pyiceberg.catalog import load_catalog
 
 from tests.torch.tables import write_table
 from torch_table_loader import DataFileInfo, IcebergDataset, Shard, Split, StructuredDataset
-from torch_table_loader.planning.layout import TableLayout
-from torch_table_loader.source.storage import open_storage
+from torch_table_loader.extend import TableLayout, open_storage
 
 
 class Cut:

@@ -16,9 +16,9 @@ from tests.laws.worlds import table
 from torch_table_loader import RoundRobinStrategy, TargetSizeStrategy, plugins
 from torch_table_loader.errors import ConfigError, ConfigTypeError
 from torch_table_loader.extend import resolve_strategy
-from torch_table_loader.planning.strategies import ENTRY_POINT_GROUP
 from torch_table_loader.records import DataFileInfo, RowRange, Shard, Split
 
+GROUP = "torch_table_loader.strategies"
 LAYOUT = table([[4, 6], [7], [], [1]])
 
 
@@ -268,7 +268,7 @@ def test_a_callable_that_requires_more_than_the_files_is_refused(given: Any) -> 
 
 
 def install(monkeypatch: pytest.MonkeyPatch, **values: str) -> None:
-    points = [EntryPoint(name, value, ENTRY_POINT_GROUP) for name, value in values.items()]
+    points = [EntryPoint(name, value, GROUP) for name, value in values.items()]
     fake(monkeypatch, points)
 
 
@@ -331,10 +331,10 @@ def test_a_name_that_does_not_load_is_refused_with_what_is_installed(
 
 def test_an_ambiguous_name_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     same, other = f"{HERE}:Sized", f"{HERE}:V2"
-    fake(monkeypatch, [EntryPoint("mine", value, ENTRY_POINT_GROUP) for value in (same, other)])
+    fake(monkeypatch, [EntryPoint("mine", value, GROUP) for value in (same, other)])
     with pytest.raises(ConfigError, match=f"{same} and {other} are installed under it"):
         resolve_strategy("mine", {})
-    fake(monkeypatch, [EntryPoint("mine", same, ENTRY_POINT_GROUP)] * 2)
+    fake(monkeypatch, [EntryPoint("mine", same, GROUP)] * 2)
     assert resolve_strategy("mine", {}).target == Sized()
 
 
@@ -344,7 +344,7 @@ def test_the_default_is_the_target_size_strategy() -> None:
 
 
 def test_built_in_strategies_are_installed_under_their_names() -> None:
-    names = {point.name for point in importlib.metadata.entry_points(group=ENTRY_POINT_GROUP)}
+    names = {point.name for point in importlib.metadata.entry_points(group=GROUP)}
     assert {"target_size", "round_robin", "size_balanced", "row_balanced"} <= names
     for name in ("target_size", "round_robin", "size_balanced", "row_balanced"):
         resolve_strategy(name, {"shuffle": True, "seed": 1, "target_bytes": 10, "target_rows": 10})

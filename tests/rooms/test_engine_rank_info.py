@@ -19,9 +19,10 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
 from torch_table_loader import ConfigError, LoaderOptions, StructuredDataset, TableError, TableLoader
-from torch_table_loader.engine.rank_info import DATA_PARALLEL_DIMS, resolve_ranks, warn_of_a_whole_table
+from torch_table_loader.engine.rank_info import DATA_PARALLEL_DIMS, warn_of_a_whole_table
 
 RAY_V1, RAY_V2 = "ray.train._internal.session", "ray.train.v2._internal.execution.train_fn_utils"
+ROWS = pa.table({"x": range(16)})
 SAYERS = ["accelerate.state", "horovod.torch", "ray.train", RAY_V1, RAY_V2]
 
 
@@ -51,7 +52,8 @@ class FakeMesh:
 
 
 def resolve(**options: Any) -> tuple[int, int]:
-    return resolve_ranks(LoaderOptions(**options))[:2]
+    plan = StructuredDataset(source=ROWS, even_ranks="balance", check_plan=False, **options).explain()
+    return plan.rank, plan.num_ranks
 
 
 def set_environment(monkeypatch: pytest.MonkeyPatch, **values: object) -> None:

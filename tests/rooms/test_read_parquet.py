@@ -10,7 +10,6 @@ import pytest
 from tests.rooms.reading import LocalStorage, all_batches, as_table, data_file, inspect, write_parquet
 from torch_table_loader.errors import ConfigError, TableError
 from torch_table_loader.extend import FORMATS, reader_for
-from torch_table_loader.read.parquet import ParquetReader
 from torch_table_loader.records import FileMeta
 from torch_table_loader.testing import small_sizes
 
@@ -39,7 +38,7 @@ def test_the_footer_gives_rows_bytes_and_schema_of_each_row_group(tmp_path: Path
 def test_the_footer_takes_one_read_and_opening_does_not_read_it_again(tmp_path: Path) -> None:
     file = write_parquet(tmp_path / "x.parquet", pa.table({"a": np.random.default_rng(0).random(50_000)}), 10_000)
     storage = LocalStorage(counting=True)
-    meta = ParquetReader().inspect(storage, file, None)
+    meta = reader_for("parquet").inspect(storage, file, None)
     assert len(storage.log) == 1
     assert storage.all_closed
     storage.log.clear()
@@ -54,7 +53,7 @@ def test_a_footer_longer_than_the_first_read_is_fetched_whole(tmp_path: Path) ->
     table = pa.table({f"column_{i}_{'x' * 40}": [1, 2] for i in range(800)})
     file = write_parquet(tmp_path / "x.parquet", table)
     storage = LocalStorage(counting=True)
-    meta = ParquetReader().inspect(storage, file, None)
+    meta = reader_for("parquet").inspect(storage, file, None)
     assert meta.footer is not None
     assert len(meta.footer) > 64 * 1024
     assert len(storage.log) == 2
@@ -152,7 +151,7 @@ def test_proven_nulls_are_named_for_kept_row_groups_only(tmp_path: Path) -> None
         }
     )
     file = write_parquet(tmp_path / "x.parquet", table)
-    meta, reader = inspect(file), ParquetReader()
+    meta, reader = inspect(file), reader_for("parquet")
     assert reader.null_columns(meta, ["a", "b", "c", "l", "s"], [True, True]) == {"a", "b"}
     assert reader.null_columns(meta, ["a", "b", "c"], [False, True]) == {"b"}
     assert reader.null_columns(meta, ["c"], [True, True]) == frozenset()
@@ -201,7 +200,7 @@ def test_metadata_without_a_footer_is_refused_by_name(tmp_path: Path) -> None:
     file = write_parquet(tmp_path / "x.parquet", pa.table({"a": [1]}))
     meta = inspect(file)
     with pytest.raises(TableError, match=r"x.parquet must come with the Parquet footer"):
-        ParquetReader().open(LocalStorage(), file, FileMeta(meta.schema, meta.group_rows, meta.group_bytes))
+        reader_for("parquet").open(LocalStorage(), file, FileMeta(meta.schema, meta.group_rows, meta.group_bytes))
 
 
 def test_an_unknown_format_names_the_known_and_the_nearest() -> None:

@@ -24,7 +24,6 @@ from torch_table_loader.errors import TableError
 from torch_table_loader.extend import reader_for
 from torch_table_loader.read.deletes import Deletes
 from torch_table_loader.read.footers import LazyFooters
-from torch_table_loader.read.parquet import ParquetReader
 from torch_table_loader.read.tasks import TaskReader
 from torch_table_loader.records import DataFile, DeleteFile
 
@@ -80,7 +79,7 @@ def _replaced(old: bytes, new: bytes) -> Callable[[bytes], bytes]:
 
 def _read(file: DataFile, max_rows: int = 65_536, columns: list[str] | None = None) -> pa.Table:
     storage = LocalStorage()
-    meta = ParquetReader().inspect(storage, file, None)
+    meta = reader_for("parquet").inspect(storage, file, None)
     columns = meta.schema.names if columns is None else columns
     reader = TaskReader(storage, [file], (meta,), meta.schema, columns, max_rows=max_rows)
     return pa.Table.from_batches(list(reader.read(whole_task(meta))), reader.schema)
@@ -114,7 +113,7 @@ def test_a_row_group_with_a_wrong_number_of_rows_is_refused(tmp_path: Path, rows
     size = pq.read_metadata(path).row_group(0).total_byte_size
     file = _rewrite(path, _replaced(_group_end(size, 20), _group_end(size, rows)))
     with pytest.raises(TableError, match=r"x\.parquet must have a Parquet footer with .*rows"):
-        ParquetReader().inspect(LocalStorage(), file, None)
+        reader_for("parquet").inspect(LocalStorage(), file, None)
 
 
 def test_counts_that_add_up_but_contradict_columns_are_refused(tmp_path: Path) -> None:
@@ -129,7 +128,7 @@ def test_counts_that_add_up_but_contradict_columns_are_refused(tmp_path: Path) -
     file = _rewrite(path, swap)
     assert pq.read_metadata(path).num_rows == ROWS
     with pytest.raises(TableError, match=r"x\.parquet .*21 values in each column of row group 0, got 20 in column 'i'"):
-        ParquetReader().inspect(LocalStorage(), file, None)
+        reader_for("parquet").inspect(LocalStorage(), file, None)
 
 
 def test_a_negative_size_of_a_row_group_is_refused(tmp_path: Path) -> None:
@@ -138,7 +137,7 @@ def test_a_negative_size_of_a_row_group_is_refused(tmp_path: Path) -> None:
     size = pq.read_metadata(path).row_group(0).total_byte_size
     file = _rewrite(path, _replaced(_group_end(size, 20), _group_end(-size, 20)))
     with pytest.raises(TableError, match=r"x\.parquet .*0 or more rows and bytes"):
-        ParquetReader().inspect(LocalStorage(), file, None)
+        reader_for("parquet").inspect(LocalStorage(), file, None)
 
 
 @pytest.mark.parametrize("num_values", [-20, 0, 16, 19, 21, 1 << 50])
@@ -154,7 +153,7 @@ def test_a_column_chunk_with_a_wrong_number_of_values_is_refused(tmp_path: Path,
         assert _read(file, 7).equals(_table())
         return
     with pytest.raises(TableError, match=r"x\.parquet .*20 values .*in each column of row group 0, got"):
-        ParquetReader().inspect(LocalStorage(), file, None)
+        reader_for("parquet").inspect(LocalStorage(), file, None)
 
 
 @pytest.mark.parametrize("offset", [-4, 1 << 20, 1 << 62, 1 << 63])
@@ -174,7 +173,7 @@ def test_a_column_chunk_outside_of_the_file_is_refused(tmp_path: Path, which: st
             _read(file)
         return
     with pytest.raises(TableError, match=r"x\.parquet .*sound column chunks inside its \d+ bytes of data"):
-        ParquetReader().inspect(LocalStorage(), file, None)
+        reader_for("parquet").inspect(LocalStorage(), file, None)
 
 
 @pytest.mark.parametrize("size", [-1, 1 << 20, 1 << 40, (1 << 63) - 1])
@@ -185,11 +184,11 @@ def test_a_column_chunk_that_ends_outside_of_the_file_is_refused(tmp_path: Path,
     tail = _int64(2, chunk.data_page_offset)
     file = _rewrite(path, _replaced(_int64(1, chunk.total_compressed_size) + tail, _int64(1, size) + tail))
     with pytest.raises(TableError, match=r"x\.parquet .*sound column chunks"):
-        ParquetReader().inspect(LocalStorage(), file, None)
+        reader_for("parquet").inspect(LocalStorage(), file, None)
 
 
 def _ask_statistics(file: DataFile) -> None:
-    storage, reader = LocalStorage(), ParquetReader()
+    storage, reader = LocalStorage(), reader_for("parquet")
     meta = reader.inspect(storage, file, None)
     reader.null_columns(meta, meta.schema.names, [True] * len(meta.group_rows))
     for name, value in (("i", 3), ("n", pa.scalar(3, pa.int32())), ("s", "text 3"), ("d", b"x" * 16)):
@@ -210,11 +209,11 @@ def test_a_chunk_of_another_type_than_the_schemas_does_not_crash_the_process(tmp
     file = _rewrite(path, change)
     assert pq.read_metadata(path).num_rows == ROWS
     assert _survives(lambda: _ask_statistics(file))
-    meta = ParquetReader().inspect(LocalStorage(), file, None)
+    meta = reader_for("parquet").inspect(LocalStorage(), file, None)
     with pytest.raises(TableError, match=r"footer with INT64 in column 'i', got .* in row group 0"):
-        ParquetReader().null_columns(meta, ["i"], [True] * 3)
+        reader_for("parquet").null_columns(meta, ["i"], [True] * 3)
     with pytest.raises(TableError, match=r"x\.parquet .* INT64 in column 'i'"):
-        ParquetReader().prune(file, meta, pc.field("i") == 3, meta.schema)
+        reader_for("parquet").prune(file, meta, pc.field("i") == 3, meta.schema)
     with pytest.raises(TableError, match=r"x\.parquet.* INT64 in column 'i'"):
         StructuredDataset.create_dataloader(str(path), columns=["i"])
 
@@ -231,7 +230,7 @@ def test_histograms_that_do_not_fit_the_schema_do_not_crash_the_process(
     assert _survives(lambda: _ask_statistics(file))
     if repetition == 0:  # else the file is one of lists
         with pytest.raises(TableError, match=r"x\.parquet .*histogram size mismatch"):
-            ParquetReader().inspect(LocalStorage(), file, None)
+            reader_for("parquet").inspect(LocalStorage(), file, None)
 
 
 @pytest.mark.parametrize("width", [8, 17, 80, 1 << 20])
@@ -251,9 +250,9 @@ def test_short_statistics_do_not_crash_the_process(tmp_path: Path, length: int) 
     file = _rewrite(path, lambda footer: footer.replace(nineteen, bytes([length]) + nineteen[1 : length + 1]))
     assert pq.read_metadata(path).num_rows == ROWS
     assert _survives(lambda: _ask_statistics(file))
-    meta = ParquetReader().inspect(LocalStorage(), file, None)
+    meta = reader_for("parquet").inspect(LocalStorage(), file, None)
     with pytest.raises(TableError, match=rf"statistics of 8 bytes in column 'i', got {length} in row group 0"):
-        ParquetReader().null_columns(meta, ["i"], [True] * 3)
+        reader_for("parquet").null_columns(meta, ["i"], [True] * 3)
 
 
 def test_invalid_names_and_false_lengths_are_table_errors(tmp_path: Path) -> None:
@@ -262,7 +261,7 @@ def test_invalid_names_and_false_lengths_are_table_errors(tmp_path: Path) -> Non
         _write(path, store_schema=False)
         file = _rewrite(path, _replaced(old, new))
         with pytest.raises(TableError, match=r"x\.parquet must end with a Parquet footer"):
-            ParquetReader().inspect(LocalStorage(), file, None)
+            reader_for("parquet").inspect(LocalStorage(), file, None)
 
 
 def test_a_claimed_footer_of_two_gigabytes_is_not_read(tmp_path: Path) -> None:
@@ -273,13 +272,13 @@ def test_a_claimed_footer_of_two_gigabytes_is_not_read(tmp_path: Path) -> None:
         stream.write(struct.pack("<I", 2 << 30) + b"PAR1")
     storage = LocalStorage(counting=True)
     with pytest.raises(TableError, match=r"x\.parquet .*a footer of at most \d+ bytes, got a length of 2147483648"):
-        ParquetReader().inspect(storage, data_file(path), None)
+        reader_for("parquet").inspect(storage, data_file(path), None)
     assert sum(length for _, length in storage.log) <= 1 << 16
 
 
 def test_rows_that_contradict_the_tables_metadata_are_refused(tmp_path: Path) -> None:
     file = replace(_write(tmp_path / "x.parquet"), num_rows=59)
-    lazy = LazyFooters([file], lambda each: ParquetReader().inspect(LocalStorage(), each, None))
+    lazy = LazyFooters([file], lambda each: reader_for("parquet").inspect(LocalStorage(), each, None))
     with pytest.raises(TableError, match=r"x\.parquet must have 59 rows, as the table's metadata says, got 60"):
         lazy[0]
 

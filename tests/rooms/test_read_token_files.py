@@ -37,12 +37,13 @@ from torch_table_loader.read.datatrove import DatatroveReader
 from torch_table_loader.read.fms_fsdp import FmsFsdpReader
 from torch_table_loader.read.formats import inspect_file
 from torch_table_loader.read.megatron import MegatronReader
-from torch_table_loader.read.token_files import TOKENS, document_lengths, group_rows, width_of
+from torch_table_loader.read.token_files import document_lengths, group_rows, width_of
 from torch_table_loader.records import DataFile, FileMeta
 from torch_table_loader.source.fingerprint import content_key
 from torch_table_loader.source.listing import named_files
 from torch_table_loader.testing import check_format_reader, stored_files
 
+TOKENS = "tokens"
 SMALL = 64
 """Bytes of a row group in most tests."""
 READERS: dict[str, Any] = {

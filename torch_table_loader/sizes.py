@@ -121,6 +121,12 @@ class Sizes:
     late_s: float = 0.05
     """Seconds that a late request took longer than the median of its peers, at the least."""
 
+    first_wait_s: float = 0.1
+    """The longest wait before the second try of a request; it doubles before each further one."""
+
+    longest_wait_s: float = 8.0
+    """The longest wait between two tries."""
+
     store_warning_s: float = 5.0
     """Seconds after which the caller is warned of a store that has served no request."""
 

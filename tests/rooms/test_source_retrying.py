@@ -25,8 +25,6 @@ from torch_table_loader.records import Traffic
 from torch_table_loader.sizes import sizes
 from torch_table_loader.source.clients import Client
 from torch_table_loader.source.retrying import (
-    FIRST_WAIT_S,
-    LONGEST_WAIT_S,
     Attempts,
     RetryPolicy,
     WrongLengthError,
@@ -103,9 +101,9 @@ def test_a_failing_store_is_retried_for_the_configured_time(
 def test_waits_grow_up_to_a_maximum_and_the_remaining_time(fraction: float, tries: int, left: float) -> None:
     policy = RetryPolicy(fraction=lambda: fraction)
     wait = policy.wait_after(tries, left)
-    assert 0 <= wait <= min(left, LONGEST_WAIT_S)
+    assert 0 <= wait <= min(left, sizes().longest_wait_s)
     assert wait <= policy.wait_after(tries + 1, left)
-    assert policy.wait_after(1, left) <= FIRST_WAIT_S
+    assert policy.wait_after(1, left) <= sizes().first_wait_s
 
 
 @given(failures=st.integers(0, 12))

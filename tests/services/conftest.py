@@ -3,24 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import nullcontext
 from typing import Any
 
 import boto3
 import pytest
 
 from demo.moto import serving_moto
-from torch_table_loader.source import retrying
+from torch_table_loader.testing import small_sizes
 
 ACCESS_KEY = "AKIAEXAMPLEEXAMPLE"
 SECRET_KEY = "not/a+real/secret"  # noqa: S105 - moto takes any
 
 
 @pytest.fixture(autouse=True)
-def short_waits(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
+def short_waits(request: pytest.FixtureRequest) -> Iterator[None]:
     """Wait little between tries, but in slow tests: how long a loader waits is a law of tests/rooms."""
-    if request.node.get_closest_marker("slow") is None:
-        monkeypatch.setattr(retrying, "LONGEST_WAIT_S", retrying.FIRST_WAIT_S)
-        monkeypatch.setattr(retrying, "FIRST_WAIT_S", retrying.FIRST_WAIT_S / 5)
+    slow = request.node.get_closest_marker("slow") is not None
+    with nullcontext() if slow else small_sizes(first_wait_s=0.02, longest_wait_s=0.1):
+        yield
 
 
 @pytest.fixture(scope="session")

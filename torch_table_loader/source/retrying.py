@@ -18,11 +18,6 @@ from torch_table_loader.source.traffic import TrafficCounter
 
 T = TypeVar("T")
 
-FIRST_WAIT_S = 0.1
-"""The longest wait before the second try; it doubles before each further one."""
-
-LONGEST_WAIT_S = 8.0
-
 _SLICE_S = 0.1
 """Seconds within which a wait ends once nobody needs the answer."""
 
@@ -91,7 +86,7 @@ class RetryPolicy:
 
     def wait_after(self, tries: int, left: float) -> float:
         """Return the seconds to wait after so many tries, when `left` seconds remain."""
-        most = min(LONGEST_WAIT_S, FIRST_WAIT_S * 2.0 ** min(tries - 1, 30))
+        most = min(sizes().longest_wait_s, sizes().first_wait_s * 2.0 ** min(tries - 1, 30))
         return min(most * self.fraction(), left)
 
     def pause(self, seconds: float) -> bool:

@@ -273,6 +273,18 @@ def upserts(root: Path, commits: int) -> IcebergWriter:
     return table
 
 
+def test_rows_that_replace_others_outlive_a_later_delete_of_other_keys(tmp_path: Path) -> None:
+    table = IcebergWriter(tmp_path)
+    table.append(some(0, 20))
+    table.commit()
+    table.delete_keys([1], [{"x": x} for x in range(5)])
+    table.append(some(0, 5))
+    table.commit()
+    table.delete_keys([1], [{"x": 2}])
+    table.commit()
+    assert sorted(agree(table)) == [x for x in range(20) if x != 2]
+
+
 @pytest.mark.parametrize("options", [{}, {"num_workers": 0}, {"split_deletes": True, "split_rows": 5}])
 def test_one_set_of_keys_serves_the_files_of_all_commits(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]

@@ -7,10 +7,13 @@ import gc
 import inspect
 import multiprocessing
 import os
+import time
 
 import pyarrow as pa
 import pytest
 from hypothesis import HealthCheck, Phase, settings
+
+from tests.torch.leaks import lane_threads
 
 LIBC = ctypes.CDLL(None)
 
@@ -46,8 +49,7 @@ def pytest_collection_finish() -> None:
 @pytest.fixture(scope="module", autouse=True)
 def earlier_files_left_alone() -> None:
     """Leave what earlier files imported and keep out of collections of garbage, those of forked workers too."""
-    gc.collect()
-    gc.freeze()
+    freeze_what_is_left()
     pa.default_memory_pool().release_unused()
     if hasattr(LIBC, "malloc_trim"):  # glibc's
         LIBC.malloc_trim(0)
@@ -65,7 +67,20 @@ def earlier_loaders_gone() -> None:
 
     What is left was imported meanwhile: no later collection looks at it.
     """
-    gc.collect()
-    gc.freeze()
+    freeze_what_is_left()
     for process in multiprocessing.active_children():
         process.join(20)
+
+
+def freeze_what_is_left() -> None:
+    """Collect garbage, and leave the rest out of later collections.
+
+    A thread that works for a loader keeps it from being collected until then: frozen, it would never be.
+    """
+    end = time.monotonic() + 5
+    gc.collect()
+    while lane_threads() and time.monotonic() < end:
+        time.sleep(0.01)
+        gc.collect()
+    if not lane_threads():
+        gc.freeze()

@@ -33,7 +33,21 @@ LEAVE_S = 0.3
 """Seconds that a call is waited for once it is not wanted: a thread that comes back from a client of a store while
 Python ends would end the process with an error."""
 
-_asked: ContextVar[Callable[[], bool] | None] = ContextVar("table_loader_cancelled", default=None)
+
+class _Block:
+    """A block whose waits end once its function, or that of a block around it, says so.
+
+    Its function is let go when it ends: clients of stores keep copies of a context for as long as a connection is idle.
+    """
+
+    __slots__ = ("around", "is_cancelled")
+
+    def __init__(self, is_cancelled: Callable[[], bool], around: _Block | None) -> None:
+        self.is_cancelled: Callable[[], bool] | None = is_cancelled
+        self.around = around
+
+
+_block: ContextVar[_Block | None] = ContextVar("table_loader_block", default=None)
 _unattended: ContextVar[bool] = ContextVar("table_loader_unattended", default=False)
 
 
@@ -49,8 +63,13 @@ def check_wanted() -> None:
 
 
 def _is_unwanted() -> bool:
-    asked = _asked.get()
-    return asked is not None and asked()
+    block = _block.get()
+    while block is not None:
+        is_cancelled = block.is_cancelled
+        if is_cancelled is None or is_cancelled():
+            return True
+        block = block.around
+    return False
 
 
 @contextmanager
@@ -64,12 +83,13 @@ def cancellable(is_cancelled: Callable[[], bool]) -> Iterator[None]:
     ...     cancelled()
     True
     """
-    around = _asked.get()
-    token = _asked.set(is_cancelled if around is None else lambda: is_cancelled() or around())
+    block = _Block(is_cancelled, _block.get())
+    token = _block.set(block)
     try:
         yield
     finally:
-        _asked.reset(token)
+        _block.reset(token)
+        block.is_cancelled = None
 
 
 @contextmanager

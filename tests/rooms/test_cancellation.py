@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import threading
+import weakref
+from contextvars import copy_context
 
 import pytest
 
@@ -103,3 +105,19 @@ def test_a_wait_for_a_condition_ends_with_what_it_is_for() -> None:
         assert not wait_for(condition, lambda: False, 0.01)
         with cancellable(left.is_set), pytest.raises(StorageError, match="nobody waits"):
             wait_for(condition, lambda: False)
+
+
+def test_a_copy_of_a_context_does_not_hold_what_a_block_asked_once_it_ended() -> None:
+    """Clients of stores keep one with each idle connection."""
+
+    class Loader:
+        def is_left(self) -> bool:
+            return False
+
+    loader = Loader()
+    with cancellable(loader.is_left):
+        copied = copy_context()
+    gone = weakref.ref(loader)
+    del loader
+    assert gone() is None
+    assert copied.run(cancelled), "what runs on in it is not wanted any longer"

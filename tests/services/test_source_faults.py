@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import logging
 import os
@@ -17,6 +18,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.services.faults import BUCKET, FaultyStore, serving_faults
+from tests.torch.leaks import lane_threads
 from torch_table_loader import StorageError, StructuredDataset, TableError, TableLoader
 from torch_table_loader.cancellation import cancellable
 from torch_table_loader.extend import FileStorage, open_storage
@@ -153,6 +155,14 @@ def check_storm(store: FaultyStore, client: str, faults: Mapping[str, Any], *, p
     loader = made(store, client) if planned else None
     store.fail(*faults.get("kinds", ()), **{name: value for name, value in faults.items() if name != "kinds"})
     assert rows(loader or made(store, client)) == EVERY_ROW
+
+
+@pytest.mark.usefixtures("earlier_loaders_gone")
+def test_a_loader_that_is_gone_is_not_kept_by_idle_connections(store: FaultyStore, client: str) -> None:
+    delivered = sum(len(batch["x"]) for batch in made(store, client))
+    assert delivered == FILES * ROWS
+    gc.collect()
+    assert not lane_threads()
 
 
 @pytest.mark.parametrize("faults", STORMS.values(), ids=STORMS)

@@ -27,7 +27,7 @@ class Fault:
 
 
 _EXACTLY_ONCE = (
-    "tests/laws/test_exactly_once.py",
+    "tests/laws/test_exactly_once_in_plans.py",
     "tests/torch/test_exactly_once.py::test_every_format_delivers_every_row_once",
     "tests/torch/test_delta_laws.py::test_every_live_row_comes_once",
 )
@@ -53,7 +53,7 @@ _MIXTURES = (
 )
 _DELETES = ("tests/rooms/test_iceberg_deletes.py",)
 _PACKING = (
-    "tests/laws/test_packing.py",
+    "tests/laws/test_packing_in_plans.py",
     "tests/torch/test_packing.py::test_every_token_comes_once",
     "tests/torch/test_packing.py::test_presets_have_the_names_of_their_field",
     "tests/torch/test_packed_items.py::test_every_token_comes_once_and_the_length_is_exact",
@@ -74,7 +74,7 @@ FAULTS = (
         *(1, "a rank that is balanced drops a row that moves", "planning/ranks.py"),
         "slice(int(target[donor]), int(before[donor]))",
         "slice(int(target[donor]) + 1, int(before[donor]))",
-        ("tests/laws/test_exactly_once.py", "tests/rooms/test_engine_even_ranks.py"),
+        ("tests/laws/test_exactly_once_in_plans.py", "tests/rooms/test_engine_even_ranks.py"),
     ),
     Fault(
         *(1, "ranks of row mode take the same rows", "planning/global_batches.py"),
@@ -93,7 +93,7 @@ FAULTS = (
         "padded_from = min(max(tails.num_rows - first, 0), rows.num_rows)",
         "padded_from = rows.num_rows",
         (
-            "tests/laws/test_exactly_once.py",
+            "tests/laws/test_exactly_once_in_plans.py",
             "tests/torch/test_rescaling.py",
             "tests/torch/test_every_mode.py::test_rows_that_fill_up_a_ranks_steps_are_marked_and_no_others",
         ),
@@ -176,7 +176,11 @@ FAULTS = (
         *(1, "a mixture of streams ends one block early", "planning/dealing.py"),
         "total=int(places[np.flatnonzero(fits)[-1 if first else 0]])",
         "total=max(0, int(places[np.flatnonzero(fits)[-1 if first else 0]]) - first * self.block_rows)",
-        ("tests/laws/test_dealing.py", "tests/laws/test_mixed_streams.py", "tests/torch/test_mixed_streams.py"),
+        (
+            "tests/laws/test_dealing.py",
+            "tests/laws/test_mixed_streams_in_plans.py",
+            "tests/torch/test_mixed_streams.py",
+        ),
     ),
     Fault(
         *(2, "a window's order ignores the epoch", "planning/windows.py"),
@@ -226,7 +230,7 @@ FAULTS = (
         "steps = total // size if topology.drop_last else -(-total // size)",
         "steps = -(-total // size)",
         (
-            "tests/laws/test_exactly_once.py",
+            "tests/laws/test_exactly_once_in_plans.py",
             "tests/laws/test_padding.py",
             "tests/torch/test_every_mode.py::test_ranks_divide_an_epoch",
             "tests/torch/test_known_length.py",
@@ -254,7 +258,7 @@ FAULTS = (
         *(5, "a state of a stream forgets the lanes that are ahead", "planning/lanes.py"),
         "            if remaining and count > turns:\n                taken[lane] += 1",
         "            if remaining and count > turns:\n                taken[lane] += 0",
-        (*_STATES, "tests/laws/test_exactly_once.py"),
+        (*_STATES, "tests/laws/test_exactly_once_in_plans.py"),
     ),
     Fault(
         *(5, "a state counts what was made ahead", "metrics.py"),

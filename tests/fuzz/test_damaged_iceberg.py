@@ -16,7 +16,7 @@ import pytest
 from tests.fuzz import table_cases
 from tests.fuzz.sandbox import Outcome, Sandbox, outcome_of
 from tests.fuzz.table_cases import read_table
-from tests.fuzz.tables import PLACES, Lake, damage, is_another, make_lake
+from tests.fuzz.tables_to_damage import PLACES, Lake, damage, is_another, make_lake
 from tests.laws.effort import examples
 
 FEW, MANY = 4, 40

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from tests.generators import HalvesV2
 from tests.laws.effort import examples
-from tests.laws.test_rows_of import told
+from tests.laws.test_rows_of_in_plans import told
 from tests.laws.worlds import World, as_counts, cutters, tables, topologies
 from torch_table_loader import RoundRobinStrategy, WholeFileStrategy
 from torch_table_loader.extend import TableLayout, Topology

@@ -183,8 +183,9 @@ def test_the_design_names_the_rooms_that_exist_and_no_others() -> None:
     assert [name for name in sorted(files) if not (ROOT / name).exists() and not (ROOT.parent / name).exists()] == []
 
 
-def test_file_names_are_unique_in_the_package() -> None:
-    names = [path.name for path in ROOT.glob("**/*.py") if path.name != "__init__.py"]
+@pytest.mark.parametrize("root", [ROOT, ROOT.parent / "tests"], ids=lambda root: root.name)
+def test_file_names_are_unique(root: Path) -> None:
+    names = [path.name for path in root.glob("**/*.py") if path.name not in {"__init__.py", "conftest.py"}]
     assert sorted(names) == sorted(set(names))
 
 

@@ -364,6 +364,19 @@ class IcebergWriter:
         }
 
 
+@dataclass
+class SharingWriter(IcebergWriter):
+    """Writes no manifest twice, as other writers do: a commit of deletes alone has the data manifest before it."""
+
+    made: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+    def _manifest(self, entries: list[dict[str, Any]], *, deletes: bool) -> dict[str, Any]:
+        listed = json.dumps([deletes, entries], default=repr)
+        if listed not in self.made:
+            self.made[listed] = super()._manifest(entries, deletes=deletes)
+        return self.made[listed]
+
+
 def _write_puffin(
     path: str, vectors: Sequence[tuple[str, frozenset[int]]], *, compressed: bool = False
 ) -> list[tuple[int, int]]:

@@ -85,6 +85,13 @@ class KeptTable(ABC):
     @abstractmethod
     def _delete(self, positions: Mapping[str, frozenset[int]], form: int) -> None: ...
 
+    @abstractmethod
+    def delete_equal(self, names: Sequence[str], keys: Sequence[Row], partition_of: str, form: int = 0) -> None:
+        """Delete rows of earlier commits that are equal to a key in the columns named.
+
+        Where deletes of keys are of a partition, they are of that of a file.
+        """
+
     def mask(self, path: str, positions: Iterable[int]) -> None:
         """Delete these rows of a file and no others, where the table `restores`."""
         assert self.restores
@@ -172,6 +179,11 @@ class IcebergTable(KeptTable):
             of = {path: each for path, each in positions.items() if self._file(path).partition == partition}
             self.writer.delete_rows(of, self._form(form), partition)
 
+    def delete_equal(self, names: Sequence[str], keys: Sequence[Row], partition_of: str, form: int = 0) -> None:
+        self._did.add("delete")
+        ids = [each["id"] for each in self.writer.columns if each["name"] in names]
+        self.writer.delete_keys(ids, keys, self._form(form), self._file(partition_of).partition)
+
     def _mask(self, path: str, positions: frozenset[int]) -> None:
         self.writer.delete_vector(path, positions, self._file(path).partition)
 
@@ -231,6 +243,13 @@ class DeltaTable(KeptTable):
         for path, each in positions.items():
             self.writer.delete(path, self.gone(path) | each, "ui"[form % 2])
             self._touched.add(path)
+
+    def delete_equal(self, names: Sequence[str], keys: Sequence[Row], partition_of: str, form: int = 0) -> None:
+        gone = {tuple(key[name] for name in names) for key in keys}
+        for path in self.paths:
+            rows = [tuple(row[name] for name in names) for row in self._file(path).rows]
+            if equal := [at for at, row in enumerate(rows) if row in gone]:
+                self.delete({path: equal}, form)
 
     def _mask(self, path: str, positions: frozenset[int]) -> None:
         self.writer.delete(path, positions)

@@ -5,6 +5,7 @@ A commit has a number, from 0 on. A `TableKind` gives the id that its format has
 
 from __future__ import annotations
 
+import uuid
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -12,6 +13,8 @@ from dataclasses import dataclass
 from itertools import islice, repeat
 from pathlib import Path
 from typing import Any
+
+import deltalake
 
 from tests import delta, iceberg
 from tests.delta import DeltaWriter, Row
@@ -43,8 +46,13 @@ class KeptTable(ABC):
 
     @property
     @abstractmethod
-    def paths(self) -> list[str]:
-        """The files that the next commit may change."""
+    def files(self) -> list[str]:
+        """The data files."""
+
+    @property
+    def untouched(self) -> list[str]:
+        """The data files that this commit may still take out, or give other deletes."""
+        return self.files
 
     @abstractmethod
     def num_rows(self, path: str) -> int:
@@ -127,6 +135,10 @@ class KeptTable(ABC):
     @abstractmethod
     def _commit(self, did: set[str]) -> int: ...
 
+    @abstractmethod
+    def forget(self) -> None:
+        """Take away what reads of commits before the newest need."""
+
 
 class IcebergTable(KeptTable):
     """Deletes rows by files of positions in version 2, by deletion vectors in version 3."""
@@ -134,7 +146,8 @@ class IcebergTable(KeptTable):
     def __init__(self, root: Path, version: int, columns: Mapping[str, str], *, partitioned: bool) -> None:
         super().__init__()
         fields = [iceberg.column(field_id, name, kind) for field_id, (name, kind) in enumerate(columns.items(), 1)]
-        self.writer = SharingWriter(root, fields, partition_by=2 if partitioned else None, version=version)
+        partition_by = 2 if partitioned else None
+        self.writer = SharingWriter(root, fields, partition_by, version, table_id=str(uuid.uuid4()))
 
     @property
     def where(self) -> str:
@@ -145,7 +158,7 @@ class IcebergTable(KeptTable):
         return self.writer.version == 3
 
     @property
-    def paths(self) -> list[str]:
+    def files(self) -> list[str]:
         return [each.path for each in self.writer.data]
 
     def num_rows(self, path: str) -> int:
@@ -196,6 +209,9 @@ class IcebergTable(KeptTable):
         [only] = did if len(did) == 1 else [""]
         return self.writer.commit(operation=operations.get(only, "overwrite" if did else "append"))
 
+    def forget(self) -> None:
+        self.writer.snapshots = self.writer.snapshots[-1:]
+
 
 class DeltaTable(KeptTable):
     """Deletes rows by deletion vectors; a commit changes a file once."""
@@ -215,8 +231,12 @@ class DeltaTable(KeptTable):
         return True
 
     @property
-    def paths(self) -> list[str]:
-        return [each.add["path"] for each in self.writer.data if each.add["path"] not in self._touched]
+    def files(self) -> list[str]:
+        return [each.add["path"] for each in self.writer.data]
+
+    @property
+    def untouched(self) -> list[str]:
+        return [path for path in self.files if path not in self._touched]
 
     def num_rows(self, path: str) -> int:
         return len(self._file(path).rows)
@@ -246,7 +266,7 @@ class DeltaTable(KeptTable):
 
     def delete_equal(self, names: Sequence[str], keys: Sequence[Row], partition_of: str, form: int = 0) -> None:
         gone = {tuple(key[name] for name in names) for key in keys}
-        for path in self.paths:
+        for path in self.untouched:
             rows = [tuple(row[name] for name in names) for row in self._file(path).rows]
             if equal := [at for at, row in enumerate(rows) if row in gone]:
                 self.delete({path: equal}, form)
@@ -261,11 +281,17 @@ class DeltaTable(KeptTable):
 
     def _note(self, path: str, kind: str, changes: bool) -> None:
         self._touched.add(path)
-        self.writer.actions[-1] = {kind: {**self.writer.actions[-1][kind], "dataChange": changes}}
+        if not changes:
+            self.writer.actions[-1] = {kind: {**self.writer.actions[-1][kind], "dataChange": False}}
 
     def _commit(self, did: set[str]) -> int:
         self._touched = set()
         return self.writer.commit()
+
+    def forget(self) -> None:
+        deltalake.DeltaTable(self.where).create_checkpoint()
+        for version in range(self.writer.version):
+            (self.writer.root / "_delta_log" / f"{version:020}.json").unlink()
 
 
 Changed = tuple[int, str, int]
@@ -357,6 +383,11 @@ class TableKind:
         chosen: dict[str, Any] = {"batch_size": 4, "num_workers": 2, "columns": columns, "changelog": True} | options
         return self.loader(where, **chosen)
 
+    def dataset_of(self, loader: TableLoader) -> IcebergDataset | DeltaDataset:
+        """Return the dataset of a loader."""
+        assert isinstance(loader.dataset, self.dataset)
+        return loader.dataset
+
     def read(self, loader: TableLoader) -> int:
         """Return the id of the commit whose table a loader reads."""
         found: int = getattr(loader.dataset, self.option)
@@ -364,8 +395,7 @@ class TableKind:
 
     def notes(self, loader: TableLoader) -> tuple[str, ...]:
         """Return what a loader's dataset says of what it reads."""
-        assert isinstance(loader.dataset, self.dataset)
-        return loader.dataset.explain().notes
+        return self.dataset_of(loader).explain().notes
 
     def changes(self, batches: Iterable[Any]) -> list[Changed]:
         """Return the rows of batches of a changelog, padding left out."""

@@ -44,11 +44,11 @@ def change(table: KeptTable, does: str, seed: int, first: int) -> None:
     if does == "append":
         table.append(some(first, first + seed % 12), form=seed)
         return
-    if not table.paths:
+    if not table.untouched:
         return
-    path = table.paths[seed % len(table.paths)]
+    path = table.untouched[seed % len(table.untouched)]
     if does == "delete" and table.num_rows(path):
-        others = {each: [0] for each in table.paths[:1] if table.num_rows(each)}
+        others = {each: [0] for each in table.untouched[:1] if table.num_rows(each)}
         table.delete(others | {path: [at for at in range(table.num_rows(path)) if (at + seed) % 3 == 0]}, seed)
     elif does == "restore" and table.restores and table.gone(path):
         table.mask(path, sorted(table.gone(path))[1:])
@@ -164,7 +164,7 @@ def test_a_state_goes_on_in_its_own_changelog(kind: TableKind, tmp_path: Path, w
     batches = iter(loader)
     seen = kind.changes([next(batches)])
     state = json.loads(json.dumps(loader.state_dict()))
-    table.remove(table.paths[0])
+    table.remove(table.untouched[0])
     table.commit()
     newer = kind.changelog(table.where, **options)
     assert len(newer) > len(loader)
@@ -194,7 +194,7 @@ def test_other_columns_do_not_bring_deleted_rows_back(kind: TableKind, tmp_path:
 def test_commits_that_replace_files_change_nothing(kind: TableKind, tmp_path: Path) -> None:
     table = two_commits(kind, tmp_path)
     rows = values(table)
-    whole = table.compact(table.paths)
+    whole = table.compact(table.untouched)
     table.commit()
     table.remove(whole)
     table.commit()

@@ -24,11 +24,19 @@ from torch_table_loader import DeltaDataset, IcebergDataset, TableLoader
 
 COLUMNS = {"x": "long", "k": "int", "s": "string"}
 
+FORMS = ("parquet", "orc", "avro")
+
 some = delta.some
 
 
 class KeptTable(ABC):
-    """A table that grows by commits, and knows itself which rows live. Files go by their paths."""
+    """A table that grows by commits, and knows itself which rows live. Files go by their paths.
+
+    `replacing` has the ids of commits that only replaced files, and `restores` says whether deleted rows can come back.
+    """
+
+    writer: SharingWriter | DeltaWriter
+    restores: bool
 
     def __init__(self) -> None:
         self.replacing: list[int] = []
@@ -40,23 +48,19 @@ class KeptTable(ABC):
         """The location that a dataset opens, as the table is now."""
 
     @property
-    @abstractmethod
-    def restores(self) -> bool:
-        """Whether rows that were deleted can come back."""
-
-    @property
-    @abstractmethod
     def files(self) -> list[str]:
         """The data files."""
+        return [each.path for each in self.writer.data]
 
     @property
     def untouched(self) -> list[str]:
         """The data files that this commit may still take out, or give other deletes."""
         return self.files
 
-    @abstractmethod
     def num_rows(self, path: str) -> int:
         """Return how many rows a file has, deleted ones included."""
+        [rows] = [each.rows for each in self.writer.data if each.path == path]
+        return len(rows)
 
     @abstractmethod
     def gone(self, path: str) -> frozenset[int]:
@@ -66,6 +70,7 @@ class KeptTable(ABC):
     def live(self, path: str | None = None) -> list[Row]:
         """Return the rows that are not deleted, of one file or of all."""
 
+    @abstractmethod
     def append(
         self, rows: Sequence[Row], *, group: int = 4, form: int = 0, partition: int | None = None, changes: bool = True
     ) -> str:
@@ -78,20 +83,19 @@ class KeptTable(ABC):
             partition: value of `k` of all rows, where `k` partitions the table.
             changes: False where the rows were in the table before.
         """
-        rows = rows if partition is None else [{**row, "k": partition} for row in rows]
-        self._did.add("append" if changes else "replace")
-        return self._append(rows, group, form, partition, changes)
 
     @abstractmethod
-    def _append(self, rows: Sequence[Row], group: int, form: int, partition: int | None, changes: bool) -> str: ...
+    def remove(self, path: str, *, changes: bool = True) -> None:
+        """Take a file out; `changes` is False where its rows stay in the table."""
+
+    @abstractmethod
+    def mask(self, path: str, positions: Iterable[int], form: int = 0) -> None:
+        """Delete these rows of a file and no others, where the table `restores`."""
 
     def delete(self, positions: Mapping[str, Iterable[int]], form: int = 0) -> None:
         """Delete more rows of some files; `form` counts through the forms of deletes."""
-        self._did.add("delete")
-        self._delete({path: frozenset(each) for path, each in positions.items()}, form)
-
-    @abstractmethod
-    def _delete(self, positions: Mapping[str, frozenset[int]], form: int) -> None: ...
+        for path, each in positions.items():
+            self.mask(path, self.gone(path) | frozenset(each), form)
 
     @abstractmethod
     def delete_equal(self, names: Sequence[str], keys: Sequence[Row], partition_of: str, form: int = 0) -> None:
@@ -99,23 +103,6 @@ class KeptTable(ABC):
 
         Where deletes of keys are of a partition, they are of that of a file.
         """
-
-    def mask(self, path: str, positions: Iterable[int]) -> None:
-        """Delete these rows of a file and no others, where the table `restores`."""
-        assert self.restores
-        self._did.add("mask")
-        self._mask(path, frozenset(positions))
-
-    @abstractmethod
-    def _mask(self, path: str, positions: frozenset[int]) -> None: ...
-
-    def remove(self, path: str, *, changes: bool = True) -> None:
-        """Take a file out; `changes` is False where its rows stay in the table."""
-        self._did.add("remove" if changes else "replace")
-        self._remove(path, changes)
-
-    @abstractmethod
-    def _remove(self, path: str, changes: bool) -> None: ...
 
     def compact(self, paths: Sequence[str], group: int = 3) -> str:
         """Put one file in the place of others."""
@@ -126,14 +113,14 @@ class KeptTable(ABC):
 
     def commit(self) -> int:
         """Make a snapshot, or a version, of what was done; returns its id."""
-        made = self._commit(self._did)
+        made = self._commit()
         if self._did == {"replace"}:
             self.replacing.append(made)
         self._did = set()
         return made
 
     @abstractmethod
-    def _commit(self, did: set[str]) -> int: ...
+    def _commit(self) -> int: ...
 
     @abstractmethod
     def forget(self) -> None:
@@ -141,105 +128,89 @@ class KeptTable(ABC):
 
 
 class IcebergTable(KeptTable):
-    """Deletes rows by files of positions in version 2, by deletion vectors in version 3."""
+    """Deletes rows by files of positions in version 2, by deletion vectors in version 3, by files of keys in both."""
+
+    writer: SharingWriter
 
     def __init__(self, root: Path, version: int, columns: Mapping[str, str], *, partitioned: bool) -> None:
         super().__init__()
         fields = [iceberg.column(field_id, name, kind) for field_id, (name, kind) in enumerate(columns.items(), 1)]
         partition_by = 2 if partitioned else None
         self.writer = SharingWriter(root, fields, partition_by, version, table_id=str(uuid.uuid4()))
+        self.restores = version == 3
 
     @property
     def where(self) -> str:
         return self.writer.metadata
 
-    @property
-    def restores(self) -> bool:
-        return self.writer.version == 3
-
-    @property
-    def files(self) -> list[str]:
-        return [each.path for each in self.writer.data]
-
-    def num_rows(self, path: str) -> int:
-        return len(self._file(path).rows)
-
     def gone(self, path: str) -> frozenset[int]:
         return frozenset().union(*(each.positions for each in self.writer.deletes if each.path == path))
 
     def live(self, path: str | None = None) -> list[Row]:
-        if path is None:
-            return self.writer.live()
-        values = {each[1] for each in self._file(path).rows}
+        values = {row[1] for each in self.writer.data if path in (each.path, None) for row in each.rows}
         return [row for row in self.writer.live() if row["x"] in values]
 
-    def _file(self, path: str) -> iceberg.Written:
-        [file] = [each for each in self.writer.data if each.path == path]
-        return file
+    def append(
+        self, rows: Sequence[Row], *, group: int = 4, form: int = 0, partition: int | None = None, changes: bool = True
+    ) -> str:
+        self._did.add("append" if changes else "replace")
+        return self.writer.append(_in(partition, rows), FORMS[form % 3], partition, group=group)
 
-    def _append(self, rows: Sequence[Row], group: int, form: int, partition: int | None, changes: bool) -> str:
-        return self.writer.append(rows, self._form(form), partition, group=group)
-
-    def _form(self, number: int) -> str:
-        return ("parquet", "orc", "avro")[number % 3]
-
-    def _delete(self, positions: Mapping[str, frozenset[int]], form: int) -> None:
-        if self.restores:
-            for path, each in positions.items():
-                self._mask(path, self.gone(path) | each)
-            return
-        for partition in {self._file(path).partition for path in positions}:
-            of = {path: each for path, each in positions.items() if self._file(path).partition == partition}
-            self.writer.delete_rows(of, self._form(form), partition)
-
-    def delete_equal(self, names: Sequence[str], keys: Sequence[Row], partition_of: str, form: int = 0) -> None:
-        self._did.add("delete")
-        ids = [each["id"] for each in self.writer.columns if each["name"] in names]
-        self.writer.delete_keys(ids, keys, self._form(form), self._file(partition_of).partition)
-
-    def _mask(self, path: str, positions: frozenset[int]) -> None:
-        self.writer.delete_vector(path, positions, self._file(path).partition)
-
-    def _remove(self, path: str, changes: bool) -> None:
-        self.writer.data.remove(self._file(path))
+    def remove(self, path: str, *, changes: bool = True) -> None:
+        self._did.add("delete" if changes else "replace")
+        self.writer.data = [each for each in self.writer.data if each.path != path]
         self.writer.deletes = [each for each in self.writer.deletes if each.path != path]
 
-    def _commit(self, did: set[str]) -> int:
-        operations = {"append": "append", "replace": "replace", "remove": "delete"}
-        [only] = did if len(did) == 1 else [""]
-        return self.writer.commit(operation=operations.get(only, "overwrite" if did else "append"))
+    def mask(self, path: str, positions: Iterable[int], form: int = 0) -> None:
+        self._did.add("overwrite")
+        self.writer.delete_vector(path, positions, self._partition(path))
+
+    def delete(self, positions: Mapping[str, Iterable[int]], form: int = 0) -> None:
+        if self.restores:
+            super().delete(positions, form)
+            return
+        self._did.add("overwrite")
+        for partition in {self._partition(path) for path in positions}:
+            of = {path: each for path, each in positions.items() if self._partition(path) == partition}
+            self.writer.delete_rows(of, FORMS[form % 3], partition)
+
+    def delete_equal(self, names: Sequence[str], keys: Sequence[Row], partition_of: str, form: int = 0) -> None:
+        self._did.add("overwrite")
+        ids = [each["id"] for each in self.writer.columns if each["name"] in names]
+        self.writer.delete_keys(ids, keys, FORMS[form % 3], self._partition(partition_of))
+
+    def _partition(self, path: str) -> Any:
+        [partition] = [each.partition for each in self.writer.data if each.path == path]
+        return partition
+
+    def _commit(self) -> int:
+        [operation] = self._did if len(self._did) == 1 else ["overwrite"]
+        return self.writer.commit(operation=operation)
 
     def forget(self) -> None:
         self.writer.snapshots = self.writer.snapshots[-1:]
 
 
 class DeltaTable(KeptTable):
-    """Deletes rows by deletion vectors; a commit changes a file once."""
+    """Deletes rows by deletion vectors, in files or inline; a commit changes a file once."""
+
+    writer: DeltaWriter
+    restores = True
 
     def __init__(self, root: Path, version: int, columns: Mapping[str, str], *, partitioned: bool) -> None:
         super().__init__()
         fields = [delta.field_of(name, "integer" if kind == "int" else kind) for name, kind in columns.items()]
         self.writer = DeltaWriter(root / "t", fields, ["k"] if partitioned else [], reader=version)
         self._touched: set[str] = set()
+        self._count = 0
 
     @property
     def where(self) -> str:
         return self.writer.uri
 
     @property
-    def restores(self) -> bool:
-        return True
-
-    @property
-    def files(self) -> list[str]:
-        return [each.add["path"] for each in self.writer.data]
-
-    @property
     def untouched(self) -> list[str]:
         return [path for path in self.files if path not in self._touched]
-
-    def num_rows(self, path: str) -> int:
-        return len(self._file(path).rows)
 
     def gone(self, path: str) -> frozenset[int]:
         return self._file(path).deleted
@@ -247,22 +218,25 @@ class DeltaTable(KeptTable):
     def live(self, path: str | None = None) -> list[Row]:
         if path is None:
             return self.writer.live()
-        file = self._file(path)
-        return [row for at, row in enumerate(file.rows) if at not in file.deleted]
+        return [row for at, row in enumerate(self._file(path).rows) if at not in self.gone(path)]
 
-    def _file(self, path: str) -> delta.Data:
-        [file] = [each for each in self.writer.data if each.add["path"] == path]
-        return file
-
-    def _append(self, rows: Sequence[Row], group: int, form: int, partition: int | None, changes: bool) -> str:
-        path = self.writer.append(rows, None if partition is None else {"k": str(partition)}, group=group)
+    def append(
+        self, rows: Sequence[Row], *, group: int = 4, form: int = 0, partition: int | None = None, changes: bool = True
+    ) -> str:
+        at = None if partition is None else {"k": str(partition)}
+        self._count += 1
+        path = self.writer.append(_in(partition, rows), at, group=group, name=f"{self._count:04}.parquet")
         self._note(path, "add", changes)
         return path
 
-    def _delete(self, positions: Mapping[str, frozenset[int]], form: int) -> None:
-        for path, each in positions.items():
-            self.writer.delete(path, self.gone(path) | each, "ui"[form % 2])
-            self._touched.add(path)
+    def remove(self, path: str, *, changes: bool = True) -> None:
+        self.writer.remove(path)
+        self._note(path, "remove", changes)
+
+    def mask(self, path: str, positions: Iterable[int], form: int = 0) -> None:
+        self.writer.delete(path, positions, "ui"[form % 2])
+        self._touched.add(path)
+        self._did.add("mask")
 
     def delete_equal(self, names: Sequence[str], keys: Sequence[Row], partition_of: str, form: int = 0) -> None:
         gone = {tuple(key[name] for name in names) for key in keys}
@@ -271,20 +245,17 @@ class DeltaTable(KeptTable):
             if equal := [at for at, row in enumerate(rows) if row in gone]:
                 self.delete({path: equal}, form)
 
-    def _mask(self, path: str, positions: frozenset[int]) -> None:
-        self.writer.delete(path, positions)
-        self._touched.add(path)
+    def _file(self, path: str) -> delta.Data:
+        [file] = [each for each in self.writer.data if each.path == path]
+        return file
 
-    def _remove(self, path: str, changes: bool) -> None:
-        self.writer.remove(path)
-        self._note(path, "remove", changes)
-
-    def _note(self, path: str, kind: str, changes: bool) -> None:
+    def _note(self, path: str, action: str, changes: bool) -> None:
         self._touched.add(path)
+        self._did.add(action if changes else "replace")
         if not changes:
-            self.writer.actions[-1] = {kind: {**self.writer.actions[-1][kind], "dataChange": False}}
+            self.writer.actions[-1] = {action: {**self.writer.actions[-1][action], "dataChange": False}}
 
-    def _commit(self, did: set[str]) -> int:
+    def _commit(self) -> int:
         self._touched = set()
         return self.writer.commit()
 
@@ -292,6 +263,10 @@ class DeltaTable(KeptTable):
         deltalake.DeltaTable(self.where).create_checkpoint()
         for version in range(self.writer.version):
             (self.writer.root / "_delta_log" / f"{version:020}.json").unlink()
+
+
+def _in(partition: int | None, rows: Sequence[Row]) -> Sequence[Row]:
+    return rows if partition is None else [{**row, "k": partition} for row in rows]
 
 
 Changed = tuple[int, str, int]

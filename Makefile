@@ -24,7 +24,7 @@ TESTS := tests torch_table_loader strategies/tests
 LOWEST := .venv-lowest
 LOWEST_TORCH ?=
 LOWEST_TESTS := tests/rooms tests/laws strategies/tests $(addprefix tests/torch/test_, exactly_once.py same_batches.py \
-    state.py rows.py nested.py iceberg_laws.py) --ignore tests/rooms/test_docs.py
+    state.py rows.py nested.py table_laws.py) --ignore tests/rooms/test_docs.py
 PYTEST := $(BIN)/python -m pytest $(TESTS)
 # Two processes share the files of tests, whichever is free takes the next. If one dies, the run ends and says so.
 SHARED := --numprocesses 2 --dist loadfile --max-worker-restart 0

@@ -43,6 +43,11 @@ class Data:
     rows: list[Row]
     deleted: frozenset[int] = frozenset()
 
+    @property
+    def path(self) -> str:
+        """Its name in the log."""
+        return str(self.add["path"])
+
 
 @dataclass
 class DeltaWriter:

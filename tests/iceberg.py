@@ -89,6 +89,7 @@ class IcebergWriter:
     version: int = 2
     properties: dict[str, str] = field(default_factory=dict)
     served: tuple[str, str] = ("/", "file:///")
+    table_id: str = "11111111-2222-3333-4444-555555555555"
     data: list[Written] = field(default_factory=list)
     deletes: list[Deleted] = field(default_factory=list)
     schemas: list[dict[str, Any]] = field(default_factory=list)
@@ -237,7 +238,7 @@ class IcebergWriter:
             json.dumps(
                 {
                     "format-version": self.version,
-                    "table-uuid": "11111111-2222-3333-4444-555555555555",
+                    "table-uuid": self.table_id,
                     "location": self.url(self.root),
                     "last-sequence-number": len(self.snapshots),
                     "last-updated-ms": 1_700_000_000_000,
@@ -362,6 +363,19 @@ class IcebergWriter:
             "existing_rows_count": 0,
             "deleted_rows_count": 0,
         }
+
+
+@dataclass
+class SharingWriter(IcebergWriter):
+    """Writes no manifest twice, as other writers do: a commit of deletes alone has the data manifest before it."""
+
+    made: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+    def _manifest(self, entries: list[dict[str, Any]], *, deletes: bool) -> dict[str, Any]:
+        listed = json.dumps([deletes, entries], default=repr)
+        if listed not in self.made:
+            self.made[listed] = super()._manifest(entries, deletes=deletes)
+        return self.made[listed]
 
 
 def _write_puffin(

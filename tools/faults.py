@@ -29,7 +29,7 @@ class Fault:
 _EXACTLY_ONCE = (
     "tests/laws/test_exactly_once_in_plans.py",
     "tests/torch/test_exactly_once.py::test_every_format_delivers_every_row_once",
-    "tests/torch/test_delta_laws.py::test_every_live_row_comes_once",
+    "tests/torch/test_table_laws.py::test_every_live_row_comes_once",
 )
 _STREAMS = ("tests/laws/test_any_size_of_job.py", "tests/torch/test_state.py", "tests/torch/test_rescaling.py")
 _STATES = ("tests/torch/test_state.py", "tests/torch/test_state_edges.py", "tests/torch/test_known_length.py")

@@ -1,4 +1,4 @@
-"""What the laws of every mode share: the mode, and the tables that it reads."""
+"""What the laws of every mode and of every kind of table share: the mode, or kind, and the tables of modes."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import fsspec
 import pytest
 
 from tests.torch.modes import MODES, Mode, write_tables
+from tests.torch.table_kinds import DELTA, ICEBERG, TableKind
 from torch_table_loader.extend import FileStorage
 from torch_table_loader.source.table_storage import TableStorage
 from torch_table_loader.testing import small_sizes
@@ -21,6 +22,13 @@ from torch_table_loader.testing import small_sizes
 def mode(request: pytest.FixtureRequest) -> Mode:
     """Each mode in turn."""
     found: Mode = request.param
+    return found
+
+
+@pytest.fixture(scope="session", params=[ICEBERG, DELTA], ids=str)
+def kind(request: pytest.FixtureRequest) -> TableKind:
+    """Each format of tables that keep their history, in turn."""
+    found: TableKind = request.param
     return found
 
 

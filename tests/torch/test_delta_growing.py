@@ -1,285 +1,42 @@
-"""A job goes on with a Delta Lake table that grew, and reads what was appended between two of its versions."""
+"""A job goes on with a table that delta-rs wrote more to, and is refused where it rewrote files."""
 
 from __future__ import annotations
 
-import json
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.compute as pc
 import pytest
 from deltalake import DeltaTable, write_deltalake
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from tests.delta import DeltaWriter, some
-from tests.laws.effort import examples
-from tests.torch.tables import meant_warnings
-from torch_table_loader import ConfigError, DeltaDataset, ResumeError, TableError, TableLoader
-
-whenever_footers_are_read = pytest.mark.parametrize("footers", ["eager", "lazy"])
-parts = st.lists(
-    st.fixed_dictionaries(
-        {
-            "files": st.lists(st.integers(0, 9), max_size=3),
-            "num_ranks": st.sampled_from([1, 3]),
-            "num_workers": st.integers(0, 3),
-            "batch_size": st.integers(1, 7),
-            "steps": st.integers(0, 5),
-        }
-    ),
-    min_size=2,
-    max_size=4,
-)
+from tests.torch.table_kinds import DELTA, rows_of
+from torch_table_loader import ResumeError, TableLoader
 
 
 def make(table: str, **options: Any) -> TableLoader:
-    with meant_warnings():
-        chosen: dict[str, Any] = {"batch_size": 4, "num_workers": 2, "columns": ["x"], "check_plan": False} | options
-        return DeltaDataset.create_dataloader(table, **chosen)[0]
-
-
-def version_of(loader: TableLoader) -> int:
-    assert isinstance(loader.dataset, DeltaDataset)
-    return loader.dataset.version
-
-
-def notes_of(loader: TableLoader) -> tuple[str, ...]:
-    assert isinstance(loader.dataset, DeltaDataset)
-    return loader.dataset.explain().notes
-
-
-def take(loader: TableLoader, steps: int | None = None) -> list[int]:
-    return [x for batch in islice(loader, steps) for x in batch["x"].tolist()]
-
-
-def append(table: DeltaWriter, start: int, stop: int) -> int:
-    """Append a file of rows, and commit; gives the version."""
-    table.append(some(start, stop), group=4)
-    return table.commit()
-
-
-# Going on with a newer version
-
-
-@settings(max_examples=examples(6), deadline=None)
-@given(
-    life=parts,
-    footers=st.sampled_from(["eager", "lazy"]),
-    shuffle=st.sampled_from([False, True, "rows"]),
-    filters=st.sampled_from([None, None, pc.field("k") < 5]),
-)
-def test_every_row_of_a_table_that_grows_comes_once(
-    tmp_path_factory: pytest.TempPathFactory, life: list[dict[str, Any]], footers: Any, shuffle: Any, filters: Any
-) -> None:
-    root = tmp_path_factory.mktemp("grown")
-    table, total = DeltaWriter(root / "t"), 7
-    path = table.append(some(0, 7), group=3)
-    table.delete(path, [2])  # a deletion vector of the first version holds in all of them
-    by_rows = shuffle == "rows"
-    shared: dict[str, Any] = {"shuffle": shuffle, "filters": filters, "even_ranks": "pad" if by_rows else "balance"}
-    shared |= {} if by_rows else {"footers": footers}
-    state: Any = None
-    seen: list[int] = []
-    for part in life:
-        for size in part["files"]:
-            table.append(some(total, total + size), group=4)
-            total += size
-        version = table.commit()
-        sizes = {name: part[name] for name in ("num_ranks", "num_workers", "batch_size")}
-        ranks = [
-            make(table.uri, rank=rank, on_growth="continue", **sizes, **shared) for rank in range(part["num_ranks"])
-        ]
-        for loader in ranks:
-            if state is not None:
-                loader.load_state_dict(state)
-            assert version_of(loader) == version
-            seen += own_rows(loader, None if part is life[-1] else part["steps"])
-        states = [loader.state_dict() for loader in ranks]
-        assert all(each == states[0] for each in states)  # ranks take equally many steps
-        state = json.loads(json.dumps(states[0]))
-    expected = [row["x"] for row in table.live() if filters is None or (row["k"] is not None and row["k"] < 5)]
-    assert sorted(seen) == sorted(expected)
-
-
-def own_rows(loader: TableLoader, steps: int | None) -> list[int]:
-    """Give `x` of every row, padding left out."""
-    found: list[int] = []
-    for batch in islice(loader, steps):
-        pads = batch["padding"].tolist() if "padding" in batch else [False] * len(batch["x"])
-        found += [x for x, is_padding in zip(batch["x"].tolist(), pads, strict=True) if not is_padding]
-    return found
+    return DELTA.loader(table, **{"batch_size": 4, "num_workers": 2, "on_growth": "continue", **options})
 
 
 def test_a_finished_epoch_goes_on_with_what_delta_rs_appended_since(tmp_path: Path) -> None:
     uri = str(tmp_path / "t")
     write_deltalake(uri, pa.table({"x": range(10)}))
-    loader = make(uri, on_growth="continue")
-    assert len(take(loader)) == 10
+    loader = make(uri)
+    assert len(rows_of(loader)) == 10
     write_deltalake(uri, pa.table({"x": range(10, 17)}), mode="append")
-    newer = make(uri, on_growth="continue")
+    newer = make(uri)
     newer.load_state_dict(loader.state_dict())
-    assert sorted(take(newer)) == list(range(10, 17))
-    later = make(uri)
+    assert sorted(rows_of(newer)) == list(range(10, 17))
+    later = make(uri, on_growth=None)
     later.load_state_dict(loader.state_dict())
-    assert version_of(later) == 0  # without the option, a state goes on in its own version
+    assert DELTA.read(later) == 0  # without the option, a state goes on in its own version
 
 
-def test_a_file_of_which_more_rows_were_deleted_since_is_refused(tmp_path: Path) -> None:
-    table = DeltaWriter(tmp_path / "t")
-    path = table.append(some(0, 10))
-    table.delete(path, [1])
-    table.commit()
-    loader = make(table.uri, on_growth="continue")
-    take(loader, 1)
-    append(table, 10, 20)
-    table.delete(path, [1, 5])
-    table.commit()
-    with pytest.raises(ResumeError, match=r"version 2: unknown.*rows of 1 of its files were deleted since") as found:
-        make(table.uri, on_growth="continue").load_state_dict(loader.state_dict())
-    assert "pass version=0 and no on_growth" in str(found.value)
-
-
-def test_files_that_were_rewritten_since_are_refused_by_the_version_that_did_it(tmp_path: Path) -> None:
+def test_files_that_delta_rs_rewrote_since_are_refused_by_the_version_that_did_it(tmp_path: Path) -> None:
     uri = str(tmp_path / "t")
     for at in range(2):
         write_deltalake(uri, pa.table({"x": range(10 * at, 10 * at + 10)}), mode="append")
-    loader = make(uri, on_growth="continue")
-    take(loader, 1)
+    loader = make(uri)
+    rows_of(loader, 1)
     DeltaTable(uri).optimize.compact()
     with pytest.raises(ResumeError, match=r"version 2: OPTIMIZE.*2 of its files are gone"):
-        make(uri, on_growth="continue").load_state_dict(loader.state_dict())
-
-
-# The rows between two versions
-
-
-@whenever_footers_are_read
-@pytest.mark.parametrize("shuffle", [False, True])
-@pytest.mark.parametrize(("start", "end", "rows"), [(1, 4, (20, 50)), (2, 3, (30, 40)), (3, 3, (0, 0))])
-def test_the_rows_after_one_version_up_to_another(
-    tmp_path: Path, shuffle: bool, footers: Any, start: int, end: int, rows: tuple[int, int]
-) -> None:
-    table = DeltaWriter(tmp_path / "t")
-    for at in range(6):
-        append(table, 10 * at, 10 * at + 10)
-    options = {"start_version": start, "end_version": end, "shuffle": shuffle, "footers": footers}
-    loaders = [make(table.uri, num_ranks=2, rank=rank, **options) for rank in range(2)]
-    assert sorted(x for loader in loaders for x in take(loader)) == list(range(*rows))
-    assert version_of(loaders[0]) == end
-
-
-def test_the_end_is_the_newest_version_or_what_is_chosen(tmp_path: Path) -> None:
-    table = DeltaWriter(tmp_path / "t")
-    for at in range(4):
-        append(table, 10 * at, 10 * at + 10)
-    assert sorted(take(make(table.uri, start_version=1))) == list(range(20, 40))
-    assert sorted(take(make(table.uri, start_version=1, version=2))) == list(range(20, 30))
-    assert sorted(take(make(table.uri, start_version=1, shuffle="rows"))) == list(range(20, 40))
-
-
-def test_filters_rule_appended_files_out_and_hold_for_rows(tmp_path: Path) -> None:
-    table = DeltaWriter(tmp_path / "t", partition_by=["s"])
-    for at in range(4):
-        table.append([{**row, "s": str(at)} for row in some(10 * at, 10 * at + 10)], {"s": str(at)})
-        table.commit()
-    loader = make(table.uri, start_version=0, filters=pc.field("x") < 23)
-    assert sorted(take(loader)) == list(range(10, 23))
-    assert any("prunes 1 of 3 files" in note for note in notes_of(loader))
-    assert sorted(take(make(table.uri, start_version=0, filters=pc.field("s") == "2"))) == list(range(20, 30))
-
-
-def test_files_that_were_compacted_come_as_they_were_appended(tmp_path: Path) -> None:
-    """A compaction merges files of before and after the start, and moves none of their rows."""
-    uri = str(tmp_path / "t")
-    for at in range(3):
-        write_deltalake(uri, pa.table({"x": range(10 * at, 10 * at + 10)}), mode="append")
-    DeltaTable(uri).optimize.compact()
-    more = pa.table({"x": range(30, 40), "y": [0.5] * 10})
-    write_deltalake(uri, more, mode="append", schema_mode="merge")
-    loader = make(uri, start_version=0, columns=["x", "y"], output_format="dict", filters=pc.field("x") < 35)
-    rows = sorted((x, y) for batch in loader for x, y in zip(batch["x"], batch["y"], strict=True))
-    assert [x for x, _ in rows] == list(range(10, 35))
-    assert [y for _, y in rows] == [None] * 20 + [0.5] * 5
-    assert any("from versions 3, which replace files" in note for note in notes_of(loader))
-
-
-@pytest.mark.parametrize("vectors", [False, True])
-def test_deletes_in_between_are_refused_by_their_version(tmp_path: Path, vectors: bool) -> None:
-    uri = tmp_path / "t"
-    if vectors:
-        table = DeltaWriter(uri)
-        path = table.append(some(0, 10))
-        table.commit()
-        table.delete(path, [3])
-        table.commit()
-        append(table, 10, 20)
-    else:
-        write_deltalake(uri, pa.table({"x": range(10)}))
-        DeltaTable(uri).delete("x < 5")
-        write_deltalake(uri, pa.table({"x": range(10, 20)}), mode="append")
-    with pytest.raises(ConfigError, match=r"version 1 of .*, between 0 and 2, removes or changes rows") as found:
-        make(str(uri), start_version=0)
-    assert "end_version=0" in str(found.value)
-    assert sorted(take(make(str(uri), start_version=1))) == list(range(10, 20))
-
-
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        (
-            {"end_version": 1},
-            "end_version=1 is the end of an interval that start_version begins, got it with no start_version",
-        ),
-        ({"start_version": 0, "end_version": 1, "version": 1}, "got it with version, which names the same"),
-        ({"start_version": "0"}, "start_version must be an int"),
-        ({"start_version": 2, "end_version": 1}, "version 2 of .* must be one of 0 to 1"),
-        ({"start_version": -1}, "version -1 of .* must be one of 0 to 2"),
-        ({"start_version": 0, "end_version": 77}, "version 77 cannot be read"),
-    ],
-)
-def test_wrong_choices_are_refused(tmp_path: Path, options: dict[str, Any], said: str) -> None:
-    table = DeltaWriter(tmp_path / "t")
-    for at in range(3):
-        append(table, 10 * at, 10 * at + 10)
-    with pytest.raises(ConfigError, match=said):
-        make(table.uri, **options)
-
-
-def test_commits_that_were_cleaned_up_or_are_torn_are_errors(tmp_path: Path) -> None:
-    uri = tmp_path / "t"
-    for at in range(4):
-        write_deltalake(uri, pa.table({"x": range(10 * at, 10 * at + 10)}), mode="append")
-    DeltaTable(uri).create_checkpoint()
-    commit = uri / "_delta_log" / f"{1:020}.json"
-    kept = commit.read_text()
-    commit.unlink()
-    with pytest.raises(ConfigError, match=r"the commit of version 1 of .* is not there: it was cleaned up"):
-        make(str(uri), start_version=0)
-    assert sorted(take(make(str(uri), start_version=1))) == list(range(20, 40))
-    commit.write_text(kept[:-9])
-    with pytest.raises(TableError, match="must hold the actions of a commit"):
-        make(str(uri), start_version=0)
-
-
-def test_a_state_is_pinned_to_both_versions(tmp_path: Path) -> None:
-    table = DeltaWriter(tmp_path / "t")
-    for at in range(5):
-        append(table, 10 * at, 10 * at + 10)
-    loader = make(table.uri, start_version=1, shuffle=True)
-    seen = take(loader, 3)
-    state = json.loads(json.dumps(loader.state_dict()))
-    assert (state["table"]["start_snapshot_id"], state["table"]["snapshot_id"]) == (1, 4)
-    append(table, 50, 60)
-    newer = make(table.uri, start_version=1, shuffle=True)
-    assert version_of(newer) == 5
-    newer.load_state_dict(state)
-    assert version_of(newer) == 4
-    assert sorted(seen + take(newer)) == list(range(20, 50))
-    grown = make(table.uri, start_version=1, shuffle=True, on_growth="continue")
-    grown.load_state_dict(state)
-    assert sorted(seen + take(grown)) == list(range(20, 60))
-    with pytest.raises(ResumeError, match="after snapshot 1, and this is a whole snapshot"):
-        make(table.uri, version=4, shuffle=True).load_state_dict(state)
+        make(uri).load_state_dict(loader.state_dict())

@@ -1,4 +1,4 @@
-"""A job goes on with a table that grew: what was left of the epoch and what came since, each row once."""
+"""A job goes on with a folder that grew: what was left of the epoch and what came since, each row once."""
 
 from __future__ import annotations
 
@@ -6,28 +6,22 @@ import json
 import os
 import shutil
 import tempfile
-import warnings
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pyiceberg.catalog import load_catalog
-from pyiceberg.table import Table
 
 from tests.generators import HalvesV2
-from tests.iceberg import IcebergWriter, some
 from tests.laws.effort import examples
 from tests.torch.jobs import State, is_ended, of_a_running_rank, topologies
 from tests.torch.tables import SCHEMA, Groups, as_values, key, meant_warnings, rows
 from torch_table_loader import (
     ConfigError,
-    IcebergDataset,
     MixedDataset,
     Pack,
     ResumeError,
@@ -160,212 +154,8 @@ def test_every_row_of_a_folder_that_grows_comes_once(
         assert sorted(seen) == expected
 
 
-@pytest.fixture
-def iceberg(tmp_path: Path) -> Table:
-    """Make an Iceberg table of ten rows."""
-    catalog = load_catalog("here", type="sql", uri=f"sqlite:///{tmp_path}/catalog.db", warehouse=f"file://{tmp_path}")
-    catalog.create_namespace("db")
-    table = catalog.create_table("db.t", pa.schema([("x", pa.int64()), ("k", pa.int32())]))
-    add(table, 0, 10)
-    return table
-
-
-def add(table: Table, start: int, stop: int) -> int:
-    """Append rows; gives the snapshot."""
-    table.append(pa.table({"x": range(start, stop), "k": pa.array([key(x) for x in range(start, stop)], "int32")}))
-    return snapshot(table)
-
-
-def snapshot(table: Table) -> int:
-    current = table.current_snapshot()
-    assert current is not None
-    return current.snapshot_id
-
-
-def open_iceberg(table: Table, **options: Any) -> TableLoader:
-    with meant_warnings():
-        chosen: dict[str, Any] = {
-            "check_plan": False,
-            "batch_size": 3,
-            "on_growth": "continue",
-            "shuffle": True,
-        } | options
-        return IcebergDataset.create_dataloader(metadata_location=table.metadata_location, **chosen)[0]
-
-
-def snapshot_of(loader: TableLoader) -> int | None:
-    """Give the snapshot that a loader reads."""
-    assert isinstance(loader.dataset, IcebergDataset)
-    return loader.dataset.snapshot_id
-
-
 def take(loader: TableLoader, steps: int | None = None) -> list[int]:
     return own_rows(islice(loader, steps))
-
-
-@pytest.mark.parametrize("footers", ["eager", "lazy"])
-@pytest.mark.parametrize("split_deletes", [False, True])
-def test_an_iceberg_epoch_goes_on_over_newer_snapshots_and_other_worlds(
-    iceberg: Table, split_deletes: bool, footers: Any
-) -> None:
-    add(iceberg, 10, 20)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # pyiceberg's word on copy on write
-        iceberg.delete("x = 13")
-    options: dict[str, Any] = {
-        "split_deletes": split_deletes,
-        "footers": footers,
-        "even_ranks": "balance",
-        "shuffle_buffer_size": 4,
-    }
-    first = snapshot(iceberg)
-    seen: list[int] = []
-    state: State | None = None
-    for stage, ranks in enumerate((2, 3, 1, 2)):
-        loaders = [open_iceberg(iceberg, num_ranks=ranks, rank=rank, **options) for rank in range(ranks)]
-        for loader in loaders:
-            loader.set_epoch(1)
-            if state is not None:
-                loader.load_state_dict(state)
-            assert snapshot_of(loader) == snapshot(iceberg)
-            seen += take(loader, None if stage == 3 else 1 + stage % 2)
-        states = [loader.state_dict() for loader in loaders]
-        assert all(each == states[0] for each in states)
-        state = json.loads(json.dumps(states[0]))
-        if stage < 3:
-            add(iceberg, 20 + 10 * stage, 30 + 10 * stage)
-    assert sorted(seen) == [x for x in range(50) if x != 13]
-    assert state is not None
-    known = [entry[7][0] for entry in state["history"][:-1]]
-    assert known[0] == first
-    assert state["table"]["snapshot_id"] not in known
-    later = open_iceberg(iceberg, **options)
-    later.load_state_dict(state)
-    assert take(later) == []
-    later.set_epoch(2)
-    assert sorted(take(later)) == [x for x in range(50) if x != 13]
-
-
-def test_a_state_of_two_snapshots_loads_without_the_option_too(iceberg: Table) -> None:
-    loader = open_iceberg(iceberg)
-    seen = take(loader, 2)
-    second = add(iceberg, 10, 20)
-    newer = open_iceberg(iceberg)
-    newer.load_state_dict(loader.state_dict())
-    seen += take(newer, 2)
-    state = newer.state_dict()
-    add(iceberg, 20, 30)
-    plain = open_iceberg(iceberg, on_growth=None, num_workers=1)
-    plain.load_state_dict(state)
-    assert snapshot_of(plain) == second
-    assert sorted(seen + take(plain)) == list(range(20))
-    pinned = open_iceberg(iceberg, on_growth=None, snapshot_id=second)
-    pinned.load_state_dict(state)
-    assert sorted(seen + take(pinned)) == list(range(20))
-
-
-def test_a_finished_epoch_goes_on_with_what_came_since(iceberg: Table) -> None:
-    loader = open_iceberg(iceberg)
-    assert len(take(loader)) == 10
-    add(iceberg, 10, 17)
-    newer = open_iceberg(iceberg)
-    newer.load_state_dict(loader.state_dict())
-    assert (len(newer), newer.remaining) == (7, 3)
-    assert sorted(take(newer)) == list(range(10, 17))
-
-
-def test_without_the_option_a_state_reopens_its_snapshot(iceberg: Table) -> None:
-    loader = open_iceberg(iceberg, on_growth=None)
-    seen, first = take(loader, 2), snapshot(iceberg)
-    add(iceberg, 10, 20)
-    newer = open_iceberg(iceberg, on_growth=None)
-    newer.load_state_dict(loader.state_dict())
-    assert snapshot_of(newer) == first
-    assert sorted(seen + take(newer)) == list(range(10))
-
-
-def test_incremental_reads_go_on_too(iceberg: Table) -> None:
-    first = snapshot(iceberg)
-    add(iceberg, 10, 20)
-    loader = open_iceberg(iceberg, start_snapshot_id=first)
-    seen = take(loader, 2)
-    add(iceberg, 20, 30)
-    newer = open_iceberg(iceberg, start_snapshot_id=first)
-    newer.load_state_dict(loader.state_dict())
-    assert sorted(seen + take(newer)) == list(range(10, 30))
-
-
-def test_rows_that_were_deleted_or_rewritten_since_are_refused(iceberg: Table) -> None:
-    loader = open_iceberg(iceberg)
-    take(loader, 1)
-    first = snapshot(iceberg)
-    iceberg.delete("x = 3")
-    rewritten = snapshot(iceberg)
-    with pytest.raises(
-        ResumeError, match=rf"snapshot {rewritten} did not grow from it.*snapshot {rewritten}: overwrite"
-    ) as found:
-        open_iceberg(iceberg).load_state_dict(loader.state_dict())
-    assert "1 of its files are gone" in str(found.value)
-    assert f"pass snapshot_id={first} and no on_growth" in str(found.value)
-
-
-def test_deletes_that_reach_rows_of_the_older_snapshot_are_refused(tmp_path: Path) -> None:
-    table = IcebergWriter(tmp_path)
-    path = table.append(some(0, 10))
-    table.commit()
-    options: dict[str, Any] = {"columns": ["x"], "check_plan": False, "on_growth": "continue", "batch_size": 2}
-    loader, _ = IcebergDataset.create_dataloader(metadata_location=table.metadata, **options)
-    next(iter(loader))
-    table.append(some(10, 20))
-    table.delete_rows({path: [3]})
-    table.commit(operation="delete")
-    newer, _ = IcebergDataset.create_dataloader(metadata_location=table.metadata, **options)
-    with pytest.raises(ResumeError, match=r"snapshot 1002: delete.*rows of 1 of its files were deleted since"):
-        newer.load_state_dict(loader.state_dict())
-
-
-@pytest.mark.parametrize("shuffle", [True, "rows"])
-@pytest.mark.parametrize("worker_type", ["thread", "process"])
-def test_deletes_of_the_older_snapshot_hold_in_the_newer_one(tmp_path: Path, shuffle: Any, worker_type: Any) -> None:
-    table = IcebergWriter(tmp_path)
-    path = table.append(some(0, 20), group=6)
-    table.append(some(20, 30))
-    table.commit()
-    table.delete_rows({path: [0, 7, 19]})
-    table.delete_keys([2], [{"k": 3}])
-    table.commit(operation="delete")
-    options: dict[str, Any] = {"columns": ["x"], "check_plan": False, "on_growth": "continue", "shuffle": shuffle}
-    options |= {"batch_size": 4, "num_workers": 2, "worker_type": worker_type, "split_deletes": True, "row_id": True}
-    loader, _ = IcebergDataset.create_dataloader(metadata_location=table.metadata, **options)
-    seen, state = take(loader, 3), loader.state_dict()
-    table.append(some(30, 45))
-    table.commit()
-    with meant_warnings():
-        parts = [
-            IcebergDataset.create_dataloader(metadata_location=table.metadata, num_ranks=2, rank=rank, **options)[0]
-            for rank in range(2)
-        ]
-    for part in parts:
-        part.load_state_dict(json.loads(json.dumps(state)))
-        seen += take(part)
-    assert sorted(seen) == sorted(row["x"] for row in table.live())
-
-
-def test_a_snapshot_that_has_expired_is_refused(tmp_path: Path) -> None:
-    table = IcebergWriter(tmp_path)
-    table.append(some(0, 10))
-    table.commit()
-    options: dict[str, Any] = {"columns": ["x"], "check_plan": False, "on_growth": "continue", "batch_size": 2}
-    loader, _ = IcebergDataset.create_dataloader(metadata_location=table.metadata, **options)
-    next(iter(loader))
-    table.append(some(10, 20))
-    table.commit()
-    del table.snapshots[0]
-    newer, _ = IcebergDataset.create_dataloader(metadata_location=table.metadata, **options)
-    with pytest.raises(
-        ResumeError, match="state is of snapshot 1001, which cannot be read: the table has no snapshot 1001"
-    ):
-        newer.load_state_dict(loader.state_dict())
 
 
 def test_other_options_and_tables_are_refused_over_a_table_that_grew(tmp_path: Path) -> None:

@@ -1,7 +1,7 @@
 """What plug-ins are built on: the parts that this library itself puts into its sockets, and pure values of planning.
 
 The sockets and their nouns are in `torch_table_loader`, their contracts as checks in `torch_table_loader.testing`.
-What stands here changes with a new minor version alone, and each change is named in the changelog.
+These names change only in a new minor version, and the changelog names each change.
 """
 
 from torch_table_loader.planning.exclusion import Exclusions, ExclusionVersions, Remaining

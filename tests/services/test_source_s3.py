@@ -97,6 +97,14 @@ def test_a_listed_version_is_what_asking_says_until_the_object_is_rewritten(
     assert source.storage.version(changed.path).num_bytes == 6
 
 
+def test_a_file_may_have_the_name_of_a_folder(bucket: str, options: dict[str, Any], s3_client: Any) -> None:
+    for key, body in (("t/a", b""), ("t/a/", b""), ("t/a/1.parquet", b"one"), ("t/a.parquet", b"two")):
+        s3_client.put_object(Bucket=bucket, Key=key, Body=body)
+    assert names(f"s3://{bucket}/t", options) == ["a.parquet", "a/1.parquet"]
+    storage, path = open_storage(f"s3://{bucket}/t", options)
+    assert f"{bucket}/t/a" in [found.path for found in storage.walk(path, recursive=False)]
+
+
 def test_the_etag_tells_an_object_of_equal_size_and_second_apart(
     table: str, bucket: str, options: dict[str, Any], s3_client: Any
 ) -> None:

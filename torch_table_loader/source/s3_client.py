@@ -1,6 +1,6 @@
 """A client of S3. obstore reads and writes; listings are asked for, and checked, page by page.
 
-For obstore ends a listing at a page without a token, whatever else that page says. The requests are those of
+obstore ends a listing at a page without a token, whatever else that page says. The requests are those of
 ListObjectsV2: https://docs.aws.amazon.com/AmazonS3/latest/API/API_ListObjectsV2.html.
 """
 
@@ -79,9 +79,10 @@ class S3Client(ObjectStoreClient):
         tokens: set[str] = set()
         keys: set[str] = set()
         while True:
-            page = read_page(self._get(name, asked))
+            page = read_page(self._get(name, asked), shown)
             _check(page, shown, prefix, keys)
-            yield page.listed
+            objects = [(key.removesuffix("/"), version) for key, version in page.listed.objects]
+            yield Listed(objects, [folder.removesuffix("/") for folder in page.listed.folders])
             if page.token is None:
                 return
             if page.token in tokens:
@@ -171,7 +172,7 @@ class Page(NamedTuple):
     """One answer to a listing.
 
     Args:
-        listed: objects and common prefixes, without a slash at the end.
+        listed: objects and common prefixes, as the store writes them.
         token: asks for the next page; None for the last one.
     """
 
@@ -204,15 +205,19 @@ def _through(proxy: str, common: dict[str, Any]) -> urllib3.ProxyManager:
     return urllib3.ProxyManager(proxy, proxy_headers=headers, **common)
 
 
-def read_page(body: bytes) -> Page:
+def read_page(body: bytes, shown: str) -> Page:
     """Read an answer to ListObjectsV2.
+
+    Args:
+        body: the answer.
+        shown: what was listed, for messages.
 
     Raises:
         ClientError: it is an error, which some stores send with status 200.
         ResponseParserError: it is no listing.
         StorageError: it says that more follows, and not where.
 
-    >>> read_page(b"<ListBucketResult><IsTruncated>false</IsTruncated></ListBucketResult>")
+    >>> read_page(b"<ListBucketResult><IsTruncated>false</IsTruncated></ListBucketResult>", "s3://bucket/t/")
     Page(listed=Listed(objects=[], folders=[]), token=None)
     """
     try:
@@ -228,7 +233,7 @@ def read_page(body: bytes) -> Page:
     decoded = unquote_plus if texts.get("EncodingType") == "url" else str
     token = texts.get("NextContinuationToken") or None
     if token is None and texts.get("IsTruncated", "").strip().lower() == "true":
-        raise _broken("a page", "it says that more follows, and has no token to ask for it")
+        raise _broken(shown, "it says that more follows, and has no token to ask for it")
     objects, folders = [], []
     for child in root:
         inner = _texts(child)
@@ -236,9 +241,9 @@ def read_page(body: bytes) -> Page:
             if _name(child) == "Contents":
                 modified = datetime.fromisoformat(inner["LastModified"])
                 version = object_version(int(inner["Size"]), modified, inner.get("ETag"))
-                objects.append((decoded(inner["Key"]).removesuffix("/"), version))
+                objects.append((decoded(inner["Key"]), version))
             elif _name(child) == "CommonPrefixes":
-                folders.append(decoded(inner["Prefix"]).removesuffix("/"))
+                folders.append(decoded(inner["Prefix"]))
         except (KeyError, ValueError, TypeError) as error:
             raise ResponseParserError(f"expected keys with size and time, got {inner!r} ({error})") from None
     return Page(Listed(objects, folders), token)
@@ -247,7 +252,7 @@ def read_page(body: bytes) -> Page:
 def _check(page: Page, shown: str, prefix: str, keys: set[str]) -> None:
     """Refuse keys that were not asked for, or that came before; add the page's."""
     for key in (*(key for key, _ in page.listed.objects), *page.listed.folders):
-        if not f"{key}/".startswith(prefix):
+        if not key.startswith(prefix):
             raise _broken(shown, f"it names {key!r}, which does not begin with {prefix!r}")
         if key in keys:
             raise _broken(shown, f"it names {key!r} twice")

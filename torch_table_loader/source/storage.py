@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from multiprocessing.context import get_spawning_popen
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeGuard, TypeVar
+from typing import TYPE_CHECKING, Any, TypeGuard, TypeVar
 
 import pyarrow as pa
 
@@ -56,10 +56,11 @@ _MEMORY_OF = uuid.uuid4().hex
 Login = Callable[[Mapping[str, Any] | None], Mapping[str, Any]]
 
 
-class _Connection(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class _Connection:
     """A client, and the options that it connected with."""
 
-    options: Mapping[str, Any]
+    options: Mapping[str, Any] = field(repr=False)
     client: Client
 
 

@@ -21,7 +21,7 @@ class Sizes:
     """Rows whose weights are summed up together."""
 
     numbers_at_once: int = 1 << 20
-    """Numbers whose sums are taken together; so many of 27 bits add up exactly in float64, and no more."""
+    """Numbers that are summed together. This many numbers of 27 bits still add up exactly in float64, and no more."""
 
     lookups_at_once: int = 1 << 14
     """Documents, or tokens, whose blocks of lengths are looked through together."""
@@ -119,7 +119,7 @@ class Sizes:
 
     # Waits: nothing depends on them but when something is said or done.
     late_s: float = 0.05
-    """Seconds that a late request took longer than the median of its peers, at the least."""
+    """A request is late once it has taken at least this many seconds longer than the median of its peers."""
 
     first_wait_s: float = 0.1
     """The longest wait before the second try of a request; it doubles before each further one."""
@@ -137,7 +137,7 @@ class Sizes:
     """Checks after which a builder that waits for other processes logs that it waits."""
 
     exclusions_s: float = 10.0
-    """Seconds that a rank that begins an epoch waits for the others to begin it, as its first step would do anyway."""
+    """Seconds that a rank waits at the start of an epoch for the others to start it, as its first step would anyway."""
 
 
 _in_force = Sizes()

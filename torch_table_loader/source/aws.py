@@ -111,7 +111,7 @@ def aws_login(options: Mapping[str, Any]) -> S3CredentialProvider | None:
 
 
 def _botocore_login(options: Mapping[str, Any], keys: tuple[Any, ...] | None) -> S3CredentialProvider:
-    # Imported here, since it takes 0.15 s, which only users of a login should pay.
+    # Imported here, since it takes 0.15 s, which only users of S3 should pay.
     from botocore import credentials, exceptions
     from botocore.session import Session
 

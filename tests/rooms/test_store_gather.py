@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import sys
+import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +15,7 @@ from hypothesis import strategies as st
 
 from tests.rooms.storing import MemoryTable, everything, in_memory, numbers
 from torch_table_loader.errors import ConfigError
-from torch_table_loader.store.builder import build_files
+from torch_table_loader.store.builder import build_files, build_memory
 from torch_table_loader.store.manifest import read_manifest, write_manifest
 from torch_table_loader.store.opened import open_store
 from torch_table_loader.store.record_layout import Encoded, RecordLayout, check_storable
@@ -39,6 +42,25 @@ def table() -> MemoryTable:
 def test_every_type_round_trips(table: MemoryTable, places: list[int]) -> None:
     check_storable(table.batch.schema)
     table.check(in_memory(table), places)
+
+
+def test_threads_that_store_their_first_nulls_at_once_lose_none() -> None:
+    values = [None, 1] * 8
+    table = MemoryTable(pa.record_batch({"x": pa.array(values, pa.int8())}), list(range(0, 17, 2)))
+    together = threading.Barrier(8)
+
+    def read(chunk: int) -> Iterator[pa.RecordBatch]:
+        for batch in table.read(chunk):
+            together.wait()
+            yield batch
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        for _ in range(400):
+            assert build_memory(table.spec, read, 8).gather(np.arange(16))[0].to_pylist() == values
+    finally:
+        sys.setswitchinterval(interval)
 
 
 def test_a_store_on_disk_equals_one_in_memory(table: MemoryTable, tmp_path: Path) -> None:

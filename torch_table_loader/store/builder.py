@@ -142,12 +142,13 @@ def _built_in_memory(
     with Threads(threads, "table-loader-store", joined=True) as pool:
         parts = list(pool.map(build, range(len(spec.chunk_rows))))
     layout = spec.layout
+    null_columns = frozenset(column for part in parts for column in part.null_columns)
     strings, heap = sink.strings.finish(layout.heap, [sink.heaps.pop(chunk, []) for chunk in range(len(parts))])
     return StoredRows(
         layout,
         sink.memory.reshape(-1).view(f"V{layout.width}") if layout.width else sink.memory.reshape(-1),
-        None if sink.nulls is None else sink.nulls.reshape(-1, layout.null_width),
-        frozenset(column for part in parts for column in part.null_columns),
+        sink.nulls.reshape(-1, layout.null_width) if null_columns else None,
+        null_columns,
         sink.ids if spec.keeps_ids else None,
         heap,
         spec.num_rows,

@@ -356,11 +356,10 @@ class MemorySink(Sink):
         self.memory = np.empty((spec.num_rows, spec.layout.width), dtype=np.uint8)
         self.ids = np.empty(spec.num_rows if spec.keeps_ids else 0, dtype="<i8")
         self.lengths = np.empty(spec.num_rows if spec.flat else 0, dtype="<u4")
-        self.nulls: NDArray[np.uint8] | None = None
+        self.nulls = np.zeros(spec.num_rows * spec.layout.null_width, dtype=np.uint8)
         self.heaps: dict[int, list[pa.RecordBatch]] = {}
         self.flat: dict[int, list[NDArray[Any]]] = {}
         self.strings = StringEncoder()
-        self._null_bytes = spec.num_rows * spec.layout.null_width
 
     def records(self, row: int, encoded: Encoded, checksum: xxhash.xxh3_64) -> None:  # noqa: ARG002
         """Write records to their final place; see `Sink`."""
@@ -368,10 +367,7 @@ class MemorySink(Sink):
 
     def put(self, name: str, at: int, data: NDArray[np.uint8]) -> None:
         """Copy bytes; see `Sink`."""
-        if name == NULLS and self.nulls is None:
-            self.nulls = np.zeros(self._null_bytes, dtype=np.uint8)
         into = {NULLS: self.nulls, IDS: self.ids.view(np.uint8), WIDE_LENGTHS: self.lengths.view(np.uint8)}[name]
-        assert into is not None  # noqa: S101 made above
         into[at : at + data.size] = data.reshape(-1)
 
     def heap(self, chunk: int, schema: pa.Schema) -> _ChunkList:  # noqa: ARG002

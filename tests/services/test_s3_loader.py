@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow.compute as pc
 import pytest
 
-from tests.torch.leaks import children, lane_threads
+from tests.torch.leaks import children, lane_threads_end
 from tests.torch.tables import deliver, deliver_all, write_table
 from torch_table_loader import ConfigError, StructuredDataset, TableError
 
@@ -58,7 +58,7 @@ def test_processes_start_by_forkserver_and_deliver_the_same(
 ) -> None:
     found = deliver(table, storage_options=s3_options, worker_type="process", **OPTIONS | {"num_workers": 1})
     assert not children()
-    assert not lane_threads()
+    assert lane_threads_end()
     assert found == deliver(local, **OPTIONS | {"num_workers": 1})
 
 

@@ -5,12 +5,21 @@ from __future__ import annotations
 import multiprocessing
 import os
 import threading
+import time
 from pathlib import Path
 
 
 def lane_threads() -> list[threading.Thread]:
     """List the threads that serve lanes."""
     return [thread for thread in threading.enumerate() if thread.name.startswith("table-loader")]
+
+
+def lane_threads_end() -> bool:
+    """Wait for the threads that serve lanes: those that ask a store end soon after their loader, not with it."""
+    end = time.monotonic() + 10
+    while lane_threads() and time.monotonic() < end:
+        time.sleep(0.005)
+    return not lane_threads()
 
 
 def children() -> set[int]:

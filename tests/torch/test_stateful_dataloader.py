@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 from pathlib import Path
 from typing import Any
 
@@ -131,6 +132,8 @@ def test_a_state_of_another_table_is_refused(table: Path, tmp_path: Path, num_wo
     again.load_state_dict(state)
     with pytest.raises(ResumeError, match="state is of another table"):
         next(iter(again))
+    for process in multiprocessing.active_children():  # torchdata does not tell them, and waits 5 s for each
+        process.terminate()
 
 
 def test_a_plain_dataloader_in_this_process_has_a_state_that_counts_what_was_taken(table: Path) -> None:

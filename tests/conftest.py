@@ -8,6 +8,7 @@ import inspect
 import multiprocessing
 import os
 import time
+from collections.abc import Callable
 
 import pyarrow as pa
 import pytest
@@ -30,14 +31,28 @@ multiprocessing.set_forkserver_preload(["torch_table_loader.dataset"])  # or eac
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark as slow what `daily` does not choose of a test's cases: its function is given parameters by their names."""
+    """Mark as slow what `daily` does not choose of a test's cases."""
+    cases: dict[str, list[pytest.Function]] = {}
     for item in items:
-        for mark in item.iter_markers("daily"):
-            (chooses,) = mark.args
+        if item.get_closest_marker("daily"):
             assert isinstance(item, pytest.Function)
-            cases = item.callspec.params
-            if not chooses(**{name: cases[name] for name in inspect.signature(chooses).parameters}):
+            cases.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    for of_test in cases.values():
+        for mark in of_test[0].iter_markers("daily"):
+            (choice,) = mark.args
+            for item in set(of_test).difference(_chosen(choice, of_test)):
                 item.add_marker(pytest.mark.slow)
+
+
+def _chosen(choice: int | Callable[..., bool], cases: list[pytest.Function]) -> list[pytest.Function]:
+    """Return the cases of every day; a function is given parameters by their names."""
+    if callable(choice):
+        names = inspect.signature(choice).parameters
+        return [case for case in cases if choice(**{name: case.callspec.params[name] for name in names})]
+    if len(cases) <= choice:
+        return cases
+    # Multiples of the golden ratio meet all combinations of several parameters equally often.
+    return [cases[int(number * 0.618034 % 1 * len(cases))] for number in range(choice)]
 
 
 def pytest_collection_finish() -> None:

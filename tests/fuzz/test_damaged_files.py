@@ -19,7 +19,7 @@ from tests.fuzz.cases import Rows, read_damaged
 from tests.fuzz.files import ROWS, SAMPLES, Sample
 from tests.fuzz.mutations import damaged
 from tests.fuzz.sandbox import Outcome, Sandbox, outcome_of
-from tests.laws.effort import examples
+from tests.laws.effort import daily, examples
 
 FILE = "damaged-file"
 FEW, MANY = 4, 65
@@ -82,6 +82,7 @@ def faults(sandbox: Sandbox, name: str, path: Path, seeds: range) -> list[str]:
 
 
 @pytest.mark.parametrize("name", SAMPLES)
+@daily(9)
 def test_a_damaged_file_gives_its_rows_or_an_error_that_names_it(sandbox: Sandbox, tmp_path: Path, name: str) -> None:
     assert faults(sandbox, name, tmp_path, range(FEW)) == []
 

@@ -17,7 +17,7 @@ from tests.fuzz import table_cases
 from tests.fuzz.sandbox import Outcome, Sandbox, outcome_of
 from tests.fuzz.table_cases import read_table
 from tests.fuzz.tables_to_damage import PLACES, Lake, damage, is_another, make_lake
-from tests.laws.effort import examples
+from tests.laws.effort import daily, examples
 
 FEW, MANY = 4, 40
 """Cases of each file of each table, in every run and in long ones; effort multiplies the latter."""
@@ -73,6 +73,7 @@ def faults(sandbox: Sandbox, name: str, place: str, folder: Path, seeds: range) 
 
 
 @pytest.mark.parametrize(("name", "place"), CASES)
+@daily(5)
 def test_a_damaged_table_gives_its_rows_or_an_error_that_names_a_file(
     sandbox: Sandbox, tmp_path: Path, name: str, place: str
 ) -> None:

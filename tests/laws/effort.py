@@ -7,7 +7,10 @@ import os
 import pytest
 
 daily = pytest.mark.daily.with_args
-"""Choose the cases of every day by a function of a test's parameters; the others are slow."""
+"""Choose a test's cases of every day, by a function of its parameters or as a number, spread over all of them.
+
+The others are slow.
+"""
 
 
 def examples(usual: int) -> int:

@@ -32,7 +32,7 @@ def test_a_state_saved_after_any_batch_delivers_the_same_rest(
             assert world.play(StreamPosition.from_state(state).on(topology), rank) == whole[taken:]
 
 
-@settings(max_examples=examples(120), deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(
     layout=tables,
     strategy=cutters,
@@ -46,7 +46,7 @@ def test_chains_of_topologies_deliver_every_row_once(
     assert as_counts(rows, layout.num_rows) == [1] * layout.num_rows
 
 
-@settings(max_examples=examples(70), deadline=None)
+@settings(max_examples=examples(35), deadline=None)
 @given(
     layout=tables,
     strategy=st.sampled_from([HalvesV2(), RoundRobinStrategy(shuffle=True), HalvesV1()]),

@@ -50,7 +50,7 @@ def expected(layout: TableLayout, strategy: AnyPieces) -> list[int]:
     return counts.tolist()
 
 
-@settings(max_examples=examples(150), deadline=None)
+@settings(max_examples=examples(75), deadline=None)
 @given(
     layout=tables,
     pieces=pieces,

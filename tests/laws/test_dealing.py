@@ -32,7 +32,7 @@ def test_each_source_has_its_share_after_every_block_to_within_one_row(deal: Dea
     assert deal.block_steps == 1 or deal.step_rows * min(filter(None, deal.weights)) < sum(deal.weights)
 
 
-@settings(max_examples=examples(60), deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 @given(deal=deals, data=st.data())
 def test_rows_of_channels_before_a_place_are_known_without_earlier_places(deal: Deal, data: st.DataObject) -> None:
     places, topology = np.arange(total_of(deal)), deal.topology

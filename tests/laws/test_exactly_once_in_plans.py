@@ -12,7 +12,7 @@ from torch_table_loader.extend import TableLayout, Topology
 from torch_table_loader.planning.stages import StreamPosition
 
 
-@settings(max_examples=examples(400), deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(layout=tables, cutter=cutters, topology=topologies, shuffle=st.booleans(), epoch=st.integers(0, 5))
 def test_exactly_once_full_batches_known_length(
     layout: TableLayout, cutter: TargetSizeStrategy, topology: Topology, shuffle: bool, epoch: int

@@ -75,7 +75,7 @@ def test_no_batch_has_rows_of_two_files_and_each_row_comes_once(
         assert sum(steps) == int((rows // size if topology.drop_last else -(-rows // size)).sum())
 
 
-@settings(max_examples=examples(50), deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 @given(
     layout=tables,
     strategy=st.one_of(whole_files, cutters, generators),

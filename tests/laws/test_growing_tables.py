@@ -86,7 +86,7 @@ def lives(draw: st.DrawFn, shapes: st.SearchStrategy[Topology] = lossless) -> li
     return parts
 
 
-@settings(max_examples=examples(120), deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(
     added=st.lists(files, max_size=8),
     strategy=cutters,
@@ -109,7 +109,7 @@ def test_a_growing_table_delivers_every_row_once(
         assert topology.even_ranks is None or len(set(steps)) == 1
 
 
-@settings(max_examples=examples(50), deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 @given(added=st.lists(files, max_size=8), strategy=cutters, parts=lives(topologies), epoch=st.integers(0, 3))
 def test_a_growing_table_repeats_nothing_when_rows_are_dropped(
     added: list[tuple[int, list[int]]], strategy: Any, parts: list[tuple[int, Topology, int]], epoch: int

@@ -79,7 +79,7 @@ def told(cursor: SamplePosition, tables: Sources, places: list[int]) -> list[tup
     return [(cursor.mixed.names[s], row) for s, row in zip(source.tolist(), rows.tolist(), strict=True)]
 
 
-@settings(max_examples=examples(150))
+@settings(max_examples=examples(75))
 @given(
     tables=sources(),
     first=weights,

@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from tests.laws.effort import daily
 from torch_table_loader import StructuredDataset, TableLoaderError
 from torch_table_loader.cli.inspect import REFUSED, UNLESS_NULL
 from torch_table_loader.cli.main import main
@@ -103,6 +104,7 @@ def what_the_loader_does(path: str, name: str, options: dict[str, Any]) -> str:
 
 
 @pytest.mark.parametrize(("flags", "options"), CHOICES, ids=lambda value: str(value)[:50])
+@daily(8)
 def test_the_verdict_of_inspect_on_a_column_is_what_the_loader_does(
     table: str, flags: list[str], options: dict[str, Any], capsys: pytest.CaptureFixture[str]
 ) -> None:

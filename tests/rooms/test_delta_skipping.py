@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.delta import DeltaWriter, field_of, stats_of
-from tests.laws.effort import examples
+from tests.laws.effort import daily, examples
 from tests.rooms.test_iceberg_filters import canonical, filters, rows
 from torch_table_loader import DeltaDataset
 
@@ -37,7 +37,7 @@ def open_table(uri: Any, **options: Any) -> tuple[list[dict[str, Any]], DeltaDat
     return [row for batch in loader for row in batch.to_pylist()], dataset
 
 
-@settings(deadline=None, max_examples=examples(120), suppress_health_check=list(HealthCheck))
+@settings(deadline=None, max_examples=examples(60), suppress_health_check=list(HealthCheck))
 @given(files=files, wanted=filters, partitioned=st.booleans(), mapped=st.booleans())
 def test_no_row_is_lost_and_none_is_won(
     files: list[Any], wanted: pc.Expression, partitioned: bool, mapped: bool
@@ -85,6 +85,7 @@ def test_no_row_is_lost_and_none_is_won(
         (pc.field("x") + 1 > 95, 10),
     ],
 )
+@daily(6)
 def test_files_are_left_out_before_they_are_opened(tmp_path: Path, wanted: pc.Expression, kept: int) -> None:
     for at in range(10):
         day = dt.datetime(2026, 1, 1 + at, tzinfo=dt.UTC)

@@ -19,6 +19,7 @@ from deltalake import DeltaTable, write_deltalake
 
 from tests.delta import COLUMNS, DeltaWriter, Row, field_of, some
 from tests.fuzz.sandbox import Sandbox
+from tests.laws.effort import daily
 from tests.services.delta_reader import read
 from torch_table_loader import ConfigError, DeltaDataset, MissingPathError, TableError
 from torch_table_loader.options import LoaderOptions
@@ -94,6 +95,7 @@ PARTITIONS: dict[str, tuple[pa.DataType, list[Any]]] = {
 
 @whenever_footers_are_read
 @pytest.mark.parametrize("kind", PARTITIONS)
+@daily(9)
 def test_partition_values_of_every_type(tmp_path: Path, kind: str, footers: str) -> None:
     arrow, values = PARTITIONS[kind]
     table = pa.table({"x": list(range(len(values))), "p": pa.array(values, arrow)})

@@ -9,6 +9,7 @@ from typing import Any
 import pyarrow.compute as pc
 import pytest
 
+from tests.laws.effort import daily
 from tests.torch.tables import Batch, as_values, deliver, deliver_all, write_table
 from torch_table_loader import (
     ConfigError,
@@ -172,6 +173,7 @@ def test_a_shuffle_that_a_generator_ignores_is_reported(table: Path) -> None:
 
 @pytest.mark.parametrize("shuffle", [False, True])
 @pytest.mark.parametrize("worker_type", ["thread", "process"])
+@daily(2)
 def test_a_generator_with_ranks_delivers_every_row_once(table: Path, shuffle: bool, worker_type: str) -> None:
     options: dict[str, Any] = {
         "split_strategy": "round_robin",

@@ -15,6 +15,7 @@ import pytest
 
 from tests.iceberg import IcebergWriter, some
 from tests.iceberg_damage import Files, decoded, edit_avro, edit_json, encoded
+from tests.laws.effort import daily
 from torch_table_loader import IcebergDataset
 from torch_table_loader.errors import TableError
 
@@ -253,6 +254,7 @@ def test_a_gzip_bomb(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("codec", ["deflate", "zstandard", "bzip2", "xz", "snappy"])
+@daily(2)
 def test_a_manifest_whose_blocks_are_bombs(tmp_path: Path, codec: str) -> None:
     location = written(tmp_path)
     path = Files(location).manifests[0]

@@ -79,7 +79,7 @@ FORMER = (column(1, "s", "int"), column(2, "q", "int"), column(3, "k", "float"),
 """The columns of `COLUMNS` before they were renamed, some to what others were called, and promoted."""
 
 
-@settings(deadline=None, max_examples=examples(100), suppress_health_check=list(HealthCheck))
+@settings(deadline=None, max_examples=examples(50), suppress_health_check=list(HealthCheck))
 @given(files=files, wanted=filters, partitioned=st.booleans(), evolved=st.integers(0, 5))
 def test_filters_neither_lose_nor_add_rows(
     files: list[Any], wanted: pc.Expression, partitioned: bool, evolved: int

@@ -10,6 +10,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from tests.laws.effort import daily
 from tests.rooms.plug_ins import (
     Catalog,
     NumbersReader,
@@ -74,6 +75,7 @@ def loader_of(*args: Any, **options: Any) -> Any:
 
 
 @pytest.mark.parametrize("served", IN_EVERY_WORKER)
+@daily(2)
 def test_a_reader_passed_as_an_object_reads_in_every_worker(table: Path, served: str) -> None:
     loader = loader_of(table, numbers, **SERVED[served])
     assert sorted(delivered(loader)) == list(range(55))

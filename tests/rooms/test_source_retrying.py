@@ -15,6 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.laws.effort import daily
 from tests.logs import said_by
 from torch_table_loader import StorageError
 from torch_table_loader.cancellation import cancellable
@@ -287,6 +288,7 @@ CALLS: dict[str, Callable[[FileStorage, str], Any]] = {
 
 
 @pytest.mark.parametrize("call", CALLS)
+@daily(4)
 def test_every_call_is_retried_and_reported_without_secrets(call: str, monkeypatch: pytest.MonkeyPatch) -> None:
     failing = Failing(OSError("AWS Error SLOW_DOWN for hidden/secret"))
     monkeypatch.setattr("torch_table_loader.source.storage.connect", lambda *_: failing)

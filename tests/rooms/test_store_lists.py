@@ -18,6 +18,7 @@ import pyarrow as pa
 import pytest
 from numpy.typing import NDArray
 
+from tests.laws.effort import daily
 from tests.rooms.storing import MemoryTable, flip, in_memory
 from torch_table_loader.errors import MissingFileError, TableError
 from torch_table_loader.extend import FileStorage
@@ -166,6 +167,7 @@ def test_a_builder_finds_a_store_that_was_finished_meanwhile(tmp_path: Path, mon
 
 @pytest.mark.parametrize("request_bytes", [40, 1 << 20])
 @pytest.mark.parametrize("gap", [0, 100, 1 << 20])
+@daily(2)
 def test_windows_have_the_parts_of_their_blocks(tmp_path: Path, root: str, gap: int, request_bytes: int) -> None:
     made = documents()
     rows = far(made, tmp_path, root)

@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from tests.laws.effort import daily
 from tests.services.conftest import ACCESS_KEY, SECRET_KEY
 from tests.services.gate import Gate, gate_before
 from torch_table_loader import ConfigError, StructuredDataset
@@ -150,6 +151,7 @@ def test_a_profile_is_a_login(table: str, moto_url: str, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("keys", [{}, {"key": "AKIAOTHER", "secret": "x"}], ids=["environment", "options"])
+@daily(1)
 def test_a_role_is_assumed(table: str, moto_url: str, keys: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
     role = {"role_arn": "arn:aws:iam::123456789012:role/reader", "session_name": "me", "external_id": "from-afar"}
     with gate_before(moto_url) as sts:
@@ -285,6 +287,7 @@ def proxy(moto_url: str) -> Iterator[Gate]:
         yield gate
 
 
+@daily(1)
 def test_requests_go_through_the_proxy(
     table: str, moto_url: str, options: dict[str, Any], proxy: Gate, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -14,6 +14,7 @@ import pyarrow as pa
 import pytest
 from pyiceberg.catalog import Catalog, load_catalog
 
+from tests.laws.effort import daily
 from tests.rooms.waiting import until
 from tests.services.rest_catalog import RestCatalog, serving
 from torch_table_loader import ConfigError, StorageError, StorageTimeoutError
@@ -52,6 +53,7 @@ def lake(tmp_path: Path) -> Iterator[Catalog]:
 
 
 @pytest.mark.parametrize("hangs", ["/config", "/oauth/tokens", "/tables/clicks"])
+@daily(1)
 def test_each_request_to_a_catalog_has_a_limit(lake: Catalog, hangs: str) -> None:
     catalog = Hanging(lake, credential="me:secret")
     with serving(catalog) as uri:

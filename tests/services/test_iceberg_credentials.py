@@ -10,6 +10,7 @@ import pytest
 from pyiceberg.catalog import load_catalog
 
 from demo.row_deletes import commit_deletes, position_deletes
+from tests.laws.effort import daily
 from tests.services.conftest import ACCESS_KEY
 from tests.services.gate import EXPIRED, FORBIDDEN, gate_before
 from tests.services.rest_catalog import RestCatalog, serving
@@ -45,6 +46,7 @@ def location(tmp_path: Path, moto_url: str, bucket: str) -> RestCatalog:
         *(pytest.param(left, "process", marks=pytest.mark.slow) for left in (0, 4, 8)),
     ],
 )
+@daily(2)
 def test_a_key_that_ends_at_any_request(
     location: RestCatalog, moto_url: str, left: int, worker_type: str, refusal: Any
 ) -> None:

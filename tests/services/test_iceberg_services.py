@@ -11,6 +11,7 @@ import pytest
 from pyiceberg.catalog import Catalog, load_catalog
 
 from demo.moto import held_port
+from tests.laws.effort import daily
 from tests.services.conftest import ACCESS_KEY, SECRET_KEY
 from tests.services.gate import gate_before
 from tests.services.rest_catalog import RestCatalog, serving
@@ -63,6 +64,7 @@ def test_storage_options_win(lake: Catalog, moto_url: str) -> None:
 
 
 @pytest.mark.parametrize("worker_type", ["thread", "process"])
+@daily(1)
 def test_a_rest_catalog_vends_the_credentials(lake: Catalog, moto_url: str, worker_type: str) -> None:
     catalog = RestCatalog(lake, credential="me:secret", vend=lambda: s3_properties(moto_url))
     with serving(catalog) as uri:
@@ -108,6 +110,7 @@ def test_credentials_that_end_are_renewed_before(lake: Catalog, moto_url: str) -
 
 
 @pytest.mark.parametrize("worker_type", ["thread", "process"])
+@daily(1)
 def test_a_provider_is_asked_where_the_store_refuses(lake: Catalog, moto_url: str, worker_type: str) -> None:
     location = lake.load_table("db.clicks").metadata_location
     provider = Provider(s3_properties(moto_url), wrong=0)
@@ -142,6 +145,7 @@ def test_once_more_after_a_refusal(lake: Catalog, moto_url: str) -> None:
 
 
 @pytest.mark.parametrize("worker_type", ["thread", "process"])
+@daily(1)
 def test_credentials_that_end_before_anyone_said(lake: Catalog, moto_url: str, worker_type: Any) -> None:
     location = lake.load_table("db.clicks").metadata_location
     with gate_before(moto_url) as gate:

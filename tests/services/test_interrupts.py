@@ -16,6 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from tests.laws.effort import daily
 from tests.rooms.small_disks import ROOT
 from tests.services.faults import FaultyStore, serving_faults
 
@@ -115,6 +116,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(("phase", "options", "faults", "interrupt"), CASES)
+@daily(2)
 def test_one_interrupt_ends_the_program(
     store: FaultyStore,
     tmp_path: Path,

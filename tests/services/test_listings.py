@@ -9,6 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from tests.laws.effort import daily
 from tests.services.faults import BUCKET, FaultyStore, serving_faults
 from torch_table_loader import MissingPathError, StorageError, StructuredDataset
 
@@ -70,6 +71,7 @@ def test_a_listing_that_is_not_whole_is_refused(store: FaultyStore, kind: str, w
     ("kind", "said"), [("error", "InternalOops"), ("no xml", "got b'welcome'"), ("page", "got 'html'")]
 )
 @pytest.mark.parametrize("after", [0, 2])
+@daily(2)
 def test_what_is_no_listing_is_asked_for_again_and_then_refused(
     store: FaultyStore, kind: str, said: str, after: int
 ) -> None:

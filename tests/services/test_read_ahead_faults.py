@@ -15,6 +15,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
+from tests.laws.effort import daily
 from tests.rooms.waiting import until
 from tests.services.faults import FaultyStore, serving_faults
 from tests.services.faulty_tables import loader_of, taken
@@ -86,6 +87,7 @@ def fail(store: FaultyStore, faults: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("faults", FLAKY.values(), ids=FLAKY)
+@daily(2)
 def test_every_row_comes_once_and_retries_are_counted(
     make: Make, store: FaultyStore, engine: dict[str, Any], faults: dict[str, Any]
 ) -> None:
@@ -107,6 +109,7 @@ def test_the_order_is_that_of_a_store_that_is_sound(make: Make, store: FaultySto
 
 @pytest.mark.parametrize("engine", THREADS)
 @pytest.mark.parametrize("faults", STORMS.values(), ids=STORMS)
+@daily(2)
 def test_a_storm_passes(make: Make, store: FaultyStore, engine: dict[str, Any], faults: dict[str, Any]) -> None:
     loader = make(**engine, storage_options={**store.options, "request_timeout": 0.5})
     fail(store, faults)
@@ -162,6 +165,7 @@ def test_a_long_storm_passes(make: Make, store: FaultyStore, engine: dict[str, A
 
 
 @pytest.mark.parametrize("engine", ENGINES)
+@daily(1)
 def test_a_store_that_stays_away_ends_the_epoch(make: Make, store: FaultyStore, engine: dict[str, Any]) -> None:
     loader = make(**engine, retry_seconds=0.5)
     store.fail("503", methods=("GET",), suffix="7.parquet")

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from tests.laws.effort import daily
 from tests.torch.tables import deliver, meant_warnings, write_table
 from tests.torch.test_packed_items import write as write_documents
 from torch_table_loader import Pack, StructuredDataset, TableError, TableLoader
@@ -94,6 +95,7 @@ def values_of(batches: Any) -> list[Any]:
 @pytest.mark.parametrize("client", ["obstore", "s3fs"])
 @pytest.mark.parametrize("strategy", ["windows", "concat", "pad", "best_fit"])
 @small_sizes(far_gap_bytes=64)
+@daily(3)
 def test_sequences_of_a_store_in_a_bucket_are_the_same_and_resume(
     tmp_path: Path,
     s3_options: dict[str, Any],

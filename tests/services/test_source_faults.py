@@ -17,6 +17,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
+from tests.laws.effort import daily
 from tests.services.faults import BUCKET, FaultyStore, serving_faults
 from tests.torch.leaks import lane_threads_end
 from torch_table_loader import StorageError, StructuredDataset, TableError, TableLoader
@@ -134,6 +135,7 @@ EVERY_ROW = list(range(FILES * ROWS))
 
 
 @pytest.mark.parametrize("faults", FLAKY.values(), ids=FLAKY)
+@daily(4)
 def test_reads_are_right_however_often_they_fail(store: FaultyStore, client: str, faults: Mapping[str, Any]) -> None:
     storage, path = opened(store, client)
     store.fail(*faults["kinds"], **{name: value for name, value in faults.items() if name != "kinds"})
@@ -143,6 +145,7 @@ def test_reads_are_right_however_often_they_fail(store: FaultyStore, client: str
 
 
 @pytest.mark.parametrize("faults", FLAKY.values(), ids=FLAKY)
+@daily(4)
 def test_an_epoch_has_every_row_once(store: FaultyStore, client: str, faults: Mapping[str, Any]) -> None:
     store.fail(*faults["kinds"], **{name: value for name, value in faults.items() if name != "kinds"})
     assert rows(made(store, client)) == EVERY_ROW
@@ -166,6 +169,7 @@ def test_a_loader_that_is_gone_is_not_kept_by_idle_connections(store: FaultyStor
 
 
 @pytest.mark.parametrize("faults", STORMS.values(), ids=STORMS)
+@daily(3)
 def test_a_storm_passes(store: FaultyStore, client: str, faults: Mapping[str, Any]) -> None:
     check_storm(store, client, faults, planned=True)
 
@@ -196,6 +200,7 @@ def test_writes_are_repeated(store: FaultyStore, tmp_path: Path) -> None:
     assert (storage.read_bytes(path), storage.read_bytes(f"{path}-2")) == (b"written", b"copied")
 
 
+@daily(1)
 def test_a_request_that_hangs_ends(store: FaultyStore, client: str) -> None:
     storage, path = opened(store, client, timeout=0.5, retry_seconds=1)
     storage.version(path)
@@ -228,6 +233,7 @@ def test_a_body_that_stays_short_is_found(store: FaultyStore, client: str) -> No
         storage.read_range(path, 1_000, 2_000)
 
 
+@daily(1)
 def test_the_error_names_the_file_and_what_was_tried(store: FaultyStore, client: str) -> None:
     store.fail("503", methods=("GET",), suffix="2.parquet")
     with pytest.raises(StorageError, match=r"t/2\.parquet: .*; tried \d+ times over \d s") as caught:
@@ -274,6 +280,7 @@ def replaced(path: Path) -> Callable[[], None]:
 
 
 @pytest.mark.parametrize("tag", ['"{}"', 'W/"{}"', "{}"])
+@daily(3)
 def test_a_file_replaced_in_an_epoch_is_found_where_the_store_ignores_if_match(
     store: FaultyStore, client: str, tag: str
 ) -> None:
@@ -313,6 +320,7 @@ def test_answers_without_a_tag_are_taken(store: FaultyStore) -> None:
     assert rows(made(store, "obstore")) == EVERY_ROW
 
 
+@daily(1)
 def test_a_wait_ends_when_nobody_wants_the_answer(store: FaultyStore, client: str) -> None:
     storage, path = opened(store, client)
     store.fail("503")
@@ -322,6 +330,7 @@ def test_a_wait_ends_when_nobody_wants_the_answer(store: FaultyStore, client: st
         storage.read_range(path, 0, 10)
 
 
+@daily(1)
 def test_single_retries_are_no_warning(store: FaultyStore, client: str, caplog: pytest.LogCaptureFixture) -> None:
     storage, path = opened(store, client)
     store.fail("503", share=0.3)

@@ -9,6 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from tests.laws.effort import daily
 from tests.logs import said_by
 from torch_table_loader.errors import ConfigError, StorageError, TableError
 from torch_table_loader.extend import PathSource, open_storage
@@ -125,6 +126,7 @@ def test_what_is_missing_or_refused(table: str, bucket: str, options: dict[str, 
             call(path)
 
 
+@daily(1)
 def test_a_server_that_does_not_answer_is_a_storage_error_without_secrets(options: dict[str, Any]) -> None:
     nowhere = {**options, "endpoint_url": "http://127.0.0.1:9"}
     with pytest.raises(StorageError, match="s3://bucket/t") as caught:

@@ -5,9 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
+import pytest
+
 from tests.site.browsing import PAGES, Links
 
 
+@pytest.mark.slow
 def test_every_link_of_the_built_site_leads_somewhere(site: Path) -> None:
     pages = {page: Links(page.read_text("utf-8")) for page in sorted(site.glob("*.html")) if page.name != "404.html"}
     assert {page.stem for page in pages} == set(PAGES)

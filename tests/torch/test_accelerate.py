@@ -13,7 +13,7 @@ import torch
 from accelerate import Accelerator, skip_first_batches
 from accelerate.state import AcceleratorState, GradientState
 
-from tests.torch.scenes import GROUPS, LAUNCHERS, TOTAL, Seen, play, values
+from tests.torch.scenes import GROUPS, TOTAL, Seen, play, values
 from tests.torch.scripts.accelerate_scenes import every_configuration
 from tests.torch.tables import write_table
 from torch_table_loader import ResumeError, StructuredDataset, TableLoader
@@ -21,7 +21,7 @@ from torch_table_loader import ResumeError, StructuredDataset, TableLoader
 EVERY = list(range(TOTAL))
 
 
-@pytest.fixture(scope="module", params=LAUNCHERS)
+@pytest.fixture(scope="module", params=[pytest.param("torchrun", marks=pytest.mark.slow)])
 def seen(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Seen:
     """Give what each of three ranks saw in each scene."""
     root = tmp_path_factory.mktemp("accelerate")

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from tests.laws.effort import daily
 from tests.torch.jobs import State
 from tests.torch.modes import LAKE, MIXTURE, ROWS, SOME, SPLITS, STREAMS, Mode, write_rows
 from tests.torch.packing_reference import write_documents
@@ -343,6 +344,7 @@ def with_value(state: State, at: Place, value: Any) -> State:
 @pytest.mark.usefixtures("little_memory")
 @pytest.mark.filterwarnings("ignore::UserWarning")
 @pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.slow if name in LONG else ()) for name in NAMES])
+@daily(4)
 def test_a_changed_state_is_refused_or_continues_as_that_of_a_real_job(cases: Callable[[str], Case], name: str) -> None:
     case = cases(name)
     loader, state = case.make(**case.options), case.state()

@@ -418,6 +418,7 @@ def samples_of(state: State) -> State:
 
 @in_row_modes
 @pytest.mark.parametrize("options", [{}, {"drop_last": True}, {"even_ranks": "pad"}], ids=str)
+@daily(3)
 def test_steps_of_the_optimizer_are_the_same_on_any_ranks_in_any_micro_batches(
     mode: RowMode, tables: Path, options: dict[str, Any]
 ) -> None:
@@ -432,6 +433,7 @@ def test_steps_of_the_optimizer_are_the_same_on_any_ranks_in_any_micro_batches(
 
 
 @pytest.mark.parametrize("options", [{}, {"num_workers": 0}, PROCESSES, {"batch_size": 11}], ids=str)
+@daily(7)
 def test_rows_that_fill_up_a_ranks_steps_are_marked_and_no_others(
     mode: Mode, tables: Path, options: dict[str, Any]
 ) -> None:

@@ -54,7 +54,7 @@ GOES_ON: list[tuple[list[Any], dict[str, Any]]] = [
 @pytest.mark.parametrize(
     ("mode", "options"), [(mode, options) for modes, options in GOES_ON for mode in modes], ids=str
 )
-@daily(lambda options: "worker_type" not in options or options == PROCESSES)
+@daily(14)
 def test_a_fresh_loader_goes_on_with_the_batches_that_would_have_come(
     mode: Mode, tables: Path, options: dict[str, Any]
 ) -> None:
@@ -126,6 +126,7 @@ chains = st.lists(
 
 @settings(max_examples=examples(5), deadline=None, suppress_health_check=list(HealthCheck))
 @given(chain=chains, data=st.data())
+@daily(2)
 def test_states_chained_through_topologies_with_exclusions(
     mode: Mode, tables: Path, chain: list[tuple[int, int, int, int, bool]], data: st.DataObject
 ) -> None:

@@ -78,7 +78,7 @@ def check(ranks: list[list[Batch]], total: int, options: dict[str, Any]) -> None
         assert all(batch.padding is None for batches in ranks for batch in batches)
 
 
-@settings(max_examples=examples(60), deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(30), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(groups=tables, options=jobs, epoch=st.integers(0, 2))
 def test_threads_deliver_every_row_once(groups: list[list[int]], options: dict[str, Any], epoch: int) -> None:
     with tempfile.TemporaryDirectory() as root:
@@ -86,7 +86,7 @@ def test_threads_deliver_every_row_once(groups: list[list[int]], options: dict[s
         check(deliver_all(Path(root), epoch=epoch, **options), total, options)
 
 
-@settings(max_examples=examples(8), deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(4), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(groups=tables, options=jobs, epoch=st.integers(0, 2))
 def test_processes_deliver_every_row_once(groups: list[list[int]], options: dict[str, Any], epoch: int) -> None:
     with tempfile.TemporaryDirectory() as root:
@@ -96,7 +96,7 @@ def test_processes_deliver_every_row_once(groups: list[list[int]], options: dict
         assert found == deliver_all(Path(root), epoch=epoch, **options)
 
 
-@settings(max_examples=examples(25), deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(12), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(groups=tables, options=jobs, worker_type=st.sampled_from(["thread", "thread", "thread", "process"]))
 def test_rows_that_nobody_counted_come_once_too(
     groups: list[list[int]], options: dict[str, Any], worker_type: str
@@ -124,7 +124,7 @@ row_jobs = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=examples(40), deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(20), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(groups=tables, options=row_jobs, epoch=st.integers(0, 2), on_disk=st.booleans())
 def test_rows_of_a_store_are_delivered_once(
     groups: list[list[int]], options: dict[str, Any], epoch: int, on_disk: bool

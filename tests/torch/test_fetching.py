@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from tests.laws.effort import daily
 from tests.rooms.waiting import PATIENCE_S
 from tests.services.faults import FaultyStore, serving_faults
 from tests.services.faulty_tables import loader_of, taken
@@ -79,6 +80,7 @@ def test_an_epoch_does_not_wait_for_late_answers(
 
 
 @pytest.mark.parametrize("engine", [{"num_workers": 0}, {}, {"worker_type": "process"}], ids=str)
+@daily(1)
 def test_what_was_fetched_adds_up_over_workers_and_begins_anew_with_each_epoch(
     table: Path, far: Callable[[], Any], engine: dict[str, Any]
 ) -> None:

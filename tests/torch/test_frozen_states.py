@@ -15,6 +15,7 @@ from typing import Any
 import pyarrow.compute as pc
 import pytest
 
+from tests.laws.effort import daily
 from tests.torch.jobs import State, make, own_rows
 from tests.torch.tables import meant_warnings
 from torch_table_loader import MixedDataset, ResumeError, StructuredDataset, TableLoader, Weights
@@ -209,6 +210,7 @@ FROZEN = [
 
 
 @pytest.mark.parametrize(("case", "frozen"), FROZEN)
+@daily(10)
 def test_a_state_of_old_goes_on_with_the_batches_that_followed_it(case: str, frozen: dict[str, Any]) -> None:
     for state in (frozen["state"], with_new_keys(frozen["state"])):
         assert {"state": frozen["state"], **what_follows(CASES[case]["go on"], state)} == frozen

@@ -11,6 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
+from tests.laws.effort import daily
 from torch_table_loader import MixedDataset, StructuredDataset, TableLoader, part_of
 
 AGES = [1_000 + 17 * (row % 90) if row % 7 else None for row in range(240)]
@@ -49,6 +50,7 @@ def made(mode: str, table: str, worker_type: str, **options: Any) -> TableLoader
 
 @pytest.mark.parametrize("worker_type", ["caller", "thread", "process"])
 @pytest.mark.parametrize("mode", MODES)
+@daily(6)
 def test_a_gap_is_the_mean_of_the_training_part(mode: str, table: str, worker_type: str) -> None:
     training = StructuredDataset(table, filters=part_of("id", {"train": 0.8, "val": 0.2}, "train"))
     stats = training.statistics(["age"])["age"]

@@ -14,6 +14,7 @@ import torch
 from torch.optim.lr_scheduler import OneCycleLR
 from tqdm import tqdm
 
+from tests.laws.effort import daily
 from tests.torch.jobs import State
 from tests.torch.modes import MIXTURE, ROWS, SOME, SPLITS, STREAMS, Mode, write_rows
 from tests.torch.packing_reference import write_documents
@@ -52,6 +53,7 @@ def state_after(loader: TableLoader, steps: int) -> State:
 
 
 @pytest.mark.parametrize("options", [*SHAPES, {"filters": SOME}], ids=str)
+@daily(9)
 def test_it_is_the_same_before_in_and_after_an_epoch_and_after_resuming(
     mode: Mode, tables: Path, options: dict[str, Any]
 ) -> None:

@@ -301,7 +301,7 @@ stages = st.lists(
 )
 
 
-@settings(max_examples=examples(12), deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=examples(6), deadline=None, suppress_health_check=list(HealthCheck))
 @given(
     chain=stages,
     data=st.data(),

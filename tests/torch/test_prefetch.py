@@ -178,6 +178,7 @@ def test_explain_counts_the_collated_batches_apart(table: Path, mode: Mode) -> N
 
 @in_each_mode
 @pytest.mark.parametrize("options", [{}, {"prefetch_batches": 1}, {"prefetch_batches": 40}, {"collate_fn": dict}])
+@daily(4)
 def test_no_more_rows_are_decoded_ahead_than_explained(
     tmp_path: Path, mode: Mode, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -26,7 +26,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from tests.iceberg import IcebergWriter, column
-from tests.laws.effort import examples
+from tests.laws.effort import daily, examples
 from tests.torch.forms import FORMS, rows_of_many_kinds
 from tests.torch.modes import LAKE, SOME, SPLITS, Mode
 from torch_table_loader import IcebergDataset, StructuredDataset, TableLoader
@@ -96,6 +96,7 @@ ENGINES: list[dict[str, Any]] = [{"num_workers": 0}, {}, {"num_workers": 2, "wor
     ("form", "options"), [(form, options) for form, each in TABLES.items() for options in each], ids=str
 )
 @pytest.mark.parametrize("budget", [SMALL, "128MiB"])
+@daily(12)
 def test_batches_are_those_of_a_table_on_this_machine(
     tmp_path: Path, far: Callable[[], Any], form: str, options: dict[str, Any], budget: Any
 ) -> None:
@@ -136,6 +137,7 @@ def test_every_form_comes_out_the_same(tmp_path: Path, far: Callable[[], Any], o
     [{}, {"num_workers": 0}, {"worker_type": "process"}, {"filters": SOME}, {"batch_size": 3, "columns": ["s"]}],
     ids=str,
 )
+@daily(10)
 def test_every_mode_delivers_the_same(
     tables: Path, mode: Mode, far: Callable[[], Any], options: dict[str, Any]
 ) -> None:
@@ -264,6 +266,7 @@ def _write_groups(path: Path, form: str, groups: list[pa.Table]) -> None:
     phases=[Phase.generate],  # to shrink an example would write hundreds of tables
 )
 @given(data=st.data())
+@daily(3)
 def test_every_planned_byte_is_fetched_once_and_no_other(
     tmp_path_factory: pytest.TempPathFactory,
     far: Callable[[], Any],

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.generators import HalvesV1, HalvesV2
-from tests.laws.effort import examples
+from tests.laws.effort import daily, examples
 from tests.torch.jobs import (
     STEPS,
     State,
@@ -218,6 +218,7 @@ def test_what_padding_repeats_is_left_out_of_what_was_consumed(table: Path) -> N
 
 
 @pytest.mark.parametrize("worker_type", ["thread", "process"])
+@daily(1)
 def test_padding_is_marked_where_it_repeats_rows_of_a_window_that_was_open(table: Path, worker_type: str) -> None:
     options: dict[str, Any] = {"batch_size": 4, "num_workers": 1, "shuffle_buffer_size": 30}
     taken, states = run_stage(table, None, 2, num_ranks=1, **options)

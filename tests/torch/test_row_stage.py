@@ -118,7 +118,7 @@ def expected(root: Path, step: int = 3, least: int = 0) -> list[tuple[int, int]]
     return [(x, part) for x in rows if x >= least for part in range(x * step % 4)]
 
 
-@settings(max_examples=examples(12))
+@settings(max_examples=examples(6))
 @given(chain=st.lists(topologies(), min_size=1, max_size=3), taken=st.integers(0, 9), least=st.sampled_from([0, 11]))
 def test_every_part_comes_once_on_any_chain_of_jobs(
     table: Path, chain: list[dict[str, Any]], taken: int, least: int

@@ -60,7 +60,7 @@ def jobs(draw: st.DrawFn) -> list[dict[str, Any]]:
 
 
 @pytest.mark.filterwarnings("ignore:drop_last=True leaves rank . no step")
-@settings(max_examples=examples(10), deadline=None)
+@settings(max_examples=examples(5), deadline=None)
 @given(stages=jobs(), epoch=st.integers(0, 2), taken=st.integers(0, 4))
 def test_rows_of_names_what_each_batch_delivered(
     table: Path, stages: list[dict[str, Any]], epoch: int, taken: int

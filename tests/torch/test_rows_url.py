@@ -15,6 +15,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
+from tests.laws.effort import daily
 from tests.torch.tables import meant_warnings
 from torch_table_loader import ConfigError, StorageError, StructuredDataset
 from torch_table_loader.engine import row_store
@@ -66,6 +67,7 @@ FORMS: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("options", FORMS, ids=str)
+@daily(3)
 def test_any_machine_reads_what_one_built(
     table: str, machine: Callable[[str], None], tmp_path: Path, url: str, options: dict[str, Any]
 ) -> None:

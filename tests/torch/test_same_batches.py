@@ -10,6 +10,7 @@ from typing import Any
 import pyarrow.compute as pc
 import pytest
 
+from tests.laws.effort import daily
 from tests.rooms.waiting import PATIENCE_S
 from tests.torch.tables import Batch, deliver, write_table
 from torch_table_loader.read.tasks import TaskReader
@@ -39,6 +40,7 @@ def cpus(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
 
 
 @pytest.mark.parametrize("variant", sorted(VARIANTS))
+@daily(3)
 def test_threads_and_processes_of_any_number_give_the_same_batches(
     table: Path, variant: str, cpus: Callable[[int], None]
 ) -> None:

@@ -101,6 +101,7 @@ def stops(batch: Any) -> Any:
 
 
 @pytest.mark.parametrize("worker_type", ENGINES)
+@daily(2)
 def test_an_error_reaches_every_thread_once(mode: Mode, table: Path, worker_type: str) -> None:
     batches = iter(made(mode, table, worker_type, collate_fn=stops))
     _, errors = share(batches)

@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from tests.laws.effort import daily
 from tests.torch.modes import MODES, Mode
 from tests.torch.tables import meant_warnings
 from torch_table_loader import Pack, StructuredDataset
@@ -25,6 +26,7 @@ FREE = list(takewhile(lambda name: name != "csv_block_bytes", (field.name for fi
 
 @pytest.mark.parametrize("is_far", [False, True], ids=["near", "far"])
 @pytest.mark.parametrize("mode", MODES, ids=str, scope="session")
+@daily(5)
 def test_small_steps_give_the_same_batches(mode: Mode, tables: Path, far: Callable[[], Any], is_far: bool) -> None:
     wanted = mode.read(mode.make(tables))
     with small_sizes(**dict.fromkeys(FREE, 3)), far() if is_far else nullcontext():

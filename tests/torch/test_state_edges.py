@@ -181,6 +181,7 @@ def test_a_second_state_replaces_the_first(mode: Mode, tables: Path) -> None:
 
 
 @pytest.mark.parametrize("worker_type", ["thread", "process"])
+@daily(4)
 def test_two_iterators_at_once(mode: Mode, tables: Path, worker_type: str) -> None:
     [first, second] = epochs_of(mode, tables, 2)
     loader = mode.make(tables, worker_type=worker_type)

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.laws.effort import examples
+from tests.laws.effort import daily, examples
 from tests.torch.table_kinds import Changed, KeptTable, TableKind, some, values
 from torch_table_loader import ConfigError, ConfigTypeError, ResumeError, TableLoader
 
@@ -76,6 +76,7 @@ def written(table: KeptTable, history: Sequence[dict[str, Any]]) -> list[Counter
 @pytest.mark.parametrize("num_ranks", [1, 3])
 @settings(max_examples=examples(20))
 @given(history=histories, job=jobs, newest=st.booleans(), data=st.data())
+@daily(2)
 def test_a_changelog_makes_one_table_of_the_other(
     kind: TableKind,
     num_ranks: int,
@@ -114,6 +115,7 @@ def test_a_changelog_makes_one_table_of_the_other(
     newest=st.booleans(),
     chain=st.lists(st.tuples(st.integers(0, 6), st.sampled_from([1, 3])), min_size=1, max_size=3),
 )
+@daily(1)
 def test_a_changelog_goes_on_exactly(
     kind: TableKind, history: list[dict[str, Any]], job: dict[str, Any], newest: bool, chain: list[tuple[int, int]]
 ) -> None:

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.laws.effort import examples
+from tests.laws.effort import daily, examples
 from tests.torch.table_kinds import KeptTable, TableKind, rows_of, some, values
 from torch_table_loader import ResumeError, TableLoader
 
@@ -94,6 +94,7 @@ def test_every_row_of_a_table_that_grows_comes_once(
 
 @pytest.mark.parametrize("footers", ["eager", "lazy"])
 @pytest.mark.parametrize("split_deletes", [False, True])
+@daily(4)
 def test_an_epoch_goes_on_over_newer_commits_and_other_worlds(
     kind: TableKind, tmp_path: Path, split_deletes: bool, footers: str
 ) -> None:
@@ -217,6 +218,7 @@ def test_a_file_of_which_more_rows_were_deleted_since_is_refused(kind: TableKind
 
 @pytest.mark.parametrize("shuffle", [True, "rows"])
 @pytest.mark.parametrize("worker_type", ["thread", "process"])
+@daily(3)
 def test_deletes_of_the_older_commit_hold_in_the_newer_one(
     kind: TableKind, tmp_path: Path, shuffle: Any, worker_type: str
 ) -> None:

@@ -97,7 +97,7 @@ def exactly_once(ranks: list[TableLoader], wanted: Counter[int], even_ranks: str
 
 @whenever_footers_are_read
 @pytest.mark.filterwarnings("ignore:epoch 0 is iterated again")
-@settings(max_examples=examples(33))
+@settings(max_examples=examples(16))
 @given(history=histories, job=jobs, newest=st.booleans(), partitioned=st.booleans())
 @example(
     history=[
@@ -108,6 +108,7 @@ def exactly_once(ranks: list[TableLoader], wanted: Counter[int], even_ranks: str
     newest=True,
     partitioned=False,
 )
+@daily(2)
 def test_every_live_row_comes_once(
     kind: TableKind, footers: str, history: list[dict[str, Any]], job: dict[str, Any], newest: bool, partitioned: bool
 ) -> None:
@@ -120,6 +121,7 @@ def test_every_live_row_comes_once(
 @pytest.mark.filterwarnings("ignore:epoch . is iterated again")
 @settings(max_examples=examples(15))
 @given(history=histories, job=jobs_by_rows, newest=st.booleans(), partitioned=st.booleans(), on_disk=st.booleans())
+@daily(1)
 def test_every_live_row_comes_once_where_rows_are_shuffled_one_by_one(
     kind: TableKind, history: list[dict[str, Any]], job: dict[str, Any], newest: bool, partitioned: bool, on_disk: bool
 ) -> None:
@@ -131,13 +133,14 @@ def test_every_live_row_comes_once_where_rows_are_shuffled_one_by_one(
 
 
 @whenever_footers_are_read
-@settings(max_examples=examples(16))
+@settings(max_examples=examples(8))
 @given(
     history=histories,
     job=jobs,
     chain=st.lists(st.tuples(st.integers(0, 9), st.integers(1, 4), st.integers(1, 4)), min_size=1, max_size=3),
     newest=st.booleans(),
 )
+@daily(2)
 def test_a_job_of_another_size_goes_on(
     kind: TableKind,
     footers: str,
@@ -168,6 +171,7 @@ def test_a_job_of_another_size_goes_on(
     history=histories,
     sizes=st.lists(st.tuples(st.integers(1, 4), st.integers(0, 3), st.integers(1, 9), st.integers(0, 4)), max_size=4),
 )
+@daily(1)
 def test_a_job_of_another_size_goes_on_where_rows_are_shuffled_one_by_one(
     kind: TableKind, history: list[dict[str, Any]], sizes: list[tuple[int, int, int, int]]
 ) -> None:

@@ -22,7 +22,7 @@ from tests.fuzz.sandbox import Outcome, Sandbox, outcome_of
 from tests.laws.effort import daily, examples
 
 FILE = "damaged-file"
-FEW, MANY = 4, 65
+FEW, MANY = 4, 40
 """Cases of each kind of file, in every run and in long ones; effort multiplies both."""
 
 

@@ -21,7 +21,7 @@ from tests.fuzz.sandbox import Outcome, Sandbox
 from tests.fuzz.store_cases import KINDS, WHERES, Where, prepare, read_store
 from tests.laws.effort import daily, examples
 
-FEW, MANY = 1, 30
+FEW, MANY = 1, 8
 """Cases of each file of each store, in every run and in long ones; effort multiplies both."""
 
 NOT_COMPARED: dict[Where, tuple[str, ...]] = {

@@ -18,10 +18,15 @@ SECRET_KEY = "not/a+real/secret"  # noqa: S105 - moto takes any
 
 @pytest.fixture(autouse=True)
 def short_waits(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Wait little between tries, but in slow tests: how long a loader waits is a law of tests/rooms."""
-    slow = request.node.get_closest_marker("slow") is not None
-    with nullcontext() if slow else small_sizes(first_wait_s=0.02, longest_wait_s=0.1):
+    """Wait little between tries, but under `usual_waits`: how long a loader waits is a law of tests/rooms."""
+    usual = "usual_waits" in request.fixturenames
+    with nullcontext() if usual else small_sizes(first_wait_s=0.02, longest_wait_s=0.1):
         yield
+
+
+@pytest.fixture
+def usual_waits() -> None:
+    """Leave the waits between tries as they are."""
 
 
 @pytest.fixture(scope="session")

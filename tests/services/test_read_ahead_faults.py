@@ -39,10 +39,6 @@ STORMS: dict[str, dict[str, Any]] = {
     "gone": {"gone": 0.4},
     "hang": {"kinds": ("hang",), "seconds": 1.0},
 }
-LONG_STORMS: dict[str, dict[str, Any]] = {
-    "503": {"kinds": ("503",), "seconds": 15.0},
-    "gone": {"gone": 20.0},
-}
 
 
 def write_table(root: Path, first: int = 0) -> None:
@@ -151,17 +147,6 @@ def is_there(store: FaultyStore) -> bool:
     except OSError:
         return False
     return True
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(120)
-@pytest.mark.parametrize("engine", ENGINES[1:])
-@pytest.mark.parametrize("faults", LONG_STORMS.values(), ids=LONG_STORMS)
-def test_a_long_storm_passes(make: Make, store: FaultyStore, engine: dict[str, Any], faults: dict[str, Any]) -> None:
-    loader = make(**engine)
-    fail(store, faults)
-    assert sorted(taken(loader)) == EVERY_ROW
-    assert loader.metrics().fetch.retries > 0
 
 
 @pytest.mark.parametrize("engine", ENGINES)

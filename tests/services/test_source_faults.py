@@ -23,6 +23,7 @@ from tests.torch.leaks import lane_threads_end
 from torch_table_loader import StorageError, StructuredDataset, TableError, TableLoader
 from torch_table_loader.cancellation import cancellable
 from torch_table_loader.extend import FileStorage, open_storage
+from torch_table_loader.testing import small_sizes
 
 ROWS, FILES = 4_000, 4
 CLIENTS = ("obstore", "s3fs", "http")
@@ -37,11 +38,6 @@ STORMS: dict[str, dict[str, Any]] = {
     "storm of 503": {"kinds": ("503",), "seconds": 0.4},
     "storm of 429": {"kinds": ("429",), "seconds": 0.4},
     "gone": {"gone": 0.4},
-}
-LONG_STORMS: dict[str, dict[str, Any]] = {
-    "storm of 503": {"kinds": ("503",), "seconds": 15.0},
-    "storm of 429": {"kinds": ("429",), "seconds": 15.0},
-    "gone": {"gone": 20.0},
 }
 
 
@@ -178,16 +174,23 @@ def test_planning_waits_for_a_store_that_is_gone(store: FaultyStore, client: str
     check_storm(store, client, STORMS["gone"], planned=False)
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize("planned", [True, False], ids=["planned", "unplanned"])
-@pytest.mark.parametrize("faults", LONG_STORMS.values(), ids=LONG_STORMS)
-def test_a_long_storm_passes_and_is_said(
+@pytest.mark.parametrize("faults", STORMS.values(), ids=STORMS)
+@daily(3)
+def test_a_storm_that_lasts_is_said(
     store: FaultyStore, client: str, faults: Mapping[str, Any], planned: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    check_storm(store, client, faults, planned=planned)
+    with small_sizes(store_warning_s=0.1):
+        check_storm(store, client, faults, planned=planned)
     assert "still waiting for the store" in caplog.text
     assert "faulty/secret" not in caplog.text
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("usual_waits")
+def test_a_storm_passes_with_the_usual_waits(store: FaultyStore, caplog: pytest.LogCaptureFixture) -> None:
+    check_storm(store, "obstore", {"gone": 15.0}, planned=True)
+    assert "still waiting for the store" in caplog.text
 
 
 def test_writes_are_repeated(store: FaultyStore, tmp_path: Path) -> None:

@@ -26,8 +26,9 @@ LOWEST_TORCH ?=
 LOWEST_TESTS := tests/rooms tests/laws strategies/tests $(addprefix tests/torch/test_, exactly_once.py same_batches.py \
     state.py rows.py nested.py table_laws.py) --ignore tests/rooms/test_docs.py
 PYTEST := $(BIN)/python -m pytest $(TESTS)
-# Two processes share the files of tests, whichever is free takes the next. If one dies, the run ends and says so.
-SHARED := --numprocesses 2 --dist loadfile --max-worker-restart 0
+# Three processes share the files of tests, whichever is free takes the next: on two cores, since tests wait now and
+# then. If one dies, the run ends and says so.
+SHARED := --numprocesses 3 --dist loadfile --max-worker-restart 0
 EVERY_DAY := -m "not slow and not kills and not heavy"
 # Rewritten assertions of 400 files are kept for the next run, whatever the machine says of bytecode.
 export PYTHONDONTWRITEBYTECODE :=

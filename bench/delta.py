@@ -20,7 +20,7 @@ import pyarrow.parquet as pq
 
 from bench.ours import rows_of
 from bench.tables import BenchTable
-from tests.delta import DeltaWriter, field_of
+from tests.tables.delta import DeltaWriter, field_of
 
 KINDS = ("plain", "vector")
 """What deletes a table has: none, or 5 % of rows by deletion vectors."""

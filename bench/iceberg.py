@@ -23,8 +23,8 @@ import pyarrow.parquet as pq
 from bench.floor import decode
 from bench.ours import rows_of
 from bench.tables import BenchTable
-from tests.iceberg import IcebergWriter, column
-from tests.iceberg_many import write_many
+from tests.tables.iceberg import IcebergWriter, column
+from tests.tables.iceberg_many import write_many
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

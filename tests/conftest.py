@@ -14,7 +14,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import HealthCheck, Phase, settings
 
-from tests.torch.leaks import lane_threads
+from tests.leaks import lane_threads
 
 LIBC = ctypes.CDLL(None)
 

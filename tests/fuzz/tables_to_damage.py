@@ -13,8 +13,8 @@ from typing import Any
 import pyarrow.parquet as pq
 
 from tests.fuzz.mutations import damaged, damaged_tree
-from tests.iceberg import IcebergWriter, some
-from tests.iceberg_damage import decoded, encoded, local
+from tests.tables.iceberg import IcebergWriter, some
+from tests.tables.iceberg_damage import decoded, encoded, local
 
 _LOOSE = ["null", "boolean", "long", "double", "string", "bytes"]
 

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
+from tests.effort import examples
 from tests.fuzz import cases
 from tests.fuzz.cases import read_damaged
-from tests.fuzz.files import SAMPLES
 from tests.fuzz.mutations import damaged_tree
-from tests.fuzz.sandbox import Sandbox
 from tests.fuzz.test_damaged_files import FILE, case, options_of
-from tests.laws.effort import examples
+from tests.launchers.sandbox import Sandbox
+from tests.tables.every_format import SAMPLES
 
 KEY = b"avro.schema"
 

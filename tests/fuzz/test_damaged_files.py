@@ -14,12 +14,12 @@ from typing import Any
 
 import pytest
 
+from tests.effort import daily, examples
 from tests.fuzz import cases
 from tests.fuzz.cases import Rows, read_damaged
-from tests.fuzz.files import ROWS, SAMPLES, Sample
 from tests.fuzz.mutations import damaged
-from tests.fuzz.sandbox import Outcome, Sandbox, outcome_of
-from tests.laws.effort import daily, examples
+from tests.launchers.sandbox import Outcome, Sandbox, outcome_of
+from tests.tables.every_format import ROWS, SAMPLES, Sample
 
 FILE = "damaged-file"
 FEW, MANY = 4, 40

@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 
+from tests.effort import daily, examples
 from tests.fuzz import table_cases
-from tests.fuzz.sandbox import Outcome, Sandbox, outcome_of
 from tests.fuzz.table_cases import read_table
 from tests.fuzz.tables_to_damage import PLACES, Lake, damage, is_another, make_lake
-from tests.laws.effort import daily, examples
+from tests.launchers.sandbox import Outcome, Sandbox, outcome_of
 
 FEW, MANY = 4, 40
 """Cases of each file of each table, in every run and in long ones; effort multiplies the latter."""

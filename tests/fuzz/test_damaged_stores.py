@@ -14,12 +14,12 @@ from pathlib import Path
 
 import pytest
 
+from tests.effort import daily, examples
 from tests.fuzz import store_cases
 from tests.fuzz.cases import Rows
 from tests.fuzz.mutations import damaged
-from tests.fuzz.sandbox import Outcome, Sandbox
 from tests.fuzz.store_cases import KINDS, WHERES, Where, prepare, read_store
-from tests.laws.effort import daily, examples
+from tests.launchers.sandbox import Outcome, Sandbox
 
 FEW, MANY = 1, 8
 """Cases of each file of each store, in every run and in long ones; effort multiplies both."""

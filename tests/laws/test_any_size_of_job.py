@@ -7,9 +7,9 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.effort import examples
 from tests.generators import HalvesV1, HalvesV2
-from tests.laws.effort import examples
-from tests.laws.worlds import World, as_counts, cutters, tables, topologies
+from tests.strategies import World, as_counts, cutters, tables, topologies
 from torch_table_loader import RoundRobinStrategy
 from torch_table_loader.extend import TableLayout, Topology
 from torch_table_loader.planning.stages import StreamPosition

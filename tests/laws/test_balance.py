@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.laws.effort import examples
+from tests.effort import examples
 from torch_table_loader.planning.balance import attention_costs, balanced
 
 

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.laws.effort import examples
-from tests.laws.worlds import World, as_counts, tables, topologies
+from tests.effort import examples
+from tests.strategies import World, as_counts, tables, topologies
 from torch_table_loader.errors import ConfigError
 from torch_table_loader.extend import SegmentTable, SplitTable, TableLayout, Topology, resolve_strategy
 from torch_table_loader.planning.stages import StreamPosition

@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.laws.effort import examples
+from tests.effort import examples
 from torch_table_loader.extend import Topology
 from torch_table_loader.planning.dealing import Deal, deal_of, floor_sum
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.laws.effort import examples
-from tests.laws.worlds import World, as_counts, cutters, delivered, tables, topologies
+from tests.effort import examples
+from tests.strategies import World, as_counts, cutters, delivered, tables, topologies
 from torch_table_loader import TargetSizeStrategy
 from torch_table_loader.extend import TableLayout, Topology
 from torch_table_loader.planning.stages import StreamPosition

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.laws.effort import examples
+from tests.effort import examples
 from torch_table_loader.fetch.hedging import ALLOWANCE, BUDGET, LEAST_PEERS, PEERS, HedgePolicy
 from torch_table_loader.sizes import sizes
 

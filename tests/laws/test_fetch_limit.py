@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.laws.distant_store import MB, Fixed, Limit, Store, simulate
-from tests.laws.effort import daily, examples
+from tests.effort import daily, examples
+from tests.servers.simulated import MB, Fixed, Limit, Store, simulate
 from torch_table_loader.fetch.limit import LEAST_WEIGHT, MOST_REQUESTS, WINDOWS, Flight, InFlightLimit
 
 MIB = 1024 * 1024

@@ -10,7 +10,7 @@ from random import Random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.laws.effort import examples
+from tests.effort import examples
 from torch_table_loader.fetch.fetch_queue import FetchQueue, Task, in_order
 from torch_table_loader.fetch.planned_read import PlannedRead, Request, Requests, Stage, joined
 from torch_table_loader.records import DataFile, FileNeeds, FileVersion

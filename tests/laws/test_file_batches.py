@@ -8,10 +8,10 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.effort import examples
 from tests.generators import HalvesV2
-from tests.laws.effort import examples
 from tests.laws.test_rows_of_in_plans import told
-from tests.laws.worlds import World, as_counts, cutters, tables, topologies
+from tests.strategies import World, as_counts, cutters, tables, topologies
 from torch_table_loader import RoundRobinStrategy, WholeFileStrategy
 from torch_table_loader.extend import TableLayout, Topology
 from torch_table_loader.planning.rows_of import file_of_batch, first_step_of

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.laws.worlds import row_topologies
+from tests.strategies import row_topologies
 from torch_table_loader.errors import ConfigError
 from torch_table_loader.extend import GlobalBatches, Topology
 from torch_table_loader.options import EvenRanks

@@ -9,9 +9,9 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.effort import examples
 from tests.generators import HalvesV2
-from tests.laws.effort import examples
-from tests.laws.worlds import World, cutters, table, topologies
+from tests.strategies import World, cutters, table, topologies
 from torch_table_loader import RoundRobinStrategy, TargetSizeStrategy
 from torch_table_loader.extend import Permutation, Remaining, Topology, derive_key
 from torch_table_loader.planning.growth import FileRows, GrownOrder

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.laws.worlds import cutters, table, tables
+from tests.strategies import cutters, table, tables
 from torch_table_loader import TargetSizeStrategy
 from torch_table_loader.errors import ConfigError, ConfigTypeError
 from torch_table_loader.extend import SegmentTable, SplitTable, TableLayout

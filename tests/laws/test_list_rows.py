@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.laws.effort import examples
+from tests.effort import examples
 from torch_table_loader.store.list_rows import ListPart, copies_lists, take_lists
 from torch_table_loader.testing import small_sizes
 

@@ -145,7 +145,7 @@ def test_files_with_unknown_rows_are_refused() -> None:
 
 
 def test_a_lazy_loader_of_a_delta_table_builds_none_of_its_files(tmp_path: Path, monkeypatch: Any) -> None:
-    from tests.delta import DeltaWriter, some
+    from tests.tables.delta import DeltaWriter, some
     from torch_table_loader import DeltaDataset
 
     table = DeltaWriter(tmp_path / "t")

@@ -11,8 +11,8 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.laws.effort import examples
-from tests.laws.worlds import row_topologies
+from tests.effort import examples
+from tests.strategies import row_topologies
 from torch_table_loader.extend import Exclusions, ExclusionVersions, Mixture, Remaining, SourceOrder, StopRule, Topology
 from torch_table_loader.planning.stages import SamplePosition, Stage
 

@@ -11,8 +11,8 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.laws.effort import examples
-from tests.laws.worlds import table
+from tests.effort import examples
+from tests.strategies import table
 from torch_table_loader import TargetSizeStrategy
 from torch_table_loader.extend import SegmentTable, StopRule, Topology, resolve_strategy
 from torch_table_loader.planning.mixed_stages import MixedPosition, begun, read_history, rests_of, write_history

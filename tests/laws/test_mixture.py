@@ -11,7 +11,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from tests.laws.effort import examples
+from tests.effort import examples
 from torch_table_loader.errors import ConfigError
 from torch_table_loader.extend import Mixture, Remaining, SourceOrder, StopRule
 from torch_table_loader.planning.global_batches import ENDLESS

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from tests.laws.effort import examples
+from tests.effort import examples
 from torch_table_loader.errors import ConfigError, ConfigTypeError, TableError
 from torch_table_loader.extend import Packed, another_best_fit, best_fit, derive_key, split_long
 from torch_table_loader.pack import LongDocs

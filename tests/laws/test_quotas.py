@@ -9,7 +9,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from tests.laws.effort import examples
+from tests.effort import examples
 from torch_table_loader.errors import ConfigError
 from torch_table_loader.extend import Mixture, Quotas, StopRule, derive_key
 from torch_table_loader.planning.quotas import _earliest_deadline, _fit

@@ -7,7 +7,7 @@ from itertools import pairwise
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.laws.effort import examples
+from tests.effort import examples
 from torch_table_loader.extend import plan_pieces
 from torch_table_loader.planning.requests import Piece, fitted_to_held, merged, plan_file
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.laws.worlds import table
+from tests.strategies import table
 from torch_table_loader import RoundRobinStrategy, TargetSizeStrategy, plugins
 from torch_table_loader.errors import ConfigError, ConfigTypeError
 from torch_table_loader.extend import resolve_strategy

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from tests.laws.effort import examples
+from tests.effort import examples
 from torch_table_loader import ConfigError
 from torch_table_loader.extend import (
     Permutation,

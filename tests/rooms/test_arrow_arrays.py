@@ -5,7 +5,7 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 
-from tests.rooms.storing import everything
+from tests.tables.row_stores import everything
 from torch_table_loader.arrow.arrays import encoded, null_mask, offsets_of, plain, valid_mask
 from torch_table_loader.arrow.datatypes import children_of, plain_type
 

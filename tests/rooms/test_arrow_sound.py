@@ -18,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyarrow import orc
 
-from tests.rooms.reading import data_file, inspect
+from tests.tables.reading import data_file, inspect
 from torch_table_loader import StructuredDataset, TableError
 from torch_table_loader.arrow.sound import sound, sound_text
 from torch_table_loader.read.ipc import Block, check_blocks

@@ -8,7 +8,7 @@ from contextvars import copy_context
 
 import pytest
 
-from tests.rooms.waiting import until
+from tests.waiting import until
 from torch_table_loader.cancellation import Threads, cancellable, cancelled, check_wanted, interruptibly, wait_for
 from torch_table_loader.errors import StorageError
 

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tests.tensor_shards import WIDTHS, Tensor, tensor, values_of, write_shard
+from tests.tables.tensor_shards import WIDTHS, Tensor, tensor, values_of, write_shard
 from torch_table_loader import StructuredDataset
 from torch_table_loader.cli.main import main
 from torch_table_loader.read.tensorproto import TensorProtoReader, TensorProtoWriter

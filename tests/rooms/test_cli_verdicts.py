@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tests.laws.effort import daily
+from tests.effort import daily
 from torch_table_loader import StructuredDataset, TableLoaderError
 from torch_table_loader.cli.inspect import REFUSED, UNLESS_NULL
 from torch_table_loader.cli.main import main

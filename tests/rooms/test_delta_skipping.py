@@ -15,9 +15,9 @@ from deltalake import write_deltalake
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.delta import DeltaWriter, field_of, stats_of
-from tests.laws.effort import daily, examples
+from tests.effort import daily, examples
 from tests.rooms.test_iceberg_filters import canonical, filters, rows
+from tests.tables.delta import DeltaWriter, field_of, stats_of
 from torch_table_loader import DeltaDataset
 
 COLUMNS = [field_of("x", "long"), field_of("k", "integer"), field_of("f", "double"), field_of("s", "string")]

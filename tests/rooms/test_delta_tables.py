@@ -17,10 +17,10 @@ import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable, write_deltalake
 
-from tests.delta import COLUMNS, DeltaWriter, Row, field_of, some
-from tests.fuzz.sandbox import Sandbox
-from tests.laws.effort import daily
+from tests.effort import daily
+from tests.launchers.sandbox import Sandbox
 from tests.services.delta_reader import read
+from tests.tables.delta import COLUMNS, DeltaWriter, Row, field_of, some
 from torch_table_loader import ConfigError, DeltaDataset, MissingPathError, TableError
 from torch_table_loader.options import LoaderOptions
 

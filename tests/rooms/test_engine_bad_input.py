@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
-from tests.torch.tables import write_table
+from tests.tables.plain import write_table
 from torch_table_loader import (
     ConfigError,
     MissingExtraError,

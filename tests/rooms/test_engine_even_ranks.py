@@ -9,8 +9,8 @@ from typing import Any
 import pyarrow.compute as pc
 import pytest
 
-from tests.laws.effort import daily
-from tests.torch.tables import Batch, as_values, deliver, deliver_all, write_table
+from tests.effort import daily
+from tests.tables.plain import Batch, as_values, deliver, deliver_all, write_table
 from torch_table_loader import (
     ConfigError,
     RoundRobinStrategy,

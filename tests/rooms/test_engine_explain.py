@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
-from tests.torch.tables import deliver_all, key, meant_warnings, write_table
+from tests.tables.plain import deliver_all, key, meant_warnings, write_table
 from torch_table_loader import ConfigError, StructuredDataset, TableLoader
 from torch_table_loader.engine.jobs.stream_job import StreamJob
 from torch_table_loader.engine.sizing import CHUNK_BYTES

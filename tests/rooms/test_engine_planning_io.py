@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
-from tests.torch.tables import key, write_table
+from tests.tables.plain import key, write_table
 from torch_table_loader import StructuredDataset
 from torch_table_loader.extend import FileStorage
 from torch_table_loader.read.parquet import ParquetFile

@@ -23,9 +23,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.laws.effort import examples
+from tests.effort import examples
+from tests.launchers.small_disks import ROOT, run_with_small
 from tests.logs import said_by
-from tests.rooms.small_disks import ROOT, run_with_small
 from tests.rooms.turns import in_turns
 from torch_table_loader.errors import ConfigError
 from torch_table_loader.fetch import disk_cache

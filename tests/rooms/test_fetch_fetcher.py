@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.rooms.waiting import PATIENCE_S, fetching, until
+from tests.waiting import PATIENCE_S, fetching, until
 from torch_table_loader.errors import MissingFileError, StorageError
 from torch_table_loader.fetch.disk_cache import DiskCache, RangeKey
 from torch_table_loader.fetch.fetcher import Fetcher

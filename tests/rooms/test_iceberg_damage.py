@@ -13,9 +13,9 @@ import fastavro
 import pyarrow.compute as pc
 import pytest
 
-from tests.iceberg import IcebergWriter, some
-from tests.iceberg_damage import Files, decoded, edit_avro, edit_json, encoded
-from tests.laws.effort import daily
+from tests.effort import daily
+from tests.tables.iceberg import IcebergWriter, some
+from tests.tables.iceberg_damage import Files, decoded, edit_avro, edit_json, encoded
 from torch_table_loader import IcebergDataset
 from torch_table_loader.errors import TableError
 

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.iceberg import IcebergWriter, Row, column, some
+from tests.tables.iceberg import IcebergWriter, Row, column, some
 from torch_table_loader import IcebergDataset, TableError
 from torch_table_loader.read import deletes
 from torch_table_loader.read.key_set import KeySet

@@ -16,8 +16,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pyiceberg import expressions
 
-from tests.iceberg import IcebergWriter, column
-from tests.laws.effort import examples
+from tests.effort import examples
+from tests.tables.iceberg import IcebergWriter, column
 from torch_table_loader import ConfigError, ConfigTypeError, IcebergDataset
 from torch_table_loader.source.expression_tree import Call, Field, Literal, parse
 from torch_table_loader.source.iceberg.pruning import iceberg_schema

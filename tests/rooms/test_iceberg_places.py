@@ -13,8 +13,8 @@ import fastavro
 import fsspec
 import pytest
 
-from tests.iceberg import IcebergWriter
-from tests.sites import Site, serving
+from tests.servers.folders import Site, serving
+from tests.tables.iceberg import IcebergWriter
 from torch_table_loader import ConfigError, ConfigTypeError, IcebergDataset, TableError
 from torch_table_loader.source.places import locate, read_areas
 from torch_table_loader.source.table_storage import TableStorage

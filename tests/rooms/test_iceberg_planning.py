@@ -17,10 +17,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
-from tests.iceberg import IcebergWriter
-from tests.iceberg_many import write_many
-from tests.laws.effort import daily
-from tests.rooms.waiting import PATIENCE_S
+from tests.effort import daily
+from tests.tables.iceberg import IcebergWriter
+from tests.tables.iceberg_many import write_many
+from tests.waiting import PATIENCE_S
 from torch_table_loader import ConfigError, IcebergDataset, ResumeError, TableError
 from torch_table_loader.extend import FileStorage
 from torch_table_loader.read.footers import estimated_groups

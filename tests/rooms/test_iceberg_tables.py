@@ -21,7 +21,7 @@ from pyiceberg.table import Table
 from pyiceberg.transforms import BucketTransform, DayTransform, IdentityTransform
 from pyiceberg.types import LongType
 
-from tests.iceberg import IcebergWriter, column
+from tests.tables.iceberg import IcebergWriter, column
 from torch_table_loader import ConfigError, ConfigTypeError, IcebergDataset, TableError
 
 ROWS = pa.table(

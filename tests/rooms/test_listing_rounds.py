@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.rooms.buckets import Bucket, Rounds, serve
+from tests.servers.buckets import Bucket, Rounds, serve
 from torch_table_loader import MissingPathError
 from torch_table_loader.extend import PathSource
 

@@ -14,7 +14,7 @@ from typing import Any, get_type_hints
 import pyarrow as pa
 import pytest
 
-from tests.torch.tables import write_table
+from tests.tables.plain import write_table
 from torch_table_loader import (
     ConfigError,
     ConfigTypeError,

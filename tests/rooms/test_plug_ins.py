@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from tests.laws.effort import daily
+from tests.effort import daily
 from tests.rooms.plug_ins import (
     Catalog,
     NumbersReader,

@@ -12,7 +12,7 @@ import fastavro
 import pyarrow as pa
 import pytest
 
-from tests.rooms.reading import LocalStorage, as_table, data_file, inspect, whole_task
+from tests.tables.reading import LocalStorage, as_table, data_file, inspect, whole_task
 from torch_table_loader.errors import MissingExtraError, TableError
 from torch_table_loader.extend import reader_for
 from torch_table_loader.read.tasks import TaskReader

@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 from pyarrow import csv, feather, orc
 
-from tests.rooms.reading import LocalStorage
+from tests.tables.reading import LocalStorage
 from torch_table_loader import ConfigError, StructuredDataset, TableError
 from torch_table_loader.extend import FORMATS, reader_for
 from torch_table_loader.read import compressed

@@ -15,10 +15,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tests.iceberg import IcebergWriter, some
-from tests.rooms.far import FarStore, View
-from tests.rooms.reading import LocalStorage, inspect, whole_task
 from tests.rooms.test_read_needs import WRITERS
+from tests.servers.remote_files import FarStore, View
+from tests.tables.iceberg import IcebergWriter, some
+from tests.tables.reading import LocalStorage, inspect, whole_task
 from torch_table_loader.engine.parallel import FAR_REQUESTS
 from torch_table_loader.engine.survey import survey
 from torch_table_loader.errors import TableError

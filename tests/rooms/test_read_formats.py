@@ -12,8 +12,8 @@ import pyarrow.parquet as pq
 import pytest
 from pyarrow import csv, feather, orc
 
-from tests.rooms.reading import LocalStorage, all_batches, as_table, data_file, inspect, whole_task
-from tests.token_files import LAYOUTS
+from tests.tables.reading import LocalStorage, all_batches, as_table, data_file, inspect, whole_task
+from tests.tables.token_files import LAYOUTS
 from torch_table_loader.errors import TableError
 from torch_table_loader.extend import FORMATS, reader_for
 from torch_table_loader.read.formats import infers_types

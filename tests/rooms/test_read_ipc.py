@@ -6,7 +6,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from tests.rooms.reading import LocalStorage, all_batches, data_file, inspect
+from tests.tables.reading import LocalStorage, all_batches, data_file, inspect
 from torch_table_loader.errors import TableError
 from torch_table_loader.read.failures import reading
 from torch_table_loader.read.ipc import IpcReader

@@ -16,10 +16,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pyarrow import csv, orc
 
-from tests.iceberg import IcebergWriter, some
-from tests.laws.effort import examples
-from tests.rooms.far import FarStore, View
-from tests.rooms.reading import LocalStorage, data_file, inspect, whole_task
+from tests.effort import examples
+from tests.servers.remote_files import FarStore, View
+from tests.tables.iceberg import IcebergWriter, some
+from tests.tables.reading import LocalStorage, data_file, inspect, whole_task
 from torch_table_loader.engine.survey import survey
 from torch_table_loader.engine.table import Table
 from torch_table_loader.extend import reader_for

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyarrow import orc
 
-from tests.fuzz.sandbox import Sandbox
-from tests.rooms.reading import LocalStorage, all_batches, data_file, inspect
+from tests.launchers.sandbox import Sandbox
+from tests.tables.reading import LocalStorage, all_batches, data_file, inspect
 from torch_table_loader import StructuredDataset
 from torch_table_loader.errors import TableError
 from torch_table_loader.read.orc import OrcReader, read_checks, read_postscript, read_stripes
@@ -50,7 +50,7 @@ def test_a_footer_longer_than_the_first_read_is_fetched_whole(tmp_path: Path) ->
 
 
 def test_a_damaged_stripe_names_file_and_row_group(tmp_path: Path) -> None:
-    from tests.rooms.reading import whole_task
+    from tests.tables.reading import whole_task
     from torch_table_loader.read.tasks import TaskReader
 
     path = tmp_path / "x.orc"

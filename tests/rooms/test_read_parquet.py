@@ -7,7 +7,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tests.rooms.reading import LocalStorage, all_batches, as_table, data_file, inspect, write_parquet
+from tests.tables.reading import LocalStorage, all_batches, as_table, data_file, inspect, write_parquet
 from torch_table_loader.errors import ConfigError, TableError
 from torch_table_loader.extend import FORMATS, reader_for
 from torch_table_loader.records import FileMeta

@@ -17,8 +17,8 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
-from tests.iceberg import IcebergWriter, some
-from tests.rooms.reading import LocalStorage, data_file, whole_task
+from tests.tables.iceberg import IcebergWriter, some
+from tests.tables.reading import LocalStorage, data_file, whole_task
 from torch_table_loader import IcebergDataset, StructuredDataset
 from torch_table_loader.errors import TableError
 from torch_table_loader.extend import reader_for

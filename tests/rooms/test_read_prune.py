@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.laws.effort import examples
-from tests.rooms.reading import data_file, inspect, write_parquet
+from tests.effort import examples
+from tests.tables.reading import data_file, inspect, write_parquet
 from torch_table_loader.read.conform import conform_plan
 from torch_table_loader.read.expressions import row_mask
 from torch_table_loader.read.parquet import ParquetReader

@@ -16,7 +16,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.rooms.reading import LocalStorage, as_table, data_file, inspect, whole_task, write_parquet
+from tests.tables.reading import LocalStorage, as_table, data_file, inspect, whole_task, write_parquet
 from torch_table_loader.errors import ConfigError, ConfigTypeError, StorageError, TableError
 from torch_table_loader.read.expressions import check_filter, expression_columns, row_mask
 from torch_table_loader.read.parquet import ParquetFile

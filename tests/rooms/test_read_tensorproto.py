@@ -17,8 +17,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import TensorProto
 
-from tests.rooms.reading import LocalStorage, data_file
-from tests.tensor_shards import WIDTHS, Tensor, sample, tensor, write_shard
+from tests.tables.reading import LocalStorage, data_file
+from tests.tables.tensor_shards import WIDTHS, Tensor, sample, tensor, write_shard
 from torch_table_loader import ConfigError, ResumeError, StructuredDataset, TableError
 from torch_table_loader.errors import MissingExtraError, MissingFileError
 from torch_table_loader.format_contracts import (

@@ -15,10 +15,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.laws.effort import examples
-from tests.rooms.far import FarStore
-from tests.rooms.reading import LocalStorage, as_table
-from tests.token_files import (
+from tests.effort import examples
+from tests.servers.remote_files import FarStore
+from tests.tables.reading import LocalStorage, as_table
+from tests.tables.token_files import (
     LAYOUTS,
     MEGATRON_CODES,
     datatrove_bytes,

@@ -14,8 +14,8 @@ import pytest
 from tests.rooms.plug_ins import install
 from tests.rooms.test_plug_ins import PLUGS
 from tests.rooms.test_read_formats import WRITERS
-from tests.tensor_shards import tensor, write_shard
-from tests.token_files import LAYOUTS, some_documents
+from tests.tables.tensor_shards import tensor, write_shard
+from tests.tables.token_files import LAYOUTS, some_documents
 from torch_table_loader.cli import registry
 from torch_table_loader.cli.main import main
 from torch_table_loader.cli.registry import format_entries

@@ -19,7 +19,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.torch.tables import key, meant_warnings, write_table
+from tests.tables.plain import key, meant_warnings, write_table
 from torch_table_loader import Explanation, MixedDataset, Pack, StructuredDataset, TableLoader
 from torch_table_loader.cli.main import main
 from torch_table_loader.explanation import FetchPlan

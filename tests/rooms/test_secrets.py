@@ -14,9 +14,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tests.iceberg import IcebergWriter
 from tests.rooms.test_iceberg_places import moved_to, rewrite, table
-from tests.sites import answering, serving
+from tests.servers.folders import answering, serving
+from tests.tables.iceberg import IcebergWriter
 from torch_table_loader import IcebergDataset, StructuredDataset, TableLoaderError
 from torch_table_loader.options import LoaderOptions
 from torch_table_loader.scrubbing import secrets_of, shown_url

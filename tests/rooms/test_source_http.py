@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tests.sites import serving
+from tests.servers.folders import serving
 from torch_table_loader import StructuredDataset
 from torch_table_loader.errors import ConfigError, StorageError, TableError
 from torch_table_loader.extend import PathSource

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.laws.effort import daily
+from tests.effort import daily
 from tests.logs import said_by
 from torch_table_loader import StorageError
 from torch_table_loader.cancellation import cancellable

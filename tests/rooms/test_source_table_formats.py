@@ -12,8 +12,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tests.iceberg import IcebergWriter, column
-from tests.rooms.buckets import Bucket, serve
+from tests.servers.buckets import Bucket, serve
+from tests.tables.iceberg import IcebergWriter, column
 from torch_table_loader import ConfigError, IcebergDataset, StorageError, StructuredDataset
 from torch_table_loader.cli.main import main
 from torch_table_loader.errors import AccessRefusedError

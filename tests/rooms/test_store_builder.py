@@ -23,8 +23,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from tests.rooms.storing import Counting, MemoryTable, everything, flip, numbers
-from tests.rooms.waiting import until
+from tests.tables.row_stores import Counting, MemoryTable, everything, flip, numbers
+from tests.waiting import until
 from torch_table_loader.errors import StorageError, TableError
 from torch_table_loader.store import builder
 from torch_table_loader.store.builder import build_files, done_chunks
@@ -336,7 +336,7 @@ def test_a_builder_that_was_presumed_dead_does_no_harm(tmp_path: Path) -> None:
 BUILD = """
 import sys
 from pathlib import Path
-from tests.rooms.storing import Counting, MemoryTable, numbers
+from tests.tables.row_stores import Counting, MemoryTable, numbers
 from torch_table_loader.store import builder
 from torch_table_loader.store.builder import build_files
 made = MemoryTable(numbers(2_000), [*range(0, 2_000, 100), 2_000])

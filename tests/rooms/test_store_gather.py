@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.rooms.storing import MemoryTable, everything, in_memory, numbers
+from tests.tables.row_stores import MemoryTable, everything, in_memory, numbers
 from torch_table_loader.errors import ConfigError
 from torch_table_loader.store.builder import build_files, build_memory
 from torch_table_loader.store.manifest import read_manifest, write_manifest

@@ -18,8 +18,8 @@ import pyarrow as pa
 import pytest
 from numpy.typing import NDArray
 
-from tests.laws.effort import daily
-from tests.rooms.storing import MemoryTable, flip, in_memory
+from tests.effort import daily
+from tests.tables.row_stores import MemoryTable, flip, in_memory
 from torch_table_loader.errors import MissingFileError, TableError
 from torch_table_loader.extend import FileStorage
 from torch_table_loader.fetch.parts import reading_parts

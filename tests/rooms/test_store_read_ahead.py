@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.rooms.storing import MemoryTable, everything, numbers
+from tests.tables.row_stores import MemoryTable, everything, numbers
 from torch_table_loader.store.builder import build_files
 from torch_table_loader.store.opened import open_store
 from torch_table_loader.store.read_ahead import GAP_PAGES, PAGE, ReadAhead

@@ -20,8 +20,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.rooms.storing import MemoryTable, everything, numbers
-from tests.rooms.waiting import PATIENCE_S, threads, until
+from tests.tables.row_stores import MemoryTable, everything, numbers
+from tests.waiting import PATIENCE_S, threads, until
 from torch_table_loader.errors import MissingFileError, StorageError, TableError
 from torch_table_loader.extend import FileStorage
 from torch_table_loader.fetch.parts import reading_parts

@@ -15,9 +15,9 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from tests.rooms.small_disks import run_with_small
-from tests.rooms.storing import Counting, MemoryTable, everything, numbers
-from tests.rooms.waiting import until
+from tests.launchers.small_disks import run_with_small
+from tests.tables.row_stores import Counting, MemoryTable, everything, numbers
+from tests.waiting import until
 from torch_table_loader.errors import OutOfMemoryError, StorageError, TableLoaderError
 from torch_table_loader.store import gather
 from torch_table_loader.store.builder import build_files, build_memory
@@ -164,7 +164,7 @@ def test_disk_space_is_allocated_before_the_first_row_is_read(place: Path) -> No
 FULL = """
 import sys
 from pathlib import Path
-from tests.rooms.storing import MemoryTable, numbers
+from tests.tables.row_stores import MemoryTable, numbers
 from torch_table_loader.errors import StorageError
 from torch_table_loader.store import builder
 from torch_table_loader.store.builder import build_files
@@ -251,7 +251,7 @@ def test_rows_that_do_not_fit_in_memory_are_named(monkeypatch: pytest.MonkeyPatc
 LIMITED = """
 import resource, sys
 from pathlib import Path
-from tests.rooms.storing import MemoryTable, numbers
+from tests.tables.row_stores import MemoryTable, numbers
 from torch_table_loader.errors import OutOfMemoryError
 from torch_table_loader.store.builder import build_memory
 from torch_table_loader.store.opened import open_store

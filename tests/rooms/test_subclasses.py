@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.torch.tables import write_table
+from tests.tables.plain import write_table
 from torch_table_loader import ConfigTypeError, IcebergDataset, MixedDataset, StructuredDataset
 from torch_table_loader.options import defaults
 

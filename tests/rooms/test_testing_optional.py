@@ -12,8 +12,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tests.iceberg import IcebergWriter, some
-from tests.tensor_shards import tensor, write_shard
+from tests.tables.iceberg import IcebergWriter, some
+from tests.tables.tensor_shards import tensor, write_shard
 from torch_table_loader.errors import TableError
 from torch_table_loader.read.parquet import ParquetReader
 from torch_table_loader.read.tensorproto import TensorProtoReader

@@ -15,9 +15,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tests.laws.effort import daily
+from tests.effort import daily
+from tests.servers.gate import Gate, gate_before
 from tests.services.conftest import ACCESS_KEY, SECRET_KEY
-from tests.services.gate import Gate, gate_before
 from torch_table_loader import ConfigError, StructuredDataset
 from torch_table_loader.errors import AccessRefusedError
 from torch_table_loader.extend import open_storage

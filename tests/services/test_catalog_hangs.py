@@ -14,9 +14,9 @@ import pyarrow as pa
 import pytest
 from pyiceberg.catalog import Catalog, load_catalog
 
-from tests.laws.effort import daily
-from tests.rooms.waiting import until
-from tests.services.rest_catalog import RestCatalog, serving
+from tests.effort import daily
+from tests.servers.rest_catalog import RestCatalog, serving
+from tests.waiting import until
 from torch_table_loader import ConfigError, StorageError, StorageTimeoutError
 from torch_table_loader.source.iceberg.catalog import TableAddress, open_table
 

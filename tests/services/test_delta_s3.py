@@ -11,9 +11,9 @@ from typing import Any
 import pyarrow.compute as pc
 import pytest
 
-from tests.delta import DeltaWriter, some
 from tests.services.conftest import ACCESS_KEY, SECRET_KEY
 from tests.services.delta_reader import read
+from tests.tables.delta import DeltaWriter, some
 from torch_table_loader import ConfigError, DeltaDataset, MissingPathError, StorageError, TableError, TableLoaderError
 
 pytestmark = pytest.mark.usefixtures("earlier_loaders_gone")

@@ -14,8 +14,8 @@ import pytest
 from pyiceberg.catalog import Catalog, load_catalog
 
 from demo.moto import held_port
+from tests.launchers.java import HERE, jars_of, java
 from tests.services.catalogs_page import example, run
-from tests.services.java import HERE, jars_of, java
 from torch_table_loader import ConfigError, IcebergDataset, StorageError
 
 pytestmark = pytest.mark.heavy

@@ -10,10 +10,10 @@ import pytest
 from pyiceberg.catalog import load_catalog
 
 from demo.row_deletes import commit_deletes, position_deletes
-from tests.laws.effort import daily
+from tests.effort import daily
+from tests.servers.gate import EXPIRED, FORBIDDEN, gate_before
+from tests.servers.rest_catalog import RestCatalog, serving
 from tests.services.conftest import ACCESS_KEY
-from tests.services.gate import EXPIRED, FORBIDDEN, gate_before
-from tests.services.rest_catalog import RestCatalog, serving
 from tests.services.test_iceberg_services import rows, s3_properties
 from torch_table_loader import StorageError
 

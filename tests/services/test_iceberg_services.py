@@ -11,10 +11,10 @@ import pytest
 from pyiceberg.catalog import Catalog, load_catalog
 
 from demo.moto import held_port
-from tests.laws.effort import daily
+from tests.effort import daily
+from tests.servers.gate import gate_before
+from tests.servers.rest_catalog import RestCatalog, serving
 from tests.services.conftest import ACCESS_KEY, SECRET_KEY
-from tests.services.gate import gate_before
-from tests.services.rest_catalog import RestCatalog, serving
 from torch_table_loader import ConfigError, IcebergDataset, StorageError
 from torch_table_loader.source.table_storage import EXPIRY, TableStorage
 

@@ -16,9 +16,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tests.laws.effort import daily
-from tests.rooms.small_disks import ROOT
-from tests.services.faults import FaultyStore, serving_faults
+from tests.effort import daily
+from tests.launchers.small_disks import ROOT
+from tests.servers.faults import FaultyStore, serving_faults
 
 FILES = 4
 

@@ -9,8 +9,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tests.laws.effort import daily
-from tests.services.faults import BUCKET, FaultyStore, serving_faults
+from tests.effort import daily
+from tests.servers.faults import BUCKET, FaultyStore, serving_faults
 from torch_table_loader import MissingPathError, StorageError, StructuredDataset
 
 FILES = 23

@@ -22,7 +22,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from demo.moto import held_port
-from tests.services.azure_server import ACCOUNT, KEY, create_container, serving_blobs
+from tests.servers.azure import ACCOUNT, KEY, create_container, serving_blobs
 from tests.services.conftest import ACCESS_KEY, SECRET_KEY
 from torch_table_loader import ConfigError, StorageError, StructuredDataset, TableError
 from torch_table_loader.errors import AccessRefusedError

@@ -16,10 +16,10 @@ import pyarrow.compute as pc
 import pytest
 from pyiceberg.catalog import Catalog, load_catalog
 
-from tests.iceberg import Deleted, IcebergWriter, Row, Written, deletes_in_their_partition, some
-from tests.services.java import jars_of, run
-from tests.services.rest_catalog import RestCatalog, serving
-from tests.services.rest_commits import keep_version_3
+from tests.launchers.java import jars_of, run
+from tests.servers.rest_catalog import RestCatalog, serving
+from tests.servers.rest_commits import keep_version_3
+from tests.tables.iceberg import Deleted, IcebergWriter, Row, Written, deletes_in_their_partition, some
 from torch_table_loader import IcebergDataset
 
 pytestmark = [pytest.mark.heavy, pytest.mark.filterwarnings("ignore:.*even_ranks:UserWarning")]

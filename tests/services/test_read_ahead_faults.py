@@ -15,10 +15,10 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
-from tests.laws.effort import daily
-from tests.rooms.waiting import until
-from tests.services.faults import FaultyStore, serving_faults
-from tests.services.faulty_tables import loader_of, taken
+from tests.effort import daily
+from tests.servers.faults import FaultyStore, serving_faults
+from tests.servers.faulty_tables import loader_of, taken
+from tests.waiting import until
 from torch_table_loader import StorageError, TableError, TableLoader
 
 ROWS, FILES, GROUP = 400, 10, 100

@@ -10,9 +10,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tests.laws.effort import daily
+from tests.effort import daily
+from tests.servers.gate import EXPIRED, FORBIDDEN, Gate, gate_before
 from tests.services.conftest import ACCESS_KEY, SECRET_KEY
-from tests.services.gate import EXPIRED, FORBIDDEN, Gate, gate_before
 from torch_table_loader import StorageError, StructuredDataset, TableLoader
 from torch_table_loader.local_files import write_whole
 

@@ -9,8 +9,8 @@ from typing import Any
 import pyarrow.compute as pc
 import pytest
 
-from tests.torch.leaks import children, lane_threads_end
-from tests.torch.tables import deliver, deliver_all, write_table
+from tests.leaks import children, lane_threads_end
+from tests.tables.plain import deliver, deliver_all, write_table
 from torch_table_loader import ConfigError, StructuredDataset, TableError
 
 pytestmark = pytest.mark.usefixtures("earlier_loaders_gone")

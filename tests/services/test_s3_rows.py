@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from tests.laws.effort import daily
-from tests.torch.tables import deliver, meant_warnings, write_table
+from tests.effort import daily
+from tests.tables.plain import deliver, meant_warnings, write_table
 from tests.torch.test_packed_items import write as write_documents
 from torch_table_loader import Pack, StructuredDataset, TableError, TableLoader
 from torch_table_loader.store.spec import RECORDS

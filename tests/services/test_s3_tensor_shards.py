@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow.compute as pc
 import pytest
 
-from tests.tensor_shards import sample, tensor
+from tests.tables.tensor_shards import sample, tensor
 from torch_table_loader import StructuredDataset
 
 pytestmark = pytest.mark.usefixtures("earlier_loaders_gone")

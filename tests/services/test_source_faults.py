@@ -17,9 +17,9 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
-from tests.laws.effort import daily
-from tests.services.faults import BUCKET, FaultyStore, serving_faults
-from tests.torch.leaks import lane_threads_end
+from tests.effort import daily
+from tests.leaks import lane_threads_end
+from tests.servers.faults import BUCKET, FaultyStore, serving_faults
 from torch_table_loader import StorageError, StructuredDataset, TableError, TableLoader
 from torch_table_loader.cancellation import cancellable
 from torch_table_loader.extend import FileStorage, open_storage

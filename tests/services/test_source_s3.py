@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from tests.laws.effort import daily
+from tests.effort import daily
 from tests.logs import said_by
 from torch_table_loader.errors import ConfigError, StorageError, TableError
 from torch_table_loader.extend import PathSource, open_storage

@@ -11,8 +11,8 @@ from typing import Any
 import fsspec
 import pytest
 
+from tests.tables.kinds import DELTA, ICEBERG, TableKind
 from tests.torch.modes import MODES, Mode, write_tables
-from tests.torch.table_kinds import DELTA, ICEBERG, TableKind
 from torch_table_loader.extend import FileStorage
 from torch_table_loader.source.table_storage import TableStorage
 from torch_table_loader.testing import small_sizes

@@ -9,7 +9,7 @@ import weakref
 
 import pytest
 
-from tests.rooms.small_disks import ROOT
+from tests.launchers.small_disks import ROOT
 from torch_table_loader import TableLoader
 
 

@@ -15,9 +15,9 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import torch
 
-from tests.iceberg import IcebergWriter, column
-from tests.torch.jobs import STEPS, State, spans_of
-from tests.torch.tables import Groups, key, meant_warnings
+from tests.launchers.jobs import STEPS, State, spans_of
+from tests.tables.iceberg import IcebergWriter, column
+from tests.tables.plain import Groups, key, meant_warnings
 from torch_table_loader import (
     IcebergDataset,
     LiveSpan,

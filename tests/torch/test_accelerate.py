@@ -13,9 +13,9 @@ import torch
 from accelerate import Accelerator, skip_first_batches
 from accelerate.state import AcceleratorState, GradientState
 
-from tests.torch.scenes import GROUPS, TOTAL, Seen, play, values
-from tests.torch.scripts.accelerate_scenes import every_configuration
-from tests.torch.tables import write_table
+from tests.launchers.scenes import GROUPS, TOTAL, Seen, play, values
+from tests.launchers.scripts.accelerate_scenes import every_configuration
+from tests.tables.plain import write_table
 from torch_table_loader import ResumeError, StructuredDataset, TableLoader
 
 EVERY = list(range(TOTAL))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.torch.scenes import LAUNCHERS, Seen, own_rows, play, values
+from tests.launchers.scenes import LAUNCHERS, Seen, own_rows, play, values
 
 
 @pytest.fixture(scope="module", params=LAUNCHERS)

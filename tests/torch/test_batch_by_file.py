@@ -17,9 +17,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pyarrow import feather
 
-from tests.laws.effort import examples
-from tests.tensor_shards import tensor, write_shard
-from tests.torch.tables import meant_warnings
+from tests.effort import examples
+from tests.tables.plain import meant_warnings
+from tests.tables.tensor_shards import tensor, write_shard
 from torch_table_loader import ConfigError, MixedDataset, Pack, ResumeError, StructuredDataset, TableLoader
 
 FORMATS = {"parquet": "parquet", "ipc": "arrow", "tensorproto": "pb"}

@@ -14,11 +14,11 @@ from typing import Any
 
 import pytest
 
-from tests.laws.effort import daily
-from tests.torch.jobs import State
+from tests.effort import daily
+from tests.launchers.jobs import State
+from tests.tables.plain import meant_warnings
 from tests.torch.modes import LAKE, MIXTURE, ROWS, SOME, SPLITS, STREAMS, Mode, write_rows
 from tests.torch.packing_reference import write_documents
-from tests.torch.tables import meant_warnings
 from torch_table_loader import ConfigError, MixedDataset, Pack, ResumeError, StructuredDataset, TableLoader
 
 OTHERS: list[Any] = [

@@ -16,8 +16,8 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
+from tests.tables.plain import meant_warnings
 from tests.torch.modes import MODES, Mode, write_tables
-from tests.torch.tables import meant_warnings
 from torch_table_loader import ConfigError, ConfigTypeError, Hash, MixedDataset, StructuredDataset
 from torch_table_loader.batching.outputs import Ragged
 

@@ -10,8 +10,8 @@ import pyarrow.compute as pc
 import pytest
 from deltalake import DeltaTable, write_deltalake
 
-from tests.delta import DeltaWriter, some
-from tests.torch.table_kinds import DELTA, rows_of
+from tests.tables.delta import DeltaWriter, some
+from tests.tables.kinds import DELTA, rows_of
 from torch_table_loader import ConfigError, TableError, TableLoader
 
 

@@ -9,8 +9,8 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, write_deltalake
 
-from tests.delta import DeltaWriter, some
-from tests.torch.table_kinds import DELTA
+from tests.tables.delta import DeltaWriter, some
+from tests.tables.kinds import DELTA
 from torch_table_loader import ConfigError, TableError
 
 

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, write_deltalake
 
-from tests.torch.table_kinds import DELTA, rows_of
+from tests.tables.kinds import DELTA, rows_of
 from torch_table_loader import ResumeError, TableLoader
 
 

@@ -14,8 +14,8 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from tests.torch.jobs import make
-from tests.torch.tables import as_values, write_table
+from tests.launchers.jobs import make
+from tests.tables.plain import as_values, write_table
 from torch_table_loader import ConfigError, StructuredDataset
 from torch_table_loader.engine import device as device_module
 from torch_table_loader.engine.device import ALIGNMENT, BatchMover, CudaCopier, Mark, mapped, moved

@@ -18,11 +18,11 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
-from tests.laws.effort import daily
+from tests.effort import daily
+from tests.launchers.small_disks import ROOT, run_with_small
 from tests.logs import said_by
-from tests.rooms.small_disks import ROOT, run_with_small
-from tests.services.faults import BUCKET, FaultyStore, serving_faults
-from tests.services.faulty_tables import URL, loader_of, options_of, taken
+from tests.servers.faults import BUCKET, FaultyStore, serving_faults
+from tests.servers.faulty_tables import URL, loader_of, options_of, taken
 from tests.torch.modes import LAKE, ROWS, SPLITS
 from torch_table_loader import ConfigError, StructuredDataset, TableError, TableLoader
 

@@ -15,8 +15,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.iceberg import COLUMNS, IcebergWriter
-from tests.laws.effort import examples
+from tests.effort import examples
+from tests.tables.iceberg import COLUMNS, IcebergWriter
 from torch_table_loader import Hash, IcebergDataset, MixedDataset, StructuredDataset, TableError
 from torch_table_loader.batching import decoders
 from torch_table_loader.batching.coders import HashCoder, VocabularyCoder

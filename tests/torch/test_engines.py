@@ -14,9 +14,9 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from tests.laws.effort import daily
-from tests.torch.leaks import children, lane_threads
-from tests.torch.tables import as_values, deliver, make, write_table
+from tests.effort import daily
+from tests.leaks import children, lane_threads
+from tests.tables.plain import as_values, deliver, make, write_table
 from torch_table_loader import StructuredDataset
 from torch_table_loader.read.tasks import TaskReader
 

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from torch.utils.data import DataLoader
 
-from tests.laws.effort import daily
-from tests.rooms.waiting import until_only
+from tests.effort import daily
 from tests.torch.modes import MIXTURE, MODES, ROWS, SPLITS, Mode
+from tests.waiting import until_only
 from torch_table_loader import ConfigError
 from torch_table_loader.engine import machine
 from torch_table_loader.engine.jobs import job

@@ -19,9 +19,9 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from tests.laws.effort import daily
+from tests.effort import daily
+from tests.launchers.jobs import State
 from tests.torch.forms import FORMS, plain, rows_of_many_kinds
-from tests.torch.jobs import State
 from tests.torch.modes import (
     LAKE,
     MIXTURE,

@@ -13,8 +13,8 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.laws.effort import daily, examples
-from tests.torch.jobs import State, check_that_fresh_loaders_go_on
+from tests.effort import daily, examples
+from tests.launchers.jobs import State, check_that_fresh_loaders_go_on
 from tests.torch.modes import (
     LAKE,
     MIXTURE,

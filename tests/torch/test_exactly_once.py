@@ -16,8 +16,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.laws.effort import daily, examples
-from tests.torch.tables import SUFFIX, Batch, deliver_all, key, meant_warnings, write_table
+from tests.effort import daily, examples
+from tests.tables.plain import SUFFIX, Batch, deliver_all, key, meant_warnings, write_table
 from torch_table_loader import RowBalancedStrategy, SizeBalancedStrategy, StructuredDataset
 
 pytestmark = pytest.mark.filterwarnings("ignore:drop_last=True leaves rank . no step")

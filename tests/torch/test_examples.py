@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 from pyiceberg.catalog import load_catalog
 
-from tests.torch.other_launchers import ROOT, run_job
+from tests.launchers.frameworks import ROOT, run_job
 
 EXAMPLES = ("ddp", "accelerate", "lightning")
 """Those that torchrun runs; Horovod and Ray Train have tests of their own."""

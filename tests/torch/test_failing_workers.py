@@ -19,10 +19,10 @@ import pyarrow.parquet as pq
 import pytest
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
-from tests.laws.effort import daily
-from tests.rooms.waiting import PATIENCE_S
-from tests.torch.leaks import children, lane_threads
-from tests.torch.tables import Batch, as_values, make, write_table
+from tests.effort import daily
+from tests.leaks import children, lane_threads
+from tests.tables.plain import Batch, as_values, make, write_table
+from tests.waiting import PATIENCE_S
 from torch_table_loader import ConfigError, TableError, TableLoader, WorkerError
 from torch_table_loader.engine.work.lane_work import LaneBatches
 

@@ -14,10 +14,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tests.laws.effort import daily
-from tests.rooms.waiting import PATIENCE_S
-from tests.services.faults import FaultyStore, serving_faults
-from tests.services.faulty_tables import loader_of, taken
+from tests.effort import daily
+from tests.servers.faults import FaultyStore, serving_faults
+from tests.servers.faulty_tables import loader_of, taken
+from tests.waiting import PATIENCE_S
 from torch_table_loader import StorageError, StructuredDataset, TableLoader
 from torch_table_loader.extend import FileStorage
 from torch_table_loader.testing import small_sizes

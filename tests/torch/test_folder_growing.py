@@ -16,10 +16,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.effort import examples
 from tests.generators import HalvesV2
-from tests.laws.effort import examples
-from tests.torch.jobs import State, is_ended, of_a_running_rank, topologies
-from tests.torch.tables import SCHEMA, Groups, as_values, key, meant_warnings, rows
+from tests.launchers.jobs import State, is_ended, of_a_running_rank, topologies
+from tests.tables.plain import SCHEMA, Groups, as_values, key, meant_warnings, rows
 from torch_table_loader import (
     ConfigError,
     MixedDataset,

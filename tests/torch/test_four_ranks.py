@@ -6,8 +6,8 @@ import re
 
 import pytest
 
-from tests.torch.scenes import GROUPS, LAUNCHERS, TOTAL, Seen, own_rows, play, values
-from tests.torch.tables import write_table
+from tests.launchers.scenes import GROUPS, LAUNCHERS, TOTAL, Seen, own_rows, play, values
+from tests.tables.plain import write_table
 
 
 @pytest.fixture(scope="module", params=LAUNCHERS)

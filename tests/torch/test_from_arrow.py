@@ -25,7 +25,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.torch.tables import meant_warnings
+from tests.tables.plain import meant_warnings
 from torch_table_loader import ConfigError, ConfigTypeError, MixedDataset, ResumeError, StructuredDataset, TableLoader
 from torch_table_loader.arrow.content_hash import content_hash
 from torch_table_loader.errors import StorageError

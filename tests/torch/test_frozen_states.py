@@ -15,9 +15,9 @@ from typing import Any
 import pyarrow.compute as pc
 import pytest
 
-from tests.laws.effort import daily
-from tests.torch.jobs import State, make, own_rows
-from tests.torch.tables import meant_warnings
+from tests.effort import daily
+from tests.launchers.jobs import State, make, own_rows
+from tests.tables.plain import meant_warnings
 from torch_table_loader import MixedDataset, ResumeError, StructuredDataset, TableLoader, Weights
 from torch_table_loader.engine.state import STATE_VERSION
 

@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from tests.laws.effort import daily
+from tests.effort import daily
 from torch_table_loader import MixedDataset, StructuredDataset, TableLoader, part_of
 
 AGES = [1_000 + 17 * (row % 90) if row % 7 else None for row in range(240)]

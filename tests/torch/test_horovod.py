@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from tests.torch.other_launchers import ROOT, run_job
-from tests.torch.tables import write_clicks, write_table
+from tests.launchers.frameworks import ROOT, run_job
+from tests.tables.plain import write_clicks, write_table
 
 pytestmark = [
     pytest.mark.kills,
@@ -27,7 +27,7 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """Give what each of two ranks saw."""
     table, out = tmp_path_factory.mktemp("table"), tmp_path_factory.mktemp("out")
     write_table(table, GROUPS)
-    run_job([*HOROVODRUN, str(ROOT / "tests/torch/scripts/horovod_ranks.py"), str(table), str(out)])
+    run_job([*HOROVODRUN, str(ROOT / "tests/launchers/scripts/horovod_ranks.py"), str(table), str(out)])
     return [json.loads((out / f"{rank}.json").read_text()) for rank in range(2)]
 
 

@@ -11,8 +11,8 @@ import pytest
 from pyiceberg.catalog import load_catalog
 from pyiceberg.table import Table
 
-from tests.iceberg import IcebergWriter, some
-from tests.torch.table_kinds import ICEBERG, rows_of
+from tests.tables.iceberg import IcebergWriter, some
+from tests.tables.kinds import ICEBERG, rows_of
 from torch_table_loader import ConfigError, TableError, TableLoader
 
 

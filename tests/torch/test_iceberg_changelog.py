@@ -9,8 +9,8 @@ import pyarrow as pa
 import pytest
 from pyiceberg.catalog import load_catalog
 
-from tests.iceberg import IcebergWriter, SharingWriter, some
-from tests.torch.table_kinds import ICEBERG
+from tests.tables.iceberg import IcebergWriter, SharingWriter, some
+from tests.tables.kinds import ICEBERG
 from torch_table_loader import ConfigError
 
 

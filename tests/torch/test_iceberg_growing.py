@@ -11,7 +11,7 @@ import pytest
 from pyiceberg.catalog import load_catalog
 from pyiceberg.table import Table
 
-from tests.torch.table_kinds import ICEBERG, rows_of
+from tests.tables.kinds import ICEBERG, rows_of
 from torch_table_loader import ResumeError, TableLoader
 
 

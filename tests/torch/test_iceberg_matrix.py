@@ -11,8 +11,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from tests.laws.effort import daily
-from tests.torch.iceberg_cases import CASES, Case
+from tests.effort import daily
+from tests.tables.iceberg_cases import CASES, Case
 from torch_table_loader import IcebergDataset
 
 IN_PROCESSES = ("mixed_formats_with_deletes", "a_schema_that_evolved")

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pyarrow.compute as pc
 
-from tests.iceberg import IcebergWriter, column
-from tests.torch.table_kinds import ICEBERG, rows_of
+from tests.tables.iceberg import IcebergWriter, column
+from tests.tables.kinds import ICEBERG, rows_of
 from tests.torch.test_table_laws import ROWS, sample
 
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from tests.torch.tables import meant_warnings
+from tests.tables.plain import meant_warnings
 from torch_table_loader import MixedDataset, StructuredDataset
 from torch_table_loader.engine.device import BatchMover, CudaCopier
 

@@ -14,11 +14,11 @@ import torch
 from torch.optim.lr_scheduler import OneCycleLR
 from tqdm import tqdm
 
-from tests.laws.effort import daily
-from tests.torch.jobs import State
+from tests.effort import daily
+from tests.launchers.jobs import State
+from tests.tables.plain import meant_warnings
 from tests.torch.modes import MIXTURE, ROWS, SOME, SPLITS, STREAMS, Mode, write_rows
 from tests.torch.packing_reference import write_documents
-from tests.torch.tables import meant_warnings
 from torch_table_loader import Pack, StructuredDataset, TableLoader
 
 pytestmark = pytest.mark.usefixtures("small_gathers")

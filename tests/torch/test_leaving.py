@@ -16,11 +16,11 @@ from typing import Any
 import pyarrow.compute as pc
 import pytest
 
-from tests.laws.effort import daily
-from tests.rooms.waiting import PATIENCE_S, until
-from tests.torch.leaks import children, lane_threads, open_files
+from tests.effort import daily
+from tests.leaks import children, lane_threads, open_files
 from tests.torch.leaving import leave_by_del, leave_by_error, run_script
 from tests.torch.modes import MIXTURE, SPLITS, Mode, write_rows
+from tests.waiting import PATIENCE_S, until
 from torch_table_loader import TableLoader
 from torch_table_loader.engine.workers.processes import ProcessExecutor
 from torch_table_loader.engine.workers.threads import ThreadExecutor

@@ -13,10 +13,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tests.rooms.waiting import fetching, until
-from tests.services.faults import serving_faults
-from tests.torch.leaks import children, lane_threads
+from tests.leaks import children, lane_threads
+from tests.servers.faults import serving_faults
 from tests.torch.leaving import LEAVE, leave_by_break, run_script
+from tests.waiting import fetching, until
 from torch_table_loader import StructuredDataset, TableLoader
 from torch_table_loader.extend import FileStorage
 
@@ -170,7 +170,7 @@ def test_worker_processes_begin_after_epochs_on_threads(table: Path, gate: Gate)
 EXIT = """
 import sys, time
 from torch_table_loader import StructuredDataset
-from tests.services.faults import FaultyStore
+from tests.servers.faults import FaultyStore
 store = FaultyStore(sys.argv[1])
 loader, _ = StructuredDataset.create_dataloader("s3://bucket/t", "parquet", batch_size=50, num_workers=2,
     storage_options=store.options | {"request_timeout": 3600, "connect_timeout": 3600}, worker_type=sys.argv[2])

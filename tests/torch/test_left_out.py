@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from tests.delta import DeltaWriter
-from tests.delta import some as some_of_delta
-from tests.iceberg import IcebergWriter, some
+from tests.tables.delta import DeltaWriter
+from tests.tables.delta import some as some_of_delta
+from tests.tables.iceberg import IcebergWriter, some
 from torch_table_loader import DeltaDataset, IcebergDataset, ResumeError, TableError, TableLoader
 
 FILES, ROWS = 4, 12

@@ -10,7 +10,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
-from tests.iceberg import IcebergWriter, column
+from tests.tables.iceberg import IcebergWriter, column
 from torch_table_loader import IcebergDataset, MixedDataset, StructuredDataset, TableError
 
 ROWS = 24

@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from tests.iceberg import IcebergWriter, column
+from tests.tables.iceberg import IcebergWriter, column
 from torch_table_loader import (
     ColumnStatistics,
     ConfigError,

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tests.laws.effort import daily
+from tests.effort import daily
 
 ROWS = 200_000
 SCRIPT = Path(__file__).parent / "scripts" / "resident.py"

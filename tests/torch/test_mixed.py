@@ -23,8 +23,8 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.laws.effort import daily, examples
-from tests.torch.tables import meant_warnings, write_table
+from tests.effort import daily, examples
+from tests.tables.plain import meant_warnings, write_table
 from torch_table_loader import ConfigError, MixedDataset, ResumeError, SourceRow, StructuredDataset, TableLoader
 from torch_table_loader.engine import row_store
 from torch_table_loader.errors import ConfigTypeError

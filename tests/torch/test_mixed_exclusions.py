@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
-from tests.iceberg import IcebergWriter
+from tests.tables.iceberg import IcebergWriter
 from torch_table_loader import ConfigError, IcebergDataset, MixedDataset, ResumeError, StructuredDataset, TableLoader
 
 EMPTY = "source 'b' has no row in this epoch"

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tests.iceberg import COLUMNS, IcebergWriter
+from tests.tables.iceberg import COLUMNS, IcebergWriter
 from torch_table_loader import IcebergDataset, MixedDataset, ResumeError, StructuredDataset, TableLoader
 
 FORM: dict[str, Any] = {"shuffle": "rows", "columns": ["x", "s"], "check_plan": False}

@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
-from tests.torch.tables import meant_warnings
+from tests.tables.plain import meant_warnings
 from torch_table_loader import ConfigError, MixedDataset, Pack, StructuredDataset
 
 EVEN = {"a": 1, "b": 1}

@@ -17,9 +17,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.laws.effort import daily, examples
+from tests.effort import daily, examples
+from tests.tables.plain import meant_warnings
 from tests.torch.packing_reference import Place, Whole, check_batch, documents_of, places_of, write_documents
-from tests.torch.tables import meant_warnings
 from torch_table_loader import ConfigError, MixedDataset, Pack, ResumeError, SourceRow, StructuredDataset, TableLoader
 from torch_table_loader.pack import PackStrategy
 

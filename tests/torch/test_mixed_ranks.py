@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 from torch.utils.data import DataLoader
 
-from tests.iceberg import IcebergWriter
+from tests.tables.iceberg import IcebergWriter
 from torch_table_loader import IcebergDataset, MixedDataset, StructuredDataset, TableLoader
 
 RANKS: dict[str, Any] = {"num_ranks": 2, "rank": 0, "check_plan": False}

@@ -17,9 +17,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.laws.effort import examples
+from tests.effort import examples
+from tests.tables.plain import meant_warnings
 from tests.torch.mixtures import Row, ranks_take, source_rows, worlds
-from tests.torch.tables import meant_warnings
 from torch_table_loader import ConfigError, MixedDataset, ResumeError, StructuredDataset, TableLoader
 from torch_table_loader.errors import ConfigTypeError
 

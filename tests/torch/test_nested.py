@@ -11,9 +11,9 @@ import pyarrow.compute as pc
 import pytest
 from torch.utils.data import DataLoader
 
-from tests.laws.effort import daily
-from tests.torch.leaks import children, lane_threads
-from tests.torch.tables import as_values, deliver, meant_warnings, write_table
+from tests.effort import daily
+from tests.leaks import children, lane_threads
+from tests.tables.plain import as_values, deliver, meant_warnings, write_table
 from torch_table_loader import ConfigError, StructuredDataset
 
 pytestmark = pytest.mark.usefixtures("earlier_loaders_gone")

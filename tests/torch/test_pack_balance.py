@@ -14,8 +14,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.laws.effort import examples
-from tests.torch.tables import meant_warnings
+from tests.effort import examples
+from tests.tables.plain import meant_warnings
 from torch_table_loader import ConfigError, MixedDataset, Pack, StructuredDataset, TableLoader
 
 LENGTHS = np.random.default_rng(0).geometric(1 / 14, 160)

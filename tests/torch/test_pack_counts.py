@@ -15,9 +15,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.laws.effort import examples
-from tests.token_files import LAYOUTS
-from tests.torch.tables import meant_warnings
+from tests.effort import examples
+from tests.tables.plain import meant_warnings
+from tests.tables.token_files import LAYOUTS
 from torch_table_loader import ConfigError, Pack, StructuredDataset, TableError, TableLoader
 from torch_table_loader.planning.pack_counts import PackCounts
 from torch_table_loader.read.parquet import ParquetFile

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.laws.effort import daily, examples
+from tests.effort import daily, examples
+from tests.tables.plain import meant_warnings
 from tests.torch.packing_reference import Place, check_batch, documents_of, places_of, write_documents
-from tests.torch.tables import meant_warnings
 from torch_table_loader import ConfigError, ConfigTypeError, MixedDataset, Pack, StructuredDataset, TableLoader
 
 GROUPS: list[list[int | None]] = [[5, 0, 17, 1], [None, 40, 3], [9, 9, 2, 2, 30], [1], [12, 33, 4, 6]]

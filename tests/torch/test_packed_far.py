@@ -16,10 +16,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.laws.effort import daily, examples
-from tests.rooms.waiting import threads, until
-from tests.torch.tables import meant_warnings
+from tests.effort import daily, examples
+from tests.tables.plain import meant_warnings
 from tests.torch.test_packed_items import EOS, PACKS, STRATEGIES, write
+from tests.waiting import threads, until
 from torch_table_loader import MissingFileError, MixedDataset, Pack, StructuredDataset, TableError, TableLoader
 from torch_table_loader.store.spec import LENGTHS
 from torch_table_loader.testing import small_sizes

@@ -19,8 +19,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.laws.effort import daily, examples
-from tests.torch.tables import meant_warnings
+from tests.effort import daily, examples
+from tests.tables.plain import meant_warnings
 from torch_table_loader import (
     ConfigError,
     MixedDataset,

@@ -13,9 +13,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.laws.effort import examples
+from tests.effort import examples
+from tests.tables.plain import meant_warnings
 from tests.torch.packing_reference import write_documents
-from tests.torch.tables import meant_warnings
 from torch_table_loader import Pack, RowSpan, StructuredDataset, TableLoader
 from torch_table_loader.pack import PackStrategy
 

@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from tests.torch.tables import meant_warnings
+from tests.tables.plain import meant_warnings
 from torch_table_loader import Pack, StructuredDataset, TableError, TableLoader
 from torch_table_loader.read.parquet import ParquetReader
 

@@ -11,9 +11,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tests.laws.effort import daily
+from tests.effort import daily
 from tests.rooms.word_tokenizers import words
-from tests.torch.tables import meant_warnings
+from tests.tables.plain import meant_warnings
 from torch_table_loader import ConfigError, ConfigTypeError, Pack, StructuredDataset, TableError, TableLoader
 
 TEXTS = [*(f"text {row} {'and more ' * (row % 5)}" for row in range(30)), "", None, "the last one"]

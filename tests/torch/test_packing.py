@@ -15,7 +15,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.laws.effort import daily, examples
+from tests.effort import daily, examples
+from tests.tables.plain import meant_warnings
 from tests.torch.packing_reference import (
     MOST_TOKENS,
     Place,
@@ -25,7 +26,6 @@ from tests.torch.packing_reference import (
     places_of,
     write_documents,
 )
-from tests.torch.tables import meant_warnings
 from torch_table_loader import ConfigError, FileMeta, Pack, ResumeError, StructuredDataset, TableError, TableLoader
 from torch_table_loader.read.parquet import ParquetReader
 from torch_table_loader.testing import small_sizes

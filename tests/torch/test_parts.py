@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
-from tests.laws.effort import daily
+from tests.effort import daily
 from tests.torch.modes import LAKE, MIXTURE, MODES, PROCESSES, ROWS, SPLITS, STREAMS, Mode
 from torch_table_loader import ConfigError, ResumeError, StructuredDataset, part_of
 

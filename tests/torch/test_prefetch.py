@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, get_worker_info
 
-from tests.laws.effort import daily
+from tests.effort import daily
 from tests.torch.modes import MIXTURE, ROWS, SPLITS, Mode, RowMode, write_rows
 from torch_table_loader import TableLoader
 from torch_table_loader.batching.codec import TensorCodec, TensorRows

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.torch.tables import meant_warnings, write_table
+from tests.tables.plain import meant_warnings, write_table
 from torch_table_loader import MixedDataset, StructuredDataset, TableLoader
 
 MODES: dict[str, dict[str, Any]] = {

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from tests.torch.other_launchers import ROOT, run_job
-from tests.torch.tables import write_clicks, write_table
+from tests.launchers.frameworks import ROOT, run_job
+from tests.tables.plain import write_clicks, write_table
 
 pytestmark = [pytest.mark.kills, pytest.mark.timeout(300)]
 GROUPS = [[20, 5], [31], [13, 13, 13], [40], [1], [0, 6], [50], [17]]
@@ -23,7 +23,7 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """Give what the workers wrote down, by the names of their files."""
     table, out = tmp_path_factory.mktemp("table"), tmp_path_factory.mktemp("out")
     write_table(table, GROUPS)
-    run_job([sys.executable, str(ROOT / "tests/torch/scripts/ray_jobs.py"), str(table), str(out)], seconds=250)
+    run_job([sys.executable, str(ROOT / "tests/launchers/scripts/ray_jobs.py"), str(table), str(out)], seconds=250)
     return {path.stem: json.loads(path.read_text()) for path in out.glob("*.json")}
 
 

@@ -25,8 +25,8 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from tests.iceberg import IcebergWriter, column
-from tests.laws.effort import daily, examples
+from tests.effort import daily, examples
+from tests.tables.iceberg import IcebergWriter, column
 from tests.torch.forms import FORMS, rows_of_many_kinds
 from tests.torch.modes import LAKE, SOME, SPLITS, Mode
 from torch_table_loader import IcebergDataset, StructuredDataset, TableLoader

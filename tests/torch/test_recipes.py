@@ -24,8 +24,8 @@ from torch.distributed.checkpoint.state_dict_saver import async_save, save
 from torch.distributed.checkpoint.stateful import Stateful
 from torch.multiprocessing.spawn import spawn
 
-from tests.torch.jobs import make, own_rows
-from tests.torch.tables import write_table
+from tests.launchers.jobs import make, own_rows
+from tests.tables.plain import write_table
 from torch_table_loader import Pack, StructuredDataset, TableLoader
 
 pytestmark = pytest.mark.slow

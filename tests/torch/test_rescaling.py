@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.effort import daily, examples
 from tests.generators import HalvesV1, HalvesV2
-from tests.laws.effort import daily, examples
-from tests.torch.jobs import (
+from tests.launchers.jobs import (
     STEPS,
     State,
     is_ended,
@@ -23,7 +23,7 @@ from tests.torch.jobs import (
     run_stage,
     topologies,
 )
-from tests.torch.tables import SUFFIX, Groups, key, write_table
+from tests.tables.plain import SUFFIX, Groups, key, write_table
 from torch_table_loader import ResumeError, RoundRobinStrategy
 from torch_table_loader.contracts import Storage
 from torch_table_loader.read.counted import Counted

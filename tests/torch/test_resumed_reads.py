@@ -17,8 +17,8 @@ import pyarrow.parquet as pq
 import pytest
 from pyarrow import orc
 
-from tests.laws.effort import daily
-from tests.torch.tables import meant_warnings
+from tests.effort import daily
+from tests.tables.plain import meant_warnings
 from torch_table_loader import StructuredDataset, TableLoader
 from torch_table_loader.extend import FileStorage
 from torch_table_loader.read.orc import read_postscript, read_stripes

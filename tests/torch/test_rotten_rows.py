@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tests.torch.tables import meant_warnings
+from tests.tables.plain import meant_warnings
 from torch_table_loader import StructuredDataset, TableError
 from torch_table_loader.engine import row_store
 from torch_table_loader.store import manifest

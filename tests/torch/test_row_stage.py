@@ -14,9 +14,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.laws.effort import examples
-from tests.torch.jobs import topologies
-from tests.torch.tables import meant_warnings, write_table
+from tests.effort import examples
+from tests.launchers.jobs import topologies
+from tests.tables.plain import meant_warnings, write_table
 from torch_table_loader import ResumeError, StructuredDataset, TableLoader
 from torch_table_loader.engine.jobs.stream_opening import open_stream
 from torch_table_loader.engine.rank_info import RankInfo

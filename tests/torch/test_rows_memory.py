@@ -17,8 +17,8 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from tests.laws.effort import daily
-from tests.rooms.small_disks import run_with_small
+from tests.effort import daily
+from tests.launchers.small_disks import run_with_small
 from torch_table_loader import MixedDataset, OutOfMemoryError, StorageError, StructuredDataset
 from torch_table_loader.engine import row_store
 from torch_table_loader.engine.workers import shared_memory

@@ -15,8 +15,8 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
-from tests.laws.effort import daily
-from tests.torch.tables import meant_warnings
+from tests.effort import daily
+from tests.tables.plain import meant_warnings
 from torch_table_loader import ConfigError, StorageError, StructuredDataset
 from torch_table_loader.engine import row_store
 from torch_table_loader.engine.row_store import RowStoreHandle

@@ -10,9 +10,9 @@ from typing import Any
 import pyarrow.compute as pc
 import pytest
 
-from tests.laws.effort import daily
-from tests.rooms.waiting import PATIENCE_S
-from tests.torch.tables import Batch, deliver, write_table
+from tests.effort import daily
+from tests.tables.plain import Batch, deliver, write_table
+from tests.waiting import PATIENCE_S
 from torch_table_loader.read.tasks import TaskReader
 
 GROUPS = [[7, 5], [11], [], [3, 3, 3], [20], [1], [0, 6], [9, 2]]

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.rooms.waiting import until
-from tests.tensor_shards import tensor, write_shard
-from tests.torch.tables import meant_warnings
+from tests.tables.plain import meant_warnings
+from tests.tables.tensor_shards import tensor, write_shard
+from tests.waiting import until
 from torch_table_loader import StructuredDataset, TableLoader
 from torch_table_loader.extend import FileStorage
 

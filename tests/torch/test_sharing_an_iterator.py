@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.laws.effort import daily
+from tests.effort import daily
 from tests.torch.modes import MIXTURE, SPLITS, Mode, write_rows
 from torch_table_loader import TableLoader
 from torch_table_loader.engine.workers.pickling import twin_of

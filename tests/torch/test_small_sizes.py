@@ -13,9 +13,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tests.laws.effort import daily
+from tests.effort import daily
+from tests.tables.plain import meant_warnings
 from tests.torch.modes import MODES, Mode
-from tests.torch.tables import meant_warnings
 from torch_table_loader import Pack, StructuredDataset
 from torch_table_loader.sizes import Sizes
 from torch_table_loader.testing import small_sizes

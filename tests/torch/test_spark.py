@@ -11,8 +11,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tests.torch.other_launchers import ROOT, run_job
-from tests.torch.tables import write_table
+from tests.launchers.frameworks import ROOT, run_job
+from tests.tables.plain import write_table
 
 GROUPS = [[20, 5], [31], [13, 13, 13], [40], [1], [0, 6]]
 TOTAL = sum(map(sum, GROUPS))
@@ -20,7 +20,7 @@ TOTAL = sum(map(sum, GROUPS))
 
 def seen_of(what: str, table: Path) -> list[dict[str, Any]]:
     """Run a function of the script on two processes; return what each saw."""
-    job = [sys.executable, str(ROOT / "tests/torch/scripts/spark_job.py"), what, str(table)]
+    job = [sys.executable, str(ROOT / "tests/launchers/scripts/spark_job.py"), what, str(table)]
     printed = run_job(job, seconds=250, SPARK_LOCAL_IP="127.0.0.1")
     (line,) = [line for line in printed.splitlines() if line.startswith("seen: ")]
     seen: list[dict[str, Any]] = json.loads(line.removeprefix("seen: "))

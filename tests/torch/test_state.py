@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
-from tests.laws.effort import daily
+from tests.effort import daily
 from torch_table_loader import ResumeError, StructuredDataset, TableLoader
 
 ROWS = 2_903

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from torch.utils.data import DataLoader
 
-from tests.laws.effort import daily
-from tests.torch.jobs import State
+from tests.effort import daily
+from tests.launchers.jobs import State
 from tests.torch.modes import MODES, ROWS, SPLITS, Mode, write_rows
 from torch_table_loader import ConfigError, ConfigTypeError, ResumeError, TableLoader
 

@@ -21,8 +21,8 @@ from torch.multiprocessing.spawn import spawn
 
 from bench.resume import files_left
 from bench.simulated import GROUP_ROWS, GROUPS, SimulatedTable
-from tests.torch.jobs import STEPS, State, is_ended, make, of_a_running_rank, own_rows, run_stage, spans_of
-from tests.torch.tables import meant_warnings, write_table
+from tests.launchers.jobs import STEPS, State, is_ended, make, of_a_running_rank, own_rows, run_stage, spans_of
+from tests.tables.plain import meant_warnings, write_table
 from torch_table_loader import ResumeError, StructuredDataset
 
 SMALL = [[9, 4, 11], [1], [], [17, 5], [13, 13]]

@@ -12,8 +12,8 @@ import pytest
 from torch.utils.data import DataLoader
 from torchdata.stateful_dataloader import StatefulDataLoader
 
-from tests.laws.effort import daily
-from tests.torch.tables import as_values, meant_warnings, write_table
+from tests.effort import daily
+from tests.tables.plain import as_values, meant_warnings, write_table
 from torch_table_loader import ConfigError, MixedDataset, ResumeError, StructuredDataset
 
 ORDERS: dict[str, dict[str, Any]] = {

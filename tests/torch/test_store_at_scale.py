@@ -14,12 +14,12 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
-from tests.torch.other_launchers import ROOT, run_job
+from tests.launchers.frameworks import ROOT, run_job
 from torch_table_loader import StructuredDataset
 
 pytestmark = [pytest.mark.kills, pytest.mark.timeout(300)]
 CHUNKS, ROWS, WIDTH = 8, 256, 32_768
-SCRIPT = str(ROOT / "tests/torch/scripts/build_store.py")
+SCRIPT = str(ROOT / "tests/launchers/scripts/build_store.py")
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 from pyiceberg.catalog import load_catalog
 
-from tests.torch.tables import write_table
+from tests.tables.plain import write_table
 from torch_table_loader import DataFileInfo, IcebergDataset, Shard, Split, StructuredDataset
 from torch_table_loader.extend import TableLayout, open_storage
 

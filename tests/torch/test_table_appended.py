@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow.compute as pc
 import pytest
 
-from tests.torch.table_kinds import KeptTable, TableKind, rows_of, some
+from tests.tables.kinds import KeptTable, TableKind, rows_of, some
 from torch_table_loader import ConfigError, ResumeError, TableLoader
 
 

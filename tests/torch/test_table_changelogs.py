@@ -15,8 +15,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.laws.effort import daily, examples
-from tests.torch.table_kinds import Changed, KeptTable, TableKind, some, values
+from tests.effort import daily, examples
+from tests.tables.kinds import Changed, KeptTable, TableKind, some, values
 from torch_table_loader import ConfigError, ConfigTypeError, ResumeError, TableLoader
 
 DOES = ["append", "append", "delete", "delete", "restore", "remove", "rewrite", "compact"]

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.laws.effort import daily, examples
-from tests.torch.table_kinds import KeptTable, TableKind, rows_of, some, values
+from tests.effort import daily, examples
+from tests.tables.kinds import KeptTable, TableKind, rows_of, some, values
 from torch_table_loader import ResumeError, TableLoader
 
 parts = st.lists(

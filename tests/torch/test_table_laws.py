@@ -14,8 +14,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
-from tests.laws.effort import daily, examples
-from tests.torch.table_kinds import KeptTable, TableKind, rows_of, some, values
+from tests.effort import daily, examples
+from tests.tables.kinds import KeptTable, TableKind, rows_of, some, values
 from torch_table_loader import ResumeError, TableLoader
 
 files = st.tuples(st.integers(0, 14), st.sampled_from([0, 0, 1, 2]), st.integers(1, 6))

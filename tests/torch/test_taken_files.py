@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.laws.effort import examples
-from tests.torch.jobs import make, spans_of, topologies
-from tests.torch.tables import meant_warnings, write_table
+from tests.effort import examples
+from tests.launchers.jobs import make, spans_of, topologies
+from tests.tables.plain import meant_warnings, write_table
 from torch_table_loader import MixedDataset, StructuredDataset, TableLoader
 
 GROUPS = [[60, 30], [5], [33, 30], [], [41, 7]]

@@ -15,9 +15,9 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.laws.effort import examples
-from tests.tensor_shards import WIDTHS, Tensor, bits, rows_of, tensor, values_of, write_shard
-from tests.torch.tables import meant_warnings
+from tests.effort import examples
+from tests.tables.plain import meant_warnings
+from tests.tables.tensor_shards import WIDTHS, Tensor, bits, rows_of, tensor, values_of, write_shard
 from torch_table_loader import StructuredDataset, TableLoader
 from torch_table_loader.read.tensorproto import TensorProtoReader
 

@@ -11,9 +11,9 @@ import pyarrow.compute as pc
 import pytest
 import torch
 
-from tests.laws.effort import daily
-from tests.token_files import LAYOUTS, loss_of, some_documents
-from tests.torch.tables import meant_warnings
+from tests.effort import daily
+from tests.tables.plain import meant_warnings
+from tests.tables.token_files import LAYOUTS, loss_of, some_documents
 from torch_table_loader import StructuredDataset, TableLoader
 
 FORMS = pytest.mark.parametrize("form", LAYOUTS)

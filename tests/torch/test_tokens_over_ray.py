@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tests.torch.other_launchers import run_job
+from tests.launchers.frameworks import run_job
 from torch_table_loader import StructuredDataset, tokenize_table
 
 pytestmark = [pytest.mark.kills, pytest.mark.timeout(300)]

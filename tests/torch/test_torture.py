@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from tests.torch.elastic import MarkedJob, Saved, kill, wait_until
-from tests.torch.tables import write_table
+from tests.launchers.killed_jobs import MarkedJob, Saved, kill, wait_until
+from tests.tables.plain import write_table
 
 GROUPS = [[130, 170, 60], [400], [], [90] * 7, [1], [333, 333], [250] * 3]
 TOTAL = sum(map(sum, GROUPS))

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.torch.scenes import TOTAL, Seen, play, values
+from tests.launchers.scenes import TOTAL, Seen, play, values
 
 pytestmark = pytest.mark.slow
 

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from tests.torch.elastic import ENVIRONMENT, SCRIPT, Saved, wait_until
-from tests.torch.nodes import Node, two_nodes
-from tests.torch.tables import write_table
+from tests.launchers.killed_jobs import ENVIRONMENT, SCRIPT, Saved, wait_until
+from tests.launchers.nodes import Node, two_nodes
+from tests.tables.plain import write_table
 
 GROUPS = [[530, 170, 60], [400], [], [190] * 9, [1], [733, 333], [550] * 9, [1009]]
 OPTIONS: dict[str, Any] = {

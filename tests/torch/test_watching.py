@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.torch.tables import write_table
+from tests.tables.plain import write_table
 from torch_table_loader import StructuredDataset, TableLoader, watching
 from torch_table_loader.metrics import Progress
 from torch_table_loader.read.tasks import TaskReader

@@ -19,10 +19,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.laws.effort import examples
-from tests.torch.jobs import own_rows
+from tests.effort import examples
+from tests.launchers.jobs import own_rows
+from tests.tables.plain import meant_warnings
 from tests.torch.modes import LAKE, write_tables
-from tests.torch.tables import meant_warnings
 from torch_table_loader import (
     ConfigError,
     MixedDataset,

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from torch.utils.data import DataLoader
 
-from tests.laws.effort import daily
-from tests.rooms.waiting import until
-from tests.torch.tables import meant_warnings, write_table
+from tests.effort import daily
+from tests.tables.plain import meant_warnings, write_table
+from tests.waiting import until
 from torch_table_loader import ConfigError, StructuredDataset
 from torch_table_loader.engine.work.lane_work import LaneClock
 

@@ -107,7 +107,7 @@ def serving_faults(folder: Path) -> Iterator[FaultyStore]:
     Args:
         folder: what it holds; may be written to meanwhile.
     """
-    command = [sys.executable, "-m", "tests.services.faults", str(folder)]
+    command = [sys.executable, "-m", "tests.servers.faults", str(folder)]
     server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parents[2])
     try:
         assert server.stdout is not None

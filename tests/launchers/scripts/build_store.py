@@ -71,7 +71,7 @@ def play(work: Path, table: str, name: str, *options: str) -> None:
 
 def on_ray(work: Path, table: str) -> None:
     """Play every scene on a cluster of two nodes with a CPU each."""
-    from tests.torch.scripts.ray_jobs import two_nodes
+    from tests.launchers.scripts.ray_jobs import two_nodes
 
     def refuse(*_: Any) -> None:
         raise AssertionError("what the tasks have planned is in the cache, and is read by nobody else")

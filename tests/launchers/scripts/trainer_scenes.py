@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from transformers import TrainerCallback, TrainingArguments
 
-from tests.torch.scripts.stage import play_all_and_leave, scene
+from tests.launchers.scripts.stage import play_all_and_leave, scene
 from torch_table_loader import StructuredDataset, TableLoader
 from torch_table_loader.integrations.transformers import TableTrainer
 

@@ -16,10 +16,10 @@ from typing import Any
 
 import deltalake
 
-from tests import delta, iceberg
-from tests.delta import DeltaWriter, Row
-from tests.iceberg import SharingWriter
-from tests.torch.tables import meant_warnings
+from tests.tables import delta, iceberg
+from tests.tables.delta import DeltaWriter, Row
+from tests.tables.iceberg import SharingWriter
+from tests.tables.plain import meant_warnings
 from torch_table_loader import DeltaDataset, IcebergDataset, TableLoader
 
 COLUMNS = {"x": "long", "k": "int", "s": "string"}

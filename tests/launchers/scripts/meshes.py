@@ -13,7 +13,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
-from tests.torch.scripts.stage import epoch, play_all, scene
+from tests.launchers.scripts.stage import epoch, play_all, scene
 from torch_table_loader import StructuredDataset, TableLoader
 
 BALANCED: dict[str, Any] = {"shuffle": True, "num_ranks": 1, "even_ranks": "balance"}

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from pyiceberg.catalog import Catalog, load_catalog
 from pyiceberg.types import StringType
 
-from tests.torch.scripts.stage import play_all, scene
+from tests.launchers.scripts.stage import play_all, scene
 from torch_table_loader import IcebergDataset
 from torch_table_loader.source.iceberg.catalog import open_table
 

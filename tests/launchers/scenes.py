@@ -15,7 +15,7 @@ import torch
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 from torch.multiprocessing.spawn import start_processes
 
-from tests.torch.tables import write_table
+from tests.tables.plain import write_table
 
 ROOT = Path(__file__).parents[2]
 GROUPS = [[20, 5], [31], [], [13, 13, 13], [40], [1], [0, 6]]
@@ -30,7 +30,7 @@ Seen = dict[str, list[dict[str, Any]]]
 def play(script: str, root: Path, num_ranks: int, launcher: str = "torchrun") -> Seen:
     """Run a script's scenes over ``root/table``; gives what each rank saw in each."""
     write_table(root / "table", GROUPS)
-    words = [str(ROOT / "tests/torch/scripts" / script), str(root), str(root / "seen.json")]
+    words = [str(ROOT / "tests/launchers/scripts" / script), str(root), str(root / "seen.json")]
     if launcher == "torchrun":
         _run_under_torchrun(words, num_ranks)
     else:

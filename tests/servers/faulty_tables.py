@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.services.faults import BUCKET, FaultyStore
+from tests.servers.faults import BUCKET, FaultyStore
 from torch_table_loader import StructuredDataset, TableLoader
 
 URL = f"s3://{BUCKET}/t"

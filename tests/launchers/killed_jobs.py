@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[2]
 ENVIRONMENT = {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
 """For torchrun; without the last, restarted gloo ranks find the addresses of dead ones in the launcher's store."""
 
-SCRIPT = ROOT / "tests/torch/scripts/torture.py"
+SCRIPT = ROOT / "tests/launchers/scripts/torture.py"
 
 
 def wait_until(happens: Callable[[], bool], what: str, seconds: float = 60.0) -> None:

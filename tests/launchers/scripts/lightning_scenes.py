@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from lightning.pytorch.callbacks import ModelCheckpoint
 
-from tests.torch.scripts.stage import play_all_and_leave, scene
+from tests.launchers.scripts.stage import play_all_and_leave, scene
 from torch_table_loader import StructuredDataset
 from torch_table_loader.integrations.lightning import ResumeOnAnyRanks
 

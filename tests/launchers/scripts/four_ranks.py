@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
-from tests.torch.scripts.stage import epoch, play_all, scene
+from tests.launchers.scripts.stage import epoch, play_all, scene
 from torch_table_loader import MixedDataset, StorageTimeoutError, StructuredDataset, TableError
 from torch_table_loader.engine.plan_check import PlanCheck
 from torch_table_loader.engine.row_store import RowStoreHandle

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import pyarrow as pa
 
-from tests.rooms.waiting import PATIENCE_S
+from tests.waiting import PATIENCE_S
 from torch_table_loader.arrow.ranged_file import open_ranges
 from torch_table_loader.errors import MissingFileError, StorageError, TableError
 from torch_table_loader.records import FileVersion, Traffic

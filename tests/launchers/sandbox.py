@@ -250,4 +250,4 @@ def _read_exactly(pipe: IO[bytes], length: int) -> bytes | None:
 
 if __name__ == "__main__":
     # The functions that run import this module by its name: only then are outcomes of one class.
-    importlib.import_module("tests.fuzz.sandbox")._serve()
+    importlib.import_module("tests.launchers.sandbox")._serve()

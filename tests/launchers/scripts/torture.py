@@ -15,7 +15,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from tests.torch.jobs import of_a_running_rank, own_rows
+from tests.launchers.jobs import of_a_running_rank, own_rows
 from torch_table_loader import StructuredDataset, TableLoader
 
 

@@ -14,7 +14,7 @@ import pyarrow.csv
 import pyarrow.orc
 import pyarrow.parquet as pq
 
-from tests.token_files import datatrove_bytes, fms_bytes, megatron_bytes, some_documents
+from tests.tables.token_files import datatrove_bytes, fms_bytes, megatron_bytes, some_documents
 
 ROWS = 60
 

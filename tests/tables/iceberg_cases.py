@@ -36,7 +36,7 @@ from pyiceberg.types import (
     StructType,
 )
 
-from tests.iceberg import COLUMNS, IcebergWriter, Row, column, deletes_in_their_partition, some
+from tests.tables.iceberg import COLUMNS, IcebergWriter, Row, column, deletes_in_their_partition, some
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from pyiceberg.exceptions import (
 )
 from pyiceberg.table import Table
 
-from tests.services.rest_commits import as_json, commit, create_table
+from tests.servers.rest_commits import as_json, commit, create_table
 
 _ERRORS = {
     NoSuchTableError: 404,

@@ -10,7 +10,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from tests.torch.tables import as_values, meant_warnings
+from tests.tables.plain import as_values, meant_warnings
 from torch_table_loader import LiveSpan, RowSpan, SourceRow, StructuredDataset, TableLoader
 
 State = dict[str, Any]

@@ -14,7 +14,7 @@ from accelerate.state import AcceleratorState, GradientState
 from accelerate.utils import DataLoaderConfiguration
 from torch.utils.data import DataLoader, IterableDataset
 
-from tests.torch.scripts.stage import play_all_and_leave, scene
+from tests.launchers.scripts.stage import play_all_and_leave, scene
 from torch_table_loader import StructuredDataset, TableLoader
 
 

@@ -59,7 +59,6 @@ class EpochOfAccelerate:
 
         Args:
             loader: of which this is the newest iterator.
-            remainder: see `PreparedForAccelerate`.
         """
         loader.end_of_dataloader, loader.remainder = False, remainder
         loader._epochs_entered += 1

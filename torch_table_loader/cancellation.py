@@ -142,7 +142,6 @@ def wait_for(condition: threading.Condition, over: Callable[[], bool], timeout: 
     """Wait as `Condition.wait_for` does, but not longer than this thread's work is wanted.
 
     Args:
-        condition: held by this thread.
         over: whether what it waits for has happened.
         timeout: seconds to wait; None for as many as it takes.
 
@@ -179,8 +178,6 @@ class Threads(Executor):
         """Start no thread yet.
 
         Args:
-            threads: how many there may be.
-            name: of each.
             joined: whether the block ends with them in any case, because they write or decode. Others only ask a
                 store, and are left behind if it does not answer.
         """

@@ -47,9 +47,6 @@ StringsOption = Strings | Mapping[str, Strings]
 def check_strings(given: Any) -> None:
     """Refuse what is not a form of strings.
 
-    Args:
-        given: the caller's `strings`.
-
     Raises:
         ConfigError: says what there is.
     """
@@ -71,10 +68,6 @@ def has_codes(given: StringsOption) -> bool:
 
 def check_functions(option: str, given: Any) -> None:
     """Refuse what is not a dict of functions by column.
-
-    Args:
-        option: its name.
-        given: the caller's value.
 
     Raises:
         ConfigTypeError: it is something else.

@@ -177,7 +177,6 @@ def table_rows(dataset: TableDataset, what: str) -> TableItems:
     """Return the items of a dataset with ``shuffle="rows"``.
 
     Args:
-        dataset: of one table.
         what: the caller wants to do with single rows, for the message.
 
     Raises:

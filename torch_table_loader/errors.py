@@ -67,7 +67,6 @@ class _SystemError(OSError):
         """Keep the message as the text.
 
         Args:
-            message: the text.
             filename: the path as messages may show it, if one is known.
         """
         super().__init__(message)

@@ -19,12 +19,7 @@ if TYPE_CHECKING:
 
 
 def explain(job: Job, epoch: int) -> Explanation:
-    """Return the plan of an epoch; tables of a mixture are summed up.
-
-    Args:
-        job: the rank's share.
-        epoch: from 0.
-    """
+    """Return the plan of an epoch; tables of a mixture are summed up."""
     outline, tables = job.outline(epoch), list(job.tables.values())
     lanes, layouts = len(outline.lanes), [table.layout for table in tables]
     rows, steps = outline.rows_per_rank, outline.steps_per_rank

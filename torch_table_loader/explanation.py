@@ -19,11 +19,7 @@ class WorkerLoad:
     """The load of one worker of this rank in the epoch.
 
     Args:
-        worker: its number.
-        splits: pieces of splits.
-        rows: live rows.
         num_bytes: their share of the splits' bytes, before compression.
-        steps: batches that it makes.
     """
 
     worker: int
@@ -55,9 +51,7 @@ class PruningStep:
     """The rest of the table after one step of pruning.
 
     Args:
-        name: name of the step.
         files: number of files of which something is left.
-        row_groups: number of row groups likewise.
         rows: number of rows left; None if unknown.
     """
 

@@ -215,10 +215,6 @@ _OF_ICEBERG = frozenset(
 def make_options(keywords: LoaderKeywords, owner: type) -> LoaderOptions:
     """Check the keyword arguments of a dataset, and return them as options.
 
-    Args:
-        keywords: as they came.
-        owner: the class that was called.
-
     Raises:
         ConfigTypeError: an unknown keyword; names the one that is meant.
         ConfigError: a wrong value.
@@ -248,10 +244,6 @@ def make_options(keywords: LoaderKeywords, owner: type) -> LoaderOptions:
 def check_names(keywords: Any, owner: type) -> None:
     """Refuse keyword arguments that are not options.
 
-    Args:
-        keywords: as they came.
-        owner: the class that was called.
-
     Raises:
         ConfigTypeError: names the option that is meant, or what there is instead.
     """
@@ -265,8 +257,6 @@ def _unknown(names: Sequence[str], call: str, takes: Collection[str]) -> ConfigT
 
     Args:
         names: at least one.
-        call: the class that was called.
-        takes: the parameters that it has.
     """
     if len(names) == 1:
         return ConfigTypeError(

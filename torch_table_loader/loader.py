@@ -289,7 +289,6 @@ class LoaderIterator(Iterator[Any]):
         """Plan the epoch and start the lanes.
 
         Args:
-            start: where to begin.
             loader: the loader; this becomes its newest iterator.
         """
         began = time.perf_counter()

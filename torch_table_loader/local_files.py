@@ -41,10 +41,6 @@ _NO_FALLOCATE = (errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
 def open_regular(path: Path, flags: int = os.O_RDONLY) -> int:
     """Open a regular file; neither the file nor its folder may be a symbolic link.
 
-    Args:
-        path: of the file.
-        flags: as `os.open` takes them.
-
     Returns:
         The descriptor, which the caller closes.
 

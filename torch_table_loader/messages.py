@@ -31,8 +31,6 @@ def nearest(name: object, known: Iterable[str], *, spare: int = 10) -> list[str]
     """Return up to three names that are spelled like the one that came.
 
     Args:
-        name: what came.
-        known: the names that exist.
         spare: how many of `known` to return where none is near.
 
     >>> nearest("lable", ["label", "price"])
@@ -101,10 +99,8 @@ def progress_bar(
 
     Args:
         label: what the bar says in front.
-        show: whether there is a bar.
         interval: seconds from one drawing to the next.
         beside: returns what it says at its end by now.
-        parts: what has bars below it.
     """
     if not show:
         return lambda items, _total: items

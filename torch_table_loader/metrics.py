@@ -53,9 +53,6 @@ class LaneMetrics:
     """The metrics of one worker.
 
     Args:
-        worker: number of the worker.
-        rows: rows that the worker decoded.
-        batches: batches that the worker made.
         num_bytes: bytes of those rows in the output form.
         seconds_working: time spent reading, decoding, and in the caller's functions.
         seconds_collating: the part of this time in the caller's functions: `decode`, `transforms` and `collate_fn`.
@@ -223,15 +220,9 @@ class Leg:
     """What was taken since the iterator began, or changed its course; one value, so that any thread may read it.
 
     Args:
-        position: where it began.
-        plan: what the rank takes.
         files: returns which files those rows are of, once asked.
         longest: steps of the rank that takes most; None if nobody knows.
-        clocks: what each lane has done.
-        stats: what the consumer did.
         fetched: what was fetched for the lanes.
-        batches: taken since; the iterator counts.
-        earlier: what was done before.
     """
 
     position: Position
@@ -267,8 +258,6 @@ class Progress:
         """Begin to count.
 
         Args:
-            position: where the iterator began.
-            work: the rank's.
             merger: where the batches come from; only its notes are kept.
             longest: steps of the rank that takes most; None if nobody knows.
             began: when, before the lanes did; as `time.perf_counter` says it.

@@ -153,10 +153,8 @@ def list_files(
     """Return the table that a path is.
 
     Args:
-        path: the caller's.
         reader: of the files' format; None for the one that their names ask for.
         storage: the caller's, which cannot list; None for what the path says.
-        options: the caller's.
         by_name: whether the reader's name says which one it is.
     """
     settings: dict[str, Any] = {
@@ -214,8 +212,6 @@ def refuse_plain(options: LoaderOptions, footers: str, table: str, pin: str) -> 
     """Refuse options that are for tables of plain files, or that contradict each other.
 
     Args:
-        options: the caller's.
-        footers: likewise.
         table: what kind of table it is, for the message.
         pin: the argument that chooses a snapshot of it.
 
@@ -241,10 +237,8 @@ def check_changelog(changelog: Any, start: Any, name: str, options: LoaderOption
     """Refuse a changelog without a start, or beside what it does not go with.
 
     Args:
-        changelog: the caller's.
         start: the snapshot after which rows are read; or None.
         name: what a snapshot's argument is called.
-        options: the caller's.
     """
     if not isinstance(changelog, bool):
         raise ConfigTypeError(f"changelog must be a bool, got {type(changelog).__name__}")

@@ -27,8 +27,6 @@ def load_installed(group: str, name: str, what: str) -> Any:
     """Load a plug-in.
 
     Args:
-        group: of entry points.
-        name: as the caller wrote it.
         what: the kind of plug-in, for messages.
 
     Raises:

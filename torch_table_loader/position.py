@@ -47,7 +47,6 @@ class JobPosition:
         """Start before epoch 0.
 
         Args:
-            job: ready to be planned.
             plan_check: compares exclusions and weights with the other ranks; None compares nothing.
             reopen: returns the job over the tables that a state was saved with; None keeps the open tables.
         """

@@ -90,9 +90,6 @@ RaggedOption = Layout | Mapping[str, Layout]
 def check_ragged(given: Any) -> None:
     """Refuse what is not a layout of lists.
 
-    Args:
-        given: the caller's `ragged`.
-
     Raises:
         ConfigError: says what there is.
     """

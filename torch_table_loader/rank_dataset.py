@@ -39,7 +39,6 @@ class RankDataset(NamedColumns, IterableDataset[Any]):
         """Make the dataset of a job.
 
         Args:
-            job: this rank's share.
             plan_check: compares exclusions and mixture weights with the other ranks; None compares nothing.
             reopen: returns the job over the tables that a state was saved with; None keeps the open tables.
         """
@@ -135,9 +134,6 @@ class RankDataset(NamedColumns, IterableDataset[Any]):
         """Choose the epoch that the next iterator reads, also in worker processes that are already running.
 
         If a state of this epoch was loaded, the iterator continues there. Any other epoch begins at its start.
-
-        Args:
-            epoch: from 0.
         """
         self._position.set_epoch(epoch)
 

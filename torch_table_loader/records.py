@@ -157,8 +157,6 @@ class Column:
 
     Args:
         field_id: the same in every file, whatever the column is called there.
-        name: as the table calls it.
-        type: as the table reads it.
         required: whether the table promises a value in every row.
         default: what files hold that were written before the column was added; None is null.
         children: fields of a struct, the element of a list, key and value of a map.
@@ -205,7 +203,6 @@ class FileColumns:
     """How the columns of one file are found.
 
     Args:
-        table: the table's.
         constants: values by column id that hold for all rows of the file, where the file lacks the column.
         first_row_id: the table-wide id of the file's first row, where the table counts them.
         sequence_number: of the commit that added the file.
@@ -285,11 +282,7 @@ class LeftOut(NamedTuple):
     """A damaged part of a table, which ``on_error="skip"`` leaves out.
 
     Args:
-        file: the name of the file.
         what: which part of it, in words.
-        start: its first byte.
-        stop: the byte after its last.
-        reason: what is wrong with it.
     """
 
     file: str
@@ -377,7 +370,6 @@ class FileNeeds(NamedTuple):
     """The bytes that a task reads of its file.
 
     Args:
-        file: which.
         groups: in the order of reading, for each row group or part of the file the first byte of each range, and the
             byte after its last.
         numbers: the row groups, ascending; None for parts of a file that are read one after the other.
@@ -394,7 +386,6 @@ class Traffic:
 
     Args:
         requests: operations that were asked of the store's client, repeated ones included.
-        num_bytes: that came.
         retries: operations that were repeated, since the store had not served them.
         seconds_waiting: seconds between two tries, of all threads together.
 

@@ -63,9 +63,6 @@ def integer(name: str, value: Any, least: int | None = None, most: int | None = 
 
     Args:
         name: the name of the option or argument.
-        value: the value to check.
-        least: the smallest value allowed.
-        most: the largest value allowed.
 
     Raises:
         ConfigTypeError: the value is not an integer.
@@ -82,12 +79,7 @@ def integer(name: str, value: Any, least: int | None = None, most: int | None = 
 
 
 def seconds(name: str, value: Any) -> float:
-    """Return a duration, a number of any type, as a float.
-
-    Args:
-        name: the name of the option.
-        value: the value to check.
-    """
+    """Return a duration, a number of any type, as a float."""
     if isinstance(value, bool) or not isinstance(value, Real):
         raise ConfigTypeError(f"{name} must be a number of seconds, got {type(value).__name__} {value!r}")
     number = float(value)

@@ -43,10 +43,7 @@ def with_bars(
     """Draw progress bars while yielding batches.
 
     Args:
-        batches: the remaining batches.
-        work: the rank's work.
         merger: the source of the batches; only its statistics are kept.
-        start: steps that were taken before.
         options: whether workers have bars, and how often they are drawn.
     """
     plan, clocks = work.plan, merger.clocks
@@ -79,7 +76,6 @@ class Watch:
     """Reports the progress of a loader's iterators."""
 
     def __init__(self) -> None:
-        """Start without any warning given."""
         self._has_warned = False
 
     def look(self, progress: Progress) -> None:

@@ -57,7 +57,6 @@ def relisted(lists: pa.Array, values: pa.Array) -> pa.Array:
     """Build large lists with the lengths and nulls of `lists`.
 
     Args:
-        lists: lists of any kind.
         values: the values of all non-null lists, concatenated.
 
     >>> relisted(pa.array([[1, 2], None, [3]]), pa.array(["a", "b", "c"])).to_pylist()

@@ -38,10 +38,6 @@ NewArray = Callable[[tuple[int, ...], Any], Any]
 def new_array(shape: tuple[int, ...], dtype: DTypeLike) -> NDArray[Any]:
     """Allocate an array that nothing else refers to, with undefined values.
 
-    Args:
-        shape: shape of the array.
-        dtype: type of its values.
-
     >>> new_array((2, 3), "int32").shape
     (2, 3)
     """
@@ -84,7 +80,6 @@ class ReusedBlocks:
     """
 
     def __init__(self) -> None:
-        """Start without memory."""
         self._free: defaultdict[int, deque[NDArray[Any]]] = defaultdict(lambda: deque(maxlen=_KEPT_BLOCKS))
         """Blocks by their size, a power of two; those beyond the maximum number are returned to the system."""
         self._closed = False

@@ -26,10 +26,6 @@ def content_hash(schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> str:
 
     A dictionary counts as its values, and values under a null do not count.
 
-    Args:
-        schema: the batches' schema.
-        batches: the table's rows.
-
     Returns:
         64 hexadecimal digits.
 

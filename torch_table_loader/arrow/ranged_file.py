@@ -102,10 +102,6 @@ class BufferedRanges:
     def read(self, start: int, stop: int) -> Any:
         r"""Return bytes of the file.
 
-        Args:
-            start: the first byte.
-            stop: the byte after the last.
-
         >>> ranges = BufferedRanges(lambda start, stop: print(start, stop) or bytes(range(start, stop)), 100, 8)
         >>> [bytes(ranges.read(*part)) for part in ((1, 3), (4, 6), (98, 100))]
         1 9

@@ -60,7 +60,6 @@ def schema_of_tokens(cut: Sequence[pa.Field], columns: Sequence[pa.Field]) -> pa
 
     Args:
         cut: the columns that are cut, each with the type of one token's value.
-        columns: the other columns of documents.
     """
     return pa.schema([*cut, pa.field(DOCUMENTS, pa.run_end_encoded(pa.int64(), part_type(columns)))])
 
@@ -88,8 +87,6 @@ def rows_of_tokens(values: Sequence[NDArray[Any]], parts: Parts, schema: pa.Sche
 
     Args:
         values: values of each column that is cut, one for each token.
-        parts: parts that cover all tokens.
-        schema: from `schema_of_tokens`.
     """
     runs = pa.RunEndEncodedArray.from_arrays(
         pa.array(parts.at + parts.length), _parts_array(parts), type=schema.field(DOCUMENTS).type
@@ -109,7 +106,6 @@ def rows_of_sequences(
         offsets: int64[rows + 1], where the tokens of each sequence begin.
         parts: parts of all sequences; `at` does not matter.
         part_offsets: int64[rows + 1], where the parts of each sequence begin.
-        schema: from `schema_of_sequences`.
     """
     tokens = pa.array(offsets)
     cut = [
@@ -168,7 +164,6 @@ def runs_of(values: NDArray[Any], at: Ints, length: Ints) -> NDArray[Any]:
     Arrow copies them all in one call without Python's lock, which a copy of each run would acquire and release in turn.
 
     Args:
-        values: numbers or booleans, flat.
         at: int64[n], the first value of each run.
         length: int64[n], its values; runs may overlap.
 
@@ -189,7 +184,6 @@ def repeated(values: NDArray[Any], ends: Ints) -> NDArray[Any]:
     """Repeat each value up to the end of its run. Arrow does it without Python's lock, which `np.repeat` holds.
 
     Args:
-        values: numbers, one for each run.
         ends: int64[n], the place after each run's last, ascending.
 
     >>> repeated(np.array([7, 9]), np.array([1, 3])).tolist()
@@ -203,7 +197,6 @@ def sequences_of(values: NDArray[Any], at: Ints, length: Ints, offsets: Ints, wi
     """Return runs of values as sequences of one width, each padded with arbitrary values; see `runs_of`.
 
     Args:
-        values: numbers or booleans, flat.
         at: int64[n], the first value of each run.
         length: int64[n], its values.
         offsets: int64[sequences + 1], where the runs of each sequence begin.

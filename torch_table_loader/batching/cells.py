@@ -26,7 +26,6 @@ class RowError(TableError):
     """
 
     def __init__(self, message: str, row: int | None = None) -> None:
-        """Keep the message as the text."""
         super().__init__(message)
         self.row = row
 
@@ -44,11 +43,6 @@ def refuse_null(path: str, nulls: NDArray[np.bool_]) -> RowError:
 
 def refuse_long_lists(path: str, offsets: NDArray[Any], most: int) -> None:
     """Refuse lists that are longer than padded rows.
-
-    Args:
-        path: the column, for messages.
-        offsets: of the lists.
-        most: values that a row holds.
 
     Raises:
         RowError: names the first list that is longer.
@@ -79,7 +73,6 @@ class Cell(ABC):
         """Return the values, writable, and shared with nobody.
 
         Args:
-            array: of this cell's type.
             seen: addresses of buffers that were handed out already; it grows.
             hidden: rows that the caller overwrites, and where nulls do not matter.
 
@@ -93,9 +86,7 @@ class FlatCell(Cell):
     """Numbers, booleans, points in time, decimals.
 
     Args:
-        path: the column, for messages.
         stored: dtype of the Arrow buffer; bool means bits.
-        dtype: dtype of the output.
         fill: what a null becomes; None refuses nulls.
         cast: cast to doubles first, for decimals.
     """
@@ -151,9 +142,6 @@ class GridCell(Cell):
     """Fixed-size lists, also of fixed-size lists.
 
     Args:
-        path: the column, for messages.
-        item: the cell of the values.
-        size: values in a list.
         fill: what a null list becomes, broadcast to its shape; None refuses it.
     """
 

@@ -36,7 +36,6 @@ def make_codec(schema: pa.Schema, policy: TypePolicy) -> RowsCodec[Any]:
 
     Args:
         schema: the columns that come out, in order.
-        policy: how types come out.
 
     Raises:
         ConfigError: a column that the output cannot hold; names column, type and remedy.
@@ -56,8 +55,6 @@ class TensorRows(Rows):
     """A run of rows; see `Rows`.
 
     Args:
-        codec: knows what `data` is.
-        num_rows: how many.
         data: one entry a leaf of the codec.
     """
 
@@ -66,7 +63,6 @@ class TensorRows(Rows):
     num_rows: int
 
     def __init__(self, codec: TensorCodec, num_rows: int, data: Sequence[Any]) -> None:
-        """Keep them as they are."""
         self._codec = codec
         self._data = data
         self.num_rows = num_rows
@@ -129,16 +125,11 @@ def _leaves(shapes: Sequence[Shape]) -> list[Leaf]:
 class TensorCodec(RowsCodec[TensorRows]):
     """Makes, joins and ships rows of one schema; see `RowsCodec`.
 
-    Args:
-        schema: what record batches have.
-        policy: how types come out.
-
     Raises:
         ConfigError: a column that has no tensor form.
     """
 
     def __init__(self, schema: pa.Schema, policy: TypePolicy) -> None:
-        """Choose the node of each column."""
         self._schema = schema
         self._columns: list[Decoder]
         self._columns, self._null_sensitive = choose(schema, policy)
@@ -205,7 +196,6 @@ class TensorCodec(RowsCodec[TensorRows]):
 
         Args:
             data: one entry a leaf, of at least one row.
-            batch_size: rows of a batch.
         """
         nested: Iterator[Sequence[Any]] = iter(())
         if self._nested:
@@ -248,14 +238,12 @@ class ArrowRows(Rows):
     """A run of rows; see `Rows`.
 
     Args:
-        batch: the rows.
         python: whether batches come as dicts of Python lists.
     """
 
     __slots__ = ("_python", "batch")
 
     def __init__(self, batch: pa.RecordBatch, *, python: bool) -> None:
-        """Keep it as it is."""
         self.batch = batch
         self._python = python
 
@@ -309,7 +297,6 @@ class ArrowCodec(RowsCodec[ArrowRows]):
     """
 
     def __init__(self, schema: pa.Schema, *, python: bool) -> None:
-        """Keep both."""
         self._schema = schema
         self._python = python
         self._times = [entry.name for entry in schema if python and holds_times(entry.type)]
@@ -369,8 +356,6 @@ def _check_columns(came: pa.Schema, expected: pa.Schema, encoded: Container[str]
     """Refuse a record batch with other columns; nullability and metadata do not matter.
 
     Args:
-        came: what the batch has.
-        expected: what it should have.
         encoded: columns that may come as dictionaries.
 
     Raises:

@@ -30,7 +30,6 @@ class ColumnFunction:
         option: which option names it, for messages.
         name: of the column, as the caller says it.
         keys: where the column is in a batch.
-        function: the caller's.
         numpy: whether batches have arrays instead of tensors.
     """
 
@@ -82,10 +81,6 @@ class ColumnFunction:
 def column_functions(shapes: Sequence[Shape], policy: TypePolicy) -> tuple[ColumnFunction, ...]:
     """Return the functions that a policy names, in the order in which they are called.
 
-    Args:
-        shapes: what is in a batch.
-        policy: what the caller chose.
-
     Raises:
         ConfigError: a name that no column has.
     """
@@ -120,7 +115,6 @@ def stacked(values: Sequence[Any], *, numpy: bool) -> Any:
     """Return the values of rows as one tensor or array, where all have one shape and type; else as a list.
 
     Args:
-        values: one a row.
         numpy: whether arrays and numbers become an array, not a tensor.
 
     >>> stacked([1.5, 2.5], numpy=True), stacked([1, None], numpy=True)

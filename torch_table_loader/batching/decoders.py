@@ -61,7 +61,6 @@ class Decoder(ABC):
         """Append the data of each leaf, in the order of `shapes`.
 
         Args:
-            array: the column.
             sink: grows by one entry a leaf.
             seen: addresses of buffers that were handed out already; it grows.
 
@@ -80,14 +79,7 @@ def _mask_leaf(name: str, cut: Cut) -> Leaf:
 
 @dataclass(frozen=True, slots=True)
 class FixedDecoder(Decoder):
-    """One value, or one array of a fixed shape, a row.
-
-    Args:
-        name: the key.
-        cell: decodes the values.
-        cut: cuts values and mask.
-        masked: add the validity mask.
-    """
+    """One value, or one array of a fixed shape, a row."""
 
     name: str
     cell: Cell
@@ -111,12 +103,6 @@ class ListsDecoder(Decoder):
     """A list of fixed-width values a row.
 
     Args:
-        name: the key.
-        path: the column, for messages.
-        item: decodes the values.
-        cut: cuts the lists.
-        cut_mask: cuts the mask.
-        masked: add the validity mask.
         fill: the list that a null becomes, as an array; None refuses nulls.
         most: values of the longest list that is taken; None takes any.
     """
@@ -173,9 +159,7 @@ class TextDecoder(Decoder):
     """Strings or bytes, or lists of them, kept as Arrow until they are cut.
 
     Args:
-        name: the key.
         type: the wide Arrow type that all are brought to.
-        cut: cuts into lists or codes.
         fill: what a null becomes; None keeps it.
     """
 
@@ -196,12 +180,7 @@ class TextDecoder(Decoder):
 
 @dataclass(frozen=True, slots=True)
 class ValuesDecoder(Decoder):
-    """Values of any type, kept as Arrow until they are cut into lists of Python's.
-
-    Args:
-        name: the key.
-        type: the Arrow type.
-    """
+    """Values of any type, kept as Arrow until they are cut into lists of Python's."""
 
     name: str
     type: pa.DataType
@@ -245,9 +224,7 @@ class CodesDecoder(Decoder):
     """Strings as integers.
 
     Args:
-        name: the key.
         type: the wide Arrow type that strings are brought to.
-        cut: cuts the codes.
         coder: says which integer a string is.
         fill: what a null becomes before that.
     """
@@ -308,12 +285,7 @@ class CodeListsDecoder(Decoder):
 
 @dataclass(frozen=True, slots=True)
 class StructDecoder(Decoder):
-    """A nested dict.
-
-    Args:
-        name: the key.
-        children: its columns, in order.
-    """
+    """A nested dict."""
 
     name: str
     children: Sequence[Decoder]
@@ -330,11 +302,7 @@ class StructDecoder(Decoder):
 
 @dataclass(frozen=True, slots=True)
 class PlainDecoder(Decoder):
-    """A column behind an extension type, a dictionary or run-ends.
-
-    Args:
-        inner: decodes what is inside.
-    """
+    """A column behind an extension type, a dictionary or run-ends."""
 
     inner: Decoder
 

@@ -76,10 +76,8 @@ def fixed_fill(path: str, given: Any, cell: Cell, kind: pa.DataType) -> Any:
     """Return a fill in a cell's dtype.
 
     Args:
-        path: the column.
         given: a value, or for fixed-size lists also a list of values; "nan"; statistics, whose mean it is.
         cell: decodes the column; it makes the fill, too, so that both follow one rule.
-        kind: the column's Arrow type.
 
     Returns:
         A value that broadcasts to the shape of a row.
@@ -112,9 +110,7 @@ def list_fill(path: str, given: Any, item: Cell) -> NDArray[Any]:
     """Return the list that a null list becomes, in the values' dtype.
 
     Args:
-        path: the column.
         given: a list of values, often [].
-        item: decodes the column's values.
 
     Raises:
         ConfigError: it is not a list, or its values are of another type or shape.
@@ -141,11 +137,6 @@ def list_fill(path: str, given: Any, item: Cell) -> NDArray[Any]:
 
 def pad_value(path: str, given: float, item: Cell) -> Any:
     """Return the value that pads a column of lists, in the values' dtype.
-
-    Args:
-        path: the column.
-        given: a number or a bool.
-        item: decodes the column's values.
 
     Raises:
         ConfigError: the dtype does not hold it.
@@ -198,8 +189,6 @@ def check_names(option: str, names: Mapping[str, Any], known: Mapping[str, str],
     """Refuse names of an option that it cannot be for.
 
     Args:
-        option: its name, for the message.
-        names: what the caller named.
         known: every path of the schema, and what it is.
         usable_for: what the option can be for, in the words of `known`.
 

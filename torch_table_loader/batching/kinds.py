@@ -85,7 +85,6 @@ class DenseKind(Kind):
     """One value, or one array of a fixed shape, a row.
 
     Args:
-        dtype: of the values.
         inner: the shape of a row; () for a single value.
     """
 
@@ -130,11 +129,7 @@ class DenseKind(Kind):
 
 @dataclass(frozen=True, slots=True)
 class ListsKind(Kind):
-    """A list of fixed-width values a row.
-
-    Args:
-        item: the kind of the values.
-    """
+    """A list of fixed-width values a row."""
 
     item: DenseKind
     num_pieces = 2
@@ -196,11 +191,7 @@ def _joined_offsets(parts: Sequence[Lists]) -> NDArray[np.int64]:
 
 @dataclass(frozen=True, slots=True)
 class TextKind(Kind):
-    """Strings or bytes, or lists of them, as an Arrow array of the wide (64-bit offset) type; or values of any type.
-
-    Args:
-        type: the Arrow type.
-    """
+    """Strings or bytes, or lists of them, as an Arrow array of the wide (64-bit offset) type; or values of any type."""
 
     type: pa.DataType
     num_pieces = 1

@@ -153,7 +153,6 @@ def cut_nested_together(columns: Sequence[Lists], batch_size: int) -> list[list[
 
     Args:
         columns: of equally many rows, at least one.
-        batch_size: rows of a batch.
 
     Returns:
         For each column one tensor a batch.
@@ -198,7 +197,6 @@ def cut_padded_arrays(data: Lists, batch_size: int, pad: Pad, value: Any = 0) ->
 
     Args:
         data: lists; none is longer than `pad.longest`.
-        batch_size: rows of a batch.
         pad: how long rows are, and where lists stand in them.
         value: that of `pad`, in the dtype of the values.
     """

@@ -36,8 +36,6 @@ class PackedRows(Rows):
     """A run of rows, each of `width` tokens: one, or those of a sequence.
 
     Args:
-        codec: knows what the columns are.
-        num_rows: how many.
         tokens: one flat array a column that is cut; what no part covers is padding, and may hold anything.
         parts: which parts of documents the tokens are.
     """
@@ -47,7 +45,6 @@ class PackedRows(Rows):
     num_rows: int
 
     def __init__(self, codec: PackedCodec, num_rows: int, tokens: Sequence[NDArray[Any]], parts: Parts) -> None:
-        """Keep them as they are."""
         self._codec = codec
         self.num_rows = num_rows
         self.tokens = tokens
@@ -81,13 +78,11 @@ class PackedCodec(RowsCodec[PackedRows]):
 
     Args:
         schema: of one of the two forms of `arrow.token_rows`; a column `padding` may follow.
-        pack: what the caller asked for.
         documents: makes tensors of the other columns of documents, by name; None where there are none.
         numpy: whether arrays come out instead of tensors.
     """
 
     def __init__(self, schema: pa.Schema, pack: Pack, documents: Documents | None, *, numpy: bool) -> None:
-        """Find the columns."""
         self._schema = schema
         self._names = [name for name in schema.names if name not in (DOCUMENTS, PADDING_COLUMN)]
         self._tokens_are_rows = tokens_are_rows(schema)
@@ -125,10 +120,7 @@ class PackedCodec(RowsCodec[PackedRows]):
         """Return the parts of some of the tokens, with places from the first of these.
 
         Args:
-            tokens: that the parts are of.
-            parts: of which some are wanted.
             start: the first token that is wanted.
-            stop: the token behind the last.
         """
         ends = parts.at + parts.length
         first = int(np.searchsorted(ends, start, side="right"))

@@ -74,8 +74,6 @@ class Layout:
     """Where the parts of documents lie in some batches, no part crossing the end of a sequence.
 
     Args:
-        parts: of the batches.
-        seq_len: tokens of a sequence.
         num_tokens: of the batches, padding included; a multiple of `seq_len`.
     """
 
@@ -140,14 +138,12 @@ class Sequences:
     """Makes batches of sequences.
 
     Args:
-        pack: what the caller asked for.
         names: the columns that are cut, the tokens first.
         documents: makes tensors of the other columns of documents, by name; None where there are none.
         numpy: whether arrays come out instead of tensors.
     """
 
     def __init__(self, pack: Pack, names: Sequence[str], documents: Documents | None, *, numpy: bool) -> None:
-        """Keep them."""
         self._pack = pack
         self._names = names
         self._documents = documents
@@ -191,8 +187,6 @@ class Sequences:
 
         Args:
             tokens: of each column that is cut.
-            parts: of all batches.
-            layout: of the same.
             firsts: the first part of each batch, and the number of parts.
         """
         wanted, number = self._wanted, np.arange(len(layout.at), dtype=np.int32)
@@ -287,11 +281,6 @@ class Sequences:
 
         Args:
             columns: of the documents that parts are of.
-            layout: of all batches.
-            first: the batch's first part.
-            last: the part behind its last.
-            start: its first token.
-            stop: the token behind its last.
         """
         found: dict[str, Any] = {}
         owned = columns.take(pa.array(layout.owner[first:last]))

@@ -112,30 +112,18 @@ class TypePolicy:
         return self.strings if isinstance(self.strings, Mapping) else {}
 
     def strings_of(self, path: str) -> Strings:
-        """Return the form of a column of strings.
-
-        Args:
-            path: of the column, dotted.
-        """
+        """Return the form of a column of strings."""
         if path in (self.decode or {}):
             return "list"
         return self.strings.get(path, "list") if isinstance(self.strings, Mapping) else self.strings
 
     def codes(self, path: str) -> bool:
-        """Whether strings become integers that mean the same in all batches.
-
-        Args:
-            path: of the column, dotted.
-        """
+        """Whether strings become integers that mean the same in all batches."""
         form = self.strings_of(path)
         return isinstance(form, Hash) or (form == "codes" and path in (self.vocabulary or {}))
 
     def layout_of(self, path: str) -> Literal["nested", "offsets"] | Pad:
-        """Return the layout of a column of lists, the default resolved.
-
-        Args:
-            path: of the column, dotted.
-        """
+        """Return the layout of a column of lists, the default resolved."""
         chosen = self.ragged.get(path) if isinstance(self.ragged, Mapping) else self.ragged
         if chosen is None:
             return "offsets" if self.output_format == "numpy" else "nested"

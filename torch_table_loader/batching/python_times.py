@@ -26,10 +26,6 @@ def holds_times(kind: pa.DataType) -> bool:
 def check_times(name: str, column: pa.Array) -> None:
     """Refuse a column with a time that Python has no object for.
 
-    Args:
-        name: of the column.
-        column: its values.
-
     Raises:
         TableError: names the column.
     """

@@ -13,16 +13,11 @@ if TYPE_CHECKING:
 
 
 class _Carry(Generic[R]):
-    """What is left of a chunk when whole batches or windows were cut off: rows that wait for more, in order.
-
-    Args:
-        codec: joins them.
-    """
+    """What is left of a chunk when whole batches or windows were cut off: rows that wait for more, in order."""
 
     __slots__ = ("_codec", "_parts", "num_rows")
 
     def __init__(self, codec: RowsCodec[R]) -> None:
-        """Start empty."""
         self._codec = codec
         self._parts: list[R] = []
         self.num_rows = 0
@@ -62,26 +57,17 @@ class _Carry(Generic[R]):
 
 
 class ExactBatches(Generic[R]):
-    """Cuts a run of chunks into exact batches; copies only the batches that span chunks.
-
-    Args:
-        codec: joins rows.
-        batch_size: rows of a batch.
-    """
+    """Cuts a run of chunks into exact batches; copies only the batches that span chunks."""
 
     __slots__ = ("_batch_size", "_carry", "_codec")
 
     def __init__(self, codec: RowsCodec[R], batch_size: int) -> None:
-        """Start empty."""
         self._batch_size = batch_size
         self._codec = codec
         self._carry = _Carry(codec)
 
     def push(self, rows: R) -> list[list[R]]:
         """Add a chunk; return what is ready, each as consecutive runs, together a multiple of `batch_size`.
-
-        Args:
-            rows: the next chunk.
 
         Returns:
             No, one or two of these: the batch that spans chunks, then the whole batches of this chunk, which view it.
@@ -108,15 +94,12 @@ class PieceBatches(ExactBatches[R]):
     """Cuts a run of chunks into batches that end where pieces of it do; the last of a piece may be short.
 
     Args:
-        codec: joins rows.
-        batch_size: rows of a batch.
         pieces: rows of each piece, none of which is empty.
     """
 
     __slots__ = ("_left", "_pieces")
 
     def __init__(self, codec: RowsCodec[R], batch_size: int, pieces: Iterator[int]) -> None:
-        """Start at the first piece."""
         super().__init__(codec, batch_size)
         self._pieces = pieces
         self._left = next(pieces, 0)
@@ -140,8 +123,6 @@ class WindowShuffle(Generic[R]):
     """The shuffle buffer: permutes a run of chunks inside windows of `window` rows; only the last may be shorter.
 
     Args:
-        codec: joins rows.
-        window: rows of a window.
         permutation_of: ``(window_index, length)`` to a permutation of ``range(length)``: row i of the window that
             comes out is row ``permutation[i]`` of what went in.
         first_window: the index of the first window.
@@ -156,7 +137,6 @@ class WindowShuffle(Generic[R]):
         permutation_of: Callable[[int, int], NDArray[np.int64]],
         first_window: int = 0,
     ) -> None:
-        """Start empty."""
         self._window = window
         self._permutation_of = permutation_of
         self._index = first_window

@@ -31,7 +31,6 @@ class Block:
 
     Args:
         data: flat uint8; the pieces begin at multiples of 64 bytes, in the codec's order.
-        num_rows: the rows in it.
         sizes: bytes of each piece.
     """
 
@@ -56,14 +55,12 @@ class Batches(list[Any]):
     """Finished batches.
 
     Args:
-        batches: of the output form.
         counts: what packing made each of; empty where rows are not packed.
     """
 
     __slots__ = ("counts",)
 
     def __init__(self, batches: Iterable[Any] = (), counts: Sequence[PackCounts] = ()) -> None:
-        """Keep them."""
         super().__init__(batches)
         self.counts = counts
 
@@ -80,13 +77,11 @@ class LateBatches:
 
     Args:
         runs: rows that follow one another, at least one in each; all but the last of whole batches.
-        batch_size: rows of a batch.
     """
 
     __slots__ = ("_batch_size", "_runs")
 
     def __init__(self, runs: Sequence[Rows], batch_size: int) -> None:
-        """Keep them."""
         self._runs = runs
         self._batch_size = batch_size
 
@@ -245,8 +240,6 @@ def new_block(sizes: Sequence[int], num_rows: int, out: Allocate | None) -> tupl
 
     Args:
         sizes: bytes of each piece.
-        num_rows: what the block will say.
-        out: see `RowsCodec.pack`.
     """
     _, total = piece_starts(sizes)
     data = torch.from_numpy(new_array((total,), np.uint8)) if out is None else out(total)

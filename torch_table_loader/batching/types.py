@@ -107,10 +107,6 @@ _STRINGS = _CODABLE | {_LISTS_OF_STRINGS}
 def choose(schema: pa.Schema, policy: TypePolicy) -> tuple[list[Decoder], frozenset[str]]:
     """Choose how each column of a schema is decoded.
 
-    Args:
-        schema: what record batches will have.
-        policy: what the caller chose.
-
     Returns:
         One node a column; and the names of those top-level columns of single values in which a null is an error.
 
@@ -181,7 +177,6 @@ class Chooser:
     """Chooses the node of each column, and notes every path that it meets.
 
     Args:
-        policy: what the caller chose.
         known: what is at each dotted path.
     """
 
@@ -192,8 +187,6 @@ class Chooser:
         """Choose the node of a column, or of a struct's child.
 
         Args:
-            entry: its Arrow field.
-            path: its dotted path.
             nullable: whether its schema, or that of a struct above it, allows nulls.
 
         Raises:
@@ -362,7 +355,6 @@ def _has_tensor_form(kind: pa.DataType, *, decimals: bool) -> bool:
     """Return whether values of a type that is neither text nor struct have a form as tensors.
 
     Args:
-        kind: the type.
         decimals: whether decimals are taken as doubles.
     """
     if pt.is_list(kind) or pt.is_large_list(kind) or pt.is_fixed_size_list(kind):

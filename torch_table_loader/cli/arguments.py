@@ -30,9 +30,6 @@ class Argument:
 
     Args:
         flag: the flag as typed; without dashes it is a positional argument.
-        keyword: a keyword of `StructuredDataset`.
-        text: its help text.
-        settings: arguments for `add_argument`.
     """
 
     flag: str
@@ -183,8 +180,6 @@ def add_arguments(parser: argparse.ArgumentParser, keywords: Iterable[str], *, b
     """Add the options that name a table and set some keywords; options not given keep the library's defaults.
 
     Args:
-        parser: the parser of a command.
-        keywords: keywords of `StructuredDataset`.
         beside: whether another positional argument follows PATH, which is then required.
     """
     wanted = set(keywords) | {argument.keyword for argument in CHOSEN if not (beside and argument.keyword == "table")}
@@ -246,12 +241,7 @@ def _nulls(given: list[tuple[str, Any]]) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """The requested dataset and its options.
-
-    Args:
-        kind: the class of the dataset.
-        keywords: its keyword arguments.
-    """
+    """The requested dataset and its options."""
 
     kind: type[TableDataset]
     keywords: dict[str, Any]

@@ -127,9 +127,6 @@ class Duel:
 def run(typed: argparse.Namespace) -> None:
     """Measure, and print the results.
 
-    Args:
-        typed: the parsed options.
-
     Raises:
         ConfigError: a number is out of range, or the table has no rows.
         TableError: both sides delivered different numbers of rows.
@@ -170,10 +167,7 @@ def measure(loader: TableLoader, bare: Callable[[], int], rounds: int, tick: Cal
     """Run both in turn, alternating which goes first, after one run of each that does not count.
 
     Args:
-        loader: the loader to measure.
         bare: decodes the same columns, and returns the number of rows.
-        rounds: number of pairs.
-        tick: called after each run.
 
     Raises:
         TableError: they delivered different numbers of rows.

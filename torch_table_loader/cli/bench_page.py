@@ -14,13 +14,9 @@ class Result:
     """The figures of one batch size; medians over the rounds, except for the best ones.
 
     Args:
-        batch_size: in rows.
         loader_rows_per_second: rows per second of the loader.
-        loader_best: its fastest round.
         bare_rows_per_second: rows per second of pyarrow, which only decodes.
-        bare_best: its fastest round.
         ratio: the loader's speed over pyarrow's in one round.
-        ratio_best: the best such ratio.
         share_waiting: the share of the loader's time that its caller waited for batches.
     """
 
@@ -35,13 +31,7 @@ class Result:
 
 
 def bench_page(title: str, told: str, results: Sequence[Result]) -> str:
-    """Return the page: rows per second by batch size beside bare decoding, and the share of time spent waiting.
-
-    Args:
-        title: the table's name.
-        told: what was measured, and how.
-        results: one for each batch size.
-    """
+    """Return the page: rows per second by batch size beside bare decoding, and the share of time spent waiting."""
     fastest = max(results, key=lambda each: each.loader_rows_per_second)
     boxes = [
         Tile("fastest", number(fastest.loader_rows_per_second), f"rows a second, {fastest.batch_size:,} a batch"),

@@ -85,9 +85,6 @@ def add_parser(commands: Any) -> list[argparse.ArgumentParser]:
 def run(typed: argparse.Namespace) -> None:
     """Write the folder, and print a summary.
 
-    Args:
-        typed: the parsed options.
-
     Raises:
         ConfigError: the format cannot store a column, or the folder exists.
         TableError: the format cannot store a row, or the table is damaged.

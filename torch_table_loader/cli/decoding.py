@@ -34,9 +34,7 @@ def decode_row_groups(table: Table, columns: Sequence[str], threads: int) -> int
     """Decode every row group of Parquet files once, and discard it. No footer is read again.
 
     Args:
-        table: a table of Parquet files.
         columns: the table's names of the columns; columns that a file lacks are not read from it.
-        threads: number of threads that decode.
 
     Returns:
         The number of decoded rows.
@@ -79,7 +77,6 @@ def decode_on_threads(
         groups: number of the file and of the row group.
         open_file: opens a file for one thread.
         read: reads a row group of an open file: takes the file, its number and the row group's.
-        threads: number of threads that read.
 
     Returns:
         The number of decoded rows.
@@ -109,7 +106,6 @@ def scan(table: Table, columns: Sequence[str]) -> int:
 
     Args:
         table: a table in a format that pyarrow.dataset supports.
-        columns: names.
 
     Raises:
         ConfigError: pyarrow.dataset does not support these files.

@@ -81,11 +81,7 @@ def add_parser(commands: Any) -> list[argparse.ArgumentParser]:
 
 
 def run(typed: argparse.Namespace) -> None:
-    """Plan, and print the result.
-
-    Args:
-        typed: the parsed options.
-    """
+    """Plan, and print the result."""
     draw = wants_bar(typed)
     ranks = getattr(typed, "num_ranks", 1)
     own = {"rank": 0} if ranks > 1 else {}
@@ -112,13 +108,7 @@ def run(typed: argparse.Namespace) -> None:
 
 
 def page_of(told: Explanation, load: Load, title: str) -> str:
-    """Return the plan of rank 0 as HTML, with the load of all ranks if rows are counted.
-
-    Args:
-        told: the plan.
-        load: the load of every rank.
-        title: the page's title.
-    """
+    """Return the plan of rank 0 as HTML, with the load of all ranks if rows are counted."""
     if load.counted:
         steps = tuple(each for each in load.steps if each is not None)
         rows = tuple(load.rows_of(rank) for rank in range(len(steps)))
@@ -134,8 +124,6 @@ def tell(
     Args:
         job: rank 0's job, of Arrow batches; it is planned for every rank.
         asked: the options with the requested form of columns.
-        load: the load of every rank.
-        told: the plan of rank 0.
         most: the most files, workers and ranks that are listed for people.
     """
     schema = pa.schema([job.table.schema.field(name) for name in columns_of(job.table, job.options)])
@@ -169,11 +157,6 @@ def tell(
 
 def verdict(table: Table, field: pa.Field, asked: LoaderOptions) -> str:
     """Return what the loader makes of a column: its form, or why it is refused.
-
-    Args:
-        table: the table, after its survey.
-        field: the column.
-        asked: the options that decide it.
 
     Raises:
         ConfigError: the options do not fit each other, whatever the column.
@@ -247,12 +230,6 @@ class Load:
     """What each rank and worker reads in an epoch."""
 
     def __init__(self, job: StreamJob, epoch: int) -> None:
-        """Plan every rank.
-
-        Args:
-            job: the job of any rank.
-            epoch: from 0.
-        """
         planner = job.planner
         self.counted = planner.counted
         self.split_rows: list[NDArray[np.int64]] = []

@@ -24,10 +24,6 @@ class Command:
     """One subcommand.
 
     Args:
-        name: the name as typed.
-        text: its help text.
-        examples: examples for its help.
-        add: adds its options.
         run: runs it, given the parsed options.
     """
 

@@ -38,7 +38,6 @@ class Parser(argparse.ArgumentParser):
     """A parser whose errors are one line and never show a login, whatever was mistyped."""
 
     def __init__(self, **settings: Any) -> None:
-        """Accept only full option names."""
         super().__init__(**{"allow_abbrev": False, "formatter_class": Help, **settings})
 
     def parse_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> Any:  # type: ignore[override]

@@ -37,7 +37,6 @@ class Table:
     """Rows under a header.
 
     Args:
-        title: the line above.
         columns: the header of each column, by its key in JSON.
         rows: one value for each column; None if unknown.
         totals: lines below the rows, which JSON leaves out.
@@ -88,11 +87,7 @@ class Table:
         return self.text(sys.maxsize)
 
     def text(self, width: int) -> str:
-        """Format the rows as plain text of a given width; longer cells are folded, and nothing is cut.
-
-        Args:
-            width: number of character columns.
-        """
+        """Format the rows as plain text of a given width; longer cells are folded, and nothing is cut."""
         widths = self._widths(width)
         if widths is None:
             return "\n".join(filter(None, (self._as_records().text(width), self.left_out)))
@@ -175,9 +170,7 @@ def show(typed: argparse.Namespace, value: Any, *parts: str | Table) -> None:
     """Print one JSON object with ``--json``, else text and tables separated by empty lines.
 
     Args:
-        typed: the parsed options.
         value: the value for programs; types that JSON lacks become text.
-        parts: the output for people.
     """
     if typed.json:
         sys.stdout.write(json.dumps(value, indent=1, default=str, ensure_ascii=False) + "\n")
@@ -215,10 +208,6 @@ def wants_bar(typed: argparse.Namespace) -> bool:
 
 def write_page(path: str, page: str) -> None:
     """Write an HTML file, replacing an existing one.
-
-    Args:
-        path: the path of the file.
-        page: its content.
 
     Raises:
         ConfigError: the file cannot be written.

@@ -28,13 +28,10 @@ class FormatEntry:
     Args:
         name: the value for ``format=``.
         origin: the distribution that provides it, and its version.
-        suffixes: suffixes of its file names.
         cut: the unit that files are cut into; None if files are read whole.
         pruning: what row groups are pruned by; None if they are not pruned.
         ranges: whether it knows which bytes it reads, so that only these are fetched from an object store.
         counting: where the number of rows comes from.
-        needs: a missing package.
-        error: why it cannot be used.
     """
 
     name: str
@@ -55,8 +52,6 @@ class SourceEntry:
     Args:
         name: the name of what it reads.
         origin: the distribution that provides it, and its version.
-        call: the call that opens it.
-        needs: a missing package.
     """
 
     name: str
@@ -87,11 +82,7 @@ def add_parser(commands: Any) -> list[argparse.ArgumentParser]:
 
 
 def run(typed: argparse.Namespace) -> None:
-    """Print the formats and sources.
-
-    Args:
-        typed: the parsed options.
-    """
+    """Print the formats and sources."""
     formats, sources = format_entries(), source_entries()
     said = {"formats": list(map(asdict, formats)), "sources": list(map(asdict, sources))}
     rows = [

@@ -26,9 +26,6 @@ def write_sample(root: Path) -> int:
 
     Columns are `label` (int32, 0 or 1), `price` (float) and `ad` (int32). The values are the same every time.
 
-    Args:
-        root: a new or empty folder.
-
     Returns:
         The number of rows written.
 

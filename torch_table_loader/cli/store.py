@@ -175,7 +175,6 @@ def build_store(typed: argparse.Namespace, row_store: str) -> None:
     """Build a store, and report how much of it each builder built.
 
     Args:
-        typed: the parsed options.
         row_store: the folder of stores, or a URL.
 
     Raises:

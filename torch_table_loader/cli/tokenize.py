@@ -73,9 +73,6 @@ def add_parser(commands: Any) -> list[argparse.ArgumentParser]:
 def run(typed: argparse.Namespace) -> None:
     """Write this rank's part, and print a summary.
 
-    Args:
-        typed: the parsed options.
-
     Raises:
         ConfigError: the options do not fit each other.
     """

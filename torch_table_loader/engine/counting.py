@@ -52,12 +52,8 @@ class LiveCounter:
         """Prepare.
 
         Args:
-            table: the table.
-            reader: reads the filter's columns.
             filter_key: names the filter in the cache.
             cache: counts that were made before, and where new ones go; or None.
-            threads: how many read.
-            progress: shows how the pass goes.
             fetching: how files that are far away are fetched.
             seq_len: tokens of a sequence, where rows are packed.
         """
@@ -79,7 +75,6 @@ class LiveCounter:
         """Fill in the live rows of some splits, and of what else their row groups hold.
 
         Args:
-            segments: of which some are unknown.
             splits: those whose rows must be known.
         """
         wanted = np.zeros(len(segments.splits), dtype=np.bool_)

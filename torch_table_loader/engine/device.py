@@ -213,7 +213,6 @@ class BatchMover(Iterator[Any]):
 
         Args:
             batches: where they come from; tensors in dicts, lists and tuples.
-            copier: who copies.
             ahead: batches that are copied ahead, at least 1; each takes its bytes on the device.
         """
         self._batches = batches
@@ -252,7 +251,6 @@ def check_placing(device: Any, *, pin: bool) -> None:
 
     Args:
         device: the caller's; None leaves batches where they are.
-        pin: the caller's `pin_memory`.
 
     Raises:
         ConfigError: torch sees no such device.

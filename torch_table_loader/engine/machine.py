@@ -32,11 +32,6 @@ def usable_cpus(root: Path = Path("/")) -> int:
 def threads_for(lanes: int, cpus: int, ranks_on_node: int) -> int:
     """Fit the number of threads or processes of one rank to its share of the CPUs.
 
-    Args:
-        lanes: lanes of the rank.
-        cpus: CPUs of the node.
-        ranks_on_node: ranks that share them.
-
     >>> threads_for(lanes=8, cpus=16, ranks_on_node=4), threads_for(2, 64, 1), threads_for(4, 2, 8)
     (4, 2, 1)
     """

@@ -96,8 +96,6 @@ class _Measuring:
     """A table whose columns are measured.
 
     Args:
-        table: surveyed.
-        options: the caller's; the filter applies.
         cache: results that are kept; or None.
     """
 
@@ -187,7 +185,6 @@ class _Measuring:
         """Yield what is measured of each file's live rows, in the table's order, several files at a time.
 
         Args:
-            columns: that are read.
             measure: of the rows of a file.
             but: numbers of files to leave out.
         """

@@ -31,7 +31,6 @@ class _SourcesState:
 
     Args:
         given: the weights that the loader was created with.
-        newest: the weights of future epochs.
         sources: for each source, by name, the table and options as in a state of the source alone.
     """
 
@@ -43,7 +42,6 @@ class _SourcesState:
         """Return the table and options of a source, as a state of the source alone would have them.
 
         Args:
-            name: the source's name.
             identity: the current identity of the source; a mixture does not use the source's own shuffling.
         """
         source = self.sources[name]
@@ -56,13 +54,11 @@ class MixtureState(_SourcesState):
     """A parsed state of a mixture of rows.
 
     Args:
-        epoch: the epoch.
         consumed: samples that the job had taken.
         steps: steps in which it took them.
         ended: True if they were counted on a rank that had taken all its batches while others continued.
         total: samples of the epoch under the weights at that time; `ENDLESS` if it had no end.
         shares: the weights of the running epoch, in the order of the names.
-        names: the sources, sorted.
         exclusions: what `ExclusionVersions.to_state` wrote of each source, by name.
         anchors: anchors of the sources that are walked, by name; see `TurnStream.anchor`.
     """
@@ -118,11 +114,7 @@ class MixtureState(_SourcesState):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamsState(_SourcesState):
-    """A parsed state of a mixture of streams.
-
-    Args:
-        position: the position of the job.
-    """
+    """A parsed state of a mixture of streams."""
 
     position: MixedPosition
 
@@ -178,12 +170,8 @@ def write_mixture_state(
     """Write the position of a job of a mixture.
 
     Args:
-        bound: the job's `identity`.
-        position: what the trainer has taken.
         given: the weights that the loader was created with.
-        newest: the weights of future epochs.
         exclusions: exclusions of each source, by name.
-        anchors: see `MixtureState`.
     """
     mixture = position.mixed
     shares, nothing = mixture.shares, ExclusionVersions()
@@ -205,10 +193,7 @@ def write_streams_state(
     """Write the position of a job of a mixture of streams.
 
     Args:
-        bound: the job's `identity`.
-        position: what the trainer has taken.
         given: the weights that the loader was created with.
-        newest: the weights of future epochs.
     """
     about = _written_sources(bound, given, newest, {})
     return {**about, "epoch": position.epoch, "history": write_history(position)}

@@ -23,8 +23,6 @@ def in_parallel(work: Callable[[T], R], items: Sequence[T], *, asks: Storage | N
     """Map over threads; the first error is raised.
 
     Args:
-        work: of one item.
-        items: which.
         asks: the storage that the work waits for: one that is far away is asked for many items at once, however few
             CPUs there are. The first of those lie all over the table, so that what they teach holds for the others.
 

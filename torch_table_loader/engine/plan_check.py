@@ -54,8 +54,6 @@ class PlanCheck:
 
         Args:
             rank: this rank, among those that read different rows.
-            num_ranks: how many those are.
-            check: the caller's `check_plan`.
             pinned: whether the caller named the files or the snapshot.
             timeout: how long to wait for another rank.
         """
@@ -97,9 +95,6 @@ class PlanCheck:
     def common_files(self, files: Sequence[DataFile]) -> tuple[DataFile, ...]:
         """Return the files that rank 0 saw.
 
-        Args:
-            files: those that this rank saw.
-
         Raises:
             TableError: rank 0 saw a file that is not here; on the other ranks `check` raises it.
         """
@@ -116,12 +111,7 @@ class PlanCheck:
         return tuple(here[name] for name in wanted)
 
     def common_value(self, name: str, value: Any) -> Any:
-        """Return what rank 0 saw, such as the id of the current snapshot.
-
-        Args:
-            name: of the value.
-            value: what this rank saw; JSON-able.
-        """
+        """Return what rank 0 saw, such as the id of the current snapshot."""
         return value if self._store is None else json.loads(self._from_rank_0(name, json.dumps(value)))
 
     def check(self, plan: Mapping[str, Any]) -> None:
@@ -163,7 +153,6 @@ class PlanCheck:
         A rank that has waited `Sizes.exclusions_s` continues; it raises for a difference when it begins its next epoch.
 
         Args:
-            epoch: that begins.
             digests: of all that was excluded and included before it, by source; under "" where there is one table.
 
         Raises:
@@ -215,9 +204,7 @@ class PlanCheck:
         """Compare a mixture's weights with the rank that was the first to take some there. Waits for nobody.
 
         Args:
-            epoch: which.
             sample: of the epoch from which on they hold.
-            weights: by name.
             begins: whether an iterator gives its first batch; else the weights were changed.
 
         Raises:
@@ -329,10 +316,7 @@ class PlanCheck:
         """Return what another rank says.
 
         Args:
-            store: where.
-            key: under which key.
             what: is waited for, for the message.
-            remedy: for the message.
             refusal: the key under which a rank that failed says so.
             end: when waiting ends, by the monotonic clock; None after the timeout.
 

@@ -40,9 +40,6 @@ def resolve_ranks(options: LoaderOptions) -> RankInfo:
     Explicit numbers win; then `mesh`; then, under ``"auto"``, what is running: Accelerate, torch.distributed,
     Horovod, Ray Train, and the environment of torchrun or Horovod. Nothing is imported to find out.
 
-    Args:
-        options: the caller's.
-
     Raises:
         ConfigError: the sources disagree, or a mesh has no data-parallel dimension.
     """
@@ -63,11 +60,7 @@ def resolve_ranks(options: LoaderOptions) -> RankInfo:
 
 
 def warn_of_a_whole_table(options: LoaderOptions) -> None:
-    """Warn if the caller named no ranks, in a job of several: each of them would read all rows.
-
-    Args:
-        options: the caller's.
-    """
+    """Warn if the caller named no ranks, in a job of several: each of them would read all rows."""
     if options.num_ranks is not None or options.mesh is not None:
         return
     job = _automatic(sys.modules, os.environ, check=False)

@@ -27,11 +27,6 @@ class RayCluster:
     """A cluster that this process is connected to."""
 
     def __init__(self, ray: Any) -> None:
-        """Use a connection that is there.
-
-        Args:
-            ray: the module.
-        """
         self._ray = ray
 
     @property
@@ -50,7 +45,6 @@ class RayCluster:
 
         Args:
             work: a function of a module that the nodes have, too.
-            calls: the arguments of each task.
             look: called now and then while tasks run.
 
         Returns:
@@ -119,8 +113,6 @@ def build_over_ray(cluster: RayCluster, store: RowStoreHandle, place: Path) -> d
     there.
 
     Args:
-        cluster: that is to build.
-        store: which.
         place: the store's folder; every node sees it.
 
     Returns:

@@ -67,8 +67,6 @@ class _InFiles:
     """A store in files, which takes the place of one in memory where that does not fit.
 
     Args:
-        place: its folder.
-        chunks: of the table.
         spec: what the store holds, in these chunks.
     """
 
@@ -94,9 +92,6 @@ class RowStoreHandle:
         """Decide what the store holds and where it is; nothing is read.
 
         Args:
-            table: the table.
-            options: the caller's.
-            schema: the columns to keep.
             segments: whole files; every live row is known.
             reader: reads those columns, and row ids where live rows are not all rows.
             fetching: how files that are far away are fetched.
@@ -341,7 +336,6 @@ class RowStoreHandle:
         """Build the store in a folder together with all who are at it; return the chunks that this process built.
 
         Args:
-            place: the store's folder.
             threads: how many read and write here.
         """
         check_owner(place)

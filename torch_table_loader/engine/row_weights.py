@@ -58,10 +58,7 @@ class RowWeights:
         """Hold sums.
 
         Args:
-            asked: what the caller asked for.
             place: the file that has them; None where they are in memory alone.
-            cells: see `WeightSums`.
-            digest: of them.
         """
         self.asked = asked
         self.digest = digest
@@ -77,8 +74,6 @@ class RowWeights:
         """Read a table's weights, unless they are kept already; None where each row comes once at most.
 
         Args:
-            table: surveyed.
-            options: the caller's.
             segments: whole files; every live row is known.
             stores: the folder of row stores; None keeps the sums in memory, where the store is.
             fetching: how files that are far away are fetched.
@@ -120,12 +115,6 @@ class RowWeights:
 
     def drawn(self, remaining: Remaining, seed: int, epoch: int, purpose: str = "places in weights") -> WeightedRows:
         """Return the rows that an epoch draws.
-
-        Args:
-            remaining: those that are not excluded.
-            seed: of the order.
-            epoch: from 0.
-            purpose: of the key.
 
         Raises:
             ConfigError: none that has a weight is left.

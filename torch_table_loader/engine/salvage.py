@@ -26,8 +26,6 @@ def salvage_file(
     """Return what can be read of a file, and what is left out; of a sound one, all and nothing.
 
     Args:
-        storage: where it is.
-        file: which.
         schema: the caller's ``schema=``, or None.
         inspect: reads what the file says of itself.
 

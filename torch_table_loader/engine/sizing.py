@@ -45,8 +45,6 @@ def rows_of_a_read(row_bytes: int, batch_size: int, group_rows: int = 0) -> int:
     Elsewhere a whole number of batches, near `CHUNK_BYTES`, or `CHUNK_BATCHES` of them where they are larger.
 
     Args:
-        row_bytes: of a decoded row.
-        batch_size: rows of a batch.
         group_rows: rows of the largest row group; 0 where that is not known.
 
     >>> rows_of_a_read(64, 8192, 100_000), rows_of_a_read(64, 8192, 10**6), rows_of_a_read(2000, 8192, 12_500)
@@ -62,10 +60,6 @@ def rows_of_a_read(row_bytes: int, batch_size: int, group_rows: int = 0) -> int:
 def batches_of_a_gather(row_bytes: int, batch_size: int) -> int:
     """Size what a lane takes from a row store at once.
 
-    Args:
-        row_bytes: of a decoded row.
-        batch_size: rows of a batch.
-
     >>> batches_of_a_gather(64, 1024), batches_of_a_gather(64, 10**6)
     (64, 1)
     """
@@ -78,8 +72,6 @@ def blocks_of_a_process(
     """Size what crosses a process.
 
     Args:
-        row_bytes: of a decoded row.
-        batch_size: rows of a batch.
         prefetch_batches: the caller's, or None.
         collated: whether functions of the caller's made the batches, which then cross one by one.
 
@@ -105,8 +97,6 @@ def rows_in_flight(options: LoaderOptions, read_rows: int, blocks: tuple[int, in
     spare), and one that was copied out.
 
     Args:
-        options: the caller's.
-        read_rows: rows of a read.
         blocks: batches of a block that crosses a process, and how many of a lane wait.
     """
     size = options.batch_size

@@ -47,9 +47,6 @@ def identity(table: Table, columns: pa.Schema, options: LoaderOptions, strategy:
     """Return the table and options that a state is bound to, as plain data without paths or secrets.
 
     Args:
-        table: the table.
-        columns: the schema of the batches.
-        options: the caller's options.
         strategy: the name of the split strategy.
         splits: the hash of the splits that it returned.
     """
@@ -81,7 +78,6 @@ def write_state(bound: Mapping[str, Any], position: Mapping[str, Any]) -> dict[s
     """Write the position of a job of one table.
 
     Args:
-        bound: the job's `identity`.
         position: what the trainer has taken, as plain data.
     """
     about = {"version": STATE_VERSION, "table": dict(bound["table"]), "options": dict(bound["options"])}
@@ -125,7 +121,6 @@ def check_state(bound: Mapping[str, Any], table: Table, state: Mapping[str, Any]
 
     Args:
         bound: the `identity` of the job that is to continue.
-        table: the job's table.
         state: a checked state of one table, written on any rank.
         filters: the job's row filter, or None.
 
@@ -145,7 +140,6 @@ def bound_by(
     """Return what a state must be bound to, and what the table was when it was saved, if it has grown since.
 
     Args:
-        own: the job's `identity`.
         state: a checked state of one table.
         extents: earlier extents of the table, as far as they are known.
         options: options that differ for a job of the earlier table.
@@ -243,7 +237,6 @@ def oldest_files(table: Table, count: int, digest: Any) -> list[int] | None:
     Args:
         table: a table that may have grown.
         count: number of files that it had.
-        digest: its fingerprint at that time.
     """
     by_age = sorted(range(len(table.files)), key=lambda at: (table.files[at].version.mtime_ns or 0, at))
     old, rows = sorted(by_age[:count]), table.layout.file_rows

@@ -16,12 +16,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class StoreUrl:
-    """A store's folder behind a URL.
-
-    Args:
-        storage: where it is.
-        root: the folder there.
-    """
+    """A store's folder behind a URL."""
 
     storage: FileStorage
     root: str
@@ -50,7 +45,6 @@ def store_url(options: LoaderOptions, table_protocol: str | None, name: str) -> 
     Args:
         options: the caller's; `storage_options` are used where the table is on the same kind of store, or local.
         table_protocol: of the table's storage; None where it is not one protocol.
-        name: of the store.
 
     Raises:
         ConfigError: a URL that cannot be the folder of stores.

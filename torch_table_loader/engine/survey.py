@@ -49,10 +49,8 @@ class Inspector:
     """Reads footers, and keeps them in a cache if there is one. It pickles.
 
     Args:
-        storage: where the files are.
         given: the caller's ``schema=``, or None.
         cache: footers that were read before, or None.
-        sizes: of footers that were read.
     """
 
     storage: Storage
@@ -91,7 +89,6 @@ def survey(
     """Read what a table says of itself.
 
     Args:
-        source: its files.
         filters: a row filter, for pruning; or None.
         given: the caller's ``schema=``, or None.
         cache: footers that were read before, or None.

@@ -35,15 +35,12 @@ class Table:
     """A table whose footers have been read.
 
     Args:
-        storage: where the files are.
-        layout: files and row groups.
         metas: what each file's footer says, or will say when it is asked.
         schema: the unified schema, partition columns included.
         fingerprint: hash of relative names, sizes and row counts; or of table and snapshot.
         deletes: reads what is deleted from the files.
         snapshot_id: of a table that has snapshots, the one that is read.
         description: what the source says of itself.
-        notes: what planning has to say.
         start_snapshot_id: where only the rows are read that were appended after another snapshot, that one.
         changelog: whether the rows are those that came or went after that snapshot.
         left_out: damaged parts that ``on_error="skip"`` leaves out.
@@ -111,7 +108,6 @@ class Table:
             columns: names to deliver, in this order.
             filters: an expression over `schema`, or None.
             row_ids: whether the last column is each row's ordinal among all physical rows.
-            max_rows: no batch has more rows.
             stage: makes other rows of those that live; None delivers them as they are.
             encoded: columns of strings that may come as dictionaries.
         """
@@ -201,12 +197,7 @@ class Table:
         return (min(low for low, _ in found), max(high for _, high in found)) if found else None
 
     def bounds(self, index: int, column: str) -> tuple[int, int | None, int | None] | None:
-        """Return the nulls, the least and the greatest value of integers in a file; None where its footer is no proof.
-
-        Args:
-            index: of the file.
-            column: of integers.
-        """
+        """Return the nulls, least and greatest value of integers in a file; None where its footer is no proof."""
         file = self.files[index]
         if self.estimated or self.left_out or file.deletes or any(name == column for name, _ in file.partition):
             return None
@@ -244,7 +235,6 @@ class Table:
         The row group is the largest one: others may lack a column that was added later, or hold nulls alone.
 
         Args:
-            group: its number in the table.
             columns: names. What the file stores under other names than the table counts as theirs.
         """
         index = int(np.searchsorted(self.layout.group_offsets, group, side="right")) - 1

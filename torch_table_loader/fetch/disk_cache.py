@@ -65,9 +65,6 @@ class RangeKey(NamedTuple):
     Args:
         place: a name of the store; see `Storage`.
         path: the path of the file, as the store names it.
-        version: the version of the file.
-        start: the first byte.
-        stop: the byte after the last.
     """
 
     place: str
@@ -118,7 +115,6 @@ class DiskCache:
         """Create the folder, for this user alone, or use the existing one.
 
         Args:
-            root: the folder.
             most_bytes: total bytes of all ranges.
 
         Raises:
@@ -145,7 +141,6 @@ class DiskCache:
         """Return the bytes of a range; None if some are not cached.
 
         Args:
-            key: the key of the range.
             new: allocates memory for the bytes.
         """
         try:
@@ -183,7 +178,6 @@ class DiskCache:
         """Cache the bytes of a range, if there is room and the version of its file is known.
 
         Args:
-            key: the key of the range.
             data: a buffer of exactly its bytes.
         """
         name = key.entry

@@ -12,16 +12,11 @@ from torch_table_loader.fetch.planned_read import PlannedRead, Request, Requests
 
 
 class Task:
-    """A planned read that has begun.
-
-    Args:
-        read: the planned read.
-    """
+    """A planned read that has begun."""
 
     __slots__ = ("found", "is_sought", "over", "read", "requests")
 
     def __init__(self, read: PlannedRead) -> None:
-        """Begin a read."""
         self.read = read
         self.is_sought = False
         """Whether some thread is finding out what it needs."""

@@ -48,7 +48,6 @@ class Fetcher:
         """Start to fetch.
 
         Args:
-            storage: the storage of the files.
             plan: the reads of all lanes, in the order in which their rows are delivered.
             settings: how many bytes to fetch ahead, besides what a lane waits for; and what is cached.
         """
@@ -142,11 +141,6 @@ class Fetcher:
 
     def read(self, requests: Requests, start: int, stop: int) -> Any:
         """Wait for bytes of a read's file, and return them.
-
-        Args:
-            requests: the read's requests.
-            start: the first byte.
-            stop: the byte after the last.
 
         Raises:
             TableError: the file is missing or changed.
@@ -376,13 +370,6 @@ class ReadStorage:
     is_local = False
 
     def __init__(self, ahead: Fetcher, storage: RangeStorage, task: Task) -> None:
-        """Serve a read.
-
-        Args:
-            ahead: the fetcher.
-            storage: the underlying storage.
-            task: the read.
-        """
         self._ahead = ahead
         self._storage = storage
         self._task = task
@@ -413,7 +400,6 @@ def fetch_ahead(storage: Storage, plan: Iterator[PlannedRead], settings: FetchSe
     """Start to fetch what reads need; None if the files are local, or their storage does not serve ranges.
 
     Args:
-        storage: the storage of the files.
         plan: the reads of all lanes, in the order in which their rows are delivered.
         settings: how many bytes to fetch ahead, and what is cached.
     """

@@ -33,7 +33,6 @@ class HedgePolicy:
     """
 
     def __init__(self) -> None:
-        """Start without peers."""
         self._peers: deque[tuple[int, float]] = deque(maxlen=PEERS)
         self._unseen = 0
         self._known = False

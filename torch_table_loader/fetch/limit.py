@@ -52,7 +52,6 @@ class InFlightLimit:
     """
 
     def __init__(self) -> None:
-        """Start with a small window."""
         self._level = FIRST
         self._rates: dict[int, float] = {}
         self._step = 2

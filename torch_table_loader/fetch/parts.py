@@ -24,7 +24,6 @@ class FileParts:
 
         Args:
             fetcher: sends the requests, as far as its budget reaches.
-            requests: one for each part.
             rows_before: rows that are delivered before those of these parts.
         """
         self._fetcher = fetcher
@@ -33,10 +32,6 @@ class FileParts:
 
     def read(self, start: int, stop: int) -> Any:
         """Wait for bytes of the parts, and return them.
-
-        Args:
-            start: the first byte.
-            stop: the byte after the last.
 
         Raises:
             TableError: the file is missing or changed.
@@ -57,7 +52,6 @@ class PartsAhead:
 
         Args:
             fetcher: the epoch's fetcher; it may also fetch files of other stores.
-            storage: the storage of the files.
         """
         self._fetcher = fetcher
         self._storage = storage

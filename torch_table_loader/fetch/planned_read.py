@@ -21,8 +21,6 @@ class PlannedRead(NamedTuple):
 
     Args:
         rows_before: rows that the lane delivers before it.
-        lane: the lane.
-        rows: rows that it delivers.
         find: returns which bytes it needs, None if it needs none; may read footers and delete files.
         storage: the storage of the file; None for the storage of most reads.
     """
@@ -48,9 +46,6 @@ class Request:
     """Bytes that are requested together.
 
     Args:
-        file: the file.
-        start: the first byte.
-        stop: the byte after the last.
         piece: the piece of the read to which it belongs.
         storage: the storage of the file; None for the storage of most reads.
     """
@@ -133,12 +128,7 @@ class Requests:
         """Pieces, in the order in which they are left behind."""
 
     def covering(self, start: int, stop: int) -> list[Request] | None:
-        """Return the requests that bring some bytes, in file order; None if a byte is not planned, or was dropped.
-
-        Args:
-            start: the first byte.
-            stop: the byte after the last.
-        """
+        """Return the requests that bring some bytes, in file order; None if a byte is not planned, or was dropped."""
         found = []
         place = max(0, bisect_right(self._starts, start) - 1)
         while start < stop:

@@ -24,7 +24,6 @@ class TasksAhead:
         """Start to fetch.
 
         Args:
-            storage: the storage of the files.
             needs: for each task, a function that returns which bytes it needs.
             settings: how many bytes to fetch ahead, and what is cached.
         """

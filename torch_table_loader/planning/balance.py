@@ -36,7 +36,6 @@ def balanced(costs: Ints, ranks: int) -> Ints:
 
     Args:
         costs: int64[n] cost of each sequence; n is a multiple of `ranks`.
-        ranks: R.
 
     Returns:
         int64[ranks, n / ranks] the sequences of each rank, ascending.

@@ -27,7 +27,6 @@ class OpenWindow:
     """A window that was open when the topology changed. It stays one unit, delivered in its remaining order.
 
     Args:
-        window: the window.
         parts: the places ``[start, stop)`` in its order that are not delivered yet.
     """
 
@@ -71,7 +70,6 @@ class Consumption:
         """Return pieces of splits without what was consumed; empty pieces are left out.
 
         Args:
-            runs: N pieces.
             bases: int64[S] the place of each split's first live row.
         """
         if not len(self.starts):
@@ -106,7 +104,6 @@ class Consumption:
         """Return this consumption plus what every rank of a topology consumed.
 
         Args:
-            plans: one for each rank.
             steps: steps that the job took; a rank that ended earlier has taken all of its own.
         """
         intervals = [(self.starts, self.stops)]

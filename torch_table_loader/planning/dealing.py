@@ -65,7 +65,6 @@ class Deal:
     """The order of several sources in a stage, over places counted from the stage's start.
 
     Args:
-        names: names of the sources, sorted.
         weights: weight of each source, as integers; 0 leaves a source out.
         topology: the topology of the job. Place p is in step ``p // (R * B)``, which lane ``step mod L`` of each rank
             delivers, and belongs to rank ``p mod R`` (except in the last step under ``even_ranks="pad"``).
@@ -171,9 +170,7 @@ class Deal:
         """Deal a round of a source: a part of the stage in which each of its rows comes once.
 
         Args:
-            source: its number among the names.
             left: rows left of the round that is open when the stage begins; at least one.
-            rows: rows of a whole round.
             number: the number of the round, from 0 for the open one.
         """
         return _portion(self, source, left, rows, number)
@@ -288,10 +285,7 @@ def deal_of(
     """Deal sources by weights, without an end.
 
     Args:
-        weights: integers by name.
-        topology: of the job.
         key: seed, epoch and number of the stage.
-        natural: see `Deal`.
     """
     names = tuple(sorted(weights))
     return Deal(names, tuple(weights[name] for name in names), topology, *key, natural=natural)

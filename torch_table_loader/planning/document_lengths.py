@@ -30,7 +30,6 @@ class DocumentLengths:
     Args:
         padded: unsigned [blocks · 64], the length of each document, then zeros.
         sums: int64[blocks + 1], the tokens before each block, then the tokens of all blocks.
-        count: number of documents.
     """
 
     def __init__(self, padded: NDArray[Any], sums: Ints, count: int) -> None:

@@ -29,10 +29,7 @@ def epoch_order(
     """Order the splits of an epoch, without those that metadata proves to be empty.
 
     Args:
-        segments: S splits.
-        shuffle: whether they are permuted.
         seed: key of the permutation, together with the epoch.
-        epoch: from 0.
         purpose: what the permutation is for; part of the key too.
 
     Returns:
@@ -52,10 +49,8 @@ class CutEpoch:
     Args:
         segments: the splits; live rows may be unknown for splits that this rank does not read.
         order: int64[N] splits in the epoch's order.
-        topology: the job's shape.
         counted: False where the caller turned the counting pass off.
         consumed: what earlier stages of the epoch delivered; requires all live rows.
-        stage: number of earlier stages.
         by_file: whether a batch ends where a split ends. Ranks then share whole batches.
     """
 
@@ -165,12 +160,10 @@ class DealtEpoch:
         segments: this rank's splits, shard by shard.
         lane_of: int64[S] the lane of each split.
         topology: the job's topology; `even_ranks` is None.
-        rank: the rank.
         num_ranks: ranks that share the table; 1 if each reads all of it.
         bases: int64[S] the place of each split's first live row; unused in the first stage.
         counted: False where the caller turned the counting pass off.
         consumed: what earlier stages of the epoch delivered.
-        stage: number of earlier stages.
         by_file: whether a batch ends where a split ends.
     """
 
@@ -218,7 +211,6 @@ def repeat_rows(order: Runs, count: int) -> Runs:
 
     Args:
         order: has at least one row, unless `count` is 0.
-        count: number of rows.
 
     >>> list(repeat_rows(Runs.of([(4, 0, 3)]), 5))
     [(4, 0, 3), (4, 0, 2)]

@@ -60,7 +60,6 @@ def decode_ids(text: str, num_rows: int = 1 << 63) -> Ints:
     """Read what `encode_ids` wrote.
 
     Args:
-        text: what it wrote.
         num_rows: physical rows of the table, whose ids these are.
 
     Raises:
@@ -248,7 +247,6 @@ def checked_ids(row_ids: Any, num_rows: int) -> Ints:
 
     Args:
         row_ids: an array, a tensor or a list of integers in [0, num_rows), or a mask with one bool for each row.
-        num_rows: physical rows of the table.
 
     Raises:
         ConfigError: an id is not a row's, or a mask has the wrong length.

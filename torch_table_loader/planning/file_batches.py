@@ -81,8 +81,6 @@ def in_rows(units: Runs, runs: Runs, size: int) -> Runs:
 
     Args:
         units: units of the pieces in `runs`; see `in_units`.
-        runs: pieces.
-        size: B.
 
     >>> list(in_rows(Runs.of([(0, 1, 3), (1, 0, 1)]), Runs.of([(5, 10, 17), (1, 2, 5)]), 3))
     [(5, 13, 17), (1, 2, 5)]

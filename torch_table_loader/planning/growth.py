@@ -25,7 +25,6 @@ def ids_now(layout: TableLayout, files: Ints, exclusions: Exclusions) -> Exclusi
     """Translate exclusions from the row ids of an earlier table to those of the current table.
 
     Args:
-        layout: the current table.
         files: the files that the earlier table had, in their order then.
         exclusions: exclusions by the row ids of the earlier table.
     """
@@ -73,7 +72,6 @@ class GrownPart:
     """The rows that a table had at first, or that were added at once, permuted.
 
     Args:
-        rows: the rows.
         remaining: the rows that are not excluded.
         permutation: the permutation of the remaining rows.
     """
@@ -87,9 +85,7 @@ class GrownPart:
         """Permute the rows of some files.
 
         Args:
-            rows: the rows.
             gone: rows of the table that are excluded.
-            key: the key of the permutation.
         """
         remaining = Remaining(int(rows.starts[-1]), rows.rows(gone))
         return cls(rows, remaining, Permutation(remaining.num_rows, key))
@@ -110,11 +106,8 @@ class GrownOrder:
         """Order the rows of a table.
 
         Args:
-            live_starts: see `FileRows`.
             tables: the files that the table had at each time, in its order then; the last entry has all files.
             gone: rows of the table that are excluded.
-            seed: the loader's seed.
-            epoch: from 0.
         """
         parts, before = [], np.empty(0, dtype=np.int64)
         for number, files in enumerate(tables):

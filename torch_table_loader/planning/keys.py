@@ -102,7 +102,6 @@ def keyed_hashes(n: int, key: Key) -> U64:
     """Hash the numbers below n with the key; sorting by the hashes puts them in a random order.
 
     Args:
-        n: How many numbers.
         key: From ``derive_key``.
 
     Returns:

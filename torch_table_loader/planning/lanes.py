@@ -48,7 +48,6 @@ class Section:
 
     Args:
         name: identifies its position in the job; the key of its shuffle windows.
-        runs: all its rows.
         padded_from: the first row that is padding; the number of rows if there is none.
         skip: rows at its start that were already delivered.
         apart: whether windows also start over at each piece.
@@ -71,8 +70,6 @@ class RankPlan:
 
     Args:
         lanes: the rows of each lane, in reading order.
-        padding: rows repeated at the end.
-        batch_size: B.
         steps: batches that the rank takes; the rest are dropped.
         name: identifies the rank and the stage of the epoch; part of the keys of shuffle windows.
         counted: False if live rows are not known before reading. Each lane then cuts batches as it reads, the consumer
@@ -128,7 +125,6 @@ class RankPlan:
         """Yield the rows of each non-empty piece that a lane reads; if batches end with pieces, one ends after each.
 
         Args:
-            lane: the lane.
             start: batches of the lane that were delivered before.
         """
         for section in self.sections(lane, start):
@@ -141,11 +137,7 @@ class RankPlan:
         return replace(self, steps=min(self.steps, steps))
 
     def schedule(self, start: int = 0) -> Iterator[int]:
-        """Yield the lane that each step's batch comes from.
-
-        Args:
-            start: the first step.
-        """
+        """Yield the lane that each step's batch comes from."""
         left = self.steps - start
         body = self.body_batches
         taken = self.batches_before(start)
@@ -190,7 +182,6 @@ class RankPlan:
         """Return what a lane reads.
 
         Args:
-            lane: the lane.
             start: batches of the lane that were delivered before.
 
         Returns:
@@ -215,10 +206,6 @@ class RankPlan:
 
     def delivered(self, lane: int, batches: int) -> tuple[Section | None, Runs]:
         """Return what a lane has delivered.
-
-        Args:
-            lane: the lane.
-            batches: number of batches.
 
         Returns:
             The section of its full batches, with the delivered rows as `skip` (None if it has no full batches), and the

@@ -26,11 +26,8 @@ class MixedPosition(Position):
     """How much of an epoch of a mixture of streams a job has done.
 
     Args:
-        epoch: from 0.
         stage: the newest stage, with the topology of its deal.
-        deal: deal of the newest stage.
         past: the stages before it, oldest first.
-        ended: see `Position`.
     """
 
     deal: Deal
@@ -83,12 +80,7 @@ def begun(
     """Return the start of a stage.
 
     Args:
-        epoch: from 0.
-        rounds: the sources, by name.
         weights: weight of each source, by name; None: in proportion to what is left of each.
-        topology: topology of the job.
-        stop: when the epoch ends.
-        past: the stages before, oldest first.
 
     Raises:
         ConfigError: no source has a row, or a source with a weight has none.
@@ -144,8 +136,6 @@ def read_history(history: Sequence[Sequence[Any]], seed: int, epoch: int) -> Mix
 
     Args:
         history: what it wrote, in a checked state.
-        seed: the mixture's seed.
-        epoch: from 0.
     """
     stages: list[DealtStage] = []
     weights: dict[str, int] = {}
@@ -163,9 +153,7 @@ def refuse_other_orders(position: MixedPosition, rounds: Mapping[str, Rounds], s
     """Refuse stages that no job can have had; of sources that are gone, nobody knows the rows.
 
     Args:
-        position: from a state.
         rounds: the sources that there are, by name.
-        stop: when an epoch ends.
 
     Raises:
         ResumeError: a stage has another length or other natural weights than its sources give, or fewer steps than were

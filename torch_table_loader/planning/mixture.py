@@ -68,7 +68,6 @@ class Shares:
     """The weights that apply from a place on.
 
     Args:
-        start: the place.
         weights: one for each source, as the smallest integers; 0 leaves a source out.
         before: rows of each source that came before.
     """

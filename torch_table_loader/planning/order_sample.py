@@ -26,7 +26,6 @@ class OrderSample:
         places: for each row, its place in the epoch, in steps, and in the table, in rows; the tables of a mixture
             follow one another.
         steps: the rank's steps in the epoch.
-        rows: physical rows of the table.
         exact: whether each place in the table is exact. Which rows of a row group remain after deletes or a filter is
             not known without reading: such a row is placed at the first position that it can have, in the right row
             group.
@@ -59,8 +58,6 @@ def sample_order(
 
     Args:
         rows_of: returns which rows a step delivers, up to a maximum number.
-        steps: the rank's steps.
-        batch_size: rows of a step.
         layouts: of the tables, by the name of their source; a single table has the name "".
     """
     chosen = np.unique(np.linspace(0, max(0, steps - 1), min(steps, MOST_STEPS)).astype(np.int64)).tolist()

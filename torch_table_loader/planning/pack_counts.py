@@ -21,8 +21,6 @@ class PackCounts:
 
     Args:
         seq_len: tokens of a sequence; 0 if sequences differ in length.
-        sequences: number of sequences.
-        tokens: tokens in them, without padding.
         parts: documents, or parts of documents, in them; a whole document counts as one.
         split: documents that no sequence holds whole.
         truncated: documents whose end is left out because they are too long.
@@ -48,11 +46,8 @@ class PackCounts:
         """Count the results for documents that are cut only if they are too long.
 
         Args:
-            seq_len: tokens of a sequence.
-            how: what happens to longer documents.
             lengths: int64[n] tokens of each document.
             num_pieces: pieces into which they are cut.
-            sequences: sequences that those pieces fill.
         """
         long = lengths > seq_len
         too_long = int(np.count_nonzero(long))

@@ -151,9 +151,7 @@ def _early(rest: NDArray[Any], weights: NDArray[Any], total: int) -> Ints:
     """Choose the turns across borders that come before them: 1 for each, int64[n, sources].
 
     Args:
-        rest: see `_Border`.
         weights: [sources], all positive.
-        total: their sum.
     """
     across = rest > 0
     early = rest.sum(axis=1) // total

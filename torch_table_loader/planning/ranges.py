@@ -80,7 +80,6 @@ def in_windows(
     Args:
         blocks: the records that are wanted next, each with a value for the caller's use.
         least: target records of the first window; each later target is twice the one before.
-        most: the largest target.
         most_blocks: the most blocks of a window, however few records they hold; None for any number.
         cost: returns how many records a block counts as.
     """

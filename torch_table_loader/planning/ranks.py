@@ -54,7 +54,6 @@ class Quota:
     """What one rank delivers in an epoch.
 
     Args:
-        rows: the rank's own rows.
         padding: rows repeated from the start of the epoch's order.
         steps: batches it takes; its rows beyond them are dropped.
     """
@@ -66,10 +65,6 @@ class Quota:
 
 def sliced_rows(order: Runs, ranks: int) -> NDArray[np.int64]:
     """Count the rows of every rank, when each takes every R-th piece.
-
-    Args:
-        order: the epoch's order, N pieces.
-        ranks: R.
 
     Returns:
         int64[R].
@@ -88,7 +83,6 @@ def rank_rows(sliced: NDArray[np.int64], topology: Topology) -> NDArray[np.int64
 
     Args:
         sliced: int64[R]; see `sliced_rows`.
-        topology: with R ranks.
 
     Returns:
         int64[R].
@@ -105,10 +99,7 @@ def rank_runs(order: Runs, sliced: NDArray[np.int64], topology: Topology, rank: 
     Rows move from the ends of the longest ranks to the shortest, in rank order, until each rank has ⌊N/R⌋ or ⌈N/R⌉.
 
     Args:
-        order: the epoch's order.
         sliced: int64[R]; see `sliced_rows`.
-        topology: with R ranks.
-        rank: the rank.
     """
     ranks = topology.num_ranks
     own = order.take(np.arange(rank, len(order), ranks))
@@ -136,7 +127,6 @@ def quotas(rows: NDArray[np.int64], topology: Topology) -> tuple[NDArray[np.int6
 
     Args:
         rows: int64[R] rows of each rank.
-        topology: with `even_ranks` and `drop_last`.
 
     Returns:
         int64[R] padding rows and int64[R] steps.

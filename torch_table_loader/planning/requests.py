@@ -88,7 +88,6 @@ def plan_file(groups: Sequence[Sequence[Range]], size: int) -> list[Piece]:
     """Plan the requests for what is read of a file; a small file that is mostly needed comes whole, in one request.
 
     Args:
-        groups: as in `plan_pieces`.
         size: bytes of the file.
 
     >>> plan_file([[(4, 100)], [(200, 300)]], 390)
@@ -107,7 +106,6 @@ def fitted_to_held(
     A file may be divided differently than when its bytes arrived, and then has other gaps.
 
     Args:
-        pieces: of a plan.
         groups: the row groups that it was made for.
         held: ranges that need no request; they may overlap.
 
@@ -212,11 +210,7 @@ def _requests(ranges: Sequence[Range], held: Sequence[Range], gap: int, most: in
     """Merge and cut ranges that overlap neither one another nor what is held.
 
     Args:
-        ranges: ascending.
         held: ascending; no gap is bridged that contains any of these bytes.
-        gap: as in `plan_pieces`.
-        most: as in `plan_pieces`.
-        spare: as in `plan_pieces`.
     """
     budget = max(spare, sum(stop - start for start, stop in ranges) // _LEAST_USE)
     bridged = _bridged(ranges, held, gap, budget)

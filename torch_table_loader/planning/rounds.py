@@ -30,7 +30,6 @@ class DealtStage(NamedTuple):
     """A part of an epoch of a mixture of streams in which neither the job nor the weights changed.
 
     Args:
-        deal: deal of the stage.
         steps: steps that the job took under it.
     """
 
@@ -47,8 +46,6 @@ class Rest(NamedTuple):
     """What is left of a source where a stage begins.
 
     Args:
-        round: the open round.
-        consumed: what was delivered of it.
         left: items of it that were not delivered; 0 only for a source without rows.
     """
 
@@ -62,7 +59,6 @@ class RoundRuns(NamedTuple):
 
     Args:
         round: the round, from 0 at the epoch's start.
-        runs: the rows.
     """
 
     round: int
@@ -78,8 +74,6 @@ class Rounds:
     Args:
         name: the source's name; part of the keys.
         segments: its splits; all live rows are known.
-        shuffle: whether splits are permuted.
-        seed: the mixture's seed.
         width: rows of an item: 1, or the tokens of a sequence.
     """
 
@@ -136,8 +130,6 @@ class Rounds:
         """Return what is left of a round, in its order.
 
         Args:
-            rest: where the stage begins.
-            epoch: from 0.
             number: number of the round, from 0 for the one that is open there.
         """
         whole = self.order(epoch, rest.round + number)
@@ -151,10 +143,6 @@ class Rounds:
         """Yield what a channel reads from a place of a stage on, round by round.
 
         Args:
-            rest: where the stage begins.
-            epoch: from 0.
-            deal: of the stage.
-            channel: rank and lane.
             place: a place where a step begins.
         """
         source = deal.names.index(self.name)

@@ -58,12 +58,9 @@ def spans_of_batch(
     """Return the rows of a batch, or the first of them.
 
     Args:
-        plan: the rank's plan.
-        segments: what the splits consist of.
         windows: windows that were open when earlier stages ended.
         keys: rows of a shuffle window (or None), the loader's seed, and the epoch.
         live_before: counts the live rows of a row group (counted over the table) before a row of its file.
-        step: the batch, from 0.
         most: rows at most; None for all.
 
     Returns:
@@ -111,10 +108,7 @@ def file_of_batch(plan: RankPlan, segments: SegmentTable, windows: tuple[Window,
     """Return the file name of a batch, including padding; for a plan whose batches end with pieces.
 
     Args:
-        plan: the rank's plan.
-        segments: what the splits consist of.
         windows: windows that were open when earlier stages ended.
-        step: the batch, from 0.
     """
     section = _section_of(plan, step)
     split = int(section.runs.split[np.searchsorted(section.runs.ends, section.skip, side="right")])
@@ -129,8 +123,6 @@ def first_step_of(plan: RankPlan, segments: SegmentTable, file: int) -> int | No
 
     Args:
         plan: the rank's, from the start of an epoch.
-        segments: what the splits consist of.
-        file: its number in the layout.
 
     Returns:
         None if the rank delivers none.

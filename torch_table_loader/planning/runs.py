@@ -63,7 +63,6 @@ class Runs:
         """Return the rows [start, stop), counted over all pieces.
 
         Args:
-            start: the first row; clipped.
             stop: the row after the last; clipped.
         """
         start, stop = max(0, start), min(stop, self.num_rows)

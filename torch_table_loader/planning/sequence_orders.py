@@ -48,13 +48,10 @@ class WindowOrder(SequenceOrder):
     """Windows of the table's tokens, permuted.
 
     Args:
-        pack: the caller's options for packing.
         lengths: lengths of all documents of the table.
-        key: of the permutation.
     """
 
     def __init__(self, pack: Pack, lengths: DocumentLengths, key: Key) -> None:
-        """Count the windows."""
         self._windows = Windows(lengths.total, pack.seq_len, pack.stride or pack.seq_len)
         self._lengths = lengths
         self.count = self._windows.count
@@ -82,15 +79,11 @@ class ConcatOrder(SequenceOrder):
     """Documents, permuted and concatenated, and cut where a sequence is full.
 
     Args:
-        pack: the caller's options for packing.
         lengths: lengths of all documents of the table.
-        remaining: the documents that are left.
-        key: of the permutation.
         origin: tokens that come before the first sequence.
     """
 
     def __init__(self, pack: Pack, lengths: DocumentLengths, remaining: Remaining, key: Key, origin: int = 0) -> None:
-        """Count the tokens."""
         documents = _Documents(lengths, remaining, key)
         total = lengths.total - int(documents.lengths(remaining.gone).sum())
         self._seq_len, self._origin = pack.seq_len, origin
@@ -119,15 +112,11 @@ class PadOrder(SequenceOrder):
     """Documents, permuted; each document, or each piece of one that is too long, is a sequence.
 
     Args:
-        pack: the caller's options for packing.
         lengths: lengths of all documents of the table.
-        remaining: the documents that are left.
-        key: of the permutation.
         pieces: pieces of all documents of the table, as `pieces_of` counts them.
     """
 
     def __init__(self, pack: Pack, lengths: DocumentLengths, remaining: Remaining, key: Key, pieces: int) -> None:
-        """Count the sequences."""
         self._pack = pack
         self._documents = documents = _Documents(lengths, remaining, key)
         self.count = pieces - int(pieces_of(pack, documents.lengths(remaining.gone)).sum())
@@ -156,17 +145,13 @@ class BestFitOrder(SequenceOrder):
     """Documents, permuted and packed block by block; counting the sequences requires packing all documents.
 
     Args:
-        pack: the caller's options for packing.
         lengths: lengths of all documents of the table.
-        remaining: the documents that are left.
-        key: of the permutation.
         ends: those of an equal order, so that nothing is counted again; or None.
     """
 
     def __init__(
         self, pack: Pack, lengths: DocumentLengths, remaining: Remaining, key: Key, ends: Ints | None = None
     ) -> None:
-        """Count the sequences."""
         self._pack = pack
         self._documents = _Documents(lengths, remaining, key)
         self._blocks: OrderedDict[int, Slices] = OrderedDict()

@@ -15,13 +15,7 @@ _MOST_BINS = 16
 
 @dataclass(frozen=True, slots=True)
 class SizeBin:
-    """Sizes from `start` up to, but not including, `stop`.
-
-    Args:
-        start: the least size.
-        stop: the upper bound, exclusive.
-        count: how many there are.
-    """
+    """Sizes from `start` up to, but not including, `stop`."""
 
     start: int
     stop: int
@@ -34,8 +28,6 @@ class SizeCounts:
 
     Args:
         least: the smallest size; 0 if there are none.
-        median: the median size; 0 likewise.
-        most: the largest size; 0 likewise.
         bins: from the smallest size to the largest, including empty ones between; at most 17.
     """
 

@@ -373,12 +373,7 @@ class Chunks:
 
 
 def whole_files(layout: TableLayout, *, filtered: bool) -> SegmentTable:
-    """Return a table in which each file is one split.
-
-    Args:
-        layout: the table.
-        filtered: as in `SegmentTable.of`.
-    """
+    """Return a table in which each file is one split."""
     files = np.arange(len(layout), dtype=np.int64)
     splits = SplitTable(layout, files, np.zeros_like(files), layout.file_rows)
     return SegmentTable.of(splits, filtered=filtered)

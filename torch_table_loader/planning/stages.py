@@ -35,7 +35,6 @@ class Extent:
     Args:
         snapshot_id: the snapshot that was read; None for a table without snapshots.
         files: number of data files that it had.
-        fingerprint: its fingerprint.
     """
 
     snapshot_id: int | None
@@ -65,7 +64,6 @@ class Stage:
     """A part of an epoch in which neither the topology nor the table changed.
 
     Args:
-        topology: the job's shape.
         steps: steps that the job took under it.
         extent: what the table was, if it has grown since; None for the current table.
     """
@@ -85,8 +83,6 @@ class Position(ABC):
     """How much of an epoch a job has done: the same on every rank, except for `ended`.
 
     Args:
-        epoch: from 0.
-        stage: the newest stage.
         ended: True on a rank that has taken all its batches while others may continue.
     """
 
@@ -124,10 +120,7 @@ class StreamPosition(Position):
     """How much of an epoch of splits a job has done.
 
     Args:
-        epoch: from 0.
-        stage: the newest stage.
         past: the stages before it, oldest first.
-        ended: see `Position`.
         rank: only set if rows are not counted: the one rank that can continue from here.
     """
 
@@ -159,7 +152,6 @@ class StreamPosition(Position):
         """Return the position under a topology, in the current table: the same stage if nothing changes.
 
         Args:
-            topology: the job's shape.
             anew: begin a stage in any case.
         """
         if not anew and topology == self.stage.topology and self.stage.extent is None:
@@ -168,11 +160,7 @@ class StreamPosition(Position):
         return replace(self, past=past, stage=Stage(topology), ended=False)
 
     def before_growth(self, extent: Extent) -> StreamPosition:
-        """Return the position in a table that has grown since.
-
-        Args:
-            extent: what the table was.
-        """
+        """Return the position in a table that has grown since."""
         past = tuple(replace(each, extent=each.extent or extent) for each in self.past)
         return replace(self, past=past, stage=replace(self.stage, extent=self.stage.extent or extent))
 
@@ -224,8 +212,6 @@ class SamplePosition(Position):
     """How much of an epoch of items gathered by index a job has done, as a number of samples.
 
     Args:
-        epoch: from 0.
-        stage: the newest stage.
         total: items of the epoch's order; `ENDLESS` if it has no end.
         start: samples that the job had taken when the stage began.
         exclusions: what is excluded from each source, for this epoch and the next. A single table has the name "".
@@ -235,7 +221,6 @@ class SamplePosition(Position):
         origin: tokens of the epoch that were taken as sequences of another length; `start` and `total` count the
             sequences after them.
         steps_before: steps of the epoch that the job took before the stage.
-        ended: see `Position`.
     """
 
     total: int = 0
@@ -291,7 +276,6 @@ class SamplePosition(Position):
         Args:
             weights: by name; sources may come and go. None: in proportion to what is left of each source.
             rows: rows of each source in the epoch, by name.
-            stop: when the epoch ends.
 
         Raises:
             ConfigError: a weight is invalid, or a source with a weight has no row.
@@ -315,12 +299,9 @@ class SampleCount:
     """How far the job came, as a state of one table says, before its rows are counted again.
 
     Args:
-        epoch: from 0.
         consumed: samples that the job had taken.
         steps: steps in which it took them.
         exclusions: exclusions of that epoch, and of the next.
-        ended: see `Position`.
-        extents: see `SamplePosition`.
     """
 
     epoch: int
@@ -351,10 +332,6 @@ class SampleCount:
 
     def check(self, total: int, origin: int = 0) -> None:
         """Refuse a count that does not fit an epoch.
-
-        Args:
-            total: samples of the epoch.
-            origin: see `SamplePosition`.
 
         Raises:
             ResumeError: the epoch has fewer rows, or other ranks may still take a step that this rank does not know of.

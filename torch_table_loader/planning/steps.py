@@ -48,7 +48,6 @@ def step_at(
     Args:
         most: steps of the rank that takes the most; None if they are not known or have no end.
         samples_of_a_step: samples over all ranks; None if steps differ.
-        step: the step itself.
         sample: a sample that the step contains.
         fraction: a fraction of the epoch, from 0 to 1.
         file: finds the step of a file.

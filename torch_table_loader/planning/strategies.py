@@ -32,9 +32,6 @@ class Strategy:
     """A split strategy whose form is known.
 
     Args:
-        target: the caller's object.
-        form: what its signature says.
-        name: for messages, plans and states.
         took: the caller's options that it was constructed with.
         coverage: "once", or "any" if splits may leave rows out or contain them several times.
     """
@@ -100,11 +97,6 @@ class Strategy:
         """Run a generator for one rank; see `contracts.Generator`.
 
         Args:
-            layout: the table.
-            lanes: workers of a rank.
-            epoch: from 0.
-            num_ranks: ranks of the job.
-            rank: the rank.
             files: the files of `layout`, if they were listed before.
 
         Returns:

@@ -36,7 +36,6 @@ class PlannedFiles:
 
     Args:
         plan: the rank's plan; its rows are counted.
-        segments: what the splits consist of.
         windows: windows that were open when earlier stages ended.
     """
 
@@ -53,10 +52,6 @@ class PlannedFiles:
         """Return what steps [first, last) took: how many files, and what each lane took; without padding.
 
         Rows of a shuffle window count in the order in which they are read.
-
-        Args:
-            first: the first step.
-            last: the step after the last.
         """
         steps = zip(self.plan.batches_before(first), self.plan.batches_before(last), strict=True)
         lanes = [self._of_lane(lane, *batches) for lane, batches in enumerate(steps)]

@@ -52,9 +52,7 @@ class TokenOrder:
 
     Args:
         documents: number of documents in the order.
-        order: of the documents.
         lengths: returns the tokens of given documents.
-        total: tokens of all of them.
         block: documents that are walked at a time.
     """
 
@@ -66,7 +64,6 @@ class TokenOrder:
         total: int,
         block: int = BLOCK_DOCUMENTS,
     ) -> None:
-        """Start without walking."""
         self.total = total
         self._documents, self._order, self._lengths, self._size = documents, order, lengths, block
         self._numbers, self._firsts = [0], [0]

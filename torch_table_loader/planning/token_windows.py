@@ -35,7 +35,6 @@ class Windows:
     """The sequences of a row of tokens that begin `stride` tokens apart, as long as each adds a token.
 
     Args:
-        total: tokens of the row.
         seq_len: tokens of a sequence; the last may have fewer.
         stride: tokens from one start to the next, at most `seq_len`.
 
@@ -105,7 +104,6 @@ def in_order(parts: list[Slices], sequences: list[Ints], count: int) -> Slices:
     Args:
         parts: in the order of the tokens.
         sequences: of each entry, the number of each of its sequences.
-        count: number of sequences.
     """
     whose = np.concatenate(
         [np.repeat(numbers, np.diff(entry.offsets)) for numbers, entry in zip(sequences, parts, strict=True)]

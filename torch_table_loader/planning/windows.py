@@ -36,10 +36,6 @@ class Window:
     def order(self, seed: int, epoch: int) -> NDArray[np.int64]:
         """Return the order of its rows.
 
-        Args:
-            seed: the loader's seed.
-            epoch: from 0.
-
         Returns:
             int64[rows]: the row at each place.
         """
@@ -62,9 +58,7 @@ class Stretch:
     Rows come as read, window by window, or in the remaining order of an older window (a unit).
 
     Args:
-        section: its section's name.
         at: its first row, counted in the section.
-        runs: its rows, including delivered ones.
         start: how many of them were delivered before.
         segments: what the splits of `runs` consist of.
         size: rows of a window; None if nothing is permuted.
@@ -102,7 +96,6 @@ def stretches(section: Section, segments: SegmentTable, size: int | None) -> Ite
     Windows begin at the section's start, and again after each unit, or at each piece if the section says so.
 
     Args:
-        section: with `skip` rows delivered before.
         segments: what the splits consist of; the split ``len(splits) + w`` is a part of the older window w.
         size: rows of a window, or None.
     """

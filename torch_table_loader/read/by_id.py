@@ -40,10 +40,6 @@ class IdConformer(FileConformer):
     """Finds columns by their ids; made by `plan_by_id`.
 
     Args:
-        name: see `FileConformer`.
-        reads: likewise.
-        schema: likewise.
-        sources: how each column is made.
         as_it_is: whether batches pass as they are.
     """
 
@@ -109,9 +105,7 @@ def plan_by_id(
 
     Args:
         file_schema: the file's own schema, with field ids where it has any.
-        columns: how its columns are found.
         wanted: columns to deliver, in this order, and what to call them.
-        name: the file, for messages.
 
     Raises:
         TableError: the file has no field ids, and the table gives none by name; or types that never fit.

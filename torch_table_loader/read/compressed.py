@@ -69,8 +69,6 @@ def text_bytes(storage: Storage, file: DataFile, most: int) -> int:
     """Return how many bytes of text a file has; of a compressed one they are counted, in a pass of its own.
 
     Args:
-        storage: where it is.
-        file: which.
         most: counting ends with the first chunk beyond it, since a small file may hold any amount of text.
     """
     with open_text(storage, file) as source:

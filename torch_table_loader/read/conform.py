@@ -18,9 +18,7 @@ class FileConformer(ABC):
     """Makes the batches of one file into the table's.
 
     Args:
-        name: the file, for messages.
         reads: the columns to read from the file, in this order.
-        schema: of what `apply` returns.
     """
 
     name: str
@@ -41,7 +39,6 @@ class FileConformer(ABC):
         """Convert, fill and order a batch.
 
         Args:
-            batch: has exactly the columns `reads`.
             row: the place of its first row in the file.
 
         Raises:
@@ -63,9 +60,6 @@ class Conformer(FileConformer):
     """Finds columns by their names; made by `conform_plan`.
 
     Args:
-        name: see `FileConformer`.
-        reads: likewise.
-        schema: likewise.
         steps: how each column is made; None where batches pass as they are.
         drop_metadata: whether the file's own schema metadata must go.
     """
@@ -135,11 +129,8 @@ def conform_plan(
     """Plan how a file's batches become the table's.
 
     Args:
-        file_schema: the file's own schema.
-        table_schema: the table's, partition columns included.
         partition: column and value pairs that hold for all rows; they win over columns of the file.
         columns: names to deliver, in this order; None for all of the table's.
-        name: the file, for messages.
 
     Returns:
         The plan; columns that neither file nor partition has are null.

@@ -48,7 +48,6 @@ class DatatroveReader(TokenReader):
     """Reads datatrove's tokenised documents, which nanotron trains on: a row is a document.
 
     Args:
-        name: of the format.
         group_bytes: bytes of tokens of a row group, at least.
     """
 

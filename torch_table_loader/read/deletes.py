@@ -44,7 +44,6 @@ class EqualityKeys(NamedTuple):
     """Keys whose rows are deleted from a data file.
 
     Args:
-        ids: of the key columns.
         keys: of these and maybe of commits that do not count.
         after: the sequence number of the data file: only larger ones count.
     """
@@ -68,8 +67,6 @@ class Deletes:
         """Read nothing yet.
 
         Args:
-            storage: where the delete files are.
-            cache_bytes: how much is kept.
             verify_checksums: whether pages of Parquet files that have a checksum are compared with it.
         """
         self.verify_checksums = verify_checksums
@@ -82,9 +79,6 @@ class Deletes:
 
     def positions(self, file: DataFile) -> NDArray[np.int64]:
         """Return the deleted rows of a data file that are known by position.
-
-        Args:
-            file: which.
 
         Returns:
             int64 positions, ascending, each once; where `keeps_deleted`, of the rows that are not deleted.
@@ -262,7 +256,6 @@ def key_path(table: TableColumns, field_id: int, name: str) -> tuple[Column, ...
 
     Args:
         table: the columns that it has or ever had.
-        field_id: the key's id.
         name: the delete file, for the message.
     """
     for column in (*table.current, *table.former.values()):

@@ -38,7 +38,6 @@ class Blob(NamedTuple):
 
     Args:
         length: in bytes.
-        properties: of the blob.
     """
 
     length: int
@@ -66,7 +65,6 @@ class Puffin(NamedTuple):
 
         Args:
             delete: the vector, as the table's metadata says.
-            path: of the data file.
 
         Raises:
             TableError: it is of another file, of another length, or deletes more or fewer rows.
@@ -119,7 +117,6 @@ def read_vector(storage: Storage, delete: DeleteFile, data: bytes = b"") -> NDAr
     """Read a deletion vector.
 
     Args:
-        storage: where it is.
         delete: which, with the place of its blob.
         data: all of its file, where that is known.
 

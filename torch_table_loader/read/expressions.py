@@ -25,7 +25,6 @@ def check_filter(filters: Any, schema: pa.Schema, unread_keys: Sequence[str] = (
     """Refuse a filter that is not a boolean expression over a schema.
 
     Args:
-        filters: what the caller passed.
         schema: the table's unified schema, partition columns included.
         unread_keys: keys of the table's folders that are no columns.
 
@@ -60,7 +59,6 @@ def expression_columns(filters: Any, schema: pa.Schema) -> frozenset[str]:
 
     Args:
         filters: an expression that `check_filter` accepts over `schema`.
-        schema: the table's unified schema.
 
     Returns:
         Their names: those without which the expression does not bind.
@@ -83,7 +81,6 @@ def row_mask(batch: pa.RecordBatch, filters: Any) -> pa.Array:
 
     Args:
         batch: has the columns that the filter refers to; may have more.
-        filters: an expression that `check_filter` accepts.
 
     Returns:
         Booleans, one a row; null where the filter cannot say, which does not pass.

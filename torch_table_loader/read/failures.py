@@ -31,7 +31,6 @@ def is_store_failure(error: BaseException, *, is_local: bool) -> bool:
     latter carries an errno or the store's own words. A client written in Python raises its own types.
 
     Args:
-        error: what was raised.
         is_local: whether the file is on this machine's file system.
     """
     if isinstance(error, pa.ArrowException) and not isinstance(error, OSError):
@@ -46,8 +45,6 @@ def reading(storage: Storage, file: DataFile, must_be: str = "") -> Iterator[Non
     """Turn whatever a decoder raises into this library's errors, which name the file.
 
     Args:
-        storage: where the file is.
-        file: what is read.
         must_be: what the file must be, where this is what is found out: "an ORC file".
 
     Raises:
@@ -79,10 +76,7 @@ def as_reading_error(
 
     Args:
         error: what was raised; chain it with ``raise ... from error``.
-        file: the file that was read.
         is_local: whether it is on this machine's file system.
-        group: its row group, if known.
-        column: the column, if known.
 
     Returns:
         `error` itself if it is this library's, else a StorageError or a TableError.

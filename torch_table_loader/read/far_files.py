@@ -53,8 +53,6 @@ def open_at_end(storage: Storage, file: DataFile, least: int = LEAST_TAIL_BYTES)
     """Open a file whose end is read first; far away, one request brings that, and a small file whole.
 
     Args:
-        storage: where it is.
-        file: which, with its size.
         least: bytes of the end that the first request brings, or more of a large file; `DataFile.tail_bytes` goes
             before.
 
@@ -90,7 +88,6 @@ class FetchedFile:
     """A storage of one file whose bytes are here (implements `contracts.Storage`).
 
     Args:
-        inner: where it is.
         data: its bytes.
     """
 
@@ -115,12 +112,7 @@ class FetchedFile:
 
 
 def fetched(storage: Storage, file: DataFile) -> Storage:
-    """Return a storage to read a file from that is read whole: far away, a small one comes with one request.
-
-    Args:
-        storage: where it is.
-        file: which.
-    """
+    """Return a storage to read a file from that is read whole: far away, a small one comes with one request."""
     size = file.version.num_bytes
     if not is_far(storage) or not 0 < size <= WHOLE_BYTES:
         return storage

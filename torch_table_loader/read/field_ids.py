@@ -29,11 +29,6 @@ def own_ids(file_schema: pa.Schema) -> dict[int, str]:
 def found_by_name(file_schema: pa.Schema, columns: FileColumns, names: AbstractSet[str]) -> bool:
     """Return whether a file calls columns as the table does, so that its statistics can be asked by name.
 
-    Args:
-        file_schema: the file's own schema.
-        columns: how its columns are found.
-        names: top-level columns of the table.
-
     Returns:
         False also where a column that the file lacks is not null in it.
     """

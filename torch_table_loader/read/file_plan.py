@@ -38,14 +38,10 @@ class FilePlan(NamedTuple):
     """How a file is read; made by `plan_file`.
 
     Args:
-        file: which.
-        meta: its metadata, from its reader.
         group_starts: the first row of each row group, then the rows of the file.
-        conformer: makes its batches the table's.
         filters: None where every row passes.
         empty: whether partition values let no row pass.
         positions: deleted rows of the file, ascending; where `keeps_deleted`, those that are not.
-        keys: equality deletes.
         chooser: makes the table's columns by whose values rows are chosen: those of the filter and of `keys`; None
             where there is neither.
         encoded: columns of the file that may come as dictionaries.
@@ -110,7 +106,6 @@ class FilePlan(NamedTuple):
         """Return which rows of a batch live.
 
         Args:
-            batch: of the table's columns.
             row: the place of its first row in the file.
 
         Returns:
@@ -153,12 +148,8 @@ def plan_file(
     """Plan how a file is read.
 
     Args:
-        file: which.
-        meta: its metadata, from its reader.
-        table_schema: the table's, partition columns included.
         columns: names to deliver, in this order; they come first in what the plan's conformer makes.
         filters: the row filter, or None, and the columns that it refers to.
-        deletes: reads the file's deletes.
         encoded: columns of strings, of which the filter does not ask, that may come as dictionaries.
 
     Raises:

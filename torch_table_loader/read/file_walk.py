@@ -52,7 +52,6 @@ def trim_segments(
     """Leave out what needs no reading.
 
     Args:
-        segments: a task's.
         skip: live rows to leave out at the start.
         take: live rows to deliver after those; −1 for all.
         every_row_lives: no filter is in force, so that segments may be cut at any row.
@@ -131,7 +130,6 @@ def plan_runs(segments: Sequence[Segment], group_starts: Sequence[int], *, merge
     """Join segments of consecutive row groups into runs.
 
     Args:
-        segments: in file order.
         group_starts: the first row of each row group, then the rows of the file.
         merge: join pieces that touch; else each segment stays a piece of its own.
 
@@ -193,9 +191,6 @@ class FileWalk:
         """Open nothing yet.
 
         Args:
-            storage: where it is.
-            plan: how it is read.
-            max_rows: no batch has more rows.
             may_thin: whether rows that do not live may be left out already, where the file can do that.
             live_known: whether some row of each piece is known to live.
             verify_checksums: whether stored checksums are compared with the data.
@@ -366,11 +361,7 @@ class _LivePlaces:
     """Where the rows are that live, for a reader that asks row group by row group."""
 
     def __init__(self, plan: FilePlan) -> None:
-        """Compute nothing yet.
-
-        Args:
-            plan: of the file.
-        """
+        """Compute nothing yet."""
         self._plan = plan
         self._start = self._stop = 0
         # `pa.array` would import pandas, which takes longer than the first batch.

@@ -33,7 +33,6 @@ class FmsFsdpReader(WithoutStatistics):
     The footer alone is read to plan: it says where each record batch is.
 
     Args:
-        name: of the format.
         group_bytes: bytes of record batches of a row group, at least.
     """
 
@@ -94,7 +93,6 @@ class FmsFsdpFile(DocumentFile):
     """An open file, whose record batches become rows."""
 
     def __init__(self, source: pa.NativeFile, file: DataFile, meta: FileMeta) -> None:
-        """Own an open file."""
         super().__init__(source, meta)
         self._file = file
         self._stored = pa.schema([pa.field(field.name, field.type.value_type) for field in meta.schema])

@@ -77,7 +77,6 @@ class LazyFooters:
         Args:
             files: each with its number of rows.
             inspect: reads a footer; must pickle.
-            most_bytes: how much is kept.
         """
         self._files = files
         self._inspect = inspect
@@ -135,9 +134,6 @@ def estimated_groups(file: DataFile) -> tuple[tuple[int, ...], tuple[int, ...]]:
 
     Where the metadata says at which bytes row groups begin, there is one part for each; else one for each 32 MiB.
     Rows are shared out by bytes.
-
-    Args:
-        file: with its number of rows.
 
     Returns:
         Rows and stored bytes of each part.

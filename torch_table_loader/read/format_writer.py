@@ -35,8 +35,6 @@ class FormatWriter(Protocol):
         """Write a file.
 
         Args:
-            batches: its rows, in order.
-            schema: of these.
             file: to write to, from its start; the caller closes it.
 
         Raises:

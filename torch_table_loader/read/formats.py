@@ -118,8 +118,6 @@ def inspect_file(storage: Storage, file: DataFile, schema: pa.Schema | None) -> 
     """Read what a file says of itself, and check its counts: see `FormatReader.inspect`.
 
     Args:
-        storage: where it is.
-        file: which.
         schema: the caller's ``schema=``, or None.
 
     Raises:

@@ -46,12 +46,6 @@ class HeldFile:
     """The rows of a table in memory (implements `OpenFile`)."""
 
     def __init__(self, table: Any, meta: FileMeta) -> None:
-        """Serve a table.
-
-        Args:
-            table: gives its `rows`.
-            meta: what `inspect` said of it.
-        """
         self._table = table
         self._starts = np.cumsum([0, *meta.group_rows], dtype=np.int64)
 

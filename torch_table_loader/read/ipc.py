@@ -99,7 +99,6 @@ class IpcFile:
     """An open file of the IPC file format; a record batch is decoded at a time, into fresh memory."""
 
     def __init__(self, source: pa.NativeFile, meta: FileMeta) -> None:
-        """Own an open file."""
         self._source = source
         self._meta = meta
         self._reader: tuple[list[str], pa.RecordBatchFileReader] | None = None
@@ -180,7 +179,6 @@ def check_footer(source: pa.NativeFile, num_batches: int) -> Footer:
 
     Args:
         source: a file of the file format.
-        num_batches: record batches that pyarrow finds.
 
     Raises:
         ValueError: says what is wrong.
@@ -271,9 +269,6 @@ class Footer(NamedTuple):
 def _read_blocks(footer: bytes) -> tuple[list[Block], list[Block]]:
     """Read the footer's lists of blocks.
 
-    Args:
-        footer: without its length.
-
     Returns:
         Dictionaries, and record batches, in the order of the footer.
 
@@ -306,11 +301,6 @@ def _vector(footer: bytes, table: int, field: int) -> list[Block]:
 
 def check_blocks(blocks: list[Block], start: int, stop: int) -> None:
     """Check that blocks fill a file, so that none is missing, given twice, or elsewhere.
-
-    Args:
-        blocks: in any order.
-        start: where the schema ends.
-        stop: where the footer begins.
 
     Raises:
         ValueError: says where they do not.

@@ -29,7 +29,6 @@ def sized(source: pa.NativeFile, starts: Callable[[], Sequence[int]] | None = No
     """Let what does not fit into memory be an error of the file, where this says more than it can hold.
 
     Args:
-        source: a file or a stream.
         starts: returns where the messages of a file begin; None for a stream, whose messages follow each other.
 
     Raises:

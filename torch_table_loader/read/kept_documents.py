@@ -43,9 +43,6 @@ class KeptDocuments(TokenStage):
         """Check the columns.
 
         Args:
-            pack: what the caller asked for.
-            table: the table's schema.
-            asked: columns that the caller named.
             bounds: between which the stored tokens lie; None where nobody knows.
         """
         super().__init__(pack, table, asked)
@@ -141,14 +138,9 @@ class KeptDocuments(TokenStage):
 
 
 class KeptRows(StagedRows):
-    """Rows as they are kept.
-
-    Args:
-        batch: all of them.
-    """
+    """Rows as they are kept."""
 
     def __init__(self, batch: pa.RecordBatch) -> None:
-        """Keep them."""
         self._batch = batch
 
     @property

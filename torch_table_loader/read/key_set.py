@@ -202,7 +202,6 @@ class KeyValues(ABC):
     __slots__ = ("_valid",)
 
     def __init__(self, column: pa.Array) -> None:
-        """Note which values are null."""
         self._valid: Mask | None = None
         if column.null_count:
             self._valid = column.is_valid().to_numpy(zero_copy_only=False)

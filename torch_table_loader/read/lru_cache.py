@@ -35,7 +35,6 @@ class LRUCache:
         """Return a value.
 
         Args:
-            key: names it.
             make: returns the value and its size in bytes, where it is not there.
             serves: whether the value that is there is enough; if not, it is made again.
         """

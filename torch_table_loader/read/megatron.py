@@ -56,7 +56,6 @@ class MegatronReader(TokenReader):
     """Reads Megatron's indexed data sets: a row is a document, the tokens of its sequences one after another.
 
     Args:
-        name: of the format.
         group_bytes: bytes of tokens of a row group, at least.
     """
 

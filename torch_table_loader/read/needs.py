@@ -22,11 +22,7 @@ def needs_of(
     A file that is needed whole is read from its start, and comes in parts.
 
     Args:
-        file: which.
-        meta: what `inspect` said.
-        groups: row groups, ascending.
         columns: names as the file spells them.
-        reader: of its format.
 
     Returns:
         The bytes, in the order of decoding; None where that is not known, or nothing is needed.

@@ -95,15 +95,6 @@ class OrcFile:
         check: StripeCheck,
         places: Sequence[StripePlace],
     ) -> None:
-        """Own an open file.
-
-        Args:
-            handle: of ORC's library.
-            source: the file.
-            meta: what `OrcReader.inspect` returned.
-            check: of its stripes.
-            places: where they are.
-        """
         self._handle = handle
         self._check, self._places = check, places
         self._source = source
@@ -127,12 +118,7 @@ class OrcFile:
 
 
 def _tail_of(source: pa.NativeFile, num_bytes: int) -> tuple[bytes, Postscript]:
-    """Return the end of a file, from its metadata on at least, and its postscript.
-
-    Args:
-        source: the file.
-        num_bytes: to read first.
-    """
+    """Return the end of a file, from its metadata on at least, and its postscript."""
     size = source.size()
     tail = source.read_at(min(size, num_bytes), max(0, size - num_bytes))
     postscript = read_postscript(tail)
@@ -217,7 +203,6 @@ def read_stripes(tail: bytes, postscript: Postscript) -> list[Stripe]:
 
     Args:
         tail: the last bytes of the file, from the footer on at least.
-        postscript: from `read_postscript`.
 
     Raises:
         ValueError: the footer does not parse.
@@ -244,10 +229,6 @@ def _stripe_numbers(footer: bytes) -> Iterator[dict[int, int]]:
 
 def check_stripes(stripes: list[Stripe], stop: int) -> None:
     """Check that stripes lie in the file, and each at its own place.
-
-    Args:
-        stripes: in any order.
-        stop: where the file's tail begins.
 
     Raises:
         ValueError: one lies outside, or where another one does: its rows would come twice.

@@ -60,10 +60,7 @@ def capacity(source: pa.NativeFile, start: int, length: int, compression: int, c
     """Return how many bytes a stream has decompressed, at most.
 
     Args:
-        source: the file.
-        start: the stream's first byte.
         length: its bytes as stored.
-        compression: of the file.
         chunk_bytes: of a decompressed chunk, at most.
     """
     if compression == _NONE:
@@ -80,8 +77,6 @@ def decompressed(data: bytes, compression: int, chunk_bytes: int = MOST_CHUNK_BY
     """Return a stream, or a message, decompressed.
 
     Args:
-        data: as stored.
-        compression: of the file.
         chunk_bytes: of a decompressed chunk, at most.
 
     Raises:

@@ -45,10 +45,7 @@ class Bounds(NamedTuple):
     """Of the integers of a stream.
 
     Args:
-        num_values: how many there are.
         least: no smaller one is among them.
-        most: no larger one is.
-        total: their sum is not larger.
     """
 
     num_values: int = 0
@@ -65,9 +62,7 @@ def bounds_of(data: bytes, *, version: int, signed: bool, exact: bool) -> Bounds
     """Return the bounds of a stream of integers.
 
     Args:
-        data: the stream, decompressed.
         version: of the encoding, 1 or 2.
-        signed: whether numbers are stored zigzag.
         exact: whether they are decoded where a run's header alone says less.
 
     Raises:
@@ -81,10 +76,6 @@ def bounds_of(data: bytes, *, version: int, signed: bool, exact: bool) -> Bounds
 
 def are_within(data: bytes, most: int) -> bool:
     """Return whether all unsigned numbers of a stream of version 2 are at most so large, as far as headers say.
-
-    Args:
-        data: the stream, decompressed.
-        most: the largest number.
 
     Raises:
         ValueError: as of `bounds_of`.

@@ -49,15 +49,7 @@ _ZONE = re.compile(r"([A-Za-z0-9_+:\-]+(/[A-Za-z0-9_+:\-]+)*)?")
 
 
 class StripePlace(NamedTuple):
-    """Where a stripe's parts are.
-
-    Args:
-        num_rows: of the stripe.
-        start: its first byte.
-        index_bytes: of its indexes.
-        data_bytes: of its data.
-        footer_bytes: of its footer.
-    """
+    """Where a stripe's parts are."""
 
     num_rows: int
     start: int
@@ -86,7 +78,6 @@ class StripeCheck:
     Args:
         types: of its columns, by number; the first is the root.
         names: of the columns at the top.
-        compression: of the file.
         chunk_bytes: of a decompressed chunk, at most.
     """
 
@@ -128,8 +119,6 @@ class StripeCheck:
         """Check what the decoder of a stripe will believe.
 
         Args:
-            source: the file.
-            place: where the stripe's parts are.
             columns: names of those that are decoded.
 
         Raises:
@@ -191,7 +180,6 @@ class _Stripe:
         """Check the sizes that a column says, and those below it: of texts, lists and dictionaries, and of decimals.
 
         Args:
-            at: the column.
             num_values: that it has, at most.
 
         Raises:
@@ -229,10 +217,8 @@ class _Stripe:
         """Check lengths by their bounds, exactly where it takes that to know.
 
         Args:
-            at: the column.
             num_values: how many there are, at most.
             loose: the sum up to which headers alone are looked at.
-            fits: whether a sum can be.
 
         Returns:
             The sum, at most.

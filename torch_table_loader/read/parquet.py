@@ -44,7 +44,6 @@ class ParquetReader:
     """Reads Parquet files (https://parquet.apache.org/docs/file-format/).
 
     Args:
-        name: of the format.
         verify_checksums: whether pages that have a checksum are compared with it.
         encoded: columns of strings that come as dictionaries, where a file has them so.
     """
@@ -160,7 +159,6 @@ class ParquetFile:
     """An open Parquet file; batches are decoded into fresh memory, never mapped."""
 
     def __init__(self, handle: pq.ParquetFile, source: pa.NativeFile) -> None:
-        """Own an open file."""
         self._handle = handle
         self._source = source
 
@@ -244,7 +242,6 @@ def _taken(table: pa.Table, places: pa.Array) -> list[pa.Array]:
     """Copy rows of a table: its columns, each in one piece.
 
     Args:
-        table: of any number of chunks.
         places: uint32, each inside the table; this is not checked.
 
     >>> [column.to_pylist() for column in _taken(pa.table({"a": [5, 6, 7]}), pa.array([0, 2], pa.uint32()))]

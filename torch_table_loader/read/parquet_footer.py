@@ -43,10 +43,6 @@ _MOST_FOOTER_BYTES = 512 * 1024 * 1024
 def read_footer(storage: Storage, file: DataFile) -> tuple[bytes, int]:
     """Read the footer of a file.
 
-    Args:
-        storage: where it is.
-        file: which.
-
     Returns:
         The footer as a file of its own, and the byte of the file at which it begins.
 
@@ -93,8 +89,6 @@ def check_footer(file: DataFile, parsed: pq.FileMetaData, data_bytes: int) -> No
     """Refuse a footer whose counts, sizes and offsets do not fit each other or the file.
 
     Args:
-        file: the file, for the message.
-        parsed: its footer.
         data_bytes: where the footer begins: column chunks lie before that.
 
     Raises:
@@ -165,9 +159,6 @@ def chunk_ranges(
     """Return which bytes pyarrow reads to decode columns of row groups: their column chunks.
 
     Args:
-        parsed: a footer that was checked.
-        file_bytes: size of the file.
-        groups: row groups.
         columns: names; as in pyarrow, a dotted one names what is inside a column.
     """
     paths = [parsed.schema.column(place).path for place in range(parsed.num_columns)]
@@ -186,10 +177,6 @@ def list_values(parsed: pq.FileMetaData, column: str) -> tuple[list[int], list[i
     """Return how many values the lists of a column hold in each row group, and how many lists hold any.
 
     A list that is null or empty is one null of its leaf.
-
-    Args:
-        parsed: a footer that was checked.
-        column: of lists of single values.
 
     Returns:
         None where the column is something else, or the writer counted no nulls.
@@ -223,7 +210,6 @@ def bounds_of(parsed: pq.FileMetaData, leaf: int) -> tuple[int, int] | None:
 
     Args:
         parsed: a footer of which `refuse_unsafe` has found that pyarrow may touch the leaf's statistics.
-        leaf: its place.
     """
     low, high = [], []
     for number in range(parsed.num_row_groups):
@@ -264,7 +250,6 @@ def encoded_columns(parsed: pq.FileMetaData, columns: frozenset[str]) -> list[st
     so: then the chunk is larger than a dictionary and places of 20 bits.
 
     Args:
-        parsed: the footer.
         columns: flat ones, as the file spells them.
     """
     if not columns or not parsed.num_row_groups:

@@ -67,7 +67,6 @@ class ChunkStatistics(NamedTuple):
     """What a column chunk says of its statistics.
 
     Args:
-        kind: its physical type.
         nulls: how many; None if it does not say.
         shortest: the length of its shortest bound in bytes; None where it has no bounds.
     """
@@ -102,9 +101,7 @@ def refuse_unsafe(
     """Refuse statistics that pyarrow must not touch.
 
     Args:
-        name: the file, for the message.
         footer: the footer as a file of its own.
-        parsed: the same, parsed.
         places: of the leaf columns whose statistics are wanted.
 
     Returns:

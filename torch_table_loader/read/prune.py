@@ -34,8 +34,6 @@ def partition_can_pass(file: DataFile, filters: Any, schema: pa.Schema) -> bool:
     """Return whether a file's partition values leave any of its rows a chance to pass.
 
     Args:
-        file: which, with its partition values.
-        filters: an expression over `schema`.
         schema: the table's unified schema, partition columns included.
     """
     known = _known_values(file, (), schema)
@@ -56,10 +54,6 @@ def kept_row_groups(
     table's type (nested, or of another type in this file) count as unknown.
 
     Args:
-        file: which, with its partition values.
-        meta: its metadata.
-        parsed: its footer, parsed.
-        filters: an expression over `schema`.
         schema: the table's unified schema, partition columns included.
 
     Returns:
@@ -197,9 +191,6 @@ def _groups_by_bounds(
 
     Args:
         file: which; its columns are found by id.
-        meta: its metadata.
-        parsed: its footer, parsed.
-        used: the columns of the filter.
         known: what holds for all rows of the file, as an expression; or None.
         can_pass: whether the filter can be true.
     """

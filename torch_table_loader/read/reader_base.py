@@ -42,9 +42,6 @@ class SequentialFile:
         """Remember what to decode, and how.
 
         Args:
-            storage: where the file is.
-            file: which.
-            decode: decodes it.
             source: the file, already open and at its start; None opens it when that is needed.
         """
         self._storage = storage
@@ -76,7 +73,6 @@ def whole_groups(meta: FileMeta, groups: Sequence[int], columns: Sequence[str]) 
 
     Args:
         meta: what `inspect` said; where a plan cache has it from before ranges were kept, nothing is known.
-        groups: row groups, ascending.
         columns: where there are none, row groups are not read.
     """
     places = meta.group_ranges
@@ -88,8 +84,6 @@ def one_group(schema: pa.Schema, num_rows: int, file: DataFile) -> FileMeta:
     """Make the metadata of a file that is one row group, or none if it has no rows.
 
     Args:
-        schema: the file's.
-        num_rows: as counted.
         file: its stored size is the row group's.
     """
     rows, sizes = ((num_rows,), (file.version.num_bytes,)) if num_rows else ((), ())
@@ -98,10 +92,6 @@ def one_group(schema: pa.Schema, num_rows: int, file: DataFile) -> FileMeta:
 
 def refuse_large_inference(file: DataFile, num_bytes: int) -> None:
     """Refuse to guess the types of a file that is too large to parse at once.
-
-    Args:
-        file: the file, for the message.
-        num_bytes: its size.
 
     Raises:
         TableError: asks for ``schema=``.
@@ -116,10 +106,6 @@ def refuse_large_inference(file: DataFile, num_bytes: int) -> None:
 
 def refuse_duplicates(schema: pa.Schema, file: DataFile) -> None:
     """Refuse a file with two columns of one name.
-
-    Args:
-        schema: the file's own schema.
-        file: the file, for the message.
 
     Raises:
         TableError: names the column.
@@ -137,7 +123,6 @@ def bounded(batch: pa.RecordBatch, max_rows: int) -> Iterator[pa.RecordBatch]:
 
     Args:
         batch: any batch; one without rows gives nothing.
-        max_rows: no slice has more.
 
     >>> [part.num_rows for part in bounded(pa.record_batch({"a": [1, 2, 3]}), 2)]
     [2, 1]

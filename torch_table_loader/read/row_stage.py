@@ -69,12 +69,7 @@ class RowStage(ABC):
         return None
 
     def known_count(self, values: int, lists: int) -> int:  # noqa: ARG002 a row a value needs the values alone
-        """Return how many rows come out of rows, by what their lists of `counted_by` hold: as many as values.
-
-        Args:
-            values: that they hold together.
-            lists: that hold any.
-        """
+        """Return how many rows come out of rows, by what their lists of `counted_by` hold: as many as values."""
         return values
 
     @abstractmethod

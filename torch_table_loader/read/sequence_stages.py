@@ -79,14 +79,10 @@ class SequenceRows(StagedRows):
     """The sequences that come of some documents.
 
     Args:
-        stage: that makes them.
         batch: the rows that have the documents.
-        found: the documents.
-        pieces: of the documents.
     """
 
     def __init__(self, stage: SequencesAsRows, batch: pa.RecordBatch, found: Documents, pieces: Pieces) -> None:
-        """Pack."""
         self._stage, self._batch, self._found, self._pieces = stage, batch, found, pieces
         self._order, self._firsts = stage.ordered(pieces.length)
 
@@ -164,11 +160,6 @@ class BestFitAsRows(SequencesAsRows):
 
 def stage_of(pack: Pack, table: pa.Schema, asked: Sequence[str] = ()) -> TokenStage:
     """Return the stage that a stream of a table's rows passes.
-
-    Args:
-        pack: what the caller asked for.
-        table: the table's schema.
-        asked: columns that the caller named.
 
     Raises:
         ConfigError: the columns do not fit, or the strategy is one of ``shuffle="rows"``.

@@ -33,10 +33,6 @@ class Beside:
         """Read nothing yet.
 
         Args:
-            handle: the file.
-            groups: row groups.
-            names: of the columns.
-            max_rows: no batch has more.
             row: the first row of the groups in the file.
         """
         self._groups = groups

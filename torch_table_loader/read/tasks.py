@@ -93,7 +93,6 @@ class TaskReader:
         """Check what is asked for against the table.
 
         Args:
-            storage: where the files are.
             files: the table's data files in canonical order.
             metas: the metadata of each file, read now or when it is asked for.
             table_schema: the unified schema, partition columns included.
@@ -102,7 +101,6 @@ class TaskReader:
                 not come.
             row_id_bases: the ordinal of each file's first row among all physical rows; adds ``row_id`` (int64)
                 as the last column.
-            max_rows: no batch has more rows.
             deletes: reads the files' deletes, once for all readers that share it; says whether checksums are compared.
             stage: makes other rows of those that pass; None delivers them as they are.
             encoded: columns of strings that may come as dictionaries; the filter's never do.
@@ -155,7 +153,6 @@ class TaskReader:
         The file is closed when the rows are out, and when the iterator is closed before.
 
         Args:
-            task: which rows.
             storage: where to read the file instead, such as where its bytes are by now; whoever gives it reads with
                 the file's version.
 
@@ -190,9 +187,6 @@ class TaskReader:
     def needs(self, task: ReadTask) -> FileNeeds | None:
         """Return which bytes of its file `read` asks for; footer and deletes are read for that where they were not yet.
 
-        Args:
-            task: which rows.
-
         Returns:
             The bytes; None where there are none, or where the file's format does not say.
 
@@ -207,7 +201,6 @@ class TaskReader:
 
         Args:
             task: which segments; its `skip` and `take` do not matter.
-            storage: as of `read`.
 
         Returns:
             One count a segment. Without a filter, a stage and equality deletes no data file is read.

@@ -26,8 +26,6 @@ def cut_field(table: pa.Schema, name: str, *, text: bool = False) -> pa.Field:
     """Return a list column as the field of one of its values.
 
     Args:
-        table: its schema.
-        name: of the column.
         text: whether it has text, of which a tokenizer makes ids.
 
     Raises:

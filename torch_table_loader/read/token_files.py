@@ -49,8 +49,6 @@ class Index(NamedTuple):
     """What an index says.
 
     Args:
-        kind: type of the tokens.
-        lengths: tokens of each document.
         columns: the type of each further column.
         more: arrays that the reader needs again to make those.
     """
@@ -140,7 +138,6 @@ class DocumentFile(ABC):
     """An open file of documents (implements `OpenFile`), of which a row group is read in one piece."""
 
     def __init__(self, source: pa.NativeFile, meta: FileMeta) -> None:
-        """Own an open file."""
         self._source = source
         self._meta = meta
 
@@ -204,9 +201,6 @@ class TokenFile(DocumentFile):
 def document_lengths(meta: FileMeta) -> NDArray[Any]:
     """Return how many tokens each document of a file has, as its index said; nothing is read.
 
-    Args:
-        meta: what `TokenReader.inspect` said.
-
     Returns:
         Unsigned integers, only to be read.
     """
@@ -260,12 +254,6 @@ def index_of(file: DataFile, suffix: str) -> DataFile:
 
 def read_exactly(source: pa.NativeFile, start: int, stop: int, name: str) -> pa.Buffer:
     """Read bytes of a file into memory that nobody else has.
-
-    Args:
-        source: the file.
-        start: the first byte.
-        stop: the byte after the last.
-        name: of the file.
 
     Raises:
         TableError: it ends before.
@@ -346,7 +334,6 @@ def group_rows(ends: NDArray[np.int64], group_bytes: int) -> NDArray[np.int64]:
     """Divide documents into row groups, by where each ends in bytes.
 
     Args:
-        ends: ascending.
         group_bytes: a row group ends with the document in which a multiple of this lies.
 
     Returns:

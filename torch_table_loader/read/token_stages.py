@@ -59,17 +59,11 @@ class Documents(NamedTuple):
 class TokenStage(RowStage):
     """Makes tokens or sequences of documents; a value.
 
-    Args:
-        pack: what the caller asked for.
-        table: the table's schema.
-        asked: columns that the caller named.
-
     Raises:
         ConfigError: a column is missing, or has not the type that its use needs.
     """
 
     def __init__(self, pack: Pack, table: pa.Schema, asked: Sequence[str] = ()) -> None:
-        """Check the columns."""
         self.pack = pack
         self._not_delivered = {*pack.cut_columns, *({pack.lengths} - set(asked))}
         self._cut = [cut_field(table, name, text=pack.tokenizer is not None) for name in pack.cut_columns]
@@ -261,13 +255,10 @@ class TokenRows(StagedRows):
     """The tokens of some documents.
 
     Args:
-        stage: that makes them.
         batch: the rows that have the documents.
-        found: the documents.
     """
 
     def __init__(self, stage: TokensAsRows, batch: pa.RecordBatch, found: Documents) -> None:
-        """Keep them."""
         self._stage, self._batch, self._found = stage, batch, found
 
     @property

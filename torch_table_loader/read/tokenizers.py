@@ -32,12 +32,6 @@ class RowFaultError(Exception):
     """What is wrong with a row of a batch; whoever knows where the batch is from says of which row of which file."""
 
     def __init__(self, row: int, message: str) -> None:
-        """Keep the row.
-
-        Args:
-            row: of the batch.
-            message: what is wrong.
-        """
         super().__init__(row, message)
         self.row = row
         self.message = message
@@ -49,7 +43,6 @@ class Tokenizer:
 
     Args:
         name: which; another tokenizer has another name, as far as that can be told.
-        encode: turns texts into ids.
         vocabulary: every id is below it; None if that is not known.
     """
 
@@ -61,7 +54,6 @@ class Tokenizer:
         """Return the ids of some texts behind one another, and how many each text has.
 
         Args:
-            texts: any.
             id_type: that all ids must fit into.
             remedy: what the caller may do where one does not.
 

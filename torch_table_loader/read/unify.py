@@ -95,8 +95,6 @@ def unify_types(one: pa.DataType, other: pa.DataType, *, inferred: bool = False)
     """Return the narrowest type that holds both, by the rules of `unify_schemas`.
 
     Args:
-        one: a type.
-        other: another.
         inferred: int64 and double give double.
 
     Raises:
@@ -126,9 +124,7 @@ def check_given_schema(given: pa.Schema, schemas: Sequence[NamedSchema], partiti
     """Refuse a caller's ``schema=`` as which a file cannot be read.
 
     Args:
-        given: the caller's schema.
         schemas: name and own schema of each file.
-        partition: columns that come from paths.
 
     Raises:
         TableError: names file, column and types.

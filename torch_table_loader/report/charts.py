@@ -16,13 +16,7 @@ MOST_BARS = 16
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """One number that a page begins with.
-
-    Args:
-        name: what it is.
-        value: as text or markup.
-        note: beside it, small.
-    """
+    """One number that a page begins with."""
 
     name: str
     value: str
@@ -34,7 +28,6 @@ class Bar:
     """A line of a chart.
 
     Args:
-        name: of the line.
         length: of its bar, in any unit that all lines have.
         cells: what is written behind the bar.
     """
@@ -63,7 +56,6 @@ def table(header: Sequence[str], lines: Iterable[Sequence[str]]) -> Markup:
 
     Args:
         header: names of the columns; empty for none.
-        lines: one cell a column.
     """
     body = [
         element("tr", element("th", first, scope="row"), *(element("td", each) for each in others))

@@ -85,8 +85,6 @@ def element(tag: str, /, *children: str, **attributes: str) -> Markup:
     """Return an element, what is inside and its attributes escaped.
 
     Args:
-        tag: its name.
-        children: text or markup.
         attributes: by name; ``class_`` is ``class``.
 
     >>> element("td", "a & b", class_="number")
@@ -106,12 +104,7 @@ def fragment(*children: str) -> Markup:
 
 
 def page(title: str, *children: str) -> str:
-    """Return an HTML file of its own.
-
-    Args:
-        title: of the window.
-        children: what is in it.
-    """
+    """Return an HTML file of its own."""
     head = element(
         "head",
         element("meta", charset="utf-8"),

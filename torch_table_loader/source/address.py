@@ -34,7 +34,6 @@ class Address:
     Args:
         protocol: "file", "s3", "memory", … in lower case.
         path: as the client opens it, without protocol and login; for http, the whole URL without login.
-        login: options that the URL carried.
     """
 
     protocol: str

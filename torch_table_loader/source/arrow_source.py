@@ -31,13 +31,7 @@ _Taken = tuple[pa.Table, str]
 
 @dataclass(frozen=True, slots=True)
 class ArrowSource:
-    """A table in memory (implements `contracts.SnapshotSource`): one file, identified by its fingerprint.
-
-    Args:
-        storage: the table's storage.
-        files: the one file.
-        description: the origin of the table.
-    """
+    """A table in memory (implements `contracts.SnapshotSource`): one file, identified by its fingerprint."""
 
     storage: HeldStorage
     files: tuple[DataFile, ...]
@@ -52,7 +46,6 @@ class ArrowSource:
         """Take rows from memory; rows of a stream that can be read only once are kept.
 
         Args:
-            data: see `StructuredDataset.from_arrow`.
             reader: the format reader for tables in memory.
 
         Raises:
@@ -191,10 +184,6 @@ def _settled_array(array: pa.Array, kind: pa.DataType) -> pa.Array:
     """Return an array converted to its settled type.
 
     pyarrow 26 casts list views to lists with wrong offsets, so anything that contains them is rebuilt.
-
-    Args:
-        array: of any type.
-        kind: its `settled_type`.
     """
     if isinstance(array, pa.ExtensionArray):
         return _settled_array(array.storage, kind)

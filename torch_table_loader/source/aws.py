@@ -30,7 +30,6 @@ def configured_endpoint(environ: Mapping[str, str], profile: str | None = None) 
     profile's ``endpoint_url``. ``AWS_IGNORE_CONFIGURED_ENDPOINT_URLS`` switches all of them off.
 
     Args:
-        environ: the environment.
         profile: the caller's profile; None for the environment's.
 
     Raises:
@@ -62,7 +61,6 @@ def bucket_region(bucket: str, options: Mapping[str, Any]) -> str | None:
     """Return the region of a bucket, which AWS tells without authentication.
 
     Args:
-        bucket: its name.
         options: proxy and certificates, as `sort_options` names them; the environment's proxy applies too.
     """
     request = urllib.request.Request(f"https://s3.amazonaws.com/{bucket}", method="HEAD")

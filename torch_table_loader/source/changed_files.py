@@ -16,7 +16,6 @@ def check_names(own: Iterable[str], changes: Sequence[Column]) -> None:
     """Refuse a table that has a column of a name that a changelog adds.
 
     Args:
-        own: the names of its columns.
         changes: the columns that the changelog adds.
     """
     names = set(own)
@@ -31,7 +30,6 @@ def marked(changed: Iterable[tuple[DataFile, tuple[Any, ...]]], changes: Sequenc
 
     Args:
         changed: data files that are read by ids, in order, and the values of the added columns.
-        changes: the added columns.
     """
     files: list[DataFile] = []
     times: dict[str, int] = {}

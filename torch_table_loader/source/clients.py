@@ -132,9 +132,6 @@ class Client(ABC):
         """Read bytes of a file with one request; the caller checks how many arrived.
 
         Args:
-            path: the file.
-            start: the first byte.
-            stop: the byte after the last.
             etag: the tag that the file must still have, if the client `checks_tags`; None for any.
 
         Raises:
@@ -383,9 +380,6 @@ def _without_secrets_elsewhere(options: Mapping[str, Any]) -> dict[str, Any]:
 
     aiohttp itself withholds the headers Authorization and Cookie, and a request's login and cookies, but not those
     of a session.
-
-    Args:
-        options: the caller's options.
     """
     from aiohttp import TraceConfig
 

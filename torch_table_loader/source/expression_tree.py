@@ -53,9 +53,6 @@ class UnknownFormError(ValueError):
 def parse(expression: pc.Expression) -> Node:
     """Parse an expression into a tree.
 
-    Args:
-        expression: over columns by name.
-
     Raises:
         UnknownFormError: the expression cannot be read; a newer pyarrow may write another form.
 

@@ -26,10 +26,7 @@ class FileSource:
     """A given list of files (implements `contracts.Source`).
 
     Args:
-        storage: where they are.
-        files: in the table's order.
         partition_schema: the columns that do not come from the files.
-        unread_keys: see `PathSource`.
     """
 
     storage: Storage
@@ -44,9 +41,7 @@ def write_files(
     """Write the names of files, relative to the table's root, with their sizes for human readers.
 
     Args:
-        path: the file to write, atomically.
         files: the table's files, in canonical order.
-        storage_options: the table's options.
         retry_seconds: how long to retry a failed request.
     """
     storage, place = _open(path, storage_options, retry_seconds)

@@ -43,10 +43,6 @@ def fingerprint(files: Sequence[DataFile], rows: Sequence[int]) -> str:
 def fingerprint_without(table: str, left_out: Sequence[LeftOut]) -> str:
     """Hash a table with parts left out: which parts they are, but not what is wrong with them.
 
-    Args:
-        table: fingerprint of the rest.
-        left_out: in canonical order.
-
     Returns:
         64 hexadecimal digits; `table` itself if nothing is left out.
     """
@@ -63,10 +59,6 @@ def content_key(table: str, files: Sequence[DataFile]) -> str:
 
     A fingerprint cannot: it stays the same if a file is rewritten with the same number of bytes and rows, and another
     table may have files of the same names and sizes. Data derived from a table and kept on disk uses this key.
-
-    Args:
-        table: fingerprint of the table.
-        files: its data files.
 
     Returns:
         64 hexadecimal digits; `table` itself if the table's format promises that files never change.

@@ -72,7 +72,6 @@ class HeldTable:
         """Copy consecutive rows into new memory, so that the caller may write to it.
 
         Args:
-            start: the first row.
             stop: the row after the last; at least one more than `start`.
             columns: at least one, in this order.
         """
@@ -152,11 +151,7 @@ def _mapped(path: str, fingerprint: str) -> HeldTable:
 
 @dataclass(frozen=True, slots=True)
 class HeldStorage:
-    """The storage of a table in memory (implements `contracts.Storage`): it has one file.
-
-    Args:
-        table: the table.
-    """
+    """The storage of a table in memory (implements `contracts.Storage`): it has one file."""
 
     table: HeldTable
     is_local = True

@@ -127,9 +127,6 @@ def decode_hive(names: Sequence[str], schema: pa.Schema | None = None) -> tuple[
 def keys_of_folders(names: Sequence[str]) -> tuple[str, ...]:
     """Return the columns that `decode_hive` would give; none where it would raise.
 
-    Args:
-        names: as `decode_hive` takes them.
-
     >>> keys_of_folders(["day=1/a", "day=2/b"]), keys_of_folders(["day=1/a", "b"])
     (('day',), ())
     """

@@ -126,15 +126,11 @@ def named_files(
     """Return files by name in the caller's own storage, which cannot list.
 
     Args:
-        storage: the storage of the files.
         path: the files; or, with `files`, their folder.
         files: names relative to `path`, or the path of a list that `write_files` wrote; or None.
         format_name: as in `PathSource.open`, like the arguments below.
-        reader: the format reader.
         partitioning: "hive", or None.
-        schema: the caller's schema.
         naming: the format reader in any case.
-        choose: as in `PathSource.open`.
     """
     paths = [os.fspath(entry) for entry in _entries(path)]
     if not all(isinstance(entry, str) and entry for entry in paths):
@@ -189,7 +185,6 @@ class _Start:
     """What one of the caller's paths refers to.
 
     Args:
-        path: the path, or a glob.
         root: the folder that names are relative to.
         found: the file or directory; None for a glob.
         deep: whether everything below the root will be listed.
@@ -206,7 +201,6 @@ class _Listing:
     """What is below a path.
 
     Args:
-        found: the files that are read.
         seen: everything that the listing saw, including hidden files.
     """
 
@@ -308,8 +302,6 @@ def _start(storage: FileStorage, path: str, *, listed: bool) -> _Start:
     """Find out what a path refers to.
 
     Args:
-        storage: the storage of the path.
-        path: the path.
         listed: whether it will be listed, which reveals whether it is a directory.
     """
     magic = _has_magic(storage, path)

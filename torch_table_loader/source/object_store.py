@@ -126,7 +126,6 @@ def client_config(options: Mapping[str, Any], *, http: bool) -> ClientConfig:
     """Return obstore's network settings; it finds proxies in the environment by itself.
 
     Args:
-        options: as `sort_options` names them.
         http: whether the endpoint does not use TLS.
 
     Raises:
@@ -153,10 +152,7 @@ def open_bucket(kind: Callable[..., B], name: str, config: Any, network: ClientC
     """Open a bucket or container with a client that does not retry.
 
     Args:
-        kind: obstore's class for the store.
-        name: the bucket's name.
         config: settings of the store, as that class takes them.
-        network: the result of `client_config`.
         login: a provider of credentials; None if they come from `config` or the machine.
     """
     return kind(name, config=config, client_options=network, retry_config=_NO_RETRIES, credential_provider=login)
@@ -216,7 +212,6 @@ class Listed(NamedTuple):
     """One page of a listing.
 
     Args:
-        objects: keys and versions.
         folders: what keys begin with up to a slash, if the listing ends there.
     """
 

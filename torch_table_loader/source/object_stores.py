@@ -16,7 +16,6 @@ class ObjectStore(NamedTuple):
     """A kind of store.
 
     Args:
-        family: fsspec's name for it.
         choose: reads its options, and chooses the client for them.
         client: opens obstore's client for options that `choose` returned.
     """

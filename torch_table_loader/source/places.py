@@ -56,7 +56,6 @@ class Area:
     """A whole place, or one of its folders.
 
     Args:
-        place: the host, bucket or container.
         folder: the folder, without a trailing slash; empty for the whole place.
     """
 

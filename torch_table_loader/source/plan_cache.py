@@ -64,7 +64,6 @@ class PlanCache:
     warns of it once. The directory also holds notes: bytes under a key of the caller's.
 
     Args:
-        storage: the cache's storage.
         root: its directory, as `storage` names it.
         scope: what else an entry depends on: the table's `FileStorage.place` and, for formats without types of their
             own, the caller's schema.

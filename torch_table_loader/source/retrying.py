@@ -33,12 +33,10 @@ class WrongLengthError(OSError):
 
     Args:
         start: the first byte that was requested.
-        stop: the byte after the last.
         num_bytes: bytes that arrived.
     """
 
     def __init__(self, start: int, stop: int, num_bytes: int) -> None:
-        """Describe the response."""
         super().__init__(
             f"bytes {start} to {stop} were asked for, and {num_bytes} bytes came; the server must answer requests for "
             "ranges, and the file must be as long as it was"
@@ -51,9 +49,7 @@ def of_length(data: Any, start: int, stop: int) -> Any:
     """Return the response to a range request, after checking its length.
 
     Args:
-        data: a buffer.
         start: the first byte that was requested.
-        stop: the byte after the last.
 
     Raises:
         WrongLengthError: the buffer is not as long as the range.
@@ -74,8 +70,6 @@ class RetryPolicy:
 
     Args:
         retry_seconds: from the first failure of a request to the last time it is sent.
-        now: returns the time.
-        sleep: waits.
         fraction: returns a random number in [0, 1): the share of the longest wait to wait.
     """
 
@@ -111,10 +105,7 @@ class Attempts:
         """Start without a try.
 
         Args:
-            policy: how long to try.
-            counter: the store's counter.
             what: the object of the request, as messages may show it.
-            say: formats an error without secrets.
             renew: gets other credentials after a refusal, and returns whether there are any; called once.
         """
         self._policy, self._counter, self._what, self._say = policy, counter, what, say
@@ -133,7 +124,6 @@ class Attempts:
         """Send a request, repeat it while its failure may be temporary, and return its result.
 
         Args:
-            ask: sends the request.
             num_bytes: returns the bytes of a result.
 
         Raises:

@@ -151,9 +151,6 @@ class BucketAddress(NamedTuple):
     """Where requests about a bucket go.
 
     Args:
-        name: the bucket's.
-        endpoint: a URL.
-        region: what signatures are for.
         virtual: whether the endpoint's host contains the name.
     """
 
@@ -207,10 +204,6 @@ def _through(proxy: str, common: dict[str, Any]) -> urllib3.ProxyManager:
 
 def read_page(body: bytes, shown: str) -> Page:
     """Read an answer to ListObjectsV2.
-
-    Args:
-        body: the answer.
-        shown: what was listed, for messages.
 
     Raises:
         ClientError: it is an error, which some stores send with status 200.

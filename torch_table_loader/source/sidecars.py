@@ -32,10 +32,8 @@ def pair(
     an empty one is ignored, unless a sidecar describes it.
 
     Args:
-        storage: the storage of the files.
         found: the files that the caller chose.
         listed: all files of the folders that contain those; empty if no folder was listed.
-        reader: the reader of their format.
 
     Raises:
         MissingFileError: a required sidecar is missing, or the data file of a sidecar.

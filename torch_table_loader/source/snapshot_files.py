@@ -19,13 +19,10 @@ class SnapshotFiles:
     """A table at one snapshot, with its files planned (implements `contracts.SnapshotSource`).
 
     Args:
-        storage: the storage of its files.
         files: the data files, oldest first, then by path.
         schema: the schema that the snapshot is read with.
         fingerprint: a hash of the table's id and the snapshot's.
         snapshot_id: None for a table without a snapshot, which is empty.
-        description: table and snapshot, in words.
-        notes: notes from planning.
         partition_schema: the columns that the table's metadata gives.
         cache: keeps plans, footers and counts; or None.
         pinned: whether the caller chose the snapshot.

@@ -272,7 +272,6 @@ class FileStorage:
         """Return the store's answer, with or without retries.
 
         Args:
-            path: the file, for messages.
             ask: does something that may be repeated.
             num_bytes: returns the bytes of an answer.
         """
@@ -324,8 +323,6 @@ class FileStorage:
         """Return the library's error for a client's error.
 
         Args:
-            error: the client's error.
-            path: the file's path.
             tried: how often it was tried, if more than once.
         """
         shown, kind = self.shown(path), store_error_type(error)
@@ -441,8 +438,6 @@ def connect(protocol: str, options: Mapping[str, Any], choice: ClientChoice | No
     """Open a client in this process.
 
     Args:
-        protocol: the store's protocol.
-        options: options for fsspec.
         choice: for an object store, the client and its options.
     """
     if protocol == "file":

@@ -33,8 +33,6 @@ def look_around(
     above it, which costs a few requests for a table, not one for each file.
 
     Args:
-        pool: runs the look-ups.
-        storage: the storage of the files.
         roots: the given directories, or the directories of the given files.
         walked: those of them that are listed with everything below.
 
@@ -57,7 +55,6 @@ def refuse_table_formats(storage: FileStorage, seen: Iterable[Found], files: Col
     The metadata of such a table says which files belong to it, and which of their rows are deleted.
 
     Args:
-        storage: the storage of the files.
         seen: everything that the listing saw, including hidden files, and what `look_around` found.
         files: the paths of the files to read.
 
@@ -85,8 +82,6 @@ def format_of_folder(path: str, options: Mapping[str, Any] | None, retry_seconds
     An Iceberg table declares itself with ``metadata/version-hint.text``, which tables without a catalog have.
 
     Args:
-        path: a local path or URL.
-        options: for its file system.
         retry_seconds: how long to retry a failed request.
     """
     protocol = parse_address(path).protocol

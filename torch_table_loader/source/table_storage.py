@@ -107,7 +107,6 @@ class TableStorage:
     others than the caller may have written the metadata, which must neither receive credentials nor read this machine.
 
     Args:
-        location: the table's metadata file.
         properties: properties of the catalog and table, as pyiceberg names them; never shown.
         options: the caller's ``storage_options``, which take precedence; never shown.
         overrides: prefixes of paths in the metadata, and their replacements.
@@ -269,8 +268,6 @@ def read_whole(storage: Storage, path: str, num_bytes: int | None = None) -> byt
     """Read a file of the table's metadata.
 
     Args:
-        storage: the storage of the file.
-        path: its path.
         num_bytes: its size, if the metadata gives it: for a remote file, one request is then enough. A wrong size costs
             more requests.
 

@@ -11,7 +11,6 @@ class TrafficCounter:
     """Counts for one storage in one process; threads share it."""
 
     def __init__(self) -> None:
-        """Start at zero."""
         self._lock = threading.Lock()
         self._total = Traffic()
         self._failing_since: float | None = None
@@ -38,7 +37,6 @@ class TrafficCounter:
 
         Args:
             num_bytes: bytes that arrived.
-            now: the time.
 
         Returns:
             Seconds since the first of the failed requests before it, if the caller was warned of them.
@@ -55,8 +53,6 @@ class TrafficCounter:
         """Record a failed request.
 
         Args:
-            began: when it was sent.
-            now: the time.
             patience: seconds after which the caller is warned, once until a request succeeds.
 
         Returns:

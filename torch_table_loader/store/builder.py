@@ -68,11 +68,7 @@ def build_files(
     """Build a store in a folder, or help other builders, and return when it is complete.
 
     Args:
-        place: the store's folder.
-        spec: what it should contain.
-        read: reads a chunk's rows.
         threads: number of threads that read and write.
-        report: called while it works.
         beat: seconds between two heartbeats.
         dead_after: seconds without a heartbeat after which another builder's chunk is taken over.
 
@@ -102,10 +98,6 @@ def build_memory(
     """Build a store in the memory of this process.
 
     Args:
-        spec: what it should contain.
-        read: reads a chunk's rows.
-        threads: number of threads that read.
-        report: called while it works.
         room: the bytes that it may use; None if unknown.
 
     Raises:
@@ -304,8 +296,6 @@ def _check_room(place: Path, spec: StoreSpec, known: Part | None = None, codes_b
     """Refuse to begin or to continue if the disk has too little room.
 
     Args:
-        place: the store's folder.
-        spec: what it should contain.
         known: a finished chunk, whose columns of variable width are a better guide than the estimate.
         codes_bytes: bytes of the codes of its strings.
     """

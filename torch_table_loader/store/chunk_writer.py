@@ -66,12 +66,6 @@ class Sink(ABC):
 def write_chunk(spec: StoreSpec, chunk: int, batches: Iterable[pa.RecordBatch], sink: Sink) -> Part:
     """Write one chunk.
 
-    Args:
-        spec: what the store should contain.
-        chunk: its number.
-        batches: its live rows.
-        sink: the destination.
-
     Raises:
         TableError: the rows differ from what was counted.
         StorageError: the disk is full.
@@ -348,11 +342,6 @@ class MemorySink(Sink):
     checked = False
 
     def __init__(self, spec: StoreSpec) -> None:
-        """Reserve memory for the records.
-
-        Args:
-            spec: what the store should contain.
-        """
         self.memory = np.empty((spec.num_rows, spec.layout.width), dtype=np.uint8)
         self.ids = np.empty(spec.num_rows if spec.keeps_ids else 0, dtype="<i8")
         self.lengths = np.empty(spec.num_rows if spec.flat else 0, dtype="<u4")

@@ -33,7 +33,6 @@ class CodedStrings:
     """All rows of some columns of strings.
 
     Args:
-        columns: the numbers of the columns.
         codes: int32 [rows, columns], indices into the dictionaries; −1 if a row is null.
         dictionaries: the distinct strings of each column, in its plain type.
         nullable: which of the columns contain a null.
@@ -118,7 +117,6 @@ class Codes:
     """How the codes of each chunk become codes of the whole store.
 
     Args:
-        names: the columns.
         dictionaries: the distinct strings of each column.
         nullable: which of the columns contain a null.
         of_chunks: for each column and chunk, int32[words + 1]: the code of each of its words, then that of null.

@@ -26,10 +26,6 @@ if TYPE_CHECKING:
 def write_codes(place: Path, spec: StoreSpec) -> CodesPart | None:
     """Write the codes of a store whose chunks are finished.
 
-    Args:
-        place: the store's folder.
-        spec: what it contains.
-
     Returns:
         None if no strings repeat, or a chunk was built without codes.
 
@@ -58,9 +54,6 @@ def words_of(data: Any, part: CodesPart, layout: RecordLayout, origin: Origin) -
 
     Args:
         data: the content of ``words.arrow``, whose checksum was compared.
-        part: the columns.
-        layout: of the records.
-        origin: the store, for messages.
 
     Raises:
         TableError: they do not fit the store.

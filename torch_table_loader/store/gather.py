@@ -43,7 +43,6 @@ class TextOfFiles:
 
     Args:
         files: the file of each record batch.
-        origin: the store.
     """
 
     files: Sequence[str]
@@ -53,7 +52,6 @@ class TextOfFiles:
         """Check gathered columns.
 
         Args:
-            columns: of the heap.
             numbers: int64[rows], the record batch that each row comes from.
 
         Raises:
@@ -79,13 +77,10 @@ class StoredRows:
     """All rows of a store, in memory or mapped into it.
 
     Args:
-        layout: of the records.
         records: opaque records [rows].
         nulls: uint8 [rows, null_width]; None if no column has a null.
-        null_columns: the columns that have nulls.
         row_ids: int64 [rows], ascending; None if each row's id is its place.
         heap: record batches of the columns that records do not hold, in row order.
-        num_rows: number of rows.
         read_ahead: asks the system for the pages that are needed next, if it cannot hold them all; or None.
         lists: the flat lists, or at least the requested parts of them; None if there are none.
         strings: columns that the heap lacks, since they have few distinct strings; None if there are none.

@@ -66,11 +66,7 @@ class Leases:
         return bool(self._held)
 
     def claim(self, chunk: int) -> bool:
-        """Claim a chunk that no living builder has claimed; return whether that succeeded.
-
-        Args:
-            chunk: its number.
-        """
+        """Claim a chunk that no living builder has claimed; return whether that succeeded."""
         path = self._folder / f"{chunk:06}"
         with self._lock:
             if path in self._held:

@@ -29,11 +29,6 @@ if TYPE_CHECKING:
 def write_lengths(place: Path, wide: NDArray[Any], parts: Sequence[Part]) -> tuple[int, int]:
     """Write the file for a store whose chunks are finished.
 
-    Args:
-        place: the store's folder.
-        wide: the length of each list.
-        parts: the store's chunks.
-
     Returns:
         The bytes of a length, and the XXH3 hash of the file.
 
@@ -67,8 +62,6 @@ def lengths_of(data: Any, width: int, manifest: Manifest, origin: Origin) -> Doc
     Args:
         data: its bytes.
         width: bytes of a length.
-        manifest: the store's.
-        origin: the store, for messages.
 
     Raises:
         TableError: the lengths do not fit the store.

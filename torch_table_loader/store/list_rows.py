@@ -54,7 +54,6 @@ def take_lists(kind: pa.DataType, parts: Sequence[ListPart], num_rows: int) -> p
     Args:
         kind: their type, which `copies_lists` accepts; no value inside a list is null.
         parts: the rows; together they fill the result.
-        num_rows: rows of the result.
 
     Raises:
         pa.ArrowInvalid: the values do not fit in one array.

@@ -41,7 +41,6 @@ class ListValues:
     """
 
     def __init__(self, starts: Ints, stretches: Sequence[NDArray[Any]]) -> None:
-        """Store the stretches without looking at them."""
         self._starts = starts
         self._sizes = np.array([len(stretch) for stretch in stretches], dtype=np.int64)
         names = stretches[0].dtype.names or () if len(stretches) else ()
@@ -90,12 +89,7 @@ class ListValues:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StoredLists:
-    """The lists of all rows of a store.
-
-    Args:
-        lengths: lengths of all rows' lists.
-        values: values of their elements.
-    """
+    """The lists of all rows of a store."""
 
     lengths: DocumentLengths
     values: ListValues

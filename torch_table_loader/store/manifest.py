@@ -58,9 +58,6 @@ class Summed(NamedTuple):
     """A part of a store that has a checksum.
 
     Args:
-        what: it is, for messages.
-        name: of its file.
-        start: its first byte there.
         length: its bytes.
         checksum: the XXH3 hash of what was written.
     """
@@ -86,11 +83,7 @@ class Manifest:
     """What a finished store consists of.
 
     Args:
-        name: the store's name.
-        schema: its columns.
-        parts: its chunks, in row order.
         files: length, and times of modification and of change (ns), of each file when the store was finished.
-        table: fingerprint of the table.
         filtered: whether a row filter was applied.
         made: when it was finished, in seconds since the epoch.
         flat: number of leading columns whose lists are kept flat.
@@ -198,15 +191,7 @@ def write_manifest(
     lengths: tuple[int, int] | None = None,
     codes: CodesPart | None = None,
 ) -> None:
-    """Write the manifest of a complete store.
-
-    Args:
-        place: its folder.
-        spec: its specification.
-        parts: its chunks.
-        lengths: see `Manifest`.
-        codes: see `Manifest`.
-    """
+    """Write the manifest of a complete store."""
     files = {}
     for name in [*file_names(spec, parts), *([] if codes is None else [CODES, WORDS])]:
         now = stat_regular(place / name)
@@ -247,10 +232,6 @@ def read_manifest(place: Path) -> Manifest | None:
 def parse_manifest(text: bytes, name: str) -> Manifest:
     """Parse the content that `write_manifest` wrote.
 
-    Args:
-        text: the file's content.
-        name: the store's name, for messages.
-
     Raises:
         TableError: the manifest is damaged, or of another format.
     """
@@ -287,7 +268,6 @@ def check_fits(manifest: Manifest, spec: StoreSpec, name: str) -> None:
     """Check that a store is the one wanted.
 
     Args:
-        manifest: the store's.
         spec: what it must contain.
         name: its folder's name, for the message.
 
@@ -319,10 +299,7 @@ def check_store(place: Path, manifest: Manifest, *, contents: bool, threads: int
     """Compare a store's files with its manifest.
 
     Args:
-        place: its folder.
-        manifest: its manifest.
         contents: whether to read everything and compare checksums, rather than only if a file was written to since.
-        threads: number of threads that read.
 
     Returns:
         Whether a file was written to.

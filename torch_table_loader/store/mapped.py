@@ -53,8 +53,6 @@ def arrow_batches(data: Any, what: str, origin: Origin, *, text: bool) -> list[p
 
     Args:
         data: the file's bytes.
-        what: its name, for messages.
-        origin: the store, for messages.
         text: whether text is looked at too; see `sound`.
 
     Raises:

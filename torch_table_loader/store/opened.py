@@ -43,7 +43,6 @@ def open_store(
     """Map a store into memory after checking it.
 
     Args:
-        place: its folder.
         spec: what it must contain.
         threads: number of threads that compute checksums.
         window_bytes: bytes of pages that a lane may have the system read ahead; None if memory holds the store.
@@ -83,9 +82,7 @@ def compare(parts: Sequence[Summed], files: Mapping[str, Any], origin: Origin, e
     """Compare parts of files with their checksums.
 
     Args:
-        parts: what to compare.
         files: the bytes of each file that is not empty.
-        origin: the store, for messages.
         each: `map`, or that of a pool.
 
     Raises:
@@ -104,11 +101,7 @@ def heap_batches(
     """Return the columns of a chunk's heap that are read, after validating the heap.
 
     Args:
-        manifest: the store's.
-        chunk: its number.
         data: the heap's bytes.
-        origin: the store, for messages.
-        text: see `arrow_batches`.
 
     Raises:
         TableError: the heap is damaged.

@@ -15,7 +15,6 @@ class Origin:
     """A store in files.
 
     Args:
-        name: of its folder.
         remedy: what to do if it is damaged.
     """
 
@@ -27,6 +26,5 @@ class Origin:
 
         Args:
             what: the file, and the chunk if the file holds several.
-            why: what is wrong with it.
         """
         return TableError(f"the row store {self.name!r} is damaged: {what} {why}; {self.remedy}")

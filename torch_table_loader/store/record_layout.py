@@ -69,8 +69,6 @@ class Slot:
     """One column's position in the record.
 
     Args:
-        column: its number in the schema.
-        kind: its plain type.
         offset: bytes from the record's start.
         bit: its first bit in the record of nulls.
     """
@@ -86,7 +84,6 @@ class Group:
     """Neighboring slots of one width, which are transposed together.
 
     Args:
-        slots: their numbers.
         dtype: type of one value: unsigned integers of its width, or opaque bytes.
         offset: bytes from the record's start.
         count: values of all the slots in a row.
@@ -105,7 +102,6 @@ class RecordLayout:
         """Place the columns.
 
         Args:
-            schema: schema of the record batches.
             flat: number of leading columns that are kept flat: large lists of numbers without nulls.
         """
         self.schema = schema
@@ -148,11 +144,7 @@ class RecordLayout:
         return tuple(groups)
 
     def encode(self, batch: pa.RecordBatch) -> Encoded:
-        """Prepare rows, so that records can be filled block by block.
-
-        Args:
-            batch: n rows of the schema.
-        """
+        """Prepare rows, so that records can be filled block by block."""
         values, nulls, found = [], None, set()
         for slot in self.slots:
             bare, missing = _taken_apart(plain(batch.column(slot.column)), slot.kind)
@@ -200,11 +192,8 @@ class Encoded:
     """Rows on their way into records; nulls are stored as 0.
 
     Args:
-        layout: layout of the records.
-        num_rows: number of rows.
         values: values of each slot, [rows, count].
         nulls: uint8[rows, null_width], one bit for each part of a row, set if it is null; None if nothing is.
-        null_columns: columns that contain a null.
     """
 
     layout: RecordLayout

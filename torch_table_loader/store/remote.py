@@ -58,10 +58,8 @@ class RemoteRows:
         """Start without reading.
 
         Args:
-            files: the store's files.
             open_reader: opens a reader for use outside an epoch.
             least: rows of a lane's first window; few rows arrive sooner than many.
-            most: rows of any window.
         """
         self._files = files
         self._open_reader = open_reader
@@ -125,7 +123,6 @@ class RemoteRows:
         Args:
             places: int64[n], each in [0, num_rows).
             spans: the wanted parts of flat lists; None for nothing.
-            whole: see `Window.gather`.
 
         Returns:
             The rows, without duplicates, and the place of each among them.
@@ -234,12 +231,9 @@ def open_remote(
     """Open a store at a URL, after checking the lengths of its files.
 
     Args:
-        storage: its storage.
-        root: its folder there.
         spec: what it must contain.
         open_reader: opens a reader for use outside an epoch.
         least: rows of a lane's first window; few rows arrive sooner than many.
-        most: rows of any window.
 
     Returns:
         None if there is no store, or it is not complete yet.
@@ -269,14 +263,7 @@ def open_remote(
 
 
 def upload_store(place: Path, storage: PartStorage, root: str, spec: StoreSpec) -> None:
-    """Upload a complete store to a URL, its manifest last, unless it is there or another process is uploading it.
-
-    Args:
-        place: its folder on this machine.
-        storage: the destination.
-        root: its folder there.
-        spec: what it contains.
-    """
+    """Upload a complete store to a URL, its manifest last, unless it is there or another process is uploading it."""
     manifest = read_manifest(place)
     if manifest is None or _remote_manifest(storage, root, spec) is not None:
         return

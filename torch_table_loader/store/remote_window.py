@@ -66,9 +66,7 @@ class RemoteFiles:
 
     Args:
         root: its folder, as the storage names it.
-        manifest: its manifest.
         versions: versions of its files when the store was opened.
-        origin: the store, for messages.
     """
 
     root: str
@@ -104,11 +102,8 @@ class Records:
         """Request the records.
 
         Args:
-            files: the store's files.
-            name: the name of the file.
             width: bytes of a record.
             wanted: int64[n], n ≥ 1, ascending.
-            reader: sends the requests.
             before: rows that are delivered before them.
         """
         self._wanted, self._width = wanted, width
@@ -204,9 +199,7 @@ class Window:
         """Request the rows.
 
         Args:
-            files: the store's files.
             places: int64[n]; a row may be wanted more than once.
-            reader: sends the requests.
             rows_before: rows that are delivered before them.
             spans: the wanted parts of flat lists; None for nothing.
         """

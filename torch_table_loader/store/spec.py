@@ -39,9 +39,7 @@ class StoreSpec:
     """What a store should contain.
 
     Args:
-        table: fingerprint of the table.
         filters: key of the row filter; None without one.
-        schema: the columns, in order.
         chunk_rows: live rows of each chunk, in row order; a builder makes one chunk at a time.
         keeps_ids: whether row ids are stored, because they are not the places.
         variable_bytes: estimated bytes of the columns of variable width.
@@ -134,7 +132,6 @@ class CodesPart:
     """The codes of the strings that repeat, which a store keeps beside its heaps.
 
     Args:
-        columns: the numbers of the columns.
         nullable: which of them contain a null.
         codes: XXH3 hash of the file of codes.
         words: XXH3 hash of the file of the distinct strings.
@@ -161,15 +158,11 @@ class Part:
     """A finished chunk.
 
     Args:
-        rows: number of its rows.
-        records: XXH3 hash of its records.
         nulls: XXH3 hash of its records of nulls; None if it has no null.
         ids: XXH3 hash of its row ids; None if they are not stored.
         heap: XXH3 hash of its heap file; None if there is none.
         heap_bytes: bytes of that file.
-        null_columns: columns that contain a null.
         values: XXH3 hash of the values of its lists; None if none is kept flat.
-        num_values: total values in its lists.
     """
 
     rows: int

@@ -42,7 +42,6 @@ def open_sums(path: Path, rows: int) -> tuple[Ints, str] | None:
     """Map a file of sums, and check its hash.
 
     Args:
-        path: the file's path.
         rows: rows of the table, one less than there are sums.
 
     Returns:
@@ -72,8 +71,6 @@ def build_sums(path: Path, rows: int, fill: Callable[[Ints], None]) -> None:
     """Make a file of sums, or wait for another process that makes it.
 
     Args:
-        path: the file's path.
-        rows: rows of the table.
         fill: writes the sums into an array of ``rows + 1`` zeros.
 
     Raises:

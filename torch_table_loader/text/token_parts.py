@@ -41,7 +41,6 @@ class TokenForm:
     Args:
         column: the column of text, which the result does not have.
         ids: the name of the column of tokens, which comes first.
-        id_type: of a token.
         nulls: what to do with a row without text: "error" refuses it, "drop" leaves it out, "empty" gives it no tokens.
         lengths: the name of a last column with the number of tokens; None for none.
     """
@@ -54,9 +53,6 @@ class TokenForm:
 
     def schema(self, given: pa.Schema) -> pa.Schema:
         """Return the schema of a token table.
-
-        Args:
-            given: of the rows with text.
 
         Raises:
             ConfigError: there is no such column of text, or two columns of one name.
@@ -86,11 +82,6 @@ class TokenForm:
     def apply(self, batch: pa.RecordBatch, tokenizer: Tokenizer, schema: pa.Schema) -> pa.RecordBatch:
         """Tokenize the rows of a batch.
 
-        Args:
-            batch: rows with text.
-            tokenizer: which.
-            schema: what `schema` made.
-
         Raises:
             RowFaultError: a text is null, or has an id beyond the type.
             ConfigError: the tokenizer failed, or returned something else than lists of ids.
@@ -118,8 +109,6 @@ class PartCounts(NamedTuple):
     """What a part holds.
 
     Args:
-        documents: its rows.
-        tokens: of all.
         dropped: rows without text that were left out.
     """
 
@@ -133,10 +122,8 @@ class PartsReader:
     """Reads the rows of the parts. It pickles.
 
     Args:
-        reader: of the columns.
         places: of the same rows, delivers their ordinals among all physical rows of the table.
         file_starts: the ordinal of each file's first row.
-        file_names: of the table's files.
         tasks: what each part reads; None for nothing.
         fetching: how files that are far away are fetched.
     """
@@ -175,14 +162,7 @@ class PartsReader:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PartsWriter:
-    """Makes the parts of a token table.
-
-    Args:
-        rows: reads what goes into them.
-        form: of the token table.
-        schema: of the token table.
-        tokenizer: which.
-    """
+    """Makes the parts of a token table."""
 
     rows: PartsReader
     form: TokenForm
@@ -191,10 +171,6 @@ class PartsWriter:
 
     def write(self, part: int, path: Path) -> PartCounts:
         """Write a part; the file is there when it is whole.
-
-        Args:
-            part: which.
-            path: of the file.
 
         Raises:
             TableError: a row that cannot be tokenized, by file and row; or the table is damaged.

@@ -59,10 +59,6 @@ class TokenizedShare:
     Args:
         path: the folder of the token table.
         finished: whether the token table is complete; if not, other ranks are still at work.
-        num_parts: files of the token table.
-        written: files that this call wrote.
-        documents: rows in these.
-        tokens: tokens in these.
         dropped: rows without text that were left out.
     """
 

@@ -43,9 +43,6 @@ class ExclusionState:
     def undone_by(self, other: ExclusionState) -> tuple[int, int]:
         """Count what was asked of this one and another does not have.
 
-        Args:
-            other: of a state.
-
         Returns:
             Rows that are excluded here and not there; rows that were included again here and are excluded there.
         """
@@ -69,7 +66,6 @@ def warn_of_undone(here: ExclusionState, loaded: ExclusionState, where: str = ""
     """Warn that a state which is loaded undoes calls of `exclude` and `include`.
 
     Args:
-        here: what was asked before.
         loaded: what the state says, which holds from now on.
         where: of what the rows are, for the message.
     """

@@ -42,7 +42,6 @@ class PlannedStage:
     """What one rank delivers in a stage of an epoch, from the stage's start.
 
     Args:
-        plan: its steps.
         longest: steps of the rank that takes most; None where a rank knows its own rows alone.
     """
 
@@ -54,10 +53,7 @@ class LaneLoad(NamedTuple):
     """What a lane reads in an epoch.
 
     Args:
-        pieces: of splits.
-        rows: live rows.
         num_bytes: their share of the splits' bytes, before compression.
-        steps: batches that it makes.
     """
 
     pieces: int
@@ -71,7 +67,6 @@ class FetchLoad(NamedTuple):
 
     Args:
         requests: that it sends where none fails.
-        num_bytes: that those ask for.
         needed_bytes: of them, those that are decoded; the others lie between.
     """
 
@@ -85,13 +80,11 @@ class Outline:
     """What an epoch of a job will be, for `explain()`.
 
     Args:
-        strategy: what decides the order.
         splits: that the table is cut into; 0 where it is not.
         live_rows: rows that deletes and filters leave, over all ranks; None where this rank does not know.
         rows_per_rank: None where a rank knows its own rows alone.
         steps_per_rank: None likewise.
         steps: of this rank; None where they are not counted.
-        lanes: one each.
         rows_in_flight: decoded rows of a lane in memory at most.
         held_bytes: bytes in memory beside those, such as a row store.
         notes: what was pruned and why, and what was not.
@@ -118,9 +111,6 @@ class Job(ABC):
     """One rank's share of a table or of several, ready to be planned and read in any epoch. It pickles.
 
     Args:
-        options: the caller's.
-        rank: this rank.
-        topology: the job's shape.
         row_bytes: decoded bytes of a row, values of variable width being estimated.
         fork_safe: whether planning left no threads behind that a fork would break.
     """
@@ -319,8 +309,6 @@ class Job(ABC):
         """Return which rows a batch delivers, or the first of them; see `TableLoader.rows_of`.
 
         Args:
-            position: in the epoch.
-            step: the batch.
             most: rows that are named at most; None for all.
         """
 

@@ -55,7 +55,6 @@ class WeightState:
 
     Args:
         newest: the weights, by name; or the word for those of what is left of each source.
-        changes: how often they were changed.
     """
 
     newest: Weights
@@ -74,11 +73,7 @@ class MixedRows(Items):
     Args:
         options: the caller's, with `batch_size` resolved, and the form of rows as the sources have it.
         sources: by name, in the caller's order, which the column `source` counts.
-        columns: see `Items`.
         given: the weights that the loader was made with; see `WeightState`.
-        stop: when an epoch ends.
-        block: see `Mixture`.
-        weights: the newest weights.
     """
 
     options: LoaderOptions
@@ -120,9 +115,6 @@ class MixedRows(Items):
             sources: by name, in the caller's order.
             options: the caller's, with `batch_size` resolved, and the form of rows as the sources have it.
             weights: by name of the source, or a word for natural shares.
-            stop: when an epoch ends.
-            block: what the caller said.
-            unit: what weights are shares of.
 
         Raises:
             ConfigError: they do not; names what differs.
@@ -265,12 +257,7 @@ class MixedRows(Items):
         return {name: self.sources[name].ids_of(ids) for name, ids in row_ids.items()}
 
     def change_exclusions(self, row_ids: Mapping[str, Ints], *, include: bool) -> None:
-        """Take rows out of some sources, or in again.
-
-        Args:
-            row_ids: from `ids_of`.
-            include: whether they come in.
-        """
+        """Take rows out of some sources, or in again."""
         newest: dict[str, Exclusions] = {}
         for name, ids in row_ids.items():
             rows = self.sources[name]
@@ -344,7 +331,6 @@ class MixedRows(Items):
         """Refuse an epoch of another length than its weights give, and natural weights that are not what was left.
 
         Args:
-            mixture: the order of the state.
             rows: rows of each source in the epoch, by name.
             saved: the state; all its sources are here.
 

@@ -69,8 +69,6 @@ class MixedStreamJob(Job):
         sources: by name, in the caller's order, which the column `source` counts.
         columns: what comes out, padding left out.
         given: the weights that the loader was made with; see `WeightState`.
-        stop: when an epoch ends.
-        weights: the newest weights.
         rounds: the order of each source, by name.
     """
 
@@ -107,11 +105,7 @@ class MixedStreamJob(Job):
         Args:
             sources: by name, in the caller's order.
             options: the caller's, with `batch_size` resolved, and the form of rows as the sources have it.
-            ranks: this rank, of how many.
             weights: by name of the source, or a word for natural shares.
-            stop: when an epoch ends.
-            block: what the caller said.
-            unit: what weights are shares of.
 
         Raises:
             ConfigError: they do not; names what differs.

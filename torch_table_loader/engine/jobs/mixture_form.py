@@ -41,7 +41,6 @@ def common_columns(sources: Mapping[str, pa.Schema], options: LoaderOptions) -> 
 
     Args:
         sources: what comes of each, by name.
-        options: the mixture's.
 
     Raises:
         ConfigError: sources differ, or have a column of ours; names the column and both types.
@@ -66,11 +65,7 @@ def common_columns(sources: Mapping[str, pa.Schema], options: LoaderOptions) -> 
 
 
 def flat_columns(schema: pa.Schema) -> pa.Schema:
-    """Return the columns that are cut, of the type of one token's value, and the other columns of the documents.
-
-    Args:
-        schema: of either form of `arrow.token_rows`.
-    """
+    """Return the columns that are cut, of the type of one token's value, and the other columns of the documents."""
     cut = [field for field in schema if field.name != DOCUMENTS]
     kinds = [field.type if tokens_are_rows(schema) else field.type.value_type for field in cut]
     flat = [pa.field(field.name, kind, nullable=False) for field, kind in zip(cut, kinds, strict=True)]
@@ -134,11 +129,7 @@ def sequence_form(
     """Return what makes sequences of the mixture of what is read of a packed stream.
 
     Args:
-        number: what the column `source` says.
-        codec: the mixture's.
-        mixed: the mixture's columns, from `common_columns`.
         own: the source's columns, of sequences or of tokens.
-        policy: how types come out.
     """
     fields, read = columns_of_parts(mixed), codec
     if tokens_are_rows(own):
@@ -189,9 +180,6 @@ def resolve_block(
     """Return the least rows of a block; 0: every prefix has the shares.
 
     Args:
-        weights: from `checked_weights`.
-        unit: what weights are shares of.
-        block: what the caller said.
         pack: the sources', or None.
 
     Raises:
@@ -231,9 +219,6 @@ def stream_weights(
 
     Args:
         weights: by name of the source, or a word for natural shares.
-        sources: by name.
-        unit: what weights are shares of.
-        block: what the caller said.
         pack: the sources', or None.
 
     Raises:
@@ -260,10 +245,8 @@ def share_notes(
 
     Args:
         names: of the sources, in the caller's order.
-        items: of each source, by name.
         shares: of each source, by name, which add up to 1.
         delivered: items that an epoch delivers, by name; None if it has no end.
-        what: an item is.
     """
     notes = []
     for number, name in enumerate(names):
@@ -276,12 +259,7 @@ def share_notes(
 
 
 def end_of(stop: StopRule, what: str = "row") -> str:
-    """Say when an epoch of a mixture ends.
-
-    Args:
-        stop: the rule.
-        what: an item is.
-    """
+    """Say when an epoch of a mixture ends."""
     ends = {
         "first_exhausted": f"before any source repeats a {what}",
         "all_exhausted": f"when each source has delivered all its {what}s",

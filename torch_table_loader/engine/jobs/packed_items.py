@@ -53,11 +53,7 @@ class PackedItems(TableItems):
     """Sequences of the tokens of one table.
 
     Args:
-        options: the caller's, with `batch_size` resolved.
         documents: the table's rows, as the store keeps them.
-        columns: see `Items`.
-        tokens: of the store.
-        row_bytes: see `Items`.
     """
 
     options: LoaderOptions

@@ -37,9 +37,6 @@ class PlannedStream(PlannedStage):
     """What one rank delivers of splits in a stage of an epoch.
 
     Args:
-        plan: its steps.
-        longest: see `PlannedStage`.
-        segments: what the splits consist of.
         windows: those that were open when earlier stages ended; window w is the split ``len(splits) + w``.
         marks_padding: whether the batches of every rank have the column `padding`.
     """
@@ -68,11 +65,7 @@ class Planner:
         """Cut the table, where the strategy cuts.
 
         Args:
-            layout: the table.
-            strategy: how it is split.
-            topology: the job's shape.
             shuffle: whether splits are permuted each epoch.
-            seed: key of the permutation.
             filtered: whether live rows depend on a row filter.
             counter: counts what filter and deletes leave; None where the caller gave that up, or nothing is to count.
             by_file: whether a batch ends where a split does.
@@ -150,7 +143,6 @@ class Planner:
 
         Args:
             position: the epoch and its past stages; the steps of its newest do not matter.
-            rank: which.
         """
         position = position.start_of_stage
         if self._newest is None or self._newest[0] != (position, rank):
@@ -182,7 +174,6 @@ class Planner:
         """Refuse a position that took more steps in a stage than any rank has, where rows are counted.
 
         Args:
-            position: from a state.
             rank: this one; others are not counted where it has as many steps.
 
         Raises:

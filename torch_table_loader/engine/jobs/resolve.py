@@ -66,10 +66,7 @@ def codec_of(table: Table, schema: pa.Schema, columns: Sequence[str], options: L
     """Choose how columns come out, and refuse those that cannot.
 
     Args:
-        table: surveyed.
-        schema: what comes out, in order.
         columns: those of it that are the table's, not ours.
-        options: the caller's.
 
     Raises:
         ConfigError: a column that the output cannot hold.
@@ -85,9 +82,7 @@ def delivered(table: Table, schema: pa.Schema, options: LoaderOptions) -> pa.Sch
     """Return columns as they come out: with `nulls="mask"`, those that statistics prove free of nulls say so.
 
     Args:
-        table: surveyed.
         schema: what is read of it, in order.
-        options: the caller's.
     """
     if options.nulls != "mask" or options.pack is not None:
         return schema
@@ -211,10 +206,6 @@ def planner_of(
     """Make what plans the epochs of a job.
 
     Args:
-        table: surveyed.
-        options: the caller's.
-        strategy: splits it.
-        num_ranks: of the job.
         cache: counts that are kept; or None.
         fetching: how files that are far away are fetched.
         stage: makes other rows of those that live; or None.
@@ -249,8 +240,6 @@ def with_batch_size(options: LoaderOptions, num_ranks: int, *, given: bool) -> L
     """Divide `global_batch_size` over the ranks and their micro-batches, where it was given.
 
     Args:
-        options: the caller's.
-        num_ranks: of the job.
         given: whether the caller named `batch_size`, which must then agree.
     """
     if options.global_batch_size is None:

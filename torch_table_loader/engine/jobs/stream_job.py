@@ -65,11 +65,7 @@ class StreamJob(Job):
     """One rank's share of a table, read split by split.
 
     Args:
-        table: surveyed.
-        reader: reads its rows.
         delivers: the columns that come out, except for `padding`.
-        strategy: splits it.
-        planner: plans its epochs.
         read_rows: rows that a lane reads at a time.
         splits_digest: hash of how the table is split.
         fetching: how files that are far away are fetched.

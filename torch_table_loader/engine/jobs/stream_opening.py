@@ -41,9 +41,6 @@ def open_stream(
     """Survey the table, check the options against it, and cut it.
 
     Args:
-        source: the table.
-        options: the caller's.
-        ranks: this rank, of how many.
         cache: footers and counts that are kept; or None.
         split_deletes: whether files that have deletes may be cut.
         lazy: plan by the table's metadata, and read footers with the files.

@@ -55,12 +55,7 @@ class TurnsOf(NamedTuple):
     """What decides which items of a source come in an epoch of a mixture.
 
     Args:
-        name: of the source.
         number: of the source, as the column `source` counts.
-        columns: of the mixture.
-        exclusions: rows that are left out.
-        seed: the mixture's.
-        epoch: from 0.
     """
 
     name: str
@@ -172,15 +167,8 @@ class TableRows(TableItems):
     """The rows of one table, in an order that permutes all of them.
 
     Args:
-        options: the caller's, with `batch_size` resolved.
-        table: surveyed.
-        store: has the rows.
-        columns: see `Items`.
-        live_rows: see `Items`.
-        row_bytes: see `Items`.
         live_starts: int64[F+1] the row of the store that is the first of each file.
         weights: how often each row comes; None: once.
-        exclusions: what the caller took out.
         files_of: which files the table had before it grew.
     """
 
@@ -206,8 +194,6 @@ class TableRows(TableItems):
         """Survey the table, check the options against it, and count its live rows.
 
         Args:
-            source: the table.
-            options: the caller's.
             cache: footers and counts that are kept; or None.
             form: returns what makes one row to keep of each row of a table; None keeps rows as they are.
 
@@ -327,12 +313,7 @@ class TableRows(TableItems):
         )
 
     def _in_grown_table(self, count: SampleCount, extent: Extent) -> SampleCount:
-        """Return how far a job came before the table grew, with the row ids of the table as it is now.
-
-        Args:
-            count: as the state says it.
-            extent: what the table was.
-        """
+        """Return how far a job came before the table grew, with the row ids of the table as it is now."""
         files, both = self.files_of[extent], (count.exclusions.running, count.exclusions.newest)
         moved = ExclusionVersions(*(ids_now(self.table.layout, files, each) for each in both))
         tables = [self.files_of[each] for each in (*count.extents, extent)]

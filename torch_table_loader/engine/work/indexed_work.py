@@ -69,7 +69,6 @@ class RowOrder:
 
     Args:
         permutation: of the rows that are left, or of the samples that are drawn.
-        remaining: which rows those are.
     """
 
     permutation: Permutation
@@ -122,7 +121,6 @@ class TurnStream(ItemStream):
 
         Args:
             blocks: the places of each, and a note of the caller's.
-            fetcher: see `ItemStream.columns`.
             most_blocks: blocks that are made ready together at most; None leaves that to the store.
         """
 
@@ -147,8 +145,6 @@ class RowStream(TurnStream):
     """The rows of one store, by their place in an order.
 
     Args:
-        order: of the epoch.
-        store: has the rows.
         row_id: whether the row ids come behind the columns.
     """
 
@@ -193,7 +189,6 @@ class SourceStream:
     """One source of a mixture.
 
     Args:
-        number: what the column `source` says.
         items: of the source, by how many of them came before in the epoch.
         columns: for each column of the mixture, its place among the source's.
     """
@@ -208,7 +203,6 @@ class MixedStream(ItemStream):
     """The rows of a mixture by their place in its order.
 
     Args:
-        mixture: of the epoch.
         sources: in the order of the mixture's names.
         marks_source: whether the last column says which source each row is of.
     """
@@ -270,9 +264,7 @@ class IndexedWork(LaneWork):
     """All that a thread or process needs to make its batches; it pickles.
 
     Args:
-        plan: what the rank delivers.
         items: by their place in the epoch's order.
-        gather_batches: batches that are gathered together.
     """
 
     plan: GlobalBatches
@@ -287,9 +279,7 @@ class IndexedWork(LaneWork):
         """Gather a lane's rows, some batches at a time.
 
         Args:
-            lane: which.
             start: batches of the lane that were delivered before.
-            ahead: from `fetch_ahead`.
         """
         found = (self.items.dealt(self.plan, steps) for steps in self.plan.steps_of(lane, start, self.gather_batches))
         blocks = ((places, (places, padding)) for places, padding in found)

@@ -24,10 +24,6 @@ class LaneWork(ABC):
     """All that a thread or process needs to make a rank's batches of an epoch; it pickles.
 
     Args:
-        plan: what the rank delivers.
-        rank: which rank that is.
-        lanes: of the rank.
-        epoch: from 0.
         codec: turns record batches into rows of the output form.
         marks_padding: whether batches have the column `padding`.
         collate_fn: the caller's, called with each batch where it is made.
@@ -65,17 +61,11 @@ class LaneWork(ABC):
         """Yield a lane's rows in the order in which they are delivered.
 
         Args:
-            lane: which.
             start: batches of the lane that were delivered before.
-            ahead: from `fetch_ahead`.
         """
 
     def joins_tails(self, start: int) -> bool:  # noqa: ARG002 most work does not
-        """Whether lanes are read to their very end, and the last batches are made of what they all left over.
-
-        Args:
-            start: steps taken before.
-        """
+        """Whether lanes are read to their very end, and the last batches are made of what they all left over."""
         return False
 
     def rows_to_the_end(self, lane: int, start: int, ahead: Fetcher | None = None) -> Iterator[Rows]:
@@ -83,19 +73,13 @@ class LaneWork(ABC):
         return self.rows(lane, start, ahead)
 
     def tails(self, rests: Sequence[Rows], ahead: Fetcher | None = None) -> list[Rows]:  # noqa: ARG002 most leave none
-        """Join what the lanes left over to the rows of the rank's last batches, one run a batch; see `joins_tails`.
-
-        Args:
-            rests: in lane order.
-            ahead: from `fetch_ahead`.
-        """
+        """Join what the lanes left over to the rows of the rank's last batches, one run a batch; see `joins_tails`."""
         return []
 
     def cutter(self, lane: int, start: int, unit: int) -> ExactBatches[Any]:  # noqa: ARG002 most cut all lanes alike
         """Return what cuts a lane's rows.
 
         Args:
-            lane: which.
             start: batches of the lane that were delivered before.
             unit: batches of which runs are cut.
         """
@@ -107,9 +91,6 @@ class LaneWork(ABC):
 
     def last_batches(self, rests: Sequence[Rows]) -> tuple[list[Any], int]:
         """Cut what lanes left over where rows are not counted.
-
-        Args:
-            rests: in lane order.
 
         Returns:
             The batches, not collated yet, and how many rows the last one lacks.
@@ -125,7 +106,6 @@ class LaneWork(ABC):
         """Call the caller's functions with a batch: those of columns, then `collate_fn`.
 
         Args:
-            batch: of the output form.
             lane: which made it; None where it is joined of what all lanes left over.
             number: batches that the lane made before.
 
@@ -168,9 +148,6 @@ class LaneClock:
     """What a lane has done, for `metrics()`.
 
     Args:
-        rows: delivered to the engine.
-        batches: made.
-        num_bytes: of the output form.
         working: seconds spent reading, decoding and in the caller's functions.
         collating: seconds of those in the caller's functions.
     """
@@ -201,8 +178,6 @@ class LaneBatches:
         """Begin a lane.
 
         Args:
-            work: the rank's.
-            lane: which.
             start: batches of the lane that were delivered before.
             ahead: fetches what the lane reads; see `LaneWork.fetch_ahead`.
             joins: read to the very end, and leave the tail in `rest`; else the lane makes the tail batches that fall

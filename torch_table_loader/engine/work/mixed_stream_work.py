@@ -39,9 +39,7 @@ class StreamPart:
     """One source of a mixture of streams.
 
     Args:
-        rounds: its order.
         rest: what is left of it where the stage begins.
-        reader: reads its rows.
         form: makes items of the mixture of them.
     """
 
@@ -60,7 +58,6 @@ class MixedStreamWork(LaneWork):
     """All that a thread or process needs to read its lanes of several sources; it pickles.
 
     Args:
-        plan: what the rank delivers.
         deal: which source comes at each of its places.
         parts: the sources, in the order of the deal's names.
         joined_batches: that are put together at once.
@@ -85,9 +82,7 @@ class MixedStreamWork(LaneWork):
         """Read a lane's rows of all sources, some batches at a time.
 
         Args:
-            lane: which.
             start: batches of the lane that were delivered before.
-            ahead: from `fetch_ahead`.
         """
         pads = self.plan.topology.even_ranks == "pad"
         with ExitStack() as stack:

@@ -66,7 +66,6 @@ class StoredTokens:
 
         Args:
             store: has the documents as `KeptDocuments` makes them.
-            pack: how they are cut.
         """
         self.store = store
         self.pack = pack
@@ -100,7 +99,6 @@ class _Parts:
     """Parts of documents under sequences.
 
     Args:
-        slices: the parts.
         at: int64[parts] the first token of each among those of the table.
         goes_on: bool[parts] whether the token behind a part is of its document, and a label.
     """
@@ -119,11 +117,7 @@ class PackedStream(TurnStream):
     """The sequences of a source by how many of them came before in the epoch.
 
     Args:
-        tokens: of the documents.
         schema: of what comes out, from `schema_of_sequences`; a column `row_id` is the documents' row ids.
-        remaining: the documents that are left.
-        seed: key of the order.
-        epoch: from 0.
         source: the name of a source of a mixture, which goes round and round; None for a table alone.
         constants: columns of documents that have one value.
         origin: tokens of the epoch that come before its first sequence; only of "concat".
@@ -317,7 +311,6 @@ class PackedStream(TurnStream):
         """Return sequences, one array a column of the schema.
 
         Args:
-            parts: of documents.
             rows: have at least those parts.
             documents: the row there of each part's document.
         """

@@ -26,7 +26,6 @@ class SourceForm(ABC):
         """Return what was read as the mixture has it.
 
         Args:
-            batch: of the source's schema.
             padding: whether it only fills up the rank's last batch.
         """
 
@@ -40,9 +39,6 @@ class PlainForm(SourceForm):
     """Each row is an item.
 
     Args:
-        number: what the column `source` says.
-        codec: the mixture's.
-        schema: of what comes out.
         columns: for each column of the mixture, its place among the source's.
         marks_padding: whether there is a column `padding`.
     """
@@ -68,10 +64,7 @@ class SequenceForm(SourceForm):
 
     Args:
         number: what the column `source` of documents says.
-        own: decodes what is read.
         read: of what is read, with the mixture's columns of documents.
-        codec: the mixture's, of sequences.
-        fields: the mixture's columns of documents.
         columns: for each of them but `source`, its place among the source's.
     """
 

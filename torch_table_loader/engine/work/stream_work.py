@@ -43,11 +43,7 @@ class StreamWork(LaneWork):
     """All that a thread or process needs to read its lanes; it pickles.
 
     Args:
-        plan: what the rank delivers.
-        segments: what the splits consist of.
-        reader: opens and decodes.
         windows: those that were open when earlier stages of the epoch ended.
-        seed: key of shuffle windows.
         window: rows of a shuffle window, or None.
         fetching: how files that are far away are fetched.
     """
@@ -79,9 +75,7 @@ class StreamWork(LaneWork):
         """Read a lane's rows in the order in which they are delivered.
 
         Args:
-            lane: which.
             start: batches of the lane that were delivered before.
-            ahead: from `fetch_ahead`.
         """
         read = self._lane_reader(lane, ahead)
         for section in self.plan.sections(lane, start):
@@ -101,11 +95,7 @@ class StreamWork(LaneWork):
         return PieceBatches(self.codec, unit * self.plan.batch_size, self.plan.piece_rows(lane, start))
 
     def joins_tails(self, start: int) -> bool:
-        """Whether every row is read once and the tail batches are joined; not where the resumed stage is in them.
-
-        Args:
-            start: steps taken before.
-        """
+        """Whether every row is read once and the tail batches are joined; not where the resumed stage is in them."""
         plan = self.plan
         joins = plan.counted and not plan.by_file and not self.windows
         return joins and start <= sum(plan.body_batches) < plan.steps
@@ -114,9 +104,7 @@ class StreamWork(LaneWork):
         """Read a lane's rows, its tail included, so that a row group is decoded once.
 
         Args:
-            lane: which.
             start: full batches of the lane that were delivered before.
-            ahead: from `fetch_ahead`.
         """
         read = self._lane_reader(lane, ahead)
         whole = self.plan.whole(lane, start)
@@ -130,12 +118,7 @@ class StreamWork(LaneWork):
                 yield from self._permuted(body, stretch.size, source)
 
     def tails(self, rests: Sequence[Rows], ahead: Fetcher | None = None) -> list[Rows]:
-        """Join what the lanes left over, and the padding, to the rows of the rank's last batches, one run a batch.
-
-        Args:
-            rests: the tails, in lane order.
-            ahead: from `fetch_ahead`.
-        """
+        """Join what the lanes left over, and the padding, to the rows of the rank's last batches, one run a batch."""
         size, plan = self.plan.batch_size, self.plan
         parts = list(rests)
         for batch, name in self._read(self.segments, plan.padding, self._lane_reader(self.lanes, ahead)):

@@ -21,9 +21,6 @@ def executor_of(job: Job, work: LaneWork, start: int, pool: ThreadPool) -> LaneE
     """Return the executor that makes the batches of a rank's work.
 
     Args:
-        job: the rank's share.
-        work: the work of an epoch.
-        start: steps that were taken before.
         pool: the pool of threads to use.
     """
     options = job.options

@@ -55,8 +55,6 @@ class CallerExecutor(LaneExecutor):
         """Prepare the lanes.
 
         Args:
-            work: the rank's work.
-            start: steps that were taken before.
             prefetch: the most batches that are finished together; None for those of a decoded run of rows.
         """
         self._work = work
@@ -111,9 +109,7 @@ def join_tails(work: LaneWork, lanes: Sequence[LaneBatches], ahead: Fetcher | No
     """Build the rank's last batches from the rows left over by all lanes; each lane continues with its own of them.
 
     Args:
-        work: the rank's work.
         lanes: all of them; each was read to its end.
-        ahead: from `begin_lanes`.
     """
     for lane in lanes:
         while lane.next_block() is not None:

@@ -50,9 +50,7 @@ class LaneCounts:
         """Record what a lane has done since its iterator began.
 
         Args:
-            lane: the lane.
             lanes: number of lanes of the DataLoader.
-            clock: what it has done.
         """
         if lane < _MOST:
             self._rows[lane] = lanes, clock.rows, clock.batches, clock.num_bytes, clock.working, clock.collating

@@ -22,7 +22,6 @@ class Taken:
     """The progress of an iterator.
 
     Args:
-        position: where it began.
         batches: batches of its lane that were yielded, including those before it.
     """
 
@@ -37,8 +36,6 @@ class LaneIterator(Iterator[Any]):
         """Start a lane.
 
         Args:
-            work: the rank's work.
-            lane: the lane.
             taken: where it begins; counts the batches that are yielded.
             counts: where the process that made the dataset reads its statistics.
         """
@@ -108,9 +105,6 @@ class WorkersLane(LaneIterator):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from a saved state of a lane.
-
-        Args:
-            state: what `state_dict` returned.
 
         Raises:
             ResumeError: the state belongs to another lane or epoch.

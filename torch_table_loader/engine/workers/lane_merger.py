@@ -52,9 +52,7 @@ class LaneMerger(Iterator[Any]):
         """Start without a batch taken.
 
         Args:
-            work: the rank's work.
             executor: it begins after `start` steps of the plan or, if rows are not counted, at the first.
-            start: steps that were taken before.
 
         Raises:
             ResumeError: rows are not counted, and the rank has fewer steps.

@@ -17,9 +17,6 @@ class Pickled:
     """A value that was pickled where it was made, because torch's queue would lose a failure to pickle.
 
     It leaves the queue as the value itself.
-
-    Args:
-        data: the pickle.
     """
 
     data: bytes

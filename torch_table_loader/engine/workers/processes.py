@@ -141,8 +141,6 @@ class ProcessExecutor(LaneExecutor):
 
         Args:
             work: the rank's work; it is sent to each worker.
-            start: steps that were taken before.
-            processes: number of processes.
             context: the name of a start method, a multiprocessing context, or None for the platform's default.
         """
         self._work = work

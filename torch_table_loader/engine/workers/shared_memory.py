@@ -37,11 +37,8 @@ class SharedBlock:
     """A block in transit.
 
     Args:
-        worker: the process that sent it.
         slot: its number among the worker's slots; −1 for separate memory.
         memory: flat uint8, if the consumer does not have the slot's memory yet; else None.
-        num_rows: its rows.
-        sizes: see `Block`.
     """
 
     worker: int
@@ -55,7 +52,6 @@ def new_slots(workers: int, waiting: int) -> torch.Tensor:
     """Create the marks that say which slots are in use.
 
     Args:
-        workers: number of processes.
         waiting: blocks of one process that may wait to be taken.
 
     Returns:
@@ -74,12 +70,6 @@ class SharedMemorySender:
     """The worker's side."""
 
     def __init__(self, worker: int, marks: torch.Tensor) -> None:
-        """Use the slots of one worker.
-
-        Args:
-            worker: its number.
-            marks: marks from `new_slots`.
-        """
         self._worker = worker
         self._marks = marks[worker].numpy()
         self._memory: list[torch.Tensor | None] = [None] * len(self._marks)
@@ -107,11 +97,6 @@ class SharedMemoryReceiver:
     """The consumer's side."""
 
     def __init__(self, marks: torch.Tensor) -> None:
-        """Start without the memory of any slot.
-
-        Args:
-            marks: marks from `new_slots`.
-        """
         self._marks = marks.numpy()
         self._memory: dict[tuple[int, int], torch.Tensor] = {}
 

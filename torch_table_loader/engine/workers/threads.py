@@ -30,7 +30,6 @@ class ThreadPool:
     """Keeps idle threads for reuse; the threads end together with the pool."""
 
     def __init__(self) -> None:
-        """Begin without threads."""
         self._idle: list[_Worker] = []
         self._numbers = itertools.count()
         self._end = weakref.finalize(self, _shut_down, self._idle)
@@ -129,10 +128,7 @@ class ThreadExecutor(LaneExecutor):
         """Start the threads.
 
         Args:
-            work: the rank's work.
-            start: steps that were taken before.
             pool: the pool of threads; threads of an epoch that was abandoned do not return to it.
-            threads: number of threads.
             prefetch: finished batches of a lane that may wait; None for those of `BLOCKS_AHEAD` blocks.
         """
         self._work = work

@@ -45,9 +45,6 @@ class WatchedWorkers(_MultiProcessingDataLoaderIter):
     def __init__(self, loader: Any) -> None:
         """Start the workers.
 
-        Args:
-            loader: a DataLoader with workers.
-
         Raises:
             WorkerError: they cannot be started.
             OutOfMemoryError: there is too little shared memory.

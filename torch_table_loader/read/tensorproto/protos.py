@@ -60,8 +60,6 @@ class Feature(NamedTuple):
 
     Args:
         name: as it says; may be empty.
-        code: of its element type.
-        dims: its shape.
         start: the byte of the message at which its values begin; they continue to its end.
         values: the values' bytes, where they are not those from there on; else None.
     """
@@ -81,7 +79,6 @@ class FeatureParser:
     """
 
     def __init__(self) -> None:
-        """Know no form yet."""
         self._heads: OrderedDict[tuple[int, int], list[tuple[bytes, Feature]]] = OrderedDict()
 
     def parse(self, position: int, message: bytes) -> Feature:
@@ -133,11 +130,8 @@ class _Carrier(NamedTuple):
     """Where typed values of a type are.
 
     Args:
-        field: of the TensorProto.
-        dtype: of the field.
         narrow: of a value, where that is another one: floats are there as their bits.
         least: the least number that is a value.
-        most: the largest.
     """
 
     field: str

@@ -35,7 +35,6 @@ class DamageError(ValueError):
     """
 
     def __init__(self, message: str, length: int | None) -> None:
-        """Keep the message as the text."""
         super().__init__(message)
         self.length = length
 
@@ -44,9 +43,7 @@ class Place(NamedTuple):
     """A feature of some samples.
 
     Args:
-        feature: what its head says.
         start: the byte of the sample at which its values begin.
-        stop: the byte after the last.
     """
 
     feature: Feature
@@ -58,9 +55,7 @@ class Samples(NamedTuple):
     """Samples of one form that follow each other.
 
     Args:
-        num: how many.
         length: bytes of each, its length included.
-        places: their features, in order.
     """
 
     num: int
@@ -126,7 +121,6 @@ class SampleWalk:
 
         Args:
             data: bytes of the file.
-            start: where a sample begins.
             length: bytes of it, as `needs` says.
 
         Raises:

@@ -67,12 +67,6 @@ class Column:
     """Collects the tensors of a column, and makes an Arrow array of them in memory of its own."""
 
     def __init__(self, element: pa.DataType, kind: pa.DataType) -> None:
-        """Begin with none.
-
-        Args:
-            element: the type of the values.
-            kind: the column's, from `column_type`.
-        """
         self._element = element
         self._kind = kind
         self._parts: list[bytes | NDArray[np.uint8]] = []
@@ -84,8 +78,6 @@ class Column:
 
         Args:
             values: their bytes.
-            count: how many.
-            dims: the shape.
         """
         self._parts.append(values)
         self._counts.append(count)

@@ -33,9 +33,7 @@ class _Column(NamedTuple):
     """A feature of a file.
 
     Args:
-        name: as its TensorProtos say.
         column: as the table calls it; None where it is left out.
-        code: of its element type.
         pattern: what its shapes have in common.
     """
 
@@ -52,7 +50,6 @@ class TensorProtoReader(WithoutStatistics):
     Args:
         names: names of columns, by position (from 0) or by the name in the TensorProto; None leaves a feature out.
             Features that are not listed keep their name, or are called ``feature_<position>`` if they have none.
-        name: of the format.
         group_bytes: minimum bytes of a run of samples that is read in one piece.
     """
 
@@ -168,7 +165,6 @@ class _Survey:
         """Walk over a file.
 
         Args:
-            source: the file.
             size: its bytes.
 
         Raises:
@@ -259,7 +255,6 @@ class TensorShard(DocumentFile):
     """An open file of samples, of which a run is read in one piece."""
 
     def __init__(self, source: pa.NativeFile, file: DataFile, meta: FileMeta) -> None:
-        """Own an open file."""
         super().__init__(source, meta)
         self._file = file
         self._columns = _columns_of(meta)

@@ -23,7 +23,6 @@ class Commit:
     """What made a version.
 
     Args:
-        version: which.
         operation: as the commit says; "unknown" where it says none.
         appended: the paths of files whose rows are new.
         removes: whether files left the table, or got a deletion vector.
@@ -41,10 +40,7 @@ def read_commits(storage: TableStorage, root: str, start: int, end: int) -> list
     """Read the commits after one version, up to and with another, oldest first.
 
     Args:
-        storage: where the log is.
-        root: the table's folder.
         start: the older version, whose own commit is left out.
-        end: the newer version.
 
     Raises:
         ConfigError: the older version is none of those before the newer one, or a commit was cleaned up.
@@ -69,12 +65,6 @@ def appended_parts(reader: LogReader, storage: TableStorage, start: int, log: Lo
 
     A commit that replaces files by others with the same rows is passed over: what was appended before it is read from
     the files that it was appended with.
-
-    Args:
-        reader: of the table's log.
-        storage: where the log is.
-        start: the older version.
-        log: the newer version.
 
     Returns:
         Versions of the table with those of their files alone, and what there is to say of them.

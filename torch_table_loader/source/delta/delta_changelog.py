@@ -34,9 +34,6 @@ class Change(NamedTuple):
     """Rows of data files that a commit put into the table, or took out of it.
 
     Args:
-        kind: `INSERT` or `DELETE`.
-        version: that the commit made.
-        adds: the files: see `Log.adds`.
         there: deletes other rows, by the path of the file.
         only: where a path is here, only the rows that its deletion vector deletes are meant.
     """
@@ -53,12 +50,6 @@ def changes_of(reader: LogReader, storage: TableStorage, start: int, log: Log) -
 
     Of one commit come the rows that went, then those that came. A commit that replaces files by others with the same
     rows changes none.
-
-    Args:
-        reader: of the table's log.
-        storage: where the log is.
-        start: the older version.
-        log: the newer version.
 
     Raises:
         ConfigError: a commit was cleaned up, or the table was replaced or partitioned anew in between.
@@ -135,10 +126,7 @@ def changed_files(
     """Return the data files of a changelog: one for each change of a file's rows.
 
     Args:
-        changes: see `changes_of`.
-        columns: of the table.
         partition: its partition columns, as far as they can be read.
-        root: the table's folder.
         kept: leaves out the files in which no row passes a filter.
 
     Returns:

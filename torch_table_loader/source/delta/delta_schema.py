@@ -75,8 +75,6 @@ def read_delta_schema(fields: Sequence[Mapping[str, Any]], partition: Sequence[s
     """Read the top level of a schema.
 
     Args:
-        fields: of the schema's struct.
-        partition: the partition columns.
         mode: how columns are found: "none", "name" or "id".
 
     Raises:

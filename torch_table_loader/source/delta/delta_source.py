@@ -57,7 +57,6 @@ class DeltaRequest:
     """Which table the caller wants, and what of it.
 
     Args:
-        at: where the table is.
         columns: that will be read; None for all.
         filters: a pyarrow Expression, or None.
         plan_cache: a directory that keeps footers and counts; or None.

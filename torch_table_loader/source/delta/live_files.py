@@ -39,10 +39,7 @@ def live_files(
 
     Args:
         adds: see `log.Log`; those that a filter leaves.
-        vectors: likewise; all.
-        columns: of the table.
         partition: its partition columns, as far as they can be read.
-        root: the table's folder.
 
     Returns:
         The files, and the paths of those that do not lie below the root.

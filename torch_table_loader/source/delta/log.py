@@ -40,11 +40,8 @@ class Log:
     """A table at one version.
 
     Args:
-        version: which.
-        table_id: the same in all versions.
         fields: the schema's, as its JSON has them.
         mode: how columns are found: see `protocol.mapping_mode`.
-        partition_columns: in order.
         adds: the live files, as `DeltaTable.get_add_actions` gives them, ordered by time, then path.
         vectors: what is deleted from files, by their paths as the log writes them.
         tells_time: whether commits hold their times, so that those of the log's files mean nothing.
@@ -65,9 +62,7 @@ class LogReader:
     """Reads a table's log.
 
     Args:
-        at: where the table is.
         retry_seconds: how long to try a request that the store does not serve.
-        files: the log's files.
         statistics: whether the files' statistics are wanted, beside their rows.
     """
 
@@ -80,7 +75,6 @@ class LogReader:
         """Return what the log says of a version; without arguments of the newest.
 
         Args:
-            version: which.
             timestamp: the one that was the newest then.
 
         Raises:
@@ -143,7 +137,6 @@ class LogReader:
         """Return what deltalake answers, or raise the error of this library that fits.
 
         Args:
-            ask: asks it.
             what: that the caller chose; None for the table as it is.
         """
         root = self.at.root

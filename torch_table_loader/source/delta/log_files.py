@@ -45,10 +45,6 @@ def commit_path(root: str, version: int) -> str:
 def actions_of(content: bytes, path: str) -> list[dict[str, Any]]:
     """Return the actions of a commit.
 
-    Args:
-        content: of its file.
-        path: for the message.
-
     Raises:
         TableError: it holds none, or something else.
     """
@@ -72,12 +68,7 @@ def torn_commit(path: str, got: str) -> TableError:
 
 @dataclass(slots=True, eq=False)
 class LogFiles:
-    """The log of a table; what was read of a commit is kept, since versions share commits.
-
-    Args:
-        storage: where it is.
-        root: the table's folder.
-    """
+    """The log of a table; what was read of a commit is kept, since versions share commits."""
 
     storage: TableStorage
     root: str

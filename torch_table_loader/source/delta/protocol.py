@@ -35,7 +35,6 @@ def check_protocol(reader: int, features: Sequence[str], where: str) -> None:
     Args:
         reader: the version of the protocol that a reader must know.
         features: reader features that the table names.
-        where: the table, for the message.
 
     Raises:
         TableError: names the version or the features.
@@ -55,12 +54,6 @@ def check_protocol(reader: int, features: Sequence[str], where: str) -> None:
 
 def mapping_mode(reader: int, features: Sequence[str], settings: Mapping[str, str], where: str) -> str:
     """Return how columns are found: "none" and "name" by names, "id" by the ids in Parquet files.
-
-    Args:
-        reader: as of `check_protocol`.
-        features: as of `check_protocol`.
-        settings: the table's properties.
-        where: as of `check_protocol`.
 
     Raises:
         TableError: a mode that the protocol does not have.

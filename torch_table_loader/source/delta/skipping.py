@@ -22,9 +22,6 @@ def kept_files(adds: pa.Table, columns: DeltaColumns, partition: Sequence[str], 
     """Return the files that may hold a row that passes a filter.
 
     Args:
-        adds: the live files: see `log.Log`.
-        columns: of the table.
-        partition: its partition columns.
         filters: a pyarrow Expression over the columns.
     """
     schema = columns.schema

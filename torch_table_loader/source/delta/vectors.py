@@ -29,8 +29,6 @@ class Vector(NamedTuple):
     Args:
         path: of the file that holds it; None where the log itself does.
         offset: the byte of the file at which it begins, its length included.
-        num_bytes: without length and checksum.
-        num_rows: that it deletes.
         inline: its bytes, where the log holds them.
     """
 
@@ -44,9 +42,7 @@ class Vector(NamedTuple):
         """Return it as what deletes rows of a data file.
 
         Args:
-            file: the data file.
             root: the table's folder, which names are relative to.
-            keeps: see `DeleteFile.keeps`.
         """
         if self.path is None:
             return DeleteFile(replace(file, deletes=()), "vector", self.num_rows, inline=self.inline, keeps=keeps)
@@ -58,10 +54,6 @@ class Vector(NamedTuple):
 
 def vector_of(told: Mapping[str, Any], root: str) -> Vector:
     """Read a ``deletionVector`` of the log.
-
-    Args:
-        told: what the log has.
-        root: the table's folder.
 
     Raises:
         ValueError: it is not as the protocol says.

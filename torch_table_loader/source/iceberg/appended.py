@@ -21,7 +21,6 @@ class Commit(NamedTuple):
     """The commit that created a snapshot.
 
     Args:
-        id: the snapshot's id.
         parent: the previous snapshot; None for the first.
         operation: the operation in its summary; "" if there is none.
     """
@@ -35,7 +34,6 @@ def commits_since(metadata: TableMetadata, start: int, end: int | None) -> list[
     """Return the commits that lead from one snapshot to another, oldest first.
 
     Args:
-        metadata: the table's metadata.
         start: the older snapshot, whose own commit is left out.
         end: the newer snapshot; None for a table without snapshots.
 
@@ -82,9 +80,6 @@ def appended_entries(
     files with which they were appended.
 
     Args:
-        storage: the storage of the manifests.
-        metadata: the table's metadata.
-        start: the older snapshot.
         end: the newer snapshot; None for a table without snapshots.
         pruner: leaves files out; or None.
 

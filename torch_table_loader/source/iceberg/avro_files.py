@@ -37,8 +37,6 @@ def read_records(
     """Read an Avro file; its records are decoded lazily.
 
     Args:
-        storage: the storage of the file.
-        path: the file's path.
         what: the role of the file in the table, for messages.
         num_bytes: its size, if the metadata gives it.
 
@@ -87,13 +85,7 @@ def _reader_of(data: bytes) -> Any:
 
 
 def _check_blocks(data: bytes, start: int, codec: str) -> None:
-    """Refuse blocks that extend beyond the file, or decompress to more than memory allows.
-
-    Args:
-        data: the file.
-        start: where its first block begins.
-        codec: the codec of the blocks.
-    """
+    """Refuse blocks that extend beyond the file, or decompress to more than memory allows."""
     sync = data[start - _SYNC_BYTES : start]
     at = start
     while at < len(data):

@@ -43,12 +43,7 @@ _TAGS: dict[str, tuple[type, Callable[[Any], str], Callable[[str], Any]]] = {
 
 
 def write_plan(entries: Sequence[Entry], notes: Sequence[str]) -> bytes:
-    """Write the files of a snapshot, compressed.
-
-    Args:
-        entries: data and delete files.
-        notes: notes from planning.
-    """
+    """Write the files of a snapshot, compressed."""
     rows = {name: [getattr(entry, name) for entry in entries] for name in _SCHEMA.names}
     rows["partition"] = [_text(entry.partition) for entry in entries]
     rows["deletes"] = [None if entry.deletes is None else _deletes_text(entry.deletes) for entry in entries]

@@ -116,13 +116,7 @@ class TableAddress:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class OpenTable:
-    """A table that was found.
-
-    Args:
-        name: its name in messages.
-        metadata: its metadata at the time.
-        storage: the storage of its files.
-    """
+    """A table that was found."""
 
     name: str
     metadata: TableMetadata = field(repr=False)
@@ -131,9 +125,6 @@ class OpenTable:
 
 def open_table(at: TableAddress) -> OpenTable:
     """Return the table at an address.
-
-    Args:
-        at: the address.
 
     Raises:
         ConfigError: there is no such catalog, namespace or table (the nearest are named), or arguments do not fit.

@@ -28,10 +28,7 @@ class Change(NamedTuple):
     """Rows of a data file that a commit put into the table, or took out of it.
 
     Args:
-        kind: `INSERT` or `DELETE`.
         ordinal: of the commit among those that change rows, from 0.
-        commit: the commit's snapshot.
-        entry: the data file.
         deletes: what its other rows are left out by.
     """
 
@@ -51,12 +48,8 @@ def changed_files(
     commit that replaces files by others with the same rows changes none.
 
     Args:
-        storage: where manifests are.
-        metadata: the table's.
-        start: the older snapshot.
         end: the newer snapshot; None of a table that has none.
         pruner: leaves files out; or None.
-        naming: makes files of entries.
 
     Raises:
         ConfigError: a commit deleted rows by keys, or the snapshots are not of one history.

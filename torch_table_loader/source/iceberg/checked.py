@@ -127,8 +127,6 @@ def unlike(values: Iterable[Hashable], place: str, show: Callable[[Any], str] = 
     """Refuse duplicate values.
 
     Args:
-        values: the values.
-        place: their position in the file.
         show: formats a value for a message.
 
     >>> unlike([1, 2], "snapshot-id")
@@ -153,7 +151,6 @@ def torn(what: str, error: Exception, remedy: str) -> TableError:
     Args:
         what: the file, and what it should be.
         error: the error from decoding or checking it.
-        remedy: what to do.
     """
     details = str(error) if type(error) is ValueError else f"{type(error).__name__}: {error}"
     return TableError(f"{what} ({details.splitlines()[0][:400] if details else type(error).__name__}); {remedy}")

@@ -41,9 +41,7 @@ class Manifest:
     """A manifest, as described in the manifest list.
 
     Args:
-        path: its path.
         spec_id: the partition spec of its files.
-        deletes: whether it lists delete files.
         sequence_number: that of the commit that added it.
         partitions: the bounds of its partition values, one summary for each field of the spec; empty if unknown.
         first_row_id: the row id at which its files' rows begin (v3).
@@ -71,15 +69,9 @@ class Entry:
     Of the statistics it has only those of key columns: otherwise a table of many files would not fit in memory.
 
     Args:
-        path: as the metadata writes it.
-        content: `DATA`, `POSITION_DELETES` or `EQUALITY_DELETES`.
-        format: the file format, in capitals.
-        spec_id: its partition spec.
         partition: its partition values, in the order of the spec's fields.
-        sequence_number: the data sequence number.
         first_row_id: the id of its first row, if rows have ids.
         num_rows: its rows; None if the manifest does not have them.
-        num_bytes: its stored size.
         split_offsets: byte offsets of its row groups, if the writer recorded them.
         deletes: more about a delete file; None for a data file.
         spans: spans of key columns, if there are equality deletes.
@@ -103,10 +95,8 @@ class Span(NamedTuple):
     """A file's statistics of a column.
 
     Args:
-        field_id: the column's id.
         low: a lower bound of the values; None if unknown.
         high: an upper bound of the values; None if unknown.
-        nulls: whether there may be nulls.
         values: whether there may be values other than null.
     """
 
@@ -154,10 +144,6 @@ def partition_key(values: tuple[Any, ...]) -> Hashable:
 
 def list_manifests(storage: Storage, snapshot: Snapshot) -> list[Manifest]:
     """Read the manifest list of a snapshot.
-
-    Args:
-        storage: the storage of the list.
-        snapshot: the snapshot.
 
     Raises:
         TableError: the list is missing, or does not parse.
@@ -223,8 +209,6 @@ def read_manifests(
     """Read manifests in parallel; each needs memory only for its compressed bytes and what is kept.
 
     Args:
-        storage: the storage of the manifests.
-        manifests: the manifests.
         keep: whether an entry stays in memory; None keeps all.
         seen: receives the number of files that each manifest lists; or None.
         spans: reads the spans of key columns.

@@ -32,7 +32,6 @@ class Snapshot:
         timestamp_ms: when it was made, in milliseconds since the epoch.
         schema_id: the schema to read it as.
         manifest_list: the file that lists its manifests; None if `manifests` names them (v1).
-        manifests: paths of manifests.
         num_files: data files according to its summary, if it has a count.
     """
 
@@ -49,7 +48,6 @@ class TableMetadata:
     """The metadata of one version of a table.
 
     Args:
-        raw: the metadata's JSON (https://iceberg.apache.org/spec/#table-metadata).
         place: the file that it comes from, as messages may show it.
     """
 
@@ -126,7 +124,6 @@ class TableMetadata:
         """Choose a snapshot; without any argument, the current one.
 
         Args:
-            snapshot_id: its id.
             branch: a branch, for its newest snapshot.
             tag: a tag, for the snapshot that it names.
             as_of: the snapshot current at a time: a datetime or ISO text with a time zone, or milliseconds.
@@ -232,10 +229,6 @@ class TableMetadata:
 
 def read_metadata(storage: Storage, location: str) -> TableMetadata:
     """Read a metadata file, plain or compressed.
-
-    Args:
-        storage: the storage of the file.
-        location: its path.
 
     Raises:
         TableError: the file is missing, or is not Iceberg metadata.

@@ -86,7 +86,6 @@ class Pruner:
 
         Args:
             expression: true for every row that is wanted.
-            schema: the table's schema.
             specs: fields of partition specs, by spec id.
         """
         self._types = {field_id: schema.find_field(field_id).field_type for field_id in schema.field_ids}
@@ -116,12 +115,7 @@ class Pruner:
             return True
 
     def keeps(self, entry: Entry, raw: Raw) -> bool:
-        """Return whether a file may contain a row that is wanted, or a delete that applies to one.
-
-        Args:
-            entry: the file.
-            raw: its statistics.
-        """
+        """Return whether a file may contain a row that is wanted, or a delete that applies to one."""
         try:
             with self._lock:
                 by_partition, types = self._partition.get(entry.spec_id, (None, ()))
@@ -202,9 +196,7 @@ def row_filter(filters: pc.Expression | None, scan_filter: Any, schema: Schema) 
     """Join ``filters`` and ``scan_filter``.
 
     Args:
-        filters: a pyarrow Expression.
         scan_filter: a pyiceberg expression, or text in its grammar.
-        schema: the table's schema.
 
     Raises:
         ConfigError: a filter does not parse, or does not fit the table.
@@ -241,9 +233,6 @@ def make_pruner(
     """Build the pruner, which leaves files out.
 
     Args:
-        filters: the filter for rows.
-        schema: the table's schema.
-        arrow: the same schema in Arrow.
         specs: fields of partition specs, by spec id.
 
     Returns:

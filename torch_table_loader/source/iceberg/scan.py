@@ -31,7 +31,6 @@ class Naming:
 
     Args:
         location: the table's root, which names are relative to.
-        columns: the table's columns.
         specs: fields of partition specs, by spec id.
         names: names of the table's columns, by id.
     """
@@ -152,7 +151,6 @@ class DeleteIndex:
 
         Args:
             entries: entries of the snapshot's delete manifests.
-            naming: builds files from them.
         """
         vectors: dict[str, list[Entry]] = defaultdict(list)
         by_path: dict[str, list[Entry]] = defaultdict(list)
@@ -178,11 +176,7 @@ class DeleteIndex:
         self._made: dict[int, DeleteFile] = {}
 
     def deletes_of(self, entry: Entry) -> tuple[DeleteFile, ...]:
-        """Return the deletes that apply to a data file.
-
-        Args:
-            entry: the data file.
-        """
+        """Return the deletes that apply to a data file."""
         scope, number, none = (entry.spec_id, entry.partition), entry.sequence_number, _BySequence()
         found = [each for each in self._vectors.get(entry.path, ()) if number <= each.sequence_number]
         if len(found) > 1:
@@ -229,8 +223,6 @@ def plan_files(data: Iterable[Entry], deletes: DeleteIndex, naming: Naming) -> t
 
     Args:
         data: entries of the snapshot's data manifests.
-        deletes: finds their deletes.
-        naming: builds files from them.
 
     Raises:
         TableError: a file occurs twice, which would duplicate its rows.

@@ -117,9 +117,7 @@ def contradicts(names: NamedIds, parents: Mapping[int, int], parent: int = 0) ->
     Some migrations wrote mappings with ids of their own numbering.
 
     Args:
-        names: the mapping.
         parents: the id of the column around each id, 0 for top-level ones.
-        parent: the id around `names`.
     """
     for field_id, inner in names.ids.values():
         if field_id is not None:
@@ -211,7 +209,6 @@ def read_value(value: Any, kind: pa.DataType) -> Any:
 
     Args:
         value: in the form of the spec's appendix "single-value serialization".
-        kind: the type.
 
     >>> read_value("0f", pa.binary()), read_value("2020-01-01", pa.date32())
     (b'\x0f', datetime.date(2020, 1, 1))

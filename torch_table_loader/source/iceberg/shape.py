@@ -28,9 +28,6 @@ NAME_MAPPING = "schema.name-mapping.default"
 def check_metadata(raw: Mapping[str, Any]) -> None:
     """Refuse metadata that lacks the format's structure, or contradicts itself.
 
-    Args:
-        raw: the parsed JSON.
-
     Raises:
         ValueError: the metadata is malformed; the message says where.
     """

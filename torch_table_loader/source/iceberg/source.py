@@ -90,10 +90,6 @@ class IcebergSource(SnapshotFiles):
         """Plan the files of a snapshot, or those appended up to it, or those whose rows were added or deleted.
 
         Args:
-            metadata: the table's metadata.
-            storage: the storage of its files.
-            snapshot: the snapshot.
-            name: the table's name in messages.
             columns: the columns to read; None for all.
             filters: a pyarrow Expression over the columns, or None.
             scan_filter: a pyiceberg expression or text, or None.
@@ -155,7 +151,6 @@ class TableRequest:
     """The caller's table, and which part of it to read.
 
     Args:
-        at: where the table is.
         columns: the columns to read; None for all.
         filters: a pyarrow Expression, or None.
         scan_filter: a pyiceberg expression or text, or None.
@@ -178,7 +173,6 @@ class TableRequest:
         """Return the table at a snapshot, with its files planned.
 
         Args:
-            chosen: the arguments of `TableMetadata.snapshot`.
             agree: takes this rank's value of a name, and returns rank 0's value.
         """
         found = open_table(self.at)

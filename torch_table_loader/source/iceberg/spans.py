@@ -69,7 +69,6 @@ def bound(data: bytes | None, kind: str) -> int | bytes | None:
 
     Args:
         data: the bound, from the manifest (https://iceberg.apache.org/spec/#binary-single-value-serialization).
-        kind: the column's Iceberg type.
 
     >>> bound(b"\x05\0\0\0", "long"), bound(b"\xff", "decimal(9, 2)"), bound(b"ab", "string")
     (5, -1, b'ab')

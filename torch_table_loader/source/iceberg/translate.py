@@ -65,7 +65,6 @@ class Translation:
 
     Args:
         expression: true for every row that passes the row filter; None if nothing is known about files.
-        untranslated: parts that do not prune.
     """
 
     expression: expressions.BooleanExpression | None
@@ -73,13 +72,7 @@ class Translation:
 
 
 def translate(filters: pc.Expression, schema: Schema, arrow: pa.Schema) -> Translation:
-    """Translate a row filter.
-
-    Args:
-        filters: a boolean expression over `arrow`.
-        schema: the table's schema.
-        arrow: the same schema in Arrow.
-    """
+    """Translate a row filter."""
     translator = _Translator(schema, arrow)
     try:
         expression = translator.passing(parse(filters), negated=False)

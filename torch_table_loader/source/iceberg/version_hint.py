@@ -41,10 +41,6 @@ def newest_metadata(storage: Storage, folder: str) -> str:
     A writer commits by creating the file of the next version, and updates the hint afterwards. The hint may therefore
     be old, so later versions are looked up one by one, as Iceberg's own reader does.
 
-    Args:
-        storage: the storage of the folder.
-        folder: the table's folder.
-
     Raises:
         ConfigError: there is no hint.
         TableError: the hint names no existing metadata file.

@@ -12,8 +12,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from torch_table_loader.dataset import StructuredDataset
+from torch_table_loader.engine.jobs.modes import open_stream
 from torch_table_loader.engine.jobs.stream_job import StreamJob
-from torch_table_loader.engine.jobs.stream_opening import open_stream
 from torch_table_loader.engine.rank_info import RankInfo
 from torch_table_loader.loader import TableLoader
 from torch_table_loader.options import LoaderOptions

@@ -30,7 +30,6 @@ LEVELS = {
     "option_groups": 1,
     "options": 1,
     "pack": 1,
-    "pack_beside": 1,
     "weights": 1,
     "arrow": 2,
     "planning": 2,

@@ -519,7 +519,7 @@ def test_what_the_protocol_asks_beyond_is_refused_by_name(
 
 
 def test_a_feature_that_deltalake_knows_and_this_library_does_not(tmp_path: Path) -> None:
-    from torch_table_loader.source.delta.protocol import check_protocol, mapping_mode
+    from torch_table_loader.source.delta.log import check_protocol, mapping_mode
 
     with pytest.raises(TableError, match="needs the reader features another, fancy of Delta Lake"):
         check_protocol(3, ["fancy", "timestampNtz", "another"], "t")

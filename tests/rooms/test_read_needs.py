@@ -23,9 +23,8 @@ from tests.tables.reading import LocalStorage, data_file, inspect, whole_task
 from torch_table_loader.engine.survey import survey
 from torch_table_loader.engine.table import Table
 from torch_table_loader.extend import reader_for
-from torch_table_loader.read.needs import needs_of
 from torch_table_loader.read.parquet_footer import chunk_ranges
-from torch_table_loader.read.tasks import TaskReader
+from torch_table_loader.read.tasks import TaskReader, needs_of
 from torch_table_loader.records import DataFile, FileMeta, FileNeeds, ReadTask
 from torch_table_loader.source.iceberg.catalog import TableAddress
 from torch_table_loader.source.iceberg.source import TableRequest

@@ -172,7 +172,7 @@ def test_an_epoch_leaves_nothing_behind(tmp_path: Path, worker_type: str) -> Non
 
 def test_an_open_epoch_holds_no_more_rows_than_explained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_table(tmp_path, [[100] * 30] * 6)
-    monkeypatch.setattr("torch_table_loader.engine.jobs.stream_opening.rows_of_a_read", lambda *_: 100)
+    monkeypatch.setattr("torch_table_loader.engine.jobs.modes.rows_of_a_read", lambda *_: 100)
     read = TaskReader.read
     decoded = [0]
 

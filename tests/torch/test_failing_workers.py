@@ -196,7 +196,7 @@ def test_a_file_that_changes_under_us_is_named(table: Path, worker_type: str, ch
 
 
 def test_a_file_that_changes_while_it_is_read_is_named(table: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("torch_table_loader.engine.jobs.stream_opening.rows_of_a_read", lambda *_: 8)
+    monkeypatch.setattr("torch_table_loader.engine.jobs.modes.rows_of_a_read", lambda *_: 8)
     batches = iter(make(table, num_workers=1, prefetch_batches=1))
     next(batches)
     os.utime(table / "000.parquet", ns=(1, 1))
@@ -236,7 +236,7 @@ def test_a_lane_that_ends_before_its_plan_is_an_error_and_no_short_epoch(
 def test_an_error_in_the_last_rows_of_any_lane_is_no_hang(
     tmp_path: Path, worker_type: str, torn: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("torch_table_loader.engine.jobs.stream_opening.rows_of_a_read", lambda *_: 4)
+    monkeypatch.setattr("torch_table_loader.engine.jobs.modes.rows_of_a_read", lambda *_: 4)
     write_table(tmp_path, [[8, 3]] * 3)
     tear(tmp_path / torn, group=1, column=0)
     options = {"num_workers": 0} if worker_type == "caller" else {"worker_type": worker_type, "num_workers": 3}

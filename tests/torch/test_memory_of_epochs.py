@@ -15,7 +15,7 @@ import pytest
 from tests.effort import daily
 
 ROWS = 200_000
-SCRIPT = Path(__file__).parent / "scripts" / "resident.py"
+SCRIPT = Path(__file__).parents[1] / "launchers" / "scripts" / "resident.py"
 
 
 @pytest.mark.parametrize("shuffle", ["splits", "rows"])

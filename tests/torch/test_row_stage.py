@@ -18,7 +18,7 @@ from tests.effort import examples
 from tests.launchers.jobs import topologies
 from tests.tables.plain import meant_warnings, write_table
 from torch_table_loader import ResumeError, StructuredDataset, TableLoader
-from torch_table_loader.engine.jobs.stream_opening import open_stream
+from torch_table_loader.engine.jobs.modes import open_stream
 from torch_table_loader.engine.rank_info import RankInfo
 from torch_table_loader.extend import PathSource
 from torch_table_loader.options import LoaderOptions

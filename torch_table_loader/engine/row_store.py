@@ -19,7 +19,6 @@ from torch.utils.data import get_worker_info
 
 from torch_table_loader.arrow.datatypes import is_variable, width_of
 from torch_table_loader.engine.machine import available_memory, place_on_this_node, ranks_on_this_node, usable_cpus
-from torch_table_loader.engine.store_url import StoreUrl, local_path, store_url
 from torch_table_loader.errors import ConfigError, OutOfMemoryError, StorageError
 from torch_table_loader.fetch.parts import PartsAhead, begin_parts, reading_parts
 from torch_table_loader.fetch.tasks_ahead import TasksAhead
@@ -28,7 +27,9 @@ from torch_table_loader.messages import warn_caller
 from torch_table_loader.planning.splits import Chunks
 from torch_table_loader.read.filter_key import filter_key
 from torch_table_loader.sizes import sizes
+from torch_table_loader.source.address import HTTP_PROTOCOLS, parse_address
 from torch_table_loader.source.fingerprint import content_key
+from torch_table_loader.source.storage import FileStorage, open_storage
 from torch_table_loader.store.builder import Report, build_files, build_memory, check_memory
 from torch_table_loader.store.gather import StoredRows
 from torch_table_loader.store.opened import open_store
@@ -49,6 +50,7 @@ if TYPE_CHECKING:
     from torch_table_loader.read.tasks import TaskReader
     from torch_table_loader.store.list_values import Spans
     from torch_table_loader.store.remote import RemoteRows
+
 
 T = TypeVar("T")
 
@@ -406,3 +408,57 @@ def crosses_by_fork(options: LoaderOptions, *, fork_safe: bool) -> bool:
     given = options.multiprocessing_context
     method = given if isinstance(given, str) else (given or multiprocessing).get_start_method()
     return bool(method == "fork")
+
+
+@dataclass(frozen=True, slots=True)
+class StoreUrl:
+    """A store's folder behind a URL."""
+
+    storage: FileStorage
+    root: str
+
+    @property
+    def shown(self) -> str:
+        """The URL as messages may show it."""
+        return self.storage.shown(self.root)
+
+    def check_writable(self) -> None:
+        """Refuse a store that takes no files.
+
+        Raises:
+            ConfigError: with the command that builds the store elsewhere.
+        """
+        if self.storage.protocol in HTTP_PROTOCOLS:
+            raise ConfigError(
+                f"there is no whole row store at {self.shown}, and it cannot be written over {self.storage.protocol}; "
+                "build it with `torch-table-loader store build --store DIR`, and put the folder that this makes there"
+            )
+
+
+def store_url(options: LoaderOptions, table_protocol: str | None, name: str) -> StoreUrl | None:
+    """Return behind which URL a store is; None where `row_store` names no URL.
+
+    Args:
+        options: the caller's; `storage_options` are used where the table is on the same kind of store, or local.
+        table_protocol: of the table's storage; None where it is not one protocol.
+
+    Raises:
+        ConfigError: a URL that cannot be the folder of stores.
+    """
+    if options.row_store is None or options.row_store == "memory":
+        return None
+    address = parse_address(options.row_store)
+    if address.protocol == "file":
+        return None
+    if address.protocol in HTTP_PROTOCOLS and "?" in address.path:
+        raise ConfigError(
+            f"row_store must be the URL of a folder, got {address.shown} with a query; pass headers in storage_options"
+        )
+    same = table_protocol in (None, "file", address.protocol)
+    storage, root = open_storage(options.row_store, options.storage_options if same else None, options.retry_seconds)
+    return StoreUrl(storage, f"{root.rstrip('/')}/{name}")
+
+
+def local_path(row_store: str | os.PathLike[str]) -> str:
+    """Return the path of a ``file://`` URL; a path as it is."""
+    return parse_address(row_store).path if "://" in str(row_store) else str(row_store)

@@ -16,7 +16,8 @@ from torch_table_loader.arrow.arrays import ascending
 from torch_table_loader.arrow.reserved import ROW_ID
 from torch_table_loader.contracts import has_ranges, is_far
 from torch_table_loader.errors import ConfigError, StorageError, TableError, TableLoaderError
-from torch_table_loader.format_contracts import ListCountingReader, ListMeasuringReader
+from torch_table_loader.format_contracts import ListCountingReader, ListMeasuringReader, RangedReader
+from torch_table_loader.planning.requests import FIRST_BYTES
 from torch_table_loader.read.conform import batch_of
 from torch_table_loader.read.counted import Counted, measured, summed
 from torch_table_loader.read.deletes import Deletes
@@ -26,17 +27,19 @@ from torch_table_loader.read.file_plan import FilePlan, plan_file
 from torch_table_loader.read.file_walk import FileWalk, Piece, Run, fit_segments, group_at, plan_runs, trim_segments
 from torch_table_loader.read.footers import LazyFooters
 from torch_table_loader.read.formats import is_columnar, reader_of
-from torch_table_loader.read.needs import needs_of
 from torch_table_loader.read.row_stage import RowBlocks
+from torch_table_loader.records import FileNeeds
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from torch_table_loader.contracts import Storage
+    from torch_table_loader.format_contracts import FormatReader
     from torch_table_loader.planning.keys import Key
     from torch_table_loader.planning.pack_counts import PackCounts
     from torch_table_loader.read.row_stage import RowStage, StagedRows
     from torch_table_loader.records import DataFile, FileMeta, FileNeeds, ReadTask, Segment
+
 
 _log = logging.getLogger(__name__)
 
@@ -439,3 +442,29 @@ def _check_found(file: DataFile, segments: Sequence[Segment], found: Sequence[in
                 f"{segment.live} rows that pass, as was counted, got {live}; the file or the filter has changed since "
                 "it was counted: build the loader again"
             )
+
+
+def needs_of(
+    file: DataFile, meta: FileMeta, groups: Sequence[int], columns: Sequence[str], reader: FormatReader
+) -> FileNeeds | None:
+    """Return which bytes it takes to open a file and to decode some of its row groups.
+
+    A file that is needed whole is read from its start, and comes in parts.
+
+    Args:
+        columns: names as the file spells them.
+
+    Returns:
+        The bytes, in the order of decoding; None where that is not known, or nothing is needed.
+    """
+    size = file.version.num_bytes
+    if isinstance(reader, RangedReader):
+        found = tuple(tuple(each) for each in reader.ranges(file, meta, groups, columns)) if groups else ()
+    elif len(meta.group_rows) == 1 and groups:
+        found = (((0, size),),)
+    else:
+        return None
+    if found == (((0, size),),):
+        parts = tuple(((start, min(start + FIRST_BYTES, size)),) for start in range(0, size, FIRST_BYTES))
+        return FileNeeds(file, parts) if parts else None
+    return FileNeeds(file, found, tuple(groups)) if any(found) else None

@@ -23,7 +23,6 @@ from torch_table_loader.source.address import HTTP_PROTOCOLS, parse_address
 from torch_table_loader.source.clients import STAT_THREADS, Found
 from torch_table_loader.source.file_list import FileSource, read_files
 from torch_table_loader.source.hive import PartitionValues, decode_hive, hive_root, keys_of_folders
-from torch_table_loader.source.path_text import common_root, is_shallow, parent_of, prefixes_of, static_root
 from torch_table_loader.source.sidecars import Paired, has_bytes, pair
 from torch_table_loader.source.storage import FileStorage, open_storage
 from torch_table_loader.source.table_formats import look_around, refuse_table_formats
@@ -32,6 +31,7 @@ if TYPE_CHECKING:
     from torch_table_loader.contracts import Storage
     from torch_table_loader.format_contracts import FormatReader
     from torch_table_loader.records import FileVersion
+
 
 PathLike = str | os.PathLike[str]
 
@@ -428,3 +428,41 @@ def _nothing(storage: FileStorage, path: str) -> ConfigError:
     return MissingPathError(
         f"path matches nothing: {shown} is {what}; check the spelling, and that this machine can see it", shown
     )
+
+
+def parent_of(path: str) -> str:
+    """Return the folder of a path; for a URL, without its query."""
+    return path.partition("?")[0].rpartition("/")[0] if "://" in path else path.rpartition("/")[0]
+
+
+def static_root(pattern: str) -> str:
+    """Return the part of a glob before its first wildcard."""
+    segments = pattern.split("/")
+    magic = next(index for index, segment in enumerate(segments) if glob.has_magic(segment))
+    return "/".join(segments[:magic])
+
+
+def is_shallow(relative: str) -> bool:
+    """Return whether a glob, below its fixed part, matches files of a single folder only."""
+    return "/" not in relative and "**" not in relative
+
+
+def prefixes_of(name: str) -> Iterable[str]:
+    """Return a relative name and the directories above it: ``a/b/c``, ``a``, ``a/b``."""
+    yield name
+    for index, character in enumerate(name):
+        if character == "/":
+            yield name[:index]
+
+
+def common_root(roots: Sequence[str]) -> str:
+    """Return the deepest directory that contains all roots.
+
+    >>> common_root(["/t/day=1", "/t/day=2"]), common_root(["/t", "/t/x"]), common_root(["/t/ab", "/t/a"])
+    ('/t', '/t', '/t')
+    """
+    shared = [root.split("/") for root in roots]
+    depth = 0
+    while all(depth < len(parts) for parts in shared) and len({parts[depth] for parts in shared}) == 1:
+        depth += 1
+    return "/".join(shared[0][:depth])

@@ -4,13 +4,28 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from torch_table_loader.engine.jobs.stream_opening import open_stream
+import pyarrow.types as kinds
+
+from torch_table_loader.batching.codec import make_codec
+from torch_table_loader.batching.policy import TypePolicy
+from torch_table_loader.engine.jobs.resolve import columns_of, delivered, planner_of, strategy_of
+from torch_table_loader.engine.jobs.stream_job import StreamJob
+from torch_table_loader.engine.sizing import rows_of_a_read
+from torch_table_loader.engine.survey import survey
+from torch_table_loader.errors import ConfigError
+from torch_table_loader.fetch.settings import FetchSettings
+from torch_table_loader.read.sequence_stages import stage_of
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import pyarrow as pa
+
     from torch_table_loader.contracts import Source
     from torch_table_loader.engine.jobs.job import Job
     from torch_table_loader.engine.rank_info import RankInfo
     from torch_table_loader.options import LoaderOptions
+    from torch_table_loader.read.row_stage import RowStage
     from torch_table_loader.source.plan_cache import PlanCache
 
 
@@ -35,3 +50,89 @@ def open_job(
         items = TableRows if options.pack is None else PackedItems
         return IndexedJob.of(items.survey(source, options, cache), options, ranks)
     return open_stream(source, options, ranks, cache, split_deletes=split_deletes, lazy=lazy)
+
+
+def open_stream(
+    source: Source,
+    options: LoaderOptions,
+    ranks: RankInfo,
+    cache: PlanCache | None,
+    *,
+    split_deletes: bool = False,
+    lazy: bool = False,
+    stage: RowStage | None = None,
+) -> StreamJob:
+    """Survey the table, check the options against it, and cut it.
+
+    Args:
+        cache: footers and counts that are kept; or None.
+        split_deletes: whether files that have deletes may be cut.
+        lazy: plan by the table's metadata, and read footers with the files.
+        stage: makes other rows of those that live; None delivers them as they are.
+
+    Raises:
+        ConfigError: an option does not fit the table or another option.
+        TableError: the table cannot be read as it was asked for.
+    """
+    table = survey(
+        source,
+        options.filters,
+        options.schema,
+        cache,
+        split_deletes=split_deletes,
+        lazy=lazy,
+        verify_checksums=bool(options.verify_checksums),
+        skip=options.on_error == "skip",
+    )
+    columns = columns_of(table, options)
+    largest = int(table.layout.group_rows.max(initial=0))
+    if stage is None and options.pack is not None:
+        stage = stage_of(options.pack, table.schema, options.columns or ())
+    encoded = [] if stage is not None else _encodable(table.schema, columns, TypePolicy.of(options))
+    row_bytes = table.row_bytes(columns, encoded)
+    read_rows = rows_of_a_read(row_bytes, options.batch_size, largest)
+    reader = table.reader(
+        columns, options.filters, row_ids=options.row_id, max_rows=read_rows, stage=stage, encoded=encoded
+    )
+    schema = delivered(table, reader.schema, options)
+    make_codec(schema, TypePolicy.of(options))
+    strategy, fetching = strategy_of(options, ranks), FetchSettings.of(options)
+    planner = planner_of(table, options, strategy, ranks.num_ranks, cache, fetching, stage)
+    stores = [table.storage, *([] if cache is None else [cache.storage])]
+    job = StreamJob(
+        options=options,
+        rank=ranks.rank,
+        topology=planner.topology,
+        row_bytes=row_bytes,
+        table=table,
+        reader=reader,
+        delivers=schema,
+        strategy=strategy,
+        planner=planner,
+        read_rows=read_rows,
+        splits_digest=planner.digest(),
+        fetching=fetching,
+        stage=stage,
+        fork_safe=all(getattr(store, "fork_safe", False) for store in stores),
+    )
+    planner.plan(planner.start(0), ranks.rank)  # what cannot be planned is refused here, not in the first epoch
+    _check_lengths(job)
+    return job
+
+
+def _encodable(schema: pa.Schema, columns: Sequence[str], policy: TypePolicy) -> list[str]:
+    """Return the columns of which each distinct string is looked up once, where a file has them in a dictionary."""
+    return [name for name in columns if kinds.is_string(schema.field(name).type) and policy.codes(name)]
+
+
+def _check_lengths(job: StreamJob) -> None:
+    """Refuse a schedule of lengths where ranks could change the length at different steps."""
+    if job.options.pack is None or not job.options.pack.schedule:
+        return
+    if job.topology.num_ranks > 1 and job.options.even_ranks is None:
+        raise ConfigError(
+            "Pack: seq_len_from changes the length on all ranks at one step, and ranks of a stream may end before "
+            'it; pass even_ranks="balance" (or "drop", "pad")'
+        )
+    if not job.planner.counted:
+        raise ConfigError("Pack: seq_len_from needs the number of tokens; leave count_filtered=True")

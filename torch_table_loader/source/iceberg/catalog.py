@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing, nullcontext
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from pyiceberg.exceptions import ValidationError as UnreadError
 from pyiceberg.table import StaticTable, Table
 from pyiceberg.typedef import IcebergBaseModel
 from pyiceberg.utils.config import Config, merge_config
+from requests import Session
 
 from torch_table_loader.causes import store_error_type
 from torch_table_loader.errors import ConfigError, ConfigTypeError, MissingExtraError, StorageError, TableError
@@ -30,7 +32,6 @@ from torch_table_loader.messages import did_you_mean, the_nearest, warn_caller
 from torch_table_loader.options import DEFAULT_RETRY_SECONDS
 from torch_table_loader.scrubbing import scrub, secrets_of, shown_url
 from torch_table_loader.source.iceberg.metadata import TableMetadata, read_metadata
-from torch_table_loader.source.iceberg.rest import LimitedRestCatalog, is_rest
 from torch_table_loader.source.iceberg.version_hint import hint_of, is_folder, newest_metadata
 from torch_table_loader.source.places import read_areas
 from torch_table_loader.source.retrying import Attempts, RetryPolicy
@@ -371,3 +372,54 @@ def _error_text(error: BaseException, properties: Mapping[str, Any]) -> str:
     else:
         text = f"{type(error).__name__}: {error}"
     return scrub(text, secrets_of(properties))
+
+
+CONNECT_SECONDS = 10.0
+"""Seconds to connect; ``rest.client.connection-timeout-ms`` overrides it."""
+
+ANSWER_SECONDS = 60.0
+"""Seconds without a byte after which a request has failed; ``rest.client.socket-timeout-ms`` overrides it."""
+
+_CONNECT, _ANSWER = "rest.client.connection-timeout-ms", "rest.client.socket-timeout-ms"
+"""The names that Iceberg's own Java client uses."""
+
+
+class LimitedRestCatalog(RestCatalog):
+    """A REST catalog with a timeout on every request, including those for tokens."""
+
+    def _config_headers(self, session: Session) -> None:
+        """Prepare a session before its first request."""
+        limits = (
+            _seconds(self.properties, _CONNECT, CONNECT_SECONDS),
+            _seconds(self.properties, _ANSWER, ANSWER_SECONDS),
+        )
+        session.request = partial(session.request, timeout=limits)  # type: ignore[method-assign]
+        super()._config_headers(session)
+
+
+def is_rest(properties: Mapping[str, Any]) -> bool:
+    """Return whether pyiceberg would open its REST catalog.
+
+    Args:
+        properties: a catalog's properties, including those of ``.pyiceberg.yaml``.
+
+    >>> is_rest({"uri": "http://host"}), is_rest({"type": "REST", "uri": "x"}), is_rest({"uri": "sqlite://"})
+    (True, True, False)
+    """
+    kind, uri = properties.get("type"), properties.get("uri")
+    if not isinstance(uri, str) or "py-catalog-impl" in properties:
+        return False
+    return uri.startswith("http") if not kind else isinstance(kind, str) and kind.lower() == "rest"
+
+
+def _seconds(properties: Mapping[str, Any], name: str, otherwise: float) -> float:
+    given = properties.get(name)
+    if given is None:
+        return otherwise
+    try:
+        seconds = float(given) / 1000
+    except (TypeError, ValueError):
+        seconds = 0.0
+    if not 0 < seconds < float("inf"):
+        raise ValueError(f"{name} must be a number of milliseconds above 0, got {given!r}")
+    return seconds

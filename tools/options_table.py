@@ -14,15 +14,35 @@ from typing import Any
 
 from torch_table_loader import ConfigError, LoaderOptions, MixedDataset
 from torch_table_loader.opening import refuse_plain
-from torch_table_loader.option_groups import GROUPS, RowMode, SplitMode, options_of
-from torch_table_loader.options import defaults
+from torch_table_loader.options import ROWS_ONLY, SPLITS_ONLY, defaults
 
 BEGIN, END = "<!-- made by tools/options_table.py -->", "<!-- made until here -->"
 HEAD = (
-    "| option | default | group | splits | rows | mixture | Iceberg, Delta | meaning |",
-    "|---|---|---|---|---|---|---|---|",
+    "| option | default | splits | rows | mixture | Iceberg, Delta | meaning |",
+    "|---|---|---|---|---|---|---|",
 )
 ENTRY = re.compile(r"^    (\w+): (.+(?:\n {8}.+)*)", re.MULTILINE)
+SECTIONS = {
+    "Batches and their order": (
+        *("batch_size", "columns", "filters", "shuffle", "shuffle_seed", "drop_last", "epochs", "output_format"),
+        *("collate_fn", "row_id", "pack"),
+    ),
+    "Workers and progress": (
+        *("num_workers", "worker_type", "multiprocessing_context", "device", "pin_memory", "prefetch_batches"),
+        *("show_progress", "progress_interval"),
+    ),
+    "Ranks": ("num_ranks", "rank", "mesh", "even_ranks", "check_plan"),
+    "Rows in any order": tuple(ROWS_ONLY),
+    "Splits": tuple(SPLITS_ONLY),
+    "Types of columns": (
+        *("nulls", "ragged", "strings", "vocabulary", "decimals", "unsupported", "transforms", "decode"),
+    ),
+    "Files and stores": (
+        *("partitioning", "schema", "files", "raw_files", "storage_options", "retry_seconds", "read_ahead_bytes"),
+        *("cache_dir", "cache_bytes", "verify_checksums", "plan_cache", "on_error", "on_growth"),
+    ),
+}
+"""Where each option is explained."""
 LINK = re.compile(r"docs/([\w-]+)\.md(#[\w-]+)?")
 
 
@@ -52,8 +72,8 @@ def _link(page: re.Match[str]) -> str:
 def in_mode(name: str) -> dict[str, bool]:
     """Say in which modes, and of which tables, an option may be given."""
     return {
-        "splits": name not in options_of(RowMode),
-        "rows": name not in options_of(SplitMode),
+        "splits": name not in ROWS_ONLY,
+        "rows": name not in SPLITS_ONLY,
         "mixture": name in (MixedDataset._takes or ()),
         "Iceberg, Delta": not _is_of_plain_files(name),
     }
@@ -69,23 +89,24 @@ def _is_of_plain_files(name: str) -> bool:
 
 
 def table() -> str:
-    """Give the table: first the options without a group, then group by group."""
-    group_of = {name: group.__name__ for group in GROUPS for name in options_of(group)}
-    places = [None, *(group.__name__ for group in GROUPS)]
-    said = meanings()
-    rows = []
-    for name, default in sorted(defaults().items(), key=lambda option: places.index(group_of.get(option[0]))):
-        group = f"`{group_of[name]}`" if name in group_of else ""
-        modes = " | ".join("✓" if valid else "–" for valid in in_mode(name).values())
-        rows.append(f"| `{name}` | `{default!r}` | {group} | {modes} | {said[name]} |")
-    return "\n".join((BEGIN, *HEAD, *rows, END))
+    """Give the tables, section by section."""
+    if sorted(name for names in SECTIONS.values() for name in names) != sorted(defaults()):
+        raise ValueError("each option must be in one of SECTIONS")
+    said, default = meanings(), defaults()
+    lines = [BEGIN]
+    for section, names in SECTIONS.items():
+        lines += ["", f"## {section}", "", *HEAD]
+        for name in names:
+            modes = " | ".join("✓" if valid else "–" for valid in in_mode(name).values())
+            lines.append(f"| `{name}` | `{default[name]!r}` | {modes} | {said[name]} |")
+    return "\n".join((*lines, "", END))
 
 
 def written(page: str) -> str:
-    """Give a page with its table as it should be.
+    """Give a page with its tables as they should be.
 
     Args:
-        page: Markdown, with the two marks between which the table stands.
+        page: Markdown, with the two marks between which the tables stand.
     """
     before, begin, rest = page.partition(BEGIN)
     _, end, after = rest.partition(END)

@@ -15,7 +15,6 @@ import torch
 from torch_table_loader.column_options import ColumnFunctions, StringsOption
 from torch_table_loader.errors import ConfigError, ConfigTypeError, MissingExtraError
 from torch_table_loader.messages import nearest
-from torch_table_loader.option_groups import OptionGroup, flattened
 from torch_table_loader.options import BatchBy, EvenRanks, LoaderOptions, OnError, OutputFormat, WorkerType
 from torch_table_loader.pack import Pack
 from torch_table_loader.ragged import RaggedOption
@@ -24,9 +23,8 @@ from torch_table_loader.weights import Weights
 
 
 class LoaderKeywords(TypedDict, total=False):
-    """The fields of `LoaderOptions` as keyword arguments (a test holds the two together), and groups of them."""
+    """The fields of `LoaderOptions` as keyword arguments; a test holds the two together."""
 
-    options: Sequence[OptionGroup]
     batch_size: int
     columns: Sequence[str] | None
     filters: Any
@@ -220,7 +218,7 @@ def make_options(keywords: LoaderKeywords, owner: type) -> LoaderOptions:
         ConfigError: a wrong value.
     """
     check_names(keywords, owner)
-    options = LoaderOptions(**flattened(keywords))
+    options = LoaderOptions(**keywords)
     if options.schema is not None and not isinstance(options.schema, pa.Schema):
         raise ConfigTypeError(
             f"schema must be a pyarrow Schema such as pa.schema([('x', pa.int64())]), got {_shown(options.schema)}"
@@ -247,7 +245,7 @@ def check_names(keywords: Any, owner: type) -> None:
     Raises:
         ConfigTypeError: names the option that is meant, or what there is instead.
     """
-    if unknown := [name for name in keywords if name not in _FIELDS and name != "options"]:
+    if unknown := [name for name in keywords if name not in _FIELDS]:
         takes = list(inspect.signature(owner).parameters)
         raise _unknown(unknown, owner.__name__, takes)
 
@@ -293,7 +291,7 @@ def _shown(value: object) -> str:
 def with_options(
     function: Callable[..., Any], base: Callable[..., Any], takes: frozenset[str] | None = None
 ) -> inspect.Signature:
-    """Return a function's signature with each option, and ``options=``, in the place of its ``**options``.
+    """Return a function's signature with each option in the place of its ``**options``.
 
     Args:
         function: an ``__init__``; one without ``**options`` is shown as it is.
@@ -311,10 +309,7 @@ def with_options(
         if takes is None or name in takes
     ]
     names = {p.name for p in parameters}
-    groups = inspect.Parameter(
-        "options", inspect.Parameter.KEYWORD_ONLY, default=(), annotation="Sequence[OptionGroup]"
-    )
-    for parameter in (*of_base, *options, groups):
+    for parameter in (*of_base, *options):
         if parameter.name not in names:
             names.add(parameter.name)
             parameters.append(parameter)

@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Mapping
 from dataclasses import asdict, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack, cast
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack
 
 from torch_table_loader.dataset import TableDataset
 from torch_table_loader.engine.jobs.indexed_job import IndexedJob
@@ -21,7 +21,6 @@ from torch_table_loader.engine.plan_check import PlanCheck
 from torch_table_loader.engine.rank_info import RankInfo, resolve_ranks
 from torch_table_loader.errors import ConfigError, ConfigTypeError
 from torch_table_loader.keywords import check_names, make_options
-from torch_table_loader.option_groups import flattened
 from torch_table_loader.planning.mixed_stages import MixedPosition
 from torch_table_loader.planning.mixture import NaturalShares, ShareUnit, StopRule
 from torch_table_loader.planning.stages import SamplePosition
@@ -36,7 +35,6 @@ if TYPE_CHECKING:
     from torch_table_loader.column_options import ColumnFunctions, StringsOption
     from torch_table_loader.engine.jobs.job import Job
     from torch_table_loader.keywords import LoaderKeywords
-    from torch_table_loader.option_groups import OptionGroup
     from torch_table_loader.options import EvenRanks, LoaderOptions, OutputFormat, WorkerType
     from torch_table_loader.pack import Pack
     from torch_table_loader.ragged import RaggedOption
@@ -81,7 +79,6 @@ _HANDED = _OF_SOURCES | {
 class MixedKeywords(SourceKeywords, total=False):
     """The fields of `LoaderOptions` that a mixture has: those of the job, of its workers, and of its sources."""
 
-    options: Sequence[OptionGroup]
     batch_size: int
     global_batch_size: int | None
     micro_batches: int
@@ -148,7 +145,6 @@ class MixedDataset(RankDataset):
             ConfigError: an option or weight is wrong, a source has other options, or sources differ in their output.
         """
         check_names(options, type(self))
-        options = cast("MixedKeywords", flattened(options))
         if wrong := sorted(set(options) - self._takes):
             raise ConfigError(f"{wrong[0]}= belongs to the sources of a mixture; pass it to each of them")
         opened = _opened(sources, options)
@@ -300,7 +296,7 @@ def _opened(
                 _refuse_others(name, source.options, handed)
             opened[name] = source
             continue
-        said = flattened(source.keywords) if isinstance(source, partial) else {}
+        said = source.keywords if isinstance(source, partial) else {}
         for option in handed.keys() & said.keys():
             if not same(handed[option], said[option]):
                 raise ConfigError(

@@ -51,14 +51,16 @@ _SWITCHES = ("drop_last", "pin_memory", "row_id", "check_plan", "count_filtered"
 MOST_ROWS = 2**40
 MOST_LANES = 2**16
 
-_ROWS_ONLY = {
+ROWS_ONLY = {
     "global_batch_size": None,
     "micro_batches": 1,
     "row_store": None,
     "row_store_memory": DEFAULT_ROW_STORE_MEMORY,
     "weights": None,
 }
-_SPLITS_ONLY = {
+"""The options for ``shuffle="rows"`` only, and their defaults."""
+
+SPLITS_ONLY = {
     "split_bytes": None,
     "split_rows": None,
     "split_strategy": None,
@@ -66,6 +68,7 @@ _SPLITS_ONLY = {
     "count_filtered": True,
     "batch_by": None,
 }
+"""The options of splits, which ``shuffle="rows"`` does not have."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -339,7 +342,7 @@ class LoaderOptions:
                 raise ConfigError(
                     "on_growth and weights do not go together: new rows change every share; leave one out"
                 )
-        alien = _ROWS_ONLY if not rows else _SPLITS_ONLY
+        alien = ROWS_ONLY if not rows else SPLITS_ONLY
         for name, neutral in alien.items():
             if getattr(self, name) != neutral:
                 raise ConfigError(

@@ -27,7 +27,6 @@ LEVELS = {
     "units": 0,
     "contracts": 1,
     "format_contracts": 1,
-    "option_groups": 1,
     "options": 1,
     "pack": 1,
     "weights": 1,

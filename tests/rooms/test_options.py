@@ -64,7 +64,7 @@ def test_the_signature_shows_every_name_and_default(function: Any) -> None:
 
 def test_the_keywords_are_the_fields() -> None:
     names = [entry.name for entry in fields(LoaderOptions)]
-    assert ["options", *names] == list(LoaderKeywords.__annotations__)
+    assert names == list(LoaderKeywords.__annotations__)
     hints, keyword_hints = get_type_hints(LoaderOptions), get_type_hints(LoaderKeywords)
     assert {name: keyword_hints[name] for name in names} == {name: hints[name] for name in names}
 

@@ -320,8 +320,8 @@ FAULTS = (
     ),
     Fault(
         *(7, "a state of other options is taken", "engine/state.py"),
-        '    _compare_options(bound["options"], theirs)',
-        "    del theirs",
+        '    _compare_options(bound["options"], state["options"])',
+        "    del bound",
         _REFUSALS,
     ),
     Fault(

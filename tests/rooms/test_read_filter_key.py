@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
-from torch_table_loader.read.filter_key import filter_key, printed_filter_key
+from torch_table_loader.read.filter_key import filter_key
 
 SCHEMA = pa.schema([("k", pa.int32()), ("s", pa.string())])
 K = pc.field("k")
@@ -92,11 +92,6 @@ def test_frozen_keys_over_schemas(name: str) -> None:
     assert filter_key(K < 7, schema)[:16] == key
 
 
-def test_frozen_key_of_old_states() -> None:
-    expected = "fbea8e00f8f7b5502d679c2f47979d78f6f605f3ed52a2cb18c4348100089fd9"
-    assert printed_filter_key(K < 7, SCHEMA) == expected
-
-
 def test_different_filters_have_different_keys() -> None:
     keys = [key for _, key in FILTERS.values()] + [key for _, key in SCHEMAS.values()]
     assert len(set(keys)) == len(keys)
@@ -105,7 +100,7 @@ def test_different_filters_have_different_keys() -> None:
 def test_every_element_of_a_long_list_counts() -> None:
     """What pyarrow prints leaves out the middle."""
     one, other = K.isin(range(1000)), K.isin([*range(500), 5000, *range(501, 1000)])
-    assert printed_filter_key(one, SCHEMA) == printed_filter_key(other, SCHEMA)
+    assert str(one) == str(other)
     assert filter_key(one, SCHEMA) != filter_key(other, SCHEMA)
 
 

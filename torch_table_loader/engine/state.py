@@ -16,7 +16,7 @@ import numpy as np
 
 from torch_table_loader.engine.state_form import check_form
 from torch_table_loader.errors import ResumeError
-from torch_table_loader.read.filter_key import filter_key, printed_filter_key
+from torch_table_loader.read.filter_key import filter_key
 from torch_table_loader.source.fingerprint import fingerprint
 
 if TYPE_CHECKING:
@@ -116,22 +116,18 @@ def refuse_mixture(state: State) -> None:
         raise ResumeError("the state is of a mixture, and this is one table; load it with a MixedDataset's loader")
 
 
-def check_state(bound: Mapping[str, Any], table: Table, state: Mapping[str, Any], filters: Any) -> None:
+def check_state(bound: Mapping[str, Any], table: Table, state: Mapping[str, Any]) -> None:
     """Refuse a state of another table or other options.
 
     Args:
         bound: the `identity` of the job that is to continue.
         state: a checked state of one table, written on any rank.
-        filters: the job's row filter, or None.
 
     Raises:
         ResumeError: the state does not fit; the message names what differs.
     """
     _compare_tables(table, bound["table"], state["table"])
-    theirs = state["options"]
-    if filters is not None and theirs.get("filters") == printed_filter_key(filters, table.schema):
-        theirs = {**theirs, "filters": bound["options"]["filters"]}
-    _compare_options(bound["options"], theirs)
+    _compare_options(bound["options"], state["options"])
 
 
 def bound_by(

@@ -10,7 +10,6 @@ functions, and its metadata spells the expression in prefix order:
 from __future__ import annotations
 
 import hashlib
-import struct
 from collections.abc import Iterator
 from typing import Any
 
@@ -18,12 +17,7 @@ import numpy as np
 import pyarrow as pa
 
 from torch_table_loader.arrow import compute as pc
-
-_FOOTER_END = struct.Struct("<i6s")
-"""The end of an Arrow IPC file: the length of its footer, and ``ARROW1``."""
-
-_FOOTER_SCHEMA, _SCHEMA_METADATA, _KEY, _VALUE = 1, 2, 0, 1
-"""Numbers of fields in the flatbuffers of a footer, of a schema and of an entry of its metadata."""
+from torch_table_loader.arrow.flatbuffers import schema_pairs
 
 _INNER_TYPES = ("storage_type", "index_type", "run_end_type", "key_type", "item_type", "value_type")
 
@@ -43,15 +37,10 @@ def filter_key(filters: Any, schema: pa.Schema) -> str:
     return hashed.hexdigest()
 
 
-def printed_filter_key(filters: Any, schema: pa.Schema) -> str:
-    """Return the key that stands in states of older releases: a hash of what this version of pyarrow prints."""
-    return hashlib.sha256(f"{filters}\n{schema.to_string(show_schema_metadata=False)}".encode()).hexdigest()
-
-
 def _expression(filters: Any) -> Iterator[bytes]:
     _, (pickled,) = filters.__reduce__()
     row = pa.ipc.open_file(pickled).get_batch(0)
-    for key, value in _metadata(bytes(pickled)):
+    for key, value in schema_pairs(bytes(pickled)):
         yield key
         if key in (b"literal", b"options"):
             column = row.column(int(value))
@@ -59,37 +48,6 @@ def _expression(filters: Any) -> Iterator[bytes]:
             yield from _values(column)
         else:
             yield value
-
-
-def _metadata(file: bytes) -> Iterator[tuple[bytes, bytes]]:
-    """Read the metadata of an IPC file's schema, of which pyarrow gives each key once."""
-    size, _ = _FOOTER_END.unpack_from(file, len(file) - _FOOTER_END.size)
-    footer = file[-_FOOTER_END.size - size : -_FOOTER_END.size]
-    schema = _target(footer, _member(footer, _target(footer, 0), _FOOTER_SCHEMA))
-    entries = _target(footer, _member(footer, schema, _SCHEMA_METADATA))
-    for number in range(_number(footer, entries)):
-        entry = _target(footer, entries + 4 + 4 * number)
-        yield _text(footer, _member(footer, entry, _KEY)), _text(footer, _member(footer, entry, _VALUE))
-
-
-def _number(buffer: bytes, place: int) -> int:
-    return int.from_bytes(buffer[place : place + 4], "little")
-
-
-def _target(buffer: bytes, place: int) -> int:
-    """Return where a flatbuffer's offset leads to."""
-    return place + _number(buffer, place)
-
-
-def _member(buffer: bytes, table: int, field: int) -> int:
-    """Return where a field of a flatbuffer's table lies."""
-    slot = table - int.from_bytes(buffer[table : table + 4], "little", signed=True) + 4 + 2 * field
-    return table + int.from_bytes(buffer[slot : slot + 2], "little")
-
-
-def _text(buffer: bytes, place: int) -> bytes:
-    start = _target(buffer, place)
-    return buffer[start + 4 : start + 4 + _number(buffer, start)]
 
 
 def _field(field: pa.Field) -> str:

@@ -16,12 +16,13 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import pyarrow as pa
 
+from torch_table_loader.arrow.flatbuffers import FlatTable
 from torch_table_loader.arrow.sound import sound
 from torch_table_loader.errors import TableError
 from torch_table_loader.format_contracts import Traits
 from torch_table_loader.read.failures import reading
 from torch_table_loader.read.far_files import open_at_end
-from torch_table_loader.read.ipc_messages import field_at, sized
+from torch_table_loader.read.ipc_messages import sized
 from torch_table_loader.read.reader_base import (
     SequentialFile,
     WithoutStatistics,
@@ -276,23 +277,20 @@ def _read_blocks(footer: bytes) -> tuple[list[Block], list[Block]]:
         ValueError: the footer does not parse.
     """
     try:
-        (root,) = struct.unpack_from("<I", footer)
-        dictionaries, batches = (_vector(footer, root, field) for field in (_DICTIONARIES, _RECORD_BATCHES))
+        root = FlatTable.root(footer)
+        dictionaries, batches = (_blocks(root, field) for field in (_DICTIONARIES, _RECORD_BATCHES))
     except struct.error as error:
         raise ValueError(f"the footer ends before its blocks ({error})") from error
     return dictionaries, batches
 
 
-def _vector(footer: bytes, table: int, field: int) -> list[Block]:
-    place = field_at(footer, table, field)
-    if not place:
-        return []
-    vector = place + struct.unpack_from("<I", footer, place)[0]
-    (count,) = struct.unpack_from("<I", footer, vector)
-    if vector + 4 + count * _BLOCK.size > len(footer):
+def _blocks(footer: FlatTable, field: int) -> list[Block]:
+    start, count = footer.vector(field)
+    stop = start + count * _BLOCK.size
+    if stop > len(footer.data):
         raise ValueError(f"the footer has no room for the {count} blocks that it says")
     blocks = []
-    for offset, metadata, body in _BLOCK.iter_unpack(footer[vector + 4 : vector + 4 + count * _BLOCK.size]):
+    for offset, metadata, body in _BLOCK.iter_unpack(footer.data[start:stop]):
         if offset < 0 or metadata <= 0 or body < 0:
             raise ValueError(f"a block has the offset {offset} and the lengths {metadata} and {body}")
         blocks.append(Block(offset, offset + metadata + body))

@@ -12,6 +12,8 @@ from contextlib import contextmanager
 
 import pyarrow as pa
 
+from torch_table_loader.arrow.flatbuffers import FlatTable
+
 _CONTINUES = -1
 _HEADER, _BODY_LENGTH = 2, 3
 _RECORD_BATCH, _DICTIONARY_BATCH = 3, 2
@@ -55,22 +57,6 @@ def _check_sizes(source: pa.NativeFile, starts: Callable[[], Sequence[int]] | No
         place = _check_message(source, place)
 
 
-def field_at(data: bytes, table: int, field: int) -> int:
-    """Return the byte of a flatbuffer's table at which a field is; 0 if it has none.
-
-    Raises:
-        ValueError: the table begins before the buffer.
-    """
-    (to_vtable,) = struct.unpack_from("<i", data, table)
-    vtable = table - to_vtable
-    if vtable < 0:
-        raise ValueError("a table begins before its buffer")
-    (vtable_bytes,) = struct.unpack_from("<H", data, vtable)
-    slot = 4 + 2 * field
-    place = struct.unpack_from("<H", data, vtable + slot)[0] if slot + 2 <= vtable_bytes else 0
-    return table + place if place else 0
-
-
 def _check_message(source: pa.NativeFile, start: int) -> int | None:
     """Check the message that begins at a byte, and return where the next one does; None after the last."""
     size = source.size()
@@ -85,41 +71,29 @@ def _check_message(source: pa.NativeFile, start: int) -> int | None:
         return None
     if not 0 < length <= size - body:
         raise ValueError(f"the message at byte {start} of {size} says that its header has {length} bytes")
-    message = source.read_at(length, body)
+    message = FlatTable.root(source.read_at(length, body))
     body += length
-    (root,) = struct.unpack_from("<I", message)
-    place = field_at(message, root, _BODY_LENGTH)
-    num_bytes = struct.unpack_from("<q", message, place)[0] if place else 0
+    place = message.place(_BODY_LENGTH)
+    num_bytes = struct.unpack_from("<q", message.data, place)[0] if place else 0
     if not 0 <= num_bytes <= size - body:
         raise ValueError(f"the message at byte {start} of {size} says that its body has {num_bytes} bytes")
-    if batch := _record_batch(message, root):
-        _check_buffers(source, message, batch, body, num_bytes)
+    if batch := _record_batch(message):
+        _check_buffers(source, batch, body, num_bytes)
     return int(body + num_bytes)
 
 
-def _record_batch(message: bytes, root: int) -> int:
-    """Return where the record batch of a message is, that of a dictionary's too; 0 if it has none."""
-    kind, header = field_at(message, root, _HEADER - 1), field_at(message, root, _HEADER)
-    if not kind or not header or message[kind] not in (_RECORD_BATCH, _DICTIONARY_BATCH):
-        return 0
-    table: int = header + struct.unpack_from("<I", message, header)[0]
-    if message[kind] == _RECORD_BATCH:
-        return table
-    inner = field_at(message, table, _BATCH_OF_DICTIONARY)
-    return inner + int(struct.unpack_from("<I", message, inner)[0]) if inner else 0
+def _record_batch(message: FlatTable) -> FlatTable | None:
+    """Return the record batch of a message, that of a dictionary's too; None if it has none."""
+    kind = message.byte(_HEADER - 1)
+    header = message.table(_HEADER) if kind in (_RECORD_BATCH, _DICTIONARY_BATCH) else None
+    return header.table(_BATCH_OF_DICTIONARY) if header and kind == _DICTIONARY_BATCH else header
 
 
-def _check_buffers(source: pa.NativeFile, message: bytes, batch: int, body: int, num_bytes: int) -> None:
-    place, compression = field_at(message, batch, _BUFFERS), field_at(message, batch, _COMPRESSION)
-    if not place:
-        return
-    growth = 0
-    if compression:
-        codec = field_at(message, compression + struct.unpack_from("<I", message, compression)[0], 0)
-        growth = _MOST_GROWTH.get(message[codec] if codec else 0, 0)
-    vector = place + struct.unpack_from("<I", message, place)[0]
-    (count,) = struct.unpack_from("<I", message, vector)
-    for offset, length in _BUFFER.iter_unpack(message[vector + 4 : vector + 4 + count * _BUFFER.size]):
+def _check_buffers(source: pa.NativeFile, batch: FlatTable, body: int, num_bytes: int) -> None:
+    compression = batch.table(_COMPRESSION)
+    growth = 0 if compression is None else _MOST_GROWTH.get(compression.byte(0) or 0, 0)
+    start, count = batch.vector(_BUFFERS)
+    for offset, length in _BUFFER.iter_unpack(batch.data[start : start + count * _BUFFER.size]):
         if not 0 <= offset <= offset + length <= num_bytes or length < 0:
             raise ValueError(f"a buffer says bytes {offset} to {offset + length} of a body of {num_bytes} bytes")
         if growth and length >= 8:

@@ -1,10 +1,8 @@
 """A pyarrow expression as a tree, read from the expression's serialized form.
 
 pyarrow shows no structure of an Expression in Python. It does write one when it pickles: an Arrow IPC file whose
-columns are the literals and options, and whose schema metadata lists the nodes, in order. Keys repeat in that list,
-so that it is read from the message's flatbuffer (https://arrow.apache.org/docs/format/Columnar.html, Message.fbs and
-Schema.fbs); a Python dict would lose all but the last. Substrait, the other form, has no safe casts and no ``is_null``
-with NaN, so that ``field("f") > 0.1`` over a float32 column has no Substrait form.
+columns are the literals and options, and whose schema metadata lists the nodes, in order. Substrait, the other form,
+has no safe casts and no ``is_null`` with NaN, so that ``field("f") > 0.1`` over a float32 column has no Substrait form.
 """
 
 from __future__ import annotations
@@ -16,8 +14,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from torch_table_loader.arrow import compute as pc
-
-_MAGIC = b"ARROW1\0\0"
+from torch_table_loader.arrow.flatbuffers import schema_pairs
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +58,7 @@ def parse(expression: pc.Expression) -> Node:
     """
     try:
         (buffer,) = expression.__reduce__()[1]
-        pairs = iter(_pairs(buffer))
+        pairs = ((key.decode(), value.decode()) for key, value in schema_pairs(bytes(buffer)))
         batch = pa.ipc.open_file(buffer).get_batch(0)
         key, value = next(pairs)
         return _node(key, value, pairs, batch)
@@ -94,48 +91,3 @@ def _expected(wanted: str, key: str, value: str) -> str:
     if key != wanted:
         raise ValueError(f"expected {wanted}, got {key}")
     return value
-
-
-def _pairs(buffer: pa.Buffer) -> list[tuple[str, str]]:
-    """Return the schema's metadata with repeated keys, in order."""
-    if buffer.slice(0, 8).to_pybytes() != _MAGIC:
-        raise ValueError("no Arrow IPC file")
-    message = pa.ipc.read_message(buffer.slice(8))
-    data = message.metadata.to_pybytes()
-    root = _Table(data, _offset(data, 0))
-    schema = root.table(2)
-    return [(pair.text(0), pair.text(1)) for pair in schema.tables(2)]
-
-
-def _offset(data: bytes, at: int) -> int:
-    return at + int(struct.unpack_from("<I", data, at)[0])
-
-
-@dataclass(frozen=True, slots=True)
-class _Table:
-    """A table of a flatbuffer (https://flatbuffers.dev/internals/); fields are found by their number."""
-
-    data: bytes
-    at: int
-
-    def _field(self, number: int) -> int:
-        vtable = self.at - struct.unpack_from("<i", self.data, self.at)[0]
-        (size,) = struct.unpack_from("<H", self.data, vtable)
-        entry = 4 + 2 * number
-        (place,) = struct.unpack_from("<H", self.data, vtable + entry) if entry < size else (0,)
-        if not place:
-            raise ValueError(f"field {number} is not there")
-        return _offset(self.data, self.at + int(place))
-
-    def table(self, number: int) -> _Table:
-        return _Table(self.data, self._field(number))
-
-    def tables(self, number: int) -> list[_Table]:
-        start = self._field(number)
-        (count,) = struct.unpack_from("<I", self.data, start)
-        return [_Table(self.data, _offset(self.data, start + 4 + 4 * index)) for index in range(count)]
-
-    def text(self, number: int) -> str:
-        start = self._field(number)
-        (length,) = struct.unpack_from("<I", self.data, start)
-        return self.data[start + 4 : start + 4 + length].decode("utf-8")

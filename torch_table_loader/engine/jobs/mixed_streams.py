@@ -248,7 +248,7 @@ class MixedStreamJob(Job):
             source = self.sources[name]
             bound = source.identity
             with of_source(name):
-                check_state(bound, source.table, saved.source_state(name, bound), source.options.filters)
+                check_state(bound, source.table, saved.source_state(name, bound))
         position = saved.position
         refuse_other_orders(position, self.rounds, self.stop)
         refuse_ended(position.consumed, position.total, ended=position.ended)

@@ -184,7 +184,7 @@ class PackedItems(TableItems):
         then = options.get("seq_len") if pack.strategy == "concat" else pack.seq_len
         if then != pack.seq_len and type(then) is int and 0 < then <= _LONGEST:
             state = {**state, "options": {**options, "seq_len": pack.seq_len}}  # its place is a token
-        check_state(self.identity, self.table, state, self.options.filters)
+        check_state(self.identity, self.table, state)
         count, origin = SampleCount.from_state(state), state["origin"]
         excluded = ExclusionVersions.from_state(state.get("exclusions", []), self.table.layout.num_rows)
         items = self.resumed(excluded, count.epoch)

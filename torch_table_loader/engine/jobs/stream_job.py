@@ -138,7 +138,7 @@ class StreamJob(Job):
         """
         splits_then = lambda extent: {"splits": self.planner.digest(extent)}  # noqa: E731
         bound, grown = bound_by(self.identity, state, self.planner.files_of, splits_then)
-        check_state(bound, self.table, state, self.options.filters)
+        check_state(bound, self.table, state)
         position = StreamPosition.from_state(state)
         position = position if grown is None else position.before_growth(grown)
         job = self if self.options.num_workers is not None else self.with_lanes(position.stage.topology.lanes)

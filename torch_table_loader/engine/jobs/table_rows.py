@@ -288,7 +288,7 @@ class TableRows(TableItems):
     def resume(self, state: Mapping[str, Any], topology: Topology) -> tuple[TableRows, SamplePosition]:
         """Return the rows with the state's exclusions, and the position."""
         bound, grown = bound_by(self.identity, state, self.files_of, lambda _: {})
-        check_state(bound, self.table, state, self.options.filters)
+        check_state(bound, self.table, state)
         count = SampleCount.from_state(state)
         refuse_unknown([*count.extents, *([] if grown is None else [grown])], self.files_of)
         layout = self.table.layout if grown is None else self.table.layout.part(self.files_of[grown])

@@ -133,16 +133,16 @@ FAULTS = (
         (*_DELETES, "tests/rooms/test_iceberg_tables.py", "tests/rooms/test_iceberg_planning.py"),
     ),
     Fault(
-        *(1, "the maximum of a statistic is exclusive", "read/prune.py"),
-        "between = (field >= low) & (field <= high)",
-        "between = (field >= low) & (field < high)",
-        ("tests/rooms/test_read_prune.py", "tests/rooms/test_iceberg_filters.py"),
+        *(1, "the maximum of a statistic is exclusive", "predicates/facts.py"),
+        "bounds = (field >= low) & (field <= high)",
+        "bounds = (field >= low) & (field < high)",
+        ("tests/rooms/test_read_prune.py", "tests/rooms/test_iceberg_filters.py", "tests/rooms/test_delta_skipping.py"),
     ),
     Fault(
-        *(1, "the minimum of a statistic is exclusive", "read/prune.py"),
-        "between = (field >= low) & (field <= high)",
-        "between = (field > low) & (field <= high)",
-        ("tests/rooms/test_read_prune.py", "tests/rooms/test_iceberg_filters.py"),
+        *(1, "the minimum of a statistic is exclusive", "predicates/facts.py"),
+        "bounds = (field >= low) & (field <= high)",
+        "bounds = (field > low) & (field <= high)",
+        ("tests/rooms/test_read_prune.py", "tests/rooms/test_iceberg_filters.py", "tests/rooms/test_delta_skipping.py"),
     ),
     Fault(
         *(1, "numbers outside of an order land on its first ones", "planning/permutation.py"),
@@ -159,12 +159,6 @@ FAULTS = (
         'upper_bounds={name: (int.from_bytes(high, "little") - 1).to_bytes(len(high), "little") '
         'for name, high in _bounds(by_id(raw, "upper_bounds"), types).items()},',
         ("tests/rooms/test_iceberg_filters.py", "tests/rooms/test_iceberg_spans.py"),
-    ),
-    Fault(
-        *(1, "the maximum of a bound in the log of Delta Lake is exclusive", "source/delta/skipping.py"),
-        "between = (column >= low) & (column <= high)",
-        "between = (column >= low) & (column < high)",
-        ("tests/rooms/test_delta_skipping.py",),
     ),
     Fault(
         *(1, "deletion vectors of one file are taken for each other", "read/deletes.py"),

@@ -54,8 +54,8 @@ if TYPE_CHECKING:
     )
     from torch_table_loader.planning.row_seeds import row_seeds
     from torch_table_loader.planning.rows_of import LiveSpan, RowSpan, SourceRow
+    from torch_table_loader.predicates.hash_parts import part_of
     from torch_table_loader.ragged import Pad
-    from torch_table_loader.read.hash_parts import part_of
     from torch_table_loader.records import (
         DataFile,
         DataFileInfo,
@@ -124,7 +124,7 @@ _HOMES = {
     "WholeFileStrategy": "planning.cutting",
     "WorkerError": "errors",
     "parse_bytes": "units",
-    "part_of": "read.hash_parts",
+    "part_of": "predicates.hash_parts",
     "row_seeds": "planning.row_seeds",
     "tokenize_table": "text.token_table",
 }

@@ -17,8 +17,8 @@ from torch_table_loader.errors import ConfigError, ConfigTypeError, MissingExtra
 from torch_table_loader.messages import nearest
 from torch_table_loader.options import BatchBy, EvenRanks, LoaderOptions, OnError, OutputFormat, WorkerType
 from torch_table_loader.pack import Pack
+from torch_table_loader.predicates.filter_text import filter_of
 from torch_table_loader.ragged import RaggedOption
-from torch_table_loader.read.filter_text import filter_of
 from torch_table_loader.weights import Weights
 
 

@@ -126,3 +126,13 @@ def progress_bar(
 def _draw(bars: Sequence[Any], parts: Sequence[Part]) -> None:
     for bar, part in zip(bars, parts, strict=True):
         bar.update(part.done() - bar.n)
+
+
+def first_line(error: BaseException) -> str:
+    r"""Return the first line of an error's text, shortened.
+
+    >>> first_line(ValueError("bad page\nat offset 4"))
+    'bad page'
+    """
+    lines = str(error).splitlines()
+    return lines[0][:300] if lines else ""

@@ -33,19 +33,20 @@ LEVELS = {
     "arrow": 2,
     "planning": 2,
     "report": 2,
-    "fetch": 3,
-    "source": 3,
-    "read": 3,
-    "store": 3,
-    "batching": 3,
-    "engine": 4,
-    "testing": 5,
-    "integrations": 6,
-    "text": 6,
-    "cli": 7,
-    "": 8,
+    "predicates": 3,
+    "fetch": 4,
+    "source": 4,
+    "read": 4,
+    "store": 4,
+    "batching": 4,
+    "engine": 5,
+    "testing": 6,
+    "integrations": 7,
+    "text": 7,
+    "cli": 8,
+    "": 9,
 }
-FACADE = 5
+FACADE = 6
 """Any other module beside the rooms: dataset, loader, explain, …"""
 
 PLUG_INS = ("read.tensorproto", "integrations")
@@ -216,7 +217,7 @@ SOUND = {
 
 PLANTED = {
     "an upper level": ("records.py", "from pkg.planning.keys import x", "imports planning.keys of level 2"),
-    "the package itself": ("dataset.py", "import pkg", "imports the package of level 8"),
+    "the package itself": ("dataset.py", "import pkg", "imports the package of level 9"),
     "planning asks arrow": (
         "planning/keys.py",
         "from pkg.arrow import x",
@@ -231,13 +232,13 @@ PLANTED = {
     ),
     "onnx": ("read/parquet.py", "import onnx", "imports onnx"),
     "another room": ("read/parquet.py", "from pkg.source.iceberg import x", "imports source.iceberg, which is of its"),
-    "a lazy import": ("planning/keys.py", "def f():\n    import pkg.dataset", "imports dataset of level 5"),
+    "a lazy import": ("planning/keys.py", "def f():\n    import pkg.dataset", "imports dataset of level 6"),
     "an import for types": (
         "planning/keys.py",
         "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from pkg.engine import work",
-        "imports engine.work of level 4",
+        "imports engine.work of level 5",
     ),
-    "a relative import": ("planning/keys.py", "from ..engine import work", "imports engine.work of level 4"),
+    "a relative import": ("planning/keys.py", "from ..engine import work", "imports engine.work of level 5"),
     "an import by name": ("planning/keys.py", "import importlib\nimportlib.import_module('torch')", "imports torch"),
     "a circle in a room": (
         "planning/keys.py",

@@ -19,7 +19,7 @@ from pyiceberg import expressions
 from tests.effort import examples
 from tests.tables.iceberg import IcebergWriter, column
 from torch_table_loader import ConfigError, ConfigTypeError, IcebergDataset
-from torch_table_loader.source.expression_tree import Call, Field, Literal, parse
+from torch_table_loader.predicates.expression_tree import Call, Field, Literal, parse
 from torch_table_loader.source.iceberg.pruning import iceberg_schema
 from torch_table_loader.source.iceberg.translate import translate
 

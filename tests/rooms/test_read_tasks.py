@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from tests.tables.reading import LocalStorage, as_table, data_file, inspect, whole_task, write_parquet
 from torch_table_loader.errors import ConfigError, ConfigTypeError, StorageError, TableError
-from torch_table_loader.read.expressions import check_filter, expression_columns, row_mask
+from torch_table_loader.predicates.expressions import check_filter, expression_columns, row_mask
 from torch_table_loader.read.parquet import ParquetFile
 from torch_table_loader.read.tasks import TaskReader
 from torch_table_loader.read.unify import resolve_schema

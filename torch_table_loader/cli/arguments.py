@@ -15,8 +15,8 @@ from torch_table_loader.delta import DeltaDataset
 from torch_table_loader.errors import ConfigError
 from torch_table_loader.iceberg import IcebergDataset
 from torch_table_loader.options import DEFAULT_RETRY_SECONDS, EvenRanks, OnError, OutputFormat, WorkerType
+from torch_table_loader.predicates.filter_text import all_of
 from torch_table_loader.ragged import RaggedLayout
-from torch_table_loader.read.filter_text import all_of
 from torch_table_loader.read.formats import format_names
 from torch_table_loader.source.table_formats import format_of_folder
 

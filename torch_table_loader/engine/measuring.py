@@ -28,7 +28,7 @@ from torch_table_loader.fetch.tasks_ahead import TasksAhead
 from torch_table_loader.messages import progress_bar
 from torch_table_loader.planning.column_statistics import ColumnStatistics
 from torch_table_loader.planning.value_sums import ValueSums
-from torch_table_loader.read.filter_key import filter_key
+from torch_table_loader.predicates.filter_key import filter_key
 from torch_table_loader.records import ReadTask
 from torch_table_loader.sizes import sizes
 from torch_table_loader.units import integer

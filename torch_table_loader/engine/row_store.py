@@ -25,7 +25,7 @@ from torch_table_loader.fetch.tasks_ahead import TasksAhead
 from torch_table_loader.local_files import check_owned
 from torch_table_loader.messages import warn_caller
 from torch_table_loader.planning.splits import Chunks
-from torch_table_loader.read.filter_key import filter_key
+from torch_table_loader.predicates.filter_key import filter_key
 from torch_table_loader.sizes import sizes
 from torch_table_loader.source.address import HTTP_PROTOCOLS, parse_address
 from torch_table_loader.source.fingerprint import content_key

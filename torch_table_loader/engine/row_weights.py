@@ -26,7 +26,7 @@ from torch_table_loader.messages import did_you_mean, progress_bar
 from torch_table_loader.planning.keys import derive_key
 from torch_table_loader.planning.splits import Chunks
 from torch_table_loader.planning.weighted_rows import WeightedRows, WeightSums, cumulate
-from torch_table_loader.read.filter_key import filter_key
+from torch_table_loader.predicates.filter_key import filter_key
 from torch_table_loader.sizes import sizes
 from torch_table_loader.source.fingerprint import content_key
 from torch_table_loader.store.sums_file import build_sums, digest_of, open_sums

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 from torch_table_loader.errors import MissingFileError, TableError
 from torch_table_loader.format_contracts import SalvagingReader
-from torch_table_loader.read.failures import changed_error, first_line, reading
+from torch_table_loader.messages import first_line
+from torch_table_loader.read.failures import changed_error, reading
 from torch_table_loader.read.formats import reader_of
 from torch_table_loader.records import LeftOut
 

@@ -16,7 +16,7 @@ import numpy as np
 
 from torch_table_loader.engine.state_form import check_form
 from torch_table_loader.errors import ResumeError
-from torch_table_loader.read.filter_key import filter_key
+from torch_table_loader.predicates.filter_key import filter_key
 from torch_table_loader.source.fingerprint import fingerprint
 
 if TYPE_CHECKING:

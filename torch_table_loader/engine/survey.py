@@ -21,8 +21,8 @@ from torch_table_loader.format_contracts import SettlingReader
 from torch_table_loader.messages import warn_caller
 from torch_table_loader.planning.layout import TableLayout
 from torch_table_loader.planning.listed_files import ListedFiles
+from torch_table_loader.predicates.expressions import check_filter
 from torch_table_loader.read.deletes import Deletes
-from torch_table_loader.read.expressions import check_filter
 from torch_table_loader.read.failures import reading
 from torch_table_loader.read.footers import FooterSizes, LazyFooters, check_rows, estimated_layout
 from torch_table_loader.read.formats import infers_types, inspect_file, reader_of

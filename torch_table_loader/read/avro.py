@@ -15,7 +15,8 @@ from torch_table_loader.arrow.datatypes import children_of
 from torch_table_loader.arrow.reserved import FIELD_ID_KEY
 from torch_table_loader.errors import MissingExtraError
 from torch_table_loader.format_contracts import Traits
-from torch_table_loader.read.failures import first_line, reading
+from torch_table_loader.messages import first_line
+from torch_table_loader.read.failures import reading
 from torch_table_loader.read.far_files import open_at_start
 from torch_table_loader.read.reader_base import SequentialFile, WithoutStatistics, one_group
 

@@ -13,8 +13,8 @@ from torch_table_loader.arrow import compute as pc
 from torch_table_loader.arrow.datatypes import children_of
 from torch_table_loader.arrow.reserved import LAST_UPDATED_FIELD, ROW_ID_FIELD
 from torch_table_loader.errors import TableError
+from torch_table_loader.messages import first_line
 from torch_table_loader.read.conform import FileConformer, batch_of
-from torch_table_loader.read.failures import first_line
 from torch_table_loader.read.field_ids import inside_of, names_in, places, places_of
 
 if TYPE_CHECKING:

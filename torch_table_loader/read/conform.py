@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 
 from torch_table_loader.errors import TableError
-from torch_table_loader.read.failures import first_line
+from torch_table_loader.messages import first_line
 
 
 @dataclass(frozen=True, slots=True)

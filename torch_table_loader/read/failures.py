@@ -10,6 +10,7 @@ import pyarrow as pa
 
 from torch_table_loader.causes import store_error_type
 from torch_table_loader.errors import MissingFileError, OutOfMemoryError, TableError, TableLoaderError
+from torch_table_loader.messages import first_line
 
 if TYPE_CHECKING:
     from torch_table_loader.contracts import Storage
@@ -133,16 +134,6 @@ def changed_error(file: DataFile, now: FileVersion) -> TableError:
         f"{file.name} changed while it was in use: {'; '.join(changes)}; build the loader again on the table as it is "
         "now, and let writers add new files instead of writing over old ones"
     )
-
-
-def first_line(error: BaseException) -> str:
-    r"""Return the first line of an error's text, shortened.
-
-    >>> first_line(ValueError("bad page\nat offset 4"))
-    'bad page'
-    """
-    lines = str(error).splitlines()
-    return lines[0][:300] if lines else ""
 
 
 def find_damage(handle: OpenFile, groups: range, columns: Sequence[str], max_rows: int) -> tuple[int, str] | None:

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
+from torch_table_loader.predicates.expressions import row_mask
 from torch_table_loader.read.by_id import plan_by_id
 from torch_table_loader.read.conform import FileConformer, conform_plan
 from torch_table_loader.read.deletes import inside, key_path
-from torch_table_loader.read.expressions import row_mask
 from torch_table_loader.read.field_ids import places_of
 
 if TYPE_CHECKING:

@@ -16,7 +16,8 @@ from pyarrow import orc
 
 from torch_table_loader.arrow.sound import sound_text
 from torch_table_loader.format_contracts import Traits
-from torch_table_loader.read.failures import first_line, reading
+from torch_table_loader.messages import first_line
+from torch_table_loader.read.failures import reading
 from torch_table_loader.read.far_files import open_at_end
 from torch_table_loader.read.orc_messages import decompressed, fields
 from torch_table_loader.read.orc_stripes import StripeCheck, StripePlace

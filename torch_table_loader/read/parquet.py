@@ -13,7 +13,8 @@ from torch_table_loader.arrow import compute as pc
 from torch_table_loader.arrow.sound import sound_text
 from torch_table_loader.errors import TableError
 from torch_table_loader.format_contracts import Traits
-from torch_table_loader.read.failures import as_reading_error, first_line
+from torch_table_loader.messages import first_line
+from torch_table_loader.read.failures import as_reading_error
 from torch_table_loader.read.parquet_footer import (
     DAMAGE,
     bounds_of,

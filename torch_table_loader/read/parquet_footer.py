@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from torch_table_loader.errors import TableError
-from torch_table_loader.read.failures import first_line
+from torch_table_loader.messages import first_line
 from torch_table_loader.read.far_files import LEAST_TAIL_BYTES, open_at_end
 
 if TYPE_CHECKING:

@@ -15,9 +15,10 @@ import pyarrow.parquet as pq
 
 from torch_table_loader.arrow import compute as pc
 from torch_table_loader.arrow.reserved import LAST_UPDATED_FIELD, ROW_ID_FIELD
-from torch_table_loader.read.expressions import expression_columns
+from torch_table_loader.predicates.expressions import expression_columns
+from torch_table_loader.predicates.facts import between, can_pass, equals, nan_can_pass
+from torch_table_loader.predicates.hash_parts import make_known
 from torch_table_loader.read.field_ids import found_by_name, places_of
-from torch_table_loader.read.hash_parts import make_known
 from torch_table_loader.read.parquet_statistics import refuse_unsafe
 
 if TYPE_CHECKING:
@@ -26,9 +27,6 @@ if TYPE_CHECKING:
 _MOST_FLOATS = 4
 """Each float column of a filter doubles the work: every subset of them may be NaN."""
 
-CanPass = Callable[[Any], bool]
-"""Whether a filter can be true of a row of which this much is known."""
-
 
 def partition_can_pass(file: DataFile, filters: Any, schema: pa.Schema) -> bool:
     """Return whether a file's partition values leave any of its rows a chance to pass.
@@ -36,10 +34,7 @@ def partition_can_pass(file: DataFile, filters: Any, schema: pa.Schema) -> bool:
     Args:
         schema: the table's unified schema, partition columns included.
     """
-    known = _known_values(file, (), schema)
-    if known is None:
-        return True
-    return _can_pass(known, filters, schema)
+    return can_pass(_known_values(file, (), schema), filters, schema)
 
 
 def kept_row_groups(
@@ -65,13 +60,13 @@ def kept_row_groups(
         found_by_name(meta.schema, file.columns, used) and _all_compare(meta.schema, schema, used)
     ):
         known = _known_values(file, (), schema)
-        return _groups_by_bounds(file, meta, parsed, used, known, lambda facts: _can_pass(facts, filters, schema))
+        return _groups_by_bounds(file, meta, parsed, used, known, filters, schema)
     partition = {name for name, _ in file.partition}
     physical = set(meta.schema.names) - partition
     absent = used - physical - partition
     floats = sorted(name for name in used & physical if pa.types.is_floating(meta.schema.field(name).type))
     known = _known_values(file, absent, schema)
-    if not _can_pass(known, filters, schema):
+    if not can_pass(known, filters, schema):
         return [False] * count
     if not _all_compare(meta.schema, schema, used & physical) or len(floats) > _MOST_FLOATS:
         return [True] * count
@@ -81,9 +76,9 @@ def kept_row_groups(
     kept = _groups_of_zeros(parsed, floats)
     for size in range(len(floats) + 1):
         for chosen in itertools.combinations(floats, size):
-            nans = [_equals(name, pa.scalar(math.nan, schema.field(name).type)) for name in chosen]
-            facts = [*([] if known is None else [known]), *nans]
-            if nans and not _can_pass(reduce(and_, facts), filters, schema):
+            nans = [equals(name, pa.scalar(math.nan, schema.field(name).type)) for name in chosen]
+            facts = [*known, *nans]
+            if nans and not can_pass(facts, filters, schema):
                 continue  # NaN passes nowhere: the common case, decided without the footer
             passing = _passing_row_groups(meta.footer, facts, filters, schema)
             if passing is None:
@@ -119,28 +114,12 @@ def _groups_of_zeros(parsed: pq.FileMetaData, floats: Sequence[str]) -> set[int]
     }
 
 
-def _can_pass(known: Any, filters: Any, schema: pa.Schema) -> bool:
-    if known is None:
-        return True
-    import pyarrow.dataset as ds
-
-    make_known()
-    # No file is opened here: the file system dataset looks at what is known of each fragment alone.
-    form = ds.IpcFileFormat()
-    fragment = form.make_fragment(pa.BufferReader(b""), partition_expression=known)
-    try:
-        return bool(list(ds.FileSystemDataset([fragment], schema, form).get_fragments(filter=filters)))
-    except pa.ArrowException:
-        return True  # pyarrow cannot decide: keep all
-
-
-def _known_values(file: DataFile, absent: Iterable[str], schema: pa.Schema) -> Any:
+def _known_values(file: DataFile, absent: Iterable[str], schema: pa.Schema) -> list[Any]:
     values = [
         (name, _as_type(value, schema.field(name).type)) for name, value in file.partition if name in schema.names
     ]
-    known = [_equals(name, value) for name, value in values if value is not None]
-    known += [pc.field(name).is_null() for name in sorted(absent)]
-    return reduce(and_, known) if known else None
+    known = [equals(name, value) for name, value in values if value is not None]
+    return known + [pc.field(name).is_null() for name in sorted(absent)]
 
 
 def _as_type(value: Any, kind: pa.DataType) -> pa.Scalar | None:
@@ -154,10 +133,6 @@ def _as_type(value: Any, kind: pa.DataType) -> pa.Scalar | None:
         return pa.scalar(value, kind)
     except (pa.ArrowException, TypeError, ValueError, OverflowError):
         return None
-
-
-def _equals(name: str, value: pa.Scalar) -> Any:
-    return pc.field(name) == value if value.is_valid else pc.field(name).is_null()
 
 
 def _all_compare(file_schema: pa.Schema, schema: pa.Schema, names: AbstractSet[str]) -> bool:
@@ -182,7 +157,13 @@ class _Leaf(NamedTuple):
 
 
 def _groups_by_bounds(
-    file: DataFile, meta: FileMeta, parsed: pq.FileMetaData, used: AbstractSet[str], known: Any, can_pass: CanPass
+    file: DataFile,
+    meta: FileMeta,
+    parsed: pq.FileMetaData,
+    used: AbstractSet[str],
+    known: Sequence[Any],
+    filters: Any,
+    schema: pa.Schema,
 ) -> list[bool]:
     """Return for each row group of a file whose columns are found by id whether their bounds leave any row a chance.
 
@@ -191,21 +172,20 @@ def _groups_by_bounds(
 
     Args:
         file: which; its columns are found by id.
-        known: what holds for all rows of the file, as an expression; or None.
-        can_pass: whether the filter can be true.
+        known: what holds for all rows of the file.
     """
     leaves, absent = _leaves(file, meta, parsed, used)
-    facts = ([] if known is None else [known]) + [pc.field(name).is_null() for name in sorted(absent)]
-    if facts and not can_pass(reduce(and_, facts)):
+    facts = [*known, *(pc.field(name).is_null() for name in sorted(absent))]
+    if not can_pass(facts, filters, schema):
         return [False] * len(meta.group_rows)
     if meta.footer is not None and leaves:
         refuse_unsafe(file.name, meta.footer, parsed, [leaf.place for leaf in leaves])
-    bounded = [leaf for leaf in leaves if not _nan_passes(leaf, facts, can_pass)]
+    bounded = [leaf for leaf in leaves if not nan_can_pass(leaf.column.name, leaf.column.type, facts, filters, schema)]
     kept: list[bool] = []
     for number in range(parsed.num_row_groups):
         group = parsed.row_group(number)
         bounds = [bound for leaf in bounded if (bound := _bound(leaf, group)) is not None]
-        kept.append(not bounds or can_pass(reduce(and_, [*facts, *bounds])))
+        kept.append(not bounds or can_pass([*facts, *bounds], filters, schema))
     return kept
 
 
@@ -245,32 +225,21 @@ def _comparable(stored: pa.DataType, kind: pa.DataType) -> bool:
     return any(test(stored) and test(kind) for test in alike)
 
 
-def _nan_passes(leaf: _Leaf, facts: Sequence[Any], can_pass: CanPass) -> bool:
-    if not pa.types.is_floating(leaf.stored):
-        return False
-    nan = pc.field(leaf.column.name) == pa.scalar(float("nan"), leaf.column.type)
-    return can_pass(reduce(and_, [*facts, nan]))
-
-
 def _bound(leaf: _Leaf, group: pq.RowGroupMetaData) -> Any:
     """What a row group's statistics say of a column; None if nothing."""
     chunk = group.column(leaf.place)
     statistics = chunk.statistics
     if statistics is None or not statistics.has_null_count:
         return None
-    field = pc.field(leaf.column.name)
     if statistics.null_count == chunk.num_values:
-        return field.is_null()
+        return pc.field(leaf.column.name).is_null()
     if not statistics.has_min_max:
         return None
     try:
         low, high = (_value(leaf, value) for value in (statistics.min_raw, statistics.max_raw))
     except (UnicodeDecodeError, OverflowError, pa.ArrowException):  # cut inside of a character, or of another type
         return None
-    if pa.types.is_floating(leaf.stored) and low.as_py() == 0 == high.as_py():
-        return None  # they write 0 as −0 too, which `isin` tells from 0
-    between = (field >= low) & (field <= high)
-    return between | field.is_null() if statistics.null_count else between
+    return between(leaf.column.name, low, high, nulls=statistics.null_count > 0)
 
 
 def _value(leaf: _Leaf, raw: Any) -> pa.Scalar:

@@ -18,10 +18,10 @@ from torch_table_loader.contracts import has_ranges, is_far
 from torch_table_loader.errors import ConfigError, StorageError, TableError, TableLoaderError
 from torch_table_loader.format_contracts import ListCountingReader, ListMeasuringReader, RangedReader
 from torch_table_loader.planning.requests import FIRST_BYTES
+from torch_table_loader.predicates.expressions import check_filter, expression_columns
 from torch_table_loader.read.conform import batch_of
 from torch_table_loader.read.counted import Counted, measured, summed
 from torch_table_loader.read.deletes import Deletes
-from torch_table_loader.read.expressions import check_filter, expression_columns
 from torch_table_loader.read.failures import as_reading_error, changed_error, find_damage, is_store_failure, reading
 from torch_table_loader.read.file_plan import FilePlan, plan_file
 from torch_table_loader.read.file_walk import FileWalk, Piece, Run, fit_segments, group_at, plan_runs, trim_segments

@@ -22,7 +22,7 @@ from torch_table_loader.errors import ConfigError, ResumeError, StorageError, Wo
 from torch_table_loader.local_files import new_file, read_regular
 from torch_table_loader.messages import progress_bar
 from torch_table_loader.planning.splits import SegmentTable
-from torch_table_loader.read.filter_key import filter_key
+from torch_table_loader.predicates.filter_key import filter_key
 from torch_table_loader.read.tokenizers import Encode, Tokenizer, load_tokenizer
 from torch_table_loader.sizes import sizes
 from torch_table_loader.source.fingerprint import content_key

@@ -21,7 +21,7 @@ from torch_table_loader.planning.cutting import WholeFileStrategy
 from torch_table_loader.planning.global_batches import rank_batch_size
 from torch_table_loader.planning.ranks import Topology
 from torch_table_loader.planning.strategies import Strategy, resolve_strategy
-from torch_table_loader.read.filter_key import filter_key
+from torch_table_loader.predicates.filter_key import filter_key
 
 if TYPE_CHECKING:
     from torch_table_loader.batching.rows import RowsCodec

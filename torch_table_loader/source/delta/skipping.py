@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from functools import reduce
-from operator import and_
 from typing import Any
 
 import pyarrow as pa
 
 from torch_table_loader.arrow import compute as pc
+from torch_table_loader.predicates.expression_tree import Call, Field, Node, UnknownFormError, parse
+from torch_table_loader.predicates.facts import between, can_pass, equals, nan_can_pass
 from torch_table_loader.source.delta.delta_schema import DeltaColumns
 from torch_table_loader.source.delta.live_files import partition_array
-from torch_table_loader.source.expression_tree import Call, Field, Node, UnknownFormError, parse
 
 _MILLISECOND = 1000
 """Microseconds; writers cut the statistics of times to milliseconds, downwards."""
@@ -36,26 +35,8 @@ def kept_files(adds: pa.Table, columns: DeltaColumns, partition: Sequence[str], 
     if not facts or not adds.num_rows:
         return adds
     known = [[fact for fact in each if fact is not None] for each in zip(*facts, strict=True)]
-    return adds.take(pa.array(_passing(known, filters, schema), pa.int64()))
-
-
-def _passing(known: Sequence[Sequence[Any]], filters: Any, schema: pa.Schema) -> list[int]:
-    """Return the places of those facts of which the filter can be true."""
-    import pyarrow.dataset as ds  # about 40 MB of libraries, for those who filter
-
-    form = ds.IpcFileFormat()
-
-    def can_pass(facts: Sequence[Any]) -> bool:
-        if not facts:
-            return True
-        # No file is opened: the dataset looks at what is known of its fragment alone.
-        fragment = form.make_fragment(pa.BufferReader(b""), partition_expression=reduce(and_, facts))
-        try:
-            return bool(list(ds.FileSystemDataset([fragment], schema, form).get_fragments(filter=filters)))
-        except pa.ArrowException:
-            return True  # pyarrow cannot decide
-
-    return [place for place, facts in enumerate(known) if can_pass(facts)]
+    passing = [place for place, facts in enumerate(known) if can_pass(facts, filters, schema)]
+    return adds.take(pa.array(passing, pa.int64()))
 
 
 def _names(node: Node) -> Iterator[str]:
@@ -67,14 +48,13 @@ def _names(node: Node) -> Iterator[str]:
 
 
 def _partition_facts(adds: pa.Table, name: str, kind: pa.DataType) -> list[Any]:
-    field = pc.field(name)
     facts: dict[Any, Any] = {}
     found = []
     for value in partition_array(adds, name).cast(kind):
         key = value if not value.is_valid else str(value)
         if key not in facts:
             nan = value.is_valid and pa.types.is_floating(kind) and value.as_py() != value.as_py()
-            facts[key] = None if nan else field == value if value.is_valid else field.is_null()
+            facts[key] = None if nan else equals(name, value)
         found.append(facts[key])
     return found
 
@@ -83,8 +63,7 @@ def _counts(field: pa.Field, filters: Any, schema: pa.Schema) -> bool:
     """Whether the statistics of a column say something of a filter: those of floats leave NaN out."""
     types, kind = pa.types, field.type
     if types.is_floating(kind):
-        nan = pc.field(field.name) == pa.scalar(float("nan"), kind)
-        return not _passing([[nan]], filters, schema)
+        return not nan_can_pass(field.name, kind, (), filters, schema)
     alike = (types.is_signed_integer, types.is_date32, types.is_timestamp, types.is_string, types.is_decimal)
     return any(test(kind) for test in alike)
 
@@ -101,10 +80,10 @@ class _Bounds:
         return [self._fact(place, field) for place in range(len(self._rows))]
 
     def _fact(self, place: int, field: pa.Field) -> Any:
-        column, rows = pc.field(field.name), self._rows[place]
+        rows = self._rows[place]
         nulls = None if self._nulls is None else self._nulls[place].as_py()
         if rows is not None and nulls == rows:
-            return column.is_null()
+            return pc.field(field.name).is_null()
         if self._low is None or self._high is None:
             return None
         low, high = self._low[place], self._high[place]
@@ -114,10 +93,7 @@ class _Bounds:
             low, high = _widened(low, field.type, 0), _widened(high, field.type, _MILLISECOND)
         except pa.ArrowException:  # of another type than the column is now
             return None
-        if pa.types.is_floating(field.type) and low.as_py() == 0 == high.as_py():
-            return None  # they write 0 as −0 too, which `isin` tells from 0
-        between = (column >= low) & (column <= high)
-        return between if nulls == 0 else between | column.is_null()
+        return between(field.name, low, high, nulls=nulls != 0)
 
 
 def _widened(value: pa.Scalar, kind: pa.DataType, by: int) -> pa.Scalar:

@@ -19,7 +19,7 @@ from pyiceberg.expressions.visitors import bind
 from pyiceberg.schema import Schema
 
 from torch_table_loader.arrow import compute as pc
-from torch_table_loader.source.expression_tree import Call, Field, Literal, Node, UnknownFormError, parse
+from torch_table_loader.predicates.expression_tree import Call, Field, Literal, Node, UnknownFormError, parse
 
 ice: Any = expressions
 """Its predicates accept names and values, although their annotations do not say so."""

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from torch_table_loader import ConfigError
-from torch_table_loader.read.filter_text import all_of, filter_of
+from torch_table_loader.predicates.filter_text import all_of, filter_of
 
 ROWS = pa.table(
     {

@@ -14,9 +14,8 @@ import pyarrow as pa
 
 from torch_table_loader.arrow import compute as pc
 from torch_table_loader.errors import ConfigError, ConfigTypeError
-from torch_table_loader.messages import note_of_folders, the_nearest
-from torch_table_loader.read.failures import first_line
-from torch_table_loader.read.hash_parts import make_known
+from torch_table_loader.messages import first_line, note_of_folders, the_nearest
+from torch_table_loader.predicates.hash_parts import make_known
 
 _last_columns: tuple[Any, pa.Schema, frozenset[str]] | None = None
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from functools import partial
 from typing import TYPE_CHECKING, Any, Self, Unpack
@@ -17,13 +17,13 @@ from torch_table_loader.engine.rank_info import resolve_ranks
 from torch_table_loader.errors import ConfigError
 from torch_table_loader.keywords import LoaderKeywords, make_options
 from torch_table_loader.opening import (
+    TimeTravel,
     agreed_source,
     arrow_source,
     check_source,
     check_storage,
     list_files,
     open_plan_cache,
-    time_travel,
 )
 from torch_table_loader.rank_dataset import RankDataset
 from torch_table_loader.read.formats import reader_for
@@ -36,10 +36,13 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from torch_table_loader.contracts import Source, Storage
+    from torch_table_loader.engine.jobs.job import Job
     from torch_table_loader.engine.jobs.table_rows import TableItems
+    from torch_table_loader.engine.rank_info import RankInfo
     from torch_table_loader.engine.table import Table
     from torch_table_loader.format_contracts import FormatReader
     from torch_table_loader.map_view import MapView
+    from torch_table_loader.options import LoaderOptions
     from torch_table_loader.planning.column_statistics import ColumnStatistics
     from torch_table_loader.records import LeftOut
     from torch_table_loader.source.plan_cache import PlanCache
@@ -47,6 +50,33 @@ if TYPE_CHECKING:
 
 class TableDataset(RankDataset):
     """The base of the datasets of one table; use `StructuredDataset`."""
+
+    def _plan(
+        self,
+        options: LoaderOptions,
+        find: Callable[[LoaderOptions, PlanCheck], Any],
+        open_source: Callable[[LoaderOptions, RankInfo, Any], Job],
+        *,
+        sized: bool,
+        pinned: bool,
+    ) -> None:
+        """Find the table, plan the first epoch, and compare it with the plans of other ranks.
+
+        Args:
+            find: returns the source, after ranks have agreed on what it is.
+            open_source: returns the job over a source, and closes its storage.
+            sized: whether the caller gave `batch_size`.
+            pinned: whether the caller said which files or snapshot to read.
+        """
+        ranks = resolve_ranks(options)
+        options = with_batch_size(options, ranks.num_ranks, given=sized)
+        plan_check = PlanCheck(ranks.rank, ranks.num_ranks, check=options.check_plan, pinned=pinned)
+        open_at = partial(open_source, options, ranks)
+        with plan_check:
+            source = find(options, plan_check)
+            job = open_at(source)
+            plan_check.check({**job.compared, **asdict(job.topology)})
+        super().__init__(job, plan_check, TimeTravel(source, open_at))
 
     @property
     def table(self) -> Table:
@@ -232,22 +262,14 @@ class StructuredDataset(TableDataset):
         elif storage is not None:
             check_storage(storage, asked)
         reader = None if format is None else reader_for(format, path)
-        ranks = resolve_ranks(asked)
-        asked = with_batch_size(asked, ranks.num_ranks, given="batch_size" in options)
         pinned = asked.files is not None or getattr(source, "pinned", False)
-        plan_check = PlanCheck(ranks.rank, ranks.num_ranks, check=asked.check_plan, pinned=pinned)
-        with plan_check:
-            if source is None:
-                source = list_files(path, reader, storage, asked, by_name=format is None or isinstance(format, str))
-            source = agreed_source(source, plan_check)
-            cache = open_plan_cache(asked, source.storage)
-            open_at = partial(open_job, options=asked, ranks=ranks, cache=cache)
-            job = open_at(source)
-            plan_check.check({**job.compared, **asdict(job.topology)})
-        source.storage.close()
-        if cache is not None:
-            cache.storage.close()
-        super().__init__(job, plan_check, time_travel(source, open_at))
+
+        def find(asked: LoaderOptions, plan_check: PlanCheck) -> Source:
+            by_name = format is None or isinstance(format, str)
+            found = list_files(path, reader, storage, asked, by_name=by_name) if source is None else source
+            return agreed_source(found, plan_check)
+
+        self._plan(asked, find, _open_job, sized="batch_size" in options, pinned=pinned)
 
     @classmethod
     def from_source(cls, source: Source, **options: Unpack[LoaderKeywords]) -> Self:
@@ -278,3 +300,12 @@ class StructuredDataset(TableDataset):
             ConfigError: Arrow cannot hold a column, or an option is wrong.
         """
         return cls(source=arrow_source(data), **options)
+
+
+def _open_job(options: LoaderOptions, ranks: RankInfo, source: Source) -> Job:
+    cache = open_plan_cache(options, source.storage)
+    job = open_job(source, options, ranks, cache)
+    source.storage.close()
+    if cache is not None:
+        cache.storage.close()
+    return job

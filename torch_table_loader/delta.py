@@ -5,22 +5,19 @@ from __future__ import annotations
 import datetime as dt
 import os
 from collections.abc import Sequence
-from dataclasses import asdict
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, Unpack
 
 from torch_table_loader.dataset import TableDataset
 from torch_table_loader.engine.jobs.modes import open_job
-from torch_table_loader.engine.jobs.resolve import with_batch_size
-from torch_table_loader.engine.plan_check import PlanCheck
-from torch_table_loader.engine.rank_info import resolve_ranks
 from torch_table_loader.errors import ConfigError, ConfigTypeError, MissingExtraError
 from torch_table_loader.keywords import LoaderKeywords, make_options
-from torch_table_loader.opening import check_changelog, last_of, refuse_plain, time_travel
+from torch_table_loader.opening import check_changelog, last_of, refuse_plain
 from torch_table_loader.options import LoaderOptions
 
 if TYPE_CHECKING:
     from torch_table_loader.engine.jobs.job import Job
+    from torch_table_loader.engine.plan_check import PlanCheck
     from torch_table_loader.engine.rank_info import RankInfo
     from torch_table_loader.source.delta.delta_source import DeltaRequest, DeltaSource
 
@@ -76,19 +73,15 @@ class DeltaDataset(TableDataset):
         check_changelog(changelog, start_version, "version", asked)
         version = last_of(start_version, end_version, version, ("start_version", "end_version", "version"))
         _check_chosen(version, timestamp)
-        ranks = resolve_ranks(asked)
-        asked = with_batch_size(asked, ranks.num_ranks, given="batch_size" in options)
         pinned = version is not None or timestamp is not None
-        plan_check = PlanCheck(ranks.rank, ranks.num_ranks, check=asked.check_plan, pinned=pinned)
-        with plan_check:
-            request = _request(
-                table_uri, asked, allow_locations, start_version, changelog=changelog, lazy=footers == "lazy"
-            )
-            source = request.open(version, timestamp, plan_check.common_value)
-            open_at = partial(_open_job, asked, ranks, split_deletes=split_deletes, lazy=footers == "lazy")
-            job = open_at(source)
-            plan_check.check({**job.compared, **asdict(job.topology)})
-        super().__init__(job, plan_check, time_travel(source, open_at))
+        lazy = footers == "lazy"
+
+        def find(asked: LoaderOptions, plan_check: PlanCheck) -> DeltaSource:
+            request = _request(table_uri, asked, allow_locations, start_version, changelog=changelog, lazy=lazy)
+            return request.open(version, timestamp, plan_check.common_value)
+
+        open_source = partial(_open_job, split_deletes=split_deletes, lazy=lazy)
+        self._plan(asked, find, open_source, sized="batch_size" in options, pinned=pinned)
 
     @property
     def version(self) -> int:

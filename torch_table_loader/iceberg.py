@@ -5,22 +5,20 @@ from __future__ import annotations
 import datetime as dt
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, Unpack
 
 from torch_table_loader.dataset import TableDataset
 from torch_table_loader.engine.jobs.modes import open_job
-from torch_table_loader.engine.jobs.resolve import with_batch_size
-from torch_table_loader.engine.plan_check import PlanCheck
-from torch_table_loader.engine.rank_info import resolve_ranks
 from torch_table_loader.errors import ConfigError, MissingExtraError
 from torch_table_loader.keywords import LoaderKeywords, make_options
-from torch_table_loader.opening import check_changelog, last_of, refuse_plain, time_travel
+from torch_table_loader.opening import check_changelog, last_of, refuse_plain
 from torch_table_loader.options import LoaderOptions
 
 if TYPE_CHECKING:
     from torch_table_loader.engine.jobs.job import Job
+    from torch_table_loader.engine.plan_check import PlanCheck
     from torch_table_loader.engine.rank_info import RankInfo
     from torch_table_loader.source.iceberg.source import IcebergSource
 
@@ -102,35 +100,29 @@ class IcebergDataset(TableDataset):
             raise ConfigError("catalog= and catalog_config= name one catalog; pass one of them")
         check_changelog(changelog, start_snapshot_id, "snapshot_id", asked)
         catalog_config = catalog if catalog_config is None else catalog_config
-        ranks = resolve_ranks(asked)
-        asked = with_batch_size(asked, ranks.num_ranks, given="batch_size" in options)
         snapshot_id = last_of(start_snapshot_id, end_snapshot_id, snapshot_id, _NAMES)
         chosen = {"snapshot_id": snapshot_id, "branch": branch, "tag": tag, "as_of": as_of}
         pinned = any(value is not None for value in chosen.values())
-        plan_check = PlanCheck(ranks.rank, ranks.num_ranks, check=asked.check_plan, pinned=pinned)
-        with plan_check:
-            address = {
-                "table": table,
-                "catalog_config": catalog_config,
-                "metadata_location": metadata_location,
-                "location_override": location_override,
-                "credentials": credentials,
-                "allow_locations": allow_locations,
-            }
-            parts = {"scan_filter": scan_filter, "start": start_snapshot_id, "changelog": changelog}
-            source = _open_source(address, asked, parts, chosen, plan_check.common_value)
-            open_at = partial(_open_job, asked, ranks, split_deletes=split_deletes, lazy=footers == "lazy")
-            job = open_at(source)
-            plan_check.check({**job.compared, **asdict(job.topology)})
-        super().__init__(job, plan_check, time_travel(source, open_at))
+        address = {
+            "table": table,
+            "catalog_config": catalog_config,
+            "metadata_location": metadata_location,
+            "location_override": location_override,
+            "credentials": credentials,
+            "allow_locations": allow_locations,
+        }
+        parts = {"scan_filter": scan_filter, "start": start_snapshot_id, "changelog": changelog}
+        find = partial(_find, address, parts, chosen)
+        open_source = partial(_open_job, split_deletes=split_deletes, lazy=footers == "lazy")
+        self._plan(asked, find, open_source, sized="batch_size" in options, pinned=pinned)
 
 
-def _open_source(
+def _find(
     address: Mapping[str, Any],
-    options: LoaderOptions,
     parts: Mapping[str, Any],
     chosen: Mapping[str, Any],
-    agree: Callable[[str, Any], Any],
+    options: LoaderOptions,
+    plan_check: PlanCheck,
 ) -> IcebergSource:
     try:
         from torch_table_loader.source.iceberg.catalog import TableAddress
@@ -141,7 +133,7 @@ def _open_source(
         ) from error
     at = TableAddress(**address, storage_options=options.storage_options, retry_seconds=options.retry_seconds)
     request = TableRequest(at, options.columns, options.filters, plan_cache=options.plan_cache, **parts)
-    return request.open(chosen, agree)
+    return request.open(chosen, plan_check.common_value)
 
 
 def _open_job(

@@ -142,11 +142,6 @@ def _deletes(file: DataFile) -> set[tuple[Any, ...]]:
     return {(each.kind, each.file.path, each.blob, each.key_ids, each.inline, each.keeps) for each in file.deletes}
 
 
-def time_travel(source: Source, open_job: Callable[[Any], Job]) -> TimeTravel:
-    """Return what finds the tables of states again, given how the table is opened."""
-    return TimeTravel(source, open_job)
-
-
 def list_files(
     path: Any, reader: FormatReader | None, storage: Storage | None, options: LoaderOptions, *, by_name: bool
 ) -> Source:

@@ -31,7 +31,7 @@ LENT_SLOTS = 2
 """Slots of a worker that the trainer's batches may lie in: of the block that is being taken, and of the one before."""
 
 SPARE_SLOTS = 2 + LENT_SLOTS
-"""Slots of shared memory beside those of the blocks that wait: one is being written, one copied out, others lent."""
+"""Slots of shared memory beside those of blocks that wait: one is written, one copied out, others are lent."""
 
 TENSOR_BYTES = 24
 """Of a token's id, label and position in a batch."""

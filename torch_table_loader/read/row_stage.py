@@ -43,7 +43,7 @@ class RowStage(ABC):
     @property
     @abstractmethod
     def key(self) -> str:
-        """A name that is another one wherever other rows come out. It stands in states and in caches of counts."""
+        """A name that differs wherever the rows differ. It stands in states and in caches of counts."""
 
     @property
     @abstractmethod

@@ -278,7 +278,7 @@ class Job(ABC):
         """
 
     def warn_of_undone(self, other: Self) -> None:  # noqa: B027 nothing of a stream can be undone
-        """Warn of what the caller asked of this job and another does not do, which is to take its place."""
+        """Warn of the caller's changes to this job that its replacement does not have."""
 
     @abstractmethod
     def refuse_nulls(self) -> None:

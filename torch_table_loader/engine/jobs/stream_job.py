@@ -91,7 +91,7 @@ class StreamJob(Job):
     def identity(self) -> Mapping[str, Any]:
         """The table and the options that a state of the job is bound to."""
         bound = identity(self.table, self.reader.schema, self.options, self.strategy.name, self.splits_digest)
-        # The order of what a block makes is none of the counts' business, which go by the key alone.
+        # Counts are cached under the key alone: the order inside a block does not change them.
         order = "-shuffled" if self._orders_blocks else ""
         stage = {} if self.stage is None else {"stage": f"{self.stage.key}{order}"}
         by_file = {} if self.options.batch_by is None else {"batch_by": self.options.batch_by}

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from torch_table_loader.cli.decoding import decode_on_threads
+from bench.decoding import decode_on_threads
 
 Live = Mapping[tuple[int, int], pa.UInt32Array]
 """The rows that are not deleted, by the place of the file and the row group."""

@@ -50,8 +50,6 @@ def refused(capsys: pytest.CaptureFixture[str], *typed: str) -> str:
         (["inspect", "{table}", "--strategy", "round_robbin"], "did you mean round_robin"),
         (["inspect", "{table}", "--work", "2"], "unknown arguments: --work"),
         (["inspect", "{table}", "--epoch", "-1"], "epoch must be at least 0"),
-        (["bench", "{table}", "--batch-size", "0"], "ints of at least 1"),
-        (["bench", "{table}", "--rounds", "0"], "--rounds"),
         ([], "COMMAND"),
     ],
 )

@@ -53,7 +53,6 @@ def test_every_command_prints_json_with_the_documented_keys(tmp_path: Path, caps
         "head": ["head", table],
         "schema": ["schema", table],
         "plan": ["plan", table],
-        "bench": ["bench", table, "--rounds", "1", "--batch-size", "1000"],
         "store build": ["store", "build", table, "--store", stores],
         "store list": ["store", "list", "--store", stores],
         "store verify": ["store", "verify", "--store", stores],

@@ -73,8 +73,6 @@ def test_every_command_opens_every_table(
     assert "memory: " in run(capsys, "inspect", *table, "--columns", "x,f")
     store = ["--store", str(tmp_path / "stores")]
     assert f"{rows} rows" in run(capsys, "store", "build", *table, "--columns", "x", *store)
-    bench = run(capsys, "bench", *table, "--columns", "x", "--rounds", "1", "--batch-size", "10", "--quiet")
-    assert "loader rows/s" in bench
 
 
 @pytest.mark.parametrize(("kind", "rows"), [("files", 100), ("delta", 90), ("iceberg", 100)])
@@ -163,7 +161,7 @@ def test_raw_files_of_a_table_are_files(delta: list[str], capsys: pytest.Capture
     assert told["rows"] > 90
 
 
-@pytest.mark.parametrize("command", ["inspect", "head", "schema", "plan", "bench", "tokenize", "convert"])
+@pytest.mark.parametrize("command", ["inspect", "head", "schema", "plan", "tokenize", "convert"])
 def test_help_shows_examples_that_parse(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main([command, "--help"])

@@ -152,7 +152,9 @@ def test_options_that_the_loader_refuses_are_refused(
     assert said in capsys.readouterr().err
 
 
-def test_null_partitions_and_bench_share_the_options(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_null_partitions_are_refused_until_a_fill_is_given(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     for day in ("1", "__HIVE_DEFAULT_PARTITION__"):
         (tmp_path / f"day={day}").mkdir()
         pq.write_table(pa.table({"x": [1]}), tmp_path / f"day={day}" / "0.parquet")
@@ -163,4 +165,3 @@ def test_null_partitions_and_bench_share_the_options(tmp_path: Path, capsys: pyt
         StructuredDataset.create_dataloader(str(tmp_path), partitioning="hive")
     assert main(["inspect", *hive, "--nulls", "day=0"]) == 0
     assert re.search(r"day +int\d+ +int64\n", capsys.readouterr().out)
-    assert main(["bench", *hive, "--nulls", "day=0", "--strings", "codes", "--rounds", "1", "--quiet"]) == 0

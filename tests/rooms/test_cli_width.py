@@ -80,7 +80,6 @@ def many(tmp_path: Path) -> Path:
         ["inspect", "--ranks", "3"],
         ["inspect", "--ranks", "3", "--columns", "text", "--no-count", "--filter", "text != 'more'"],
         ["plan", "--ranks", "3", "--columns", "text", "--even-ranks", "pad"],
-        ["bench", "--rounds", "1", "--columns", "text", "--workers", "1"],
     ],
     ids=" ".join,
 )

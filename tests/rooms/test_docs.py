@@ -14,8 +14,7 @@ from collections.abc import Iterator
 from contextlib import redirect_stderr, redirect_stdout, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from time import perf_counter
-from types import ModuleType, SimpleNamespace
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -94,18 +93,6 @@ def test_examples_on_a_page_do_what_it_shows(page: Path, clicks: Path, monkeypat
         elif block.tag == "python":
             code = compile("\n" * (block.line - 1) + block.text, str(page), "exec")
             exec(code, names)  # noqa: S102 the pages are ours
-
-
-@pytest.mark.parametrize("speed", [1e-6, pytest.param(1e6, marks=pytest.mark.slow)])
-def test_a_page_shows_the_same_on_a_machine_of_any_speed(
-    clicks: Path, monkeypatch: pytest.MonkeyPatch, speed: float
-) -> None:
-    (page,) = [page for page in PAGES if page.name == "cli.md"]
-    shown = dict(pair for block in blocks_of(page) if block.tag == "console" for pair in commands_of(block.text))
-    (command,) = [command for command in shown if " bench " in command]
-    clock = SimpleNamespace(perf_counter=lambda: perf_counter() / speed)
-    monkeypatch.setattr("torch_table_loader.cli.bench.time", clock)
-    assert tidy(ran(command)) == tidy(shown[command])
 
 
 def run_doctest(block: Block, names: dict[str, Any], where: str) -> None:

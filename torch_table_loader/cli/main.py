@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from importlib.metadata import version
 from typing import Any, NoReturn
 
-from torch_table_loader.cli import bench, completion, convert, inspect, looking, registry, sample, store, tokenize
+from torch_table_loader.cli import completion, convert, inspect, looking, registry, sample, store, tokenize
 from torch_table_loader.cli.arguments import Help
 from torch_table_loader.errors import TableLoaderError
 from torch_table_loader.scrubbing import without_logins
@@ -21,7 +21,6 @@ COMMANDS = (
     looking.head,
     looking.schema,
     looking.plan,
-    bench,
     store,
     tokenize,
     convert,

@@ -152,9 +152,7 @@ def test_options_that_the_loader_refuses_are_refused(
     assert said in capsys.readouterr().err
 
 
-def test_null_partitions_are_refused_until_a_fill_is_given(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_null_partitions_are_refused_until_a_fill_is_given(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for day in ("1", "__HIVE_DEFAULT_PARTITION__"):
         (tmp_path / f"day={day}").mkdir()
         pq.write_table(pa.table({"x": [1]}), tmp_path / f"day={day}" / "0.parquet")

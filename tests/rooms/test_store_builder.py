@@ -338,7 +338,7 @@ import sys
 from pathlib import Path
 from tests.tables.row_stores import Counting, MemoryTable, numbers
 from torch_table_loader.store import builder
-from torch_table_loader.store.builder import build_files
+from torch_table_loader.store.builder import build_files, done_chunks
 made = MemoryTable(numbers(2_000), [*range(0, 2_000, 100), 2_000])
 print("go", flush=True)
 build_files(Path(sys.argv[1]), made.spec, Counting(made, 0.01), 2, beat=0.05, dead_after=0.5)
@@ -394,4 +394,20 @@ def test_a_builder_that_finishes_second_leaves_the_manifest_of_the_first(tmp_pat
     manifest = read_manifest(tmp_path)
     assert manifest is not None
     assert manifest.codes is not None
+    opened(tmp_path, made)
+
+
+def test_a_builder_that_is_late_for_the_last_chunk_builds_none_again(tmp_path: Path) -> None:
+    made = MemoryTable(everything(300), [0, 100, 300])
+    late = Counting(made)
+
+    def others_finish(place: Path) -> set[int]:
+        with patch.object(builder, "done_chunks", done_chunks):
+            build_files(place, made.spec, made.read, 1)
+        (place / LEASES).mkdir(exist_ok=True)  # it stays where a builder beats in it while it is removed
+        return done_chunks(place)
+
+    with patch.object(builder, "done_chunks", others_finish):
+        build_files(tmp_path, made.spec, late, 1)
+    assert not late.chunks
     opened(tmp_path, made)

@@ -25,6 +25,7 @@ from tests.servers.faults import BUCKET, FaultyStore, serving_faults
 from tests.servers.faulty_tables import URL, loader_of, options_of, taken
 from tests.torch.modes import LAKE, ROWS, SPLITS
 from torch_table_loader import ConfigError, StructuredDataset, TableError, TableLoader
+from torch_table_loader.testing import small_sizes
 
 CHOSEN: dict[str, Any] = {"batch_size": 16, "columns": ["x", "y", "z"]}
 
@@ -192,6 +193,7 @@ def test_a_row_store_is_built_from_it(make: Callable[..., TableLoader], store: F
     assert store.seen()["GET"] == FILES, "one a footer"
 
 
+@small_sizes(late_s=60)  # a request sent twice is another test
 def test_a_file_that_changed_is_fetched_anew(make: Callable[..., TableLoader], tmp_path: Path) -> None:
     table = tmp_path / "changing"
     with serving_faults(tmp_path) as store:

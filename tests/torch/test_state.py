@@ -13,7 +13,6 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
-from tests.effort import daily
 from torch_table_loader import ResumeError, StructuredDataset, TableLoader
 
 ROWS = 2_903
@@ -46,7 +45,6 @@ def ids(batches: Iterator[Any]) -> list[list[int]]:
 
 @pytest.mark.filterwarnings("ignore:ranks take different numbers of steps:UserWarning")
 @pytest.mark.parametrize("window", [None, 77])
-@daily(1)
 def test_state_of_rank_0_resumes_every_rank_on_other_topologies(table: str, window: int | None) -> None:
     seen: list[int] = []
     state: dict[str, Any] | None = None

@@ -201,6 +201,13 @@ def test_one_rank_and_more_ranks_than_splits(table: Path) -> None:
     assert sorted(seen) == list(range(TOTAL))
 
 
+def test_a_table_of_one_split_goes_on_on_other_ranks(tmp_path: Path) -> None:
+    total = write_table(tmp_path, [[40]])
+    taken, states = run_stage(tmp_path, None, 3, num_ranks=1, batch_size=4, num_workers=1)
+    rest, _ = run_stage(tmp_path, states[0], None, num_ranks=2, batch_size=4, num_workers=2)
+    assert sorted(sum(taken + rest, [])) == list(range(total))
+
+
 def test_worker_types_change_nothing(table: Path) -> None:
     options: dict[str, Any] = {"shuffle": True, "batch_size": 5, "num_workers": 2, "shuffle_buffer_size": 11}
     first, states = run_stage(table, None, 3, num_ranks=2, worker_type="process", **options)

@@ -89,7 +89,7 @@ def faults(sandbox: Sandbox, kind: str, where: Where, folder: Path, seeds: range
 
 @pytest.mark.parametrize("where", WHERES)
 @pytest.mark.parametrize("kind", KINDS)
-@daily(lambda kind, where: where == "rotten" or kind == "numbers")
+@daily(5)
 def test_a_damaged_store_gives_its_rows_or_an_error_that_names_the_file(
     sandbox: Sandbox, tmp_path: Path, kind: str, where: Where
 ) -> None:

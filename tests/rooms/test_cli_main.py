@@ -92,6 +92,7 @@ def test_a_warning_is_one_line(table: Path, capsys: pytest.CaptureFixture[str]) 
     assert capsys.readouterr().err.startswith("torch-table-loader: warning: NewestFirst.generate")
 
 
+@pytest.mark.slow
 def test_a_reader_that_goes_away_is_not_an_error(table: Path) -> None:
     command = [sys.executable, "-m", "torch_table_loader.cli.main", "inspect", str(table), "--lines", "0"]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}

@@ -100,6 +100,7 @@ def test_an_interrupted_command_ends_with_130(monkeypatch: pytest.MonkeyPatch) -
     assert main(["schema", "t"]) == 130
 
 
+@pytest.mark.slow
 def test_debug_ends_an_error_with_1() -> None:
     command = [sys.executable, "-m", "torch_table_loader.cli.main", "schema", "/nowhere/at/all", "--debug"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)

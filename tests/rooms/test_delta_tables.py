@@ -247,6 +247,7 @@ def test_deletes_that_contradict_the_count_of_rows_are_refused(
         read(table.uri, footers=footers)
 
 
+@pytest.mark.slow
 def test_a_vector_that_deletes_far_beyond_its_file_takes_little_memory(tmp_path: Path) -> None:
     table = DeltaWriter(tmp_path / "t")
     table.delete(table.append(some(0, 40)), [3, 1 << 40])

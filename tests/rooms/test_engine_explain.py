@@ -244,6 +244,7 @@ def test_a_read_is_sized_by_what_the_footers_say_of_the_columns_that_are_read(
     assert row_bytes("name") < 100, "what is not read weighs nothing"
 
 
+@pytest.mark.slow
 def test_large_values_are_read_a_few_at_a_time(tmp_path: Path) -> None:
     """A row group is as large as a writer made it, and nobody cuts it by rows of a guessed width."""
     path = tmp_path / "images.parquet"

@@ -16,6 +16,7 @@ ROOT = Path(__file__).parents[2]
 MAKEFILE = (ROOT / "Makefile").read_text(encoding="utf-8")
 
 
+@pytest.mark.slow
 def test_an_editable_install_is_a_plain_path(tmp_path: Path) -> None:
     for package, folder in (("torch_table_loader", ROOT), ("torch_table_strategies", ROOT / "strategies")):
         source = tmp_path / "source" / package

@@ -67,6 +67,7 @@ def _send(storage: Any, path: str, answers: Any) -> None:
         answers.put(error)
 
 
+@pytest.mark.slow
 def test_an_error_arrives_complete_from_a_spawned_process(tmp_path: Path) -> None:
     storage, path = open_storage(tmp_path / "gone.parquet")
     context = multiprocessing.get_context("spawn")

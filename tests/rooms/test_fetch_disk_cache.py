@@ -370,6 +370,7 @@ print(hits, highest)
 """
 
 
+@pytest.mark.slow
 def test_four_processes_share_it_while_it_evicts(root: Path) -> None:
     most = 5 * MIB
     processes = [

@@ -242,6 +242,7 @@ def test_metadata_that_is_not_a_json_object(tmp_path: Path, spoil: bytes) -> Non
         read(location)
 
 
+@pytest.mark.slow
 def test_a_gzip_bomb(tmp_path: Path) -> None:
     location = written(tmp_path)
     path = Files(location).metadata

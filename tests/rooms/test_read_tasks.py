@@ -448,6 +448,7 @@ assert "pandas" not in sys.modules
 """
 
 
+@pytest.mark.slow
 def test_numbers_are_read_without_pandas_whose_import_takes_longer_than_the_first_batch(tmp_path: Path) -> None:
     pq.write_table(pa.table({"id": np.arange(100), "x": np.arange(100.0)}), tmp_path / "x.parquet", row_group_size=9)
     subprocess.run([sys.executable, "-c", READ.format(folder=str(tmp_path))], check=True)

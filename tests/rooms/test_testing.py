@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from tests.effort import daily
 from torch_table_loader import (
     RoundRobinStrategy,
     RowBalancedStrategy,
@@ -193,11 +194,13 @@ FAULTY: dict[str, tuple[Any, str]] = {
 
 
 @pytest.mark.parametrize("strategy", SOUND, ids=lambda strategy: getattr(strategy, "__name__", str(strategy)))
+@daily(3)
 def test_sound_strategies_pass(strategy: Any) -> None:
     check_split_strategy(strategy, other_process=False)
 
 
 @pytest.mark.parametrize("fault", FAULTY)
+@daily(6)
 def test_a_faulty_strategy_is_refused(fault: str) -> None:
     strategy, message = FAULTY[fault]
     with pytest.raises(ContractError, match=message):

@@ -144,6 +144,7 @@ def test_what_is_written_depends_on_neither_ranks_nor_ends(table: Path, tmp_path
     assert contents(ended) == contents(whole)
 
 
+@pytest.mark.slow
 def test_processes_write_the_same(table: Path, tmp_path: Path) -> None:
     tokenize_table(opened(table), tmp_path / "one", f"{NAME}:words")
     share = tokenize_table(opened(table), tmp_path / "two", f"{NAME}:words", workers=2)

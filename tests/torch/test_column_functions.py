@@ -213,6 +213,7 @@ def test_they_run_where_batches_are_made(table: str) -> None:
     assert threading.get_ident() not in seen
 
 
+@pytest.mark.slow
 def test_worker_processes_that_start_anew_call_them(table: str) -> None:
     loader = make(table, columns=["x", "image"], decode={"image": pixels}, transforms={"x": halved}, **SPAWNED)
     assert sorted(value for batch in loader for value in batch["x"].tolist()) == [row / 2 for row in range(ROWS)]

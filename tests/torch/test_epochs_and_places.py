@@ -78,7 +78,7 @@ def test_an_epoch_asks_the_system_and_the_schema_for_nothing_that_the_last_one_k
 
 @pytest.mark.parametrize("epochs", [3, "forever"])
 @pytest.mark.parametrize("mode", MODES, ids=str, scope="session")
-@daily(lambda mode, epochs: epochs == 3 or mode is SPLITS)
+@daily(3)
 def test_a_state_of_any_step_gives_the_rest(mode: Mode, tables: Path, epochs: Any) -> None:
     whole = epoch_by_epoch(mode, tables, range(3))
     for taken in range(0, len(whole) + 1, 11):

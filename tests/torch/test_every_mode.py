@@ -67,7 +67,7 @@ SAME: list[tuple[list[Any], dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize(("mode", "options"), [(mode, options) for modes, options in SAME for mode in modes], ids=str)
-@daily(lambda mode, options: "worker_type" not in options or (options == PROCESSES and mode in STREAMED))
+@daily(14)
 def test_batches_are_the_same_whoever_makes_them(
     mode: Mode, tables: Path, options: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -132,6 +132,7 @@ def test_epochs_and_seeds_differ_and_rows_of_tells_them(mode: Mode, tables: Path
     assert mode.read(seeded) not in orders, "a seed at one epoch is not its neighbour at the next"
 
 
+@pytest.mark.slow
 def test_another_process_with_other_hashes_gives_the_same_order_and_goes_on(tables: Path, tmp_path: Path) -> None:
     wanted = {}
     for mode in MODES:

@@ -352,6 +352,7 @@ def test_the_source_keeps_the_contract() -> None:
     assert len(StructuredDataset.from_arrow(TABLE.slice(0, 0))) == 0
 
 
+@pytest.mark.slow
 def test_processes_share_one_file_that_goes_with_the_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     loader = _loader(TABLE, num_workers=2, worker_type="process", multiprocessing_context="spawn")

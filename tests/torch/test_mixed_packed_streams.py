@@ -324,7 +324,7 @@ def test_what_does_not_fit_is_refused_by_name(tables: dict[str, str]) -> None:
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
 @pytest.mark.parametrize("filtered", [False, True])
-@daily(lambda strategy, filtered: filtered or strategy == "concat")
+@daily(2)
 def test_rows_of_names_the_documents_under_each_sequence(
     tables: dict[str, str], strategy: PackStrategy, filtered: bool
 ) -> None:

@@ -113,7 +113,7 @@ def test_another_world_delivers_the_rest(
 
 @pytest.mark.parametrize("mode", [False, True, "rows"])
 @pytest.mark.parametrize("worker_type", ["thread", "process"])
-@daily(lambda mode, worker_type: worker_type == "thread" or mode == "rows")
+@daily(2)
 def test_resumes_from_every_step(table: Path, mode: Any, worker_type: Any) -> None:
     options = {"batch_size": 2, "num_workers": 2, "worker_type": worker_type, "shuffle": mode}
     batches = list(make(table, PACK, **options))

@@ -114,7 +114,7 @@ def test_another_world_delivers_the_rest(table: Path, pack: Pack, worlds: list[d
 
 @pytest.mark.parametrize("strategy", ["concat", "pad", "best_fit"])
 @pytest.mark.parametrize("worker_type", ["thread", "process"])
-@daily(lambda strategy, worker_type: worker_type == "thread" or strategy == "best_fit")
+@daily(2)
 def test_resumes_from_every_step(table: Path, strategy: Any, worker_type: Any) -> None:
     pack = Pack(
         seq_len=7, strategy=strategy, labels="shifted", loss_mask="trained", aligned=["weight"], spans=["spans"]

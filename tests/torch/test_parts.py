@@ -160,6 +160,7 @@ with loader:
 """
 
 
+@pytest.mark.slow
 def test_a_part_can_cross_to_a_process_that_never_made_one(tmp_path: Path) -> None:
     pq.write_table(pa.table({"user": range(1000)}), tmp_path / "a.parquet")
     part = pickle.dumps(part_of("user", {"train": 0.9, "val": 0.1}, "val"))

@@ -82,7 +82,7 @@ in_each_mode = pytest.mark.parametrize("mode", [SPLITS, ROWS, MIXTURE], ids=str)
 @pytest.mark.parametrize("worker_type", [*ENGINES, "caller"])
 @pytest.mark.parametrize(("mode", "options"), [(SPLITS, {}), (SPLITS, UNCOUNTED), (ROWS, {}), (MIXTURE, {})], ids=str)
 @pytest.mark.parametrize("prefetch", [None, 1])
-@daily(lambda options, worker_type, prefetch: worker_type != "process" or (prefetch and not options))
+@daily(8)
 def test_a_collate_fn_runs_no_further_ahead_than_was_asked_for(
     table: Path, mode: Mode, options: dict[str, Any], worker_type: str, prefetch: int | None
 ) -> None:
@@ -149,7 +149,7 @@ def test_a_dataloader_of_the_callers_own_collates_one_batch_at_a_time(mode: Mode
     ids=str,
 )
 @pytest.mark.parametrize("worker_type", [*ENGINES, "caller"])
-@daily(lambda worker_type, options: worker_type != "process" or not options)
+@daily(5)
 def test_collated_one_by_one_each_batch_is_what_it_was(
     mode: Mode, table: Path, worker_type: str, options: dict[str, Any]
 ) -> None:

@@ -132,7 +132,7 @@ def resume(
 @pytest.mark.parametrize(
     ("taken", "window"), [(1, None), (17, None), (30, 2_500), (24, 5_000), (12, 4_000), (47, 7_000), (12, None)]
 )
-@daily(lambda worker_type, taken: worker_type == "thread" or taken == 30)
+@daily(8)
 def test_reading_begins_at_the_row_group_of_the_cut_or_of_the_open_window(
     tables: dict[str, Path], watch: Watch, form: str, worker_type: str, taken: int, window: int | None
 ) -> None:

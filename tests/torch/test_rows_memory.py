@@ -136,6 +136,7 @@ for store in (None, "memory"):
 """
 
 
+@pytest.mark.slow
 def test_a_limit_on_the_process_is_heeded(table: str, tmp_path: Path) -> None:
     (tmp_path / "large").mkdir()
     pq.write_table(pa.table({"id": np.arange(8 << 20)}), tmp_path / "large" / "0.parquet")

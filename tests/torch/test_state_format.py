@@ -58,6 +58,7 @@ def test_a_state_has_the_same_keys_at_any_moment(table: Path) -> None:
     assert all(each == seen[0] for each in seen)
 
 
+@pytest.mark.slow
 def test_the_state_stays_small_over_twenty_changes_of_topology_and_ten_thousand_files(
     many_files: SimulatedTable,
 ) -> None:

@@ -51,7 +51,7 @@ def _chosen(choice: int | Callable[..., bool], cases: list[pytest.Function]) -> 
         return [case for case in cases if choice(**{name: case.callspec.params[name] for name in names})]
     if len(cases) <= choice:
         return cases
-    # Multiples of the golden ratio meet all combinations of several parameters equally often.
+    # Multiples of the golden ratio meet the combinations of several parameters about equally often.
     return [cases[int(number * 0.618034 % 1 * len(cases))] for number in range(choice)]
 
 

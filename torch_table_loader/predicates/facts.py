@@ -51,7 +51,7 @@ def equals(name: str, value: pa.Scalar) -> Any:
 
 
 def between(name: str, low: pa.Scalar, high: pa.Scalar, *, nulls: bool) -> Any:
-    """Return the fact that statistics bound a column; None of zeros, since −0 is written as 0, and `isin` differs.
+    """Return the fact that statistics bound a column; None for zeros: −0 is written as 0, and `isin` differs.
 
     Args:
         nulls: whether the column may be null as well.

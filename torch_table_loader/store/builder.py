@@ -232,7 +232,7 @@ class _Builder:
             self._report(len(done))
         for chunk in range(len(self._spec.chunk_rows)):
             if chunk not in done and self._leases.claim(chunk):
-                # Finished between the two checks: the chunk, or the whole store, whose parts are then gone again.
+                # Between the two checks the chunk was finished, or the whole store, which removes its parts.
                 if part_file(self._place, chunk).exists() or read_manifest(self._place) is not None:
                     self._leases.release(chunk)
                     continue

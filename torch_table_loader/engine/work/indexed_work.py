@@ -242,7 +242,7 @@ class MixedStream(ItemStream):
         return f"{own.items.name_of(int(turn[0]))} in source {own.number} of the mixture"
 
     def _of(self, number: int, found: Iterator[tuple[Place, Any]], fetcher: Fetcher | None) -> Iterator[list[pa.Array]]:
-        """Yield the rows that each block takes from one source; of a block that takes none, no rows."""
+        """Yield the rows that each block takes from one source, which may be none."""
         entry = self.sources[number]
         turns = ((place.turn[place.source == number], None) for place, _ in found)
         for columns, _ in entry.items.columns(turns, fetcher, _BLOCKS_AHEAD):

@@ -717,6 +717,17 @@ def test_a_mixture_goes_on_where_each_source_stood(tables: dict[str, Path]) -> N
         other.load_state_dict(state)
 
 
+@pytest.mark.parametrize("stop", ["forever", "first_exhausted"])
+def test_a_mixture_refuses_places_of_sequences_of_another_length(tables: dict[str, Path], stop: Any) -> None:
+    weights = {"a": 1, "b": 1, "c": 1}
+    loader, _ = mix(tables, Pack(seq_len=8), weights, batch_size=2, stop=stop)
+    for _ in zip(range(3), loader, strict=False):
+        pass
+    other, _ = mix(tables, Pack(seq_len=16), weights, batch_size=2, stop=stop)
+    with pytest.raises(ResumeError, match=r"source 'a': .* seq_len was 8 and is 16"):
+        other.load_state_dict(copied(loader.state_dict()))
+
+
 def test_a_mixture_says_where_sequences_come_from(tables: dict[str, Path]) -> None:
     loader, _ = mix(tables, Pack(seq_len=11), {"a": 1, "b": 1, "c": 1}, batch_size=6, num_workers=0)
     for step, batch in zip(range(5), loader, strict=False):

@@ -496,7 +496,7 @@ def crossed(weights: Any) -> Any:
 
 
 def test_what_crosses_to_a_process_leaves_the_sums_in_their_file(table: str, tmp_path: Path, reads: list[None]) -> None:
-    items = make(table, row_store=str(tmp_path)).dataset.job.items
+    items = make(table, row_store=str(tmp_path)).dataset.job
     weights = crossed(items.weights)
     assert len(pickle.dumps(weights)) < 8 * ROWS
     assert np.array_equal(weights.sums.cells, items.weights.sums.cells)
@@ -505,7 +505,7 @@ def test_what_crosses_to_a_process_leaves_the_sums_in_their_file(table: str, tmp
     sums_in(tmp_path)[0].unlink()
     with pytest.raises(StorageError, match="were removed or replaced; run again"):
         taken.sums  # noqa: B018 it is mapped when it is asked for
-    held = crossed(make(table).dataset.job.items.weights)
+    held = crossed(make(table).dataset.job.weights)
     assert np.array_equal(held.sums.cells, weights.sums.cells)
 
 

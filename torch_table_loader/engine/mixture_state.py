@@ -26,7 +26,7 @@ _UNUSED = ("shuffle", "shuffle_seed")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _SourcesState:
+class SourcesState:
     """The fields of all mixtures' states except the position.
 
     Args:
@@ -50,7 +50,7 @@ class _SourcesState:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MixtureState(_SourcesState):
+class MixtureState(SourcesState):
     """A parsed state of a mixture of rows.
 
     Args:
@@ -113,7 +113,7 @@ class MixtureState(_SourcesState):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StreamsState(_SourcesState):
+class StreamsState(SourcesState):
     """A parsed state of a mixture of streams."""
 
     position: MixedPosition
@@ -143,7 +143,7 @@ class StreamsState(_SourcesState):
 
 
 def mixture_identity(
-    sources: Mapping[str, Mapping[str, Any]], options: Mapping[str, Any], unused: tuple[str, ...] = _UNUSED
+    sources: Mapping[str, Mapping[str, Any]], options: Mapping[str, Any], unused: tuple[str, ...]
 ) -> dict[str, Any]:
     """Return the tables and options that a state of a mixture is bound to; weights are not among them.
 
@@ -229,7 +229,7 @@ def _written_sources(
 
 
 def _read_sources(state: Mapping[str, Any]) -> dict[str, Any]:
-    """Read the fields of `_SourcesState`."""
+    """Read the fields of `SourcesState`."""
     sources = {name: {"table": dict(table), "options": dict(options)} for name, table, options, *_ in state["sources"]}
     return {"given": _read_weights(state["given"]), "newest": _read_weights(state["newest"]), "sources": sources}
 

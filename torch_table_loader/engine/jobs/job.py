@@ -6,13 +6,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self
 
 from torch_table_loader.batching.codec import make_codec
 from torch_table_loader.batching.policy import TypePolicy
 from torch_table_loader.engine.machine import ranks_on_this_node, threads_for, usable_cpus
 from torch_table_loader.engine.sizing import blocks_of_a_process
-from torch_table_loader.errors import ConfigError
+from torch_table_loader.errors import ConfigError, ResumeError
 from torch_table_loader.planning.ranks import Topology
 from torch_table_loader.planning.steps import num_steps
 
@@ -112,6 +112,7 @@ class Job(ABC):
 
     Args:
         row_bytes: decoded bytes of a row, values of variable width being estimated.
+        columns: the schema of what comes out, padding left out.
         fork_safe: whether planning left no threads behind that a fork would break.
     """
 
@@ -119,12 +120,11 @@ class Job(ABC):
     rank: int
     topology: Topology
     row_bytes: int
+    columns: pa.Schema
     fork_safe: bool
 
-    @property
-    def can_be_mixed(self) -> bool:
-        """Whether the job may become a source of a mixture, which takes steps of its own."""
-        return False
+    can_be_mixed: ClassVar[bool] = False
+    """Whether the job may become a source of a mixture, which takes steps of its own."""
 
     @property
     @abstractmethod
@@ -251,11 +251,10 @@ class Job(ABC):
     def state(self, position: Any) -> dict[str, Any]:
         """Write where the job is, as plain data that is equal on every rank."""
 
-    @abstractmethod
-    def extents(self, state: Mapping[str, Any]) -> Collection[Extent]:
+    def extents(self, state: Mapping[str, Any]) -> Collection[Extent]:  # noqa: ARG002 most tables do not grow
         """What the table was in earlier parts of a state's epoch, before it grew; the state's own table left out."""
+        return ()
 
-    @abstractmethod
     def grown_from(self, files_of: Mapping[Extent, NDArray[np.int64]]) -> Self:
         """Return the same job, which continues from states of the table as it was.
 
@@ -265,6 +264,9 @@ class Job(ABC):
         Raises:
             ResumeError: the job cannot.
         """
+        if files_of:
+            raise ResumeError("the state was saved before the table grew; leave on_growth out")
+        return self
 
     @abstractmethod
     def resume(self, state: Mapping[str, Any]) -> tuple[Self, Position]:

@@ -65,7 +65,6 @@ class StreamJob(Job):
     """One rank's share of a table, read split by split.
 
     Args:
-        delivers: the columns that come out, except for `padding`.
         read_rows: rows that a lane reads at a time.
         splits_digest: hash of how the table is split.
         fetching: how files that are far away are fetched.
@@ -74,7 +73,6 @@ class StreamJob(Job):
 
     table: Table
     reader: TaskReader
-    delivers: pa.Schema
     strategy: Strategy
     planner: Planner
     read_rows: int
@@ -223,7 +221,7 @@ class StreamJob(Job):
 
     def schema(self, position: StreamPosition) -> pa.Schema:
         """The Arrow schema of what comes out."""
-        return with_padding(self.delivers, marks=self.planned(position).marks_padding)
+        return with_padding(self.columns, marks=self.planned(position).marks_padding)
 
     def planned(self, position: StreamPosition) -> PlannedStream:
         """Plan a stage of an epoch for this rank; of one that another topology has finished, nothing is left."""
@@ -317,7 +315,7 @@ class StreamJob(Job):
 
     def refuse_nulls(self) -> None:
         """Refuse columns in which statistics prove a null, and the output cannot hold one."""
-        codec_of(self.table, self.delivers, columns_of(self.table, self.options), self.options)
+        codec_of(self.table, self.columns, columns_of(self.table, self.options), self.options)
 
     def warn_of_uneven_steps(self) -> None:
         """Warn if ranks take different numbers of steps, which hangs a job that synchronises each step."""

@@ -16,9 +16,9 @@ from torch_table_loader.engine.jobs.mixture_job import MixtureJob
 from torch_table_loader.engine.jobs.resolve import with_batch_size
 from torch_table_loader.engine.jobs.stream_job import StreamJob
 from torch_table_loader.engine.jobs.table_rows import TableItems
-from torch_table_loader.engine.mixture_state import of_source
 from torch_table_loader.engine.plan_check import PlanCheck
 from torch_table_loader.engine.rank_info import RankInfo, resolve_ranks
+from torch_table_loader.engine.state import of_source
 from torch_table_loader.errors import ConfigError, ConfigTypeError
 from torch_table_loader.keywords import check_names, make_options
 from torch_table_loader.planning.mixture import NaturalShares, ShareUnit, StopRule
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
     from torch_table_loader.column_options import ColumnFunctions, StringsOption
     from torch_table_loader.engine.jobs.job import Job
+    from torch_table_loader.engine.state import SavedState
     from torch_table_loader.keywords import LoaderKeywords
     from torch_table_loader.options import EvenRanks, LoaderOptions, OutputFormat, WorkerType
     from torch_table_loader.pack import Pack
@@ -230,18 +231,15 @@ class MixedDataset(RankDataset):
         mixed = self._mixed
         return self._position.of_all_ranks(lambda: mixed.ids_of(row_ids)) if gather else mixed.ids_of(row_ids)
 
-    def _with_snapshots_of(self, job: Job, state: Mapping[str, Any]) -> Job:
+    def _with_snapshots_of(self, job: Job, saved: SavedState) -> Job:
         """Return the job with each source at the snapshot that a state was saved with."""
-        mixture = _mixture_of(job)
-        if "sources" not in state:
-            return job
-        saved, reopened = mixture.saved(state), {}
+        mixture, reopened = _mixture_of(job), {}
+        if saved.mixture is None:
+            return job  # which refuses it
         for name, dataset in self._sources.items():
-            if name not in saved.sources:
-                continue
-            own = saved.source_state(name, dataset.job.identity)
-            with of_source(name):
-                reopened[name] = dataset._position.reopened(own)
+            if name in saved.tables:
+                with of_source(name):
+                    reopened[name] = dataset._position.reopened(mixture.saved_source(name, saved))
         return mixture.with_sources(reopened)
 
 

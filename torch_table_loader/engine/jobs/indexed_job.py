@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from numpy.typing import NDArray
 
+    from torch_table_loader.engine.state import Kind
     from torch_table_loader.planning.pack_counts import PackCounts
     from torch_table_loader.planning.rows_of import RowSpan, SourceRow
 
@@ -38,6 +39,7 @@ class IndexedJob(Job):
     """
 
     live_rows: int
+    kind: ClassVar[Kind] = "items"
     copies: ClassVar[int] = 1
     """How often an item that is gathered lies in memory."""
 

@@ -12,6 +12,7 @@ from torch_table_loader.batching.codec import make_codec
 from torch_table_loader.batching.policy import TypePolicy
 from torch_table_loader.engine.machine import ranks_on_this_node, threads_for, usable_cpus
 from torch_table_loader.engine.sizing import blocks_of_a_process
+from torch_table_loader.engine.state import SavedState, write_state
 from torch_table_loader.errors import ConfigError, ResumeError
 from torch_table_loader.planning.ranks import Topology
 from torch_table_loader.planning.steps import num_steps
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from torch_table_loader.batching.rows import RowsCodec
+    from torch_table_loader.engine.state import Bound, Kind, SavedMixture, SavedTable
     from torch_table_loader.engine.table import Table
     from torch_table_loader.engine.work.lane_work import LaneWork
     from torch_table_loader.options import LoaderOptions
@@ -131,15 +133,17 @@ class Job(ABC):
     def tables(self) -> Mapping[str, Table]:
         """The tables, by name of their source; a table alone has the name ""."""
 
+    kind: ClassVar[Kind]
+
     @property
     @abstractmethod
-    def identity(self) -> Mapping[str, Any]:
-        """The tables and options that a state of the job is bound to; see `engine.state`."""
+    def bound(self) -> Bound:
+        """The table and options that a state of the job is bound to; of a mixture, the options alone."""
 
     @property
     def compared(self) -> Mapping[str, Any]:
         """All that decides the order, by name: what ranks compare."""
-        return {**self.identity["table"], **self.identity["options"], **self._compared_options}
+        return {**self.bound.table, **self.bound.options, **self._compared_options}
 
     @property
     def _compared_options(self) -> dict[str, Any]:
@@ -247,11 +251,22 @@ class Job(ABC):
     def enter(self, before: Any, position: Any) -> None:  # noqa: B027 a stream finds any place at once
         """Note that the job comes from one stage of an epoch to the next."""
 
-    @abstractmethod
     def state(self, position: Any) -> dict[str, Any]:
-        """Write where the job is, as plain data that is equal on every rank."""
+        """Write where the job is, with what the caller changed since, as plain data that is equal on every rank."""
+        position = self.current(position)
+        tables, mixture = self.saved_tables(position), self.saved_mixture
+        return write_state(SavedState(self.kind, tables, mixture, position.epoch, position.history()))
 
-    def extents(self, state: Mapping[str, Any]) -> Collection[Extent]:  # noqa: ARG002 most tables do not grow
+    @abstractmethod
+    def saved_tables(self, position: Any) -> dict[str, SavedTable]:
+        """Return what a state says of each table, by name of its source."""
+
+    @property
+    def saved_mixture(self) -> SavedMixture | None:
+        """What a state says of a mixture beside its tables; None for one table."""
+        return None
+
+    def extents(self, saved: SavedState) -> Collection[Extent]:  # noqa: ARG002 most tables do not grow
         """What the table was in earlier parts of a state's epoch, before it grew; the state's own table left out."""
         return ()
 
@@ -269,11 +284,11 @@ class Job(ABC):
         return self
 
     @abstractmethod
-    def resume(self, state: Mapping[str, Any]) -> tuple[Self, Position]:
+    def resume(self, saved: SavedState) -> tuple[Self, Position]:
         """Return the job that continues from a state, and where.
 
         Args:
-            state: what `state` returned on any rank of a job of any size, as `read_state` checked it.
+            saved: what `state` wrote on any rank of a job of any size.
 
         Raises:
             ResumeError: the state does not fit; names what differs.

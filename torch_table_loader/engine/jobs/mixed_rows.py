@@ -23,13 +23,9 @@ from torch_table_loader.engine.jobs.mixture_form import (
 from torch_table_loader.engine.jobs.mixture_job import MixtureJob, WeightState
 from torch_table_loader.engine.jobs.resolve import topology_of, with_padding
 from torch_table_loader.engine.jobs.table_rows import TableItems, TurnsOf
-from torch_table_loader.engine.mixture_state import (
-    MixtureState,
-    Weights,
-    of_source,
-    write_mixture_state,
-)
+from torch_table_loader.engine.mixture_state import running_shares
 from torch_table_loader.engine.row_store import crosses_by_fork
+from torch_table_loader.engine.state import Bound, Weights, of_source
 from torch_table_loader.engine.work.indexed_work import MixedStream, SourceStream
 from torch_table_loader.errors import ConfigError, ConfigTypeError, ResumeError
 from torch_table_loader.planning.distinct import distinct
@@ -37,13 +33,14 @@ from torch_table_loader.planning.exclusion import Exclusions, ExclusionVersions
 from torch_table_loader.planning.global_batches import ENDLESS
 from torch_table_loader.planning.mixture import Mixture, NaturalShares, ShareUnit, StopRule, natural_shares
 from torch_table_loader.planning.rows_of import SourceRow
-from torch_table_loader.planning.stages import SamplePosition, Stage, refuse_ended
+from torch_table_loader.planning.stages import SampleCount, SamplePosition, Stage, refuse_ended
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from torch_table_loader.engine.jobs.job import Job
     from torch_table_loader.engine.rank_info import RankInfo
+    from torch_table_loader.engine.state import SavedMixture, SavedState, SavedTable
     from torch_table_loader.options import LoaderOptions
 
     Ints: TypeAlias = NDArray[np.int64]
@@ -115,8 +112,8 @@ class MixedRows(MixtureJob, IndexedJob):
 
     @property
     @override
-    def order_options(self) -> dict[str, Any]:
-        return {"shuffle_seed": self.options.shuffle_seed, "stop": self.stop, "block": self.block}
+    def bound(self) -> Bound:
+        return Bound({}, {"shuffle_seed": self.options.shuffle_seed, "stop": self.stop, "block": self.block})
 
     @property
     @override
@@ -198,14 +195,12 @@ class MixedRows(MixtureJob, IndexedJob):
             self.sources[name].exclusions.change(exclusions)
 
     @override
-    def state(self, position: SamplePosition) -> dict[str, Any]:
-        exclusions = {
-            name: ExclusionVersions(position.exclusions[name].running, rows.exclusions.newest)
-            for name, rows in self.sources.items()
+    def saved_tables(self, position: SamplePosition) -> dict[str, SavedTable]:
+        anchors, exclusions = self._anchors(position), position.exclusions
+        return {
+            name: self.sources[name].saved_table(exclusions[name].running, own, anchors.get(name, ()))
+            for name, own in self.bound_sources.items()
         }
-        now = self.current(position)
-        given, newest = self.given, self.weights.newest
-        return write_mixture_state(self.identity, now, given, newest, exclusions, self._anchors(now))
 
     def _anchors(self, position: SamplePosition) -> dict[str, list[int]]:
         """Return from where sources that are walked find their next items."""
@@ -217,70 +212,65 @@ class MixedRows(MixtureJob, IndexedJob):
         return {name: anchor for name, anchor in found.items() if anchor}
 
     @override
-    def saved(self, state: Mapping[str, Any]) -> MixtureState:
-        return MixtureState.from_state(self.order_options, state)
-
-    @override
-    def continued(self, saved: MixtureState) -> tuple[MixedRows, SamplePosition]:
-        sources = {name: self._resumed(name, saved) for name in self.sources if name in saved.names}
+    def continued(self, saved: SavedState, mixture: SavedMixture) -> tuple[MixedRows, SamplePosition]:
+        total, shares = running_shares(saved, mixture)
+        count = SampleCount.of_history(saved.epoch, saved.history)
+        sources = {name: self._resumed(name, saved) for name in self.sources if name in saved.tables}
         mixed, newest = self.with_sources(sources), self.weights.newest
-        consumed = saved.consumed
-        refuse_ended(consumed, saved.total, ended=saved.ended)
-        versions = mixed._exclusions_of(saved.epoch)
-        seed, natural = self.options.shuffle_seed, isinstance(saved.newest, str)
-        mixture = Mixture(saved.names, saved.shares, seed, saved.epoch, self.block, natural)
-        rows = mixed._rows(versions, saved.epoch)
-        over = saved.shares.start == consumed == saved.total  # it stays so, whatever comes and goes
-        if not over and all(name in rows for name in mixture.names):
-            self._refuse_other_orders(mixture, rows, saved)
-        if isinstance(newest, str):
-            mixture = mixture.of_what_is_left(consumed, rows)
-        else:
-            mixture = mixture.reweighted(consumed, newest)
-        counts = tuple(rows[name] for name in mixture.names)
+        consumed, epoch = count.consumed, saved.epoch
+        refuse_ended(consumed, total, ended=count.ended)
+        versions = mixed._exclusions_of(epoch)
+        seed, natural = self.options.shuffle_seed, isinstance(mixture.newest, str)
+        order = Mixture(tuple(saved.tables), shares, seed, epoch, self.block, natural)
+        rows = mixed._rows(versions, epoch)
+        over = shares.start == consumed == total  # it stays so, whatever comes and goes
+        if not over and all(name in rows for name in order.names):
+            self._refuse_other_orders(order, rows, total, consumed)
+        order = order.of_what_is_left(consumed, rows) if isinstance(newest, str) else order.reweighted(consumed, newest)
+        counts = tuple(rows[name] for name in order.names)
         position = SamplePosition(
-            saved.epoch,
+            epoch,
             Stage(self.topology),
-            total=saved.total if consumed == saved.total else mixture.length(counts, self.stop),
+            total=total if consumed == total else order.length(counts, self.stop),
             start=consumed,
-            steps_before=saved.steps,
+            steps_before=count.steps,
             exclusions=versions,
-            mixture=mixture,
+            mixture=order,
             rows=counts,
         )
-        if saved.anchors:
-            for name, entry in zip(mixture.names, mixed.stream(position).sources, strict=True):
-                if name in saved.anchors:
-                    entry.items.begin_at(saved.anchors[name])
+        for name, entry in zip(order.names, mixed.stream(position).sources, strict=True):
+            if name in saved.tables and saved.tables[name].anchor:
+                entry.items.begin_at(list(saved.tables[name].anchor))
         return mixed, position
 
-    def _refuse_other_orders(self, mixture: Mixture, rows: Mapping[str, int], saved: MixtureState) -> None:
+    def _refuse_other_orders(self, mixture: Mixture, rows: Mapping[str, int], total: int, consumed: int) -> None:
         """Refuse an epoch of another length than its weights give, and natural weights that are not what was left.
 
         Args:
+            mixture: the state's; all its sources are here.
             rows: rows of each source in the epoch, by name.
-            saved: the state; all its sources are here.
+            total: rows of the epoch, as the state says.
+            consumed: rows that were taken.
 
         Raises:
             ResumeError: no mixture of these sources has such an epoch.
         """
         counts, start = tuple(rows[name] for name in mixture.names), mixture.shares
-        total = mixture.length(counts, self.stop)
+        length = mixture.length(counts, self.stop)
         left = {name: max(0, rows[name] - had) for name, had in zip(mixture.names, start.before, strict=True)}
         asked = natural_shares(left if any(left.values()) else dict(zip(mixture.names, counts, strict=True)))
-        if saved.total != total or (mixture.natural and mixture.weights != asked and saved.consumed < total):
+        if total != length or (mixture.natural and mixture.weights != asked and consumed < length):
             raise ResumeError(
-                f"the state is of an epoch of {saved.total} rows with the weights {mixture.weights} from row "
-                f"{start.start} on, and these sources then have one of {total}, natural weights being {asked}; pass "
+                f"the state is of an epoch of {total} rows with the weights {mixture.weights} from row "
+                f"{start.start} on, and these sources then have one of {length}, natural weights being {asked}; pass "
                 "the value of state_dict() unchanged"
             )
 
-    def _resumed(self, name: str, saved: MixtureState) -> TableItems:
+    def _resumed(self, name: str, saved: SavedState) -> TableItems:
         """Return a source with the exclusions of a state."""
         rows = self.sources[name]
         with of_source(name):
-            excluded = ExclusionVersions.from_state(saved.exclusions[name], rows.table.layout.num_rows)
-        return rows.resumed(excluded, saved.epoch)
+            return rows.resumed(rows.saved_exclusions(saved.tables[name]), saved.epoch)
 
     @override
     def warn_of_undone(self, other: Job) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -25,12 +25,9 @@ from torch_table_loader.engine.jobs.mixture_form import (
 )
 from torch_table_loader.engine.jobs.mixture_job import MixtureJob, WeightState
 from torch_table_loader.engine.jobs.resolve import topology_of, warn_of_uneven_batches, with_padding
-from torch_table_loader.engine.mixture_state import (
-    StreamsState,
-    Weights,
-    write_streams_state,
-)
+from torch_table_loader.engine.mixture_state import refuse_unasked, refuse_unfit
 from torch_table_loader.engine.sizing import TENSOR_BYTES, batches_of_a_gather, rows_in_flight
+from torch_table_loader.engine.state import Bound
 from torch_table_loader.engine.work.mixed_stream_work import MixedStreamWork, StreamPart
 from torch_table_loader.engine.work.source_form import PlainForm
 from torch_table_loader.errors import ConfigError
@@ -48,6 +45,7 @@ if TYPE_CHECKING:
     from torch_table_loader.batching.rows import RowsCodec
     from torch_table_loader.engine.jobs.stream_job import StreamJob
     from torch_table_loader.engine.rank_info import RankInfo
+    from torch_table_loader.engine.state import Kind, SavedMixture, SavedState, Weights
     from torch_table_loader.engine.work.source_form import SourceForm
     from torch_table_loader.options import LoaderOptions
 
@@ -64,6 +62,7 @@ class MixedStreams(MixtureJob):
 
     sources: Mapping[str, StreamJob]
     rounds: Mapping[str, Rounds] = field(init=False)
+    kind: ClassVar[Kind] = "splits"
     unused = ("shuffle_seed",)
 
     def __post_init__(self) -> None:
@@ -119,9 +118,9 @@ class MixedStreams(MixtureJob):
 
     @property
     @override
-    def order_options(self) -> dict[str, Any]:
-        options = {"shuffle_seed": self.options.shuffle_seed, "stop": self.stop, "block": None}
-        return options if self.options.pack is None else {**options, "seq_len": self.options.pack.seq_len}
+    def bound(self) -> Bound:
+        packed = {} if self.options.pack is None else {"seq_len": self.options.pack.seq_len}
+        return Bound({}, {"shuffle_seed": self.options.shuffle_seed, "stop": self.stop, "block": None, **packed})
 
     @property
     @override
@@ -159,16 +158,13 @@ class MixedStreams(MixtureJob):
         return self._begun(position.epoch, weights, position)
 
     @override
-    def state(self, position: MixedPosition) -> dict[str, Any]:
-        return write_streams_state(self.identity, self.current(position), self.given, self.weights.newest)
-
-    @override
-    def saved(self, state: Mapping[str, Any]) -> StreamsState:
-        return StreamsState.from_state(self.order_options, state)
-
-    @override
-    def continued(self, saved: StreamsState) -> tuple[MixedStreams, MixedPosition]:
-        position = saved.position
+    def continued(self, saved: SavedState, mixture: SavedMixture) -> tuple[MixedStreams, MixedPosition]:
+        position = MixedPosition.of_history(saved.epoch, saved.history, self.options.shuffle_seed)
+        for deal, _ in position.stages:
+            refuse_unfit(deal.names, deal.by_name)
+        refuse_unfit(tuple(saved.tables), mixture.given, mixture.newest, position.deal.by_name)
+        if position.consumed < position.total:
+            refuse_unasked(position.deal.by_name, mixture.newest, natural=position.deal.natural)
         refuse_other_orders(position, self.rounds, self.stop)
         refuse_ended(position.consumed, position.total, ended=position.ended)
         lanes = position.stage.topology.lanes if self.options.num_workers is None else self.topology.lanes

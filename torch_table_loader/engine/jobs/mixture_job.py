@@ -12,12 +12,12 @@ from typing_extensions import override
 
 from torch_table_loader.engine.jobs.job import Job
 from torch_table_loader.engine.jobs.mixture_form import common_columns
-from torch_table_loader.engine.mixture_state import Weights, mixture_identity, of_source
-from torch_table_loader.engine.state import check_state
+from torch_table_loader.engine.mixture_state import mixture_of
+from torch_table_loader.engine.state import Bound, SavedMixture, SavedTable, Weights, check_state, of_source
 from torch_table_loader.planning.mixture import NaturalShares, StopRule, natural_shares
 
 if TYPE_CHECKING:
-    from torch_table_loader.engine.mixture_state import SourcesState
+    from torch_table_loader.engine.state import SavedState
     from torch_table_loader.engine.table import Table
     from torch_table_loader.planning.stages import Position
 
@@ -62,21 +62,28 @@ class MixtureJob(Job):
         return {name: source.table for name, source in self.sources.items()}
 
     @property
-    @abstractmethod
-    def order_options(self) -> dict[str, Any]:
-        """The mixture's own options that a state is bound to; weights are not among them."""
+    @override
+    def compared(self) -> Mapping[str, Any]:
+        sources = {name: [own.table, own.options] for name, own in self.bound_sources.items()}
+        return {**self.bound.options, "names": list(self.sources), "sources": sources, "weights": self.given}
 
     @cached_property
+    def bound_sources(self) -> dict[str, Bound]:
+        """The tables and options that a state is bound to, by name of their source."""
+        found = {}
+        for name, source in self.sources.items():
+            own = source.bound
+            found[name] = Bound(own.table, {key: own.options[key] for key in own.options if key not in self.unused})
+        return found
+
     @override
-    def identity(self) -> Mapping[str, Any]:
-        sources = {name: source.identity for name, source in self.sources.items()}
-        return mixture_identity(sources, self.order_options, self.unused)
+    def saved_tables(self, position: Any) -> dict[str, SavedTable]:
+        return {name: SavedTable(own.table, own.options) for name, own in self.bound_sources.items()}
 
     @property
     @override
-    def compared(self) -> Mapping[str, Any]:
-        about = {"names": list(self.sources), "sources": self.identity["sources"], "weights": self.given}
-        return {**self.order_options, **about}
+    def saved_mixture(self) -> SavedMixture:
+        return SavedMixture(self.bound.options, self.given, self.weights.newest)
 
     @property
     @override
@@ -134,32 +141,29 @@ class MixtureJob(Job):
     def current(self, position: Any) -> Any:
         return self.reweighted(position, self.weights.newest)
 
-    @abstractmethod
-    def saved(self, state: Mapping[str, Any]) -> SourcesState:
-        """Read a checked state of a mixture of the same kind.
-
-        Raises:
-            ResumeError: it is of something else, or its parts do not fit each other.
-        """
+    def saved_source(self, name: str, saved: SavedState) -> SavedState:
+        """Return the state of a source, as it would be alone, from that of the mixture."""
+        options = self.sources[name].bound.options
+        return saved.source(name, {key: options[key] for key in self.unused if key in options})
 
     @override
-    def resume(self, state: Mapping[str, Any]) -> tuple[Self, Position]:
+    def resume(self, saved: SavedState) -> tuple[Self, Position]:
         """Return the job that continues from a state, and where.
 
         Sources may have come and gone since, and the loader may have been made with other weights: they hold from
         there on. Otherwise the state's weights continue.
         """
-        saved = self.saved(state)
+        mixture = mixture_of(saved, self.kind, self.bound.options)
         for name, source in self.sources.items():
-            if name not in saved.sources:
+            if name not in saved.tables:
                 continue
             with of_source(name):
-                check_state(source.identity, source.table, saved.source_state(name, source.identity))
-        newest = saved.newest if saved.given == self.given else self.given
-        return replace(self, weights=WeightState(newest)).continued(saved)
+                check_state(source.bound, source.table, self.saved_source(name, saved).alone)
+        newest = mixture.newest if mixture.given == self.given else self.given
+        return replace(self, weights=WeightState(newest)).continued(saved, mixture)
 
     @abstractmethod
-    def continued(self, saved: Any) -> tuple[Self, Position]:
+    def continued(self, saved: SavedState, mixture: SavedMixture) -> tuple[Self, Position]:
         """Return the job at a saved position, with the weights that hold from there on.
 
         Raises:

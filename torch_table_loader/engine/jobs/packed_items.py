@@ -19,11 +19,11 @@ from torch_table_loader.engine.jobs.mixture_form import SOURCE_COLUMN
 from torch_table_loader.engine.jobs.resolve import codec_of, columns_of, packed_columns, topology_of, with_padding
 from torch_table_loader.engine.jobs.table_rows import TableItems, TurnsOf, survey_rows
 from torch_table_loader.engine.sizing import TENSOR_BYTES
-from torch_table_loader.engine.state import check_state, refuse_mixture, write_state
+from torch_table_loader.engine.state import Bound, SavedTable, check_state
 from torch_table_loader.engine.work.packed_work import PackedStream, StoredTokens
 from torch_table_loader.errors import ConfigError, ResumeError, TableError
-from torch_table_loader.planning.exclusion import Exclusions, ExclusionVersions
-from torch_table_loader.planning.stages import SampleCount, SamplePosition, Stage
+from torch_table_loader.planning.exclusion import Exclusions
+from torch_table_loader.planning.stages import SamplePosition, Stage
 from torch_table_loader.planning.token_windows import Windows
 from torch_table_loader.read.kept_documents import KeptDocuments, kept_type
 
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
     from torch_table_loader.contracts import Source
     from torch_table_loader.engine.rank_info import RankInfo
+    from torch_table_loader.engine.state import SavedState
     from torch_table_loader.engine.table import Table
     from torch_table_loader.options import LoaderOptions
     from torch_table_loader.pack import Pack
@@ -103,8 +104,8 @@ class PackedItems(TableItems):
 
     @cached_property
     @override
-    def identity(self) -> dict[str, Any]:
-        pack, bound = self.pack, self._bound_to(self._documents_as_delivered)
+    def bound(self) -> Bound:
+        pack, own = self.pack, self._bound_to(self._documents_as_delivered)
         packed: dict[str, Any] = {"stage": f"{pack.strategy}-{self.store.spec.made}", "seq_len": pack.seq_len}
         if pack.strategy == "windows":
             packed["stride"] = pack.stride or pack.seq_len
@@ -112,7 +113,7 @@ class PackedItems(TableItems):
             packed["long_docs"] = pack.long_docs
         if pack.strategy == "best_fit":
             packed |= {"block_docs": pack.block_docs, "max_docs_per_row": pack.max_docs_per_row}
-        return {**bound, "options": {**bound["options"], **packed}}
+        return Bound(own.table, {**own.options, **packed})
 
     @property
     def _documents_as_delivered(self) -> pa.Schema:
@@ -153,28 +154,27 @@ class PackedItems(TableItems):
         self.stream(position).begin_at(self.stream(before).anchor(before.consumed))
 
     @override
-    def state(self, position: SamplePosition) -> dict[str, Any]:
-        """Write where the job is, with what was excluded since.
+    def saved_tables(self, position: SamplePosition) -> dict[str, SavedTable]:
+        """Return what a state says of the table.
 
-        `anchor` is where a walk can begin; see `PackedStream.anchor`. It holds for the epoch, whatever was consumed.
+        Its anchor is where a walk can begin; see `PackedStream.anchor`. It holds for the epoch, whatever was consumed.
         """
-        consumed = position.consumed
+        consumed, length = position.consumed, self._length_at(position.epoch, position.steps_before)[0]
         anchor = self.stream(position).anchor(consumed) if consumed or position.origin else []
-        seq_len = self._length_at(position.epoch, position.steps_before)[0]
-        bound = {**self.identity, "options": {**self.identity["options"], "seq_len": seq_len}}
-        return write_state(bound, {**self._written(position), "anchor": anchor, "origin": position.origin})
+        own = Bound(self.bound.table, {**self.bound.options, "seq_len": length})
+        return {"": self.saved_table(position.exclusions[""].running, own, anchor)}
 
     @override
-    def resume(self, state: Mapping[str, Any]) -> tuple[PackedItems, SamplePosition]:
+    def resume(self, saved: SavedState) -> tuple[PackedItems, SamplePosition]:
         """Return the job with the state's exclusions, and where it continues."""
-        refuse_mixture(state)
-        pack, options = self.pack, state["options"]
-        then = options.get("seq_len") if pack.strategy == "concat" else pack.seq_len
+        pack, theirs = self.pack, saved.alone
+        then = theirs.options.get("seq_len") if pack.strategy == "concat" else pack.seq_len
         if then != pack.seq_len and type(then) is int and 0 < then <= _LONGEST:
-            state = {**state, "options": {**options, "seq_len": pack.seq_len}}  # its place is a token
-        check_state(self.identity, self.table, state)
-        count, origin = SampleCount.from_state(state), state["origin"]
-        excluded = ExclusionVersions.from_state(state.get("exclusions", []), self.table.layout.num_rows)
+            theirs = replace(theirs, options={**theirs.options, "seq_len": pack.seq_len})  # its place is a token
+        check_state(self.bound, self.table, theirs)
+        count = self._saved_count(saved)
+        origin = count.origin
+        excluded = self.saved_exclusions(theirs)
         items = self.resumed(excluded, count.epoch)
         taken, now = count.consumed, self._length_at(count.epoch, count.steps)[0]
         stream = items._stream(count.epoch, excluded.running, origin, then)
@@ -183,12 +183,12 @@ class PackedItems(TableItems):
                 f"the state has taken {origin} tokens as sequences of another length, and the epoch has fewer, or "
                 "sequences of one length; pass the value of state_dict() unchanged"
             )
-        count.check(stream.count, origin)
+        count.check(stream.count)
         if then != now or pack.schedule:  # a stage ends at a step, and begins with a token
             origin, taken = stream.tokens_before(taken), 0
             stream = items._stream(count.epoch, excluded.running, origin, now)
-        if anchor := state.get("anchor", []):
-            stream.begin_at(anchor)
+        if theirs.anchor:
+            stream.begin_at(list(theirs.anchor))
         return items, SamplePosition(
             count.epoch,
             Stage(self.topology),

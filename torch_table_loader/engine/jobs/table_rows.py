@@ -29,7 +29,15 @@ from torch_table_loader.engine.jobs.resolve import (
 from torch_table_loader.engine.row_store import RowStoreHandle
 from torch_table_loader.engine.row_weights import RowWeights
 from torch_table_loader.engine.sizing import rows_of_a_read
-from torch_table_loader.engine.state import bound_by, check_state, identity, refuse_unknown, write_state
+from torch_table_loader.engine.state import (
+    Bound,
+    SavedTable,
+    bound,
+    bound_by,
+    check_state,
+    refuse_other_kind,
+    refuse_unknown,
+)
 from torch_table_loader.engine.survey import survey
 from torch_table_loader.engine.table import Table
 from torch_table_loader.engine.work.indexed_work import RowOrder, RowStream, TurnStream
@@ -52,6 +60,7 @@ if TYPE_CHECKING:
     from torch_table_loader.contracts import Source
     from torch_table_loader.engine.jobs.job import Job
     from torch_table_loader.engine.rank_info import RankInfo
+    from torch_table_loader.engine.state import SavedState
     from torch_table_loader.planning.splits import SegmentTable
     from torch_table_loader.planning.stages import Extent
     from torch_table_loader.planning.weighted_rows import WeightedRows
@@ -103,17 +112,34 @@ class TableItems(IndexedJob):
         if isinstance(other, TableItems):
             warn_of_undone(self.exclusions, other.exclusions, where)
 
-    def _bound_to(self, columns: pa.Schema) -> dict[str, Any]:
+    def _bound_to(self, columns: pa.Schema) -> Bound:
         """Return the table and the options that a state is bound to."""
-        whole = identity(self.table, columns, self.options, "", "")
-        kept = {name: whole["options"][name] for name in ("columns", "filters", "shuffle_seed")}
-        return {"table": whole["table"], "options": {**kept, "shuffle": "rows"}}
+        whole = bound(self.table, columns, self.options, "", "")
+        kept = {name: whole.options[name] for name in ("columns", "filters", "shuffle_seed")}
+        return Bound(whole.table, {**kept, "shuffle": "rows"})
 
-    def _written(self, position: SamplePosition) -> dict[str, Any]:
-        """Write how far the job came, with what was excluded since."""
-        versions = ExclusionVersions(position.exclusions[""].running, self.exclusions.newest)
-        taken, ended = position.steps_taken, position.ended
-        return SampleCount(position.epoch, position.consumed, taken, versions, ended, position.extents).to_state()
+    @override
+    def saved_tables(self, position: SamplePosition) -> dict[str, SavedTable]:
+        return {"": self.saved_table(position.exclusions[""].running, self.bound)}
+
+    def saved_table(self, running: Exclusions, own: Bound, anchor: Sequence[int] = ()) -> SavedTable:
+        """Return what a state says of the table, with what was excluded since the epoch began.
+
+        Args:
+            running: what is excluded from the epoch.
+            own: what the state is bound to.
+        """
+        versions = ExclusionVersions(running, self.exclusions.newest)
+        excluded = versions.to_state() if versions != ExclusionVersions() else []
+        return SavedTable(own.table, own.options, excluded, list(anchor))
+
+    def saved_exclusions(self, saved: SavedTable) -> ExclusionVersions:
+        """Return what is excluded, as a state says."""
+        return ExclusionVersions.from_state(saved.exclusions, self.table.layout.num_rows)
+
+    def _saved_count(self, saved: SavedState) -> SampleCount:
+        refuse_other_kind(self.kind, saved)
+        return SampleCount.of_history(saved.epoch, saved.history)
 
     def ids_of(self, row_ids: Any) -> Ints:
         """Return the ids that the caller names, checked; see `checked_ids`."""
@@ -302,10 +328,10 @@ class TableRows(TableItems):
 
     @cached_property
     @override
-    def identity(self) -> dict[str, Any]:
-        bound = self._bound_to(self.columns)
+    def bound(self) -> Bound:
+        own = self._bound_to(self.columns)
         weighted = {} if self.options.weights is None else {"weights": self._said_of_weights}
-        return {**bound, "options": {**bound["options"], **weighted}}
+        return Bound(own.table, {**own.options, **weighted})
 
     @override
     def refuse_nulls(self) -> None:
@@ -336,30 +362,27 @@ class TableRows(TableItems):
         return SamplePosition(epoch, Stage(self.topology), total=total, exclusions={"": versions})
 
     @override
-    def state(self, position: SamplePosition) -> dict[str, Any]:
-        return write_state(self.identity, self._written(position))
-
-    @override
-    def extents(self, state: Mapping[str, Any]) -> Collection[Extent]:
-        return SampleCount.from_state(state).extents if "consumed" in state else ()
+    def extents(self, saved: SavedState) -> Collection[Extent]:
+        if saved.kind != self.kind or not saved.history:
+            return ()
+        return self._saved_count(saved).extents
 
     @override
     def grown_from(self, files_of: Mapping[Extent, Ints]) -> TableRows:
         return replace(self, files_of=dict(files_of)) if files_of else self
 
     @override
-    def resume(self, state: Mapping[str, Any]) -> tuple[TableRows, SamplePosition]:
+    def resume(self, saved: SavedState) -> tuple[TableRows, SamplePosition]:
         """Return the job with the state's exclusions, and where it continues."""
-        bound, grown = bound_by(self.identity, state, self.files_of, lambda _: {})
-        check_state(bound, self.table, state)
-        count = SampleCount.from_state(state)
+        own, grown = bound_by(self.bound, saved.alone, self.files_of, lambda _: {})
+        check_state(own, self.table, saved.alone)
+        count = self._saved_count(saved)
         refuse_unknown([*count.extents, *([] if grown is None else [grown])], self.files_of)
         layout = self.table.layout if grown is None else self.table.layout.part(self.files_of[grown])
-        count = replace(count, exclusions=ExclusionVersions.from_state(state.get("exclusions", []), layout.num_rows))
+        excluded = ExclusionVersions.from_state(saved.alone.exclusions, layout.num_rows)
         if grown is not None:
-            count = self._in_grown_table(count, grown)
-        rows = self.resumed(count.exclusions, count.epoch)
-        running = count.exclusions.running
+            count, excluded = self._in_grown_table(count, excluded, grown)
+        rows, running = self.resumed(excluded, count.epoch), excluded.running
         grew = bool(count.extents)
         order = rows._order(count.epoch, count.extents, running) if grew else rows._of_epoch(running, count.epoch)
         total = self._total(order.num_rows)
@@ -370,19 +393,21 @@ class TableRows(TableItems):
             total=total,
             start=count.consumed,
             steps_before=count.steps,
-            exclusions={"": count.exclusions},
+            exclusions={"": excluded},
             extents=count.extents,
         )
 
-    def _in_grown_table(self, count: SampleCount, extent: Extent) -> SampleCount:
-        """Return how far a job came before the table grew, with the row ids of the table as it is now."""
-        files, both = self.files_of[extent], (count.exclusions.running, count.exclusions.newest)
+    def _in_grown_table(
+        self, count: SampleCount, excluded: ExclusionVersions, extent: Extent
+    ) -> tuple[SampleCount, ExclusionVersions]:
+        """Return how far a job came before the table grew, and exclusions as row ids of the table as it is now."""
+        files, both = self.files_of[extent], (excluded.running, excluded.newest)
         moved = ExclusionVersions(*(ids_now(self.table.layout, files, each) for each in both))
         tables = [self.files_of[each] for each in (*count.extents, extent)]
         gone = self._places_of(moved.running.ids)
         before = GrownOrder.of(self.live_starts, tables, gone, self.options.shuffle_seed, count.epoch)
         count.check(before.num_rows)
-        return replace(count, exclusions=moved, ended=False, extents=(*count.extents, extent))
+        return replace(count, ended=False, extents=(*count.extents, extent)), moved
 
     def _order(self, epoch: int, extents: Sequence[Extent], running: Exclusions) -> RowOrder | GrownOrder:
         """Return the order of an epoch, in which the table may have grown."""

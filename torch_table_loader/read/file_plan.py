@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from torch_table_loader.predicates.expressions import row_mask
 from torch_table_loader.read.by_id import plan_by_id
-from torch_table_loader.read.conform import FileConformer, conform_plan
+from torch_table_loader.read.conform import Conformer, conform_plan
 from torch_table_loader.read.deletes import inside, key_path
 from torch_table_loader.read.field_ids import places_of
 
@@ -51,12 +51,12 @@ class FilePlan(NamedTuple):
     file: DataFile
     meta: FileMeta
     group_starts: list[int]
-    conformer: FileConformer
+    conformer: Conformer
     filters: Any
     empty: bool
     positions: NDArray[np.int64]
     keys: Sequence[_Keys]
-    chooser: FileConformer | None
+    chooser: Conformer | None
     encoded: frozenset[str]
     keeps_deleted: bool
 
@@ -160,8 +160,8 @@ def plan_file(
     wanted = [*columns, *(name for name in chosen_by if name not in columns)]
     positions = np.empty(0, dtype=np.int64)
     keys: list[_Keys] = []
-    conformer: FileConformer
-    chooser: FileConformer | None = None
+    conformer: Conformer
+    chooser: Conformer | None = None
     if file.columns is None:
         conformer = conform_plan(meta.schema, table_schema, file.partition, wanted, name=file.name)
         if chosen_by:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from torch_table_loader.contracts import Storage
     from torch_table_loader.format_contracts import OpenFile
-    from torch_table_loader.read.conform import FileConformer
+    from torch_table_loader.read.conform import Conformer
     from torch_table_loader.read.file_plan import FilePlan
 
 
@@ -311,7 +311,7 @@ class FileWalk:
             yield piece, piece.row_start, batch, True
 
     def _in_step(
-        self, handle: OpenFile, part: Run, chooser: FileConformer
+        self, handle: OpenFile, part: Run, chooser: Conformer
     ) -> Iterator[tuple[Piece, int, pa.RecordBatch, bool]]:
         """Stream the columns that choose, and beside them the others, from the first row that stays on."""
         (piece,) = part.pieces
@@ -341,7 +341,7 @@ class FileWalk:
         if self._releasing is not None:
             self._releasing.release(group_at(row, self._plan.group_starts))
 
-    def _others(self, chooser: FileConformer) -> list[str]:
+    def _others(self, chooser: Conformer) -> list[str]:
         return [name for name in self._plan.conformer.reads if name not in chooser.reads]
 
     def _joined(self, first: pa.RecordBatch, others: pa.RecordBatch, kept: pa.UInt32Array | None) -> pa.RecordBatch:

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from tests.tables.reading import LocalStorage, as_table, data_file, inspect, whole_task, write_parquet
 from torch_table_loader.errors import TableError
+from torch_table_loader.read.file_walk import Beside
 from torch_table_loader.read.parquet import ParquetFile
-from torch_table_loader.read.streams import Beside
 from torch_table_loader.read.tasks import TaskReader
 from torch_table_loader.records import ReadTask
 

@@ -15,13 +15,21 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 
+_ENCODED = (
+    *(pa.ExtensionArray, pa.DictionaryArray, pa.RunEndEncodedArray, pa.StringViewArray, pa.BinaryViewArray),
+    *(pa.ListViewArray, pa.LargeListViewArray),
+)
+"""Arrays whose type is not their `plain_type`."""
+
+
 def plain(array: pa.Array) -> pa.Array:
     """Return an array in its `plain_type`.
 
     >>> plain(pa.array(["a", "b", "a"]).dictionary_encode()).to_pylist()
     ['a', 'b', 'a']
     """
-    while (kind := array.type) != plain_type(kind):
+    while isinstance(array, _ENCODED):
+        kind = array.type
         if isinstance(array, pa.ExtensionArray):
             array = array.storage
         elif isinstance(array, pa.DictionaryArray):

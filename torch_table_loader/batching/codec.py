@@ -8,18 +8,19 @@ from itertools import chain, repeat
 from typing import TYPE_CHECKING, Any, Self
 
 import pyarrow as pa
-from pyarrow.types import is_dictionary
 
 from torch_table_loader.arrow.arrays import encoded, plain
 from torch_table_loader.arrow.buffers import Arena, aligned
+from torch_table_loader.arrow.datatypes import decoded_type
+from torch_table_loader.arrow.elements import opened_type
 from torch_table_loader.arrow.token_rows import columns_of_parts
 from torch_table_loader.batching import outputs
 from torch_table_loader.batching.column_functions import column_functions
-from torch_table_loader.batching.decoders import Branch, CodesDecoder, Decoder, Leaf, Shape
+from torch_table_loader.batching.decoders import Branch, Decoder, Leaf, Shape
 from torch_table_loader.batching.kinds import ipc_read, ipc_size, ipc_write
 from torch_table_loader.batching.python_times import check_times, holds_times
 from torch_table_loader.batching.rows import Rows, RowsCodec, new_block, pieces_of
-from torch_table_loader.batching.types import choose, refuses_any_null
+from torch_table_loader.batching.types import choose
 from torch_table_loader.errors import TableError
 
 if TYPE_CHECKING:
@@ -134,9 +135,13 @@ class TensorCodec(RowsCodec[TensorRows]):
         self._columns: list[Decoder]
         self._columns, self._null_sensitive = choose(schema, policy)
         self.shapes = [shape for column in self._columns for shape in column.shapes()]
-        self._coded = frozenset(
-            name for name, column in zip(schema.names, self._columns, strict=True) if isinstance(column, CodesDecoder)
-        )
+        columns = list(zip(schema, self._columns, strict=True))
+        self._coded = frozenset(entry.name for entry, column in columns if column.takes_encoded)
+        self._encoded = [
+            place
+            for place, (entry, column) in enumerate(columns)
+            if not column.takes_encoded and opened_type(entry.type) != entry.type
+        ]
         self._functions = column_functions(self.shapes, policy)
         self.leaves = _leaves(self.shapes)
         self.row_bytes = sum(leaf.kind.row_bytes for leaf in self.leaves)
@@ -159,13 +164,16 @@ class TensorCodec(RowsCodec[TensorRows]):
     def refusing_nulls(self) -> frozenset[str]:
         """The columns in which a null, at whatever depth, is an error."""
         columns = zip(self._schema.names, self._columns, strict=True)
-        return frozenset(name for name, column in columns if refuses_any_null(column))
+        return frozenset(name for name, column in columns if column.refuses_null)
 
     def decode(self, batch: pa.RecordBatch) -> TensorRows:
         """View a record batch as rows."""
         if batch.schema is not self._schema and not batch.schema.equals(self._schema):
             _check_columns(batch.schema, self._schema, self._coded)
-        return self._decode(batch.columns, batch.num_rows)
+        columns = batch.columns
+        for place in self._encoded:
+            columns[place] = plain(columns[place])
+        return self._decode(columns, batch.num_rows)
 
     def output(self, batch: pa.RecordBatch) -> dict[str, Any]:
         """Return a record batch as one output; where it has no row, columns of variable width are empty lists."""
@@ -178,10 +186,6 @@ class TensorCodec(RowsCodec[TensorRows]):
 
     def decode_plain(self, columns: Sequence[pa.Array]) -> TensorRows:
         """View columns in their plain types as rows; strings may come as dictionaries."""
-        columns = [
-            array if name in self._coded else plain(array)
-            for name, array in zip(self._schema.names, columns, strict=True)
-        ]
         return self._decode(columns, len(columns[0]) if columns else 0)
 
     def _decode(self, columns: Sequence[pa.Array], num_rows: int) -> TensorRows:
@@ -366,8 +370,8 @@ def _check_columns(came: pa.Schema, expected: pa.Schema, encoded: Container[str]
             f"expected the columns {expected.names}, got {came.names}; if the file was rewritten, make the loader again"
         )
     for entry, wanted in zip(came, expected, strict=True):
-        kind = entry.type.value_type if entry.name in encoded and is_dictionary(entry.type) else entry.type
-        if kind != wanted.type:
+        alike = entry.name in encoded and decoded_type(entry.type) == decoded_type(wanted.type)
+        if not alike and entry.type != wanted.type:
             raise TableError(
                 f"column {wanted.name!r}: expected type {wanted.type}, got {entry.type}; was the file rewritten?"
             )

@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from torch_table_loader.batching.column_functions import ColumnFunction
     from torch_table_loader.batching.policy import TypePolicy
     from torch_table_loader.batching.rows import Allocate, Block
 
@@ -133,38 +132,24 @@ class TensorCodec(RowsCodec[TensorRows]):
     def __init__(self, schema: pa.Schema, policy: TypePolicy) -> None:
         self._schema = schema
         self._columns: list[Decoder]
-        self._columns, self._null_sensitive = choose(schema, policy)
+        self._columns, self.null_sensitive = choose(schema, policy)
         self.shapes = [shape for column in self._columns for shape in column.shapes()]
         columns = list(zip(schema, self._columns, strict=True))
+        self.refusing_nulls = frozenset(entry.name for entry, column in columns if column.refuses_null)
+        """The columns in which a null, at whatever depth, is an error."""
         self._coded = frozenset(entry.name for entry, column in columns if column.takes_encoded)
         self._encoded = [
             place
             for place, (entry, column) in enumerate(columns)
             if not column.takes_encoded and opened_type(entry.type) != entry.type
         ]
-        self._functions = column_functions(self.shapes, policy)
+        self.functions = column_functions(self.shapes, policy)
         self.leaves = _leaves(self.shapes)
         self.row_bytes = sum(leaf.kind.row_bytes for leaf in self.leaves)
         self.varying = [index for index, leaf in enumerate(self.leaves) if not leaf.kind.row_bytes]
         views = all(leaf.cut in (outputs.cut_tensors, outputs.cut_arrays) for leaf in self.leaves)
         self.view_objects = 1 + len(self.leaves) if views else 0
         self._nested = [index for index, leaf in enumerate(self.leaves) if leaf.cut is outputs.cut_nested]
-
-    @property
-    def null_sensitive(self) -> frozenset[str]:
-        """The plain columns in which a null is an error."""
-        return self._null_sensitive
-
-    @property
-    def functions(self) -> tuple[ColumnFunction, ...]:
-        """Those of `transforms` and `decode`."""
-        return self._functions
-
-    @property
-    def refusing_nulls(self) -> frozenset[str]:
-        """The columns in which a null, at whatever depth, is an error."""
-        columns = zip(self._schema.names, self._columns, strict=True)
-        return frozenset(name for name, column in columns if column.refuses_null)
 
     def decode(self, batch: pa.RecordBatch) -> TensorRows:
         """View a record batch as rows."""
@@ -304,11 +289,6 @@ class ArrowCodec(RowsCodec[ArrowRows]):
         self._schema = schema
         self._python = python
         self._times = [entry.name for entry in schema if python and holds_times(entry.type)]
-
-    @property
-    def null_sensitive(self) -> frozenset[str]:
-        """None: every column may hold nulls."""
-        return frozenset()
 
     def decode(self, batch: pa.RecordBatch) -> ArrowRows:
         """Return a record batch the schema that all batches have."""

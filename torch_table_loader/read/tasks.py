@@ -179,23 +179,20 @@ class TaskReader:
         """
         return self._needs(self._to_read(task))
 
-    def count(self, task: ReadTask, storage: Storage | None = None) -> list[int]:
+    def counted(self, task: ReadTask, storage: Storage | None = None) -> list[Counted]:
         """Count the live rows of each segment of a task, reading the filter's columns alone.
 
         Args:
             task: which segments; its `skip` and `take` do not matter.
 
         Returns:
-            One count a segment. Without a filter, a stage and equality deletes no data file is read.
+            One count a segment, and what packing makes of its rows, where a stage says it. Without a filter, a stage
+            and equality deletes no data file is read.
 
         Raises:
             TableError: as `read` does.
             StorageError: as `read` does.
         """
-        return [live for live, _ in self.counted(task, storage)]
-
-    def counted(self, task: ReadTask, storage: Storage | None = None) -> list[Counted]:
-        """Return what `count` does, and what packing makes of each segment; None where nobody says."""
         if isinstance(found := self._to_count(task), list):
             return found
         parts = self._parts(found, task.file_index, storage, counting=True)
@@ -203,7 +200,7 @@ class TaskReader:
         return summed(made, len(task.segments))
 
     def needs_of_count(self, task: ReadTask) -> FileNeeds | None:
-        """Return which bytes of its file `count` asks for: see `needs`."""
+        """Return which bytes of its file `counted` asks for: see `needs`."""
         found = self._to_count(task)
         return None if isinstance(found, list) else self._needs(found)
 
@@ -219,7 +216,7 @@ class TaskReader:
         return _Reading(plan, segments, skip, take, owners) if segments and take else None
 
     def _to_count(self, task: ReadTask) -> _Reading | list[Counted]:
-        """Return what `count` reads, or the counts where they are known."""
+        """Return what `counted` reads, or the counts where they are known."""
         plan = self._plan(task.file_index, () if self._stage is None else self._stage.reads)
         if plan.empty:
             return summed((), len(task.segments))

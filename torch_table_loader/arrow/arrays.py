@@ -76,6 +76,17 @@ def relisted(lists: pa.Array, values: pa.Array) -> pa.Array:
     return pa.LargeListArray.from_arrays(pa.array(offsets), values, mask=mask)
 
 
+def lists_of(kind: pa.DataType, lengths: NDArray[Any], values: pa.Array) -> pa.Array:
+    """Build lists of a type from their lengths and the values of all, without nulls.
+
+    >>> lists_of(pa.list_(pa.int64()), np.array([2, 1]), pa.array([1, 2, 3])).to_pylist()
+    [[1, 2], [3]]
+    """
+    offsets = np.zeros(len(lengths) + 1, np.int32)
+    np.cumsum(lengths, dtype=np.int32, out=offsets[1:])
+    return pa.Array.from_buffers(kind, len(lengths), [None, pa.py_buffer(offsets)], null_count=0, children=[values])
+
+
 def _list_view(lists: pa.Array, kind: pa.DataType) -> pa.Array:
     """Convert large lists to list views."""
     wide = pt.is_large_list_view(kind)

@@ -11,8 +11,8 @@ from torch_table_loader.contracts import HistorySource, SnapshotSource, TimeTrav
 from torch_table_loader.engine.state import oldest_files
 from torch_table_loader.errors import ConfigError, ConfigTypeError, ResumeError
 from torch_table_loader.planning.stages import Extent
+from torch_table_loader.read.formats import reader_by_suffix
 from torch_table_loader.read.held import HeldReader
-from torch_table_loader.read.suffixes import reader_by_suffix
 from torch_table_loader.source.address import parse_address
 from torch_table_loader.source.arrow_source import ArrowSource
 from torch_table_loader.source.file_list import FileSource

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import os
 import pickle
 import random
 import signal
 import stat
-import struct
 import subprocess
 import sys
 import threading
 import time
-import zlib
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -223,21 +220,6 @@ def test_a_range_with_any_changed_byte_is_not_served(data: st.DataObject) -> Non
         path.write_bytes(changed)
         assert cache.get(key(1, num_bytes)) is None
         assert not path.exists()
-
-
-def test_a_range_cached_by_an_older_version_is_silently_fetched_again(
-    root: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    cache, data = DiskCache(root, MOST), content(1)
-    put(cache, 1)
-    (path,) = entries(root)
-    digest = hashlib.sha256(path.name.encode()).digest()
-    path.write_bytes(struct.pack("<8s32sQI12x", b"TTLRANG1", digest, len(data), zlib.crc32(data)) + data)
-    assert cache.get(key(1)) is None
-    assert not path.exists()
-    put(cache, 1)
-    assert kept(cache, key(1)) == data
-    assert not said_by(caplog, LOGGER, logging.NOTSET)
 
 
 def test_a_link_in_place_of_a_range_is_neither_read_nor_followed(root: Path, tmp_path: Path) -> None:

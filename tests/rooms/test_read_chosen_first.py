@@ -13,10 +13,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.tables.reading import LocalStorage, as_table, data_file, inspect, whole_task, write_parquet
+from tests.tables.reading import LocalStorage, as_table, count, data_file, inspect, whole_task, write_parquet
 from torch_table_loader.errors import TableError
+from torch_table_loader.read.file_walk import Beside
 from torch_table_loader.read.parquet import ParquetFile
-from torch_table_loader.read.streams import Beside
 from torch_table_loader.read.tasks import TaskReader
 from torch_table_loader.records import ReadTask
 
@@ -106,7 +106,7 @@ def test_only_passing_rows_come_whether_or_not_they_are_counted(
     passing = EXPECTED.filter(filters)
     stop = passing.num_rows if take < 0 else skip + take
     whole = _whole(path)
-    live = reader.count(whole)
+    live = count(reader, whole)
     assert sum(live) == passing.num_rows
     for known in (None, live):
         task = _whole(path, known)

@@ -17,7 +17,7 @@ from tests.tables.reading import LocalStorage
 from torch_table_loader import ConfigError, StructuredDataset, TableError
 from torch_table_loader.extend import FORMATS, reader_for
 from torch_table_loader.read import compressed
-from torch_table_loader.read.suffixes import reader_by_suffix, suffixes_of
+from torch_table_loader.read.formats import reader_by_suffix, suffixes_of
 from torch_table_loader.testing import small_sizes
 
 CODECS = {".gz": "gzip", ".bz2": "bz2", ".zst": "zstd", ".zstd": "zstd", ".lz4": "lz4", ".br": "brotli"}

@@ -192,6 +192,37 @@ def test_the_least_and_the_greatest_value_of_a_row_group_are_its_own(tmp_path: P
         assert list(kept) == [group == place for place in range(3)]
 
 
+@pytest.mark.parametrize(
+    "values",
+    [
+        pa.array(range(2**64 - 30, 2**64), pa.uint64()),
+        pa.array(range(2**31, 2**31 + 30), pa.uint32()),
+        pa.array([number >= 10 for number in range(30)]),
+        pa.array(range(30), pa.decimal128(9, 2)),
+        pa.array(range(-15, 15), pa.timestamp("ms")),
+        pa.array(range(30), pa.timestamp("ns", "Europe/Berlin")),
+        pa.array(range(30), pa.time32("ms")),
+        pa.array(range(30), pa.time64("us")),
+        pa.array(range(-15, 15), pa.duration("s")),
+        pa.array([bytes([200 + number]) for number in range(30)]),
+        pa.array([bytes([200 + number, 1]) for number in range(30)], pa.binary(2)),
+        pa.array([f"{number:02}" for number in range(30)], pa.large_string()),
+    ],
+    ids=lambda values: str(values.type),
+)
+def test_row_groups_are_ruled_out_by_bounds_of_any_type_and_never_one_that_has_the_value(
+    tmp_path: Path, values: pa.Array
+) -> None:
+    file = write_parquet(tmp_path / "x.parquet", pa.table({"v": values}))
+    meta = inspect(file)
+    schema = meta.schema.remove_metadata()
+    for row in range(30):
+        kept = ParquetReader().prune(file, meta, pc.field("v") == values[row].cast(schema.field("v").type), schema)
+        assert kept[row // 10]
+        if not pa.types.is_boolean(values.type) and not pa.types.is_fixed_size_binary(values.type):
+            assert list(kept) == [row // 10 == place for place in range(3)]
+
+
 def test_row_groups_without_statistics_are_kept(tmp_path: Path) -> None:
     table = pa.table({"f": pa.array([0.1], pa.float32()), "s": [{"x": 1}], "l": [[1]], "i": [5]})
     file = write_parquet(tmp_path / "x.parquet", table)

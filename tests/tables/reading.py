@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -15,6 +15,10 @@ import pyarrow.parquet as pq
 from torch_table_loader.errors import TableError
 from torch_table_loader.extend import reader_for
 from torch_table_loader.records import DataFile, FileMeta, FileVersion, ReadTask, Segment
+
+if TYPE_CHECKING:
+    from torch_table_loader.contracts import Storage
+    from torch_table_loader.read.tasks import TaskReader
 
 
 class CountingFile:
@@ -103,6 +107,11 @@ def write_parquet(path: Path, table: pa.Table, rows: int = 10, **options: Any) -
 
 def inspect(file: DataFile, schema: pa.Schema | None = None) -> FileMeta:
     return reader_for(file.format).inspect(LocalStorage(), file, schema)
+
+
+def count(reader: TaskReader, task: ReadTask, storage: Storage | None = None) -> list[int]:
+    """Return the live rows of each segment of a task."""
+    return [live for live, _ in reader.counted(task, storage)]
 
 
 def all_batches(

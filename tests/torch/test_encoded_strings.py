@@ -262,3 +262,13 @@ def test_a_damaged_index_is_an_error_that_names_the_file(tmp_path: Path, monkeyp
     loader, _ = StructuredDataset.create_dataloader(str(tmp_path), "parquet", batch_size=800, **form)
     with pytest.raises(TableError, match=r"part\.parquet"):
         list(loader)
+
+
+def test_a_column_of_dictionaries_stands_beside_one_of_strings_that_a_file_has_encoded(tmp_path: Path) -> None:
+    words = [WORDS[number % 7] for number in range(400)]
+    dictionaries = pa.table({"a": pa.array(words).dictionary_encode(), "b": words})
+    pq.write_table(dictionaries, tmp_path / "x.parquet", row_group_size=100)
+    options: dict[str, Any] = {"strings": "codes", "vocabulary": {"a": WORDS, "b": WORDS}, "check_plan": False}
+    loader, _ = StructuredDataset.create_dataloader(tmp_path, batch_size=50, num_workers=0, **options)
+    for name in ("a", "b"):
+        assert [code for batch in loader for code in batch[name].tolist()] == [number % 7 for number in range(400)]

@@ -18,7 +18,7 @@ from tests.states import STEPS, State, is_ended
 from tests.tables.plain import SUFFIX, Groups, key, write_table
 from torch_table_loader import ResumeError, RoundRobinStrategy
 from torch_table_loader.contracts import Storage
-from torch_table_loader.read.counted import Counted
+from torch_table_loader.read.row_stage import Counted
 from torch_table_loader.read.tasks import TaskReader
 from torch_table_loader.records import ReadTask
 

@@ -15,13 +15,21 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 
+_ENCODED = (
+    *(pa.ExtensionArray, pa.DictionaryArray, pa.RunEndEncodedArray, pa.StringViewArray, pa.BinaryViewArray),
+    *(pa.ListViewArray, pa.LargeListViewArray),
+)
+"""Arrays whose type is not their `plain_type`."""
+
+
 def plain(array: pa.Array) -> pa.Array:
     """Return an array in its `plain_type`.
 
     >>> plain(pa.array(["a", "b", "a"]).dictionary_encode()).to_pylist()
     ['a', 'b', 'a']
     """
-    while (kind := array.type) != plain_type(kind):
+    while isinstance(array, _ENCODED):
+        kind = array.type
         if isinstance(array, pa.ExtensionArray):
             array = array.storage
         elif isinstance(array, pa.DictionaryArray):
@@ -66,6 +74,17 @@ def relisted(lists: pa.Array, values: pa.Array) -> pa.Array:
     offsets = np.concatenate((np.zeros(1, np.int64), np.cumsum(lengths, dtype=np.int64)))
     mask = lists.is_null() if lists.null_count else None
     return pa.LargeListArray.from_arrays(pa.array(offsets), values, mask=mask)
+
+
+def lists_of(kind: pa.DataType, lengths: NDArray[Any], values: pa.Array) -> pa.Array:
+    """Build lists of a type from their lengths and the values of all, without nulls.
+
+    >>> lists_of(pa.list_(pa.int64()), np.array([2, 1]), pa.array([1, 2, 3])).to_pylist()
+    [[1, 2], [3]]
+    """
+    offsets = np.zeros(len(lengths) + 1, np.int32)
+    np.cumsum(lengths, dtype=np.int32, out=offsets[1:])
+    return pa.Array.from_buffers(kind, len(lengths), [None, pa.py_buffer(offsets)], null_count=0, children=[values])
 
 
 def _list_view(lists: pa.Array, kind: pa.DataType) -> pa.Array:

@@ -65,6 +65,11 @@ for _name in ELEMENTS:
     pa.register_extension_type(ElementType(_name))
 
 
+def opened_type(kind: pa.DataType) -> pa.DataType:
+    """Return the plain type, of numbers that Arrow has not their own."""
+    return kind if isinstance(kind, ElementType) else plain_type(kind)
+
+
 def marked_dtype(element: str) -> np.dtype[Any]:
     """Return the dtype in which arrays hold numbers of a name among `ELEMENTS`.
 

@@ -68,6 +68,11 @@ class Cell(ABC):
     def kind(self) -> DenseKind:
         """The form of what comes out."""
 
+    @property
+    @abstractmethod
+    def refuses_null(self) -> bool:
+        """Whether a null, at whatever depth, is an error."""
+
     @abstractmethod
     def values(self, array: pa.Array, seen: set[int], hidden: NDArray[np.bool_] | None = None) -> NDArray[Any]:
         """Return the values, writable, and shared with nobody.
@@ -101,6 +106,11 @@ class FlatCell(Cell):
     def kind(self) -> DenseKind:
         """One value a row."""
         return DenseKind(self.dtype)
+
+    @property
+    def refuses_null(self) -> bool:
+        """Whether nothing was chosen for nulls."""
+        return self.fill is None
 
     def values(self, array: pa.Array, seen: set[int], hidden: NDArray[np.bool_] | None = None) -> NDArray[Any]:
         """Return the values; see `Cell`."""
@@ -155,6 +165,11 @@ class GridCell(Cell):
         """One array of a fixed shape a row."""
         return DenseKind(self.item.kind.dtype, (self.size, *self.item.kind.inner))
 
+    @property
+    def refuses_null(self) -> bool:
+        """Whether nothing was chosen for null lists, or for nulls inside them."""
+        return self.fill is None or self.item.refuses_null
+
     def values(self, array: pa.Array, seen: set[int], hidden: NDArray[np.bool_] | None = None) -> NDArray[Any]:
         """Return the values; see `Cell`."""
         length = len(array)
@@ -163,30 +178,10 @@ class GridCell(Cell):
             bad = nulls if hidden is None else nulls & ~hidden
             if bad.any():
                 raise refuse_null(self.path, bad)
-        child = array.values.slice(array.offset * self.size, length * self.size)
+        child = plain(array.values.slice(array.offset * self.size, length * self.size))
         covered = nulls if hidden is None else hidden if nulls is None else nulls | hidden
         inner = None if covered is None or not child.null_count else np.repeat(covered, self.size)
         values = self.item.values(child, seen, inner).reshape((length, *self.kind.inner))
         if nulls is not None and self.fill is not None:
             values[nulls] = self.fill
         return values
-
-
-@dataclass(frozen=True, slots=True)
-class PlainCell(Cell):
-    """A cell behind an extension type, a dictionary or run-ends.
-
-    Args:
-        item: the cell of what is inside.
-    """
-
-    item: Cell
-
-    @property
-    def kind(self) -> DenseKind:
-        """The form of what is inside."""
-        return self.item.kind
-
-    def values(self, array: pa.Array, seen: set[int], hidden: NDArray[np.bool_] | None = None) -> NDArray[Any]:
-        """Return the values; see `Cell`."""
-        return self.item.values(plain(array), seen, hidden)

@@ -8,25 +8,25 @@ from itertools import chain, repeat
 from typing import TYPE_CHECKING, Any, Self
 
 import pyarrow as pa
-from pyarrow.types import is_dictionary
 
 from torch_table_loader.arrow.arrays import encoded, plain
 from torch_table_loader.arrow.buffers import Arena, aligned
+from torch_table_loader.arrow.datatypes import decoded_type
+from torch_table_loader.arrow.elements import opened_type
 from torch_table_loader.arrow.token_rows import columns_of_parts
 from torch_table_loader.batching import outputs
 from torch_table_loader.batching.column_functions import column_functions
-from torch_table_loader.batching.decoders import Branch, CodesDecoder, Decoder, Leaf, Shape
+from torch_table_loader.batching.decoders import Branch, Decoder, Leaf, Shape
 from torch_table_loader.batching.kinds import ipc_read, ipc_size, ipc_write
 from torch_table_loader.batching.python_times import check_times, holds_times
 from torch_table_loader.batching.rows import Rows, RowsCodec, new_block, pieces_of
-from torch_table_loader.batching.types import choose, refuses_any_null
+from torch_table_loader.batching.types import choose
 from torch_table_loader.errors import TableError
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from torch_table_loader.batching.column_functions import ColumnFunction
     from torch_table_loader.batching.policy import TypePolicy
     from torch_table_loader.batching.rows import Allocate, Block
 
@@ -132,12 +132,18 @@ class TensorCodec(RowsCodec[TensorRows]):
     def __init__(self, schema: pa.Schema, policy: TypePolicy) -> None:
         self._schema = schema
         self._columns: list[Decoder]
-        self._columns, self._null_sensitive = choose(schema, policy)
+        self._columns, self.null_sensitive = choose(schema, policy)
         self.shapes = [shape for column in self._columns for shape in column.shapes()]
-        self._coded = frozenset(
-            name for name, column in zip(schema.names, self._columns, strict=True) if isinstance(column, CodesDecoder)
-        )
-        self._functions = column_functions(self.shapes, policy)
+        columns = list(zip(schema, self._columns, strict=True))
+        self.refusing_nulls = frozenset(entry.name for entry, column in columns if column.refuses_null)
+        """The columns in which a null, at whatever depth, is an error."""
+        self._coded = frozenset(entry.name for entry, column in columns if column.takes_encoded)
+        self._encoded = [
+            place
+            for place, (entry, column) in enumerate(columns)
+            if not column.takes_encoded and opened_type(entry.type) != entry.type
+        ]
+        self.functions = column_functions(self.shapes, policy)
         self.leaves = _leaves(self.shapes)
         self.row_bytes = sum(leaf.kind.row_bytes for leaf in self.leaves)
         self.varying = [index for index, leaf in enumerate(self.leaves) if not leaf.kind.row_bytes]
@@ -145,27 +151,14 @@ class TensorCodec(RowsCodec[TensorRows]):
         self.view_objects = 1 + len(self.leaves) if views else 0
         self._nested = [index for index, leaf in enumerate(self.leaves) if leaf.cut is outputs.cut_nested]
 
-    @property
-    def null_sensitive(self) -> frozenset[str]:
-        """The plain columns in which a null is an error."""
-        return self._null_sensitive
-
-    @property
-    def functions(self) -> tuple[ColumnFunction, ...]:
-        """Those of `transforms` and `decode`."""
-        return self._functions
-
-    @property
-    def refusing_nulls(self) -> frozenset[str]:
-        """The columns in which a null, at whatever depth, is an error."""
-        columns = zip(self._schema.names, self._columns, strict=True)
-        return frozenset(name for name, column in columns if refuses_any_null(column))
-
     def decode(self, batch: pa.RecordBatch) -> TensorRows:
         """View a record batch as rows."""
         if batch.schema is not self._schema and not batch.schema.equals(self._schema):
             _check_columns(batch.schema, self._schema, self._coded)
-        return self._decode(batch.columns, batch.num_rows)
+        columns = batch.columns
+        for place in self._encoded:
+            columns[place] = plain(columns[place])
+        return self._decode(columns, batch.num_rows)
 
     def output(self, batch: pa.RecordBatch) -> dict[str, Any]:
         """Return a record batch as one output; where it has no row, columns of variable width are empty lists."""
@@ -178,10 +171,6 @@ class TensorCodec(RowsCodec[TensorRows]):
 
     def decode_plain(self, columns: Sequence[pa.Array]) -> TensorRows:
         """View columns in their plain types as rows; strings may come as dictionaries."""
-        columns = [
-            array if name in self._coded else plain(array)
-            for name, array in zip(self._schema.names, columns, strict=True)
-        ]
         return self._decode(columns, len(columns[0]) if columns else 0)
 
     def _decode(self, columns: Sequence[pa.Array], num_rows: int) -> TensorRows:
@@ -301,11 +290,6 @@ class ArrowCodec(RowsCodec[ArrowRows]):
         self._python = python
         self._times = [entry.name for entry in schema if python and holds_times(entry.type)]
 
-    @property
-    def null_sensitive(self) -> frozenset[str]:
-        """None: every column may hold nulls."""
-        return frozenset()
-
     def decode(self, batch: pa.RecordBatch) -> ArrowRows:
         """Return a record batch the schema that all batches have."""
         if not batch.schema.equals(self._schema, check_metadata=True):
@@ -366,8 +350,8 @@ def _check_columns(came: pa.Schema, expected: pa.Schema, encoded: Container[str]
             f"expected the columns {expected.names}, got {came.names}; if the file was rewritten, make the loader again"
         )
     for entry, wanted in zip(came, expected, strict=True):
-        kind = entry.type.value_type if entry.name in encoded and is_dictionary(entry.type) else entry.type
-        if kind != wanted.type:
+        alike = entry.name in encoded and decoded_type(entry.type) == decoded_type(wanted.type)
+        if not alike and entry.type != wanted.type:
             raise TableError(
                 f"column {wanted.name!r}: expected type {wanted.type}, got {entry.type}; was the file rewritten?"
             )

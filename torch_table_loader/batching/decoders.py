@@ -8,7 +8,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -17,7 +17,6 @@ from torch_table_loader.arrow import compute as pc
 from torch_table_loader.arrow.arrays import null_mask, offsets_of, plain, relisted, valid_mask
 from torch_table_loader.batching.cells import refuse_long_lists, refuse_null
 from torch_table_loader.batching.kinds import DenseKind, Kind, Lists, ListsKind, TextKind
-from torch_table_loader.batching.outputs import cut_values
 from torch_table_loader.batching.python_times import check_times
 
 if TYPE_CHECKING:
@@ -52,6 +51,9 @@ class Decoder(ABC):
 
     __slots__ = ()
 
+    takes_encoded: ClassVar[bool] = False
+    """Whether it takes dictionaries as they are; all else comes in its plain type."""
+
     @abstractmethod
     def shapes(self) -> list[Shape]:
         """Return the keys that it adds to a batch, in order."""
@@ -67,6 +69,11 @@ class Decoder(ABC):
         Raises:
             TableError: a null that nothing was chosen for.
         """
+
+    @property
+    def refuses_null(self) -> bool:
+        """Whether a null, at whatever depth, is an error."""
+        return False
 
 
 MASK_SUFFIX = "_valid"
@@ -91,6 +98,11 @@ class FixedDecoder(Decoder):
         values = Leaf(self.name, self.cell.kind, self.cut)
         return [values, _mask_leaf(self.name, self.cut)] if self.masked else [values]
 
+    @property
+    def refuses_null(self) -> bool:
+        """Whether its cell does."""
+        return self.cell.refuses_null
+
     def into(self, array: pa.Array, sink: list[Any], seen: set[int]) -> None:
         """Decode; see `Decoder`."""
         sink.append(self.cell.values(array, seen))
@@ -100,11 +112,13 @@ class FixedDecoder(Decoder):
 
 @dataclass(frozen=True, slots=True)
 class ListsDecoder(Decoder):
-    """A list of fixed-width values a row.
+    """A list of fixed-width values a row, or of strings as integers.
 
     Args:
         fill: the list that a null becomes, as an array; None refuses nulls.
         most: values of the longest list that is taken; None takes any.
+        coder: says which integer a string is; None where there are no strings.
+        text: the wide Arrow type that strings are brought to.
     """
 
     name: str
@@ -115,6 +129,13 @@ class ListsDecoder(Decoder):
     masked: bool
     fill: NDArray[Any] | None
     most: int | None = None
+    coder: Coder | None = None
+    text: pa.DataType | None = None
+
+    @property
+    def refuses_null(self) -> bool:
+        """Whether nothing was chosen for nulls; a null among strings has a code."""
+        return self.fill is None or (self.coder is None and self.item.refuses_null)
 
     def shapes(self) -> list[Shape]:
         """The lists, and the mask if any."""
@@ -123,12 +144,15 @@ class ListsDecoder(Decoder):
 
     def into(self, array: pa.Array, sink: list[Any], seen: set[int]) -> None:
         """Decode; see `Decoder`."""
+        if self.coder is not None:
+            wide = array.cast(pa.large_list(self.text))
+            array = relisted(wide, pa.array(self.coder.codes(wide.flatten())))
         offsets = offsets_of(array)
         if array.null_count:
             lists = self._without_nulls(array, offsets, seen)
         else:
             start, stop = int(offsets[0]), int(offsets[-1])
-            values = self.item.values(array.values.slice(start, stop - start), seen)
+            values = self.item.values(plain(array.values.slice(start, stop - start)), seen)
             lists = Lists(offsets - offsets[0] if start else offsets, values)
         if self.most is not None:
             refuse_long_lists(self.path, lists.offsets, self.most)
@@ -141,7 +165,7 @@ class ListsDecoder(Decoder):
         if self.fill is None:
             raise refuse_null(self.path, nulls)
         # `flatten` leaves out what lies under a null list; `values` would not.
-        present = self.item.values(array.flatten(), seen)
+        present = self.item.values(plain(array.flatten()), seen)
         lengths = np.diff(offsets).astype(np.int64)
         lengths[nulls] = len(self.fill)
         new_offsets = np.concatenate((np.zeros(1, np.int64), np.cumsum(lengths)))
@@ -155,18 +179,20 @@ class ListsDecoder(Decoder):
 
 
 @dataclass(frozen=True, slots=True)
-class TextDecoder(Decoder):
-    """Strings or bytes, or lists of them, kept as Arrow until they are cut.
+class ArrowDecoder(Decoder):
+    """Strings or bytes, lists of them, or values of any type, kept as Arrow until they are cut.
 
     Args:
-        type: the wide Arrow type that all are brought to.
+        type: the type that all are brought to: of strings the wide one.
         fill: what a null becomes; None keeps it.
+        checks_times: whether times must be such that Python has objects for them.
     """
 
     name: str
     type: pa.DataType
     cut: Cut
     fill: str | bytes | None = None
+    checks_times: bool = False
 
     def shapes(self) -> list[Shape]:
         """The one leaf."""
@@ -174,25 +200,11 @@ class TextDecoder(Decoder):
 
     def into(self, array: pa.Array, sink: list[Any], seen: set[int]) -> None:  # noqa: ARG002
         """Decode; see `Decoder`."""
-        wide = array.cast(self.type)
+        array = plain(array)
+        if self.checks_times:
+            check_times(self.name, array)
+        wide = array if array.type == self.type else array.cast(self.type)
         sink.append(wide if self.fill is None else wide.fill_null(self.fill))
-
-
-@dataclass(frozen=True, slots=True)
-class ValuesDecoder(Decoder):
-    """Values of any type, kept as Arrow until they are cut into lists of Python's."""
-
-    name: str
-    type: pa.DataType
-
-    def shapes(self) -> list[Shape]:
-        """The one leaf."""
-        return [Leaf(self.name, TextKind(self.type), cut_values)]
-
-    def into(self, array: pa.Array, sink: list[Any], seen: set[int]) -> None:  # noqa: ARG002
-        """Hand on; see `Decoder`."""
-        check_times(self.name, array)
-        sink.append(array)
 
 
 class _LastDictionary:
@@ -221,7 +233,7 @@ class _LastDictionary:
 
 @dataclass(frozen=True, slots=True)
 class CodesDecoder(Decoder):
-    """Strings as integers.
+    """Strings as integers, each distinct string once where they come in a dictionary.
 
     Args:
         type: the wide Arrow type that strings are brought to.
@@ -234,6 +246,7 @@ class CodesDecoder(Decoder):
     cut: Cut
     coder: Coder
     fill: str | bytes | None = None
+    takes_encoded: ClassVar[bool] = True
     _last: _LastDictionary = field(default_factory=_LastDictionary, init=False, repr=False, compare=False)
 
     def shapes(self) -> list[Shape]:
@@ -241,7 +254,7 @@ class CodesDecoder(Decoder):
         return [Leaf(self.name, DenseKind(np.dtype(np.int64)), self.cut)]
 
     def into(self, array: pa.Array, sink: list[Any], seen: set[int]) -> None:  # noqa: ARG002
-        """Decode, each distinct string once where they come in a dictionary; see `Decoder`."""
+        """Decode; see `Decoder`."""
         if isinstance(array, pa.DictionaryArray) and len(array.dictionary) < len(array):
             words = array.dictionary
             codes = self._last.codes(words, lambda: self._codes_of(words))
@@ -259,31 +272,6 @@ class CodesDecoder(Decoder):
 
 
 @dataclass(frozen=True, slots=True)
-class CodeListsDecoder(Decoder):
-    """Lists of strings as lists of integers.
-
-    Args:
-        lists: decodes the lists, once their strings are codes.
-        type: the wide Arrow type that strings are brought to.
-        coder: says which integer a string is.
-    """
-
-    lists: ListsDecoder
-    type: pa.DataType
-    coder: Coder
-
-    def shapes(self) -> list[Shape]:
-        """Those of the lists."""
-        return self.lists.shapes()
-
-    def into(self, array: pa.Array, sink: list[Any], seen: set[int]) -> None:
-        """Decode; see `Decoder`."""
-        wide = array.cast(pa.large_list(self.type))
-        codes = pa.array(self.coder.codes(wide.flatten()))
-        self.lists.into(relisted(wide, codes), sink, seen)
-
-
-@dataclass(frozen=True, slots=True)
 class StructDecoder(Decoder):
     """A nested dict."""
 
@@ -294,22 +282,12 @@ class StructDecoder(Decoder):
         """The one branch."""
         return [Branch(self.name, tuple(shape for child in self.children for shape in child.shapes()))]
 
+    @property
+    def refuses_null(self) -> bool:
+        """Whether a child does."""
+        return any(child.refuses_null for child in self.children)
+
     def into(self, array: pa.Array, sink: list[Any], seen: set[int]) -> None:
         """Decode; a null struct makes its children null."""
         for child, values in zip(self.children, array.flatten(), strict=True):
-            child.into(values, sink, seen)
-
-
-@dataclass(frozen=True, slots=True)
-class PlainDecoder(Decoder):
-    """A column behind an extension type, a dictionary or run-ends."""
-
-    inner: Decoder
-
-    def shapes(self) -> list[Shape]:
-        """Those of what is inside."""
-        return self.inner.shapes()
-
-    def into(self, array: pa.Array, sink: list[Any], seen: set[int]) -> None:
-        """Decode; see `Decoder`."""
-        self.inner.into(plain(array), sink, seen)
+            child.into(values if child.takes_encoded else plain(values), sink, seen)

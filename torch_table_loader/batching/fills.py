@@ -12,8 +12,8 @@ import pyarrow as pa
 import pyarrow.types as pt
 
 from torch_table_loader.arrow.datatypes import plain_type
-from torch_table_loader.arrow.elements import mark_of
-from torch_table_loader.batching.cells import GridCell, PlainCell
+from torch_table_loader.arrow.elements import mark_of, opened_type
+from torch_table_loader.batching.cells import GridCell
 from torch_table_loader.errors import ConfigError
 from torch_table_loader.messages import the_nearest
 from torch_table_loader.planning.column_statistics import ColumnStatistics
@@ -89,9 +89,8 @@ def fixed_fill(path: str, given: Any, cell: Cell, kind: pa.DataType) -> Any:
     if is_float(given):
         return _float_fill(path, given, cell.kind.dtype, kind)
     if not isinstance(given, list | tuple | np.ndarray):
-        while isinstance(cell, GridCell | PlainCell):
-            kind = plain_type(kind).value_type if isinstance(cell, GridCell) else plain_type(kind)
-            cell = cell.item
+        while isinstance(cell, GridCell):
+            kind, cell = opened_type(kind.value_type), cell.item
     if pt.is_decimal(kind):
         kind = pa.float64()
 

@@ -5,7 +5,7 @@ Every function named ``cut_…`` takes a column of rows and a batch size and giv
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -24,6 +24,10 @@ if TYPE_CHECKING:
 
 _LONG_LIST = 128
 """From so many values a row on, copying row by row is cheaper than a mask over the rectangle."""
+
+
+Output = Callable[[Any], Any]
+"""Makes what comes out of an array: `tensor_of` or `array_of`."""
 
 
 class Ragged(NamedTuple):
@@ -127,14 +131,9 @@ def _ragged(data: Lists, batch_size: int) -> list[tuple[NDArray[Any], NDArray[np
     return cut
 
 
-def cut_ragged_arrays(data: Lists, batch_size: int) -> list[Ragged]:
-    """Cut lists into `Ragged` of arrays: values view, offsets are new."""
-    return [Ragged(array_of(values), offsets) for values, offsets in _ragged(data, batch_size)]
-
-
-def cut_ragged_tensors(data: Lists, batch_size: int) -> list[Ragged]:
-    """Cut lists into `Ragged` of tensors: values view, offsets are new."""
-    return [Ragged(tensor_of(values), torch.from_numpy(offsets)) for values, offsets in _ragged(data, batch_size)]
+def cut_ragged(data: Lists, batch_size: int, output: Output) -> list[Ragged]:
+    """Cut lists into `Ragged`: values view, offsets are new."""
+    return [Ragged(output(values), output(offsets)) for values, offsets in _ragged(data, batch_size)]
 
 
 def cut_nested(data: Lists, batch_size: int) -> list[torch.Tensor]:
@@ -192,26 +191,16 @@ def _values_of(data: Lists, starts: NDArray[np.int64]) -> list[torch.Tensor]:
     return [tensor_of(data.values[start:stop]) for start, stop in pairwise(bounds)]
 
 
-def cut_padded_arrays(data: Lists, batch_size: int, pad: Pad, value: Any = 0) -> list[Padded]:
-    """Cut lists into `Padded` of arrays, which are new.
+def cut_padded(data: Lists, batch_size: int, output: Output, pad: Pad, value: Any = 0) -> list[Padded]:
+    """Cut lists into `Padded`, whose arrays are new.
 
     Args:
         data: lists; none is longer than `pad.longest`.
         pad: how long rows are, and where lists stand in them.
         value: that of `pad`, in the dtype of the values.
     """
-    cut = _cut_padded(data, batch_size, pad, value)
-    return [Padded(array_of(values), lengths) for values, lengths in cut]
-
-
-def cut_padded_tensors(data: Lists, batch_size: int, pad: Pad, value: Any = 0) -> list[Padded]:
-    """Cut lists into `Padded` of tensors, which are new; see `cut_padded_arrays`."""
-    cut = _cut_padded(data, batch_size, pad, value)
-    return [Padded(tensor_of(values), torch.from_numpy(lengths)) for values, lengths in cut]
-
-
-def _cut_padded(data: Lists, batch_size: int, pad: Pad, value: Any) -> list[Padded]:
-    return [_padded(values, offsets, pad, value) for values, offsets in _ragged(data, batch_size)]
+    cut = (_padded(values, offsets, pad, value) for values, offsets in _ragged(data, batch_size))
+    return [Padded(output(values), output(lengths)) for values, lengths in cut]
 
 
 def _padded(values: NDArray[Any], offsets: NDArray[np.int64], pad: Pad, value: Any) -> Padded:
@@ -265,16 +254,11 @@ def cut_text_lists(data: pa.Array, batch_size: int) -> list[list[list[Any] | Non
     return [rows[start : start + batch_size] for start in range(0, len(rows), batch_size)]
 
 
-def cut_codes_arrays(data: pa.Array, batch_size: int) -> list[Codes]:
-    """Cut strings into `Codes` with an array, each batch with its own dictionary."""
+def cut_codes(data: pa.Array, batch_size: int, output: Output) -> list[Codes]:
+    """Cut strings into `Codes`, each batch with its own dictionary."""
     cut = []
     for start in range(0, len(data), batch_size):
         encoded = data.slice(start, batch_size).dictionary_encode()
         codes = encoded.indices.fill_null(-1).to_numpy(zero_copy_only=False).astype(np.int64)
-        cut.append(Codes(codes, _objects(encoded.dictionary)))
+        cut.append(Codes(output(codes), _objects(encoded.dictionary)))
     return cut
-
-
-def cut_codes_tensors(data: pa.Array, batch_size: int) -> list[Codes]:
-    """Cut strings into `Codes` with a tensor, each batch with its own dictionary."""
-    return [Codes(torch.from_numpy(codes), values) for codes, values in cut_codes_arrays(data, batch_size)]

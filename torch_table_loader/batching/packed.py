@@ -91,11 +91,6 @@ class PackedCodec(RowsCodec[PackedRows]):
         self.width = 1 if self._tokens_are_rows else pack.seq_len
         self.outputs = Sequences(pack, tuple(self._names), documents, numpy=numpy)
 
-    @property
-    def null_sensitive(self) -> frozenset[str]:
-        """None: stages refuse nulls among the tokens."""
-        return frozenset()
-
     def decode(self, batch: pa.RecordBatch) -> PackedRows:
         """View tokens or sequences that are rows."""
         cut = batch.columns[: len(self._names)]

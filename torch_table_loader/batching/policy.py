@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, Literal
 
 from torch_table_loader.column_options import ColumnFunctions, Hash, Strings, StringsOption
@@ -49,21 +49,13 @@ class TypePolicy:
     def __post_init__(self) -> None:
         """Refuse what the output format cannot follow."""
         if self.output_format in ("arrow", "dict"):
-            for name, neutral in (
-                ("nulls", None),
-                ("ragged", None),
-                ("strings", "list"),
-                ("vocabulary", None),
-                ("decimals", None),
-                ("unsupported", None),
-                ("transforms", None),
-                ("decode", None),
-            ):
-                if getattr(self, name) != neutral:
-                    raise ConfigError(
-                        f"{name}={getattr(self, name)!r} shapes tensors and arrays, but output_format="
-                        f"{self.output_format!r} delivers every column as it is; leave {name} out"
-                    )
+            for option in fields(self):
+                if option.name in ("output_format", "pack") or getattr(self, option.name) == option.default:
+                    continue
+                raise ConfigError(
+                    f"{option.name}={getattr(self, option.name)!r} shapes tensors and arrays, but output_format="
+                    f"{self.output_format!r} delivers every column as it is; leave {option.name} out"
+                )
         for name in self.decode or {}:
             if (form := self.strings_by_column.get(name, "list")) != "list":
                 raise ConfigError(
@@ -78,18 +70,7 @@ class TypePolicy:
     @classmethod
     def of(cls, options: LoaderOptions) -> TypePolicy:
         """Return the policy that the options ask for."""
-        return cls(
-            output_format=options.output_format,
-            nulls=options.nulls,
-            ragged=options.ragged,
-            strings=options.strings,
-            vocabulary=options.vocabulary,
-            decimals=options.decimals,
-            unsupported=options.unsupported,
-            transforms=options.transforms,
-            decode=options.decode,
-            pack=options.pack,
-        )
+        return cls(**{option.name: getattr(options, option.name) for option in fields(cls)})
 
     @property
     def masks(self) -> bool:

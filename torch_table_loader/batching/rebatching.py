@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Generic
 
 from torch_table_loader.batching.rows import R, RowsCodec
@@ -39,21 +39,12 @@ class _Carry(Generic[R]):
         self._parts.append(part)
         self.num_rows += left
 
-    def parts(self, rows: R, stop: int) -> list[R]:
+    def take(self, rows: R | None = None, stop: int = 0) -> list[R]:
         """Return all that waits and the rows up to `stop`, as runs in order; nothing waits then."""
-        if stop:
+        if rows is not None and stop:
             self._parts.append(rows.slice(0, stop))
         parts, self._parts, self.num_rows = self._parts, [], 0
         return parts
-
-    def fill(self, rows: R, stop: int) -> R:
-        """Return what `parts` does, joined."""
-        return self._codec.as_one(self.parts(rows, stop))
-
-    def empty(self) -> R:
-        """Return all that waits, joined; nothing waits then. At least one row must."""
-        parts, self._parts, self.num_rows = self._parts, [], 0
-        return self._codec.as_one(parts)
 
 
 class ExactBatches(Generic[R]):
@@ -78,7 +69,7 @@ class ExactBatches(Generic[R]):
             if rows.num_rows < start:
                 self._carry.add(rows, 0)
                 return []
-            ready.append(self._carry.parts(rows, start))
+            ready.append(self._carry.take(rows, start))
         stop = rows.num_rows - (rows.num_rows - start) % size
         if stop > start:
             ready.append([rows if stop - start == rows.num_rows else rows.slice(start, stop)])
@@ -87,7 +78,7 @@ class ExactBatches(Generic[R]):
 
     def rest(self) -> R | None:
         """Return what remains as rows, fewer than `batch_size`; None if nothing does."""
-        return self._carry.empty() if self._carry.num_rows else None
+        return self._codec.as_one(self._carry.take()) if self._carry.num_rows else None
 
 
 class PieceBatches(ExactBatches[R]):
@@ -128,7 +119,7 @@ class WindowShuffle(Generic[R]):
         first_window: the index of the first window.
     """
 
-    __slots__ = ("_carry", "_index", "_permutation_of", "_window")
+    __slots__ = ("_carry", "_codec", "_index", "_permutation_of", "_window")
 
     def __init__(
         self,
@@ -137,6 +128,7 @@ class WindowShuffle(Generic[R]):
         permutation_of: Callable[[int, int], NDArray[np.int64]],
         first_window: int = 0,
     ) -> None:
+        self._codec = codec
         self._window = window
         self._permutation_of = permutation_of
         self._index = first_window
@@ -148,19 +140,18 @@ class WindowShuffle(Generic[R]):
         start = 0
         while rows.num_rows - start >= self._window - self._carry.num_rows:
             stop = start + self._window - self._carry.num_rows
-            if self._carry.num_rows:
-                ready.append(self._permuted(self._carry.fill(rows, stop)))
-            else:
-                ready.append(self._permuted(rows.slice(start, stop)))
+            parts = self._carry.take(rows, stop) if self._carry.num_rows else [rows.slice(start, stop)]
+            ready.append(self._permuted(parts))
             start = stop
         self._carry.add(rows, start)
         return ready
 
     def finish(self) -> list[R]:
         """Return the short last window, permuted, if there is one."""
-        return [self._permuted(self._carry.empty())] if self._carry.num_rows else []
+        return [self._permuted(self._carry.take())] if self._carry.num_rows else []
 
-    def _permuted(self, rows: R) -> R:
+    def _permuted(self, parts: Sequence[R]) -> R:
+        rows = self._codec.as_one(parts)
         order = self._permutation_of(self._index, rows.num_rows)
         self._index += 1
         return rows.take(order)

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, repeat
-from typing import TYPE_CHECKING, Any, Generic, Protocol, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Self, TypeAlias, TypeVar
 
 import numpy as np
 import torch
@@ -37,18 +37,6 @@ class Block:
     data: torch.Tensor
     num_rows: int
     sizes: tuple[int, ...]
-
-
-class SizedBatches(Protocol):
-    """Finished batches, or what makes them when they are taken."""
-
-    def __len__(self) -> int:
-        """How many."""
-        ...
-
-    def __iter__(self) -> Iterator[Any]:
-        """Yield them."""
-        ...
 
 
 class Batches(list[Any]):
@@ -98,10 +86,14 @@ class LateBatches:
                 yield from rows.slice(start, min(start + few, rows.num_rows)).batches(size)
 
 
+SizedBatches: TypeAlias = list[Any] | LateBatches
+"""Finished batches, or what makes them when they are taken."""
+
+
 def each_alone(batches: SizedBatches) -> Iterator[list[Any]]:
     """Yield batches one by one."""
-    counts = counts_of(batches)
-    yield from (Batches([batch], counts[place : place + 1]) for place, batch in enumerate(batches))
+    for batch, count in counted(batches):
+        yield Batches([batch], () if count is None else (count,))
 
 
 def counted(batches: SizedBatches) -> Iterator[tuple[Any, PackCounts | None]]:
@@ -153,15 +145,11 @@ R = TypeVar("R", bound=Rows)
 class RowsCodec(ABC, Generic[R]):
     """Turns record batches of one schema into rows, and rows into outputs. Pickles; holds no data."""
 
-    @property
-    @abstractmethod
-    def null_sensitive(self) -> frozenset[str]:
-        """The plain columns in which a null is an error, so that statistics can refuse it beforehand."""
+    null_sensitive: frozenset[str] = frozenset()
+    """The plain columns in which a null is an error, so that statistics can refuse it beforehand."""
 
-    @property
-    def functions(self) -> tuple[ColumnFunction, ...]:
-        """The caller's functions over single columns, to be called with each batch in this order."""
-        return ()
+    functions: tuple[ColumnFunction, ...] = ()
+    """The caller's functions over single columns, to be called with each batch in this order."""
 
     @abstractmethod
     def decode(self, batch: pa.RecordBatch) -> R:

@@ -28,22 +28,19 @@ import pyarrow as pa
 import pyarrow.types as pt
 import torch
 
-from torch_table_loader.arrow.datatypes import children_of, is_string, is_text, plain_type
-from torch_table_loader.arrow.elements import ElementType, mark_of, marked_dtype
+from torch_table_loader.arrow.datatypes import children_of, is_string, is_text
+from torch_table_loader.arrow.elements import ElementType, mark_of, marked_dtype, opened_type
 from torch_table_loader.batching import outputs
-from torch_table_loader.batching.cells import Cell, FlatCell, GridCell, PlainCell
+from torch_table_loader.batching.cells import Cell, FlatCell, GridCell
 from torch_table_loader.batching.coders import HashCoder, VocabularyCoder
 from torch_table_loader.batching.decoders import (
     MASK_SUFFIX,
-    CodeListsDecoder,
+    ArrowDecoder,
     CodesDecoder,
     Decoder,
     FixedDecoder,
     ListsDecoder,
-    PlainDecoder,
     StructDecoder,
-    TextDecoder,
-    ValuesDecoder,
 )
 from torch_table_loader.batching.fills import (
     check_names,
@@ -54,6 +51,7 @@ from torch_table_loader.batching.fills import (
     text_fill,
     vocabulary_array,
 )
+from torch_table_loader.batching.python_times import holds_times
 from torch_table_loader.column_options import Hash
 from torch_table_loader.errors import ConfigError
 from torch_table_loader.ragged import Pad
@@ -82,17 +80,7 @@ _SAME_WIDTH = {
     pa.bool_(): np.bool_,
 }
 
-_CUTS: Mapping[tuple[str, str], Cut] = {
-    ("torch", "fixed"): outputs.cut_tensors,
-    ("numpy", "fixed"): outputs.cut_arrays,
-    ("torch", "nested"): outputs.cut_nested,
-    ("torch", "offsets"): outputs.cut_ragged_tensors,
-    ("numpy", "offsets"): outputs.cut_ragged_arrays,
-    ("torch", "codes"): outputs.cut_codes_tensors,
-    ("numpy", "codes"): outputs.cut_codes_arrays,
-}
-
-_PADDED_CUTS = {"torch": outputs.cut_padded_tensors, "numpy": outputs.cut_padded_arrays}
+_OUTPUTS: Mapping[str, outputs.Output] = {"torch": outputs.tensor_of, "numpy": outputs.array_of}
 
 _LEAVE_OUT = 'leave it out with columns=[...], or use output_format="arrow"'
 _AS_VALUES = f'take it as Python values with unsupported="list", {_LEAVE_OUT}'
@@ -124,36 +112,9 @@ def choose(schema: pa.Schema, policy: TypePolicy) -> tuple[list[Decoder], frozen
     sensitive = frozenset(
         entry.name
         for entry, column in zip(schema, columns, strict=True)
-        if _refuses_nulls(column) and not pt.is_fixed_size_list(plain_type(entry.type))
+        if isinstance(column, FixedDecoder) and isinstance(column.cell, FlatCell) and column.refuses_null
     )
     return columns, sensitive
-
-
-def _refuses_nulls(column: Decoder) -> bool:
-    if isinstance(column, PlainDecoder):
-        return _refuses_nulls(column.inner)
-    return isinstance(column, FixedDecoder) and isinstance(column.cell, FlatCell) and column.cell.fill is None
-
-
-def refuses_any_null(column: Decoder) -> bool:
-    """Return whether a null in a column, at whatever depth, would be an error."""
-    if isinstance(column, PlainDecoder):
-        return refuses_any_null(column.inner)
-    if isinstance(column, StructDecoder):
-        return any(map(refuses_any_null, column.children))
-    if isinstance(column, CodeListsDecoder):
-        return column.lists.fill is None  # the strings inside may be null: their code is -1
-    if isinstance(column, ListsDecoder):
-        return column.fill is None or _cell_refuses(column.item)
-    return isinstance(column, FixedDecoder) and _cell_refuses(column.cell)
-
-
-def _cell_refuses(cell: Cell) -> bool:
-    if isinstance(cell, PlainCell):
-        return _cell_refuses(cell.item)
-    if isinstance(cell, GridCell):
-        return cell.fill is None or _cell_refuses(cell.item)
-    return isinstance(cell, FlatCell) and cell.fill is None
 
 
 def check_keys(columns: Sequence[Decoder], where: str) -> None:
@@ -192,18 +153,15 @@ class Chooser:
         Raises:
             ConfigError: the type has no tensor form, or a fill or vocabulary does not fit it.
         """
-        kind = _opened(entry.type)
-        if kind != entry.type:
-            inner = self.column(entry.with_type(kind), path, nullable=nullable)
-            encoded = pt.is_dictionary(entry.type) and is_text(entry.type.value_type)
-            return inner if encoded and isinstance(inner, CodesDecoder) else PlainDecoder(inner)
+        kind = opened_type(entry.type)
+        entry = entry.with_type(kind)
         if pt.is_struct(kind):
             return self._struct(entry, path, nullable=nullable)
         if is_text(kind):
             return self._text(entry.name, kind, path)
         if self.policy.unsupported == "list" and not _has_tensor_form(kind, decimals=self.policy.decimals is not None):
             self.known[path] = "list of Python values, where null comes as None"
-            return ValuesDecoder(entry.name, kind)
+            return ArrowDecoder(entry.name, kind, outputs.cut_values, checks_times=holds_times(kind))
         masked = self.policy.masks and nullable
         if pt.is_list(kind) or pt.is_large_list(kind) or _is_grid_of_text(kind):
             return self._lists(entry, path, masked=masked)
@@ -226,10 +184,10 @@ class Chooser:
         fill = text_fill(path, fills[path], wide) if path in fills else None
         form = self._form_of_strings(path)
         if form == "list":
-            return TextDecoder(name, wide, outputs.cut_texts, fill)
+            return ArrowDecoder(name, wide, outputs.cut_texts, fill)
         coder = self._coder(form, path, wide)
         if coder is None:
-            return TextDecoder(name, wide, self._cut("codes"), fill)
+            return ArrowDecoder(name, wide, self._cut("codes"), fill)
         return CodesDecoder(name, wide, self._cut("fixed"), coder, fill)
 
     def _form_of_strings(self, path: str) -> Strings:
@@ -249,7 +207,7 @@ class Chooser:
         return None if given is None else VocabularyCoder(vocabulary_array(path, given, wide))
 
     def _lists(self, entry: pa.Field, path: str, *, masked: bool) -> Decoder:
-        item = _opened(entry.type.value_type)
+        item = opened_type(entry.type.value_type)
         if is_text(item):
             return self._text_lists(entry.name, path, _wide(item), masked=masked)
         if pt.is_nested(item) and not pt.is_fixed_size_list(item):
@@ -269,14 +227,15 @@ class Chooser:
                 f"nulls fills column {path!r} with {len(fill)} values, and Pad(length={layout.length}) takes no more "
                 f"than that; fill it with a shorter list, or pass truncate= to Pad"
             )
-        cut = partial(_PADDED_CUTS[self.policy.output_format], pad=layout, value=pad_value(path, layout.value, item))
+        value = pad_value(path, layout.value, item)
+        cut = partial(outputs.cut_padded, output=_OUTPUTS[self.policy.output_format], pad=layout, value=value)
         return ListsDecoder(name, path, item, cut, self._cut("fixed"), masked, fill, layout.longest)
 
     def _text_lists(self, name: str, path: str, wide: pa.DataType, *, masked: bool) -> Decoder:
         form = self._form_of_strings(path)
         if form == "list":
             self.known[path] = _LISTS_OF_STRINGS
-            return TextDecoder(name, pa.large_list(wide), outputs.cut_text_lists)
+            return ArrowDecoder(name, pa.large_list(wide), outputs.cut_text_lists)
         self.known[path] = "list of codes"
         coder = self._coder(form, path, wide)
         if coder is None:
@@ -286,12 +245,10 @@ class Chooser:
                 "columns=[...]"
             )
         codes = FlatCell(f"{path}.item", _INT64, _INT64)
-        lists = self._lists_of(name, path, codes, masked=masked)
-        return CodeListsDecoder(lists, wide, coder)
+        return replace(self._lists_of(name, path, codes, masked=masked), coder=coder, text=wide)
 
     def _cell(self, kind: pa.DataType, path: str, *, masked: bool = False) -> Cell:
-        if (inner := _opened(kind)) != kind:
-            return PlainCell(self._cell(inner, path, masked=masked))
+        kind = opened_type(kind)
         cell: FlatCell | GridCell
         if pt.is_fixed_size_list(kind):
             self.known[path] = "fixed-size list"
@@ -338,12 +295,14 @@ class Chooser:
         return FlatCell(path, dtype, dtype)
 
     def _cut(self, what: str) -> Cut:
-        return _CUTS[self.policy.output_format, what]
-
-
-def _opened(kind: pa.DataType) -> pa.DataType:
-    """Return the plain type, of numbers that Arrow has not their own."""
-    return kind if isinstance(kind, ElementType) else plain_type(kind)
+        output = _OUTPUTS[self.policy.output_format]
+        fixed = outputs.cut_tensors if self.policy.output_format == "torch" else outputs.cut_arrays
+        return {
+            "fixed": fixed,
+            "nested": outputs.cut_nested,
+            "offsets": partial(outputs.cut_ragged, output=output),
+            "codes": partial(outputs.cut_codes, output=output),
+        }[what]
 
 
 def unsupported(path: str, kind: object, remedy: str) -> ConfigError:
@@ -358,18 +317,18 @@ def _has_tensor_form(kind: pa.DataType, *, decimals: bool) -> bool:
         decimals: whether decimals are taken as doubles.
     """
     if pt.is_list(kind) or pt.is_large_list(kind) or pt.is_fixed_size_list(kind):
-        kind = _opened(kind.value_type)
+        kind = opened_type(kind.value_type)
         if is_text(kind):
             return True
     while pt.is_fixed_size_list(kind):
-        kind = _opened(kind.value_type)
+        kind = opened_type(kind.value_type)
     if pt.is_decimal(kind):
         return decimals
     return isinstance(kind, ElementType) or kind in _SAME_WIDTH or (pt.is_temporal(kind) and not pt.is_interval(kind))
 
 
 def _is_grid_of_text(kind: pa.DataType) -> bool:
-    return bool(pt.is_fixed_size_list(kind)) and is_text(_opened(kind.value_type))
+    return bool(pt.is_fixed_size_list(kind)) and is_text(opened_type(kind.value_type))
 
 
 def _becomes_float(kind: pa.DataType) -> bool:

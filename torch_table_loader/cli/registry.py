@@ -15,8 +15,7 @@ from torch_table_loader.errors import ConfigError
 from torch_table_loader.format_contracts import ListCountingReader, RangedReader, Traits
 from torch_table_loader.plugins import origins
 from torch_table_loader.read.compressed import CODECS
-from torch_table_loader.read.formats import ENTRY_POINT_GROUP, FORMATS, reader_for
-from torch_table_loader.read.suffixes import TEXT_FORMATS, suffixes_of
+from torch_table_loader.read.formats import ENTRY_POINT_GROUP, FORMATS, TEXT_FORMATS, reader_for, suffixes_of
 
 DISTRIBUTION = "torch-table-loader"
 

@@ -22,8 +22,7 @@ from torch_table_loader.engine.ray_cluster import RayCluster, build_over_ray, ra
 from torch_table_loader.engine.row_store import default_folder
 from torch_table_loader.errors import ConfigError, StorageError, TableError
 from torch_table_loader.options import DEFAULT_RETRY_SECONDS, LoaderOptions
-from torch_table_loader.read.formats import reader_for
-from torch_table_loader.read.suffixes import reader_by_suffix
+from torch_table_loader.read.formats import reader_by_suffix, reader_for
 from torch_table_loader.report.markup import size_text
 from torch_table_loader.source.listing import PathSource
 from torch_table_loader.store.manifest import Manifest, check_store, read_manifest

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from torch_table_loader.engine.table import Table
     from torch_table_loader.fetch.settings import FetchSettings
     from torch_table_loader.planning.splits import SegmentTable
-    from torch_table_loader.read.counted import Counted
+    from torch_table_loader.read.row_stage import Counted
     from torch_table_loader.read.tasks import TaskReader
     from torch_table_loader.source.plan_cache import PlanCache
 

@@ -29,8 +29,6 @@ if sys.platform != "win32":
 _HEAD = struct.Struct("<8s32sQ16s")
 """Magic, key, number of bytes and their checksum; the bytes follow."""
 _MAGIC = b"TTLRANG2"
-_OLD_MAGIC = b"TTLRANG1"
-"""Magic of ranges with a CRC-32, which are no longer read."""
 _LOCK = "lock"
 _ENTRY = re.compile(r"([0-9a-f]{64})\.([0-9]+)-([0-9]+)\.range")
 _UNFINISHED = re.compile(r"\.[0-9a-f]{64}\.[0-9]+-[0-9]+\.range\.[0-9a-f]{32}\.tmp")
@@ -217,12 +215,11 @@ class DiskCache:
             return None
         try:
             found = _read(file, _hash(name), new, key.stop - key.start)
-            damaged = found is None and os.pread(file, len(_OLD_MAGIC), 0) != _OLD_MAGIC
             with suppress(OSError):  # read-only: then nobody evicts either
                 os.utime(file) if found is not None else path.unlink()
         finally:
             os.close(file)
-        if damaged:
+        if found is None:
             self._warn("torn", f"a range of the disk cache was torn or damaged, and is fetched again: {path}")
         return found
 

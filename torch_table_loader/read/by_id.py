@@ -2,103 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import pyarrow as pa
 
 from torch_table_loader.arrow import compute as pc
 from torch_table_loader.arrow.datatypes import children_of
 from torch_table_loader.arrow.reserved import LAST_UPDATED_FIELD, ROW_ID_FIELD
 from torch_table_loader.errors import TableError
-from torch_table_loader.messages import first_line
-from torch_table_loader.read.conform import FileConformer, batch_of
+from torch_table_loader.read.conform import Conformer, Source, cast_to
 from torch_table_loader.read.field_ids import inside_of, names_in, places, places_of
 
 if TYPE_CHECKING:
+    from torch_table_loader.read.conform import Convert
     from torch_table_loader.records import Column, FileColumns, NamedIds
 
-Convert = Callable[[pa.Array], pa.Array]
-"""Makes a file's array into the table's."""
-
-
-class _Source(NamedTuple):
-    """A column: read from the file at a place, or the same value in every row, or counted; or both."""
-
-    place: int
-    expects: pa.DataType | None
-    convert: Convert | None
-    constant: pa.Scalar | None
-    counted_from: int | None
-    refuse_nulls: bool
-
-
-@dataclass(frozen=True, slots=True)
-class IdConformer(FileConformer):
-    """Finds columns by their ids; made by `plan_by_id`.
-
-    Args:
-        as_it_is: whether batches pass as they are.
-    """
-
-    sources: tuple[_Source, ...]
-    as_it_is: bool
-
-    @property
-    def counts_rows(self) -> bool:
-        """Whether a column is counted: see `FileConformer.counts_rows`."""
-        return any(source.counted_from is not None for source in self.sources)
-
-    def source_of(self, column: str) -> str | None:
-        """Return the column of the same id: see `FileConformer.source_of`."""
-        source = self.sources[self.schema.get_field_index(column)]
-        unchanged = source.place >= 0 and source.convert is None and source.constant is None
-        return self.reads[source.place] if unchanged else None
-
-    def apply(self, batch: pa.RecordBatch, row: int = 0) -> pa.RecordBatch:
-        """Convert, fill and order a batch: see `FileConformer.apply`."""
-        if self.as_it_is and batch.schema.types == self.schema.types:
-            return batch.replace_schema_metadata(None)
-        arrays = [self._made(*pair, batch, row) for pair in zip(self.sources, self.schema, strict=True)]
-        if not arrays:
-            return batch.select([])
-        return batch_of(arrays, self.schema)
-
-    def _made(self, source: _Source, field: pa.Field, batch: pa.RecordBatch, row: int) -> pa.Array:
-        array = None
-        if source.place >= 0:
-            array = self._converted(source, field, _unextended(batch.column(source.place), source.expects))
-        if source.counted_from is not None:
-            start = source.counted_from + row
-            counted = pa.array(np.arange(start, start + batch.num_rows, dtype=np.int64))
-            return counted if array is None else pc.coalesce(array, counted)
-        if source.constant is not None and source.constant.is_valid:
-            filled = pa.repeat(source.constant, batch.num_rows)
-            return filled if array is None else pc.coalesce(array, filled)
-        return pa.nulls(batch.num_rows, field.type) if array is None else array
-
-    def _converted(self, source: _Source, field: pa.Field, array: pa.Array) -> pa.Array:
-        if source.refuse_nulls and array.null_count:
-            raise TableError(
-                f"column {field.name!r} must hold no null, as the table's schema says, got {array.null_count} among "
-                f"{len(array)} rows of {self.name}; fix the file"
-            )
-        if source.convert is None:
-            return array
-        try:
-            return source.convert(array)
-        except pa.ArrowException as error:
-            raise TableError(
-                f"column {field.name!r} must be read as {field.type}, but {self.name} holds it as {array.type} with "
-                f"a value that does not fit ({first_line(error)}); fix the file"
-            ) from error
+_REMEDIES = ("as the table's schema says", "fix the file", "fix the file")
 
 
 def plan_by_id(
     file_schema: pa.Schema, columns: FileColumns, wanted: Sequence[tuple[str, Column]], *, name: str
-) -> IdConformer:
+) -> Conformer:
     """Plan how a file's batches become the table's.
 
     A column that the file has is read; else comes the partition's value, else the column's default, else null.
@@ -113,46 +38,31 @@ def plan_by_id(
     found = places_of(file_schema, columns, name)
     names = names_in(file_schema, columns)
     reads: list[str] = []
-    sources: list[_Source] = []
+    sources: list[Source] = []
     for _, column in wanted:
         place = found.get(column.field_id)
+        lineage = column.field_id in (ROW_ID_FIELD, LAST_UPDATED_FIELD)
+        absent = _absent(column, columns, name) if place is None or lineage else Source()
         if place is None:
-            sources.append(_absent(column, columns, name))
+            sources.append(absent)
             continue
         field = file_schema.field(place)
         inner = None if names is None else inside_of(names, field.name)
-        lineage = column.field_id in (ROW_ID_FIELD, LAST_UPDATED_FIELD)
-        absent = _absent(column, columns, name) if lineage else None
-        sources.append(
-            _Source(
-                len(reads),
-                field.type,
-                _converter(field, column, inner, f"{name}, column {column.name!r}"),
-                absent.constant if absent else None,
-                absent.counted_from if absent else None,
-                field.nullable and column.required,
-            )
-        )
+        convert = _converter(field, column, inner, f"{name}, column {column.name!r}")
+        refuse_nulls = field.nullable and column.required
+        sources.append(absent._replace(place=len(reads), stored=field.type, convert=convert, refuse_nulls=refuse_nulls))
         reads.append(field.name)
     schema = pa.schema([pa.field(called, column.type, nullable=not column.required) for called, column in wanted])
-    plain = [_Source(place, c.type, None, None, None, refuse_nulls=False) for place, (_, c) in enumerate(wanted)]
-    as_it_is = sources == plain and schema.equals(pa.schema([file_schema.field(read) for read in reads]))
-    return IdConformer(name, tuple(reads), schema, tuple(sources), as_it_is)
+    return Conformer.of(file_schema, schema, sources, reads, name, _REMEDIES)
 
 
-def _unextended(array: pa.Array, expects: pa.DataType | None) -> pa.Array:
-    """Return the storage of an extension type that pyarrow adds only when it reads (UUIDs in Parquet)."""
-    extended = isinstance(array.type, pa.BaseExtensionType) and not isinstance(expects, pa.BaseExtensionType)
-    return array.storage if extended else array
-
-
-def _absent(column: Column, columns: FileColumns, name: str) -> _Source:
+def _absent(column: Column, columns: FileColumns, name: str) -> Source:
     """Return what a column is made of that the file does not have."""
     if column.field_id == ROW_ID_FIELD:
-        return _Source(-1, None, None, None, columns.first_row_id, refuse_nulls=False)
+        return Source(counted_from=columns.first_row_id)
     if column.field_id == LAST_UPDATED_FIELD:
         known = columns.sequence_number if columns.first_row_id is not None else None
-        return _Source(-1, None, None, pa.scalar(known, pa.int64()), None, refuse_nulls=False)
+        return Source(constant=pa.scalar(known, pa.int64()))
     in_partition = column.field_id in columns.constants
     value = columns.constants[column.field_id] if in_partition else column.default
     if value is None and column.required:
@@ -161,13 +71,12 @@ def _absent(column: Column, columns: FileColumns, name: str) -> _Source:
             "has no default; fix the table"
         )
     try:
-        constant = _scalar(value, column.type)
+        return Source(constant=_scalar(value, column.type))
     except (pa.ArrowException, TypeError, ValueError, ArithmeticError) as error:
         raise TableError(
             f"column {column.name!r} must be {column.type}, but {'the partition' if in_partition else 'the default'} "
             f"of {name} says {value!r}; fix the table"
         ) from error
-    return _Source(-1, None, None, constant, None, refuse_nulls=False)
 
 
 def _scalar(value: Any, kind: pa.DataType) -> pa.Scalar:
@@ -197,7 +106,7 @@ def _converter(field: pa.Field, column: Column, names: NamedIds | None, where: s
         return lambda array: pc.floor_temporal(array, unit="microsecond").cast(column.type)
     if pa.types.is_null(column.type):
         return lambda array: pa.nulls(len(array))
-    return lambda array: array.cast(column.type)
+    return cast_to(column.type)
 
 
 def _shape(kind: pa.DataType) -> str:

@@ -2,108 +2,129 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import numpy as np
 import pyarrow as pa
 
+from torch_table_loader.arrow import compute as pc
 from torch_table_loader.errors import TableError
 from torch_table_loader.messages import first_line
 
+Convert = Callable[[pa.Array], pa.Array]
+"""Makes a file's array into the table's."""
+
+_REMEDIES = ("as schema= says", "make the field nullable, or fix the file", "pass schema= with a type that holds it")
+
+
+class Source(NamedTuple):
+    """Where one column of the table comes from: the file, the same value in every row, or counting; or several.
+
+    Args:
+        place: among the columns that are read; −1 where the file does not have it.
+        stored: its type, as the file's schema says.
+        convert: None where the file has it as the table does.
+        constant: what comes where the file has no value; None for null.
+        counted_from: what comes there for the file's first row, where it is counted.
+    """
+
+    place: int = -1
+    stored: pa.DataType | None = None
+    convert: Convert | None = None
+    constant: pa.Scalar | None = None
+    counted_from: int | None = None
+    refuse_nulls: bool = False
+
 
 @dataclass(frozen=True, slots=True)
-class FileConformer(ABC):
-    """Makes the batches of one file into the table's.
+class Conformer:
+    """Makes the batches of one file into the table's; made by `conform_plan` and `by_id.plan_by_id`.
 
     Args:
         reads: the columns to read from the file, in this order.
+        as_they_are: whether nothing is to be done to batches that have the schema.
+        remedies: for messages, who says that there are no nulls, and what helps against one, and against other types.
     """
 
     name: str
     reads: tuple[str, ...]
     schema: pa.Schema
+    sources: tuple[Source, ...]
+    as_they_are: bool
+    remedies: tuple[str, str, str]
+
+    @classmethod
+    def of(
+        cls,
+        file_schema: pa.Schema,
+        schema: pa.Schema,
+        sources: Sequence[Source],
+        reads: Sequence[str],
+        name: str,
+        remedies: tuple[str, str, str] = _REMEDIES,
+    ) -> Conformer:
+        """Find out whether anything is to be done."""
+        own = pa.schema([file_schema.field(read) for read in reads])
+        plain = list(sources) == [Source(place, field.type) for place, field in enumerate(own)]
+        as_they_are = plain and schema.equals(own)
+        return cls(name, tuple(reads), schema, tuple(sources), as_they_are, remedies)
 
     @property
     def counts_rows(self) -> bool:
         """Whether a column says where in the file its row is, so that `apply` must see all rows."""
-        return False
+        return any(source.counted_from is not None for source in self.sources)
 
-    @abstractmethod
     def source_of(self, column: str) -> str | None:
         """Return which column of the file comes as one of the table's without a change; None if none does."""
+        source = self.sources[self.schema.get_field_index(column)]
+        unchanged = source.place >= 0 and source.convert is None and source.constant is None
+        return self.reads[source.place] if unchanged else None
 
-    @abstractmethod
     def apply(self, batch: pa.RecordBatch, row: int = 0) -> pa.RecordBatch:
         """Convert, fill and order a batch.
 
         Args:
             row: the place of its first row in the file.
 
+        Returns:
+            The batch itself where nothing is to be done; columns that need no conversion are never copied.
+
         Raises:
             TableError: a value does not fit the table's type, or a null is where none may be; names the column.
         """
+        if self.as_they_are and batch.schema.equals(self.schema):
+            return batch if batch.schema.metadata is None else batch.replace_schema_metadata(None)
+        arrays = [self._made(*pair, batch, row) for pair in zip(self.sources, self.schema, strict=True)]
+        return batch_of(arrays, self.schema) if arrays else batch.select([])
 
+    def _made(self, source: Source, field: pa.Field, batch: pa.RecordBatch, row: int) -> pa.Array:
+        array = None if source.place < 0 else self._converted(source, field, batch.column(source.place))
+        if source.counted_from is not None:
+            start = source.counted_from + row
+            filled = pa.array(np.arange(start, start + batch.num_rows, dtype=np.int64))
+        elif source.constant is not None and source.constant.is_valid:
+            filled = pa.repeat(source.constant, batch.num_rows)
+        else:
+            return pa.nulls(batch.num_rows, field.type) if array is None else array
+        return filled if array is None else pc.coalesce(array, filled)
 
-class _Step(NamedTuple):
-    """How one column of the table is made: from the file's column `source`, or from a constant."""
-
-    source: int
-    constant: pa.Scalar | None
-    cast: bool
-    refuse_nulls: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Conformer(FileConformer):
-    """Finds columns by their names; made by `conform_plan`.
-
-    Args:
-        steps: how each column is made; None where batches pass as they are.
-        drop_metadata: whether the file's own schema metadata must go.
-    """
-
-    steps: tuple[_Step, ...] | None
-    drop_metadata: bool
-
-    def source_of(self, column: str) -> str | None:
-        """Return the column of that name: see `FileConformer.source_of`."""
-        if self.steps is None:
-            return column if column in self.reads else None
-        step = self.steps[self.schema.get_field_index(column)]
-        return None if step.source < 0 or step.cast else self.reads[step.source]
-
-    def apply(self, batch: pa.RecordBatch, row: int = 0) -> pa.RecordBatch:  # noqa: ARG002 as the base's
-        """Cast, fill and order a batch: see `FileConformer.apply`.
-
-        Returns:
-            The batch itself where nothing is to be done; columns that need no cast are never copied.
-        """
-        if self.steps is None:
-            return batch.replace_schema_metadata(None) if self.drop_metadata else batch
-        arrays = [self._made(step, field, batch) for step, field in zip(self.steps, self.schema, strict=True)]
-        return batch_of(arrays, self.schema)
-
-    def _made(self, step: _Step, field: pa.Field, batch: pa.RecordBatch) -> pa.Array:
-        if step.constant is not None:
-            if not step.constant.is_valid:
-                return pa.nulls(batch.num_rows, field.type)
-            return pa.repeat(step.constant, batch.num_rows)
-        array = batch.column(step.source)
-        if step.refuse_nulls and array.null_count:
+    def _converted(self, source: Source, field: pa.Field, array: pa.Array) -> pa.Array:
+        if isinstance(array.type, pa.BaseExtensionType) and not isinstance(source.stored, pa.BaseExtensionType):
+            array = array.storage  # pyarrow adds the type only when it reads: that of UUIDs in Parquet
+        told, nullable, fitting = self.remedies
+        if source.refuse_nulls and array.null_count:
             raise TableError(
-                f"column {field.name!r} must hold no null, as schema= says, got {array.null_count} among "
-                f"{len(array)} rows of {self.name}; make the field nullable, or fix the file"
+                f"column {field.name!r} must hold no null, {told}, got {array.null_count} among "
+                f"{len(array)} rows of {self.name}; {nullable}"
             )
-        if not step.cast:
-            return array
         try:
-            return array.cast(field.type)
+            return array if source.convert is None else source.convert(array)
         except pa.ArrowException as error:
             raise TableError(
                 f"column {field.name!r} must be read as {field.type}, but {self.name} holds it as {array.type} with "
-                f"a value that does not fit ({first_line(error)}); pass schema= with a type that holds it"
+                f"a value that does not fit ({first_line(error)}); {fitting}"
             ) from error
 
 
@@ -126,7 +147,7 @@ def conform_plan(
     *,
     name: str = "the file",
 ) -> Conformer:
-    """Plan how a file's batches become the table's.
+    """Plan how a file's batches become the table's, whose columns are found by their names.
 
     Args:
         partition: column and value pairs that hold for all rows; they win over columns of the file.
@@ -144,23 +165,23 @@ def conform_plan(
     schema = pa.schema([table_schema.field(column) for column in names])
     constants = dict(partition)
     reads: list[str] = []
-    steps: list[_Step] = []
-    as_they_are = True
+    sources: list[Source] = []
     in_file = frozenset(file_schema.names)
     for field in schema:
-        physical = field.name in in_file and field.name not in constants
-        if not physical:
-            steps.append(_Step(-1, _constant(constants.get(field.name), field, name), cast=False, refuse_nulls=False))
-            as_they_are = False
+        if field.name in constants or field.name not in in_file:
+            sources.append(Source(constant=_constant(constants.get(field.name), field, name)))
             continue
         own = file_schema.field(field.name)
-        cast = not own.type.equals(field.type)
-        steps.append(_Step(len(reads), None, cast, refuse_nulls=own.nullable and not field.nullable))
+        convert = None if own.type.equals(field.type) else cast_to(field.type)
+        refuse_nulls = own.nullable and not field.nullable
+        sources.append(Source(len(reads), own.type, convert, refuse_nulls=refuse_nulls))
         reads.append(field.name)
-        as_they_are = as_they_are and not cast and own.nullable == field.nullable
-    return Conformer(
-        name, tuple(reads), schema, None if as_they_are else tuple(steps), file_schema.metadata is not None
-    )
+    return Conformer.of(file_schema, schema, sources, reads, name)
+
+
+def cast_to(kind: pa.DataType) -> Convert:
+    """Return what casts an array."""
+    return lambda array: array.cast(kind)
 
 
 def _constant(value: Any, field: pa.Field, name: str) -> pa.Scalar:

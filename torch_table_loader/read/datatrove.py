@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,7 +19,6 @@ from torch_table_loader.errors import TableError
 from torch_table_loader.format_contracts import Sidecar
 from torch_table_loader.read.token_files import (
     GROUP_BYTES,
-    Column,
     Index,
     TokenReader,
     check_total,
@@ -30,9 +30,12 @@ from torch_table_loader.read.token_files import (
 )
 
 if TYPE_CHECKING:
+    from contextlib import ExitStack
+
     from numpy.typing import NDArray
 
     from torch_table_loader.contracts import Storage
+    from torch_table_loader.read.token_files import Values
     from torch_table_loader.records import DataFile
 
 LOSS_MASK = "loss_mask"
@@ -70,36 +73,33 @@ class DatatroveReader(TokenReader):
             columns[LOSS_MASK] = pa.uint8()
         return Index(_TYPES[width], lengths, columns)
 
-    def column(self, name: str, storage: Storage, file: DataFile, more: Sequence[NDArray[Any]]) -> Column:  # noqa: ARG002
+    def column(
+        self,
+        name: str,  # noqa: ARG002
+        storage: Storage,
+        file: DataFile,
+        more: Sequence[NDArray[Any]],  # noqa: ARG002
+        opened: ExitStack,
+    ) -> Values:
         """Open the loss file."""
         loss = sidecar_of(file, _LOSS)
         if loss is None:
             raise TableError(f"{file.name} had a loss mask when it was planned, and has none; build the loader again")
-        return _LossMask(storage, file, loss)
+        source = opened.enter_context(open_sidecar(storage, loss))
+        return partial(_loss_mask, source, f"{loss.name} (of {file.name})")
 
 
-class _LossMask(Column):
-    """An open loss file."""
-
-    def __init__(self, storage: Storage, file: DataFile, loss: DataFile) -> None:
-        self._source = open_sidecar(storage, loss)
-        self._name = f"{loss.name} (of {file.name})"
-
-    def values(self, start: int, stop: int) -> pa.Buffer:
-        """Return the mask of a run of tokens."""
-        found = read_exactly(self._source, start, stop, self._name)
-        mask = np.frombuffer(found, np.uint8)
-        if len(mask) and mask.max() > 1:
-            token = int((mask > 1).argmax())
-            raise TableError(
-                f"{self._name} must be 0 or 1 for each token, got {mask[token]} for token {start + token}; "
-                "it is damaged: restore it, or leave loss_mask out of columns="
-            )
-        return found
-
-    def close(self) -> None:
-        """Close the file."""
-        self._source.close()
+def _loss_mask(source: pa.NativeFile, name: str, start: int, stop: int) -> pa.Buffer:
+    """Return the mask of a run of tokens."""
+    found = read_exactly(source, start, stop, name)
+    mask = np.frombuffer(found, np.uint8)
+    if len(mask) and mask.max() > 1:
+        token = int((mask > 1).argmax())
+        raise TableError(
+            f"{name} must be 0 or 1 for each token, got {mask[token]} for token {start + token}; "
+            "it is damaged: restore it, or leave loss_mask out of columns="
+        )
+    return found
 
 
 def _parse(name: str, data: pa.Buffer) -> tuple[NDArray[np.uint64], int]:

@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from torch_table_loader.predicates.expressions import row_mask
 from torch_table_loader.read.by_id import plan_by_id
-from torch_table_loader.read.conform import FileConformer, conform_plan
+from torch_table_loader.read.conform import Conformer, conform_plan
 from torch_table_loader.read.deletes import inside, key_path
 from torch_table_loader.read.field_ids import places_of
 
@@ -38,6 +38,7 @@ class FilePlan(NamedTuple):
     """How a file is read; made by `plan_file`.
 
     Args:
+        columns: those to deliver; `conformer` makes them, and behind them others that only rows are chosen by.
         group_starts: the first row of each row group, then the rows of the file.
         filters: None where every row passes.
         empty: whether partition values let no row pass.
@@ -50,13 +51,14 @@ class FilePlan(NamedTuple):
 
     file: DataFile
     meta: FileMeta
+    columns: tuple[str, ...]
     group_starts: list[int]
-    conformer: FileConformer
+    conformer: Conformer
     filters: Any
     empty: bool
     positions: NDArray[np.int64]
     keys: Sequence[_Keys]
-    chooser: FileConformer | None
+    chooser: Conformer | None
     encoded: frozenset[str]
     keeps_deleted: bool
 
@@ -111,20 +113,16 @@ class FilePlan(NamedTuple):
         Returns:
             bool [rows]; None where all rows live.
         """
-        live = self._undeleted(batch, row)
+        live = self._not_at_positions(row, row + batch.num_rows)
+        for keys in self.keys:
+            missed = keys.miss(batch)
+            live = missed if live is None else live & missed
         if self.filters is None:
             return live
         passing = row_mask(batch, self.filters)
         known = passing.fill_null(False) if passing.null_count else passing
         mask: NDArray[np.bool_] = known.to_numpy(zero_copy_only=False)
         return mask if live is None else mask & live
-
-    def _undeleted(self, batch: pa.RecordBatch, row: int) -> NDArray[np.bool_] | None:
-        live = self._not_at_positions(row, row + batch.num_rows)
-        for keys in self.keys:
-            missed = keys.miss(batch)
-            live = missed if live is None else live & missed
-        return live
 
     def _not_at_positions(self, start: int, stop: int) -> NDArray[np.bool_] | None:
         low, high = np.searchsorted(self.positions, (start, stop))
@@ -160,8 +158,8 @@ def plan_file(
     wanted = [*columns, *(name for name in chosen_by if name not in columns)]
     positions = np.empty(0, dtype=np.int64)
     keys: list[_Keys] = []
-    conformer: FileConformer
-    chooser: FileConformer | None = None
+    conformer: Conformer
+    chooser: Conformer | None = None
     if file.columns is None:
         conformer = conform_plan(meta.schema, table_schema, file.partition, wanted, name=file.name)
         if chosen_by:
@@ -181,7 +179,7 @@ def plan_file(
     left = {conformer.source_of(name) for name in encoded if name in columns} if encoded else set()
     left -= {None, *(chooser.reads if chooser is not None else ())}
     by_dictionary = frozenset(filter(None, left))
-    known = (file, meta, starts, conformer, row_filter, empty, positions, keys, chooser, by_dictionary)
+    known = (file, meta, tuple(columns), starts, conformer, row_filter, empty, positions, keys, chooser, by_dictionary)
     return FilePlan(*known, file.keeps_deleted)
 
 

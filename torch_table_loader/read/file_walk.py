@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing
+from contextlib import ExitStack, closing, contextmanager
+from functools import partial
 from itertools import groupby
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -18,7 +19,6 @@ from torch_table_loader.errors import TableError
 from torch_table_loader.format_contracts import EncodingReader, ThinningFile
 from torch_table_loader.read.file_plan import as_bits
 from torch_table_loader.read.formats import reader_of
-from torch_table_loader.read.streams import Beside, closing_stream, other_rows
 from torch_table_loader.records import Segment
 from torch_table_loader.sizes import sizes
 
@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 
     from torch_table_loader.contracts import Storage
     from torch_table_loader.format_contracts import OpenFile
-    from torch_table_loader.read.conform import FileConformer
+    from torch_table_loader.planning.pack_counts import PackCounts
+    from torch_table_loader.read.conform import Conformer
     from torch_table_loader.read.file_plan import FilePlan
 
 
@@ -175,6 +176,26 @@ def _inside(segment: Segment, group_starts: Sequence[int]) -> bool:
     )
 
 
+class Part(NamedTuple):
+    """What comes of consecutive rows of a file, which are of one segment of the task.
+
+    Args:
+        segment: its place.
+        num_live: how many rows come.
+        rows: returns those from one number to another, counted from 0.
+        counts: what packing makes of them, where rows are counted and a stage says it.
+    """
+
+    segment: int
+    num_live: int
+    rows: Callable[[int, int], pa.RecordBatch]
+    counts: PackCounts | None = None
+
+
+_Pieces = Iterator[tuple[Piece, int, pa.RecordBatch, bool]]
+"""A piece, the place of the first row in the file, the rows, and whether those that do not live were left out."""
+
+
 class FileWalk:
     """Reads the runs of a file, which it opens; `row` is the first row not yet read, wherever the walk is or fails."""
 
@@ -187,6 +208,7 @@ class FileWalk:
         may_thin: bool = False,
         live_known: bool = False,
         verify_checksums: bool = True,
+        adds: Callable[[pa.RecordBatch, int], pa.RecordBatch] | None = None,
     ) -> None:
         """Open nothing yet.
 
@@ -194,6 +216,7 @@ class FileWalk:
             may_thin: whether rows that do not live may be left out already, where the file can do that.
             live_known: whether some row of each piece is known to live.
             verify_checksums: whether stored checksums are compared with the data.
+            adds: adds columns to consecutive rows; takes the place of the first in the file, too.
         """
         # Where a row of a row group passes the filter, all columns are decoded anyway, in fewer calls the usual way.
         self._may_thin = may_thin and plan.thins and (plan.filters is None or not live_known)
@@ -204,44 +227,45 @@ class FileWalk:
         self._storage = storage
         self._releasing = storage if not storage.is_local and isinstance(storage, ReleasingStorage) else None
         self._plan = plan
+        self._adds = adds
         self._max_rows = max_rows
         reader = reader_of(plan.file, verify_checksums=verify_checksums)
         self._reader = reader.encoding(plan.encoded) if plan.encoded and isinstance(reader, EncodingReader) else reader
 
-    def batches(self, run: Run) -> Iterator[tuple[Piece, int, pa.RecordBatch, bool]]:
-        """Yield the rows of each piece of a run, batch by batch.
-
-        Yields:
-            The piece, the place of the first row in the file, the rows, and whether deleted ones were left out.
+    def parts(self, runs: Sequence[Run]) -> Iterator[Part]:
+        """Yield the rows of each piece of some runs, batch by batch, as the table has them.
 
         Raises:
-            TableError: there are more or fewer rows than the row groups were said to have.
+            TableError: there are more or fewer rows than the row groups were said to have, or they do not fit the
+                table.
         """
-        for part in self._parts_of(run):
-            check_wanted()
-            yield part
+        plan, masks = self._plan, self._plan.masks
+        self.handle = handle = self._reader.open(self._storage, plan.file, plan.meta)
+        thinner = handle if self._may_thin and isinstance(handle, ThinningFile) else None
+        for run in runs:
+            read = self._unthinned(handle, run) if thinner is None else self._some(thinner, run)
+            for piece, row, came, thinned in read:
+                check_wanted()
+                batch = plan.conformer.apply(came, row)
+                mask = plan.mask(batch, row) if masks and not thinned else None
+                if batch.num_columns > len(plan.columns):
+                    batch = batch.select(plan.columns)
+                if self._adds is not None:
+                    batch = self._adds(batch, row)
+                live = batch.num_rows if mask is None else int(np.count_nonzero(mask))
+                yield Part(piece.segment, live, partial(_live_rows, batch, mask))
 
     def close(self) -> None:
-        """Close the file; the next run opens it again."""
+        """Close the file."""
         if self.handle is not None:
             self.handle.close()
-            self.handle = None
 
-    def _parts_of(self, run: Run) -> Iterator[tuple[Piece, int, pa.RecordBatch, bool]]:
-        plan = self._plan
-        if self.handle is None:
-            self.handle = self._reader.open(self._storage, plan.file, plan.meta)
-        thinner = self.handle if self._may_thin and isinstance(self.handle, ThinningFile) else None
-        if thinner is None:
-            yield from self._unthinned(self.handle, run)
-            return
-        for part in self._parts(thinner, run):
-            if self._thins(thinner, part):
-                yield from self._thinned(thinner, part)
-            else:
-                yield from self._unthinned(self.handle, part)
+    def _some(self, thinner: ThinningFile, run: Run) -> _Pieces:
+        """Yield the rows of a run, without those that do not live where that saves work."""
+        for part in self._divided(thinner, run):
+            yield from self._thinned(thinner, part) if self._thins(thinner, part) else self._unthinned(thinner, part)
 
-    def _unthinned(self, handle: OpenFile, run: Run) -> Iterator[tuple[Piece, int, pa.RecordBatch, bool]]:
+    def _unthinned(self, handle: OpenFile, run: Run) -> _Pieces:
         starts, place = self._plan.group_starts, 0
         self.row, end = starts[run.groups.start], starts[run.groups.stop]
         with closing_stream(handle.batches(run.groups, self._plan.conformer.reads, self._max_rows)) as source:
@@ -264,7 +288,7 @@ class FileWalk:
             if self.row != end:
                 raise other_rows(run.groups, end, f"{end - self.row} fewer")
 
-    def _parts(self, thinner: ThinningFile, run: Run) -> Iterator[Run]:
+    def _divided(self, thinner: ThinningFile, run: Run) -> Iterator[Run]:
         """Divide a run into row groups that are read without their deleted rows, and runs that are read as they are."""
         # Deletes keep pieces apart, so that each lies in one row group.
         by_group = groupby(run.pieces, key=lambda piece: group_at(piece.row_start, self._plan.group_starts))
@@ -288,7 +312,7 @@ class FileWalk:
             return self._plan.chooser is not None and not self._live_known
         return thinner.thins(group, self._max_rows)
 
-    def _thinned(self, thinner: ThinningFile, part: Run) -> Iterator[tuple[Piece, int, pa.RecordBatch, bool]]:
+    def _thinned(self, thinner: ThinningFile, part: Run) -> _Pieces:
         (group,), (piece,) = part
         self.row, num_rows, reads = piece.row_start, piece.row_stop - piece.row_start, self._plan.conformer.reads
         chooser = self._plan.chooser
@@ -310,9 +334,7 @@ class FileWalk:
         if batch is not None:
             yield piece, piece.row_start, batch, True
 
-    def _in_step(
-        self, handle: OpenFile, part: Run, chooser: FileConformer
-    ) -> Iterator[tuple[Piece, int, pa.RecordBatch, bool]]:
+    def _in_step(self, handle: OpenFile, part: Run, chooser: Conformer) -> _Pieces:
         """Stream the columns that choose, and beside them the others, from the first row that stays on."""
         (piece,) = part.pieces
         others = Beside(handle, part.groups, self._others(chooser), self._max_rows, piece.row_start)
@@ -341,7 +363,7 @@ class FileWalk:
         if self._releasing is not None:
             self._releasing.release(group_at(row, self._plan.group_starts))
 
-    def _others(self, chooser: FileConformer) -> list[str]:
+    def _others(self, chooser: Conformer) -> list[str]:
         return [name for name in self._plan.conformer.reads if name not in chooser.reads]
 
     def _joined(self, first: pa.RecordBatch, others: pa.RecordBatch, kept: pa.UInt32Array | None) -> pa.RecordBatch:
@@ -385,3 +407,70 @@ class _LivePlaces:
             counted = np.arange(len(bits), dtype=np.uint32)
             self._ascending = pa.Array.from_buffers(pa.uint32(), len(counted), [None, pa.py_buffer(counted)])
         return pc.filter(self._ascending.slice(0, len(bits)), bits)
+
+
+def _live_rows(batch: pa.RecordBatch, mask: NDArray[np.bool_] | None, start: int, stop: int) -> pa.RecordBatch:
+    """Return the live rows `start` to `stop` of a batch."""
+    if mask is None or stop - start == batch.num_rows:
+        return batch if stop - start == batch.num_rows else batch.slice(start, stop - start)
+    # Filtering by the mask would cost more: a filter asks at each row, these indices were checked when made.
+    indices = np.flatnonzero(mask)[start:stop].astype(np.uint32)
+    return pc.take(batch, pa.array(indices), boundscheck=False)
+
+
+@contextmanager
+def closing_stream(source: Iterator[pa.RecordBatch]) -> Iterator[Iterator[pa.RecordBatch]]:
+    """Close a stream of batches behind the block, where it can be closed."""
+    try:
+        yield source
+    finally:
+        close: Callable[[], None] | None = getattr(source, "close", None)
+        if close is not None:
+            close()
+
+
+class Beside:
+    """Columns that are streamed beside others; nothing of them is decoded before the first rows are asked for."""
+
+    def __init__(self, handle: OpenFile, groups: range, names: list[str], max_rows: int, row: int) -> None:
+        """Read nothing yet.
+
+        Args:
+            row: the first row of the groups in the file.
+        """
+        self._groups = groups
+        self._stack = ExitStack()
+        self._open = partial(handle.batches, groups, names, max_rows)
+        self._source: Iterator[pa.RecordBatch] | None = None
+        self._start = row
+        self._batch: pa.RecordBatch | None = None
+
+    def rows(self, start: int, stop: int) -> Iterator[tuple[int, pa.RecordBatch]]:
+        """Yield the rows `start` to `stop` of the file, which are behind those before, and the place of the first."""
+        if self._source is None:
+            self._source = self._stack.enter_context(closing_stream(self._open()))
+        row = start
+        while row < stop:
+            batch = self._batch
+            if batch is None or self._start + batch.num_rows <= row:
+                self._start += 0 if batch is None else batch.num_rows
+                self._batch = next(self._source, None)
+                if self._batch is None:
+                    raise other_rows(self._groups, stop, f"{stop - self._start} fewer")
+                continue
+            low = row - self._start
+            high = min(batch.num_rows, stop - self._start)
+            yield row, batch.slice(low, high - low)
+            row += high - low
+
+    def close(self) -> None:
+        """Close the stream."""
+        self._stack.close()
+
+
+def other_rows(groups: range, end: int, difference: str) -> TableError:
+    """Say that row groups have other rows than the plan has."""
+    return TableError(
+        f"row groups {groups.start} to {groups.stop - 1} must end at row {end} of the "
+        f"file, got {difference}; the file has changed since it was planned: build the loader again"
+    )

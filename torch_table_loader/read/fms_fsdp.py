@@ -17,7 +17,7 @@ from torch_table_loader.read.failures import reading
 from torch_table_loader.read.far_files import open_at_end
 from torch_table_loader.read.ipc import check_footer, message_starts
 from torch_table_loader.read.ipc_messages import sized
-from torch_table_loader.read.reader_base import WithoutStatistics, refuse_duplicates, whole_groups
+from torch_table_loader.read.reader_base import WholeGroups, refuse_duplicates
 from torch_table_loader.read.token_files import GROUP_BYTES, TOKENS, DocumentFile, group_rows
 from torch_table_loader.records import FileMeta
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class FmsFsdpReader(WithoutStatistics):
+class FmsFsdpReader(WholeGroups):
     """Reads Arrow files with a document in each record batch: a row is a document, and each column a list.
 
     The footer alone is read to plan: it says where each record batch is.
@@ -77,16 +77,6 @@ class FmsFsdpReader(WithoutStatistics):
     def open(self, storage: Storage, file: DataFile, meta: FileMeta) -> FmsFsdpFile:
         """Open without the footer: see `FormatReader.open`."""
         return FmsFsdpFile(storage.open(file.path), file, meta)
-
-    def ranges(
-        self,
-        file: DataFile,  # noqa: ARG002
-        meta: FileMeta,
-        groups: Sequence[int],
-        columns: Sequence[str],
-    ) -> Sequence[Sequence[tuple[int, int]]]:
-        """Return record batches whole: see `RangedReader.ranges`."""
-        return whole_groups(meta, groups, columns)
 
 
 class FmsFsdpFile(DocumentFile):

@@ -1,15 +1,18 @@
-"""The format readers by name: those of this library, and those that other distributions install."""
+"""The format readers by name, and by the ends of files' names: those of this library, and those that others install."""
 
 from __future__ import annotations
 
 import os
 import pickle
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from torch_table_loader.errors import ConfigError, ConfigTypeError, TableError
+from torch_table_loader.format_contracts import SidecarReader
 from torch_table_loader.messages import did_you_mean
 from torch_table_loader.plugins import installed_names, load_installed
 from torch_table_loader.read.avro import AvroReader
+from torch_table_loader.read.compressed import CODECS, split_codec
 from torch_table_loader.read.csv import CsvReader
 from torch_table_loader.read.datatrove import DatatroveReader
 from torch_table_loader.read.failures import reading
@@ -54,15 +57,16 @@ _UNVERIFIED: dict[str, FormatReader] = {"parquet": ParquetReader(verify_checksum
 FORMATS = tuple(_READERS)
 """The formats of this library. An installed reader cannot take one of these names."""
 
+DEFAULT_FORMAT = "parquet"
+"""Of files whose names say nothing, as Hive writes them; the first bytes of a Parquet file say that it is one."""
+
+TEXT_FORMATS = ("csv", "json")
+"""Those whose files may be compressed as a whole."""
+
 _METHODS = ("inspect", "prune", "null_columns", "open")
 
 _MOST_ROWS = 1 << 48
 """More rows than any file has; the rows of many such files still count in 64 bits."""
-
-_SUFFIXES = {"pq": "parquet", "ndjson": "jsonl", "bin": "megatron", "idx": "megatron", "ds": "datatrove"} | {
-    name: name for name in FORMATS
-}
-"""The format of a file by the end of its name."""
 
 
 def format_names() -> tuple[str, ...]:
@@ -139,8 +143,10 @@ def _unknown(given: Any, path: Any) -> ConfigError:
     """Return the error of what names no format and is not a reader."""
     names = format_names()
     first = path[0] if isinstance(path, list | tuple) and path else path
-    ending = _SUFFIXES.get(str(first).rpartition(".")[2].lower()) if isinstance(first, str | os.PathLike) else None
-    written = _SUFFIXES.get(given.lower().lstrip(".")) if isinstance(given, str) else None
+    known = _by_suffix(FORMATS)
+    ending = known.get(_last_suffix(str(first)).lower()) if isinstance(first, str | os.PathLike) else None
+    low = given.lower().lstrip(".") if isinstance(given, str) else ""
+    written = low if low in FORMATS else known.get(f".{low}")
     hint = f"; did you mean {written}?" if written else did_you_mean(given, names)
     return (ConfigError if isinstance(given, str) else ConfigTypeError)(
         f"format must be one of {', '.join(map(repr, names))}, got {given!r}"
@@ -186,3 +192,83 @@ def _check_reader(reader: Any, who: str) -> None:
             f"{who} must pickle, since it travels to worker processes, but {kind} raised "
             f"{type(error).__name__}: {error}; define it at the top of a module, and leave handles out of its state"
         ) from error
+
+
+def suffixes_of(reader: FormatReader) -> tuple[str, ...]:
+    """Return how the names of a format's files end, those beside data files included.
+
+    >>> suffixes_of(reader_for("arrow")), suffixes_of(reader_for("megatron")), suffixes_of(reader_for("fms-fsdp"))
+    (('.arrow', '.ipc', '.feather'), ('.bin', '.idx'), ('.arrow',))
+    """
+    own = getattr(reader, "suffixes", None)
+    if own is None and isinstance(reader, SidecarReader):
+        own = (reader.data_suffix, *(sidecar.suffix for sidecar in reader.sidecars))
+    return tuple(own or ())
+
+
+def reader_by_suffix(names: Sequence[str]) -> FormatReader:
+    """Return the reader of files that all end as those of one format do.
+
+    Of two formats with a suffix in common, built-in ones come before installed ones, and otherwise the first in
+    `FORMATS`. Installed readers are looked at where no built-in format has the suffix.
+
+    Args:
+        names: of the files; where none ends as files of a format do, they are taken for Parquet files.
+
+    Raises:
+        ConfigError: there are files of two formats, or of one and others; or compressed files of a format whose files
+            are not read so.
+
+    >>> reader_by_suffix(["a.csv", "b.csv.gz"]).name, reader_by_suffix(["000000_0"]).name
+    ('csv', 'parquet')
+    """
+    firsts: dict[str, str] = {}
+    known = _by_suffix(FORMATS)
+    plain = [split_codec(name)[0] for name in names]
+    if any(_ending(name, known) is None and _last_suffix(name) for name in plain):
+        known = {**_by_suffix(format_names()), **known}
+    for name, without in zip(names, plain, strict=True):
+        firsts.setdefault(known.get(_ending(without, known) or "", ""), name)
+    if set(firsts) == {""} or not firsts:
+        return reader_for(DEFAULT_FORMAT)
+    if len(firsts) > 1:
+        one, other = list(firsts.values())[:2]
+        raise ConfigError(
+            "without format=, all files must end as those of one format do, got "
+            f"{_shown_suffix(one)} ({one}) and {_shown_suffix(other)} ({other}); pass format=, or a path such as "
+            f"'…/*{_shown_suffix(next(first for form, first in firsts.items() if form))}' that names the files of one"
+        )
+    (form,) = firsts
+    for name in names:
+        codec = split_codec(name)[1]
+        if codec and form not in TEXT_FORMATS:
+            raise ConfigError(
+                f"files of format={form!r} are not read when they are compressed as a whole, got {name}; take "
+                f"{codec!r} away (the format compresses by itself), or compress text: CSV and JSON lines are read "
+                f"with {', '.join(CODECS)}"
+            )
+    return reader_for(form)
+
+
+def _by_suffix(forms: Sequence[str]) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for form in forms:
+        for suffix in suffixes_of(reader_for(form)):
+            found.setdefault(suffix.lower(), form)
+    return found
+
+
+def _ending(name: str, known: Mapping[str, str]) -> str | None:
+    """Return the longest suffix that a name ends with."""
+    matching = [suffix for suffix in known if name.lower().endswith(suffix)]
+    return max(matching, key=len, default=None)
+
+
+def _last_suffix(name: str) -> str:
+    stem, dot, last = name.rpartition("/")[2].rpartition(".")
+    return dot + last if stem and dot else ""
+
+
+def _shown_suffix(name: str) -> str:
+    plain, codec = split_codec(name)
+    return f"{_last_suffix(plain)}{codec}" or "no suffix"

@@ -25,12 +25,11 @@ from torch_table_loader.read.far_files import open_at_end
 from torch_table_loader.read.ipc_messages import sized
 from torch_table_loader.read.reader_base import (
     SequentialFile,
-    WithoutStatistics,
+    WholeGroups,
     bounded,
     one_group,
     refuse_duplicates,
     rows_without_columns,
-    whole_groups,
 )
 from torch_table_loader.records import FileMeta
 
@@ -53,7 +52,7 @@ _MOST_PADDING = 128
 
 
 @dataclass(frozen=True, slots=True)
-class IpcReader(WithoutStatistics):
+class IpcReader(WholeGroups):
     """Reads the Arrow IPC file (Feather 2) and stream formats (https://arrow.apache.org/docs/format/Columnar.html).
 
     Which of the two a file is, its first bytes say.
@@ -93,7 +92,7 @@ class IpcReader(WithoutStatistics):
         """
         if meta.group_ranges is None and len(meta.group_rows) == 1:
             return [[(0, file.version.num_bytes)] for _ in groups]
-        return whole_groups(meta, groups, columns)
+        return WholeGroups.ranges(self, file, meta, groups, columns)
 
 
 class IpcFile:

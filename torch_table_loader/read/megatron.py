@@ -10,6 +10,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,7 +19,6 @@ import pyarrow as pa
 from torch_table_loader.format_contracts import Sidecar
 from torch_table_loader.read.token_files import (
     GROUP_BYTES,
-    Column,
     Index,
     TokenReader,
     check_total,
@@ -28,9 +28,12 @@ from torch_table_loader.read.token_files import (
 )
 
 if TYPE_CHECKING:
+    from contextlib import ExitStack
+
     from numpy.typing import NDArray
 
     from torch_table_loader.contracts import Storage
+    from torch_table_loader.read.token_files import Values
     from torch_table_loader.records import DataFile
 
 MODES = "modes"
@@ -72,28 +75,25 @@ class MegatronReader(TokenReader):
         except ValueError as error:
             raise ValueError(f"{index.name} {error}") from error
 
-    def column(self, name: str, storage: Storage, file: DataFile, more: Sequence[NDArray[Any]]) -> Column:  # noqa: ARG002
+    def column(
+        self,
+        name: str,  # noqa: ARG002
+        storage: Storage,  # noqa: ARG002
+        file: DataFile,  # noqa: ARG002
+        more: Sequence[NDArray[Any]],
+        opened: ExitStack,  # noqa: ARG002
+    ) -> Values:
         """Return the modes, which the index said."""
         lengths, modes = more
-        return _Modes(np.cumsum(lengths, dtype=np.int64), modes)
+        return partial(_modes, np.cumsum(lengths, dtype=np.int64), modes)
 
 
-class _Modes(Column):
-    """The mode of each token, from those of sequences."""
-
-    def __init__(self, ends: NDArray[np.int64], modes: NDArray[np.uint8]) -> None:
-        self._ends = ends
-        self._modes = modes
-
-    def values(self, start: int, stop: int) -> pa.Buffer:
-        """Return the modes of a run of tokens."""
-        first = int(np.searchsorted(self._ends, start, side="right"))
-        last = int(np.searchsorted(self._ends, stop, side="left")) + 1
-        edges = np.clip(np.concatenate(([start], self._ends[first:last])), start, stop)
-        return owned(np.repeat(self._modes[first:last], np.diff(edges)))
-
-    def close(self) -> None:
-        """Do nothing: the index said it all."""
+def _modes(ends: NDArray[np.int64], modes: NDArray[np.uint8], start: int, stop: int) -> pa.Buffer:
+    """Return the modes of a run of tokens, from those of sequences."""
+    first = int(np.searchsorted(ends, start, side="right"))
+    last = int(np.searchsorted(ends, stop, side="left")) + 1
+    edges = np.clip(np.concatenate(([start], ends[first:last])), start, stop)
+    return owned(np.repeat(modes[first:last], np.diff(edges)))
 
 
 def _parse(data: pa.Buffer) -> Index:

@@ -22,11 +22,10 @@ from torch_table_loader.read.far_files import open_at_end
 from torch_table_loader.read.orc_messages import decompressed, fields
 from torch_table_loader.read.orc_stripes import StripeCheck, StripePlace
 from torch_table_loader.read.reader_base import (
-    WithoutStatistics,
+    WholeGroups,
     bounded,
     refuse_duplicates,
     rows_without_columns,
-    whole_groups,
 )
 from torch_table_loader.records import FileMeta
 
@@ -40,7 +39,7 @@ _OPENING_BYTES = 16 * 1024
 
 
 @dataclass(frozen=True, slots=True)
-class OrcReader(WithoutStatistics):
+class OrcReader(WholeGroups):
     """Reads ORC files (https://orc.apache.org/specification/ORCv1/)."""
 
     name: str = "orc"
@@ -61,19 +60,6 @@ class OrcReader(WithoutStatistics):
             group_ranges=tuple((stripe.start, stripe.start + stripe.num_bytes) for stripe in stripes),
             opening=((max(0, size - max(tail_bytes, _OPENING_BYTES)), size),),
         )
-
-    def ranges(
-        self,
-        file: DataFile,  # noqa: ARG002 - the metadata says all
-        meta: FileMeta,
-        groups: Sequence[int],
-        columns: Sequence[str],
-    ) -> Sequence[Sequence[tuple[int, int]]]:
-        """Return the file's tail, and stripes whole: see `RangedReader.ranges`.
-
-        Where a column lies in a stripe, the stripe's own footer says, which is not read before.
-        """
-        return whole_groups(meta, groups, columns)
 
     def open(self, storage: Storage, file: DataFile, meta: FileMeta) -> OrcFile:
         """Open; pyarrow takes no footer from outside, so this reads it again."""

@@ -167,7 +167,8 @@ class ParquetFile:
         """Yield the rows of row groups: see `OpenFile.batches`."""
         wanted = list(columns)
         for call, whole in self._calls(groups, max_rows):
-            for batch in self._whole(call[0], wanted) if whole else self._streamed(call, wanted, max_rows):
+            read = self._table(call[0], wanted).to_batches() if whole else self._streamed(call, wanted, max_rows)
+            for batch in read:
                 # pyarrow takes dotted paths of leaves, so "a" or "a.b" may bring in more than it names,
                 # and it keeps the file's order.
                 yield batch if batch.schema.names == wanted else batch.select(wanted)
@@ -198,7 +199,7 @@ class ParquetFile:
     def thinned(self, group: int, columns: Sequence[str], num_rows: int, kept: pa.Array | None) -> pa.RecordBatch:
         """Read a few columns at a time, and copy the rows that stay while caches hold them: see `ThinningFile`."""
         names = list(columns)
-        at_once = max(1, (sizes().parquet_values if kept is None else _VALUES_TO_COPY) // max(1, num_rows))
+        at_once = max(1, _VALUES_TO_COPY // max(1, num_rows)) if kept is not None else max(1, len(names))
         fields: list[pa.Field] = []
         arrays: list[pa.Array] = []
         for start in range(0, len(names), at_once):
@@ -212,20 +213,19 @@ class ParquetFile:
             arrays += _in_one_piece(table) if kept is None else _taken(table, kept)
         return pa.RecordBatch.from_arrays(arrays, schema=pa.schema(fields))
 
-    def _whole(self, group: int, columns: list[str]) -> Iterator[pa.RecordBatch]:
-        """Read a row group, a few columns at a time, which is faster: caches hold what they touch."""
-        at_once = max(1, sizes().parquet_values // self._handle.metadata.row_group(group).num_rows)
-        if len(columns) <= at_once:
-            return iter(self._table(group, columns).to_batches())
-        parts = [columns[start : start + at_once] for start in range(0, len(columns), at_once)]
-        tables = [self._table(group, part) for part in parts]
-        fields = [field for table in tables for field in table.schema]
-        arrays = [column for table in tables for column in table.columns]
-        return iter(pa.Table.from_arrays(arrays, schema=pa.schema(fields)).to_batches())
-
     def _table(self, group: int, columns: list[str]) -> pa.Table:
-        table = self._handle.read_row_group(group, columns=columns, use_threads=False)
-        return sound_text(table if table.column_names == columns else table.select(columns))
+        """Read a row group, a few columns at a time, which is faster: caches hold what they touch."""
+        at_once = max(1, sizes().parquet_values // max(1, self._handle.metadata.row_group(group).num_rows))
+        tables = []
+        for start in range(0, max(1, len(columns)), at_once):
+            part = columns[start : start + at_once]
+            table = self._handle.read_row_group(group, columns=part, use_threads=False)
+            tables.append(sound_text(table if table.column_names == part else table.select(part)))
+        if len(tables) > 1:
+            fields = [field for table in tables for field in table.schema]
+            arrays = [column for table in tables for column in table.columns]
+            tables = [pa.Table.from_arrays(arrays, schema=pa.schema(fields))]
+        return tables[0]
 
     def _streamed(self, groups: list[int], columns: list[str], max_rows: int) -> Iterator[pa.RecordBatch]:
         batches: Iterator[pa.RecordBatch] = self._handle.iter_batches(

@@ -35,6 +35,28 @@ class WithoutStatistics:
         return frozenset()
 
 
+class WholeGroups(WithoutStatistics):
+    """What a `RangedReader` says of files whose row groups are read whole, wherever their columns lie in them."""
+
+    __slots__ = ()
+
+    def ranges(
+        self,
+        file: DataFile,  # noqa: ARG002 - the metadata says all
+        meta: FileMeta,
+        groups: Sequence[int],
+        columns: Sequence[str],
+    ) -> Sequence[Sequence[tuple[int, int]]]:
+        """Return what opens the file, and row groups whole: see `RangedReader.ranges`.
+
+        Where there are no columns, row groups are not read. Where a plan cache has the metadata from before ranges were
+        kept, nothing is known.
+        """
+        places = meta.group_ranges
+        found = [[places[group]] if columns and places is not None else [] for group in groups]
+        return [[*meta.opening, *each] if place == 0 else each for place, each in enumerate(found)]
+
+
 class SequentialFile:
     """A file that is decoded from its start on each call; opened when the first batch is asked for."""
 
@@ -66,18 +88,6 @@ class SequentialFile:
         """Release the file."""
         for source in self._sources:
             source.close()
-
-
-def whole_groups(meta: FileMeta, groups: Sequence[int], columns: Sequence[str]) -> Sequence[Sequence[tuple[int, int]]]:
-    """Return what it takes to open a file, and to read row groups whole: see `RangedReader.ranges`.
-
-    Args:
-        meta: what `inspect` said; where a plan cache has it from before ranges were kept, nothing is known.
-        columns: where there are none, row groups are not read.
-    """
-    places = meta.group_ranges
-    found = [[places[group]] if columns and places is not None else [] for group in groups]
-    return [[*meta.opening, *each] if place == 0 else each for place, each in enumerate(found)]
 
 
 def one_group(schema: pa.Schema, num_rows: int, file: DataFile) -> FileMeta:

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any, TypeAlias
 
+import numpy as np
 import pyarrow as pa
 
+from torch_table_loader.planning.pack_counts import PackCounts, sum_of
+
 if TYPE_CHECKING:
-    import numpy as np
     from numpy.typing import NDArray
 
     from torch_table_loader.planning.keys import Key
-    from torch_table_loader.planning.pack_counts import PackCounts
 
 
 class RowStage(ABC):
@@ -147,3 +149,24 @@ class RowBlocks:
         """Return what waits as one block, if anything does; nothing waits then."""
         waiting, self._waiting, self._num_rows = self._waiting, [], 0
         return [pa.concat_batches(waiting)] if len(waiting) > 1 else waiting
+
+
+Counted: TypeAlias = tuple[int, PackCounts | None]
+"""Rows that live, or that a stage makes of them; and what packing makes of them, where it is known."""
+
+
+def measured(stage: RowStage, lengths: NDArray[Any]) -> Counted:
+    """Return what a stage makes of consecutive rows, by how long their lists are."""
+    size = stage.block_rows or max(1, len(lengths))
+    blocks = (lengths[first : first + size].astype(np.int64) for first in range(0, len(lengths), size))
+    return summed(((0, stage.count_of(block)) for block in blocks), 1)[0]
+
+
+def summed(made: Iterable[tuple[int, Counted]], segments: int) -> list[Counted]:
+    """Add up what was counted, segment by segment."""
+    live = [0] * segments
+    counts: list[list[PackCounts | None]] = [[] for _ in range(segments)]
+    for segment, (more, found) in made:
+        live[segment] += more
+        counts[segment].append(found)
+    return [(number, sum_of(found)) for number, found in zip(live, counts, strict=True)]

@@ -6,12 +6,11 @@ import copy
 import logging
 from collections.abc import Collection, Generator, Iterator, Sequence
 from contextlib import closing
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import numpy as np
 import pyarrow as pa
 
-from torch_table_loader.arrow import compute as pc
 from torch_table_loader.arrow.arrays import ascending
 from torch_table_loader.arrow.reserved import ROW_ID
 from torch_table_loader.contracts import has_ranges, is_far
@@ -20,46 +19,29 @@ from torch_table_loader.format_contracts import ListCountingReader, ListMeasurin
 from torch_table_loader.planning.requests import FIRST_BYTES
 from torch_table_loader.predicates.expressions import check_filter, expression_columns
 from torch_table_loader.read.conform import batch_of
-from torch_table_loader.read.counted import Counted, measured, summed
 from torch_table_loader.read.deletes import Deletes
 from torch_table_loader.read.failures import as_reading_error, changed_error, find_damage, is_store_failure, reading
 from torch_table_loader.read.file_plan import FilePlan, plan_file
-from torch_table_loader.read.file_walk import FileWalk, Piece, Run, fit_segments, group_at, plan_runs, trim_segments
+from torch_table_loader.read.file_walk import FileWalk, Run, fit_segments, group_at, plan_runs, trim_segments
 from torch_table_loader.read.footers import LazyFooters
 from torch_table_loader.read.formats import is_columnar, reader_of
-from torch_table_loader.read.row_stage import RowBlocks
+from torch_table_loader.read.row_stage import Counted, RowBlocks, measured, summed
 from torch_table_loader.records import FileNeeds
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
+    import numpy as np
 
     from torch_table_loader.contracts import Storage
     from torch_table_loader.format_contracts import FormatReader
     from torch_table_loader.planning.keys import Key
-    from torch_table_loader.planning.pack_counts import PackCounts
-    from torch_table_loader.read.row_stage import RowStage, StagedRows
+    from torch_table_loader.read.file_walk import Part
+    from torch_table_loader.read.row_stage import RowStage
     from torch_table_loader.records import DataFile, FileMeta, FileNeeds, ReadTask, Segment
 
 
 _log = logging.getLogger(__name__)
 
 DEFAULT_MAX_ROWS = 65_536
-
-
-class _Masked(NamedTuple):
-    """A batch of the table's columns, where it starts in the file, and which of its rows pass (None: all).
-
-    `num_live` counts the rows that pass; behind a stage, those that it makes of them, which `staged` has. When
-    rows are counted, `counts` is what packing makes of them, where the stage says it.
-    """
-
-    piece: Piece
-    row: int
-    batch: pa.RecordBatch
-    mask: NDArray[np.bool_] | None
-    num_live: int
-    staged: StagedRows | None = None
-    counts: PackCounts | None = None
 
 
 class _Reading(NamedTuple):
@@ -171,18 +153,16 @@ class TaskReader:
             return
         plan, segments, skip, take, _ = found
         _log.debug("%s: reads parts of %d row groups", plan.file.name, len(segments))
-        base = None if self._bases is None else int(self._bases[task.file_index])
-        with closing(self._masked(plan, segments, storage, base)) as parts:
+        with closing(self._parts(found, task.file_index, storage)) as parts:
             for part in parts:
-                num_live = part.num_live
-                start = min(skip, num_live)
-                stop = num_live if take < 0 else min(num_live, start + take)
+                start = min(skip, part.num_live)
+                stop = part.num_live if take < 0 else min(part.num_live, start + take)
                 skip -= start
                 take -= 0 if take < 0 else stop - start
                 # What a stage makes of a part comes as one: it is bounded by the rows of the part.
                 most = self._max_rows if self._stage is None else max(1, stop - start)
                 for first in range(start, stop, most):
-                    yield self._delivered(part, first, min(first + most, stop), base)
+                    yield part.rows(first, min(first + most, stop))
                 if take == 0:
                     self._check_version(plan.file, storage)
                     return
@@ -199,31 +179,28 @@ class TaskReader:
         """
         return self._needs(self._to_read(task))
 
-    def count(self, task: ReadTask, storage: Storage | None = None) -> list[int]:
+    def counted(self, task: ReadTask, storage: Storage | None = None) -> list[Counted]:
         """Count the live rows of each segment of a task, reading the filter's columns alone.
 
         Args:
             task: which segments; its `skip` and `take` do not matter.
 
         Returns:
-            One count a segment. Without a filter, a stage and equality deletes no data file is read.
+            One count a segment, and what packing makes of its rows, where a stage says it. Without a filter, a stage
+            and equality deletes no data file is read.
 
         Raises:
             TableError: as `read` does.
             StorageError: as `read` does.
         """
-        return [live for live, _ in self.counted(task, storage)]
-
-    def counted(self, task: ReadTask, storage: Storage | None = None) -> list[Counted]:
-        """Return what `count` does, and what packing makes of each segment; None where nobody says."""
         if isinstance(found := self._to_count(task), list):
             return found
-        parts = self._masked(found.plan, found.segments, storage, counting=True)
-        made = ((found.owners[part.piece.segment], (part.num_live, part.counts)) for part in parts)
+        parts = self._parts(found, task.file_index, storage, counting=True)
+        made = ((found.owners[part.segment], (part.num_live, part.counts)) for part in parts)
         return summed(made, len(task.segments))
 
     def needs_of_count(self, task: ReadTask) -> FileNeeds | None:
-        """Return which bytes of its file `count` asks for: see `needs`."""
+        """Return which bytes of its file `counted` asks for: see `needs`."""
         found = self._to_count(task)
         return None if isinstance(found, list) else self._needs(found)
 
@@ -239,7 +216,7 @@ class TaskReader:
         return _Reading(plan, segments, skip, take, owners) if segments and take else None
 
     def _to_count(self, task: ReadTask) -> _Reading | list[Counted]:
-        """Return what `count` reads, or the counts where they are known."""
+        """Return what `counted` reads, or the counts where they are known."""
         plan = self._plan(task.file_index, () if self._stage is None else self._stage.reads)
         if plan.empty:
             return summed((), len(task.segments))
@@ -296,99 +273,68 @@ class TaskReader:
         with reading(self._storage, file):
             return plan_file(file, meta, self._table_schema, columns, filters, self._deletes, self._encoded)
 
-    def _delivered(self, part: _Masked, start: int, stop: int, base: int | None) -> pa.RecordBatch:
-        """Return the live rows `start` to `stop` of a part."""
-        if part.staged is not None:
-            return part.staged.slice(start, stop)
-        batch, mask = part.batch, part.mask
-        batch = self._chosen(batch, part.row, base)
-        if mask is None or stop - start == batch.num_rows:
-            return batch if stop - start == batch.num_rows else batch.slice(start, stop - start)
-        # Filtering by the mask would cost more: a filter asks at each row, these indices were checked when made.
-        indices = np.flatnonzero(mask)[start:stop].astype(np.uint32)
-        return pc.take(batch, pa.array(indices), boundscheck=False)
-
-    def _chosen(self, batch: pa.RecordBatch, row: int, base: int | None) -> pa.RecordBatch:
-        """Leave out columns that only a filter wanted, and add row ids to consecutive rows."""
-        if batch.num_columns > len(self._columns):
-            batch = batch.select(self._columns)
-        if base is None:
-            return batch
-        ids = ascending(base + row, batch.num_rows)
-        return batch_of([*batch.columns, ids], self._rows_schema)
-
     def _runs(self, plan: FilePlan, segments: Sequence[Segment]) -> list[Run]:
         return plan_runs(segments, plan.group_starts, merge=not self._masks(plan))
 
-    def _masked(
-        self,
-        plan: FilePlan,
-        segments: Sequence[Segment],
-        given: Storage | None,
-        base: int | None = None,
-        *,
-        counting: bool = False,
-    ) -> Generator[_Masked, None, None]:
+    def _parts(
+        self, found: _Reading, file_index: int, given: Storage | None, *, counting: bool = False
+    ) -> Generator[Part, None, None]:
         """Open the file, walk the segments' rows, check what came, close the file."""
+        plan, segments = found.plan, found.segments
         runs = self._runs(plan, segments)
         if not runs:
             return
         storage = self._storage if given is None else given
         self._check_version(plan.file, given)
-        found = [0] * len(segments)
-        may_thin, known = self._bases is None, all(segment.live > 0 for segment in segments)
-        verify = self._deletes.verify_checksums
-        walk = FileWalk(storage, plan, self._max_rows, may_thin=may_thin, live_known=known, verify_checksums=verify)
+        live = [0] * len(segments)
+        swappable = storage.is_local  # the file that is opened may not be the one that was looked at before
+        walk = FileWalk(
+            storage,
+            plan,
+            self._max_rows,
+            may_thin=self._bases is None,
+            live_known=all(segment.live > 0 for segment in segments),
+            verify_checksums=self._deletes.verify_checksums,
+            adds=None if self._bases is None or counting else partial(self._with_ids, int(self._bases[file_index])),
+        )
         try:
-            walked = self._walked(plan, walk, runs, given)
-            for part in walked if self._stage is None else self._staged(walked, base, counting=counting):
-                found[part.piece.segment] += part.num_live
+            parts = walk.parts(runs)
+            for part in parts if self._stage is None else self._staged(self._stage, parts, counting=counting):
+                if swappable:
+                    self._check_version(plan.file, given)
+                    swappable = False
+                live[part.segment] += part.num_live
                 yield part
             if not self._knows_live(plan):
-                _check_found(plan.file, segments, found)
+                _check_found(plan.file, segments, live)
         except Exception as error:
             raise self._explain(error, plan, walk, given) from error
         finally:
             walk.close()
         self._check_version(plan.file, given)
 
-    def _walked(
-        self, plan: FilePlan, walk: FileWalk, runs: Sequence[Run], given: Storage | None
-    ) -> Generator[_Masked, None, None]:
-        """Yield what the file has, with the rows that live."""
-        swappable = (self._storage if given is None else given).is_local
-        for run in runs:
-            for piece, row, batch, thinned in walk.batches(run):
-                if swappable:  # the file that was opened may not be the one that was looked at before
-                    self._check_version(plan.file, given)
-                    swappable = False
-                conformed = plan.conformer.apply(batch, row)
-                mask = None if thinned else plan.mask(conformed, row)
-                live = conformed.num_rows if mask is None else int(np.count_nonzero(mask))
-                yield _Masked(piece, row, conformed, mask, live)
+    def _with_ids(self, base: int, batch: pa.RecordBatch, row: int) -> pa.RecordBatch:
+        return batch_of([*batch.columns, ascending(base + row, batch.num_rows)], self._rows_schema)
 
-    def _staged(self, walked: Iterator[_Masked], base: int | None, *, counting: bool) -> Iterator[_Masked]:
+    def _staged(self, stage: RowStage, parts: Iterator[Part], *, counting: bool) -> Iterator[Part]:
         """Yield what the stage makes of the live rows, as it takes them together; when counting, how much that is."""
-        stage = self._stage
-        assert stage is not None  # noqa: S101 asked only where there is one
         blocks = RowBlocks(stage.block_rows)
-        last: _Masked | None = None
+        last: Part | None = None
 
-        def made(part: _Masked, batches: Sequence[pa.RecordBatch]) -> Iterator[_Masked]:
+        def made(part: Part, batches: Sequence[pa.RecordBatch]) -> Iterator[Part]:
             for batch in batches:
                 if counting:
-                    num_live, counts = stage.counted(batch)
-                    yield part._replace(batch=batch, mask=None, num_live=num_live, counts=counts)
+                    num_rows, counts = stage.counted(batch)
+                    yield part._replace(num_live=num_rows, counts=counts)
                 else:
                     staged = stage.rows(batch)
-                    yield part._replace(batch=batch, mask=None, num_live=staged.num_rows, staged=staged)
+                    yield part._replace(num_live=staged.num_rows, rows=staged.slice)
 
-        for part in walked:
-            if last is not None and part.piece.segment != last.piece.segment:
+        for part in parts:
+            if last is not None and part.segment != last.segment:
                 yield from made(last, blocks.rest())
             last = part
-            batch = self._chosen(part.batch, part.row, base)
-            yield from made(part, blocks.push(batch if part.mask is None else batch.filter(pa.array(part.mask))))
+            yield from made(part, blocks.push(part.rows(0, part.num_live)))
         if last is not None:
             yield from made(last, blocks.rest())
 

@@ -10,11 +10,13 @@ from __future__ import annotations
 import struct
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
+from torch_table_loader.arrow.arrays import lists_of
 from torch_table_loader.contracts import is_far
 from torch_table_loader.errors import TableError
 from torch_table_loader.format_contracts import Traits
@@ -42,7 +44,7 @@ _MOST_BYTES = 1 << 60
 _ARRAY = struct.Struct("<cxxxxxxxQ")
 
 Values = Callable[[int, int], pa.Buffer]
-"""Returns the values of a column for a run of tokens of the file."""
+"""Returns the values of a column for a run of tokens, counted from the file's first, in memory of their own."""
 
 
 class Index(NamedTuple):
@@ -78,15 +80,21 @@ class TokenReader(WithoutStatistics, ABC):
         """
 
     @abstractmethod
-    def column(self, name: str, storage: Storage, file: DataFile, more: Sequence[NDArray[Any]]) -> Column:
-        """Return how a column beside the tokens is read."""
+    def column(
+        self, name: str, storage: Storage, file: DataFile, more: Sequence[NDArray[Any]], opened: ExitStack
+    ) -> Values:
+        """Return how a column beside the tokens is read.
+
+        Args:
+            opened: closes what is opened for that.
+        """
 
     def inspect(self, storage: Storage, file: DataFile, schema: pa.Schema | None) -> FileMeta:  # noqa: ARG002
         """Read the index and compare it with the size of the file: see `FormatReader.inspect`."""
         with reading(storage, file):
             if not is_far(storage):  # of a far one the listing says that it is there
                 with storage.open(file.path) as source:
-                    _check_size(file, source.size())
+                    check_size(file, source.size())
             try:
                 index = self.read_index(storage, file)
                 return _meta(index, file.version.num_bytes, self.group_bytes)
@@ -120,18 +128,6 @@ class TokenReader(WithoutStatistics, ABC):
         if places is None:
             return [[] for _ in groups]
         return [[place] if (place := places[group])[0] < place[1] else [] for group in groups]
-
-
-class Column(ABC):
-    """Reads one column beside the tokens."""
-
-    @abstractmethod
-    def values(self, start: int, stop: int) -> pa.Buffer:
-        """Return the values of a run of tokens, counted from the file's first, in memory of their own."""
-
-    @abstractmethod
-    def close(self) -> None:
-        """Release what is open."""
 
 
 class DocumentFile(ABC):
@@ -168,13 +164,13 @@ class TokenFile(DocumentFile):
         self._reader = reader
         self._rows = np.concatenate(([0], np.cumsum(meta.group_rows, dtype=np.int64)))
         self._width = width_of(meta)
-        self._columns: dict[str, Column] = {}
+        self._columns: dict[str, Values] = {}
+        self._opened = ExitStack()
 
     def close(self) -> None:
         """Release all files."""
         super().close()
-        for column in self._columns.values():
-            column.close()
+        self._opened.close()
 
     def _group(self, group: int, columns: Sequence[str]) -> pa.RecordBatch:
         lengths = self._lengths[self._rows[group] : self._rows[group + 1]]
@@ -188,13 +184,14 @@ class TokenFile(DocumentFile):
             if field.name == TOKENS:
                 values = read_exactly(self._source, start, stop, self._file.name)
             else:
-                values = self._column(field.name).values(first, last)
-            arrays.append(_lists(field.type, lengths, values))
+                values = self._column(field.name)(first, last)
+            flat = pa.Array.from_buffers(field.type.value_type, last - first, [None, values], null_count=0)
+            arrays.append(lists_of(field.type, lengths, flat))
         return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
-    def _column(self, name: str) -> Column:
+    def _column(self, name: str) -> Values:
         if name not in self._columns:
-            self._columns[name] = self._reader.column(name, self._storage, self._file, self._more)
+            self._columns[name] = self._reader.column(name, self._storage, self._file, self._more, self._opened)
         return self._columns[name]
 
 
@@ -215,7 +212,7 @@ def width_of(meta: FileMeta) -> int:
 def read_whole(storage: Storage, file: DataFile) -> pa.Buffer:
     """Read a sidecar whole."""
     with open_at_start(storage, file) as source:
-        _check_size(file, source.size())
+        check_size(file, source.size())
         return read_exactly(source, 0, file.version.num_bytes, file.name)
 
 
@@ -358,21 +355,14 @@ def check_total(what: str, tokens: int, width: int) -> None:
         raise ValueError(f"{what} says {tokens} tokens, which no file has")
 
 
-def _check_size(file: DataFile, size: int) -> None:
+def check_size(file: DataFile, size: int) -> None:
+    """Refuse a file that has not as many bytes as were listed.
+
+    Raises:
+        TableError: names both sizes.
+    """
     if size != file.version.num_bytes:
         raise TableError(
             f"{file.name} had {file.version.num_bytes} bytes when it was listed, and has {size}: it changed while it "
-            "was in use, "
-            "or was cut; build the loader again on the files as they are now"
+            "was in use, or was cut; build the loader again on the files as they are now"
         )
-
-
-def _lists(kind: pa.DataType, lengths: NDArray[Any], values: pa.Buffer) -> pa.Array:
-    """Make lists from their lengths and one flat buffer of values."""
-    offsets = pa.allocate_buffer(4 * (len(lengths) + 1))
-    view = np.frombuffer(offsets, np.int32)
-    view[0] = 0
-    np.cumsum(lengths, dtype=np.int32, out=view[1:])
-    count = int(view[-1])
-    inner = pa.Array.from_buffers(kind.value_type, count, [None, values], null_count=0)
-    return pa.Array.from_buffers(kind, len(lengths), [None, offsets], null_count=0, children=[inner])

@@ -112,10 +112,10 @@ def unify_types(one: pa.DataType, other: pa.DataType, *, inferred: bool = False)
         return other
     if kinds.is_dictionary(one) or kinds.is_dictionary(other):
         return unify_types(decoded_type(one), decoded_type(other), inferred=inferred)
-    families = {_family(one), _family(other)}
-    if len(families) == 1:
-        return _WITHIN[families.pop()](one, other, inferred)
-    if inferred and families == {"integer", "floating"}:
+    merge, others = _merge_of(one), _merge_of(other)
+    if merge is others:
+        return merge(one, other, inferred)
+    if inferred and {merge, others} == {_integers, _wider}:
         return pa.float64()
     raise TypeError(f"{one} and {other} do not unify")
 
@@ -158,8 +158,8 @@ def _refuse_uncastable(field: pa.Field, file_type: pa.DataType, name: str) -> No
         ) from error
 
 
-def _family(kind: pa.DataType) -> str:
-    return next((name for name, tests in _FAMILIES.items() if any(test(kind) for test in tests)), "other")
+def _merge_of(kind: pa.DataType) -> _Merge:
+    return next((merge for tests, merge in _FAMILIES if any(test(kind) for test in tests)), _refuse)
 
 
 def _wider(one: pa.DataType, other: pa.DataType, inferred: bool) -> pa.DataType:  # noqa: ARG001
@@ -215,27 +215,21 @@ def _fields(one: pa.Field, other: pa.Field, inferred: bool) -> pa.Field:
     return pa.field(one.name, merged, nullable=one.nullable or other.nullable)
 
 
-_FAMILIES: dict[str, tuple[Callable[[pa.DataType], bool], ...]] = {
-    "integer": (pa.types.is_integer,),
-    "floating": (pa.types.is_floating,),
-    "string": (is_string,),
-    "binary": (pa.types.is_binary, pa.types.is_large_binary, pa.types.is_binary_view),
-    "decimal": (pa.types.is_decimal,),
-    "list": (pa.types.is_list, pa.types.is_large_list),
-    "fixed list": (pa.types.is_fixed_size_list,),
-    "struct": (pa.types.is_struct,),
-    "map": (pa.types.is_map,),
-}
+_Test = Callable[[pa.DataType], bool]
+_Merge = Callable[[pa.DataType, pa.DataType, bool], pa.DataType]
 
-_WITHIN: dict[str, Callable[[pa.DataType, pa.DataType, bool], pa.DataType]] = {
-    "integer": _integers,
-    "floating": _wider,
-    "string": lambda _one, _other, _inferred: pa.large_string(),
-    "binary": lambda _one, _other, _inferred: pa.large_binary(),
-    "decimal": _decimals,
-    "list": _lists,
-    "fixed list": _fixed_lists,
-    "struct": _structs,
-    "map": _maps,
-    "other": _refuse,
-}
+_FAMILIES: Sequence[tuple[Sequence[_Test], _Merge]] = (
+    ((pa.types.is_integer,), _integers),
+    ((pa.types.is_floating,), _wider),
+    ((is_string,), lambda _one, _other, _inferred: pa.large_string()),
+    (
+        (pa.types.is_binary, pa.types.is_large_binary, pa.types.is_binary_view),
+        lambda _one, _other, _inferred: pa.large_binary(),
+    ),
+    ((pa.types.is_decimal,), _decimals),
+    ((pa.types.is_list, pa.types.is_large_list), _lists),
+    ((pa.types.is_fixed_size_list,), _fixed_lists),
+    ((pa.types.is_struct,), _structs),
+    ((pa.types.is_map,), _maps),
+)
+"""Types that unify with each other, and how; no others do."""

@@ -19,6 +19,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.types as pt
 
+from torch_table_loader.arrow.arrays import lists_of
 from torch_table_loader.arrow.elements import ElementType
 from torch_table_loader.read.tensorproto.protos import byte_width
 
@@ -88,7 +89,7 @@ class Column:
         values = self._values()
         kind, rows = self._kind, sum(self._counts)
         if pt.is_struct(kind):
-            lists = _lists(pa.list_(self._element), self._lengths(0), values)
+            lists = lists_of(pa.list_(self._element), self._lengths(0), values)
             shape = self._shape(kind.field(SHAPE).type)
             return pa.StructArray.from_arrays([lists, shape], fields=[kind.field(VALUES), kind.field(SHAPE)])
         inside = []
@@ -101,7 +102,7 @@ class Column:
         while pt.is_fixed_size_list(items):
             inside.append(items)
             items = items.value_type
-        return _lists(self._kind, self._lengths(len(inside)), _nested(inside, values))
+        return lists_of(self._kind, self._lengths(len(inside)), _nested(inside, values))
 
     def _lengths(self, fixed: int) -> NDArray[np.int64]:
         """Return how many items each tensor's list has, each of so many dimensions."""
@@ -113,7 +114,7 @@ class Column:
         values = pa.array(flat, pa.int64())
         if pt.is_fixed_size_list(kind):
             return _fixed(kind, values)
-        return _lists(kind, np.repeat(np.array([len(dims) for dims in self._shapes], np.int64), self._counts), values)
+        return lists_of(kind, np.repeat(np.array([len(dims) for dims in self._shapes], np.int64), self._counts), values)
 
     def _values(self) -> pa.Array:
         parts: list[Any] = self._parts
@@ -141,9 +142,3 @@ def _nested(kinds: Sequence[pa.DataType], values: pa.Array) -> pa.Array:
 def _fixed(kind: pa.DataType, values: pa.Array) -> pa.Array:
     count = len(values) // kind.list_size
     return pa.Array.from_buffers(kind, count, [None], null_count=0, children=[values])
-
-
-def _lists(kind: pa.DataType, lengths: NDArray[np.int64], values: pa.Array) -> pa.Array:
-    offsets = np.zeros(len(lengths) + 1, np.int32)
-    np.cumsum(lengths, dtype=np.int32, out=offsets[1:])
-    return pa.Array.from_buffers(kind, len(lengths), [None, pa.py_buffer(offsets)], null_count=0, children=[values])

@@ -15,11 +15,11 @@ from torch_table_loader.errors import ConfigError, ConfigTypeError, TableError
 from torch_table_loader.format_contracts import Sidecar, Traits
 from torch_table_loader.read.failures import reading
 from torch_table_loader.read.far_files import open_at_start
-from torch_table_loader.read.reader_base import WithoutStatistics, whole_groups
+from torch_table_loader.read.reader_base import WholeGroups
 from torch_table_loader.read.tensorproto.protos import TYPES, type_name
 from torch_table_loader.read.tensorproto.samples import DamageError, Place, Samples, SampleWalk
 from torch_table_loader.read.tensorproto.shapes import Column, Pattern, column_type, joint
-from torch_table_loader.read.token_files import GROUP_BYTES, DocumentFile, group_rows, read_exactly
+from torch_table_loader.read.token_files import GROUP_BYTES, DocumentFile, check_size, group_rows, read_exactly
 from torch_table_loader.records import FileMeta, LeftOut
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ class _Column(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class TensorProtoReader(WithoutStatistics):
+class TensorProtoReader(WholeGroups):
     """Reads tensor shards: a row is a sample, a column a feature.
 
     Args:
@@ -123,25 +123,11 @@ class TensorProtoReader(WithoutStatistics):
         """Open with what `inspect` found: see `FormatReader.open`."""
         return TensorShard(storage.open(file.path), file, meta)
 
-    def ranges(
-        self,
-        file: DataFile,  # noqa: ARG002
-        meta: FileMeta,
-        groups: Sequence[int],
-        columns: Sequence[str],
-    ) -> Sequence[Sequence[tuple[int, int]]]:
-        """Return the runs of samples: see `RangedReader.ranges`."""
-        return whole_groups(meta, groups, columns)
-
     def _inspected(self, storage: Storage, file: DataFile, left_out: list[LeftOut] | None) -> FileMeta:
         size = file.version.num_bytes
         with reading(storage, file), open_at_start(storage, file) as source:
-            if not is_far(storage) and source.size() != size:
-                raise TableError(
-                    f"{file.name} had {size} bytes when it was listed, and has {source.size()}: it changed while it "
-                    "was in use, "
-                    "or was cut; build the loader again on the files as they are now"
-                )
+            if not is_far(storage):
+                check_size(file, source.size())
             survey = _Survey(file, self.names, left_out)
             survey.walk(source, size)
         return survey.meta(self.group_bytes)

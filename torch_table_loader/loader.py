@@ -305,13 +305,15 @@ class LoaderIterator(Iterator[Any]):
         """The threads in which the error was raised."""
         work, longest = self._start(start)
         resumed = start != job.start(start.epoch)
-        self.progress = Progress(start, work, self._merger, longest, began, resumed=resumed, servers=job.num_threads)
+        self.progress = Progress(
+            start, work, self._merger.counts, longest, began, resumed=resumed, servers=job.num_threads
+        )
 
     def go_on(self, position: Position) -> None:
         """Drop what was read ahead, and continue at another position; the caller holds the lock."""
         self._merger.close()
         work, longest = self._start(position)
-        self.progress.go_on(position, work, self._merger, longest)
+        self.progress.go_on(position, work, self._merger.counts, longest)
         if self._position.newest is self.progress:
             self._loader.remainder = _remainder(self._plan)
 
@@ -326,7 +328,7 @@ class LoaderIterator(Iterator[Any]):
         if options.pin_memory or device is not None:
             self._next = moved(self._merger, device, pin=options.pin_memory)
         if options.show_progress:
-            self._next = with_bars(self._next, work, self._merger, start, options)
+            self._next = with_bars(self._next, work, self._merger.counts, start, options)
         return work, job.planned(position).longest
 
     def __next__(self) -> Any:

@@ -10,17 +10,17 @@ import pyarrow as pa
 from torch.utils.data import IterableDataset, get_worker_info
 
 from torch_table_loader.column_names import NamedColumns
-from torch_table_loader.engine.workers.lane_counts import LaneCounts
-from torch_table_loader.engine.workers.lane_iterator import LaneIterator, Taken, WorkersLane
+from torch_table_loader.engine.workers.lane_iterator import LaneCounts, LaneIterator, Taken, WorkersLane
 from torch_table_loader.errors import ConfigError
 from torch_table_loader.keywords import shown_classmethod, with_options
 from torch_table_loader.loader import TableLoader
-from torch_table_loader.metrics import LaneMetrics, Metrics
+from torch_table_loader.metrics import Metrics
 from torch_table_loader.position import JobPosition
 
 if TYPE_CHECKING:
     from torch_table_loader.engine.jobs.job import Job
     from torch_table_loader.engine.plan_check import PlanCheck
+    from torch_table_loader.engine.work.lane_work import LaneMetrics
     from torch_table_loader.explanation import Explanation
     from torch_table_loader.options import LoaderOptions
     from torch_table_loader.position import Reopen
@@ -157,14 +157,11 @@ class RankDataset(NamedColumns, IterableDataset[Any]):
         """
         if self._position.newest is not None:
             return self._position.newest.metrics().workers
-        if not (clocks := self._counts.read()):
+        if not (made := self._counts.read()):
             raise ConfigError(
                 "worker_metrics describes the newest iterator, and none has begun; iterate the loader first"
             )
-        return tuple(
-            LaneMetrics(worker, each.rows, each.batches, each.num_bytes, each.working, each.collating)
-            for worker, each in enumerate(clocks)
-        )
+        return made
 
     def _own_loader(self, what: str, instead: str = ";") -> TableLoader:
         if self._loader is None:

@@ -12,7 +12,7 @@ from tests.effort import daily
 from tests.tables.plain import meant_warnings, write_table
 from tests.waiting import until
 from torch_table_loader import ConfigError, StructuredDataset
-from torch_table_loader.engine.work.lane_work import LaneClock
+from torch_table_loader.engine.work.lane_work import LaneMetrics
 
 ROWS = 198
 
@@ -89,7 +89,7 @@ def test_before_the_first_iterator_there_is_nothing_to_say(table: Path) -> None:
 def test_more_workers_than_are_counted_are_refused(table: Path) -> None:
     dataset = dataset_of(table)
     for lane in (0, 5000):
-        dataset._counts.note(lane, 5001, LaneClock())
+        dataset._counts.note(5001, LaneMetrics(lane))
     with pytest.raises(ConfigError, match=r"at most 1,024 workers .* and there are 5,001"):
         dataset.worker_metrics()
 

@@ -96,11 +96,10 @@ class TableLoader(NamedColumns, PreparedForAccelerate, DataLoader[Any]):
 
     def _repr_html_(self) -> str:
         """Return the summary for a notebook."""
-        from torch_table_loader.report.charts import table
-        from torch_table_loader.report.markup import fragment
+        from torch_table_loader.report import Table, fragment
 
         kinds = [("loader", type(self).__name__), ("dataset", type(self.dataset).__name__)]
-        return fragment(table((), [*kinds, *self._position.facts.items()]))
+        return fragment(Table("", {"fact": "", "value": ""}, [*kinds, *self._position.facts.items()]).html())
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave out the iterators, which belong to this process."""

@@ -18,10 +18,10 @@ from torch_table_loader.metrics import Metrics
 from torch_table_loader.position import JobPosition
 
 if TYPE_CHECKING:
+    from torch_table_loader.engine.explanation import Explanation
     from torch_table_loader.engine.jobs.job import Job
     from torch_table_loader.engine.plan_check import PlanCheck
     from torch_table_loader.engine.work.lane_work import LaneMetrics
-    from torch_table_loader.explanation import Explanation
     from torch_table_loader.options import LoaderOptions
     from torch_table_loader.position import Reopen
 
@@ -82,14 +82,15 @@ class RankDataset(NamedColumns, IterableDataset[Any]):
 
     def _repr_html_(self) -> str:
         """Show the table and its columns in a notebook."""
-        from torch_table_loader.report import charts, markup
+        from torch_table_loader.report import Table, element, fragment
 
-        told = [("dataset", type(self).__name__), *self._position.facts.items()]
+        facts = [("dataset", type(self).__name__), *self._position.facts.items()]
         try:
-            columns = charts.table(("column", "Arrow type"), [(each.name, str(each.type)) for each in self.schema])
+            types = [(each.name, str(each.type)) for each in self.schema]
+            columns = Table("", {"column": "column", "type": "Arrow type"}, types).html()
         except ConfigError as error:  # the epoch has no rows, and showing a dataset must not fail
-            columns = markup.element("p", str(error))
-        return markup.fragment(charts.table((), told), columns)
+            columns = element("p", str(error))
+        return fragment(Table("", {"fact": "", "value": ""}, facts).html(), columns)
 
     @property
     def epoch(self) -> int:
@@ -103,9 +104,7 @@ class RankDataset(NamedColumns, IterableDataset[Any]):
 
     def explain(self) -> Explanation:
         """Return the plan of the epoch and the reasons for it; see `Explanation`."""
-        from torch_table_loader.explain import explain
-
-        return explain(self.job, self.epoch)
+        return self.job.explain(self.epoch)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the job's state; see `TableLoader.state_dict`.

@@ -7,7 +7,8 @@ import time
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, get_args
 
-from torch_table_loader.cli.arguments import OF_FILES, add_arguments, comma_separated, examples, open_table
+from torch_table_loader.cli.arguments import OF_FILES, add_arguments, comma_separated, open_table
+from torch_table_loader.cli.parser import Parser
 from torch_table_loader.cli.printing import show, wants_bar
 from torch_table_loader.engine.machine import ranks_on_this_node, usable_cpus
 from torch_table_loader.engine.ray_cluster import RayCluster, ray_cluster
@@ -21,17 +22,11 @@ if TYPE_CHECKING:
 _KEYWORDS = (*OF_FILES, "split_bytes", "split_rows")
 
 
-def add_parser(commands: Any) -> list[argparse.ArgumentParser]:
-    """Add this command to the main parser."""
-    parser: argparse.ArgumentParser = commands.add_parser(
-        "tokenize",
-        help="write a token table from a table with text",
-        description="Writes a folder of Parquet files with tokens in place of text, one file for each split of the "
-        "table. A run that was stopped continues, and several ranks can write one folder.",
-        epilog=examples(
-            "torch-table-loader tokenize stories tokens --tokenizer models/llama",
-            "torch-table-loader tokenize db.stories tokens --catalog prod --tokenizer tiktoken:cl100k_base",
-        ),
+def add(parser: Parser) -> None:
+    """Add the options of this command."""
+    parser.description = (
+        "Writes a folder of Parquet files with tokens in place of text, one file for each split of the table. A run "
+        "that was stopped continues, and several ranks can write one folder."
     )
     add_arguments(parser, _KEYWORDS, beside=True)
     parser.add_argument("out", metavar="OUT", help="the folder to write, which appears once it is complete")
@@ -66,8 +61,11 @@ def add_parser(commands: Any) -> list[argparse.ArgumentParser]:
     )
     parser.add_argument("--rank", type=int, metavar="N", help="rank of this process")
     parser.add_argument("--quiet", action="store_true", help="draw no progress bar on a terminal (with tqdm)")
-    parser.set_defaults(run=run)
-    return [parser]
+    parser.runs(
+        run,
+        "stories tokens --tokenizer models/llama",
+        "db.stories tokens --catalog prod --tokenizer tiktoken:cl100k_base",
+    )
 
 
 def run(typed: argparse.Namespace) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeAlias
 
-from torch_table_loader.engine.jobs.job import Job, LaneLoad, Outline, PlannedStage
+from torch_table_loader.engine.jobs.job import Job, PlannedStage
 from torch_table_loader.engine.jobs.resolve import topology_of, with_padding
 from torch_table_loader.engine.sizing import batches_of_a_gather, rows_in_flight
 from torch_table_loader.engine.work.indexed_work import IndexedWork, ItemStream
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from numpy.typing import NDArray
 
+    from torch_table_loader.engine.explanation import Explanation
     from torch_table_loader.engine.rank_info import RankInfo
     from torch_table_loader.engine.table import Table
     from torch_table_loader.options import LoaderOptions
@@ -312,8 +313,8 @@ class IndexedJob(Job):
         places, padding = self.items.stream(position).dealt(self._batches(position), [step])
         return self.items.locate(position, places[~padding][:most])
 
-    def outline(self, epoch: int) -> Outline:
-        """Return what an epoch will be."""
+    def explain(self, epoch: int) -> Explanation:
+        """Return the plan of an epoch and the reasons for it."""
         position, lanes = self.start(epoch), range(self.topology.lanes)
         plans = [self._batches(stage) for stage in self.stages(position)]
         plan, endless = plans[0], plans[0].endless
@@ -321,7 +322,8 @@ class IndexedJob(Job):
         rows = [0 if endless else sum(own.rows_of(lane) for own in plans) for lane in lanes]
         gathered = self.gather_batches * self.options.batch_size
         ranks = range(self.topology.num_ranks)
-        return Outline(
+        return self._explained(
+            epoch,
             strategy=self.items.strategy,
             splits=0,
             live_rows=self.items.live_rows,
@@ -330,7 +332,7 @@ class IndexedJob(Job):
             else [sum(replace(own, rank=rank).num_rows for own in plans) for rank in ranks],
             steps_per_rank=None if endless else [sum(each) for each in zip(*map(steps_of_ranks, plans), strict=True)],
             steps=None if endless else sum(own.steps for own in plans),
-            lanes=[LaneLoad(0, rows[lane], 0, 0 if endless else steps[lane]) for lane in lanes],
+            loads=[(0, rows[lane], 0, 0 if endless else steps[lane]) for lane in lanes],
             rows_in_flight=self.items.copies * rows_in_flight(self.options, gathered, self.blocks),
             held_bytes=self.items.held_bytes,
             notes=[*self.items.notes(position), *self._notes_of_steps(plan)],

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from torch_table_loader.fetch.fetch_stats import FetchStats
 from torch_table_loader.planning.pack_counts import PackCounts, sum_of
-from torch_table_loader.planning.taken_files import TakenFiles
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -259,19 +258,18 @@ class Progress:
         rows = batches * plan.batch_size - short
         if plan.counted and not plan.endless:
             rows = plan.rows_before(begun + batches) - plan.rows_before(begun)
-        files, taken = None, [TakenFiles(None, None)] * len(leg.counts.lanes)
+        files, workers = None, [replace(lane) for lane in leg.counts.lanes]
         if (planned := leg.files()) is not None:
             files, taken = planned.taken(begun, begun + batches)
+            for worker, own in zip(workers, taken, strict=True):
+                worker.files, worker.stored_bytes = own
         since = Metrics(
             epoch=leg.position.epoch,
             batches=batches,
             rows=rows,
             seconds_waiting=leg.counts.waited,
             seconds_total=time.perf_counter() - self._began,
-            workers=tuple(
-                replace(lane, files=own.files, stored_bytes=own.stored_bytes)
-                for lane, own in zip(leg.counts.lanes, taken, strict=True)
-            ),
+            workers=tuple(workers),
             servers=self._servers,
             fetch=replace(leg.counts.fetched),
             packing=leg.counts.packed,

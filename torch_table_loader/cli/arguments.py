@@ -6,12 +6,13 @@ import argparse
 import inspect
 import json
 import re
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from torch_table_loader.dataset import StructuredDataset, TableDataset
 from torch_table_loader.delta import DeltaDataset
+from torch_table_loader.engine.ray_cluster import RayCluster, ray_cluster
 from torch_table_loader.errors import ConfigError
 from torch_table_loader.iceberg import IcebergDataset
 from torch_table_loader.options import DEFAULT_RETRY_SECONDS, LoaderOptions, defaults
@@ -245,21 +246,8 @@ def _nulls(given: list[tuple[str, Any]]) -> Any:
     return fills[""]
 
 
-@dataclass(frozen=True, slots=True)
-class Asked:
-    """The requested dataset and its options."""
-
-    kind: type[TableDataset]
-    keywords: dict[str, Any]
-
-    @property
-    def of_files(self) -> bool:
-        """Whether it is a table of plain files."""
-        return self.kind is StructuredDataset
-
-
-def asked_for(typed: argparse.Namespace, **own: Any) -> Asked:
-    """Return the dataset that was named: of files, of Iceberg or of Delta Lake.
+def asked_for(typed: argparse.Namespace, **own: Any) -> tuple[type[TableDataset], dict[str, Any]]:
+    """Return the class of the dataset that was named, of files, of Iceberg or of Delta Lake, and its keywords.
 
     The kind is detected from a catalog or a table name, a metadata.json, or a folder with a table's own log.
     ``--format`` overrides it, and ``--raw-files`` reads the files.
@@ -283,14 +271,14 @@ def asked_for(typed: argparse.Namespace, **own: Any) -> Asked:
                 f"{flag_of(next(iter(chosen)))} is for Iceberg and Delta Lake tables, but this is a table of plain "
                 "files; pass --catalog or --format, or leave it out"
             )
-        return Asked(StructuredDataset, keywords)
+        return StructuredDataset, keywords
     for name in ("path", "format"):
         keywords.pop(name, None)
     if path is not None and not isinstance(path, str):
         raise ConfigError(f"expected the path of one table, got {len(path)} paths; name one")
     if kind == "iceberg":
-        return Asked(IcebergDataset, keywords | _iceberg(path, chosen))
-    return Asked(DeltaDataset, keywords | _delta(path, chosen))
+        return IcebergDataset, keywords | _iceberg(path, chosen)
+    return DeltaDataset, keywords | _delta(path, chosen)
 
 
 def _kind(keywords: Mapping[str, Any], chosen: Mapping[str, Any]) -> str | None:
@@ -324,5 +312,28 @@ def _delta(path: str | None, chosen: Mapping[str, Any]) -> dict[str, Any]:
 
 def open_table(typed: argparse.Namespace, **own: Any) -> TableDataset:
     """Open the table that was named; see `asked_for`."""
-    asked = asked_for(typed, **{"check_plan": False, **own})
-    return asked.kind(**asked.keywords)
+    kind, keywords = asked_for(typed, **{"check_plan": False, **own})
+    return kind(**keywords)
+
+
+def add_cluster(parser: argparse.ArgumentParser, what: str) -> None:
+    """Add the options that name a cluster on which a command does its work."""
+    parser.add_argument("--engine", choices=["ray"], help=what)
+    address = "address of the Ray cluster (default: the one that Ray finds)"
+    parser.add_argument("--address", metavar="HOST:PORT", help=address)
+
+
+@contextmanager
+def cluster_of(typed: argparse.Namespace) -> Iterator[RayCluster | None]:
+    """Connect to the cluster that was asked for, if any.
+
+    Raises:
+        ConfigError: an address without an engine.
+    """
+    if typed.engine is not None:
+        with ray_cluster(typed.address) as cluster:
+            yield cluster
+    elif typed.address is not None:
+        raise ConfigError("--address names a Ray cluster; also pass --engine ray, or leave it out")
+    else:
+        yield None

@@ -13,13 +13,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from torch_table_loader.cli.arguments import OF_FILES, Asked, add_arguments, asked_for
+from torch_table_loader.cli.arguments import OF_FILES, add_arguments, add_cluster, asked_for, cluster_of
 from torch_table_loader.cli.parser import Parser
 from torch_table_loader.cli.printing import show, width_of_output
 from torch_table_loader.dataset import StructuredDataset, table_rows
 from torch_table_loader.engine.machine import usable_cpus
 from torch_table_loader.engine.rank_info import resolve_ranks
-from torch_table_loader.engine.ray_cluster import RayCluster, build_over_ray, ray_cluster
+from torch_table_loader.engine.ray_cluster import RayCluster, build_over_ray
 from torch_table_loader.engine.row_store import default_folder
 from torch_table_loader.errors import ConfigError, StorageError, TableError
 from torch_table_loader.options import DEFAULT_RETRY_SECONDS, LoaderOptions
@@ -45,9 +45,7 @@ def add(parser: Parser) -> None:
     build = _action(actions, "build", "build a table's store, which later runs open")
     add_arguments(build, (*OF_FILES, "columns"))
     build.add_argument("--progress", action="store_true", help="draw a progress bar (needs tqdm)")
-    build.add_argument("--engine", choices=["ray"], help="build on a cluster (default: in this process)")
-    address = "address of the Ray cluster (default: the one that Ray finds)"
-    build.add_argument("--address", metavar="HOST:PORT", help=address)
+    add_cluster(build, "build on a cluster (default: in this process)")
     build.runs(_build, "clicks --columns label")
     _action(actions, "list", "list the stores of a folder").runs(_list, "--store stores --json")
     verify = _action(actions, "verify", "read whole stores and compare their checksums")
@@ -152,43 +150,32 @@ def _is_going_on(place: Path) -> bool:
 
 def _build(typed: argparse.Namespace) -> None:
     """Build a store, and report how much of it each builder built."""
-    if typed.address is not None and typed.engine is None:
-        raise ConfigError("--address names a Ray cluster; also pass --engine ray, or leave it out")
     # The rows of a rank are not part of a store; with drop_last no rank is warned of unequal steps.
     own = {"shuffle": "rows", "num_ranks": "auto", "drop_last": True, "check_plan": False, "output_format": "arrow"}
-    asked = asked_for(typed, **own, row_store=typed.store if _is_url(typed) else str(_folder(typed)))
-    began = time.perf_counter()
-    if typed.engine is None:
-        _plan_share(asked.keywords, _share_of_this_rank(asked))
-        store = _open(asked, show_progress=typed.progress)
-        builders = []
-    else:
-        with ray_cluster(typed.address) as cluster:
-            builders = _plan_over(cluster, asked)
-            store = _open(asked, show_progress=typed.progress)
+    own |= {"row_store": typed.store if _is_url(typed) else str(_folder(typed)), "show_progress": typed.progress}
+    began, builders = time.perf_counter(), []
+    with cluster_of(typed) as cluster:
+        kind, keywords = asked_for(typed, **own)
+        names = _names(keywords) if kind is StructuredDataset and "plan_cache" in keywords else []
+        if cluster is None:
+            _plan_share(keywords, _of_this_rank(names))
+        else:
+            builders = _plan_over(cluster, keywords, names)
+        store = table_rows(kind(**keywords), "store build").store
+        if cluster is not None:
             builders += _build_over(cluster, store)
     store.rows()
     assert store.place is not None  # noqa: S101 a folder was named
-    manifest = read_manifest(store.place)
+    manifest, seconds = read_manifest(store.place), time.perf_counter() - began
+    value = dict.fromkeys(("rows", "bytes", "seconds", "chunks")) | {"store": store.spec.name, "builders": builders}
     if manifest is None:  # this machine keeps no copy of a store that another one built
-        value: dict[str, Any] = {
-            "store": store.spec.name,
-            **dict.fromkeys(("rows", "bytes", "seconds", "chunks")),
-            "builders": [],
-        }
         show(typed, value, f"{store.spec.name}: already exists")
         return
-    seconds, chunks = time.perf_counter() - began, len(manifest.parts)
-    if typed.engine is None:
-        builders = [f"this process built {len(store.built)} of {chunks} chunks"]
+    value |= {"rows": manifest.num_rows, "bytes": manifest.num_bytes, "seconds": seconds, "chunks": len(manifest.parts)}
+    if cluster is None:
+        builders.append(f"this process built {len(store.built)} of {len(manifest.parts)} chunks")
     first = f"{store.spec.name}: {manifest.num_rows:,} rows, {Size(manifest.num_bytes)}, {seconds:.1f} s"
-    value = {"store": store.spec.name, "rows": manifest.num_rows, "bytes": manifest.num_bytes}
-    value |= {"seconds": seconds, "chunks": chunks, "builders": builders}
     show(typed, value, "\n  ".join([first, *builders]))
-
-
-def _open(asked: Asked, *, show_progress: bool) -> RowStoreHandle:
-    return table_rows(asked.kind(**asked.keywords | {"show_progress": show_progress}), "store build").store
 
 
 def _plan_share(keywords: Keywords, names: Sequence[str]) -> int:
@@ -198,11 +185,8 @@ def _plan_share(keywords: Keywords, names: Sequence[str]) -> int:
     return len(names)
 
 
-def _names(asked: Asked) -> list[str]:
-    """Return the names of a plain table's files, if a plan cache could keep what is read of them."""
-    keywords = asked.keywords
-    if "plan_cache" not in keywords or not asked.of_files:
-        return []
+def _names(keywords: Keywords) -> list[str]:
+    """Return the names of a plain table's files."""
     name = keywords.get("format")
     source = PathSource.open(
         keywords["path"],
@@ -218,19 +202,18 @@ def _names(asked: Asked) -> list[str]:
     return [file.name for file in source.files]
 
 
-def _share_of_this_rank(asked: Asked) -> list[str]:
+def _of_this_rank(names: list[str]) -> list[str]:
     """Return the names of the files that this rank plans first, while other ranks plan the others."""
     ranks = resolve_ranks(LoaderOptions(num_ranks="auto"))
-    return _names(asked)[ranks.rank :: ranks.num_ranks] if ranks.num_ranks > 1 else []
+    return names[ranks.rank :: ranks.num_ranks] if ranks.num_ranks > 1 else []
 
 
-def _plan_over(cluster: RayCluster, asked: Asked) -> list[str]:
+def _plan_over(cluster: RayCluster, keywords: Keywords, names: list[str]) -> list[str]:
     """Fill the plan cache on all nodes, if there is one; what it already has costs them little."""
-    names, planned = _names(asked), Counter[str]()
     if not names:
         return []
-    tasks = min(cluster.cpus, len(names))
-    for node, count in cluster.run(_plan_share, [(asked.keywords, names[part::tasks]) for part in range(tasks)]):
+    planned, tasks = Counter[str](), min(cluster.cpus, len(names))
+    for node, count in cluster.run(_plan_share, [(keywords, names[part::tasks]) for part in range(tasks)]):
         planned[node] += count
     return [f"{node} planned {count} of {len(names)} files" for node, count in sorted(planned.items())]
 

@@ -107,25 +107,23 @@ class Table:
 
     def html(self) -> Markup:
         """Return the rows as HTML; the first cell of a row is its name, and its bar, if any, comes behind it."""
-        most = MOST_BARS if self.bar else sys.maxsize
-        right = self._are_numbers()
-        kinds = ["number" if self.bar or are_numbers else None for are_numbers in right]
-        drawn = [self.columns[self.bar]] if self.bar else []
-        first, *others = self.columns.values()
-        head = [element("th", name, scope="col") for name in (first, *drawn)]
-        head += [element("th", name, scope="col", class_=kind) for name, kind in zip(others, kinds[1:], strict=True)]
-        lengths = [row[list(self.columns).index(self.bar)] or 0 if self.bar else 0 for row in self.rows]
-        longest = max(lengths, default=0) or 1
-        body = []
-        for row, length in zip(self.rows[:most], lengths, strict=False):
-            bar = [element("td", element("div", style=f"width: {100 * length / longest:.2f}%"), class_="chart")]
-            body.append(element("tr", *_cells(row, kinds, bar if self.bar else [])))
-        foot = [element("tr", *_cells(row, kinds, [element("td")] if self.bar else [])) for row in self.totals]
+        header: list[str] = list(self.columns.values())
+        rows, totals, most = [*map(tuple, self.rows)], [*map(tuple, self.totals)], sys.maxsize
+        kinds = ["number" if self.bar or are_numbers else None for are_numbers in self._are_numbers()]
+        if self.bar:
+            at, most = list(self.columns).index(self.bar), MOST_BARS
+            longest = max((row[at] or 0 for row in rows), default=0) or 1
+            header.insert(1, self.columns[self.bar])
+            kinds.insert(1, "chart")
+            rows = [(row[0], _bar((row[at] or 0) / longest), *row[1:]) for row in rows]
+            totals = [(row[0], Markup(), *row[1:]) for row in totals]
+        kinds[0] = None
+        head = [element("th", name, scope="col", class_=kind) for name, kind in zip(header, kinds, strict=True)]
         table = element(
             "table",
-            *([element("thead", element("tr", *head))] if any(self.columns.values()) else []),
-            element("tbody", *body),
-            *([element("tfoot", *foot)] if foot else []),
+            *([element("thead", element("tr", *head))] if any(header) else []),
+            element("tbody", *(_line(row, kinds) for row in rows[:most])),
+            *([element("tfoot", *(_line(row, kinds) for row in totals))] if totals else []),
             class_="wide" if self.bar else "narrow",
         )
         title = [element("h3", self.title)] if self.title else []
@@ -233,14 +231,19 @@ def number(value: Cell) -> Markup:
     >>> number(8400), number(None)
     ('<data value="8400">8,400</data>', 'unknown')
     """
-    exact = isinstance(value, int)
-    return element("data", shown(value), value=f"{value:d}") if exact else _escaped(shown(value))
+    if isinstance(value, int):
+        return element("data", shown(value), value=f"{value:d}")
+    return value if isinstance(value, Markup) else _escaped(shown(value))
 
 
-def _cells(row: Sequence[Cell], kinds: Sequence[str | None], bar: Sequence[Markup]) -> Iterable[Markup]:
-    first, *others = [number(value) for value in row]
+def _line(row: Sequence[Cell], kinds: Sequence[str | None]) -> Markup:
+    first, *others = map(number, row)
     cells = [element("td", value, class_=kind) for value, kind in zip(others, kinds[1:], strict=True)]
-    return element("th", first, scope="row"), *bar, *cells
+    return element("tr", element("th", first, scope="row"), *cells)
+
+
+def _bar(share: float) -> Markup:
+    return element("div", element("div", style=f"width: {100 * share:.2f}%"), class_="bar")
 
 
 def tiles(facts: Iterable[Sequence[Cell]]) -> Markup:
@@ -300,9 +303,9 @@ _STYLE: Final = """
 & table.wide th { overflow-wrap: normal; }
 & th[scope=col], & tfoot th, & tfoot td { color: var(--faint); }
 & .number { text-align: right; font-variant-numeric: tabular-nums; white-space: nowrap; }
-& .chart { width: 45%; min-width: 48px; background: linear-gradient(var(--track) 0 0) center / 100% 12px no-repeat
-  content-box; }
-& .chart div { height: 12px; background: var(--mark); }
+& .chart { width: 45%; }
+& .bar { min-width: 48px; background: var(--track); }
+& .bar div { height: 12px; background: var(--mark); }
 & svg { display: block; width: 100%; max-width: 420px; border-left: 1px solid var(--faint);
   border-bottom: 1px solid var(--faint); fill: var(--mark); }
 @media (max-width: 560px) { & { padding: 1px 10px; } & .chart { width: 25%; } & .tiles {

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Self
 
 from torch_table_loader.planning.order_sample import OrderSample
@@ -177,7 +177,10 @@ class Explanation:
         """Yield what a page shows, from the table to the batches."""
         yield Markup(element("h1", heading) + element("p", self._shape, class_="faint") + tiles(self._summary))
         for title, *parts in self._sections():
-            yield section(title, *(part.html() if isinstance(part, Table) else part for part in parts))
+            tables = [
+                replace(part, title="") if isinstance(part, Table) and part.title == title else part for part in parts
+            ]
+            yield section(title, *(part.html() if isinstance(part, Table) else part for part in tables))
         if self.notes:
             yield section("Notes", element("ul", *(element("li", note) for note in self.notes)))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -259,6 +260,25 @@ def test_long_charts_report_how_much_they_leave_out() -> None:
     text = Table("ranks", {"rank": "rank", "rows": "rows"}, lines, bar="rows").html()
     assert text.count('scope="row"') == MOST_BARS
     assert "… and 5 more" in text
+
+
+def test_totals_stand_below_the_rows_and_have_no_bar() -> None:
+    table = Table("r", {"rank": "rank", "rows": "rows"}, [("rank 0", 1), ("rank 1", 4)], [("most", 4)], bar="rows")
+    root = parsed(f"<div>{table.html()}</div>")
+    assert [said(line) for line in root.iterfind("table/tfoot/tr")] == ["most4"]
+    assert re.findall(r'style="([^"]*)"', table.html()) == ["width: 25.00%", "width: 100.00%"]
+    assert [said(title) for title in root.iter("h3")] == ["r"]
+    assert table.records() == [{"rank": "rank 0", "rows": 1}, {"rank": "rank 1", "rows": 4}]
+
+
+def test_a_page_names_no_section_twice(table: Path) -> None:
+    root = parsed(make(table)[1].explain().to_html())
+    for section in root.iter("section"):
+        assert said(section[0]) not in [said(title) for title in section.iter("h3")]
+
+
+def test_sizes_are_exact_numbers_for_programs() -> None:
+    assert json.dumps([Size(1536)], default=str) == "[1536]"
 
 
 @pytest.mark.parametrize(

@@ -97,3 +97,9 @@ def test_more_workers_than_are_counted_are_refused(table: Path) -> None:
 def test_metrics_name_it(table: Path) -> None:
     with pytest.raises(ConfigError, match=r"ask worker_metrics\(\) what its workers made, or make the loader with"):
         dataset_of(table).metrics()
+
+
+def test_what_one_part_of_an_epoch_does_not_know_is_unknown_in_the_sum() -> None:
+    first = LaneMetrics(2, rows=5, batches=1, num_bytes=40, seconds_working=0.5, files=1, stored_bytes=10)
+    both = first + LaneMetrics(2, rows=3, batches=2, num_bytes=24, seconds_working=0.25, files=2)
+    assert both == LaneMetrics(2, rows=8, batches=3, num_bytes=64, seconds_working=0.75, files=3, stored_bytes=None)

@@ -24,6 +24,7 @@ from torch_table_loader.engine.jobs.stream_job import StreamJob, decoded_bytes
 from torch_table_loader.errors import ConfigError, TableError
 from torch_table_loader.options import LoaderOptions, defaults
 from torch_table_loader.planning.epoch import uneven_steps
+from torch_table_loader.planning.size_counts import SizeCounts
 from torch_table_loader.ragged import Pad
 from torch_table_loader.report import Size
 from torch_table_loader.report import Table as Printed
@@ -246,17 +247,14 @@ def sizes_table(job: StreamJob, loads: Loads) -> Printed:
         "row groups": (layout.group_rows, layout.group_bytes),
         "splits": (np.concatenate(loads.split_rows), np.concatenate(loads.split_bytes)),
     }
-    rows = [
-        (name, len(of_rows), *_spread(of_rows), *map(Size, _spread(of_bytes)))
-        for name, (of_rows, of_bytes) in measured.items()
-    ]
+    rows = []
+    for name, arrays in measured.items():
+        counts, num_bytes = map(SizeCounts.of, arrays)
+        sizes = map(Size, (num_bytes.least, num_bytes.median, num_bytes.most))
+        rows.append((name, len(arrays[0]), counts.least, counts.median, counts.most, *sizes))
     header = {"of": "", "number": "number", "least_rows": "rows: min", "median_rows": "median", "most_rows": "max"}
     header |= {"least_bytes": "size: min", "median_bytes": "median", "most_bytes": "max"}
     return Printed(f"sizes (files as stored; row groups and splits by {job.strategy.name} decoded)", header, rows)
-
-
-def _spread(values: NDArray[np.int64]) -> tuple[int, int, int]:
-    return (int(values.min()), int(np.median(values)), int(values.max())) if len(values) else (0, 0, 0)
 
 
 def workers_table(job: StreamJob, loads: Loads, most: int) -> Printed:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pickle
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ from tests.tables.plain import meant_warnings, write_table
 from tests.waiting import until
 from torch_table_loader import ConfigError, StructuredDataset
 from torch_table_loader.engine.work.lane_work import LaneMetrics
+from torch_table_loader.engine.workers.lane_iterator import LaneCounts
 
 ROWS = 198
 
@@ -72,6 +75,25 @@ def test_it_can_be_read_while_workers_run(table: Path) -> None:
         until(lambda: all(each.batches >= 1 for each in dataset.worker_metrics()))
         assert sum(each.batches for each in dataset.worker_metrics()) >= 2
         assert sum(1 for _ in batches) + 1 == sum(each.batches for each in dataset.worker_metrics())
+
+
+def test_a_copy_that_no_worker_gets_counts_by_itself_and_is_small(table: Path) -> None:
+    dataset = dataset_of(table)
+    list(own_loader(dataset, 0))
+    data = pickle.dumps(dataset)
+    assert len(data) < 30_000, "the memory that workers share is larger"
+    for copy in (pickle.loads(data), deepcopy(dataset)):  # noqa: S301 we wrote it
+        with pytest.raises(ConfigError, match="none has begun"):
+            copy.worker_metrics()
+    assert dataset.worker_metrics()[0].rows == ROWS
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="Linux lists open files there")
+def test_a_dataset_opens_no_file_for_its_counts() -> None:
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    kept = [LaneCounts() for _ in range(20)]
+    assert len(list(Path("/proc/self/fd").iterdir())) <= before + 2
+    assert len(kept) == 20
 
 
 def test_a_loader_of_ours_says_the_same_as_its_metrics(table: Path) -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import mmap
 import weakref
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from multiprocessing.context import get_spawning_popen
+from typing import TYPE_CHECKING, Any, SupportsIndex
 
 import torch
 
@@ -41,8 +43,13 @@ class LaneCounts:
 
     def __init__(self) -> None:
         """Start without lanes; their number is not known yet."""
-        self._rows = torch.zeros((_MOST_LANES, 6), dtype=torch.float64).share_memory_()  # type: ignore[no-untyped-call]
+        memory = mmap.mmap(-1, _MOST_LANES * 6 * 8)  # takes no page before it is written to, and no file descriptor
+        self._rows = torch.frombuffer(memory, dtype=torch.float64).view(_MOST_LANES, 6)
         """Of each lane: the number of lanes, then the numbers of its `LaneMetrics`."""
+
+    def __reduce_ex__(self, protocol: SupportsIndex) -> Any:
+        """Pass the memory to a worker that is spawned, and start anew in any other copy."""
+        return (LaneCounts, ()) if get_spawning_popen() is None else super().__reduce_ex__(protocol)
 
     def note(self, lanes: int, made: LaneMetrics) -> None:
         """Record what one of so many lanes has done since its iterator began."""

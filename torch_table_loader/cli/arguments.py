@@ -98,11 +98,7 @@ _OWN: dict[str, dict[str, Any]] = {
         "help": "a directory, glob or file, or several; a table's folder or metadata.json; with --catalog a table's "
         "name",
     },
-    "format": {
-        "choices": [*format_names(), *TABLE_FORMATS],
-        "metavar": "NAME",
-        "help": f"format of the files (default: from their names): {', '.join([*format_names(), *TABLE_FORMATS])}",
-    },
+    "format": {"metavar": "NAME", "help": "format of the files (default: from their names)"},
     "catalog": {"help": "the catalog of an Iceberg table: its name in .pyiceberg.yaml or the environment"},
     "table": {"help": "the Iceberg table's name in the catalog, such as db.t, in place of PATH"},
     "snapshot_id": {
@@ -184,7 +180,7 @@ def _settings(name: str, kind: Any, meaning: str) -> dict[str, Any]:
     own, default = _OWN.get(name, {}), defaults().get(name)
     text = own.get("help") or re.split(r"; |\. ", meaning)[0].rstrip(".").replace("`", "")
     known = {kind, *get_args(kind)}
-    settings: dict[str, Any] = {"help": text}
+    settings: dict[str, Any] = {"help": text.replace("%", "%%")}
     if bool in known:
         settings["action"] = "store_true"
     elif "action" not in own:
@@ -212,6 +208,9 @@ def add_arguments(parser: argparse.ArgumentParser, keywords: Collection[str], *,
                 settings = _settings(name, kinds.get(name), said.get(name, ""))
                 if name == "path" and beside:
                     settings["nargs"] = "+"
+                if name == "format":  # installed ones too
+                    formats = [*format_names(), *TABLE_FORMATS]
+                    settings |= {"choices": formats, "help": f"{settings['help']}: {', '.join(formats)}"}
                 group.add_argument(flag_of(name), **settings)
 
 

@@ -257,7 +257,7 @@ FAULTS = (
     Fault(
         *(5, "a state counts what was made ahead", "metrics.py"),
         "taken = leg.position.stage.steps + leg.batches\n",
-        "taken = leg.position.stage.steps + max(leg.batches, sum(clock.batches for clock in leg.clocks))\n",
+        "taken = leg.position.stage.steps + max(leg.batches, sum(lane.batches for lane in leg.counts.lanes))\n",
         _STATES,
     ),
     Fault(

@@ -5,14 +5,14 @@ Run it where the library can be imported: ``python -m tools.options_table docs/o
 
 from __future__ import annotations
 
-import inspect
 import re
 import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from torch_table_loader import ConfigError, LoaderOptions, MixedDataset
+from torch_table_loader import ConfigError, MixedDataset
+from torch_table_loader.cli.arguments import meanings
 from torch_table_loader.opening import refuse_plain
 from torch_table_loader.options import ROWS_ONLY, SPLITS_ONLY, defaults
 
@@ -21,7 +21,6 @@ HEAD = (
     "| option | default | splits | rows | mixture | Iceberg, Delta | meaning |",
     "|---|---|---|---|---|---|---|",
 )
-ENTRY = re.compile(r"^    (\w+): (.+(?:\n {8}.+)*)", re.MULTILINE)
 SECTIONS = {
     "Batches and their order": (
         *("batch_size", "columns", "filters", "shuffle", "shuffle_seed", "drop_last", "epochs", "output_format"),
@@ -44,13 +43,6 @@ SECTIONS = {
 }
 """Where each option is explained."""
 LINK = re.compile(r"docs/([\w-]+)\.md(#[\w-]+)?")
-
-
-def meanings() -> dict[str, str]:
-    """Give what the docstring of `LoaderOptions` says of each option, as Markdown."""
-    text = inspect.getdoc(LoaderOptions) or ""
-    said = {name: " ".join(words.split()) for name, words in ENTRY.findall(text.partition("Args:")[2])}
-    return {name: _markdown(words) for name, words in said.items()}
 
 
 def _markdown(words: str) -> str:
@@ -92,7 +84,7 @@ def table() -> str:
     """Give the tables, section by section."""
     if sorted(name for names in SECTIONS.values() for name in names) != sorted(defaults()):
         raise ValueError("each option must be in one of SECTIONS")
-    said, default = meanings(), defaults()
+    said, default = {name: _markdown(words) for name, words in meanings().items()}, defaults()
     lines = [BEGIN]
     for section, names in SECTIONS.items():
         lines += ["", f"## {section}", "", *HEAD]

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     )
     from torch_table_loader.dataset import StructuredDataset
     from torch_table_loader.delta import DeltaDataset
+    from torch_table_loader.engine.explanation import Explanation
     from torch_table_loader.errors import (
         AccessRefusedError,
         ConfigError,
@@ -36,7 +37,6 @@ if TYPE_CHECKING:
         TableLoaderError,
         WorkerError,
     )
-    from torch_table_loader.explanation import Explanation
     from torch_table_loader.format_contracts import FormatReader, OpenFile, Sidecar, Traits
     from torch_table_loader.iceberg import IcebergDataset
     from torch_table_loader.loader import TableLoader
@@ -78,7 +78,7 @@ _HOMES = {
     "DataFile": "records",
     "DataFileInfo": "records",
     "DeltaDataset": "delta",
-    "Explanation": "explanation",
+    "Explanation": "engine.explanation",
     "FileMeta": "records",
     "FileVersion": "records",
     "FormatReader": "format_contracts",

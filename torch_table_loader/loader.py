@@ -96,11 +96,10 @@ class TableLoader(NamedColumns, PreparedForAccelerate, DataLoader[Any]):
 
     def _repr_html_(self) -> str:
         """Return the summary for a notebook."""
-        from torch_table_loader.report.charts import table
-        from torch_table_loader.report.markup import fragment
+        from torch_table_loader.report import Table, fragment
 
         kinds = [("loader", type(self).__name__), ("dataset", type(self.dataset).__name__)]
-        return fragment(table((), [*kinds, *self._position.facts.items()]))
+        return fragment(Table("", {"fact": "", "value": ""}, [*kinds, *self._position.facts.items()]).html())
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave out the iterators, which belong to this process."""
@@ -305,13 +304,15 @@ class LoaderIterator(Iterator[Any]):
         """The threads in which the error was raised."""
         work, longest = self._start(start)
         resumed = start != job.start(start.epoch)
-        self.progress = Progress(start, work, self._merger, longest, began, resumed=resumed, servers=job.num_threads)
+        self.progress = Progress(
+            start, work, self._merger.counts, longest, began, resumed=resumed, servers=job.num_threads
+        )
 
     def go_on(self, position: Position) -> None:
         """Drop what was read ahead, and continue at another position; the caller holds the lock."""
         self._merger.close()
         work, longest = self._start(position)
-        self.progress.go_on(position, work, self._merger, longest)
+        self.progress.go_on(position, work, self._merger.counts, longest)
         if self._position.newest is self.progress:
             self._loader.remainder = _remainder(self._plan)
 
@@ -326,7 +327,7 @@ class LoaderIterator(Iterator[Any]):
         if options.pin_memory or device is not None:
             self._next = moved(self._merger, device, pin=options.pin_memory)
         if options.show_progress:
-            self._next = with_bars(self._next, work, self._merger, start, options)
+            self._next = with_bars(self._next, work, self._merger.counts, start, options)
         return work, job.planned(position).longest
 
     def __next__(self) -> Any:

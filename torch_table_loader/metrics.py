@@ -9,13 +9,12 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from torch_table_loader.fetch.fetch_stats import FetchStats
 from torch_table_loader.planning.pack_counts import PackCounts, sum_of
-from torch_table_loader.planning.taken_files import TakenFiles
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
-    from torch_table_loader.engine.work.lane_work import LaneClock, LaneWork
-    from torch_table_loader.engine.workers.lane_merger import ConsumerStats, LaneMerger
+    from torch_table_loader.engine.work.lane_work import LaneMetrics, LaneWork
+    from torch_table_loader.engine.workers.lane_merger import Counts
     from torch_table_loader.planning.stages import Position
     from torch_table_loader.planning.steps import Steps
     from torch_table_loader.planning.taken_files import PlannedFiles
@@ -46,45 +45,6 @@ _FLAT = (
     *("epoch", "batches", "rows", "rows_per_second", "num_bytes", "files", "stored_bytes"),
     *("seconds_waiting", "seconds_total", "share_waiting", "servers"),
 )
-
-
-@dataclass(frozen=True, slots=True)
-class LaneMetrics:
-    """The metrics of one worker.
-
-    Args:
-        num_bytes: bytes of those rows in the output form.
-        seconds_working: time spent reading, decoding, and in the caller's functions.
-        seconds_collating: the part of this time in the caller's functions: `decode`, `transforms` and `collate_fn`.
-        files: data files of which the trainer took rows that this worker read; None where `Metrics` has none.
-        stored_bytes: the share of those files' bytes that the rows are.
-    """
-
-    worker: int
-    rows: int
-    batches: int
-    num_bytes: int
-    seconds_working: float
-    seconds_collating: float = 0.0
-    files: int | None = None
-    stored_bytes: int | None = None
-
-    def after(self, earlier: LaneMetrics) -> LaneMetrics:
-        """Add what the worker had done before."""
-        return LaneMetrics(
-            self.worker,
-            self.rows + earlier.rows,
-            self.batches + earlier.batches,
-            self.num_bytes + earlier.num_bytes,
-            self.seconds_working + earlier.seconds_working,
-            self.seconds_collating + earlier.seconds_collating,
-            _both(self.files, earlier.files),
-            _both(self.stored_bytes, earlier.stored_bytes),
-        )
-
-
-def _both(new: int | None, old: int | None) -> int | None:
-    return None if new is None or old is None else new + old
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +101,7 @@ class Metrics:
     def limit(self) -> Limit:
         """What limits the speed: "training" unless it waits a tenth of its time, else the workers' longest activity.
 
+        >>> from torch_table_loader.engine.work.lane_work import LaneMetrics
         >>> lane = LaneMetrics(worker=0, rows=8, batches=1, num_bytes=64, seconds_working=5.0, seconds_collating=4.0)
         >>> Metrics(0, 1, 8, seconds_waiting=3.0, seconds_total=10.0, workers=(lane,)).limit
         'collate_fn'
@@ -183,10 +144,10 @@ class Metrics:
             batches=self.batches + earlier.batches,
             rows=self.rows + earlier.rows,
             seconds_waiting=self.seconds_waiting + earlier.seconds_waiting,
-            workers=tuple(new.after(old) for new, old in zip(self.workers, earlier.workers, strict=True)),
+            workers=tuple(new + old for new, old in zip(self.workers, earlier.workers, strict=True)),
             fetch=FetchStats.sum_of([self.fetch, earlier.fetch]),
             packing=sum_of(each for each in (self.packing, earlier.packing) if each is not None),
-            files=_both(self.files, earlier.files),
+            files=None if self.files is None or earlier.files is None else self.files + earlier.files,
         )
 
     def __str__(self) -> str:
@@ -222,23 +183,16 @@ class Leg:
     Args:
         files: returns which files those rows are of, once asked.
         longest: steps of the rank that takes most; None if nobody knows.
-        fetched: what was fetched for the lanes.
+        earlier: what the iterator had done before it changed its course.
     """
 
     position: Position
     plan: Steps
     files: Callable[[], PlannedFiles | None]
+    counts: Counts
     longest: int | None
-    clocks: Sequence[LaneClock]
-    stats: ConsumerStats
-    fetched: FetchStats
-    batches: int
-    earlier: Metrics | None
-
-
-def _leg(position: Position, work: LaneWork, merger: LaneMerger, longest: int | None, earlier: Metrics | None) -> Leg:
-    files = cache(work.planned_files)
-    return Leg(position, work.plan, files, longest, merger.clocks, merger.stats, merger.fetched, 0, earlier)
+    earlier: Metrics | None = None
+    batches: int = 0
 
 
 class Progress:
@@ -248,7 +202,7 @@ class Progress:
         self,
         position: Position,
         work: LaneWork,
-        merger: LaneMerger,
+        counts: Counts,
         longest: int | None,
         began: float,
         *,
@@ -258,7 +212,6 @@ class Progress:
         """Begin to count.
 
         Args:
-            merger: where the batches come from; only its notes are kept.
             longest: steps of the rank that takes most; None if nobody knows.
             began: when, before the lanes did; as `time.perf_counter` says it.
             resumed: whether that was inside an epoch.
@@ -267,11 +220,11 @@ class Progress:
         self.resumed = resumed
         self._servers = servers
         self._began = began
-        self.leg = _leg(position, work, merger, longest, None)
+        self.leg = Leg(position, work.plan, cache(work.planned_files), counts, longest)
 
-    def go_on(self, position: Position, work: LaneWork, merger: LaneMerger, longest: int | None) -> None:
+    def go_on(self, position: Position, work: LaneWork, counts: Counts, longest: int | None) -> None:
         """Count on from a position that changed while batches were taken."""
-        self.leg = _leg(position, work, merger, longest, self.metrics())
+        self.leg = Leg(position, work.plan, cache(work.planned_files), counts, longest, self.metrics())
 
     @property
     def position(self) -> Position:
@@ -295,33 +248,31 @@ class Progress:
     def seconds(self) -> tuple[float, float]:
         """How long the trainer waited for batches, and how long ago the iterator began."""
         earlier = 0.0 if self.leg.earlier is None else self.leg.earlier.seconds_waiting
-        return earlier + self.leg.stats.waited, time.perf_counter() - self._began
+        return earlier + self.leg.counts.waited, time.perf_counter() - self._began
 
     def metrics(self) -> Metrics:
         """Return what was done so far."""
         leg = self.leg
         plan, batches, begun = leg.plan, leg.batches, leg.position.stage.steps
-        short = leg.stats.short if leg.stats.taken == batches else 0  # a device reads ahead
+        short = leg.counts.short if leg.counts.taken == batches else 0  # a device reads ahead
         rows = batches * plan.batch_size - short
         if plan.counted and not plan.endless:
             rows = plan.rows_before(begun + batches) - plan.rows_before(begun)
-        planned = leg.files()
-        files, lanes = None, [TakenFiles(None, None)] * len(leg.clocks)
-        if planned is not None:
-            files, lanes = planned.taken(begun, begun + batches)
+        files, workers = None, [replace(lane) for lane in leg.counts.lanes]
+        if (planned := leg.files()) is not None:
+            files, taken = planned.taken(begun, begun + batches)
+            for worker, own in zip(workers, taken, strict=True):
+                worker.files, worker.stored_bytes = own
         since = Metrics(
             epoch=leg.position.epoch,
             batches=batches,
             rows=rows,
-            seconds_waiting=leg.stats.waited,
+            seconds_waiting=leg.counts.waited,
             seconds_total=time.perf_counter() - self._began,
-            workers=tuple(
-                LaneMetrics(worker, clock.rows, clock.batches, clock.num_bytes, clock.working, clock.collating, *taken)
-                for worker, (clock, taken) in enumerate(zip(leg.clocks, lanes, strict=True))
-            ),
+            workers=tuple(workers),
             servers=self._servers,
-            fetch=replace(leg.fetched),
-            packing=leg.stats.packed,
+            fetch=replace(leg.counts.fetched),
+            packing=leg.counts.packed,
             files=files,
         )
         return since if leg.earlier is None else since.after(leg.earlier)

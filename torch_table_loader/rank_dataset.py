@@ -10,18 +10,18 @@ import pyarrow as pa
 from torch.utils.data import IterableDataset, get_worker_info
 
 from torch_table_loader.column_names import NamedColumns
-from torch_table_loader.engine.workers.lane_counts import LaneCounts
-from torch_table_loader.engine.workers.lane_iterator import LaneIterator, Taken, WorkersLane
+from torch_table_loader.engine.workers.lane_iterator import LaneCounts, LaneIterator, Taken, WorkersLane
 from torch_table_loader.errors import ConfigError
 from torch_table_loader.keywords import shown_classmethod, with_options
 from torch_table_loader.loader import TableLoader
-from torch_table_loader.metrics import LaneMetrics, Metrics
+from torch_table_loader.metrics import Metrics
 from torch_table_loader.position import JobPosition
 
 if TYPE_CHECKING:
+    from torch_table_loader.engine.explanation import Explanation
     from torch_table_loader.engine.jobs.job import Job
     from torch_table_loader.engine.plan_check import PlanCheck
-    from torch_table_loader.explanation import Explanation
+    from torch_table_loader.engine.work.lane_work import LaneMetrics
     from torch_table_loader.options import LoaderOptions
     from torch_table_loader.position import Reopen
 
@@ -82,14 +82,15 @@ class RankDataset(NamedColumns, IterableDataset[Any]):
 
     def _repr_html_(self) -> str:
         """Show the table and its columns in a notebook."""
-        from torch_table_loader.report import charts, markup
+        from torch_table_loader.report import Table, element, fragment
 
-        told = [("dataset", type(self).__name__), *self._position.facts.items()]
+        facts = [("dataset", type(self).__name__), *self._position.facts.items()]
         try:
-            columns = charts.table(("column", "Arrow type"), [(each.name, str(each.type)) for each in self.schema])
+            types = [(each.name, str(each.type)) for each in self.schema]
+            columns = Table("", {"column": "column", "type": "Arrow type"}, types).html()
         except ConfigError as error:  # the epoch has no rows, and showing a dataset must not fail
-            columns = markup.element("p", str(error))
-        return markup.fragment(charts.table((), told), columns)
+            columns = element("p", str(error))
+        return fragment(Table("", {"fact": "", "value": ""}, facts).html(), columns)
 
     @property
     def epoch(self) -> int:
@@ -103,9 +104,7 @@ class RankDataset(NamedColumns, IterableDataset[Any]):
 
     def explain(self) -> Explanation:
         """Return the plan of the epoch and the reasons for it; see `Explanation`."""
-        from torch_table_loader.explain import explain
-
-        return explain(self.job, self.epoch)
+        return self.job.explain(self.epoch)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the job's state; see `TableLoader.state_dict`.
@@ -157,14 +156,11 @@ class RankDataset(NamedColumns, IterableDataset[Any]):
         """
         if self._position.newest is not None:
             return self._position.newest.metrics().workers
-        if not (clocks := self._counts.read()):
+        if not (made := self._counts.read()):
             raise ConfigError(
                 "worker_metrics describes the newest iterator, and none has begun; iterate the loader first"
             )
-        return tuple(
-            LaneMetrics(worker, each.rows, each.batches, each.num_bytes, each.working, each.collating)
-            for worker, each in enumerate(clocks)
-        )
+        return made
 
     def _own_loader(self, what: str, instead: str = ";") -> TableLoader:
         if self._loader is None:

@@ -13,8 +13,8 @@ from torch.autograd.profiler import record_function
 from torch_table_loader.messages import Part, progress_bar, warn_caller
 
 if TYPE_CHECKING:
-    from torch_table_loader.engine.work.lane_work import LaneClock, LaneWork
-    from torch_table_loader.engine.workers.lane_merger import LaneMerger
+    from torch_table_loader.engine.work.lane_work import LaneMetrics, LaneWork
+    from torch_table_loader.engine.workers.lane_merger import Counts
     from torch_table_loader.fetch.fetch_stats import FetchStats
     from torch_table_loader.metrics import Progress
     from torch_table_loader.options import LoaderOptions
@@ -38,32 +38,33 @@ def in_span(take: Callable[[], T]) -> T:
 
 
 def with_bars(
-    batches: Iterator[Any], work: LaneWork, merger: LaneMerger, start: int, options: LoaderOptions
+    batches: Iterator[Any], work: LaneWork, counts: Counts, start: int, options: LoaderOptions
 ) -> Iterator[Any]:
     """Draw progress bars while yielding batches.
 
     Args:
-        merger: the source of the batches; only its statistics are kept.
         options: whether workers have bars, and how often they are drawn.
     """
-    plan, clocks = work.plan, merger.clocks
+    plan = work.plan
     known = plan.counted and not plan.endless
     parts = []
     if options.show_progress == "workers":
         begun = plan.batches_before(start) if known else [0] * work.lanes
         ends = plan.batches_before(plan.steps) if known else begun
         parts = [
-            Part(f"worker {lane}", ends[lane] - begun[lane] if known else None, partial(_batches_of, clocks, lane))
+            Part(
+                f"worker {lane}", ends[lane] - begun[lane] if known else None, partial(_batches_of, counts.lanes, lane)
+            )
             for lane in range(work.lanes)
         ]
-    beside = partial(_megabytes_per_second, merger.fetched, time.perf_counter())
+    beside = partial(_megabytes_per_second, counts.fetched, time.perf_counter())
     label, interval = f"epoch {work.epoch}", options.progress_interval
     draw = progress_bar(label, show=True, interval=interval, beside=beside, parts=parts)
     return iter(draw(batches, plan.steps - start if known else None))
 
 
-def _batches_of(clocks: Sequence[LaneClock], lane: int) -> int:
-    return clocks[lane].batches
+def _batches_of(lanes: Sequence[LaneMetrics], lane: int) -> int:
+    return lanes[lane].batches
 
 
 def _megabytes_per_second(fetched: FetchStats, began: float) -> str:

@@ -108,7 +108,7 @@ def test_without_counting_nothing_is_claimed(table: Path, capsys: pytest.Capture
     assert main(["inspect", str(table), "--filter", "label < 10", "--no-count"]) == 0
     output = capsys.readouterr().out
     assert "these are upper bounds" in output
-    assert re.search(r"0 +5 +150 +[\d.,]+ \w+ +\?", output.split("\nsteps", 1)[1])
+    assert re.search(r"0 +5 +150 +[\d.,]+ \w+ +unknown", output.split("\nsteps", 1)[1])
 
 
 def test_a_column_without_a_tensor_form_is_shown_with_its_remedy(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -13,7 +14,7 @@ import pytest
 
 from torch_table_loader import ConfigError, LoaderOptions
 from torch_table_loader.cli import arguments
-from torch_table_loader.cli.main import main, make_parser
+from torch_table_loader.cli.main import COMMANDS, main, make_parser
 from torch_table_loader.options import defaults
 
 
@@ -50,13 +51,44 @@ def refused(capsys: pytest.CaptureFixture[str], *typed: str) -> str:
         (["inspect", "{table}", "--strategy", "round_robbin"], "did you mean round_robin"),
         (["inspect", "{table}", "--work", "2"], "unknown arguments: --work"),
         (["inspect", "{table}", "--epoch", "-1"], "epoch must be at least 0"),
-        ([], "COMMAND"),
     ],
 )
 def test_an_error_is_one_line_and_exit_code_2(
     table: Path, capsys: pytest.CaptureFixture[str], typed: list[str], said: str
 ) -> None:
     assert said in refused(capsys, *(text.format(table=table) for text in typed))
+
+
+def test_a_bare_call_shows_the_help(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main([])
+    assert not ended.value.code
+    said = capsys.readouterr()
+    assert said.err == ""
+    assert all(re.search(rf"\n    {name}\s", said.out) for name in COMMANDS)
+
+
+@pytest.mark.parametrize("typed", [["--version"], ["--help"], ["formatz"]])
+def test_what_needs_no_table_imports_nothing_large(typed: list[str]) -> None:
+    code = "import sys\nfrom torch_table_loader.cli.main import main\ntry: main(sys.argv[1:])\n"
+    code += "finally: print({'torch', 'pyarrow', 'numpy'} & {*sys.modules})"
+    done = subprocess.run([sys.executable, "-c", code, *typed], capture_output=True, text=True, check=False)
+    assert done.stdout.endswith("\nset()\n") or done.stdout == "set()\n"
+    assert done.returncode == (2 if typed == ["formatz"] else 0)
+
+
+def test_options_of_the_loader_are_described_by_its_docstring(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["plan", "--help"])
+    said = " ".join(capsys.readouterr().out.split())
+    for title in arguments.GROUPS:
+        assert f"{title}:" in said
+    assert "--batch-size N rows per batch on this rank (default: 1024)" in said
+    assert "--output-format {torch,numpy,arrow,dict}" in said
+    assert "--split-bytes SIZE target size of a split" in said
+    assert "--drop-last drop the last batch of a rank if it is short" in said
+    assert "--ragged {nested,pad,offsets}" in said
+    assert arguments.meanings().keys() == defaults().keys()
 
 
 def test_debug_shows_the_traceback(table: Path) -> None:
@@ -105,8 +137,9 @@ def test_a_reader_that_goes_away_is_not_an_error(table: Path) -> None:
 
 def test_every_option_of_the_table_is_a_keyword_of_the_loader() -> None:
     known = {"path", "format"} | set(defaults())
-    assert {argument.keyword for argument in arguments.TABLE} <= known
-    assert len({argument.flag for argument in arguments.TABLE}) == len(arguments.TABLE)
+    assert set(arguments.OPTIONS) <= known
+    assert set(arguments._OWN) <= {*arguments.OPTIONS, *arguments.SNAPSHOTS}
+    assert len(set(map(arguments.flag_of, arguments.OPTIONS))) == len(arguments.OPTIONS)
 
 
 def test_options_that_are_not_given_keep_the_library_defaults() -> None:

@@ -120,6 +120,10 @@ def test_head_and_schema_print_rows_and_columns(delta: list[str], capsys: pytest
     assert said["columns"] == [{"name": "x", "type": "int64", "nullable": True}]
 
 
+def test_head_takes_n_as_the_shell_command_does(files: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert len(json.loads(run(capsys, "head", *files, "-n", "3", "--json"))["rows"]) == 3
+
+
 def test_json_holds_values_of_every_type(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     values = {"b": [b"\xff"], "n": [float("nan")], "l": [[1, None]], "t": pa.array([0], pa.timestamp("us", "UTC"))}
     pq.write_table(pa.table({**values, "s": ["a\nb" * 40]}), tmp_path / "a.parquet")
@@ -132,7 +136,7 @@ def test_plan_says_what_a_rank_reads(files: list[str], capsys: pytest.CaptureFix
     typed = ["plan", *files, "--ranks", "3", "--rank", "1", "--batch-size", "10", "--split-rows", "10", "--epoch", "4"]
     told = json.loads(run(capsys, *typed, "--json", "--even-ranks", "balance"))
     assert (told["rank"], told["num_ranks"], told["epoch"], sum(told["rows_per_rank"])) == (1, 3, 4, 100)
-    assert "epoch 4    rank 1 of 3" in run(capsys, *typed, "--even-ranks", "balance")
+    assert "Epoch 4 as rank 1 of 3" in run(capsys, *typed, "--even-ranks", "balance")
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ import pytest
 
 from tests.rooms.test_cli_printing import parsers
 from torch_table_loader.cli.main import main, make_parser
-from torch_table_loader.cli.printing import Table, wrapped
+from torch_table_loader.report import Table, wrapped
 
 WIDTH = 80
 Run = Callable[..., str]
@@ -23,7 +23,7 @@ def too_wide(text: str) -> list[str]:
     return [line for line in text.splitlines() if len(line) > WIDTH and len(line.split()) > 1]
 
 
-@pytest.fixture(params=["pipe", "terminal", "terminal without rich"])
+@pytest.fixture(params=["pipe", "terminal"])
 def run(request: pytest.FixtureRequest, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Run:
     """Run a command as a pipe or a terminal of 80 columns shows it; return what it prints."""
     monkeypatch.delenv("COLUMNS", raising=False)
@@ -31,8 +31,6 @@ def run(request: pytest.FixtureRequest, capsys: pytest.CaptureFixture[str], monk
     if request.param != "pipe":
         monkeypatch.setenv("COLUMNS", str(WIDTH))
         monkeypatch.setenv("TERM", "xterm-256color")
-    if request.param == "terminal without rich":
-        monkeypatch.setattr("torch_table_loader.cli.printing.find_spec", lambda _: None)
 
     def printed(*typed: object) -> str:
         with monkeypatch.context() as patch:

@@ -56,7 +56,7 @@ def _write(form: str, folder: Path) -> None:
 
 
 def _installed() -> list[str]:
-    return [entry.name for entry in format_entries()]
+    return [entry["name"] for entry in format_entries()]
 
 
 @pytest.mark.parametrize("form", [*FORMATS, "npy", "tensorproto"])
@@ -65,14 +65,14 @@ def test_every_format_fulfils_the_contract_and_its_description(tmp_path: Path, f
     storage, files = stored_files(tmp_path, form)
     reader: Any = reader_for(form)
     check_format_reader(reader, storage, files)
-    entry = next(entry for entry in format_entries() if entry.name == form)
+    entry = next(entry for entry in format_entries() if entry["name"] == form)
     meta = reader.inspect(storage, files[0], None)
-    assert entry.ranges == isinstance(reader, RangedReader)
-    assert entry.origin.startswith("torch-table-")
-    assert any(files[0].name.endswith(suffix) for suffix in entry.suffixes)
-    assert entry.counting != "?"
-    assert len(meta.group_rows) == 1 or entry.cut
-    if entry.cut is None:
+    assert entry["ranges"] == isinstance(reader, RangedReader)
+    assert entry["origin"].startswith("torch-table-")
+    assert any(files[0].name.endswith(suffix) for suffix in entry["suffixes"])
+    assert entry["counting"] != "?"
+    assert len(meta.group_rows) == 1 or entry["cut"]
+    if entry["cut"] is None:
         assert len(meta.group_rows) == 1
 
 
@@ -99,11 +99,11 @@ def test_plug_ins_are_listed_and_those_that_cannot_be_used_with_the_reason(
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setattr(formats, "_READERS", {name: reader_for(name) for name in FORMATS})
     install(tmp_path, numbers=f"{PLUGS}:numbers", broken=f"{PLUGS}:nowhere", parquet=f"{PLUGS}:numbers")
-    entries = {entry.name: entry for entry in format_entries()}
-    assert entries["numbers"].error == ""
-    assert entries["numbers"].cut == "?"
-    assert "cannot be loaded" in entries["broken"].error
-    assert entries["parquet"].suffixes == (".parquet", ".pq")
+    entries = {entry["name"]: entry for entry in format_entries()}
+    assert entries["numbers"]["error"] == ""
+    assert entries["numbers"]["cut"] == "?"
+    assert "cannot be loaded" in entries["broken"]["error"]
+    assert entries["parquet"]["suffixes"] == (".parquet", ".pq")
     main(["formats"])
     said = capsys.readouterr().out
     assert "cannot be loaded" in said

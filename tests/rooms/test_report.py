@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -22,11 +23,10 @@ from hypothesis import strategies as st
 from tests.tables.plain import key, meant_warnings, write_table
 from torch_table_loader import Explanation, MixedDataset, Pack, StructuredDataset, TableLoader
 from torch_table_loader.cli.main import main
-from torch_table_loader.explanation import FetchPlan
+from torch_table_loader.engine.explanation import FetchPlan
 from torch_table_loader.planning.pack_counts import PackCounts
 from torch_table_loader.planning.size_counts import SizeCounts
-from torch_table_loader.report.charts import MOST_BARS, Bar, bars
-from torch_table_loader.report.markup import element, page, size_text
+from torch_table_loader.report import MOST_BARS, Size, Table, element, page
 
 GROUPS = [[9, 7], [30], [0], [], [8, 8, 8], [1], [5]]
 STARTS = [0, *accumulate(rows for groups in GROUPS for rows in groups)]
@@ -256,17 +256,36 @@ def test_every_size_is_in_its_bin(sizes: list[int]) -> None:
 
 
 def test_long_charts_report_how_much_they_leave_out() -> None:
-    lines = [Bar(f"rank {rank}", rank, (rank,)) for rank in range(MOST_BARS + 5)]
-    text = bars(("rank", "rows", "rows"), lines)
+    lines = [(f"rank {rank}", rank) for rank in range(MOST_BARS + 5)]
+    text = Table("ranks", {"rank": "rank", "rows": "rows"}, lines, bar="rows").html()
     assert text.count('scope="row"') == MOST_BARS
     assert "… and 5 more" in text
+
+
+def test_totals_stand_below_the_rows_and_have_no_bar() -> None:
+    table = Table("r", {"rank": "rank", "rows": "rows"}, [("rank 0", 1), ("rank 1", 4)], [("most", 4)], bar="rows")
+    root = parsed(f"<div>{table.html()}</div>")
+    assert [said(line) for line in root.iterfind("table/tfoot/tr")] == ["most4"]
+    assert re.findall(r'style="([^"]*)"', table.html()) == ["width: 25.00%", "width: 100.00%"]
+    assert [said(title) for title in root.iter("h3")] == ["r"]
+    assert table.records() == [{"rank": "rank 0", "rows": 1}, {"rank": "rank 1", "rows": 4}]
+
+
+def test_a_page_names_no_section_twice(table: Path) -> None:
+    root = parsed(make(table)[1].explain().to_html())
+    for section in root.iter("section"):
+        assert said(section[0]) not in [said(title) for title in section.iter("h3")]
+
+
+def test_sizes_are_exact_numbers_for_programs() -> None:
+    assert json.dumps([Size(1536)], default=str) == "[1536]"
 
 
 @pytest.mark.parametrize(
     ("num_bytes", "shown"), [(0, "0 bytes"), (1023, "1,023 bytes"), (1 << 20, "1 MiB"), ((1 << 20) - 1, "1 MiB")]
 )
 def test_sizes_are_formatted_for_people(num_bytes: int, shown: str) -> None:
-    assert size_text(num_bytes) == shown
+    assert str(Size(num_bytes)) == shown
 
 
 def _ranks(path: Path) -> Iterator[tuple[int, int]]:

@@ -456,7 +456,7 @@ def test_uneven_steps_are_said_once(mode: Mode, tables: Path) -> None:
 
 
 SAID = {
-    "splits": ["splits     8 by TargetSizeStrategy"],
+    "splits": ["reads it: 8 splits by TargetSizeStrategy"],
     "rows": ["from a row store of about", "in the memory of this rank", "73 of 73 live rows are in the epoch"],
     "iceberg": ["from a row store of about", "in the memory of this rank", "73 of 73 live rows are in the epoch"],
     "mixture": ["source 1 is 'b': 41 rows, a share of 0.3333", "times the source"],

@@ -131,7 +131,7 @@ def test_metrics_count_what_was_taken(table: Path, worker_type: Any, collated: b
     assert counts is not None
     assert (counts.sequences, counts.tokens, counts.parts) == summed(batches)[:3]
     assert f"packed: {counts.sequences} sequences of 11 tokens, " in str(loader.metrics())
-    assert "packing    " in str(dataset.explain())
+    assert "\nPacking\n" in str(dataset.explain())
     assert opened(table, Pack(seq_len=11), batch_size=2)[0].metrics is not None
 
 

@@ -185,7 +185,7 @@ def test_the_plan_says_what_is_fetched(tmp_path: Path, far: Callable[[], Any]) -
         loader, dataset = StructuredDataset.create_dataloader(str(tmp_path / "t"), batch_size=7, columns=["id", "f"])
         plan = dataset.explain().fetch
         assert plan is not None
-        assert "fetches" in str(dataset.explain())
+        assert "Object store" in str(dataset.explain())
         list(loader)
     fetched = loader.metrics().fetch
     assert (fetched.requests, fetched.num_bytes) == (plan.requests, plan.num_bytes)

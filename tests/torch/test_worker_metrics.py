@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pickle
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,8 @@ from tests.effort import daily
 from tests.tables.plain import meant_warnings, write_table
 from tests.waiting import until
 from torch_table_loader import ConfigError, StructuredDataset
-from torch_table_loader.engine.work.lane_work import LaneClock
+from torch_table_loader.engine.work.lane_work import LaneMetrics
+from torch_table_loader.engine.workers.lane_iterator import LaneCounts
 
 ROWS = 198
 
@@ -74,6 +77,25 @@ def test_it_can_be_read_while_workers_run(table: Path) -> None:
         assert sum(1 for _ in batches) + 1 == sum(each.batches for each in dataset.worker_metrics())
 
 
+def test_a_copy_that_no_worker_gets_counts_by_itself_and_is_small(table: Path) -> None:
+    dataset = dataset_of(table)
+    list(own_loader(dataset, 0))
+    data = pickle.dumps(dataset)
+    assert len(data) < 30_000, "the memory that workers share is larger"
+    for copy in (pickle.loads(data), deepcopy(dataset)):  # noqa: S301 we wrote it
+        with pytest.raises(ConfigError, match="none has begun"):
+            copy.worker_metrics()
+    assert dataset.worker_metrics()[0].rows == ROWS
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="Linux lists open files there")
+def test_a_dataset_opens_no_file_for_its_counts() -> None:
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    kept = [LaneCounts() for _ in range(20)]
+    assert len(list(Path("/proc/self/fd").iterdir())) <= before + 2
+    assert len(kept) == 20
+
+
 def test_a_loader_of_ours_says_the_same_as_its_metrics(table: Path) -> None:
     with meant_warnings():
         loader, dataset = StructuredDataset.create_dataloader(str(table), "parquet", batch_size=7, num_workers=2)
@@ -89,7 +111,7 @@ def test_before_the_first_iterator_there_is_nothing_to_say(table: Path) -> None:
 def test_more_workers_than_are_counted_are_refused(table: Path) -> None:
     dataset = dataset_of(table)
     for lane in (0, 5000):
-        dataset._counts.note(lane, 5001, LaneClock())
+        dataset._counts.note(5001, LaneMetrics(lane))
     with pytest.raises(ConfigError, match=r"at most 1,024 workers .* and there are 5,001"):
         dataset.worker_metrics()
 
@@ -97,3 +119,9 @@ def test_more_workers_than_are_counted_are_refused(table: Path) -> None:
 def test_metrics_name_it(table: Path) -> None:
     with pytest.raises(ConfigError, match=r"ask worker_metrics\(\) what its workers made, or make the loader with"):
         dataset_of(table).metrics()
+
+
+def test_what_one_part_of_an_epoch_does_not_know_is_unknown_in_the_sum() -> None:
+    first = LaneMetrics(2, rows=5, batches=1, num_bytes=40, seconds_working=0.5, files=1, stored_bytes=10)
+    both = first + LaneMetrics(2, rows=3, batches=2, num_bytes=24, seconds_working=0.25, files=2)
+    assert both == LaneMetrics(2, rows=8, batches=3, num_bytes=64, seconds_working=0.75, files=3, stored_bytes=None)

@@ -1,41 +1,24 @@
-"""The command line options that are options of the loader: one table, from which parsers are built."""
+"""The command line options that name a table, and those that are options of the loader, made from its own."""
 
 from __future__ import annotations
 
 import argparse
+import inspect
 import json
-import textwrap
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, get_args
+import re
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
-from torch_table_loader.column_options import StringLayout
 from torch_table_loader.dataset import StructuredDataset, TableDataset
 from torch_table_loader.delta import DeltaDataset
+from torch_table_loader.engine.ray_cluster import RayCluster, ray_cluster
 from torch_table_loader.errors import ConfigError
 from torch_table_loader.iceberg import IcebergDataset
-from torch_table_loader.options import DEFAULT_RETRY_SECONDS, EvenRanks, OnError, OutputFormat, WorkerType
+from torch_table_loader.options import DEFAULT_RETRY_SECONDS, LoaderOptions, defaults
 from torch_table_loader.predicates.filter_text import all_of
-from torch_table_loader.ragged import RaggedLayout
 from torch_table_loader.read.formats import format_names
 from torch_table_loader.source.table_formats import format_of_folder
-
-if TYPE_CHECKING:
-    from torch_table_loader.loader import TableLoader
-
-
-@dataclass(frozen=True, slots=True)
-class Argument:
-    """A command line option, and the loader's keyword that it sets.
-
-    Args:
-        flag: the flag as typed; without dashes it is a positional argument.
-    """
-
-    flag: str
-    keyword: str
-    text: str
-    settings: Mapping[str, Any] = field(default_factory=dict)
 
 
 def comma_separated(text: str) -> list[str]:
@@ -81,131 +64,154 @@ def null_fill(text: str) -> tuple[str, Any]:
         return name, value
 
 
-_EXAMPLES = "examples:"
-_AT_SPACES: dict[str, Any] = {"break_long_words": False, "break_on_hyphens": False}
-_WHOLE = {"type": int, "metavar": "N"}
-_TEXT = {"metavar": "NAME"}
-_SWITCH = {"action": "store_true"}
-_LIST = {"action": "extend", "type": comma_separated, "metavar": "A,B"}
-_MANY = {"action": "append", "metavar": "TEXT"}
-
-TABLE = (
-    Argument(
-        "path",
-        "path",
-        "a directory, glob or file, or several; a table's folder or metadata.json; with --catalog a table's name",
-        {"nargs": "+", "metavar": "PATH"},
-    ),
-    Argument("--format", "format", "format of the files (default: from their names)"),
-    Argument("--columns", "columns", "what to deliver, in this order (default: all)", _LIST),
-    Argument("--filter", "filters", 'such as "day >= 2026-01-03"; given more than once, all must hold', _MANY),
-    Argument("--partitioning", "partitioning", "how paths hold columns: key=value folders", {"choices": ["hive"]}),
-    Argument(
-        "--storage-option",
-        "storage_options",
-        "option of the file system: NAME=TEXT or NAME:=JSON; never printed",
-        {"action": "append", "type": storage_option, "metavar": "NAME=TEXT"},
-    ),
-    Argument(
-        "--retry-seconds",
-        "retry_seconds",
-        "how long to retry a request that fails (default: 120)",
-        {"type": float, "metavar": "S"},
-    ),
-    Argument("--raw-files", "raw_files", "read an Iceberg, Delta Lake or Hudi table's files as they are", _SWITCH),
-    Argument("--on-error", "on_error", "skip: leave damaged parts out, and warn", {"choices": get_args(OnError)}),
-    Argument("--plan-cache", "plan_cache", "a directory that keeps footers and counts", {"metavar": "DIR"}),
-    Argument("--batch-size", "batch_size", "rows per batch (default: 1024)", _WHOLE),
-    Argument("--workers", "num_workers", "workers (lanes) per rank", _WHOLE),
-    Argument("--worker-type", "worker_type", "threads or processes", {"choices": get_args(WorkerType)}),
-    Argument("--ranks", "num_ranks", "ranks in the job (default: 1)", _WHOLE),
-    Argument("--shuffle", "shuffle", "permute the splits each epoch", _SWITCH),
-    Argument("--seed", "shuffle_seed", "key of the permutations (default: 42)", _WHOLE),
-    Argument("--split-bytes", "split_bytes", "target size of a split, such as 128MiB", {"metavar": "SIZE"}),
-    Argument("--split-rows", "split_rows", "target rows of a split", _WHOLE),
-    Argument("--strategy", "split_strategy", "name of an installed split strategy", _TEXT),
-    Argument(
-        "--even-ranks", "even_ranks", "how to give all ranks equally many steps", {"choices": get_args(EvenRanks)}
-    ),
-    Argument("--drop-last", "drop_last", "drop a short last batch", _SWITCH),
-    Argument("--no-count", "count_filtered", "do not count the rows that pass a filter", {"action": "store_false"}),
-    Argument(
-        "--output-format", "output_format", "what batches are (default: torch)", {"choices": get_args(OutputFormat)}
-    ),
-    Argument(
-        "--nulls",
-        "nulls",
-        "what replaces a null: COLUMN=VALUE, once per column; or mask, for a validity tensor of each nullable column",
-        {"action": "append", "type": null_fill, "metavar": "COLUMN=VALUE"},
-    ),
-    Argument("--ragged", "ragged", "how lists are delivered (default: nested)", {"choices": get_args(RaggedLayout)}),
-    Argument("--strings", "strings", "how strings are delivered (default: list)", {"choices": get_args(StringLayout)}),
-    Argument("--decimals", "decimals", "deliver decimals as doubles", {"choices": ["float64"]}),
-    Argument(
-        "--unsupported", "unsupported", "deliver types without a tensor form as Python values", {"choices": ["list"]}
-    ),
-)
-
-
-CHOSEN = (
-    Argument(
-        "--catalog", "catalog", "the catalog of an Iceberg table: its name in .pyiceberg.yaml or the environment", _TEXT
-    ),
-    Argument("--table", "table", "the Iceberg table's name in the catalog, such as db.t, in place of PATH", _TEXT),
-    Argument(
-        "--snapshot-id",
-        "snapshot_id",
-        "snapshot of an Iceberg table, or version of a Delta Lake table (default: newest)",
-        _WHOLE,
-    ),
-    Argument("--branch", "branch", "the newest snapshot of a branch of an Iceberg table", _TEXT),
-    Argument("--tag", "tag", "the snapshot that a tag of an Iceberg table names", _TEXT),
-    Argument(
-        "--as-of",
-        "as_of",
-        "the snapshot that was current at a time, such as 2026-01-31T12:00:00+00:00",
-        {"metavar": "TIME"},
-    ),
-)
-"""Options that name a table of Iceberg or Delta Lake, and the snapshot to read."""
-
 TABLE_FORMATS = ("iceberg", "delta")
 """Values of --format besides the formats of files."""
+
+SNAPSHOTS = ("catalog", "table", "snapshot_id", "branch", "tag", "as_of")
+"""The keywords that name a table of Iceberg or Delta Lake, and the snapshot to read."""
+
+GROUPS = {
+    "which table": ("path", "format", *SNAPSHOTS),
+    "what is read of it": (
+        *("columns", "filters", "partitioning", "storage_options", "retry_seconds", "raw_files", "on_error"),
+        "plan_cache",
+    ),
+    "batches": (
+        *("batch_size", "num_workers", "worker_type", "num_ranks", "even_ranks", "drop_last", "count_filtered"),
+        *("shuffle", "shuffle_seed", "split_bytes", "split_rows", "split_strategy"),
+    ),
+    "form of columns": ("output_format", "nulls", "ragged", "strings", "decimals", "unsupported"),
+}
+"""The keywords that commands take, under the titles of the help."""
+
+OPTIONS = tuple(name for names in GROUPS.values() for name in names if name not in SNAPSHOTS)
+"""The keywords of a dataset of files."""
 
 OF_FILES = ("path", "format", "filters", "partitioning", "storage_options", "retry_seconds", "plan_cache", "raw_files")
 """The keywords of commands that read a table's files."""
 
+_OWN: dict[str, dict[str, Any]] = {
+    "path": {
+        "flag": "path",
+        "nargs": "*",
+        "metavar": "PATH",
+        "help": "a directory, glob or file, or several; a table's folder or metadata.json; with --catalog a table's "
+        "name",
+    },
+    "format": {"metavar": "NAME", "help": "format of the files (default: from their names)"},
+    "catalog": {"help": "the catalog of an Iceberg table: its name in .pyiceberg.yaml or the environment"},
+    "table": {"help": "the Iceberg table's name in the catalog, such as db.t, in place of PATH"},
+    "snapshot_id": {
+        "type": int,
+        "metavar": "N",
+        "help": "snapshot of an Iceberg table, or version of a Delta Lake table (default: newest)",
+    },
+    "branch": {"help": "the newest snapshot of a branch of an Iceberg table"},
+    "tag": {"help": "the snapshot that a tag of an Iceberg table names"},
+    "as_of": {
+        "metavar": "TIME",
+        "help": "the snapshot that was current at a time, such as 2026-01-31T12:00:00+00:00",
+    },
+    "columns": {"action": "extend", "type": comma_separated, "metavar": "A,B"},
+    "filters": {
+        "flag": "--filter",
+        "action": "append",
+        "metavar": "TEXT",
+        "help": 'such as "day >= 2026-01-03"; given more than once, all must hold',
+    },
+    "storage_options": {
+        "flag": "--storage-option",
+        "action": "append",
+        "type": storage_option,
+        "metavar": "NAME=TEXT",
+        "help": "option of the file system: NAME=TEXT or NAME:=JSON; never printed",
+    },
+    "plan_cache": {"metavar": "DIR"},
+    "num_workers": {"flag": "--workers", "help": "workers (lanes) of a rank"},
+    "num_ranks": {"flag": "--ranks", "choices": None, "metavar": "N", "help": "ranks of the job (default: 1)"},
+    "even_ranks": {"help": "how to make ranks take equally many steps"},
+    "count_filtered": {
+        "flag": "--no-count",
+        "action": "store_false",
+        "help": "do not count the rows that pass a filter",
+    },
+    "shuffle": {"action": "store_true", "help": "permute the splits in each epoch"},
+    "shuffle_seed": {"flag": "--seed"},
+    "split_strategy": {"flag": "--strategy", "help": "name of an installed split strategy"},
+    "nulls": {
+        "action": "append",
+        "type": null_fill,
+        "metavar": "COLUMN=VALUE",
+        "help": "what replaces a null: COLUMN=VALUE, once per column; or mask, for a validity tensor of each nullable "
+        "column",
+    },
+    "ragged": {"help": "form of lists (default: nested)"},
+    "strings": {"help": "form of strings"},
+}
+"""By keyword, what its type and its docstring do not say as a command line needs it."""
 
-def add_arguments(parser: argparse.ArgumentParser, keywords: Iterable[str], *, beside: bool = False) -> None:
+_MEANING = re.compile(r"^    (\w+): (.+(?:\n {8}.+)*)", re.MULTILINE)
+
+
+def meanings() -> dict[str, str]:
+    """Return what the docstring of `LoaderOptions` says of each option."""
+    text = (inspect.getdoc(LoaderOptions) or "").partition("Args:")[2]
+    return {name: " ".join(words.split()) for name, words in _MEANING.findall(text)}
+
+
+def flag_of(name: str) -> str:
+    """Return the flag that sets a keyword.
+
+    >>> flag_of("num_ranks"), flag_of("batch_size")
+    ('--ranks', '--batch-size')
+    """
+    return str(_OWN.get(name, {}).get("flag", f"--{name.replace('_', '-')}"))
+
+
+def _choices(kind: Any) -> list[str]:
+    """Return the texts that a type allows, among others."""
+    if get_origin(kind) is Literal:
+        return [text for text in get_args(kind) if isinstance(text, str)]
+    return list(dict.fromkeys(text for each in get_args(kind) for text in _choices(each)))
+
+
+def _settings(name: str, kind: Any, meaning: str) -> dict[str, Any]:
+    """Return what `argparse` must know of an option."""
+    own, default = _OWN.get(name, {}), defaults().get(name)
+    text = own.get("help") or re.split(r"; |\. ", meaning)[0].rstrip(".").replace("`", "")
+    known = {kind, *get_args(kind)}
+    settings: dict[str, Any] = {"help": text.replace("%", "%%")}
+    if bool in known:
+        settings["action"] = "store_true"
+    elif "action" not in own:
+        if isinstance(default, int | float | str) and "(default" not in text:
+            settings["help"] += f" (default: {default})"
+        number = next((each for each in (int, float) if each in known and str not in known), None)
+        settings["metavar"] = "SIZE" if int in known and not number else "N" if number else "NAME"
+        settings |= {"type": number} if number else {}
+        settings |= {"choices": choices, "metavar": None} if (choices := _choices(kind)) else {}
+    settings |= {key: value for key, value in own.items() if key not in ("flag", "help")}
+    return settings | ({"dest": name, "default": argparse.SUPPRESS} if flag_of(name) != "path" else {})
+
+
+def add_arguments(parser: argparse.ArgumentParser, keywords: Collection[str], *, beside: bool = False) -> None:
     """Add the options that name a table and set some keywords; options not given keep the library's defaults.
 
     Args:
         beside: whether another positional argument follows PATH, which is then required.
     """
-    wanted = set(keywords) | {argument.keyword for argument in CHOSEN if not (beside and argument.keyword == "table")}
-    for argument in (*TABLE, *CHOSEN):
-        if argument.keyword in wanted:
-            settings: dict[str, Any] = {"help": argument.text, **argument.settings}
-            if argument.keyword == "format":
-                names = [*format_names(), *TABLE_FORMATS]
-                settings |= {"choices": names, "metavar": "NAME", "help": f"{argument.text}: {', '.join(names)}"}
-            if argument.keyword == "path" and not beside:
-                settings["nargs"] = "*"
-            if argument.flag.startswith("-"):
-                settings |= {"dest": argument.keyword, "default": argparse.SUPPRESS}
-            parser.add_argument(argument.flag, **settings)
-
-
-def examples(*lines: str) -> str:
-    """Return the end of a command's help, which `Help` does not wrap; long lines continue as in a shell."""
-    return "\n  ".join([_EXAMPLES, *(" \\\n      ".join(textwrap.wrap(line, 72, **_AT_SPACES)) for line in lines)])
-
-
-class Help(argparse.HelpFormatter):
-    """A help formatter that wraps all text except examples."""
-
-    def _fill_text(self, text: str, width: int, indent: str) -> str:
-        return text if text.startswith(_EXAMPLES) else super()._fill_text(text, width, indent)
+    kinds, said = get_type_hints(LoaderOptions), meanings()
+    for title, names in GROUPS.items():
+        group = parser.add_argument_group(title)
+        for name in names:
+            if name in keywords or (name in SNAPSHOTS and not (beside and name == "table")):
+                settings = _settings(name, kinds.get(name), said.get(name, ""))
+                if name == "path" and beside:
+                    settings["nargs"] = "+"
+                if name == "format":  # installed ones too
+                    formats = [*format_names(), *TABLE_FORMATS]
+                    settings |= {"choices": formats, "help": f"{settings['help']}: {', '.join(formats)}"}
+                group.add_argument(flag_of(name), **settings)
 
 
 def loader_keywords(typed: argparse.Namespace) -> dict[str, Any]:
@@ -217,7 +223,7 @@ def loader_keywords(typed: argparse.Namespace) -> dict[str, Any]:
     Raises:
         ConfigError: a filter cannot be parsed.
     """
-    given = {argument.keyword: getattr(typed, argument.keyword, None) for argument in TABLE}
+    given = {name: getattr(typed, name, None) for name in OPTIONS}
     keywords = {name: value for name, value in given.items() if value is not None}
     if len(path := keywords.pop("path", [])):
         keywords["path"] = path[0] if len(path) == 1 else path
@@ -239,21 +245,8 @@ def _nulls(given: list[tuple[str, Any]]) -> Any:
     return fills[""]
 
 
-@dataclass(frozen=True, slots=True)
-class Asked:
-    """The requested dataset and its options."""
-
-    kind: type[TableDataset]
-    keywords: dict[str, Any]
-
-    @property
-    def of_files(self) -> bool:
-        """Whether it is a table of plain files."""
-        return self.kind is StructuredDataset
-
-
-def asked_for(typed: argparse.Namespace, **own: Any) -> Asked:
-    """Return the dataset that was named: of files, of Iceberg or of Delta Lake.
+def asked_for(typed: argparse.Namespace, **own: Any) -> tuple[type[TableDataset], dict[str, Any]]:
+    """Return the class of the dataset that was named, of files, of Iceberg or of Delta Lake, and its keywords.
 
     The kind is detected from a catalog or a table name, a metadata.json, or a folder with a table's own log.
     ``--format`` overrides it, and ``--raw-files`` reads the files.
@@ -266,7 +259,7 @@ def asked_for(typed: argparse.Namespace, **own: Any) -> Asked:
         ConfigError: no table was named, or two; or an option is for another kind of table.
     """
     keywords = {**loader_keywords(typed), **own}
-    chosen = {each.keyword: getattr(typed, each.keyword) for each in CHOSEN if hasattr(typed, each.keyword)}
+    chosen = {name: getattr(typed, name) for name in SNAPSHOTS if hasattr(typed, name)}
     path = keywords.get("path")
     if (path is None) == ("table" not in chosen):
         raise ConfigError("name one table: PATH, or --table with the --catalog that has it")
@@ -274,17 +267,17 @@ def asked_for(typed: argparse.Namespace, **own: Any) -> Asked:
     if kind not in TABLE_FORMATS:
         if chosen:
             raise ConfigError(
-                f"{_flag(next(iter(chosen)))} is for Iceberg and Delta Lake tables, but this is a table of plain "
+                f"{flag_of(next(iter(chosen)))} is for Iceberg and Delta Lake tables, but this is a table of plain "
                 "files; pass --catalog or --format, or leave it out"
             )
-        return Asked(StructuredDataset, keywords)
+        return StructuredDataset, keywords
     for name in ("path", "format"):
         keywords.pop(name, None)
     if path is not None and not isinstance(path, str):
         raise ConfigError(f"expected the path of one table, got {len(path)} paths; name one")
     if kind == "iceberg":
-        return Asked(IcebergDataset, keywords | _iceberg(path, chosen))
-    return Asked(DeltaDataset, keywords | _delta(path, chosen))
+        return IcebergDataset, keywords | _iceberg(path, chosen)
+    return DeltaDataset, keywords | _delta(path, chosen)
 
 
 def _kind(keywords: Mapping[str, Any], chosen: Mapping[str, Any]) -> str | None:
@@ -312,21 +305,34 @@ def _delta(path: str | None, chosen: Mapping[str, Any]) -> dict[str, Any]:
     names = {"snapshot_id": "version", "as_of": "timestamp"}
     for name in chosen:
         if name not in names:
-            raise ConfigError(f"{_flag(name)} is for Iceberg tables, but this is a Delta Lake table; leave it out")
+            raise ConfigError(f"{flag_of(name)} is for Iceberg tables, but this is a Delta Lake table; leave it out")
     return {"table_uri": path, **{names[name]: value for name, value in chosen.items()}}
-
-
-def _flag(keyword: str) -> str:
-    return next(argument.flag for argument in CHOSEN if argument.keyword == keyword)
 
 
 def open_table(typed: argparse.Namespace, **own: Any) -> TableDataset:
     """Open the table that was named; see `asked_for`."""
-    asked = asked_for(typed, **{"check_plan": False, **own})
-    return asked.kind(**asked.keywords)
+    kind, keywords = asked_for(typed, **{"check_plan": False, **own})
+    return kind(**keywords)
 
 
-def open_loader(typed: argparse.Namespace, **own: Any) -> tuple[TableLoader, TableDataset]:
-    """Open the table that was named, and create its loader; see `asked_for`."""
-    asked = asked_for(typed, **{"check_plan": False, **own})
-    return asked.kind.create_dataloader(**asked.keywords)
+def add_cluster(parser: argparse.ArgumentParser, what: str) -> None:
+    """Add the options that name a cluster on which a command does its work."""
+    parser.add_argument("--engine", choices=["ray"], help=what)
+    address = "address of the Ray cluster (default: the one that Ray finds)"
+    parser.add_argument("--address", metavar="HOST:PORT", help=address)
+
+
+@contextmanager
+def cluster_of(typed: argparse.Namespace) -> Iterator[RayCluster | None]:
+    """Connect to the cluster that was asked for, if any.
+
+    Raises:
+        ConfigError: an address without an engine.
+    """
+    if typed.engine is not None:
+        with ray_cluster(typed.address) as cluster:
+            yield cluster
+    elif typed.address is not None:
+        raise ConfigError("--address names a Ray cluster; also pass --engine ray, or leave it out")
+    else:
+        yield None

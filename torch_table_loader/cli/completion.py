@@ -4,36 +4,27 @@ from __future__ import annotations
 
 import argparse
 import sys
-from typing import Any
 
-from torch_table_loader.cli.arguments import examples
+from torch_table_loader.cli.main import make_parser
+from torch_table_loader.cli.parser import Parser
 from torch_table_loader.errors import MissingExtraError
 
 SHELLS = ("bash", "zsh", "fish")
 
 
-def add_parser(commands: Any) -> list[argparse.ArgumentParser]:
-    """Add this command to the main parser."""
-    parser: argparse.ArgumentParser = commands.add_parser(
-        "completion",
-        help="print a script that completes commands and options in a shell",
-        description="Prints a script that completes commands and options in a shell. Needs shtab, the extra cli.",
-        epilog=examples(
-            'eval "$(torch-table-loader completion bash)"    # in ~/.bashrc',
-            'eval "$(torch-table-loader completion zsh)"     # in ~/.zshrc, below compinit',
-            "torch-table-loader completion fish > ~/.config/fish/completions/torch-table-loader.fish",
-        ),
+def add(parser: Parser) -> None:
+    """Add the options of this command."""
+    parser.description = (
+        "Prints a script that completes commands and options in a shell. Needs shtab, the extra cli. In ~/.bashrc, and "
+        f'in ~/.zshrc below compinit: eval "$({parser.prog} bash)", or zsh. For fish write it to '
+        "~/.config/fish/completions/torch-table-loader.fish."
     )
     parser.add_argument("shell", choices=SHELLS, metavar="SHELL", help=", ".join(SHELLS))
-    parser.set_defaults(run=run)
-    return [parser]
+    parser.runs(run, *SHELLS, prints_json=False)
 
 
 def run(typed: argparse.Namespace) -> None:
     """Print the script.
-
-    Args:
-        typed: the parsed options, with the main parser.
 
     Raises:
         MissingExtraError: shtab is not installed.
@@ -44,4 +35,4 @@ def run(typed: argparse.Namespace) -> None:
         raise MissingExtraError(
             f"shell completion needs shtab ({error}); pip install 'torch-table-loader[cli]'"
         ) from error
-    sys.stdout.write(shtab.complete(typed.parser, typed.shell) + "\n")
+    sys.stdout.write(shtab.complete(make_parser(), typed.shell) + "\n")

@@ -9,11 +9,13 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, cast
+from typing import TYPE_CHECKING, BinaryIO, cast
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 
-from torch_table_loader.cli.arguments import OF_FILES, add_arguments, examples, open_table
+from torch_table_loader.cli.arguments import OF_FILES, add_arguments, open_table
+from torch_table_loader.cli.parser import Parser
 from torch_table_loader.cli.printing import show, wants_bar
 from torch_table_loader.errors import ConfigError, StorageError, TableError, TableLoaderError
 from torch_table_loader.local_files import new_file
@@ -23,8 +25,6 @@ from torch_table_loader.plugins import installed_names, load_installed
 from torch_table_loader.read.format_writer import ENTRY_POINT_GROUP, FormatWriter
 
 if TYPE_CHECKING:
-    import pyarrow as pa
-
     from torch_table_loader.dataset import TableDataset
     from torch_table_loader.engine.table import Table
 
@@ -56,30 +56,21 @@ class ParquetWriter:
 
 
 def _joined(batches: list[pa.RecordBatch], schema: pa.Schema) -> pa.Table:
-    import pyarrow as pa
-
     return pa.Table.from_batches(batches, schema).combine_chunks()
 
 
-def add_parser(commands: Any) -> list[argparse.ArgumentParser]:
-    """Add this command to the main parser."""
-    parser: argparse.ArgumentParser = commands.add_parser(
-        "convert",
-        help="write a table's files in another format, such as tensor shards",
-        description="Writes one file for each file of a table, with its rows in order. The folder gets its name "
-        "once it is complete.",
-        epilog=examples(
-            "torch-table-loader convert clicks shards",
-            "torch-table-loader convert db.clicks clicks --catalog prod --to parquet",
-        ),
+def add(parser: Parser) -> None:
+    """Add the options of this command."""
+    parser.description = (
+        "Writes one file for each file of a table, with its rows in order. The folder gets its name once it is "
+        "complete."
     )
     add_arguments(parser, _KEYWORDS, beside=True)
     parser.add_argument("out", metavar="OUT", help="the folder to write, which must not exist yet")
     to = "format to write (default: parquet; for Parquet files, tensorproto)"
     parser.add_argument("--to", metavar="NAME", help=to)
     parser.add_argument("--quiet", action="store_true", help="draw no progress bar on a terminal (with tqdm)")
-    parser.set_defaults(run=run)
-    return [parser]
+    parser.runs(run, "clicks shards", "db.clicks clicks --catalog prod --to parquet")
 
 
 def run(typed: argparse.Namespace) -> None:

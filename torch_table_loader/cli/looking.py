@@ -6,49 +6,34 @@ import argparse
 import base64
 import json
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import asdict
 from typing import Any
 
-from torch_table_loader.cli.arguments import OF_FILES, TABLE, add_arguments, examples, open_table
-from torch_table_loader.cli.printing import Table, show
+from torch_table_loader.cli.arguments import OF_FILES, OPTIONS, add_arguments, open_table
+from torch_table_loader.cli.parser import Parser
+from torch_table_loader.cli.printing import show
 from torch_table_loader.engine.jobs.resolve import columns_of
+from torch_table_loader.report import Table
 from torch_table_loader.units import integer
 
 _WIDEST = 40
 """Characters of a value that are printed; with ``--json`` all are."""
 
-
-@dataclass(frozen=True, slots=True)
-class Command:
-    """One subcommand.
-
-    Args:
-        run: runs it, given the parsed options.
-    """
-
-    name: str
-    text: str
-    examples: tuple[str, ...]
-    add: Callable[[argparse.ArgumentParser], None]
-    run: Callable[[argparse.Namespace], None]
-
-    def add_parser(self, commands: Any) -> list[argparse.ArgumentParser]:
-        """Add this command to the main parser."""
-        parser: argparse.ArgumentParser = commands.add_parser(
-            self.name,
-            help=self.text,
-            description=f"{self.text[0].upper()}{self.text[1:]}.",
-            epilog=examples(*self.examples),
-        )
-        self.add(parser)
-        parser.set_defaults(run=self.run)
-        return [parser]
+_LOOKING: dict[str, Any] = {"output_format": "arrow", "num_workers": 0, "count_filtered": False}
+"""Options that open any table, whatever its columns, without reading rows."""
 
 
-def _add_head(parser: argparse.ArgumentParser) -> None:
+def add_head(parser: Parser) -> None:
+    """Add the options of ``head``."""
     add_arguments(parser, (*OF_FILES, "columns"))
-    parser.add_argument("--rows", type=int, default=5, metavar="N", help="rows to print at most (default: 5)")
+    parser.add_argument("-n", "--rows", type=int, default=5, metavar="N", help="rows to print at most (default: 5)")
+    parser.runs(
+        _head,
+        "clicks --rows 10",
+        "--catalog prod --table db.clicks --columns label,price --json",
+        "lake/orders --filter \"day = 'mon'\"",
+    )
 
 
 def _head(typed: argparse.Namespace) -> None:
@@ -57,16 +42,14 @@ def _head(typed: argparse.Namespace) -> None:
     rows, notes = dataset.head(integer("--rows", typed.rows, 0)), dataset.table.hints(dataset.options.columns)
     found = [{name: plain(value) for name, value in row.items()} for row in rows.to_pylist()]
     shown = [[_short(value) for value in row.values()] for row in found]
-    show(
-        typed,
-        {"rows": found, "notes": notes},
-        Table(f"the first {len(found):,} rows", {name: name for name in rows.schema.names}, shown),
-        *map(_note, notes),
-    )
+    table = Table(f"the first {len(found):,} rows", {name: name for name in rows.schema.names}, shown)
+    show(typed, {"rows": found, "notes": notes}, table, *(f"note: {note}" for note in notes))
 
 
-def _add_schema(parser: argparse.ArgumentParser) -> None:
-    add_arguments(parser, (*(name for name in OF_FILES if name != "filters"), "columns"))
+def add_schema(parser: Parser) -> None:
+    """Add the options of ``schema``."""
+    add_arguments(parser, {*OF_FILES, "columns"} - {"filters"})
+    parser.runs(_schema, "clicks --partitioning hive", "warehouse/db/clicks/metadata/00003-4a.metadata.json --json")
 
 
 def _schema(typed: argparse.Namespace) -> None:
@@ -79,13 +62,19 @@ def _schema(typed: argparse.Namespace) -> None:
     header = {"name": "column", "type": "Arrow type", "nullable": "nulls allowed"}
     notes = table.hints(dataset.options.columns)
     told = {"table": table.description or None, "snapshot_id": table.snapshot_id, "columns": columns, "notes": notes}
-    show(typed, told, Table(table.description or "schema", header, rows), *map(_note, notes))
+    show(typed, told, Table(table.description or "schema", header, rows), *(f"note: {note}" for note in notes))
 
 
-def _add_plan(parser: argparse.ArgumentParser) -> None:
-    add_arguments(parser, {argument.keyword for argument in TABLE})
+def add_plan(parser: Parser) -> None:
+    """Add the options of ``plan``."""
+    add_arguments(parser, OPTIONS)
     parser.add_argument("--rank", type=int, default=0, metavar="N", help="rank whose plan to print (default: 0)")
     parser.add_argument("--epoch", type=int, default=0, metavar="N", help="epoch to plan (default: 0)")
+    parser.runs(
+        _plan,
+        "clicks --columns label --ranks 8 --rank 3 --shuffle --epoch 2",
+        "--catalog prod --table db.clicks --branch daily --json",
+    )
 
 
 def _plan(typed: argparse.Namespace) -> None:
@@ -96,7 +85,7 @@ def _plan(typed: argparse.Namespace) -> None:
     found = dataset.explain()
     value = {name: value for name, value in asdict(found).items() if name != "order"}
     description = dataset.table.description
-    show(typed, value, f"{description}\n{found}" if description else str(found))
+    show(typed, value, *([description] if description else []), *found.parts())
 
 
 def plain(value: Any) -> Any:
@@ -116,11 +105,7 @@ def plain(value: Any) -> Any:
     return str(value)
 
 
-def _note(text: str) -> str:
-    return f"note: {text}"
-
-
-def _short(value: Any) -> str | int | float | None:
+def _short(value: Any) -> str | int:
     if value is None:
         return "null"
     if isinstance(value, int | float) and not isinstance(value, bool):
@@ -128,39 +113,3 @@ def _short(value: Any) -> str | int | float | None:
     text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
     text = " ".join(text.split())
     return text if len(text) <= _WIDEST else text[: _WIDEST - 1] + "…"
-
-
-_LOOKING: dict[str, Any] = {"output_format": "arrow", "num_workers": 0, "count_filtered": False}
-"""Options that open any table, whatever its columns, without reading rows."""
-
-head = Command(
-    "head",
-    "print a table's first rows, after deletes and filters",
-    (
-        "torch-table-loader head clicks --rows 10",
-        "torch-table-loader head --catalog prod --table db.clicks --columns label,price --json",
-        "torch-table-loader head lake/orders --filter \"day = 'mon'\"",
-    ),
-    _add_head,
-    _head,
-)
-schema = Command(
-    "schema",
-    "print a table's columns, as Arrow has them",
-    (
-        "torch-table-loader schema clicks --partitioning hive",
-        "torch-table-loader schema warehouse/db/clicks/metadata/00003-4a.metadata.json --json",
-    ),
-    _add_schema,
-    _schema,
-)
-plan = Command(
-    "plan",
-    "print what a rank will read in an epoch, and why",
-    (
-        "torch-table-loader plan clicks --columns label --ranks 8 --rank 3 --shuffle --epoch 2",
-        "torch-table-loader plan --catalog prod --table db.clicks --branch daily --json",
-    ),
-    _add_plan,
-    _plan,
-)

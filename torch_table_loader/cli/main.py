@@ -1,66 +1,35 @@
-"""The command ``torch-table-loader``: each module of this folder is a subcommand."""
+"""The command ``torch-table-loader``. Only the module of the command that was typed is imported."""
 
 from __future__ import annotations
 
-import argparse
 import os
 import sys
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from importlib import import_module
 from importlib.metadata import version
-from typing import Any, NoReturn
 
-from torch_table_loader.cli import completion, convert, inspect, looking, registry, sample, store, tokenize
-from torch_table_loader.cli.arguments import Help
+from torch_table_loader.cli.parser import PROGRAM, USAGE_ERROR, Parser, say
 from torch_table_loader.errors import TableLoaderError
-from torch_table_loader.scrubbing import without_logins
 
-COMMANDS = (
-    inspect,
-    looking.head,
-    looking.schema,
-    looking.plan,
-    store,
-    tokenize,
-    convert,
-    sample,
-    registry,
-    completion,
-)
-"""Each has ``add_parser(subparsers)``, which returns parsers that set ``run``: a function of the parsed options."""
-
-USAGE_ERROR = 2
-
-
-class Parser(argparse.ArgumentParser):
-    """A parser whose errors are one line and never show a login, whatever was mistyped."""
-
-    def __init__(self, **settings: Any) -> None:
-        super().__init__(**{"allow_abbrev": False, "formatter_class": Help, **settings})
-
-    def parse_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> Any:  # type: ignore[override]
-        """Parse; report unknown arguments by name, without their values."""
-        typed, unknown = self.parse_known_args(args, namespace)
-        if unknown:
-            names = [text.partition("=")[0] for text in unknown if text.startswith("-")]
-            self.error(f"unknown arguments: {', '.join(names) or 'a value that belongs to no option'}")
-        return typed
-
-    def error(self, message: str) -> NoReturn:
-        """Report the error in one line that says where to find help, and exit."""
-        say("error", f"{message} (see {self.prog} --help)")
-        raise SystemExit(USAGE_ERROR)
-
-
-def say(kind: str, message: str) -> None:
-    """Write one line on stderr, without the logins of URLs."""
-    line = without_logins(" ".join(message.split()))
-    sys.stderr.write(f"torch-table-loader: {kind}: {line}\n")
+COMMANDS = {
+    "inspect": ("inspect", "print a table's schema and files, and what each rank reads"),
+    "head": ("looking.add_head", "print a table's first rows, after deletes and filters"),
+    "schema": ("looking.add_schema", "print a table's columns, as Arrow has them"),
+    "plan": ("looking.add_plan", "print what a rank will read in an epoch, and why"),
+    "store": ("store", "build, list, verify and prune row stores"),
+    "tokenize": ("tokenize", "write a token table from a table with text"),
+    "convert": ("convert", "write a table's files in another format, such as tensor shards"),
+    "sample": ("sample", "write the table of the documentation's examples"),
+    "formats": ("registry", "list formats and sources, where each comes from and what it can do"),
+    "completion": ("completion", "print a script that completes commands and options in a shell"),
+}
+"""Of each command its module, whose function adds the options to a parser, and what it does."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line.
+    """Run the command line; without arguments, show the help.
 
     Args:
         arguments: arguments without the program's name; None for those of this process.
@@ -69,7 +38,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         The exit code: 0 for success; 1 if the reader of the output has gone; 2 for an error of the caller, the table or
         the store; 130 if interrupted.
     """
-    typed = make_parser().parse_args(arguments)
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    typed = make_parser([name for name in COMMANDS if name in words]).parse_args(words or ["--help"])
     try:
         with warnings_in_one_line(always=not typed.debug):
             typed.run(typed)
@@ -87,18 +57,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def make_parser() -> Parser:
-    """Build the main parser with all commands."""
-    parser = Parser(prog="torch-table-loader", description="Looks at tables as the loader sees them.")
-    parser.add_argument("--version", action="version", version=f"torch-table-loader {version('torch-table-loader')}")
+def make_parser(names: Sequence[str] = tuple(COMMANDS)) -> Parser:
+    """Build the main parser.
+
+    Args:
+        names: the commands whose options are added; the others are only named.
+    """
+    parser = Parser(prog=PROGRAM, description="Looks at tables as the loader sees them.")
+    parser.add_argument("--version", action="version", version=f"{PROGRAM} {version(PROGRAM)}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    for command in COMMANDS:
-        for made in command.add_parser(commands):
-            if command is completion:
-                made.set_defaults(parser=parser)
-            else:
-                made.add_argument("--json", action="store_true", help="print one JSON object")
-            made.add_argument("--debug", action="store_true", help="show the traceback of an error")
+    for name, (place, text) in COMMANDS.items():
+        made = commands.add_parser(name, help=text, description=f"{text[0].upper()}{text[1:]}.")
+        if name in names:
+            module, _, function = place.partition(".")
+            getattr(import_module(f"torch_table_loader.cli.{module}"), function or "add")(made)
     return parser
 
 

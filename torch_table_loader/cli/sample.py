@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from torch_table_loader.cli.arguments import examples
+from torch_table_loader.cli.parser import Parser
 from torch_table_loader.cli.printing import show
 from torch_table_loader.errors import ConfigError
 
@@ -47,17 +46,11 @@ def write_sample(root: Path) -> int:
     return DAYS * ROWS
 
 
-def add_parser(commands: Any) -> list[argparse.ArgumentParser]:
-    """Add this command to the main parser."""
-    parser: argparse.ArgumentParser = commands.add_parser(
-        "sample",
-        help="write the table of the documentation's examples",
-        description="Writes a small log of clicks as Parquet: the table that the documentation's examples read.",
-        epilog=examples("torch-table-loader sample clicks"),
-    )
+def add(parser: Parser) -> None:
+    """Add the options of this command."""
+    parser.description = "Writes a small log of clicks as Parquet: the table that the documentation's examples read."
     parser.add_argument("out", metavar="OUT", help="a new or empty folder")
-    parser.set_defaults(run=_run)
-    return [parser]
+    parser.runs(_run, "clicks")
 
 
 def _run(typed: argparse.Namespace) -> None:

@@ -13,17 +13,18 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from torch_table_loader.cli.arguments import OF_FILES, Asked, add_arguments, asked_for, examples
-from torch_table_loader.cli.printing import Table, show, width_of_output, wrapped
+from torch_table_loader.cli.arguments import OF_FILES, add_arguments, add_cluster, asked_for, cluster_of
+from torch_table_loader.cli.parser import Parser
+from torch_table_loader.cli.printing import show, width_of_output
 from torch_table_loader.dataset import StructuredDataset, table_rows
 from torch_table_loader.engine.machine import usable_cpus
 from torch_table_loader.engine.rank_info import resolve_ranks
-from torch_table_loader.engine.ray_cluster import RayCluster, build_over_ray, ray_cluster
+from torch_table_loader.engine.ray_cluster import RayCluster, build_over_ray
 from torch_table_loader.engine.row_store import default_folder
 from torch_table_loader.errors import ConfigError, StorageError, TableError
 from torch_table_loader.options import DEFAULT_RETRY_SECONDS, LoaderOptions
 from torch_table_loader.read.formats import reader_by_suffix, reader_for
-from torch_table_loader.report.markup import size_text
+from torch_table_loader.report import Size, Table, wrapped
 from torch_table_loader.source.listing import PathSource
 from torch_table_loader.store.manifest import Manifest, check_store, read_manifest
 
@@ -32,46 +33,35 @@ if TYPE_CHECKING:
 
 Keywords = Mapping[str, Any]
 
-_KEYWORDS = (*OF_FILES, "columns")
 _PREFIX = "rows-"
 
 
-def add_parser(commands: Any) -> list[argparse.ArgumentParser]:
-    """Add this command to the main parser."""
-    parser: argparse.ArgumentParser = commands.add_parser(
-        "store",
-        help="build, list, verify and prune row stores",
-        description='Looks after the stores of shuffle="rows".',
-        epilog=examples("torch-table-loader store build clicks --store stores", "torch-table-loader store list"),
-    )
+def add(parser: Parser) -> None:
+    """Add the actions of this command, and their options."""
+    parser.description = 'Looks after the stores of shuffle="rows".'
+    parser.shows("build clicks --store stores", "list")
     actions = parser.add_subparsers(required=True, metavar="ACTION")
-    build = _action(actions, "build", "build a table's store, which later runs open", "clicks --columns label")
-    add_arguments(build, _KEYWORDS)
-    add_builder_arguments(build)
-    listing = _action(actions, "list", "list the stores of a folder", "--store stores --json")
-    verify = _action(actions, "verify", "read whole stores and compare their checksums", "--store stores")
-    prune = _action(actions, "prune", "remove stores", "--damaged --unfinished --older-than 30")
+    build = _action(actions, "build", "build a table's store, which later runs open")
+    add_arguments(build, (*OF_FILES, "columns"))
+    build.add_argument("--progress", action="store_true", help="draw a progress bar (needs tqdm)")
+    add_cluster(build, "build on a cluster (default: in this process)")
+    build.runs(_build, "clicks --columns label")
+    _action(actions, "list", "list the stores of a folder").runs(_list, "--store stores --json")
+    verify = _action(actions, "verify", "read whole stores and compare their checksums")
+    verify.runs(_verify, "--store stores")
+    prune = _action(actions, "prune", "remove stores")
     prune.add_argument("--damaged", action="store_true", help="remove damaged stores")
     prune.add_argument("--unfinished", action="store_true", help="remove stores whose build was abandoned")
-    prune.add_argument(
-        "--older-than", type=float, metavar="DAYS", help="remove stores that were finished more than DAYS ago"
-    )
+    older = "remove stores that were finished more than DAYS ago"
+    prune.add_argument("--older-than", type=float, metavar="DAYS", help=older)
     prune.add_argument("--name", action="append", default=[], metavar="NAME", help="remove the store of this name")
-    for action, run in ((build, _build), (listing, _list), (verify, _verify), (prune, _prune)):
-        action.add_argument(
-            "--store", metavar="DIR", help="folder of the stores; for build also a URL (default: the cache directory)"
-        )
-        action.set_defaults(run=run)
-    return [build, listing, verify, prune]
+    prune.runs(_prune, "--damaged --unfinished --older-than 30")
 
 
-def _action(actions: Any, name: str, text: str, example: str) -> argparse.ArgumentParser:
-    parser: argparse.ArgumentParser = actions.add_parser(
-        name,
-        help=text,
-        description=f"{text[0].upper()}{text[1:]}.",
-        epilog=examples(f"torch-table-loader store {name} {example}"),
-    )
+def _action(actions: Any, name: str, text: str) -> Parser:
+    parser: Parser = actions.add_parser(name, help=text, description=f"{text[0].upper()}{text[1:]}.")
+    folder = "folder of the stores; for build also a URL (default: the cache directory)"
+    parser.add_argument("--store", metavar="DIR", help=folder)
     return parser
 
 
@@ -87,10 +77,6 @@ def _folder(typed: argparse.Namespace) -> Path:
     return default_folder() if typed.store is None else Path(typed.store).expanduser().absolute()
 
 
-def _build(typed: argparse.Namespace) -> None:
-    build_store(typed, typed.store if _is_url(typed) else str(_folder(typed)))
-
-
 def _list(typed: argparse.Namespace) -> None:
     rows: list[tuple[object, ...]] = []
     for place, manifest, fault in _stores(_folder(typed)):
@@ -98,9 +84,9 @@ def _list(typed: argparse.Namespace) -> None:
             rows.append((place.name, None, None, None, "damaged" if fault else "unfinished"))
         else:
             made = time.strftime("%Y-%m-%d %H:%M", time.localtime(manifest.made))
-            rows.append((place.name, manifest.num_rows, manifest.num_bytes, len(manifest.schema), made))
+            rows.append((place.name, manifest.num_rows, Size(manifest.num_bytes), len(manifest.schema), made))
     header = {"store": "store", "rows": "rows", "bytes": "size", "columns": "columns", "made": "made"}
-    table = Table(str(_folder(typed)), header, rows, sizes=("bytes",))
+    table = Table(str(_folder(typed)), header, rows)
     show(typed, {"folder": str(_folder(typed)), "stores": table.records()}, table)
 
 
@@ -161,61 +147,34 @@ def _is_going_on(place: Path) -> bool:
     return time.time() - newest < 300
 
 
-def add_builder_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options that choose the builders."""
-    parser.add_argument("--progress", action="store_true", help="draw a progress bar (needs tqdm)")
-    parser.add_argument("--engine", choices=["ray"], help="build on a cluster (default: in this process)")
-    parser.add_argument(
-        "--address", metavar="HOST:PORT", help="address of the Ray cluster (default: the one that Ray finds)"
-    )
-
-
-def build_store(typed: argparse.Namespace, row_store: str) -> None:
-    """Build a store, and report how much of it each builder built.
-
-    Args:
-        row_store: the folder of stores, or a URL.
-
-    Raises:
-        ConfigError: the options do not fit each other.
-    """
-    if typed.address is not None and typed.engine is None:
-        raise ConfigError("--address names a Ray cluster; also pass --engine ray, or leave it out")
+def _build(typed: argparse.Namespace) -> None:
+    """Build a store, and report how much of it each builder built."""
     # The rows of a rank are not part of a store; with drop_last no rank is warned of unequal steps.
     own = {"shuffle": "rows", "num_ranks": "auto", "drop_last": True, "check_plan": False, "output_format": "arrow"}
-    asked = asked_for(typed, **own, row_store=row_store)
-    began = time.perf_counter()
-    if typed.engine is None:
-        _plan_share(asked.keywords, _share_of_this_rank(asked))
-        store = _open(asked, show_progress=typed.progress)
-        builders = []
-    else:
-        with ray_cluster(typed.address) as cluster:
-            builders = _plan_over(cluster, asked)
-            store = _open(asked, show_progress=typed.progress)
+    own |= {"row_store": typed.store if _is_url(typed) else str(_folder(typed)), "show_progress": typed.progress}
+    began, builders = time.perf_counter(), []
+    with cluster_of(typed) as cluster:
+        kind, keywords = asked_for(typed, **own)
+        names = _names(keywords) if kind is StructuredDataset and "plan_cache" in keywords else []
+        if cluster is None:
+            _plan_share(keywords, _of_this_rank(names))
+        else:
+            builders = _plan_over(cluster, keywords, names)
+        store = table_rows(kind(**keywords), "store build").store
+        if cluster is not None:
             builders += _build_over(cluster, store)
     store.rows()
     assert store.place is not None  # noqa: S101 a folder was named
-    manifest = read_manifest(store.place)
+    manifest, seconds = read_manifest(store.place), time.perf_counter() - began
+    value = dict.fromkeys(("rows", "bytes", "seconds", "chunks")) | {"store": store.spec.name, "builders": builders}
     if manifest is None:  # this machine keeps no copy of a store that another one built
-        value: dict[str, Any] = {
-            "store": store.spec.name,
-            **dict.fromkeys(("rows", "bytes", "seconds", "chunks")),
-            "builders": [],
-        }
         show(typed, value, f"{store.spec.name}: already exists")
         return
-    seconds, chunks = time.perf_counter() - began, len(manifest.parts)
-    if typed.engine is None:
-        builders = [f"this process built {len(store.built)} of {chunks} chunks"]
-    first = f"{store.spec.name}: {manifest.num_rows:,} rows, {size_text(manifest.num_bytes)}, {seconds:.1f} s"
-    value = {"store": store.spec.name, "rows": manifest.num_rows, "bytes": manifest.num_bytes}
-    value |= {"seconds": seconds, "chunks": chunks, "builders": builders}
+    value |= {"rows": manifest.num_rows, "bytes": manifest.num_bytes, "seconds": seconds, "chunks": len(manifest.parts)}
+    if cluster is None:
+        builders.append(f"this process built {len(store.built)} of {len(manifest.parts)} chunks")
+    first = f"{store.spec.name}: {manifest.num_rows:,} rows, {Size(manifest.num_bytes)}, {seconds:.1f} s"
     show(typed, value, "\n  ".join([first, *builders]))
-
-
-def _open(asked: Asked, *, show_progress: bool) -> RowStoreHandle:
-    return table_rows(asked.kind(**asked.keywords | {"show_progress": show_progress}), "store build").store
 
 
 def _plan_share(keywords: Keywords, names: Sequence[str]) -> int:
@@ -225,11 +184,8 @@ def _plan_share(keywords: Keywords, names: Sequence[str]) -> int:
     return len(names)
 
 
-def _names(asked: Asked) -> list[str]:
-    """Return the names of a plain table's files, if a plan cache could keep what is read of them."""
-    keywords = asked.keywords
-    if "plan_cache" not in keywords or not asked.of_files:
-        return []
+def _names(keywords: Keywords) -> list[str]:
+    """Return the names of a plain table's files."""
     name = keywords.get("format")
     source = PathSource.open(
         keywords["path"],
@@ -245,19 +201,18 @@ def _names(asked: Asked) -> list[str]:
     return [file.name for file in source.files]
 
 
-def _share_of_this_rank(asked: Asked) -> list[str]:
+def _of_this_rank(names: list[str]) -> list[str]:
     """Return the names of the files that this rank plans first, while other ranks plan the others."""
     ranks = resolve_ranks(LoaderOptions(num_ranks="auto"))
-    return _names(asked)[ranks.rank :: ranks.num_ranks] if ranks.num_ranks > 1 else []
+    return names[ranks.rank :: ranks.num_ranks] if ranks.num_ranks > 1 else []
 
 
-def _plan_over(cluster: RayCluster, asked: Asked) -> list[str]:
+def _plan_over(cluster: RayCluster, keywords: Keywords, names: list[str]) -> list[str]:
     """Fill the plan cache on all nodes, if there is one; what it already has costs them little."""
-    names, planned = _names(asked), Counter[str]()
     if not names:
         return []
-    tasks = min(cluster.cpus, len(names))
-    for node, count in cluster.run(_plan_share, [(asked.keywords, names[part::tasks]) for part in range(tasks)]):
+    planned, tasks = Counter[str](), min(cluster.cpus, len(names))
+    for node, count in cluster.run(_plan_share, [(keywords, names[part::tasks]) for part in range(tasks)]):
         planned[node] += count
     return [f"{node} planned {count} of {len(names)} files" for node, count in sorted(planned.items())]
 

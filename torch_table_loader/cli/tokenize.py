@@ -7,13 +7,20 @@ import time
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, get_args
 
-from torch_table_loader.cli.arguments import OF_FILES, add_arguments, comma_separated, examples, open_table
+from torch_table_loader.cli.arguments import (
+    OF_FILES,
+    add_arguments,
+    add_cluster,
+    cluster_of,
+    comma_separated,
+    open_table,
+)
+from torch_table_loader.cli.parser import Parser
 from torch_table_loader.cli.printing import show, wants_bar
 from torch_table_loader.engine.machine import ranks_on_this_node, usable_cpus
-from torch_table_loader.engine.ray_cluster import RayCluster, ray_cluster
 from torch_table_loader.errors import ConfigError
 from torch_table_loader.text.token_parts import IdType, Nulls
-from torch_table_loader.text.token_table import TokenizedShare, tokenize_table
+from torch_table_loader.text.token_table import tokenize_table
 
 if TYPE_CHECKING:
     from torch_table_loader.dataset import TableDataset
@@ -21,17 +28,11 @@ if TYPE_CHECKING:
 _KEYWORDS = (*OF_FILES, "split_bytes", "split_rows")
 
 
-def add_parser(commands: Any) -> list[argparse.ArgumentParser]:
-    """Add this command to the main parser."""
-    parser: argparse.ArgumentParser = commands.add_parser(
-        "tokenize",
-        help="write a token table from a table with text",
-        description="Writes a folder of Parquet files with tokens in place of text, one file for each split of the "
-        "table. A run that was stopped continues, and several ranks can write one folder.",
-        epilog=examples(
-            "torch-table-loader tokenize stories tokens --tokenizer models/llama",
-            "torch-table-loader tokenize db.stories tokens --catalog prod --tokenizer tiktoken:cl100k_base",
-        ),
+def add(parser: Parser) -> None:
+    """Add the options of this command."""
+    parser.description = (
+        "Writes a folder of Parquet files with tokens in place of text, one file for each split of the table. A run "
+        "that was stopped continues, and several ranks can write one folder."
     )
     add_arguments(parser, _KEYWORDS, beside=True)
     parser.add_argument("out", metavar="OUT", help="the folder to write, which appears once it is complete")
@@ -57,17 +58,16 @@ def add_parser(commands: Any) -> list[argparse.ArgumentParser]:
     workers = "processes (default: one per CPU, divided among the ranks of this machine)"
     parser.add_argument("--workers", type=int, metavar="N", help=workers)
     over = "tokenize on the CPUs of a cluster (default: on this machine); every node sees OUT"
-    parser.add_argument("--engine", choices=["ray"], help=over)
-    parser.add_argument(
-        "--address", metavar="HOST:PORT", help="address of the Ray cluster (default: the one that Ray finds)"
-    )
-    parser.add_argument(
-        "--num-ranks", type=int, metavar="N", help="ranks in the job (default: as torchrun or another launcher says)"
-    )
+    add_cluster(parser, over)
+    ranks = "ranks in the job (default: as torchrun or another launcher says)"
+    parser.add_argument("--num-ranks", type=int, metavar="N", help=ranks)
     parser.add_argument("--rank", type=int, metavar="N", help="rank of this process")
     parser.add_argument("--quiet", action="store_true", help="draw no progress bar on a terminal (with tqdm)")
-    parser.set_defaults(run=run)
-    return [parser]
+    parser.runs(
+        run,
+        "stories tokens --tokenizer models/llama",
+        "db.stories tokens --catalog prod --tokenizer tiktoken:cl100k_base",
+    )
 
 
 def run(typed: argparse.Namespace) -> None:
@@ -77,18 +77,25 @@ def run(typed: argparse.Namespace) -> None:
         ConfigError: the options do not fit each other.
     """
     began = time.perf_counter()
-    if typed.engine is None:
-        if typed.address is not None:
-            raise ConfigError("--address names a Ray cluster; also pass --engine ray, or leave it out")
-        own = max(1, usable_cpus() // ranks_on_this_node())
-        share = _tokenize(typed, own if typed.workers is None else typed.workers, None)
-    else:
-        if given := [name for name in ("workers", "num_ranks") if getattr(typed, name) is not None]:
-            raise ConfigError(
-                f"--engine ray takes all CPUs of the cluster for one job; leave --{given[0].replace('_', '-')} out"
-            )
-        with ray_cluster(typed.address) as cluster:
-            share = _tokenize(typed, 1, cluster)
+    given = [name for name in ("workers", "num_ranks") if getattr(typed, name) is not None]
+    if typed.engine is not None and given:
+        raise ConfigError(
+            f"--engine ray takes all CPUs of the cluster for one job; leave --{given[0].replace('_', '-')} out"
+        )
+    with cluster_of(typed) as cluster:
+        share = tokenize_table(
+            _open(typed),
+            typed.out,
+            typed.tokenizer,
+            column=typed.column,
+            ids=typed.ids,
+            lengths=typed.lengths,
+            dtype=typed.dtype,
+            nulls=typed.text_nulls,
+            special_tokens=typed.special_tokens,
+            workers=_workers(typed),
+            cluster=cluster,
+        )
     told = f"{share.written:,} of {share.num_parts:,} files written: {share.documents:,} rows, {share.tokens:,} tokens"
     told += f", {share.dropped:,} rows without text left out" if share.dropped else ""
     seconds = time.perf_counter() - began
@@ -97,20 +104,10 @@ def run(typed: argparse.Namespace) -> None:
     show(typed, value, f"{told}, {seconds:.1f} s\n{typed.out} {end}")
 
 
-def _tokenize(typed: argparse.Namespace, workers: int, cluster: RayCluster | None) -> TokenizedShare:
-    return tokenize_table(
-        _open(typed),
-        typed.out,
-        typed.tokenizer,
-        column=typed.column,
-        ids=typed.ids,
-        lengths=typed.lengths,
-        dtype=typed.dtype,
-        nulls=typed.text_nulls,
-        special_tokens=typed.special_tokens,
-        workers=workers,
-        cluster=cluster,
-    )
+def _workers(typed: argparse.Namespace) -> int:
+    if typed.engine is not None:
+        return 1
+    return max(1, usable_cpus() // ranks_on_this_node()) if typed.workers is None else int(typed.workers)
 
 
 def _open(typed: argparse.Namespace) -> TableDataset:

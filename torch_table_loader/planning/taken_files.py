@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -16,18 +16,6 @@ if TYPE_CHECKING:
     from torch_table_loader.planning.lanes import RankPlan
     from torch_table_loader.planning.splits import SegmentTable
     from torch_table_loader.planning.windows import Window
-
-
-class TakenFiles(NamedTuple):
-    """What was read of a table's files; None if unknown.
-
-    Args:
-        files: data files from which rows were read.
-        stored_bytes: bytes of those rows, as a share of those files' stored bytes over all columns.
-    """
-
-    files: int | None
-    stored_bytes: int | None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -48,15 +36,16 @@ class PlannedFiles:
         """Compute the stored bytes of a row of each split."""
         object.__setattr__(self, "_row_bytes", _row_bytes(self.segments))
 
-    def taken(self, first: int, last: int) -> tuple[int, list[TakenFiles]]:
-        """Return what steps [first, last) took: how many files, and what each lane took; without padding.
+    def taken(self, first: int, last: int) -> tuple[int, list[tuple[int, int]]]:
+        """Return what steps [first, last) took: how many files, and of each lane how many and how many stored bytes.
 
-        Rows of a shuffle window count in the order in which they are read.
+        The bytes are the share of a file, with all its columns, that the rows are; padding is left out. Rows of a
+        shuffle window count in the order in which they are read.
         """
         steps = zip(self.plan.batches_before(first), self.plan.batches_before(last), strict=True)
         lanes = [self._of_lane(lane, *batches) for lane, batches in enumerate(steps)]
         every = distinct(np.concatenate([files for files, _ in lanes]))
-        return len(every), [TakenFiles(len(files), round(num_bytes)) for files, num_bytes in lanes]
+        return len(every), [(len(files), round(num_bytes)) for files, num_bytes in lanes]
 
     def _of_lane(self, lane: int, first: int, last: int) -> tuple[NDArray[np.int64], float]:
         """Return the numbers of the files of a lane's batches [first, last), and the bytes of their rows."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, ClassVar, TypeAlias
 
 from typing_extensions import override
 
-from torch_table_loader.engine.jobs.job import Job, LaneLoad, Outline, PlannedStage
+from torch_table_loader.engine.jobs.job import Job, PlannedStage
 from torch_table_loader.engine.jobs.resolve import warn_of_uneven_batches, with_padding
 from torch_table_loader.engine.sizing import batches_of_a_gather, rows_in_flight
 from torch_table_loader.engine.work.indexed_work import IndexedWork, ItemStream
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from numpy.typing import NDArray
 
+    from torch_table_loader.engine.explanation import Explanation
     from torch_table_loader.engine.state import Kind
     from torch_table_loader.planning.pack_counts import PackCounts
     from torch_table_loader.planning.rows_of import RowSpan, SourceRow
@@ -131,7 +132,7 @@ class IndexedJob(Job):
         return None
 
     @override
-    def outline(self, epoch: int) -> Outline:
+    def explain(self, epoch: int) -> Explanation:
         position, lanes = self.start(epoch), range(self.topology.lanes)
         plans = [self._batches(stage) for stage in self.stages(position)]
         plan, endless = plans[0], plans[0].endless
@@ -139,7 +140,8 @@ class IndexedJob(Job):
         rows = [0 if endless else sum(own.rows_of(lane) for own in plans) for lane in lanes]
         gathered = self.gather_batches * self.options.batch_size
         ranks = range(self.topology.num_ranks)
-        return Outline(
+        return self._explained(
+            epoch,
             strategy=self.strategy,
             splits=0,
             live_rows=self.live_rows,
@@ -148,7 +150,7 @@ class IndexedJob(Job):
             else [sum(replace(own, rank=rank).num_rows for own in plans) for rank in ranks],
             steps_per_rank=None if endless else [sum(each) for each in zip(*map(steps_of_ranks, plans), strict=True)],
             steps=None if endless else sum(own.steps for own in plans),
-            lanes=[LaneLoad(0, rows[lane], 0, 0 if endless else steps[lane]) for lane in lanes],
+            loads=[(0, rows[lane], 0, 0 if endless else steps[lane]) for lane in lanes],
             rows_in_flight=self.copies * rows_in_flight(self.options, gathered, self.blocks),
             held_bytes=self.held_bytes,
             notes=[*self.notes(position), *self._notes_of_steps(plan)],

@@ -5,24 +5,29 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self
+from functools import cached_property, partial
+from typing import TYPE_CHECKING, Any, ClassVar, Self
+
+import numpy as np
 
 from torch_table_loader.batching.codec import make_codec
 from torch_table_loader.batching.policy import TypePolicy
 from torch_table_loader.engine.machine import ranks_on_this_node, threads_for, usable_cpus
-from torch_table_loader.engine.sizing import blocks_of_a_process
+from torch_table_loader.engine.salvage import told
+from torch_table_loader.engine.sizing import blocks_of_a_process, collated_ahead
 from torch_table_loader.engine.state import SavedState, write_state
 from torch_table_loader.errors import ConfigError, ResumeError
+from torch_table_loader.planning.order_sample import OrderSample, sample_order
 from torch_table_loader.planning.ranks import Topology
+from torch_table_loader.planning.size_counts import SizeCounts
 from torch_table_loader.planning.steps import num_steps
 
 if TYPE_CHECKING:
-    import numpy as np
     import pyarrow as pa
     from numpy.typing import NDArray
 
     from torch_table_loader.batching.rows import RowsCodec
+    from torch_table_loader.engine.explanation import Explanation
     from torch_table_loader.engine.state import Bound, Kind, SavedMixture, SavedTable
     from torch_table_loader.engine.table import Table
     from torch_table_loader.engine.work.lane_work import LaneWork
@@ -49,63 +54,6 @@ class PlannedStage:
 
     plan: Steps
     longest: int | None
-
-
-class LaneLoad(NamedTuple):
-    """What a lane reads in an epoch.
-
-    Args:
-        num_bytes: their share of the splits' bytes, before compression.
-    """
-
-    pieces: int
-    rows: int
-    num_bytes: int
-    steps: int
-
-
-class FetchLoad(NamedTuple):
-    """What this rank fetches from an object store in an epoch.
-
-    Args:
-        requests: that it sends where none fails.
-        needed_bytes: of them, those that are decoded; the others lie between.
-    """
-
-    requests: int
-    num_bytes: int
-    needed_bytes: int
-
-
-@dataclass(frozen=True, slots=True)
-class Outline:
-    """What an epoch of a job will be, for `explain()`.
-
-    Args:
-        splits: that the table is cut into; 0 where it is not.
-        live_rows: rows that deletes and filters leave, over all ranks; None where this rank does not know.
-        rows_per_rank: None where a rank knows its own rows alone.
-        steps_per_rank: None likewise.
-        steps: of this rank; None where they are not counted.
-        rows_in_flight: decoded rows of a lane in memory at most.
-        held_bytes: bytes in memory beside those, such as a row store.
-        notes: what was pruned and why, and what was not.
-        fetch: what is fetched; None where all is on this machine, or nobody knows before.
-        packing: what packing makes of the epoch's documents, over all ranks; None where rows are not packed.
-    """
-
-    strategy: str
-    splits: int
-    live_rows: int | None
-    rows_per_rank: Sequence[int] | None
-    steps_per_rank: Sequence[int] | None
-    steps: int | None
-    lanes: Sequence[LaneLoad]
-    rows_in_flight: int
-    held_bytes: int
-    notes: Sequence[str]
-    fetch: FetchLoad | None = None
-    packing: PackCounts | None = None
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -346,8 +294,88 @@ class Job(ABC):
         raise ConfigError(_NO_FILES.format("seek(file=...)"))
 
     @abstractmethod
-    def outline(self, epoch: int) -> Outline:
-        """Return what an epoch will be, for `explain()`."""
+    def explain(self, epoch: int) -> Explanation:
+        """Return the plan of an epoch and the reasons for it."""
+
+    def _explained(
+        self,
+        epoch: int,
+        *,
+        strategy: str,
+        splits: int,
+        live_rows: int | None,
+        rows_per_rank: Sequence[int] | None,
+        steps_per_rank: Sequence[int] | None,
+        steps: int | None,
+        loads: Sequence[tuple[int, int, int, int]],
+        rows_in_flight: int,
+        held_bytes: int,
+        notes: Sequence[str],
+        fetched: tuple[int, int, int] | None = None,
+        packing: PackCounts | None = None,
+    ) -> Explanation:
+        """Add what is known of the tables, which are summed up, to what this kind of job knows of an epoch.
+
+        Args:
+            loads: of each lane the pieces, rows, decoded bytes and steps.
+            rows_in_flight: decoded rows of a lane in memory at most.
+            held_bytes: bytes in memory beside those, such as a row store.
+            fetched: requests to the store, bytes that they fetch, and those of them that are decoded.
+        """
+        from torch_table_loader.engine.explanation import Explanation, FetchPlan, WorkerLoad
+
+        tables, lanes = list(self.tables.values()), len(loads)
+        layouts = [table.layout for table in tables]
+        alone = [table for name, table in self.tables.items() if not name]
+        live = np.concatenate([layout.group_live[layout.group_kept] for layout in layouts])
+        return Explanation(
+            files=sum(map(len, layouts)),
+            row_groups=sum(len(layout.group_rows) for layout in layouts),
+            pruned_files=sum(layout.pruned_files for layout in layouts),
+            pruned_row_groups=sum(layout.pruned_groups for layout in layouts),
+            rows=sum(layout.num_rows for layout in layouts),
+            live_rows=live_rows,
+            stored_bytes=sum(layout.num_bytes for layout in layouts),
+            splits=splits,
+            strategy=strategy,
+            epoch=epoch,
+            rank=self.rank,
+            num_ranks=self.topology.num_ranks,
+            batch_size=self.topology.batch_size,
+            rows_per_rank=None if rows_per_rank is None else tuple(rows_per_rank),
+            steps_per_rank=None if steps_per_rank is None else tuple(steps_per_rank),
+            steps=steps,
+            workers=tuple(WorkerLoad(lane, *load) for lane, load in enumerate(loads)),
+            servers=self.num_threads,
+            schema=tuple((field.name, str(field.type)) for field in self.schema(self.start(epoch))),
+            memory_bound=lanes * rows_in_flight * self.row_bytes + held_bytes,
+            collated_batches=collated_ahead(self.options, lanes),
+            footer_bytes=sum(table.footer_bytes for table in tables),
+            notes=(
+                *notes,
+                *(told(table.left_out) for table in tables if table.left_out),
+                *(hint for table in alone for hint in table.hints(self.options.columns)),
+            ),
+            kept_rows=sum(int(layout.group_rows[layout.group_kept].sum()) for layout in layouts),
+            undeleted_rows=None if (live < 0).any() else int(live.sum()),
+            file_sizes=SizeCounts.of(np.concatenate([layout.file_bytes for layout in layouts])),
+            group_sizes=SizeCounts.of(np.concatenate([layout.group_bytes for layout in layouts])),
+            order=self._order(epoch, steps),
+            fetch=fetched and FetchPlan.of(*fetched, self.options.target_read_ahead_bytes),
+            packing=packing,
+        )
+
+    def _order(self, epoch: int, steps: int | None) -> OrderSample:
+        """Sample the order of this rank's rows; nothing is read."""
+        if self.options.pack is not None:
+            return OrderSample.missing("batches are sequences of tokens, not rows of the table")
+        if steps is None:
+            return OrderSample.missing("rows are not counted, or the epoch has no end")
+        layouts = {name: table.layout for name, table in self.tables.items()}
+        try:
+            return sample_order(partial(self.rows_of, self.start(epoch)), steps, self.topology.batch_size, layouts)
+        except ConfigError as error:  # of mixtures, deletes and filters may decide which row is which
+            return OrderSample.missing(str(error))
 
     @abstractmethod
     def close_clients(self) -> None:

@@ -13,7 +13,7 @@ from typing_extensions import override
 from torch_table_loader.arrow.datatypes import width_of
 from torch_table_loader.batching.codec import make_codec
 from torch_table_loader.batching.policy import TypePolicy
-from torch_table_loader.engine.jobs.job import LaneLoad, Outline, PlannedStage
+from torch_table_loader.engine.jobs.job import PlannedStage
 from torch_table_loader.engine.jobs.mixture_form import (
     common_columns,
     end_of,
@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from torch_table_loader.batching.rows import RowsCodec
+    from torch_table_loader.engine.explanation import Explanation
     from torch_table_loader.engine.jobs.stream_job import StreamJob
     from torch_table_loader.engine.rank_info import RankInfo
     from torch_table_loader.engine.state import Kind, SavedMixture, SavedState, Weights
@@ -259,7 +260,7 @@ class MixedStreams(MixtureJob):
         raise ConfigError(f"split {split} of source {name!r} has no such row")
 
     @override
-    def outline(self, epoch: int) -> Outline:
+    def explain(self, epoch: int) -> Explanation:
         position, lanes = self.start(epoch), range(self.topology.lanes)
         plan = position.batches(self.rank)
         endless = plan.endless
@@ -267,7 +268,8 @@ class MixedStreams(MixtureJob):
         gathered = self._joined_batches * self.options.batch_size
         read = sum(-(-source.read_rows * source.row_bytes // self.row_bytes) for source in self.sources.values())
         far = any(source.is_far for source in self.sources.values())
-        return Outline(
+        return self._explained(
+            epoch,
             strategy="a mixture of streams",
             splits=sum(len(rounds.segments.splits) for rounds in self.rounds.values()),
             live_rows=sum(self.sizes.values()),
@@ -276,9 +278,7 @@ class MixedStreams(MixtureJob):
             else [position.batches(rank).num_rows for rank in range(plan.topology.num_ranks)],
             steps_per_rank=None if endless else steps_of_ranks(plan),
             steps=None if endless else plan.steps,
-            lanes=[
-                LaneLoad(0, 0 if endless else plan.rows_of(lane), 0, 0 if endless else steps[lane]) for lane in lanes
-            ],
+            loads=[(0, 0 if endless else plan.rows_of(lane), 0, 0 if endless else steps[lane]) for lane in lanes],
             rows_in_flight=read * len(lanes) + 2 * rows_in_flight(self.options, gathered, self.blocks),
             held_bytes=FetchSettings.of(self.options).ahead_bytes if far else 0,
             notes=self._notes(position),

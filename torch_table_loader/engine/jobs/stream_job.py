@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 
 from torch_table_loader.arrow.token_rows import ids_under
-from torch_table_loader.engine.jobs.job import FetchLoad, Job, LaneLoad, Outline
+from torch_table_loader.engine.jobs.job import Job
 from torch_table_loader.engine.jobs.planner import PlannedStream
 from torch_table_loader.engine.jobs.resolve import codec_of, columns_of, packed_columns, refuse_shape, with_padding
 from torch_table_loader.engine.sizing import rows_in_flight
@@ -50,10 +50,12 @@ from torch_table_loader.planning.stages import StreamPosition
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from torch_table_loader.engine.explanation import Explanation
     from torch_table_loader.engine.jobs.planner import Planner
     from torch_table_loader.engine.state import Kind, SavedState
     from torch_table_loader.planning.keys import Key
     from torch_table_loader.planning.ranks import Topology
+    from torch_table_loader.planning.splits import SegmentTable
     from torch_table_loader.planning.stages import Extent
     from torch_table_loader.planning.strategies import Strategy
     from torch_table_loader.read.row_stage import RowStage
@@ -344,8 +346,8 @@ class StreamJob(Job):
                 f"{remedy}"
             )
 
-    def outline(self, epoch: int) -> Outline:
-        """Return what an epoch will be."""
+    def explain(self, epoch: int) -> Explanation:
+        """Return the plan of an epoch and the reasons for it."""
         planner = self.planner
         start = self.start(epoch)
         planned = planner.plan(start, self.rank)
@@ -353,19 +355,20 @@ class StreamJob(Job):
         whole_table = self.strategy.cuts and planner.counted and bool((live >= 0).all())
         # A shuffle window counts twice as it turns.
         window = 2 * (self.options.shuffle_buffer_size or 0)
-        return Outline(
+        return self._explained(
+            epoch,
             strategy=self.strategy.name,
             splits=len(planned.segments.splits),
             live_rows=int(live.sum()) if whole_table else None,
             rows_per_rank=planner.rows_of_ranks(start),
             steps_per_rank=self._steps_of_ranks(start) if planner.counted else None,
             steps=sum(self.planned(stage).plan.steps for stage in self.stages(start)) if planner.counted else None,
-            lanes=[self._load(planned, lane) for lane in range(self.topology.lanes)],
+            loads=self.loads(planned),
             rows_in_flight=rows_in_flight(self.options, self.read_rows, self.blocks) + window,
             held_bytes=self.fetching.ahead_bytes if self.is_far else 0,
             notes=self._notes(),
             packing=self._packing(start, planned, whole_table=whole_table),
-            fetch=self._fetch_load(start) if self.is_far and not self.table.estimated else None,
+            fetched=self._fetched(start) if self.is_far and not self.table.estimated else None,
         )
 
     def _steps_of_ranks(self, start: StreamPosition) -> list[int] | None:
@@ -401,25 +404,26 @@ class StreamJob(Job):
         """Whether files are fetched ahead of decoding."""
         return self.fetching.applies_to(self.table.storage)
 
-    def _fetch_load(self, position: StreamPosition) -> FetchLoad:
-        """Add up what this rank fetches in a stage."""
+    def _fetched(self, position: StreamPosition) -> tuple[int, int, int]:
+        """Add up what this rank fetches in a stage: requests, bytes, and those of them that are decoded."""
         requests = num_bytes = needed = 0
         for needs in self.work(position).needs():
             pieces = plan_file(needs.groups, needs.file.version.num_bytes)
             requests += sum(len(piece.requests) for piece in pieces)
             num_bytes += sum(piece.num_bytes for piece in pieces)
             needed += sum(stop - start for group in needs.groups for start, stop in group)
-        return FetchLoad(requests, num_bytes, needed)
+        return requests, num_bytes, needed
 
-    def _load(self, planned: PlannedStream, lane: int) -> LaneLoad:
-        layout, plan, segments = self.table.layout, planned.plan, planned.segments
-        runs = plan.lanes[lane]
-        density = layout.group_bytes.sum() / max(1, layout.num_rows)
-        rows = segments.metadata_rows()[runs.split]
-        live = np.maximum(segments.live_rows()[runs.split], 1)
-        share = np.minimum(1.0, (runs.stop - runs.start) / live)
-        steps = plan.batches_before(plan.steps)[lane]
-        return LaneLoad(len(runs), runs.num_rows, int((rows * share * density).sum()), steps)
+    def loads(self, planned: PlannedStream) -> list[tuple[int, int, int, int]]:
+        """Return of each lane of a plan how many pieces, rows, decoded bytes and steps it has."""
+        plan, segments = planned.plan, planned.segments
+        live = segments.live_rows()
+        row_bytes = decoded_bytes(segments) / np.maximum(np.where(live < 0, segments.metadata_rows(), live), 1)
+        loads = []
+        for runs, steps in zip(plan.lanes, plan.batches_before(plan.steps), strict=True):
+            num_bytes = ((runs.stop - runs.start) * row_bytes[runs.split]).sum()
+            loads.append((len(runs), runs.num_rows, int(num_bytes), steps))
+        return loads
 
     def _notes(self) -> list[str]:
         layout, options = self.table.layout, self.options
@@ -445,3 +449,12 @@ class StreamJob(Job):
         if self.strategy.form == "generator" and self.topology.num_ranks > 1:
             notes.append(f"{self.strategy.name} does not take ranks: every rank reads the whole table")
         return notes
+
+
+def decoded_bytes(segments: SegmentTable) -> NDArray[np.int64]:
+    """Return the bytes of each split's row groups before compression, without pruned ones: int64[S]."""
+    layout = segments.splits.layout
+    rows = np.maximum(layout.group_rows[segments.group], 1)
+    part = layout.group_bytes[segments.group] * (segments.row_stop - segments.row_start) // rows
+    ends = np.concatenate(([0], np.cumsum(np.where(segments.kept, part, 0))))
+    return np.diff(ends[segments.offsets])

@@ -384,7 +384,7 @@ class TableRows(TableItems):
             count, excluded = self._in_grown_table(count, excluded, grown)
         rows, running = self.resumed(excluded, count.epoch), excluded.running
         grew = bool(count.extents)
-        order = rows._order(count.epoch, count.extents, running) if grew else rows._of_epoch(running, count.epoch)
+        order = rows._order_of(count.epoch, count.extents, running) if grew else rows._of_epoch(running, count.epoch)
         total = self._total(order.num_rows)
         count.check(total)
         return rows, SamplePosition(
@@ -409,7 +409,7 @@ class TableRows(TableItems):
         count.check(before.num_rows)
         return replace(count, ended=False, extents=(*count.extents, extent)), moved
 
-    def _order(self, epoch: int, extents: Sequence[Extent], running: Exclusions) -> RowOrder | GrownOrder:
+    def _order_of(self, epoch: int, extents: Sequence[Extent], running: Exclusions) -> RowOrder | GrownOrder:
         """Return the order of an epoch, in which the table may have grown."""
         if extents:
             tables = [*(self.files_of[each] for each in extents), np.arange(len(self.table.files), dtype=np.int64)]
@@ -422,7 +422,7 @@ class TableRows(TableItems):
 
     @override
     def stream(self, position: SamplePosition) -> RowStream:
-        order = self._order(position.epoch, position.extents, position.exclusions[""].running)
+        order = self._order_of(position.epoch, position.extents, position.exclusions[""].running)
         return RowStream(order, self.store, self.options.row_id)
 
     @override

@@ -6,7 +6,7 @@ import time
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
 from torch_table_loader.batching.rebatching import ExactBatches
@@ -144,19 +144,33 @@ class LaneWork(ABC):
 
 
 @dataclass(slots=True)
-class LaneClock:
-    """What a lane has done, for `metrics()`.
+class LaneMetrics:
+    """The metrics of one worker, which counts them while it works.
 
     Args:
-        working: seconds spent reading, decoding and in the caller's functions.
-        collating: seconds of those in the caller's functions.
+        num_bytes: bytes of those rows in the output form.
+        seconds_working: time spent reading, decoding, and in the caller's functions.
+        seconds_collating: the part of this time in the caller's functions: `decode`, `transforms` and `collate_fn`.
+        files: data files of which the trainer took rows that this worker read; None where `Metrics` has none.
+        stored_bytes: the share of those files' bytes that the rows are.
     """
 
+    worker: int
     rows: int = 0
     batches: int = 0
     num_bytes: int = 0
-    working: float = 0.0
-    collating: float = 0.0
+    seconds_working: float = 0.0
+    seconds_collating: float = 0.0
+    files: int | None = None
+    stored_bytes: int | None = None
+
+    def __add__(self, other: LaneMetrics) -> LaneMetrics:
+        """Add what the worker did at another time; what one of the two does not know is unknown."""
+        sums: dict[str, Any] = {}
+        for each in fields(self)[1:]:
+            own, others = getattr(self, each.name), getattr(other, each.name)
+            sums[each.name] = None if own is None or others is None else own + others
+        return LaneMetrics(self.worker, **sums)
 
 
 class LaneBatches:
@@ -184,7 +198,7 @@ class LaneBatches:
                 to it.
             unit: batches of which runs are cut.
         """
-        self.clock = LaneClock()
+        self.metrics = LaneMetrics(lane)
         self.rest: Rows | None = None
         """The rows that are left over when the lane is done, where they are joined with those of other lanes."""
         self._work = work
@@ -210,7 +224,7 @@ class LaneBatches:
         if len(run) == 1 and stop < run[0].num_rows:  # what is left stays rows, which weigh no more than they did
             self._runs.appendleft([run[0].slice(stop, run[0].num_rows)])
             run = [run[0].slice(0, stop)]
-        self.clock.batches += -(-sum(part.num_rows for part in run) // self._work.plan.batch_size)
+        self.metrics.batches += -(-sum(part.num_rows for part in run) // self._work.plan.batch_size)
         return run
 
     def next_block(self, most: int | None = None) -> SizedBatches | None:
@@ -225,13 +239,13 @@ class LaneBatches:
             if not self._ready():
                 return None
             if self._work.calls_functions:
-                return self._collated(self._start + self.clock.batches, self._finish(1))
+                return self._collated(self._start + self.metrics.batches, self._finish(1))
             if most is not None:
                 return self._finish(most)
             runs = [run for _ in range(len(self._runs)) if (run := self.next_run()) is not None]
             return self._work.codec.batches_of(runs, self._work.plan.batch_size)
         finally:
-            self.clock.working += time.perf_counter() - began
+            self.metrics.seconds_working += time.perf_counter() - began
 
     def add_tails(self, tails: Sequence[Rows]) -> None:
         """Go on with the rank's last batches that fall to this lane, one run of rows each."""
@@ -257,7 +271,7 @@ class LaneBatches:
         try:
             return Batches((self._work.collated(each, self._lane, number) for each in batches), counts_of(batches))
         finally:
-            self.clock.collating += time.perf_counter() - began
+            self.metrics.seconds_collating += time.perf_counter() - began
 
     def _ready(self) -> bool:
         """Read on until there is a run of whole batches; return whether there is one."""
@@ -266,8 +280,8 @@ class LaneBatches:
             if rows is None:
                 self._end()
             else:
-                self.clock.rows += rows.num_rows
-                self.clock.num_bytes += rows.num_bytes
+                self.metrics.rows += rows.num_rows
+                self.metrics.num_bytes += rows.num_bytes
                 self._runs.extend(self._cutter.push(rows))
         return bool(self._runs)
 

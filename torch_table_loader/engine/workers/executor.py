@@ -11,7 +11,7 @@ from torch_table_loader.fetch.fetch_stats import FetchStats
 
 if TYPE_CHECKING:
     from torch_table_loader.batching.rows import Rows, SizedBatches
-    from torch_table_loader.engine.work.lane_work import LaneClock, LaneWork
+    from torch_table_loader.engine.work.lane_work import LaneMetrics, LaneWork
     from torch_table_loader.fetch.fetcher import Fetcher
 
 
@@ -23,7 +23,7 @@ class LaneExecutor(ABC):
 
     @property
     @abstractmethod
-    def clocks(self) -> Sequence[LaneClock]:
+    def metrics(self) -> Sequence[LaneMetrics]:
         """Statistics of each lane so far."""
 
     @property
@@ -63,9 +63,9 @@ class CallerExecutor(LaneExecutor):
         self._prefetch = prefetch
 
     @property
-    def clocks(self) -> list[LaneClock]:
+    def metrics(self) -> list[LaneMetrics]:
         """Statistics of each lane so far."""
-        return [lane.clock for lane in self._lanes]
+        return [lane.metrics for lane in self._lanes]
 
     @property
     def fetched(self) -> FetchStats:

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import mmap
 import weakref
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from multiprocessing.context import get_spawning_popen
+from typing import TYPE_CHECKING, Any, SupportsIndex
 
-from torch_table_loader.engine.work.lane_work import LaneBatches
-from torch_table_loader.errors import ResumeError
+import torch
+
+from torch_table_loader.engine.work.lane_work import LaneBatches, LaneMetrics
+from torch_table_loader.errors import ConfigError, ResumeError
 
 if TYPE_CHECKING:
     from torch_table_loader.engine.work.lane_work import LaneWork
-    from torch_table_loader.engine.workers.lane_counts import LaneCounts
     from torch_table_loader.fetch.fetcher import Fetcher
     from torch_table_loader.planning.stages import Position
+
+_MOST_LANES = 1024
+"""The most workers that are counted."""
 
 
 @dataclass(slots=True)
@@ -27,6 +33,45 @@ class Taken:
 
     position: Position
     batches: int
+
+
+class LaneCounts:
+    """What the workers of a caller's own DataLoader have done; each lane's row is written by one process only.
+
+    A forked or spawned worker shares the memory, and any other copy counts by itself.
+    """
+
+    def __init__(self) -> None:
+        """Start without lanes; their number is not known yet."""
+        memory = mmap.mmap(-1, _MOST_LANES * 6 * 8)  # takes no page before it is written to, and no file descriptor
+        self._rows = torch.frombuffer(memory, dtype=torch.float64).view(_MOST_LANES, 6)
+        """Of each lane: the number of lanes, then the numbers of its `LaneMetrics`."""
+
+    def __reduce_ex__(self, protocol: SupportsIndex) -> Any:
+        """Pass the memory to a worker that is spawned, and start anew in any other copy."""
+        return (LaneCounts, ()) if get_spawning_popen() is None else super().__reduce_ex__(protocol)
+
+    def note(self, lanes: int, made: LaneMetrics) -> None:
+        """Record what one of so many lanes has done since its iterator began."""
+        if made.worker < _MOST_LANES:
+            numbers = made.rows, made.batches, made.num_bytes, made.seconds_working, made.seconds_collating
+            self._rows[made.worker] = torch.tensor((lanes, *numbers), dtype=torch.float64)
+
+    def read(self) -> tuple[LaneMetrics, ...]:
+        """Return the statistics of each lane of the newest iterator; nothing if none has begun.
+
+        Raises:
+            ConfigError: there are more lanes than can be counted.
+        """
+        rows = self._rows.tolist()
+        lanes = int(rows[0][0])
+        if lanes > _MOST_LANES:
+            raise ConfigError(
+                f"worker_metrics: at most {_MOST_LANES:,} workers of a DataLoader of your own are counted, and there "
+                f"are {lanes:,}; make the loader with create_dataloader(...)"
+            )
+        known = [row[1:] if row[0] == lanes else [0] * 5 for row in rows[:lanes]]  # others are of an older iterator
+        return tuple(LaneMetrics(lane, *map(int, numbers[:3]), *numbers[3:]) for lane, numbers in enumerate(known))
 
 
 class LaneIterator(Iterator[Any]):
@@ -51,8 +96,8 @@ class LaneIterator(Iterator[Any]):
         ahead = self._work.fetch_ahead({self._lane: start}, joins=False)
         source = LaneBatches(self._work, self._lane, start, ahead)
         self._source: LaneBatches | None = source
-        self._clock = source.clock
-        self._counts.note(self._lane, self._work.lanes, self._clock)
+        self._metrics = source.metrics
+        self._counts.note(self._work.lanes, self._metrics)
         self._close = weakref.finalize(self, _close, source, ahead)
         self._ready: Iterator[Any] = iter(())
         self._taken.batches = batches if counted else 0
@@ -68,14 +113,14 @@ class LaneIterator(Iterator[Any]):
             if self._source is None:
                 raise StopIteration
             self._refill(self._source)
-            self._counts.note(self._lane, self._work.lanes, self._clock)
+            self._counts.note(self._work.lanes, self._metrics)
 
     def _refill(self, source: LaneBatches) -> None:
         """Build the next batches; at the end, those of the remaining rows."""
         block = source.next_block()
         if block is None:
             block = self._last(source)
-            self._clock.batches += len(block)
+            self._metrics.batches += len(block)
             self._source = None
             self._close()
         self._ready = iter(block)

@@ -15,7 +15,7 @@ from torch_table_loader.batching.rows import counted
 from torch_table_loader.errors import ResumeError, TableError
 
 if TYPE_CHECKING:
-    from torch_table_loader.engine.work.lane_work import LaneClock, LaneWork
+    from torch_table_loader.engine.work.lane_work import LaneMetrics, LaneWork
     from torch_table_loader.engine.workers.executor import LaneExecutor
     from torch_table_loader.fetch.fetch_stats import FetchStats
     from torch_table_loader.planning.pack_counts import PackCounts
@@ -26,16 +26,19 @@ Made: TypeAlias = "tuple[Any, PackCounts | None]"
 
 
 @dataclass(slots=True)
-class ConsumerStats:
-    """Statistics of the consumer.
+class Counts:
+    """What lanes and their consumer have done since they began; it goes on counting, and keeps none of them alive.
 
     Args:
-        waited: seconds that it waited for a block.
+        fetched: what was fetched for the lanes.
+        waited: seconds that the consumer waited for a block.
         short: rows missing from the last batch, once it is taken; 0 if rows are counted, since the plan knows then.
         taken: batches taken by the trainer, or by what copies them to a device ahead of it.
         packed: statistics of packing for those batches; None if rows are not packed.
     """
 
+    lanes: Sequence[LaneMetrics]
+    fetched: FetchStats
     waited: float = 0.0
     short: int = 0
     taken: int = 0
@@ -57,7 +60,7 @@ class LaneMerger(Iterator[Any]):
         Raises:
             ResumeError: rows are not counted, and the rank has fewer steps.
         """
-        self.stats = ConsumerStats()
+        self.counts = Counts(executor.metrics, executor.fetched)
         self._short_at_end = 0
         self._num_joined = 0
         self._work = work
@@ -77,17 +80,7 @@ class LaneMerger(Iterator[Any]):
                 f"the state has taken {start} steps of an epoch in which this rank takes {found}; pass the value of "
                 "state_dict() unchanged"
             )
-        self.stats.taken, self.stats.packed = 0, None
-
-    @property
-    def clocks(self) -> Sequence[LaneClock]:
-        """Statistics of each lane so far."""
-        return self._executor.clocks
-
-    @property
-    def fetched(self) -> FetchStats:
-        """Statistics of fetching for the lanes so far."""
-        return self._executor.fetched
+        self.counts.taken, self.counts.packed = 0, None
 
     def __next__(self) -> Any:
         """Return the next batch; a lane's error is raised where its batch would have come, and ends the epoch."""
@@ -103,13 +96,13 @@ class LaneMerger(Iterator[Any]):
                 self._executor.close(is_over=True)
             self._large_arrays.close()
             raise StopIteration
-        batch, counts = made
+        batch, packed = made
         if self._left_of_joined is not None:
             batch = self._last(batch, self._left_of_joined)
-        stats = self.stats
-        stats.taken += 1
-        if counts is not None:
-            stats.packed = counts if stats.packed is None else stats.packed + counts
+        counts = self.counts
+        counts.taken += 1
+        if packed is not None:
+            counts.packed = packed if counts.packed is None else counts.packed + packed
         return batch
 
     def _last(self, batch: Any, left: int) -> Any:
@@ -120,7 +113,7 @@ class LaneMerger(Iterator[Any]):
             self.close()
             raise
         if not left:
-            self.stats.short = self._short_at_end
+            self.counts.short = self._short_at_end
         return batch
 
     def close(self) -> None:
@@ -174,7 +167,7 @@ class LaneMerger(Iterator[Any]):
         except BaseException:
             self.close()
             raise
-        self.stats.waited += time.perf_counter() - began
+        self.counts.waited += time.perf_counter() - began
         if block is None:
             return None
         ready = counted(block)

@@ -21,7 +21,7 @@ from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from torch_table_loader.batching.rows import Batches, counts_of
 from torch_table_loader.cancellation import SLICE_S, cancellable
-from torch_table_loader.engine.work.lane_work import LaneBatches, LaneClock
+from torch_table_loader.engine.work.lane_work import LaneBatches, LaneMetrics
 from torch_table_loader.engine.workers.executor import LaneExecutor
 from torch_table_loader.engine.workers.pickling import pickled_batch, pickled_error
 from torch_table_loader.engine.workers.shared_memory import (
@@ -47,7 +47,7 @@ class _Message:
     """A message from a worker: rows of a lane, a collated batch, an error, or the end of a lane."""
 
     lane: int
-    clock: LaneClock
+    metrics: LaneMetrics
     batch: list[Any] | None = None
     error: Any = None
     block: SharedBlock | None = None
@@ -94,13 +94,13 @@ class _WorkerLanes(IterableDataset[_Message | None]):
                 try:
                     message = None if source is None else next(source, None)
                 except (Exception, SystemExit, KeyboardInterrupt) as error:  # noqa: BLE001 the consumer raises it
-                    yield _Message(lanes[slot], LaneClock(), error=pickled_error(error))
+                    yield _Message(lanes[slot], LaneMetrics(lanes[slot]), error=pickled_error(error))
                     return
                 working[slot] += time.perf_counter() - began
                 if message is None:
                     sources[slot] = None
                 else:
-                    message.clock = replace(message.clock, working=working[slot])
+                    message.metrics = replace(message.metrics, seconds_working=working[slot])
                 yield message
 
     def _messages(self, lane: int, ahead: Fetcher | None) -> Iterator[_Message]:
@@ -112,13 +112,13 @@ class _WorkerLanes(IterableDataset[_Message | None]):
         if work.calls_functions:
             batches = LaneBatches(work, lane, self._begun[lane], ahead)
             while (block := batches.next_block()) is not None:
-                yield _Message(lane, batches.clock, batch=list(map(pickled_batch, block)), counts=counts_of(block))
+                yield _Message(lane, batches.metrics, batch=list(map(pickled_batch, block)), counts=counts_of(block))
         else:
             batches = LaneBatches(work, lane, self._begun[lane], ahead, unit=work.block_batches)
             while (run := batches.next_run(work.block_batches)) is not None:
-                yield _Message(lane, batches.clock, block=self._pack(*run))
+                yield _Message(lane, batches.metrics, block=self._pack(*run))
         rest = None if batches.rest is None else self._pack(batches.rest)
-        yield _Message(lane, batches.clock, block=rest, done=True)
+        yield _Message(lane, batches.metrics, block=rest, done=True)
 
     def _pack(self, *parts: Rows) -> SharedBlock:
         if self._sender is None:
@@ -153,7 +153,7 @@ class ProcessExecutor(LaneExecutor):
         self._ready: list[deque[Rows | list[Any] | BaseException]] = [deque() for _ in begun]
         self._rest: list[Rows | None] = [None for _ in begun]
         self._done = [False for _ in begun]
-        self._clocks = [LaneClock() for _ in begun]
+        self._metrics = [LaneMetrics(lane) for lane in range(len(begun))]
         self._fetched = FetchStats()
         self._fetched_by_worker: dict[int, FetchStats] = {}
         waiting = work.blocks_ahead * -(-work.lanes // processes)
@@ -171,9 +171,9 @@ class ProcessExecutor(LaneExecutor):
         self._messages: WatchedWorkers | None = WatchedWorkers(loader)
 
     @property
-    def clocks(self) -> list[LaneClock]:
+    def metrics(self) -> list[LaneMetrics]:
         """Statistics of each lane when its newest message was sent."""
-        return self._clocks
+        return self._metrics
 
     @property
     def fetched(self) -> FetchStats:
@@ -223,7 +223,7 @@ class ProcessExecutor(LaneExecutor):
         if message.error is not None:
             self._ready[lane].append(message.error)
             return
-        self._clocks[lane] = message.clock
+        self._metrics[lane] = message.metrics
         if message.fetched is not None:
             self._fetched_by_worker[message.worker] = message.fetched
             self._fetched.become_sum(self._fetched_by_worker.values())

@@ -22,7 +22,7 @@ from torch_table_loader.engine.workers.executor import LaneExecutor, begin_lanes
 
 if TYPE_CHECKING:
     from torch_table_loader.batching.rows import Rows, SizedBatches
-    from torch_table_loader.engine.work.lane_work import LaneBatches, LaneClock, LaneWork
+    from torch_table_loader.engine.work.lane_work import LaneBatches, LaneMetrics, LaneWork
     from torch_table_loader.fetch.fetch_stats import FetchStats
 
 
@@ -147,9 +147,9 @@ class ThreadExecutor(LaneExecutor):
         self._waits = [pool.begin(self._run) for _ in range(threads)]
 
     @property
-    def clocks(self) -> list[LaneClock]:
+    def metrics(self) -> list[LaneMetrics]:
         """Statistics of each lane so far."""
-        return [lane.batches.clock for lane in self._lanes]
+        return [lane.batches.metrics for lane in self._lanes]
 
     @property
     def fetched(self) -> FetchStats:

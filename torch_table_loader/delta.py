@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from torch_table_loader.engine.jobs.job import Job
     from torch_table_loader.engine.plan_check import PlanCheck
     from torch_table_loader.engine.rank_info import RankInfo
-    from torch_table_loader.source.delta.delta_source import DeltaRequest, DeltaSource
+    from torch_table_loader.source.delta.delta_source import DeltaRequest
+    from torch_table_loader.source.snapshot_files import SnapshotFiles
 
 
 class DeltaDataset(TableDataset):
@@ -76,9 +77,9 @@ class DeltaDataset(TableDataset):
         pinned = version is not None or timestamp is not None
         lazy = footers == "lazy"
 
-        def find(asked: LoaderOptions, plan_check: PlanCheck) -> DeltaSource:
+        def find(asked: LoaderOptions, plan_check: PlanCheck) -> SnapshotFiles:
             request = _request(table_uri, asked, allow_locations, start_version, changelog=changelog, lazy=lazy)
-            return request.open(version, timestamp, plan_check.common_value)
+            return request.open({"version": version, "timestamp": timestamp}, plan_check.common_value)
 
         open_source = partial(_open_job, split_deletes=split_deletes, lazy=lazy)
         self._plan(asked, find, open_source, sized="batch_size" in options, pinned=pinned)
@@ -110,19 +111,21 @@ def _request(
         ) from error
     return DeltaRequest(
         find_table(table_uri, options.storage_options),
-        options.columns,
-        options.filters,
-        options.plan_cache,
-        read_areas(allow_locations),
-        options.retry_seconds,
-        options.storage_options,
-        lazy,
-        start,
-        changelog,
+        columns=options.columns,
+        filters=options.filters,
+        plan_cache=options.plan_cache,
+        start=start,
+        changelog=changelog,
+        allowed=read_areas(allow_locations),
+        retry_seconds=options.retry_seconds,
+        storage_options=options.storage_options,
+        lazy=lazy,
     )
 
 
-def _open_job(options: LoaderOptions, ranks: RankInfo, source: DeltaSource, *, split_deletes: bool, lazy: bool) -> Job:
+def _open_job(
+    options: LoaderOptions, ranks: RankInfo, source: SnapshotFiles, *, split_deletes: bool, lazy: bool
+) -> Job:
     job = open_job(source, options, ranks, source.cache, split_deletes=split_deletes, lazy=lazy)
     source.storage.close()
     return job

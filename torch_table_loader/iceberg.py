@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from torch_table_loader.engine.jobs.job import Job
     from torch_table_loader.engine.plan_check import PlanCheck
     from torch_table_loader.engine.rank_info import RankInfo
-    from torch_table_loader.source.iceberg.source import IcebergSource
+    from torch_table_loader.source.snapshot_files import SnapshotFiles
 
 _NAMES = ("start_snapshot_id", "end_snapshot_id", "snapshot_id")
 
@@ -123,21 +123,23 @@ def _find(
     chosen: Mapping[str, Any],
     options: LoaderOptions,
     plan_check: PlanCheck,
-) -> IcebergSource:
+) -> SnapshotFiles:
     try:
         from torch_table_loader.source.iceberg.catalog import TableAddress
-        from torch_table_loader.source.iceberg.source import TableRequest
+        from torch_table_loader.source.iceberg.source import IcebergRequest
     except ImportError as error:
         raise MissingExtraError(
             f"Iceberg tables need pyiceberg and fastavro ({error}); pip install 'torch-table-loader[iceberg]'"
         ) from error
     at = TableAddress(**address, storage_options=options.storage_options, retry_seconds=options.retry_seconds)
-    request = TableRequest(at, options.columns, options.filters, plan_cache=options.plan_cache, **parts)
+    request = IcebergRequest(
+        at, columns=options.columns, filters=options.filters, plan_cache=options.plan_cache, **parts
+    )
     return request.open(chosen, plan_check.common_value)
 
 
 def _open_job(
-    options: LoaderOptions, ranks: RankInfo, source: IcebergSource, *, split_deletes: bool, lazy: bool
+    options: LoaderOptions, ranks: RankInfo, source: SnapshotFiles, *, split_deletes: bool, lazy: bool
 ) -> Job:
     asked = replace(options, filters=source.row_filter)
     job = open_job(source, asked, ranks, source.cache, split_deletes=split_deletes, lazy=lazy)

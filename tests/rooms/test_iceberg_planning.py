@@ -29,7 +29,7 @@ from torch_table_loader.source.iceberg.cached_plan import read_plan, write_plan
 from torch_table_loader.source.iceberg.catalog import TableAddress
 from torch_table_loader.source.iceberg.manifests import DeletesInfo, Entry, Manifest, Span, read_manifests
 from torch_table_loader.source.iceberg.scan import DeleteIndex, Naming, plan_files
-from torch_table_loader.source.iceberg.source import TableRequest
+from torch_table_loader.source.iceberg.source import IcebergRequest
 from torch_table_loader.source.table_storage import TableStorage
 from torch_table_loader.testing import check_source
 
@@ -39,7 +39,7 @@ BYTES_A_FILE = 2048
 _PLAN = """
 import json, re, sys
 from torch_table_loader.source.iceberg.catalog import TableAddress
-from torch_table_loader.source.iceberg.source import TableRequest
+from torch_table_loader.source.iceberg.source import IcebergRequest
 from torch_table_loader.source.iceberg.scan import DeleteIndex, Naming, plan_files
 
 def peak():
@@ -51,7 +51,7 @@ def plan(location, filters=None):
         storage_options={"anon": True, "region": "us-east-1"},
         allow_locations=["s3://nowhere"],
     )
-    return TableRequest(at, filters=filters).open({})
+    return IcebergRequest(at, filters=filters).open({})
 
 plan(sys.argv[1])
 before = peak()
@@ -309,7 +309,7 @@ def test_row_groups_are_estimated_by_bytes(size: int, offsets: tuple[int, ...], 
 
 def test_an_identity_partition_is_in_the_partition_schema(tmp_path: Path) -> None:
     at = TableAddress(metadata_location=written(tmp_path).metadata)
-    source = TableRequest(at).open({})
+    source = IcebergRequest(at).open({})
     assert source.partition_schema == pa.schema([("k", pa.int32())])
     assert [dict(file.partition) for file in source.files] == [{"k": at % 2} for at in range(6)]
     check_source(source)

@@ -48,13 +48,11 @@ class DeltaColumns:
         table: those that can be read; partition columns have ids that no file holds, as their values are in the log.
         physical: what the log and data files call each top-level column.
         unreadable: the types of those that cannot be read, by name.
-        added: the names of those that are not the table's: planning says their values.
     """
 
     table: TableColumns
     physical: Mapping[str, str]
     unreadable: Mapping[str, str]
-    added: tuple[str, ...] = ()
 
     @property
     def schema(self) -> pa.Schema:
@@ -63,8 +61,7 @@ class DeltaColumns:
 
     def with_added(self, columns: Sequence[Column]) -> DeltaColumns:
         """Return these columns and others, which no file has."""
-        table = replace(self.table, current=(*self.table.current, *columns))
-        return replace(self, table=table, added=tuple(column.name for column in columns))
+        return replace(self, table=replace(self.table, current=(*self.table.current, *columns)))
 
     def column(self, name: str) -> Column:
         """Return a column of the top level."""

@@ -101,6 +101,13 @@ def _deep(depth: int) -> Any:
     return kind
 
 
+def _mapped(depth: int) -> str:
+    names: list[Any] = []
+    for _ in range(depth):
+        names = [{"names": ["a"], "fields": names}]
+    return json.dumps(names)
+
+
 DAMAGE: dict[str, tuple[Change, str]] = {
     "no manifest list": (in_snapshot(lambda tree: tree.pop("manifest-list")), "manifest-list"),
     "a manifest list of another type": (in_snapshot(set_to("manifest-list", 7)), "manifest-list"),
@@ -165,6 +172,25 @@ DAMAGE: dict[str, tuple[Change, str]] = {
     "refs of another type": (in_metadata(set_to("refs", [1])), "refs"),
     "specs without fields": (in_metadata(set_to("partition-specs", [{"spec-id": 0}])), "partition-specs"),
     "a torn name mapping": (in_metadata(set_to("schema.name-mapping.default", "[1]", "properties")), "name-mapping"),
+    "a name mapping without end": (
+        in_metadata(set_to("schema.name-mapping.default", _mapped(300), "properties")),
+        "name-mapping",
+    ),
+    "a name mapping of another type": (
+        in_metadata(set_to("schema.name-mapping.default", {}, "properties")),
+        "name-mapping",
+    ),
+    "a name of half a character": (in_metadata(set_to("location", "\ud800")), "location"),
+    "a default of another type": (
+        in_metadata(lambda tree: tree["schemas"][0]["fields"][0].update({"type": "date", "initial-default": "x"})),
+        "initial-default of the column 'x'",
+    ),
+    "very many snapshots of another type": (in_metadata(set_to("snapshots", [7] * 100_000)), r"snapshots\[0\]"),
+    "very many refs of another type": (
+        in_metadata(set_to("refs", dict.fromkeys(map(str, range(100_000)), 7))),
+        r"refs\.0",
+    ),
+    "a count of another type": (in_snapshot(set_to("total-data-files", "many", "summary")), "total-data-files"),
     "a location of another type": (in_metadata(set_to("location", 7)), "location"),
 }
 

@@ -21,6 +21,7 @@ from tests.tables.iceberg import IcebergWriter, column
 from torch_table_loader import ConfigError, ConfigTypeError, IcebergDataset
 from torch_table_loader.predicates.expression_tree import Call, Field, Literal, parse
 from torch_table_loader.source.iceberg.pruning import iceberg_schema
+from torch_table_loader.source.iceberg.schema import read_schema
 from torch_table_loader.source.iceberg.translate import translate
 
 ice: Any = expressions
@@ -259,7 +260,7 @@ NOON = dt.datetime(2020, 1, 1, 12, tzinfo=dt.UTC)
     ids=str,
 )
 def test_literals_keep_their_value(wanted: pc.Expression, kind: Any, name: str, value: Any) -> None:
-    translation = translate(wanted, iceberg_schema(STRUCT), ARROW)
+    translation = translate(wanted, iceberg_schema(read_schema(STRUCT)), ARROW)
     found: Any = translation.expression
     assert type(found) is kind
     assert found.term.name == name
@@ -269,7 +270,7 @@ def test_literals_keep_their_value(wanted: pc.Expression, kind: Any, name: str, 
 
 
 def test_null_compares_to_nothing() -> None:
-    translation = translate(pc.field("day") == pa.scalar(None, pa.date32()), iceberg_schema(STRUCT), ARROW)
+    translation = translate(pc.field("day") == pa.scalar(None, pa.date32()), iceberg_schema(read_schema(STRUCT)), ARROW)
     assert translation.expression == ice.AlwaysFalse()
 
 
@@ -286,6 +287,6 @@ def test_null_compares_to_nothing() -> None:
     ids=str,
 )
 def test_values_that_would_be_rounded_prune_nothing(wanted: pc.Expression) -> None:
-    translation = translate(wanted, iceberg_schema(STRUCT), ARROW)
+    translation = translate(wanted, iceberg_schema(read_schema(STRUCT)), ARROW)
     assert translation.expression is None
     assert len(translation.untranslated) == 1

@@ -28,6 +28,7 @@ from torch_table_loader.records import DataFile, FileVersion, TableColumns
 from torch_table_loader.source.iceberg.cached_plan import read_plan, write_plan
 from torch_table_loader.source.iceberg.catalog import TableAddress
 from torch_table_loader.source.iceberg.manifests import DeletesInfo, Entry, Manifest, Span, read_manifests
+from torch_table_loader.source.iceberg.metadata import SpecField
 from torch_table_loader.source.iceberg.scan import DeleteIndex, Naming, plan_files
 from torch_table_loader.source.iceberg.source import IcebergRequest
 from torch_table_loader.source.table_storage import TableStorage
@@ -316,7 +317,7 @@ def test_an_identity_partition_is_in_the_partition_schema(tmp_path: Path) -> Non
 
 
 def test_zero_and_minus_zero_are_different_partitions() -> None:
-    spec = {"source-id": 1, "transform": "identity"}
+    spec = SpecField.model_validate({"source-id": 1, "transform": "identity"})
     naming = Naming("s3://a", TableColumns(()), {0: [spec]}, {1: "f"})
     entries = [Entry(f"s3://a/{value}", 0, "PARQUET", 0, (value,), 1, None, 1, 1) for value in (0.0, -0.0)]
     files = plan_files(entries, DeleteIndex([], naming), naming)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from torch_table_loader.errors import ConfigError, TableError
 from torch_table_loader.source.history import Commit, History
 from torch_table_loader.source.iceberg.manifests import Entry, list_manifests, read_manifests
+from torch_table_loader.source.iceberg.metadata import NO_SNAPSHOT
 from torch_table_loader.source.iceberg.scan import DeleteIndex
 from torch_table_loader.source.iceberg.schema import CHANGES
 
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from torch_table_loader.source.iceberg.pruning import Pruner
     from torch_table_loader.source.iceberg.scan import Naming
 
-_DOES: Mapping[Any, Literal["append", "replace"]] = {"append": "append", "replace": "replace"}
+_DOES: Mapping[str, Literal["append", "replace"]] = {"append": "append", "replace": "replace"}
 
 
 def commits_since(metadata: TableMetadata, start: int, end: int | None) -> list[Commit]:
@@ -32,8 +33,8 @@ def commits_since(metadata: TableMetadata, start: int, end: int | None) -> list[
     Raises:
         ConfigError: the older snapshot is not an ancestor of the newer one, or has expired.
     """
-    commits = {raw["snapshot-id"]: _commit(raw) for raw in metadata.raw.get("snapshots") or []}
-    metadata.snapshot(snapshot_id=start)
+    metadata.known(start)
+    commits = metadata.snapshots
     found: list[Commit] = []
     at = end
     while at != start:
@@ -44,15 +45,12 @@ def commits_since(metadata: TableMetadata, start: int, end: int | None) -> list[
                 f"snapshot {start} must be an ancestor of snapshot {end}, whose history goes back to {last}, {ends}; "
                 "take both from one branch"
             )
-        found.append(commits[at])
-        at = commits[at].parent
+        snapshot = commits[at]
+        parent = None if snapshot.parent_snapshot_id == NO_SNAPSHOT else snapshot.parent_snapshot_id
+        operation = str((snapshot.summary and snapshot.summary.operation) or "unknown")
+        found.append(Commit(at, parent, operation, _DOES.get(operation) or "change"))
+        at = parent
     return found[::-1]
-
-
-def _commit(raw: Mapping[str, Any]) -> Commit:
-    parent, operation = raw.get("parent-snapshot-id"), (raw.get("summary") or {}).get("operation")
-    operation = str(operation or "unknown")
-    return Commit(raw["snapshot-id"], None if parent == -1 else parent, operation, _DOES.get(operation) or "change")
 
 
 @dataclass(slots=True, eq=False, kw_only=True)

@@ -7,7 +7,7 @@ from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 from torch_table_loader.errors import TableError
@@ -15,6 +15,9 @@ from torch_table_loader.records import DataFile, DeleteFile, FileColumns, FileVe
 from torch_table_loader.scrubbing import shown_url
 from torch_table_loader.source.iceberg.manifests import EQUALITY_DELETES, POSITION_DELETES, Entry, partition_key
 from torch_table_loader.source.iceberg.spans import may_meet
+
+if TYPE_CHECKING:
+    from torch_table_loader.source.iceberg.metadata import SpecField
 
 FORMATS = {"PARQUET": "parquet", "ORC": "orc", "AVRO": "avro", "PUFFIN": "puffin"}
 _MAY_HIDE = frozenset("@?#")
@@ -37,7 +40,7 @@ class Naming:
 
     location: str
     columns: TableColumns
-    specs: Mapping[int, Sequence[Mapping[str, Any]]]
+    specs: Mapping[int, Sequence[SpecField]]
     names: Mapping[int, str]
     _known: dict[Any, tuple[FileColumns, tuple[tuple[str, Any], ...]]] = field(default_factory=dict, init=False)
 
@@ -52,9 +55,9 @@ class Naming:
 
     def is_unpartitioned(self, entry: Entry) -> bool:
         """Whether an entry's spec has no field that divides rows."""
-        return all(each["transform"] == "void" for each in self.fields_of(entry))
+        return all(each.transform == "void" for each in self.fields_of(entry))
 
-    def fields_of(self, entry: Entry) -> Sequence[Mapping[str, Any]]:
+    def fields_of(self, entry: Entry) -> Sequence[SpecField]:
         """The fields of an entry's partition spec.
 
         Raises:
@@ -102,9 +105,9 @@ class Naming:
     def _constants(self, entry: Entry) -> dict[int, Any]:
         fields = self.fields_of(entry)
         return {
-            field["source-id"]: constant(value)
+            field.source_id: constant(value)
             for field, value in zip(fields, entry.partition, strict=True)
-            if field["transform"] == "identity"
+            if field.transform == "identity" and field.source_id is not None
         }
 
 

@@ -17,26 +17,25 @@ from torch_table_loader.source.iceberg.scan import DeleteIndex, Naming, plan_fil
 from torch_table_loader.source.iceberg.schema import (
     CHANGES,
     LINEAGE,
+    NAME_MAPPING,
     all_columns,
-    arrow_schema,
     contradicts,
     names_of,
     parents_of,
-    read_columns,
-    read_name_mapping,
 )
-from torch_table_loader.source.iceberg.shape import NAME_MAPPING
 from torch_table_loader.source.iceberg.spans import KeySpans
 from torch_table_loader.source.plan_cache import PlanCache
 from torch_table_loader.source.snapshot_files import TableRequest, listed
+from torch_table_loader.source.table_schema import arrow_schema
 
 if TYPE_CHECKING:
-    from torch_table_loader.records import DataFile, NamedIds
+    from torch_table_loader.records import DataFile
     from torch_table_loader.source.history import Commit
     from torch_table_loader.source.iceberg.catalog import OpenTable, TableAddress
     from torch_table_loader.source.iceberg.manifests import Entry
     from torch_table_loader.source.iceberg.metadata import Snapshot, TableMetadata
     from torch_table_loader.source.iceberg.pruning import Pruner
+    from torch_table_loader.source.iceberg.schema import Schema
     from torch_table_loader.source.snapshot_files import SnapshotFiles
     from torch_table_loader.source.table_storage import TableStorage
 
@@ -81,10 +80,10 @@ class IcebergRequest(TableRequest):
     def _planned(self, found: OpenTable, snapshot: Snapshot, *, pinned: bool) -> SnapshotFiles:
         """Plan the files of a snapshot, or those appended up to it, or those whose rows were added or deleted."""
         metadata, storage = found.metadata, found.storage
-        struct = metadata.schemas[snapshot.schema_id]
-        current, changes = self._columns(struct, metadata.place)
+        own = metadata.schemas[snapshot.schema_id]
+        current, changes = self._columns(own, metadata.place)
         naming, notes = _naming(metadata, current)
-        ice = iceberg_schema(struct)
+        ice = iceberg_schema(own)
         rows = row_filter(self.filters, self.scan_filter, ice)
         schema = arrow_schema(current)
         pruner, unasked = make_pruner(rows, ice, schema, metadata.specs)
@@ -139,14 +138,13 @@ class IcebergRequest(TableRequest):
         index = DeleteIndex((entry for entry in entries if entry.content), naming)
         return plan_files((entry for entry in entries if not entry.content), index, naming), notes
 
-    def _columns(self, struct: Mapping[str, Any], place: str) -> tuple[list[Column], Sequence[Column]]:
+    def _columns(self, schema: Schema, place: str) -> tuple[list[Column], Sequence[Column]]:
         """Return the columns of a schema, then those of a changelog and of row lineage; and those of a changelog."""
-        current, unreadable = read_columns(struct)
-        self.refuse_unreadable(unreadable, place)
-        own = {column.name for column in current}
+        self.refuse_unreadable(schema.unreadable, place)
+        own = {column.name for column in schema.columns}
         changes = self.changes(own, CHANGES)
         lineage = [each for each in LINEAGE if each.name in (self.columns or ()) and each.name not in own]
-        return [*current, *changes, *lineage], changes
+        return [*schema.columns, *changes, *lineage], changes
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,38 +191,26 @@ def _entries(storage: TableStorage, snapshot: Snapshot, pruner: Pruner | None, s
 
 def _identity_columns(metadata: TableMetadata, current: Sequence[Column]) -> list[Column]:
     """Return the columns whose values some partition spec of the table stores unchanged."""
-    ids = {each["source-id"] for spec in metadata.specs.values() for each in spec if each["transform"] == "identity"}
+    ids = {each.source_id for spec in metadata.specs.values() for each in spec if each.transform == "identity"}
     return [column for column in current if column.field_id in ids]
 
 
-def _former(metadata: TableMetadata, current: Sequence[Column]) -> dict[int, Column]:
+def _naming(metadata: TableMetadata, current: Sequence[Column]) -> tuple[Naming, tuple[str, ...]]:
+    """Return how manifest entries become files of the table, and notes about it.
+
+    A name mapping that contradicts the schemas is replaced by the table's current names.
+    """
     now = {column.field_id for column in all_columns(current)}
     former: dict[int, Column] = {}
-    for schema_id in sorted(metadata.schemas):
-        for column in all_columns(read_columns(metadata.schemas[schema_id])[0]):
-            if column.field_id not in now:
-                former[column.field_id] = column
-    return former
-
-
-def _naming(metadata: TableMetadata, current: Sequence[Column]) -> tuple[Naming, tuple[str, ...]]:
-    """Return how manifest entries become files of the table, and notes about it."""
-    names, notes = _names(metadata, current)
-    table = TableColumns(tuple(current), _former(metadata, current), names)
-    ids = {column.field_id: column.name for column in current}
-    return Naming(metadata.location, table, metadata.specs, ids), notes
-
-
-def _names(metadata: TableMetadata, current: Sequence[Column]) -> tuple[NamedIds | None, tuple[str, ...]]:
-    """Read the name mapping; one that contradicts the schemas is replaced by the table's current names."""
-    text = metadata.properties.get(NAME_MAPPING)
-    if text is None:
-        return None, ()
-    names = read_name_mapping(text)
     parents: dict[int, int] = {}
-    for schema in metadata.schemas.values():
-        parents |= parents_of(read_columns(schema)[0])
-    if not contradicts(names, parents):
-        return names, ()
-    note = f"the property {NAME_MAPPING} contradicts the table's schemas; files without field ids are read by name"
-    return names_of(current), (note,)
+    for _, schema in sorted(metadata.schemas.items()):
+        former |= {each.field_id: each for each in all_columns(schema.columns) if each.field_id not in now}
+        parents |= parents_of(schema.columns)
+    names, notes = metadata.names, tuple[str, ...]()
+    if names is not None and contradicts(names, parents):
+        names = names_of(current)
+        notes = (
+            f"the property {NAME_MAPPING} contradicts the table's schemas; files without field ids are read by name",
+        )
+    ids = {column.field_id: column.name for column in current}
+    return Naming(metadata.location, TableColumns(tuple(current), former, names), metadata.specs, ids), notes

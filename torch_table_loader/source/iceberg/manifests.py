@@ -107,8 +107,7 @@ class Span(NamedTuple):
     values: bool
 
 
-@dataclass(frozen=True, slots=True)
-class DeletesInfo:
+class DeletesInfo(NamedTuple):
     """What a manifest says about a delete file.
 
     Args:

@@ -235,10 +235,8 @@ def make_pruner(
     """
     if filters is None:
         return None, []
-    translation = translate(filters, schema, arrow)
-    if translation.expression is None:
-        return None, translation.untranslated
-    return Pruner(translation.expression, schema, specs), translation.untranslated
+    expression, untranslated = translate(filters, schema, arrow)
+    return None if expression is None else Pruner(expression, schema, specs), untranslated
 
 
 def iceberg_schema(schema: TableSchema) -> Schema:

@@ -7,8 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from torch_table_loader.records import Column, TableColumns
-from torch_table_loader.scrubbing import shown_url
-from torch_table_loader.source.iceberg.cached_plan import read_plan, write_plan
+from torch_table_loader.source.iceberg.cached_plan import CachedPlan, Plan
 from torch_table_loader.source.iceberg.catalog import as_it_is_now, open_table
 from torch_table_loader.source.iceberg.iceberg_history import IcebergHistory, commits_since
 from torch_table_loader.source.iceberg.manifests import list_manifests, read_manifests
@@ -38,9 +37,6 @@ if TYPE_CHECKING:
     from torch_table_loader.source.iceberg.schema import Schema
     from torch_table_loader.source.snapshot_files import SnapshotFiles
     from torch_table_loader.source.table_storage import TableStorage
-
-_Plan = tuple[list["Entry"], tuple[str, ...]]
-"""The files of a snapshot that a filter leaves, and notes about them."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -126,9 +122,9 @@ class IcebergRequest(TableRequest):
         if history is not None and self.changelog:
             return history.changelog()
         scan_filter = self.scan_filter if isinstance(self.scan_filter, str | None) else repr(self.scan_filter)
-        kind = "plan 2" if history is None else f"appended 1\n{self.start}"
+        kind = "plan 3" if history is None else f"appended 2\n{self.start}"
         key = f"iceberg {kind}\n{metadata.uuid}\n{snapshot.id}\n{snapshot.schema_id}\n{self.filters}\n{scan_filter}"
-        cached = _CachedPlan(cache, key)
+        cached = CachedPlan(cache, key)
         entries, notes = cached.get() or cached.put(
             _entries(storage, snapshot, pruner, KeySpans.of(metadata.schemas[snapshot.schema_id]))
             if history is None
@@ -147,25 +143,7 @@ class IcebergRequest(TableRequest):
         return [*schema.columns, *changes, *lineage], changes
 
 
-@dataclass(frozen=True, slots=True)
-class _CachedPlan:
-    """A cached plan of one snapshot, which never changes, under one filter."""
-
-    cache: PlanCache | None
-    key: str
-
-    def get(self) -> _Plan | None:
-        data = None if self.cache is None else self.cache.get_note(self.key)
-        return None if data is None else read_plan(data)
-
-    def put(self, plan: _Plan) -> _Plan:
-        """Store a plan, unless its files are URLs with a login or a signature, which a cache must not hold."""
-        if self.cache is not None and all(shown_url(entry.path) == entry.path for entry in plan[0]):
-            self.cache.put_note(self.key, write_plan(*plan))
-        return plan
-
-
-def _entries(storage: TableStorage, snapshot: Snapshot, pruner: Pruner | None, spans: KeySpans) -> _Plan:
+def _entries(storage: TableStorage, snapshot: Snapshot, pruner: Pruner | None, spans: KeySpans) -> Plan:
     """Read the manifests that a filter keeps, deletes first, and return the files that it keeps."""
     storage.require([] if snapshot.manifest_list is None else [snapshot.manifest_list])
     manifests = list_manifests(storage, snapshot)

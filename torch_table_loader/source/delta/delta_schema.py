@@ -63,10 +63,6 @@ class DeltaColumns:
         """Return these columns and others, which no file has."""
         return replace(self, table=replace(self.table, current=(*self.table.current, *columns)))
 
-    def column(self, name: str) -> Column:
-        """Return a column of the top level."""
-        return next(column for column in self.table.current if column.name == name)
-
 
 def read_delta_schema(fields: Sequence[Mapping[str, Any]], partition: Sequence[str], mode: str) -> DeltaColumns:
     """Read the top level of a schema.

@@ -7,7 +7,7 @@ import decimal
 import json
 import re
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Annotated, Any
@@ -63,7 +63,7 @@ _MOST_DEPTH = 64
 _INNER = {"struct": (), "list": ("element",), "map": ("key", "value")}
 """What types contain beside fields."""
 
-_EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
+_ZONE = re.compile(r"(?:Z|[+-]\d\d:\d\d)$")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -216,7 +216,7 @@ def _named_ids(entries: Sequence[_NamedField]) -> NamedIds:
 def _default(name: str, value: Any, kind: pa.DataType) -> Any:
     try:
         return read_value(value, kind)
-    except (ValueError, TypeError, AttributeError, ArithmeticError) as error:
+    except (ValueError, TypeError, AttributeError, ArithmeticError, pa.ArrowException) as error:
         raise unfit(f"the initial-default of the column {name!r}", f"a value of the type {kind}", value) from error
 
 
@@ -234,42 +234,22 @@ def read_value(value: Any, kind: pa.DataType) -> Any:
 
     >>> read_value("0f", pa.binary()), read_value("2020-01-01", pa.date32())
     (b'\x0f', datetime.date(2020, 1, 1))
+    >>> read_value("1970-01-01T00:00:01.5+00:00", pa.timestamp("us", "UTC"))
+    1500000
     """
     if value is None:
         return None
     types = pa.types
     if types.is_struct(kind):
-        fields = [kind.field(i) for i in range(kind.num_fields)]
         # The spec keys a struct's default by field id, and allows only an empty default or null.
-        return {field.name: value.get(field.name) for field in fields}
-    if isinstance(value, str):
-        return _from_text(value, kind)
-    if types.is_decimal(kind):
-        return decimal.Decimal(str(value))
-    return value
-
-
-def _from_text(value: str, kind: pa.DataType) -> Any:
-    types = pa.types
-    if types.is_timestamp(kind):
-        return _timestamp(value, 9 if kind.unit == "ns" else 6)
+        return {field.name: value.get(field.name) for field in kind}
+    if not isinstance(value, str):
+        return decimal.Decimal(str(value)) if types.is_decimal(kind) else value
     if types.is_binary(kind) or types.is_fixed_size_binary(kind):
         return uuid.UUID(value).bytes if "-" in value else bytes.fromhex(value)
-    parsers: dict[int, Callable[[str], Any]] = {
-        pa.decimal128(1).id: decimal.Decimal,
-        pa.date32().id: dt.date.fromisoformat,
-        pa.time64("us").id: dt.time.fromisoformat,
-        pa.float32().id: float,
-        pa.float64().id: float,
-    }
-    return parsers.get(kind.id, str)(value)
-
-
-def _timestamp(value: str, places: int) -> int:
-    """Return the time since the epoch in units of so many decimal places of a second."""
-    moment, _, rest = value.replace("Z", "+00:00").partition(".")
-    fraction: str = re.match(r"\d*", rest)[0]  # type: ignore[index]
-    whole = dt.datetime.fromisoformat(moment + rest[len(fraction) :])
-    aware = whole if whole.tzinfo else whole.replace(tzinfo=dt.UTC)
-    second: int = 10**places
-    return int((aware - _EPOCH).total_seconds()) * second + int(fraction.ljust(places, "0")[:places])
+    if types.is_time(kind):
+        return dt.time.fromisoformat(value)
+    is_time = types.is_timestamp(kind)
+    zoned = is_time and _ZONE.search(value) is not None
+    scalar = pa.scalar(value).cast(pa.timestamp(kind.unit, "UTC" if zoned else None) if is_time else kind)
+    return scalar.value if is_time else scalar.as_py()

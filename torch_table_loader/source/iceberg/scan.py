@@ -7,7 +7,8 @@ from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any, TypeVar
 from uuid import UUID
 
 from torch_table_loader.errors import TableError
@@ -24,6 +25,7 @@ _MAY_HIDE = frozenset("@?#")
 """A URL without any of these has no login, query or fragment."""
 
 _REWRITE = "the writer broke the format: write the table's metadata again, or read an older snapshot"
+T = TypeVar("T")
 _Scope = tuple[int, tuple[Any, ...]]
 """Spec and partition values."""
 
@@ -125,25 +127,22 @@ def constant(value: Any) -> Any:
     return value
 
 
-@dataclass(slots=True, eq=False)
-class _BySequence:
-    """Delete files in the order of their sequence numbers."""
+_number_of = attrgetter("sequence_number")
 
-    numbers: list[int] = field(default_factory=list)
-    entries: list[Entry] = field(default_factory=list)
 
-    @classmethod
-    def of(cls, entries: Iterable[Entry]) -> _BySequence:
-        ordered = sorted(entries, key=lambda entry: (entry.sequence_number, entry.path))
-        return cls([entry.sequence_number for entry in ordered], ordered)
+def _by_number(entries: Mapping[T, Iterable[Entry]]) -> dict[T, list[Entry]]:
+    """Return each group in the order of sequence numbers."""
+    return {key: sorted(group, key=attrgetter("sequence_number", "path")) for key, group in entries.items()}
 
-    def since(self, number: int) -> Sequence[Entry]:
-        """Return those of this commit and later ones."""
-        return self.entries[bisect_left(self.numbers, number) :]
 
-    def after(self, number: int) -> Sequence[Entry]:
-        """Return those of later commits."""
-        return self.entries[bisect_right(self.numbers, number) :]
+def _since(entries: Sequence[Entry], number: int) -> Sequence[Entry]:
+    """Return those of this commit and later ones."""
+    return entries[bisect_left(entries, number, key=_number_of) :]
+
+
+def _after(entries: Sequence[Entry], number: int) -> Sequence[Entry]:
+    """Return those of later commits."""
+    return entries[bisect_right(entries, number, key=_number_of) :]
 
 
 class DeleteIndex:
@@ -158,12 +157,11 @@ class DeleteIndex:
         vectors: dict[str, list[Entry]] = defaultdict(list)
         by_path: dict[str, list[Entry]] = defaultdict(list)
         positions: dict[_Scope, list[Entry]] = defaultdict(list)
-        keys: dict[_Scope, list[Entry]] = defaultdict(list)
-        everywhere: list[Entry] = []
+        keys: dict[_Scope | None, list[Entry]] = defaultdict(list)
         for entry in entries:
             scope = (entry.spec_id, entry.partition)
             if entry.content == EQUALITY_DELETES:
-                (everywhere if naming.is_unpartitioned(entry) else keys[scope]).append(entry)
+                keys[None if naming.is_unpartitioned(entry) else scope].append(entry)
             elif entry.content == POSITION_DELETES and entry.format == "PUFFIN":
                 vectors[_vector_target(entry)].append(entry)
             elif (path := _only_path(entry)) is not None:
@@ -171,16 +169,13 @@ class DeleteIndex:
             else:
                 positions[scope].append(entry)
         self._vectors = vectors
-        self._by_path = {path: _BySequence.of(each) for path, each in by_path.items()}
-        self._positions = {scope: _BySequence.of(each) for scope, each in positions.items()}
-        self._keys = {scope: _BySequence.of(each) for scope, each in keys.items()}
-        self._everywhere = _BySequence.of(everywhere)
+        self._by_path, self._positions, self._keys = _by_number(by_path), _by_number(positions), _by_number(keys)
         self._naming = naming
         self._made: dict[int, DeleteFile] = {}
 
     def deletes_of(self, entry: Entry) -> tuple[DeleteFile, ...]:
         """Return the deletes that apply to a data file."""
-        scope, number, none = (entry.spec_id, entry.partition), entry.sequence_number, _BySequence()
+        scope, number = (entry.spec_id, entry.partition), entry.sequence_number
         found = [each for each in self._vectors.get(entry.path, ()) if number <= each.sequence_number]
         if len(found) > 1:
             raise TableError(
@@ -193,11 +188,11 @@ class DeleteIndex:
                 f"rows, got {found[0].num_rows}; the writer broke the format: write the table's deletes again"
             )
         if not found:
-            found = list(self._by_path.get(entry.path, none).since(number))
-            found += [each for each in self._positions.get(scope, none).since(number) if _may_name(each, entry.path)]
-        for keys in (self._keys.get(scope, none), self._everywhere):
+            found = list(_since(self._by_path.get(entry.path, ()), number))
+            found += [each for each in _since(self._positions.get(scope, ()), number) if _may_name(each, entry.path)]
+        for where in (scope, None):
             # All of them or none, so that one set of keys serves the files of all commits.
-            later = keys.after(number)
+            later = _after(self._keys.get(where, ()), number)
             found += later if any(may_meet(each.spans, entry.spans) for each in later) else ()
         return tuple(self._file(each) for each in found)
 

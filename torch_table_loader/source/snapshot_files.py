@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import pyarrow as pa
 
-from torch_table_loader.errors import ConfigError, TableError
+from torch_table_loader.errors import ConfigError, ConfigTypeError, TableError
 from torch_table_loader.planning.listed_files import ListedFiles, packed
 from torch_table_loader.source.history import changes_since
 
@@ -185,3 +186,33 @@ def listed(files: Sequence[DataFile], storage: TableStorage) -> Sequence[DataFil
     if storage.is_local:
         return tuple(replace(file, version=storage.version(file.path)) for file in files)
     return files if isinstance(files, ListedFiles) else packed(files)
+
+
+def read_time(name: str, value: Any, kinds: str = "a datetime or ISO text") -> dt.datetime:
+    """Check a point in time that chooses a snapshot.
+
+    Args:
+        name: the argument that gives it.
+        kinds: what it takes, for the message.
+
+    Raises:
+        ConfigError: it is not a time, or has no time zone.
+    """
+    if isinstance(value, str):
+        try:
+            value = dt.datetime.fromisoformat(value)
+        except ValueError as error:
+            raise ConfigError(f"{name} must look like '2026-01-31T12:00:00+00:00', got {value!r}") from error
+    if not isinstance(value, dt.datetime):
+        raise ConfigTypeError(f"{name} must be {kinds}, got {type(value).__name__}")
+    if value.tzinfo is None:
+        raise ConfigError(f"{name} must say its time zone, got {value.isoformat()}; add +00:00 for UTC")
+    return value
+
+
+def shown_time(milliseconds: int) -> str:
+    """Format a time since the epoch for a message."""
+    try:
+        return dt.datetime.fromtimestamp(milliseconds / 1000, dt.UTC).isoformat()
+    except (ValueError, OverflowError, OSError):  # beyond the range of calendars
+        return f"{milliseconds} ms"

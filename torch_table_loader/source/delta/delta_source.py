@@ -14,14 +14,14 @@ import pyarrow as pa
 from torch_table_loader.errors import ConfigError, TableError
 from torch_table_loader.options import DEFAULT_RETRY_SECONDS
 from torch_table_loader.source.delta.delta_history import CHANGES, DeltaHistory, read_commits
-from torch_table_loader.source.delta.delta_options import TableAddress
+from torch_table_loader.source.delta.delta_options import DeltaAddress
 from torch_table_loader.source.delta.delta_schema import DeltaColumns, read_delta_schema
 from torch_table_loader.source.delta.live_files import live_files
-from torch_table_loader.source.delta.log import Log, LogReader, in_order, read_time, without_statistics
+from torch_table_loader.source.delta.log import Log, LogReader, in_order, without_statistics
 from torch_table_loader.source.delta.log_files import LogFiles
 from torch_table_loader.source.delta.skipping import kept_files
 from torch_table_loader.source.plan_cache import PlanCache
-from torch_table_loader.source.snapshot_files import TableRequest, listed
+from torch_table_loader.source.snapshot_files import TableRequest, listed, read_time
 from torch_table_loader.source.table_storage import TableStorage
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ class DeltaRequest(TableRequest):
         lazy: whether nothing is asked of data files yet.
     """
 
-    at: TableAddress
+    at: DeltaAddress
     allowed: tuple[Area, ...] = field(default=(), kw_only=True)
     retry_seconds: float = field(default=DEFAULT_RETRY_SECONDS, kw_only=True)
     storage_options: Mapping[str, Any] | None = field(default=None, kw_only=True, repr=False)
@@ -62,7 +62,8 @@ class DeltaRequest(TableRequest):
         """
         storage = self._storage()
         reader = LogReader(self.at, self.retry_seconds, LogFiles(storage, self.at.root), self.filters is not None)
-        version, when = chosen.get("version"), read_time(chosen.get("timestamp"))
+        version, timestamp = chosen.get("version"), chosen.get("timestamp")
+        when = None if timestamp is None else read_time("timestamp", timestamp)
         log = reader.read(version, when)
         if when is not None and log.version == 0 and not log.tells_time:
             _refuse_younger(when, storage, self.at.root)

@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
-from torch_table_loader.errors import ConfigError, ConfigTypeError, TableError
+from torch_table_loader.errors import ConfigError, TableError
 from torch_table_loader.messages import the_nearest
 from torch_table_loader.scrubbing import shown_url
 from torch_table_loader.source.iceberg.checked import mapping, modelled, shown, torn, unlike
 from torch_table_loader.source.iceberg.schema import Schema, read_name_mapping, read_schema
+from torch_table_loader.source.snapshot_files import read_time, shown_time
 from torch_table_loader.source.table_storage import MOST_BYTES, read_whole, too_large
 
 if TYPE_CHECKING:
@@ -297,14 +298,17 @@ class TableMetadata:
         raise ConfigError(f"the table has no {kind} {name!r}; {the_nearest(name, names)}")
 
     def _as_of(self, as_of: dt.datetime | str | int) -> int:
-        wanted = _milliseconds(as_of)
+        if isinstance(as_of, int) and not isinstance(as_of, bool):
+            wanted = as_of
+        else:
+            wanted = int(read_time("as_of", as_of, "a datetime, ISO text or milliseconds").timestamp() * 1000)
         known = self._told.snapshot_log or self.snapshots.values()
         log = [(each.timestamp_ms, each.snapshot_id) for each in known if each.timestamp_ms is not None]
         passed = [entry for entry in log if entry[0] <= wanted]
         if not passed:
             first = min((time for time, _ in log), default=None)
-            begun = "it has none" if first is None else f"its first is from {_shown_time(first)}"
-            raise ConfigError(f"the table had no snapshot at {_shown_time(wanted)}; {begun}")
+            begun = "it has none" if first is None else f"its first is from {shown_time(first)}"
+            raise ConfigError(f"the table had no snapshot at {shown_time(wanted)}; {begun}")
         return max(passed, key=itemgetter(0))[1]
 
 
@@ -353,25 +357,3 @@ def _decompressed(data: bytes, location: str) -> bytes:
     if len(data) > MOST_BYTES:
         raise too_large(location, "more, once decompressed")
     return data
-
-
-def _milliseconds(as_of: dt.datetime | str | int) -> int:
-    if isinstance(as_of, int) and not isinstance(as_of, bool):
-        return as_of
-    if isinstance(as_of, str):
-        try:
-            as_of = dt.datetime.fromisoformat(as_of)
-        except ValueError as error:
-            raise ConfigError(f"as_of must look like '2026-01-31T12:00:00+00:00', got {as_of!r}") from error
-    if not isinstance(as_of, dt.datetime):
-        raise ConfigTypeError(f"as_of must be a datetime, ISO text or milliseconds, got {type(as_of).__name__}")
-    if as_of.tzinfo is None:
-        raise ConfigError(f"as_of must say its time zone, got {as_of.isoformat()}; add +00:00 for UTC")
-    return int(as_of.timestamp() * 1000)
-
-
-def _shown_time(milliseconds: int) -> str:
-    try:
-        return dt.datetime.fromtimestamp(milliseconds / 1000, dt.UTC).isoformat()
-    except (ValueError, OverflowError, OSError):  # beyond the range of calendars
-        return f"{milliseconds} ms"

@@ -38,6 +38,7 @@ from pyiceberg.types import (
     TimestamptzType,
     UUIDType,
 )
+from pyiceberg.utils.datetime import date_to_days, datetime_to_micros, time_to_micros
 
 from torch_table_loader.arrow import compute as pc
 from torch_table_loader.errors import ConfigError, ConfigTypeError
@@ -73,8 +74,6 @@ _VALUE_TYPES: dict[type[IcebergType], tuple[type, ...]] = {
     UUIDType: (bytes, UUID),
 }
 """Types of partition values; those of all other types are integers."""
-
-_EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 
 
 class Pruner:
@@ -147,13 +146,10 @@ class _Values:
 
 def _internal(value: Any) -> Any:
     if isinstance(value, dt.datetime):
-        delta = (value if value.tzinfo else value.replace(tzinfo=dt.UTC)) - _EPOCH
-        return (delta.days * 86_400 + delta.seconds) * 1_000_000 + delta.microseconds
+        return datetime_to_micros(value)
     if isinstance(value, dt.date):
-        return (value - _EPOCH.date()).days
-    if isinstance(value, dt.time):
-        return ((value.hour * 60 + value.minute) * 60 + value.second) * 1_000_000 + value.microsecond
-    return value
+        return date_to_days(value)
+    return time_to_micros(value) if isinstance(value, dt.time) else value
 
 
 def _spec_field(field: SpecField) -> PartitionField:

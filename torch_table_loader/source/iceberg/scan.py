@@ -11,6 +11,8 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Any, TypeVar
 from uuid import UUID
 
+from pyiceberg.utils.datetime import datetime_to_micros
+
 from torch_table_loader.errors import TableError
 from torch_table_loader.records import DataFile, DeleteFile, FileColumns, FileVersion, TableColumns
 from torch_table_loader.scrubbing import shown_url
@@ -122,8 +124,7 @@ def constant(value: Any) -> Any:
     if isinstance(value, UUID):
         return value.bytes
     if isinstance(value, dt.datetime) and value.tzinfo is not None:
-        delta = value - dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
-        return (delta.days * 86_400 + delta.seconds) * 1_000_000 + delta.microseconds
+        return datetime_to_micros(value)
     return value
 
 

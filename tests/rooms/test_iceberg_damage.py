@@ -101,6 +101,14 @@ def _deep(depth: int) -> Any:
     return kind
 
 
+_IDENTITY = {"field-id": 1000, "name": "p", "transform": "identity"}
+
+
+def _with_one_spec(tree: dict[str, Any]) -> None:
+    tree["partition-specs"] = None
+    tree["partition-spec"] = [_IDENTITY]
+
+
 def _mapped(depth: int) -> str:
     names: list[Any] = []
     for _ in range(depth):
@@ -171,6 +179,8 @@ DAMAGE: dict[str, tuple[Change, str]] = {
     "snapshots of another type": (in_metadata(set_to("snapshots", {"a": 1})), "snapshots"),
     "refs of another type": (in_metadata(set_to("refs", [1])), "refs"),
     "specs without fields": (in_metadata(set_to("partition-specs", [{"spec-id": 0}])), "partition-specs"),
+    "an identity of no column": (in_metadata(set_to("fields", [_IDENTITY], "partition-specs", 0)), "source-id"),
+    "an identity of no column in version 1": (in_metadata(_with_one_spec), "source-id"),
     "a torn name mapping": (in_metadata(set_to("schema.name-mapping.default", "[1]", "properties")), "name-mapping"),
     "a name mapping without end": (
         in_metadata(set_to("schema.name-mapping.default", _mapped(300), "properties")),

@@ -159,14 +159,14 @@ class TableMetadata:
             mapped = None if told.properties is None else told.properties.name_mapping
             self.names = None if mapped is None else read_name_mapping(mapped)
             self.schemas = _schemas_of(told)
+            self.specs = {spec.spec_id: spec.fields for spec in told.partition_specs or ()} or {
+                0: told.partition_spec or []
+            }
             self._check()
         except (ValueError, RecursionError) as error:
             raise torn(f"{place} must follow the Iceberg format, but does not", error, _REMEDY) from error
         self.uuid = told.table_uuid or told.location
         self.location = told.location.rstrip("/")
-        self.specs = {spec.spec_id: spec.fields for spec in told.partition_specs or ()} or {
-            0: told.partition_spec or []
-        }
         self.snapshots = {snapshot.snapshot_id: snapshot for snapshot in told.snapshots or ()}
 
     def _check(self) -> None:
@@ -175,9 +175,9 @@ class TableMetadata:
         if told.schemas and told.current_schema_id is not None:
             _one_of(told.current_schema_id, list(self.schemas), "current-schema-id", "schema")
         unlike((spec.spec_id for spec in told.partition_specs or ()), "spec-id")
-        for field in (each for spec in told.partition_specs or () for each in spec.fields):
+        for field in (each for fields in self.specs.values() for each in fields):
             if field.transform == "identity" and field.source_id is None:
-                raise ValueError("partition-specs: source-id must be there of an identity transform, but is missing")
+                raise ValueError("the source-id of an identity transform must be there, but is missing")
         ids = [snapshot.snapshot_id for snapshot in told.snapshots or ()]
         unlike(ids, "snapshot-id")
         if self._current != NO_SNAPSHOT:

@@ -98,10 +98,10 @@ def time_planning(root: Path, num_files: int, rounds: int) -> dict[str, float]:
         shutil.rmtree(unfinished, ignore_errors=True)
         write_many(unfinished, num_files)
         unfinished.rename(folder)
-    request = DeltaRequest(find_table(folder, None), None, None, None, (), 0.0, None, lazy=True)
+    request = DeltaRequest(find_table(folder, None), retry_seconds=0.0, lazy=True)
     ways: dict[str, Callable[[], int]] = {
         "theirs": lambda: len(DeltaTable(folder).file_uris()),
-        "planned": lambda: len(request.open().files),
+        "planned": lambda: len(request.open({}).files),
         "made": lambda: len(DeltaDataset(folder, footers="lazy").table.files),
     }
     if len({plan() for plan in ways.values()}) > 1:

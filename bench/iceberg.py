@@ -164,7 +164,7 @@ def time_planning(root: Path, num_files: int, num_manifests: int, rounds: int) -
     from pyiceberg.table import StaticTable
 
     from torch_table_loader.source.iceberg.catalog import TableAddress
-    from torch_table_loader.source.iceberg.source import TableRequest
+    from torch_table_loader.source.iceberg.source import IcebergRequest
 
     folder = root.resolve() / f"iceberg-many-{num_files}-v{_VERSION}"
     if not folder.is_dir():
@@ -177,7 +177,7 @@ def time_planning(root: Path, num_files: int, num_manifests: int, rounds: int) -
     )
 
     def mine() -> int:
-        return len(TableRequest(at).open({}).files)
+        return len(IcebergRequest(at).open({}).files)
 
     def other() -> int:
         return len(list(StaticTable.from_metadata(where).scan().plan_files()))

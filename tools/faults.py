@@ -128,8 +128,8 @@ FAULTS = (
     ),
     Fault(
         *(1, "position deletes of the same commit do not count", "source/iceberg/scan.py"),
-        "return self.entries[bisect_left(self.numbers, number) :]",
-        "return self.entries[bisect_right(self.numbers, number) :]",
+        "return entries[bisect_left(entries, number, key=_number_of) :]",
+        "return entries[bisect_right(entries, number, key=_number_of) :]",
         (*_DELETES, "tests/rooms/test_iceberg_tables.py", "tests/rooms/test_iceberg_planning.py"),
     ),
     Fault(

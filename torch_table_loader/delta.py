@@ -9,17 +9,15 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, Unpack
 
 from torch_table_loader.dataset import TableDataset
-from torch_table_loader.engine.jobs.modes import open_job
 from torch_table_loader.errors import ConfigError, ConfigTypeError, MissingExtraError
 from torch_table_loader.keywords import LoaderKeywords, make_options
-from torch_table_loader.opening import check_changelog, last_of, refuse_plain
+from torch_table_loader.opening import check_changelog, last_of, open_snapshot, refuse_plain
 from torch_table_loader.options import LoaderOptions
 
 if TYPE_CHECKING:
-    from torch_table_loader.engine.jobs.job import Job
     from torch_table_loader.engine.plan_check import PlanCheck
-    from torch_table_loader.engine.rank_info import RankInfo
-    from torch_table_loader.source.delta.delta_source import DeltaRequest, DeltaSource
+    from torch_table_loader.source.delta.delta_source import DeltaRequest
+    from torch_table_loader.source.snapshot_files import SnapshotFiles
 
 
 class DeltaDataset(TableDataset):
@@ -76,11 +74,11 @@ class DeltaDataset(TableDataset):
         pinned = version is not None or timestamp is not None
         lazy = footers == "lazy"
 
-        def find(asked: LoaderOptions, plan_check: PlanCheck) -> DeltaSource:
+        def find(asked: LoaderOptions, plan_check: PlanCheck) -> SnapshotFiles:
             request = _request(table_uri, asked, allow_locations, start_version, changelog=changelog, lazy=lazy)
-            return request.open(version, timestamp, plan_check.common_value)
+            return request.open({"version": version, "timestamp": timestamp}, plan_check.common_value)
 
-        open_source = partial(_open_job, split_deletes=split_deletes, lazy=lazy)
+        open_source = partial(open_snapshot, split_deletes=split_deletes, lazy=lazy)
         self._plan(asked, find, open_source, sized="batch_size" in options, pinned=pinned)
 
     @property
@@ -110,22 +108,16 @@ def _request(
         ) from error
     return DeltaRequest(
         find_table(table_uri, options.storage_options),
-        options.columns,
-        options.filters,
-        options.plan_cache,
-        read_areas(allow_locations),
-        options.retry_seconds,
-        options.storage_options,
-        lazy,
-        start,
-        changelog,
+        columns=options.columns,
+        filters=options.filters,
+        plan_cache=options.plan_cache,
+        start=start,
+        changelog=changelog,
+        allowed=read_areas(allow_locations),
+        retry_seconds=options.retry_seconds,
+        storage_options=options.storage_options,
+        lazy=lazy,
     )
-
-
-def _open_job(options: LoaderOptions, ranks: RankInfo, source: DeltaSource, *, split_deletes: bool, lazy: bool) -> Job:
-    job = open_job(source, options, ranks, source.cache, split_deletes=split_deletes, lazy=lazy)
-    source.storage.close()
-    return job
 
 
 def _check_chosen(version: Any, timestamp: Any) -> None:

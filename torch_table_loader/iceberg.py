@@ -5,22 +5,18 @@ from __future__ import annotations
 import datetime as dt
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, Unpack
 
 from torch_table_loader.dataset import TableDataset
-from torch_table_loader.engine.jobs.modes import open_job
 from torch_table_loader.errors import ConfigError, MissingExtraError
 from torch_table_loader.keywords import LoaderKeywords, make_options
-from torch_table_loader.opening import check_changelog, last_of, refuse_plain
+from torch_table_loader.opening import check_changelog, last_of, open_snapshot, refuse_plain
 from torch_table_loader.options import LoaderOptions
 
 if TYPE_CHECKING:
-    from torch_table_loader.engine.jobs.job import Job
     from torch_table_loader.engine.plan_check import PlanCheck
-    from torch_table_loader.engine.rank_info import RankInfo
-    from torch_table_loader.source.iceberg.source import IcebergSource
+    from torch_table_loader.source.snapshot_files import SnapshotFiles
 
 _NAMES = ("start_snapshot_id", "end_snapshot_id", "snapshot_id")
 
@@ -113,7 +109,7 @@ class IcebergDataset(TableDataset):
         }
         parts = {"scan_filter": scan_filter, "start": start_snapshot_id, "changelog": changelog}
         find = partial(_find, address, parts, chosen)
-        open_source = partial(_open_job, split_deletes=split_deletes, lazy=footers == "lazy")
+        open_source = partial(open_snapshot, split_deletes=split_deletes, lazy=footers == "lazy")
         self._plan(asked, find, open_source, sized="batch_size" in options, pinned=pinned)
 
 
@@ -123,23 +119,16 @@ def _find(
     chosen: Mapping[str, Any],
     options: LoaderOptions,
     plan_check: PlanCheck,
-) -> IcebergSource:
+) -> SnapshotFiles:
     try:
         from torch_table_loader.source.iceberg.catalog import TableAddress
-        from torch_table_loader.source.iceberg.source import TableRequest
+        from torch_table_loader.source.iceberg.source import IcebergRequest
     except ImportError as error:
         raise MissingExtraError(
             f"Iceberg tables need pyiceberg and fastavro ({error}); pip install 'torch-table-loader[iceberg]'"
         ) from error
     at = TableAddress(**address, storage_options=options.storage_options, retry_seconds=options.retry_seconds)
-    request = TableRequest(at, options.columns, options.filters, plan_cache=options.plan_cache, **parts)
+    request = IcebergRequest(
+        at, columns=options.columns, filters=options.filters, plan_cache=options.plan_cache, **parts
+    )
     return request.open(chosen, plan_check.common_value)
-
-
-def _open_job(
-    options: LoaderOptions, ranks: RankInfo, source: IcebergSource, *, split_deletes: bool, lazy: bool
-) -> Job:
-    asked = replace(options, filters=source.row_filter)
-    job = open_job(source, asked, ranks, source.cache, split_deletes=split_deletes, lazy=lazy)
-    source.storage.close()
-    return job

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from torch_table_loader.contracts import HistorySource, SnapshotSource, TimeTravelSource, has_ranges
+from torch_table_loader.engine.jobs.modes import open_job
 from torch_table_loader.engine.state import oldest_files
 from torch_table_loader.errors import ConfigError, ConfigTypeError, ResumeError
 from torch_table_loader.planning.stages import Extent
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
     from torch_table_loader.contracts import Source, Storage
     from torch_table_loader.engine.jobs.job import Job
     from torch_table_loader.engine.plan_check import PlanCheck
+    from torch_table_loader.engine.rank_info import RankInfo
     from torch_table_loader.engine.state import SavedState
     from torch_table_loader.engine.table import Table
     from torch_table_loader.format_contracts import FormatReader
@@ -181,6 +184,16 @@ def agreed_source(source: Source, plan_check: PlanCheck) -> Source:
     if snapshot_id != source.snapshot_id and isinstance(source, TimeTravelSource):
         return source.at_snapshot(snapshot_id)
     return source
+
+
+def open_snapshot(
+    options: LoaderOptions, ranks: RankInfo, source: SnapshotFiles, *, split_deletes: bool, lazy: bool
+) -> Job:
+    """Open this rank's share of a table with snapshots, and close its storage; see `open_job`."""
+    asked = replace(options, filters=source.row_filter)
+    job = open_job(source, asked, ranks, source.cache, split_deletes=split_deletes, lazy=lazy)
+    source.storage.close()
+    return job
 
 
 def open_plan_cache(options: LoaderOptions, storage: Storage) -> PlanCache | None:

@@ -647,14 +647,14 @@ def test_ranks_read_the_version_that_the_first_of_them_saw(tmp_path: Path) -> No
 
     for version in range(3):
         write_deltalake(str(tmp_path / "t"), numbers(10 * version, 10 * version + 10), mode="append")
-    request = DeltaRequest(find_table(tmp_path / "t", None), None, None, None, (), 1.0, None)
+    request = DeltaRequest(find_table(tmp_path / "t", None), retry_seconds=1.0)
     asked: list[tuple[str, Any]] = []
 
     def agree(name: str, value: Any) -> Any:
         asked.append((name, value))
         return 1
 
-    source = request.open(agree=agree)
+    source = request.open({}, agree)
     assert asked == [("snapshot", 2)]
     assert (source.snapshot_id, len(source.files), source.pinned) == (1, 2, False)
 

@@ -101,6 +101,21 @@ def _deep(depth: int) -> Any:
     return kind
 
 
+_IDENTITY = {"field-id": 1000, "name": "p", "transform": "identity"}
+
+
+def _with_one_spec(tree: dict[str, Any]) -> None:
+    tree["partition-specs"] = None
+    tree["partition-spec"] = [_IDENTITY]
+
+
+def _mapped(depth: int) -> str:
+    names: list[Any] = []
+    for _ in range(depth):
+        names = [{"names": ["a"], "fields": names}]
+    return json.dumps(names)
+
+
 DAMAGE: dict[str, tuple[Change, str]] = {
     "no manifest list": (in_snapshot(lambda tree: tree.pop("manifest-list")), "manifest-list"),
     "a manifest list of another type": (in_snapshot(set_to("manifest-list", 7)), "manifest-list"),
@@ -164,7 +179,28 @@ DAMAGE: dict[str, tuple[Change, str]] = {
     "snapshots of another type": (in_metadata(set_to("snapshots", {"a": 1})), "snapshots"),
     "refs of another type": (in_metadata(set_to("refs", [1])), "refs"),
     "specs without fields": (in_metadata(set_to("partition-specs", [{"spec-id": 0}])), "partition-specs"),
+    "an identity of no column": (in_metadata(set_to("fields", [_IDENTITY], "partition-specs", 0)), "source-id"),
+    "an identity of no column in version 1": (in_metadata(_with_one_spec), "source-id"),
     "a torn name mapping": (in_metadata(set_to("schema.name-mapping.default", "[1]", "properties")), "name-mapping"),
+    "a name mapping without end": (
+        in_metadata(set_to("schema.name-mapping.default", _mapped(300), "properties")),
+        "name-mapping",
+    ),
+    "a name mapping of another type": (
+        in_metadata(set_to("schema.name-mapping.default", {}, "properties")),
+        "name-mapping",
+    ),
+    "a name of half a character": (in_metadata(set_to("location", "\ud800")), "location"),
+    "a default of another type": (
+        in_metadata(lambda tree: tree["schemas"][0]["fields"][0].update({"type": "date", "initial-default": "x"})),
+        "initial-default of the column 'x'",
+    ),
+    "very many snapshots of another type": (in_metadata(set_to("snapshots", [7] * 100_000)), r"snapshots\[0\]"),
+    "very many refs of another type": (
+        in_metadata(set_to("refs", dict.fromkeys(map(str, range(100_000)), 7))),
+        r"refs\.0",
+    ),
+    "a count of another type": (in_snapshot(set_to("total-data-files", "many", "summary")), "total-data-files"),
     "a location of another type": (in_metadata(set_to("location", 7)), "location"),
 }
 

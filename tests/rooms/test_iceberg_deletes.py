@@ -20,7 +20,7 @@ from torch_table_loader.read import deletes
 from torch_table_loader.read.key_set import KeySet
 from torch_table_loader.read.parquet import ParquetFile
 from torch_table_loader.source.iceberg.catalog import TableAddress
-from torch_table_loader.source.iceberg.source import TableRequest
+from torch_table_loader.source.iceberg.source import IcebergRequest
 from torch_table_loader.source.table_storage import TableStorage
 from torch_table_loader.testing import small_sizes
 
@@ -99,7 +99,7 @@ def test_deletes_of_a_file_are_those_of_all_its_delete_files(tmp_path: Path, for
         table.delete_rows({path: [at]}, form)
         table.delete_keys([1], [{"x": at + 1}], form)
     table.commit()
-    source = TableRequest(TableAddress(metadata_location=table.metadata)).open({})
+    source = IcebergRequest(TableAddress(metadata_location=table.metadata)).open({})
     (file,) = source.files
     read = deletes.Deletes(source.storage)
     assert read.positions(file).tolist() == [2, 9, 13]

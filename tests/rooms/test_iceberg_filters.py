@@ -21,6 +21,7 @@ from tests.tables.iceberg import IcebergWriter, column
 from torch_table_loader import ConfigError, ConfigTypeError, IcebergDataset
 from torch_table_loader.predicates.expression_tree import Call, Field, Literal, parse
 from torch_table_loader.source.iceberg.pruning import iceberg_schema
+from torch_table_loader.source.iceberg.schema import read_schema
 from torch_table_loader.source.iceberg.translate import translate
 
 ice: Any = expressions
@@ -259,18 +260,20 @@ NOON = dt.datetime(2020, 1, 1, 12, tzinfo=dt.UTC)
     ids=str,
 )
 def test_literals_keep_their_value(wanted: pc.Expression, kind: Any, name: str, value: Any) -> None:
-    translation = translate(wanted, iceberg_schema(STRUCT), ARROW)
-    found: Any = translation.expression
+    found: Any
+    found, untranslated = translate(wanted, iceberg_schema(read_schema(STRUCT)), ARROW)
     assert type(found) is kind
     assert found.term.name == name
     wanted_value = (value - dt.date(1970, 1, 1)).days if isinstance(value, dt.date) else value
     assert found.literal.value in (value, wanted_value)
-    assert translation.untranslated == []
+    assert untranslated == []
 
 
 def test_null_compares_to_nothing() -> None:
-    translation = translate(pc.field("day") == pa.scalar(None, pa.date32()), iceberg_schema(STRUCT), ARROW)
-    assert translation.expression == ice.AlwaysFalse()
+    expression, _ = translate(
+        pc.field("day") == pa.scalar(None, pa.date32()), iceberg_schema(read_schema(STRUCT)), ARROW
+    )
+    assert expression == ice.AlwaysFalse()
 
 
 @pytest.mark.parametrize(
@@ -286,6 +289,6 @@ def test_null_compares_to_nothing() -> None:
     ids=str,
 )
 def test_values_that_would_be_rounded_prune_nothing(wanted: pc.Expression) -> None:
-    translation = translate(wanted, iceberg_schema(STRUCT), ARROW)
-    assert translation.expression is None
-    assert len(translation.untranslated) == 1
+    expression, untranslated = translate(wanted, iceberg_schema(read_schema(STRUCT)), ARROW)
+    assert expression is None
+    assert len(untranslated) == 1

@@ -28,8 +28,9 @@ from torch_table_loader.records import DataFile, FileVersion, TableColumns
 from torch_table_loader.source.iceberg.cached_plan import read_plan, write_plan
 from torch_table_loader.source.iceberg.catalog import TableAddress
 from torch_table_loader.source.iceberg.manifests import DeletesInfo, Entry, Manifest, Span, read_manifests
+from torch_table_loader.source.iceberg.metadata import SpecField
 from torch_table_loader.source.iceberg.scan import DeleteIndex, Naming, plan_files
-from torch_table_loader.source.iceberg.source import TableRequest
+from torch_table_loader.source.iceberg.source import IcebergRequest
 from torch_table_loader.source.table_storage import TableStorage
 from torch_table_loader.testing import check_source
 
@@ -39,7 +40,7 @@ BYTES_A_FILE = 2048
 _PLAN = """
 import json, re, sys
 from torch_table_loader.source.iceberg.catalog import TableAddress
-from torch_table_loader.source.iceberg.source import TableRequest
+from torch_table_loader.source.iceberg.source import IcebergRequest
 from torch_table_loader.source.iceberg.scan import DeleteIndex, Naming, plan_files
 
 def peak():
@@ -51,7 +52,7 @@ def plan(location, filters=None):
         storage_options={"anon": True, "region": "us-east-1"},
         allow_locations=["s3://nowhere"],
     )
-    return TableRequest(at, filters=filters).open({})
+    return IcebergRequest(at, filters=filters).open({})
 
 plan(sys.argv[1])
 before = peak()
@@ -309,14 +310,14 @@ def test_row_groups_are_estimated_by_bytes(size: int, offsets: tuple[int, ...], 
 
 def test_an_identity_partition_is_in_the_partition_schema(tmp_path: Path) -> None:
     at = TableAddress(metadata_location=written(tmp_path).metadata)
-    source = TableRequest(at).open({})
+    source = IcebergRequest(at).open({})
     assert source.partition_schema == pa.schema([("k", pa.int32())])
     assert [dict(file.partition) for file in source.files] == [{"k": at % 2} for at in range(6)]
     check_source(source)
 
 
 def test_zero_and_minus_zero_are_different_partitions() -> None:
-    spec = {"source-id": 1, "transform": "identity"}
+    spec = SpecField.model_validate({"source-id": 1, "transform": "identity"})
     naming = Naming("s3://a", TableColumns(()), {0: [spec]}, {1: "f"})
     entries = [Entry(f"s3://a/{value}", 0, "PARQUET", 0, (value,), 1, None, 1, 1) for value in (0.0, -0.0)]
     files = plan_files(entries, DeleteIndex([], naming), naming)

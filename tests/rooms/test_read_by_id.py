@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch_table_loader.errors import TableError
 from torch_table_loader.read.by_id import plan_by_id
 from torch_table_loader.records import Column, FileColumns, NamedIds, TableColumns
-from torch_table_loader.source.iceberg.schema import read_columns
+from torch_table_loader.source.iceberg.schema import read_schema
 
 FIELDS = [
     {
@@ -75,7 +75,7 @@ FIELDS = [
         },
     },
 ]
-CURRENT = tuple(read_columns({"fields": FIELDS})[0])
+CURRENT = tuple(read_schema({"fields": FIELDS}).columns)
 
 
 def ids(field: pa.Field, field_id: int) -> pa.Field:
@@ -211,7 +211,7 @@ def test_large_lists_and_null_keys(rows: list[dict[str, Any]]) -> None:
 
 def test_columns_that_a_file_lacks_are_filled() -> None:
     columns = tuple(
-        read_columns(
+        read_schema(
             {
                 "fields": [
                     {"id": 1, "name": "part", "required": True, "type": "double"},
@@ -225,7 +225,7 @@ def test_columns_that_a_file_lacks_are_filled() -> None:
                     },
                 ]
             }
-        )[0]
+        ).columns
     )
     batch = pa.record_batch([pa.nulls(2)], names=["none"]).select([])
     empty = pa.schema([ids(pa.field("else", pa.int32()), 9)])
@@ -274,7 +274,7 @@ def test_lineage_is_computed_if_the_file_lacks_it() -> None:
 )
 def test_incompatible_types_are_refused(kind: pa.DataType, target: str, said: str) -> None:
     file = pa.schema([ids(pa.field("x", kind), 1)])
-    [column] = read_columns({"fields": [{"id": 1, "name": "x", "required": False, "type": target}]})[0]
+    [column] = read_schema({"fields": [{"id": 1, "name": "x", "required": False, "type": target}]}).columns
     value = {"string": "a", "int64": 1 << 40}.get(str(kind), [1])
     with pytest.raises(TableError, match=said):
         plan(file, (column,)).apply(pa.record_batch([pa.array([value], kind)], schema=file))

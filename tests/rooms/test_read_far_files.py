@@ -31,7 +31,7 @@ from torch_table_loader.read.tasks import TaskReader
 from torch_table_loader.records import DataFile, FileMeta, FileVersion
 from torch_table_loader.source.iceberg.catalog import TableAddress
 from torch_table_loader.source.iceberg.manifests import list_manifests, read_manifests
-from torch_table_loader.source.iceberg.source import TableRequest
+from torch_table_loader.source.iceberg.source import IcebergRequest
 from torch_table_loader.source.table_storage import read_whole
 
 
@@ -188,7 +188,7 @@ def test_each_delete_file_takes_one_request(tmp_path: Path) -> None:
     table.delete_keys([2], [{"k": 3}])
     table.delete_keys([2], [{"k": 4}], "avro")
     table.commit()
-    source = TableRequest(TableAddress(metadata_location=table.metadata)).open({})
+    source = IcebergRequest(TableAddress(metadata_location=table.metadata)).open({})
     store, near = FarStore(), Deletes(source.storage)
     far = Deletes(store)
     for file in source.files:
@@ -212,7 +212,7 @@ def test_a_damaged_remote_vector_is_named(tmp_path: Path) -> None:
     table.commit()
     table.delete_vector(path, [0, 1, 2])
     table.commit()
-    (file,) = TableRequest(TableAddress(metadata_location=table.metadata)).open({}).files
+    (file,) = IcebergRequest(TableAddress(metadata_location=table.metadata)).open({}).files
     (delete,) = file.deletes
     assert delete.blob is not None
     for blob in ((0, 8), (4, 1 << 20), (5, delete.blob[1])):
@@ -227,7 +227,7 @@ def test_each_manifest_takes_one_request_in_parallel(tmp_path: Path) -> None:
     table.commit()
     table.append(some(10, 20))
     table.commit()
-    source = TableRequest(TableAddress(metadata_location=table.metadata)).open({})
+    source = IcebergRequest(TableAddress(metadata_location=table.metadata)).open({})
     path = table.snapshots[-1]["manifest-list"]
     snapshot = type("Snapshot", (), {"id": 1, "manifest_list": path, "manifests": (), "num_files": 2})()
     store = FarStore()

@@ -27,7 +27,7 @@ from torch_table_loader.read.parquet_footer import chunk_ranges
 from torch_table_loader.read.tasks import TaskReader, needs_of
 from torch_table_loader.records import DataFile, FileMeta, FileNeeds, ReadTask
 from torch_table_loader.source.iceberg.catalog import TableAddress
-from torch_table_loader.source.iceberg.source import TableRequest
+from torch_table_loader.source.iceberg.source import IcebergRequest
 
 ROWS = 3000
 PLAIN = pa.table(
@@ -239,7 +239,7 @@ def iceberg(folder: Path) -> tuple[IcebergWriter, Table]:
     table.commit()
     table.delete_keys([2], [{"k": 3}])
     table.commit()
-    source = TableRequest(TableAddress(metadata_location=table.metadata)).open({})
+    source = IcebergRequest(TableAddress(metadata_location=table.metadata)).open({})
     return table, survey(source, None, None, None)
 
 

@@ -20,7 +20,7 @@ from torch_table_loader.read.tensorproto import TensorProtoReader
 from torch_table_loader.read.tensorproto.tensor_reader import _columns_of, _schema
 from torch_table_loader.records import DataFile, FileMeta, LeftOut
 from torch_table_loader.source.iceberg.catalog import TableAddress
-from torch_table_loader.source.iceberg.source import TableRequest
+from torch_table_loader.source.iceberg.source import IcebergRequest
 from torch_table_loader.testing import ContractError, check_format_reader, check_source, stored_files
 from torch_table_loader.testing.damage import Damaged
 
@@ -208,7 +208,7 @@ def history(tmp_path: Path) -> Any:
     for start in (0, 6):
         table.append(some(start, start + 6))
         table.commit()
-    return TableRequest(TableAddress(metadata_location=table.metadata)).open({})
+    return IcebergRequest(TableAddress(metadata_location=table.metadata)).open({})
 
 
 @pytest.mark.parametrize(

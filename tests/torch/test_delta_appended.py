@@ -85,3 +85,19 @@ def test_commits_that_were_cleaned_up_or_are_torn_are_errors(tmp_path: Path) -> 
     commit.write_text(kept[:-9])
     with pytest.raises(TableError, match="must hold the actions of a commit"):
         make(str(uri), start_version=0)
+
+
+def test_a_commit_that_replaces_files_may_append_others(tmp_path: Path) -> None:
+    table = DELTA.new(tmp_path)
+    table.append(some(0, 10))
+    table.commit()
+    table.append(some(10, 20))
+    table.commit()
+    table.compact(table.files)
+    table.append(some(20, 30))
+    table.commit()
+    table.append(some(30, 40))
+    table.commit()
+    assert sorted(rows_of(make(table.where, start_version=0))) == list(range(10, 40))
+    log = DELTA.changes(DELTA.changelog(table.where, start_version=0))
+    assert sorted(log) == [(x, "insert", x // 10) for x in range(10, 40)]

@@ -19,10 +19,7 @@ from torch_table_loader.records import DataFile, FileMeta, LocalVersion, same_lo
 from torch_table_loader.source.clients import STAT_THREADS
 from torch_table_loader.source.storage import FileStorage, open_storage
 
-_MAGIC = b"TTLPLAN1"
-_NOTE_MAGIC = b"TTLNOTE1"
-_DIGEST_BYTES = 32
-_LENGTH_BYTES = 8
+_MAGIC = b"TTLPLAN2"
 
 _MOST_RETRY_SECONDS = 15.0
 """Reading the footers again takes less time than a long wait, and always works."""
@@ -89,17 +86,10 @@ class PlanCache:
     def get(self, file: DataFile) -> CacheEntry | None:
         """Return what is known about a file; None if nothing is, or if its version cannot be determined."""
         key = self._key(file)
-        data = None if key is None else self._read(key)
-        if key is None or data is None:
+        data = None if key is None else self._read(key, file.name)
+        if data is None:
             return None
-        found = _decode(data, key)
-        if found is None:
-            self._warn(
-                "torn",
-                f"an entry of the plan cache is damaged or of another table, and is written again: {file.name}",
-            )
-            return None
-        entry, locals_then = found
+        entry, locals_then = _decode(data)
         return entry if all(map(same_local, locals_then, _locals(file))) else None
 
     def get_many(self, files: Sequence[DataFile]) -> list[CacheEntry | None]:
@@ -117,7 +107,7 @@ class PlanCache:
             if entry.counts.items() <= known.counts.items():
                 return
             entry = CacheEntry(entry.meta, {**known.counts, **entry.counts})
-        self._write(key, _encode(entry, key, _locals(file)))
+        self._write(key, _encode(entry, _locals(file)))
 
     def get_note(self, key: str) -> bytes | None:
         """Return what `put_note` stored; None if there is nothing, or the note is damaged.
@@ -125,17 +115,11 @@ class PlanCache:
         Args:
             key: contains everything that the note depends on, except the table's location.
         """
-        digest = self._note_key(key)
-        data = self._read(digest)
-        start = len(_NOTE_MAGIC) + _DIGEST_BYTES
-        if data is None or data[:start] != _NOTE_MAGIC + hashlib.sha256(digest + data[start:]).digest():
-            return None
-        return data[start:]
+        return self._read(self._note_key(key), "a note")
 
     def put_note(self, key: str, data: bytes) -> None:
         """Store bytes under a key; they must contain nothing secret."""
-        digest = self._note_key(key)
-        self._write(digest, _NOTE_MAGIC + hashlib.sha256(digest + data).digest() + data)
+        self._write(self._note_key(key), data)
 
     def versions(self, files: Sequence[DataFile]) -> str | None:
         """Hash what distinguishes these files from any others, for the keys of notes; None if a version is unknown."""
@@ -148,22 +132,34 @@ class PlanCache:
     def _note_key(self, key: str) -> bytes:
         return hashlib.sha256(json.dumps(["note", self.scope, key]).encode("utf-8")).digest()
 
-    def _read(self, key: bytes) -> bytes | None:
+    def _read(self, key: bytes, what: str) -> bytes | None:
+        """Return what `_write` wrote; None if there is nothing, or anything else.
+
+        Args:
+            what: what is read, for a warning.
+        """
         if self._given_up("read"):
             return None
         try:
-            return self.storage.read_bytes(self._path(key))
+            sealed = self.storage.read_bytes(self._path(key))
         except TableError:  # no such file
             return None
         except StorageError as error:
             self._warn("read", f"the plan cache cannot be read and is not used: {error}")
             return None
+        data = sealed[len(_seal(key, b"")) :]
+        if not sealed.startswith(_seal(key, data)):
+            self._warn(
+                "torn", f"an entry of the plan cache is damaged or of another table, and is written again: {what}"
+            )
+            return None
+        return data
 
     def _write(self, key: bytes, data: bytes) -> None:
         if self._given_up("write"):
             return
         try:
-            self.storage.write_bytes(self._path(key), data)
+            self.storage.write_bytes(self._path(key), _seal(key, data) + data)
         except (StorageError, TableError) as error:
             self._warn("write", f"the plan cache cannot be written and stays as it is: {error}")
 
@@ -200,41 +196,35 @@ def _locals(file: DataFile) -> list[LocalVersion | None]:
     return [file.version.local, *(sidecar.version.local for sidecar in file.sidecars)]
 
 
-def _encode(entry: CacheEntry, key: bytes, local: Sequence[LocalVersion | None]) -> bytes:
-    """Encode as magic, checksum, then key, length of the JSON head, head, schema, footer."""
-    schema = entry.meta.schema.serialize().to_pybytes()
-    head = json.dumps(
-        {
-            "rows": entry.meta.group_rows,
-            "bytes": entry.meta.group_bytes,
-            "counts": {name: list(counts) for name, counts in entry.counts.items()},
-            "schema": len(schema),
-            "footer": None if entry.meta.footer is None else len(entry.meta.footer),
-            "local": local[0],
-            "beside": local[1:],
-            "ranges": entry.meta.group_ranges,
-            "opening": entry.meta.opening,
-        }
-    ).encode("utf-8")
-    body = b"".join((key, len(head).to_bytes(_LENGTH_BYTES, "little"), head, schema, entry.meta.footer or b""))
-    return _MAGIC + hashlib.sha256(body).digest() + body
+def _seal(key: bytes, data: bytes) -> bytes:
+    """Return what precedes the data under a key: magic and checksum."""
+    return _MAGIC + hashlib.sha256(key + data).digest()
 
 
-def _decode(data: bytes, key: bytes) -> tuple[CacheEntry, list[LocalVersion | None]] | None:
-    """Read what `_encode` wrote; None if it is anything else. After the checksum matched, the data is intact."""
-    start = len(_MAGIC) + _DIGEST_BYTES
-    body = memoryview(data)[start:]
-    if data[:start] != _MAGIC + hashlib.sha256(body).digest() or bytes(body[:_DIGEST_BYTES]) != key:
-        return None
-    at = _DIGEST_BYTES + _LENGTH_BYTES
-    stop = at + int.from_bytes(body[_DIGEST_BYTES:at], "little")
-    head = json.loads(bytes(body[at:stop]))
-    schema_stop = stop + head["schema"]
-    schema = pa.ipc.read_schema(pa.py_buffer(bytes(body[stop:schema_stop])))
-    footer = None if head["footer"] is None else bytes(body[schema_stop : schema_stop + head["footer"]])
-    # Older entries lack the last four.
-    ranges, opening, local = head.get("ranges"), head.get("opening", ()), head.get("local")
-    places = None if ranges is None else tuple(map(tuple, ranges))
-    meta = FileMeta(schema, tuple(head["rows"]), tuple(head["bytes"]), footer, places, tuple(map(tuple, opening)))
-    entry = CacheEntry(meta, {name: tuple(counts) for name, counts in head["counts"].items()})
-    return entry, [None if each is None else LocalVersion(*each) for each in (local, *head.get("beside", ()))]
+def _encode(entry: CacheEntry, local: Sequence[LocalVersion | None]) -> bytes:
+    """Encode as a JSON head, a NUL, schema, footer."""
+    schema, meta = entry.meta.schema.serialize().to_pybytes(), entry.meta
+    head = {
+        "rows": meta.group_rows,
+        "bytes": meta.group_bytes,
+        "counts": dict(entry.counts),
+        "schema": len(schema),
+        "footer": meta.footer is not None,
+        "local": local,
+        "ranges": meta.group_ranges,
+        "opening": meta.opening,
+    }
+    return b"".join((json.dumps(head).encode("ascii"), b"\0", schema, meta.footer or b""))
+
+
+def _decode(data: bytes) -> tuple[CacheEntry, list[LocalVersion | None]]:
+    """Read what `_encode` wrote."""
+    head, _, rest = data.partition(b"\0")
+    told = json.loads(head)
+    schema = pa.ipc.read_schema(pa.py_buffer(rest[: told["schema"]]))
+    footer = rest[told["schema"] :] if told["footer"] else None
+    ranges = None if told["ranges"] is None else tuple(map(tuple, told["ranges"]))
+    opening = tuple(map(tuple, told["opening"]))
+    meta = FileMeta(schema, tuple(told["rows"]), tuple(told["bytes"]), footer, ranges, opening)
+    entry = CacheEntry(meta, {name: tuple(counts) for name, counts in told["counts"].items()})
+    return entry, [None if each is None else LocalVersion(*each) for each in told["local"]]

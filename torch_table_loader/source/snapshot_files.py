@@ -1,22 +1,30 @@
-"""Common base of the sources of tables with snapshots."""
+"""Tables with snapshots as sources of data files; what all their formats have in common."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+import datetime as dt
+import hashlib
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import pyarrow as pa
 
+from torch_table_loader.errors import ConfigError, ConfigTypeError, TableError
+from torch_table_loader.planning.listed_files import ListedFiles, packed
+from torch_table_loader.source.history import changes_since
+
 if TYPE_CHECKING:
-    from torch_table_loader.records import DataFile
+    from torch_table_loader.records import Column, DataFile
+    from torch_table_loader.source.history import Commit
     from torch_table_loader.source.plan_cache import PlanCache
     from torch_table_loader.source.table_storage import TableStorage
 
 
 @dataclass(frozen=True, kw_only=True)
 class SnapshotFiles:
-    """A table at one snapshot, with its files planned (implements `contracts.SnapshotSource`).
+    """A table at one snapshot, with its files planned (implements `contracts.HistorySource`).
 
     Args:
         files: the data files, oldest first, then by path.
@@ -25,8 +33,10 @@ class SnapshotFiles:
         snapshot_id: None for a table without a snapshot, which is empty.
         partition_schema: the columns that the table's metadata gives.
         cache: keeps plans, footers and counts; or None.
+        row_filter: the filter that rows must pass: the caller's filters, joined.
+        pin: the argument that chooses a snapshot, for messages.
         pinned: whether the caller chose the snapshot.
-        request: how the table was found, to open it at another snapshot; None if it was not looked up.
+        request: how the table was found, to open it at another snapshot; None in another process.
         start_snapshot_id: if only appended rows are read, the snapshot after which they were appended; else None.
         changelog: whether rows deleted after it are read as well, with the kind of change of each row.
     """
@@ -37,17 +47,172 @@ class SnapshotFiles:
     fingerprint: str
     snapshot_id: int | None
     description: str
-    notes: tuple[str, ...] = ()
-    partition_schema: pa.Schema = field(default_factory=lambda: pa.schema([]))
-    cache: PlanCache | None = field(default=None, repr=False, compare=False)
-    pinned: bool = True
-    request: Any = field(default=None, repr=False, compare=False)
-    start_snapshot_id: int | None = None
-    changelog: bool = False
+    notes: tuple[str, ...]
+    partition_schema: pa.Schema
+    cache: PlanCache | None = field(repr=False, compare=False)
+    row_filter: Any = field(repr=False, compare=False)
+    pin: str
+    pinned: bool
+    request: TableRequest | None = field(repr=False, compare=False)
+    start_snapshot_id: int | None
+    changelog: bool
 
-    pin: ClassVar[str] = "snapshot_id"
-    """The argument that chooses a snapshot, for messages."""
+    def at_snapshot(self, snapshot_id: int) -> SnapshotFiles:
+        """Return the same table at another snapshot: see `contracts.TimeTravelSource`."""
+        if self.request is None:
+            raise ConfigError(
+                f"{self.description} was opened in another process, and stays at its {self.pin.removesuffix('_id')}"
+            )
+        return replace(self.request.open({self.pin: snapshot_id}), pinned=self.pinned)
+
+    def changes_since(self, snapshot_id: int) -> Sequence[str]:
+        """Describe commits after another snapshot that did more than append: see `contracts.HistorySource`."""
+        if self.request is None or self.snapshot_id is None:
+            return ()
+        return changes_since(self.request.commits, self.pin.removesuffix("_id"), snapshot_id, self.snapshot_id)
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave out what reopens the table: catalogs may not be picklable."""
         return {**self.__dict__, "request": None}
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class TableRequest(ABC):
+    """The caller's table, and which part of it to read.
+
+    Args:
+        columns: the columns to read; None for all.
+        filters: a pyarrow Expression, or None.
+        plan_cache: a directory that keeps plans, footers and counts; or None.
+        start: an older snapshot; only rows appended after it are read. None reads all rows.
+        changelog: whether to read all rows added or deleted after it.
+    """
+
+    columns: Sequence[str] | None = None
+    filters: Any = None
+    plan_cache: str | None = None
+    start: int | None = None
+    changelog: bool = False
+
+    pin: ClassVar[str]
+    """The argument that chooses a snapshot."""
+
+    format: ClassVar[str]
+    title: ClassVar[str]
+
+    @abstractmethod
+    def open(
+        self, chosen: Mapping[str, Any], agree: Callable[[str, Any], Any] = lambda _, value: value
+    ) -> SnapshotFiles:
+        """Return the table at a snapshot, with its files planned.
+
+        Args:
+            chosen: the arguments that choose a snapshot; those that are None choose none.
+            agree: takes this rank's value of a name, and returns rank 0's value.
+
+        Raises:
+            ConfigError: there is no such table or snapshot, or a filter does not fit it, or the commits after `start`
+                include some that cannot be read.
+            TableError: the metadata is missing, damaged, or needs more than this library reads.
+            StorageError: the store failed.
+        """
+
+    @abstractmethod
+    def commits(self, start: int, end: int) -> Sequence[Commit]:
+        """Return the commits after one snapshot, up to and with another; see `history.changes_since`."""
+
+    def made(self, name: str, table_id: str, snapshot_id: int | None, **known: Any) -> SnapshotFiles:
+        """Return the source of a snapshot.
+
+        Args:
+            name: the table's, without secrets.
+            known: the other fields of `SnapshotFiles`.
+        """
+        noun, did = self.pin.removesuffix("_id"), "changed" if self.changelog else "appended"
+        at = f"no {noun} (an empty table)" if snapshot_id is None else f"{noun} {snapshot_id}"
+        ids: list[Any] = [table_id, snapshot_id]
+        form = "1"
+        if self.start is not None:
+            at += f", rows {did} after {noun} {self.start}"
+            form = "changelog 1" if self.changelog else "appended 1"
+            ids.insert(1, self.start)
+        which = "\n".join([f"{self.format} {form}", *map(str, ids)])
+        return SnapshotFiles(
+            fingerprint=hashlib.sha256(which.encode()).hexdigest(),
+            snapshot_id=snapshot_id,
+            description=f"{self.title} {name} ({table_id}), {at}",
+            pin=self.pin,
+            request=self,
+            start_snapshot_id=self.start,
+            changelog=self.changelog,
+            **known,
+        )
+
+    def refuse_unreadable(self, unreadable: Mapping[str, str], place: str) -> None:
+        """Refuse to read columns of types that this library does not read.
+
+        Args:
+            unreadable: the types of such columns, by name.
+            place: where the schema stands, for the message.
+        """
+        for name, kind in unreadable.items():
+            if self.columns is None or name in self.columns:
+                raise TableError(
+                    f"column {name!r} is of the type {kind}, which this library does not read, as {place} says; name "
+                    "other columns in columns="
+                )
+
+    def changes(self, own: Iterable[str], changes: Sequence[Column]) -> Sequence[Column]:
+        """Return the columns that a changelog adds; none if a table is read as it is.
+
+        Args:
+            own: names of the table's columns.
+            changes: the columns of the format's changelogs.
+        """
+        if not self.changelog:
+            return ()
+        names = set(own)
+        if taken := [column.name for column in changes if column.name in names]:
+            raise ConfigError(f"a changelog adds a column {taken[0]!r}, and the table has one of that name; rename it")
+        return changes
+
+
+def listed(files: Sequence[DataFile], storage: TableStorage) -> Sequence[DataFile]:
+    """Return the files as columns, because they are most of the memory of a lazy plan of very many files.
+
+    If a query costs nothing, get each file's version, to notice one that is missing or overwritten. No two of these
+    files have much in common then, so columns would save little.
+    """
+    if storage.is_local:
+        return tuple(replace(file, version=storage.version(file.path)) for file in files)
+    return files if isinstance(files, ListedFiles) else packed(files)
+
+
+def read_time(name: str, value: Any, kinds: str = "a datetime or ISO text") -> dt.datetime:
+    """Check a point in time that chooses a snapshot.
+
+    Args:
+        name: the argument that gives it.
+        kinds: what it takes, for the message.
+
+    Raises:
+        ConfigError: it is not a time, or has no time zone.
+    """
+    if isinstance(value, str):
+        try:
+            value = dt.datetime.fromisoformat(value)
+        except ValueError as error:
+            raise ConfigError(f"{name} must look like '2026-01-31T12:00:00+00:00', got {value!r}") from error
+    if not isinstance(value, dt.datetime):
+        raise ConfigTypeError(f"{name} must be {kinds}, got {type(value).__name__}")
+    if value.tzinfo is None:
+        raise ConfigError(f"{name} must say its time zone, got {value.isoformat()}; add +00:00 for UTC")
+    return value
+
+
+def shown_time(milliseconds: int) -> str:
+    """Format a time since the epoch for a message."""
+    try:
+        return dt.datetime.fromtimestamp(milliseconds / 1000, dt.UTC).isoformat()
+    except (ValueError, OverflowError, OSError):  # beyond the range of calendars
+        return f"{milliseconds} ms"

@@ -59,7 +59,7 @@ _TRUE = frozenset({"1", "on", "t", "true", "y", "yes"})
 
 
 @dataclass(frozen=True, slots=True)
-class TableAddress:
+class DeltaAddress:
     """A table's folder.
 
     Args:
@@ -121,7 +121,7 @@ class TableAddress:
         return {f"aws_{name}": value for name, value in names.items()}
 
 
-def find_table(table_uri: Any, storage_options: Mapping[str, Any] | None) -> TableAddress:
+def find_table(table_uri: Any, storage_options: Mapping[str, Any] | None) -> DeltaAddress:
     """Return where a table is. Connects to nothing.
 
     Args:
@@ -148,7 +148,7 @@ def find_table(table_uri: Any, storage_options: Mapping[str, Any] | None) -> Tab
         )
     address = parse_address(table_uri)
     if address.protocol == "file":
-        return TableAddress(address.path, {})
+        return DeltaAddress(address.path, {})
     protocol = "az" if address.protocol in AZURE_PROTOCOLS else address.protocol
     if protocol not in ("s3", "gs", "az"):
         raise ConfigError(
@@ -157,7 +157,7 @@ def find_table(table_uri: Any, storage_options: Mapping[str, Any] | None) -> Tab
     options = {**address.login, **_as_ours(storage_options or {}, protocol)}
     if protocol == "s3":
         options = dict(with_configured_endpoint(options))
-    return TableAddress(f"{protocol}://{address.path}", options, protocol)
+    return DeltaAddress(f"{protocol}://{address.path}", options, protocol)
 
 
 def path_of(root: str, written: str) -> str:

@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import itertools
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
 
 from torch_table_loader.errors import TableError
 from torch_table_loader.records import Column, NamedIds, TableColumns
+from torch_table_loader.source.table_schema import (
+    UnreadableTypeError,
+    arrow_schema,
+    nested_type,
+    primitive_type,
+    readable,
+)
 
 _ID = "delta.columnMapping.id"
 _NAME = "delta.columnMapping.physicalName"
@@ -30,14 +37,7 @@ _PRIMITIVES = {
     "binary": pa.binary(),
     "void": pa.null(),
 }
-_DECIMAL = re.compile(r"decimal\(\s*(\d{1,2})\s*,\s*(\d{1,2})\s*\)")
-_MOST_DIGITS = 38
-
 _Names = dict[str, tuple[int | None, NamedIds]]
-
-
-class _UnreadableTypeError(Exception):
-    """A column has a type that this library does not read; the message is its name."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -48,27 +48,20 @@ class DeltaColumns:
         table: those that can be read; partition columns have ids that no file holds, as their values are in the log.
         physical: what the log and data files call each top-level column.
         unreadable: the types of those that cannot be read, by name.
-        added: the names of those that are not the table's: planning says their values.
     """
 
     table: TableColumns
     physical: Mapping[str, str]
     unreadable: Mapping[str, str]
-    added: tuple[str, ...] = ()
 
     @property
     def schema(self) -> pa.Schema:
         """The columns that can be read, as Arrow has them."""
-        return pa.schema([_arrow(column) for column in self.table.current])
+        return arrow_schema(self.table.current)
 
     def with_added(self, columns: Sequence[Column]) -> DeltaColumns:
         """Return these columns and others, which no file has."""
-        table = replace(self.table, current=(*self.table.current, *columns))
-        return replace(self, table=table, added=tuple(column.name for column in columns))
-
-    def column(self, name: str) -> Column:
-        """Return a column of the top level."""
-        return next(column for column in self.table.current if column.name == name)
+        return replace(self, table=replace(self.table, current=(*self.table.current, *columns)))
 
 
 def read_delta_schema(fields: Sequence[Mapping[str, Any]], partition: Sequence[str], mode: str) -> DeltaColumns:
@@ -85,24 +78,14 @@ def read_delta_schema(fields: Sequence[Mapping[str, Any]], partition: Sequence[s
     ([DataType(int64)], -1)
     """
     reading = _Reading(mode, itertools.count(-1, -1))
-    columns: list[Column] = []
-    names: _Names = {}
-    physical: dict[str, str] = {}
-    unreadable: dict[str, str] = {}
-    for field in fields:
-        name = field["name"]
-        physical[name] = reading.physical(field)
-        try:
-            column, inner = reading.column(field, in_log=name in partition)
-        except _UnreadableTypeError as error:
-            unreadable[name] = str(error)
-            continue
-        columns.append(column)
-        if name not in partition:
-            names[physical[name]] = (column.field_id, inner)
+    physical = {field["name"]: reading.physical(field) for field in fields}
+    readers = {field["name"]: partial(reading.column, field, in_log=field["name"] in partition) for field in fields}
+    found, unreadable = readable(readers)
+    columns = tuple(column for column, _ in found)
+    names = {physical[each.name]: (each.field_id, inner) for each, inner in found if each.name not in partition}
     if mode == "id":
-        return DeltaColumns(TableColumns(tuple(columns)), physical, unreadable)
-    return DeltaColumns(TableColumns(tuple(columns), {}, NamedIds(names), by_name=True), physical, unreadable)
+        return DeltaColumns(TableColumns(columns), physical, unreadable)
+    return DeltaColumns(TableColumns(columns, {}, NamedIds(names), by_name=True), physical, unreadable)
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,19 +116,13 @@ class _Reading:
 
     def _typed(self, field_id: int, name: str, kind: Any, *, required: bool) -> tuple[Column, NamedIds]:
         if not isinstance(kind, Mapping):
-            return Column(field_id, name, _primitive(kind), required), NamedIds({})
+            return Column(field_id, name, primitive_type(kind, _PRIMITIVES), required), NamedIds({})
         names: _Names = {}
         parts: list[Column] = []
         for called, (column, inner) in self._children(kind):
             parts.append(column)
             names[called] = (column.field_id, inner)
-        fields = [_arrow(part) for part in parts]
-        nested = {
-            "struct": lambda: pa.struct(fields),
-            "array": lambda: pa.list_(fields[0]),
-            "map": lambda: pa.map_(fields[0], fields[1]),
-        }
-        return Column(field_id, name, nested[kind["type"]](), required, None, tuple(parts)), NamedIds(names)
+        return Column(field_id, name, nested_type(kind["type"], parts), required, None, tuple(parts)), NamedIds(names)
 
     def _children(self, kind: Mapping[str, Any]) -> Iterator[tuple[str, tuple[Column, NamedIds]]]:
         if kind["type"] == "struct":
@@ -157,19 +134,7 @@ class _Reading:
             yield "key", self._inner("key", kind["keyType"], required=True)
             yield "value", self._inner("value", kind["valueType"], required=not kind["valueContainsNull"])
         else:
-            raise _UnreadableTypeError(str(kind["type"]))
+            raise UnreadableTypeError(str(kind["type"]))
 
     def _inner(self, name: str, kind: Any, *, required: bool) -> tuple[Column, NamedIds]:
         return self._typed(next(self.ids), name, kind, required=required)
-
-
-def _primitive(kind: str) -> pa.DataType:
-    if kind in _PRIMITIVES:
-        return _PRIMITIVES[kind]
-    if (match := _DECIMAL.fullmatch(kind)) and 0 < int(match[1]) <= _MOST_DIGITS and int(match[2]) <= int(match[1]):
-        return pa.decimal128(int(match[1]), int(match[2]))
-    raise _UnreadableTypeError(kind)
-
-
-def _arrow(column: Column) -> pa.Field:
-    return pa.field(column.name, column.type, nullable=not column.required)

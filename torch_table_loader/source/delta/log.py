@@ -15,13 +15,13 @@ from deltalake.exceptions import DeltaError, TableNotFoundError
 from torch_table_loader.cancellation import interruptibly
 from torch_table_loader.errors import (
     ConfigError,
-    ConfigTypeError,
     MissingPathError,
     StorageError,
     TableError,
     TableLoaderError,
 )
-from torch_table_loader.source.delta.delta_options import TableAddress
+from torch_table_loader.source.delta.delta_options import DeltaAddress
+from torch_table_loader.source.snapshot_files import shown_time
 
 if TYPE_CHECKING:
     from torch_table_loader.source.delta.log_files import LogFiles
@@ -66,7 +66,7 @@ class LogReader:
         statistics: whether the files' statistics are wanted, beside their rows.
     """
 
-    at: TableAddress
+    at: DeltaAddress
     retry_seconds: float
     files: LogFiles
     statistics: bool = True
@@ -102,7 +102,7 @@ class LogReader:
         if passed:
             return int(max(passed))
         first = min((entry["inCommitTimestamp"] for entry in told), default=None)
-        begun = "no commit has one" if first is None else f"the first is from {_shown_time(first)}"
+        begun = "no commit has one" if first is None else f"the first is from {shown_time(first)}"
         raise ConfigError(
             f"{self.at.root}: no commit of the table is known to be from {timestamp.isoformat()} or before; "
             f"{begun}: pass version="
@@ -189,30 +189,6 @@ def without_statistics(adds: pa.Table) -> pa.Table:
 
 def _tells_time(table: DeltaTable) -> bool:
     return str(table.metadata().configuration.get(_COMMIT_TIMES, "false")).lower() == "true"
-
-
-def _shown_time(milliseconds: int) -> str:
-    return dt.datetime.fromtimestamp(milliseconds / 1000, dt.UTC).isoformat()
-
-
-def read_time(timestamp: Any) -> dt.datetime | None:
-    """Check a ``timestamp=``.
-
-    Raises:
-        ConfigError: it is not a time, or has no time zone.
-    """
-    if isinstance(timestamp, str):
-        try:
-            timestamp = dt.datetime.fromisoformat(timestamp)
-        except ValueError as error:
-            raise ConfigError(f"timestamp must look like '2026-01-31T12:00:00+00:00', got {timestamp!r}") from error
-    if timestamp is None:
-        return None
-    if not isinstance(timestamp, dt.datetime):
-        raise ConfigTypeError(f"timestamp must be a datetime or ISO text, got {type(timestamp).__name__}")
-    if timestamp.tzinfo is None:
-        raise ConfigError(f"timestamp must say its time zone, got {timestamp.isoformat()}; add +00:00 for UTC")
-    return timestamp
 
 
 _NEWEST_READER = 3

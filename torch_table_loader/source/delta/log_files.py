@@ -26,7 +26,6 @@ from torch_table_loader.scrubbing import shown_url
 from torch_table_loader.source.delta.vectors import Vector, vector_of
 from torch_table_loader.source.table_storage import TableStorage, read_whole
 
-_COMMIT = re.compile(r"(\d{20})\.json")
 _CHECKPOINT = re.compile(r"(\d{20})\.checkpoint(?:\.(\d{10})\.(\d{10})|(\.[0-9A-Za-z-]{36}))?\.(?:parquet|json)")
 _HEAD_BYTES = 64 * 1024
 """Of a commit: a longer one is looked at so far. It holds many actions, and deltalake parses all of it."""

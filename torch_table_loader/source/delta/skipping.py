@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import pyarrow as pa
 
 from torch_table_loader.arrow import compute as pc
-from torch_table_loader.predicates.expression_tree import Call, Field, Node, UnknownFormError, parse
+from torch_table_loader.predicates.expressions import expression_columns
 from torch_table_loader.predicates.facts import between, can_pass, equals, nan_can_pass
 from torch_table_loader.source.delta.delta_schema import DeltaColumns
 from torch_table_loader.source.delta.live_files import partition_array
@@ -25,8 +25,8 @@ def kept_files(adds: pa.Table, columns: DeltaColumns, partition: Sequence[str], 
     """
     schema = columns.schema
     try:
-        used = set(_names(parse(filters))) & set(schema.names)
-    except UnknownFormError:
+        used = expression_columns(filters, schema)
+    except pa.ArrowException:  # it does not fit the table, and is refused later
         return adds
     facts = [_partition_facts(adds, name, schema.field(name).type) for name in sorted(used & set(partition))]
     stored = sorted((used & columns.physical.keys()) - set(partition))
@@ -37,14 +37,6 @@ def kept_files(adds: pa.Table, columns: DeltaColumns, partition: Sequence[str], 
     known = [[fact for fact in each if fact is not None] for each in zip(*facts, strict=True)]
     passing = [place for place, facts in enumerate(known) if can_pass(facts, filters, schema)]
     return adds.take(pa.array(passing, pa.int64()))
-
-
-def _names(node: Node) -> Iterator[str]:
-    if isinstance(node, Field):
-        yield node.path[0]
-    elif isinstance(node, Call):
-        for argument in node.arguments:
-            yield from _names(argument)
 
 
 def _partition_facts(adds: pa.Table, name: str, kind: pa.DataType) -> list[Any]:

@@ -38,18 +38,18 @@ class Vector(NamedTuple):
     num_rows: int
     inline: bytes = b""
 
-    def delete_of(self, file: DataFile, root: str, *, keeps: bool = False) -> DeleteFile:
+    def delete_of(self, file: DataFile, root: str) -> DeleteFile:
         """Return it as what deletes rows of a data file.
 
         Args:
             root: the table's folder, which names are relative to.
         """
         if self.path is None:
-            return DeleteFile(replace(file, deletes=()), "vector", self.num_rows, inline=self.inline, keeps=keeps)
+            return DeleteFile(replace(file, deletes=()), "vector", self.num_rows, inline=self.inline)
         name = shown_url(self.path).removeprefix(f"{root.rstrip('/')}/")
         blob = self.offset, self.num_bytes + _FRAME_BYTES
         holder = DataFile(self.path, name, FileVersion(sum(blob), immutable=True), "deletion vectors")
-        return DeleteFile(holder, "vector", self.num_rows, blob=blob, keeps=keeps)
+        return DeleteFile(holder, "vector", self.num_rows, blob=blob)
 
 
 def vector_of(told: Mapping[str, Any], root: str) -> Vector:

@@ -101,27 +101,27 @@ def _check_blocks(data: bytes, start: int, codec: str) -> None:
 
 
 def _number(data: bytes, at: int) -> tuple[int, int]:
-    """Read a number in Avro's encoding (zigzag, seven bits a byte); return it and where it ends."""
-    value = shift = 0
-    while shift < 70:
+    """Read a number in Avro's encoding (zigzag of a variable length); return it and where it ends."""
+    value, at = _unsigned(data, at)
+    return (value >> 1) ^ -(value & 1), at
+
+
+def _unsigned(data: bytes, at: int) -> tuple[int, int]:
+    """Read a number of seven bits a byte; return it and where it ends."""
+    value = 0
+    for shift in range(0, 70, 7):
         byte = data[at]
         value |= (byte & 127) << shift
-        at, shift = at + 1, shift + 7
+        at += 1
         if byte < 128:
-            return (value >> 1) ^ -(value & 1), at
+            return value, at
     raise ValueError(f"the number at byte {at} has no end")
 
 
 def _holds(block: bytes, codec: str) -> int:
     """Return the decompressed bytes of a block; counting stops soon after the allowed number."""
     if codec == "snappy":
-        value = shift = 0
-        for byte in block[:5]:
-            value |= (byte & 127) << shift
-            shift += 7
-            if byte < 128:
-                break
-        return value
+        return _unsigned(block, 0)[0]
     decompressors: dict[str, Callable[[], Any]] = {
         "deflate": lambda: zlib.decompressobj(-15),
         "bzip2": bz2.BZ2Decompressor,

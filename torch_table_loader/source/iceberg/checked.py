@@ -6,15 +6,15 @@ The reader of a file turns these errors into a `TableError` that names the file:
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Mapping
-from typing import Any
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ValidationError
 
 from torch_table_loader.errors import TableError
 
-Check = Callable[[Any, str], Any]
-"""A function of a value and its place in the file, which returns the value."""
+M = TypeVar("M", bound=BaseModel)
 
 _LONG = 1 << 63
-_MOST_DEPTH = 64
 _SHOWN = 80
 
 
@@ -64,11 +64,6 @@ def flag(value: Any, place: str) -> bool:
     return value
 
 
-def anything(value: Any, _: str) -> Any:
-    """Accept any value."""
-    return value
-
-
 def mapping(value: Any, place: str) -> Mapping[str, Any]:
     """Check a JSON object or a record."""
     if not isinstance(value, dict):
@@ -76,51 +71,28 @@ def mapping(value: Any, place: str) -> Mapping[str, Any]:
     return value
 
 
-def many(check: Check) -> Check:
-    """Build a check of a list whose values pass another check."""
-
-    def check_all(value: Any, place: str) -> Any:
-        if not isinstance(value, list):
-            raise unfit(place, "a list", value)
-        for number, each in enumerate(value):
-            check(each, f"{place}[{number}]")
-        return value
-
-    return check_all
+def many(value: Any, place: str) -> list[Any]:
+    """Check a list."""
+    if not isinstance(value, list):
+        raise unfit(place, "a list", value)
+    return value
 
 
-def named(check: Check) -> Check:
-    """Build a check of an object whose values pass another check, whatever their names."""
-
-    def check_all(value: Any, place: str) -> Any:
-        for name, each in mapping(value, place).items():
-            check(each, f"{place}.{name}")
-        return value
-
-    return check_all
-
-
-def record(required: Mapping[str, Check], optional: Mapping[str, Check] | None = None) -> Check:
-    """Build a check of an object by the names of its values.
+def modelled(model: type[M], value: Any, place: str = "") -> M:
+    """Check a JSON object against a model.
 
     Args:
-        required: values that must be there.
-        optional: values that may be missing or null.
+        place: where it stands in the file.
     """
-
-    def check_all(value: Any, place: str) -> Any:
-        found = mapping(value, place)
-        before = f"{place}." if place else ""
-        for name, check in required.items():
-            if name not in found:
-                raise ValueError(f"{before}{name} must be there, but is missing")
-            check(found[name], before + name)
-        for name, check in (optional or {}).items():
-            if found.get(name) is not None:
-                check(found[name], before + name)
-        return value
-
-    return check_all
+    try:
+        return model.model_validate(mapping(value, place or "the file"))
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_context=False)[0]
+        steps = (f"[{step}]" if isinstance(step, int) else f".{step}" for step in first["loc"])
+        at = f"{place}{''.join(steps)}".lstrip(".")
+        at = at if len(at) <= 2 * _SHOWN else f"{at[:_SHOWN]}…"
+        got = "it is missing" if first["type"] == "missing" else f"got {shown(first['input'])}"
+        raise ValueError(f"{at}: {first['msg']}, {got}") from None
 
 
 def unlike(values: Iterable[Hashable], place: str, show: Callable[[Any], str] = shown) -> None:
@@ -136,13 +108,6 @@ def unlike(values: Iterable[Hashable], place: str, show: Callable[[Any], str] = 
         if value in seen:
             raise ValueError(f"{place} must be unique, got {show(value)} twice")
         seen.add(value)
-
-
-def deeper(depth: int, place: str) -> int:
-    """Return the next depth of nested types; refuse more than any schema needs."""
-    if depth >= _MOST_DEPTH:
-        raise ValueError(f"{place[:_SHOWN]}… must be a type at most {_MOST_DEPTH} deep, got a deeper one")
-    return depth + 1
 
 
 def torn(what: str, error: Exception, remedy: str) -> TableError:

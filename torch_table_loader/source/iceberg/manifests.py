@@ -107,8 +107,7 @@ class Span(NamedTuple):
     values: bool
 
 
-@dataclass(frozen=True, slots=True)
-class DeletesInfo:
+class DeletesInfo(NamedTuple):
     """What a manifest says about a delete file.
 
     Args:
@@ -308,7 +307,7 @@ class _Reading:
             first_row_id=self._first_row_id(raw, num_rows),
             num_rows=None if num_rows == _UNKNOWN_ROWS else num_rows,
             num_bytes=whole(raw.get("file_size_in_bytes"), "file_size_in_bytes", 0, MOST_OF_A_FILE),
-            split_offsets=tuple(_offsets(raw.get("split_offsets") or [], "split_offsets")),
+            split_offsets=_wholes(raw, "split_offsets"),
             deletes=None if content == DATA else _deletes_info(raw),
             spans=self._spans(raw),
         )
@@ -355,7 +354,8 @@ class _Reading:
         return following
 
 
-_offsets = many(whole)
+def _wholes(raw: Raw, name: str) -> tuple[int, ...]:
+    return tuple(whole(each, name) for each in many(raw.get(name) or [], name))
 
 
 def _deletes_info(raw: Raw) -> DeletesInfo:
@@ -365,7 +365,7 @@ def _deletes_info(raw: Raw) -> DeletesInfo:
         raise unfit("equality_ids", "the ids of its key columns", raw.get("equality_ids"))
     low, high = (by_id(raw, name).get(PATH_FIELD) for name in ("lower_bounds", "upper_bounds"))
     return DeletesInfo(
-        key_ids=tuple(_offsets(raw.get("equality_ids") or [], "equality_ids")),
+        key_ids=_wholes(raw, "equality_ids"),
         target=None if not target else text(target, "referenced_data_file"),
         blob=None if offset is None or length is None else (offset, length),
         paths=(_bytes(low), _bytes(high)),

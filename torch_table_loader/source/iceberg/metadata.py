@@ -6,21 +6,106 @@ import datetime as dt
 import gzip
 import io
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from operator import itemgetter
+from typing import TYPE_CHECKING, Annotated, Any
 
-from torch_table_loader.errors import ConfigError, ConfigTypeError, TableError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+
+from torch_table_loader.errors import ConfigError, TableError
 from torch_table_loader.messages import the_nearest
 from torch_table_loader.scrubbing import shown_url
-from torch_table_loader.source.iceberg.checked import mapping, shown, torn
-from torch_table_loader.source.iceberg.shape import NO_SNAPSHOT, check_metadata
+from torch_table_loader.source.iceberg.checked import mapping, modelled, shown, torn, unlike
+from torch_table_loader.source.iceberg.schema import Schema, read_name_mapping, read_schema
+from torch_table_loader.source.snapshot_files import read_time, shown_time
 from torch_table_loader.source.table_storage import MOST_BYTES, read_whole, too_large
 
 if TYPE_CHECKING:
     from torch_table_loader.contracts import Storage
 
+NO_SNAPSHOT = -1
+
 _REMEDY = "restore the file, or let the table's catalog point to an older one"
+
+_Whole = Annotated[int, Field(ge=-(1 << 63), lt=1 << 63)]
+_SnapshotId = Annotated[int, Field(ge=-(1 << 63), lt=1 << 64)]
+"""Some writers make unsigned ones."""
+
+_Text = Annotated[str, Field(min_length=1)]
+
+
+def _number(value: Any) -> Any:
+    """Read a count in a summary, where values are texts."""
+    return int(value) if isinstance(value, str) and value.isascii() and value.lstrip("-").isdigit() else value
+
+
+class _Part(BaseModel):
+    """A part of the metadata (https://iceberg.apache.org/spec/#table-metadata), as far as it is read.
+
+    pyiceberg's models are no alternative: they refuse a table for the type of one column and for manifests that a
+    snapshot names itself (v1), turn values into others, and make up an id for a table that has none.
+    """
+
+    model_config = ConfigDict(strict=True, frozen=True, alias_generator=lambda name: name.replace("_", "-"))
+
+
+class SpecField(_Part):
+    """A field of a partition spec."""
+
+    transform: _Text
+    name: _Text | None = None
+    field_id: _Whole | None = None
+    source_id: _Whole | None = None
+
+
+class _Spec(_Part):
+    spec_id: _Whole
+    fields: Annotated[list[SpecField], Field(fail_fast=True)]
+
+
+class _Logged(_Part):
+    snapshot_id: _SnapshotId
+    timestamp_ms: _Whole
+
+
+class _Ref(_Part):
+    snapshot_id: _SnapshotId
+    type: _Text
+
+
+class _Summary(_Part):
+    operation: Any = None
+    total_data_files: Annotated[int, BeforeValidator(_number)] | None = None
+
+
+class _Snapshot(_Part):
+    snapshot_id: _SnapshotId
+    parent_snapshot_id: _SnapshotId | None = None
+    timestamp_ms: _Whole | None = None
+    schema_id: _Whole | None = None
+    manifest_list: _Text | None = None
+    manifests: Annotated[list[_Text], Field(fail_fast=True)] | None = None
+    summary: _Summary | None = None
+
+
+class _Properties(_Part):
+    name_mapping: _Text | None = Field(None, alias="schema.name-mapping.default")
+
+
+class _Metadata(_Part):
+    location: _Text
+    table_uuid: _Text | None = None
+    properties: _Properties | None = None
+    schemas: list[Any] | None = None
+    v1_schema: Any = Field(None, alias="schema")
+    current_schema_id: _Whole | None = None
+    partition_specs: Annotated[list[_Spec], Field(fail_fast=True)] | None = None
+    partition_spec: Annotated[list[SpecField], Field(fail_fast=True)] | None = None
+    current_snapshot_id: _SnapshotId | None = None
+    snapshots: Annotated[list[_Snapshot], Field(fail_fast=True)] | None = None
+    snapshot_log: Annotated[list[_Logged], Field(fail_fast=True)] | None = None
+    refs: dict[str, Any] | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -29,89 +114,92 @@ class Snapshot:
 
     Args:
         id: its id; None for an empty table without snapshots.
-        timestamp_ms: when it was made, in milliseconds since the epoch.
         schema_id: the schema to read it as.
         manifest_list: the file that lists its manifests; None if `manifests` names them (v1).
         num_files: data files according to its summary, if it has a count.
     """
 
     id: int | None
-    timestamp_ms: int | None
     schema_id: int
     manifest_list: str | None = None
-    manifests: tuple[str, ...] = ()
+    manifests: Sequence[str] = ()
     num_files: int | None = None
 
 
-@dataclass(frozen=True, slots=True, eq=False)
 class TableMetadata:
-    """The metadata of one version of a table.
+    """The metadata of one version of a table, checked.
 
-    Args:
+    Attributes:
         place: the file that it comes from, as messages may show it.
+        uuid: the table's id, which never changes; for an old table without one, its location.
+        location: the table's root.
+        schemas: by id.
+        specs: fields of partition specs, by spec id.
+        snapshots: those that have not expired, by id, in the order of the file.
+        names: ids for files without, by the names of columns; None if the table gives none.
     """
 
-    raw: Mapping[str, Any] = field(repr=False)
-    place: str
+    def __init__(self, raw: Mapping[str, Any], place: str) -> None:
+        """Check the metadata.
 
-    def __post_init__(self) -> None:
-        """Refuse anything but metadata of a version that this library knows."""
-        version = self.raw.get("format-version")
+        Raises:
+            TableError: it is of a version that this library does not know, lacks the format's structure, or contradicts
+                itself.
+        """
+        version = raw.get("format-version")
         if version not in (1, 2, 3) or not isinstance(version, int) or isinstance(version, bool):
             raise TableError(
-                f"{self.place}: expected Iceberg metadata of format version 1, 2 or 3, got {shown(version)}; "
+                f"{place}: expected Iceberg metadata of format version 1, 2 or 3, got {shown(version)}; "
                 "upgrade torch-table-loader, or check the metadata file"
             )
+        self.place = place
         try:
-            check_metadata(self.raw)
+            self._told = told = modelled(_Metadata, raw)
+            self._refs = {name: modelled(_Ref, each, f"refs.{name}") for name, each in (told.refs or {}).items()}
+            mapped = None if told.properties is None else told.properties.name_mapping
+            self.names = None if mapped is None else read_name_mapping(mapped)
+            self.schemas = _schemas_of(told)
+            self.specs = {spec.spec_id: spec.fields for spec in told.partition_specs or ()} or {
+                0: told.partition_spec or []
+            }
+            self._check()
         except (ValueError, RecursionError) as error:
-            raise torn(f"{self.place} must follow the Iceberg format, but does not", error, _REMEDY) from error
+            raise torn(f"{place} must follow the Iceberg format, but does not", error, _REMEDY) from error
+        self.uuid = told.table_uuid or told.location
+        self.location = told.location.rstrip("/")
+        self.snapshots = {snapshot.snapshot_id: snapshot for snapshot in told.snapshots or ()}
 
-    @property
-    def uuid(self) -> str:
-        """The table's id, which never changes; for an old table without one, its location."""
-        return str(self.raw.get("table-uuid") or self.raw["location"])
-
-    @property
-    def location(self) -> str:
-        """The table's root."""
-        return str(self.raw["location"]).rstrip("/")
-
-    @property
-    def properties(self) -> Mapping[str, str]:
-        """The table's properties."""
-        return self.raw.get("properties") or {}
-
-    @property
-    def schemas(self) -> dict[int, Mapping[str, Any]]:
-        """Schemas by id."""
-        if schemas := self.raw.get("schemas"):
-            return {schema.get("schema-id", 0): schema for schema in schemas}
-        return {self.raw["schema"].get("schema-id", 0): self.raw["schema"]}
+    def _check(self) -> None:
+        """Refuse metadata that contradicts itself."""
+        told = self._told
+        if told.schemas and told.current_schema_id is not None:
+            _one_of(told.current_schema_id, list(self.schemas), "current-schema-id", "schema")
+        unlike((spec.spec_id for spec in told.partition_specs or ()), "spec-id")
+        for field in (each for fields in self.specs.values() for each in fields):
+            if field.transform == "identity" and field.source_id is None:
+                raise ValueError("the source-id of an identity transform must be there, but is missing")
+        ids = [snapshot.snapshot_id for snapshot in told.snapshots or ()]
+        unlike(ids, "snapshot-id")
+        if self._current != NO_SNAPSHOT:
+            _one_of(self._current, ids, "current-snapshot-id", "snapshot")
+        main = self._refs.get("main")
+        if main is not None and main.snapshot_id != self._current:
+            raise ValueError(
+                f"current-snapshot-id must be {main.snapshot_id}, the snapshot of the branch main, got "
+                f"{'none' if self._current == NO_SNAPSHOT else self._current}"
+            )
 
     @property
     def current_schema_id(self) -> int:
         """The id of the table's current schema."""
-        if self.raw.get("schemas") and self.raw.get("current-schema-id") is not None:
-            return int(self.raw["current-schema-id"])
-        return int(next(iter(self.schemas)))
+        told = self._told
+        return (
+            next(iter(self.schemas)) if not told.schemas or told.current_schema_id is None else told.current_schema_id
+        )
 
     @property
-    def specs(self) -> dict[int, list[Mapping[str, Any]]]:
-        """Fields of partition specs, by spec id."""
-        if specs := self.raw.get("partition-specs"):
-            return {spec["spec-id"]: list(spec["fields"]) for spec in specs}
-        return {0: list(self.raw.get("partition-spec") or [])}
-
-    @property
-    def snapshot_ids(self) -> list[int]:
-        """Ids of the snapshots that have not expired."""
-        return [snapshot["snapshot-id"] for snapshot in self.raw.get("snapshots") or []]
-
-    @property
-    def refs(self) -> Mapping[str, Mapping[str, Any]]:
-        """Branches and tags by name."""
-        return self.raw.get("refs") or {}
+    def _current(self) -> int:
+        return NO_SNAPSHOT if self._told.current_snapshot_id is None else self._told.current_snapshot_id
 
     def snapshot(
         self,
@@ -143,12 +231,11 @@ class TableMetadata:
             return self._at(self._as_of(as_of), None)
         if snapshot_id is not None:
             return self._at(snapshot_id, None)
-        current = self.raw.get("current-snapshot-id")
-        return self._at(NO_SNAPSHOT if current is None else current, self.current_schema_id)
+        return self._at(self._current, self.current_schema_id)
 
     def has(self, snapshot_id: int | None, schema_id: int) -> bool:
         """Whether `snapshot_as` finds both."""
-        return schema_id in self.schemas and (snapshot_id is None or snapshot_id in self.snapshot_ids)
+        return schema_id in self.schemas and (snapshot_id is None or snapshot_id in self.snapshots)
 
     def snapshot_as(self, snapshot_id: int | None, schema_id: int) -> Snapshot:
         """Return the snapshot and schema that another process chose.
@@ -162,69 +249,82 @@ class TableMetadata:
         """
         return self._at(NO_SNAPSHOT if snapshot_id is None else snapshot_id, schema_id)
 
-    def _at(self, snapshot_id: int, schema_id: int | None) -> Snapshot:
-        if snapshot_id == NO_SNAPSHOT:
-            return Snapshot(None, None, schema_id if schema_id in self.schemas else self.current_schema_id)
-        for raw in self.raw.get("snapshots") or []:
-            if raw["snapshot-id"] == snapshot_id:
-                return self._read(raw, schema_id)
-        known = self.snapshot_ids
-        logged = any(entry["snapshot-id"] == snapshot_id for entry in self.raw.get("snapshot-log") or [])
-        shown = ", ".join(map(str, known[-5:])) or "none"
+    def known(self, snapshot_id: int) -> _Snapshot:
+        """Return what the metadata says of a snapshot.
+
+        Raises:
+            ConfigError: there is no such snapshot.
+        """
+        if snapshot_id in self.snapshots:
+            return self.snapshots[snapshot_id]
+        logged = any(entry.snapshot_id == snapshot_id for entry in self._told.snapshot_log or ())
+        newest = ", ".join(map(str, list(self.snapshots)[-5:])) or "none"
         raise ConfigError(
             f"the table has no snapshot {snapshot_id}: "
             + ("it has expired" if logged else "it has expired, or is of another table")
-            + f"; the newest of {len(known)} are {shown}"
+            + f"; the newest of {len(self.snapshots)} are {newest}"
         )
 
-    def _read(self, raw: Mapping[str, Any], schema_id: int | None) -> Snapshot:
+    def _at(self, snapshot_id: int, schema_id: int | None) -> Snapshot:
         """Read a snapshot, as its own schema or another."""
-        number, wanted = raw["snapshot-id"], raw.get("schema-id") if schema_id is None else schema_id
+        if snapshot_id == NO_SNAPSHOT:
+            return Snapshot(None, schema_id if schema_id in self.schemas else self.current_schema_id)
+        found = self.known(snapshot_id)
+        wanted = found.schema_id if schema_id is None else schema_id
         if wanted is None or (schema_id is not None and wanted not in self.schemas):
             wanted = self.current_schema_id
         if wanted not in self.schemas:
             raise TableError(
-                f"{self.place}: the snapshot {number} is of the schema-id {wanted}, and the table has only the schemas "
-                f"{', '.join(map(str, sorted(self.schemas)))}; {_REMEDY}"
+                f"{self.place}: the snapshot {snapshot_id} is of the schema-id {wanted}, and the table has only the "
+                f"schemas {', '.join(map(str, sorted(self.schemas)))}; {_REMEDY}"
             )
-        if raw.get("manifest-list") is None and raw.get("manifests") is None:
+        if found.manifest_list is None and found.manifests is None:
             raise TableError(
-                f"{self.place}: the snapshot {number} must name its manifest-list, and names none, so that its files "
-                f"are not known; {_REMEDY}, or read another snapshot"
+                f"{self.place}: the snapshot {snapshot_id} must name its manifest-list, and names none, so that its "
+                f"files are not known; {_REMEDY}, or read another snapshot"
             )
-        num_files = (raw.get("summary") or {}).get("total-data-files")
-        return Snapshot(
-            number,
-            raw.get("timestamp-ms"),
-            wanted,
-            raw.get("manifest-list"),
-            tuple(raw.get("manifests") or ()),
-            None if num_files is None else int(num_files),
-        )
+        num_files = None if found.summary is None else found.summary.total_data_files
+        return Snapshot(snapshot_id, wanted, found.manifest_list, found.manifests or (), num_files)
 
     def _ref(self, kind: str, name: str) -> int:
-        names = [each for each, ref in self.refs.items() if ref.get("type") == kind]
-        if name in names:
-            return int(self.refs[name]["snapshot-id"])
+        ref = self._refs.get(name)
+        if ref is not None and ref.type == kind:
+            return ref.snapshot_id
         if kind == "branch" and name == "main":
-            current = self.raw.get("current-snapshot-id")
-            return NO_SNAPSHOT if current is None else int(current)
-        if name in self.refs:
-            other = self.refs[name].get("type")
-            raise ConfigError(f"{name!r} is a {other} of the table, not a {kind}; pass {other}={name!r}")
-        raise ConfigError(f"the table has no {kind} {name!r}; {the_nearest(name, sorted(names))}")
+            return self._current
+        if ref is not None:
+            raise ConfigError(f"{name!r} is a {ref.type} of the table, not a {kind}; pass {ref.type}={name!r}")
+        names = sorted(each for each, ref in self._refs.items() if ref.type == kind)
+        raise ConfigError(f"the table has no {kind} {name!r}; {the_nearest(name, names)}")
 
     def _as_of(self, as_of: dt.datetime | str | int) -> int:
-        wanted = _milliseconds(as_of)
-        log = self.raw.get("snapshot-log") or [
-            snapshot for snapshot in self.raw.get("snapshots") or [] if "timestamp-ms" in snapshot
-        ]
-        passed = [entry for entry in log if entry["timestamp-ms"] <= wanted]
+        if isinstance(as_of, int) and not isinstance(as_of, bool):
+            wanted = as_of
+        else:
+            wanted = int(read_time("as_of", as_of, "a datetime, ISO text or milliseconds").timestamp() * 1000)
+        known = self._told.snapshot_log or self.snapshots.values()
+        log = [(each.timestamp_ms, each.snapshot_id) for each in known if each.timestamp_ms is not None]
+        passed = [entry for entry in log if entry[0] <= wanted]
         if not passed:
-            first = min((entry["timestamp-ms"] for entry in log), default=None)
-            begun = "it has none" if first is None else f"its first is from {_shown_time(first)}"
-            raise ConfigError(f"the table had no snapshot at {_shown_time(wanted)}; {begun}")
-        return int(max(passed, key=lambda entry: entry["timestamp-ms"])["snapshot-id"])
+            first = min((time for time, _ in log), default=None)
+            begun = "it has none" if first is None else f"its first is from {shown_time(first)}"
+            raise ConfigError(f"the table had no snapshot at {shown_time(wanted)}; {begun}")
+        return max(passed, key=itemgetter(0))[1]
+
+
+def _schemas_of(told: _Metadata) -> dict[int, Schema]:
+    raw = told.schemas or ([told.v1_schema] if told.v1_schema else [])
+    if not raw:
+        raise ValueError("schemas must hold a schema, and hold none")
+    schemas = [read_schema(each, f"schemas[{at}]") for at, each in enumerate(raw)]
+    unlike((schema.id for schema in schemas), "schema-id")
+    return {schema.id: schema for schema in schemas}
+
+
+def _one_of(value: int, known: Sequence[int], place: str, what: str) -> None:
+    if value not in known:
+        listed = ", ".join(map(str, known[-5:])) or "none"
+        raise ValueError(f"{place} must be the id of a {what} of the table, whose newest are {listed}, got {value}")
 
 
 def read_metadata(storage: Storage, location: str) -> TableMetadata:
@@ -257,25 +357,3 @@ def _decompressed(data: bytes, location: str) -> bytes:
     if len(data) > MOST_BYTES:
         raise too_large(location, "more, once decompressed")
     return data
-
-
-def _milliseconds(as_of: dt.datetime | str | int) -> int:
-    if isinstance(as_of, int) and not isinstance(as_of, bool):
-        return as_of
-    if isinstance(as_of, str):
-        try:
-            as_of = dt.datetime.fromisoformat(as_of)
-        except ValueError as error:
-            raise ConfigError(f"as_of must look like '2026-01-31T12:00:00+00:00', got {as_of!r}") from error
-    if not isinstance(as_of, dt.datetime):
-        raise ConfigTypeError(f"as_of must be a datetime, ISO text or milliseconds, got {type(as_of).__name__}")
-    if as_of.tzinfo is None:
-        raise ConfigError(f"as_of must say its time zone, got {as_of.isoformat()}; add +00:00 for UTC")
-    return int(as_of.timestamp() * 1000)
-
-
-def _shown_time(milliseconds: int) -> str:
-    try:
-        return dt.datetime.fromtimestamp(milliseconds / 1000, dt.UTC).isoformat()
-    except (ValueError, OverflowError, OSError):  # beyond the range of calendars
-        return f"{milliseconds} ms"

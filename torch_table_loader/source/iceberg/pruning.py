@@ -38,16 +38,18 @@ from pyiceberg.types import (
     TimestamptzType,
     UUIDType,
 )
+from pyiceberg.utils.datetime import date_to_days, datetime_to_micros, time_to_micros
 
 from torch_table_loader.arrow import compute as pc
 from torch_table_loader.errors import ConfigError, ConfigTypeError
 from torch_table_loader.messages import did_you_mean
 from torch_table_loader.source.iceberg.manifests import DATA, by_id
-from torch_table_loader.source.iceberg.schema import read_columns
 from torch_table_loader.source.iceberg.translate import translate
 
 if TYPE_CHECKING:
     from torch_table_loader.source.iceberg.manifests import Entry, Manifest, Raw
+    from torch_table_loader.source.iceberg.metadata import SpecField
+    from torch_table_loader.source.iceberg.schema import Schema as TableSchema
 
 _UNDECIDED = (
     ValueError,
@@ -73,15 +75,11 @@ _VALUE_TYPES: dict[type[IcebergType], tuple[type, ...]] = {
 }
 """Types of partition values; those of all other types are integers."""
 
-_EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
-
 
 class Pruner:
     """Applies a filter to manifests and files; keeps those it cannot decide. Threads share it."""
 
-    def __init__(
-        self, expression: BooleanExpression, schema: Schema, specs: Mapping[int, Sequence[Mapping[str, Any]]]
-    ) -> None:
+    def __init__(self, expression: BooleanExpression, schema: Schema, specs: Mapping[int, Sequence[SpecField]]) -> None:
         """Bind the filter.
 
         Args:
@@ -148,22 +146,15 @@ class _Values:
 
 def _internal(value: Any) -> Any:
     if isinstance(value, dt.datetime):
-        delta = (value if value.tzinfo else value.replace(tzinfo=dt.UTC)) - _EPOCH
-        return (delta.days * 86_400 + delta.seconds) * 1_000_000 + delta.microseconds
+        return datetime_to_micros(value)
     if isinstance(value, dt.date):
-        return (value - _EPOCH.date()).days
-    if isinstance(value, dt.time):
-        return ((value.hour * 60 + value.minute) * 60 + value.second) * 1_000_000 + value.microsecond
-    return value
+        return date_to_days(value)
+    return time_to_micros(value) if isinstance(value, dt.time) else value
 
 
-def _spec_field(raw: Mapping[str, Any]) -> PartitionField:
-    return PartitionField(
-        source_id=raw["source-id"],
-        field_id=raw.get("field-id") or 1000,
-        transform=raw["transform"],
-        name=raw["name"],
-    )
+def _spec_field(field: SpecField) -> PartitionField:
+    transform: Any = field.transform  # which pyiceberg parses
+    return PartitionField(field.source_id, field.field_id or 1000, transform, field.name)
 
 
 def _statistics(raw: Raw, types: Mapping[int, IcebergType]) -> Any:
@@ -228,7 +219,7 @@ def make_pruner(
     filters: pc.Expression | None,
     schema: Schema,
     arrow: pa.Schema,
-    specs: Mapping[int, Sequence[Mapping[str, Any]]],
+    specs: Mapping[int, Sequence[SpecField]],
 ) -> tuple[Pruner | None, list[str]]:
     """Build the pruner, which leaves files out.
 
@@ -240,15 +231,12 @@ def make_pruner(
     """
     if filters is None:
         return None, []
-    translation = translate(filters, schema, arrow)
-    if translation.expression is None:
-        return None, translation.untranslated
-    return Pruner(translation.expression, schema, specs), translation.untranslated
+    expression, untranslated = translate(filters, schema, arrow)
+    return None if expression is None else Pruner(expression, schema, specs), untranslated
 
 
-def iceberg_schema(struct: Mapping[str, Any]) -> Schema:
+def iceberg_schema(schema: TableSchema) -> Schema:
     """Return pyiceberg's schema of the columns that can be read."""
-    readable = {column.name for column in read_columns(struct)[0]}
-    fields = [field for field in struct["fields"] if field["name"] in readable]
+    fields = [field for field in schema.fields if field["name"] not in schema.unreadable]
     plain = [{key: value for key, value in field.items() if not key.endswith("-default")} for field in fields]
-    return Schema.model_validate({"type": "struct", "schema-id": struct.get("schema-id", 0), "fields": plain})
+    return Schema.model_validate({"type": "struct", "schema-id": schema.id, "fields": plain})

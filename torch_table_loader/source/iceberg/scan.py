@@ -7,8 +7,11 @@ from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any, TypeVar
 from uuid import UUID
+
+from pyiceberg.utils.datetime import datetime_to_micros
 
 from torch_table_loader.errors import TableError
 from torch_table_loader.records import DataFile, DeleteFile, FileColumns, FileVersion, TableColumns
@@ -16,11 +19,15 @@ from torch_table_loader.scrubbing import shown_url
 from torch_table_loader.source.iceberg.manifests import EQUALITY_DELETES, POSITION_DELETES, Entry, partition_key
 from torch_table_loader.source.iceberg.spans import may_meet
 
+if TYPE_CHECKING:
+    from torch_table_loader.source.iceberg.metadata import SpecField
+
 FORMATS = {"PARQUET": "parquet", "ORC": "orc", "AVRO": "avro", "PUFFIN": "puffin"}
 _MAY_HIDE = frozenset("@?#")
 """A URL without any of these has no login, query or fragment."""
 
 _REWRITE = "the writer broke the format: write the table's metadata again, or read an older snapshot"
+T = TypeVar("T")
 _Scope = tuple[int, tuple[Any, ...]]
 """Spec and partition values."""
 
@@ -37,7 +44,7 @@ class Naming:
 
     location: str
     columns: TableColumns
-    specs: Mapping[int, Sequence[Mapping[str, Any]]]
+    specs: Mapping[int, Sequence[SpecField]]
     names: Mapping[int, str]
     _known: dict[Any, tuple[FileColumns, tuple[tuple[str, Any], ...]]] = field(default_factory=dict, init=False)
 
@@ -52,9 +59,9 @@ class Naming:
 
     def is_unpartitioned(self, entry: Entry) -> bool:
         """Whether an entry's spec has no field that divides rows."""
-        return all(each["transform"] == "void" for each in self.fields_of(entry))
+        return all(each.transform == "void" for each in self.fields_of(entry))
 
-    def fields_of(self, entry: Entry) -> Sequence[Mapping[str, Any]]:
+    def fields_of(self, entry: Entry) -> Sequence[SpecField]:
         """The fields of an entry's partition spec.
 
         Raises:
@@ -102,9 +109,9 @@ class Naming:
     def _constants(self, entry: Entry) -> dict[int, Any]:
         fields = self.fields_of(entry)
         return {
-            field["source-id"]: constant(value)
+            field.source_id: constant(value)
             for field, value in zip(fields, entry.partition, strict=True)
-            if field["transform"] == "identity"
+            if field.transform == "identity" and field.source_id is not None
         }
 
 
@@ -117,30 +124,26 @@ def constant(value: Any) -> Any:
     if isinstance(value, UUID):
         return value.bytes
     if isinstance(value, dt.datetime) and value.tzinfo is not None:
-        delta = value - dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
-        return (delta.days * 86_400 + delta.seconds) * 1_000_000 + delta.microseconds
+        return datetime_to_micros(value)
     return value
 
 
-@dataclass(slots=True, eq=False)
-class _BySequence:
-    """Delete files in the order of their sequence numbers."""
+_number_of = attrgetter("sequence_number")
 
-    numbers: list[int] = field(default_factory=list)
-    entries: list[Entry] = field(default_factory=list)
 
-    @classmethod
-    def of(cls, entries: Iterable[Entry]) -> _BySequence:
-        ordered = sorted(entries, key=lambda entry: (entry.sequence_number, entry.path))
-        return cls([entry.sequence_number for entry in ordered], ordered)
+def _by_number(entries: Mapping[T, Iterable[Entry]]) -> dict[T, list[Entry]]:
+    """Return each group in the order of sequence numbers."""
+    return {key: sorted(group, key=attrgetter("sequence_number", "path")) for key, group in entries.items()}
 
-    def since(self, number: int) -> Sequence[Entry]:
-        """Return those of this commit and later ones."""
-        return self.entries[bisect_left(self.numbers, number) :]
 
-    def after(self, number: int) -> Sequence[Entry]:
-        """Return those of later commits."""
-        return self.entries[bisect_right(self.numbers, number) :]
+def _since(entries: Sequence[Entry], number: int) -> Sequence[Entry]:
+    """Return those of this commit and later ones."""
+    return entries[bisect_left(entries, number, key=_number_of) :]
+
+
+def _after(entries: Sequence[Entry], number: int) -> Sequence[Entry]:
+    """Return those of later commits."""
+    return entries[bisect_right(entries, number, key=_number_of) :]
 
 
 class DeleteIndex:
@@ -155,12 +158,11 @@ class DeleteIndex:
         vectors: dict[str, list[Entry]] = defaultdict(list)
         by_path: dict[str, list[Entry]] = defaultdict(list)
         positions: dict[_Scope, list[Entry]] = defaultdict(list)
-        keys: dict[_Scope, list[Entry]] = defaultdict(list)
-        everywhere: list[Entry] = []
+        keys: dict[_Scope | None, list[Entry]] = defaultdict(list)
         for entry in entries:
             scope = (entry.spec_id, entry.partition)
             if entry.content == EQUALITY_DELETES:
-                (everywhere if naming.is_unpartitioned(entry) else keys[scope]).append(entry)
+                keys[None if naming.is_unpartitioned(entry) else scope].append(entry)
             elif entry.content == POSITION_DELETES and entry.format == "PUFFIN":
                 vectors[_vector_target(entry)].append(entry)
             elif (path := _only_path(entry)) is not None:
@@ -168,16 +170,13 @@ class DeleteIndex:
             else:
                 positions[scope].append(entry)
         self._vectors = vectors
-        self._by_path = {path: _BySequence.of(each) for path, each in by_path.items()}
-        self._positions = {scope: _BySequence.of(each) for scope, each in positions.items()}
-        self._keys = {scope: _BySequence.of(each) for scope, each in keys.items()}
-        self._everywhere = _BySequence.of(everywhere)
+        self._by_path, self._positions, self._keys = _by_number(by_path), _by_number(positions), _by_number(keys)
         self._naming = naming
         self._made: dict[int, DeleteFile] = {}
 
     def deletes_of(self, entry: Entry) -> tuple[DeleteFile, ...]:
         """Return the deletes that apply to a data file."""
-        scope, number, none = (entry.spec_id, entry.partition), entry.sequence_number, _BySequence()
+        scope, number = (entry.spec_id, entry.partition), entry.sequence_number
         found = [each for each in self._vectors.get(entry.path, ()) if number <= each.sequence_number]
         if len(found) > 1:
             raise TableError(
@@ -190,11 +189,11 @@ class DeleteIndex:
                 f"rows, got {found[0].num_rows}; the writer broke the format: write the table's deletes again"
             )
         if not found:
-            found = list(self._by_path.get(entry.path, none).since(number))
-            found += [each for each in self._positions.get(scope, none).since(number) if _may_name(each, entry.path)]
-        for keys in (self._keys.get(scope, none), self._everywhere):
+            found = list(_since(self._by_path.get(entry.path, ()), number))
+            found += [each for each in _since(self._positions.get(scope, ()), number) if _may_name(each, entry.path)]
+        for where in (scope, None):
             # All of them or none, so that one set of keys serves the files of all commits.
-            later = keys.after(number)
+            later = _after(self._keys.get(where, ()), number)
             found += later if any(may_meet(each.spans, entry.spans) for each in later) else ()
         return tuple(self._file(each) for each in found)
 

@@ -7,10 +7,13 @@ import decimal
 import json
 import re
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Annotated, Any
 
 import pyarrow as pa
+from pydantic import BaseModel, ConfigDict, Field
 
 from torch_table_loader.arrow.reserved import (
     CHANGE_ORDINAL_FIELD,
@@ -19,9 +22,11 @@ from torch_table_loader.arrow.reserved import (
     LAST_UPDATED_FIELD,
     ROW_ID_FIELD,
 )
-from torch_table_loader.errors import TableError
 from torch_table_loader.records import Column, NamedIds
-from torch_table_loader.source.iceberg.checked import shown
+from torch_table_loader.source.iceberg.checked import flag, many, mapping, modelled, text, unfit, unlike, whole
+from torch_table_loader.source.table_schema import UnreadableTypeError, nested_type, primitive_type, readable
+
+NAME_MAPPING = "schema.name-mapping.default"
 
 ROW_ID = Column(ROW_ID_FIELD, "_row_id", pa.int64())
 LAST_UPDATED = Column(LAST_UPDATED_FIELD, "_last_updated_sequence_number", pa.int64())
@@ -52,47 +57,92 @@ _PRIMITIVES = {
     "binary": pa.binary(),
     "unknown": pa.null(),
 }
-_DECIMAL = re.compile(r"decimal\(\s*(\d{1,9})\s*,\s*(\d{1,9})\s*\)")
 _FIXED = re.compile(r"fixed\[\s*(\d{1,9})\s*\]")
-_MOST_DIGITS = 38
 _MOST_FIXED = 1 << 30
-_EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
+_MOST_DEPTH = 64
+_INNER = {"struct": (), "list": ("element",), "map": ("key", "value")}
+"""What types contain beside fields."""
+
+_ZONE = re.compile(r"(?:Z|[+-]\d\d:\d\d)$")
 
 
-class UnreadableTypeError(TableError):
-    """A column has a type that this library does not read."""
-
-
-def read_columns(struct: Mapping[str, Any]) -> tuple[list[Column], dict[str, str]]:
-    """Read the top level of a schema.
+@dataclass(frozen=True, slots=True, eq=False)
+class Schema:
+    """A schema of a table.
 
     Args:
-        struct: a schema or struct type of the table's metadata.
+        columns: the top-level columns that can be read.
+        unreadable: the types of those that cannot, by name.
+        fields: all of them, as the metadata's JSON has them.
+    """
 
-    Returns:
-        The columns that can be read, and the types of those that cannot, by name.
+    id: int
+    columns: Sequence[Column]
+    unreadable: Mapping[str, str]
+    fields: Sequence[Mapping[str, Any]]
 
-    >>> read_columns({"fields": [{"id": 1, "name": "a", "required": True, "type": "long"}]})[0][0].type
+
+def read_schema(struct: Any, place: str = "schema") -> Schema:
+    """Check and read a schema of the table's metadata.
+
+    Args:
+        place: where it stands in the metadata.
+
+    Raises:
+        ValueError: it lacks the format's structure; the message says where.
+
+    >>> read_schema({"fields": [{"id": 1, "name": "a", "required": True, "type": "long"}]}).columns[0].type
     DataType(int64)
     """
-    columns: list[Column] = []
-    unreadable: dict[str, str] = {}
-    for field in struct["fields"]:
-        try:
-            columns.append(_column(field["id"], field["name"], field["type"], field["required"], field))
-        except UnreadableTypeError as error:
-            unreadable[field["name"]] = str(error)
-    return columns, unreadable
+    known = mapping(struct, place)
+    fields = many(known.get("fields"), f"{place}.fields")
+    names = [text(mapping(each, f"{place}.fields").get("name"), f"{place}.fields: name") for each in fields]
+    unlike(names, f"{place}.fields: name")
+    reading = _Reading()
+    readers = {
+        name: partial(reading.field, field, f"{place}.fields[{at}]", 0)
+        for at, (name, field) in enumerate(zip(names, fields, strict=True))
+    }
+    columns, unreadable = readable(readers)
+    unlike(reading.ids, f"{place}: id of a column")
+    schema_id = known.get("schema-id")
+    return Schema(0 if schema_id is None else whole(schema_id, f"{place}.schema-id"), columns, unreadable, fields)
 
 
-def arrow_field(column: Column) -> pa.Field:
-    """Return the Arrow field of a column."""
-    return pa.field(column.name, column.type, nullable=not column.required)
+class _Reading:
+    """Reads the columns of one schema, however nested."""
 
+    def __init__(self) -> None:
+        self.ids: list[int] = []
 
-def arrow_schema(columns: Sequence[Column]) -> pa.Schema:
-    """Return the Arrow schema of columns, in their order."""
-    return pa.schema([arrow_field(column) for column in columns])
+    def field(self, value: Any, place: str, depth: int) -> Column:
+        """Read a field of a struct."""
+        field = mapping(value, place)
+        name, required = text(field.get("name"), f"{place}.name"), flag(field.get("required"), f"{place}.required")
+        column = self._column(field.get("id"), name, field.get("type"), required, place, depth)
+        return replace(column, default=_default(name, field.get("initial-default"), column.type))
+
+    def _column(self, field_id: Any, name: str, kind: Any, required: bool, place: str, depth: int) -> Column:
+        self.ids.append(known := whole(field_id, f"{place}: id"))
+        if not isinstance(kind, dict):
+            return Column(known, name, _primitive(text(kind, f"{place}.type")), required)
+        if depth >= _MOST_DEPTH:
+            raise ValueError(f"{place[:80]}… must be a type at most {_MOST_DEPTH} deep, got a deeper one")
+        children = tuple(self._children(kind, f"{place}.type", depth + 1))
+        return Column(known, name, nested_type(kind["type"], children), required, None, children)
+
+    def _children(self, kind: Mapping[str, Any], place: str, depth: int) -> Iterator[Column]:
+        name = text(kind.get("type"), f"{place}.type")
+        if name not in _INNER:
+            raise UnreadableTypeError(name)
+        if name == "struct":
+            fields = many(kind.get("fields"), f"{place}.fields")
+            columns = [self.field(each, f"{place}.fields[{at}]", depth) for at, each in enumerate(fields)]
+            unlike((column.name for column in columns), f"{place}.fields: name")
+            yield from columns
+        for inner in _INNER[name]:
+            required = inner == "key" or flag(kind.get(f"{inner}-required"), f"{place}.{inner}-required")
+            yield self._column(kind.get(f"{inner}-id"), inner, kind.get(inner), required, f"{place}.{inner}", depth)
 
 
 def all_columns(columns: Sequence[Column]) -> Iterator[Column]:
@@ -102,13 +152,27 @@ def all_columns(columns: Sequence[Column]) -> Iterator[Column]:
         yield from all_columns(column.children)
 
 
+class _NamedField(BaseModel):
+    """A field of the property ``schema.name-mapping.default``."""
+
+    model_config = ConfigDict(strict=True)
+
+    names: Annotated[list[str], Field(fail_fast=True)]
+    field_id: int | None = Field(None, alias="field-id", ge=-(1 << 63), lt=1 << 63)
+    fields: Annotated[list[_NamedField], Field(fail_fast=True)] | None = None
+
+
 def read_name_mapping(text: str) -> NamedIds:
-    """Parse the property ``schema.name-mapping.default``, which `shape.check_metadata` has checked.
+    """Parse the property ``schema.name-mapping.default``.
+
+    Raises:
+        ValueError: it lacks the format's structure; the message says where.
 
     >>> read_name_mapping('[{"field-id": 1, "names": ["a", "b"]}]').ids["b"][0]
     1
     """
-    return _named_ids(json.loads(text))
+    entries = many(json.loads(text), NAME_MAPPING)
+    return _named_ids([modelled(_NamedField, each, f"{NAME_MAPPING}[{at}]") for at, each in enumerate(entries)])
 
 
 def contradicts(names: NamedIds, parents: Mapping[int, int], parent: int = 0) -> bool:
@@ -141,67 +205,25 @@ def names_of(columns: Sequence[Column]) -> NamedIds:
     return NamedIds({column.name: (column.field_id, names_of(column.children)) for column in columns})
 
 
-def _named_ids(entries: Sequence[Mapping[str, Any]]) -> NamedIds:
+def _named_ids(entries: Sequence[_NamedField]) -> NamedIds:
     ids: dict[str, tuple[int | None, NamedIds]] = {}
     for entry in entries:
-        inner = _named_ids(entry.get("fields") or [])
-        for name in entry["names"]:
-            ids[name] = (entry.get("field-id"), inner)
+        inner = _named_ids(entry.fields or ())
+        ids |= dict.fromkeys(entry.names, (entry.field_id, inner))
     return NamedIds(ids)
-
-
-def _column(field_id: int, name: str, kind: Any, required: bool, field: Mapping[str, Any]) -> Column:
-    children = _children(kind)
-    arrow = _nested(kind, children) if isinstance(kind, Mapping) else primitive(kind)
-    return Column(field_id, name, arrow, required, _default(name, field.get("initial-default"), arrow), children)
 
 
 def _default(name: str, value: Any, kind: pa.DataType) -> Any:
     try:
         return read_value(value, kind)
-    except (ValueError, TypeError, AttributeError, ArithmeticError) as error:
-        raise TableError(
-            f"the initial-default of the column {name!r} must be a value of the type {kind}, got {shown(value)}; fix "
-            "the table's schema"
-        ) from error
+    except (ValueError, TypeError, AttributeError, ArithmeticError, pa.ArrowException) as error:
+        raise unfit(f"the initial-default of the column {name!r}", f"a value of the type {kind}", value) from error
 
 
-def _children(kind: Any) -> tuple[Column, ...]:
-    if not isinstance(kind, Mapping):
-        return ()
-    if kind["type"] == "struct":
-        return tuple(_column(f["id"], f["name"], f["type"], f["required"], f) for f in kind["fields"])
-    if kind["type"] == "list":
-        return (_column(kind["element-id"], "element", kind["element"], kind["element-required"], {}),)
-    if kind["type"] == "map":
-        key = _column(kind["key-id"], "key", kind["key"], True, {})
-        return key, _column(kind["value-id"], "value", kind["value"], kind["value-required"], {})
-    raise UnreadableTypeError(str(kind["type"]))
-
-
-def _nested(kind: Mapping[str, Any], children: Sequence[Column]) -> pa.DataType:
-    fields = [arrow_field(child) for child in children]
-    if kind["type"] == "struct":
-        return pa.struct(fields)
-    return pa.list_(fields[0]) if kind["type"] == "list" else pa.map_(fields[0], fields[1])
-
-
-def primitive(kind: str) -> pa.DataType:
-    """Return the Arrow type of a primitive Iceberg type.
-
-    Raises:
-        UnreadableTypeError: its message is the type's name.
-
-    >>> primitive("decimal(9, 2)"), primitive("fixed[16]")
-    (Decimal128Type(decimal128(9, 2)), FixedSizeBinaryType(fixed_size_binary[16]))
-    """
-    if kind in _PRIMITIVES:
-        return _PRIMITIVES[kind]
-    if (match := _DECIMAL.fullmatch(kind)) and 0 < int(match[1]) <= _MOST_DIGITS and int(match[2]) <= int(match[1]):
-        return pa.decimal128(int(match[1]), int(match[2]))
+def _primitive(kind: str) -> pa.DataType:
     if (match := _FIXED.fullmatch(kind)) and 0 < int(match[1]) <= _MOST_FIXED:
         return pa.binary(int(match[1]))
-    raise UnreadableTypeError(kind)
+    return primitive_type(kind, _PRIMITIVES)
 
 
 def read_value(value: Any, kind: pa.DataType) -> Any:
@@ -212,42 +234,22 @@ def read_value(value: Any, kind: pa.DataType) -> Any:
 
     >>> read_value("0f", pa.binary()), read_value("2020-01-01", pa.date32())
     (b'\x0f', datetime.date(2020, 1, 1))
+    >>> read_value("1970-01-01T00:00:01.5+00:00", pa.timestamp("us", "UTC"))
+    1500000
     """
     if value is None:
         return None
     types = pa.types
     if types.is_struct(kind):
-        fields = [kind.field(i) for i in range(kind.num_fields)]
         # The spec keys a struct's default by field id, and allows only an empty default or null.
-        return {field.name: value.get(field.name) for field in fields}
-    if isinstance(value, str):
-        return _from_text(value, kind)
-    if types.is_decimal(kind):
-        return decimal.Decimal(str(value))
-    return value
-
-
-def _from_text(value: str, kind: pa.DataType) -> Any:
-    types = pa.types
-    if types.is_timestamp(kind):
-        return _timestamp(value, 9 if kind.unit == "ns" else 6)
+        return {field.name: value.get(field.name) for field in kind}
+    if not isinstance(value, str):
+        return decimal.Decimal(str(value)) if types.is_decimal(kind) else value
     if types.is_binary(kind) or types.is_fixed_size_binary(kind):
         return uuid.UUID(value).bytes if "-" in value else bytes.fromhex(value)
-    parsers: dict[int, Callable[[str], Any]] = {
-        pa.decimal128(1).id: decimal.Decimal,
-        pa.date32().id: dt.date.fromisoformat,
-        pa.time64("us").id: dt.time.fromisoformat,
-        pa.float32().id: float,
-        pa.float64().id: float,
-    }
-    return parsers.get(kind.id, str)(value)
-
-
-def _timestamp(value: str, places: int) -> int:
-    """Return the time since the epoch in units of so many decimal places of a second."""
-    moment, _, rest = value.replace("Z", "+00:00").partition(".")
-    fraction: str = re.match(r"\d*", rest)[0]  # type: ignore[index]
-    whole = dt.datetime.fromisoformat(moment + rest[len(fraction) :])
-    aware = whole if whole.tzinfo else whole.replace(tzinfo=dt.UTC)
-    second: int = 10**places
-    return int((aware - _EPOCH).total_seconds()) * second + int(fraction.ljust(places, "0")[:places])
+    if types.is_time(kind):
+        return dt.time.fromisoformat(value)
+    is_time = types.is_timestamp(kind)
+    zoned = is_time and _ZONE.search(value) is not None
+    scalar = pa.scalar(value).cast(pa.timestamp(kind.unit, "UTC" if zoned else None) if is_time else kind)
+    return scalar.value if is_time else scalar.as_py()

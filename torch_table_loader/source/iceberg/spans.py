@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from torch_table_loader.source.iceberg.manifests import EQUALITY_DELETES, Span, by_id
 
 if TYPE_CHECKING:
     from torch_table_loader.source.iceberg.manifests import Raw
+    from torch_table_loader.source.iceberg.schema import Schema
 
 _LENGTHS = {"boolean": (1,), "int": (4, 8), "long": (4, 8), "date": (4,)}
 _TIMES = ("time", "timestamp", "timestamptz", "timestamp_ns", "timestamptz_ns")
@@ -30,11 +31,10 @@ class KeySpans:
     ids: frozenset[int] = frozenset()
 
     @classmethod
-    def of(cls, struct: Mapping[str, Any]) -> KeySpans:
+    def of(cls, schema: Schema) -> KeySpans:
         """Build from a schema."""
-        plain = {field["id"]: field["type"] for field in struct["fields"] if isinstance(field["type"], str)}
-        required = frozenset(field["id"] for field in struct["fields"] if field.get("required", False))
-        return cls(plain, required)
+        plain = {field["id"]: field["type"] for field in schema.fields if isinstance(field["type"], str)}
+        return cls(plain, frozenset(field["id"] for field in schema.fields if field["required"]))
 
     def read(self, raw: Raw) -> tuple[Span, ...]:
         """Read the spans of a file's columns: for an equality delete its keys, for a data file all columns in `ids`.

@@ -7,8 +7,8 @@ pyarrow and Iceberg treat NaN and null differently: ``~(x < 3)`` passes NaN, whi
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
 from decimal import Decimal, InvalidOperation
+from functools import reduce
 from typing import Any
 
 import numpy as np
@@ -24,14 +24,6 @@ from torch_table_loader.predicates.expression_tree import Call, Field, Literal, 
 ice: Any = expressions
 """Its predicates accept names and values, although their annotations do not say so."""
 
-_OPPOSITE = {
-    "equal": "not_equal",
-    "not_equal": "equal",
-    "less": "greater_equal",
-    "less_equal": "greater",
-    "greater": "less_equal",
-    "greater_equal": "less",
-}
 _SWAPPED = {
     "equal": "equal",
     "not_equal": "not_equal",
@@ -59,26 +51,20 @@ class _Untranslatable(Exception):  # noqa: N818 - never leaves this module
     """A part of a filter that says nothing about files."""
 
 
-@dataclass(slots=True)
-class Translation:
-    """A filter for files.
+def translate(
+    filters: pc.Expression, schema: Schema, arrow: pa.Schema
+) -> tuple[expressions.BooleanExpression | None, list[str]]:
+    """Translate a row filter for files.
 
-    Args:
-        expression: true for every row that passes the row filter; None if nothing is known about files.
+    Returns:
+        An expression that is true for every row that passes the filter, None if nothing is known about files; and the
+        parts of the filter that say nothing about files.
     """
-
-    expression: expressions.BooleanExpression | None
-    untranslated: list[str] = field(default_factory=list)
-
-
-def translate(filters: pc.Expression, schema: Schema, arrow: pa.Schema) -> Translation:
-    """Translate a row filter."""
     translator = _Translator(schema, arrow)
     try:
-        expression = translator.passing(parse(filters), negated=False)
+        return translator.passing(parse(filters), negated=False), translator.untranslated
     except UnknownFormError as error:
-        return Translation(None, [f"{filters} ({error})"])
-    return Translation(expression, translator.untranslated)
+        return None, [f"{filters} ({error})"]
 
 
 class _Translator:
@@ -116,16 +102,10 @@ class _Translator:
             return ice.EqualTo(name, not negated)
         if node.function in _PREDICATES:
             return self._comparison(node, negated=negated)
-        tests = {
-            "is_in": self._is_in,
-            "is_null": self._is_null,
-            "is_valid": self._is_valid,
-            "is_nan": self._is_nan,
-            "starts_with": self._starts_with,
-        }
-        if node.function not in tests:
-            raise _Untranslatable(f"the function {node.function}")
-        return tests[node.function](node, negated=negated)
+        if node.function == "is_in":
+            return self._is_in(node, negated=negated)
+        found = self._test(node)
+        return ~found if negated else found
 
     def _comparison(self, node: Call, *, negated: bool) -> Any:
         left, right = node.arguments
@@ -136,8 +116,8 @@ class _Translator:
         literal = _folded(right)
         if not literal.is_valid:
             return ice.AlwaysFalse()  # null compares to nothing
-        function = _OPPOSITE[function] if negated else function
         predicate: expressions.BooleanExpression = _PREDICATES[function](name, _value(literal, kind))
+        predicate = ~predicate if negated else predicate
         if pa.types.is_floating(kind) and (negated or function == "not_equal"):
             return ice.Or(predicate, ice.IsNaN(name))  # bounds do not include NaN, which passes here
         return predicate
@@ -158,35 +138,27 @@ class _Translator:
             parts += [ice.IsNull(name)] if len(known) < len(members) else []
         if pa.types.is_floating(kind) and (nan or negated):
             parts.append(ice.IsNaN(name))
-        joined = parts[0]
-        for part in parts[1:]:
-            joined = ice.Or(joined, part)
-        return joined
+        return reduce(ice.Or, parts)
 
-    def _is_null(self, node: Call, *, negated: bool) -> Any:
+    def _test(self, node: Call) -> Any:
+        """Return the predicate for a function that asks something of a column."""
+        if node.function not in ("is_null", "is_valid", "is_nan", "starts_with"):
+            raise _Untranslatable(f"the function {node.function}")
         name, kind = self._column(node.arguments[0])
-        nan = pa.types.is_floating(kind) and node.options is not None and _options(node)["nan_is_null"].as_py()
-        if negated:
+        is_float = pa.types.is_floating(kind)
+        if node.function == "is_valid":
             return ice.NotNull(name)
-        return ice.Or(ice.IsNull(name), ice.IsNaN(name)) if nan else ice.IsNull(name)
-
-    def _is_valid(self, node: Call, *, negated: bool) -> Any:
-        name, _ = self._column(node.arguments[0])
-        return ice.IsNull(name) if negated else ice.NotNull(name)
-
-    def _is_nan(self, node: Call, *, negated: bool) -> Any:
-        name, kind = self._column(node.arguments[0])
-        if not pa.types.is_floating(kind):
-            raise _Untranslatable("no float column")
-        return ice.NotNaN(name) if negated else ice.IsNaN(name)
-
-    def _starts_with(self, node: Call, *, negated: bool) -> Any:
-        name, kind = self._column(node.arguments[0])
+        if node.function == "is_null":
+            nan = is_float and node.options is not None and _options(node)["nan_is_null"].as_py()
+            return ice.Or(ice.IsNull(name), ice.IsNaN(name)) if nan else ice.IsNull(name)
+        if node.function == "is_nan":
+            if not is_float:
+                raise _Untranslatable("no float column")
+            return ice.IsNaN(name)
         options = _options(node)
         if options["ignore_case"].as_py() or not pa.types.is_string(kind):
             raise _Untranslatable("a prefix in any case")
-        prefix = options["pattern"].as_py()
-        return ice.NotStartsWith(name, prefix) if negated else ice.StartsWith(name, prefix)
+        return ice.StartsWith(name, options["pattern"].as_py())
 
     def _column(self, node: Node) -> tuple[str, pa.DataType]:
         if not isinstance(node, Field):

@@ -1,0 +1,222 @@
+"""What the commits between two snapshots of a table did: the rows that were appended, or all that came and went.
+
+A table format lists its commits, and the files that each touched. The rest is the same for all formats.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, NamedTuple, TypeVar
+
+from torch_table_loader.errors import ConfigError
+
+if TYPE_CHECKING:
+    from torch_table_loader.records import Column, DataFile, DeleteFile, FileColumns
+    from torch_table_loader.source.table_storage import TableStorage
+
+Part = TypeVar("Part")
+
+
+class Commit(NamedTuple):
+    """What made a snapshot.
+
+    Args:
+        id: the snapshot that it made.
+        parent: the snapshot before it; None for the first.
+        operation: as the commit says; "unknown" if it says none.
+        does: whether it only appends files; or replaces files by others with the same rows; or changes rows.
+        added: the paths of files whose rows it says are new; empty if only the snapshot's listing tells.
+        removed: the paths of files with which it says that rows left, or were changed; empty likewise.
+    """
+
+    id: int
+    parent: int | None
+    operation: str
+    does: Literal["append", "replace", "change"]
+    added: frozenset[str] = frozenset()
+    removed: frozenset[str] = frozenset()
+
+
+def changes_since(commits: Callable[[int, int], Sequence[Commit]], noun: str, start: int, end: int) -> list[str]:
+    """Describe which commits between two snapshots did more than append files.
+
+    Args:
+        commits: returns the commits after one snapshot, up to and with another.
+        noun: what the format calls a snapshot.
+    """
+    try:
+        found = commits(start, end)
+    except ConfigError as error:
+        return [str(error)]
+    return [f"{noun} {each.id}: {each.operation}" for each in found if each.does != "append"]
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class History(ABC, Generic[Part]):
+    """The commits after one snapshot, up to and with another.
+
+    Args:
+        place: the table, for messages.
+        commits: oldest first.
+        filtered: whether a filter leaves files out.
+    """
+
+    storage: TableStorage
+    place: str
+    start: int
+    end: int | None
+    commits: Sequence[Commit]
+    filtered: bool
+    pruned: set[str] = field(default_factory=set, init=False)
+    """The paths of files that a filter leaves out, whatever happened to their rows."""
+
+    pin: ClassVar[str]
+    """The argument that chooses a snapshot."""
+
+    columns: ClassVar[tuple[Column, ...]]
+    """What a changelog says of its rows. No file has columns of these ids."""
+
+    went: ClassVar[str]
+    came: ClassVar[str]
+
+    @abstractmethod
+    def added(self, run: Sequence[Commit]) -> Part:
+        """Return the files that a run of commits appended: see `_runs`."""
+
+    @abstractmethod
+    def touched(self, commit: Commit, last: Commit) -> tuple[Sequence[DataFile], Sequence[DataFile]]:
+        """Return the files of which a commit may have changed rows, as they were before and after it, in order.
+
+        Each has the deletes that applied then. `pruned` gets those that a filter leaves out.
+
+        Args:
+            last: the last of the commits after it that only append.
+        """
+
+    def appended(self) -> tuple[list[Part], tuple[str, ...]]:
+        """Return the files whose rows were appended, and notes.
+
+        A commit that replaces files by others with the same rows is skipped: rows appended before it are read from the
+        files with which they were appended.
+
+        Raises:
+            ConfigError: a commit removed or changed rows.
+            TableError: a commit did more than it says.
+        """
+        for commit in self.commits:
+            if commit.does == "change":
+                raise ConfigError(
+                    f"{self._noun} {commit.id} of {self.place}, between {self.start} and {self.end}, removes or "
+                    f"changes rows ({commit.operation}), and only rows that were appended can be read by themselves; "
+                    f"{self._around(commit)}, or what came and what went (changelog=True), or the whole table"
+                )
+        replaced = [str(commit.id) for commit in self.commits if commit.does == "replace"]
+        note = f"nothing is read from {self._noun}s {', '.join(replaced)}, which replace files"
+        return [self.added(run) for run in _runs(self.commits)], (note,) if replaced else ()
+
+    def changelog(self) -> tuple[tuple[DataFile, ...], tuple[str, ...]]:
+        """Return the files whose rows came or went, commit by commit, and notes.
+
+        A file is there once for each change of its rows. Of one commit come the rows that went, then those that came. A
+        commit that replaces files by others with the same rows changes none.
+
+        Raises:
+            ConfigError: a commit deleted rows by keys, or the table changed so that one changelog cannot hold it.
+            TableError: a commit did more than it says.
+        """
+        changes = list(self._changes())
+        kept = [(file, values) for file, values in changes if file.path not in self.pruned]
+        self.storage.require(file.path for file, _ in kept)
+        self.storage.require(delete.file.path for file, _ in kept for delete in file.deletes)
+        note = f"the filter prunes {len(changes) - len(kept):,} of {len(changes):,} changed files by their statistics"
+        return _marked(kept, self.columns), (note,) if self.filtered else ()
+
+    def _changes(self) -> Iterator[tuple[DataFile, tuple[Any, ...]]]:
+        """Yield each changed file with what the changelog says of its rows."""
+        ordinal = 0
+        for run in _runs(self.commits):
+            for commit in run:
+                before, after = self.touched(commit, run[-1])
+                self._refuse_keys(commit, before, after)
+                for kind, here, there in ((self.went, before, after), (self.came, after, before)):
+                    said = {"_change_type": kind, "_change_ordinal": ordinal}
+                    values = tuple(said.get(column.name, commit.id) for column in self.columns)
+                    yield from ((file, values) for file in _rows_without(here, there))
+                ordinal += commit.does != "replace"
+
+    def _refuse_keys(self, commit: Commit, before: Sequence[DataFile], after: Sequence[DataFile]) -> None:
+        """Refuse a commit by which other keys are deleted from a file than before."""
+        was = {file.path: _keys(file) for file in before}
+        for file in after:
+            if was.get(file.path, now := _keys(file)) != now:
+                raise ConfigError(
+                    f"{self._noun} {commit.id} deletes rows of {file.name}, and maybe of others, by equality deletes, "
+                    "which say keys and not rows: a changelog cannot tell which rows went without reading all that "
+                    f"were there; {self._around(commit)}, or the whole table"
+                )
+
+    def _around(self, commit: Commit) -> str:
+        """Say how to read what happened before and after a commit."""
+        return (
+            f"read up to the {self._noun} before it (end_{self.pin}={commit.parent}) and from it on "
+            f"(start_{self.pin}={commit.id})"
+        )
+
+    @property
+    def _noun(self) -> str:
+        return self.pin.removesuffix("_id")
+
+
+def _runs(commits: Sequence[Commit]) -> list[list[Commit]]:
+    """Return runs of commits in which no file leaves after it was appended: only the first may do more than append."""
+    runs: list[list[Commit]] = []
+    for commit in commits:
+        if runs and commit.does == "append":
+            runs[-1].append(commit)
+        else:
+            runs.append([commit])
+    return runs
+
+
+def _rows_without(files: Sequence[DataFile], others: Sequence[DataFile]) -> Iterator[DataFile]:
+    """Yield files with those of their live rows that do not live in the other files."""
+    there = {file.path: file for file in others}
+    for file in files:
+        if (other := there.get(file.path)) is None:
+            yield file
+            continue
+        known = set(map(_identity, file.deletes))
+        only = [replace(each, keeps=True) for each in other.deletes if _identity(each) not in known]
+        if only:
+            yield replace(file, deletes=(*file.deletes, *only))
+
+
+def _identity(delete: DeleteFile) -> Hashable:
+    return delete.file.path, delete.blob, delete.inline
+
+
+def _keys(file: DataFile) -> frozenset[str]:
+    return frozenset(delete.file.path for delete in file.deletes if delete.kind == "equality")
+
+
+def _marked(changed: Iterable[tuple[DataFile, tuple[Any, ...]]], columns: Sequence[Column]) -> tuple[DataFile, ...]:
+    """Return the files of a changelog, each with what is said of all its rows.
+
+    A file that comes several times gets another name each time, since plans and states know files by their names.
+    """
+    files: list[DataFile] = []
+    times: dict[str, int] = {}
+    shared: dict[tuple[FileColumns, tuple[Any, ...]], FileColumns] = {}
+    for file, said in changed:
+        assert file.columns is not None  # noqa: S101 tables with changelogs find columns by ids
+        times[file.name] = nth = times.get(file.name, 0) + 1
+        key = (file.columns, said)
+        if key not in shared:
+            constants = {column.field_id: value for column, value in zip(columns, said, strict=True)}
+            shared[key] = replace(file.columns, constants={**file.columns.constants, **constants})
+        pairs = tuple((column.name, value) for column, value in zip(columns, said, strict=True))
+        name = file.name if nth == 1 else f"{file.name}#{nth}"
+        files.append(replace(file, name=name, columns=shared[key], partition=(*file.partition, *pairs)))
+    return tuple(files)

@@ -8,7 +8,8 @@ from typing import Any
 from urllib.parse import quote, unquote, urlsplit
 
 _SECRET_NAMES = re.compile(
-    r"key|secret|token|pass|auth|credential|sas|sig|ugi|connection|header|cookie|user|cert", re.IGNORECASE
+    r"key|secret|token|pass|auth|credential|sas|sig|ugi|connection|header|cookie|user|cert|service_account",
+    re.IGNORECASE,
 )
 _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.\-]*)://([^/]*)")
 _OPEN_LOGIN = re.compile(r"(?!\[)[^@:]*:(?!\d*$).*")

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from multiprocessing.context import get_spawning_popen
-from typing import TYPE_CHECKING, Any, TypeGuard, TypeVar
+from typing import Any, TypeGuard, TypeVar
 
 import pyarrow as pa
 
@@ -31,7 +31,7 @@ from torch_table_loader.options import DEFAULT_RETRY_SECONDS
 from torch_table_loader.records import FileVersion, Traffic
 from torch_table_loader.scrubbing import public_options, scrub, secrets_of
 from torch_table_loader.source.address import (
-    AZURE_PROTOCOLS,
+    FAMILIES,
     HTTP_PROTOCOLS,
     LOCAL_PROTOCOLS,
     filesystem_class,
@@ -40,14 +40,10 @@ from torch_table_loader.source.address import (
 )
 from torch_table_loader.source.clients import ChangedFile, Client, Found, FsspecClient, LocalClient
 from torch_table_loader.source.retrying import Attempts, RetryPolicy, of_length
+from torch_table_loader.source.store_options import choose_client, login_may_change, store_options
 from torch_table_loader.source.traffic import TrafficCounter
 
-if TYPE_CHECKING:
-    from torch_table_loader.source.object_stores import ClientChoice, ObjectStore
-
 T = TypeVar("T")
-
-_OBJECT_STORES = ("s3", "gs", *AZURE_PROTOCOLS)
 
 _MEMORY_OF = uuid.uuid4().hex
 """Names this process's memory:// files: a forked child inherits both, a spawned one has neither."""
@@ -104,10 +100,7 @@ class FileStorage:
     @property
     def client_name(self) -> str:
         """The client that sends requests: "local", "obstore", "s3fs", or the name of the fsspec protocol."""
-        if self.is_local:
-            return "local"
-        choice = self._choice(self.options)
-        return self.protocol if choice is None else choice.client
+        return "local" if self.is_local else choose_client(self.protocol, self.options)[0]
 
     @property
     def place(self) -> str:
@@ -231,10 +224,6 @@ class FileStorage:
         pid = os.getpid()
         return self._counters.get(pid) or self._counters.setdefault(pid, TrafficCounter())
 
-    def _choice(self, options: Mapping[str, Any]) -> ClientChoice | None:
-        store = _object_store(self.protocol)
-        return store.choose(options) if store else None
-
     def _connection(self, path: str) -> _Connection:
         pid = os.getpid()
         if not self._is_current(known := self._clients.get(pid)):
@@ -250,7 +239,7 @@ class FileStorage:
     def _connect(self, path: str) -> _Connection:
         options = self.options if self.login is None else self.login(None)
         try:
-            return _Connection(options, connect(self.protocol, options, self._choice(options)))
+            return _Connection(options, connect(self.protocol, options))
         except (TypeError, ValueError, KeyError) as error:
             if isinstance(error, TableLoaderError):
                 raise
@@ -262,8 +251,7 @@ class FileStorage:
             return True
         if self.login is not None and self.login(refused.options) != refused.options:
             return True
-        choice = self._choice(refused.options)
-        if choice is None or choice.fixed:
+        if not login_may_change(self.protocol, refused.options):
             return False
         self.close()
         return True
@@ -404,8 +392,8 @@ def open_storage(
 
     Args:
         path_or_url: a local path or any fsspec URL; may contain glob characters.
-        storage_options: for the file system, as fsspec takes them (for S3 also as pyarrow names them); they take
-            precedence over a login in the URL. Local paths need none and take none.
+        storage_options: for the file system, under any of the names that `store_options` knows; they take precedence
+            over a login in the URL. Local paths need none and take none.
         retry_seconds: how long to retry a failed request; 0 disables retries.
 
     Returns:
@@ -423,36 +411,25 @@ def open_storage(
             f"storage_options must be a mapping of names to values, got {type(storage_options).__name__}"
         )
     address = parse_address(path_or_url)
-    options = {} if address.protocol == "file" else {**address.login, **(storage_options or {})}
-    if address.protocol == "s3":
-        from torch_table_loader.source.object_stores import with_configured_endpoint
-
-        options = dict(with_configured_endpoint(options))
-    storage = FileStorage(address.protocol, options, retry_seconds)
-    if (store := _object_store(address.protocol)) is not None and storage.client_name != "obstore":
-        filesystem_class(store.family)
+    layers = () if address.protocol == "file" else (address.login, storage_options or {})
+    storage = FileStorage(address.protocol, store_options(address.protocol, *layers), retry_seconds)
+    if storage.client_name in ("s3fs", "gcsfs", "adlfs"):
+        filesystem_class(FAMILIES[address.protocol])
     return storage, address.path
 
 
-def connect(protocol: str, options: Mapping[str, Any], choice: ClientChoice | None) -> Client:
-    """Open a client in this process.
-
-    Args:
-        choice: for an object store, the client and its options.
-    """
+def connect(protocol: str, options: Mapping[str, Any]) -> Client:
+    """Open a client in this process."""
     if protocol == "file":
         return LocalClient()
-    store = _object_store(protocol)
-    if choice is None or store is None:
-        return FsspecClient(protocol, options)
-    if choice.client == "obstore":
-        return store.client(choice.options)
-    return FsspecClient(store.family, choice.options)
+    chosen, theirs = choose_client(protocol, options)
+    if chosen != "obstore":
+        return FsspecClient(FAMILIES.get(protocol, protocol), theirs)
+    # Imported here, since clients of object stores take time to import.
+    if FAMILIES[protocol] == "s3":
+        from torch_table_loader.source.s3_client import S3Client
 
+        return S3Client(theirs)
+    from torch_table_loader.source.clouds import azure_client, google_client
 
-def _object_store(protocol: str) -> ObjectStore | None:
-    if protocol not in _OBJECT_STORES:
-        return None
-    from torch_table_loader.source.object_stores import OBJECT_STORES
-
-    return OBJECT_STORES[protocol]
+    return google_client(theirs) if FAMILIES[protocol] == "gs" else azure_client(theirs)

@@ -1,0 +1,379 @@
+"""The options of object stores: the names that people write, our name for each, and who reads the store with them.
+
+Our names are obstore's where it has one. Other names are aliases: those of fsspec's packages and pyarrow, of pyiceberg
+(``s3.endpoint``) and of deltalake (``aws_endpoint_url``).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from torch_table_loader.errors import ConfigError, ConfigTypeError
+from torch_table_loader.source.address import FAMILIES
+
+_NETWORK = {
+    "connect_timeout": ("s3.connect-timeout",),
+    "read_timeout": ("request_timeout", "s3.request-timeout"),
+    "proxy_url": ("proxy_options", "proxy", "s3.proxy-uri"),
+    "ca_file": ("tls_ca_file_path",),
+    "verify": (),
+}
+"""Options of all three stores."""
+
+_ALIASES: Mapping[str, Mapping[str, tuple[str, ...]]] = {
+    "s3": {
+        "access_key_id": (
+            *("key", "username", "access_key", "aws_access_key_id"),
+            *("s3.access-key-id", "client.access-key-id"),
+        ),
+        "secret_access_key": (
+            *("secret", "password", "secret_key", "aws_secret_access_key"),
+            *("s3.secret-access-key", "client.secret-access-key"),
+        ),
+        "session_token": ("token", "aws_session_token", "s3.session-token", "client.session-token"),
+        "skip_signature": ("anon", "anonymous", "aws_skip_signature", "s3.anonymous"),
+        "profile": ("s3.profile-name", "client.profile-name"),
+        "role_arn": ("s3.role-arn", "client.role-arn"),
+        "role_session_name": ("session_name", "s3.role-session-name", "client.role-session-name"),
+        "external_id": (),
+        "endpoint": (
+            *("endpoint_url", "endpoint_override", "aws_endpoint", "aws_endpoint_url", "aws_endpoint_url_s3"),
+            "s3.endpoint",
+        ),
+        "region": ("region_name", "aws_region", "aws_default_region", "s3.region", "client.region"),
+        "scheme": (),
+        "use_ssl": (),
+        "request_payer": ("requester_pays", "aws_request_payer"),
+        "virtual_hosted_style_request": (
+            *("force_virtual_addressing", "aws_virtual_hosted_style_request"),
+            "s3.force-virtual-addressing",
+        ),
+        "ignore_configured_endpoint_urls": (),
+        **_NETWORK,
+    },
+    "gs": {
+        "token": (),
+        "service_account": ("service_account_path",),
+        "service_account_key": (),
+        "application_credentials": (),
+        "bearer_token": (),
+        "credentials": (),
+        "skip_signature": ("anon",),
+        "base_url": ("endpoint_url",),
+        "project": (),  # gcsfs creates buckets in it
+        **_NETWORK,
+    },
+    "abfs": {
+        "account_name": (),
+        "account_key": ("access_key",),
+        "sas_key": ("sas_token",),
+        "connection_string": (),
+        "tenant_id": (),
+        "client_id": (),
+        "client_secret": (),
+        "credential": (),
+        "skip_signature": ("anon",),
+        "account_host": (),
+        "endpoint": ("endpoint_url",),
+        "authority_host": (),
+        "federated_token_file": (),
+        "use_azure_cli": (),
+        **_NETWORK,
+    },
+}
+
+_OURS = {
+    family: {name: ours for ours, others in aliases.items() for name in (ours, *others)}
+    for family, aliases in _ALIASES.items()
+}
+
+_PACKAGES: Mapping[str, tuple[str, Mapping[str, str]]] = {
+    "s3": (
+        "s3fs",
+        {
+            "access_key_id": "key",
+            "secret_access_key": "secret",
+            "session_token": "token",
+            "skip_signature": "anon",
+            "profile": "profile",
+            "request_payer": "requester_pays",
+            "endpoint": "endpoint_url",
+            "use_ssl": "use_ssl",
+        },
+    ),
+    "gs": ("gcsfs", {"token": "token", "base_url": "endpoint_url", "project": "project"}),
+    "abfs": (
+        "adlfs",
+        {
+            **{name: name for name in ("account_name", "account_key", "connection_string", "account_host")},
+            **{name: name for name in ("tenant_id", "client_id", "client_secret", "credential")},
+            "sas_key": "sas_token",
+            "skip_signature": "anon",
+        },
+    ),
+}
+"""For each store the fsspec package that takes what obstore lacks, and its names of our options."""
+
+_WITHOUT_EFFECT = frozenset(
+    {
+        # of fsspec's caches, which are not used: a stale listing would hide a changed file
+        *("use_listings_cache", "listings_expiry_time", "max_paths", "skip_instance_cache", "asynchronous"),
+        # of pyarrow, for what this library handles itself for all stores
+        *("allow_bucket_creation", "allow_bucket_deletion", "allow_delayed_open", "background_writes"),
+        *("check_directory_existence_before_creation", "load_frequency", "retry_strategy"),
+        # of deltalake, for those who write; and what the endpoint says
+        *("allow_http", "aws_allow_http", "aws_conditional_put", "aws_copy_if_not_exists", "conditional_put"),
+        *("copy_if_not_exists", "aws_s3_allow_unsafe_rename", "aws_s3_locking_provider"),
+    }
+)
+_REFUSED = {"default_metadata": "no metadata is written with objects"}
+
+_FLAGS = frozenset(
+    {"skip_signature", "virtual_hosted_style_request", "request_payer", "use_ssl", "use_azure_cli"}
+    | {"ignore_configured_endpoint_urls"}
+)
+_TRUE = frozenset({"1", "on", "requester", "t", "true", "y", "yes"})
+_SECONDS = frozenset({"connect_timeout", "read_timeout"})
+_OF_CONFIG = frozenset({"s3", "addressing_style", "signature_version", "ignore_configured_endpoint_urls"})
+
+_KEYS = ("access_key_id", "secret_access_key", "session_token")
+"""A login of S3 by itself."""
+
+_FIXED = frozenset(
+    {"access_key_id", "skip_signature", "bearer_token", "service_account_key"}
+    | {"account_key", "sas_key", "connection_string"}
+)
+"""Logins that are the same for the next client."""
+
+
+def store_options(protocol: str, *layers: Mapping[str, Any]) -> dict[str, Any]:
+    """Return options under our names; those of protocols other than object stores' stay as they are.
+
+    Given what it returned, this function returns the same.
+
+    Args:
+        layers: options of different origins; later ones take precedence. Keys of S3 replace those of a layer before as
+            a whole: a token belongs to its key.
+
+    Raises:
+        ConfigError: two names of one option disagree within a layer, or an option cannot be kept; or a configuration
+            file of AWS does not parse.
+
+    >>> store_options("s3", {"s3.endpoint": "http://catalogs"}, {"key": "K", "endpoint_url": "h:9", "use_ssl": False})
+    {'access_key_id': 'K', 'endpoint': 'http://h:9'}
+    >>> store_options("gs", {"token": "anon"})
+    {'skip_signature': True}
+    """
+    family = FAMILIES.get(protocol, protocol)
+    options: dict[str, Any] = {}
+    for layer in layers:
+        given = _named(family, layer) if family in _OURS else dict(layer)
+        if "access_key_id" in given:
+            options = {name: value for name, value in options.items() if name not in {*_KEYS, "skip_signature"}}
+        options |= given
+    if family == "s3":
+        return _settled_s3(options)
+    if family == "gs" and "token" in options and not _unknown(family, options):
+        login = _google_login(options["token"])
+        return options if login is None else {**_without(options, ["token"]), **login}
+    credential = options.get("credential")
+    if family == "abfs" and isinstance(credential, str) and not _unknown(family, options):
+        options = _without(options, ["credential"])
+        _agree(options, "sas_key" if "sig=" in credential else "account_key", credential, "credential")
+    return options
+
+
+def s3_properties(properties: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the S3 options among a catalog's properties: those for all services of AWS, then those for S3 alone."""
+    known = {name: value for name, value in properties.items() if name in _OURS["s3"] and value not in (None, "")}
+    clients, own = (
+        {name: value for name, value in known.items() if name.startswith(prefix)} for prefix in ("client.", "s3.")
+    )
+    return clients, own
+
+
+def login_may_change(protocol: str, options: Mapping[str, Any]) -> bool:
+    """Return whether another client may log in with other credentials: those of a file, a role or a machine."""
+    fixed = "role_arn" not in options and any(options.get(name) for name in _FIXED)
+    return not fixed and choose_client(protocol, options)[0] == "obstore"
+
+
+def choose_client(protocol: str, options: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
+    """Return who reads a store, and the options under the names that it takes.
+
+    Args:
+        options: as `store_options` returns them.
+
+    Returns:
+        "obstore"; or the fsspec package for an option that obstore lacks; or the protocol, for stores that obstore
+        does not read.
+
+    Raises:
+        ConfigError: two options each need another client.
+
+    >>> choose_client("s3", {"access_key_id": "K", "version_aware": True})
+    ('s3fs', {'version_aware': True, 'key': 'K'})
+    >>> choose_client("gs", {"token": "browser"})[0], choose_client("gs", {})[0], choose_client("ftp", {})[0]
+    ('gcsfs', 'obstore', 'ftp')
+    """
+    family = FAMILIES.get(protocol, protocol)
+    if family not in _PACKAGES:
+        return protocol, options
+    own = _unknown(family, options)
+    if not own:
+        return "obstore", options
+    package, names = _PACKAGES[family]
+    theirs = {name: options[name] for name in own}
+    given = _without(options, [*own, "ignore_configured_endpoint_urls"])
+    if family == "s3":
+        inner = {theirs: given.pop(ours) for ours, theirs in _OF_BOTOCORE if ours in given}
+        if inner:
+            theirs["client_kwargs"] = {**theirs.get("client_kwargs", {}), **inner}
+        if given.pop("scheme", "https") == "http":
+            given["use_ssl"] = False
+    if alone := sorted(set(given) - set(names)):
+        raise ConfigError(
+            f"storage_options name {', '.join(alone)}, which {package} does not take, and {', '.join(sorted(own))}, "
+            f"which {package} alone takes; leave one of them out"
+        )
+    return package, theirs | {names[name]: value for name, value in given.items()}
+
+
+_OF_BOTOCORE = (("region", "region_name"), ("verify", "verify"))
+"""Options that s3fs takes inside its ``client_kwargs``."""
+
+
+def _unknown(family: str, options: Mapping[str, Any]) -> list[str]:
+    """Return the options that obstore lacks."""
+    own = [name for name in options if name not in _ALIASES[family]]
+    token = options.get("token") if family == "gs" else None
+    return [*own, "token"] if token is not None and (own or _google_login(token) is None) else own
+
+
+def _named(family: str, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options of one origin, with flags and seconds as such, under our names where there is one."""
+    known: dict[str, Any] = {}
+    ours = _OURS[family]
+    for name, value in options.items():
+        low = str(name).lower()
+        if value is None or low in _WITHOUT_EFFECT:
+            continue
+        if low in _REFUSED:
+            raise ConfigError(f"storage_options[{name!r}] cannot be kept: {_REFUSED[low]}; leave it out")
+        if family == "s3" and name in ("client_kwargs", "config_kwargs"):
+            if not isinstance(value, Mapping):
+                raise ConfigTypeError(f"storage_options[{name!r}] must be a mapping, got {type(value).__name__}")
+            continue
+        _agree(known, ours.get(name) or ours.get(low) or name, value, name)
+    if family == "s3":
+        _flatten_clients(known, options.get("client_kwargs") or {})
+        _flatten_config(known, options.get("config_kwargs") or {})
+    return known
+
+
+def _agree(known: dict[str, Any], ours: str, value: Any, name: str) -> None:
+    """Add an option that may have been given already under another name.
+
+    Raises:
+        ConfigError: it was given with another value.
+    """
+    if isinstance(value, str) and ours in _FLAGS:
+        value = value.lower() in _TRUE
+    elif isinstance(value, str) and ours in _SECONDS:
+        value = float(value) if value.replace(".", "", 1).isdigit() else value
+    if known.setdefault(ours, value) != value:
+        raise ConfigError(f"storage_options give {ours} twice with different values ({name} is one)")
+
+
+def _flatten_clients(known: dict[str, Any], inner: Mapping[str, Any]) -> None:
+    """Take s3fs's ``client_kwargs``; keep those for which obstore has no word."""
+    rest = {}
+    for name, value in inner.items():
+        if name in _OURS["s3"] and value is not None:
+            _agree(known, _OURS["s3"][name], value, f"client_kwargs[{name!r}]")
+        elif value is not None:
+            rest[name] = value
+    if rest:
+        known["client_kwargs"] = rest
+
+
+def _flatten_config(known: dict[str, Any], config: Mapping[str, Any]) -> None:
+    """Take s3fs's ``config_kwargs``; keep all of them if obstore has no word for one."""
+    if config.get("ignore_configured_endpoint_urls"):
+        known["ignore_configured_endpoint_urls"] = True
+    style = config.get("s3", {}).get("addressing_style", "auto")
+    rest = {*config, *config.get("s3", {})} - _OF_CONFIG - _SECONDS
+    if rest or style not in ("auto", "path", "virtual") or config.get("signature_version", "s3v4") != "s3v4":
+        known["config_kwargs"] = dict(config)
+        return
+    for name in _SECONDS & set(config):
+        _agree(known, name, config[name], f"config_kwargs[{name!r}]")
+    if style != "auto":
+        _agree(known, "virtual_hosted_style_request", style == "virtual", "config_kwargs")
+
+
+def _settled_s3(options: dict[str, Any]) -> dict[str, Any]:
+    """Return S3's options with one endpoint: their own or, else, that of the environment or ~/.aws.
+
+    It is looked up here and not when a client is made: it is part of the table's location, and travels to other
+    machines.
+    """
+    plain = options.get("use_ssl") is False
+    scheme = options.get("scheme", "http" if plain else "https")
+    endpoint = options.get("endpoint")
+    options = _without(options, ["scheme", "use_ssl", "endpoint"])
+    if endpoint is None and not options.get("ignore_configured_endpoint_urls"):
+        # Imported here, since botocore takes 0.15 s, which only users of S3 should pay.
+        from torch_table_loader.source.aws import configured_endpoint
+
+        endpoint = configured_endpoint(options.get("profile"))
+    if endpoint is not None:
+        options["endpoint"] = _whole_url(endpoint, scheme)
+    elif scheme != "https":
+        options["scheme"] = scheme
+    return _without(options, _KEYS) if options.get("skip_signature") else options
+
+
+def _whole_url(endpoint: str, scheme: str) -> str:
+    parts = urlsplit(endpoint if "://" in endpoint else f"{scheme}://{endpoint}")
+    return f"{parts.scheme}://{parts.netloc}{parts.path}".rstrip("/")
+
+
+def _without(options: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]:
+    return {name: value for name, value in options.items() if name not in names}
+
+
+def _google_login(token: Any) -> dict[str, Any] | None:
+    """Return gcsfs's ``token`` under obstore's names; None if only gcsfs supports it."""
+    if token in ("google_default", "cloud"):  # logins that obstore finds by itself
+        return {}
+    if token == "anon":  # noqa: S105 - gcsfs's word for none
+        return {"skip_signature": True}
+    if isinstance(token, Mapping):
+        return {"service_account_key": json.dumps(dict(token))} if token.get("type") == "service_account" else None
+    if isinstance(token, str | os.PathLike):
+        of_gcsfs = token in ("cache", "browser")
+        return None if of_gcsfs else _login_of_file(Path(token).expanduser(), os.fspath(token))
+    return {"credentials": token} if hasattr(token, "refresh") else None
+
+
+def _login_of_file(path: Path, token: str) -> dict[str, Any] | None:
+    try:
+        kind = json.loads(path.read_text()).get("type")
+    except OSError:
+        if token.endswith(".json") or os.sep in token:
+            raise ConfigError(
+                "storage_options['token'] names a file that cannot be read; give the path of a service account's or "
+                'of gcloud\'s JSON file, "anon", "google_default", or an access token'
+            ) from None
+        return {"bearer_token": token}
+    except (ValueError, AttributeError):
+        raise ConfigError("storage_options['token'] names a file that is not the JSON of a Google login") from None
+    if kind == "service_account":
+        return {"service_account": str(path)}
+    return {"application_credentials": str(path)} if kind == "authorized_user" else None

@@ -78,16 +78,16 @@ class S3Client(ObjectStoreClient):
         tokens: set[str] = set()
         keys: set[str] = set()
         while True:
-            page = read_page(self._get(name, asked), shown)
+            page, token = read_page(self._get(name, asked), shown)
             _check(page, shown, prefix, keys)
-            objects = [(key.removesuffix("/"), version) for key, version in page.listed.objects]
-            yield Listed(objects, [folder.removesuffix("/") for folder in page.listed.folders])
-            if page.token is None:
+            objects = [(key.removesuffix("/"), version) for key, version in page.objects]
+            yield Listed(objects, [folder.removesuffix("/") for folder in page.folders])
+            if token is None:
                 return
-            if page.token in tokens:
-                raise _broken(shown, f"it gives the token {page.token[:40]!r} for a second time")
-            tokens.add(page.token)
-            asked["continuation-token"] = page.token
+            if token in tokens:
+                raise _broken(shown, f"it gives the token {token[:40]!r} for a second time")
+            tokens.add(token)
+            asked["continuation-token"] = token
 
     def _get(self, bucket: str, asked: Mapping[str, str]) -> bytes:
         address = self._address(bucket)
@@ -179,18 +179,6 @@ class _Address(NamedTuple):
     virtual: bool
 
 
-class Page(NamedTuple):
-    """One answer to a listing.
-
-    Args:
-        listed: objects and common prefixes, as the store writes them.
-        token: asks for the next page; None for the last one.
-    """
-
-    listed: Listed
-    token: str | None
-
-
 def _through(proxy: str, common: dict[str, Any]) -> urllib3.ProxyManager:
     login = urlsplit(proxy)
     headers = None
@@ -199,8 +187,11 @@ def _through(proxy: str, common: dict[str, Any]) -> urllib3.ProxyManager:
     return urllib3.ProxyManager(proxy, proxy_headers=headers, **common)
 
 
-def read_page(body: bytes, shown: str) -> Page:
+def read_page(body: bytes, shown: str) -> tuple[Listed, str | None]:
     """Read an answer to ListObjectsV2.
+
+    Returns:
+        Objects and common prefixes, as the store writes them, and what asks for the next page; None for the last one.
 
     Raises:
         ClientError: it is an error, which some stores send with status 200.
@@ -208,7 +199,7 @@ def read_page(body: bytes, shown: str) -> Page:
         StorageError: it says that more follows, and not where.
 
     >>> read_page(b"<ListBucketResult><IsTruncated>false</IsTruncated></ListBucketResult>", "s3://bucket/t/")
-    Page(listed=Listed(objects=[], folders=[]), token=None)
+    (Listed(objects=[], folders=[]), None)
     """
     try:
         root = ET.fromstring(body)  # noqa: S314 expat bounds what entities grow to
@@ -236,12 +227,12 @@ def read_page(body: bytes, shown: str) -> Page:
                 folders.append(decoded(inner["Prefix"]))
         except (KeyError, ValueError, TypeError) as error:
             raise ResponseParserError(f"expected keys with size and time, got {inner!r} ({error})") from None
-    return Page(Listed(objects, folders), token)
+    return Listed(objects, folders), token
 
 
-def _check(page: Page, shown: str, prefix: str, keys: set[str]) -> None:
+def _check(page: Listed, shown: str, prefix: str, keys: set[str]) -> None:
     """Refuse keys that were not asked for, or that came before; add the page's."""
-    for key in (*(key for key, _ in page.listed.objects), *page.listed.folders):
+    for key in (*(key for key, _ in page.objects), *page.folders):
         if not key.startswith(prefix):
             raise _broken(shown, f"it names {key!r}, which does not begin with {prefix!r}")
         if key in keys:

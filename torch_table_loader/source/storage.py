@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from multiprocessing.context import get_spawning_popen
-from typing import Any, TypeGuard, TypeVar
+from typing import Any, NamedTuple, TypeGuard, TypeVar
 
 import pyarrow as pa
 
@@ -39,9 +39,8 @@ from torch_table_loader.source.address import (
     shown,
 )
 from torch_table_loader.source.clients import ChangedFile, Client, Found, FsspecClient, LocalClient
-from torch_table_loader.source.retrying import Attempts, RetryPolicy, of_length
+from torch_table_loader.source.retrying import Attempts, RetryPolicy, TrafficCounter, of_length
 from torch_table_loader.source.store_options import choose_client, login_may_change, store_options
-from torch_table_loader.source.traffic import TrafficCounter
 
 T = TypeVar("T")
 
@@ -52,20 +51,28 @@ _MEMORY_OF = uuid.uuid4().hex
 Login = Callable[[Mapping[str, Any] | None], Mapping[str, Any]]
 
 
-@dataclass(frozen=True, slots=True)
-class _Connection:
+class _Connection(NamedTuple):
     """A client, and the options that it connected with."""
 
-    options: Mapping[str, Any] = field(repr=False)
+    options: Mapping[str, Any]
     client: Client
+
+
+class _Process:
+    """What one process has of a storage."""
+
+    def __init__(self) -> None:
+        self.connection: _Connection | None = None
+        self.connecting = threading.Lock()
+        self.counter = TrafficCounter()
 
 
 @dataclass(frozen=True, slots=True)
 class FileStorage:
     """A file system with its options (implements `contracts.Storage`).
 
-    It has no open handle that a fork could share: clients are stored by process id, as are the locks for making them,
-    and left out of pickles.
+    It has no open handle that a fork could share: each process has a client, a lock and counts of its own, and pickles
+    have none.
 
     Args:
         protocol: "file", "s3", "memory", or any that fsspec knows.
@@ -79,13 +86,7 @@ class FileStorage:
     options: Mapping[str, Any] = field(default_factory=dict, repr=False, hash=False)
     retry_seconds: float = field(default=DEFAULT_RETRY_SECONDS, repr=False, compare=False)
     login: Login | None = field(default=None, repr=False, compare=False)
-    _clients: dict[int, _Connection] = field(default_factory=dict, init=False, repr=False, compare=False, hash=False)
-    _connecting: dict[int, threading.Lock] = field(
-        default_factory=dict, init=False, repr=False, compare=False, hash=False
-    )
-    _counters: dict[int, TrafficCounter] = field(
-        default_factory=dict, init=False, repr=False, compare=False, hash=False
-    )
+    _processes: dict[int, _Process] = field(default_factory=dict, init=False, repr=False, compare=False, hash=False)
 
     @property
     def is_local(self) -> bool:
@@ -191,11 +192,11 @@ class FileStorage:
 
     def close(self) -> None:
         """Drop this process's client; the next call opens a new one."""
-        self._clients.pop(os.getpid(), None)
+        self._process.connection = None
 
     def traffic(self) -> Traffic:
         """Return this process's requests to the store so far; nothing for a store without a network."""
-        return self._counter.total()
+        return self._process.counter.total()
 
     @property
     def uri_prefix(self) -> str:
@@ -220,17 +221,17 @@ class FileStorage:
         return self.protocol not in {"file", "memory"}
 
     @property
-    def _counter(self) -> TrafficCounter:
+    def _process(self) -> _Process:
         pid = os.getpid()
-        return self._counters.get(pid) or self._counters.setdefault(pid, TrafficCounter())
+        return self._processes.get(pid) or self._processes.setdefault(pid, _Process())
 
     def _connection(self, path: str) -> _Connection:
-        pid = os.getpid()
-        if not self._is_current(known := self._clients.get(pid)):
+        mine = self._process
+        if not self._is_current(known := mine.connection):
             # One thread connects: were there two, one client would end unseen, and its login be taken for a new one.
-            with self._connecting.setdefault(pid, threading.Lock()):
-                if not self._is_current(known := self._clients.get(pid)):
-                    known = self._clients[pid] = self._connect(path)
+            with mine.connecting:
+                if not self._is_current(known := mine.connection):
+                    known = mine.connection = self._connect(path)
         return known
 
     def _is_current(self, known: _Connection | None) -> TypeGuard[_Connection]:
@@ -247,7 +248,7 @@ class FileStorage:
 
     def _renew(self, refused: _Connection) -> bool:
         """Connect anew where that may log in with other credentials; return whether it may."""
-        if self._clients.get(os.getpid()) is not refused:  # another thread has
+        if self._process.connection is not refused:  # another thread has
             return True
         if self.login is not None and self.login(refused.options) != refused.options:
             return True
@@ -275,7 +276,7 @@ class FileStorage:
 
         attempts = Attempts(
             RetryPolicy(self.retry_seconds),
-            self._counter,
+            self._process.counter,
             self.shown(path),
             lambda error: self._said(error, path),
             lambda: used is not None and self._renew(used),
@@ -345,9 +346,9 @@ class FileStorage:
 
     def _scrub(self, text: str, path: str) -> str:
         query = path.partition("?")[2] if self.protocol in HTTP_PROTOCOLS else ""
-        known = self._clients.get(os.getpid())
-        secrets = secrets_of(self.options) if known is None else (*secrets_of(self.options), *secrets_of(known.options))
-        return scrub(in_brief(text), (*secrets, query))
+        known = self._process.connection
+        renewed = {} if known is None else known.options
+        return scrub(in_brief(text), (*secrets_of(self.options), *secrets_of(renewed), query))
 
     def _scrubbed(self, error: BaseException, path: str) -> BaseException:
         """Return the error itself or, if it or its causes show a secret, a copy without it."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -16,81 +17,55 @@ from urllib.parse import urlsplit
 from torch_table_loader.errors import ConfigError, ConfigTypeError
 from torch_table_loader.source.address import FAMILIES
 
-_NETWORK = {
-    "connect_timeout": ("s3.connect-timeout",),
-    "read_timeout": ("request_timeout", "s3.request-timeout"),
-    "proxy_url": ("proxy_options", "proxy", "s3.proxy-uri"),
-    "ca_file": ("tls_ca_file_path",),
-    "verify": (),
+_NETWORK = frozenset({"connect_timeout", "read_timeout", "proxy_url", "ca_file", "verify"})
+_NAMES: Mapping[str, frozenset[str]] = {
+    "s3": _NETWORK
+    | {"access_key_id", "secret_access_key", "session_token", "skip_signature"}
+    | {"profile", "role_arn", "role_session_name", "external_id"}
+    | {"endpoint", "region", "scheme", "use_ssl", "ignore_configured_endpoint_urls"}
+    | {"request_payer", "virtual_hosted_style_request"},
+    "gs": _NETWORK
+    | {"service_account", "service_account_key", "application_credentials", "bearer_token", "skip_signature"}
+    | {"token", "credentials", "base_url", "project"},
+    "abfs": _NETWORK
+    | {"account_name", "account_key", "sas_key", "connection_string", "skip_signature"}
+    | {"tenant_id", "client_id", "client_secret", "credential", "federated_token_file", "use_azure_cli"}
+    | {"account_host", "endpoint", "authority_host"},
 }
-"""Options of all three stores."""
+"""Our names of the options of each kind of store."""
 
-_ALIASES: Mapping[str, Mapping[str, tuple[str, ...]]] = {
+_OF_OTHERS = re.compile(r"aws_|s3\.|client\.")
+"""How names of S3 options begin for deltalake and pyiceberg; the rest is a name or an alias, if with other hyphens."""
+
+_ALIASES: Mapping[str, Mapping[str, str]] = {
     "s3": {
-        "access_key_id": (
-            *("key", "username", "access_key", "aws_access_key_id"),
-            *("s3.access-key-id", "client.access-key-id"),
-        ),
-        "secret_access_key": (
-            *("secret", "password", "secret_key", "aws_secret_access_key"),
-            *("s3.secret-access-key", "client.secret-access-key"),
-        ),
-        "session_token": ("token", "aws_session_token", "s3.session-token", "client.session-token"),
-        "skip_signature": ("anon", "anonymous", "aws_skip_signature", "s3.anonymous"),
-        "profile": ("s3.profile-name", "client.profile-name"),
-        "role_arn": ("s3.role-arn", "client.role-arn"),
-        "role_session_name": ("session_name", "s3.role-session-name", "client.role-session-name"),
-        "external_id": (),
-        "endpoint": (
-            *("endpoint_url", "endpoint_override", "aws_endpoint", "aws_endpoint_url", "aws_endpoint_url_s3"),
-            "s3.endpoint",
-        ),
-        "region": ("region_name", "aws_region", "aws_default_region", "s3.region", "client.region"),
-        "scheme": (),
-        "use_ssl": (),
-        "request_payer": ("requester_pays", "aws_request_payer"),
-        "virtual_hosted_style_request": (
-            *("force_virtual_addressing", "aws_virtual_hosted_style_request"),
-            "s3.force-virtual-addressing",
-        ),
-        "ignore_configured_endpoint_urls": (),
-        **_NETWORK,
+        **dict.fromkeys(("key", "username", "access_key"), "access_key_id"),
+        **dict.fromkeys(("secret", "password", "secret_key"), "secret_access_key"),
+        **dict.fromkeys(("anon", "anonymous"), "skip_signature"),
+        **dict.fromkeys(("endpoint_url", "endpoint_override", "endpoint_url_s3"), "endpoint"),
+        **dict.fromkeys(("region_name", "default_region"), "region"),
+        "token": "session_token",
+        "profile_name": "profile",
+        "session_name": "role_session_name",
+        "requester_pays": "request_payer",
+        "force_virtual_addressing": "virtual_hosted_style_request",
+        "proxy_uri": "proxy_url",
     },
-    "gs": {
-        "token": (),
-        "service_account": ("service_account_path",),
-        "service_account_key": (),
-        "application_credentials": (),
-        "bearer_token": (),
-        "credentials": (),
-        "skip_signature": ("anon",),
-        "base_url": ("endpoint_url",),
-        "project": (),  # gcsfs creates buckets in it
-        **_NETWORK,
-    },
+    "gs": {"anon": "skip_signature", "endpoint_url": "base_url", "service_account_path": "service_account"},
     "abfs": {
-        "account_name": (),
-        "account_key": ("access_key",),
-        "sas_key": ("sas_token",),
-        "connection_string": (),
-        "tenant_id": (),
-        "client_id": (),
-        "client_secret": (),
-        "credential": (),
-        "skip_signature": ("anon",),
-        "account_host": (),
-        "endpoint": ("endpoint_url",),
-        "authority_host": (),
-        "federated_token_file": (),
-        "use_azure_cli": (),
-        **_NETWORK,
+        "anon": "skip_signature",
+        "access_key": "account_key",
+        "sas_token": "sas_key",
+        "endpoint_url": "endpoint",
+    },
+    "all": {
+        "request_timeout": "read_timeout",
+        "proxy_options": "proxy_url",
+        "proxy": "proxy_url",
+        "tls_ca_file_path": "ca_file",
     },
 }
-
-_OURS = {
-    family: {name: ours for ours, others in aliases.items() for name in (ours, *others)}
-    for family, aliases in _ALIASES.items()
-}
+"""Other names of them."""
 
 _PACKAGES: Mapping[str, tuple[str, Mapping[str, str]]] = {
     "s3": (
@@ -127,8 +102,7 @@ _WITHOUT_EFFECT = frozenset(
         *("allow_bucket_creation", "allow_bucket_deletion", "allow_delayed_open", "background_writes"),
         *("check_directory_existence_before_creation", "load_frequency", "retry_strategy"),
         # of deltalake, for those who write; and what the endpoint says
-        *("allow_http", "aws_allow_http", "aws_conditional_put", "aws_copy_if_not_exists", "conditional_put"),
-        *("copy_if_not_exists", "aws_s3_allow_unsafe_rename", "aws_s3_locking_provider"),
+        *("allow_http", "conditional_put", "copy_if_not_exists", "s3_allow_unsafe_rename", "s3_locking_provider"),
     }
 )
 _REFUSED = {"default_metadata": "no metadata is written with objects"}
@@ -172,7 +146,7 @@ def store_options(protocol: str, *layers: Mapping[str, Any]) -> dict[str, Any]:
     family = FAMILIES.get(protocol, protocol)
     options: dict[str, Any] = {}
     for layer in layers:
-        given = _named(family, layer) if family in _OURS else dict(layer)
+        given = _named(family, layer) if family in _NAMES else dict(layer)
         if "access_key_id" in given:
             options = {name: value for name, value in options.items() if name not in {*_KEYS, "skip_signature"}}
         options |= given
@@ -190,9 +164,9 @@ def store_options(protocol: str, *layers: Mapping[str, Any]) -> dict[str, Any]:
 
 def s3_properties(properties: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the S3 options among a catalog's properties: those for all services of AWS, then those for S3 alone."""
-    known = {name: value for name, value in properties.items() if name in _OURS["s3"] and value not in (None, "")}
     clients, own = (
-        {name: value for name, value in known.items() if name.startswith(prefix)} for prefix in ("client.", "s3.")
+        {name: value for name, value in properties.items() if name.startswith(prefix) and _ours("s3", name)}
+        for prefix in ("client.", "s3.")
     )
     return clients, own
 
@@ -250,26 +224,34 @@ _OF_BOTOCORE = (("region", "region_name"), ("verify", "verify"))
 
 def _unknown(family: str, options: Mapping[str, Any]) -> list[str]:
     """Return the options that obstore lacks."""
-    own = [name for name in options if name not in _ALIASES[family]]
+    own = [name for name in options if name not in _NAMES[family]]
     token = options.get("token") if family == "gs" else None
     return [*own, "token"] if token is not None and (own or _google_login(token) is None) else own
+
+
+def _ours(family: str, name: str) -> str | None:
+    """Return our name of an option; None if obstore has no word for it.
+
+    >>> _ours("s3", "AWS_ENDPOINT_URL"), _ours("s3", "s3.access-key-id"), _ours("gs", "consistency")
+    ('endpoint', 'access_key_id', None)
+    """
+    if family == "s3" and (other := _OF_OTHERS.match(name.lower())):
+        name = name.lower()[other.end() :].replace("-", "_")
+    name = _ALIASES[family].get(name) or _ALIASES["all"].get(name) or name
+    return name if name in _NAMES[family] or name in _WITHOUT_EFFECT else None
 
 
 def _named(family: str, options: Mapping[str, Any]) -> dict[str, Any]:
     """Return the options of one origin, with flags and seconds as such, under our names where there is one."""
     known: dict[str, Any] = {}
-    ours = _OURS[family]
     for name, value in options.items():
-        low = str(name).lower()
-        if value is None or low in _WITHOUT_EFFECT:
-            continue
-        if low in _REFUSED:
-            raise ConfigError(f"storage_options[{name!r}] cannot be kept: {_REFUSED[low]}; leave it out")
-        if family == "s3" and name in ("client_kwargs", "config_kwargs"):
+        if name in _REFUSED and value is not None:
+            raise ConfigError(f"storage_options[{name!r}] cannot be kept: {_REFUSED[name]}; leave it out")
+        if family == "s3" and name in ("client_kwargs", "config_kwargs") and value is not None:
             if not isinstance(value, Mapping):
                 raise ConfigTypeError(f"storage_options[{name!r}] must be a mapping, got {type(value).__name__}")
             continue
-        _agree(known, ours.get(name) or ours.get(low) or name, value, name)
+        _agree(known, _ours(family, str(name)) or name, value, name)
     if family == "s3":
         _flatten_clients(known, options.get("client_kwargs") or {})
         _flatten_config(known, options.get("config_kwargs") or {})
@@ -282,6 +264,8 @@ def _agree(known: dict[str, Any], ours: str, value: Any, name: str) -> None:
     Raises:
         ConfigError: it was given with another value.
     """
+    if value in (None, "") or ours in _WITHOUT_EFFECT:
+        return
     if isinstance(value, str) and ours in _FLAGS:
         value = value.lower() in _TRUE
     elif isinstance(value, str) and ours in _SECONDS:
@@ -294,8 +278,8 @@ def _flatten_clients(known: dict[str, Any], inner: Mapping[str, Any]) -> None:
     """Take s3fs's ``client_kwargs``; keep those for which obstore has no word."""
     rest = {}
     for name, value in inner.items():
-        if name in _OURS["s3"] and value is not None:
-            _agree(known, _OURS["s3"][name], value, f"client_kwargs[{name!r}]")
+        if ours := _ours("s3", name):
+            _agree(known, ours, value, f"client_kwargs[{name!r}]")
         elif value is not None:
             rest[name] = value
     if rest:

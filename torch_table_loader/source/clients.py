@@ -294,11 +294,20 @@ def _of_fsspec(path: str, info: Mapping[str, Any]) -> Found:
         return Found(path, None)
     if info.get("size") is None:
         raise OSError("the store does not report the size of this file, which reading parts of it needs")
-    etag = next((str(info[name]).removeprefix("W/").strip('"') for name in _ETAG_NAMES if info.get(name)), None)
+    etag = next((bare_tag(str(info[name])) for name in _ETAG_NAMES if info.get(name)), None)
     mtime = next((_nanoseconds(info[name]) for name in _TIME_NAMES if info.get(name) is not None), None)
     if etag is not None and mtime is not None:
         mtime = mtime // _SECOND * _SECOND  # as above; the etag tells versions within a second apart
     return Found(path, FileVersion(int(info["size"]), mtime, etag))
+
+
+def bare_tag(etag: str | None) -> str | None:
+    """Return a tag as all answers have it: a listing may quote it or call it weak where a GET does not.
+
+    >>> bare_tag('W/"abc"')
+    'abc'
+    """
+    return None if etag is None else etag.removeprefix("W/").strip('"') or None
 
 
 def _nanoseconds(value: Any) -> int | None:

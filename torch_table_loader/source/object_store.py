@@ -9,7 +9,7 @@ import os
 import ssl
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from datetime import UTC, datetime
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar
 from urllib.parse import quote
@@ -20,7 +20,7 @@ from torch_table_loader.cancellation import check_wanted
 from torch_table_loader.causes import store_error_type
 from torch_table_loader.errors import ConfigError, ConfigTypeError, MissingFileError, MissingPathError
 from torch_table_loader.records import FileVersion
-from torch_table_loader.source.clients import ChangedFile, Client, Found
+from torch_table_loader.source.clients import ChangedFile, Client, Found, bare_tag
 
 if TYPE_CHECKING:
     from obstore import GetOptions
@@ -51,7 +51,6 @@ LIST_CHUNK = 1000
 """Keys of a page of a listing; S3 gives no more."""
 
 _SECOND = 1_000_000_000
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def client_config(options: Mapping[str, Any], *, http: bool) -> ClientConfig:
@@ -231,7 +230,7 @@ class ObjectStoreClient(Client):
             answer = bucket.get(key, options=options)
         except PreconditionError:
             raise ChangedFile(etag) from None
-        if etag is not None and (now := _bare_tag(answer.meta["e_tag"])) not in {None, etag}:
+        if etag is not None and (now := bare_tag(answer.meta["e_tag"])) not in {None, etag}:
             raise ChangedFile(etag, now)
         return answer.bytes()
 
@@ -281,14 +280,5 @@ def _key_and_version(meta: Any) -> tuple[str, FileVersion]:
 
 def object_version(num_bytes: int, modified: datetime, etag: str | None) -> FileVersion:
     """Return the version from a listing or a HEAD response: both must give the same version."""
-    seconds = (modified - _EPOCH).total_seconds()  # S3 listings have milliseconds, HEAD has seconds
-    return FileVersion(num_bytes, int(seconds) * _SECOND, _bare_tag(etag))
-
-
-def _bare_tag(etag: str | None) -> str | None:
-    """Return a tag as all answers have it: a listing may quote it or call it weak where a GET does not.
-
-    >>> _bare_tag('W/"abc"')
-    'abc'
-    """
-    return None if etag is None else etag.removeprefix("W/").strip('"') or None
+    seconds = int(modified.timestamp())  # S3 listings have milliseconds, HEAD has seconds
+    return FileVersion(num_bytes, seconds * _SECOND, bare_tag(etag))

@@ -105,17 +105,10 @@ class TrafficCounter:
         """Return the counts so far."""
         return self._total
 
-    def tried(self, *, again: bool) -> None:
-        """Count a request.
-
-        Args:
-            again: whether it repeats a failed request.
-        """
-        self._add(Traffic(requests=1, retries=int(again)))
-
-    def waited(self, seconds: float) -> None:
-        """Count time spent waiting between two requests."""
-        self._add(Traffic(seconds_waiting=seconds))
+    def add(self, more: Traffic) -> None:
+        """Count what comes on top."""
+        with self._lock:
+            self._total += more
 
     def served(self, num_bytes: int, now: float) -> float | None:
         """Count an answer.
@@ -126,7 +119,7 @@ class TrafficCounter:
         Returns:
             Seconds since the first of the failed requests before it, if the caller was warned of them.
         """
-        self._add(Traffic(num_bytes=num_bytes))
+        self.add(Traffic(num_bytes=num_bytes))
         if self._failing_since is None:
             return None
         with self._lock:
@@ -151,10 +144,6 @@ class TrafficCounter:
                 return None
             self._warned = True
             return seconds
-
-    def _add(self, more: Traffic) -> None:
-        with self._lock:
-            self._total += more
 
 
 class Attempts:
@@ -197,7 +186,7 @@ class Attempts:
         """
         while True:
             began = self._policy.now()
-            self._counter.tried(again=self._tries > 0)
+            self._counter.add(Traffic(requests=1, retries=int(self._tries > 0)))
             self._tries += 1
             try:
                 answer = ask()
@@ -237,5 +226,5 @@ class Attempts:
         goes_on = self._policy.pause(wait)
         waited = self._policy.now() - now
         self._seconds += waited
-        self._counter.waited(waited)
+        self._counter.add(Traffic(seconds_waiting=waited))
         return goes_on

@@ -10,6 +10,7 @@ import json
 import os
 import re
 from collections.abc import Iterable, Mapping
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -105,7 +106,6 @@ _WITHOUT_EFFECT = frozenset(
         *("allow_http", "conditional_put", "copy_if_not_exists", "s3_allow_unsafe_rename", "s3_locking_provider"),
     }
 )
-_REFUSED = {"default_metadata": "no metadata is written with objects"}
 
 _FLAGS = frozenset(
     {"skip_signature", "virtual_hosted_style_request", "request_payer", "use_ssl", "use_azure_cli"}
@@ -205,8 +205,8 @@ def choose_client(protocol: str, options: Mapping[str, Any]) -> tuple[str, Mappi
     theirs = {name: options[name] for name in own}
     given = _without(options, [*own, "ignore_configured_endpoint_urls"])
     if family == "s3":
-        inner = {theirs: given.pop(ours) for ours, theirs in _OF_BOTOCORE if ours in given}
-        if inner:
+        of_client = (("region", "region_name"), ("verify", "verify"))
+        if inner := {its: given.pop(ours) for ours, its in of_client if ours in given}:
             theirs["client_kwargs"] = {**theirs.get("client_kwargs", {}), **inner}
         if given.pop("scheme", "https") == "http":
             given["use_ssl"] = False
@@ -218,10 +218,6 @@ def choose_client(protocol: str, options: Mapping[str, Any]) -> tuple[str, Mappi
     return package, theirs | {names[name]: value for name, value in given.items()}
 
 
-_OF_BOTOCORE = (("region", "region_name"), ("verify", "verify"))
-"""Options that s3fs takes inside its ``client_kwargs``."""
-
-
 def _unknown(family: str, options: Mapping[str, Any]) -> list[str]:
     """Return the options that obstore lacks."""
     own = [name for name in options if name not in _NAMES[family]]
@@ -229,6 +225,7 @@ def _unknown(family: str, options: Mapping[str, Any]) -> list[str]:
     return [*own, "token"] if token is not None and (own or _google_login(token) is None) else own
 
 
+@lru_cache(maxsize=1024)
 def _ours(family: str, name: str) -> str | None:
     """Return our name of an option; None if obstore has no word for it.
 
@@ -245,8 +242,10 @@ def _named(family: str, options: Mapping[str, Any]) -> dict[str, Any]:
     """Return the options of one origin, with flags and seconds as such, under our names where there is one."""
     known: dict[str, Any] = {}
     for name, value in options.items():
-        if name in _REFUSED and value is not None:
-            raise ConfigError(f"storage_options[{name!r}] cannot be kept: {_REFUSED[name]}; leave it out")
+        if name == "default_metadata" and value is not None:
+            raise ConfigError(
+                f"storage_options[{name!r}] cannot be kept: no metadata is written with objects; leave it out"
+            )
         if family == "s3" and name in ("client_kwargs", "config_kwargs") and value is not None:
             if not isinstance(value, Mapping):
                 raise ConfigTypeError(f"storage_options[{name!r}] must be a mapping, got {type(value).__name__}")
@@ -268,8 +267,8 @@ def _agree(known: dict[str, Any], ours: str, value: Any, name: str) -> None:
         return
     if isinstance(value, str) and ours in _FLAGS:
         value = value.lower() in _TRUE
-    elif isinstance(value, str) and ours in _SECONDS:
-        value = float(value) if value.replace(".", "", 1).isdigit() else value
+    elif isinstance(value, str) and ours in _SECONDS and value.replace(".", "", 1).isdecimal():
+        value = float(value)
     if known.setdefault(ours, value) != value:
         raise ConfigError(f"storage_options give {ours} twice with different values ({name} is one)")
 
@@ -307,8 +306,7 @@ def _settled_s3(options: dict[str, Any]) -> dict[str, Any]:
     It is looked up here and not when a client is made: it is part of the table's location, and travels to other
     machines.
     """
-    plain = options.get("use_ssl") is False
-    scheme = options.get("scheme", "http" if plain else "https")
+    scheme = options.get("scheme", "http" if options.get("use_ssl") is False else "https")
     endpoint = options.get("endpoint")
     options = _without(options, ["scheme", "use_ssl", "endpoint"])
     if endpoint is None and not options.get("ignore_configured_endpoint_urls"):
@@ -317,15 +315,11 @@ def _settled_s3(options: dict[str, Any]) -> dict[str, Any]:
 
         endpoint = configured_endpoint(options.get("profile"))
     if endpoint is not None:
-        options["endpoint"] = _whole_url(endpoint, scheme)
+        url = urlsplit(endpoint if "://" in endpoint else f"{scheme}://{endpoint}")
+        options["endpoint"] = f"{url.scheme}://{url.netloc}{url.path}".rstrip("/")
     elif scheme != "https":
         options["scheme"] = scheme
     return _without(options, _KEYS) if options.get("skip_signature") else options
-
-
-def _whole_url(endpoint: str, scheme: str) -> str:
-    parts = urlsplit(endpoint if "://" in endpoint else f"{scheme}://{endpoint}")
-    return f"{parts.scheme}://{parts.netloc}{parts.path}".rstrip("/")
 
 
 def _without(options: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]:

@@ -307,7 +307,7 @@ def test_options_are_passed_only_to_their_places() -> None:
 
     def given(root: str, path: str, **more: Any) -> set[str]:
         storage = TableStorage(root, properties, options, allowed=allowed, **more)
-        return set(storage._options_of(locate(path)[0]))
+        return set(storage._options_of(locate(path)[0], {}))
 
     of_s3 = {"access_key_id", "secret_access_key", "headers", "region"}
     assert given("s3://bucket/t", "s3://bucket/x") == of_s3

@@ -11,7 +11,7 @@ import shutil
 import socket
 import stat
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from email.utils import parsedate_to_datetime
@@ -252,19 +252,18 @@ class FsspecClient(Client):
 
     def write(self, path: str, data: bytes) -> None:
         """Write a file; create directories if the store has them."""
-        try:
-            self.native.pipe_file(path, data)
-        except FileNotFoundError:
-            self.native.makedirs(path.rpartition("/")[0], exist_ok=True)
-            self.native.pipe_file(path, data)
+        self._put(path, lambda: self.native.pipe_file(path, data))
 
     def put_file(self, local: str, path: str) -> None:
         """Upload a file; create directories as in `write`."""
+        self._put(path, lambda: self.native.put_file(local, path))
+
+    def _put(self, path: str, put: Callable[[], object]) -> None:
         try:
-            self.native.put_file(local, path)
+            put()
         except FileNotFoundError:
             self.native.makedirs(path.rpartition("/")[0], exist_ok=True)
-            self.native.put_file(local, path)
+            put()
 
 
 def _local(path: str, status: os.stat_result) -> Found:

@@ -7,7 +7,7 @@ import re
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import unquote
@@ -18,7 +18,7 @@ from torch_table_loader.options import DEFAULT_RETRY_SECONDS
 from torch_table_loader.records import FileVersion, Traffic
 from torch_table_loader.scrubbing import shown_url
 from torch_table_loader.source.address import FAMILIES, HTTP_PROTOCOLS, LOCAL_PROTOCOLS, parse_address
-from torch_table_loader.source.storage import FileStorage, open_storage
+from torch_table_loader.source.storage import FileStorage
 from torch_table_loader.source.store_options import s3_properties, store_options
 
 if TYPE_CHECKING:
@@ -285,16 +285,18 @@ class TableStorage:
         """Return the current properties: credentials may have been renewed."""
         return {**self.properties, **self._fresh}
 
-    def _login(self, provider: Provider, place: Place, refused: Mapping[str, Any] | None) -> dict[str, Any]:
+    def _login(
+        self, provider: Provider, place: Place, of_url: Mapping[str, Any], refused: Mapping[str, Any] | None
+    ) -> dict[str, Any]:
         """Return the options to connect with now; renew the credentials if they expire soon, or were refused."""
         known = self.known()
         end = known.get(EXPIRY)
         expire = end is not None and float(end) / 1000 - RENEW_BEFORE_S < time.time()
-        if expire or refused == self._options_of(place):
+        if expire or refused == self._options_of(place, of_url):
             with _renewing:
                 if self.known() == known:  # no other thread has renewed them
                     self._fresh.update(provider())
-        return self._options_of(place)
+        return self._options_of(place, of_url)
 
     def _at(self, path: str) -> tuple[FileStorage, str]:
         self.require([path])
@@ -302,14 +304,15 @@ class TableStorage:
         place, inner = locate(path)
         if place.is_local:
             return self._stores.setdefault(place, FileStorage("file")), inner
+        address = parse_address(path)
         if (store := self._stores.get(place)) is None:
-            store, _ = open_storage(path, self._options_of(place), self.retry_seconds)
-            if self.provider is not None:
-                store = replace(store, login=partial(self._login, self.provider, place))
+            login = partial(self._login, self.provider, place, address.login) if self.provider else None
+            options = self._options_of(place, address.login)
+            store = FileStorage(address.protocol, options, self.retry_seconds, login)
             store = self._stores.setdefault(place, store)
-        return store, parse_address(path).path
+        return store, address.path
 
-    def _options_of(self, place: Place) -> dict[str, Any]:
+    def _options_of(self, place: Place, of_url: Mapping[str, Any]) -> dict[str, Any]:
         """Return the options for a place's client: S3 properties for S3 only, the caller's for the table's place.
 
         Another bucket in the table's kind of store, if the caller allowed it, gets the same options; another HTTP host
@@ -319,7 +322,7 @@ class TableStorage:
         root = self._root
         own = place in (root, *(area.place for area in self._overridden))
         alike = place.family not in HTTP_PROTOCOLS and (root.is_local or place.family == root.family)
-        return store_options(place.family, *known, self.options if own or alike else {})
+        return store_options(place.family, of_url, *known, self.options if own or alike else {})
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle what is needed to connect again."""

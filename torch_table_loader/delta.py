@@ -101,7 +101,7 @@ def _request(
     try:
         from torch_table_loader.source.delta.delta_options import find_table
         from torch_table_loader.source.delta.delta_source import DeltaRequest
-        from torch_table_loader.source.places import read_areas
+        from torch_table_loader.source.table_storage import read_areas
     except ImportError as error:
         raise MissingExtraError(
             f"Delta Lake tables need deltalake ({error}); pip install 'torch-table-loader[delta]'"

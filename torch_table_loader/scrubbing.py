@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from typing import Any
 from urllib.parse import quote, unquote, urlsplit
 
 _SECRET_NAMES = re.compile(
-    r"key|secret|token|pass|auth|credential|sas|sig|ugi|connection|header|cookie|user|cert", re.IGNORECASE
+    r"key|secret|token|pass|auth|credential|sas|sig|ugi|connection|header|cookie|user|cert|service_account",
+    re.IGNORECASE,
 )
 _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.\-]*)://([^/]*)")
 _OPEN_LOGIN = re.compile(r"(?!\[)[^@:]*:(?!\d*$).*")
@@ -66,12 +69,17 @@ def secrets_of(options: Mapping[str, Any], *, inside_secret: bool = False) -> It
             elif isinstance(each, bytes | str):
                 text = each if isinstance(each, str) else each.decode("latin-1")
                 yield from _spellings(_secret_parts(text, whole=secret, path=str(name).endswith("uri")))
+                if secret and text.lstrip().startswith("{"):  # the key of a service account, as JSON
+                    with suppress(ValueError):
+                        yield from secrets_of(json.loads(text), inside_secret=True)
 
 
 def _secret_parts(text: str, *, whole: bool, path: bool) -> Iterator[str]:
     if whole:
         yield text
         yield text.rsplit(maxsplit=1)[-1] if text.split() else ""  # "Bearer TOKEN"
+        pairs = (pair.partition("=") for pair in re.split(r"[;&?]", text))  # of a connection string, or a signature
+        yield from (value for name, _, value in pairs if _SECRET_NAMES.search(name))
     if _URL.match(text) is None:
         return
     authority = text.partition("://")[2].partition("/")[0]

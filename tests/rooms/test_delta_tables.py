@@ -674,3 +674,33 @@ def test_options_are_those_of_every_table() -> None:
 
     named = set(inspect.signature(DeltaDataset).parameters)
     assert set(LoaderOptions.__dataclass_fields__) <= named
+
+
+@pytest.mark.parametrize(
+    ("uri", "options", "expected"),
+    [
+        (
+            "s3://bucket/t",
+            {"key": "K", "secret": "S", "endpoint_url": "http://h:9", "force_virtual_addressing": True},
+            {
+                "aws_access_key_id": "K",
+                "aws_secret_access_key": "S",
+                "aws_endpoint_url": "http://h:9",
+                "aws_virtual_hosted_style_request": "true",
+                "aws_allow_http": "true",
+            },
+        ),
+        (
+            "gs://bucket/t",
+            {"token": "anon", "proxy_options": {"host": "p", "port": 1}, "request_timeout": 5},
+            {"skip_signature": "true", "proxy_url": "http://p:1", "timeout": "5s"},
+        ),
+        ("abfss://box@lake/t", {"sas_token": "sig=x"}, {"account_name": "lake", "sas_key": "sig=x"}),
+    ],
+)
+def test_deltalake_is_told_what_the_caller_said_in_its_own_words(
+    uri: str, options: dict[str, Any], expected: dict[str, str]
+) -> None:
+    from torch_table_loader.source.delta.delta_options import find_table
+
+    assert find_table(uri, options).for_deltalake(4.0) == {"retry_timeout": "4s", **expected}

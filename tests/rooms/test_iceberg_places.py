@@ -16,8 +16,7 @@ import pytest
 from tests.servers.folders import Site, serving
 from tests.tables.iceberg import IcebergWriter
 from torch_table_loader import ConfigError, ConfigTypeError, IcebergDataset, TableError
-from torch_table_loader.source.places import locate, read_areas
-from torch_table_loader.source.table_storage import TableStorage
+from torch_table_loader.source.table_storage import TableStorage, locate, read_areas
 
 HEADERS = {"Authorization": "Bearer hunter2", "X-Api-Key": "hunter3"}
 ROWS = [{"x": x, "k": x % 3, "s": f"s{x}"} for x in range(30)]
@@ -308,16 +307,17 @@ def test_options_are_passed_only_to_their_places() -> None:
 
     def given(root: str, path: str, **more: Any) -> set[str]:
         storage = TableStorage(root, properties, options, allowed=allowed, **more)
-        return set(storage._options_of(locate(path)[0]))
+        return set(storage._options_of(locate(path)[0], {}))
 
-    assert given("s3://bucket/t", "s3://bucket/x") == {"key", "secret", "headers", "region"}
-    assert given("s3://bucket/t", "s3a://other/x") == {"key", "secret", "headers", "region"}
+    of_s3 = {"access_key_id", "secret_access_key", "headers", "region"}
+    assert given("s3://bucket/t", "s3://bucket/x") == of_s3
+    assert given("s3://bucket/t", "s3a://other/x") == of_s3
     assert given("s3://bucket/t", "https://other/x") == set()
     assert given("s3://bucket/t", "gs://box/x") == set()
     assert given("https://host/t", "https://host/x") == set(options)
     assert given("https://host/t", "https://other/x") == set()
-    assert given("https://host/t", "s3://other/x") == {"key", "region"}
-    assert given("/lake/t", "s3://other/x") == {"key", "secret", "headers", "region"}
+    assert given("https://host/t", "s3://other/x") == {"access_key_id", "region"}
+    assert given("/lake/t", "s3://other/x") == of_s3
     assert given("/lake/t", "https://other/x") == set()
     assert given("/lake/t", "https://new/x", overrides=(("/a/", "https://new/"),)) == set(options)
 

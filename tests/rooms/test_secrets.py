@@ -232,3 +232,18 @@ def test_values_that_are_secrets_by_name_or_form_are_hidden() -> None:
     found = set(secrets_of(options))
     assert {CANARY, f"me:{CANARY}", f"{CANARY}/v1"} <= found
     assert "eu-west-1" not in found
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"service_account_key": json.dumps({"client_email": "me@host", "private_key": CANARY})},
+        {"connection_string": f"AccountName=lake;AccountKey={CANARY};EndpointSuffix=core.windows.net"},
+        {"sas_token": f"?sv=2024-11-04&sp=r&sig={CANARY}"},
+    ],
+    ids=lambda options: next(iter(options)),
+)
+def test_the_secret_part_of_an_option_is_hidden_by_itself(options: dict[str, str]) -> None:
+    found = set(secrets_of(options))
+    assert CANARY in found
+    assert not {"lake", "2024-11-04"} & found

@@ -13,8 +13,8 @@ import pytest
 from torch_table_loader.errors import ConfigError, MissingExtraError
 from torch_table_loader.extend import open_storage
 from torch_table_loader.source.address import parse_address
-from torch_table_loader.source.azure import azure_container, choose_azure
-from torch_table_loader.source.gcs import choose_gcs, gcs_bucket
+from torch_table_loader.source.clouds import azure_client, google_client
+from torch_table_loader.source.store_options import choose_client, store_options
 
 KEY = "c2VjcmV0LXNlY3JldA=="
 
@@ -25,6 +25,11 @@ def clean(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(f"AZURE_STORAGE_{name}", raising=False)
     for name in ("AZURE_CLIENT_ID", "IDENTITY_ENDPOINT", "MSI_ENDPOINT", "STORAGE_EMULATOR_HOST"):
         monkeypatch.delenv(name, raising=False)
+
+
+def chosen(protocol: str, options: dict[str, Any]) -> tuple[str, Any]:
+    """Return the client for options, and the options for it."""
+    return choose_client(protocol, store_options(protocol, options))
 
 
 @pytest.mark.parametrize(
@@ -57,9 +62,16 @@ def test_urls_without_a_bucket_are_refused(url: str) -> None:
 
 
 def test_an_option_that_obstore_lacks_is_left_to_the_fsspec_package() -> None:
-    assert choose_gcs({"token": "cache"}).client == "gcsfs"
-    assert choose_gcs({"token": "anon", "requester_pays": True}).options == {"token": "anon", "requester_pays": True}
-    assert choose_azure({"account_name": "a", "max_concurrency": 3}).client == "adlfs"
+    assert chosen("gs", {"token": "cache"})[0] == "gcsfs"
+    for options in (
+        {"token": "anon", "requester_pays": True},
+        {"token": "me", "endpoint_url": "h", "consistency": "x"},
+    ):
+        assert chosen("gs", options) == ("gcsfs", options)
+    own = {"account_name": "a", "anon": True, "sas_token": "s", "max_concurrency": 3}
+    assert chosen("abfss", own) == ("adlfs", own)
+    with pytest.raises(ConfigError, match=r"bearer_token, which gcsfs does not take, and requester_pays"):
+        chosen("gs", {"bearer_token": "hunter2", "requester_pays": True})
     with pytest.raises(MissingExtraError, match=r"torch-table-loader\[gcs\]"):
         open_storage("gs://bucket/t", {"token": "browser"})
     with pytest.raises(MissingExtraError, match=r"torch-table-loader\[azure\]"):
@@ -70,9 +82,9 @@ def test_an_option_that_obstore_lacks_is_left_to_the_fsspec_package() -> None:
     ("options", "expected"),
     [
         ({}, {}),
-        ({"token": None, "project": "mine"}, {}),
+        ({"token": None, "project": "mine"}, {"project": "mine"}),
         ({"token": "google_default"}, {}),
-        ({"token": "anon"}, {"anonymous": True}),
+        ({"token": "anon"}, {"skip_signature": True}),
         ({"token": "ya29.abc"}, {"bearer_token": "ya29.abc"}),
         (
             {"token": {"type": "service_account", "client_email": "me"}},
@@ -83,28 +95,36 @@ def test_an_option_that_obstore_lacks_is_left_to_the_fsspec_package() -> None:
     ],
 )
 def test_google_options_are_translated(options: dict[str, Any], expected: dict[str, Any]) -> None:
-    choice = choose_gcs(options)
-    assert (choice.client, choice.options) == ("obstore", expected)
+    assert chosen("gs", options) == ("obstore", expected)
+    assert store_options("gs", expected) == expected
 
 
 def test_a_token_that_is_a_file(tmp_path: Path) -> None:
     for kind, name in (("service_account", "service_account"), ("authorized_user", "application_credentials")):
         file = tmp_path / f"{kind}.json"
         file.write_text(json.dumps({"type": kind}))
-        assert choose_gcs({"token": str(file)}).options == {name: str(file)}
+        assert store_options("gs", {"token": str(file)}) == {name: str(file)}
     (tmp_path / "other.json").write_text('{"type": "external_account"}')
-    assert choose_gcs({"token": str(tmp_path / "other.json")}).client == "gcsfs"
+    assert chosen("gs", {"token": str(tmp_path / "other.json")})[0] == "gcsfs"
     (tmp_path / "torn.json").write_text("{")
     for name in ("torn.json", "gone.json"):
         with pytest.raises(ConfigError, match="token") as caught:
-            choose_gcs({"token": str(tmp_path / name)})
+            store_options("gs", {"token": str(tmp_path / name)})
         assert name not in str(caught.value)
+
+
+def test_the_path_of_a_login_is_no_part_of_a_place(tmp_path: Path) -> None:
+    places = set()
+    for name in ("mine.json", "yours.json"):
+        (tmp_path / name).write_text('{"type": "service_account"}')
+        places.add(open_storage("gs://bucket/t", {"token": str(tmp_path / name)})[0].place)
+    assert len(places) == 1
 
 
 def test_credentials_of_google_auth_are_refreshed_when_they_expire() -> None:
     asked: list[Any] = []
     credentials = SimpleNamespace(valid=True, token="t", expiry=datetime(2030, 1, 1), refresh=asked.append)  # noqa: DTZ001, S106
-    store = gcs_bucket(choose_gcs({"token": credentials}).options)("bucket")
+    store = google_client(store_options("gs", {"token": credentials})).bucket("bucket")
     provide: Any = store.credential_provider
     assert provide() == {"token": credentials.token, "expires_at": datetime(2030, 1, 1, tzinfo=UTC)}
     assert not asked
@@ -112,13 +132,13 @@ def test_credentials_of_google_auth_are_refreshed_when_they_expire() -> None:
 
 def test_the_emulator_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("STORAGE_EMULATOR_HOST", "127.0.0.1:9")
-    config = gcs_bucket(choose_gcs({"token": "anon"}).options)("bucket").config
+    config = google_client(store_options("gs", {"token": "anon"})).bucket("bucket").config
     assert "http://127.0.0.1:9" in config.values()
 
 
 def azure(options: dict[str, Any]) -> dict[str, Any]:
     """Return obstore's settings of a container."""
-    store = azure_container(choose_azure(options).options)("box")
+    store = azure_client(store_options("az", options)).bucket("box")
     return {name.removeprefix("azure_").removeprefix("storage_"): str(value) for name, value in store.config.items()}
 
 
@@ -177,7 +197,7 @@ def test_credentials_of_azure_identity_are_asked_for_tokens() -> None:
         asked.append(scope)
         return SimpleNamespace(token="t", expires_on=end.timestamp())  # noqa: S106
 
-    choice = choose_azure({"account_name": "lake", "credential": SimpleNamespace(get_token=get_token)})
-    provide: Any = azure_container(choice.options)("box").credential_provider
+    options = {"account_name": "lake", "credential": SimpleNamespace(get_token=get_token)}
+    provide: Any = azure_client(store_options("az", options)).bucket("box").credential_provider
     assert provide() == {"token": "t", "expires_at": end}
     assert asked == ["https://storage.azure.com/.default"]

@@ -28,10 +28,10 @@ from torch_table_loader.source.clients import Client
 from torch_table_loader.source.retrying import (
     Attempts,
     RetryPolicy,
+    TrafficCounter,
     WrongLengthError,
     of_length,
 )
-from torch_table_loader.source.traffic import TrafficCounter
 
 
 class Clock:

@@ -107,6 +107,13 @@ def test_an_iceberg_storage_finds_it_and_its_own_endpoint_wins(
     assert TableStorage(table, {"s3.endpoint": moto_url}).version(f"{table}/a.parquet").num_bytes > 0
 
 
+def test_an_iceberg_storage_whose_login_is_renewed_finds_it_too(
+    table: str, moto_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL", moto_url)
+    assert TableStorage(table, provider=dict).version(f"{table}/a.parquet").num_bytes > 0
+
+
 def test_an_option_wins_over_the_environment(
     table: str, moto_url: str, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -126,7 +133,7 @@ def test_keys_of_the_options_take_no_token_from_the_environment(
     table: str, moto_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("AWS_SESSION_TOKEN", "of-other-keys")
-    login = aws_login({"access_key": "mine", "secret_key": "mine, too"})
+    login = aws_login({"access_key_id": "mine", "secret_access_key": "mine, too"})
     assert login is not None
     assert login() == {
         "access_key_id": "mine",
@@ -148,6 +155,10 @@ def test_a_profile_is_a_login(table: str, moto_url: str, tmp_path: Path) -> None
     assert signed_with(table, moto_url, profile="dev") == {"AKIADEVDEV"}
     with pytest.raises(ConfigError, match="nobody"):
         rows(table, storage_options={"profile": "nobody", "endpoint_url": moto_url})
+    with gate_before(moto_url) as gate:
+        of_catalog = TableStorage(table, {"s3.endpoint": gate.url, "s3.profile-name": "dev"})
+        assert of_catalog.version(f"{table}/a.parquet").num_bytes > 0
+        assert gate.keys == {"AKIADEVDEV"}
 
 
 @pytest.mark.parametrize("keys", [{}, {"key": "AKIAOTHER", "secret": "x"}], ids=["environment", "options"])
@@ -159,6 +170,15 @@ def test_a_role_is_assumed(table: str, moto_url: str, keys: dict[str, str], monk
         signed = signed_with(table, moto_url, **role, **keys)
     assert {key[:4] for key in signed} == {"ASIA"}
     assert sts.keys == {keys.get("key", ACCESS_KEY)}
+
+
+def test_a_role_is_asked_for_once_until_it_ends(moto_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with gate_before(moto_url) as sts:
+        monkeypatch.setenv("AWS_ENDPOINT_URL_STS", sts.url)
+        login: Any = aws_login({"role_arn": "arn:aws:iam::123456789012:role/reader"})
+        first, again = login(), login()
+        assert first["access_key_id"] == again["access_key_id"]
+        assert sts.passed == 1
 
 
 def test_a_process_gives_a_login_that_ends(table: str, moto_url: str, tmp_path: Path, monkeypatch: Any) -> None:
@@ -251,17 +271,17 @@ def test_the_order_is_botocores(environ: dict[str, str], tmp_path: Path, monkeyp
     for name, value in environ.items():
         monkeypatch.setenv(name, value)
     theirs = botocore.session.Session().create_client("s3").meta.endpoint_url
-    ours = configured_endpoint(os.environ)
+    ours = configured_endpoint()
     assert (ours or "https://s3.amazonaws.com").removeprefix("https://s3.") in theirs
 
 
 def test_the_callers_profile_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     configure(tmp_path, CONFIG)
     monkeypatch.setenv("AWS_PROFILE", "both")
-    assert configured_endpoint(os.environ, "plain") == "http://plain"
+    assert configured_endpoint("plain") == "http://plain"
     ignoring = {"config_kwargs": {"ignore_configured_endpoint_urls": True}}
     for given, endpoint in (({}, "http://services"), ({"profile": "plain"}, "http://plain"), (ignoring, None)):
-        assert open_storage("s3://bucket", given)[0].options.get("endpoint_url") == endpoint
+        assert open_storage("s3://bucket", given)[0].options.get("endpoint") == endpoint
 
 
 @pytest.mark.parametrize(

@@ -27,6 +27,7 @@ from tests.services.conftest import ACCESS_KEY, SECRET_KEY
 from torch_table_loader import ConfigError, StorageError, StructuredDataset, TableError
 from torch_table_loader.errors import AccessRefusedError
 from torch_table_loader.extend import PathSource, open_storage
+from torch_table_loader.source.table_storage import TableStorage
 
 NAMES = ("day=1/a.parquet", "day=1/b c%20.parquet", "day=10/é.parquet", "day=2/x+y.parquet", "z.parquet")
 
@@ -273,6 +274,13 @@ def test_a_key_that_is_not_the_accounts(azure_url: str) -> None:
     chain = f"{caught.value} {caught.value.__cause__} {caught.value.__context__}"
     assert wrong not in chain
     assert "AuthorizationFailure" in chain or "AuthenticationFailed" in chain
+
+
+def test_an_iceberg_storage_whose_login_is_renewed_takes_the_account_from_the_url(azure_url: str) -> None:
+    cloud = azure(azure_url, "renewed")
+    cloud.put("t/a", b"abc")
+    storage = TableStorage(f"{cloud.url}/t", {}, cloud.options, provider=dict)
+    assert storage.version(f"{cloud.url}/t/a").num_bytes == 3
 
 
 @pytest.mark.parametrize("url", ["gs://bucket/t", "az://container/t"])

@@ -142,7 +142,7 @@ def test_a_login_in_the_url_connects_and_stays_unseen(
     url = table.replace("s3://", f"s3://{s3_options['key']}:{s3_options['secret'].replace('/', '%2F')}@")
     source = PathSource.open(url, "parquet", storage_options=rest)
     assert [file.name for file in source.files] == SEEN
-    assert source.storage.options["secret"] == s3_options["secret"]
+    assert source.storage.options["secret_access_key"] == s3_options["secret"]
     for secret in (s3_options["key"], s3_options["secret"], "%2F"):
         assert secret not in repr(source)
 

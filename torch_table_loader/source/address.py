@@ -23,6 +23,14 @@ AZURE_PROTOCOLS = frozenset({"abfs", "abfss", "adl", "az", "azure", "wasb", "was
 HTTP_PROTOCOLS = frozenset({"http", "https"})
 LOCAL_PROTOCOLS = frozenset({"file", "local"})
 
+FAMILIES = {
+    **dict.fromkeys(LOCAL_PROTOCOLS, "file"),
+    **dict.fromkeys(S3_PROTOCOLS, "s3"),
+    **dict.fromkeys(GCS_PROTOCOLS, "gs"),
+    **dict.fromkeys(AZURE_PROTOCOLS, "abfs"),
+}
+"""Protocols that are other names for a kind of store."""
+
 _PROTOCOL = re.compile(r"([A-Za-z][A-Za-z0-9+.\-]*)://")
 _CHAINED = re.compile(r"[A-Za-z][A-Za-z0-9+.\-]*::\S*://|[A-Za-z][A-Za-z0-9+.\-]*://[^:]*::[a-z0-9+.\-]*://")
 

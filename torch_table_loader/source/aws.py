@@ -1,19 +1,18 @@
-"""Settings that AWS's own tools find: endpoint, region and login in the environment and ~/.aws, and bucket regions."""
+"""What AWS's own tools find, through botocore: endpoint, region and login in the environment and ~/.aws."""
 
 from __future__ import annotations
 
-import configparser
 import functools
 import os
-import urllib.error
-import urllib.request
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from botocore import credentials, exceptions
+from botocore.session import Session
+
 from torch_table_loader.errors import ConfigError
-from torch_table_loader.source.object_store import CONNECT_TIMEOUT_S, proxy_url, tls_context
 
 if TYPE_CHECKING:
     from obstore.store import S3Credential, S3CredentialProvider
@@ -22,7 +21,7 @@ _ASKED_AGAIN = timedelta(minutes=10)
 """botocore renews credentials at least this long before they expire; obstore asks for them after half of it."""
 
 
-def configured_endpoint(environ: Mapping[str, str], profile: str | None = None) -> str | None:
+def configured_endpoint(profile: str | None = None) -> str | None:
     """Return the S3 endpoint that is configured outside the program.
 
     The order is that of AWS's SDKs, see https://docs.aws.amazon.com/sdkref/latest/guide/feature-ss-endpoints.html:
@@ -35,55 +34,35 @@ def configured_endpoint(environ: Mapping[str, str], profile: str | None = None) 
     Raises:
         ConfigError: a configuration file does not parse, or names a services section that does not exist.
     """
-    name, settings = _settings(environ, profile)
+    settings = _settings(profile)
+    environ = os.environ
     ignored = environ.get("AWS_IGNORE_CONFIGURED_ENDPOINT_URLS") or settings.get("ignore_configured_endpoint_urls", "")
     if ignored.lower() == "true":
         return None
     given = environ.get("AWS_ENDPOINT_URL_S3") or environ.get("AWS_ENDPOINT_URL")
     if given or "services" not in settings:
         return given or settings.get("endpoint_url")
-    services = _sections(_files(environ)[0]).get(f"services {settings['services']}")
-    if services is None:
+    section = settings["services"]
+    if section not in settings["all services"]:
         raise ConfigError(
-            f"the profile {name!r} in {_files(environ)[0]} names services {settings['services']!r}, and there is no "
-            f"section [services {settings['services']}]; add it, or take the line out"
+            f"a profile in {_files()[0]} names services {section!r}, and there is no section [services {section}]; "
+            "add it, or take the line out"
         )
-    return _indented(services.get("s3", "")).get("endpoint_url") or settings.get("endpoint_url")
+    of_s3 = settings["all services"][section].get("s3", {})
+    return of_s3.get("endpoint_url") or settings.get("endpoint_url")
 
 
-def configured_region(environ: Mapping[str, str], profile: str | None = None) -> str | None:
+def configured_region(profile: str | None = None) -> str | None:
     """Return the region from the environment or a profile, as AWS's SDKs read them."""
-    given = environ.get("AWS_REGION") or environ.get("AWS_DEFAULT_REGION")
-    return given or _settings(environ, profile)[1].get("region")
-
-
-def bucket_region(bucket: str, options: Mapping[str, Any]) -> str | None:
-    """Return the region of a bucket, which AWS tells without authentication.
-
-    Args:
-        options: proxy and certificates, as `sort_options` names them; the environment's proxy applies too.
-    """
-    request = urllib.request.Request(f"https://s3.amazonaws.com/{bucket}", method="HEAD")
-    handlers: list[urllib.request.BaseHandler] = [urllib.request.HTTPSHandler(context=tls_context(options))]
-    if "proxy" in options:
-        handlers.append(urllib.request.ProxyHandler({"https": proxy_url(options["proxy"])}))
-    opener = urllib.request.build_opener(*handlers)  # urlopen keeps the proxies of its first call
-    try:
-        with opener.open(request, timeout=options.get("connect_timeout", CONNECT_TIMEOUT_S)) as answer:
-            headers = answer.headers
-    except urllib.error.HTTPError as error:  # 301 and 403 name the region, too
-        headers = error.headers
-    except OSError:  # the request itself will report it
-        return None
-    region: str | None = headers.get("x-amz-bucket-region")
-    return region
+    given = os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION")
+    return given or _settings(profile).get("region")
 
 
 def aws_login(options: Mapping[str, Any]) -> S3CredentialProvider | None:
     """Return a provider of credentials for obstore: fixed ones, or whatever botocore finds or fetches.
 
     Args:
-        options: keys, profile and role, as `s3` names them.
+        options: as `store_options` returns them.
 
     Returns:
         None for anonymous access.
@@ -92,109 +71,78 @@ def aws_login(options: Mapping[str, Any]) -> S3CredentialProvider | None:
         ConfigError: the login is incomplete, or the profile does not exist.
         botocore.exceptions.BotoCoreError: there is no login, or it cannot be obtained.
     """
-    if options.get("anonymous"):
+    if options.get("skip_signature"):
         return None
-    key, secret, token = (options.get(name) for name in ("access_key", "secret_key", "session_token"))
-    if bool(key) != bool(secret):
+    keys = [options.get(name) for name in ("access_key_id", "secret_access_key", "session_token")]
+    if bool(keys[0]) != bool(keys[1]):
         raise ConfigError("storage_options must give access key and secret key together, or neither")
-    if key and "role_arn" not in options:
-        fixed: S3Credential = {
-            "access_key_id": key,
-            "secret_access_key": secret or "",
-            "token": token,
-            "expires_at": None,
-        }
-        return lambda: fixed
-    return _botocore_login(options, (key, secret, token) if key else None)
-
-
-def _botocore_login(options: Mapping[str, Any], keys: tuple[Any, ...] | None) -> S3CredentialProvider:
-    # Imported here, since it takes 0.15 s, which only users of S3 should pay.
-    from botocore import credentials, exceptions
-    from botocore.session import Session
-
-    session = Session(profile=options.get("profile"))
-    try:
-        if region := options.get("region") or configured_region(os.environ, options.get("profile")):
-            session.set_config_variable("region", region)
-        found = credentials.Credentials(*keys) if keys else session.get_credentials()
-    except exceptions.ProfileNotFound as error:
-        raise ConfigError(f"{error}; name one of ~/.aws/config as profile, or leave it out") from None
-    if found is None:
-        raise exceptions.NoCredentialsError
-    if "role_arn" in options:
-        named = {"RoleSessionName": options.get("session_name"), "ExternalId": options.get("external_id")}
-        fetcher = credentials.AssumeRoleCredentialFetcher(
-            session.create_client, found, options["role_arn"], {name: value for name, value in named.items() if value}
-        )
-        found = credentials.DeferredRefreshableCredentials(fetcher.fetch_credentials, "assume-role")
+    found = credentials.Credentials(*keys) if keys[0] else None
+    if found is None or "role_arn" in options:
+        found = _of_botocore(options, found)
     renewed = isinstance(found, credentials.RefreshableCredentials)
 
     def provide() -> S3Credential:
         now = found.get_frozen_credentials()
-        end = datetime.now(UTC) + _ASKED_AGAIN if renewed else None
         return {
             "access_key_id": now.access_key,
             "secret_access_key": now.secret_key,
             "token": now.token,
-            "expires_at": end,
+            "expires_at": datetime.now(UTC) + _ASKED_AGAIN if renewed else None,
         }
 
     provide()  # a failure is raised here, with botocore's own error
     return provide
 
 
-def _settings(environ: Mapping[str, str], profile: str | None) -> tuple[str, Mapping[str, str]]:
-    """Return the name of the profile, and its settings in both of AWS's files."""
-    name = profile or environ.get("AWS_PROFILE") or environ.get("AWS_DEFAULT_PROFILE") or "default"
-    settings: dict[str, str] = {}
-    sections = ("default" if name == "default" else f"profile {name}", name)
-    for path, section in zip(_files(environ), sections, strict=True):
-        settings |= _sections(path).get(section, {})
-    return name, settings
+def _of_botocore(options: Mapping[str, Any], keys: credentials.Credentials | None) -> Any:
+    """Return what botocore finds, or gets for a role."""
+    session = Session(profile=options.get("profile"))
+    try:
+        if region := options.get("region") or configured_region(options.get("profile")):
+            session.set_config_variable("region", region)
+        found = keys or session.get_credentials()
+    except exceptions.ProfileNotFound as error:
+        raise ConfigError(f"{error}; name one of ~/.aws/config as profile, or leave it out") from None
+    if found is None:
+        raise exceptions.NoCredentialsError
+    if "role_arn" not in options:
+        return found
+    named = {"RoleSessionName": options.get("role_session_name"), "ExternalId": options.get("external_id")}
+    fetcher = credentials.AssumeRoleCredentialFetcher(
+        session.create_client, found, options["role_arn"], {name: value for name, value in named.items() if value}
+    )
+    return credentials.DeferredRefreshableCredentials(fetcher.fetch_credentials, "assume-role")
 
 
-def _files(environ: Mapping[str, str]) -> tuple[Path, Path]:
+def _settings(profile: str | None) -> Mapping[str, Any]:
+    """Return the settings of a profile in both of AWS's files, and all sections of services."""
+    name = profile or os.environ.get("AWS_PROFILE") or os.environ.get("AWS_DEFAULT_PROFILE")
+    return _parsed(name or "default", tuple((path, _stamp(path)) for path in _files()))
+
+
+def _files() -> tuple[Path, Path]:
     """Return the paths of the configuration and credentials files."""
-    folder = Path("~/.aws")
-    config = environ.get("AWS_CONFIG_FILE") or folder / "config"
-    credentials = environ.get("AWS_SHARED_CREDENTIALS_FILE") or folder / "credentials"
-    return Path(config).expanduser(), Path(credentials).expanduser()
+    config = os.environ.get("AWS_CONFIG_FILE") or "~/.aws/config"
+    login = os.environ.get("AWS_SHARED_CREDENTIALS_FILE") or "~/.aws/credentials"
+    return Path(config).expanduser(), Path(login).expanduser()
 
 
-def _sections(path: Path) -> Mapping[str, Mapping[str, str]]:
+def _stamp(path: Path) -> tuple[int, int] | None:
     try:
         status = os.stat(path)  # noqa: PTH116 - asked for each path of a list
     except OSError:
-        return {}
-    return _parsed(path, status.st_mtime_ns, status.st_size)
+        return None
+    return status.st_mtime_ns, status.st_size
 
 
 @functools.lru_cache(maxsize=8)
-def _parsed(path: Path, _mtime_ns: int, _size: int) -> Mapping[str, Mapping[str, str]]:
-    parser = configparser.RawConfigParser(default_section="")  # [default] is a section like any other
+def _parsed(name: str, _files: object) -> Mapping[str, Any]:
     try:
-        parser.read_string(path.read_text(encoding="utf-8"))
-    except OSError:
-        return {}
-    except (configparser.Error, UnicodeDecodeError) as error:
-        # The parser quotes the line, which may contain a secret.
+        known = Session().full_config
+    except exceptions.ConfigParseError as error:
+        # Its text quotes the line, which may contain a secret.
         raise ConfigError(
-            f"{path} does not parse as a configuration file of AWS ({type(error).__name__}); correct it"
+            f"{error.kwargs['path']} does not parse as a configuration file of AWS "
+            f"({type(error.kwargs['error']).__name__}); correct it"
         ) from None
-    return {_normal(name): dict(parser.items(name)) for name in parser.sections()}
-
-
-def _normal(section: str) -> str:
-    """Return a section's name without quotes and extra spaces.
-
-    >>> _normal('profile "dev"')
-    'profile dev'
-    """
-    return " ".join(section.replace('"', "").split())
-
-
-def _indented(text: str) -> dict[str, str]:
-    """Read the indented lines after a setting."""
-    pairs = (line.partition("=") for line in text.splitlines() if "=" in line)
-    return {name.strip(): value.strip() for name, _, value in pairs}
+    return {**known["profiles"].get(name, {}), "all services": known.get("services", {})}

@@ -11,7 +11,7 @@ import shutil
 import socket
 import stat
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from email.utils import parsedate_to_datetime
@@ -252,19 +252,18 @@ class FsspecClient(Client):
 
     def write(self, path: str, data: bytes) -> None:
         """Write a file; create directories if the store has them."""
-        try:
-            self.native.pipe_file(path, data)
-        except FileNotFoundError:
-            self.native.makedirs(path.rpartition("/")[0], exist_ok=True)
-            self.native.pipe_file(path, data)
+        self._put(path, lambda: self.native.pipe_file(path, data))
 
     def put_file(self, local: str, path: str) -> None:
         """Upload a file; create directories as in `write`."""
+        self._put(path, lambda: self.native.put_file(local, path))
+
+    def _put(self, path: str, put: Callable[[], object]) -> None:
         try:
-            self.native.put_file(local, path)
+            put()
         except FileNotFoundError:
             self.native.makedirs(path.rpartition("/")[0], exist_ok=True)
-            self.native.put_file(local, path)
+            put()
 
 
 def _local(path: str, status: os.stat_result) -> Found:
@@ -294,11 +293,20 @@ def _of_fsspec(path: str, info: Mapping[str, Any]) -> Found:
         return Found(path, None)
     if info.get("size") is None:
         raise OSError("the store does not report the size of this file, which reading parts of it needs")
-    etag = next((str(info[name]).removeprefix("W/").strip('"') for name in _ETAG_NAMES if info.get(name)), None)
+    etag = next((bare_tag(str(info[name])) for name in _ETAG_NAMES if info.get(name)), None)
     mtime = next((_nanoseconds(info[name]) for name in _TIME_NAMES if info.get(name) is not None), None)
     if etag is not None and mtime is not None:
         mtime = mtime // _SECOND * _SECOND  # as above; the etag tells versions within a second apart
     return Found(path, FileVersion(int(info["size"]), mtime, etag))
+
+
+def bare_tag(etag: str | None) -> str | None:
+    """Return a tag as all answers have it: a listing may quote it or call it weak where a GET does not.
+
+    >>> bare_tag('W/"abc"')
+    'abc'
+    """
+    return None if etag is None else etag.removeprefix("W/").strip('"') or None
 
 
 def _nanoseconds(value: Any) -> int | None:

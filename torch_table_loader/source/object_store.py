@@ -1,6 +1,6 @@
 """S3, Google Cloud Storage and Azure through obstore: bytes do not pass through Python or its GIL.
 
-The options of each store are in `s3`, `gcs` and `azure`; options that all three take are here.
+How to connect is in `s3_client` and `clouds`; the network options of all three are read here.
 """
 
 from __future__ import annotations
@@ -9,8 +9,7 @@ import os
 import ssl
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar
 from urllib.parse import quote
@@ -21,7 +20,7 @@ from torch_table_loader.cancellation import check_wanted
 from torch_table_loader.causes import store_error_type
 from torch_table_loader.errors import ConfigError, ConfigTypeError, MissingFileError, MissingPathError
 from torch_table_loader.records import FileVersion
-from torch_table_loader.source.clients import ChangedFile, Client, Found
+from torch_table_loader.source.clients import ChangedFile, Client, Found, bare_tag
 
 if TYPE_CHECKING:
     from obstore import GetOptions
@@ -52,74 +51,6 @@ LIST_CHUNK = 1000
 """Keys of a page of a listing; S3 gives no more."""
 
 _SECOND = 1_000_000_000
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-
-_NETWORK = {
-    "connect_timeout": "connect_timeout",
-    "request_timeout": "read_timeout",
-    "read_timeout": "read_timeout",
-    "proxy_options": "proxy",
-    "proxy_url": "proxy",
-    "tls_ca_file_path": "ca_file",
-    "verify": "verify",
-}
-"""Network options of any store: every name that people write, and our name for it."""
-
-_MEANINGLESS = frozenset(
-    {"use_listings_cache", "listings_expiry_time", "max_paths", "skip_instance_cache", "asynchronous"}
-)
-"""Options of fsspec's caches, which this library does not use: a stale listing would hide a changed file."""
-
-
-@dataclass(frozen=True, slots=True)
-class ClientChoice:
-    """The client that supports the caller's options, and the options under that client's names.
-
-    Args:
-        client: "obstore", or the fsspec package for an option that obstore lacks: "s3fs", "gcsfs", "adlfs".
-        options: for obstore, as `s3`, `gcs` or `azure` read them; else keyword arguments of the fsspec file system.
-        fixed: whether another client would log in with the same credentials.
-    """
-
-    client: str
-    options: Mapping[str, Any] = field(repr=False)
-    fixed: bool = True
-
-
-def sort_options(options: Mapping[str, Any], names: Mapping[str, str]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Separate options into those that obstore supports, under one name each, and the others.
-
-    Args:
-        options: the caller's options; None counts as not given.
-        names: the names people use for this kind of store, and our name for each.
-
-    Raises:
-        ConfigError: two names of one option disagree.
-
-    >>> sort_options({"anon": True, "request_timeout": 5, "mystery": 1}, {"anon": "anonymous"})
-    ({'anonymous': True, 'read_timeout': 5}, {'mystery': 1})
-    """
-    known: dict[str, Any] = {}
-    others: dict[str, Any] = {}
-    for name, value in options.items():
-        if value is None or name in _MEANINGLESS:
-            continue
-        ours = names.get(name) or _NETWORK.get(name)
-        if ours is None:
-            others[name] = value
-        else:
-            agree(known, ours, value, name)
-    return known, others
-
-
-def agree(known: dict[str, Any], ours: str, value: Any, name: str) -> None:
-    """Add an option that may have been given already under another name.
-
-    Raises:
-        ConfigError: it was given with another value.
-    """
-    if value is not None and known.setdefault(ours, value) != value:
-        raise ConfigError(f"storage_options give {ours} twice with different values ({name} is one)")
 
 
 def client_config(options: Mapping[str, Any], *, http: bool) -> ClientConfig:
@@ -138,8 +69,8 @@ def client_config(options: Mapping[str, Any], *, http: bool) -> ClientConfig:
         "read_timeout": _duration(options, "read_timeout", READ_TIMEOUT_S),
         "timeout": _NO_LIMIT,
     }
-    if "proxy" in options:
-        config["proxy_url"] = proxy_url(options["proxy"])
+    if "proxy_url" in options:
+        config["proxy_url"] = proxy_url(options["proxy_url"])
     if options.get("verify") is False:
         config["allow_invalid_certificates"] = True
     authorities = ca_file(options)
@@ -299,7 +230,7 @@ class ObjectStoreClient(Client):
             answer = bucket.get(key, options=options)
         except PreconditionError:
             raise ChangedFile(etag) from None
-        if etag is not None and (now := _bare_tag(answer.meta["e_tag"])) not in {None, etag}:
+        if etag is not None and (now := bare_tag(answer.meta["e_tag"])) not in {None, etag}:
             raise ChangedFile(etag, now)
         return answer.bytes()
 
@@ -349,14 +280,5 @@ def _key_and_version(meta: Any) -> tuple[str, FileVersion]:
 
 def object_version(num_bytes: int, modified: datetime, etag: str | None) -> FileVersion:
     """Return the version from a listing or a HEAD response: both must give the same version."""
-    seconds = (modified - _EPOCH).total_seconds()  # S3 listings have milliseconds, HEAD has seconds
-    return FileVersion(num_bytes, int(seconds) * _SECOND, _bare_tag(etag))
-
-
-def _bare_tag(etag: str | None) -> str | None:
-    """Return a tag as all answers have it: a listing may quote it or call it weak where a GET does not.
-
-    >>> _bare_tag('W/"abc"')
-    'abc'
-    """
-    return None if etag is None else etag.removeprefix("W/").strip('"') or None
+    seconds = int(modified.timestamp())  # S3 listings have milliseconds, HEAD has seconds
+    return FileVersion(num_bytes, seconds * _SECOND, bare_tag(etag))

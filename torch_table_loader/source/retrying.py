@@ -1,10 +1,11 @@
-"""Retries failed requests to a store: one policy, on top of whatever the store's client does by itself."""
+"""Retries failed requests to a store, and counts all: one policy, on top of what the store's client does by itself."""
 
 from __future__ import annotations
 
 import logging
 import math
 import random
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -13,8 +14,8 @@ from typing import Any, TypeVar
 from torch_table_loader.cancellation import cancelled
 from torch_table_loader.causes import may_be_refusal, may_pass
 from torch_table_loader.options import DEFAULT_RETRY_SECONDS
+from torch_table_loader.records import Traffic
 from torch_table_loader.sizes import sizes
-from torch_table_loader.source.traffic import TrafficCounter
 
 T = TypeVar("T")
 
@@ -91,6 +92,60 @@ class RetryPolicy:
         return not over
 
 
+class TrafficCounter:
+    """Counts for one storage in one process; threads share it."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._total = Traffic()
+        self._failing_since: float | None = None
+        self._warned = False
+
+    def total(self) -> Traffic:
+        """Return the counts so far."""
+        return self._total
+
+    def add(self, more: Traffic) -> None:
+        """Count what comes on top."""
+        with self._lock:
+            self._total += more
+
+    def served(self, num_bytes: int, now: float) -> float | None:
+        """Count an answer.
+
+        Args:
+            num_bytes: bytes that arrived.
+
+        Returns:
+            Seconds since the first of the failed requests before it, if the caller was warned of them.
+        """
+        self.add(Traffic(num_bytes=num_bytes))
+        if self._failing_since is None:
+            return None
+        with self._lock:
+            since, warned = self._failing_since, self._warned
+            self._failing_since, self._warned = None, False
+        return now - since if warned and since is not None else None
+
+    def failed(self, began: float, now: float, patience: float) -> float | None:
+        """Record a failed request.
+
+        Args:
+            patience: seconds after which the caller is warned, once until a request succeeds.
+
+        Returns:
+            Seconds without a successful request, if the caller should be warned now.
+        """
+        with self._lock:
+            if self._failing_since is None:
+                self._failing_since = began
+            seconds = now - self._failing_since
+            if self._warned or seconds < patience:
+                return None
+            self._warned = True
+            return seconds
+
+
 class Attempts:
     """The tries of one request."""
 
@@ -131,7 +186,7 @@ class Attempts:
         """
         while True:
             began = self._policy.now()
-            self._counter.tried(again=self._tries > 0)
+            self._counter.add(Traffic(requests=1, retries=int(self._tries > 0)))
             self._tries += 1
             try:
                 answer = ask()
@@ -171,5 +226,5 @@ class Attempts:
         goes_on = self._policy.pause(wait)
         waited = self._policy.now() - now
         self._seconds += waited
-        self._counter.waited(waited)
+        self._counter.add(Traffic(seconds_waiting=waited))
         return goes_on

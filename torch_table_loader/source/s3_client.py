@@ -6,7 +6,6 @@ ListObjectsV2: https://docs.aws.amazon.com/AmazonS3/latest/API/API_ListObjectsV2
 
 from __future__ import annotations
 
-import os
 import urllib.request
 from collections.abc import Iterator, Mapping
 from datetime import datetime
@@ -24,7 +23,7 @@ from botocore.utils import percent_encode_sequence
 from obstore.store import S3Store
 
 from torch_table_loader.errors import ConfigError, StorageError
-from torch_table_loader.source.aws import aws_login, bucket_region, configured_region
+from torch_table_loader.source.aws import aws_login, configured_region
 from torch_table_loader.source.object_store import (
     CONNECT_TIMEOUT_S,
     READ_TIMEOUT_S,
@@ -51,7 +50,7 @@ class S3Client(ObjectStoreClient):
         """Log in; connect to each bucket on first use.
 
         Args:
-            options: as returned by `choose_s3` for obstore.
+            options: as `store_options` returns them.
 
         Raises:
             ConfigError: as `aws_login` does.
@@ -61,7 +60,7 @@ class S3Client(ObjectStoreClient):
         plain = (options.get("endpoint") or f"{options.get('scheme')}:").startswith("http:")
         self._network = client_config(options, http=plain)
         self._login = aws_login(options)
-        self._addresses: dict[str, BucketAddress] = {}
+        self._addresses: dict[str, _Address] = {}
         self._pools: dict[str, urllib3.PoolManager] = {}
 
     def _pages(self, name: str, key: str, *, recursive: bool, most: int) -> Iterator[Listed]:
@@ -79,34 +78,33 @@ class S3Client(ObjectStoreClient):
         tokens: set[str] = set()
         keys: set[str] = set()
         while True:
-            page = read_page(self._get(name, asked), shown)
+            page, token = read_page(self._get(name, asked), shown)
             _check(page, shown, prefix, keys)
-            objects = [(key.removesuffix("/"), version) for key, version in page.listed.objects]
-            yield Listed(objects, [folder.removesuffix("/") for folder in page.listed.folders])
-            if page.token is None:
+            objects = [(key.removesuffix("/"), version) for key, version in page.objects]
+            yield Listed(objects, [folder.removesuffix("/") for folder in page.folders])
+            if token is None:
                 return
-            if page.token in tokens:
-                raise _broken(shown, f"it gives the token {page.token[:40]!r} for a second time")
-            tokens.add(page.token)
-            asked["continuation-token"] = page.token
+            if token in tokens:
+                raise _broken(shown, f"it gives the token {token[:40]!r} for a second time")
+            tokens.add(token)
+            asked["continuation-token"] = token
 
     def _get(self, bucket: str, asked: Mapping[str, str]) -> bytes:
         address = self._address(bucket)
-        headers = {"x-amz-request-payer": "requester"} if self._options.get("requester_pays") else {}
-        request = AWSRequest("GET", f"{address.url}?{percent_encode_sequence(sorted(asked.items()))}", headers)
+        url = f"{address.endpoint}/{'' if address.virtual else quote(bucket)}"
+        headers = {"x-amz-request-payer": "requester"} if self._options.get("request_payer") else {}
+        request = AWSRequest("GET", f"{url}?{percent_encode_sequence(sorted(asked.items()))}", headers)
         if self._login is not None:
             login: Any = self._login()
             credentials = Credentials(login["access_key_id"], login["secret_access_key"], login["token"])
             S3SigV4Auth(credentials, "s3", address.region).add_auth(request)
-        answer = self._pool(address.endpoint).request(
-            "GET", request.url, headers=dict(request.headers.items()), retries=False, redirect=False
-        )
+        answer = self._send("GET", request.url, dict(request.headers.items()))
         if answer.status != 200:
             raise _error(answer.data, answer.status)
         return answer.data
 
-    def _pool(self, url: str) -> urllib3.PoolManager:
-        """Return the connections to a host, through the proxy that the caller or the environment names for it."""
+    def _send(self, method: str, url: str, headers: Mapping[str, str] | None = None) -> urllib3.BaseHTTPResponse:
+        """Send a request through the proxy that the caller or the environment names for its host."""
         parts = urlsplit(url)
         pool = self._pools.get(parts.netloc)
         if pool is None:
@@ -119,12 +117,12 @@ class S3Client(ObjectStoreClient):
             }
             if parts.scheme == "https":
                 common["ssl_context"] = tls_context(self._options)
-            proxy = self._options.get("proxy")
+            proxy = self._options.get("proxy_url")
             if proxy is None and not urllib.request.proxy_bypass(parts.netloc):
                 proxy = urllib.request.getproxies().get(parts.scheme)
             pool = urllib3.PoolManager(**common) if proxy is None else _through(proxy_url(proxy), common)
             pool = self._pools.setdefault(parts.netloc, pool)
-        return pool
+        return pool.request(method, url, headers=headers, retries=False, redirect=False)
 
     def _open(self, bucket: str) -> S3Store:
         address = self._address(bucket)
@@ -135,63 +133,50 @@ class S3Client(ObjectStoreClient):
             "virtual_hosted_style_request": address.virtual,
             "skip_signature": self._login is None,
         }
-        if self._options.get("requester_pays"):
+        if self._options.get("request_payer"):
             config["request_payer"] = True
         return open_bucket(S3Store, bucket, config, self._network, self._login)
 
-    def _address(self, bucket: str) -> BucketAddress:
-        """Return where a bucket is; on AWS without a region, its own is looked up."""
+    def _address(self, bucket: str) -> _Address:
+        """Return where requests about a bucket go; on AWS without a region, its own is looked up."""
         address = self._addresses.get(bucket)
         if address is None:
-            address = self._addresses.setdefault(bucket, _find(bucket, self._options))
+            address = self._addresses.setdefault(bucket, self._find(bucket))
         return address
 
+    def _find(self, bucket: str) -> _Address:
+        options = self._options
+        if bucket.startswith("arn:"):
+            raise ConfigError("an ARN is not a name of a bucket here; write the access point's alias (s3://alias/path)")
+        region = options.get("region") or configured_region(options.get("profile"))
+        if region is None and "endpoint" not in options:
+            region = self._region(bucket)
+        region = region or _REGION
+        if "endpoint" in options:
+            scheme, _, host = options["endpoint"].partition("://")
+            virtual = options.get("virtual_hosted_style_request", False)
+        else:
+            scheme = options.get("scheme", "https")
+            host = f"s3.{region}.amazonaws.com{'.cn' if region.startswith('cn-') else ''}"
+            # No certificate of AWS covers a name with a dot.
+            virtual = options.get("virtual_hosted_style_request", "." not in bucket)
+        return _Address(f"{scheme}://{bucket}.{host}" if virtual else f"{scheme}://{host}", region, virtual)
 
-class BucketAddress(NamedTuple):
-    """Where requests about a bucket go.
+    def _region(self, bucket: str) -> str | None:
+        """Return the region of a bucket, which AWS tells without authentication, also in a refusal."""
+        try:
+            answer = self._send("HEAD", f"https://s3.amazonaws.com/{bucket}")
+        except (OSError, urllib3.exceptions.HTTPError):  # the request itself will report it
+            return None
+        return answer.headers.get("x-amz-bucket-region")
 
-    Args:
-        virtual: whether the endpoint's host contains the name.
-    """
 
-    name: str
+class _Address(NamedTuple):
+    """Where requests about a bucket go: with its name in the host if `virtual`, else in the path."""
+
     endpoint: str
     region: str
     virtual: bool
-
-    @property
-    def url(self) -> str:
-        """The URL of the bucket itself."""
-        return f"{self.endpoint}/" if self.virtual else f"{self.endpoint}/{quote(self.name)}"
-
-
-class Page(NamedTuple):
-    """One answer to a listing.
-
-    Args:
-        listed: objects and common prefixes, as the store writes them.
-        token: asks for the next page; None for the last one.
-    """
-
-    listed: Listed
-    token: str | None
-
-
-def _find(bucket: str, options: Mapping[str, Any]) -> BucketAddress:
-    if bucket.startswith("arn:"):
-        raise ConfigError("an ARN is not a name of a bucket here; write the access point's alias (s3://alias/path)")
-    region = options.get("region") or configured_region(os.environ, options.get("profile"))
-    if region is None and "endpoint" not in options:
-        region = bucket_region(bucket, options)
-    region = region or _REGION
-    if "endpoint" in options:
-        scheme, _, host = options["endpoint"].partition("://")
-        virtual = options.get("virtual", False)
-    else:
-        scheme = options.get("scheme", "https")
-        host = f"s3.{region}.amazonaws.com{'.cn' if region.startswith('cn-') else ''}"
-        virtual = options.get("virtual", "." not in bucket)  # no certificate of AWS covers a name with a dot
-    return BucketAddress(bucket, f"{scheme}://{bucket}.{host}" if virtual else f"{scheme}://{host}", region, virtual)
 
 
 def _through(proxy: str, common: dict[str, Any]) -> urllib3.ProxyManager:
@@ -202,8 +187,11 @@ def _through(proxy: str, common: dict[str, Any]) -> urllib3.ProxyManager:
     return urllib3.ProxyManager(proxy, proxy_headers=headers, **common)
 
 
-def read_page(body: bytes, shown: str) -> Page:
+def read_page(body: bytes, shown: str) -> tuple[Listed, str | None]:
     """Read an answer to ListObjectsV2.
+
+    Returns:
+        Objects and common prefixes, as the store writes them, and what asks for the next page; None for the last one.
 
     Raises:
         ClientError: it is an error, which some stores send with status 200.
@@ -211,7 +199,7 @@ def read_page(body: bytes, shown: str) -> Page:
         StorageError: it says that more follows, and not where.
 
     >>> read_page(b"<ListBucketResult><IsTruncated>false</IsTruncated></ListBucketResult>", "s3://bucket/t/")
-    Page(listed=Listed(objects=[], folders=[]), token=None)
+    (Listed(objects=[], folders=[]), None)
     """
     try:
         root = ET.fromstring(body)  # noqa: S314 expat bounds what entities grow to
@@ -239,12 +227,12 @@ def read_page(body: bytes, shown: str) -> Page:
                 folders.append(decoded(inner["Prefix"]))
         except (KeyError, ValueError, TypeError) as error:
             raise ResponseParserError(f"expected keys with size and time, got {inner!r} ({error})") from None
-    return Page(Listed(objects, folders), token)
+    return Listed(objects, folders), token
 
 
-def _check(page: Page, shown: str, prefix: str, keys: set[str]) -> None:
+def _check(page: Listed, shown: str, prefix: str, keys: set[str]) -> None:
     """Refuse keys that were not asked for, or that came before; add the page's."""
-    for key in (*(key for key, _ in page.listed.objects), *page.listed.folders):
+    for key in (*(key for key, _ in page.objects), *page.folders):
         if not key.startswith(prefix):
             raise _broken(shown, f"it names {key!r}, which does not begin with {prefix!r}")
         if key in keys:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from multiprocessing.context import get_spawning_popen
-from typing import TYPE_CHECKING, Any, TypeGuard, TypeVar
+from typing import Any, NamedTuple, TypeGuard, TypeVar
 
 import pyarrow as pa
 
@@ -31,7 +31,7 @@ from torch_table_loader.options import DEFAULT_RETRY_SECONDS
 from torch_table_loader.records import FileVersion, Traffic
 from torch_table_loader.scrubbing import public_options, scrub, secrets_of
 from torch_table_loader.source.address import (
-    AZURE_PROTOCOLS,
+    FAMILIES,
     HTTP_PROTOCOLS,
     LOCAL_PROTOCOLS,
     filesystem_class,
@@ -39,15 +39,10 @@ from torch_table_loader.source.address import (
     shown,
 )
 from torch_table_loader.source.clients import ChangedFile, Client, Found, FsspecClient, LocalClient
-from torch_table_loader.source.retrying import Attempts, RetryPolicy, of_length
-from torch_table_loader.source.traffic import TrafficCounter
-
-if TYPE_CHECKING:
-    from torch_table_loader.source.object_stores import ClientChoice, ObjectStore
+from torch_table_loader.source.retrying import Attempts, RetryPolicy, TrafficCounter, of_length
+from torch_table_loader.source.store_options import choose_client, login_may_change, store_options
 
 T = TypeVar("T")
-
-_OBJECT_STORES = ("s3", "gs", *AZURE_PROTOCOLS)
 
 _MEMORY_OF = uuid.uuid4().hex
 """Names this process's memory:// files: a forked child inherits both, a spawned one has neither."""
@@ -56,20 +51,28 @@ _MEMORY_OF = uuid.uuid4().hex
 Login = Callable[[Mapping[str, Any] | None], Mapping[str, Any]]
 
 
-@dataclass(frozen=True, slots=True)
-class _Connection:
+class _Connection(NamedTuple):
     """A client, and the options that it connected with."""
 
-    options: Mapping[str, Any] = field(repr=False)
+    options: Mapping[str, Any]
     client: Client
+
+
+class _Process:
+    """What one process has of a storage."""
+
+    def __init__(self) -> None:
+        self.connection: _Connection | None = None
+        self.connecting = threading.Lock()
+        self.counter = TrafficCounter()
 
 
 @dataclass(frozen=True, slots=True)
 class FileStorage:
     """A file system with its options (implements `contracts.Storage`).
 
-    It has no open handle that a fork could share: clients are stored by process id, as are the locks for making them,
-    and left out of pickles.
+    It has no open handle that a fork could share: each process has a client, a lock and counts of its own, and pickles
+    have none.
 
     Args:
         protocol: "file", "s3", "memory", or any that fsspec knows.
@@ -83,13 +86,7 @@ class FileStorage:
     options: Mapping[str, Any] = field(default_factory=dict, repr=False, hash=False)
     retry_seconds: float = field(default=DEFAULT_RETRY_SECONDS, repr=False, compare=False)
     login: Login | None = field(default=None, repr=False, compare=False)
-    _clients: dict[int, _Connection] = field(default_factory=dict, init=False, repr=False, compare=False, hash=False)
-    _connecting: dict[int, threading.Lock] = field(
-        default_factory=dict, init=False, repr=False, compare=False, hash=False
-    )
-    _counters: dict[int, TrafficCounter] = field(
-        default_factory=dict, init=False, repr=False, compare=False, hash=False
-    )
+    _processes: dict[int, _Process] = field(default_factory=dict, init=False, repr=False, compare=False, hash=False)
 
     @property
     def is_local(self) -> bool:
@@ -104,10 +101,7 @@ class FileStorage:
     @property
     def client_name(self) -> str:
         """The client that sends requests: "local", "obstore", "s3fs", or the name of the fsspec protocol."""
-        if self.is_local:
-            return "local"
-        choice = self._choice(self.options)
-        return self.protocol if choice is None else choice.client
+        return "local" if self.is_local else choose_client(self.protocol, self.options)[0]
 
     @property
     def place(self) -> str:
@@ -198,11 +192,11 @@ class FileStorage:
 
     def close(self) -> None:
         """Drop this process's client; the next call opens a new one."""
-        self._clients.pop(os.getpid(), None)
+        self._process.connection = None
 
     def traffic(self) -> Traffic:
         """Return this process's requests to the store so far; nothing for a store without a network."""
-        return self._counter.total()
+        return self._process.counter.total()
 
     @property
     def uri_prefix(self) -> str:
@@ -227,21 +221,17 @@ class FileStorage:
         return self.protocol not in {"file", "memory"}
 
     @property
-    def _counter(self) -> TrafficCounter:
+    def _process(self) -> _Process:
         pid = os.getpid()
-        return self._counters.get(pid) or self._counters.setdefault(pid, TrafficCounter())
-
-    def _choice(self, options: Mapping[str, Any]) -> ClientChoice | None:
-        store = _object_store(self.protocol)
-        return store.choose(options) if store else None
+        return self._processes.get(pid) or self._processes.setdefault(pid, _Process())
 
     def _connection(self, path: str) -> _Connection:
-        pid = os.getpid()
-        if not self._is_current(known := self._clients.get(pid)):
+        mine = self._process
+        if not self._is_current(known := mine.connection):
             # One thread connects: were there two, one client would end unseen, and its login be taken for a new one.
-            with self._connecting.setdefault(pid, threading.Lock()):
-                if not self._is_current(known := self._clients.get(pid)):
-                    known = self._clients[pid] = self._connect(path)
+            with mine.connecting:
+                if not self._is_current(known := mine.connection):
+                    known = mine.connection = self._connect(path)
         return known
 
     def _is_current(self, known: _Connection | None) -> TypeGuard[_Connection]:
@@ -250,7 +240,7 @@ class FileStorage:
     def _connect(self, path: str) -> _Connection:
         options = self.options if self.login is None else self.login(None)
         try:
-            return _Connection(options, connect(self.protocol, options, self._choice(options)))
+            return _Connection(options, connect(self.protocol, options))
         except (TypeError, ValueError, KeyError) as error:
             if isinstance(error, TableLoaderError):
                 raise
@@ -258,12 +248,11 @@ class FileStorage:
 
     def _renew(self, refused: _Connection) -> bool:
         """Connect anew where that may log in with other credentials; return whether it may."""
-        if self._clients.get(os.getpid()) is not refused:  # another thread has
+        if self._process.connection is not refused:  # another thread has
             return True
         if self.login is not None and self.login(refused.options) != refused.options:
             return True
-        choice = self._choice(refused.options)
-        if choice is None or choice.fixed:
+        if not login_may_change(self.protocol, refused.options):
             return False
         self.close()
         return True
@@ -287,7 +276,7 @@ class FileStorage:
 
         attempts = Attempts(
             RetryPolicy(self.retry_seconds),
-            self._counter,
+            self._process.counter,
             self.shown(path),
             lambda error: self._said(error, path),
             lambda: used is not None and self._renew(used),
@@ -357,9 +346,9 @@ class FileStorage:
 
     def _scrub(self, text: str, path: str) -> str:
         query = path.partition("?")[2] if self.protocol in HTTP_PROTOCOLS else ""
-        known = self._clients.get(os.getpid())
-        secrets = secrets_of(self.options) if known is None else (*secrets_of(self.options), *secrets_of(known.options))
-        return scrub(in_brief(text), (*secrets, query))
+        known = self._process.connection
+        renewed = {} if known is None else known.options
+        return scrub(in_brief(text), (*secrets_of(self.options), *secrets_of(renewed), query))
 
     def _scrubbed(self, error: BaseException, path: str) -> BaseException:
         """Return the error itself or, if it or its causes show a secret, a copy without it."""
@@ -404,8 +393,8 @@ def open_storage(
 
     Args:
         path_or_url: a local path or any fsspec URL; may contain glob characters.
-        storage_options: for the file system, as fsspec takes them (for S3 also as pyarrow names them); they take
-            precedence over a login in the URL. Local paths need none and take none.
+        storage_options: for the file system, under any of the names that `store_options` knows; they take precedence
+            over a login in the URL. Local paths need none and take none.
         retry_seconds: how long to retry a failed request; 0 disables retries.
 
     Returns:
@@ -423,36 +412,25 @@ def open_storage(
             f"storage_options must be a mapping of names to values, got {type(storage_options).__name__}"
         )
     address = parse_address(path_or_url)
-    options = {} if address.protocol == "file" else {**address.login, **(storage_options or {})}
-    if address.protocol == "s3":
-        from torch_table_loader.source.object_stores import with_configured_endpoint
-
-        options = dict(with_configured_endpoint(options))
-    storage = FileStorage(address.protocol, options, retry_seconds)
-    if (store := _object_store(address.protocol)) is not None and storage.client_name != "obstore":
-        filesystem_class(store.family)
+    layers = () if address.protocol == "file" else (address.login, storage_options or {})
+    storage = FileStorage(address.protocol, store_options(address.protocol, *layers), retry_seconds)
+    if storage.client_name in ("s3fs", "gcsfs", "adlfs"):
+        filesystem_class(FAMILIES[address.protocol])
     return storage, address.path
 
 
-def connect(protocol: str, options: Mapping[str, Any], choice: ClientChoice | None) -> Client:
-    """Open a client in this process.
-
-    Args:
-        choice: for an object store, the client and its options.
-    """
+def connect(protocol: str, options: Mapping[str, Any]) -> Client:
+    """Open a client in this process."""
     if protocol == "file":
         return LocalClient()
-    store = _object_store(protocol)
-    if choice is None or store is None:
-        return FsspecClient(protocol, options)
-    if choice.client == "obstore":
-        return store.client(choice.options)
-    return FsspecClient(store.family, choice.options)
+    chosen, theirs = choose_client(protocol, options)
+    if chosen != "obstore":
+        return FsspecClient(FAMILIES.get(protocol, protocol), theirs)
+    # Imported here, since clients of object stores take time to import.
+    if FAMILIES[protocol] == "s3":
+        from torch_table_loader.source.s3_client import S3Client
 
+        return S3Client(theirs)
+    from torch_table_loader.source.clouds import azure_client, google_client
 
-def _object_store(protocol: str) -> ObjectStore | None:
-    if protocol not in _OBJECT_STORES:
-        return None
-    from torch_table_loader.source.object_stores import OBJECT_STORES
-
-    return OBJECT_STORES[protocol]
+    return google_client(theirs) if FAMILIES[protocol] == "gs" else azure_client(theirs)

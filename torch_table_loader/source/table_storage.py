@@ -1,54 +1,147 @@
-"""The location of a table's files, which may be in several stores, as a picklable value."""
+"""Where a table's files are: in its own place and in those that the caller named, as one picklable storage."""
 
 from __future__ import annotations
 
 import os
+import re
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
-from functools import partial
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache, partial
+from typing import TYPE_CHECKING, Any, NamedTuple
+from urllib.parse import unquote
 
 from torch_table_loader.contracts import Storage, is_far
 from torch_table_loader.errors import ConfigError, ConfigTypeError, StorageError, TableError
 from torch_table_loader.options import DEFAULT_RETRY_SECONDS
 from torch_table_loader.records import FileVersion, Traffic
 from torch_table_loader.scrubbing import shown_url
-from torch_table_loader.source.address import HTTP_PROTOCOLS
-from torch_table_loader.source.places import Area, Place, areas_of, locate, refusal
-from torch_table_loader.source.storage import FileStorage, open_storage
+from torch_table_loader.source.address import FAMILIES, HTTP_PROTOCOLS, LOCAL_PROTOCOLS, parse_address
+from torch_table_loader.source.storage import FileStorage
+from torch_table_loader.source.store_options import s3_properties, store_options
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
     from torch_table_loader.source.clients import Found
 
-_S3_OPTIONS = {
-    "s3.endpoint": "endpoint_url",
-    "s3.access-key-id": "key",
-    "s3.secret-access-key": "secret",
-    "s3.session-token": "token",
-    "s3.region": "region",
-    "s3.anonymous": "anon",
-    "s3.role-arn": "role_arn",
-    "s3.role-session-name": "session_name",
-    "s3.proxy-uri": "proxy_options",
-    "s3.connect-timeout": "connect_timeout",
-    "s3.request-timeout": "request_timeout",
-    "s3.force-virtual-addressing": "force_virtual_addressing",
-}
-"""pyiceberg's names of S3 options (https://py.iceberg.apache.org/configuration/#s3), and ours."""
+_HEAD = re.compile(r"([A-Za-z][A-Za-z0-9+.\-]*)://(arn:[^/]*/[^/]*|[^/]*)")
+_UNSOUND = re.compile(r"[?#\\\s\x00-\x1f\x7f]")
+"""Characters that no host contains, and that could make two parsers see different hosts."""
 
-_CLIENT_OPTIONS = {
-    "client.access-key-id": "s3.access-key-id",
-    "client.secret-access-key": "s3.secret-access-key",
-    "client.session-token": "s3.session-token",
-    "client.region": "s3.region",
-    "client.role-arn": "s3.role-arn",
-    "client.role-session-name": "s3.role-session-name",
-}
-"""Options for all of AWS's services, used if the S3 ones are not set."""
+_DEFAULT_PORTS = {"http": ":80", "https": ":443"}
+
+
+class Place(NamedTuple):
+    """A host, bucket or container of one kind of store.
+
+    Args:
+        family: the protocol, under one name for all its spellings.
+        authority: the host, bucket or container, without login; empty for this machine.
+    """
+
+    family: str
+    authority: str
+
+    @property
+    def is_local(self) -> bool:
+        """Whether it is the local file system."""
+        return self.family == "file"
+
+    def __str__(self) -> str:
+        """The place as a URL."""
+        return f"{self.family}://{self.authority}"
+
+
+class Area(NamedTuple):
+    """A whole place, or one of its folders.
+
+    Args:
+        folder: the folder, without a trailing slash; empty for the whole place.
+    """
+
+    place: Place
+    folder: str = ""
+
+    def has(self, place: Place, inner: str) -> bool:
+        """Return whether a path in a place belongs to this area; a path with ".." does not belong to a folder."""
+        if place != self.place:
+            return False
+        if not self.folder:
+            return True
+        steps = unquote(inner).replace("\\", "/").split("/")
+        return inner.startswith(f"{self.folder}/") and ".." not in steps
+
+
+@lru_cache(maxsize=4096)
+def _place(protocol: str, authority: str) -> Place:
+    family = FAMILIES.get(protocol.lower(), protocol.lower())
+    if family in ("file", "memory"):
+        return Place(family, "")
+    if _UNSOUND.search(authority):
+        return Place(family, authority)
+    if family == "abfs":
+        container, at, account = authority.partition("@")
+        return Place(family, container + at + account.partition(".")[0])
+    host = authority.rpartition("@")[2]
+    if family in HTTP_PROTOCOLS:
+        host = host.lower().removesuffix(_DEFAULT_PORTS[family])
+    return Place(family, host)
+
+
+def locate(path: str) -> tuple[Place, str]:
+    """Return the place of a path or URL, and its path there, as the store's client will interpret them.
+
+    >>> locate("s3a://key:secret@bucket/a/b"), locate("/a"), locate("HTTPS://Host:443/a?b")[0].authority
+    ((Place(family='s3', authority='bucket'), '/a/b'), (Place(family='file', authority=''), '/a'), 'host')
+    """
+    match = _HEAD.match(path)
+    if match is None or match[1].lower() in LOCAL_PROTOCOLS:
+        return _place("file", ""), _local_path(path)
+    return _place(match[1], match[2]), path[match.end() :]
+
+
+def _local_path(path: str) -> str:
+    """Return a path without "file:"; the rest is a path, whatever characters it contains."""
+    protocol, colon, rest = path.partition(":")
+    if not colon or protocol.lower() not in LOCAL_PROTOCOLS:
+        return path
+    if rest.startswith("///"):
+        return "/" + rest.lstrip("/")
+    return "".join(rest[2:].partition("/")[1:]) if rest.startswith("//") else rest
+
+
+def read_areas(allow_locations: Sequence[str] | None) -> tuple[Area, ...]:
+    """Check ``allow_locations``.
+
+    Raises:
+        ConfigError: an entry is neither a URL with a host nor a local path.
+
+    >>> read_areas(["s3://bucket", "/mnt/lake/"])[1]
+    Area(place=Place(family='file', authority=''), folder='/mnt/lake')
+    """
+    if allow_locations is None:
+        return ()
+    if isinstance(allow_locations, str) or not isinstance(allow_locations, Sequence):
+        raise ConfigTypeError(
+            f'allow_locations must be a list of URLs such as ["s3://bucket"], got {type(allow_locations).__name__}'
+        )
+    return tuple(_area(entry) for entry in allow_locations)
+
+
+def _area(entry: str) -> Area:
+    if not isinstance(entry, str):
+        raise ConfigTypeError(f"allow_locations must hold strings, got {type(entry).__name__}")
+    place, inner = locate(entry)
+    sound = inner.startswith("/") if place.is_local else bool(place.authority) or place.family == "memory"
+    if not sound or shown_url(entry) != entry or _UNSOUND.search(place.authority) or ".." in inner.split("/"):
+        raise ConfigError(
+            "allow_locations must hold URLs with a host or bucket and at most a folder, such as s3://bucket or "
+            f"https://host/lake, or absolute local paths, without login or query; got {shown_url(entry)!r}"
+        )
+    return Area(place, inner.rstrip("/"))
+
 
 EXPIRY = "s3.session-token-expires-at-ms"
 """When credentials expire, in milliseconds since the epoch, according to catalogs that vend them."""
@@ -69,34 +162,6 @@ if hasattr(os, "register_at_fork"):
 
 Provider = Callable[[], Mapping[str, Any]]
 """Returns fresh properties, as pyiceberg names them, with `EXPIRY` if they expire; must be picklable for workers."""
-
-_TRUE = frozenset({"true", "1", "yes"})
-_BOOLEANS = frozenset({"anon", "force_virtual_addressing"})
-_NUMBERS = frozenset({"connect_timeout", "request_timeout"})
-
-
-def s3_options(properties: Mapping[str, Any]) -> dict[str, Any]:
-    """Translate pyiceberg's names of S3 options.
-
-    Args:
-        properties: properties of a catalog or table; all but S3 options are left out.
-
-    >>> s3_options({"s3.endpoint": "http://127.0.0.1:9000", "s3.anonymous": "true", "uri": "sqlite://"})
-    {'endpoint_url': 'http://127.0.0.1:9000', 'anon': True}
-    """
-    known = {_CLIENT_OPTIONS[name]: value for name, value in properties.items() if name in _CLIENT_OPTIONS}
-    known |= {name: value for name, value in properties.items() if name in _S3_OPTIONS}
-    options: dict[str, Any] = {}
-    for name, value in known.items():
-        ours = _S3_OPTIONS[name]
-        if value is None or value == "":
-            continue
-        if ours in _BOOLEANS and isinstance(value, str):
-            value = value.lower() in _TRUE  # noqa: PLW2901
-        elif ours in _NUMBERS:
-            value = float(value)  # noqa: PLW2901
-        options[ours] = value
-    return options
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,30 +261,42 @@ class TableStorage:
                 )
             place, inner = locate(moved)
             if place != root and not any(area.has(place, inner) for area in areas):
-                raise refusal(moved, root)
+                allow = f"file://{inner.rpartition('/')[0] or '/'}" if place.is_local else shown_url(str(place))
+                raise TableError(
+                    f"the metadata of a table at {root} names {shown_url(moved)!r}, which lies elsewhere and is not "
+                    f"opened; if the table is meant to have files there, pass allow_locations=[{allow!r}]"
+                )
 
     @property
     def _root(self) -> Place:
         return locate(self.moved(self.location))[0]
 
     @property
-    def _areas(self) -> tuple[Area, ...]:
-        return (*areas_of(self.overrides), *self.allowed)
+    def _areas(self) -> list[Area]:
+        return [*self._overridden, *self.allowed]
+
+    @property
+    def _overridden(self) -> list[Area]:
+        """The areas that ``location_override`` maps to."""
+        located = [locate(new) for _, new in self.overrides]
+        return [Area(place, inner.rpartition("/")[0]) for place, inner in located]
 
     def known(self) -> dict[str, Any]:
         """Return the current properties: credentials may have been renewed."""
         return {**self.properties, **self._fresh}
 
-    def _login(self, provider: Provider, place: Place, refused: Mapping[str, Any] | None) -> dict[str, Any]:
+    def _login(
+        self, provider: Provider, place: Place, of_url: Mapping[str, Any], refused: Mapping[str, Any] | None
+    ) -> dict[str, Any]:
         """Return the options to connect with now; renew the credentials if they expire soon, or were refused."""
         known = self.known()
         end = known.get(EXPIRY)
         expire = end is not None and float(end) / 1000 - RENEW_BEFORE_S < time.time()
-        if expire or refused == self._options_of(place):
+        if expire or refused == self._options_of(place, of_url):
             with _renewing:
                 if self.known() == known:  # no other thread has renewed them
                     self._fresh.update(provider())
-        return self._options_of(place)
+        return self._options_of(place, of_url)
 
     def _at(self, path: str) -> tuple[FileStorage, str]:
         self.require([path])
@@ -227,22 +304,25 @@ class TableStorage:
         place, inner = locate(path)
         if place.is_local:
             return self._stores.setdefault(place, FileStorage("file")), inner
-        store, inner = open_storage(path, self._options_of(place), self.retry_seconds)
-        if self.provider is not None:
-            store = replace(store, login=partial(self._login, self.provider, place))
-        return self._stores.setdefault(place, store), inner
+        address = parse_address(path)
+        if (store := self._stores.get(place)) is None:
+            login = partial(self._login, self.provider, place, address.login) if self.provider else None
+            options = self._options_of(place, address.login)
+            store = FileStorage(address.protocol, options, self.retry_seconds, login)
+            store = self._stores.setdefault(place, store)
+        return store, address.path
 
-    def _options_of(self, place: Place) -> dict[str, Any]:
+    def _options_of(self, place: Place, of_url: Mapping[str, Any]) -> dict[str, Any]:
         """Return the options for a place's client: S3 properties for S3 only, the caller's for the table's place.
 
         Another bucket in the table's kind of store, if the caller allowed it, gets the same options; another HTTP host
         gets none. For a table on this machine, which takes no options, they can only be meant for other places.
         """
-        known = s3_options(self.known()) if place.family == "s3" else {}
+        known = s3_properties(self.known()) if place.family == "s3" else ()
         root = self._root
-        own = place in (root, *(area.place for area in areas_of(self.overrides)))
+        own = place in (root, *(area.place for area in self._overridden))
         alike = place.family not in HTTP_PROTOCOLS and (root.is_local or place.family == root.family)
-        return {**known, **(self.options if own or alike else {})}
+        return store_options(place.family, of_url, *known, self.options if own or alike else {})
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle what is needed to connect again."""

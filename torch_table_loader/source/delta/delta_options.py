@@ -15,47 +15,27 @@ from torch_table_loader.errors import AccessRefusedError, ConfigError, ConfigTyp
 from torch_table_loader.scrubbing import scrub, secrets_of
 from torch_table_loader.source.address import AZURE_PROTOCOLS, parse_address
 from torch_table_loader.source.aws import aws_login
-from torch_table_loader.source.s3 import choose_s3, with_configured_endpoint
+from torch_table_loader.source.object_store import proxy_url
+from torch_table_loader.source.store_options import store_options
 
 _S3_NAMES = {
     "endpoint": "aws_endpoint_url",
     "region": "aws_region",
-    "virtual": "aws_virtual_hosted_style_request",
-    "requester_pays": "aws_request_payer",
-    "proxy": "proxy_url",
-    "connect_timeout": "connect_timeout",
-    "read_timeout": "timeout",
+    "virtual_hosted_style_request": "aws_virtual_hosted_style_request",
+    "request_payer": "aws_request_payer",
 }
-"""How this library names S3 options for obstore, and deltalake's names of them."""
+"""Our names of S3 options, and deltalake's names of them."""
 
-_LOGIN = frozenset(
-    {"access_key", "secret_key", "session_token", "anonymous", "profile", "role_arn", "session_name", "external_id"}
-)
-_WRITING = frozenset(
-    {
-        "allow_http",
-        "aws_allow_http",
-        "aws_conditional_put",
-        "aws_copy_if_not_exists",
-        "aws_s3_allow_unsafe_rename",
-        "aws_s3_locking_provider",
-        "conditional_put",
-        "copy_if_not_exists",
-    }
-)
-"""deltalake's options for those who write, and one that the endpoint says: reading takes none of them."""
+_NETWORK = {"proxy_url": "proxy_url", "connect_timeout": "connect_timeout", "read_timeout": "timeout"}
+"""The same for options of all stores."""
 
-_PREFIXED = {
-    "aws_region": "region",
-    "aws_default_region": "region",
-    "aws_endpoint": "endpoint",
-    "aws_endpoint_url": "endpoint",
-    "aws_endpoint_url_s3": "endpoint",
-    "aws_skip_signature": "anonymous",
-    "aws_virtual_hosted_style_request": "force_virtual_addressing",
-}
+_READ_HERE = frozenset(
+    {"access_key_id", "secret_access_key", "session_token", "skip_signature", "profile", "role_arn"}
+    | {"role_session_name", "external_id", "scheme", "ignore_configured_endpoint_urls"}
+)
+"""Our names of S3 options that say how to log in and where: deltalake gets what comes of them."""
+
 _HEAD = re.compile(r"[A-Za-z][A-Za-z0-9+.\-]*://")
-_TRUE = frozenset({"1", "on", "t", "true", "y", "yes"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,21 +68,25 @@ class DeltaAddress:
         """
         if self.protocol == "file":
             return None
+        known = dict(self.options)
         found = {"retry_timeout": f"{max(1, round(retry_seconds))}s"}
+        if "proxy_url" in known:
+            known["proxy_url"] = proxy_url(known["proxy_url"])
+        found |= {theirs: _text(known[name]) for name, theirs in _NETWORK.items() if name in known}
+        found |= {name: f"{found[name]}s" for name in ("connect_timeout", "timeout") if name in found}
+        own = {name: value for name, value in known.items() if name not in _NETWORK}
         if self.protocol != "s3":
             plain = (str, int, float, bool)
-            return found | {str(name): _text(value) for name, value in self.options.items() if isinstance(value, plain)}
-        choice = choose_s3(self.options)
-        if choice.client != "obstore" or set(choice.options) - _LOGIN - set(_S3_NAMES) - {"scheme"}:
+            return found | {name: _text(value) for name, value in own.items() if isinstance(value, plain)}
+        if set(own) - _READ_HERE - set(_S3_NAMES):
             raise ConfigError(
                 "storage_options of a Delta Lake table must be such as deltalake and this library both take: login, "
-                f"region, endpoint, proxy and timeouts, got {', '.join(sorted(self.options))}"
+                f"region, endpoint, proxy and timeouts, got {', '.join(sorted(known))}"
             )
-        found |= {_S3_NAMES[name]: _text(value) for name, value in choice.options.items() if name in _S3_NAMES}
-        found |= {name: f"{found[name]}s" for name in ("connect_timeout", "timeout") if name in found}
-        if choice.options.get("endpoint", "").startswith("http:") or choice.options.get("scheme") == "http":
+        found |= {_S3_NAMES[name]: _text(value) for name, value in own.items() if name in _S3_NAMES}
+        if own.get("endpoint", "").startswith("http:") or own.get("scheme") == "http":
             found["aws_allow_http"] = "true"
-        return found | self._login(choice.options)
+        return found | self._login(own)
 
     def _login(self, known: Mapping[str, Any]) -> dict[str, str]:
         try:
@@ -126,7 +110,7 @@ def find_table(table_uri: Any, storage_options: Mapping[str, Any] | None) -> Del
 
     Args:
         table_uri: the caller's: a local path or a URL.
-        storage_options: the caller's; names of deltalake's are taken as well as those of other tables.
+        storage_options: the caller's.
 
     Raises:
         ConfigError: no path, or on a store that deltalake does not know.
@@ -154,9 +138,7 @@ def find_table(table_uri: Any, storage_options: Mapping[str, Any] | None) -> Del
         raise ConfigError(
             f"a Delta Lake table must be a local folder, or on s3://, gs:// or Azure (abfss://), got {address.shown}"
         )
-    options = {**address.login, **_as_ours(storage_options or {}, protocol)}
-    if protocol == "s3":
-        options = dict(with_configured_endpoint(options))
+    options = store_options(protocol, address.login, storage_options or {})
     return DeltaAddress(f"{protocol}://{address.path}", options, protocol)
 
 
@@ -170,21 +152,6 @@ def path_of(root: str, written: str) -> str:
     if path.startswith(("/", "file:")) or _HEAD.match(path):
         return path
     return f"{root.rstrip('/')}/{path}"
-
-
-def _as_ours(options: Mapping[str, Any], protocol: str) -> dict[str, Any]:
-    """Take deltalake's own names of S3 options, in whatever case, beside those of this library."""
-    if protocol != "s3":
-        return dict(options)
-    found: dict[str, Any] = {}
-    for name, value in options.items():
-        low = str(name).lower()
-        if low in _WRITING:
-            continue
-        ours = _PREFIXED.get(low, low if low.startswith("aws_") else name)
-        flag = ours in ("anonymous", "force_virtual_addressing") and isinstance(value, str)
-        found[ours] = value.lower() in _TRUE if flag else value
-    return found
 
 
 def _text(value: Any) -> str:

@@ -22,12 +22,11 @@ from torch_table_loader.source.delta.log_files import LogFiles
 from torch_table_loader.source.delta.skipping import kept_files
 from torch_table_loader.source.plan_cache import PlanCache
 from torch_table_loader.source.snapshot_files import TableRequest, listed, read_time
-from torch_table_loader.source.table_storage import TableStorage
+from torch_table_loader.source.table_storage import Area, TableStorage
 
 if TYPE_CHECKING:
     from torch_table_loader.records import DataFile
     from torch_table_loader.source.history import Commit
-    from torch_table_loader.source.places import Area
     from torch_table_loader.source.snapshot_files import SnapshotFiles
 
 

@@ -33,10 +33,8 @@ from torch_table_loader.options import DEFAULT_RETRY_SECONDS
 from torch_table_loader.scrubbing import scrub, secrets_of, shown_url
 from torch_table_loader.source.iceberg.metadata import TableMetadata, read_metadata
 from torch_table_loader.source.iceberg.version_hint import hint_of, is_folder, newest_metadata
-from torch_table_loader.source.places import read_areas
-from torch_table_loader.source.retrying import Attempts, RetryPolicy
-from torch_table_loader.source.table_storage import TableStorage, read_overrides
-from torch_table_loader.source.traffic import TrafficCounter
+from torch_table_loader.source.retrying import Attempts, RetryPolicy, TrafficCounter
+from torch_table_loader.source.table_storage import TableStorage, read_areas, read_overrides
 
 _SHORT = {
     "region_name": ("glue.region", "s3.region"),

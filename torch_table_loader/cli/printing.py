@@ -36,10 +36,9 @@ def show(typed: argparse.Namespace, value: Any, *parts: str | Table) -> None:
         sys.stdout.write(json.dumps(value, indent=1, default=str, ensure_ascii=False) + "\n")
         return
     width, plain = width_of_output(), not sys.stdout.isatty() or "NO_COLOR" in os.environ
-    texts = [
-        part.text(width, str if plain else _bold) if isinstance(part, Table) else wrapped(part, width) for part in parts
-    ]
-    sys.stdout.write("\n".join(f"{text}\n" for text in texts))
+    for number, part in enumerate(parts):
+        text = part.text(width, str if plain else _bold) if isinstance(part, Table) else wrapped(part, width)
+        sys.stdout.write(f"\n{text}\n" if number else f"{text}\n")
 
 
 def _bold(line: str) -> str:

@@ -19,7 +19,7 @@ from torch_table_loader.engine.jobs.stream_job import StreamJob
 from torch_table_loader.loader import TableLoader
 
 PARTS = (0.5, 0.99)
-STEPS = 6
+STEPS = 0
 """Where the newest stage of a state says how many steps were taken."""
 
 SPLITS: dict[str, dict[str, Any]] = {"row group": {"split_rows": 1}, "file": {}}

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import HealthCheck, Phase, settings
 
-from tests.leaks import lane_threads
+from tests.leaks import children, lane_threads
 
 LIBC = ctypes.CDLL(None)
 
@@ -82,6 +82,8 @@ def earlier_loaders_gone() -> None:
 
     What is left was imported meanwhile: no later collection looks at it.
     """
+    if children():
+        gc.unfreeze()  # a loader that was still held when the last file ended is no garbage until then
     freeze_what_is_left()
     for process in multiprocessing.active_children():
         process.join(20)
@@ -90,12 +92,12 @@ def earlier_loaders_gone() -> None:
 def freeze_what_is_left() -> None:
     """Collect garbage, and leave the rest out of later collections.
 
-    A thread that works for a loader keeps it from being collected until then: frozen, it would never be.
+    Threads and processes that work for a loader end when it is collected: frozen, it would never be.
     """
     end = time.monotonic() + 5
     gc.collect()
-    while lane_threads() and time.monotonic() < end:
+    while (lane_threads() or children()) and time.monotonic() < end:
         time.sleep(0.01)
         gc.collect()
-    if not lane_threads():
+    if not lane_threads() and not children():
         gc.freeze()

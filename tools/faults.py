@@ -314,13 +314,13 @@ FAULTS = (
     ),
     Fault(
         *(7, "a state of other options is taken", "engine/state.py"),
-        '    _compare_options(bound["options"], state["options"])',
-        "    del bound",
+        "    _compare_options(own.options, saved.options)",
+        "    del own",
         _REFUSALS,
     ),
     Fault(
         *(7, "a state of another table is taken", "engine/state.py"),
-        '    _compare_tables(table, bound["table"], state["table"])',
+        "    _compare_tables(table, own.table, saved.table)",
         "    del table",
         _REFUSALS,
     ),

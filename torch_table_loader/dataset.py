@@ -214,10 +214,9 @@ def table_rows(dataset: TableDataset, what: str) -> TableItems:
     """
     from torch_table_loader.engine.jobs.table_rows import TableItems
 
-    items = getattr(dataset.job, "items", None)
-    if not isinstance(items, TableItems):
+    if not isinstance(dataset.job, TableItems):
         raise ConfigError(f'{what} works on single rows; pass shuffle="rows"')
-    return items
+    return dataset.job
 
 
 class StructuredDataset(TableDataset):

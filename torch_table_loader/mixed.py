@@ -9,21 +9,19 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack
 
 from torch_table_loader.dataset import TableDataset
-from torch_table_loader.engine.jobs.indexed_job import IndexedJob
 from torch_table_loader.engine.jobs.mixed_rows import MixedRows
-from torch_table_loader.engine.jobs.mixed_streams import MixedStreamJob
+from torch_table_loader.engine.jobs.mixed_streams import MixedStreams
 from torch_table_loader.engine.jobs.mixture_form import common_form, same
+from torch_table_loader.engine.jobs.mixture_job import MixtureJob
 from torch_table_loader.engine.jobs.resolve import with_batch_size
 from torch_table_loader.engine.jobs.stream_job import StreamJob
 from torch_table_loader.engine.jobs.table_rows import TableItems
-from torch_table_loader.engine.mixture_state import MixtureState, StreamsState, of_source
 from torch_table_loader.engine.plan_check import PlanCheck
 from torch_table_loader.engine.rank_info import RankInfo, resolve_ranks
+from torch_table_loader.engine.state import of_source
 from torch_table_loader.errors import ConfigError, ConfigTypeError
 from torch_table_loader.keywords import check_names, make_options
-from torch_table_loader.planning.mixed_stages import MixedPosition
 from torch_table_loader.planning.mixture import NaturalShares, ShareUnit, StopRule
-from torch_table_loader.planning.stages import SamplePosition
 from torch_table_loader.rank_dataset import RankDataset
 
 if TYPE_CHECKING:
@@ -34,6 +32,7 @@ if TYPE_CHECKING:
 
     from torch_table_loader.column_options import ColumnFunctions, StringsOption
     from torch_table_loader.engine.jobs.job import Job
+    from torch_table_loader.engine.state import SavedState
     from torch_table_loader.keywords import LoaderKeywords
     from torch_table_loader.options import EvenRanks, LoaderOptions, OutputFormat, WorkerType
     from torch_table_loader.pack import Pack
@@ -166,13 +165,13 @@ class MixedDataset(RankDataset):
         self._sources = opened
 
     @property
-    def _mixture(self) -> MixedRows | MixedStreamJob:
-        return _mixed_of(self.job)
+    def _mixture(self) -> MixtureJob:
+        return _mixture_of(self.job)
 
     @property
     def _mixed(self) -> MixedRows:
-        mixed = self._mixture
-        if isinstance(mixed, MixedStreamJob):
+        mixed = self.job
+        if not isinstance(mixed, MixedRows):
             raise ConfigError('exclude and include work on single rows; pass shuffle="rows" to the sources')
         return mixed
 
@@ -200,11 +199,7 @@ class MixedDataset(RankDataset):
             ConfigError: a weight is wrong, a source is missing, or a source with a weight has no row in the running
                 epoch or in later ones.
         """
-        running, mixed = self._position.running, self._mixture
-        if isinstance(mixed, MixedStreamJob):
-            mixed.set_weights(weights, running if isinstance(running, MixedPosition) else None)
-        else:
-            mixed.set_weights(weights, running if isinstance(running, SamplePosition) else None)
+        self._mixture.set_weights(weights, self._position.running)
 
     @property
     def excluded(self) -> dict[str, NDArray[np.int64]]:
@@ -236,33 +231,21 @@ class MixedDataset(RankDataset):
         mixed = self._mixed
         return self._position.of_all_ranks(lambda: mixed.ids_of(row_ids)) if gather else mixed.ids_of(row_ids)
 
-    def _with_snapshots_of(self, job: Job, state: Mapping[str, Any]) -> Job:
+    def _with_snapshots_of(self, job: Job, saved: SavedState) -> Job:
         """Return the job with each source at the snapshot that a state was saved with."""
-        mixed = _mixed_of(job)
-        if "sources" not in state:
-            return job
-        kind = StreamsState if isinstance(mixed, MixedStreamJob) else MixtureState
-        saved = kind.from_state(mixed.identity["options"], state)
-        reopened = {}
-        for name in saved.sources.keys() & self._sources.keys():
-            dataset = self._sources[name]
-            own = saved.source_state(name, dataset.job.identity)
-            with of_source(name):
-                reopened[name] = dataset._position.reopened(own)
-        if isinstance(mixed, MixedStreamJob):
-            streams = {name: own for name, own in reopened.items() if isinstance(own, StreamJob)}
-            return mixed.with_sources(streams)
-        assert isinstance(job, IndexedJob)  # noqa: S101 rows are gathered
-        return replace(job, items=mixed.with_sources({name: _rows_of(own) for name, own in reopened.items()}))
+        mixture, reopened = _mixture_of(job), {}
+        if saved.mixture is None:
+            return job  # which refuses it
+        for name, dataset in self._sources.items():
+            if name in saved.tables:
+                with of_source(name):
+                    reopened[name] = dataset._position.reopened(mixture.saved_source(name, saved))
+        return mixture.with_sources(reopened)
 
 
-def _mixed_of(job: Job) -> MixedRows | MixedStreamJob:
-    """Return what a job of a mixture mixes."""
-    if isinstance(job, MixedStreamJob):
-        return job
-    assert isinstance(job, IndexedJob)  # noqa: S101 made by `_mixed_job`
-    assert isinstance(job.items, MixedRows)  # noqa: S101
-    return job.items
+def _mixture_of(job: Job) -> MixtureJob:
+    assert isinstance(job, MixtureJob)  # noqa: S101 made by `_mixed_job`
+    return job
 
 
 def _mixed_job(
@@ -273,13 +256,13 @@ def _mixed_job(
     stop: StopRule,
     block: int | None,
     unit: ShareUnit,
-) -> IndexedJob | MixedStreamJob:
-    """Mix rows of row stores, or streams; see `MixedRows.of` and `MixedStreamJob.of`."""
+) -> MixtureJob:
+    """Mix rows of row stores, or streams; see `MixedRows.of` and `MixedStreams.of`."""
     streams = {name: job for name, job in jobs.items() if isinstance(job, StreamJob)}
-    if len(streams) == len(jobs):
-        return MixedStreamJob.of(streams, options, ranks, weights, stop, block, unit)
-    rows = {name: _rows_of(job) for name, job in jobs.items()}
-    return IndexedJob.of(MixedRows.of(rows, options, weights, stop, block, unit), options, ranks)
+    if streams:
+        return MixedStreams.of(streams, options, ranks, weights, stop, block, unit)
+    rows = {name: job for name, job in jobs.items() if isinstance(job, TableItems)}
+    return MixedRows.of(rows, options, ranks, weights, stop, block, unit)
 
 
 def _opened(
@@ -324,7 +307,7 @@ def _jobs_of(sources: Mapping[str, TableDataset]) -> dict[str, Job]:
     jobs: dict[str, Job] = {}
     for name, source in sources.items():
         job = getattr(source, "job", None)
-        if not isinstance(job, StreamJob) and not (isinstance(job, IndexedJob) and job.can_be_mixed):
+        if not isinstance(job, StreamJob | TableItems):
             raise ConfigError(f"source {name!r} must be a dataset of one table, got {type(source).__name__}")
         if job.options.collate_fn is not None:
             raise ConfigError(f"source {name!r} has a collate_fn, which would never be called; pass it to the mixture")
@@ -339,12 +322,6 @@ def _jobs_of(sources: Mapping[str, TableDataset]) -> dict[str, Job]:
             f'source {streams[0]!r} is a stream, and {others[0]!r} has shuffle="rows"; pass the same shuffle= to all'
         )
     return jobs
-
-
-def _rows_of(job: Job) -> TableItems:
-    assert isinstance(job, IndexedJob)  # noqa: S101 `_jobs_of` took no other
-    assert isinstance(job.items, TableItems)  # noqa: S101
-    return job.items
 
 
 def _common_ranks(jobs: Mapping[str, Job]) -> RankInfo:

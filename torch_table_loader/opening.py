@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from torch_table_loader.contracts import Source, Storage
     from torch_table_loader.engine.jobs.job import Job
     from torch_table_loader.engine.plan_check import PlanCheck
+    from torch_table_loader.engine.state import SavedState
     from torch_table_loader.engine.table import Table
     from torch_table_loader.format_contracts import FormatReader
     from torch_table_loader.options import LoaderOptions
@@ -50,7 +51,7 @@ class TimeTravel:
         self._source = source
         self._open_job = open_job
 
-    def __call__(self, job: Job, state: Mapping[str, Any]) -> Job:
+    def __call__(self, job: Job, saved: SavedState) -> Job:
         """Return the job that can continue from a state.
 
         With ``on_growth="continue"`` this is the job that there is, told which of its files the state's table had;
@@ -58,15 +59,14 @@ class TimeTravel:
 
         Args:
             job: the one that there is, which serves states of its own table.
-            state: what a loader of the table wrote.
+            saved: what a loader of the table wrote.
 
         Raises:
             ResumeError: that snapshot cannot be read, or the table did not grow from it by new files alone.
         """
-        theirs = state.get("table")
-        if theirs is None:
+        if saved.mixture is not None:
             return job  # which refuses it
-        wanted = list(job.extents(state))
+        theirs, wanted = saved.alone.table, list(job.extents(saved))
         if theirs["fingerprint"] != job.tables[""].fingerprint:
             if job.options.on_growth == "continue":
                 wanted.append(Extent.of(theirs))

@@ -22,10 +22,11 @@ if TYPE_CHECKING:
 
     from torch_table_loader.engine.jobs.job import Job
     from torch_table_loader.engine.plan_check import PlanCheck
+    from torch_table_loader.engine.state import SavedState
     from torch_table_loader.metrics import Progress
     from torch_table_loader.planning.stages import Position
 
-    Reopen = Callable[[Job, Mapping[str, Any]], Job]
+    Reopen = Callable[[Job, SavedState], Job]
 
 
 @contextmanager
@@ -236,13 +237,13 @@ class JobPosition:
         Raises:
             ResumeError: the state belongs to another table or other options; the message names what differs.
         """
-        state = read_state(state)
+        saved = read_state(state)
         with _refusing():
-            opened = self.reopened(state)
+            opened = self.reopened(saved)
         if opened is not self.job:
             opened.refuse_nulls()
         with _refusing():
-            job, position = opened.resume(state)
+            job, position = opened.resume(saved)
         self.restore(job, position)
         self.newest = None
 
@@ -252,9 +253,8 @@ class JobPosition:
         Raises:
             ResumeError: the state does not fit, or was saved with another number of workers.
         """
-        state = read_state(state)
         with _refusing():
-            job, position = self.job.with_lanes(lanes).resume(state)
+            job, position = self.job.with_lanes(lanes).resume(read_state(state))
         if job.topology.lanes != lanes:
             raise ResumeError(
                 f"the state is of {job.topology.lanes} workers, and this DataLoader reads with {lanes}; load it "
@@ -262,9 +262,9 @@ class JobPosition:
             )
         self.restore(job, position)
 
-    def reopened(self, state: Mapping[str, Any]) -> Job:
-        """Return the job over the tables that a checked state was saved with, such as an older snapshot."""
-        return self.job if self._reopen is None else self._reopen(self.job, state)
+    def reopened(self, saved: SavedState) -> Job:
+        """Return the job over the tables that a state was saved with, such as an older snapshot."""
+        return self.job if self._reopen is None else self._reopen(self.job, saved)
 
     def restore(self, job: Job, position: Position) -> None:
         """Make the next iterator begin at a position; warn if that undoes an earlier request of the caller."""

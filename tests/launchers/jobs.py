@@ -10,13 +10,9 @@ from typing import Any
 
 from hypothesis import strategies as st
 
+from tests.states import State, is_ended, steps_of
 from tests.tables.plain import as_values, meant_warnings
 from torch_table_loader import LiveSpan, RowSpan, SourceRow, StructuredDataset, TableLoader
-
-State = dict[str, Any]
-
-STEPS, ENDED = 6, 7
-"""Where a state's stage says how many steps were taken, and whether that was all of the rank's."""
 
 
 def topologies(*, generated: bool = False) -> st.SearchStrategy[dict[str, Any]]:
@@ -116,9 +112,4 @@ def of_a_running_rank(states: Sequence[State]) -> State:
     """Give the state that the ranks of a job hand on; those of running ranks must be one."""
     running = [state for state in states if not is_ended(state)]
     assert all(state == running[0] for state in running)
-    return running[0] if running else max(states, key=lambda state: int(state["history"][-1][STEPS]))
-
-
-def is_ended(state: State) -> bool:
-    """Say whether a state was taken on a rank that ended before others."""
-    return bool(state["history"][-1][ENDED:] == [True])
+    return running[0] if running else max(states, key=steps_of)

@@ -28,8 +28,8 @@ def test_a_state_saved_after_any_batch_delivers_the_same_rest(
     for rank in range(min(topology.num_ranks, 3)):
         whole = world.play(start, rank)
         for taken in range(len(whole) + 1):
-            state = start.after(taken).to_state()
-            assert world.play(StreamPosition.from_state(state).on(topology), rank) == whole[taken:]
+            state = start.after(taken).history()
+            assert world.play(StreamPosition.of_history(epoch, state).on(topology), rank) == whole[taken:]
 
 
 @settings(max_examples=examples(60), deadline=None)
@@ -72,7 +72,7 @@ def _play_chain(world: World, chain: list[tuple[Topology, int]], epoch: int, onl
     cursor = StreamPosition.at(epoch, chain[0][0])
     rows: list[int] = []
     for number, (topology, steps) in enumerate(chain):
-        cursor = StreamPosition.from_state(cursor.to_state()).on(topology)
+        cursor = StreamPosition.of_history(cursor.epoch, cursor.history()).on(topology)
         take = None if number == len(chain) - 1 else steps
         ranks = range(topology.num_ranks) if only is None else [only]
         played = [world.play(cursor, rank, take) for rank in ranks]
@@ -94,8 +94,8 @@ def test_the_state_stays_small_and_plain() -> None:
     cursor = StreamPosition.at(3, Topology(8, 4, 1024, 10_000, "balance", drop_last=True))
     for ranks in range(1, 21):
         cursor = cursor.after(1_000_000_000).on(Topology(ranks, 4, 1024, 10_000, "balance", drop_last=True))
-    assert len(repr(cursor.to_state())) < 2000
-    assert StreamPosition.from_state(cursor.to_state()) == cursor
+    assert len(repr(cursor.history())) < 2000
+    assert StreamPosition.of_history(cursor.epoch, cursor.history()) == cursor
 
 
 def test_a_stage_without_steps_leaves_no_trace() -> None:

@@ -64,7 +64,7 @@ def test_rows_come_as_often_as_splits_contain_them_in_any_topology(
     world = World(layout, AnyPieces(pieces), by_file=by_file)
     cursor, rows = StreamPosition.at(epoch, chain[0][0]), []
     for number, (topology, steps) in enumerate(chain):
-        cursor = StreamPosition.from_state(cursor.to_state()).on(topology)
+        cursor = StreamPosition.of_history(cursor.epoch, cursor.history()).on(topology)
         taken = None if number == len(chain) - 1 else steps
         for rank in range(topology.num_ranks):
             batches = world.play(cursor, rank, taken)

@@ -93,7 +93,7 @@ def test_a_job_continues_on_any_topology(
     world, cursor = World(layout, strategy, by_file=True), StreamPosition.at(epoch, chain[0][0])
     rows: list[int] = []
     for number, (topology, steps) in enumerate(chain):
-        cursor = StreamPosition.from_state(cursor.to_state()).on(topology)
+        cursor = StreamPosition.of_history(cursor.epoch, cursor.history()).on(topology)
         taken = None if number == len(chain) - 1 else steps
         for rank in range(topology.num_ranks):
             batches = world.play(cursor, rank, taken)
@@ -113,8 +113,8 @@ def test_a_state_saved_after_any_batch_delivers_the_same_rest(
     for rank in range(min(topology.num_ranks, 3)):
         whole = world.play(start, rank)
         for taken in range(len(whole) + 1):
-            state = start.after(taken).to_state()
-            assert world.play(StreamPosition.from_state(state).on(topology), rank) == whole[taken:]
+            state = start.after(taken).history()
+            assert world.play(StreamPosition.of_history(epoch, state).on(topology), rank) == whole[taken:]
 
 
 @settings(max_examples=examples(50), deadline=None)

@@ -15,7 +15,7 @@ from tests.effort import examples
 from tests.strategies import table
 from torch_table_loader import TargetSizeStrategy
 from torch_table_loader.extend import SegmentTable, StopRule, Topology, resolve_strategy
-from torch_table_loader.planning.mixed_stages import MixedPosition, begun, read_history, rests_of, write_history
+from torch_table_loader.planning.mixed_stages import MixedPosition, begun, rests_of
 from torch_table_loader.planning.rounds import DealtStage, Rounds
 from torch_table_loader.planning.runs import Runs
 
@@ -98,7 +98,7 @@ def test_no_row_repeats_before_its_round_ends_over_any_chain(
             times += [0] * (int(own.live.sum()) - len(times))
             assert max(times) - min(times) <= 1
             assert max(times) <= 1 or stop != "first_exhausted"
-        restored = read_history(json.loads(json.dumps(write_history(position))), SEED, 2)
+        restored = MixedPosition.of_history(2, json.loads(json.dumps(position.history())), SEED)
         assert restored == position
         past = position.stages if position.stage.steps else position.past
     left = begun(2, rounds, None, chain_of[-1][0], "first_exhausted", past)

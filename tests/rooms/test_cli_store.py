@@ -87,7 +87,7 @@ def test_a_loader_opens_what_the_command_line_built(
     loader, dataset = StructuredDataset.create_dataloader(table, shuffle="rows", row_store_memory=1)
     assert sum(len(batch["x"]) for batch in loader) == 500
     assert [path.parent for path in (tmp_path / "cache" / "row-stores").glob("*/manifest.json")] == [
-        dataset.job.items.store.place  # type: ignore[attr-defined]
+        dataset.job.store.place  # type: ignore[attr-defined]
     ]
 
 

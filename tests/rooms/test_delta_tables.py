@@ -20,6 +20,7 @@ from deltalake import DeltaTable, write_deltalake
 from tests.effort import daily
 from tests.launchers.sandbox import Sandbox
 from tests.services.delta_reader import read
+from tests.states import table_of
 from tests.tables.delta import COLUMNS, DeltaWriter, Row, field_of, some
 from torch_table_loader import ConfigError, DeltaDataset, MissingPathError, TableError
 from torch_table_loader.options import LoaderOptions
@@ -637,7 +638,7 @@ def test_states_and_descriptions_hold_no_path_or_secret(tmp_path: Path) -> None:
     next(iter(loader))
     state = json.dumps(loader.state_dict())
     assert str(tmp_path) not in state
-    assert json.loads(state)["table"]["snapshot_id"] == dataset.version == 0
+    assert table_of(json.loads(state))["snapshot_id"] == dataset.version == 0
 
 
 def test_ranks_read_the_version_that_the_first_of_them_saw(tmp_path: Path) -> None:

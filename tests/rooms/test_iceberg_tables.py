@@ -21,6 +21,7 @@ from pyiceberg.table import Table
 from pyiceberg.transforms import BucketTransform, DayTransform, IdentityTransform
 from pyiceberg.types import LongType
 
+from tests.states import table_of
 from tests.tables.iceberg import IcebergWriter, column
 from torch_table_loader import ConfigError, ConfigTypeError, IcebergDataset, TableError
 
@@ -195,7 +196,7 @@ def test_the_snapshot_stays_when_the_table_moves_on(table: Table) -> None:
     assert sum(batch.num_rows for batch in loader) == 20
     assert dataset.snapshot_id is not None
     assert f"snapshot {dataset.snapshot_id}" in str(dataset.explain())
-    assert loader.state_dict()["table"]["snapshot_id"] == dataset.snapshot_id
+    assert table_of(loader.state_dict())["snapshot_id"] == dataset.snapshot_id
 
 
 def test_a_table_without_a_snapshot_is_empty(catalog: Catalog) -> None:

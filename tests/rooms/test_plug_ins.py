@@ -21,6 +21,7 @@ from tests.rooms.plug_ins import (
     turned,
     write_numbers,
 )
+from tests.states import table_of
 from torch_table_loader import ConfigError, DataFile, ResumeError, StructuredDataset, TableError
 from torch_table_loader.cli.main import main
 from torch_table_loader.extend import FORMATS
@@ -252,7 +253,7 @@ def test_a_state_resumes_at_its_own_snapshot(table: Path, served: str) -> None:
     iterator = iter(loader)
     begun = [number for _ in range(3) for number in next(iterator)["number"].tolist()]
     state = loader.state_dict()
-    assert state["table"]["snapshot_id"] == 3
+    assert table_of(state)["snapshot_id"] == 3
     again, dataset = StructuredDataset.create_dataloader(
         source=Catalog(folder, 5), batch_size=4, num_workers=2, **options
     )

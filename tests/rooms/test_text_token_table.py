@@ -18,6 +18,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pyiceberg.catalog import load_catalog
 
+from tests.leaks import children
 from tests.rooms.word_tokenizers import STOP_FILE, words
 from torch_table_loader import (
     ConfigError,
@@ -148,6 +149,7 @@ def test_what_is_written_depends_on_neither_ranks_nor_ends(table: Path, tmp_path
 def test_processes_write_the_same(table: Path, tmp_path: Path) -> None:
     tokenize_table(opened(table), tmp_path / "one", f"{NAME}:words")
     share = tokenize_table(opened(table), tmp_path / "two", f"{NAME}:words", workers=2)
+    assert not children()
     assert contents(tmp_path / "two") == contents(tmp_path / "one")
     assert (share.written, share.documents) == (6, 300)
 
@@ -161,6 +163,7 @@ def test_a_process_that_dies_is_named_and_the_work_goes_on(
     monkeypatch.setenv(STOP_FILE, str(stop))
     with pytest.raises(WorkerError, match=r"ended before its work did.*Run again to continue"):
         tokenize_table(opened(table), tmp_path / "out", f"{NAME}:dying", workers=2)
+    assert not children()
     stop.unlink()
     assert tokenize_table(opened(table), tmp_path / "out", f"{NAME}:dying", workers=2).finished
     assert list((tmp_path / "out").glob(".*")) == [], "what the dead left is gone"

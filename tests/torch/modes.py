@@ -15,7 +15,8 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import torch
 
-from tests.launchers.jobs import STEPS, State, spans_of
+from tests.launchers.jobs import spans_of
+from tests.states import State, samples_of, steps_of
 from tests.tables.iceberg import IcebergWriter, column
 from tests.tables.plain import Groups, key, meant_warnings
 from torch_table_loader import (
@@ -178,10 +179,6 @@ class Mode(ABC):
     def steps(self, state: State, batch_size: int = 5) -> int:
         """Read from the state of a job of one rank how many steps it has taken in the stage that it speaks of."""
 
-    @abstractmethod
-    def is_ended(self, state: State) -> bool:
-        """Whether a state was taken on a rank that ended before others."""
-
 
 class RowMode(Mode):
     """Reads single rows from a row store, so that some can be excluded."""
@@ -192,13 +189,7 @@ class RowMode(Mode):
 
     def consumed(self, state: State) -> int:
         """Read how many samples were taken."""
-        consumed = state["consumed"]
-        return int(consumed[0])
-
-    def is_ended(self, state: State) -> bool:
-        """Whether samples were counted on a rank that had ended."""
-        consumed = state["consumed"]
-        return bool(consumed[2:] == ["ended"])
+        return samples_of(state)
 
     def change(self, dataset: Any, what: str, rows: Iterable[int]) -> None:
         """Exclude or include rows.
@@ -233,11 +224,7 @@ class Splits(Mode):
 
     def steps(self, state: State, batch_size: int = 5) -> int:
         """Read the steps of the newest stage."""
-        return int(state["history"][-1][STEPS])
-
-    def is_ended(self, state: State) -> bool:
-        """Whether the newest stage says so."""
-        return bool(state["history"][-1][STEPS + 1 :] == [True])
+        return steps_of(state)
 
 
 class Rows(RowMode):
@@ -319,14 +306,6 @@ class Mixture(TwoTables, RowMode):
     name = "mixture"
     shuffle: ClassVar[dict[str, Any]] = {"shuffle": "rows"}
 
-    def consumed(self, state: State) -> int:
-        """Read how many samples were taken."""
-        return int(state["position"][0])
-
-    def is_ended(self, state: State) -> bool:
-        """Whether samples were counted on a rank that had ended."""
-        return state["position"][1] is True
-
     def change(self, dataset: Any, what: str, rows: Iterable[int]) -> None:
         """Exclude or include rows of each source."""
         by_source: dict[str, list[int]] = {name: [] for name in self.tables}
@@ -355,11 +334,7 @@ class MixedSplits(TwoTables):
 
     def steps(self, state: State, batch_size: int = 5) -> int:
         """Read the steps of the newest stage."""
-        return int(state["history"][-1][STEPS + 1])
-
-    def is_ended(self, state: State) -> bool:
-        """Whether the newest stage says so."""
-        return state["history"][-1][-1] is True
+        return steps_of(state)
 
 
 def _listed(ids: Any) -> list[int]:

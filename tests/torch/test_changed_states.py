@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from tests.effort import daily
-from tests.launchers.jobs import State
+from tests.states import State, is_ended, newest, options_of, samples_of
 from tests.tables.plain import meant_warnings
 from tests.torch.modes import LAKE, MIXTURE, ROWS, SOME, SPLITS, STREAMS, Mode, write_rows
 from tests.torch.packing_reference import write_documents
@@ -74,7 +74,7 @@ class Case:
                 loader.load_state_dict(state)
             found = len(list(islice(loader, steps)))
             after = plain(loader.state_dict())
-            if found == steps and after.get("history", [[0]])[-1][-1] is not True:
+            if found == steps and not is_ended(after):
                 return after
         raise AssertionError(f"no rank takes {steps} steps under {options}")
 
@@ -90,15 +90,15 @@ class Case:
             other: the state, which was accepted and gives other rows.
         """
         fresh = self.make(**self.options)
-        if "history" in other:
+        if other["kind"] == "splits":
             try:
                 fresh.load_state_dict(self.replayed(other))
             except (AssertionError, ConfigError) as error:
                 return f"cannot be: {error}"
             return self.read(fresh)
         fresh.set_epoch(other["epoch"])
-        taken = other["position"][0] if "mixture" in other else other["consumed"][0]
-        return [row for batch in islice(fresh, 2 * _MOST) for row in self.rows(batch)][taken:][: 2 * _MOST]
+        rows = [row for batch in islice(fresh, 2 * _MOST) for row in self.rows(batch)]
+        return rows[samples_of(other) :][: 2 * _MOST]
 
     def replayed(self, state: State) -> State:
         """Return the state of a real job that took the stages of a history."""
@@ -121,11 +121,10 @@ class Case:
 
     def stage_of(self, entry: list[Any]) -> tuple[int, dict[str, Any]]:
         """Read the steps of a stage, and the options of its job."""
-        ranks, lanes, size, window, even, drop, steps, *rest = entry
+        steps, _, ranks, lanes, size, window, even, drop, micro, *rest = entry
         options = {"num_ranks": ranks, "num_workers": lanes, "batch_size": size, "even_ranks": even, "drop_last": drop}
-        if rest and type(rest[0]) is int:  # of a mixture
-            return rest[0], options
-        return steps, options | {"shuffle_buffer_size": window or 0}
+        mixed = len(rest) > 2
+        return steps, options | ({"micro_batches": micro} if mixed else {"shuffle_buffer_size": window or 0})
 
 
 class Tokens(Case):
@@ -137,12 +136,12 @@ class Tokens(Case):
         return steps, options | {"batch_size": 1, "pack": Pack(seq_len=options["batch_size"])}
 
     def real(self, state: State, other: State) -> list[Any] | str:
-        if "origin" not in other or self.make(**self.options).options.pack != Pack(seq_len=6):
+        if other["kind"] == "splits" or other["mixture"] or self.make(**self.options).options.pack != Pack(seq_len=6):
             return super().real(state, other)
         fresh = self.make(**self.options)
         fresh.set_epoch(other["epoch"])
         flat = [token for batch in fresh for row in self.rows(batch) for token in row if token]
-        taken = other["origin"] + other["consumed"][0] * other["options"]["seq_len"]
+        taken = newest(other)[3] + samples_of(other) * options_of(other)["seq_len"]
         rows = [flat[at : at + 6] for at in range(taken, len(flat), 6)]
         return [row + [0] * (6 - len(row)) for row in rows]
 
@@ -160,18 +159,15 @@ class Grown(Case):
 
     def job_of(self, entry: list[Any]) -> Case:
         assert self.old is not None
-        return Case(self.old, [], self.rows) if isinstance(entry[-1], list) else self
+        return Case(self.old, [], self.rows) if isinstance(entry[-2], list) else self
 
     def real(self, state: State, other: State) -> list[Any] | str:
-        if "history" in other:
-            return super().real(state, other)
-        consumed = other["consumed"]
-        if len(consumed) < 4:
+        if other["kind"] == "splits" or not newest(other)[4]:
             return super().real(state, other)
         assert self.old is not None
         fresh = self.make(**self.options)
         fresh.load_state_dict(Case(self.old, [({}, 0)], self.rows).state(other["epoch"]))
-        return self.read(fresh)[consumed[0] :]
+        return self.read(fresh)[samples_of(other) :]
 
 
 def plain(state: State) -> State:
@@ -312,7 +308,7 @@ def places_of(value: Any, at: Place = ()) -> Iterator[Place]:
 def changes_of(state: State) -> Iterator[tuple[str, State]]:
     """Yield what was changed, and the state after it: every value by others, and what holds values by more or fewer."""
     for at in places_of(state):
-        if "mixture" in state and at[0] == "history" and at[1:2] != (len(state["history"]) - 1,) and len(at) == 5:
+        if state["mixture"] and at[0] == "history" and at[1:2] != (len(state["history"]) - 1,) and len(at) == 5:
             continue  # the name of a source in a stage that is over: it may be gone since, which nobody can tell
         before = value_at(state, at)
         others = [*OTHERS, *(before + by for by in (-1, 1, 7) if type(before) is int)]

@@ -14,7 +14,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.effort import daily, examples
-from tests.launchers.jobs import State, check_that_fresh_loaders_go_on
+from tests.launchers.jobs import check_that_fresh_loaders_go_on
+from tests.states import State, is_ended
 from tests.torch.modes import (
     LAKE,
     MIXTURE,
@@ -150,7 +151,7 @@ def test_states_chained_through_topologies_with_exclusions(
             states.append(loader.state_dict())
         if isinstance(mode, RowMode):
             gone = gone | asked if what == "exclude" else gone - asked
-        running = [each for each in states if not mode.is_ended(each)]
+        running = [each for each in states if not is_ended(each)]
         assert all(each == running[0] for each in running)
         assert len(json.dumps(states)) < 4096 * ranks
         state = running[0] if running else max(states, key=lambda each: mode.steps(each, batch_size))
@@ -242,16 +243,16 @@ def test_the_state_of_a_rank_that_ended_is_refused_while_others_go_on(mode: Mode
     batches = iter(long)
     next(batches)
     mode.read(short)
-    assert mode.is_ended(short.state_dict())
+    assert is_ended(short.state_dict())
     running = long.state_dict()
-    assert not mode.is_ended(running)
+    assert not is_ended(running)
     for rank in (0, 1):
         fresh = make_uneven(mode, tables, rank)
         with pytest.raises(ResumeError, match=r"had ended after .* while others take (up to 2|1 more)"):
             fresh.load_state_dict(short.state_dict())
         fresh.load_state_dict(running)
         assert mode.read(fresh) == (whole[1:] if rank == 0 else [])
-    assert not mode.is_ended(state_at_the_end(long, batches))
+    assert not is_ended(state_at_the_end(long, batches))
 
 
 def state_at_the_end(loader: TableLoader, batches: Any) -> State:

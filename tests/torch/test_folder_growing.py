@@ -18,7 +18,8 @@ from hypothesis import strategies as st
 
 from tests.effort import examples
 from tests.generators import HalvesV2
-from tests.launchers.jobs import State, is_ended, of_a_running_rank, topologies
+from tests.launchers.jobs import of_a_running_rank, topologies
+from tests.states import State, is_ended, samples_of
 from tests.tables.plain import SCHEMA, Groups, as_values, key, meant_warnings, rows
 from torch_table_loader import (
     ConfigError,
@@ -254,9 +255,9 @@ def test_every_row_comes_once_where_rows_are_shuffled_one_by_one(
                 assert not last or len(batches) == length
                 seen += own_rows(batches)
                 states.append(loader.state_dict())
-            running = [each for each in states if "ended" not in each["consumed"]]
+            running = [each for each in states if not is_ended(each)]
             assert all(each == running[0] for each in running)
-            state = running[0] if running else max(states, key=lambda each: int(each["consumed"][0]))
+            state = running[0] if running else max(states, key=samples_of)
     assert sorted(seen) == [row for row in range(total) if not filtered or key(row) < 4]
 
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from tests.states import with_options
 from tests.torch.test_frozen_states import (
     CASES,
     MIXED,
@@ -163,14 +164,14 @@ def test_frozen_words_and_orders(words: set[str], name: str) -> None:
 @pytest.mark.parametrize("name", RESUMED)
 def test_frozen_words_of_what_follows_a_state(words: set[str], name: str) -> None:
     state = json.loads((STATES / "state-v1.json").read_text())[name]["state"]
-    if "mixture" in state:  # with another seed its epoch has another length
+    if state["mixture"]:  # with another seed its epoch has another length
         other: dict[str, Any] = {}
         for cached in vars(mixture).values():
             if hasattr(cached, "cache_clear"):
                 cached.cache_clear()
     else:
         other = {"shuffle_seed": 43}  # nothing is cached under it yet
-        state["options"] |= other
+        state = with_options(state, **other)
     loader = open_loader(CASES[name]["go on"] | other)
     loader.load_state_dict(state)
     what_comes(loader)

@@ -16,7 +16,8 @@ import pyarrow.compute as pc
 import pytest
 
 from tests.effort import daily
-from tests.launchers.jobs import State, make, own_rows
+from tests.launchers.jobs import make, own_rows
+from tests.states import State
 from tests.tables.plain import meant_warnings
 from torch_table_loader import MixedDataset, ResumeError, StructuredDataset, TableLoader, Weights
 from torch_table_loader.engine.state import STATE_VERSION

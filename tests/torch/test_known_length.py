@@ -15,7 +15,7 @@ from torch.optim.lr_scheduler import OneCycleLR
 from tqdm import tqdm
 
 from tests.effort import daily
-from tests.launchers.jobs import State
+from tests.states import State
 from tests.tables.plain import meant_warnings
 from tests.torch.modes import MIXTURE, ROWS, SOME, SPLITS, STREAMS, Mode, write_rows
 from tests.torch.packing_reference import write_documents

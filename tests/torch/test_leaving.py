@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import gc
+import multiprocessing
 import pickle
 import signal
 import threading
@@ -49,7 +50,7 @@ def mode(request: pytest.FixtureRequest) -> Mode:
 def nothing_is_left_behind(table: Path, earlier_loaders_gone: None) -> Iterator[None]:
     """Hold every test of this file to it."""
     assert not lane_threads()
-    assert not children()
+    assert not children(), multiprocessing.active_children()
     yield
     gc.collect()  # a loader and its dataset know each other, and threads that wait for another epoch go with them
     assert not lane_threads()

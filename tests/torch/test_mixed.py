@@ -24,6 +24,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.effort import daily, examples
+from tests.states import is_ended, newest
 from tests.tables.plain import meant_warnings, write_table
 from torch_table_loader import ConfigError, MixedDataset, ResumeError, SourceRow, StructuredDataset, TableLoader
 from torch_table_loader.engine import row_store
@@ -279,7 +280,7 @@ def run_stage(
         if not told:
             change(dataset)
         states.append((taken, loader.state_dict()))
-    running = [state for _, state in states if not state["position"][1]]
+    running = [state for _, state in states if not is_ended(state)]
     assert all(state == running[0] for state in running)
     return seen, running[0] if running else states[0][1]
 
@@ -347,7 +348,7 @@ def test_states_chained_through_topologies_weights_sources_and_exclusions(
             even_ranks="pad" if stage["pad"] else None,
         )
         seen.update(found)
-        shares = {name: before for name, _, before in state["shares"][1]}
+        shares = {name: before for name, _, before in newest(state)[-1]}
         assert set(shares) == names
         for name in names:
             times = [seen[name, row] for row in range(SIZES[name])]
@@ -370,7 +371,7 @@ def test_states_chained_through_topologies_weights_sources_and_exclusions(
 
 def gone_now(state: dict[str, Any] | None) -> dict[str, set[int]]:
     """Read what the state says is excluded from the next epoch."""
-    said = dict((state or {})["exclusions"])
+    said = {name: excluded for name, _, _, excluded, _ in (state or {})["tables"]}
     versions = {name: ExclusionVersions.from_state(said.get(name, []), SIZES[name]) for name in SIZES}
     return {name: set(version.newest.ids.tolist()) for name, version in versions.items()}
 
@@ -392,27 +393,35 @@ def test_a_state_of_another_mixture_is_refused_by_name(tables: Tables) -> None:
 def test_a_state_that_was_tampered_with_is_refused(tables: Tables) -> None:
     loader = make(tables)[0]
     state = loader.state_dict()
+    order, given, asked = state["mixture"]
+    samples, shares = newest(state)[:5], newest(state)[-1]
     wrong: list[dict[str, Any]] = [
-        {"position": [1, False, 10]},
-        {"position": ["1", False, 10, 1]},
-        {"position": [11, False, 10, 1]},
-        {"position": [5, True, 10, 1]},
-        {"shares": [0, [["a", 1]]]},
-        {"shares": [0, [["z", 1, 0]]]},
-        {"shares": None},
-        {"newest": [["a", 1], ["b", 1]]},
-        {"newest": [["a", 0], ["b", 0], ["c", 0]]},
-        {"given": [["a", "1"]]},
-        {"sources": [["a"]]},
-        {"exclusions": [["a", [["!", "0"]]]]},
+        *(
+            {"history": [[*samples[:2], taken, 0, [], total, start, each]]}
+            for taken, total, start, each in (
+                ("1", 10, 0, shares),
+                (11, 10, 0, shares),
+                (0, 10, 1, shares),
+                (0, 10, 0, None),
+                (0, 10, 0, []),
+                (0, 10, 0, [["a", 1]]),
+                (0, 10, 0, [["z", 1, 0]]),
+                (0, 10, 0, [[name, 0, 0] for name in "abc"]),
+                (0, 10, 0, [[name, 1, 0] for name in "aac"]),
+                (0, 10, 0, [[name, 1, 0] for name in "cba"]),
+            )
+        ),
+        {"history": [[1, True, 5, 0, [], 10, 0, shares]]},
+        {"history": [samples]},
+        {"mixture": [order, given, [["a", 1], ["b", 1]]]},
+        {"mixture": [order, given, [["a", 0], ["b", 0], ["c", 0]]]},
+        {"mixture": [order, [["a", "1"]], asked]},
+        {"mixture": [order, *[[["a", 1], ["b", 1], ["z", 1]]] * 2]},
         {"mixture": None},
+        {"mixture": []},
         {"mixture": 3},
-        {"shares": [1, state["shares"][1]]},
-        {"shares": [0, []]},
-        {"shares": [0, [[name, 0, 0] for name in "abc"]]},
-        {"shares": [0, [[name, 1, 0] for name in "aac"]]},
-        {"shares": [0, [[name, 1, 0] for name in "cba"]]},
-        {"newest": [["a", 1], ["b", 1], ["z", 1]], "given": [["a", 1], ["b", 1], ["z", 1]]},
+        {"tables": [["a"]]},
+        {"tables": [[*entry[:3], [["!", "0"]], []] for entry in state["tables"]]},
     ]
     for change in wrong:
         with pytest.raises(ResumeError):
@@ -424,12 +433,12 @@ def test_weights_set_before_the_last_step_of_the_ranks_that_go_on(tables: Tables
     one: dict[str, Any] = {"paths": {"c": tables["c"]}, "weights": {"c": 1}, "batch_size": 30}  # a row is left over
     ended = make(**one, num_ranks=2, rank=1)[0]
     list(ended)
-    assert ended.state_dict()["position"] == [60, True, 61, 1]
+    assert newest(ended.state_dict())[:6] == [1, True, 60, 0, [], 61]
     running, dataset = make(**one, num_ranks=2, rank=0)
     going = iter(running)
     next(going)
     dataset.set_weights({"c": 1})
-    assert running.state_dict()["position"] == [60, False, 61, 1]
+    assert newest(running.state_dict())[:6] == [1, False, 60, 0, [], 61]
     assert [len(rows(batch, ("c",))) for batch in going] == [1]
 
 
@@ -519,7 +528,7 @@ def test_sources_are_added_and_removed_where_the_job_stands(tables: Tables) -> N
     assert max(both.values()) == 1
     assert {row for name, row in both if name == "c"} == set(range(SIZES["c"]))
     fresh.set_epoch(1)
-    assert fresh.state_dict()["given"] == [["b", 2], ["c", 1]]
+    assert fresh.state_dict()["mixture"][1] == [["b", 2], ["c", 1]]
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from tests.states import table_of
 from tests.tables.iceberg import COLUMNS, IcebergWriter
 from torch_table_loader import IcebergDataset, MixedDataset, ResumeError, StructuredDataset, TableLoader
 
@@ -60,7 +61,7 @@ def test_deleted_rows_stay_out_and_a_state_finds_its_snapshot(tmp_path: Path, pl
     going = iter(loader)
     taken = [next(going) for _ in range(4)]
     state = json.loads(json.dumps(loader.state_dict()))
-    snapshot = dict(state["sources"][1][1])["snapshot_id"]
+    snapshot = table_of(state, "lake")["snapshot_id"]
     grow(table, 90, 120)
     fresh = make(table, plain)
     assert len(set(of_the_lake(fresh))) == len(live) + 28

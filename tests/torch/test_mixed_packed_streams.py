@@ -18,6 +18,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.effort import daily, examples
+from tests.states import is_ended
 from tests.tables.plain import meant_warnings
 from tests.torch.packing_reference import Place, Whole, check_batch, documents_of, places_of, write_documents
 from torch_table_loader import ConfigError, MixedDataset, Pack, ResumeError, SourceRow, StructuredDataset, TableLoader
@@ -94,7 +95,7 @@ def job(
         taken.append([sequences(batch, pack) for batch in batches])
     most = max(map(len, taken))
     found = [[each for own in taken if step < len(own) for each in own[step]] for step in range(most)]
-    running = [each for each in states if each["history"][-1][-1] is not True]
+    running = [each for each in states if not is_ended(each)]
     return found, (running or states)[0], [len(own) for own in taken]
 
 

@@ -20,6 +20,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.effort import examples
+from tests.states import is_ended
 from tests.tables.iceberg import COLUMNS, IcebergWriter
 from tests.tables.plain import meant_warnings
 from tests.torch.mixtures import Row, ranks_take, source_rows, worlds
@@ -90,7 +91,7 @@ def job(tables: Mapping[str, str], state: Any, steps: int | None, **world: Any) 
     taken, states = ranks_take(partial(make, tables), state, steps, rows=rows, **world)
     most = max(map(len, taken))
     found = [[row for own in taken if step < len(own) for row in own[step]] for step in range(most)]
-    return found, next((state for state in states if state["history"][-1][-1] is not True), states[0])
+    return found, next((state for state in states if not is_ended(state)), states[0])
 
 
 @settings(max_examples=examples(6), deadline=None, suppress_health_check=list(HealthCheck))
@@ -290,6 +291,17 @@ def test_a_source_that_cannot_be_mixed_is_refused_by_name(tables: dict[str, str]
         MixedDataset({"a": source, "b": other}, {"a": 1, "b": 1}, check_plan=False)
 
 
+def test_a_job_of_micro_batches_goes_on_where_it_was(tables: dict[str, str]) -> None:
+    options: dict[str, Any] = {"micro_batches": 2, "num_workers": 0, "even_ranks": "pad"}
+    loader, _ = make(tables, **options)
+    whole = [rows(batch) for batch in loader]
+    loader.set_epoch(0)
+    assert [rows(batch) for batch in islice(loader, 5)] == whole[:5]
+    other, _ = make(tables, **options)
+    other.load_state_dict(json.loads(json.dumps(loader.state_dict())))
+    assert [rows(batch) for batch in other] == whole[5:]
+
+
 def test_a_state_of_another_mixture_is_refused(tables: dict[str, str]) -> None:
     loader, dataset = make(tables)
     state = loader.state_dict()
@@ -303,7 +315,7 @@ def test_a_state_of_another_mixture_is_refused(tables: dict[str, str]) -> None:
         loader.load_state_dict({**state, "history": [[1, 1]]})
     ended, _ = make(tables, "rows", num_ranks=3, rank=2, batch_size=5)
     list(ended)
-    assert ended.state_dict()["history"][-1][-1] is True
+    assert is_ended(ended.state_dict())
     with pytest.raises(ResumeError, match="a rank that had ended"):
         make(tables, "rows", num_ranks=3, rank=1, batch_size=5)[0].load_state_dict(ended.state_dict())
     with pytest.raises(ConfigError, match="single rows"):

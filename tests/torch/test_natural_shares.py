@@ -18,6 +18,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.effort import examples
+from tests.states import is_ended
 from tests.tables.plain import meant_warnings
 from tests.torch.mixtures import Row, ranks_take, source_rows, worlds
 from torch_table_loader import ConfigError, MixedDataset, ResumeError, StructuredDataset, TableLoader
@@ -53,7 +54,7 @@ def job(tables: Tables, state: Any, steps: int | None, change: Any = None, **wor
     for step in range(max(map(len, taken))):
         parts = [own[step] for own in taken if step < len(own)]
         found += [part[at] for at in range(max(map(len, parts))) for part in parts if at < len(part)]
-    return found, next((state for state in states if not state["position"][1]), states[0])
+    return found, next((state for state in states if not is_ended(state)), states[0])
 
 
 @settings(max_examples=examples(6), deadline=None, suppress_health_check=list(HealthCheck))
@@ -101,7 +102,7 @@ def test_weights_become_natural_again_and_the_rest_comes_once(
             found.update(source_rows(batch, dataset.source_names))
         if weights is not None:
             dataset.set_weights(weights)  # type: ignore[arg-type]
-            assert isinstance(loader.state_dict()["newest"], str) == (weights == "rows")
+            assert isinstance(loader.state_dict()["mixture"][2], str) == (weights == "rows")
     state = json.loads(json.dumps(loader.state_dict()))
     before = found.copy()
     found.update(row for batch in batches for row in source_rows(batch, dataset.source_names))
@@ -127,7 +128,8 @@ def test_each_epoch_takes_the_shares_of_its_rows(tables: Tables) -> None:
     dataset.exclude({"a": range(360), "c": range(7)})
     assert dataset.weights == {"a": 1, "b": 1, "c": 0}
     state = loader.state_dict()
-    assert (state["given"], state["newest"], state["mixture"]["block"]) == ("rows", "rows", 0)
+    order, *asked = state["mixture"]
+    assert (asked, dict(order)["block"]) == (["rows", "rows"], 0)
     for epoch, size in ((0, 480), (1, 480)):
         loader.set_epoch(epoch)
         assert Counter(row for batch in loader for row in source_rows(batch, dataset.source_names)).total() == size
@@ -154,7 +156,7 @@ def test_states_of_other_orders_and_weights(tables: Tables) -> None:
     with pytest.raises(ResumeError, match="block was 0 and is 256"):
         make(tables, {"a": 1, "b": 1, "c": 1})[0].load_state_dict(state)
     with pytest.raises(ResumeError, match="newest must be one of 'rows', 'tokens'"):
-        loader.load_state_dict({**state, "newest": "all"})
+        loader.load_state_dict({**state, "mixture": [*state["mixture"][:2], "all"]})
     other, dataset = make(tables, {"a": 1, "b": 1, "c": 1}, block=0)
     other.load_state_dict(state)
     assert set(dataset.weights.values()) == {1}

@@ -20,6 +20,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.effort import daily, examples
+from tests.states import is_ended, source_of, with_anchor
 from tests.tables.plain import meant_warnings
 from torch_table_loader import (
     ConfigError,
@@ -243,7 +244,7 @@ def run(
         lengths.append(length)
     if world.get("even_ranks") == "pad":
         assert len(set(lengths)) == 1
-    running = [each for each in states if "ended" not in each["consumed"]]
+    running = [each for each in states if not is_ended(each)]
     return found, (running or states)[0]
 
 
@@ -341,7 +342,7 @@ def test_it_resumes_from_every_step(table: Path, strategy: Any, worker_type: Any
         other.load_state_dict(state)
         assert [check(batch, pack, wholes) for batch in other] == whole[taken:]
         if strategy != "best_fit":
-            other.load_state_dict({name: value for name, value in state.items() if name != "anchor"})
+            other.load_state_dict(with_anchor(state, []))
             assert [check(batch, pack, wholes) for batch in other] == whole[taken:], "without an anchor it walks"
 
 
@@ -380,9 +381,9 @@ def test_a_state_of_another_length_or_order_is_refused_by_name(table: Path) -> N
     with pytest.raises(ResumeError, match="seq_len was 8 and is 5"):
         make(table, Pack(seq_len=5, strategy="pad")).load_state_dict(state)
     state = make(table, Pack(seq_len=8)).state_dict()
-    for name, value in (("origin", -1), ("origin", "3"), ("origin", 10**9)):
+    for origin in (-1, "3", 10**9):
         with pytest.raises(ResumeError):
-            make(table, Pack(seq_len=5)).load_state_dict({**state, name: value})
+            make(table, Pack(seq_len=5)).load_state_dict({**state, "history": [[0, False, 0, origin, []]]})
     with pytest.raises(ResumeError, match=r"pack= .* was 'concat-"):
         make(table, Pack(seq_len=8, strategy="windows")).load_state_dict(state)
     with pytest.raises(ResumeError, match="stage"):
@@ -390,10 +391,10 @@ def test_a_state_of_another_length_or_order_is_refused_by_name(table: Path) -> N
     loader = make(table, Pack(seq_len=8), batch_size=2)
     list(islice(loader, 3))
     state = copied(loader.state_dict())
-    number, place, before, seal = state["anchor"]
+    number, place, before, seal = source_of(state)[4]
     for anchor in ([1, "x"], [0, 17, 3], [number, place, before + 1, seal], [number, place - 1, before, seal]):
         with pytest.raises(ResumeError, match="anchor"):
-            make(table, Pack(seq_len=8)).load_state_dict({**state, "anchor": anchor})
+            make(table, Pack(seq_len=8)).load_state_dict(with_anchor(state, anchor))
     with pytest.raises(ResumeError, match=r"anchor .* is not one of this epoch's order"):
         make(table, Pack(seq_len=8)).load_state_dict({**state, "epoch": 1})
 
@@ -700,21 +701,32 @@ def test_a_mixture_goes_on_where_each_source_stood(tables: dict[str, Path]) -> N
         next(batches)
     state = copied(loader.state_dict())
     batches.close()
-    anchors = {name: anchor for name, _, _, anchor in state["sources"]}
+    anchors = {name: anchor for name, *_, anchor in state["tables"]}
     assert anchors["c"][0] > 0, "the small source goes round"
     assert anchors["b"][0] == 0
     assert anchors["b"][1] > 0
-    for name, _, _, anchor in state["sources"]:
+    for name, *_, anchor in state["tables"]:
         turns = sum(source == "abc".index(name) for batch in whole[:steps] for source, _ in batch)
         in_round = turns % -(-sum(n or 0 for n in MIXED[name]) // 8) * 8
         assert in_round - max(n or 0 for n in MIXED[name]) < anchor[2] <= in_round
     other, _ = mix(tables, pack, weights, batch_size=8, num_workers=1, stop="all_exhausted")
     other.load_state_dict(state)
     assert [of_sequences(batch) for batch in other] == whole[steps:]
-    for entry in state["sources"]:
-        entry[3][2] += 1
+    for *_, each in state["tables"]:
+        each[2] += 1
     with pytest.raises(ResumeError, match=r"anchor .* is not one of this epoch's order"):
         other.load_state_dict(state)
+
+
+@pytest.mark.parametrize("stop", ["forever", "first_exhausted"])
+def test_a_mixture_refuses_places_of_sequences_of_another_length(tables: dict[str, Path], stop: Any) -> None:
+    weights = {"a": 1, "b": 1, "c": 1}
+    loader, _ = mix(tables, Pack(seq_len=8), weights, batch_size=2, stop=stop)
+    for _ in zip(range(3), loader, strict=False):
+        pass
+    other, _ = mix(tables, Pack(seq_len=16), weights, batch_size=2, stop=stop)
+    with pytest.raises(ResumeError, match=r"source 'a': .* seq_len was 8 and is 16"):
+        other.load_state_dict(copied(loader.state_dict()))
 
 
 def test_a_mixture_says_where_sequences_come_from(tables: dict[str, Path]) -> None:
@@ -785,7 +797,7 @@ def test_rounds_of_best_fit_differ_and_each_has_every_token(tables: dict[str, Pa
         next(batches)
     state = copied(loader.state_dict())
     batches.close()
-    [anchor] = [entry[3] for entry in state["sources"] if entry[0] == "b"]
+    anchor = source_of(state, "b")[4]
     taken = sum(source == 0 for batch in whole[:steps] for source, _ in batch)
     assert anchor[0] > 3
     assert anchor[1] == sum(rounds[: anchor[0]]) <= taken
@@ -793,7 +805,7 @@ def test_rounds_of_best_fit_differ_and_each_has_every_token(tables: dict[str, Pa
     other, _ = mix(paths, pack, weights, batch_size=4, stop="all_exhausted")
     other.load_state_dict(state)
     assert [of_sequences(batch) for batch in other] == whole[steps:]
-    for entry in state["sources"]:
-        entry[3][2] += 1
+    for *_, each in state["tables"]:
+        each[2] += 1
     with pytest.raises(ResumeError, match=r"anchor .* is not one of this epoch's order"):
         other.load_state_dict(state)

@@ -16,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.effort import daily, examples
+from tests.states import is_ended, options_of, with_options
 from tests.tables.plain import meant_warnings
 from tests.torch.packing_reference import (
     MOST_TOKENS,
@@ -87,7 +88,7 @@ def run(root: Path, pack: Pack, state: Any, steps: int | None, **options: Any) -
         places += delivered_by(batches, wholes, pack)
         states.append(loader.state_dict())
         taken.append(len(batches))
-    running = [each for each in states if each["history"][-1][-1] is not True]
+    running = [each for each in states if not is_ended(each)]
     return places, (running or states)[0], taken
 
 
@@ -153,7 +154,7 @@ def test_packs_of_a_shuffled_stream_differ_in_each_epoch(tmp_path: Path) -> None
     assert packs(shuffled, 0) == one
     assert packs(plain, 0) == packs(plain, 1)
     state = shuffled.state_dict()
-    state["options"]["stage"] = state["options"]["stage"].removesuffix("-shuffled")  # of a release without
+    state = with_options(state, stage=options_of(state)["stage"].removesuffix("-shuffled"))  # of a release without
     with pytest.raises(ResumeError, match="stage"):
         make(tmp_path, pack, batch_size=1, num_workers=1, shuffle=True).load_state_dict(state)
 

@@ -200,7 +200,7 @@ def test_no_more_rows_are_decoded_ahead_than_explained(
     dataset: Any = loader.dataset
     items = getattr(dataset.job, "items", None)
     stores = [rows.store.spec.num_bytes for rows in getattr(items, "sources", {}).values()]
-    stores += [dataset.job.items.store.memory_bytes] if mode is ROWS else []
+    stores += [dataset.job.store.memory_bytes] if mode is ROWS else []
     times = 2 if mode is MIXTURE else 1
     bound = (dataset.explain().memory_bound - sum(stores)) // dataset.job.row_bytes // times
     ahead = list(made_ahead(iter(loader), lambda: decoded[0] // 10))

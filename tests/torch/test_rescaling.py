@@ -13,16 +13,8 @@ from hypothesis import strategies as st
 
 from tests.effort import daily, examples
 from tests.generators import HalvesV1, HalvesV2
-from tests.launchers.jobs import (
-    STEPS,
-    State,
-    is_ended,
-    make,
-    of_a_running_rank,
-    own_rows,
-    run_stage,
-    topologies,
-)
+from tests.launchers.jobs import make, of_a_running_rank, own_rows, run_stage, topologies
+from tests.states import STEPS, State, is_ended
 from tests.tables.plain import SUFFIX, Groups, key, write_table
 from torch_table_loader import ResumeError, RoundRobinStrategy
 from torch_table_loader.contracts import Storage

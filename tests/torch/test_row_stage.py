@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from tests.effort import examples
 from tests.launchers.jobs import topologies
+from tests.states import is_ended, steps_of, with_options
 from tests.tables.plain import meant_warnings, write_table
 from torch_table_loader import ResumeError, StructuredDataset, TableLoader
 from torch_table_loader.engine.jobs.modes import open_stream
@@ -139,8 +140,8 @@ def test_every_part_comes_once_on_any_chain_of_jobs(
             assert len(batches) == (left if steps is None else min(left, steps))
             seen += parts(batches)
             states.append(loader.state_dict())
-        running = [each for each in states if each["history"][-1][7:] != [True]]
-        state = running[0] if running else max(states, key=lambda each: int(each["history"][-1][6]))
+        running = [each for each in states if not is_ended(each)]
+        state = running[0] if running else max(states, key=steps_of)
     assert sorted(seen) == sorted(expected(table, least=least))
 
 
@@ -174,7 +175,6 @@ def test_a_state_names_its_stage(table: Path) -> None:
         make(table, Parts(2)).load_state_dict(state)
     with meant_warnings():
         plain, _ = StructuredDataset.create_dataloader(str(table), columns=["x"])
-    del state["options"]["columns"]
     own = plain.state_dict()
     with pytest.raises(ResumeError, match=r"pack= .* was 'parts-3' and is None"):
-        plain.load_state_dict({**own, "options": {**own["options"], "stage": "parts-3"}})
+        plain.load_state_dict(with_options(own, stage="parts-3"))

@@ -49,13 +49,13 @@ def ids(loader: Any) -> list[list[int]]:
 
 def test_a_state_that_was_tampered_with_is_refused(table: str) -> None:
     state = make(table)[0].state_dict()
-    make(table)[0].load_state_dict(state | {"consumed": [1, 1]})
+    make(table)[0].load_state_dict(state | {"history": [[1, False, 1, 0, []]]})
     for wrong in (
-        {"consumed": -1},
-        {"consumed": [1, "1"]},
-        {"consumed": [ROWS + 1, 1]},
+        {"history": -1},
+        {"history": [["1", False, 1, 0, []]]},
+        {"history": [[1, False, ROWS + 1, 0, []]]},
         {"epoch": None},
-        {"exclusions": 1},
+        {"tables": [[*state["tables"][0][:3], 1, []]]},
     ):
         with pytest.raises(ResumeError):
             make(table)[0].load_state_dict(state | wrong)

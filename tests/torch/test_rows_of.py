@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 
 from tests.effort import examples
 from tests.generators import HalvesV2
-from tests.launchers.jobs import STEPS, State, make, of_a_running_rank, own_rows, run_stage, spans_of, topologies
+from tests.launchers.jobs import make, of_a_running_rank, own_rows, run_stage, spans_of, topologies
+from tests.states import STEPS, State
 from tests.tables.plain import Groups, key, write_table
 from torch_table_loader import ConfigError, LiveSpan, RoundRobinStrategy, RowSpan
 from torch_table_loader.extend import FileStorage

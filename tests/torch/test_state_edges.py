@@ -12,7 +12,7 @@ import pytest
 from torch.utils.data import DataLoader
 
 from tests.effort import daily
-from tests.launchers.jobs import State
+from tests.states import State
 from tests.torch.modes import MODES, ROWS, SPLITS, Mode, write_rows
 from torch_table_loader import ConfigError, ConfigTypeError, ResumeError, TableLoader
 

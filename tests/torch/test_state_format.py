@@ -21,7 +21,8 @@ from torch.multiprocessing.spawn import spawn
 
 from bench.resume import files_left
 from bench.simulated import GROUP_ROWS, GROUPS, SimulatedTable
-from tests.launchers.jobs import STEPS, State, is_ended, make, of_a_running_rank, own_rows, run_stage, spans_of
+from tests.launchers.jobs import make, of_a_running_rank, own_rows, run_stage, spans_of
+from tests.states import STEPS, State, is_ended, options_of, steps_of, table_of
 from tests.tables.plain import meant_warnings, write_table
 from torch_table_loader import ResumeError, StructuredDataset
 
@@ -45,7 +46,7 @@ def many_files(tmp_path_factory: pytest.TempPathFactory) -> SimulatedTable:
 
 def test_a_state_has_the_same_keys_at_any_moment(table: Path) -> None:
     def keys(state: State) -> tuple[set[str], ...]:
-        return set(state), set(state["table"]), set(state["options"])
+        return set(state), set(table_of(state)), set(options_of(state))
 
     plain_loader = make(table, **OPTIONS)
     seen = [keys(plain_loader.state_dict())]
@@ -62,12 +63,15 @@ def test_a_state_has_the_same_keys_at_any_moment(table: Path) -> None:
 def test_the_state_stays_small_over_twenty_changes_of_topology_and_ten_thousand_files(
     many_files: SimulatedTable,
 ) -> None:
-    past = [[1 + number, 1 + number % 3, 512, 10_000 + number, "balance", True, 1_000 + number] for number in range(20)]
+    past = [
+        [1_000 + number, False, 1 + number, 1 + number % 3, 512, 10_000 + number, "balance", True, 1, None, None]
+        for number in range(20)
+    ]
     loader, _ = many_files.open(num_workers=3, even_ranks="balance")
     loader.load_state_dict(loader.state_dict() | {"history": past})
     assert loader.rows_of(0)
     state = loader.state_dict()
-    assert state["history"] == [*past, [1, 3, 512, None, "balance", False, 0]]
+    assert state["history"] == [*past, [0, False, 1, 3, 512, None, "balance", False, 1, None, None]]
     assert len(json.dumps(state)) < MOST_BYTES // 2
     loader.set_epoch(1)
     assert len(loader.state_dict()["history"]) == 1
@@ -217,7 +221,7 @@ def test_what_differs_between_ranks_is_in_one_value_of_the_state(table: Path) ->
     """A checkpoint may keep one rank's value of one key and another's of the next; each then speaks for itself."""
     steps = min(len(make(table, num_ranks=2, rank=rank, **OPTIONS)) for rank in range(2)) + 1
     _, states = run_stage(table, None, steps, num_ranks=2, **OPTIONS)
-    short, long = sorted(states, key=lambda state: int(state["history"][-1][STEPS]))
+    short, long = sorted(states, key=steps_of)
     assert is_ended(short)
     assert not is_ended(long)
     assert [key for key in long if long[key] != short[key]] == ["history"]

@@ -10,6 +10,7 @@ from typing import Any
 import pyarrow.compute as pc
 import pytest
 
+from tests.states import table_of
 from tests.tables.kinds import KeptTable, TableKind, rows_of, some
 from torch_table_loader import ConfigError, ResumeError, TableLoader
 
@@ -109,7 +110,7 @@ def test_a_state_is_pinned_to_both_ends(kind: TableKind, tmp_path: Path, shuffle
     loader = make(kind, table, **kind.after(1), shuffle=shuffle)
     seen = rows_of(loader, 3)
     state = json.loads(json.dumps(loader.state_dict()))
-    assert (state["table"]["start_snapshot_id"], state["table"]["snapshot_id"]) == (kind.at(1), kind.at(4))
+    assert (table_of(state)["start_snapshot_id"], table_of(state)["snapshot_id"]) == (kind.at(1), kind.at(4))
     table.append(some(50, 60))
     table.commit()
     newer = make(kind, table, **kind.after(1), shuffle=shuffle)

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
 from tests.effort import daily, examples
+from tests.states import table_of
 from tests.tables.kinds import KeptTable, TableKind, rows_of, some, values
 from torch_table_loader import ResumeError, TableLoader
 
@@ -240,7 +241,7 @@ def test_a_state_goes_on_in_the_table_of_its_own_commit(
     new.load_state_dict(state)
     assert Counter(taken + rows_of(new)) == expected
     then, now = kind.at(2), kind.at(3)
-    assert new.state_dict()["table"]["snapshot_id"] == then
+    assert table_of(new.state_dict())["snapshot_id"] == then
     [pinned] = loaders(kind, table, **options, **kind.only(3))
     with pytest.raises(ResumeError, match=rf"snapshot {then}, and this is snapshot {now}; pass .*{kind.option}={then}"):
         pinned.load_state_dict(state)

@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 
 from tests.effort import examples
 from tests.launchers.jobs import own_rows
+from tests.states import table_of
 from tests.tables.plain import meant_warnings
 from tests.torch.modes import LAKE, write_tables
 from torch_table_loader import (
@@ -357,7 +358,7 @@ def test_a_state_of_other_values_of_the_same_column_is_refused(tmp_path: Path) -
     state = make(path).state_dict()
     write(tmp_path, w=np.arange(ROWS)[::-1])
     again = make(path)
-    assert again.state_dict()["table"] == state["table"]
+    assert table_of(again.state_dict()) == table_of(state)
     with pytest.raises(ResumeError, match="weights was"):
         again.load_state_dict(state)
 
@@ -496,7 +497,7 @@ def crossed(weights: Any) -> Any:
 
 
 def test_what_crosses_to_a_process_leaves_the_sums_in_their_file(table: str, tmp_path: Path, reads: list[None]) -> None:
-    items = make(table, row_store=str(tmp_path)).dataset.job.items
+    items = make(table, row_store=str(tmp_path)).dataset.job
     weights = crossed(items.weights)
     assert len(pickle.dumps(weights)) < 8 * ROWS
     assert np.array_equal(weights.sums.cells, items.weights.sums.cells)
@@ -505,7 +506,7 @@ def test_what_crosses_to_a_process_leaves_the_sums_in_their_file(table: str, tmp
     sums_in(tmp_path)[0].unlink()
     with pytest.raises(StorageError, match="were removed or replaced; run again"):
         taken.sums  # noqa: B018 it is mapped when it is asked for
-    held = crossed(make(table).dataset.job.items.weights)
+    held = crossed(make(table).dataset.job.weights)
     assert np.array_equal(held.sums.cells, weights.sums.cells)
 
 
@@ -554,6 +555,6 @@ def test_deleted_rows_of_a_lake_take_no_part(tmp_path: Path) -> None:
     assert all(abs(counts[row] - 300 * row / sum(live)) < 2 for row in live)
     assert set(counts) <= live
     rest = LAKE.make(tmp_path, weights=Weights(column="x", samples=300), num_ranks=2, rank=1)
-    rest.load_state_dict(loader.state_dict() | {"epoch": 0, "consumed": [40, 1]})
+    rest.load_state_dict(loader.state_dict() | {"epoch": 0, "history": [[1, False, 40, 0, []]]})
     again = LAKE.make(tmp_path, weights=Weights(column="x", samples=300), batch_size=1)
     assert own_rows(rest) == own_rows(again)[41::2]

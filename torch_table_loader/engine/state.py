@@ -1,16 +1,18 @@
 """The state of a loader: small plain data that says what the job has done, and on which tables.
 
-Its keys never change. Anything that grows or shrinks is a list of plain values, because checkpoint stores that save
-key by key then keep it whole.
+Every job writes the same keys. Anything that grows or shrinks is a list of plain values, because checkpoint stores that
+save key by key then keep it whole.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import numpy as np
 
@@ -29,6 +31,12 @@ if TYPE_CHECKING:
 
 State: TypeAlias = Mapping[str, Any]
 
+Kind: TypeAlias = Literal["splits", "items"]
+"""What a job takes, and its history counts."""
+
+Weights: TypeAlias = dict[str, int] | str
+"""Weights by the name of the source; or the word for those of what is left of each source."""
+
 STATE_VERSION = 1
 
 UPGRADES: dict[int, Callable[[State], State]] = {}
@@ -43,48 +51,135 @@ _REMEDIES = {
 }
 
 
-def identity(table: Table, columns: pa.Schema, options: LoaderOptions, strategy: str, splits: str) -> dict[str, Any]:
-    """Return the table and options that a state is bound to, as plain data without paths or secrets.
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """A table, and the options under which it is read: what a state is bound to. Plain data, without paths or secrets.
+
+    Args:
+        table: what the state says of the table.
+        options: those that decide which rows come, in which form and order.
+    """
+
+    table: Mapping[str, Any]
+    options: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class SavedTable(Bound):
+    """What a state says of a table.
+
+    Args:
+        exclusions: what `ExclusionVersions.to_state` wrote; empty if nothing is excluded.
+        anchor: from where a walk finds the next items; see `TurnStream.anchor`. Empty where there is no walk.
+    """
+
+    exclusions: Sequence[Sequence[str]] = ()
+    anchor: Sequence[int] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class SavedMixture:
+    """What a state says of a mixture beside its tables.
+
+    Args:
+        options: those that decide the order.
+        given: the weights that the loader was made with.
+        newest: the weights of the steps to come.
+    """
+
+    options: Mapping[str, Any]
+    given: Weights
+    newest: Weights
+
+
+@dataclass(frozen=True, slots=True)
+class SavedState:
+    """A checked state.
+
+    Args:
+        tables: by name of their source; a table alone has the name "".
+        mixture: None for one table.
+        history: what the job has done in the epoch; see `Position.history`.
+    """
+
+    kind: Kind
+    tables: Mapping[str, SavedTable]
+    mixture: SavedMixture | None = None
+    epoch: int = 0
+    history: Sequence[Sequence[Any]] = ()
+
+    @property
+    def alone(self) -> SavedTable:
+        """The one table, for a job of one.
+
+        Raises:
+            ResumeError: the state is of a mixture.
+        """
+        if self.mixture is not None:
+            raise ResumeError("the state is of a mixture, and this is one table; load it with a MixedDataset's loader")
+        return self.tables[""]
+
+    def source(self, name: str, options: Mapping[str, Any]) -> SavedState:
+        """Return the state of a source that has not begun, as it would be alone.
+
+        Args:
+            options: of the source now, as far as they have no effect in a mixture.
+        """
+        saved = self.tables[name]
+        return replace(
+            self, tables={"": replace(saved, options={**options, **saved.options})}, mixture=None, history=()
+        )
+
+
+def bound(table: Table, columns: pa.Schema, options: LoaderOptions, strategy: str, splits: str) -> Bound:
+    """Return the table and options that a state is bound to.
 
     Args:
         strategy: the name of the split strategy.
         splits: the hash of the splits that it returned.
     """
+    about = {
+        "fingerprint": table.fingerprint,
+        "files": len(table.files),
+        "rows": table.layout.num_rows,
+        "bytes": table.layout.num_bytes,
+        **({} if table.snapshot_id is None else {"snapshot_id": table.snapshot_id}),
+        **({} if table.start_snapshot_id is None else {"start_snapshot_id": table.start_snapshot_id}),
+        **({"changelog": True} if table.changelog else {}),
+        **({"left_out": len(table.left_out)} if table.left_out else {}),
+    }
+    asked = {
+        "columns": _columns(columns),
+        "filters": None if options.filters is None else filter_key(options.filters, table.schema),
+        "shuffle": bool(options.shuffle),
+        "shuffle_seed": options.shuffle_seed,
+        "split_strategy": strategy,
+        "split_bytes": options.target_split_bytes,
+        "split_rows": options.split_rows,
+        "splits": splits,
+    }
+    return Bound(about, asked)
+
+
+def write_state(state: SavedState) -> dict[str, Any]:
+    """Write a state as ints, strings, bools, None and lists of those."""
+    mixture = state.mixture
     return {
-        "table": {
-            "fingerprint": table.fingerprint,
-            "files": len(table.files),
-            "rows": table.layout.num_rows,
-            "bytes": table.layout.num_bytes,
-            **({} if table.snapshot_id is None else {"snapshot_id": table.snapshot_id}),
-            **({} if table.start_snapshot_id is None else {"start_snapshot_id": table.start_snapshot_id}),
-            **({"changelog": True} if table.changelog else {}),
-            **({"left_out": len(table.left_out)} if table.left_out else {}),
-        },
-        "options": {
-            "columns": _columns(columns),
-            "filters": None if options.filters is None else filter_key(options.filters, table.schema),
-            "shuffle": bool(options.shuffle),
-            "shuffle_seed": options.shuffle_seed,
-            "split_strategy": strategy,
-            "split_bytes": options.target_split_bytes,
-            "split_rows": options.split_rows,
-            "splits": splits,
-        },
+        "version": STATE_VERSION,
+        "kind": state.kind,
+        "tables": [
+            [name, _pairs(saved.table), _pairs(saved.options), list(saved.exclusions), list(saved.anchor)]
+            for name, saved in sorted(state.tables.items())
+        ],
+        "mixture": []
+        if mixture is None
+        else [_pairs(mixture.options), _weights(mixture.given), _weights(mixture.newest)],
+        "epoch": state.epoch,
+        "history": state.history,
     }
 
 
-def write_state(bound: Mapping[str, Any], position: Mapping[str, Any]) -> dict[str, Any]:
-    """Write the position of a job of one table.
-
-    Args:
-        position: what the trainer has taken, as plain data.
-    """
-    about = {"version": STATE_VERSION, "table": dict(bound["table"]), "options": dict(bound["options"])}
-    return about | dict(position)
-
-
-def read_state(state: Mapping[str, Any]) -> Mapping[str, Any]:
+def read_state(state: Mapping[str, Any]) -> SavedState:
     """Upgrade a state of an older version, and check its form; refuse anything else, and states of newer releases.
 
     Raises:
@@ -103,53 +198,77 @@ def read_state(state: Mapping[str, Any]) -> Mapping[str, Any]:
             "load it with the release of torch-table-loader that wrote it"
         )
     check_form(state)
-    return state
+    tables = {
+        name: SavedTable(dict(table), dict(options), exclusions, anchor)
+        for name, table, options, exclusions, anchor in state["tables"]
+    }
+    mixture = None
+    if state["mixture"]:
+        options, *weights = state["mixture"]
+        given, newest = (each if isinstance(each, str) else dict(each) for each in weights)
+        mixture = SavedMixture(dict(options), given, newest)
+    return SavedState(state["kind"], tables, mixture, state["epoch"], state["history"])
 
 
-def refuse_mixture(state: State) -> None:
-    """Refuse the state of a mixture, where the job is of one table.
-
-    Raises:
-        ResumeError: it is one.
-    """
-    if "mixture" in state:
-        raise ResumeError("the state is of a mixture, and this is one table; load it with a MixedDataset's loader")
+def _pairs(values: Mapping[str, Any]) -> list[list[Any]]:
+    return [[name, value] for name, value in sorted(values.items())]
 
 
-def check_state(bound: Mapping[str, Any], table: Table, state: Mapping[str, Any]) -> None:
+def _weights(weights: Weights) -> str | list[list[Any]]:
+    return weights if isinstance(weights, str) else _pairs(weights)
+
+
+@contextmanager
+def of_source(name: str) -> Iterator[None]:
+    """Name the source in errors about its part of a state."""
+    try:
+        yield
+    except ResumeError as error:
+        raise ResumeError(f"source {name!r}: {error}") from error
+
+
+def check_state(own: Bound, table: Table, saved: Bound) -> None:
     """Refuse a state of another table or other options.
 
     Args:
-        bound: the `identity` of the job that is to continue.
-        state: a checked state of one table, written on any rank.
+        own: what the job that is to continue is bound to.
+        saved: what the state says, written on any rank.
 
     Raises:
         ResumeError: the state does not fit; the message names what differs.
     """
-    _compare_tables(table, bound["table"], state["table"])
-    _compare_options(bound["options"], state["options"])
+    _compare_tables(table, own.table, saved.table)
+    _compare_options(own.options, saved.options)
 
 
 def bound_by(
-    own: Mapping[str, Any], state: State, extents: Collection[Extent], options: Callable[[Extent], Mapping[str, Any]]
-) -> tuple[Mapping[str, Any], Extent | None]:
+    own: Bound, saved: Bound, extents: Collection[Extent], options: Callable[[Extent], Mapping[str, Any]]
+) -> tuple[Bound, Extent | None]:
     """Return what a state must be bound to, and what the table was when it was saved, if it has grown since.
 
     Args:
-        state: a checked state of one table.
+        saved: what the state says.
         extents: earlier extents of the table, as far as they are known.
         options: options that differ for a job of the earlier table.
+    """
+    digest = saved.table["fingerprint"]
+    for extent in extents:
+        if extent.fingerprint == digest != own.table["fingerprint"]:
+            return Bound({**own.table, "fingerprint": digest}, {**own.options, **options(extent)}), extent
+    return own, None
+
+
+def refuse_other_kind(kind: Kind, saved: SavedState) -> None:
+    """Refuse a history of what a job does not take, in a state that otherwise fits.
 
     Raises:
-        ResumeError: the state is of a mixture.
+        ResumeError: the state was changed.
     """
-    refuse_mixture(state)
-    digest = state["table"]["fingerprint"]
-    for extent in extents:
-        if extent.fingerprint == digest != own["table"]["fingerprint"]:
-            was = {**own["table"], "fingerprint": digest}
-            return {"table": was, "options": {**own["options"], **options(extent)}}, extent
-    return own, None
+    if saved.kind != kind:
+        raise ResumeError(
+            f"the state counts {saved.kind}, and its options are those of a job that counts {kind}; pass the value of "
+            "state_dict() unchanged"
+        )
 
 
 def refuse_unknown(extents: Sequence[Extent], files_of: Mapping[Extent, NDArray[np.int64]]) -> None:

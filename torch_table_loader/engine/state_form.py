@@ -31,14 +31,11 @@ def check_form(state: Mapping[str, Any]) -> None:
     Raises:
         ResumeError: a value is missing, or of another type or range; the message says which.
     """
-    options = state.get("options")
-    if "mixture" in state:
-        form = _STREAMS if "history" in state else _MIXTURE
-    elif "history" in state:
-        form = _STREAM
-    else:
-        form = _PACKED if isinstance(options, Mapping) and "seq_len" in options else _ROWS
-    form(state, "")
+    _STATE(state, "")
+    names = [entry[0] for entry in state["tables"]]
+    if not state["mixture"] and names != [""]:
+        _refuse("tables", 'one, named "", where there is no mixture', names)
+    _HISTORY[state["kind"], bool(state["mixture"])](state["history"], "history")
 
 
 def _refuse(at: str, expected: str, value: Any) -> None:
@@ -118,6 +115,18 @@ def _record(*forms: _Form, then: tuple[_Form, ...] = ()) -> _Form:
     return check
 
 
+def _fields(**forms: _Form) -> _Form:
+    """Return the form of a list of fixed places, which messages call by names."""
+
+    def check(value: Any, at: str) -> None:
+        if type(value) is not list or len(value) != len(forms):
+            _refuse(at, f"a list of {', '.join(forms)}", value)
+        for (name, form), each in zip(forms.items(), value, strict=True):
+            form(each, f"{at}.{name}")
+
+    return check
+
+
 def _keyed(forms: Mapping[str, _Form], then: Mapping[str, _Form] | None = None, others: _Form | None = None) -> _Form:
     """Return the form of a dict; keys of `then` may be missing, and `others` is of all that are not named."""
     known = {**forms, **(then or {})}
@@ -158,20 +167,38 @@ def _named(form: _Form) -> _Form:
     return check
 
 
-def _is_empty(value: Any) -> bool:
-    return type(value) is list and not value
+def _or_empty(form: _Form) -> _Form:
+    """Return the form of a list that may be empty."""
+    return lambda value, at: None if type(value) is list and not value else form(value, at)
 
 
 _SNAPSHOT = _or_none(_whole(-(1 << 63), (1 << 63) - 1))
 _COUNT = _whole()
 _EXTENT = _record(_SNAPSHOT, _COUNT, _text)
-_TABLE = _keyed(
-    {"fingerprint": _text, "files": _COUNT, "rows": _COUNT, "bytes": _COUNT},
-    {"snapshot_id": _SNAPSHOT, "start_snapshot_id": _SNAPSHOT, "changelog": _flag, "left_out": _COUNT},
+_TABLE = _pairs(
+    _keyed(
+        {"fingerprint": _text, "files": _COUNT, "rows": _COUNT, "bytes": _COUNT},
+        {"snapshot_id": _SNAPSHOT, "start_snapshot_id": _SNAPSHOT, "changelog": _flag, "left_out": _COUNT},
+    )
 )
-_OPTIONS = _keyed({}, others=_plain)
+_OPTIONS = _pairs(_keyed({}, others=_plain))
 _DIGESTS = _record(_text, _text)
-_VERSIONS = _choice(_is_empty, _plain, _record(_DIGESTS, then=(_DIGESTS,)))
+_VERSIONS = _or_empty(_record(_DIGESTS, then=(_DIGESTS,)))
+_ANCHOR = _or_empty(_record(_COUNT, _COUNT, _COUNT, _COUNT))
+_WEIGHTS = _choice(lambda value: type(value) is str, _one_of(*get_args(NaturalShares)), _named(_record(_text, _COUNT)))
+_ORDER = _pairs(
+    _keyed({"shuffle_seed": _plain, "stop": _one_of(*get_args(StopRule)), "block": _or_none(_COUNT)}, others=_plain)
+)
+_STATE = _keyed(
+    {
+        "version": _COUNT,
+        "kind": _one_of("splits", "items"),
+        "tables": _named(_fields(name=_text, table=_TABLE, options=_OPTIONS, exclusions=_VERSIONS, anchor=_ANCHOR)),
+        "mixture": _or_empty(_fields(options=_ORDER, given=_WEIGHTS, newest=_WEIGHTS)),
+        "epoch": _COUNT,
+        "history": lambda _value, _at: None,  # see `_HISTORY`
+    }
+)
 _SHAPE = (
     _whole(1, _MOST_RANKS),
     _whole(1, MOST_LANES),
@@ -180,66 +207,33 @@ _SHAPE = (
     _one_of(None, "balance", "drop", "pad"),
     _flag,
 )
-"""A topology's, as far as the state of a stream has it."""
-_TAKEN = _whole(1)
-"""Steps of a stage that is over."""
-_OF_ONE = {"version": _COUNT, "table": _TABLE, "options": _OPTIONS, "epoch": _COUNT}
-
-_STREAM = _keyed(
-    {
-        **_OF_ONE,
-        "history": _listed(
-            _record(*_SHAPE, _TAKEN, then=(_EXTENT,)), 1, _record(*_SHAPE, _COUNT, then=(_flag, _or_none(_COUNT)))
-        ),
-    }
-)
-_ROWS = _keyed(
-    {
-        **_OF_ONE,
-        "consumed": _record(_COUNT, _COUNT, then=(_one_of("ended", "running"), _listed(_EXTENT, 1))),
-    },
-    {"exclusions": _VERSIONS},
-)
-_ANCHOR = _record(_COUNT, _COUNT, _COUNT, _COUNT)
-_PACKED = _keyed(
-    {**_OF_ONE, "consumed": _record(_COUNT, _COUNT, then=(_one_of("ended", "running"),)), "origin": _COUNT},
-    {"exclusions": _VERSIONS, "anchor": _choice(_is_empty, _plain, _ANCHOR)},
-)
-
-_WEIGHT = _record(_text, _COUNT)
-_WEIGHTS = _choice(lambda value: type(value) is str, _one_of(*get_args(NaturalShares)), _named(_WEIGHT))
-_OF_MIXTURE = {
-    "version": _COUNT,
-    "mixture": _keyed(
-        {"shuffle_seed": _plain, "stop": _one_of(*get_args(StopRule)), "block": _or_none(_COUNT)}, others=_plain
-    ),
-    "sources": _named(_record(_text, _pairs(_TABLE), _pairs(_OPTIONS), then=(_ANCHOR,))),
-    "given": _WEIGHTS,
-    "newest": _WEIGHTS,
-    "epoch": _COUNT,
-}
-_MIXTURE = _keyed(
-    {
-        **_OF_MIXTURE,
-        "position": _record(_COUNT, _flag, _COUNT, _COUNT),
-        "shares": _record(_COUNT, _named(_record(_text, _COUNT, _COUNT))),
-        "exclusions": _named(_record(_text, _VERSIONS)),
-    }
-)
+"""A topology's, place by place, micro-batches left out: a stream alone has none."""
+_PAST = (_whole(1), _one_of(False))
+"""The steps of a stage that is over, and that no rank has ended there."""
+_NEWEST = (_COUNT, _flag)
+_SAMPLES = (*_NEWEST, _COUNT, _COUNT, _listed(_EXTENT))
 
 
-def _dealt(steps: _Form, then: tuple[_Form, ...]) -> _Form:
-    ranks, lanes, size, _, even, drop = _SHAPE
-    shape = (ranks, lanes, size, _one_of(None), even, drop, _one_of(1))
-    stage = _record(*shape, steps, _COUNT, _flag, _named(_WEIGHT), then=then)
+def _dealt(*begins: _Form) -> _Form:
+    stage = _record(*begins, *_SHAPE, _whole(1, MOST_ROWS), _COUNT, _flag, _named(_record(_text, _COUNT)))
 
     def check(value: Any, at: str) -> None:
         stage(value, at)
-        ranks, lanes, size = value[:3]
+        ranks, lanes, size = value[2:5]
         if ranks * max(lanes, size) > _MOST_PLACES:
-            _refuse(at, f"of a job with at most {_MOST_PLACES} rows of a step and as many workers", value[:3])
+            _refuse(at, f"of a job with at most {_MOST_PLACES} rows of a step and as many workers", value[2:5])
 
     return check
 
 
-_STREAMS = _keyed({**_OF_MIXTURE, "history": _listed(_dealt(_TAKEN, ()), 1, _dealt(_COUNT, (_flag,)))})
+_HISTORY: dict[tuple[str, bool], _Form] = {
+    ("splits", False): _listed(
+        _record(*_PAST, *_SHAPE, _one_of(1), _or_none(_EXTENT), _one_of(None)),
+        1,
+        _record(*_NEWEST, *_SHAPE, _one_of(1), _one_of(None), _or_none(_COUNT)),
+    ),
+    ("splits", True): _listed(_dealt(*_PAST), 1, _dealt(*_NEWEST)),
+    ("items", False): _record(_record(*_SAMPLES)),
+    ("items", True): _record(_record(*_SAMPLES, _COUNT, _COUNT, _named(_record(_text, _COUNT, _COUNT)))),
+}
+"""Of the history, by the kind of job, and whether it is a mixture."""

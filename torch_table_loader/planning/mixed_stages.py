@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch_table_loader.errors import ConfigError, ResumeError
@@ -13,12 +12,7 @@ from torch_table_loader.planning.global_batches import ENDLESS, GlobalBatches
 from torch_table_loader.planning.mixture import StopRule, natural_shares
 from torch_table_loader.planning.ranks import Topology
 from torch_table_loader.planning.rounds import DealtStage, Rest, Rounds
-from torch_table_loader.planning.stages import Position, Stage
-
-_SHAPE = operator.attrgetter(*(entry.name for entry in fields(Topology)))
-_WIDTH = len(fields(Topology))
-WEIGHTS = _WIDTH + 3
-"""Where a stage of a state has its weights."""
+from torch_table_loader.planning.stages import Position, Stage, shape_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +62,33 @@ class MixedPosition(Position):
         """All stages of the epoch, oldest first."""
         return (*self.past, DealtStage(self.deal, self.stage.steps))
 
+    def history(self) -> list[list[Any]]:
+        """Write the stages; each has its topology, places, whether shares are natural, and the weights by name.
+
+        The list of weights is empty if they are those of the stage before.
+        """
+        history: list[list[Any]] = []
+        before: Deal | None = None
+        for deal, steps in self.stages:
+            same = before is not None and (before.names, before.weights) == (deal.names, deal.weights)
+            weights = [] if same else [list(pair) for pair in deal.by_name.items()]
+            history.append([steps, False, *shape_of(deal.topology), deal.total, deal.natural, weights])
+            before = deal
+        history[-1][1] = self.ended
+        return history
+
+    @classmethod
+    def of_history(cls, epoch: int, history: Sequence[Sequence[Any]], seed: int) -> MixedPosition:
+        """Read what `history` wrote, in a checked state."""
+        stages: list[DealtStage] = []
+        weights: dict[str, int] = {}
+        for number, (steps, _, *shape, total, natural, listed) in enumerate(history):
+            weights = dict(listed) or weights
+            deal = deal_of(weights, Topology(*shape), (seed, epoch, number), natural=natural)
+            stages.append(DealtStage(replace(deal, total=total), steps))
+        *past, (deal, steps) = stages
+        return cls(epoch, Stage(deal.topology, steps), deal=deal, past=tuple(past), ended=history[-1][1])
+
 
 def begun(
     epoch: int,
@@ -111,42 +132,6 @@ def had_of(rounds: Mapping[str, Rounds], past: Sequence[DealtStage]) -> dict[str
 def rests_of(rounds: Mapping[str, Rounds], position: MixedPosition) -> dict[str, Rest]:
     """Return what is left of each source where the newest stage begins, by name."""
     return {name: own.rest(position.epoch, position.past) for name, own in rounds.items()}
-
-
-def write_history(position: MixedPosition) -> list[list[Any]]:
-    """Write the stages as plain values: topology, steps, places, whether shares are natural, and the weights by name.
-
-    The list of weights is empty if they are those of the stage before. Everything that may differ between ranks,
-    including `ended`, is in the newest stage; see `StreamPosition.to_state`.
-    """
-    history: list[list[Any]] = []
-    before: Deal | None = None
-    for deal, steps in position.stages:
-        same = before is not None and (before.names, before.weights) == (deal.names, deal.weights)
-        weights = [] if same else [list(pair) for pair in deal.by_name.items()]
-        history.append([*_SHAPE(deal.topology), steps, deal.total, deal.natural, weights])
-        before = deal
-    if position.ended:
-        history[-1].append(True)
-    return history
-
-
-def read_history(history: Sequence[Sequence[Any]], seed: int, epoch: int) -> MixedPosition:
-    """Read what `write_history` wrote.
-
-    Args:
-        history: what it wrote, in a checked state.
-    """
-    stages: list[DealtStage] = []
-    weights: dict[str, int] = {}
-    ended: list[bool] = []
-    for number, entry in enumerate(history):
-        steps, total, natural, listed, *ended = entry[_WIDTH:]
-        weights = dict(listed) or weights
-        deal = deal_of(weights, Topology(*entry[:_WIDTH]), (seed, epoch, number), natural=natural)
-        stages.append(DealtStage(replace(deal, total=total), steps))
-    *past, (deal, steps) = stages
-    return MixedPosition(epoch, Stage(deal.topology, steps), deal=deal, past=tuple(past), ended=ended == [True])
 
 
 def refuse_other_orders(position: MixedPosition, rounds: Mapping[str, Rounds], stop: StopRule) -> None:

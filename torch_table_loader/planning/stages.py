@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import operator
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Self
 
@@ -17,15 +17,8 @@ from torch_table_loader.planning.global_batches import GlobalBatches
 from torch_table_loader.planning.mixture import Mixture, StopRule
 from torch_table_loader.planning.ranks import Topology
 
-_STAGED = [entry.name for entry in fields(Topology) if entry.name != "micro_batches"]
-"""The fields of a topology that a stream's state contains."""
-
-_topology_values = operator.attrgetter(*_STAGED)
-
-_WIDTH = len(_STAGED) + 1
-"""Number of values of a stage in a state."""
-
-_ENDED, _RUNNING = "ended", "running"
+shape_of = operator.attrgetter(*(entry.name for entry in fields(Topology)))
+"""Returns what a state says of a topology."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +82,15 @@ class Position(ABC):
     epoch: int
     stage: Stage
     ended: bool = field(default=False, kw_only=True)
+
+    @abstractmethod
+    def history(self) -> list[list[Any]]:
+        """Write the stages of the epoch, oldest first, as ints, strings and lists.
+
+        Each begins with its steps, and whether it has `ended`. Everything that may differ between ranks is in this one
+        list, because ``torch.distributed.checkpoint`` may keep one rank's value of one key and another rank's value of
+        the next.
+        """
 
     @property
     def exclusion_digests(self) -> Mapping[str, str]:
@@ -164,47 +166,27 @@ class StreamPosition(Position):
         past = tuple(replace(each, extent=each.extent or extent) for each in self.past)
         return replace(self, past=past, stage=replace(self.stage, extent=self.stage.extent or extent))
 
-    def to_state(self) -> dict[str, Any]:
-        """Write as ints, strings and lists, always under the same keys.
+    def history(self) -> list[list[Any]]:
+        """Write the stages; beside steps and `ended`, each has its topology, what the table was, and `rank`.
 
-        A stage is the fields of its `Topology` in order, then its steps. An earlier stage also has what the table was,
-        if it has grown since, and the newest has `ended` and `rank` if they are set. Everything that may differ between
-        ranks is in that one list, because ``torch.distributed.checkpoint`` may keep one rank's value of one key and
-        another rank's value of the next.
-
-        >>> StreamPosition(2, Stage(Topology(4, 2, 1024), 17)).to_state()
-        {'epoch': 2, 'history': [[4, 2, 1024, None, None, False, 17]]}
-        >>> StreamPosition(2, Stage(Topology(4, 2, 1024), 17), ended=True).to_state()["history"][-1]
-        [4, 2, 1024, None, None, False, 17, True]
+        >>> StreamPosition(2, Stage(Topology(4, 2, 1024), 17)).history()
+        [[17, False, 4, 2, 1024, None, None, False, 1, None, None]]
         """
-        history: list[list[Any]] = [
-            [
-                *_topology_values(stage.topology),
-                stage.steps,
-                *([] if stage.extent is None else [stage.extent.to_state()]),
-            ]
+        history = [
+            [stage.steps, False, *shape_of(stage.topology), stage.extent and stage.extent.to_state(), None]
             for stage in (*self.past, self.stage)
         ]
-        if self.rank is not None:
-            history[-1] += [self.ended, self.rank]
-        elif self.ended:
-            history[-1] += [True]
-        return {"epoch": self.epoch, "history": history}
+        history[-1][1], history[-1][-1] = self.ended, self.rank
+        return history
 
     @classmethod
-    def from_state(cls, state: Mapping[str, Any]) -> StreamPosition:
-        """Read what `to_state` wrote, in a checked state."""
-        *before, newest = state["history"]
-        marks = newest[_WIDTH:]
-        past = tuple(_read_stage(entry) for entry in before)
-        rank = marks[1] if len(marks) > 1 else None
-        return cls(state["epoch"], _read_stage(newest[:_WIDTH]), past, rank, ended=marks[:1] == [True])
-
-
-def _read_stage(entry: list[Any]) -> Stage:
-    *shape, steps = entry[:_WIDTH]
-    extent = Extent(*entry[_WIDTH]) if len(entry) > _WIDTH else None
-    return Stage(Topology(*shape), steps, extent)
+    def of_history(cls, epoch: int, history: Sequence[Sequence[Any]]) -> StreamPosition:
+        """Read what `history` wrote, in a checked state."""
+        stages = [
+            Stage(Topology(*shape), steps, None if extent is None else Extent(*extent))
+            for steps, _, *shape, extent, _ in history
+        ]
+        return cls(epoch, stages[-1], tuple(stages[:-1]), history[-1][-1], ended=history[-1][1])
 
 
 @dataclass(frozen=True, slots=True)
@@ -258,6 +240,19 @@ class SamplePosition(Position):
         """Samples that the job has taken."""
         return self.batches(0).consumed(self.stage.steps)
 
+    def history(self) -> list[list[Any]]:
+        """Write one stage, with all steps of the epoch, the samples they took, and what these are counted from.
+
+        >>> SamplePosition(2, Stage(Topology(2, 1, 8), 3), total=90).history()
+        [[3, False, 48, 0, []]]
+        """
+        taken = [self.steps_taken, self.ended, self.consumed, self.origin, [each.to_state() for each in self.extents]]
+        if self.mixture is None:
+            return [taken]
+        shares = self.mixture.shares
+        entries = zip(self.mixture.names, shares.weights, shares.before, strict=True)
+        return [[*taken, self.total, shares.start, [list(entry) for entry in entries]]]
+
     def batches(self, rank: int) -> GlobalBatches:
         """Plan the stage for a rank; padding repeats from the epoch's start, or from the last change of weights."""
         first = 0 if self.mixture is None else self.mixture.shares.start
@@ -296,47 +291,35 @@ class SamplePosition(Position):
 
 @dataclass(frozen=True, slots=True)
 class SampleCount:
-    """How far the job came, as a state of one table says, before its rows are counted again.
+    """How far the job came, as a state says, before its rows are counted again.
 
     Args:
         consumed: samples that the job had taken.
         steps: steps in which it took them.
-        exclusions: exclusions of that epoch, and of the next.
+        ended: whether they were counted on a rank that had taken all its batches while others continued.
+        origin: see `SamplePosition`.
     """
 
     epoch: int
     consumed: int
     steps: int
-    exclusions: ExclusionVersions = field(default_factory=ExclusionVersions)
     ended: bool = False
+    origin: int = 0
     extents: tuple[Extent, ...] = ()
 
-    def to_state(self) -> dict[str, Any]:
-        """Write as ints, strings and lists, always under the same keys: a checkpoint may be assembled key by key.
-
-        >>> SampleCount(2, 48, 3).to_state(), SampleCount(2, 48, 3, ended=True).to_state()["consumed"]
-        ({'epoch': 2, 'consumed': [48, 3], 'exclusions': []}, [48, 3, 'ended'])
-        """
-        grown = [[each.to_state() for each in self.extents]] if self.extents else []
-        marks = [_ENDED if self.ended else _RUNNING] if self.ended or grown else []
-        consumed = [self.consumed, self.steps, *marks, *grown]
-        excluded = self.exclusions.to_state() if self.exclusions != ExclusionVersions() else []
-        return {"epoch": self.epoch, "consumed": consumed, "exclusions": excluded}
-
     @classmethod
-    def from_state(cls, state: Mapping[str, Any]) -> SampleCount:
-        """Read what `to_state` wrote, in a checked state; exclusions are read by `ExclusionVersions.from_state`."""
-        consumed, steps, *marks = state["consumed"]
-        extents = tuple(Extent(*entry) for listed in marks[1:] for entry in listed)
-        return cls(state["epoch"], consumed, steps, ended=marks[:1] == [_ENDED], extents=extents)
+    def of_history(cls, epoch: int, history: Sequence[Sequence[Any]]) -> SampleCount:
+        """Read what `SamplePosition.history` wrote, in a checked state."""
+        steps, ended, consumed, origin, extents = history[0][:5]
+        return cls(epoch, consumed, steps, ended, origin, tuple(Extent(*entry) for entry in extents))
 
-    def check(self, total: int, origin: int = 0) -> None:
+    def check(self, total: int) -> None:
         """Refuse a count that does not fit an epoch.
 
         Raises:
             ResumeError: the epoch has fewer rows, or other ranks may still take a step that this rank does not know of.
         """
-        refuse_other_steps(self.consumed + origin, self.steps)
+        refuse_other_steps(self.consumed + self.origin, self.steps)
         if self.consumed > total:
             raise ResumeError(
                 f"the state has taken {self.consumed} samples of an epoch that has {total}; load it with the table and "

@@ -310,8 +310,9 @@ def _written(
                 "a process that tokenizes ended before its work did; if it was killed for memory, pass fewer workers. "
                 "Run again to continue where it stopped"
             ) from error
-        finally:
+        except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
+            raise
 
 
 def _written_over(

@@ -14,6 +14,7 @@ import torch.distributed as dist
 from lightning.pytorch.callbacks import ModelCheckpoint
 
 from tests.launchers.scripts.stage import play_all_and_leave, scene
+from tests.states import steps_of
 from torch_table_loader import StructuredDataset
 from torch_table_loader.integrations.lightning import ResumeOnAnyRanks
 
@@ -228,7 +229,7 @@ def uncounted(root: Path) -> Any:
     options: dict[str, Any] = {"filters": pc.field("k") < 9, "count_filtered": False, "even_ranks": None}
     model = fit(root, Model(root / "table", **options), max_steps=3)
     loader: Any = model.trainer.train_dataloader
-    return {"trained": len(model.rows[0]) // 7, "taken": loader.state_dict()["history"][-1][6]}
+    return {"trained": len(model.rows[0]) // 7, "taken": steps_of(loader.state_dict())}
 
 
 if __name__ == "__main__":

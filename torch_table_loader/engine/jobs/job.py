@@ -6,13 +6,14 @@ from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self
 
 from torch_table_loader.batching.codec import make_codec
 from torch_table_loader.batching.policy import TypePolicy
 from torch_table_loader.engine.machine import ranks_on_this_node, threads_for, usable_cpus
 from torch_table_loader.engine.sizing import blocks_of_a_process
-from torch_table_loader.errors import ConfigError
+from torch_table_loader.engine.state import SavedState, write_state
+from torch_table_loader.errors import ConfigError, ResumeError
 from torch_table_loader.planning.ranks import Topology
 from torch_table_loader.planning.steps import num_steps
 
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from torch_table_loader.batching.rows import RowsCodec
+    from torch_table_loader.engine.state import Bound, Kind, SavedMixture, SavedTable
     from torch_table_loader.engine.table import Table
     from torch_table_loader.engine.work.lane_work import LaneWork
     from torch_table_loader.options import LoaderOptions
@@ -112,6 +114,7 @@ class Job(ABC):
 
     Args:
         row_bytes: decoded bytes of a row, values of variable width being estimated.
+        columns: the schema of what comes out, padding left out.
         fork_safe: whether planning left no threads behind that a fork would break.
     """
 
@@ -119,27 +122,28 @@ class Job(ABC):
     rank: int
     topology: Topology
     row_bytes: int
+    columns: pa.Schema
     fork_safe: bool
 
-    @property
-    def can_be_mixed(self) -> bool:
-        """Whether the job may become a source of a mixture, which takes steps of its own."""
-        return False
+    can_be_mixed: ClassVar[bool] = False
+    """Whether the job may become a source of a mixture, which takes steps of its own."""
 
     @property
     @abstractmethod
     def tables(self) -> Mapping[str, Table]:
         """The tables, by name of their source; a table alone has the name ""."""
 
+    kind: ClassVar[Kind]
+
     @property
     @abstractmethod
-    def identity(self) -> Mapping[str, Any]:
-        """The tables and options that a state of the job is bound to; see `engine.state`."""
+    def bound(self) -> Bound:
+        """The table and options that a state of the job is bound to; of a mixture, the options alone."""
 
     @property
     def compared(self) -> Mapping[str, Any]:
         """All that decides the order, by name: what ranks compare."""
-        return {**self.identity["table"], **self.identity["options"], **self._compared_options}
+        return {**self.bound.table, **self.bound.options, **self._compared_options}
 
     @property
     def _compared_options(self) -> dict[str, Any]:
@@ -247,15 +251,25 @@ class Job(ABC):
     def enter(self, before: Any, position: Any) -> None:  # noqa: B027 a stream finds any place at once
         """Note that the job comes from one stage of an epoch to the next."""
 
-    @abstractmethod
     def state(self, position: Any) -> dict[str, Any]:
-        """Write where the job is, as plain data that is equal on every rank."""
+        """Write where the job is, with what the caller changed since, as plain data that is equal on every rank."""
+        position = self.current(position)
+        tables, mixture = self.saved_tables(position), self.saved_mixture
+        return write_state(SavedState(self.kind, tables, mixture, position.epoch, position.history()))
 
     @abstractmethod
-    def extents(self, state: Mapping[str, Any]) -> Collection[Extent]:
+    def saved_tables(self, position: Any) -> dict[str, SavedTable]:
+        """Return what a state says of each table, by name of its source."""
+
+    @property
+    def saved_mixture(self) -> SavedMixture | None:
+        """What a state says of a mixture beside its tables; None for one table."""
+        return None
+
+    def extents(self, saved: SavedState) -> Collection[Extent]:  # noqa: ARG002 most tables do not grow
         """What the table was in earlier parts of a state's epoch, before it grew; the state's own table left out."""
+        return ()
 
-    @abstractmethod
     def grown_from(self, files_of: Mapping[Extent, NDArray[np.int64]]) -> Self:
         """Return the same job, which continues from states of the table as it was.
 
@@ -265,13 +279,16 @@ class Job(ABC):
         Raises:
             ResumeError: the job cannot.
         """
+        if files_of:
+            raise ResumeError("the state was saved before the table grew; leave on_growth out")
+        return self
 
     @abstractmethod
-    def resume(self, state: Mapping[str, Any]) -> tuple[Self, Position]:
+    def resume(self, saved: SavedState) -> tuple[Self, Position]:
         """Return the job that continues from a state, and where.
 
         Args:
-            state: what `state` returned on any rank of a job of any size, as `read_state` checked it.
+            saved: what `state` wrote on any rank of a job of any size.
 
         Raises:
             ResumeError: the state does not fit; names what differs.

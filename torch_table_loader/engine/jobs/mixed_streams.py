@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
-from functools import cached_property
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 import numpy as np
 import pyarrow as pa
+from typing_extensions import override
 
 from torch_table_loader.arrow.datatypes import width_of
 from torch_table_loader.batching.codec import make_codec
 from torch_table_loader.batching.policy import TypePolicy
-from torch_table_loader.engine.jobs.job import Job, LaneLoad, Outline, PlannedStage
-from torch_table_loader.engine.jobs.mixed_rows import WeightState
+from torch_table_loader.engine.jobs.job import LaneLoad, Outline, PlannedStage
 from torch_table_loader.engine.jobs.mixture_form import (
     common_columns,
     end_of,
@@ -24,25 +23,18 @@ from torch_table_loader.engine.jobs.mixture_form import (
     share_notes,
     stream_weights,
 )
-from torch_table_loader.engine.jobs.resolve import topology_of, with_padding
-from torch_table_loader.engine.mixture_state import (
-    StreamsState,
-    Weights,
-    mixture_identity,
-    of_source,
-    write_streams_state,
-)
+from torch_table_loader.engine.jobs.mixture_job import MixtureJob, WeightState
+from torch_table_loader.engine.jobs.resolve import topology_of, warn_of_uneven_batches, with_padding
+from torch_table_loader.engine.mixture_state import refuse_unasked, refuse_unfit
 from torch_table_loader.engine.sizing import TENSOR_BYTES, batches_of_a_gather, rows_in_flight
-from torch_table_loader.engine.state import check_state
+from torch_table_loader.engine.state import Bound
 from torch_table_loader.engine.work.mixed_stream_work import MixedStreamWork, StreamPart
 from torch_table_loader.engine.work.source_form import PlainForm
-from torch_table_loader.errors import ConfigError, ResumeError
+from torch_table_loader.errors import ConfigError
 from torch_table_loader.fetch.settings import FetchSettings
-from torch_table_loader.messages import warn_caller
-from torch_table_loader.planning.epoch import uneven_steps
 from torch_table_loader.planning.global_batches import ENDLESS, steps_of_ranks
 from torch_table_loader.planning.mixed_stages import MixedPosition, begun, refuse_other_orders, rests_of
-from torch_table_loader.planning.mixture import NaturalShares, ShareUnit, StopRule, natural_shares
+from torch_table_loader.planning.mixture import NaturalShares, ShareUnit, StopRule
 from torch_table_loader.planning.rounds import RoundRuns, Rounds
 from torch_table_loader.planning.rows_of import SourceRow
 from torch_table_loader.planning.stages import refuse_ended
@@ -53,31 +45,25 @@ if TYPE_CHECKING:
     from torch_table_loader.batching.rows import RowsCodec
     from torch_table_loader.engine.jobs.stream_job import StreamJob
     from torch_table_loader.engine.rank_info import RankInfo
-    from torch_table_loader.engine.table import Table
+    from torch_table_loader.engine.state import Kind, SavedMixture, SavedState, Weights
     from torch_table_loader.engine.work.source_form import SourceForm
     from torch_table_loader.options import LoaderOptions
-    from torch_table_loader.planning.stages import Extent
 
     Ints: TypeAlias = NDArray[np.int64]
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class MixedStreamJob(Job):
+class MixedStreams(MixtureJob):
     """One rank's share of several tables that are read split by split.
 
     Args:
-        sources: by name, in the caller's order, which the column `source` counts.
-        columns: what comes out, padding left out.
-        given: the weights that the loader was made with; see `WeightState`.
         rounds: the order of each source, by name.
     """
 
     sources: Mapping[str, StreamJob]
-    columns: pa.Schema
-    given: Weights
-    stop: StopRule
-    weights: WeightState
     rounds: Mapping[str, Rounds] = field(init=False)
+    kind: ClassVar[Kind] = "splits"
+    unused = ("shuffle_seed",)
 
     def __post_init__(self) -> None:
         """Count the items of all sources."""
@@ -99,7 +85,7 @@ class MixedStreamJob(Job):
         stop: StopRule,
         block: int | None,
         unit: ShareUnit,
-    ) -> MixedStreamJob:
+    ) -> MixedStreams:
         """Check that the sources fit each other and the options.
 
         Args:
@@ -113,7 +99,7 @@ class MixedStreamJob(Job):
         for name, source in sources.items():
             _refuse_unfit(name, source)
         given = stream_weights(weights, sources, unit, block, options.pack)
-        columns = common_columns({name: source.reader.schema for name, source in sources.items()}, options)
+        columns = common_columns(sources, options)
         make_codec(with_padding(columns, marks=options.even_ranks == "pad"), TypePolicy.of(options))
         job = cls(
             options=options,
@@ -131,81 +117,32 @@ class MixedStreamJob(Job):
         return job
 
     @property
-    def tables(self) -> Mapping[str, Table]:
-        """The tables, by name of their source."""
-        return {name: source.table for name, source in self.sources.items()}
-
-    @cached_property
-    def identity(self) -> Mapping[str, Any]:
-        """The tables and options that a state is bound to; weights are not part of it."""
-        options = {"shuffle_seed": self.options.shuffle_seed, "stop": self.stop, "block": None}
-        if self.options.pack is not None:
-            options["seq_len"] = self.options.pack.seq_len
-        sources = {name: source.identity for name, source in self.sources.items()}
-        return mixture_identity(sources, options, unused=("shuffle_seed",))
+    @override
+    def bound(self) -> Bound:
+        packed = {} if self.options.pack is None else {"seq_len": self.options.pack.seq_len}
+        return Bound({}, {"shuffle_seed": self.options.shuffle_seed, "stop": self.stop, "block": None, **packed})
 
     @property
-    def compared(self) -> Mapping[str, Any]:
-        """All that decides the order, by name: what ranks compare."""
-        about = {"names": list(self.sources), "sources": self.identity["sources"], "weights": self.given}
-        return {**self.identity["options"], **about}
-
-    @property
-    def changes(self) -> int:
-        """How often weights were changed; `current` takes a change up."""
-        return self.weights.changes
-
-    @property
-    def shares(self) -> dict[str, int]:
-        """The newest weights, as the smallest integers; natural ones as they are at an epoch's start."""
-        newest = self.weights.newest
-        return natural_shares(self._rows) if isinstance(newest, str) else newest
-
-    @property
-    def _rows(self) -> dict[str, int]:
+    @override
+    def sizes(self) -> dict[str, int]:
         return {name: rounds.items for name, rounds in self.rounds.items()}
 
-    def with_sources(self, sources: Mapping[str, StreamJob]) -> MixedStreamJob:
-        """Return the same mixture over other versions of its sources."""
-        both = {**self.sources, **sources}
-        columns = common_columns({name: source.reader.schema for name, source in both.items()}, self.options)
-        return replace(self, sources=both, columns=columns)
-
-    def close_clients(self) -> None:
-        """Close this process's clients of the tables' stores."""
-        for source in self.sources.values():
-            source.close_clients()
-
-    def set_weights(self, weights: Mapping[str, float] | NaturalShares, position: MixedPosition | None) -> None:
-        """Ask for other weights from the next step on.
-
-        Args:
-            weights: by name, or a word for those of what is left of each source.
-            position: of the epoch that runs, which must be able to take them; None if none does.
-
-        Raises:
-            ConfigError: a weight is wrong, a source is missing or unknown, or one with a weight has no row.
-        """
+    @override
+    def check_weights(self, weights: Mapping[str, float] | NaturalShares, epoch: int) -> Weights:
         newest = stream_weights(weights, self.sources, "rows", None, self.options.pack)
-        self._begun(0 if position is None else position.epoch, newest)
-        if position is not None:
-            self._reweighted(position, newest)
-        self.weights.change(newest)
+        self._begun(epoch, newest)
+        return newest
 
+    @override
     def start(self, epoch: int) -> MixedPosition:
-        """Return the start of an epoch; see `Job.start`."""
         return self._begun(epoch, self.weights.newest)
 
-    def current(self, position: MixedPosition) -> MixedPosition:
-        """Return the position with the newest weights, in a stage of its own; the position itself if it has them."""
-        return self._reweighted(position, self.weights.newest)
-
+    @override
     def kept_shape(self, position: MixedPosition) -> bool:
-        """Return whether all steps of the epoch before a position were those of this topology."""
         return all(stage.deal.topology == self.topology for stage in position.stages)
 
+    @override
     def next_stage(self, position: MixedPosition) -> MixedPosition:
-        """Return the position with a new stage for the steps that come; see `Job.next_stage`."""
         return self._begun(position.epoch, self.weights.newest, position)
 
     def _begun(self, epoch: int, weights: Weights, before: MixedPosition | None = None) -> MixedPosition:
@@ -214,47 +151,24 @@ class MixedStreamJob(Job):
         by_name = None if isinstance(weights, str) else weights
         return begun(epoch, self.rounds, by_name, self.topology, self.stop, past)
 
-    def _reweighted(self, position: MixedPosition, weights: Weights) -> MixedPosition:
+    @override
+    def reweighted(self, position: MixedPosition, weights: Weights) -> MixedPosition:
         if position.consumed == position.total or _has(position, weights, self.sources):
             return position
         return self._begun(position.epoch, weights, position)
 
-    def state(self, position: MixedPosition) -> dict[str, Any]:
-        """Write where the job is, with the weights that were asked for since."""
-        return write_streams_state(self.identity, self.current(position), self.given, self.weights.newest)
-
-    def extents(self, state: Mapping[str, Any]) -> Collection[Extent]:  # noqa: ARG002 tables of a mixture do not grow
-        """What a table was in earlier parts of a state's epoch; see `Job.extents`."""
-        return ()
-
-    def grown_from(self, files_of: Mapping[Extent, Ints]) -> MixedStreamJob:
-        """Return the same job; see `Job.grown_from`.
-
-        Raises:
-            ResumeError: a table had grown.
-        """
-        if files_of:
-            raise ResumeError("the state was saved before the table grew; leave on_growth out")
-        return self
-
-    def resume(self, state: Mapping[str, Any]) -> tuple[MixedStreamJob, MixedPosition]:
-        """Return the job that continues from a state, and where; see `Job.resume`.
-
-        Sources may have come and gone since, and the loader may have been made with other weights: they hold from
-        there on. Otherwise the state's weights continue.
-        """
-        saved = StreamsState.from_state(self.identity["options"], state)
-        for name in saved.sources.keys() & self.sources.keys():
-            source = self.sources[name]
-            bound = source.identity
-            with of_source(name):
-                check_state(bound, source.table, saved.source_state(name, bound))
-        position = saved.position
+    @override
+    def continued(self, saved: SavedState, mixture: SavedMixture) -> tuple[MixedStreams, MixedPosition]:
+        position = MixedPosition.of_history(saved.epoch, saved.history, self.options.shuffle_seed)
+        for deal, _ in position.stages:
+            refuse_unfit(deal.names, deal.by_name)
+        refuse_unfit(tuple(saved.tables), mixture.given, mixture.newest, position.deal.by_name)
+        if position.consumed < position.total:
+            refuse_unasked(position.deal.by_name, mixture.newest, natural=position.deal.natural)
         refuse_other_orders(position, self.rounds, self.stop)
         refuse_ended(position.consumed, position.total, ended=position.ended)
-        newest = saved.newest if saved.given == self.given else self.given
         lanes = position.stage.topology.lanes if self.options.num_workers is None else self.topology.lanes
-        job = replace(self.with_lanes(lanes), weights=WeightState(newest))
+        job, newest = self.with_lanes(lanes), self.weights.newest
         if position.stage.topology == job.topology and _has(position, newest, job.sources):
             return job, position
         if position.consumed == position.total:
@@ -262,31 +176,21 @@ class MixedStreamJob(Job):
             return job, replace(done, deal=replace(done.deal, total=0))
         return job, job._begun(position.epoch, newest, position)
 
-    def refuse_nulls(self) -> None:
-        """Refuse columns of the sources in which statistics prove a null, and the output cannot hold one."""
-        for job in self.sources.values():
-            job.refuse_nulls()
-
+    @override
     def warn_of_uneven_steps(self) -> None:
-        """Warn if ranks take different numbers of steps, which hangs a job that synchronises each step."""
-        batches = self.start(0).batches(self.rank)
-        if not batches.endless and (shown := uneven_steps(steps_of_ranks(batches))) is not None:
-            warn_caller(
-                f"ranks take different numbers of steps: {shown}; a job that synchronises each step (DDP) then hangs; "
-                'pass even_ranks="pad", or drop_last=True'
-            )
+        warn_of_uneven_batches(self.start(0).batches(self.rank))
 
-    def schema(self, position: MixedPosition | None = None) -> pa.Schema:  # noqa: ARG002 the same at every position
-        """Return the Arrow schema of what comes out."""
+    @override
+    def schema(self, position: MixedPosition | None = None) -> pa.Schema:
         return with_padding(self.columns, marks=self.topology.even_ranks == "pad")
 
+    @override
     def planned(self, position: MixedPosition) -> PlannedStage:
-        """Plan a stage of an epoch for this rank."""
         plan = position.batches(self.rank)
         return PlannedStage(plan, plan.longest)
 
+    @override
     def work(self, position: MixedPosition) -> MixedStreamWork:
-        """Return a value that threads and processes can work on."""
         common = self._common_work(position, marks_padding=self.topology.even_ranks == "pad")
         rests = rests_of(self.rounds, position)
         return MixedStreamWork(
@@ -315,8 +219,8 @@ class MixedStreamJob(Job):
             number, codec, self.schema(), places_of(self.columns, schema), self.topology.even_ranks == "pad"
         )
 
+    @override
     def rows_of(self, position: MixedPosition, step: int, most: int | None = None) -> list[SourceRow]:
-        """Return which rows a batch delivers; see `TableLoader.rows_of`."""
         position = self.current(position)
         plan = position.batches(self.rank)
         taken = plan.step(step)
@@ -354,8 +258,8 @@ class MixedStreamJob(Job):
             live -= segment.live
         raise ConfigError(f"split {split} of source {name!r} has no such row")
 
+    @override
     def outline(self, epoch: int) -> Outline:
-        """Return what an epoch will be."""
         position, lanes = self.start(epoch), range(self.topology.lanes)
         plan = position.batches(self.rank)
         endless = plan.endless
@@ -366,7 +270,7 @@ class MixedStreamJob(Job):
         return Outline(
             strategy="a mixture of streams",
             splits=sum(len(rounds.segments.splits) for rounds in self.rounds.values()),
-            live_rows=sum(self._rows.values()),
+            live_rows=sum(self.sizes.values()),
             rows_per_rank=None
             if endless
             else [position.batches(rank).num_rows for rank in range(plan.topology.num_ranks)],
@@ -389,7 +293,7 @@ class MixedStreamJob(Job):
         weights = {name: weight / shares for name, weight in deal.by_name.items()}
         every = "after every step" if deal.block_steps == 1 else f"after every {deal.block_steps:,} steps"
         return [
-            *share_notes(tuple(self.sources), self._rows, weights, taken, what),
+            *share_notes(tuple(self.sources), self.sizes, weights, taken, what),
             (f"{every} each source has its share, to within one {what}; the epoch ends {end_of(self.stop, what)}"),
         ]
 

@@ -23,6 +23,7 @@ from torch_table_loader.ragged import Pad
 if TYPE_CHECKING:
     from torch_table_loader.batching.packed import PackedCodec
     from torch_table_loader.batching.rows import RowsCodec
+    from torch_table_loader.engine.jobs.job import Job
     from torch_table_loader.options import LoaderOptions
 
 SOURCE_COLUMN = "source"
@@ -34,19 +35,20 @@ FORM_OPTIONS = (
 """Options that say in what form rows come: sources have them in common, and the mixture takes them from there."""
 
 
-def common_columns(sources: Mapping[str, pa.Schema], options: LoaderOptions) -> pa.Schema:
+def common_columns(sources: Mapping[str, Job], options: LoaderOptions) -> pa.Schema:
     """Return the columns that come out of a mixture: those of its sources, in the first one's order, and `source`.
 
     Where sources are packed, `source` is a column of the documents.
 
     Args:
-        sources: what comes of each, by name.
+        sources: the jobs, by name.
 
     Raises:
         ConfigError: sources differ, or have a column of ours; names the column and both types.
     """
     first, *others = sources
-    flat = {name: own if options.pack is None else flat_columns(own) for name, own in sources.items()}
+    delivered = {name: source.columns for name, source in sources.items()}
+    flat = {name: own if options.pack is None else flat_columns(own) for name, own in delivered.items()}
     schema = flat[first]
     for name in others:
         _compare(first, schema, name, flat[name])

@@ -43,12 +43,11 @@ def open_job(
     Items are gathered one by one, so `split_deletes` and `lazy` mean nothing to them.
     """
     if options.shuffle == "rows":
-        from torch_table_loader.engine.jobs.indexed_job import IndexedJob
         from torch_table_loader.engine.jobs.packed_items import PackedItems
         from torch_table_loader.engine.jobs.table_rows import TableRows
 
         items = TableRows if options.pack is None else PackedItems
-        return IndexedJob.of(items.survey(source, options, cache), options, ranks)
+        return items.of(source, options, ranks, cache)
     return open_stream(source, options, ranks, cache, split_deletes=split_deletes, lazy=lazy)
 
 
@@ -106,7 +105,7 @@ def open_stream(
         row_bytes=row_bytes,
         table=table,
         reader=reader,
-        delivers=schema,
+        columns=schema,
         strategy=strategy,
         planner=planner,
         read_rows=read_rows,

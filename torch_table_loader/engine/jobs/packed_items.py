@@ -9,21 +9,21 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import pyarrow as pa
+from typing_extensions import override
 
 from torch_table_loader.arrow.datatypes import plain_type, width_of
 from torch_table_loader.arrow.token_rows import schema_of_sequences
 from torch_table_loader.batching.codec import make_codec
 from torch_table_loader.batching.policy import TypePolicy
-from torch_table_loader.engine.jobs.exclusion_state import ExclusionState
 from torch_table_loader.engine.jobs.mixture_form import SOURCE_COLUMN
-from torch_table_loader.engine.jobs.resolve import packed_columns, with_padding
-from torch_table_loader.engine.jobs.table_rows import TableItems, TableRows, TurnsOf
+from torch_table_loader.engine.jobs.resolve import codec_of, columns_of, packed_columns, topology_of, with_padding
+from torch_table_loader.engine.jobs.table_rows import TableItems, TurnsOf, survey_rows
 from torch_table_loader.engine.sizing import TENSOR_BYTES
-from torch_table_loader.engine.state import check_state, refuse_mixture, write_state
+from torch_table_loader.engine.state import Bound, SavedTable, check_state
 from torch_table_loader.engine.work.packed_work import PackedStream, StoredTokens
 from torch_table_loader.errors import ConfigError, ResumeError, TableError
-from torch_table_loader.planning.exclusion import Exclusions, ExclusionVersions
-from torch_table_loader.planning.stages import SampleCount, SamplePosition, Stage
+from torch_table_loader.planning.exclusion import Exclusions
+from torch_table_loader.planning.stages import SamplePosition, Stage
 from torch_table_loader.planning.token_windows import Windows
 from torch_table_loader.read.kept_documents import KeptDocuments, kept_type
 
@@ -31,13 +31,13 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from torch_table_loader.contracts import Source
-    from torch_table_loader.engine.row_store import RowStoreHandle
+    from torch_table_loader.engine.rank_info import RankInfo
+    from torch_table_loader.engine.state import SavedState
     from torch_table_loader.engine.table import Table
     from torch_table_loader.options import LoaderOptions
     from torch_table_loader.pack import Pack
     from torch_table_loader.planning.exclusion import Remaining
     from torch_table_loader.planning.pack_counts import PackCounts
-    from torch_table_loader.planning.ranks import Topology
     from torch_table_loader.planning.rows_of import RowSpan
     from torch_table_loader.source.plan_cache import PlanCache
 
@@ -48,24 +48,21 @@ _LONGEST = 1 << 40
 """Tokens of a sequence at most, in a state of sequences of another length."""
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, kw_only=True)
 class PackedItems(TableItems):
-    """Sequences of the tokens of one table.
+    """One rank's share of sequences of the tokens of one table.
 
     Args:
-        documents: the table's rows, as the store keeps them.
+        documents: the columns of the table's rows, as the store keeps them.
     """
 
-    options: LoaderOptions
-    documents: TableRows
-    columns: pa.Schema
+    documents: pa.Schema
     tokens: StoredTokens
-    row_bytes: int
     _streams: dict[tuple[Any, ...], PackedStream] = field(default_factory=dict, init=False, repr=False)
 
     @classmethod
-    def survey(cls, source: Source, options: LoaderOptions, cache: PlanCache | None) -> PackedItems:
-        """Survey the table, check the options against it, and count its documents; see `TableRows.survey`."""
+    def of(cls, source: Source, options: LoaderOptions, ranks: RankInfo, cache: PlanCache | None) -> PackedItems:
+        """Survey a table, check the options against it, and count its documents; see `survey_rows`."""
         pack = options.pack
         assert pack is not None  # noqa: S101 asked only then
         kept: list[KeptDocuments] = []
@@ -75,47 +72,40 @@ class PackedItems(TableItems):
             kept.append(KeptDocuments(pack, table.schema, options.columns or (), bounds))
             return kept[0]
 
-        documents = TableRows.survey(source, _of_documents(options, pack), cache, form)
+        rows = survey_rows(source, _of_documents(options, pack), cache, form)
         cut_fields = kept[0].token_fields
-        others = list(documents.columns)[len(cut_fields) :]
+        others = list(rows.columns)[len(cut_fields) :]
         columns = schema_of_sequences(cut_fields, [entry.with_type(plain_type(entry.type)) for entry in others])
         make_codec(with_padding(columns, marks=options.even_ranks == "pad"), TypePolicy.of(options))
-        row_bytes = pack.longest * (TENSOR_BYTES + sum(width_of(entry.type) for entry in cut_fields))
-        return cls(options, documents, columns, StoredTokens(documents.store, pack), row_bytes)
+        return cls(
+            options=options,
+            rank=ranks.rank,
+            topology=topology_of(options, ranks.num_ranks),
+            row_bytes=pack.longest * (TENSOR_BYTES + sum(width_of(entry.type) for entry in cut_fields)),
+            fork_safe=rows.fork_safe,
+            columns=columns,
+            live_rows=int(rows.segments.live.sum()),
+            table=rows.table,
+            store=rows.store,
+            documents=rows.columns,
+            tokens=StoredTokens(rows.store, pack),
+        )
 
+    @override
     def refuse_nulls(self) -> None:
         """Refuse columns of the documents in which statistics prove a null, and the output cannot hold one."""
-        self.documents.refuse_nulls()
+        options = _of_documents(self.options, self.pack)
+        codec_of(self.table, self.documents, columns_of(self.table, options), options)
 
     @property
     def pack(self) -> Pack:
         """What the caller asked for."""
         return self.tokens.pack
 
-    @property
-    def table(self) -> Table:  # type: ignore[override]
-        """The table, surveyed."""
-        return self.documents.table
-
-    @property
-    def store(self) -> RowStoreHandle:  # type: ignore[override]
-        """The store that has the documents."""
-        return self.documents.store
-
-    @property
-    def exclusions(self) -> ExclusionState:  # type: ignore[override]
-        """What the caller took out."""
-        return self.documents.exclusions
-
-    @property
-    def live_rows(self) -> int:  # type: ignore[override]
-        """Documents that deletes and filters leave."""
-        return self.documents.live_rows
-
     @cached_property
-    def identity(self) -> dict[str, Any]:
-        """The table and options that a state is bound to."""
-        pack, bound = self.pack, replace(self.documents, columns=self._documents_as_delivered).identity
+    @override
+    def bound(self) -> Bound:
+        pack, own = self.pack, self._bound_to(self._documents_as_delivered)
         packed: dict[str, Any] = {"stage": f"{pack.strategy}-{self.store.spec.made}", "seq_len": pack.seq_len}
         if pack.strategy == "windows":
             packed["stride"] = pack.stride or pack.seq_len
@@ -123,36 +113,34 @@ class PackedItems(TableItems):
             packed["long_docs"] = pack.long_docs
         if pack.strategy == "best_fit":
             packed |= {"block_docs": pack.block_docs, "max_docs_per_row": pack.max_docs_per_row}
-        return {**bound, "options": {**bound["options"], **packed}}
+        return Bound(own.table, {**own.options, **packed})
 
     @property
     def _documents_as_delivered(self) -> pa.Schema:
         """The documents with tokens of their own type, whatever the store keeps them in."""
-        fields = list(self.documents.columns)
+        fields = list(self.documents)
         for place, own in enumerate(list(self.columns)[: len(self.pack.cut_columns)]):
             fields[place] = fields[place].with_type(pa.large_list(kept_type(own.type.value_type)))
         return pa.schema(fields)
 
     @property
-    def compared(self) -> dict[str, Any]:
+    @override
+    def compared(self) -> Mapping[str, Any]:
         """All that decides the order, and who takes what of a global batch, by name: what ranks compare."""
         return {**super().compared, "balance": self.pack.balance}
 
     @property
+    @override
     def length(self) -> int:
-        """Sequences of the first epoch, where nothing is excluded."""
         return self._stream(0, Exclusions()).count
 
-    def start(self, epoch: int, topology: Topology) -> SamplePosition:
-        """Return the start of an epoch.
-
-        Raises:
-            ConfigError: every document is excluded.
-        """
+    @override
+    def start(self, epoch: int) -> SamplePosition:
         versions = self.exclusions.of(epoch)
         total = self._stream(epoch, versions.running).count
-        return SamplePosition(epoch, Stage(topology), total=total, exclusions={"": versions})
+        return SamplePosition(epoch, Stage(self.topology), total=total, exclusions={"": versions})
 
+    @override
     def next_stage(self, position: SamplePosition) -> SamplePosition:
         """Return the position with a stage of sequences of the next length, from the next token on."""
         stage, taken = Stage(position.stage.topology), position.steps_taken
@@ -160,50 +148,50 @@ class PackedItems(TableItems):
         after = replace(position, origin=origin, start=0, steps_before=taken, stage=stage)
         return replace(after, total=self.stream(after).count)
 
+    @override
     def enter(self, before: SamplePosition, position: SamplePosition) -> None:
         """Note that an epoch comes from one stage to the next, which continues where the walk of the first has come."""
         self.stream(position).begin_at(self.stream(before).anchor(before.consumed))
 
-    def state(self, position: SamplePosition) -> dict[str, Any]:
-        """Write where the job is, with what was excluded since.
+    @override
+    def saved_tables(self, position: SamplePosition) -> dict[str, SavedTable]:
+        """Return what a state says of the table.
 
-        `anchor` is where a walk can begin; see `PackedStream.anchor`. It holds for the epoch, whatever was consumed.
+        Its anchor is where a walk can begin; see `PackedStream.anchor`. It holds for the epoch, whatever was consumed.
         """
-        versions = ExclusionVersions(position.exclusions[""].running, self.exclusions.newest)
-        consumed = position.consumed
-        count = SampleCount(position.epoch, consumed, position.steps_taken, versions, position.ended)
+        consumed, length = position.consumed, self._length_at(position.epoch, position.steps_before)[0]
         anchor = self.stream(position).anchor(consumed) if consumed or position.origin else []
-        seq_len = self._length_at(position.epoch, position.steps_before)
-        bound = {**self.identity, "options": {**self.identity["options"], "seq_len": seq_len}}
-        return write_state(bound, {**count.to_state(), "anchor": anchor, "origin": position.origin})
+        own = Bound(self.bound.table, {**self.bound.options, "seq_len": length})
+        return {"": self.saved_table(position.exclusions[""].running, own, anchor)}
 
-    def resume(self, state: Mapping[str, Any], topology: Topology) -> tuple[PackedItems, SamplePosition]:
-        """Return the sequences with the state's exclusions, and the position."""
-        refuse_mixture(state)
-        pack, options = self.pack, state["options"]
-        then = options.get("seq_len") if pack.strategy == "concat" else pack.seq_len
+    @override
+    def resume(self, saved: SavedState) -> tuple[PackedItems, SamplePosition]:
+        """Return the job with the state's exclusions, and where it continues."""
+        pack, theirs = self.pack, saved.alone
+        then = theirs.options.get("seq_len") if pack.strategy == "concat" else pack.seq_len
         if then != pack.seq_len and type(then) is int and 0 < then <= _LONGEST:
-            state = {**state, "options": {**options, "seq_len": pack.seq_len}}  # its place is a token
-        check_state(self.identity, self.table, state)
-        count, origin = SampleCount.from_state(state), state["origin"]
-        excluded = ExclusionVersions.from_state(state.get("exclusions", []), self.table.layout.num_rows)
+            theirs = replace(theirs, options={**theirs.options, "seq_len": pack.seq_len})  # its place is a token
+        check_state(self.bound, self.table, theirs)
+        count = self._saved_count(saved)
+        origin = count.origin
+        excluded = self.saved_exclusions(theirs)
         items = self.resumed(excluded, count.epoch)
-        taken, now = count.consumed, self._length_at(count.epoch, count.steps)
+        taken, now = count.consumed, self._length_at(count.epoch, count.steps)[0]
         stream = items._stream(count.epoch, excluded.running, origin, then)
         if origin and (pack.strategy != "concat" or stream.tokens_before(0) != origin):
             raise ResumeError(
                 f"the state has taken {origin} tokens as sequences of another length, and the epoch has fewer, or "
                 "sequences of one length; pass the value of state_dict() unchanged"
             )
-        count.check(stream.count, origin)
+        count.check(stream.count)
         if then != now or pack.schedule:  # a stage ends at a step, and begins with a token
             origin, taken = stream.tokens_before(taken), 0
             stream = items._stream(count.epoch, excluded.running, origin, now)
-        if anchor := state.get("anchor", []):
-            stream.begin_at(anchor)
+        if theirs.anchor:
+            stream.begin_at(list(theirs.anchor))
         return items, SamplePosition(
             count.epoch,
-            Stage(topology),
+            Stage(self.topology),
             total=stream.count,
             start=taken,
             exclusions={"": excluded},
@@ -211,9 +199,7 @@ class PackedItems(TableItems):
             steps_before=count.steps,
         )
 
-    def _length_at(self, epoch: int, step: int) -> int:
-        return self.pack.length_at(epoch, step)[0]
-
+    @override
     def exclude(self, row_ids: Any) -> Exclusions:
         """Return the exclusions with some documents more.
 
@@ -223,28 +209,23 @@ class PackedItems(TableItems):
         self._refuse_windows("exclude")
         return super().exclude(row_ids)
 
+    @override
     def include(self, row_ids: Any) -> Exclusions:
         """Return the exclusions with some documents fewer; see `exclude`."""
         self._refuse_windows("include")
         return super().include(row_ids)
 
+    @override
     def stream(self, position: SamplePosition) -> PackedStream:
-        """Return the sequences of an epoch by their place in its order."""
-        length = self._length_at(position.epoch, position.steps_before)
+        length = self._length_at(position.epoch, position.steps_before)[0]
         return self._stream(position.epoch, position.exclusions[""].running, position.origin, length)
 
+    @override
     def locate(self, position: SamplePosition, places: Ints) -> list[RowSpan]:
         """Return the file and the row of each document under the sequences at some places."""
-        return self.documents.spans_of(self.stream(position).found(places)[0])
+        return self.spans_of(self.stream(position).found(places)[0])
 
-    def apart(self) -> PackedItems:
-        """Return the same sequences with exclusions of their own, which begin with what is excluded now."""
-        return replace(self, documents=self.documents.apart())
-
-    def resumed(self, exclusions: ExclusionVersions, epoch: int) -> PackedItems:
-        """Return the same sequences with the exclusions of a state."""
-        return replace(self, documents=self.documents.resumed(exclusions, epoch))
-
+    @override
     def count(self, turns: TurnsOf) -> int:
         """Return how many sequences the first round has; only of best fit does the order decide that."""
         if self.pack.balance is not None:
@@ -256,42 +237,46 @@ class PackedItems(TableItems):
             raise ConfigError(
                 "a mixture has sequences of one length, got seq_len_from; leave it out of the packs of its sources"
             )
-        if not self.documents.count(turns):
+        if not self.remaining(turns.exclusions).num_rows:
             return 0
         return (
             self.by_turn(turns).count if self.pack.strategy == "best_fit" else self._stream(0, turns.exclusions).count
         )
 
+    @override
     def by_turn(self, turns: TurnsOf) -> PackedStream:
-        """Return the sequences as a source of a mixture; see `TableItems.by_turn`."""
         name, number, columns, exclusions, seed, epoch = turns
         constants = {SOURCE_COLUMN: number}
         made = partial(PackedStream, self.tokens, columns, seed=seed, epoch=epoch, source=name, constants=constants)
         return self._kept((epoch, exclusions.digest, seed, name, number), exclusions, made)
 
     @property
+    @override
     def num_places(self) -> int:
-        """Windows of the table."""
         return self._windows.count
 
+    @override
     def columns_at(self, places: Ints) -> list[pa.Array]:
-        """Return the windows at some places of the table, one array a column."""
         return self._stream(0, Exclusions()).gather(self.tokens.lengths.cut(*self._windows.spans(places)))
 
+    @override
     def ids_at(self, places: Ints) -> Ints:
         """Return the row ids of the documents under the windows at some places of the table, window by window."""
         slices = self.tokens.lengths.cut(*self._windows.spans(places))
-        return self.tokens.store.rows().ids(slices.document)
+        return self._document_ids(slices.document)
+
+    def _document_ids(self, documents: Ints) -> Ints:
+        return self.store.rows().ids(documents)
 
     @property
+    @override
     def strategy(self) -> str:
-        """What decides the order."""
         return f"packed {self.pack.strategy}"
 
+    @override
     def notes(self, position: SamplePosition) -> list[str]:
-        """What `explain()` says of the store, the sequences and of exclusions."""
         pack, tokens = self.pack, self.tokens.lengths.total
-        left = self.documents.remaining(position.exclusions[""].running).num_rows
+        left = self.remaining(position.exclusions[""].running).num_rows
         orders = {
             "windows": f"windows of the table's tokens, {pack.stride or pack.seq_len:,} apart, are shuffled one by one",
             "concat": "documents are shuffled one by one, put behind one another, and cut",
@@ -306,6 +291,7 @@ class PackedItems(TableItems):
             *([self.store.note] if self.store.note else []),
         ]
 
+    @override
     def packing(self, position: SamplePosition) -> PackCounts | None:
         """Return what packing makes of the documents of an epoch; its order is walked for that.
 
@@ -332,7 +318,7 @@ class PackedItems(TableItems):
 
     def _stream(self, epoch: int, exclusions: Exclusions, origin: int = 0, seq_len: int | None = None) -> PackedStream:
         """Return the order of an epoch, from a token on, as sequences of a length; None: that with which it begins."""
-        seed, length = self.options.shuffle_seed, self._length_at(epoch, 0) if seq_len is None else seq_len
+        seed, length = self.options.shuffle_seed, self._length_at(epoch, 0)[0] if seq_len is None else seq_len
         tokens = self.tokens.of_length(length)
         made = partial(PackedStream, tokens, self.columns, seed=seed, epoch=epoch, origin=origin)
         return self._kept((epoch, exclusions.digest, origin, length), exclusions, made)
@@ -343,11 +329,7 @@ class PackedItems(TableItems):
         """Return an order; the newest are kept, since what was walked is known to them."""
         if (known := self._streams.get(key)) is not None:
             return known
-        remaining = self.documents.remaining(exclusions)
-        if self.live_rows and not remaining.num_rows:
-            raise ConfigError(
-                f"all {self.live_rows} documents are excluded, so the epoch has none; include() some of them"
-            )
+        remaining = self._some(exclusions)
         self._refuse_long_documents()
         while len(self._streams) >= _KEPT_STREAMS:
             del self._streams[next(iter(self._streams))]
@@ -361,7 +343,7 @@ class PackedItems(TableItems):
         most, longest = self.tokens.lengths.longest
         if most <= pack.seq_len:
             return
-        [span] = self.documents.spans_of(self.documents.ids_at(np.array([longest])))
+        [span] = self.spans_of(self._document_ids(np.array([longest])))
         raise TableError(
             f"row {span.row_start} of {span.file!r} has {most} tokens, more than seq_len={pack.seq_len}; "
             'pass long_docs="split", "truncate" or "drop", or a larger seq_len'

@@ -18,7 +18,8 @@ from torch_table_loader.engine.machine import usable_cpus
 from torch_table_loader.errors import ConfigError, ResumeError
 from torch_table_loader.messages import progress_bar, warn_caller
 from torch_table_loader.planning.cutting import WholeFileStrategy
-from torch_table_loader.planning.global_batches import rank_batch_size
+from torch_table_loader.planning.epoch import uneven_steps
+from torch_table_loader.planning.global_batches import GlobalBatches, rank_batch_size, steps_of_ranks
 from torch_table_loader.planning.ranks import Topology
 from torch_table_loader.planning.strategies import Strategy, resolve_strategy
 from torch_table_loader.predicates.filter_key import filter_key
@@ -229,6 +230,15 @@ def planner_of(
             "leave count_filtered=True, or even_ranks=None"
         )
     return planner
+
+
+def warn_of_uneven_batches(plan: GlobalBatches) -> None:
+    """Warn if ranks take different numbers of steps, which hangs a job that synchronises each step."""
+    if not plan.endless and (shown := uneven_steps(steps_of_ranks(plan))) is not None:
+        warn_caller(
+            f"ranks take different numbers of steps: {shown}; a job that synchronises each step (DDP) then hangs; "
+            'pass even_ranks="pad", or drop_last=True'
+        )
 
 
 def with_padding(schema: pa.Schema, *, marks: bool) -> pa.Schema:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, ClassVar, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -16,11 +16,13 @@ from torch_table_loader.engine.jobs.planner import PlannedStream
 from torch_table_loader.engine.jobs.resolve import codec_of, columns_of, packed_columns, refuse_shape, with_padding
 from torch_table_loader.engine.sizing import rows_in_flight
 from torch_table_loader.engine.state import (
+    Bound,
+    SavedTable,
+    bound,
     bound_by,
     check_state,
-    identity,
+    refuse_other_kind,
     refuse_unknown,
-    write_state,
 )
 from torch_table_loader.engine.table import Table
 from torch_table_loader.engine.work.stream_work import StreamWork
@@ -49,6 +51,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from torch_table_loader.engine.jobs.planner import Planner
+    from torch_table_loader.engine.state import Kind, SavedState
     from torch_table_loader.planning.keys import Key
     from torch_table_loader.planning.ranks import Topology
     from torch_table_loader.planning.stages import Extent
@@ -65,16 +68,15 @@ class StreamJob(Job):
     """One rank's share of a table, read split by split.
 
     Args:
-        delivers: the columns that come out, except for `padding`.
         read_rows: rows that a lane reads at a time.
         splits_digest: hash of how the table is split.
         fetching: how files that are far away are fetched.
         stage: makes other rows of those that live; None delivers them as they are.
     """
 
+    kind: ClassVar[Kind] = "splits"
     table: Table
     reader: TaskReader
-    delivers: pa.Schema
     strategy: Strategy
     planner: Planner
     read_rows: int
@@ -88,14 +90,14 @@ class StreamJob(Job):
         return {"": self.table}
 
     @cached_property
-    def identity(self) -> Mapping[str, Any]:
+    def bound(self) -> Bound:
         """The table and the options that a state of the job is bound to."""
-        bound = identity(self.table, self.reader.schema, self.options, self.strategy.name, self.splits_digest)
+        own = bound(self.table, self.reader.schema, self.options, self.strategy.name, self.splits_digest)
         # Counts are cached under the key alone: the order inside a block does not change them.
         order = "-shuffled" if self._orders_blocks else ""
         stage = {} if self.stage is None else {"stage": f"{self.stage.key}{order}"}
         by_file = {} if self.options.batch_by is None else {"batch_by": self.options.batch_by}
-        return {**bound, "options": {**bound["options"], **stage, **by_file}}
+        return Bound(own.table, {**own.options, **stage, **by_file})
 
     @property
     def _orders_blocks(self) -> bool:
@@ -118,28 +120,34 @@ class StreamJob(Job):
         """Close this process's client of the table's store."""
         self.table.storage.close()
 
-    def extents(self, state: Mapping[str, Any]) -> Collection[Extent]:
+    def extents(self, saved: SavedState) -> Collection[Extent]:
         """What the table was in earlier parts of a state's epoch; see `Job.extents`."""
-        return StreamPosition.from_state(state).extents if "history" in state else ()
+        if saved.kind != self.kind or not saved.history:
+            return ()
+        return self._saved_position(saved).extents
 
     def grown_from(self, files_of: Mapping[Extent, NDArray[np.int64]]) -> StreamJob:
         """Return the same job, which continues from states of the table as it was; see `Job.grown_from`."""
         return replace(self, planner=self.planner.grown_from(files_of)) if files_of else self
 
-    def state(self, position: StreamPosition) -> dict[str, Any]:
-        """Write where the job is."""
-        return write_state(self.identity, position.to_state())
+    def saved_tables(self, position: StreamPosition) -> dict[str, SavedTable]:  # noqa: ARG002 see `Job.saved_tables`
+        """Return what a state says of the table."""
+        return {"": SavedTable(self.bound.table, self.bound.options)}
 
-    def resume(self, state: Mapping[str, Any]) -> tuple[StreamJob, StreamPosition]:
+    def _saved_position(self, saved: SavedState) -> StreamPosition:
+        refuse_other_kind(self.kind, saved)
+        return StreamPosition.of_history(saved.epoch, saved.history)
+
+    def resume(self, saved: SavedState) -> tuple[StreamJob, StreamPosition]:
         """Return the job that continues from a state, and where; see `Job.resume`.
 
         Returns:
             This job, with the state's number of lanes where the caller named none, and where it continues.
         """
         splits_then = lambda extent: {"splits": self.planner.digest(extent)}  # noqa: E731
-        bound, grown = bound_by(self.identity, state, self.planner.files_of, splits_then)
-        check_state(bound, self.table, state)
-        position = StreamPosition.from_state(state)
+        own, grown = bound_by(self.bound, saved.alone, self.planner.files_of, splits_then)
+        check_state(own, self.table, saved.alone)
+        position = self._saved_position(saved)
         position = position if grown is None else position.before_growth(grown)
         job = self if self.options.num_workers is not None else self.with_lanes(position.stage.topology.lanes)
         job._check(position)
@@ -223,7 +231,7 @@ class StreamJob(Job):
 
     def schema(self, position: StreamPosition) -> pa.Schema:
         """The Arrow schema of what comes out."""
-        return with_padding(self.delivers, marks=self.planned(position).marks_padding)
+        return with_padding(self.columns, marks=self.planned(position).marks_padding)
 
     def planned(self, position: StreamPosition) -> PlannedStream:
         """Plan a stage of an epoch for this rank; of one that another topology has finished, nothing is left."""
@@ -317,7 +325,7 @@ class StreamJob(Job):
 
     def refuse_nulls(self) -> None:
         """Refuse columns in which statistics prove a null, and the output cannot hold one."""
-        codec_of(self.table, self.delivers, columns_of(self.table, self.options), self.options)
+        codec_of(self.table, self.columns, columns_of(self.table, self.options), self.options)
 
     def warn_of_uneven_steps(self) -> None:
         """Warn if ranks take different numbers of steps, which hangs a job that synchronises each step."""

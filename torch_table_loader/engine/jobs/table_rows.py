@@ -6,22 +6,38 @@ from abc import abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self, TypeAlias
 
 import numpy as np
 import pyarrow as pa
+from typing_extensions import override
 
 from torch_table_loader.arrow.datatypes import width_of
 from torch_table_loader.arrow.reserved import ROW_ID
 from torch_table_loader.batching.codec import make_codec
 from torch_table_loader.batching.policy import TypePolicy
 from torch_table_loader.engine.jobs.exclusion_state import ExclusionState, warn_of_undone
-from torch_table_loader.engine.jobs.indexed_job import Items
-from torch_table_loader.engine.jobs.resolve import codec_of, columns_of, counter_of, delivered, with_padding
+from torch_table_loader.engine.jobs.indexed_job import IndexedJob
+from torch_table_loader.engine.jobs.resolve import (
+    codec_of,
+    columns_of,
+    counter_of,
+    delivered,
+    topology_of,
+    with_padding,
+)
 from torch_table_loader.engine.row_store import RowStoreHandle
 from torch_table_loader.engine.row_weights import RowWeights
 from torch_table_loader.engine.sizing import rows_of_a_read
-from torch_table_loader.engine.state import bound_by, check_state, identity, refuse_unknown, write_state
+from torch_table_loader.engine.state import (
+    Bound,
+    SavedTable,
+    bound,
+    bound_by,
+    check_state,
+    refuse_other_kind,
+    refuse_unknown,
+)
 from torch_table_loader.engine.survey import survey
 from torch_table_loader.engine.table import Table
 from torch_table_loader.engine.work.indexed_work import RowOrder, RowStream, TurnStream
@@ -42,7 +58,10 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from torch_table_loader.contracts import Source
-    from torch_table_loader.planning.ranks import Topology
+    from torch_table_loader.engine.jobs.job import Job
+    from torch_table_loader.engine.rank_info import RankInfo
+    from torch_table_loader.engine.state import SavedState
+    from torch_table_loader.planning.splits import SegmentTable
     from torch_table_loader.planning.stages import Extent
     from torch_table_loader.planning.weighted_rows import WeightedRows
     from torch_table_loader.read.kept_documents import KeptDocuments
@@ -66,34 +85,61 @@ class TurnsOf(NamedTuple):
     epoch: int
 
 
-class TableItems(Items):
-    """What comes of the rows of one table, gathered from its row store."""
+@dataclass(frozen=True, eq=False, kw_only=True)
+class TableItems(IndexedJob):
+    """One rank's share of what comes of the rows of one table, gathered from its row store.
+
+    Args:
+        exclusions: what the caller took out.
+    """
 
     table: Table
     store: RowStoreHandle
-    exclusions: ExclusionState
-    """What the caller took out."""
-
-    mixable = True
+    exclusions: ExclusionState = field(default_factory=ExclusionState)
+    can_be_mixed: ClassVar[bool] = True
 
     @property
+    @override
     def tables(self) -> Mapping[str, Table]:
-        """The table, under the name ""."""
         return {"": self.table}
 
-    @property
-    def fork_safe(self) -> bool:
-        """Whether planning left no threads behind that a fork would break."""
-        return bool(getattr(self.table.storage, "fork_safe", False)) and self.store.fork_safe
-
+    @override
     def begin(self, position: SamplePosition) -> None:
-        """Note that an epoch runs: what is excluded from now on waits for the next."""
         self.exclusions.begin(position.epoch, position.exclusions[""].running)
 
-    def warn_of_undone(self, other: Items, where: str = "") -> None:
-        """Warn of what was excluded or included here and is not in what a state brings."""
+    @override
+    def warn_of_undone(self, other: Job, where: str = "") -> None:
         if isinstance(other, TableItems):
             warn_of_undone(self.exclusions, other.exclusions, where)
+
+    def _bound_to(self, columns: pa.Schema) -> Bound:
+        """Return the table and the options that a state is bound to."""
+        whole = bound(self.table, columns, self.options, "", "")
+        kept = {name: whole.options[name] for name in ("columns", "filters", "shuffle_seed")}
+        return Bound(whole.table, {**kept, "shuffle": "rows"})
+
+    @override
+    def saved_tables(self, position: SamplePosition) -> dict[str, SavedTable]:
+        return {"": self.saved_table(position.exclusions[""].running, self.bound)}
+
+    def saved_table(self, running: Exclusions, own: Bound, anchor: Sequence[int] = ()) -> SavedTable:
+        """Return what a state says of the table, with what was excluded since the epoch began.
+
+        Args:
+            running: what is excluded from the epoch.
+            own: what the state is bound to.
+        """
+        versions = ExclusionVersions(running, self.exclusions.newest)
+        excluded = versions.to_state() if versions != ExclusionVersions() else []
+        return SavedTable(own.table, own.options, excluded, list(anchor))
+
+    def saved_exclusions(self, saved: SavedTable) -> ExclusionVersions:
+        """Return what is excluded, as a state says."""
+        return ExclusionVersions.from_state(saved.exclusions, self.table.layout.num_rows)
+
+    def _saved_count(self, saved: SavedState) -> SampleCount:
+        refuse_other_kind(self.kind, saved)
+        return SampleCount.of_history(saved.epoch, saved.history)
 
     def ids_of(self, row_ids: Any) -> Ints:
         """Return the ids that the caller names, checked; see `checked_ids`."""
@@ -107,17 +153,41 @@ class TableItems(Items):
         """Return the exclusions with some rows fewer."""
         return self.exclusions.newest.include(row_ids, self.table.layout.num_rows)
 
-    def open(self, position: SamplePosition) -> None:  # noqa: ARG002 every epoch needs the one store
-        """Build and open the store, if it is not open."""
+    def remaining(self, exclusions: Exclusions) -> Remaining:
+        """Return the rows of the store that are left."""
+        return Remaining(self.live_rows, self._places_of(exclusions.ids))
+
+    def _some(self, exclusions: Exclusions) -> Remaining:
+        """Return the rows of the store that are left, and refuse an epoch that has none."""
+        remaining = self.remaining(exclusions)
+        if self.live_rows and not remaining.num_rows:
+            raise ConfigError(
+                f"all {self.live_rows} rows are excluded, so the epoch has no rows; include() some of them"
+            )
+        return remaining
+
+    def _places_of(self, ids: Ints) -> Ints:
+        """Turn row ids into rows of the store; those that a filter leaves out have none."""
+        if not len(ids) or not self.store.spec.keeps_ids:
+            return ids
+        kept = self.store.rows().row_ids
+        assert kept is not None  # noqa: S101 the store keeps them
+        places = np.searchsorted(kept, ids)
+        present = places < len(kept)
+        present[present] = kept[places[present]] == ids[present]
+        return places[present]
+
+    @override
+    def open(self, position: SamplePosition) -> None:
         self.store.rows()
 
-    @abstractmethod
     def apart(self) -> Self:
         """Return the same with exclusions of its own, which begin with what is excluded now."""
+        return replace(self, exclusions=self.exclusions.apart())
 
-    @abstractmethod
     def resumed(self, exclusions: ExclusionVersions, epoch: int) -> Self:
         """Return the same with the exclusions of a state."""
+        return replace(self, exclusions=ExclusionState(exclusions, epoch))
 
     @abstractmethod
     def count(self, turns: TurnsOf) -> int:
@@ -141,8 +211,8 @@ class TableItems(Items):
         """Return the row ids that the items at some places of the table's own order come of, item by item."""
 
     @property
+    @override
     def held_bytes(self) -> int:
-        """Bytes of the store that are held in memory at most."""
         return self.store.memory_bytes
 
     @property
@@ -152,8 +222,8 @@ class TableItems(Items):
         where = "the memory of this rank" if store.place is None else f"files, as {store.place.name}"
         return where if store.url is None else f"{store.url.shown}, or this machine's copy of it"
 
+    @override
     def close_clients(self) -> None:
-        """Close this process's clients of the table's store, and of the row store's."""
         self.table.storage.close()
         self.store.close_clients()
 
@@ -162,9 +232,70 @@ class TableItems(Items):
         return spans_of_ids(self.table.layout, ids)
 
 
-@dataclass(frozen=True, eq=False)
+class SurveyedRows(NamedTuple):
+    """The live rows of a table, counted, and the row store that will have them.
+
+    Args:
+        columns: what the store keeps, with the row id where the caller asks for it.
+    """
+
+    table: Table
+    store: RowStoreHandle
+    columns: pa.Schema
+    segments: SegmentTable
+    row_bytes: int
+
+    @property
+    def fork_safe(self) -> bool:
+        """Whether planning left no threads behind that a fork would break."""
+        return bool(getattr(self.table.storage, "fork_safe", False)) and self.store.fork_safe
+
+
+def survey_rows(
+    source: Source,
+    options: LoaderOptions,
+    cache: PlanCache | None,
+    form: Callable[[Table], KeptDocuments] | None = None,
+) -> SurveyedRows:
+    """Survey a table, check the options against it, and count its live rows.
+
+    Args:
+        cache: footers and counts that are kept; or None.
+        form: returns what makes one row to keep of each row of a table; None keeps rows as they are.
+
+    Raises:
+        ConfigError: an option does not fit the table or another option.
+        TableError: the table cannot be read as it was asked for.
+    """
+    verify, skip = bool(options.verify_checksums), options.on_error == "skip"
+    table = survey(source, options.filters, options.schema, cache, verify_checksums=verify, skip=skip)
+    columns = columns_of(table, options)
+    schema = pa.schema([table.schema.field(name) for name in columns])
+    stage = None if form is None else form(table)
+    schema = schema if stage is None else stage.schema(schema)
+    if options.row_id and ROW_ID in columns:
+        raise ConfigError(
+            f"row_id=True adds a column {ROW_ID!r}, but the table has one of that name; leave one of them out"
+        )
+    with_ids = schema.append(pa.field(ROW_ID, pa.int64(), nullable=False)) if options.row_id else schema
+    with_ids = delivered(table, with_ids, options)
+    make_codec(with_padding(with_ids, marks=options.even_ranks == "pad"), TypePolicy.of(options))
+    segments = whole_files(table.layout, filtered=options.filters is not None)
+    fetching = FetchSettings.of(options)
+    if (counter := counter_of(table, options, cache, fetching)) is not None:
+        segments = counter.count(segments, np.arange(len(segments.splits)))
+    row_bytes = table.row_bytes(columns) if stage is None else sum(map(width_of, schema.types)) or 1
+    keeps_ids = int(segments.live.sum()) != table.layout.num_rows
+    max_rows = rows_of_a_read(row_bytes, 1, int(table.layout.group_rows.max(initial=0)))
+    reader = table.reader(columns, options.filters, row_ids=keeps_ids, max_rows=max_rows, stage=stage)
+    made, flat = (None, 0) if stage is None else (stage.key, len(stage.token_fields))
+    store = RowStoreHandle(table, options, schema, segments, reader, fetching, made, flat)
+    return SurveyedRows(table, store, with_ids, segments, row_bytes)
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
 class TableRows(TableItems):
-    """The rows of one table, in an order that permutes all of them.
+    """One rank's share of the rows of one table, in an order that permutes all of them.
 
     Args:
         live_starts: int64[F+1] the row of the store that is the first of each file.
@@ -172,74 +303,38 @@ class TableRows(TableItems):
         files_of: which files the table had before it grew.
     """
 
-    options: LoaderOptions
-    table: Table
-    store: RowStoreHandle
-    columns: pa.Schema
-    live_rows: int
-    row_bytes: int
     live_starts: Ints
     weights: RowWeights | None = None
-    exclusions: ExclusionState = field(default_factory=ExclusionState)
     files_of: Mapping[Extent, Ints] = field(default_factory=dict)
 
     @classmethod
-    def survey(
-        cls,
-        source: Source,
-        options: LoaderOptions,
-        cache: PlanCache | None,
-        form: Callable[[Table], KeptDocuments] | None = None,
-    ) -> TableRows:
-        """Survey the table, check the options against it, and count its live rows.
-
-        Args:
-            cache: footers and counts that are kept; or None.
-            form: returns what makes one row to keep of each row of a table; None keeps rows as they are.
-
-        Raises:
-            ConfigError: an option does not fit the table or another option.
-            TableError: the table cannot be read as it was asked for.
-        """
-        verify, skip = bool(options.verify_checksums), options.on_error == "skip"
-        table = survey(source, options.filters, options.schema, cache, verify_checksums=verify, skip=skip)
-        columns = columns_of(table, options)
-        schema = pa.schema([table.schema.field(name) for name in columns])
-        stage = None if form is None else form(table)
-        schema = schema if stage is None else stage.schema(schema)
-        if options.row_id and ROW_ID in columns:
-            raise ConfigError(
-                f"row_id=True adds a column {ROW_ID!r}, but the table has one of that name; leave one of them out"
-            )
-        with_ids = schema.append(pa.field(ROW_ID, pa.int64(), nullable=False)) if options.row_id else schema
-        with_ids = delivered(table, with_ids, options)
-        make_codec(with_padding(with_ids, marks=options.even_ranks == "pad"), TypePolicy.of(options))
-        segments = whole_files(table.layout, filtered=options.filters is not None)
-        fetching = FetchSettings.of(options)
-        if (counter := counter_of(table, options, cache, fetching)) is not None:
-            segments = counter.count(segments, np.arange(len(segments.splits)))
-        live_rows = int(segments.live.sum())
-        row_bytes = table.row_bytes(columns) if stage is None else sum(map(width_of, schema.types)) or 1
-        keeps_ids = live_rows != table.layout.num_rows
-        max_rows = rows_of_a_read(row_bytes, 1, int(table.layout.group_rows.max(initial=0)))
-        reader = table.reader(columns, options.filters, row_ids=keeps_ids, max_rows=max_rows, stage=stage)
-        made, flat = (None, 0) if stage is None else (stage.key, len(stage.token_fields))
-        store = RowStoreHandle(table, options, schema, segments, reader, fetching, made, flat)
-        live_starts = np.concatenate(([0], np.cumsum(segments.live_rows()))).astype(np.int64)
-        folder = None if store.place is None else store.place.parent
-        weights = RowWeights.of(table, options, segments, folder, fetching)
-        return cls(options, table, store, with_ids, live_rows, row_bytes, live_starts, weights)
+    def of(cls, source: Source, options: LoaderOptions, ranks: RankInfo, cache: PlanCache | None) -> TableRows:
+        """Survey a table, check the options against it, and count its live rows; see `survey_rows`."""
+        rows = survey_rows(source, options, cache)
+        folder = None if rows.store.place is None else rows.store.place.parent
+        return cls(
+            options=options,
+            rank=ranks.rank,
+            topology=topology_of(options, ranks.num_ranks),
+            row_bytes=rows.row_bytes,
+            fork_safe=rows.fork_safe,
+            columns=rows.columns,
+            live_rows=int(rows.segments.live.sum()),
+            table=rows.table,
+            store=rows.store,
+            live_starts=np.concatenate(([0], np.cumsum(rows.segments.live_rows()))).astype(np.int64),
+            weights=RowWeights.of(rows.table, options, rows.segments, folder, FetchSettings.of(options)),
+        )
 
     @cached_property
-    def identity(self) -> dict[str, Any]:
-        """The table and the options that a state is bound to."""
-        whole = identity(self.table, self.columns, self.options, "", "")
-        kept = {name: whole["options"][name] for name in ("columns", "filters", "shuffle_seed")}
+    @override
+    def bound(self) -> Bound:
+        own = self._bound_to(self.columns)
         weighted = {} if self.options.weights is None else {"weights": self._said_of_weights}
-        return {"table": whole["table"], "options": {**kept, "shuffle": "rows", **weighted}}
+        return Bound(own.table, {**own.options, **weighted})
 
+    @override
     def refuse_nulls(self) -> None:
-        """Refuse columns in which statistics prove a null, and the output cannot hold one."""
         codec_of(self.table, self.columns, columns_of(self.table, self.options), self.options)
 
     @property
@@ -256,71 +351,63 @@ class TableRows(TableItems):
         return rows if self._samples is None or self.weights is not None else min(rows, self._samples)
 
     @property
+    @override
     def length(self) -> int:
-        """Rows of an epoch in which nothing is excluded."""
         return self.live_rows if self._samples is None else self._samples
 
-    def start(self, epoch: int, topology: Topology) -> SamplePosition:
-        """Return the start of an epoch.
-
-        Raises:
-            ConfigError: every row is excluded, or every one with a weight.
-        """
+    @override
+    def start(self, epoch: int) -> SamplePosition:
         versions = self.exclusions.of(epoch)
-        total = self._total(self._some(versions.running, epoch).num_rows)
-        return SamplePosition(epoch, Stage(topology), total=total, exclusions={"": versions})
+        total = self._total(self._of_epoch(versions.running, epoch).num_rows)
+        return SamplePosition(epoch, Stage(self.topology), total=total, exclusions={"": versions})
 
-    def state(self, position: SamplePosition) -> dict[str, Any]:
-        """Write where the job is, with what was excluded since."""
-        versions = ExclusionVersions(position.exclusions[""].running, self.exclusions.newest)
-        taken, ended = position.steps_taken, position.ended
-        count = SampleCount(position.epoch, position.consumed, taken, versions, ended, position.extents)
-        return write_state(self.identity, count.to_state())
+    @override
+    def extents(self, saved: SavedState) -> Collection[Extent]:
+        if saved.kind != self.kind or not saved.history:
+            return ()
+        return self._saved_count(saved).extents
 
-    def extents(self, state: Mapping[str, Any]) -> Collection[Extent]:
-        """What the table was in earlier parts of a state's epoch; see `Job.extents`."""
-        return SampleCount.from_state(state).extents if "consumed" in state else ()
-
+    @override
     def grown_from(self, files_of: Mapping[Extent, Ints]) -> TableRows:
-        """Return the same rows, which continue from states of the table as it was; see `Job.grown_from`."""
-        return replace(self, files_of=dict(files_of))
+        return replace(self, files_of=dict(files_of)) if files_of else self
 
-    def resume(self, state: Mapping[str, Any], topology: Topology) -> tuple[TableRows, SamplePosition]:
-        """Return the rows with the state's exclusions, and the position."""
-        bound, grown = bound_by(self.identity, state, self.files_of, lambda _: {})
-        check_state(bound, self.table, state)
-        count = SampleCount.from_state(state)
+    @override
+    def resume(self, saved: SavedState) -> tuple[TableRows, SamplePosition]:
+        """Return the job with the state's exclusions, and where it continues."""
+        own, grown = bound_by(self.bound, saved.alone, self.files_of, lambda _: {})
+        check_state(own, self.table, saved.alone)
+        count = self._saved_count(saved)
         refuse_unknown([*count.extents, *([] if grown is None else [grown])], self.files_of)
         layout = self.table.layout if grown is None else self.table.layout.part(self.files_of[grown])
-        count = replace(count, exclusions=ExclusionVersions.from_state(state.get("exclusions", []), layout.num_rows))
+        excluded = ExclusionVersions.from_state(saved.alone.exclusions, layout.num_rows)
         if grown is not None:
-            count = self._in_grown_table(count, grown)
-        rows = self.resumed(count.exclusions, count.epoch)
-        running = count.exclusions.running
+            count, excluded = self._in_grown_table(count, excluded, grown)
+        rows, running = self.resumed(excluded, count.epoch), excluded.running
         grew = bool(count.extents)
-        order = rows._order(count.epoch, count.extents, running) if grew else rows._some(running, count.epoch)
+        order = rows._order(count.epoch, count.extents, running) if grew else rows._of_epoch(running, count.epoch)
         total = self._total(order.num_rows)
         count.check(total)
-        stage = Stage(topology)
         return rows, SamplePosition(
             count.epoch,
-            stage,
+            Stage(self.topology),
             total=total,
             start=count.consumed,
             steps_before=count.steps,
-            exclusions={"": count.exclusions},
+            exclusions={"": excluded},
             extents=count.extents,
         )
 
-    def _in_grown_table(self, count: SampleCount, extent: Extent) -> SampleCount:
-        """Return how far a job came before the table grew, with the row ids of the table as it is now."""
-        files, both = self.files_of[extent], (count.exclusions.running, count.exclusions.newest)
+    def _in_grown_table(
+        self, count: SampleCount, excluded: ExclusionVersions, extent: Extent
+    ) -> tuple[SampleCount, ExclusionVersions]:
+        """Return how far a job came before the table grew, and exclusions as row ids of the table as it is now."""
+        files, both = self.files_of[extent], (excluded.running, excluded.newest)
         moved = ExclusionVersions(*(ids_now(self.table.layout, files, each) for each in both))
         tables = [self.files_of[each] for each in (*count.extents, extent)]
         gone = self._places_of(moved.running.ids)
         before = GrownOrder.of(self.live_starts, tables, gone, self.options.shuffle_seed, count.epoch)
         count.check(before.num_rows)
-        return replace(count, exclusions=moved, ended=False, extents=(*count.extents, extent))
+        return replace(count, ended=False, extents=(*count.extents, extent)), moved
 
     def _order(self, epoch: int, extents: Sequence[Extent], running: Exclusions) -> RowOrder | GrownOrder:
         """Return the order of an epoch, in which the table may have grown."""
@@ -328,35 +415,27 @@ class TableRows(TableItems):
             tables = [*(self.files_of[each] for each in extents), np.arange(len(self.table.files), dtype=np.int64)]
             gone = self._places_of(running.ids)
             return GrownOrder.of(self.live_starts, tables, gone, self.options.shuffle_seed, epoch)
-        remaining = self._some(running, epoch)
+        remaining = self._of_epoch(running, epoch)
         return RowOrder(
             Permutation(remaining.num_rows, derive_key(self.options.shuffle_seed, epoch, "rows")), remaining
         )
 
+    @override
     def stream(self, position: SamplePosition) -> RowStream:
-        """Return the rows of an epoch by their place in its order."""
         order = self._order(position.epoch, position.extents, position.exclusions[""].running)
         return RowStream(order, self.store, self.options.row_id)
 
+    @override
     def locate(self, position: SamplePosition, places: Ints) -> list[RowSpan]:
-        """Return the file and the row of each place of the epoch's order."""
         return self.spans_of(self.stream(position).ids(places))
 
-    def apart(self) -> TableRows:
-        """Return the same rows with exclusions of their own, which begin with what is excluded now."""
-        return replace(self, exclusions=self.exclusions.apart())
-
-    def resumed(self, exclusions: ExclusionVersions, epoch: int) -> TableRows:
-        """Return the same rows with the exclusions of a state."""
-        return replace(self, exclusions=ExclusionState(exclusions, epoch))
-
+    @override
     def count(self, turns: TurnsOf) -> int:
-        """Return how many rows are left, or are drawn."""
         left = self.remaining(turns.exclusions).num_rows
         return self._total(self._of_source(turns).num_rows) if left else 0
 
+    @override
     def by_turn(self, turns: TurnsOf) -> RowStream:
-        """Return the rows as a source of a mixture, which marks them itself; see `TableItems.by_turn`."""
         order = SourceOrder(self._of_source(turns), turns.seed, turns.name, turns.epoch)
         return RowStream(order, self.store, self.options.row_id)
 
@@ -366,37 +445,33 @@ class TableRows(TableItems):
             return remaining
         return self.weights.drawn(remaining, turns.seed, turns.epoch, f"places in weights of source {turns.name}")
 
-    def remaining(self, exclusions: Exclusions) -> Remaining:
-        """Return the rows of the store that are left."""
-        return Remaining(self.live_rows, self._places_of(exclusions.ids))
-
     @property
+    @override
     def num_places(self) -> int:
-        """The rows that deletes and filters leave."""
         return self.live_rows
 
+    @override
     def columns_at(self, places: Ints) -> list[pa.Array]:
-        """Return the rows at some places of the table's own order, one array a column."""
         stored = self.store.rows()
         columns = stored.gather(places)
         return [*columns, pa.array(stored.ids(places))] if self.options.row_id else columns
 
+    @override
     def ids_at(self, places: Ints) -> Ints:
-        """Return the row ids at some places of the table's own order."""
         return self.store.rows().ids(places) if self.store.spec.keeps_ids else places
 
     @property
+    @override
     def strategy(self) -> str:
-        """What decides the order."""
         return "rows" if self.weights is None else "rows by weight"
 
     @property
+    @override
     def held_bytes(self) -> int:
-        """Bytes of the store and of weights that are held in memory at most."""
         return super().held_bytes + (0 if self.weights is None else self.weights.memory_bytes)
 
+    @override
     def notes(self, position: SamplePosition) -> list[str]:
-        """What `explain()` says of the store and of exclusions."""
         store = self.store
         return [
             f"rows are shuffled one by one, from a row store of about {store.spec.num_bytes:,} bytes in {self.where}",
@@ -413,22 +488,7 @@ class TableRows(TableItems):
         of = f"from {left:,} of {self.live_rows:,} live rows; the others are excluded"
         return f"{position.total:,} rows an epoch are drawn{how} {of}"
 
-    def _some(self, exclusions: Exclusions, epoch: int) -> Remaining | WeightedRows:
+    def _of_epoch(self, exclusions: Exclusions, epoch: int) -> Remaining | WeightedRows:
         """Return the rows that are left, or are drawn of those, and refuse an epoch that has none."""
-        remaining = self.remaining(exclusions)
-        if self.live_rows and not remaining.num_rows:
-            raise ConfigError(
-                f"all {self.live_rows} rows are excluded, so the epoch has no rows; include() some of them"
-            )
-        return remaining if self.weights is None else self.weights.drawn(remaining, self.options.shuffle_seed, epoch)
-
-    def _places_of(self, ids: Ints) -> Ints:
-        """Turn row ids into rows of the store; those that a filter leaves out have none."""
-        if not len(ids) or not self.store.spec.keeps_ids:
-            return ids
-        kept = self.store.rows().row_ids
-        assert kept is not None  # noqa: S101 the store keeps them
-        places = np.searchsorted(kept, ids)
-        present = places < len(kept)
-        present[present] = kept[places[present]] == ids[present]
-        return places[present]
+        some = self._some(exclusions)
+        return some if self.weights is None else self.weights.drawn(some, self.options.shuffle_seed, epoch)

@@ -1,0 +1,181 @@
+"""What mixtures of rows and of streams have in common: sources by name, and weights that may change."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, ClassVar, Self
+
+from typing_extensions import override
+
+from torch_table_loader.engine.jobs.job import Job
+from torch_table_loader.engine.jobs.mixture_form import common_columns
+from torch_table_loader.engine.mixture_state import mixture_of
+from torch_table_loader.engine.state import Bound, SavedMixture, SavedTable, Weights, check_state, of_source
+from torch_table_loader.planning.mixture import NaturalShares, StopRule, natural_shares
+
+if TYPE_CHECKING:
+    from torch_table_loader.engine.state import SavedState
+    from torch_table_loader.engine.table import Table
+    from torch_table_loader.planning.stages import Position
+
+
+@dataclass(slots=True)
+class WeightState:
+    """The weights that were asked for last; epochs and steps that begin take them.
+
+    Args:
+        newest: the weights, by name; or the word for those of what is left of each source.
+    """
+
+    newest: Weights
+    changes: int = 0
+
+    def change(self, newest: Weights) -> None:
+        """Ask for other weights."""
+        self.newest = newest
+        self.changes += 1
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class MixtureJob(Job):
+    """One rank's share of several tables, in shares that the caller chooses.
+
+    Args:
+        options: the caller's, with `batch_size` resolved, and the form of rows as the sources have it.
+        sources: by name, in the caller's order, which the column `source` counts.
+        given: the weights that the loader was made with; see `WeightState`.
+    """
+
+    sources: Mapping[str, Any]
+    given: Weights
+    stop: StopRule
+    weights: WeightState
+    unused: ClassVar[tuple[str, ...]]
+    """Options of a source that have no effect in the mixture."""
+
+    @property
+    @override
+    def tables(self) -> Mapping[str, Table]:
+        return {name: source.table for name, source in self.sources.items()}
+
+    @property
+    @override
+    def compared(self) -> Mapping[str, Any]:
+        sources = {name: [own.table, own.options] for name, own in self.bound_sources.items()}
+        return {**self.bound.options, "names": list(self.sources), "sources": sources, "weights": self.given}
+
+    @cached_property
+    def bound_sources(self) -> dict[str, Bound]:
+        """The tables and options that a state is bound to, by name of their source."""
+        found = {}
+        for name, source in self.sources.items():
+            own = source.bound
+            found[name] = Bound(own.table, {key: own.options[key] for key in own.options if key not in self.unused})
+        return found
+
+    @override
+    def saved_tables(self, position: Any) -> dict[str, SavedTable]:
+        return {name: SavedTable(own.table, own.options) for name, own in self.bound_sources.items()}
+
+    @property
+    @override
+    def saved_mixture(self) -> SavedMixture:
+        return SavedMixture(self.bound.options, self.given, self.weights.newest)
+
+    @property
+    @override
+    def changes(self) -> int:
+        return self.weights.changes
+
+    @property
+    @abstractmethod
+    def sizes(self) -> dict[str, int]:
+        """Items of each source in an epoch that begins later."""
+
+    @property
+    def shares(self) -> dict[str, int]:
+        """The newest weights, as the smallest integers; natural ones as they are at an epoch's start."""
+        newest = self.weights.newest
+        return natural_shares(self.sizes) if isinstance(newest, str) else newest
+
+    def with_sources(self, sources: Mapping[str, Any]) -> Self:
+        """Return the same mixture over other versions of its sources."""
+        both = {**self.sources, **sources}
+        return replace(self, sources=both, columns=common_columns(both, self.options))
+
+    @abstractmethod
+    def check_weights(self, weights: Mapping[str, float] | NaturalShares, epoch: int) -> Weights:
+        """Return weights that an epoch can begin with, as the smallest integers.
+
+        Raises:
+            ConfigError: a weight is wrong, a source is missing or unknown, or one with a weight has no row.
+        """
+
+    @abstractmethod
+    def reweighted(self, position: Any, weights: Weights) -> Any:
+        """Return a position with other weights for the steps that come; the position itself if it has them.
+
+        Raises:
+            ConfigError: a source with a weight has no row.
+        """
+
+    def set_weights(self, weights: Mapping[str, float] | NaturalShares, position: Position | None) -> None:
+        """Ask for other weights from the next step on.
+
+        Args:
+            weights: by name, or a word for those of what is left of each source.
+            position: of the epoch that runs, which must be able to take them; None if none does.
+
+        Raises:
+            ConfigError: a weight is wrong, a source is missing or unknown, or one with a weight has no row.
+        """
+        newest = self.check_weights(weights, 0 if position is None else position.epoch)
+        if position is not None:
+            self.reweighted(position, newest)
+        self.weights.change(newest)
+
+    @override
+    def current(self, position: Any) -> Any:
+        return self.reweighted(position, self.weights.newest)
+
+    def saved_source(self, name: str, saved: SavedState) -> SavedState:
+        """Return the state of a source, as it would be alone, from that of the mixture."""
+        options = self.sources[name].bound.options
+        return saved.source(name, {key: options[key] for key in self.unused if key in options})
+
+    @override
+    def resume(self, saved: SavedState) -> tuple[Self, Position]:
+        """Return the job that continues from a state, and where.
+
+        Sources may have come and gone since, and the loader may have been made with other weights: they hold from
+        there on. Otherwise the state's weights continue.
+        """
+        mixture = mixture_of(saved, self.kind, self.bound.options)
+        for name, source in self.sources.items():
+            if name not in saved.tables:
+                continue
+            with of_source(name):
+                check_state(source.bound, source.table, self.saved_source(name, saved).alone)
+        newest = mixture.newest if mixture.given == self.given else self.given
+        return replace(self, weights=WeightState(newest)).continued(saved, mixture)
+
+    @abstractmethod
+    def continued(self, saved: SavedState, mixture: SavedMixture) -> tuple[Self, Position]:
+        """Return the job at a saved position, with the weights that hold from there on.
+
+        Raises:
+            ResumeError: no epoch of these sources has such a position.
+        """
+
+    @override
+    def refuse_nulls(self) -> None:
+        for source in self.sources.values():
+            source.refuse_nulls()
+
+    @override
+    def close_clients(self) -> None:
+        for source in self.sources.values():
+            source.close_clients()

@@ -332,8 +332,8 @@ FAULTS = (
     ),
     Fault(
         *(7, "an object that was overwritten meanwhile is taken", "source/object_store.py"),
-        'if etag is not None and (now := _bare_tag(answer.meta["e_tag"])) not in {None, etag}:',
-        'if etag is not None and (now := _bare_tag(answer.meta["e_tag"])) == "":',
+        'if etag is not None and (now := bare_tag(answer.meta["e_tag"])) not in {None, etag}:',
+        'if etag is not None and (now := bare_tag(answer.meta["e_tag"])) == "":',
         (
             "tests/services/test_source_faults.py::test_a_file_replaced_by_one_that_decodes_is_found_where_the_store_ignores_if_match",
             "tests/rooms/test_source_object_store.py",

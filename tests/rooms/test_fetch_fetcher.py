@@ -18,8 +18,7 @@ import pytest
 from tests.waiting import PATIENCE_S, fetching, until
 from torch_table_loader.errors import MissingFileError, StorageError
 from torch_table_loader.fetch.disk_cache import DiskCache, RangeKey
-from torch_table_loader.fetch.fetcher import Fetcher
-from torch_table_loader.fetch.parts import PartsAhead, begin_parts
+from torch_table_loader.fetch.fetcher import Fetcher, PartsAhead
 from torch_table_loader.fetch.planned_read import PlannedRead
 from torch_table_loader.fetch.settings import FetchSettings
 from torch_table_loader.records import DataFile, FileNeeds, FileVersion, Traffic
@@ -223,7 +222,7 @@ def test_added_reads_use_several_stores_within_one_budget() -> None:
     own, other = Store(), Store()
     file = DataFile("a", "a", FileVersion(64 * MIB, etag="a"), "row store")
     needs = FileNeeds(file, tuple(((at * 8 * MIB, (at + 1) * 8 * MIB),) for at in range(8)))
-    fetcher = begin_parts(own, FetchSettings(16 * MIB))
+    fetcher = Fetcher(own, iter(()), FetchSettings(16 * MIB))
     later, sooner = (PartsAhead(fetcher, store).expect(needs, before) for store, before in ((own, 100), (other, 0)))
     for at in range(8):
         assert sooner.read(at * 8 * MIB, (at + 1) * 8 * MIB)[0] == at * 8

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from torch_table_loader.cancellation import Threads
-from torch_table_loader.fetch.tasks_ahead import TasksAhead
+from torch_table_loader.fetch.fetcher import TasksAhead
 from torch_table_loader.planning.distinct import distinct
 from torch_table_loader.planning.pack_counts import PackCounts, sum_of
 from torch_table_loader.records import ReadTask, Segment

@@ -20,8 +20,7 @@ from torch.utils.data import get_worker_info
 from torch_table_loader.arrow.datatypes import is_variable, width_of
 from torch_table_loader.engine.machine import available_memory, place_on_this_node, ranks_on_this_node, usable_cpus
 from torch_table_loader.errors import ConfigError, OutOfMemoryError, StorageError
-from torch_table_loader.fetch.parts import PartsAhead, begin_parts, reading_parts
-from torch_table_loader.fetch.tasks_ahead import TasksAhead
+from torch_table_loader.fetch.fetcher import Fetcher, PartsAhead, TasksAhead, reading_parts
 from torch_table_loader.local_files import check_owned
 from torch_table_loader.messages import warn_caller
 from torch_table_loader.planning.splits import Chunks
@@ -43,7 +42,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from torch_table_loader.engine.table import Table
-    from torch_table_loader.fetch.fetcher import Fetcher
     from torch_table_loader.fetch.settings import FetchSettings
     from torch_table_loader.options import LoaderOptions
     from torch_table_loader.planning.splits import SegmentTable
@@ -207,7 +205,7 @@ class RowStoreHandle:
 
     def begin_fetching(self) -> Fetcher | None:
         """Return what fetches the rows of an epoch for all lanes; None where the store is on this machine."""
-        return None if self.url is None else begin_parts(self.url.storage, self._fetching)
+        return None if self.url is None else Fetcher(self.url.storage, iter(()), self._fetching)
 
     def windows(
         self,

@@ -21,7 +21,7 @@ from torch_table_loader.cancellation import Threads
 from torch_table_loader.engine.machine import usable_cpus
 from torch_table_loader.engine.row_store import check_owner
 from torch_table_loader.errors import ConfigError, StorageError, TableError
-from torch_table_loader.fetch.tasks_ahead import TasksAhead
+from torch_table_loader.fetch.fetcher import TasksAhead
 from torch_table_loader.messages import did_you_mean, progress_bar
 from torch_table_loader.planning.keys import derive_key
 from torch_table_loader.planning.splits import Chunks

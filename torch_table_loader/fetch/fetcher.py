@@ -10,7 +10,8 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import closing, contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -27,11 +28,12 @@ from torch_table_loader.fetch.fetch_stats import FetchStats
 from torch_table_loader.fetch.hedging import HedgePolicy
 from torch_table_loader.fetch.limit import MOST_REQUESTS, Flight, InFlightLimit
 from torch_table_loader.fetch.planned_read import PlannedRead, Request, Requests, Stage, joined
+from torch_table_loader.planning.requests import Piece
 
 if TYPE_CHECKING:
     from torch_table_loader.contracts import RangeStorage, Storage
     from torch_table_loader.fetch.settings import FetchSettings
-    from torch_table_loader.records import DataFile, FileVersion
+    from torch_table_loader.records import DataFile, FileNeeds, FileVersion
 
 _log = logging.getLogger(__name__)
 
@@ -404,6 +406,97 @@ def fetch_ahead(storage: Storage, plan: Iterator[PlannedRead], settings: FetchSe
         settings: how many bytes to fetch ahead, and what is cached.
     """
     return Fetcher(storage, plan, settings) if is_far(storage) and settings.applies_to(storage) else None
+
+
+class TasksAhead:
+    """Fetches what many tasks need ahead of the threads that run them, in the order of their numbers."""
+
+    def __init__(
+        self, storage: Storage, needs: Iterable[Callable[[], FileNeeds | None]], settings: FetchSettings
+    ) -> None:
+        """Start to fetch.
+
+        Args:
+            needs: for each task, a function that returns which bytes it needs.
+            settings: how many bytes to fetch ahead, and what is cached.
+        """
+        plan = (PlannedRead(number, number, 1, find) for number, find in enumerate(needs))
+        self._ahead = fetch_ahead(storage, plan, settings)
+
+    @contextmanager
+    def storage_of(self, number: int) -> Iterator[ReadStorage | None]:
+        """Yield the storage for a task, and release it at the end; None for the files' own storage."""
+        if self._ahead is None:
+            yield None
+            return
+        with closing(self._ahead.next_read(number)) as storage:
+            yield storage
+
+    def close(self) -> None:
+        """Stop fetching."""
+        if self._ahead is not None:
+            self._ahead.close()
+
+
+class FileParts:
+    """Parts of one file, taken in order; taking a part releases those before it."""
+
+    def __init__(self, fetcher: Fetcher, requests: Requests, rows_before: int) -> None:
+        """Request the parts.
+
+        Args:
+            fetcher: sends the requests, as far as its budget reaches.
+            rows_before: rows that are delivered before those of these parts.
+        """
+        self._fetcher = fetcher
+        self._requests = requests
+        self._task = fetcher.add(requests, rows_before)
+
+    def read(self, start: int, stop: int) -> Any:
+        """Wait for bytes of the parts, and return them.
+
+        Raises:
+            TableError: the file is missing or changed.
+            StorageError: the store failed, or nobody wants the parts any more.
+        """
+        return self._fetcher.read(self._requests, start, stop)
+
+    def close(self) -> None:
+        """Release what they hold, and cancel queued requests; threads that wait for them get a StorageError."""
+        self._fetcher.remove(self._task)
+
+
+class PartsAhead:
+    """Requests parts of a store's files (implements `store.remote_window.PartsReader`); threads share it."""
+
+    def __init__(self, fetcher: Fetcher, storage: RangeStorage) -> None:
+        """Start without requests.
+
+        Args:
+            fetcher: the epoch's fetcher; it may also fetch files of other stores.
+        """
+        self._fetcher = fetcher
+        self._storage = storage
+
+    def expect(self, needs: FileNeeds, rows_before: int) -> FileParts:
+        """Request parts of a file, with one request each.
+
+        Args:
+            needs: the parts; each of its groups has one range, and they are taken in this order.
+            rows_before: rows that are delivered before them: earlier rows are fetched earlier.
+
+        Raises:
+            StorageError: the epoch was abandoned meanwhile.
+        """
+        pieces = [Piece(tuple(group), range(number, number + 1)) for number, group in enumerate(needs.groups)]
+        return FileParts(self._fetcher, Requests(needs, pieces, self._storage), rows_before)
+
+
+@contextmanager
+def reading_parts(storage: RangeStorage, settings: FetchSettings) -> Iterator[PartsAhead]:
+    """Yield a reader of parts of a store's files, and close it at the end of the block."""
+    with closing(Fetcher(storage, iter(()), settings)) as fetcher:
+        yield PartsAhead(fetcher, storage)
 
 
 _LOOK_AGAIN_S = 0.05

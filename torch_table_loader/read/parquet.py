@@ -181,20 +181,17 @@ class ParquetFile:
         """
         calls: list[tuple[list[int], bool]] = []
         for group in groups:
-            whole = self._is_whole(group, max_rows)
+            whole = self.thins(group, max_rows)
             if whole or not calls or calls[-1][1]:
                 calls.append(([group], whole))
             else:
                 calls[-1][0].append(group)
         return calls
 
-    def _is_whole(self, group: int, max_rows: int) -> bool:
+    def thins(self, group: int, max_rows: int) -> bool:
+        """Whether a row group is read whole: see `ThinningFile.thins`."""
         num_rows = int(self._handle.metadata.row_group(group).num_rows)
         return max_rows < 2 * num_rows <= 2 * max_rows
-
-    def thins(self, group: int, max_rows: int) -> bool:
-        """Whether row groups are read one by one: see `ThinningFile.thins`."""
-        return self._is_whole(group, max_rows)
 
     def thinned(self, group: int, columns: Sequence[str], num_rows: int, kept: pa.Array | None) -> pa.RecordBatch:
         """Read a few columns at a time, and copy the rows that stay while caches hold them: see `ThinningFile`."""

@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from torch_table_loader.errors import ConfigError, StorageError, TableError, TableLoaderError
-from torch_table_loader.fetch.tasks_ahead import TasksAhead
+from torch_table_loader.fetch.fetcher import TasksAhead
 from torch_table_loader.local_files import new_file
 from torch_table_loader.messages import did_you_mean
 from torch_table_loader.read.tokenizers import RowFaultError

@@ -86,64 +86,38 @@ class LoaderKeywords(TypedDict, total=False):
 _FIELDS = {entry.name: entry for entry in fields(LoaderOptions)}
 
 _HERE: dict[str, tuple[str, ...]] = {
-    "batch_size": ("batch_rows", "bs", "rows_per_batch"),
-    "cache_bytes": ("cache_limit", "cache_size", "cache_size_limit", "max_cache_size"),
-    "cache_dir": ("cache", "cache_location", "local_cache"),
-    "collate_fn": ("collate", "map", "map_fn", "preprocess", "transform", "transform_fn", "transform_spec"),
-    "columns": ("features", "fields", "include_columns", "schema_fields", "selected_fields", "usecols"),
-    "decimals": ("decimal", "decimal_as"),
-    "decode": ("decode_fn", "decoder", "decoders"),
-    "device": ("pin_memory_device", "to"),
-    "drop_last": ("drop_last_batch", "drop_remainder"),
-    "epochs": ("max_epochs", "n_epochs", "num_epochs", "repeat", "reshuffle_each_epoch"),
-    "files": ("file_list", "filenames"),
+    "cache_bytes": ("cache_limit", "cache_size"),
+    "cache_dir": ("cache", "local"),
+    "catalog": ("catalog_name",),
+    "collate_fn": ("map_fn", "transform"),
+    "columns": ("features", "usecols"),
+    "device": ("pin_memory_device",),
+    "drop_last": ("drop_last_batch",),
+    "epochs": ("num_epochs", "repeat"),
     "scan_filter": ("row_filter",),
-    "filters": ("filter", "filter_expr", "predicate", "row_filter", "scan_filter", "where"),
-    "format": ("data_format", "file_format", "fmt", "input_format"),
-    "global_batch_size": ("total_batch_size",),
-    "micro_batches": (
-        *("accumulate_grad_batches", "accumulation_steps", "grad_accum_steps", "gradient_accumulation_steps"),
-        *("num_micro_batches", "num_microbatches"),
-    ),
+    "filters": ("filter", "predicate", "row_filter", "where"),
+    "format": ("file_format", "fmt"),
+    "micro_batches": ("gradient_accumulation_steps",),
     "mesh": ("device_mesh",),
-    "multiprocessing_context": ("mp_context", "start_method"),
-    "nulls": ("fill_null", "fillna", "na_value", "null_fill"),
-    "num_ranks": ("num_processes", "num_replicas", "num_shards", "process_count", "shard_count", "world_size"),
-    "num_workers": ("n_workers", "num_proc", "num_threads", "workers", "workers_count"),
-    "output_format": ("batch_format", "return_format", "return_type", "with_format"),
-    "partitioning": ("hive_partitioning", "partition", "partition_cols"),
-    "path": (
-        "data_dir",
-        "data_files",
-        "data_path",
-        "dataset_url",
-        "path_or_paths",
-        "paths",
-        "root",
-        "uri",
-        "url",
-        "urls",
-    ),
-    "prefetch_batches": ("prefetch", "prefetch_factor", "prefetch_size"),
-    "progress_interval": ("mininterval", "progress_interval_sec"),
-    "rank": ("cur_shard", "global_rank", "local_rank", "process_index", "shard_index"),
-    "shuffle_buffer_size": (
-        *("buffer_size", "local_shuffle_buffer_size", "shuffle_buffer", "shuffle_size", "shuffling_queue_capacity"),
-    ),
-    "shuffle_seed": ("data_seed", "generator", "random_seed", "random_state", "seed"),
-    "show_progress": ("progress", "progress_bar", "verbose"),
+    "multiprocessing_context": ("mp_context",),
+    "num_ranks": ("num_replicas", "num_shards", "world_size"),
+    "num_workers": ("num_proc", "num_threads"),
+    "output_format": ("batch_format", "with_format"),
+    "partitioning": ("hive_partitioning",),
+    "path": ("data_dir", "data_files", "paths", "urls"),
+    "prefetch_batches": ("prefetch", "prefetch_factor"),
+    "rank": ("local_rank", "shard_index"),
+    "shuffle_buffer_size": ("buffer_size", "shuffle_buffer"),
+    "shuffle_seed": ("generator", "random_state", "seed"),
+    "show_progress": ("progress", "verbose"),
     "snapshot_id": ("snapshot", "version"),
     "sources": ("datasets", "tables"),
-    "transforms": ("column_transforms",),
-    "stop": ("stop_on", "stopping_strategy"),
-    "storage_options": ("client_kwargs", "credentials", "fs_kwargs"),
-    "table": ("identifier", "name", "table_name"),
-    "catalog": ("catalog_name", "catalog_properties"),
-    "metadata_location": ("location", "metadata_file", "path"),
-    "weights": ("class_weights", "probabilities", "ratios", "sample_weights", "weight", "weight_column"),
-    "worker_type": ("backend", "worker_mode"),
+    "stop": ("stopping_strategy",),
+    "table": ("identifier", "table_name"),
+    "metadata_location": ("location", "path"),
+    "weights": ("probabilities", "sample_weights"),
 }
-"""By option: what others call it. The first option that a dataset takes is the one that a word means."""
+"""By option: what PyTorch and the nearest loaders call it. The first option that a dataset takes is the one meant."""
 
 _STORAGE = frozenset(
     {
@@ -164,7 +138,6 @@ _FIRST = (
     'itertools.islice(loader, n) takes the first n batches; with shuffle="rows", weights=Weights(samples=n) takes n '
     "other rows each epoch"
 )
-_PART = "filters=part_of(columns, shares, part) takes a part of the rows"
 
 _ANSWERS: dict[str, str] = {
     "batch_sampler": _ORDER,
@@ -175,21 +148,15 @@ _ANSWERS: dict[str, str] = {
     "timeout": "there is none for batches; those of S3 are connect_timeout and request_timeout in storage_options=",
     "in_order": "leave it out: batches always come in order",
     "dtype": "types are the table's; collate_fn= can convert them",
-    "data_format": _OWN_FORMATS,
     "file_format": _OWN_FORMATS,
     "fmt": _OWN_FORMATS,
     "format": _OWN_FORMATS,
     "limit": _FIRST,
     "limit_rows": _FIRST,
-    "max_rows": _FIRST,
     "num_samples": _FIRST,
-    "samples_per_epoch": _FIRST,
     "take": _FIRST,
-    "fraction": _PART,
-    "sample": _PART,
-    "subset": _PART,
+    "sample": "filters=part_of(columns, shares, part) takes a part of the rows",
     "filesystem": "pass a URL, such as s3://bucket/table, and storage_options=",
-    "fs": "pass a URL, such as s3://bucket/table, and storage_options=",
 }
 """By word: what there is instead of an option."""
 

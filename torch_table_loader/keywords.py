@@ -19,6 +19,7 @@ from torch_table_loader.options import BatchBy, EvenRanks, LoaderOptions, OnErro
 from torch_table_loader.pack import Pack
 from torch_table_loader.predicates.filter_text import filter_of
 from torch_table_loader.ragged import RaggedOption
+from torch_table_loader.source.store_options import OPTION_NAMES
 from torch_table_loader.weights import Weights
 
 
@@ -118,16 +119,6 @@ _HERE: dict[str, tuple[str, ...]] = {
     "weights": ("probabilities", "sample_weights"),
 }
 """By option: what PyTorch and the nearest loaders call it. The first option that a dataset takes is the one meant."""
-
-_STORAGE = frozenset(
-    {
-        *("access_key", "account_key", "account_name", "anon", "aws_access_key_id", "aws_secret_access_key"),
-        *("aws_session_token", "connection_string", "endpoint_override", "endpoint_url", "key", "profile", "region"),
-        *("region_name", "request_timeout", "requester_pays", "role_arn", "sas_token", "secret", "secret_key"),
-        *("session_token", "token", "connect_timeout"),
-    }
-)
-"""Options of file systems."""
 
 _ORDER = (
     "shuffle= and split_strategy= choose the order, and weights= how often each row comes; as_map() of a dataset with "
@@ -236,7 +227,7 @@ def _hint(name: str, call: str, takes: Collection[str]) -> str:
     meant = [option for option, words in _HERE.items() if word in words]
     if option := next((option for option in meant if option in takes), None):
         return f"here it is {option}={_NOTES.get(option, '')}"
-    if word in _STORAGE:
+    if word in OPTION_NAMES:
         if "storage_options" in takes:
             return f"it goes into storage_options={{{name!r}: ...}}"
         meant.append("storage_options")

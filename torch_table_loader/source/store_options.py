@@ -68,6 +68,9 @@ _ALIASES: Mapping[str, Mapping[str, str]] = {
 }
 """Other names of them."""
 
+OPTION_NAMES = frozenset().union(*_NAMES.values(), *_ALIASES.values())
+"""All names that an option of some object store has."""
+
 _PACKAGES: Mapping[str, tuple[str, Mapping[str, str]]] = {
     "s3": (
         "s3fs",

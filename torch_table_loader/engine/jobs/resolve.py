@@ -186,8 +186,10 @@ def refuse_shape(topology: Topology, options: LoaderOptions, planner: Planner) -
         ConfigError: names the option.
         ResumeError: rows that nobody counts, or that a strategy deals, cannot be even.
     """
-    even = topology.even_ranks
-    replace(options, shuffle_buffer_size=topology.shuffle_buffer_size, even_ranks=even, drop_last=topology.drop_last)
+    even, window, drop = topology.even_ranks, topology.shuffle_buffer_size, topology.drop_last
+    if (even, window, drop) == (options.even_ranks, options.shuffle_buffer_size, options.drop_last):
+        return
+    replace(options, shuffle_buffer_size=window, even_ranks=even, drop_last=drop)
     if even is not None and not (planner.strategy.cuts and planner.counted):
         raise ResumeError(
             f"the state is of a job with even_ranks={even!r}, which {planner.strategy.name} and count_filtered="

@@ -209,4 +209,4 @@ def test_each_row_group_is_counted_once_over_epochs(table: Path, watch: Watch) -
 
 def test_planning_leaves_no_client_open(table: Path) -> None:
     loader = make(table)
-    assert loader.dataset.table.storage._clients == {}
+    assert loader.dataset.table.storage._process.connection is None

@@ -199,8 +199,8 @@ def test_no_more_rows_are_decoded_ahead_than_explained(
     monkeypatch.setattr(TensorCodec, "decode", counting)
     loader = make(mode, tmp_path, batch_size=10, **options)
     dataset: Any = loader.dataset
-    items = getattr(dataset.job, "items", None)
-    stores = [rows.store.spec.num_bytes for rows in getattr(items, "sources", {}).values()]
+    sources = dataset.job.sources.values() if mode is MIXTURE else ()
+    stores = [rows.store.spec.num_bytes for rows in sources]
     stores += [dataset.job.store.memory_bytes] if mode is ROWS else []
     times = 2 if mode is MIXTURE else 1
     bound = (dataset.explain().memory_bound - sum(stores)) // dataset.job.row_bytes // times

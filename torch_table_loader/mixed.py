@@ -239,8 +239,10 @@ class MixedDataset(RankDataset):
         for name, dataset in self._sources.items():
             if name in saved.tables:
                 with of_source(name):
-                    reopened[name] = dataset._position.reopened(mixture.saved_source(name, saved))
-        return mixture.with_sources(reopened)
+                    source = dataset._position.reopened(mixture.saved_source(name, saved))
+                if source.tables[""] is not mixture.tables[name]:
+                    reopened[name] = source
+        return mixture.with_sources(reopened) if reopened else job
 
 
 def _mixture_of(job: Job) -> MixtureJob:

@@ -216,7 +216,7 @@ class MixedRows(MixtureJob, IndexedJob):
         total, shares = running_shares(saved, mixture)
         count = SampleCount.of_history(saved.epoch, saved.history)
         sources = {name: self._resumed(name, saved) for name in self.sources if name in saved.tables}
-        mixed, newest = self.with_sources(sources), self.weights.newest
+        mixed, newest = replace(self, sources={**self.sources, **sources}), self.weights.newest
         consumed, epoch = count.consumed, saved.epoch
         refuse_ended(consumed, total, ended=count.ended)
         versions = mixed._exclusions_of(epoch)

@@ -184,7 +184,8 @@ class Threads(Executor):
         self._most, self._name, self._joined = threads, name, joined
         self._left = False
         self._calls: SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = SimpleQueue()
-        self._threads: list[threading.Thread] = []
+        self._threads: list[tuple[threading.Thread, threading.Event]] = []
+        """Each with what it sets when it ends."""
         self._idle = threading.Semaphore(0)
 
     def submit(self, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> Future[T]:
@@ -192,8 +193,9 @@ class Threads(Executor):
         outcome = Future[T]()
         self._calls.put((outcome, partial(copy_context().run, self._call, fn, *args, **kwargs)))
         if not self._idle.acquire(blocking=False) and len(self._threads) < self._most:
-            thread = threading.Thread(target=self._run, name=self._name, daemon=True)
-            self._threads.append(thread)
+            ended = threading.Event()
+            thread = threading.Thread(target=self._run, args=(ended,), name=self._name, daemon=True)
+            self._threads.append((thread, ended))
             thread.start()
         return outcome
 
@@ -211,10 +213,13 @@ class Threads(Executor):
         for _ in self._threads:
             self._calls.put(None)
         end = time.monotonic() + LEAVE_S
-        for thread in self._threads:
-            thread.join(max(0.0, end - time.monotonic()) if self._left and not self._joined else None)
+        for thread, ended in self._threads:
+            # An interrupt may come while a thread begins: it cannot be joined then, or never begins.
+            waits = self._joined and thread.ident is not None
+            if ended.wait(max(0.0, end - time.monotonic()) if self._left and not waits else None):
+                thread.join()
 
-    def _run(self) -> None:
+    def _run(self, ended: threading.Event) -> None:
         while (given := self._calls.get()) is not None:
             outcome, call = given
             if self._left or not outcome.set_running_or_notify_cancel():
@@ -225,6 +230,7 @@ class Threads(Executor):
                 outcome.set_exception(error)
             del given, outcome, call  # what they hold must not live until the next one comes
             self._idle.release()
+        ended.set()
 
     def _call(self, fn: Callable[..., T], *args: Any, **kwargs: Any) -> T:
         with cancellable(lambda: self._left), nullcontext() if self._joined else unattended():

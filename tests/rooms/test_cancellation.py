@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import weakref
+from _thread import start_new_thread
 from contextvars import copy_context
 
 import pytest
@@ -33,6 +34,28 @@ def test_results_come_in_order_and_errors_where_they_belong() -> None:
 
 def check_timeout() -> None:
     raise TimeoutError("of the call itself")
+
+
+@pytest.mark.parametrize("joined", [False, True])
+@pytest.mark.parametrize("begins", [False, True])
+def test_an_interrupt_in_the_start_of_a_thread_ends_the_block(
+    monkeypatch: pytest.MonkeyPatch, begins: bool, joined: bool
+) -> None:
+    def interrupted(thread: threading.Thread) -> None:
+        if begins:  # as Thread.start does, before it waits
+            threading._limbo[thread] = thread  # type: ignore[attr-defined]
+            start_new_thread(thread._bootstrap, ())  # type: ignore[attr-defined]
+        raise KeyboardInterrupt
+
+    def leave_early() -> None:
+        with Threads(2, "begins", joined=joined) as pool:
+            pool.submit(abs, -1)
+
+    monkeypatch.setattr(threading.Thread, "start", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        leave_early()
+    monkeypatch.undo()
+    until(lambda: not [thread for thread in threading.enumerate() if thread.name == "begins"])
 
 
 def test_a_block_that_fails_leaves_behind_who_only_asks() -> None:

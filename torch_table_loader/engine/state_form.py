@@ -215,12 +215,14 @@ _SAMPLES = (*_NEWEST, _COUNT, _COUNT, _listed(_EXTENT))
 
 
 def _dealt(*begins: _Form) -> _Form:
-    stage = _record(*begins, *_SHAPE, _whole(1, MOST_ROWS), _COUNT, _flag, _named(_record(_text, _COUNT)))
+    ranks, lanes, size, _, *rest = _SHAPE
+    shape = (ranks, lanes, size, _one_of(None), *rest, _whole(1, MOST_ROWS))  # no windows, but micro-batches
+    stage = _record(*begins, *shape, _COUNT, _flag, _named(_record(_text, _COUNT)))
 
     def check(value: Any, at: str) -> None:
         stage(value, at)
-        ranks, lanes, size = value[2:5]
-        if ranks * max(lanes, size) > _MOST_PLACES:
+        of_ranks, of_lanes, rows = value[2:5]
+        if of_ranks * max(of_lanes, rows) > _MOST_PLACES:
             _refuse(at, f"of a job with at most {_MOST_PLACES} rows of a step and as many workers", value[2:5])
 
     return check

@@ -274,6 +274,14 @@ def test_strings_of_any_layout(tmp_path: Path, kind: pa.DataType) -> None:
     assert [row["input_ids"] for row in rows_of(tmp_path / "out")] == words(["a b", "", "c"])
 
 
+def test_a_row_without_text_has_no_tokens_even_if_the_tokenizer_begins_every_text_with_one(tmp_path: Path) -> None:
+    table = write_texts(tmp_path, ["a", None, ""])
+    tokenize_table(
+        opened(table), tmp_path / "out", lambda given: [[7, *map(ord, text)] for text in given], nulls="empty"
+    )
+    assert [row["input_ids"] for row in rows_of(tmp_path / "out")] == [[7, ord("a")], [], [7]]
+
+
 # ---- options ---------------------------------------------------------------------------------------------
 
 

@@ -1,4 +1,4 @@
-"""What must fit in the state of a mixture: kind, options, and weights that somebody can have asked for."""
+"""Checks of the state of a mixture: its kind, its options, and whether a caller can have asked for its weights."""
 
 from __future__ import annotations
 

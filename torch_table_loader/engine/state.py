@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 State: TypeAlias = Mapping[str, Any]
 
 Kind: TypeAlias = Literal["splits", "items"]
-"""What a job takes, and its history counts."""
+"""What a job takes, and what its history counts."""
 
 Weights: TypeAlias = dict[str, int] | str
 """Weights by the name of the source; or the word for those of what is left of each source."""

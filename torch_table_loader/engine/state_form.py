@@ -207,16 +207,23 @@ _SHAPE = (
     _one_of(None, "balance", "drop", "pad"),
     _flag,
 )
-"""A topology's, place by place, micro-batches left out: a stream alone has none."""
+"""The forms of a topology's values, in order, without micro-batches, which a single stream does not have."""
 _PAST = (_whole(1), _one_of(False))
-"""The steps of a stage that is over, and that no rank has ended there."""
+"""How an earlier stage begins: it has steps, and no rank ended in it."""
 _NEWEST = (_COUNT, _flag)
 _SAMPLES = (*_NEWEST, _COUNT, _COUNT, _listed(_EXTENT))
 
 
 def _dealt(*begins: _Form) -> _Form:
     ranks, lanes, size, _, *rest = _SHAPE
-    shape = (ranks, lanes, size, _one_of(None), *rest, _whole(1, MOST_ROWS))  # no windows, but micro-batches
+    shape = (
+        ranks,
+        lanes,
+        size,
+        _one_of(None),
+        *rest,
+        _whole(1, MOST_ROWS),
+    )  # micro-batches, no windows
     stage = _record(*begins, *shape, _COUNT, _flag, _named(_record(_text, _COUNT)))
 
     def check(value: Any, at: str) -> None:

@@ -86,20 +86,15 @@ class KeptDocuments(TokenStage):
         return [pa.concat_arrays([self._tokens_of(texts, first) for first in range(0, len(texts), _TEXTS) or [0]])]
 
     def _tokens_of(self, texts: Sequence[str | None], first: int) -> pa.Array:
-        """Return the tokens of some texts as lists; a null has none."""
-        own = texts[first : first + _TEXTS]
-        rows = [row for row, text in enumerate(own) if text is not None]
+        """Return the tokens of some texts as lists."""
         tokenizer = self._tokenizer
         assert tokenizer is not None  # noqa: S101 asked only then
         try:
             with self._lock:  # few tokenizers bear two threads at once
-                ids, made = tokenizer.ids([own[row] or "" for row in rows], "uint32", "use another tokenizer")
+                return tokenizer.lists(texts[first : first + _TEXTS], "uint32", "use another tokenizer")
         except RowFaultError as error:
-            row = first + rows[error.row]
+            row = first + error.row
             raise TableError(f"column {self.pack.tokens!r}, row {row} of this batch: {error.message}") from error
-        offsets = np.zeros(len(own) + 1, dtype=np.int64)
-        offsets[1:][rows] = made
-        return pa.LargeListArray.from_arrays(pa.array(np.cumsum(offsets)), pa.array(ids.astype(np.uint32)))
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave out what each process makes for itself: a tokenizer that has a name, and the lock."""

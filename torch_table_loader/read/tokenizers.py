@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, SupportsIndex, TypeAlias
 
 import numpy as np
+import pyarrow as pa
 
 from torch_table_loader.errors import ConfigError, ConfigTypeError, MissingExtraError
 from torch_table_loader.messages import did_you_mean
@@ -50,17 +51,28 @@ class Tokenizer:
     encode: Encode
     vocabulary: int | None = None
 
-    def ids(self, texts: list[str], id_type: str, remedy: str) -> tuple[NDArray[np.int64], list[int]]:
-        """Return the ids of some texts behind one another, and how many each text has.
+    def lists(self, texts: Sequence[str | None], id_type: str, remedy: str) -> pa.LargeListArray:
+        """Return the ids of some texts as lists; a null has none.
 
         Args:
-            id_type: that all ids must fit into.
+            id_type: of the ids, all of which must fit into it.
             remedy: what the caller may do where one does not.
 
         Raises:
             RowFaultError: an id does not fit.
             ConfigError: the tokenizer failed, or returned something else than lists of ids.
         """
+        rows = [row for row, text in enumerate(texts) if text is not None]
+        try:
+            ids, sizes = self._ids([texts[row] or "" for row in rows], id_type, remedy)
+        except RowFaultError as error:
+            raise RowFaultError(rows[error.row], error.message) from None
+        offsets = np.zeros(len(texts) + 1, dtype=np.int64)
+        offsets[1:][rows] = sizes
+        return pa.LargeListArray.from_arrays(pa.array(np.cumsum(offsets)), pa.array(ids.astype(id_type)))
+
+    def _ids(self, texts: list[str], id_type: str, remedy: str) -> tuple[NDArray[np.int64], list[int]]:
+        """Return the ids of some texts behind one another, and how many each text has."""
         try:
             lists = self.encode(texts) if texts else []
         except Exception as error:

@@ -10,7 +10,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
@@ -92,17 +91,12 @@ class TokenForm:
         elif texts.null_count and self.nulls == "error":
             row = pc.is_null(texts).index(True).as_py()
             raise RowFaultError(row, f'the column {self.column!r} is null; pass nulls="drop" or nulls="empty"')
-        given = ["" if text is None else text for text in batch.column(self.column).to_pylist()]
-        ids = self._ids(given, tokenizer)
+        lists = tokenizer.lists(batch.column(self.column).to_pylist(), self.id_type, "pass another dtype")
+        ids = pa.ListArray.from_arrays(lists.offsets.cast(pa.int32()), lists.values, type=self._list_type)
         columns = {name: batch.column(name) for name in batch.schema.names} | {self.ids: ids}
         if self.lengths is not None:
             columns[self.lengths] = pc.list_value_length(ids).cast(pa.int32())
         return pa.RecordBatch.from_arrays([columns[name] for name in schema.names], schema=schema)
-
-    def _ids(self, texts: list[str], tokenizer: Tokenizer) -> pa.Array:
-        ids, sizes = tokenizer.ids(texts, self.id_type, "pass another dtype")
-        offsets = pa.array(np.cumsum([0, *sizes]), type=pa.int32())
-        return pa.ListArray.from_arrays(offsets, pa.array(ids.astype(self.id_type)), type=self._list_type)
 
 
 class PartCounts(NamedTuple):

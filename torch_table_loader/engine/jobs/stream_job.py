@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, ClassVar, TypeAlias
 
 import numpy as np
 import pyarrow as pa
+from typing_extensions import override
 
 from torch_table_loader.arrow.token_rows import ids_under
 from torch_table_loader.engine.jobs.job import Job
@@ -87,13 +88,13 @@ class StreamJob(Job):
     stage: RowStage | None = None
 
     @property
+    @override
     def tables(self) -> Mapping[str, Table]:
-        """The table, under the name ""."""
         return {"": self.table}
 
     @cached_property
+    @override
     def bound(self) -> Bound:
-        """The table and the options that a state of the job is bound to."""
         own = bound(self.table, self.reader.schema, self.options, self.strategy.name, self.splits_digest)
         # Counts are cached under the key alone: the order inside a block does not change them.
         order = "-shuffled" if self._orders_blocks else ""
@@ -107,39 +108,40 @@ class StreamJob(Job):
         return self.stage is not None and self.stage.orders_blocks and bool(self.options.shuffle)
 
     @property
+    @override
     def counted(self) -> bool:
-        """Whether live rows are known before reading."""
         return self.planner.counted
 
+    @override
     def with_lanes(self, lanes: int) -> StreamJob:
-        """Return the same job with another number of lanes."""
         if lanes == self.topology.lanes:
             return self
         planner = self.planner.with_lanes(lanes)
         return replace(self, planner=planner, topology=planner.topology)
 
+    @override
     def close_clients(self) -> None:
-        """Close this process's client of the table's store."""
         self.table.storage.close()
 
+    @override
     def extents(self, saved: SavedState) -> Collection[Extent]:
-        """What the table was in earlier parts of a state's epoch; see `Job.extents`."""
         if saved.kind != self.kind or not saved.history:
             return ()
         return self._saved_position(saved).extents
 
+    @override
     def grown_from(self, files_of: Mapping[Extent, NDArray[np.int64]]) -> StreamJob:
-        """Return the same job, which continues from states of the table as it was; see `Job.grown_from`."""
         return replace(self, planner=self.planner.grown_from(files_of)) if files_of else self
 
-    def saved_tables(self, position: StreamPosition) -> dict[str, SavedTable]:  # noqa: ARG002 see `Job.saved_tables`
-        """Return what a state says of the table."""
+    @override
+    def saved_tables(self, position: StreamPosition) -> dict[str, SavedTable]:
         return {"": SavedTable(self.bound.table, self.bound.options)}
 
     def _saved_position(self, saved: SavedState) -> StreamPosition:
         refuse_other_kind(self.kind, saved)
         return StreamPosition.of_history(saved.epoch, saved.history)
 
+    @override
     def resume(self, saved: SavedState) -> tuple[StreamJob, StreamPosition]:
         """Return the job that continues from a state, and where; see `Job.resume`.
 
@@ -206,13 +208,14 @@ class StreamJob(Job):
             return True
         return self.planner.counted and 0 < position.stage.steps >= self.planner.longest(position)
 
+    @override
     def start(self, epoch: int) -> StreamPosition:
         """Return the start of an epoch; where rows are not counted, of this rank alone."""
         start = StreamPosition.at(epoch, self._topology_at(epoch, 0))
         return start if self.planner.counted else replace(start, rank=self.rank)
 
+    @override
     def kept_shape(self, position: StreamPosition) -> bool:
-        """Return whether all steps of the epoch before a position were those of this topology."""
         stages, before = (*position.past, position.stage), 0
         for stage in stages:
             if stage.topology != self._topology_at(position.epoch, before):
@@ -220,8 +223,8 @@ class StreamJob(Job):
             before += stage.steps
         return True
 
+    @override
     def next_stage(self, position: StreamPosition) -> StreamPosition:
-        """Return the position with a new stage for the steps that come."""
         return position.on(self._topology_at(position.epoch, position.steps_taken), anew=True)
 
     def _topology_at(self, epoch: int, step: int) -> Topology:
@@ -231,10 +234,11 @@ class StreamJob(Job):
             return self.topology
         return replace(self.topology, batch_size=self.options.batch_size * pack.length_at(epoch, step)[0])
 
+    @override
     def schema(self, position: StreamPosition) -> pa.Schema:
-        """The Arrow schema of what comes out."""
         return with_padding(self.columns, marks=self.planned(position).marks_padding)
 
+    @override
     def planned(self, position: StreamPosition) -> PlannedStream:
         """Plan a stage of an epoch for this rank; of one that another topology has finished, nothing is left."""
         if position.stage.topology == self._topology_at(position.epoch, position.steps_before):
@@ -248,12 +252,8 @@ class StreamJob(Job):
         nothing = RankPlan(empty, Runs.of([]), self.topology.batch_size, 0)
         return replace(whole, plan=nothing, windows=(), longest=position.stage.steps)
 
+    @override
     def work(self, position: StreamPosition) -> StreamWork:
-        """Return a value that threads and processes can work on.
-
-        Args:
-            position: the epoch and its past stages.
-        """
         planned, reader = self.planned(position), self.reader
         if (order := self._order_of_packs(position.epoch)) is not None:
             reader = reader.in_order_of(order)
@@ -268,8 +268,8 @@ class StreamJob(Job):
             fetching=self.fetching,
         )
 
+    @override
     def rows_of(self, position: StreamPosition, step: int, most: int | None = None) -> Sequence[RowSpan | LiveSpan]:
-        """Return which rows a batch delivers; see `TableLoader.rows_of`."""
         planned = self.planned(position)
         key = (self.topology.shuffle_buffer_size, self.options.shuffle_seed, position.epoch)
         about = planned.plan, planned.segments, planned.windows, key
@@ -300,15 +300,15 @@ class StreamJob(Job):
     def _order_of_packs(self, epoch: int) -> Key | None:
         return derive_key(self.options.shuffle_seed, epoch, "packs") if self._orders_blocks else None
 
+    @override
     def file_of(self, position: StreamPosition) -> str | None:
-        """Return the name of the file that the newest batch is of; see `TableLoader.current_file`."""
         self._check_batches_end_with_files("current_file")
         planned = self.planned(position)
         taken = min(position.stage.steps, planned.plan.steps)
         return file_of_batch(planned.plan, planned.segments, planned.windows, taken - 1) if taken else None
 
+    @override
     def step_of_file(self, epoch: int, file: str) -> int:
-        """Return the step in which the first rank comes to a file; see `TableLoader.seek`."""
         self._check_batches_end_with_files("seek(file=...)")
         names = [each.name for each in self.table.layout.files]
         if file not in names:
@@ -325,12 +325,12 @@ class StreamJob(Job):
         if self.options.batch_by != "file":
             raise ConfigError(f'{what} needs batches that each come from one file; pass batch_by="file"')
 
+    @override
     def refuse_nulls(self) -> None:
-        """Refuse columns in which statistics prove a null, and the output cannot hold one."""
         codec_of(self.table, self.columns, columns_of(self.table, self.options), self.options)
 
+    @override
     def warn_of_uneven_steps(self) -> None:
-        """Warn if ranks take different numbers of steps, which hangs a job that synchronises each step."""
         if self.topology.num_ranks == 1 or self.options.even_ranks is not None or self.strategy.form == "generator":
             return
         remedy = 'pass even_ranks="balance" (or "drop", "pad")' if self.strategy.cuts else "let the strategy even them"
@@ -346,8 +346,8 @@ class StreamJob(Job):
                 f"{remedy}"
             )
 
+    @override
     def explain(self, epoch: int) -> Explanation:
-        """Return the plan of an epoch and the reasons for it."""
         planner = self.planner
         start = self.start(epoch)
         planned = planner.plan(start, self.rank)

@@ -100,7 +100,7 @@ class FixedDecoder(Decoder):
 
     @property
     def refuses_null(self) -> bool:
-        """Whether its cell does."""
+        """Whether a null, at whatever depth, is an error of its cell."""
         return self.cell.refuses_null
 
     def into(self, array: pa.Array, sink: list[Any], seen: set[int]) -> None:
@@ -284,7 +284,7 @@ class StructDecoder(Decoder):
 
     @property
     def refuses_null(self) -> bool:
-        """Whether a child does."""
+        """Whether a null, at whatever depth, is an error of a child."""
         return any(child.refuses_null for child in self.children)
 
     def into(self, array: pa.Array, sink: list[Any], seen: set[int]) -> None:

@@ -446,7 +446,11 @@ class Beside:
         self._batch: pa.RecordBatch | None = None
 
     def rows(self, start: int, stop: int) -> Iterator[tuple[int, pa.RecordBatch]]:
-        """Yield the rows `start` to `stop` of the file, which are behind those before, and the place of the first."""
+        """Yield the rows `start` to `stop` of the file piece by piece, each with the place of its first row.
+
+        Args:
+            start: at or after the `stop` of the call before.
+        """
         if self._source is None:
             self._source = self._stack.enter_context(closing_stream(self._open()))
         row = start

@@ -131,7 +131,7 @@ class RecordLayout:
     @cached_property
     def heap_schema(self) -> pa.Schema:
         """The columns that records do not hold, as they are stored."""
-        return pa.schema([pa.field(f"c{column}", plain_type(self.schema.types[column])) for column in self.heap])
+        return pa.schema([pa.field(heap_name(column), plain_type(self.schema.types[column])) for column in self.heap])
 
     @cached_property
     def groups(self) -> tuple[Group, ...]:
@@ -211,10 +211,6 @@ class Encoded:
             self._fill(block, start)
             yield start, block
 
-    def fill(self, records: Bytes) -> None:
-        """Write the records, uint8[num_rows, width]; bytes between columns are left unchanged."""
-        self._fill(records, 0)
-
     def _fill(self, records: Bytes, first: int) -> None:
         """Write the records of the rows from one on.
 
@@ -256,6 +252,11 @@ class Encoded:
                     stop = slot.offset + slot.kind.width * slot.kind.count
                     alone.append((records[:, slot.offset : stop].view(bare.dtype), bare))
         return together, alone
+
+
+def heap_name(column: int) -> str:
+    """Return the name of a column in a heap."""
+    return f"c{column}"
 
 
 def fixed_type(kind: pa.DataType) -> FixedType | None:

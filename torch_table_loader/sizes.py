@@ -53,11 +53,9 @@ class Sizes:
     list_indices: int = 1 << 20
     """Values of lists whose indices are in memory at a time."""
 
-    record_block_bytes: int = 1 << 20
-    """Bytes of records that are filled before they are written elsewhere: they stay in a core's caches until then."""
-
-    record_fill_bytes: int = 1 << 19
-    """Bytes of records that are filled at a time: with the same values by column they fit a core's second cache."""
+    record_block_bytes: int = 1 << 19
+    """Bytes of records that are filled before they are written: with the same values by column they fit a core's
+    second cache."""
 
     record_block_rows: int = 64
     """Rows of such blocks at the least, however wide they are."""

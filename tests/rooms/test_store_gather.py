@@ -134,8 +134,7 @@ def test_blocks_of_records_have_the_bytes_of_each_column(
         for slot in (layout.slots[number] for number in group.slots)
     )
     encoded = Encoded(layout, rows, values, None, frozenset())
-    fill, whole_block = block * layout.width // 2, block * layout.width
-    with small_sizes(record_fill_bytes=fill, record_block_bytes=whole_block, record_block_rows=1):
+    with small_sizes(record_block_bytes=block * layout.width, record_block_rows=1):
         pieces = [(start, records.copy()) for start, records in encoded.blocks()]
     assert [start for start, _ in pieces] == list(range(0, rows, block))
     whole = np.concatenate([np.zeros((0, layout.width), np.uint8), *(each for _, each in pieces)])

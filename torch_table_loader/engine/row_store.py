@@ -7,7 +7,7 @@ import multiprocessing
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from torch_table_loader.options import LoaderOptions
     from torch_table_loader.planning.splits import SegmentTable
     from torch_table_loader.read.tasks import TaskReader
+    from torch_table_loader.records import ReadTask
     from torch_table_loader.store.list_values import Spans
     from torch_table_loader.store.remote import RemoteRows
 
@@ -60,19 +61,6 @@ _NOT_IN_MEMORY = "the row store is not in memory, though it is within row_store_
 _log = logging.getLogger(__name__)
 
 CACHE_VARIABLE = "TORCH_TABLE_LOADER_CACHE"
-
-
-@dataclass(frozen=True, slots=True)
-class _InFiles:
-    """A store in files, which takes the place of one in memory where that does not fit.
-
-    Args:
-        spec: what the store holds, in these chunks.
-    """
-
-    place: Path
-    chunks: Chunks
-    spec: StoreSpec
 
 
 class RowStoreHandle:
@@ -135,14 +123,15 @@ class RowStoreHandle:
         self.note = ""
         """Why the store is not in memory, though the options let it be."""
         self._part_of_memory = 1.0 if options.row_store == "memory" else _SHARE_OF_MEMORY
-        self._instead: _InFiles | None = None
+        self._instead: tuple[Path, Chunks, StoreSpec] | None = None
+        """The store in files that takes the place of one in memory where that does not fit."""
         self._chunks = chunks
         self.place = self._choose(options, fork_safe=bool(getattr(table.storage, "fork_safe", False)))
         if self.place is not None and sys.platform == "win32":
             raise ConfigError('row stores in files need Linux or macOS; pass row_store="memory" with threads')
         if self.place is None:
             if options.row_store is None:
-                self._instead = _InFiles(default_folder() / self.spec.name, chunks, self.spec)
+                self._instead = (default_folder() / self.spec.name, chunks, self.spec)
             # A chunk in memory leaves no file behind: threads that take smaller ones end closer together.
             self._chunks = Chunks.of(segments, max(1, sizes().store_chunk_bytes // 2 // row_bytes))
             self.spec = replace(self.spec, chunk_rows=self._chunks.rows)
@@ -262,7 +251,7 @@ class RowStoreHandle:
             if self._instead is None:
                 raise
             self.note = _NOT_IN_MEMORY.format(error)
-        self.place, self._chunks, self.spec = self._instead.place, self._instead.chunks, self._instead.spec
+        self.place, self._chunks, self.spec = self._instead
         self.built.clear()
         _log.warning("%s; it is built in %s", self.note, self.place)
         return self._in_files(self.place, threads)
@@ -324,13 +313,7 @@ class RowStoreHandle:
 
     def _read(self, chunk: int) -> Iterator[pa.RecordBatch]:
         self.built.append(chunk)
-        reader, tasks = self._reader, self._chunks.tasks(chunk)
-        fetching = self._fetching.shared_by(usable_cpus())  # each thread builds a chunk
-        ahead = TasksAhead(reader.storage, [partial(reader.needs, task) for task in tasks], fetching)
-        with closing(ahead):
-            for number, task in enumerate(tasks):
-                with ahead.storage_of(number) as storage:
-                    yield from reader.read(task, storage)
+        return read_tasks(self._reader, self._chunks.tasks(chunk), self._fetching)
 
     def build_share(self, place: Path, threads: int) -> list[int]:
         """Build the store in a folder together with all who are at it; return the chunks that this process built.
@@ -373,6 +356,15 @@ class RowStoreHandle:
             warn_caller(
                 "a row store in memory is built again in each process that is not forked; pass row_store= a directory"
             )
+
+
+def read_tasks(reader: TaskReader, tasks: Sequence[ReadTask], fetching: FetchSettings) -> Generator[pa.RecordBatch]:
+    """Yield the rows of a chunk, where each thread of this process reads a chunk."""
+    needs = [partial(reader.needs, task) for task in tasks]
+    with closing(TasksAhead(reader.storage, needs, fetching.shared_by(usable_cpus()))) as ahead:
+        for number, task in enumerate(tasks):
+            with ahead.storage_of(number) as storage:
+                yield from reader.read(task, storage)
 
 
 def default_folder() -> Path:

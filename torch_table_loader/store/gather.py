@@ -15,7 +15,7 @@ from torch_table_loader.arrow.datatypes import plain_type
 from torch_table_loader.arrow.sound import sound_text
 from torch_table_loader.errors import OutOfMemoryError
 from torch_table_loader.sizes import sizes
-from torch_table_loader.store.list_rows import ListPart, copies_lists, take_lists
+from torch_table_loader.store.list_rows import copies_lists, take_lists
 from torch_table_loader.store.spec import IDS, NULLS, RECORDS
 
 if TYPE_CHECKING:
@@ -235,7 +235,7 @@ class StoredRows:
         for number in range(len(wanted)):
             arrays = [batch.column(number) for batch, _, _ in parts]
             if copies_lists(kind := arrays[0].type) and not any(array.values.null_count for array in arrays):
-                lists = [ListPart(array, *rest) for array, (_, *rest) in zip(arrays, parts, strict=True)]
+                lists = [(array, local, rows) for array, (_, local, rows) in zip(arrays, parts, strict=True)]
                 columns.append(take_lists(kind, lists, len(taking)))
             else:
                 taken = [array.take(some) for array, some in zip(arrays, indices, strict=True)]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -22,20 +22,6 @@ _LONG = 48
 """From this many values a list on, copying each list costs less than computing the index of each value."""
 
 
-class ListPart(NamedTuple):
-    """Lists of one array.
-
-    Args:
-        array: an array of a type that `copies_lists` accepts.
-        places: int64[n] the rows to take.
-        rows: int64[n] their rows in the result.
-    """
-
-    array: pa.Array
-    places: Ints
-    rows: Ints
-
-
 def copies_lists(kind: pa.DataType) -> bool:
     """Return whether lists of a type are copied here: those with whole bytes for each value.
 
@@ -48,12 +34,12 @@ def copies_lists(kind: pa.DataType) -> bool:
     return pt.is_primitive(item) and not pt.is_boolean(item)
 
 
-def take_lists(kind: pa.DataType, parts: Sequence[ListPart], num_rows: int) -> pa.Array:
+def take_lists(kind: pa.DataType, parts: Sequence[tuple[pa.Array, Ints, Ints]], num_rows: int) -> pa.Array:
     """Return the rows of some arrays in another order, in new memory.
 
     Args:
         kind: their type, which `copies_lists` accepts; no value inside a list is null.
-        parts: the rows; together they fill the result.
+        parts: an array, which rows of it to take, and their rows in the result, which all parts together fill.
 
     Raises:
         pa.ArrowInvalid: the values do not fit in one array.

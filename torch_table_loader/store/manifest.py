@@ -119,15 +119,10 @@ class Manifest:
         return sum(length for length, *_ in self.files.values())
 
     @property
-    def codes_width(self) -> int:
-        """Bytes of a row's codes."""
-        return 4 * len(self.codes)
-
-    @property
     def row_widths(self) -> dict[str, int]:
         """The bytes of a row in each file that has a record for each row; 0 if there is no such file."""
         layout = self.layout
-        widths = {RECORDS: layout.width, NULLS: layout.null_width, IDS: 8, CODES: self.codes_width}
+        widths = {RECORDS: layout.width, NULLS: layout.null_width, IDS: 8, CODES: 4 * len(self.codes)}
         return {name: width if name in self.files else 0 for name, width in widths.items()}
 
     @property
@@ -324,9 +319,9 @@ def _check_sizes(manifest: Manifest) -> None:
     itemsize = layout.value_dtype.itemsize
     wanted = {name: rows * width for name, width in manifest.row_widths.items()}
     wanted[LENGTHS] = 8 * (blocks + 1) + width * SUMMED * blocks
-    own = {LENGTHS} if manifest.flat else set()
-    own |= {CODES, WORDS} if manifest.codes else set()
-    fits = manifest.whole.keys() == own and (width in (1, 2, 4, 8) or not (manifest.flat and rows))
+    whole = {LENGTHS} if manifest.flat else set()
+    whole |= {CODES, WORDS} if manifest.codes else set()
+    fits = manifest.whole.keys() == whole and (width in (1, 2, 4, 8) or not (manifest.flat and rows))
     for chunk, part in enumerate(parts):
         own = {RECORDS}
         if layout.heap:

@@ -9,6 +9,7 @@ import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -143,15 +144,16 @@ class Manifest:
         return frozenset(column for part in self.parts for column in part.null_columns)
 
     @cached_property
-    def sums(self) -> list[Summed]:
-        """Everything that has a checksum."""
-        found = [Summed(name, name, 0, self.files[name][0], checksum) for name, checksum in self.whole.items()]
+    def sums(self) -> dict[str, list[Summed]]:
+        """By file, the parts of it that have a checksum."""
+        found = {name: [Summed(name, name, 0, self.files[name][0], known)] for name, known in self.whole.items()}
         widths, row = self.row_widths, 0
         for chunk, part in enumerate(self.parts):
             for name, checksum in part.sums.items():
                 width = widths.get(name)
                 start, length = (0, self.files[name][0]) if width is None else (row * width, part.rows * width)
-                found.append(Summed(f"chunk {chunk} of {name}", name, start, length, checksum))
+                own = found.setdefault(name, [])
+                own.append(Summed(f"chunk {chunk} of {name}", name, start, length, checksum))
             row += part.rows
         return found
 
@@ -165,9 +167,10 @@ class Manifest:
             share: the number of this process among those that share the work, and how many there are; None leaves
                 what is not small to others.
         """
-        sums, heaps = self.sums, () if self.heap_names else {heap_file(chunk) for chunk in range(len(self.parts))}
-        small = [part for part in sums if part.name in _ALWAYS]
-        others = [part for part in sums if part.name not in (*_ALWAYS, *_SELDOM, *heaps)]
+        heaps = () if self.heap_names else map(heap_file, range(len(self.parts)))
+        left_out = {*_ALWAYS, *_SELDOM, *heaps}
+        others = [part for name, parts in self.sums.items() if name not in left_out for part in parts]
+        small = [part for name in _ALWAYS for part in self.sums.get(name, ())]
         return small if share is None else [*small, *others[share[0] :: share[1]]]
 
 
@@ -286,7 +289,7 @@ def check_store(place: Path, manifest: Manifest, *, contents: bool, threads: int
         touched = touched or times != [now.st_mtime_ns, now.st_ctime_ns]
     if touched or contents:
         with Threads(threads, "table-loader-verify", joined=True) as pool:
-            list(pool.map(lambda part: _compare_file(place, part, origin), manifest.sums))
+            list(pool.map(lambda part: _compare_file(place, part, origin), chain.from_iterable(manifest.sums.values())))
     return touched
 
 
@@ -334,7 +337,7 @@ def _check_sizes(manifest: Manifest) -> None:
     for name, (length, *_) in files.items():
         if length != wanted.get(name, length if name == WORDS else None):
             raise ValueError(f"{name} has {length} bytes")
-    if not fits or {part.name for part in manifest.sums} - {*files}:
+    if not fits or manifest.sums.keys() - files.keys():
         raise ValueError("its chunks do not fit its files")
 
 

@@ -117,16 +117,16 @@ class RemoteFiles:
         file = DataFile(path, path, self.versions[name], "row store")
         return reader.expect(FileNeeds(file, tuple((part,) for part in parts)), rows_before)
 
-    def whole(self, ask: Ask, name: str) -> Callable[[], Any]:
-        """Request a whole file; return what waits for it, and compares its checksum."""
+    def whole(self, ask: Ask, name: str, made: Callable[[Any], T]) -> Callable[[], T]:
+        """Request a whole file; return what waits for it, compares its checksum, and returns what is made of it."""
         stop = self.manifest.files[name][0]
         parts = ask(name, _requests(0, stop))
 
-        def take() -> Any:
+        def take() -> T:
             with closing(parts):
                 data = parts.read(0, stop)
-            compare([part for part in self.manifest.sums if part.name == name], {name: data}, self.origin)
-            return data
+                compare(self.manifest.sums[name], {name: data}, self.origin)
+                return made(data)
 
         return take
 
@@ -154,14 +154,13 @@ class RemoteFiles:
 
     def heap(self, ask: Ask, chunk: int, rows: Ints) -> Callable[[], list[pa.RecordBatch]]:
         """Request a chunk's heap; return what waits for it, and keeps some of its rows."""
-        whole = self.whole(ask, heap_file(chunk))
 
-        def take() -> list[pa.RecordBatch]:
-            table = pa.Table.from_batches(heap_batches(self.manifest, chunk, whole(), self.origin))
+        def made(data: Any) -> list[pa.RecordBatch]:
+            table = pa.Table.from_batches(heap_batches(self.manifest, chunk, data, self.origin))
             batches: list[pa.RecordBatch] = table.take(pa.array(rows)).combine_chunks().to_batches()
             return batches
 
-        return take
+        return self.whole(ask, heap_file(chunk), made)
 
 
 class _Values:
@@ -256,7 +255,7 @@ class _Window:
         if whole:
             named = {} if self._values is None else dict(zip(self._values.names, stretches, strict=True))
             files = taken | {name: data.view(np.uint8) for name, data in named.items()}
-            compare([part for part in manifest.sums if part.name in files], files, origin)
+            compare([part for name in files for part in manifest.sums.get(name, ())], files, origin)
         taken.setdefault(IDS, self._wanted.view(np.uint8))
         rows = len(self._wanted)
         return stored_rows(manifest, rows, taken, heap, words, origin, lengths=lengths, values=values)
@@ -318,10 +317,10 @@ class RemoteRows:
                 self._found_words = words_of(self._whole(WORDS), manifest, self._files.origin)
             return self._found_words
 
-    def _whole(self, name: str) -> Any:
+    def _whole(self, name: str) -> bytes:
         """Fetch a file whole, before everything else, and compare its checksum."""
         with self._open_reader() as reader:
-            return self._files.whole(partial(self._files.expect, reader, rows_before=0), name)()
+            return self._files.whole(partial(self._files.expect, reader, rows_before=0), name, bytes)()
 
     def gather(self, places: Ints) -> list[pa.Array]:
         """Return the rows at some places, as one array a column; see `StoredRows.gather`."""

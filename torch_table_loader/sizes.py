@@ -48,7 +48,7 @@ class Sizes:
 
     # store/
     store_chunk_bytes: int = 32 * 1024 * 1024
-    """Record bytes that a chunk of a row store aims at; half of them where the store is in memory."""
+    """Record bytes that a chunk of a row store aims at."""
 
     list_indices: int = 1 << 20
     """Values of lists whose indices are in memory at a time."""

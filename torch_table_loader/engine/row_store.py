@@ -9,7 +9,7 @@ import sys
 import threading
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -122,19 +122,11 @@ class RowStoreHandle:
         """Where the store is kept for all machines, or None; `place` is then this machine's copy, if it built one."""
         self.note = ""
         """Why the store is not in memory, though the options let it be."""
-        self._part_of_memory = 1.0 if options.row_store == "memory" else _SHARE_OF_MEMORY
-        self._instead: tuple[Path, Chunks, StoreSpec] | None = None
-        """The store in files that takes the place of one in memory where that does not fit."""
+        self._in_memory_asked = options.row_store == "memory"
         self._chunks = chunks
         self.place = self._choose(options, fork_safe=bool(getattr(table.storage, "fork_safe", False)))
         if self.place is not None and sys.platform == "win32":
             raise ConfigError('row stores in files need Linux or macOS; pass row_store="memory" with threads')
-        if self.place is None:
-            if options.row_store is None:
-                self._instead = (default_folder() / self.spec.name, chunks, self.spec)
-            # A chunk in memory leaves no file behind: threads that take smaller ones end closer together.
-            self._chunks = Chunks.of(segments, max(1, sizes().store_chunk_bytes // 2 // row_bytes))
-            self.spec = replace(self.spec, chunk_rows=self._chunks.rows)
 
     def _choose(self, options: LoaderOptions, *, fork_safe: bool) -> Path | None:
         """Return the folder of the store; None keeps it in memory."""
@@ -166,7 +158,7 @@ class RowStoreHandle:
         What the caller asked to have in memory may take all of it. Else a part is left for batches and the trainer.
         """
         free = available_memory()
-        return None if free is None else int(self._part_of_memory * (free // sharers))
+        return None if free is None else int((1.0 if self._in_memory_asked else _SHARE_OF_MEMORY) * (free // sharers))
 
     @property
     def fork_safe(self) -> bool:
@@ -248,10 +240,10 @@ class RowStoreHandle:
             with self.progress() as report:
                 return build_memory(self.spec, self._read, threads, report, room)
         except OutOfMemoryError as error:
-            if self._instead is None:
+            if self._in_memory_asked:
                 raise
             self.note = _NOT_IN_MEMORY.format(error)
-        self.place, self._chunks, self.spec = self._instead
+        self.place = default_folder() / self.spec.name
         self.built.clear()
         _log.warning("%s; it is built in %s", self.note, self.place)
         return self._in_files(self.place, threads)

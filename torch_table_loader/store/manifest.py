@@ -68,15 +68,6 @@ class Summed(NamedTuple):
     length: int
     checksum: int
 
-    def compare(self, data: Any, origin: Origin) -> None:
-        """Compare bytes with the checksum.
-
-        Raises:
-            TableError: they are not what was written.
-        """
-        if xxhash.xxh3_64_intdigest(data) != self.checksum:
-            raise origin.damaged(self.what)
-
 
 @dataclass(frozen=True)
 class Manifest:

@@ -29,7 +29,7 @@ from torch_table_loader.errors import StorageError, TableError
 from torch_table_loader.store import builder
 from torch_table_loader.store.builder import build_files, done_chunks, write_codes
 from torch_table_loader.store.leases import Leases
-from torch_table_loader.store.manifest import check_store, read_manifest, write_manifest
+from torch_table_loader.store.manifest import _crc, check_store, read_manifest, write_manifest
 from torch_table_loader.store.opened import open_store
 from torch_table_loader.store.spec import (
     CODES,
@@ -268,6 +268,18 @@ def test_a_store_that_contradicts_its_manifest_is_refused(tmp_path: Path, fault:
     spec = MemoryTable(numbers(ROWS), [0, ROWS]).spec if fault == "another" else made.spec
     with pytest.raises(TableError, match="row store"):
         open_store(tmp_path, spec, 1)
+
+
+@pytest.mark.parametrize("lost", [RECORDS, heap_file(1), CODES])
+def test_a_manifest_that_lacks_a_checksum_is_refused(tmp_path: Path, lost: str) -> None:
+    made = MemoryTable(everything(300), [0, 100, 300])
+    build_files(tmp_path, made.spec, made.read, 1)
+    content = json.loads((tmp_path / MANIFEST).read_text())["store"]
+    for sums in (content["whole"], *(part[1] for part in content["parts"])):
+        sums.pop(lost, None)
+    (tmp_path / MANIFEST).write_text(json.dumps({"crc": _crc(content), "store": content}))
+    with pytest.raises(TableError, match="its chunks do not fit its files"):
+        open_store(tmp_path, made.spec, 1)
 
 
 # ---- leases ----------------------------------------------------------------------------------------------

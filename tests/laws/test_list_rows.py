@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.effort import examples
-from torch_table_loader.store.list_rows import copies_lists, take_lists
+from torch_table_loader.store.gather import copies_lists, take_lists
 from torch_table_loader.testing import small_sizes
 
 ITEMS = (pa.int8(), pa.int16(), pa.int32(), pa.float64(), pa.timestamp("us"), pa.decimal128(9, 2), pa.date32())

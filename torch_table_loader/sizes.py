@@ -48,16 +48,14 @@ class Sizes:
 
     # store/
     store_chunk_bytes: int = 32 * 1024 * 1024
-    """Record bytes that a chunk of a row store aims at; half of them where the store is in memory."""
+    """Record bytes that a chunk of a row store aims at."""
 
     list_indices: int = 1 << 20
     """Values of lists whose indices are in memory at a time."""
 
-    record_block_bytes: int = 1 << 20
-    """Bytes of records that are filled before they are written elsewhere: they stay in a core's caches until then."""
-
-    record_fill_bytes: int = 1 << 19
-    """Bytes of records that are filled at a time: with the same values by column they fit a core's second cache."""
+    record_block_bytes: int = 1 << 19
+    """Bytes of records that are filled before they are written: with the same values by column they fit a core's
+    second cache."""
 
     record_block_rows: int = 64
     """Rows of such blocks at the least, however wide they are."""

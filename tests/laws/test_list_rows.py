@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.effort import examples
-from torch_table_loader.store.list_rows import ListPart, copies_lists, take_lists
+from torch_table_loader.store.gather import copies_lists, take_lists
 from torch_table_loader.testing import small_sizes
 
 ITEMS = (pa.int8(), pa.int16(), pa.int32(), pa.float64(), pa.timestamp("us"), pa.decimal128(9, 2), pa.date32())
@@ -38,7 +38,7 @@ def test_rows_of_lists_equal_those_taken_by_pyarrow(
     parts = []
     for number, array in enumerate(arrays):
         rows = np.flatnonzero((places >= starts[number]) & (places < starts[number + 1]))
-        parts.append(ListPart(array, places[rows] - starts[number], rows))
+        parts.append((array, places[rows] - starts[number], rows))
     with small_sizes(list_indices=block):
         found = take_lists(kind, parts, len(places))
     found.validate(full=True)
@@ -65,7 +65,7 @@ def test_lists_that_do_not_fit_one_array_are_an_error(monkeypatch: pytest.Monkey
     with pytest.raises(
         pa.ArrowInvalid, match=r"3,000,000,000 values do not fit into one array of type list<item: int8>"
     ):
-        take_lists(huge.type, [ListPart(huge, np.zeros(len(rows), np.int64), rows)], len(rows))
+        take_lists(huge.type, [(huge, np.zeros(len(rows), np.int64), rows)], len(rows))
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -27,10 +27,9 @@ from tests.tables.row_stores import Counting, MemoryTable, everything, flip, num
 from tests.waiting import until
 from torch_table_loader.errors import StorageError, TableError
 from torch_table_loader.store import builder
-from torch_table_loader.store.builder import build_files, done_chunks
-from torch_table_loader.store.codes_file import write_codes
+from torch_table_loader.store.builder import build_files, done_chunks, write_codes
 from torch_table_loader.store.leases import Leases
-from torch_table_loader.store.manifest import check_store, read_manifest, write_manifest
+from torch_table_loader.store.manifest import _crc, check_store, read_manifest, write_manifest
 from torch_table_loader.store.opened import open_store
 from torch_table_loader.store.spec import (
     CODES,
@@ -38,7 +37,6 @@ from torch_table_loader.store.spec import (
     MANIFEST,
     RECORDS,
     WORDS,
-    CodesPart,
     StoreSpec,
     chunk_codes_file,
     heap_file,
@@ -214,7 +212,7 @@ def rotten(place: Path, name: str, at: int) -> None:
     flip(place / name, at)
     manifest = read_manifest(place)
     assert manifest is not None
-    write_manifest(place, table().spec, manifest.parts, manifest.lengths, manifest.codes)
+    write_manifest(place, table().spec, manifest.parts, manifest.whole, manifest.codes)
 
 
 def test_a_flipped_bit_with_the_mtime_set_back_is_found_before_use(tmp_path: Path) -> None:
@@ -264,12 +262,24 @@ def test_a_store_that_contradicts_its_manifest_is_refused(tmp_path: Path, fault:
         (tmp_path / RECORDS).unlink()
     elif fault == "torn":
         text = (tmp_path / MANIFEST).read_text()
-        (tmp_path / MANIFEST).write_text(text.replace('"filtered": false', '"filtered": true'))
+        (tmp_path / MANIFEST).write_text(text.replace('"flat": 0', '"flat": 1'))
     elif fault == "empty":
         (tmp_path / MANIFEST).write_text(json.dumps({}))
     spec = MemoryTable(numbers(ROWS), [0, ROWS]).spec if fault == "another" else made.spec
     with pytest.raises(TableError, match="row store"):
         open_store(tmp_path, spec, 1)
+
+
+@pytest.mark.parametrize("lost", [RECORDS, heap_file(1), CODES])
+def test_a_manifest_that_lacks_a_checksum_is_refused(tmp_path: Path, lost: str) -> None:
+    made = MemoryTable(everything(300), [0, 100, 300])
+    build_files(tmp_path, made.spec, made.read, 1)
+    content = json.loads((tmp_path / MANIFEST).read_text())["store"]
+    for sums in (content["whole"], *(part[1] for part in content["parts"])):
+        sums.pop(lost, None)
+    (tmp_path / MANIFEST).write_text(json.dumps({"crc": _crc(content), "store": content}))
+    with pytest.raises(TableError, match="its chunks do not fit its files"):
+        open_store(tmp_path, made.spec, 1)
 
 
 # ---- leases ----------------------------------------------------------------------------------------------
@@ -371,7 +381,7 @@ def test_kill_9_at_twenty_random_moments(tmp_path: Path) -> None:
 def test_a_chunk_that_was_built_without_codes_leaves_the_store_without(tmp_path: Path) -> None:
     made = MemoryTable(everything(300), [0, 100, 300])
 
-    def lacking(place: Path, spec: StoreSpec) -> CodesPart | None:
+    def lacking(place: Path, spec: StoreSpec) -> tuple[dict[str, int], Mapping[int, bool]]:
         (place / chunk_codes_file(0)).unlink()
         return write_codes(place, spec)
 
@@ -384,7 +394,7 @@ def test_a_chunk_that_was_built_without_codes_leaves_the_store_without(tmp_path:
 def test_a_builder_that_finishes_second_leaves_the_manifest_of_the_first(tmp_path: Path) -> None:
     made = MemoryTable(everything(300), [0, 100, 300])
 
-    def overtaken(place: Path, spec: StoreSpec) -> CodesPart | None:
+    def overtaken(place: Path, spec: StoreSpec) -> tuple[dict[str, int], Mapping[int, bool]]:
         with patch.object(builder, "write_codes", write_codes):
             builder._finish(place, spec)
         return write_codes(place, spec)
@@ -393,7 +403,7 @@ def test_a_builder_that_finishes_second_leaves_the_manifest_of_the_first(tmp_pat
         build_files(tmp_path, made.spec, made.read, 1)
     manifest = read_manifest(tmp_path)
     assert manifest is not None
-    assert manifest.codes is not None
+    assert manifest.codes
     opened(tmp_path, made)
 
 

@@ -24,10 +24,9 @@ from torch_table_loader.errors import MissingFileError, TableError
 from torch_table_loader.extend import FileStorage
 from torch_table_loader.fetch.fetcher import reading_parts
 from torch_table_loader.fetch.settings import FetchSettings
-from torch_table_loader.store import builder, manifest, remote_window
-from torch_table_loader.store.builder import build_files
+from torch_table_loader.store import builder, manifest, remote
+from torch_table_loader.store.builder import build_files, write_lengths
 from torch_table_loader.store.gather import StoredRows
-from torch_table_loader.store.lengths_file import write_lengths
 from torch_table_loader.store.list_values import Spans
 from torch_table_loader.store.manifest import read_manifest
 from torch_table_loader.store.opened import open_store
@@ -63,11 +62,11 @@ class Documents(MemoryTable):
 
     def check_parts(self, rows: StoredRows, local: Ints, documents: Ints, spans: Spans) -> None:
         """Compare parts of lists, and the other columns of their documents, with the table."""
-        assert rows.lists is not None
+        assert rows.values is not None
         length = spans.stop - spans.start
         wanted = np.concatenate([np.arange(*span) for span in zip(*spans, strict=True)] or [spans.start])
-        assert rows.lists.values.take(0, spans.start, length, np.int64).tolist() == self.tokens[wanted].tolist()
-        assert rows.lists.values.take(1, spans.start, length, np.float64).tolist() == self.weights[wanted].tolist()
+        assert rows.values.take(0, spans.start, length, np.int64).tolist() == self.tokens[wanted].tolist()
+        assert rows.values.take(1, spans.start, length, np.float64).tolist() == self.weights[wanted].tolist()
         titles, numbers = rows.gather(local)
         assert titles.to_pylist() == [f"document {number}" for number in documents.tolist()]
         assert numbers.to_pylist() == documents.tolist()
@@ -188,13 +187,13 @@ def test_a_part_of_a_long_list_is_read_without_the_rest(
     made = Documents([10, 500_000, 10], [0, 3])
     rows = far(made, tmp_path, root)
     asked: list[tuple[str, int, int]] = []
-    expect = remote_window.RemoteFiles.expect
+    expect = remote.RemoteFiles.expect
 
     def noting(self: Any, reader: Any, name: str, parts: Any, rows_before: int) -> Any:
         asked.extend((name, start, stop) for start, stop in parts)
         return expect(self, reader, name, parts, rows_before)
 
-    monkeypatch.setattr(remote_window.RemoteFiles, "expect", noting)
+    monkeypatch.setattr(remote.RemoteFiles, "expect", noting)
     spans, wanted = Spans(np.array([300_000, 12]), np.array([300_100, 20])), np.array([1, 1])
     for lengths in (1, 0):  # they come once
         stored, local = rows.fetch(wanted, spans)
@@ -289,19 +288,17 @@ def test_a_store_of_another_format_is_refused_by_name(tmp_path: Path, monkeypatc
     made = documents()
     build_files(tmp_path, made.spec, made.read, 1)
     whole = json.loads((tmp_path / MANIFEST).read_text())
-    whole["store"]["format"] = 5
+    whole["store"]["format"] = 6
     whole["crc"] = manifest._crc(whole["store"])
     (tmp_path / MANIFEST).write_text(json.dumps(whole))
-    with pytest.raises(
-        TableError, match=r"is of format 5, expected 3, or 4 with .*the version that built it, or remove"
-    ):
+    with pytest.raises(TableError, match=r"is of format 6, expected 5; .*the version that built it, or remove"):
         open_store(tmp_path, made.spec, 1)
 
 
 def test_names_of_row_stores_never_change() -> None:
     """Otherwise a new version would build each of them again."""
     schema = pa.schema([("x", pa.int64()), ("l", pa.large_list(pa.int32()))])
-    assert StoreSpec("t", None, schema, (5, 6)).name == "rows-8911ac4e21a08cdd59da69f30f2d0bb4"
+    assert StoreSpec("t", None, schema, (5, 6)).name == "rows-c356a627c72db58b6a1e30c48c6dc9e7"
     made = StoreSpec("t", None, schema, (5, 6), made="documents")
-    assert made.name == "rows-1a0c172e9ad3504ea66fc939e578312c"
+    assert made.name == "rows-239d0e91fac6434f44ce9df15b52fbdf"
     assert StoreSpec("t", None, schema, (5, 6), made="documents", flat=1).name != made.name

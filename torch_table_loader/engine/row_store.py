@@ -7,9 +7,9 @@ import multiprocessing
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from torch_table_loader.options import LoaderOptions
     from torch_table_loader.planning.splits import SegmentTable
     from torch_table_loader.read.tasks import TaskReader
+    from torch_table_loader.records import ReadTask
     from torch_table_loader.store.list_values import Spans
     from torch_table_loader.store.remote import RemoteRows
 
@@ -60,19 +61,6 @@ _NOT_IN_MEMORY = "the row store is not in memory, though it is within row_store_
 _log = logging.getLogger(__name__)
 
 CACHE_VARIABLE = "TORCH_TABLE_LOADER_CACHE"
-
-
-@dataclass(frozen=True, slots=True)
-class _InFiles:
-    """A store in files, which takes the place of one in memory where that does not fit.
-
-    Args:
-        spec: what the store holds, in these chunks.
-    """
-
-    place: Path
-    chunks: Chunks
-    spec: StoreSpec
 
 
 class RowStoreHandle:
@@ -134,18 +122,11 @@ class RowStoreHandle:
         """Where the store is kept for all machines, or None; `place` is then this machine's copy, if it built one."""
         self.note = ""
         """Why the store is not in memory, though the options let it be."""
-        self._part_of_memory = 1.0 if options.row_store == "memory" else _SHARE_OF_MEMORY
-        self._instead: _InFiles | None = None
+        self._in_memory_asked = options.row_store == "memory"
         self._chunks = chunks
         self.place = self._choose(options, fork_safe=bool(getattr(table.storage, "fork_safe", False)))
         if self.place is not None and sys.platform == "win32":
             raise ConfigError('row stores in files need Linux or macOS; pass row_store="memory" with threads')
-        if self.place is None:
-            if options.row_store is None:
-                self._instead = _InFiles(default_folder() / self.spec.name, chunks, self.spec)
-            # A chunk in memory leaves no file behind: threads that take smaller ones end closer together.
-            self._chunks = Chunks.of(segments, max(1, sizes().store_chunk_bytes // 2 // row_bytes))
-            self.spec = replace(self.spec, chunk_rows=self._chunks.rows)
 
     def _choose(self, options: LoaderOptions, *, fork_safe: bool) -> Path | None:
         """Return the folder of the store; None keeps it in memory."""
@@ -177,7 +158,7 @@ class RowStoreHandle:
         What the caller asked to have in memory may take all of it. Else a part is left for batches and the trainer.
         """
         free = available_memory()
-        return None if free is None else int(self._part_of_memory * (free // sharers))
+        return None if free is None else int((1.0 if self._in_memory_asked else _SHARE_OF_MEMORY) * (free // sharers))
 
     @property
     def fork_safe(self) -> bool:
@@ -259,10 +240,10 @@ class RowStoreHandle:
             with self.progress() as report:
                 return build_memory(self.spec, self._read, threads, report, room)
         except OutOfMemoryError as error:
-            if self._instead is None:
+            if self._in_memory_asked:
                 raise
             self.note = _NOT_IN_MEMORY.format(error)
-        self.place, self._chunks, self.spec = self._instead.place, self._instead.chunks, self._instead.spec
+        self.place = default_folder() / self.spec.name
         self.built.clear()
         _log.warning("%s; it is built in %s", self.note, self.place)
         return self._in_files(self.place, threads)
@@ -324,13 +305,7 @@ class RowStoreHandle:
 
     def _read(self, chunk: int) -> Iterator[pa.RecordBatch]:
         self.built.append(chunk)
-        reader, tasks = self._reader, self._chunks.tasks(chunk)
-        fetching = self._fetching.shared_by(usable_cpus())  # each thread builds a chunk
-        ahead = TasksAhead(reader.storage, [partial(reader.needs, task) for task in tasks], fetching)
-        with closing(ahead):
-            for number, task in enumerate(tasks):
-                with ahead.storage_of(number) as storage:
-                    yield from reader.read(task, storage)
+        return read_tasks(self._reader, self._chunks.tasks(chunk), self._fetching)
 
     def build_share(self, place: Path, threads: int) -> list[int]:
         """Build the store in a folder together with all who are at it; return the chunks that this process built.
@@ -373,6 +348,15 @@ class RowStoreHandle:
             warn_caller(
                 "a row store in memory is built again in each process that is not forked; pass row_store= a directory"
             )
+
+
+def read_tasks(reader: TaskReader, tasks: Sequence[ReadTask], fetching: FetchSettings) -> Generator[pa.RecordBatch]:
+    """Yield the rows of a chunk, where each thread of this process reads a chunk."""
+    needs = [partial(reader.needs, task) for task in tasks]
+    with closing(TasksAhead(reader.storage, needs, fetching.shared_by(usable_cpus()))) as ahead:
+        for number, task in enumerate(tasks):
+            with ahead.storage_of(number) as storage:
+                yield from reader.read(task, storage)
 
 
 def default_folder() -> Path:

@@ -6,7 +6,6 @@ import hashlib
 import threading
 from collections.abc import Hashable
 from contextlib import closing
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -19,9 +18,8 @@ from torch_table_loader.arrow.arrays import plain
 from torch_table_loader.arrow.datatypes import plain_type
 from torch_table_loader.cancellation import Threads
 from torch_table_loader.engine.machine import usable_cpus
-from torch_table_loader.engine.row_store import check_owner
+from torch_table_loader.engine.row_store import check_owner, read_tasks
 from torch_table_loader.errors import ConfigError, StorageError, TableError
-from torch_table_loader.fetch.fetcher import TasksAhead
 from torch_table_loader.messages import did_you_mean, progress_bar
 from torch_table_loader.planning.keys import derive_key
 from torch_table_loader.planning.splits import Chunks
@@ -163,7 +161,7 @@ class _Column:
         self._balances = weights.balance is not None
         self._name = name
         self._chunks = Chunks.of(segments, _CHUNK_ROWS)
-        self._fetching = fetching.shared_by(usable_cpus())
+        self._fetching = fetching
         self._reader = table.reader([name], options.filters, row_ids=True)
         self._progress = progress_bar("weights", show=options.show_progress, interval=options.progress_interval)
         self._classes: dict[Hashable, int] = {}
@@ -195,23 +193,19 @@ class _Column:
 
     def _read(self, chunk: int, cells: Ints) -> None:
         """Write the weights of a chunk as float64, or the numbers of its classes."""
-        reader, tasks, at, rows = self._reader, self._chunks.tasks(chunk), 0, len(cells)
-        with closing(
-            TasksAhead(reader.storage, [partial(reader.needs, task) for task in tasks], self._fetching)
-        ) as ahead:
-            for number, task in enumerate(tasks):
-                with ahead.storage_of(number) as storage:
-                    for batch in reader.read(task, storage):
-                        values, ids = plain(batch.column(0)), batch.column(1)
-                        self._refuse_missing(values, ids)
-                        at += batch.num_rows
-                        part = cells[at - batch.num_rows : at]
-                        if at > rows:
-                            break
-                        if self._balances:
-                            part[:] = self._numbers_of_classes(values)
-                        else:
-                            part.view(np.float64)[:] = self._numbers(values, ids)
+        at, rows = 0, len(cells)
+        with closing(read_tasks(self._reader, self._chunks.tasks(chunk), self._fetching)) as batches:
+            for batch in batches:
+                values, ids = plain(batch.column(0)), batch.column(1)
+                self._refuse_missing(values, ids)
+                at += batch.num_rows
+                part = cells[at - batch.num_rows : at]
+                if at > rows:
+                    break
+                if self._balances:
+                    part[:] = self._numbers_of_classes(values)
+                else:
+                    part.view(np.float64)[:] = self._numbers(values, ids)
         if at != rows:
             raise TableError(
                 f"rows of column {self._name!r}: expected {rows:,} in a part of the table, got {at:,}; did "

@@ -467,7 +467,7 @@ class FileParts:
 
 
 class PartsAhead:
-    """Requests parts of a store's files (implements `store.remote_window.PartsReader`); threads share it."""
+    """Requests parts of a store's files (implements `store.remote.PartsReader`); threads share it."""
 
     def __init__(self, fetcher: Fetcher, storage: RangeStorage) -> None:
         """Start without requests.

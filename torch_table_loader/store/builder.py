@@ -7,39 +7,53 @@ import logging
 import os
 import shutil
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import pyarrow as pa
 
 from torch_table_loader.cancellation import Threads, check_wanted, result_of, wait_for
 from torch_table_loader.errors import OutOfMemoryError, StorageError, TableError
 from torch_table_loader.local_files import allocate, make_folder, open_regular, read_regular, write_whole
 from torch_table_loader.planning.document_lengths import DocumentLengths
 from torch_table_loader.sizes import sizes
-from torch_table_loader.store.chunk_writer import FileSink, MemorySink, ReadChunk, naming_disk_errors, write_chunk
-from torch_table_loader.store.codes_file import write_codes
+from torch_table_loader.store.chunk_writer import (
+    ArrowFile,
+    ChunkFile,
+    FileSink,
+    MemorySink,
+    ReadChunk,
+    naming_disk_errors,
+    write_chunk,
+)
+from torch_table_loader.store.coded_strings import codes_of, separated
 from torch_table_loader.store.gather import StoredRows
 from torch_table_loader.store.leases import BEAT, DEAD_AFTER, Leases
-from torch_table_loader.store.lengths_file import write_lengths
-from torch_table_loader.store.list_values import ListValues, StoredLists
+from torch_table_loader.store.list_values import ListValues
 from torch_table_loader.store.manifest import read_manifest, write_manifest
-from torch_table_loader.store.mapped import mapping
-from torch_table_loader.store.record_layout import WIDE_BYTES
+from torch_table_loader.store.opened import arrow_batches, mapping
+from torch_table_loader.store.record_layout import heap_name
 from torch_table_loader.store.spec import (
-    IDS,
+    CODES,
     LEASES,
+    LENGTHS,
     NULLS,
     PARTS,
-    RECORDS,
     WIDE_LENGTHS,
+    WORDS,
+    Origin,
     Part,
     StoreSpec,
     chunk_codes_file,
     part_file,
 )
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 _log = logging.getLogger(__name__)
 
@@ -82,7 +96,7 @@ def build_files(
         _check_room(place, spec)
         with _unless_finished(place):
             _reserve(place, spec)
-    sink = FileSink(place)
+    sink = FileSink(place, spec)
     try:
         with Leases(place / LEASES, beat=beat, dead_after=dead_after) as leases:
             _Builder(place, spec, read, sink, leases, report).run(threads)
@@ -133,25 +147,17 @@ def _built_in_memory(
 
     with Threads(threads, "table-loader-store", joined=True) as pool:
         parts = list(pool.map(build, range(len(spec.chunk_rows))))
-    layout = spec.layout
+    strings, heap = separated([sink.heaps.pop(chunk, []) for chunk in range(len(parts))])
     null_columns = frozenset(column for part in parts for column in part.null_columns)
-    strings, heap = sink.strings.finish(layout.heap, [sink.heaps.pop(chunk, []) for chunk in range(len(parts))])
+    if not null_columns:
+        del sink.files[NULLS]
+    lengths, values = None, None
+    if spec.flat:
+        lengths = DocumentLengths.of(sink.files[WIDE_LENGTHS].view("<u4"))
+        values = ListValues.behind_one_another([part for chunk in range(len(parts)) for part in sink.flat[chunk]])
     return StoredRows(
-        layout,
-        sink.memory.reshape(-1).view(f"V{layout.width}") if layout.width else sink.memory.reshape(-1),
-        sink.nulls.reshape(-1, layout.null_width) if null_columns else None,
-        null_columns,
-        sink.ids if spec.keeps_ids else None,
-        heap,
-        spec.num_rows,
-        lists=None if not spec.flat else _lists_in_memory(sink, len(parts)),
-        strings=strings,
+        spec.layout, spec.num_rows, sink.files, null_columns, heap, lengths=lengths, values=values, strings=strings
     )
-
-
-def _lists_in_memory(sink: MemorySink, chunks: int) -> StoredLists:
-    values = ListValues.behind_one_another([part for chunk in range(chunks) for part in sink.flat[chunk]])
-    return StoredLists(DocumentLengths.of(sink.lengths), values)
 
 
 def check_memory(num_bytes: int, room: int | None) -> None:
@@ -259,7 +265,7 @@ class _Builder:
         try:
             part = write_chunk(self._spec, chunk, self._read(chunk), self._sink)
             with naming_disk_errors(self._place), _unless_finished(self._place):
-                write_whole(part_file(self._place, chunk), json.dumps(part.to_json()).encode())
+                write_whole(part_file(self._place, chunk), json.dumps(part).encode())
         finally:
             self._leases.release(chunk)
             with self._changed:
@@ -326,12 +332,7 @@ def _bytes_of(path: Path) -> int:
 
 def _reserve(place: Path, spec: StoreSpec) -> None:
     """Create the large files at their full length, and allocate their disk space."""
-    widths = {RECORDS: spec.layout.width, NULLS: spec.layout.null_width}
-    if spec.keeps_ids:
-        widths[IDS] = 8
-    if spec.flat:
-        widths[WIDE_LENGTHS] = WIDE_BYTES
-    for name, width in widths.items():
+    for name, width in spec.row_widths.items():
         num_bytes = width * spec.num_rows
         file = open_regular(place / name, os.O_WRONLY | os.O_CREAT)
         try:
@@ -346,28 +347,84 @@ def _finish(place: Path, spec: StoreSpec) -> None:
     """Write the manifest, unless another builder already did."""
     try:
         parts = list(_read_parts(place, len(spec.chunk_rows)))
-        lengths = _lengths(place, spec, parts)
-        codes = write_codes(place, spec) if spec.layout.heap else None
+        whole, codes = write_codes(place, spec) if spec.layout.heap else ({}, {})
+        if spec.flat:
+            wide = np.frombuffer(mapping(place / WIDE_LENGTHS) if spec.num_rows else b"", dtype="<u4")
+            whole |= write_lengths(place, wide, parts)
     except FileNotFoundError:
         if read_manifest(place) is None:
             raise
     else:
         if read_manifest(place) is None:
             with naming_disk_errors(place):
-                if parts and all(part.nulls is None for part in parts):
+                if parts and not any(NULLS in part.sums for part in parts):
                     (place / NULLS).unlink(missing_ok=True)
-                write_manifest(place, spec, parts, lengths, codes)
+                write_manifest(place, spec, parts, whole, codes)
     for folder in (LEASES, PARTS):
         shutil.rmtree(place / folder, ignore_errors=True)
 
 
-def _lengths(place: Path, spec: StoreSpec, parts: Sequence[Part]) -> tuple[int, int] | None:
-    """Write the file of lengths, if the store keeps lists flat; see `Manifest.lengths`."""
-    if not spec.flat:
-        return None
-    wide = np.frombuffer(mapping(place / WIDE_LENGTHS) if spec.num_rows else b"", dtype="<u4")
-    with naming_disk_errors(place):
-        return write_lengths(place, wide, parts)
+def write_lengths(place: Path, wide: NDArray[Any], parts: Sequence[Part]) -> dict[str, int]:
+    """Write the lengths of a store's lists in the narrowest integers that can hold them.
+
+    The file has the number of elements before each block of 64 lists (int64, with the total at the end), then the
+    lengths, by row, padded with zeros to a whole block.
+
+    Args:
+        wide: the lengths as the builders of the chunks wrote them.
+
+    Returns:
+        The XXH3 hash of the file, under its name.
+
+    Raises:
+        TableError: the lengths do not match the chunks.
+    """
+    row = 0
+    for chunk, part in enumerate(parts):
+        found = int(wide[row : row + part.rows].sum(dtype=np.int64))
+        if found != part.num_values:
+            raise TableError(
+                f"chunk {chunk} of the row store {place.name!r} has {part.num_values} elements of lists, and lengths "
+                f"for {found}; remove the folder {str(place)!r}, and it is built again"
+            )
+        row += part.rows
+    made = DocumentLengths.of(wide)
+    with ChunkFile(place / LENGTHS) as file:
+        file.write(made.sums)
+        file.write(made.padded)
+    return {LENGTHS: file.checksum}
+
+
+def write_codes(place: Path, spec: StoreSpec) -> tuple[dict[str, int], Mapping[int, bool]]:
+    """Write the codes of the strings that repeat: an index beside the heaps, which keep every string.
+
+    ``codes.bin`` has an int32 for each row and column, row by row: the place of the row's string among the distinct
+    strings of its column, or -1 for a null. ``words.arrow`` is an Arrow IPC file with one row, which has a list of the
+    distinct strings of each column. A store that lacks them is read from its heaps.
+
+    Returns:
+        The XXH3 hashes of the files, and for each column with codes, whether it contains a null. There are none if no
+        strings repeat, or a chunk was built without codes.
+
+    Raises:
+        StorageError: the disk is full.
+    """
+    paths = [place / chunk_codes_file(chunk) for chunk, rows in enumerate(spec.chunk_rows) if rows]
+    if not all(path.exists() for path in paths):
+        return {}, {}
+    origin = Origin(place.name, f"remove the folder {str(place)!r}, and it is built again")
+    chunks = [arrow_batches(mapping(path), f"{PARTS}/{path.name}", origin, text=True) for path in paths]
+    found = codes_of(chunks)
+    if not found.columns:
+        return {}, {}
+    lists = [pa.LargeListArray.from_arrays([0, len(words)], words) for words in found.dictionaries]
+    row = pa.RecordBatch.from_arrays(lists, list(map(heap_name, found.columns)))
+    with ArrowFile(place / WORDS, row.schema) as words:
+        words.write(row)
+    with ChunkFile(place / CODES) as codes:
+        for block in found.blocks(chunks):
+            codes.write(block)
+    return {CODES: codes.checksum, WORDS: words.checksum}, found.columns
 
 
 def _read_parts(place: Path, count: int) -> Iterator[Part]:

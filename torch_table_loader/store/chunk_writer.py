@@ -6,7 +6,7 @@ import errno
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -18,7 +18,7 @@ from torch_table_loader.arrow.reserved import ROW_ID
 from torch_table_loader.causes import store_error_type
 from torch_table_loader.errors import StorageError, TableError
 from torch_table_loader.local_files import new_file, open_regular
-from torch_table_loader.store.coded_strings import ChunkStrings, StringEncoder
+from torch_table_loader.store.coded_strings import ChunkStrings, encoded_batches
 from torch_table_loader.store.spec import (
     IDS,
     NULLS,
@@ -34,33 +34,24 @@ from torch_table_loader.store.spec import (
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from torch_table_loader.store.record_layout import Encoded
-
 ReadChunk = Callable[[int], Iterable[pa.RecordBatch]]
 """Reads the live rows of a chunk, in row order: the columns, then (if the store keeps ids) the column ``row_id``."""
 
 
 class Sink(ABC):
-    """The destination of a chunk's parts."""
-
-    checked: bool
-    """Whether checksums are computed."""
-
-    @abstractmethod
-    def records(self, row: int, encoded: Encoded, checksum: xxhash.xxh3_64) -> None:
-        """Write records from a row on, and add them to the checksum, if it is computed."""
+    """The destination of a store's chunks; threads may share it."""
 
     @abstractmethod
     def put(self, name: str, at: int, data: NDArray[np.uint8]) -> None:
         """Write bytes at a position in one of the large files."""
 
     @abstractmethod
-    def heap(self, chunk: int, schema: pa.Schema) -> Any:
-        """Open a chunk's heap: an object with ``write(batch)``, ``close()``, then ``checksum`` and ``num_bytes``."""
+    def heap(self, chunk: int, schema: pa.Schema) -> ChunkFile | _ChunkList:
+        """Open a chunk's heap, for record batches."""
 
     @abstractmethod
-    def values(self, chunk: int) -> Any:
-        """Open the values of a chunk's lists: an object as of `heap`, whose ``write`` takes records of values."""
+    def values(self, chunk: int) -> ChunkFile | _ChunkList:
+        """Open the values of a chunk's lists, for records of values."""
 
 
 def write_chunk(spec: StoreSpec, chunk: int, batches: Iterable[pa.RecordBatch], sink: Sink) -> Part:
@@ -70,83 +61,66 @@ def write_chunk(spec: StoreSpec, chunk: int, batches: Iterable[pa.RecordBatch], 
         TableError: the rows differ from what was counted.
         StorageError: the disk is full.
     """
-    writer = _ChunkWriter(spec, chunk, sink)
-    try:
+    layout = spec.layout
+    heap: ChunkFile | _ChunkList | None = sink.heap(chunk, layout.heap_schema) if layout.heap else None
+    values: ChunkFile | _ChunkList | None = sink.values(chunk) if layout.flat else None
+    with heap or nullcontext(), values or nullcontext():
+        shared = _SharedFiles(spec, chunk, sink)
         for batch in batches:
-            writer.add(batch)
-        _check_count(spec, chunk, writer.rows, most=False)
-    finally:
-        writer.close()
-    return writer.part
+            _check_count(spec, chunk, shared.rows + batch.num_rows, most=True)
+            if heap is not None:
+                heap.write(layout.heap_of(batch))
+            shared.write(batch, values)
+        _check_count(spec, chunk, shared.rows, most=False)
+    sums = {
+        name: checksum.intdigest() for name, checksum in shared.sums.items() if name != NULLS or shared.null_columns
+    }
+    if heap is not None:
+        sums[heap_file(chunk)] = heap.checksum
+    if values is not None:
+        sums[values_file(chunk)] = values.checksum
+    return Part(
+        shared.rows,
+        sums,
+        0 if heap is None else heap.num_bytes,
+        0 if values is None else values.num_bytes // layout.value_dtype.itemsize,
+        tuple(sorted(shared.null_columns)),
+    )
 
 
-class _ChunkWriter:
-    """Writes one chunk; see `write_chunk`."""
+class _SharedFiles:
+    """A chunk's part of the files that all chunks are written to."""
 
     def __init__(self, spec: StoreSpec, chunk: int, sink: Sink) -> None:
-        layout = spec.layout
         self.rows = 0
-        self._spec, self._layout, self._chunk, self._sink = spec, layout, chunk, sink
-        self._sums = {name: xxhash.xxh3_64() for name in (RECORDS, NULLS, IDS)}
-        self._null_columns: set[int] = set()
-        self._any_null = False
-        self._open = ExitStack()
-        self._heap = self._closed_later(sink.heap(chunk, layout.heap_schema)) if layout.heap else None
-        self._values = self._closed_later(sink.values(chunk)) if layout.flat else None
+        self.sums = {name: xxhash.xxh3_64() for name in spec.row_widths if name != WIDE_LENGTHS}
+        self.null_columns: set[int] = set()
+        self._spec, self._start, self._sink = spec, spec.chunk_starts[chunk], sink
 
-    def _closed_later(self, file: Any) -> Any:
-        self._open.callback(lambda: file.close(whole=self.rows == self._spec.chunk_rows[self._chunk]))
-        return file
-
-    def add(self, batch: pa.RecordBatch) -> None:
-        """Write the next rows."""
-        layout, count, sums = self._layout, batch.num_rows, self._sums
-        _check_count(self._spec, self._chunk, self.rows + count, most=True)
-        row = self._spec.chunk_starts[self._chunk] + self.rows
+    def write(self, batch: pa.RecordBatch, values: ChunkFile | _ChunkList | None) -> None:
+        """Write the next rows; values of flat lists go to a file of the chunk's own."""
+        layout = self._spec.layout
         encoded = layout.encode(batch)
-        self._sink.records(row, encoded, sums[RECORDS])
-        if encoded.nulls is not None:
-            self._any_null = True
-            self._null_columns |= encoded.null_columns
-            self._put(NULLS, row, encoded.nulls)
-        elif self._sink.checked:
-            sums[NULLS].update(bytes(count * layout.null_width))
+        for row, block in encoded.blocks():
+            self._put(RECORDS, row, block)
+        if encoded.nulls is None:
+            self.sums[NULLS].update(bytes(batch.num_rows * layout.null_width))
+        else:
+            self.null_columns |= encoded.null_columns
+            self._put(NULLS, 0, encoded.nulls)
         if self._spec.keeps_ids:
             ids = batch.column(ROW_ID).to_numpy(zero_copy_only=False).astype("<i8", copy=False)
-            self._put(IDS, row, ids.view(np.uint8).reshape(count, 8))
-        if self._heap is not None:
-            self._heap.write(layout.heap_of(batch))
-        if self._values is not None:
-            lengths, values = layout.flat_of(batch)
-            self._put(WIDE_LENGTHS, row, lengths)
-            self._values.write(values)
-        self.rows += count
+            self._put(IDS, 0, ids.view(np.uint8).reshape(-1, 8))
+        if values is not None:
+            lengths, elements = layout.flat_of(batch)
+            self._put(WIDE_LENGTHS, 0, lengths)
+            values.write(elements)
+        self.rows += batch.num_rows
 
     def _put(self, name: str, row: int, data: NDArray[np.uint8]) -> None:
-        if self._sink.checked and name in self._sums:
-            self._sums[name].update(data.data)
-        self._sink.put(name, row * data.shape[1], data)
-
-    def close(self) -> None:
-        """Finish the chunk's own files if all its rows were written, else drop them."""
-        self._open.close()
-
-    @property
-    def part(self) -> Part:
-        """The description of what was written."""
-        sums = {name: checksum.intdigest() for name, checksum in self._sums.items()}
-        heap, values = self._heap, self._values
-        return Part(
-            self.rows,
-            sums[RECORDS],
-            sums[NULLS] if self._any_null else None,
-            sums[IDS] if self._spec.keeps_ids else None,
-            None if heap is None else heap.checksum,
-            0 if heap is None else heap.num_bytes,
-            tuple(sorted(self._null_columns)),
-            None if values is None else values.checksum,
-            0 if values is None else values.num_bytes // self._layout.value_dtype.itemsize,
-        )
+        if name in self.sums:
+            self.sums[name].update(data.data)
+        self._sink.put(name, (self._start + self.rows + row) * data.shape[1], data)
 
 
 def _check_count(spec: StoreSpec, chunk: int, rows: int, *, most: bool) -> None:
@@ -159,28 +133,16 @@ def _check_count(spec: StoreSpec, chunk: int, rows: int, *, most: bool) -> None:
 
 
 class FileSink(Sink):
-    """Writes to the files of a store; threads may share it."""
+    """Writes to the files of a store."""
 
-    checked = True
-
-    def __init__(self, place: Path) -> None:
-        """Start without open files.
-
-        Args:
-            place: the store's folder; it contains the large files, at their full length.
-        """
+    def __init__(self, place: Path, spec: StoreSpec) -> None:
+        """Open the large files of a store's folder, which have their full length."""
         self._place = place
         self._files: dict[str, int] = {}
         self._differing: set[str] = set()
-        for name in (RECORDS, NULLS, IDS, WIDE_LENGTHS):
+        for name in spec.row_widths:
             with suppress(FileNotFoundError):
                 self._files[name] = open_regular(place / name, os.O_WRONLY)
-
-    def records(self, row: int, encoded: Encoded, checksum: xxhash.xxh3_64) -> None:
-        """Write records; see `Sink`."""
-        for at, block in encoded.blocks():
-            checksum.update(block.data)
-            self.put(RECORDS, (row + at) * block.shape[1], block)
 
     def put(self, name: str, at: int, data: NDArray[np.uint8]) -> None:
         """Write bytes; see `Sink`."""
@@ -260,13 +222,9 @@ class ChunkFile:
         return self
 
     def __exit__(self, raised: object, *rest: object) -> None:
-        """Finish the file, or drop it if the block raised."""
-        self.close(whole=raised is None)
-
-    def close(self, *, whole: bool) -> None:
-        """Finish the file and name it, or drop it."""
+        """Finish the file and name it, or drop it if the block raised."""
         try:
-            if whole:
+            if raised is None:
                 with naming_disk_errors(self._path.parent):
                     self._finish()
                     self._file.flush()
@@ -324,10 +282,10 @@ class _HeapFile(ArrowFile):
             self._strings.add(data)
         return super().write(data)
 
-    def close(self, *, whole: bool) -> None:
+    def __exit__(self, raised: object, *rest: object) -> None:
         """Finish the heap, and write the codes beside it; see `ChunkFile`."""
-        super().close(whole=whole)
-        found = self._strings.finish() if whole else {}
+        super().__exit__(raised, *rest)
+        found = self._strings.finish() if raised is None else {}
         if not found:
             return
         table = pa.table({name: pa.chunked_array(parts) for name, parts in found.items()})
@@ -337,51 +295,49 @@ class _HeapFile(ArrowFile):
 
 
 class MemorySink(Sink):
-    """Keeps what is written in memory; threads may share it."""
-
-    checked = False
+    """Keeps what is written in memory."""
 
     def __init__(self, spec: StoreSpec) -> None:
-        self.memory = np.empty((spec.num_rows, spec.layout.width), dtype=np.uint8)
-        self.ids = np.empty(spec.num_rows if spec.keeps_ids else 0, dtype="<i8")
-        self.lengths = np.empty(spec.num_rows if spec.flat else 0, dtype="<u4")
-        self.nulls = np.zeros(spec.num_rows * spec.layout.null_width, dtype=np.uint8)
+        self.files = {
+            name: (np.zeros if name == NULLS else np.empty)(width * spec.num_rows, np.uint8)
+            for name, width in spec.row_widths.items()
+        }
         self.heaps: dict[int, list[pa.RecordBatch]] = {}
         self.flat: dict[int, list[NDArray[Any]]] = {}
-        self.strings = StringEncoder()
-
-    def records(self, row: int, encoded: Encoded, checksum: xxhash.xxh3_64) -> None:  # noqa: ARG002
-        """Write records to their final place; see `Sink`."""
-        encoded.fill(self.memory[row : row + encoded.num_rows])
+        self._differing: set[str] = set()
 
     def put(self, name: str, at: int, data: NDArray[np.uint8]) -> None:
         """Copy bytes; see `Sink`."""
-        into = {NULLS: self.nulls, IDS: self.ids.view(np.uint8), WIDE_LENGTHS: self.lengths.view(np.uint8)}[name]
-        into[at : at + data.size] = data.reshape(-1)
+        self.files[name][at : at + data.size] = data.reshape(-1)
 
     def heap(self, chunk: int, schema: pa.Schema) -> _ChunkList:  # noqa: ARG002
         """Open a heap; see `Sink`."""
-        self.heaps[chunk] = []
-        return _ChunkList(self.heaps[chunk], self.strings.encode)
+        return _ChunkList(self.heaps, chunk, lambda batches: encoded_batches(batches, self._differing))
 
     def values(self, chunk: int) -> _ChunkList:
         """Open a list of values; see `Sink`."""
-        self.flat[chunk] = []
-        return _ChunkList(self.flat[chunk], list)
+        return _ChunkList(self.flat, chunk, list)
 
 
 class _ChunkList:
-    checksum, num_bytes = 0, 0
+    """What would be a file of a chunk: a list in memory."""
 
-    def __init__(self, parts: list[Any], form: Callable[[list[Any]], list[Any]]) -> None:
-        self._parts, self._form = parts, form
+    checksum = num_bytes = 0
+
+    def __init__(self, chunks: dict[int, list[Any]], chunk: int, form: Callable[[list[Any]], list[Any]]) -> None:
+        self._chunks, self._chunk, self._form = chunks, chunk, form
+        self._parts: list[Any] = []
 
     def write(self, part: Any) -> None:
         """Keep a record batch or an array."""
         self._parts.append(part)
 
-    def close(self, *, whole: bool) -> None:
-        """Convert complete content to its form in memory."""
-        if whole:
-            self._parts[:] = self._form(self._parts)
-            self.num_bytes = sum(part.nbytes for part in self._parts)
+    def __enter__(self) -> Self:
+        """Return the list."""
+        return self
+
+    def __exit__(self, raised: object, *rest: object) -> None:
+        """Bring what was written to its form in memory, and keep it under its chunk's number."""
+        if raised is None:
+            self._chunks[self._chunk] = parts = self._form(self._parts)
+            self.num_bytes = sum(part.nbytes for part in parts)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -13,11 +13,12 @@ from torch_table_loader.arrow.arrays import plain
 from torch_table_loader.arrow.buffers import new_array
 from torch_table_loader.arrow.datatypes import is_text
 from torch_table_loader.sizes import sizes
+from torch_table_loader.store.record_layout import heap_name
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from torch_table_loader.store.origin import Origin
+    from torch_table_loader.store.spec import Origin
 
     Ints: TypeAlias = NDArray[np.int64]
 
@@ -33,16 +34,15 @@ class CodedStrings:
     """All rows of some columns of strings.
 
     Args:
+        columns: for each column, whether it contains a null.
         codes: int32 [rows, columns], indices into the dictionaries; −1 if a row is null.
         dictionaries: the distinct strings of each column, in its plain type.
-        nullable: which of the columns contain a null.
         origin: the store whose files have the codes; None if they were made in memory.
     """
 
-    columns: tuple[int, ...]
+    columns: Mapping[int, bool]
     codes: NDArray[np.int32]
     dictionaries: tuple[pa.Array, ...]
-    nullable: tuple[bool, ...]
     origin: Origin | None = None
 
     def gather(self, places: Ints) -> list[pa.DictionaryArray]:
@@ -59,11 +59,11 @@ class CodedStrings:
             self._check(by_column, self.origin)
         return [
             pa.DictionaryArray.from_arrays(pa.array(codes, mask=codes == _NULL if nulls else None), words, safe=False)
-            for codes, words, nulls in zip(by_column, self.dictionaries, self.nullable, strict=True)
+            for codes, words, nulls in zip(by_column, self.dictionaries, self.columns.values(), strict=True)
         ]
 
     def _check(self, by_column: NDArray[np.int32], origin: Origin) -> None:
-        for codes, words, nulls in zip(by_column, self.dictionaries, self.nullable, strict=True):
+        for codes, words, nulls in zip(by_column, self.dictionaries, self.columns.values(), strict=True):
             low, high = int(codes.min(initial=0)), int(codes.max(initial=_NULL))
             if low < (_NULL if nulls else 0) or high >= len(words):
                 wrong = high if high >= len(words) else low
@@ -117,25 +117,24 @@ class Codes:
     """How the codes of each chunk become codes of the whole store.
 
     Args:
+        columns: for each column, whether it contains a null.
         dictionaries: the distinct strings of each column.
-        nullable: which of the columns contain a null.
         of_chunks: for each column and chunk, int32[words + 1]: the code of each of its words, then that of null.
     """
 
-    names: tuple[str, ...]
+    columns: Mapping[int, bool]
     dictionaries: tuple[pa.Array, ...]
-    nullable: tuple[bool, ...]
     of_chunks: tuple[tuple[NDArray[np.int32], ...], ...]
 
-    def write(self, chunks: Sequence[Chunk], put: Callable[[NDArray[np.int32]], object]) -> None:
-        """Pass on the codes of all rows: int32[rows of a batch, columns], in row order."""
+    def blocks(self, chunks: Sequence[Chunk]) -> Iterator[NDArray[np.int32]]:
+        """Yield the codes of all rows: int32[rows of a batch, columns], in row order."""
         for number, chunk in enumerate(chunks):
             for batch in chunk:
-                codes = np.empty((batch.num_rows, len(self.names)), np.int32)
-                for at, (name, maps) in enumerate(zip(self.names, self.of_chunks, strict=True)):
-                    indices = batch.column(name).indices.fill_null(_NULL).to_numpy()
+                codes = np.empty((batch.num_rows, len(self.columns)), np.int32)
+                for at, (column, maps) in enumerate(zip(self.columns, self.of_chunks, strict=True)):
+                    indices = batch.column(heap_name(column)).indices.fill_null(_NULL).to_numpy()
                     maps[number].take(indices, out=codes[:, at], mode="wrap")
-                put(codes)
+                yield codes
 
 
 def codes_of(chunks: Sequence[Chunk]) -> Codes:
@@ -149,7 +148,7 @@ def codes_of(chunks: Sequence[Chunk]) -> Codes:
     """
     some = [chunk[0] for chunk in chunks if chunk]
     rows = sum(batch.num_rows for chunk in chunks for batch in chunk)
-    found = []
+    columns, found = {}, []
     for name in some[0].schema.names if some else []:
         if not all(name in batch.schema.names and isinstance(batch.column(name), pa.DictionaryArray) for batch in some):
             continue
@@ -160,9 +159,9 @@ def codes_of(chunks: Sequence[Chunk]) -> Codes:
         if _REPEATED * len(words) > rows:
             continue
         each = iter(maps)
-        nullable = any(batch.column(name).null_count for chunk in chunks for batch in chunk)
-        found.append((name, words, nullable, tuple(next(each) if chunk else _NO_CODES for chunk in chunks)))
-    return Codes(*zip(*found, strict=True)) if found else Codes((), (), (), ())
+        columns[int(name[1:])] = any(batch.column(name).null_count for chunk in chunks for batch in chunk)
+        found.append((words, tuple(next(each) if chunk else _NO_CODES for chunk in chunks)))
+    return Codes(columns, *zip(*found, strict=True)) if found else Codes({}, (), ())
 
 
 def _unified(dictionaries: Sequence[pa.Array]) -> tuple[pa.Array, list[NDArray[np.int32]]]:
@@ -173,56 +172,38 @@ def _unified(dictionaries: Sequence[pa.Array]) -> tuple[pa.Array, list[NDArray[n
     return unified.chunk(0).dictionary, maps
 
 
-class StringEncoder:
-    """Encodes the strings of a store in memory while it is built; threads may share it."""
+def encoded_batches(batches: Chunk, differing: set[str]) -> list[pa.RecordBatch]:
+    """Return the record batches of a chunk, with repeated strings as dictionaries; see `ChunkStrings`."""
+    strings = ChunkStrings(differing)
+    for batch in batches:
+        strings.add(batch)
+    found = strings.finish()
+    return [
+        pa.RecordBatch.from_arrays(
+            [found[name][number] if name in found else batch.column(name) for name in batch.schema.names],
+            batch.schema.names,
+        )
+        for number, batch in enumerate(batches)
+    ]
 
-    def __init__(self) -> None:
-        """Assume that strings repeat in every column of strings, until a chunk shows otherwise."""
-        self._differing: set[str] = set()
 
-    def encode(self, batches: Chunk) -> list[pa.RecordBatch]:
-        """Return the record batches of a chunk, with repeated strings as dictionaries."""
-        strings = ChunkStrings(self._differing)
-        for batch in batches:
-            strings.add(batch)
-        found = strings.finish()
-        return [
-            pa.RecordBatch.from_arrays(
-                [found[name][number] if name in found else batch.column(name) for name in batch.schema.names],
-                batch.schema.names,
-            )
-            for number, batch in enumerate(batches)
-        ]
+def separated(chunks: Sequence[Chunk]) -> tuple[CodedStrings | None, list[pa.RecordBatch]]:
+    """Separate the columns of codes from all others.
 
-    def finish(
-        self, columns: Sequence[int], chunks: Sequence[Chunk]
-    ) -> tuple[CodedStrings | None, list[pa.RecordBatch]]:
-        """Separate the columns of codes from everything that was encoded.
+    Args:
+        chunks: as returned by `encoded_batches`, in row order.
 
-        Args:
-            columns: the numbers of the columns that the record batches have.
-            chunks: as returned by `encode`, in row order.
-
-        Returns:
-            The columns of codes, None if there are none; and the other columns, plain again.
-        """
-        batches = [batch for chunk in chunks for batch in chunk]
-        if not batches:
-            return None, []
-        names = batches[0].schema.names
-        found = codes_of(chunks)
-        others = [name for name in names if name not in found.names]
-        left = [pa.RecordBatch.from_arrays([plain(batch.column(name)) for name in others], others) for batch in batches]
-        if not found.names:
-            return None, left
-        codes = np.empty((sum(batch.num_rows for batch in batches), len(found.names)), np.int32)
-        row = 0
-
-        def put(block: NDArray[np.int32]) -> None:
-            nonlocal row
-            codes[row : row + len(block)] = block
-            row += len(block)
-
-        found.write(chunks, put)
-        coded = tuple(columns[names.index(name)] for name in found.names)
-        return CodedStrings(coded, codes, found.dictionaries, found.nullable), left
+    Returns:
+        The columns of codes, None if there are none; and the other columns, plain again.
+    """
+    batches, found = [batch for chunk in chunks for batch in chunk], codes_of(chunks)
+    coded = set(map(heap_name, found.columns))
+    others = [name for name in batches[0].schema.names if name not in coded] if batches else []
+    left = [pa.RecordBatch.from_arrays([plain(batch.column(name)) for name in others], others) for batch in batches]
+    if not coded:
+        return None, left
+    codes, row = np.empty((sum(batch.num_rows for batch in batches), len(coded)), np.int32), 0
+    for block in found.blocks(chunks):
+        codes[row : row + len(block)] = block
+        row += len(block)
+    return CodedStrings(found.columns, codes, found.dictionaries), left

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
@@ -10,28 +10,34 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.types as pt
 
-from torch_table_loader.arrow.buffers import Arena, aligned
+from torch_table_loader.arrow.arrays import null_mask, offsets_of
+from torch_table_loader.arrow.buffers import Arena, aligned, new_array
 from torch_table_loader.arrow.datatypes import plain_type
 from torch_table_loader.arrow.sound import sound_text
 from torch_table_loader.errors import OutOfMemoryError
 from torch_table_loader.sizes import sizes
-from torch_table_loader.store.list_rows import ListPart, copies_lists, take_lists
+from torch_table_loader.store.spec import IDS, NULLS, RECORDS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
     from torch_table_loader.planning.document_lengths import DocumentLengths
     from torch_table_loader.store.coded_strings import CodedStrings
-    from torch_table_loader.store.list_values import Spans, StoredLists
-    from torch_table_loader.store.origin import Origin
+    from torch_table_loader.store.list_values import ListValues, Spans
     from torch_table_loader.store.read_ahead import ReadAhead
     from torch_table_loader.store.record_layout import FixedType, RecordLayout, Slot
+    from torch_table_loader.store.spec import Origin
 
     Ints: TypeAlias = NDArray[np.int64]
 
 T = TypeVar("T")
+
+_NO_BYTES = np.empty(0, dtype=np.uint8)
+
+_LONG = 48
+"""From this many values a list on, copying each list costs less than computing the index of each value."""
 
 _BLOCK = 1 << 21
 """Bytes of records that are transposed at a time: measured on two threads, which wait for each other at every call."""
@@ -72,39 +78,44 @@ def _batch_of(arrays: Sequence[pa.Array]) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(list(arrays), list(map(str, range(len(arrays)))))
 
 
-@dataclass(frozen=True, eq=False)
 class StoredRows:
-    """All rows of a store, in memory or mapped into it.
+    """Rows of a store that are in memory, or mapped into it: all of them, or those of a window."""
 
-    Args:
-        records: opaque records [rows].
-        nulls: uint8 [rows, null_width]; None if no column has a null.
-        row_ids: int64 [rows], ascending; None if each row's id is its place.
-        heap: record batches of the columns that records do not hold, in row order.
-        read_ahead: asks the system for the pages that are needed next, if it cannot hold them all; or None.
-        lists: the flat lists, or at least the requested parts of them; None if there are none.
-        strings: columns that the heap lacks, since they have few distinct strings; None if there are none.
-        text: checks the text that is gathered from the heap; None if it is known to be right.
-    """
+    def __init__(
+        self,
+        layout: RecordLayout,
+        num_rows: int,
+        files: Mapping[str, NDArray[np.uint8]],
+        null_columns: frozenset[int],
+        heap: Sequence[pa.RecordBatch],
+        *,
+        lengths: DocumentLengths | None = None,
+        values: ListValues | None = None,
+        strings: CodedStrings | None = None,
+        read_ahead: ReadAhead | None = None,
+        text: TextOfFiles | None = None,
+    ) -> None:
+        """View the rows.
 
-    layout: RecordLayout
-    records: NDArray[Any]
-    nulls: NDArray[np.uint8] | None
-    null_columns: frozenset[int]
-    row_ids: Ints | None
-    heap: Sequence[pa.RecordBatch]
-    num_rows: int
-    read_ahead: ReadAhead | None = None
-    lists: StoredLists | None = None
-    strings: CodedStrings | None = None
-    text: TextOfFiles | None = None
-    _heap_starts: Ints = field(init=False, repr=False)
-
-    def __post_init__(self) -> None:
-        """Compute where each batch of the heap begins."""
-        starts = np.zeros(len(self.heap) + 1, dtype=np.int64)
-        np.cumsum([batch.num_rows for batch in self.heap], out=starts[1:])
-        object.__setattr__(self, "_heap_starts", starts)
+        Args:
+            files: the bytes of the files that have a record for each row. Without one of row ids, a row's id is its
+                place; without one of nulls, there is no null.
+            heap: record batches of the columns that records do not hold, in row order.
+            lengths: the lengths of all flat lists of the store; None if there are none.
+            values: the values of those lists, or at least of the requested parts of them.
+            strings: columns that the heap lacks, since they have few distinct strings; None if there are none.
+            read_ahead: asks the system for the pages that are needed next, if it cannot hold them all; or None.
+            text: checks the text that is gathered from the heap; None if it is known to be right.
+        """
+        records, nulls, ids = (files.get(name, _NO_BYTES).reshape(-1) for name in (RECORDS, NULLS, IDS))
+        self.layout, self.num_rows, self.null_columns = layout, num_rows, null_columns
+        self.row_ids = ids.view("<i8") if IDS in files else None
+        """int64 [rows], ascending; None if each row's id is its place."""
+        self.lengths, self.values, self.text = lengths, values, text
+        self._records: NDArray[Any] = records.view(f"V{layout.width}") if layout.width else records
+        self._nulls = nulls.reshape(num_rows, layout.null_width) if NULLS in files else None
+        self.heap, self.strings, self.read_ahead = heap, strings, read_ahead
+        self._heap_starts = np.cumsum([0, *(batch.num_rows for batch in heap)], dtype=np.int64)
 
     def windows(
         self, blocks: Iterator[tuple[Ints, T]], most_blocks: int | None = None
@@ -124,11 +135,6 @@ class StoredRows:
     def ids(self, places: Ints) -> Ints:
         """Return the row id at each place, as a new array."""
         return places.copy() if self.row_ids is None else self.row_ids.take(places)
-
-    @property
-    def lengths(self) -> DocumentLengths | None:
-        """The lengths of all flat lists; None if there are none."""
-        return None if self.lists is None else self.lists.lengths
 
     def fetch(self, places: Ints, spans: Spans | None = None) -> tuple[StoredRows, Ints]:  # noqa: ARG002 all is here
         """Return a store that has some rows, and their places in it; see `RemoteRows.fetch`."""
@@ -156,14 +162,14 @@ class StoredRows:
 
     def _gathered(self, places: Ints) -> list[pa.Array]:
         columns: list[Any] = [None] * len(self.layout.schema)
-        values = self._records(places)
+        values = self._slot_values(places)
         bits = self._null_bits(places)
         for slot, bare in zip(self.layout.slots, values, strict=True):
             nulls = None
             if bits is not None and slot.column in self.null_columns:
                 nulls = bits[:, slot.bit : slot.bit + slot.kind.null_bits]
             columns[slot.column] = _array(slot, bare, nulls)
-        coded = () if self.strings is None else self.strings.columns
+        coded: Mapping[int, bool] = {} if self.strings is None else self.strings.columns
         if self.strings is not None:
             for column, array in zip(coded, self.strings.gather(places), strict=True):
                 columns[column] = array
@@ -172,13 +178,13 @@ class StoredRows:
             columns[column] = array
         return columns[self.layout.flat :]
 
-    def _records(self, places: Ints) -> list[NDArray[Any]]:
+    def _slot_values(self, places: Ints) -> list[NDArray[Any]]:
         """Return each slot's values: contiguous, one row of its group's rectangle."""
         layout, rows = self.layout, len(places)
         out = self._rectangles(rows)
         if layout.width:
             step = max(_BLOCK // layout.width, sizes().record_block_rows)
-            buffer = np.empty(min(step, rows), dtype=self.records.dtype)
+            buffer = np.empty(min(step, rows), dtype=self._records.dtype)
             flat = buffer.view(np.uint8).reshape(len(buffer), layout.width)
             ends = [group.offset + group.count * group.dtype.itemsize for group in layout.groups]
             views = [
@@ -186,7 +192,7 @@ class StoredRows:
             ]
             for start in range(0, rows, step):
                 count = min(step, rows - start)
-                np.take(self.records, places[start : start + count], out=buffer[:count], mode="clip")
+                np.take(self._records, places[start : start + count], out=buffer[:count], mode="clip")
                 for into, view in zip(out, views, strict=True):
                     into[:, start : start + count] = view[:count].T
         values = []
@@ -206,9 +212,9 @@ class StoredRows:
         return [arena.array((group.count, rows), group.dtype) for group in groups]
 
     def _null_bits(self, places: Ints) -> NDArray[np.uint8] | None:
-        if self.nulls is None or not self.null_columns:
+        if self._nulls is None or not self.null_columns:
             return None
-        return np.unpackbits(self.nulls.take(places, axis=0, mode="clip"), axis=1, bitorder="little")
+        return np.unpackbits(self._nulls.take(places, axis=0, mode="clip"), axis=1, bitorder="little")
 
     def _from_heap(self, places: Ints, wanted: Sequence[int]) -> list[pa.Array]:
         """Return the rows of the heap's columns, in the requested order."""
@@ -232,7 +238,7 @@ class StoredRows:
         for number in range(len(wanted)):
             arrays = [batch.column(number) for batch, _, _ in parts]
             if copies_lists(kind := arrays[0].type) and not any(array.values.null_count for array in arrays):
-                lists = [ListPart(array, *rest) for array, (_, *rest) in zip(arrays, parts, strict=True)]
+                lists = [(array, local, rows) for array, (_, local, rows) in zip(arrays, parts, strict=True)]
                 columns.append(take_lists(kind, lists, len(taking)))
             else:
                 taken = [array.take(some) for array, some in zip(arrays, indices, strict=True)]
@@ -273,3 +279,77 @@ def _flat(kind: pa.DataType, values: NDArray[Any], nulls: NDArray[np.uint8] | No
     if stored.dtype.kind == "V":
         stored = stored.view(np.uint8)
     return pa.Array.from_buffers(kind, len(values), [valid, pa.py_buffer(stored)])
+
+
+def copies_lists(kind: pa.DataType) -> bool:
+    """Return whether lists of a type are copied list by list: those with whole bytes for each value.
+
+    pyarrow copies value by value, which takes many times as long.
+
+    >>> copies_lists(pa.list_(pa.int32())), copies_lists(pa.list_(pa.string())), copies_lists(pa.list_(pa.bool_()))
+    (True, False, False)
+    """
+    if not (pt.is_list(kind) or pt.is_large_list(kind)):
+        return False
+    item = kind.value_type
+    return pt.is_primitive(item) and not pt.is_boolean(item)
+
+
+def take_lists(kind: pa.DataType, parts: Sequence[tuple[pa.Array, Ints, Ints]], num_rows: int) -> pa.Array:
+    """Return the rows of some arrays in another order, in new memory.
+
+    Args:
+        kind: their type, which `copies_lists` accepts; no value inside a list is null.
+        parts: an array, which rows of it to take, and their rows in the result, which all parts together fill.
+
+    Raises:
+        pa.ArrowInvalid: the values do not fit in one array.
+    """
+    begins, lengths = np.empty(num_rows, np.int64), np.empty(num_rows, np.int64)
+    nulls: NDArray[np.bool_] | None = None
+    for array, places, rows in parts:
+        offsets = offsets_of(array)
+        begins[rows] = first = offsets[places]
+        lengths[rows] = offsets[places + 1] - first
+        if array.null_count:
+            nulls = np.zeros(num_rows, np.bool_) if nulls is None else nulls
+            nulls[rows] = null_mask(array)[places]
+    if nulls is not None:
+        lengths[nulls] = 0
+    ends = np.cumsum(lengths)
+    total = int(ends[-1]) if num_rows else 0
+    width = np.int64 if pt.is_large_list(kind) else np.int32
+    if total > np.iinfo(width).max:
+        raise pa.ArrowInvalid(f"{total:,} values do not fit into one array of type {kind}")
+    num_bytes = kind.value_type.bit_width // 8
+    item = np.dtype(f"u{num_bytes}" if num_bytes <= 8 else f"V{num_bytes}")
+    values = new_array((total,), item)
+    for array, _, rows in parts:
+        buffer = array.values.buffers()[1]
+        if buffer is not None and buffer.size:
+            stored = np.frombuffer(buffer, item, offset=array.values.offset * num_bytes)
+            _copy(stored, values, begins[rows], (ends - lengths)[rows], lengths[rows])
+    offsets = np.zeros(num_rows + 1, width)
+    offsets[1:] = ends
+    valid = None if nulls is None else pa.py_buffer(np.packbits(~nulls, bitorder="little"))
+    inner = pa.Array.from_buffers(kind.value_type, total, [None, pa.py_buffer(values)])
+    form = pa.LargeListArray if pt.is_large_list(kind) else pa.ListArray
+    return form.from_buffers(kind, num_rows, [valid, pa.py_buffer(offsets)], children=[inner])
+
+
+def _copy(stored: NDArray[Any], values: NDArray[Any], sources: Ints, targets: Ints, lengths: Ints) -> None:
+    """Copy runs of values from positions `sources` to positions `targets`."""
+    total = int(lengths.sum())
+    if total >= _LONG * len(lengths):
+        for source, target, length in zip(sources.tolist(), targets.tolist(), lengths.tolist(), strict=True):
+            values[target : target + length] = stored[source : source + length]
+        return
+    step = max(1, sizes().list_indices * len(lengths) // max(total, 1))
+    for start in range(0, len(lengths), step):
+        some = slice(start, start + step)
+        counts = lengths[some]
+        before = np.cumsum(counts) - counts
+        place = np.arange(int(counts.sum()))
+        values[place + np.repeat(targets[some] - before, counts)] = stored.take(
+            place + np.repeat(sources[some] - before, counts)
+        )

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 
 from torch_table_loader.arrow.buffers import new_array
 from torch_table_loader.errors import TableError
-from torch_table_loader.store.origin import REMEDY
+from torch_table_loader.store.spec import REMEDY
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
-
-    from torch_table_loader.planning.document_lengths import DocumentLengths
 
     Ints: TypeAlias = NDArray[np.int64]
 
@@ -85,11 +82,3 @@ class ListValues:
             for number, start, stop in zip(stretch.tolist(), low.tolist(), high.tolist(), strict=True)
         ]
         return np.concatenate(runs, out=out, casting="safe")
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class StoredLists:
-    """The lists of all rows of a store."""
-
-    lengths: DocumentLengths
-    values: ListValues

@@ -9,6 +9,7 @@ import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -20,19 +21,18 @@ from torch_table_loader.cancellation import Threads
 from torch_table_loader.errors import StorageError, TableError
 from torch_table_loader.local_files import open_regular, read_regular, stat_regular, write_whole
 from torch_table_loader.planning.document_lengths import SUMMED
-from torch_table_loader.store.origin import REMEDY, Origin
 from torch_table_loader.store.record_layout import RecordLayout
 from torch_table_loader.store.spec import (
     CODES,
-    FLAT_FORMAT,
     FORMAT,
     IDS,
     LENGTHS,
     MANIFEST,
     NULLS,
     RECORDS,
+    REMEDY,
     WORDS,
-    CodesPart,
+    Origin,
     Part,
     StoreSpec,
     decode_schema,
@@ -68,15 +68,6 @@ class Summed(NamedTuple):
     length: int
     checksum: int
 
-    def compare(self, data: Any, origin: Origin) -> None:
-        """Compare bytes with the checksum.
-
-        Raises:
-            TableError: they are not what was written.
-        """
-        if xxhash.xxh3_64_intdigest(data) != self.checksum:
-            raise origin.damaged(self.what)
-
 
 @dataclass(frozen=True)
 class Manifest:
@@ -84,23 +75,20 @@ class Manifest:
 
     Args:
         files: length, and times of modification and of change (ns), of each file when the store was finished.
-        filtered: whether a row filter was applied.
         made: when it was finished, in seconds since the epoch.
         flat: number of leading columns whose lists are kept flat.
-        lengths: bytes of the length of such a list, and the XXH3 hash of the file of lengths; None without flat lists.
-        codes: the columns that are read as codes; None if there are none.
+        whole: the XXH3 hash of each file that holds all chunks and was written at the end.
+        codes: the columns that are read as codes, and whether each contains a null.
     """
 
     name: str
     schema: pa.Schema
     parts: tuple[Part, ...]
     files: Mapping[str, tuple[int, int, int]]
-    table: str
-    filtered: bool
     made: float
-    flat: int = 0
-    lengths: tuple[int, int] | None = None
-    codes: CodesPart | None = None
+    flat: int
+    whole: Mapping[str, int]
+    codes: Mapping[int, bool]
 
     @cached_property
     def layout(self) -> RecordLayout:
@@ -123,48 +111,40 @@ class Manifest:
         return sum(length for length, *_ in self.files.values())
 
     @property
-    def codes_width(self) -> int:
-        """Bytes of a row's codes."""
-        return 0 if self.codes is None else 4 * len(self.codes.columns)
+    def row_widths(self) -> dict[str, int]:
+        """The bytes of a row in each file that has a record for each row; 0 if there is no such file."""
+        layout = self.layout
+        widths = {RECORDS: layout.width, NULLS: layout.null_width, IDS: 8, CODES: 4 * len(self.codes)}
+        return {name: width if name in self.files else 0 for name, width in widths.items()}
+
+    @property
+    def length_width(self) -> int:
+        """The bytes of the length of a flat list; 0 without such lists."""
+        blocks = -(-self.num_rows // SUMMED)
+        return (self.files[LENGTHS][0] - 8 * (blocks + 1)) // (SUMMED * blocks or 1) if self.flat else 0
 
     @cached_property
     def heap_names(self) -> list[str]:
         """The columns of the heaps that are read: those without codes."""
-        layout, coded = self.layout, () if self.codes is None else self.codes.columns
-        return [name for name, column in zip(layout.heap_schema.names, layout.heap, strict=True) if column not in coded]
+        names, columns = self.layout.heap_schema.names, self.layout.heap
+        return [name for name, column in zip(names, columns, strict=True) if column not in self.codes]
 
     @property
     def null_columns(self) -> frozenset[int]:
         """The columns that contain a null."""
         return frozenset(column for part in self.parts for column in part.null_columns)
 
-    def heap_sum(self, chunk: int) -> Summed:
-        """Return the checksum of a chunk's heap."""
-        part, name = self.parts[chunk], heap_file(chunk)
-        return Summed(f"chunk {chunk} of {name}", name, 0, part.heap_bytes, part.heap or 0)
-
     @cached_property
-    def sums(self) -> list[Summed]:
-        """Everything that has a checksum."""
-        layout, found, row = self.layout, [], 0
-        if self.lengths is not None:
-            found.append(Summed(LENGTHS, LENGTHS, 0, self.files[LENGTHS][0], self.lengths[1]))
-        if self.codes is not None:
-            for name, checksum in ((CODES, self.codes.codes), (WORDS, self.codes.words)):
-                found.append(Summed(name, name, 0, self.files[name][0], checksum))
+    def sums(self) -> dict[str, list[Summed]]:
+        """By file, the parts of it that have a checksum."""
+        found = {name: [Summed(name, name, 0, self.files[name][0], known)] for name, known in self.whole.items()}
+        widths, row = self.row_widths, 0
         for chunk, part in enumerate(self.parts):
-            for name, width, known in (
-                (RECORDS, layout.width, part.records),
-                (NULLS, layout.null_width, part.nulls),
-                (IDS, 8, part.ids),
-            ):
-                if known is not None:
-                    found.append(Summed(f"chunk {chunk} of {name}", name, row * width, part.rows * width, known))
-            if part.heap is not None:
-                found.append(self.heap_sum(chunk))
-            if part.values is not None:
-                name, length = values_file(chunk), part.num_values * layout.value_dtype.itemsize
-                found.append(Summed(f"chunk {chunk} of {name}", name, 0, length, part.values))
+            for name, checksum in part.sums.items():
+                width = widths.get(name)
+                start, length = (0, self.files[name][0]) if width is None else (row * width, part.rows * width)
+                own = found.setdefault(name, [])
+                own.append(Summed(f"chunk {chunk} of {name}", name, start, length, checksum))
             row += part.rows
         return found
 
@@ -178,35 +158,32 @@ class Manifest:
             share: the number of this process among those that share the work, and how many there are; None leaves
                 what is not small to others.
         """
-        sums, heaps = self.sums, () if self.heap_names else {heap_file(chunk) for chunk in range(len(self.parts))}
-        small = [part for part in sums if part.name in _ALWAYS]
-        others = [part for part in sums if part.name not in (*_ALWAYS, *_SELDOM, *heaps)]
+        heaps = () if self.heap_names else map(heap_file, range(len(self.parts)))
+        left_out = {*_ALWAYS, *_SELDOM, *heaps}
+        others = [part for name, parts in self.sums.items() if name not in left_out for part in parts]
+        small = [part for name in _ALWAYS for part in self.sums.get(name, ())]
         return small if share is None else [*small, *others[share[0] :: share[1]]]
 
 
 def write_manifest(
-    place: Path,
-    spec: StoreSpec,
-    parts: Sequence[Part],
-    lengths: tuple[int, int] | None = None,
-    codes: CodesPart | None = None,
+    place: Path, spec: StoreSpec, parts: Sequence[Part], whole: Mapping[str, int], codes: Mapping[int, bool]
 ) -> None:
-    """Write the manifest of a complete store."""
+    """Write the manifest of a complete store; see `Manifest`."""
     files = {}
-    for name in [*file_names(spec, parts), *([] if codes is None else [CODES, WORDS])]:
+    names = [RECORDS, *([IDS] if spec.keeps_ids else []), *whole, *(name for part in parts for name in part.sums)]
+    for name in dict.fromkeys(names):
         now = stat_regular(place / name)
         files[name] = (now.st_size, now.st_mtime_ns, now.st_ctime_ns)
     content = {
-        "format": spec.format,
+        "format": FORMAT,
         "name": spec.name,
-        "table": spec.table,
-        "filtered": spec.filters is not None,
         "schema": encode_schema(spec.schema),
+        "parts": parts,
         "files": files,
-        "parts": [part.to_json() for part in parts],
         "made": time.time(),
-        **({} if lengths is None else {"flat": spec.flat, "lengths": lengths}),
-        **({} if codes is None else {"codes": codes.to_json()}),
+        "flat": spec.flat,
+        "whole": whole,
+        "codes": list(codes.items()),
     }
     write_whole(place / MANIFEST, json.dumps({"crc": _crc(content), "store": content}).encode())
 
@@ -240,23 +217,20 @@ def parse_manifest(text: bytes, name: str) -> Manifest:
         content = whole["store"]
         if whole["crc"] != _crc(content):
             raise TableError(f"the manifest of the row store {name!r} is damaged; {REMEDY}")
-        if content["format"] != (FLAT_FORMAT if "flat" in content else FORMAT):
+        if content["format"] != FORMAT:
             raise TableError(
-                f"the row store {name!r} is of format {content['format']!r}, expected {FORMAT}, or {FLAT_FORMAT} with "
-                f"lists that are kept flat; read it with the version that built it, or {REMEDY}"
+                f"the row store {name!r} is of format {content['format']!r}, expected {FORMAT}; read it with the "
+                f"version that built it, or {REMEDY}"
             )
-        width, checksum = content.get("lengths", (0, 0))
         manifest = Manifest(
             content["name"],
             decode_schema(content["schema"]),
-            tuple(Part.from_json(part) for part in content["parts"]),
+            tuple(map(Part.from_json, content["parts"])),
             {name: (length, written, changed) for name, (length, written, changed) in content["files"].items()},
-            content["table"],
-            content["filtered"],
             content["made"],
-            content.get("flat", 0),
-            (width, checksum) if "flat" in content else None,
-            CodesPart.from_json(content["codes"]) if "codes" in content else None,
+            content["flat"],
+            dict(content["whole"]),
+            dict(content["codes"]),
         )
         _check_sizes(manifest)
     except (KeyError, TypeError, ValueError, pa.ArrowException) as error:
@@ -279,20 +253,6 @@ def check_fits(manifest: Manifest, spec: StoreSpec, name: str) -> None:
             f"the row store {name!r} holds {manifest.num_rows} rows of {manifest.name!r}, expected "
             f"{spec.num_rows} of {spec.name!r}; {REMEDY}"
         )
-
-
-def file_names(spec: StoreSpec, parts: Sequence[Part]) -> list[str]:
-    """Return the names of the files of a store."""
-    names = [RECORDS]
-    if any(part.nulls is not None for part in parts):
-        names.append(NULLS)
-    if spec.keeps_ids:
-        names.append(IDS)
-    if spec.layout.heap:
-        names += [heap_file(chunk) for chunk in range(len(parts))]
-    if spec.flat:
-        names += [LENGTHS, *(values_file(chunk) for chunk in range(len(parts)))]
-    return names
 
 
 def check_store(place: Path, manifest: Manifest, *, contents: bool, threads: int = 1) -> bool:
@@ -320,7 +280,7 @@ def check_store(place: Path, manifest: Manifest, *, contents: bool, threads: int
         touched = touched or times != [now.st_mtime_ns, now.st_ctime_ns]
     if touched or contents:
         with Threads(threads, "table-loader-verify", joined=True) as pool:
-            list(pool.map(lambda part: _compare_file(place, part, origin), manifest.sums))
+            list(pool.map(lambda part: _compare_file(place, part, origin), chain.from_iterable(manifest.sums.values())))
     return touched
 
 
@@ -348,22 +308,27 @@ def _check_sizes(manifest: Manifest) -> None:
     Raises:
         ValueError: a file has another length, or is not one of a store.
     """
-    rows, layout, parts = manifest.num_rows, manifest.layout, manifest.parts
-    blocks, width = -(-rows // SUMMED), 0 if manifest.lengths is None else manifest.lengths[0]
-    wanted = {
-        RECORDS: rows * layout.width,
-        NULLS: rows * layout.null_width,
-        IDS: 8 * rows,
-        CODES: rows * manifest.codes_width,
-        LENGTHS: 8 * (blocks + 1) + width * SUMMED * blocks,
-        **{heap_file(chunk): part.heap_bytes for chunk, part in enumerate(parts)},
-        **{values_file(chunk): part.num_values * layout.value_dtype.itemsize for chunk, part in enumerate(parts)},
-    }
-    for name, (length, *_) in manifest.files.items():
+    rows, layout, parts, files = manifest.num_rows, manifest.layout, manifest.parts, manifest.files
+    blocks, width = -(-rows // SUMMED), manifest.length_width
+    itemsize = layout.value_dtype.itemsize
+    wanted = {name: rows * width for name, width in manifest.row_widths.items()}
+    wanted[LENGTHS] = 8 * (blocks + 1) + width * SUMMED * blocks
+    whole = {LENGTHS} if manifest.flat else set()
+    whole |= {CODES, WORDS} if manifest.codes else set()
+    fits = manifest.whole.keys() == whole and (width in (1, 2, 4, 8) or not (manifest.flat and rows))
+    for chunk, part in enumerate(parts):
+        own = {RECORDS}
+        if layout.heap:
+            own.add(name := heap_file(chunk))
+            wanted[name] = part.heap_bytes
+        if manifest.flat:
+            own.add(name := values_file(chunk))
+            wanted[name] = part.num_values * itemsize
+        fits = fits and part.rows >= 0 and own <= part.sums.keys() <= own | {NULLS, IDS}
+    for name, (length, *_) in files.items():
         if length != wanted.get(name, length if name == WORDS else None):
             raise ValueError(f"{name} has {length} bytes")
-    needed = {part.name for part in manifest.sums} | ({heap_file(0)} if layout.heap and parts else set())
-    if min((part.rows for part in parts), default=0) < 0 or width not in (0, 1, 2, 4, 8) or needed - {*manifest.files}:
+    if not fits or manifest.sums.keys() - files.keys():
         raise ValueError("its chunks do not fit its files")
 
 

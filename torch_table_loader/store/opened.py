@@ -1,33 +1,36 @@
-"""Opens a complete store."""
+"""Opens a complete store: its files are mapped into memory."""
 
 from __future__ import annotations
 
+import errno
+import mmap
 import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import pyarrow as pa
+import xxhash
 
+from torch_table_loader.arrow.datatypes import plain_type
+from torch_table_loader.arrow.sound import sound
 from torch_table_loader.cancellation import Threads
+from torch_table_loader.errors import OutOfMemoryError
+from torch_table_loader.local_files import open_regular
+from torch_table_loader.planning.document_lengths import SUMMED, DocumentLengths
 from torch_table_loader.store.coded_strings import CodedStrings
-from torch_table_loader.store.codes_file import words_of
 from torch_table_loader.store.gather import StoredRows, TextOfFiles
-from torch_table_loader.store.lengths_file import lengths_of
-from torch_table_loader.store.list_values import ListValues, StoredLists
+from torch_table_loader.store.list_values import ListValues
 from torch_table_loader.store.manifest import Manifest, Summed, check_fits, check_store, read_manifest, write_manifest
-from torch_table_loader.store.mapped import arrow_batches, mapping, scattered
-from torch_table_loader.store.origin import Origin
 from torch_table_loader.store.read_ahead import ReadAhead
-from torch_table_loader.store.spec import CODES, IDS, LENGTHS, NULLS, RECORDS, WORDS, StoreSpec, heap_file, values_file
+from torch_table_loader.store.spec import CODES, IDS, LENGTHS, WORDS, Origin, StoreSpec, heap_file, values_file
 
 if TYPE_CHECKING:
-    import mmap
-
-    import pyarrow as pa
     from numpy.typing import NDArray
+
+_NO_BYTES = np.empty(0, dtype=np.uint8)
 
 
 def open_store(
@@ -63,19 +66,56 @@ def open_store(
     touched = check_store(place, manifest, contents=contents, threads=threads)
     if touched:
         with suppress(OSError):  # so that the next one need not read it all again; the folder may be read-only
-            write_manifest(place, spec, manifest.parts, manifest.lengths, manifest.codes)
-    names = [name for name, (length, *_) in manifest.files.items() if length]
+            write_manifest(place, spec, manifest.parts, manifest.whole, manifest.codes)
     unread = () if manifest.heap_names else {heap_file(chunk) for chunk in range(len(manifest.parts))}
-    files = {name: mapping(place / name) for name in names if name not in unread}
+    names = [name for name, (length, *_) in manifest.files.items() if length and name not in unread]
+    files = {name: mapping(place / name) for name in names}
     origin, chunks = Origin(place.name), range(len(manifest.parts)) if manifest.heap_names else ()
     with Threads(threads, "table-loader-verify", joined=True) as pool:
         if not (touched or contents):
             compare(manifest.opening_sums(share), files, origin, pool.map)
         heaps = list(pool.map(lambda chunk: heap_batches(manifest, chunk, files[heap_file(chunk)], origin), chunks))
-    rows = _mapped(place, manifest, files, heaps)
+    lengths, values = None, None
+    if manifest.flat:
+        dtype, own = manifest.layout.value_dtype, map(values_file, range(len(manifest.parts)))
+        lengths = lengths_of(files[LENGTHS], manifest, origin)
+        values = ListValues.behind_one_another([_scattered(files[name]).view(dtype) for name in own if name in files])
     compared = compared or touched or contents or share == (0, 1)
-    text = None if compared else TextOfFiles([heap_file(chunk) for chunk in chunks for _ in heaps[chunk]], origin)
-    return replace(rows, read_ahead=_read_ahead(place, manifest, window_bytes), text=text)
+    return stored_rows(
+        manifest,
+        manifest.num_rows,
+        {name: _scattered(files[name]) for name in manifest.row_widths if name in files},
+        [batch for batches in heaps for batch in batches],
+        words_of(files[WORDS], manifest, origin) if manifest.codes else (),
+        origin,
+        lengths=lengths,
+        values=values,
+        read_ahead=_read_ahead(place, manifest, window_bytes),
+        text=None if compared else TextOfFiles([heap_file(chunk) for chunk in chunks for _ in heaps[chunk]], origin),
+    )
+
+
+def stored_rows(
+    manifest: Manifest,
+    num_rows: int,
+    files: Mapping[str, NDArray[np.uint8]],
+    heap: Sequence[pa.RecordBatch],
+    words: tuple[pa.Array, ...],
+    origin: Origin,
+    **others: Any,
+) -> StoredRows:
+    """View rows of a store, from the bytes of its files.
+
+    Args:
+        files: see `StoredRows`; and the codes of the strings that repeat.
+        words: the distinct strings of the columns with codes.
+        others: more arguments of `StoredRows`.
+    """
+    strings = None
+    if manifest.codes:
+        codes = files.get(CODES, _NO_BYTES).reshape(-1).view("<i4").reshape(num_rows, len(manifest.codes))
+        strings = CodedStrings(manifest.codes, codes, words, origin)
+    return StoredRows(manifest.layout, num_rows, files, manifest.null_columns, heap, strings=strings, **others)
 
 
 def compare(parts: Sequence[Summed], files: Mapping[str, Any], origin: Origin, each: Callable[..., Any] = map) -> None:
@@ -90,7 +130,9 @@ def compare(parts: Sequence[Summed], files: Mapping[str, Any], origin: Origin, e
     """
 
     def one(part: Summed) -> None:
-        part.compare(memoryview(files[part.name])[part.start : part.start + part.length], origin)
+        data = memoryview(files[part.name])[part.start : part.start + part.length]
+        if xxhash.xxh3_64_intdigest(data) != part.checksum:
+            raise origin.damaged(part.what)
 
     list(each(one, [part for part in parts if part.length]))
 
@@ -113,42 +155,85 @@ def heap_batches(
     return [batch.select(manifest.heap_names) for batch in batches]
 
 
-def _mapped(
-    place: Path, manifest: Manifest, files: Mapping[str, mmap.mmap], heaps: Sequence[Sequence[pa.RecordBatch]]
-) -> StoredRows:
-    layout, rows, origin = manifest.layout, manifest.num_rows, Origin(place.name)
-    arrays = {name: scattered(files[name]) for name in (RECORDS, NULLS, IDS, CODES) if name in files}
-    none = np.empty(0, dtype=np.uint8)
-    records: NDArray[Any] = arrays.get(RECORDS, none)
-    strings, coded = None, manifest.codes
-    if coded is not None:
-        codes = arrays.get(CODES, none).view("<i4").reshape(-1, len(coded.columns))
-        strings = CodedStrings(
-            coded.columns, codes, words_of(files[WORDS], coded, layout, origin), coded.nullable, origin
-        )
-    return StoredRows(
-        layout,
-        records.view(f"V{layout.width}") if layout.width else records,
-        arrays.get(NULLS, none).reshape(rows, layout.null_width) if NULLS in manifest.files else None,
-        manifest.null_columns,
-        arrays.get(IDS, none).view("<i8") if IDS in manifest.files else None,
-        [batch for batches in heaps for batch in batches],
-        rows,
-        lists=None if manifest.lengths is None else _lists(manifest, files, manifest.lengths[0], origin),
-        strings=strings,
-    )
+def lengths_of(data: Any, manifest: Manifest, origin: Origin) -> DocumentLengths:
+    """Return the lengths in a file whose checksum was compared.
+
+    Args:
+        data: its bytes.
+
+    Raises:
+        TableError: the lengths do not fit the store.
+    """
+    rows, wanted = manifest.num_rows, int(manifest.value_starts[-1])
+    sums = np.frombuffer(data, dtype="<i8", count=-(-rows // SUMMED) + 1)
+    if sums[-1] != wanted:
+        raise origin.damaged(LENGTHS, f"counts {sums[-1]} elements of lists, and the manifest {wanted}")
+    lengths = np.frombuffer(data, dtype=f"<u{manifest.length_width or 1}", offset=sums.nbytes)
+    return DocumentLengths(lengths, sums, rows)
+
+
+def words_of(data: Any, manifest: Manifest, origin: Origin) -> tuple[pa.Array, ...]:
+    """Return the distinct strings of each column.
+
+    Args:
+        data: the content of ``words.arrow``, whose checksum was compared.
+
+    Raises:
+        TableError: they do not fit the store.
+    """
+    wanted = [pa.large_list(plain_type(manifest.schema.types[column])) for column in manifest.codes]
+    batches = arrow_batches(data, WORDS, origin, text=False)
+    if [batch.num_rows for batch in batches] != [1] or batches[0].schema.types != wanted:
+        raise origin.damaged(WORDS, "does not have one row of the columns of the manifest")
+    return tuple(column.values for column in batches[0].columns)
 
 
 def _read_ahead(place: Path, manifest: Manifest, window_bytes: int | None) -> ReadAhead | None:
     if window_bytes is None or not hasattr(os, "posix_fadvise"):
         return None
-    layout = manifest.layout
-    widths = {RECORDS: layout.width, NULLS: layout.null_width, CODES: manifest.codes_width}
-    files = [(place / name, width) for name, width in widths.items() if width and name in manifest.files]
+    files = [(place / name, width) for name, width in manifest.row_widths.items() if width and name != IDS]
     return ReadAhead(files, window_bytes) if files else None
 
 
-def _lists(manifest: Manifest, files: Mapping[str, mmap.mmap], width: int, origin: Origin) -> StoredLists:
-    dtype, names = manifest.layout.value_dtype, map(values_file, range(len(manifest.parts)))
-    values = [scattered(files[name]).view(dtype) for name in names if name in files]
-    return StoredLists(lengths_of(files[LENGTHS], width, manifest, origin), ListValues.behind_one_another(values))
+def mapping(path: Path) -> mmap.mmap:
+    """Map a non-empty file for reading.
+
+    Raises:
+        OutOfMemoryError: the address space has no room for it.
+    """
+    file = open_regular(path)
+    try:
+        return mmap.mmap(file, 0, access=mmap.ACCESS_READ)
+    except OSError as error:
+        if error.errno != errno.ENOMEM:
+            raise
+        raise OutOfMemoryError(
+            f"the row store's file {str(path)!r} of {os.fstat(file).st_size:,} bytes does not fit this process's "
+            "address space; raise its limit (`ulimit -v`), or pass fewer columns=[...]"
+        ) from error
+    finally:
+        os.close(file)
+
+
+def _scattered(mapped: mmap.mmap) -> NDArray[np.uint8]:
+    """Return the bytes of a mapped file, which are read in any order from now on."""
+    if hasattr(mmap, "MADV_RANDOM"):
+        mapped.madvise(mmap.MADV_RANDOM)
+    return np.frombuffer(mapped, dtype=np.uint8)
+
+
+def arrow_batches(data: Any, what: str, origin: Origin, *, text: bool) -> list[pa.RecordBatch]:
+    """Return the record batches of an Arrow IPC file as views of its bytes, after validating them.
+
+    Args:
+        data: the file's bytes.
+        text: whether text is looked at too; see `sound`.
+
+    Raises:
+        TableError: the file is damaged.
+    """
+    try:
+        with pa.ipc.open_file(pa.BufferReader(pa.py_buffer(data))) as reader:
+            return [sound(reader.get_batch(number), text=text) for number in range(reader.num_record_batches)]
+    except (pa.ArrowException, OSError, ValueError) as error:
+        raise origin.damaged(what, f"does not decode ({str(error).partition(chr(10))[0]})") from error

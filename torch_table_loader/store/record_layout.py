@@ -131,7 +131,7 @@ class RecordLayout:
     @cached_property
     def heap_schema(self) -> pa.Schema:
         """The columns that records do not hold, as they are stored."""
-        return pa.schema([pa.field(f"c{column}", plain_type(self.schema.types[column])) for column in self.heap])
+        return pa.schema([pa.field(heap_name(column), plain_type(self.schema.types[column])) for column in self.heap])
 
     @cached_property
     def groups(self) -> tuple[Group, ...]:
@@ -203,41 +203,27 @@ class Encoded:
     null_columns: frozenset[int]
 
     def blocks(self) -> Iterator[tuple[int, Bytes]]:
-        """Yield the first row and the records of each block: uint8[k, width], in memory that the next block reuses."""
-        rows = self._rows_of(sizes().record_block_bytes)
-        buffer = np.zeros((min(rows, self.num_rows), self.layout.width), dtype=np.uint8)
-        for start in range(0, self.num_rows, rows):
-            block = buffer[: self.num_rows - start]
-            self._fill(block, start)
-            yield start, block
-
-    def fill(self, records: Bytes) -> None:
-        """Write the records, uint8[num_rows, width]; bytes between columns are left unchanged."""
-        self._fill(records, 0)
-
-    def _fill(self, records: Bytes, first: int) -> None:
-        """Write the records of the rows from one on.
+        """Yield the first row and the records of each block: uint8[k, width], in memory that the next block reuses.
 
         Columns with one value for each row and the same width are collected first, and transposed together: writing
         them one by one would fetch each cache line of the records again for each column.
         """
-        rows = self._rows_of(sizes().record_fill_bytes)
-        together, alone = self._parts(records)
+        rows = max(sizes().record_block_bytes // max(self.layout.width, 1), sizes().record_block_rows)
+        buffer = np.zeros((min(rows, self.num_rows), self.layout.width), dtype=np.uint8)
+        together, alone = self._parts(buffer)
         most = max((len(bares) for _, bares in together), default=0)
-        spare = np.empty(min(rows, len(records)) * most * 8, dtype=np.uint8)
-        for start in range(0, len(records), rows):
-            count = min(rows, len(records) - start)
-            here = slice(first + start, first + start + count)
+        spare = np.empty(len(buffer) * most * 8, dtype=np.uint8)
+        for start in range(0, self.num_rows, rows):
+            count = min(rows, self.num_rows - start)
+            here = slice(start, start + count)
             for part, bares in together:
                 piece = spare[: count * part.shape[1] * part.itemsize].view(part.dtype).reshape(part.shape[1], count)
                 for row, bare in zip(piece, bares, strict=True):
                     row[:] = bare[here, 0]
-                part[start : start + count] = piece.T
+                part[:count] = piece.T
             for part, bare in alone:
-                part[start : start + count] = bare[here]
-
-    def _rows_of(self, num_bytes: int) -> int:
-        return max(num_bytes // max(self.layout.width, 1), sizes().record_block_rows)
+                part[:count] = bare[here]
+            yield start, buffer[:count]
 
     def _parts(self, records: Bytes) -> tuple[list[_Together], list[_Alone]]:
         """View the values in records: those of adjacent slots of one width and one value together, others alone."""
@@ -256,6 +242,11 @@ class Encoded:
                     stop = slot.offset + slot.kind.width * slot.kind.count
                     alone.append((records[:, slot.offset : stop].view(bare.dtype), bare))
         return together, alone
+
+
+def heap_name(column: int) -> str:
+    """Return the name of a column in a heap."""
+    return f"c{column}"
 
 
 def fixed_type(kind: pa.DataType) -> FixedType | None:

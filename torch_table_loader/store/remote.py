@@ -4,34 +4,43 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, closing
-from functools import cached_property
-from itertools import islice
+from dataclasses import dataclass
+from functools import cached_property, partial
+from itertools import islice, pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
 
 import numpy as np
+import pyarrow as pa
 
 from torch_table_loader.cancellation import Threads, result_of
 from torch_table_loader.errors import TableError
 from torch_table_loader.local_files import make_folder, read_regular
-from torch_table_loader.planning.ranges import in_windows
-from torch_table_loader.records import FileVersion
-from torch_table_loader.store.codes_file import words_of
+from torch_table_loader.planning.ranges import coalesce, in_windows, joined
+from torch_table_loader.planning.requests import Range
+from torch_table_loader.records import DataFile, FileNeeds, FileVersion
+from torch_table_loader.sizes import sizes
 from torch_table_loader.store.gather import StoredRows
 from torch_table_loader.store.leases import Leases
-from torch_table_loader.store.lengths_file import lengths_of
-from torch_table_loader.store.list_values import Spans
+from torch_table_loader.store.list_values import ListValues, Spans
 from torch_table_loader.store.manifest import Manifest, check_fits, parse_manifest, read_manifest
-from torch_table_loader.store.opened import compare
-from torch_table_loader.store.origin import REMOVE_FOLDER, Origin
-from torch_table_loader.store.remote_window import PartsReader, Records, RemoteFiles, Window
-from torch_table_loader.store.spec import IDS, LENGTHS, MANIFEST, RECORDS, WORDS, StoreSpec
+from torch_table_loader.store.opened import compare, heap_batches, lengths_of, stored_rows, words_of
+from torch_table_loader.store.spec import (
+    IDS,
+    LENGTHS,
+    MANIFEST,
+    RECORDS,
+    WORDS,
+    Origin,
+    StoreSpec,
+    heap_file,
+    values_file,
+)
 
 if TYPE_CHECKING:
-    import pyarrow as pa
     from numpy.typing import NDArray
 
     from torch_table_loader.contracts import PartStorage
@@ -42,13 +51,219 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-OpenReader: TypeAlias = Callable[[], AbstractContextManager[PartsReader]]
-"""Opens a reader of parts of a store's files, until the block ends."""
-
 _UPLOAD = "upload"
 _THREADS = 16
 _EXPECTED = 2
 """Windows whose bytes are requested beside the one that is being gathered, or was."""
+
+
+class FileParts(Protocol):
+    """Parts of a file that were requested, and are taken in order."""
+
+    def read(self, start: int, stop: int) -> Any:
+        """Wait for bytes of the parts, and return them. Raises TableError or StorageError."""
+        ...
+
+    def close(self) -> None:
+        """Release them, and cancel pending requests; `read` raises from now on."""
+        ...
+
+
+class PartsReader(Protocol):
+    """Requests parts of the files of a store; threads share it."""
+
+    def expect(self, needs: FileNeeds, rows_before: int) -> FileParts:
+        """Request parts of a file.
+
+        Args:
+            needs: the parts; each of its groups has one range, which is one request.
+            rows_before: rows that are delivered before them: earlier rows are fetched earlier.
+        """
+        ...
+
+
+OpenReader: TypeAlias = Callable[[], AbstractContextManager[PartsReader]]
+"""Opens a reader of parts of a store's files, until the block ends."""
+
+Ask: TypeAlias = Callable[[str, Sequence[Range]], FileParts]
+"""Requests parts of a file of a store, by its name."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RemoteFiles:
+    """The files of a store at a URL.
+
+    Args:
+        root: its folder, as the storage names it.
+        versions: versions of its files when the store was opened.
+    """
+
+    root: str
+    manifest: Manifest
+    versions: Mapping[str, FileVersion]
+    origin: Origin
+
+    def come_whole(self, rows: int) -> bool:
+        """Return whether so many scattered rows take nearly all of the store, so that more rows would cost no more."""
+        layout = self.manifest.layout
+        if self.manifest.heap_names:
+            return rows >= len(self.manifest.parts)
+        values = int(self.manifest.value_starts[-1]) * layout.value_dtype.itemsize
+        return rows * sizes().far_gap_bytes >= max(self.manifest.files[RECORDS][0], values)
+
+    def expect(self, reader: PartsReader, name: str, parts: Sequence[Range], rows_before: int) -> FileParts:
+        """Request parts of a file."""
+        path = f"{self.root}/{name}"
+        file = DataFile(path, path, self.versions[name], "row store")
+        return reader.expect(FileNeeds(file, tuple((part,) for part in parts)), rows_before)
+
+    def whole(self, ask: Ask, name: str, made: Callable[[Any], T]) -> Callable[[], T]:
+        """Request a whole file; return what waits for it, compares its checksum, and returns what is made of it."""
+        stop = self.manifest.files[name][0]
+        parts = ask(name, _requests(0, stop))
+
+        def take() -> T:
+            with closing(parts):
+                data = parts.read(0, stop)
+                compare(self.manifest.sums[name], {name: data}, self.origin)
+                return made(data)
+
+        return take
+
+    def records(self, ask: Ask, name: str, wanted: Ints) -> Callable[[], NDArray[np.uint8]]:
+        """Request records of a file; return what waits for them: uint8[n, width]. Neighbors share a request.
+
+        Args:
+            wanted: int64[n], n ≥ 1, ascending.
+        """
+        width = self.manifest.row_widths[name]
+        ranges = coalesce(wanted, sizes().far_gap_bytes // width, max(1, sizes().far_request_bytes // width))
+        ends = list(zip((ranges.first * width).tolist(), (ranges.stop * width).tolist(), strict=True))
+        parts = ask(name, ends)
+
+        def take() -> NDArray[np.uint8]:
+            out = np.empty((len(wanted), width), dtype=np.uint8)
+            flat = out.view(f"V{width}").reshape(-1)
+            with closing(parts):
+                for number, (begin, end) in enumerate(pairwise(ranges.bounds.tolist())):
+                    data = np.frombuffer(parts.read(*ends[number]), dtype=flat.dtype)
+                    np.take(data, wanted[begin:end] - ranges.first[number], out=flat[begin:end], mode="clip")
+            return out
+
+        return take
+
+    def heap(self, ask: Ask, chunk: int, rows: Ints) -> Callable[[], list[pa.RecordBatch]]:
+        """Request a chunk's heap; return what waits for it, and keeps some of its rows."""
+
+        def made(data: Any) -> list[pa.RecordBatch]:
+            table = pa.Table.from_batches(heap_batches(self.manifest, chunk, data, self.origin))
+            batches: list[pa.RecordBatch] = table.take(pa.array(rows)).combine_chunks().to_batches()
+            return batches
+
+        return self.whole(ask, heap_file(chunk), made)
+
+
+class _Values:
+    """Stretches of flat lists that were requested; stretches near each other share a request."""
+
+    def __init__(self, manifest: Manifest, ask: Ask, spans: Spans) -> None:
+        self._dtype = manifest.layout.value_dtype
+        starts, size = manifest.value_starts, self._dtype.itemsize
+        some = spans.start < spans.stop
+        start, stop = spans.start[some], spans.stop[some]
+        chunks = np.searchsorted(starts, start, side="right") - 1
+        self.first, stop = joined(start, stop, sizes().far_gap_bytes // size, chunks)
+        chunks = np.searchsorted(starts, self.first, side="right") - 1
+        begins, ends = (self.first - starts[chunks]) * size, (stop - starts[chunks]) * size
+        self._ends: list[Range] = list(zip(begins.tolist(), ends.tolist(), strict=True))
+        self.names = [values_file(chunk) for chunk in chunks.tolist()]
+        """The file of each stretch."""
+        self._parts: list[FileParts] = []
+        bounds = np.flatnonzero(np.diff(chunks, prepend=-1, append=-1)).tolist()
+        for first, last in pairwise(bounds):
+            asked = [part for ends in self._ends[first:last] for part in _requests(*ends)]
+            self._parts += [ask(self.names[first], asked)] * (last - first)
+
+    def take(self) -> list[NDArray[Any]]:
+        """Wait for the values, and return those of each stretch."""
+        found = []
+        for number, (parts, ends) in enumerate(zip(self._parts, self._ends, strict=True)):
+            found.append(np.frombuffer(parts.read(*ends), dtype=self._dtype).copy())
+            if self._parts[number + 1 : number + 2] != [parts]:
+                parts.close()
+        return found
+
+
+def _requests(start: int, stop: int) -> list[Range]:
+    return list(pairwise([*range(start, stop, sizes().far_request_bytes), stop]))
+
+
+class _Window:
+    """Rows whose bytes were requested: records, nulls, row ids, codes, heaps and lists together."""
+
+    def __init__(
+        self, files: RemoteFiles, places: Ints, reader: PartsReader, rows_before: int, spans: Spans | None = None
+    ) -> None:
+        """Request the rows.
+
+        Args:
+            places: int64[n]; a row may be wanted more than once.
+            rows_before: rows that are delivered before them.
+            spans: the wanted parts of flat lists; None for nothing.
+        """
+        self._wanted, self.local = np.unique(places, return_inverse=True)
+        """Where each place is among the rows that are gathered."""
+        self._files, self._open = files, list[FileParts]()
+        manifest = files.manifest
+
+        def ask(name: str, parts: Sequence[Range]) -> FileParts:
+            self._open.append(files.expect(reader, name, parts, rows_before))
+            return self._open[-1]
+
+        widths = manifest.row_widths.items() if len(self._wanted) else ()
+        self._records = {name: files.records(ask, name, self._wanted) for name, width in widths if width}
+        self._heaps: list[Callable[[], list[pa.RecordBatch]]] = []
+        if manifest.heap_names:
+            starts = np.cumsum([0, *(part.rows for part in manifest.parts)])
+            ends = np.searchsorted(self._wanted, starts)
+            for chunk in np.flatnonzero(np.diff(ends)).tolist():
+                rows = self._wanted[ends[chunk] : ends[chunk + 1]] - starts[chunk]
+                self._heaps.append(files.heap(ask, chunk, rows))
+        self._values = None if spans is None else _Values(manifest, ask, spans)
+
+    def gather(
+        self, lengths: DocumentLengths | None = None, words: tuple[pa.Array, ...] = (), *, whole: bool = False
+    ) -> StoredRows:
+        """Wait for the rows, and return them without duplicates, ordered by place.
+
+        Args:
+            lengths: the lengths of the lists of all rows of the store, if parts of lists were requested.
+            words: the distinct strings of the columns that the store has codes of.
+            whole: whether these are all rows and lists of the store, whose checksums are then compared.
+
+        Raises:
+            TableError: a file of the store is missing, changed or damaged.
+            StorageError: the store failed, or nobody wants the rows any more.
+        """
+        manifest, origin, values = self._files.manifest, self._files.origin, None
+        with closing(self):
+            taken = {name: take().reshape(-1) for name, take in self._records.items()}
+            heap = [batch for take in self._heaps for batch in take()]
+            stretches = [] if self._values is None else self._values.take()
+        if self._values is not None:
+            values = ListValues(self._values.first, stretches)
+        if whole:
+            named = {} if self._values is None else dict(zip(self._values.names, stretches, strict=True))
+            files = taken | {name: data.view(np.uint8) for name, data in named.items()}
+            compare([part for name in files for part in manifest.sums.get(name, ())], files, origin)
+        taken.setdefault(IDS, self._wanted.view(np.uint8))
+        rows = len(self._wanted)
+        return stored_rows(manifest, rows, taken, heap, words, origin, lengths=lengths, values=values)
+
+    def close(self) -> None:
+        """Release what is not gathered; `gather` then raises StorageError. Any thread may call it."""
+        for parts in self._open:
+            parts.close()
 
 
 class RemoteRows:
@@ -90,27 +305,22 @@ class RemoteRows:
             TableError: the lengths are damaged.
         """
         manifest = self._files.manifest
-        if manifest.lengths is None:
-            return None
-        return lengths_of(self._whole(LENGTHS), manifest.lengths[0], manifest, self._files.origin)
+        return lengths_of(self._whole(LENGTHS), manifest, self._files.origin) if manifest.flat else None
 
     def _words(self) -> tuple[pa.Array, ...]:
         """Return the distinct strings of the columns that the store has codes of, which one lane fetches for all."""
-        codes = self._files.manifest.codes
-        if codes is None:
+        manifest = self._files.manifest
+        if not manifest.codes:
             return ()
         with self._fetching_words:
             if self._found_words is None:
-                self._found_words = words_of(self._whole(WORDS), codes, self.layout, self._files.origin)
+                self._found_words = words_of(self._whole(WORDS), manifest, self._files.origin)
             return self._found_words
 
     def _whole(self, name: str) -> bytes:
-        """Fetch a file whole, and compare its checksum."""
-        manifest = self._files.manifest
-        with self._open_reader() as reader, closing(self._files.whole(reader, name)) as parts:
-            data = bytes(parts.read(0, manifest.files[name][0]))
-        compare([part for part in manifest.sums if part.name == name], {name: data}, self._files.origin)
-        return data
+        """Fetch a file whole, before everything else, and compare its checksum."""
+        with self._open_reader() as reader:
+            return self._files.whole(partial(self._files.expect, reader, rows_before=0), name, bytes)()
 
     def gather(self, places: Ints) -> list[pa.Array]:
         """Return the rows at some places, as one array a column; see `StoredRows.gather`."""
@@ -128,14 +338,14 @@ class RemoteRows:
             The rows, without duplicates, and the place of each among them.
         """
         lengths = self.lengths
-        with self._open_reader() as reader, closing(Window(self._files, places, reader, 0, spans)) as window:
+        with self._open_reader() as reader, closing(_Window(self._files, places, reader, 0, spans)) as window:
             return window.gather(lengths, self._words(), whole=whole), window.local
 
     def fetch_all(self) -> StoredRows:
         """Read all rows into memory, and compare their checksums."""
         manifest = self._files.manifest
         starts = manifest.value_starts
-        spans = None if manifest.lengths is None else Spans(starts[:-1], starts[1:])
+        spans = Spans(starts[:-1], starts[1:]) if manifest.flat else None
         return self.fetch(np.arange(self.num_rows), spans, whole=True)[0]
 
     def windows(
@@ -161,8 +371,8 @@ class RemoteRows:
             return
         lengths = self.lengths
         asked = self._asked(blocks, most_blocks, reader, spans)
-        expected: deque[tuple[list[tuple[Ints, T]], Window]] = deque()
-        gathered: deque[tuple[list[tuple[Ints, T]], Window, Future[StoredRows]]] = deque()
+        expected: deque[tuple[list[tuple[Ints, T]], _Window]] = deque()
+        gathered: deque[tuple[list[tuple[Ints, T]], _Window, Future[StoredRows]]] = deque()
 
         def advance() -> None:
             expected.extend(islice(asked, _EXPECTED - len(expected)))
@@ -191,7 +401,7 @@ class RemoteRows:
         most_blocks: int | None,
         reader: PartsReader,
         spans: Callable[[T], Spans] | None,
-    ) -> Iterator[tuple[list[tuple[Ints, T]], Window]]:
+    ) -> Iterator[tuple[list[tuple[Ints, T]], _Window]]:
         """Yield windows of blocks, each after its bytes were requested."""
         row_bytes, value_bytes = row_width(self.layout), self.layout.value_dtype.itemsize
 
@@ -206,7 +416,7 @@ class RemoteRows:
             places = np.concatenate([places for places, _ in window])
             parts = None if spans is None else [spans(note) for _, note in window]
             wanted = None if parts is None else Spans(*(np.concatenate(each) for each in zip(*parts, strict=True)))
-            yield window, Window(self._files, places, reader, before, wanted)
+            yield window, _Window(self._files, places, reader, before, wanted)
             before += len(places)
 
     @property
@@ -216,8 +426,9 @@ class RemoteRows:
     def _ids(self, wanted: Ints) -> Ints:
         if not len(wanted):
             return np.empty(0, dtype=np.int64)
-        with self._open_reader() as reader, closing(Records(self._files, IDS, 8, wanted, reader, 0)) as records:
-            return records.take().view("<i8").reshape(-1)
+        with self._open_reader() as reader:
+            ask = partial(self._files.expect, reader, rows_before=0)
+            return self._files.records(ask, IDS, wanted)().view("<i8").reshape(-1)
 
 
 def row_width(layout: RecordLayout) -> int:
@@ -246,7 +457,7 @@ def open_remote(
     if manifest is None:
         return None
 
-    origin = Origin(storage.shown(root), REMOVE_FOLDER)
+    origin = Origin(storage.shown(root), "remove that folder, and it is built again")
 
     def checked(entry: tuple[str, tuple[int, ...]]) -> FileVersion:
         name, (length, *_) = entry

@@ -4,22 +4,23 @@ from __future__ import annotations
 
 import base64
 import hashlib
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 
+from torch_table_loader.errors import TableError
 from torch_table_loader.sizes import sizes
 from torch_table_loader.store.record_layout import WIDE_BYTES, RecordLayout
 
-FORMAT = 3
+FORMAT = 5
 """Increase it when the files' layout changes: names of stores contain it."""
 
-FLAT_FORMAT = 4
-"""The same for stores that keep lists flat, such as tokens of documents."""
+REMEDY = "remove it with `torch-table-loader store prune --damaged`, and it is built again"
 
 MANIFEST = "manifest.json"
 RECORDS = "records.bin"
@@ -61,18 +62,11 @@ class StoreSpec:
         """The layout of the records."""
         return RecordLayout(self.schema, self.flat)
 
-    @property
-    def format(self) -> int:
-        """The version of the file format."""
-        return FLAT_FORMAT if self.flat else FORMAT
-
     @cached_property
     def name(self) -> str:
         """The store's folder name: the same for every run over the same table, columns and filter."""
-        made = () if self.made is None else (self.made,)
-        flat = (self.flat,) if self.flat else ()
         kept = (encode_schema(self.schema), self.chunk_rows, self.keeps_ids)
-        key = (self.format, self.table, self.filters, *kept, *made, *flat)
+        key = (FORMAT, self.table, self.filters, *kept, self.made, self.flat)
         return f"rows-{hashlib.sha256(repr(key).encode()).hexdigest()[:32]}"
 
     @cached_property
@@ -84,6 +78,12 @@ class StoreSpec:
     def num_rows(self) -> int:
         """Number of rows."""
         return self.chunk_starts[-1]
+
+    @property
+    def row_widths(self) -> dict[str, int]:
+        """The bytes of a row in each file that all chunks are written to."""
+        widths = {RECORDS: self.layout.width, NULLS: self.layout.null_width}
+        return widths | ({IDS: 8} if self.keeps_ids else {}) | ({WIDE_LENGTHS: WIDE_BYTES} if self.flat else {})
 
     @property
     def num_bytes(self) -> int:
@@ -127,69 +127,43 @@ def part_file(place: Path, chunk: int) -> Path:
     return place / PARTS / f"{chunk:06}.json"
 
 
-@dataclass(frozen=True, slots=True)
-class CodesPart:
-    """The codes of the strings that repeat, which a store keeps beside its heaps.
-
-    Args:
-        nullable: which of them contain a null.
-        codes: XXH3 hash of the file of codes.
-        words: XXH3 hash of the file of the distinct strings.
-    """
-
-    columns: tuple[int, ...]
-    nullable: tuple[bool, ...]
-    codes: int
-    words: int
-
-    def to_json(self) -> list[Any]:
-        """Write as plain data."""
-        return [list(self.columns), list(self.nullable), self.codes, self.words]
-
-    @classmethod
-    def from_json(cls, data: Any) -> CodesPart:
-        """Read what `to_json` wrote. Raises ValueError or TypeError if the data is malformed."""
-        columns, nullable, codes, words = data
-        return cls(tuple(columns), tuple(nullable), codes, words)
-
-
-@dataclass(frozen=True, slots=True)
-class Part:
+class Part(NamedTuple):
     """A finished chunk.
 
     Args:
-        nulls: XXH3 hash of its records of nulls; None if it has no null.
-        ids: XXH3 hash of its row ids; None if they are not stored.
-        heap: XXH3 hash of its heap file; None if there is none.
-        heap_bytes: bytes of that file.
-        values: XXH3 hash of the values of its lists; None if none is kept flat.
+        sums: by file, the XXH3 hash of what the chunk wrote there; without the nulls if it has none.
+        heap_bytes: bytes of its heap file.
+        num_values: elements of its flat lists.
     """
 
     rows: int
-    records: int
-    nulls: int | None
-    ids: int | None
-    heap: int | None
+    sums: Mapping[str, int]
     heap_bytes: int
+    num_values: int
     null_columns: tuple[int, ...]
-    values: int | None = None
-    num_values: int = 0
-
-    def to_json(self) -> list[Any]:
-        """Write as plain data."""
-        return [
-            self.rows,
-            self.records,
-            self.nulls,
-            self.ids,
-            self.heap,
-            self.heap_bytes,
-            list(self.null_columns),
-            *(() if self.values is None else (self.values, self.num_values)),
-        ]
 
     @classmethod
     def from_json(cls, data: Any) -> Part:
-        """Read what `to_json` wrote. Raises ValueError or TypeError if the data is malformed."""
-        rows, records, nulls, ids, heap, heap_bytes, columns, *values = data
-        return cls(rows, records, nulls, ids, heap, heap_bytes, tuple(columns), *values)
+        """Read what `json.dumps` wrote. Raises ValueError or TypeError if the data is malformed."""
+        rows, sums, heap_bytes, num_values, columns = data
+        return cls(rows, dict(sums), heap_bytes, num_values, tuple(columns))
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Where the bytes of a store come from, for messages about damage.
+
+    Args:
+        remedy: what to do if it is damaged.
+    """
+
+    name: str
+    remedy: str = REMEDY
+
+    def damaged(self, what: str, why: str = "is not what was written") -> TableError:
+        """Return the error for damage.
+
+        Args:
+            what: the file, and the chunk if the file holds several.
+        """
+        return TableError(f"the row store {self.name!r} is damaged: {what} {why}; {self.remedy}")

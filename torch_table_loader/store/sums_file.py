@@ -22,7 +22,7 @@ from torch_table_loader.local_files import allocate, make_folder, new_file, open
 from torch_table_loader.sizes import sizes
 from torch_table_loader.store.chunk_writer import naming_disk_errors
 from torch_table_loader.store.leases import Leases
-from torch_table_loader.store.mapped import mapping
+from torch_table_loader.store.opened import mapping
 from torch_table_loader.store.spec import LEASES
 
 if TYPE_CHECKING:

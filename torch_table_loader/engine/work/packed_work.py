@@ -315,8 +315,8 @@ class PackedStream(TurnStream):
             documents: the row there of each part's document.
         """
         slices = parts.slices
-        assert rows.lists is not None  # noqa: S101 stores of documents have them
-        found, values = rows.lists.values, []
+        assert rows.values is not None  # noqa: S101 stores of documents have them
+        found, values = rows.values, []
         for number, field in enumerate(self._cut):
             values.append(_values(found, number, parts.at, slices.length, field.type.value_type.to_pandas_dtype()))
         made = Parts(

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from torch_table_loader.errors import ConfigError, TableError
-from torch_table_loader.options import DEFAULT_RETRY_SECONDS
+from torch_table_loader.remote_options import RemoteOptions
 from torch_table_loader.source.delta.delta_history import CHANGES, DeltaHistory, read_commits
 from torch_table_loader.source.delta.delta_options import DeltaAddress
 from torch_table_loader.source.delta.delta_schema import DeltaColumns, read_delta_schema
@@ -36,14 +36,12 @@ class DeltaRequest(TableRequest):
 
     Args:
         allowed: areas that may contain files besides the table's own host, bucket or machine.
-        retry_seconds: how long to retry a failed request to the store.
-        storage_options: the caller's, for the plan cache.
+        storage_options: the caller's, of which the address has those of the store.
         lazy: whether nothing is asked of data files yet.
     """
 
     at: DeltaAddress
     allowed: tuple[Area, ...] = field(default=(), kw_only=True)
-    retry_seconds: float = field(default=DEFAULT_RETRY_SECONDS, kw_only=True)
     storage_options: Mapping[str, Any] | None = field(default=None, kw_only=True, repr=False)
     lazy: bool = field(default=False, kw_only=True)
 
@@ -60,7 +58,7 @@ class DeltaRequest(TableRequest):
             chosen: "version"; or "timestamp", for the version that was the newest then; without both, the newest.
         """
         storage = self._storage()
-        reader = LogReader(self.at, self.retry_seconds, LogFiles(storage, self.at.root), self.filters is not None)
+        reader = LogReader(self.at, self._retry_seconds, LogFiles(storage, self.at.root), self.filters is not None)
         version, timestamp = chosen.get("version"), chosen.get("timestamp")
         when = None if timestamp is None else read_time("timestamp", timestamp)
         log = reader.read(version, when)
@@ -79,11 +77,15 @@ class DeltaRequest(TableRequest):
         return found
 
     @property
+    def _retry_seconds(self) -> float:
+        return RemoteOptions.of(self.storage_options).retry_seconds
+
+    @property
     def _root(self) -> str:
         return self.at.root.rstrip("/")
 
     def _storage(self) -> TableStorage:
-        return TableStorage(self.at.root, {}, self.at.options, (), None, self.allowed, self.retry_seconds)
+        return TableStorage(self.at.root, {}, self.at.options, (), None, self.allowed, self._retry_seconds)
 
     def _planned(self, reader: LogReader, log: Log, storage: TableStorage, *, pinned: bool) -> SnapshotFiles:
         """Plan the files of a version, or of what came and went before it."""
@@ -152,7 +154,7 @@ class DeltaRequest(TableRequest):
             return None
         shape = json.dumps([log.table_id, log.mode, log.partition_columns, list(log.fields)], sort_keys=True)
         scope = f"{storage.place} delta {hashlib.sha256(shape.encode()).hexdigest()}"
-        return PlanCache.open(self.plan_cache, self.storage_options, scope, self.retry_seconds)
+        return PlanCache.open(self.plan_cache, self.storage_options, scope)
 
 
 def _refuse_younger(when: dt.datetime, storage: TableStorage, root: str) -> None:

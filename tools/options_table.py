@@ -27,8 +27,8 @@ SECTIONS = {
         *("collate_fn", "row_id", "pack"),
     ),
     "Workers and progress": (
-        *("num_workers", "worker_type", "multiprocessing_context", "device", "pin_memory", "prefetch_batches"),
-        *("show_progress", "progress_interval"),
+        *("num_workers", "worker_type", "device", "pin_memory", "prefetch_batches"),
+        "show_progress",
     ),
     "Ranks": ("num_ranks", "rank", "mesh", "even_ranks", "check_plan"),
     "Rows in any order": tuple(ROWS_ONLY),

@@ -6,6 +6,7 @@ import functools
 import inspect
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import fields, replace
+from multiprocessing.context import BaseContext
 from types import MethodType
 from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
@@ -44,11 +45,10 @@ class LoaderKeywords(TypedDict, total=False):
     partitioning: Literal["hive"] | None
     num_ranks: int | Literal["auto"] | None
     rank: int | None
-    show_progress: bool | Literal["workers"]
-    progress_interval: float
+    show_progress: bool | float | Literal["workers"]
     shuffle_buffer_size: int | None
     drop_last: bool
-    worker_type: WorkerType
+    worker_type: WorkerType | BaseContext
     even_ranks: EvenRanks | None
     prefetch_batches: int | None
     nulls: Mapping[str, Any] | Literal["mask"] | None
@@ -59,7 +59,6 @@ class LoaderKeywords(TypedDict, total=False):
     unsupported: Literal["list"] | None
     pin_memory: bool
     device: Any
-    multiprocessing_context: Any
     row_id: bool
     mesh: Any
     schema: Any
@@ -95,7 +94,6 @@ _HERE: dict[str, tuple[str, ...]] = {
     "format": ("file_format", "fmt"),
     "micro_batches": ("gradient_accumulation_steps",),
     "mesh": ("device_mesh",),
-    "multiprocessing_context": ("mp_context",),
     "num_ranks": ("num_replicas", "num_shards", "world_size"),
     "num_workers": ("num_proc", "num_threads"),
     "output_format": ("batch_format", "with_format"),
@@ -112,6 +110,7 @@ _HERE: dict[str, tuple[str, ...]] = {
     "table": ("identifier", "table_name"),
     "metadata_location": ("location", "path"),
     "weights": ("probabilities", "sample_weights"),
+    "worker_type": ("mp_context", "multiprocessing_context"),
 }
 """By option: what PyTorch and the nearest loaders call it. The first option that a dataset takes is the one meant."""
 

@@ -26,6 +26,7 @@ from torch_table_loader.rank_dataset import RankDataset
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from multiprocessing.context import BaseContext
 
     import numpy as np
     from numpy.typing import NDArray
@@ -65,8 +66,8 @@ class SourceKeywords(TypedDict, total=False):
 _OF_SOURCES = frozenset(SourceKeywords.__annotations__)
 
 _HANDED = _OF_SOURCES | {
-    *("num_ranks", "rank", "mesh", "check_plan", "show_progress", "progress_interval"),
-    *("num_workers", "worker_type", "multiprocessing_context"),
+    *("num_ranks", "rank", "mesh", "check_plan", "show_progress"),
+    *("num_workers", "worker_type"),
 }
 """What the mixture hands to the sources that it opens."""
 
@@ -82,16 +83,14 @@ class MixedKeywords(SourceKeywords, total=False):
     mesh: Any
     shuffle_seed: int
     num_workers: int | None
-    worker_type: WorkerType
-    multiprocessing_context: Any
+    worker_type: WorkerType | BaseContext
     prefetch_batches: int | None
     drop_last: bool
     even_ranks: EvenRanks | None
     collate_fn: Callable[[Any], Any] | None
     device: Any
     pin_memory: bool
-    show_progress: bool | Literal["workers"]
-    progress_interval: float
+    show_progress: bool | float | Literal["workers"]
     check_plan: bool
     epochs: int | Literal["forever"] | None
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from multiprocessing.context import BaseContext
 from os import PathLike
 from typing import Any, Literal, get_args
 
@@ -15,25 +16,22 @@ from torch_table_loader.column_options import (
     has_codes,
 )
 from torch_table_loader.errors import ConfigError, ConfigTypeError
-from torch_table_loader.messages import DEFAULT_PROGRESS_INTERVAL
 from torch_table_loader.pack import Pack
 from torch_table_loader.ragged import RaggedOption, check_ragged
 from torch_table_loader.remote_options import RemoteOptions
 from torch_table_loader.scrubbing import shown_url
+from torch_table_loader.sizes import sizes
 from torch_table_loader.units import integer, parse_bytes, seconds
 from torch_table_loader.weights import Weights, as_weights
 
 OutputFormat = Literal["torch", "numpy", "arrow", "dict"]
-WorkerType = Literal["thread", "process"]
+WorkerType = Literal["thread", "process", "fork", "spawn", "forkserver"]
 EvenRanks = Literal["balance", "drop", "pad"]
 OnError = Literal["raise", "skip"]
 BatchBy = Literal["file"]
 
 DEFAULT_LANES = 4
 """Lanes of a rank where the caller names none: the same everywhere, since lanes are part of the order."""
-
-START_METHODS = ("fork", "spawn", "forkserver")
-"""How worker processes may start."""
 
 DEFAULT_SPLIT_BYTES = 128 * 1024 * 1024
 
@@ -91,11 +89,11 @@ class LoaderOptions:
             several; see docs/distributed.md.
         rank: global number of this rank; leave it out with "auto" and `mesh`, which find it.
         show_progress: draw a progress bar, with the MB/s from an object store; "workers": also one for each worker
-            (needs tqdm).
-        progress_interval: seconds between two drawings of a bar; more where a log keeps each.
+            (needs tqdm). A number: the seconds from one drawing to the next, such as 60 where a log keeps each.
         shuffle_buffer_size: number of rows of a lane in each window whose rows are permuted; None or 0: no windows.
         drop_last: drop the last batch of a rank if it is short.
-        worker_type: "thread" or "process": the same batches in the same order; see docs/engines.md.
+        worker_type: "thread" or "process": the same batches in the same order; "fork", "spawn" and "forkserver", or a
+            context of multiprocessing, are processes that start in this way; see docs/engines.md.
         even_ranks: None, "balance", "drop" or "pad": how to make ranks take equally many steps; see docs/order.md.
         prefetch_batches: maximum number of finished batches of a lane that wait; None: 2 with functions of yours, else
             the batches of 2 reads.
@@ -109,7 +107,6 @@ class LoaderOptions:
         unsupported: "list": a column that has no form as a tensor comes as a list of Python values; None refuses it.
         pin_memory: copy batches into page-locked memory.
         device: device to which batches are moved.
-        multiprocessing_context: "fork", "spawn" or "forkserver", or a context object.
         row_id: add the int64 column ``row_id``: the position of the row in the table.
         mesh: a DeviceMesh (or an object with its methods); its data-parallel dimensions give rank and num_ranks.
         schema: Arrow schema with which to read the table.
@@ -158,11 +155,10 @@ class LoaderOptions:
     partitioning: Literal["hive"] | None = None
     num_ranks: int | Literal["auto"] | None = None
     rank: int | None = None
-    show_progress: bool | Literal["workers"] = False
-    progress_interval: float = DEFAULT_PROGRESS_INTERVAL
+    show_progress: bool | float | Literal["workers"] = False
     shuffle_buffer_size: int | None = None
     drop_last: bool = False
-    worker_type: WorkerType = "thread"
+    worker_type: WorkerType | BaseContext = "thread"
     even_ranks: EvenRanks | None = None
     prefetch_batches: int | None = None
     nulls: Mapping[str, Any] | Literal["mask"] | None = None
@@ -173,7 +169,6 @@ class LoaderOptions:
     unsupported: Literal["list"] | None = None
     pin_memory: bool = False
     device: Any = None
-    multiprocessing_context: Any = None
     row_id: bool = False
     mesh: Any = None
     schema: Any = None
@@ -223,7 +218,6 @@ class LoaderOptions:
         if self.split_bytes is not None:
             self._take_size("split_bytes")
         self._take_size("row_store_memory")
-        object.__setattr__(self, "progress_interval", seconds("progress_interval", self.progress_interval))
         self._check_ranks()
 
     def _take_integer(self, name: str, least: int | None = None, most: int | None = None) -> None:
@@ -260,7 +254,6 @@ class LoaderOptions:
     def _check_choices(self) -> None:
         for name, allowed in (
             ("output_format", get_args(OutputFormat)),
-            ("worker_type", get_args(WorkerType)),
             ("even_ranks", (None, *get_args(EvenRanks))),
             ("on_error", get_args(OnError)),
             ("batch_by", (None, *get_args(BatchBy))),
@@ -340,8 +333,11 @@ class LoaderOptions:
         for name in _SWITCHES:
             if not isinstance(getattr(self, name), bool):
                 raise ConfigTypeError(f"{name} must be True or False, got {getattr(self, name)!r}")
-        if not isinstance(self.show_progress, bool) and self.show_progress != "workers":
-            raise ConfigTypeError(f'show_progress must be True or False, or "workers", got {self.show_progress!r}')
+        shown: object = self.show_progress
+        if isinstance(shown, str | None) and shown != "workers":
+            raise ConfigTypeError(f'show_progress must be True or False, seconds, or "workers", got {shown!r}')
+        if not isinstance(shown, bool | str):
+            object.__setattr__(self, "show_progress", seconds("show_progress", shown))
         if not isinstance(self.verify_checksums, bool) and self.verify_checksums != "all":
             raise ConfigTypeError(f'verify_checksums must be True or False, or "all", got {self.verify_checksums!r}')
         if self.plan_cache is not None and not isinstance(self.plan_cache, str | PathLike):
@@ -351,11 +347,12 @@ class LoaderOptions:
                 "mesh must be a DeviceMesh, as torch.distributed.device_mesh.init_device_mesh makes one, "
                 f"got {type(self.mesh).__name__} {self.mesh!r}"
             )
-        context = self.multiprocessing_context
-        if context not in (None, *START_METHODS) and not hasattr(context, "get_start_method"):
+        if self.worker_type not in (kinds := get_args(WorkerType)) and not hasattr(
+            self.worker_type, "get_start_method"
+        ):
             raise ConfigError(
-                f"multiprocessing_context must be one of {', '.join(map(repr, START_METHODS))}, or a context of "
-                f"multiprocessing.get_context(), got {context!r}"
+                f"worker_type must be one of {', '.join(map(repr, kinds))}, or a context of "
+                f"multiprocessing.get_context(), got {self.worker_type!r}"
             )
 
     def _check_cache(self) -> None:
@@ -385,6 +382,16 @@ class LoaderOptions:
         return self.collate_fn is not None or bool(self.transforms or self.decode)
 
     @property
+    def processes(self) -> bool:
+        """Whether processes of their own make batches."""
+        return self.worker_type != "thread" and self.num_workers != 0
+
+    @property
+    def start_method(self) -> Literal["fork", "spawn", "forkserver"] | BaseContext | None:
+        """How worker processes start; None: as multiprocessing does."""
+        return None if self.worker_type in ("thread", "process") else self.worker_type  # type: ignore[return-value]
+
+    @property
     def batch_rows(self) -> int:
         """Rows that a batch is made of: tokens, where documents are cut anywhere."""
         tokens = self.pack is not None and self.pack.strategy == "concat" and self.shuffle != "rows"
@@ -399,6 +406,11 @@ class LoaderOptions:
     def target_split_bytes(self) -> int:
         """`split_bytes` in bytes."""
         return DEFAULT_SPLIT_BYTES if self.split_bytes is None else parse_bytes(self.split_bytes)
+
+    @property
+    def progress_interval(self) -> float:
+        """Seconds from one drawing of a progress bar to the next."""
+        return self.show_progress if isinstance(self.show_progress, float) else sizes().progress_s
 
     @property
     def remote(self) -> RemoteOptions:

@@ -126,7 +126,7 @@ def two_schemas(root: Path) -> None:
         (good, {"suffix": [], "path": []}, ConfigError, "path is an empty list"),
         (good, {"path": 3}, TypeError, "path must be a string"),
         (good, {"path": "nosuch://bucket/table"}, ConfigError, "nosuch"),
-        (good, {"multiprocessing_context": "thread"}, ConfigError, "multiprocessing_context must be one of"),
+        (good, {"worker_type": "threads"}, ConfigError, "worker_type must be one of"),
     ],
 )
 def test_it_is_refused_at_construction(

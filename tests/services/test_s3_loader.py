@@ -72,8 +72,7 @@ def test_an_explicit_fork_is_refused_with_the_remedy(table: str, s3_options: dic
             table,
             "parquet",
             storage_options=s3_options,
-            worker_type="process",
-            multiprocessing_context=context,
+            worker_type=context,
         )
 
 

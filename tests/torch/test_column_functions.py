@@ -22,8 +22,8 @@ from torch_table_loader import ConfigError, ConfigTypeError, Hash, MixedDataset,
 from torch_table_loader.batching.outputs import Ragged
 
 ROWS = 40
-FORKED: dict[str, Any] = {"worker_type": "process", "num_workers": 2, "multiprocessing_context": "fork"}
-SPAWNED: dict[str, Any] = {**FORKED, "num_workers": 1, "multiprocessing_context": "forkserver"}
+FORKED: dict[str, Any] = {"worker_type": "fork", "num_workers": 2}
+SPAWNED: dict[str, Any] = {"worker_type": "forkserver", "num_workers": 1}
 SERVED: dict[str, dict[str, Any]] = {"threads": {}, "caller": {"num_workers": 0}, "processes": FORKED}
 
 

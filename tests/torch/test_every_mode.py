@@ -61,8 +61,8 @@ SAME: list[tuple[list[Any], dict[str, Any]]] = [
     (ROW_MODES, STORES),
     ([LAKE], STORES | PROCESSES),
     ([LAKE], {"split_deletes": True}),
-    ([ROWS], PROCESSES | {"row_store_memory": 1, "multiprocessing_context": "forkserver"}),
-    ([MIXTURE], PROCESSES | STORES | {"multiprocessing_context": "forkserver"}),
+    ([ROWS], PROCESSES | {"row_store_memory": 1, "worker_type": "forkserver"}),
+    ([MIXTURE], PROCESSES | STORES | {"worker_type": "forkserver"}),
 ]
 
 
@@ -75,7 +75,7 @@ def test_batches_are_the_same_whoever_makes_them(
     monkeypatch.setenv("TORCH_TABLE_LOADER_CACHE", str(tmp_path))
     options = {name: str(tmp_path) if value == "STORES" else value for name, value in options.items()}
     found = mode.make(tables, **options)
-    for epoch in (3,) if "multiprocessing_context" in options else (0, 3):
+    for epoch in (3,) if options.get("worker_type") == "forkserver" else (0, 3):
         wanted.set_epoch(epoch)
         found.set_epoch(epoch)
         order = mode.read(wanted)
@@ -363,12 +363,12 @@ REFUSED: list[tuple[list[Any], dict[str, Any], str]] = [
     (ROW_MODES, {"row_store_memory": "much"}, "row_store_memory must look like"),
     (
         [ROWS, LAKE],
-        {"row_store": "memory", "worker_type": "process", "multiprocessing_context": "spawn"},
+        {"row_store": "memory", "worker_type": "spawn"},
         "not forked; pass row_store=",
     ),
     (
         [MIXTURE],
-        {"worker_type": "process", "multiprocessing_context": "forkserver"},
+        {"worker_type": "forkserver"},
         "source 'a' keeps its rows in memory.*as row_store=",
     ),
 ]

@@ -355,7 +355,7 @@ def test_the_source_keeps_the_contract() -> None:
 @pytest.mark.slow
 def test_processes_share_one_file_that_goes_with_the_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    loader = _loader(TABLE, num_workers=2, worker_type="process", multiprocessing_context="spawn")
+    loader = _loader(TABLE, num_workers=2, worker_type="spawn")
     assert sorted(_all([loader])) == sorted(_all([_loader(TABLE)]))
     assert len(list(tmp_path.iterdir())) == 1
     assert next(tmp_path.iterdir()).stat().st_mode & 0o077 == 0
@@ -381,7 +381,7 @@ def test_processes_share_one_file_that_goes_with_the_table(tmp_path: Path, monke
 @pytest.mark.skipif("fork" not in multiprocessing.get_all_start_methods(), reason="no fork here")
 def test_forked_workers_need_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    loader = _loader(TABLE, num_workers=2, worker_type="process", multiprocessing_context="fork")
+    loader = _loader(TABLE, num_workers=2, worker_type="fork")
     assert sorted(_all([loader])) == sorted(_all([_loader(TABLE)]))
     assert not [path for path in tmp_path.iterdir() if path.suffix == ".arrow"]
 

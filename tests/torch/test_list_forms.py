@@ -20,7 +20,7 @@ from torch_table_loader.engine.device import BatchMover, CudaCopier
 
 ROWS = 50
 LENGTHS = [row * 37 % 11 for row in range(ROWS)]
-FORKED: dict[str, Any] = {"worker_type": "process", "num_workers": 2, "multiprocessing_context": "fork"}
+FORKED: dict[str, Any] = {"worker_type": "fork", "num_workers": 2}
 MODES: dict[str, dict[str, Any]] = {
     "threads": {},
     "caller": {"num_workers": 0},

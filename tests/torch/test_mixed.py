@@ -164,7 +164,7 @@ def test_the_first_source_to_be_exhausted_ends_the_epoch_at_the_row_that_would_r
     assert after in rest
 
 
-@pytest.mark.parametrize("worker_type", ["thread", "process"])
+@pytest.mark.parametrize("worker_type", ["thread", "fork"])
 @pytest.mark.parametrize("where", ["behind a URL", "larger than memory"])
 @daily(lambda worker_type, where: worker_type == "thread" or where == "behind a URL")
 def test_stores_that_are_not_in_memory_give_the_same(
@@ -178,12 +178,7 @@ def test_stores_that_are_not_in_memory_give_the_same(
     place = f"memory://{folder}" if where == "behind a URL" else str(tmp_path / "stores")
     if where == "larger than memory":
         monkeypatch.setattr(row_store, "available_memory", lambda: 1)
-    store: dict[str, Any] = {
-        "row_store": place,
-        "row_store_memory": 1,
-        "num_workers": 2,
-        "multiprocessing_context": "fork",
-    }
+    store: dict[str, Any] = {"row_store": place, "row_store_memory": 1, "num_workers": 2}
     with small_sizes(gather_rows=16):
         assert batches(make(tables, **chosen, **store)[0]) == wanted
         monkeypatch.setenv("TORCH_TABLE_LOADER_CACHE", str(tmp_path / "second"))

@@ -34,7 +34,7 @@ SECTIONS = {
     "Rows in any order": tuple(ROWS_ONLY),
     "Splits": tuple(SPLITS_ONLY),
     "Types of columns": (
-        *("nulls", "ragged", "strings", "vocabulary", "decimals", "unsupported", "transforms", "decode"),
+        *("nulls", "ragged", "strings", "decimals", "unsupported", "transforms", "decode"),
     ),
     "Files and stores": (
         *("partitioning", "schema", "files", "raw_files", "storage_options"),

@@ -33,8 +33,7 @@ class LoaderKeywords(TypedDict, total=False):
     filters: Any
     shuffle: bool | Literal["splits", "rows"]
     shuffle_seed: int
-    split_bytes: int | str | None
-    split_rows: int | None
+    split_size: int | str | None
     split_strategy: Any
     num_workers: int | None
     output_format: OutputFormat
@@ -54,7 +53,6 @@ class LoaderKeywords(TypedDict, total=False):
     nulls: Mapping[str, Any] | Literal["mask"] | None
     ragged: RaggedOption | None
     strings: StringsOption
-    vocabulary: Mapping[str, Sequence[str]] | None
     decimals: Literal["float64"] | None
     unsupported: Literal["list"] | None
     pin_memory: bool
@@ -104,11 +102,13 @@ _HERE: dict[str, tuple[str, ...]] = {
     "shuffle_buffer_size": ("buffer_size", "shuffle_buffer"),
     "shuffle_seed": ("generator", "random_state", "seed"),
     "show_progress": ("progress", "verbose"),
+    "split_size": ("split_bytes", "split_rows"),
     "snapshot_id": ("snapshot", "version"),
     "sources": ("datasets", "tables"),
     "stop": ("stopping_strategy",),
     "table": ("identifier", "table_name"),
     "metadata_location": ("location", "path"),
+    "strings": ("vocabulary",),
     "weights": ("probabilities", "sample_weights"),
     "worker_type": ("mp_context", "multiprocessing_context"),
 }
@@ -156,6 +156,7 @@ _NOTES = {
     "transforms": "{column: function}, called with a column's values in each batch",
     "filters": ", a pyarrow expression, text or tuples",
     "rank": ", the rank in the whole job",
+    "strings": "{column: Vocabulary(values)}",
     "num_ranks": ", beside which rank= says which one this is",
 }
 

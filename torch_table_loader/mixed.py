@@ -49,7 +49,6 @@ class SourceKeywords(TypedDict, total=False):
     nulls: Mapping[str, Any] | Literal["mask"] | None
     ragged: RaggedOption | None
     strings: StringsOption
-    vocabulary: Mapping[str, Sequence[str]] | None
     decimals: Literal["float64"] | None
     unsupported: Literal["list"] | None
     transforms: ColumnFunctions | None

@@ -13,7 +13,6 @@ from torch_table_loader.column_options import (
     StringsOption,
     check_functions,
     check_strings,
-    has_codes,
 )
 from torch_table_loader.errors import ConfigError, ConfigTypeError
 from torch_table_loader.pack import Pack
@@ -51,8 +50,7 @@ ROWS_ONLY = {
 """The options for ``shuffle="rows"`` only, and their defaults."""
 
 SPLITS_ONLY = {
-    "split_bytes": None,
-    "split_rows": None,
+    "split_size": None,
     "split_strategy": None,
     "shuffle_buffer_size": None,
     "count_filtered": True,
@@ -73,8 +71,8 @@ class LoaderOptions:
         shuffle: False: table order. True or "splits": splits permuted in each epoch. "rows": all rows permuted; see
             docs/order.md and docs/shuffle.md.
         shuffle_seed: the key of every permutation.
-        split_bytes: target size of a split, bytes before compression: an int or text; None is "128MiB".
-        split_rows: target rows of a split; takes precedence over `split_bytes`.
+        split_size: target size of a split: rows as an int, or bytes before compression as text. None is "128MiB", or
+            what a strategy of its own chooses.
         split_strategy: an object, the name of an installed entry point, or None: target size; see docs/strategies.md.
         num_workers: lanes of this rank, part of the order. None is 4; 0 is one lane in the caller's thread.
         output_format: "torch", "numpy", "arrow" (RecordBatch) or "dict" (Python lists); see docs/types.md.
@@ -101,8 +99,7 @@ class LoaderOptions:
             statistics (their mean) make floats of ints.
         ragged: form of lists: "nested" (None for torch), "offsets" (None for numpy), "pad" or a `Pad`, or
             ``{column: one of these}``.
-        strings: "list", "codes" or a `Hash`, or ``{column: one of these}``.
-        vocabulary: ``{column: values}`` for codes; a string outside it is −1.
+        strings: "list", "codes", `Vocabulary` or `Hash`, or ``{column: one of these}``.
         decimals: "float64" to convert decimals to doubles; None refuses them.
         unsupported: "list": a column that has no form as a tensor comes as a list of Python values; None refuses it.
         pin_memory: copy batches into page-locked memory.
@@ -143,8 +140,7 @@ class LoaderOptions:
     filters: Any = None
     shuffle: bool | Literal["splits", "rows"] = False
     shuffle_seed: int = 42
-    split_bytes: int | str | None = None
-    split_rows: int | None = None
+    split_size: int | str | None = None
     split_strategy: Any = None
     num_workers: int | None = None
     output_format: OutputFormat = "torch"
@@ -164,7 +160,6 @@ class LoaderOptions:
     nulls: Mapping[str, Any] | Literal["mask"] | None = None
     ragged: RaggedOption | None = None
     strings: StringsOption = "list"
-    vocabulary: Mapping[str, Sequence[str]] | None = None
     decimals: Literal["float64"] | None = None
     unsupported: Literal["list"] | None = None
     pin_memory: bool = False
@@ -204,7 +199,6 @@ class LoaderOptions:
         self._take_integer("shuffle_seed")
         for name, least, most in (
             ("num_workers", 0, MOST_LANES),
-            ("split_rows", 1, MOST_ROWS),
             ("shuffle_buffer_size", 0, MOST_ROWS),
             ("prefetch_batches", 1, MOST_ROWS),
             ("global_batch_size", 1, MOST_ROWS),
@@ -215,8 +209,10 @@ class LoaderOptions:
             self._take_integer("epochs", least=1, most=MOST_ROWS)
         if self.shuffle_buffer_size == 0:
             object.__setattr__(self, "shuffle_buffer_size", None)
-        if self.split_bytes is not None:
-            self._take_size("split_bytes")
+        if isinstance(self.split_size, str):
+            parse_bytes(self.split_size, "split_size")
+        elif self.split_size is not None:
+            self._take_integer("split_size", 1, MOST_ROWS)
         self._take_size("row_store_memory")
         self._check_ranks()
 
@@ -277,9 +273,6 @@ class LoaderOptions:
         check_strings(self.strings)
         check_functions("transforms", self.transforms)
         check_functions("decode", self.decode)
-        self._check_vocabulary()
-        if self.vocabulary is not None and not has_codes(self.strings):
-            raise ConfigError('vocabulary is for strings="codes"; pass both or neither')
         if self.collate_fn is not None and not callable(self.collate_fn):
             raise ConfigTypeError(f"collate_fn must be callable, got {type(self.collate_fn).__name__}")
         self._check_rows()
@@ -293,18 +286,11 @@ class LoaderOptions:
                 'batch_by="file" needs the number of rows that pass the filter; leave count_filtered=True, or batch_by '
                 "out"
             )
-        if self.split_strategy is None and (self.split_bytes is not None or self.split_rows is not None):
+        if self.split_strategy is None and self.split_size is not None:
             raise ConfigError(
-                'batch_by="file" splits a table into whole files; leave split_bytes and split_rows out, or pass '
+                'batch_by="file" splits a table into whole files; leave split_size out, or pass '
                 'split_strategy="target_size", which then batches each split by itself'
             )
-
-    def _check_vocabulary(self) -> None:
-        given = self.vocabulary
-        if given is not None and not isinstance(given, Mapping):
-            raise ConfigTypeError(f"vocabulary must be {{column: values}}, got {type(given).__name__} {given!r}")
-        if wrong := [name for name, values in (given or {}).items() if values is None or isinstance(values, str)]:
-            raise ConfigTypeError(f"vocabulary[{wrong[0]!r}] must be a list of values, got {(given or {})[wrong[0]]!r}")
 
     def _check_rows(self) -> None:
         rows = self.shuffle == "rows"
@@ -403,9 +389,14 @@ class LoaderOptions:
         return max(1, DEFAULT_LANES if self.num_workers is None else self.num_workers)
 
     @property
-    def target_split_bytes(self) -> int:
-        """`split_bytes` in bytes."""
-        return DEFAULT_SPLIT_BYTES if self.split_bytes is None else parse_bytes(self.split_bytes)
+    def split_rows(self) -> int | None:
+        """Target rows of a split; None where its size is in bytes."""
+        return self.split_size if isinstance(self.split_size, int) else None
+
+    @property
+    def split_bytes(self) -> int | None:
+        """Target bytes of a split; None where its size is in rows, or was not given."""
+        return parse_bytes(self.split_size) if isinstance(self.split_size, str) else None
 
     @property
     def progress_interval(self) -> float:

@@ -40,9 +40,9 @@ def make(table: Path, **options: Any) -> tuple[TableLoader, StructuredDataset]:
     "options",
     [
         {},
-        {"shuffle": True, "split_rows": 1},
+        {"shuffle": True, "split_size": 1},
         {"drop_last": True},
-        {"num_ranks": 3, "rank": 1, "split_rows": 1},
+        {"num_ranks": 3, "rank": 1, "split_size": 1},
         {"num_ranks": 3, "rank": 2, "even_ranks": "pad"},
         {"num_ranks": 2, "rank": 0, "even_ranks": "balance", "filters": pc.field("k") < 5},
         {"split_strategy": "round_robin", "num_ranks": 2, "rank": 1},

@@ -355,7 +355,7 @@ REFUSED: list[tuple[list[Any], dict[str, Any], str]] = [
         "over 4 ranks and 2 micro-batches is 8 rows a micro-batch, but batch_size=16 was passed too; leave",
     ),
     ([SPLITS], {"row_store": "memory"}, "row_store='memory' does not work with shuffle=True"),
-    (NO_MEANING, {"split_rows": 5}, "split_rows=5 does not work with shuffle='rows'"),
+    (NO_MEANING, {"split_size": 5}, "split_size=5 does not work with shuffle='rows'"),
     (NO_MEANING, {"shuffle_buffer_size": 5}, "shuffle_buffer_size=5 does not work"),
     (NO_MEANING, {"split_strategy": "row_balanced"}, "split_strategy='row_balanced' does not work"),
     (NO_MEANING, {"filters": pc.field("x") > 3, "count_filtered": False}, "count_filtered=False does not work"),

@@ -64,7 +64,7 @@ def test_a_torn_row_group_is_named_with_its_file_and_column(table: Path, worker_
     tear(table / "002.parquet", group=1, column=2)
     options = {"num_workers": 0} if worker_type == "caller" else {"worker_type": worker_type}
     with pytest.raises(TableError) as caught:
-        drain(make(table, split_rows=1, **options))
+        drain(make(table, split_size=1, **options))
     text = str(caught.value)
     assert "002.parquet, row group 1, column 'f'" in text
     assert "damaged" in text
@@ -76,7 +76,7 @@ def test_a_torn_row_group_is_named_with_its_file_and_column(table: Path, worker_
 def test_batches_before_the_torn_row_group_came(table: Path) -> None:
     tear(table / "002.parquet", group=1, column=0)
     with pytest.raises(TableError) as caught:
-        drain(make(table, num_workers=1, split_rows=1))
+        drain(make(table, num_workers=1, split_size=1))
     delivered = [row for batch in caught.value.delivered for row in batch.rows]  # type: ignore[attr-defined]
     assert delivered == list(range(len(delivered)))
     assert 150 < len(delivered) <= 210

@@ -26,7 +26,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.tables.plain import meant_warnings
-from torch_table_loader import ConfigError, ConfigTypeError, MixedDataset, ResumeError, StructuredDataset, TableLoader
+from torch_table_loader import (
+    ConfigError,
+    ConfigTypeError,
+    MixedDataset,
+    ResumeError,
+    StructuredDataset,
+    TableLoader,
+    Vocabulary,
+)
 from torch_table_loader.arrow.content_hash import content_hash
 from torch_table_loader.errors import StorageError
 from torch_table_loader.opening import arrow_source
@@ -48,11 +56,11 @@ MODES: dict[str, dict[str, Any]] = {
     "order": {},
     "splits": {"shuffle": True},
     "window": {"shuffle": True, "shuffle_buffer_size": 64},
-    "rows": {"shuffle": "rows", "split_rows": None},
+    "rows": {"shuffle": "rows", "split_size": None},
     "filter": {"filters": pc.field("b") | (pc.field("x") > 700)},
     "pad": {"shuffle": True, "even_ranks": "balance"},
 }
-COMMON: dict[str, Any] = {"batch_size": 17, "output_format": "dict", "split_rows": 60, "row_id": True}
+COMMON: dict[str, Any] = {"batch_size": 17, "output_format": "dict", "split_size": 60, "row_id": True}
 
 
 @pytest.fixture(autouse=True)
@@ -261,7 +269,7 @@ def test_frames_of_polars_with_views_and_categories() -> None:
     for given_form in (frame, pa.table(frame)):  # pyarrow gets string_view from it
         batch = next(iter(StructuredDataset.from_arrow(given_form, output_format="dict")))
         assert batch == frame.to_dict(as_series=False)
-    coded = StructuredDataset.from_arrow(frame, columns=["c"], strings="codes", vocabulary={"c": ["y", "x"]})
+    coded = StructuredDataset.from_arrow(frame, columns=["c"], strings={"c": Vocabulary(["y", "x"])})
     assert next(iter(coded))["c"].tolist() == [1, 0, 1]
 
 

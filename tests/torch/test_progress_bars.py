@@ -15,7 +15,7 @@ from torch_table_loader import MixedDataset, StructuredDataset, TableLoader
 from torch_table_loader.testing import small_sizes
 
 MODES: dict[str, dict[str, Any]] = {
-    "splits": {"shuffle": True, "split_rows": 20},
+    "splits": {"shuffle": True, "split_size": 20},
     "processes": {"worker_type": "process"},
     "rows": {"shuffle": "rows", "row_store": "memory"},
     "tails": {"batch_size": 50},

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from torch_table_loader.engine.table import Table
-    from torch_table_loader.options import LoaderOptions
-    from torch_table_loader.planning.stages import Extent
+    from torch_table_loader.options import DEFAULT_SPLIT_BYTES, LoaderOptions
+from torch_table_loader.planning.stages import Extent
 
 State: TypeAlias = Mapping[str, Any]
 
@@ -154,8 +154,7 @@ def bound(table: Table, columns: pa.Schema, options: LoaderOptions, strategy: st
         "shuffle": bool(options.shuffle),
         "shuffle_seed": options.shuffle_seed,
         "split_strategy": strategy,
-        "split_bytes": options.target_split_bytes,
-        "split_rows": options.split_rows,
+        "split_size": options.split_rows or f"{options.split_bytes or DEFAULT_SPLIT_BYTES} B",
         "splits": splits,
     }
     return Bound(about, asked)

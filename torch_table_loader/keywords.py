@@ -42,7 +42,7 @@ class LoaderKeywords(TypedDict, total=False):
     transforms: ColumnFunctions | None
     decode: ColumnFunctions | None
     partitioning: Literal["hive"] | None
-    num_ranks: int | Literal["auto"] | None
+    num_ranks: int | Literal["auto"] | Any
     rank: int | None
     show_progress: bool | float | Literal["workers"]
     shuffle_buffer_size: int | None
@@ -58,7 +58,6 @@ class LoaderKeywords(TypedDict, total=False):
     pin_memory: bool
     device: Any
     row_id: bool
-    mesh: Any
     schema: Any
     files: Sequence[str] | str | None
     plan_cache: str | None
@@ -91,8 +90,7 @@ _HERE: dict[str, tuple[str, ...]] = {
     "filters": ("filter", "predicate", "row_filter", "where"),
     "format": ("file_format", "fmt"),
     "micro_batches": ("gradient_accumulation_steps",),
-    "mesh": ("device_mesh",),
-    "num_ranks": ("num_replicas", "num_shards", "world_size"),
+    "num_ranks": ("device_mesh", "mesh", "num_replicas", "num_shards", "world_size"),
     "num_workers": ("num_proc", "num_threads"),
     "output_format": ("batch_format", "with_format"),
     "partitioning": ("hive_partitioning",),
@@ -157,7 +155,7 @@ _NOTES = {
     "filters": ", a pyarrow expression, text or tuples",
     "rank": ", the rank in the whole job",
     "strings": "{column: Vocabulary(values)}",
-    "num_ranks": ", beside which rank= says which one this is",
+    "num_ranks": ": a number, beside which rank= says which one this is, or a mesh",
 }
 
 _OF_ICEBERG = frozenset(

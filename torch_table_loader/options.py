@@ -83,9 +83,9 @@ class LoaderOptions:
             `collate_fn`; returns their replacement, one entry per row; see docs/columns.md.
         decode: ``{column: function}``: called with each string or bytes that is not null, before `transforms`.
         partitioning: "hive" to decode ``key=value`` segments of paths, including those at the end of `path`.
-        num_ranks: number of ranks of the job, or "auto" to find it and the rank; None: 1, and a warning in a job of
-            several; see docs/distributed.md.
-        rank: global number of this rank; leave it out with "auto" and `mesh`, which find it.
+        num_ranks: number of ranks of the job; or "auto" to find it and the rank; or a DeviceMesh, whose data-parallel
+            dimensions give both. None: 1, and a warning in a job of several; see docs/distributed.md.
+        rank: global number of this rank; leave it out with "auto" or a mesh, which find it.
         show_progress: draw a progress bar, with the MB/s from an object store; "workers": also one for each worker
             (needs tqdm). A number: the seconds from one drawing to the next, such as 60 where a log keeps each.
         shuffle_buffer_size: number of rows of a lane in each window whose rows are permuted; None or 0: no windows.
@@ -105,7 +105,6 @@ class LoaderOptions:
         pin_memory: copy batches into page-locked memory.
         device: device to which batches are moved.
         row_id: add the int64 column ``row_id``: the position of the row in the table.
-        mesh: a DeviceMesh (or an object with its methods); its data-parallel dimensions give rank and num_ranks.
         schema: Arrow schema with which to read the table.
         files: the table's files, instead of listing `path`: names, or the path of a list written by `save_files`.
         plan_cache: directory on any fsspec file system that keeps footers, counts and plans.
@@ -149,7 +148,7 @@ class LoaderOptions:
     transforms: ColumnFunctions | None = field(default=None, repr=False)
     decode: ColumnFunctions | None = field(default=None, repr=False)
     partitioning: Literal["hive"] | None = None
-    num_ranks: int | Literal["auto"] | None = None
+    num_ranks: int | Literal["auto"] | Any = None
     rank: int | None = None
     show_progress: bool | float | Literal["workers"] = False
     shuffle_buffer_size: int | None = None
@@ -165,7 +164,6 @@ class LoaderOptions:
     pin_memory: bool = False
     device: Any = None
     row_id: bool = False
-    mesh: Any = None
     schema: Any = None
     files: Sequence[str] | str | None = field(default=None, repr=False)
     plan_cache: str | None = field(default=None, repr=False)
@@ -228,13 +226,14 @@ class LoaderOptions:
             object.__setattr__(self, name, num_bytes)
 
     def _check_ranks(self) -> None:
-        if self.num_ranks is not None and not (isinstance(self.num_ranks, str) and self.num_ranks == "auto"):
+        found = self.takes_mesh or (isinstance(self.num_ranks, str) and self.num_ranks == "auto")
+        if self.num_ranks is not None and not found:
             self._take_integer("num_ranks", 1, MOST_ROWS)
         if self.rank is None:
             return
         self._take_integer("rank", 0)
-        if self.num_ranks == "auto" or self.mesh is not None:
-            beside = "mesh" if self.mesh is not None else 'num_ranks="auto"'
+        if found:
+            beside = "a mesh" if self.takes_mesh else 'num_ranks="auto"'
             raise ConfigError(f"rank={self.rank} was given beside {beside}, which determines it; leave rank out")
         if self.num_ranks in (None, 1) and self.rank:
             raise ConfigError(
@@ -328,11 +327,6 @@ class LoaderOptions:
             raise ConfigTypeError(f'verify_checksums must be True or False, or "all", got {self.verify_checksums!r}')
         if self.plan_cache is not None and not isinstance(self.plan_cache, str | PathLike):
             raise ConfigTypeError(f"plan_cache must be a directory's path or URL, got {self.plan_cache!r}")
-        if self.mesh is not None and not all(hasattr(self.mesh, name) for name in ("ndim", "size", "get_coordinate")):
-            raise ConfigTypeError(
-                "mesh must be a DeviceMesh, as torch.distributed.device_mesh.init_device_mesh makes one, "
-                f"got {type(self.mesh).__name__} {self.mesh!r}"
-            )
         if self.worker_type not in (kinds := get_args(WorkerType)) and not hasattr(
             self.worker_type, "get_start_method"
         ):
@@ -366,6 +360,11 @@ class LoaderOptions:
     def calls_functions(self) -> bool:
         """Whether functions of the caller's are called with each batch."""
         return self.collate_fn is not None or bool(self.transforms or self.decode)
+
+    @property
+    def takes_mesh(self) -> bool:
+        """Whether `num_ranks` is a DeviceMesh, or has the methods of one that are needed."""
+        return all(hasattr(self.num_ranks, name) for name in ("ndim", "size", "get_coordinate"))
 
     @property
     def processes(self) -> bool:

@@ -37,7 +37,6 @@ PROMISED = {
     "pin_memory": False,
     "device": None,
     "row_id": False,
-    "mesh": None,
     "schema": None,
     "files": None,
     "plan_cache": None,

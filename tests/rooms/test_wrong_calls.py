@@ -90,7 +90,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"rank": 1}, "rank=1 needs num_ranks=.*pass num_ranks=dist.get_world_size"),
     ({"num_ranks": "two"}, "num_ranks must be an int, got str 'two'"),
     ({"num_ranks": "auto", "rank": 0}, 'rank=0 was given beside num_ranks="auto", which determines it; leave rank out'),
-    ({"mesh": "dp"}, "mesh must be a DeviceMesh.*got str 'dp'"),
+    ({"mesh": "dp"}, "here it is num_ranks=: a number, beside which rank= says which one this is, or a mesh"),
     ({"storage_options": ["anon"]}, "storage_options must be a mapping of names to values, got list"),
     ({"files": []}, "no data file"),
     ({"files": [1]}, "files must be a list of strings"),

@@ -115,7 +115,7 @@ class RowStoreHandle:
         self._fetching = fetching
         self._lanes = options.lanes
         self._verify = options.verify_checksums
-        self._alone = options.num_ranks == 1 and options.mesh is None
+        self._alone = options.num_ranks == 1
         self._inherited: bool | None = None
         """Whether the process that started this one compared all contents; None if it did not open the store."""
         self._threaded = not options.processes

@@ -18,6 +18,7 @@ import numpy as np
 
 from torch_table_loader.engine.state_form import check_form
 from torch_table_loader.errors import ResumeError
+from torch_table_loader.options import DEFAULT_SPLIT_BYTES
 from torch_table_loader.predicates.filter_key import filter_key
 from torch_table_loader.source.fingerprint import fingerprint
 
@@ -26,8 +27,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from torch_table_loader.engine.table import Table
-    from torch_table_loader.options import DEFAULT_SPLIT_BYTES, LoaderOptions
-from torch_table_loader.planning.stages import Extent
+    from torch_table_loader.options import LoaderOptions
+    from torch_table_loader.planning.stages import Extent
 
 State: TypeAlias = Mapping[str, Any]
 

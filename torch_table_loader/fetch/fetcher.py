@@ -47,12 +47,6 @@ class Fetcher:
         plan: Iterator[PlannedRead],
         settings: FetchSettings,
     ) -> None:
-        """Start to fetch.
-
-        Args:
-            plan: the reads of all lanes, in the order in which their rows are delivered.
-            settings: how many bytes to fetch ahead, besides what a lane waits for; and what is cached.
-        """
         self.stats = FetchStats()
         self._storage = storage
         self._place = storage.place
@@ -90,12 +84,7 @@ class Fetcher:
             self._wanted.notify()
 
     def add(self, requests: Requests, rows_before: int) -> Task:
-        """Start a read in addition to the planned ones; `remove` ends it.
-
-        Args:
-            requests: the read's requests, in the order in which they are needed.
-            rows_before: rows that are delivered before it, which decides its turn.
-        """
+        """Start a read in addition to the planned ones, in the turn that its `rows_before` gives; `remove` ends it."""
         task = Task(PlannedRead(rows_before, 0, 0, lambda: None))
         with self._wanted:
             self._check_open()
@@ -399,12 +388,7 @@ class ReadStorage:
 
 
 def fetch_ahead(storage: Storage, plan: Iterator[PlannedRead], settings: FetchSettings) -> Fetcher | None:
-    """Start to fetch what reads need; None if the files are local, or their storage does not serve ranges.
-
-    Args:
-        plan: the reads of all lanes, in the order in which their rows are delivered.
-        settings: how many bytes to fetch ahead, and what is cached.
-    """
+    """Start to fetch what reads need; None if the files are local, or their storage does not serve ranges."""
     return Fetcher(storage, plan, settings) if is_far(storage) and settings.applies_to(storage) else None
 
 
@@ -414,12 +398,6 @@ class TasksAhead:
     def __init__(
         self, storage: Storage, needs: Iterable[Callable[[], FileNeeds | None]], settings: FetchSettings
     ) -> None:
-        """Start to fetch.
-
-        Args:
-            needs: for each task, a function that returns which bytes it needs.
-            settings: how many bytes to fetch ahead, and what is cached.
-        """
         plan = (PlannedRead(number, number, 1, find) for number, find in enumerate(needs))
         self._ahead = fetch_ahead(storage, plan, settings)
 
@@ -442,12 +420,6 @@ class FileParts:
     """Parts of one file, taken in order; taking a part releases those before it."""
 
     def __init__(self, fetcher: Fetcher, requests: Requests, rows_before: int) -> None:
-        """Request the parts.
-
-        Args:
-            fetcher: sends the requests, as far as its budget reaches.
-            rows_before: rows that are delivered before those of these parts.
-        """
         self._fetcher = fetcher
         self._requests = requests
         self._task = fetcher.add(requests, rows_before)
@@ -467,23 +439,17 @@ class FileParts:
 
 
 class PartsAhead:
-    """Requests parts of a store's files (implements `store.remote.PartsReader`); threads share it."""
+    """Requests parts of a store's files (implements `store.remote.PartsReader`); threads share it.
+
+    The epoch's fetcher sends the requests; it may also fetch files of other stores.
+    """
 
     def __init__(self, fetcher: Fetcher, storage: RangeStorage) -> None:
-        """Start without requests.
-
-        Args:
-            fetcher: the epoch's fetcher; it may also fetch files of other stores.
-        """
         self._fetcher = fetcher
         self._storage = storage
 
     def expect(self, needs: FileNeeds, rows_before: int) -> FileParts:
-        """Request parts of a file, with one request each.
-
-        Args:
-            needs: the parts; each of its groups has one range, and they are taken in this order.
-            rows_before: rows that are delivered before them: earlier rows are fetched earlier.
+        """Request parts of a file, with one request each: of each group of `needs` its one range, in this order.
 
         Raises:
             StorageError: the epoch was abandoned meanwhile.

@@ -17,11 +17,9 @@ _SPOT = 16
 
 @dataclass(frozen=True, slots=True)
 class Damaged:
-    """Serves files that are cut in the middle, or overwritten with noise.
+    """Serves the files of another storage with some harm done to them.
 
-    Args:
-        inner: the storage of the intact files.
-        harm: "cut" keeps the first half; "noise" keeps only the length; "spot" keeps all but some bytes in the middle.
+    "cut" keeps the first half; "noise" keeps only the length; "spot" keeps all but some bytes in the middle.
     """
 
     inner: Storage

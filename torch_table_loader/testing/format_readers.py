@@ -53,8 +53,6 @@ def check_format_reader(
     no more than it says.
 
     Args:
-        reader: the reader.
-        storage: the storage of the files.
         files: small files, ideally with several row groups, with nulls, and with all types that the format has.
         schema: the schema, for a format without types of its own.
 
@@ -354,11 +352,7 @@ def _equal(one: pa.ChunkedArray, other: pa.ChunkedArray) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Watched:
-    """Serves files unchanged and records what is read.
-
-    Args:
-        inner: the storage of the files.
-    """
+    """Serves the files of another storage unchanged, and records what is read."""
 
     inner: Storage
     reads: list[tuple[int, int]] = field(default_factory=list, init=False)
@@ -412,15 +406,7 @@ def check_settling(
     found: Sequence[tuple[DataFile, FileMeta]],
     read: ReadWhole,
 ) -> None:
-    """Check that files of one table get one type for each column, and can be read with it.
-
-    Args:
-        who: the reader's name.
-        readers: the reader, and its pickled copy.
-        storage: the storage of the files.
-        found: the files, each with the result of `inspect`.
-        read: checks the rows read from a file.
-    """
+    """Check that a reader and its copy give each column one type in all files of a table, and read them with it."""
     metas = [meta for _, meta in found]
     with contract_errors(who, "settle raised"):
         settled, *others = [list(reader.settle(metas)) for reader in readers]
@@ -450,16 +436,7 @@ def check_settling(
 def check_encoding(
     where: str, readers: Sequence[EncodingReader], storage: Storage, file: DataFile, meta: FileMeta, rows: pa.Table
 ) -> None:
-    """Check that strings read as dictionaries are the same strings.
-
-    Args:
-        where: reader and file.
-        readers: the reader, and its pickled copy.
-        storage: the storage of the file.
-        file: the file.
-        meta: the result of `inspect` for it.
-        rows: all rows of the file, with plain types.
-    """
+    """Check that strings which a reader and its copy read as dictionaries are those of the plain `rows`."""
     names = [field.name for field in meta.schema if kinds.is_string(field.type)]
     for reader in readers if names else ():
         with contract_errors(where, "reading with encoded columns raised"):
@@ -484,16 +461,9 @@ def check_salvaging(
     schema: pa.Schema | None,
     read: ReadWhole,
 ) -> None:
-    """Check that nothing is left out of an intact file, and only what is damaged out of a damaged one.
+    """Check that a reader and its copy leave nothing out of an intact file, and of a damaged one only the damage.
 
-    Args:
-        where: reader and file.
-        readers: the reader, and its pickled copy.
-        storage: the storage of the file.
-        file: an intact file.
-        sound: the result of `inspect` for it.
-        schema: the schema, for a format without types of its own.
-        read: checks the rows read from a file.
+    `sound` is what `inspect` says of the intact file.
     """
     for reader in readers:
         with contract_errors(where, "salvage of a sound file raised"):

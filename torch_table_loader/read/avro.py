@@ -49,7 +49,7 @@ _PLAIN = {
 }
 
 _Plain = Callable[[Any], Any]
-"""Makes a value of fastavro's into one that pyarrow takes."""
+"""Makes a value that fastavro returns into one that pyarrow takes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +132,7 @@ def _nested(avro: Any) -> pa.DataType:
 
 
 def _plain(kind: pa.DataType) -> _Plain | None:
-    """Return what makes values ready for pyarrow; None where they are."""
+    """Return what makes values of a type ready for pyarrow; None if they need no change."""
     if pa.types.is_struct(kind):
         inner = {child.name: _plain(child.type) for child in children_of(kind)}
         changed = {name: each for name, each in inner.items() if each is not None}
@@ -159,7 +159,7 @@ def _pairs(value: Any) -> Any:
 
 
 def _decode(source: pa.NativeFile, columns: Sequence[str], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-    """Decode rows; where no column is asked for, the first one comes, to have the rows."""
+    """Decode columns; if none is asked for, the first one, since a batch needs a column to have rows."""
     fields = [schema.field(name) for name in columns or schema.names[:1]]
     plans = [(field, _plain(field.type)) for field in fields]
     rows = chain.from_iterable(map(_rows, _blocks(source)))
@@ -174,7 +174,7 @@ def _decode(source: pa.NativeFile, columns: Sequence[str], schema: pa.Schema) ->
 
 
 def _blocks(source: pa.NativeFile) -> Iterator[Any]:
-    """Read the blocks of a file; fastavro takes what is left of a torn one for the end of the file."""
+    """Read the blocks of a file to its end; fastavro takes a torn block for the end of the file."""
     blocks = _fastavro().block_reader(source)
     end = source.tell()
     for block in blocks:
@@ -191,7 +191,7 @@ def _blocks(source: pa.NativeFile) -> Iterator[Any]:
 
 
 def _rows(block: Any) -> Iterator[Any]:
-    """Decode a block. One that says fewer rows than it has would lose the others."""
+    """Decode a block, and refuse one that has more rows than it says: they would be lost."""
     yield from block
     if block.bytes_.read(1):
         raise pa.ArrowInvalid(f"the block at byte {block.offset} holds more than the {block.num_records} rows it says")

@@ -29,10 +29,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class CsvReader(WithoutStatistics):
-    """Reads comma-separated values with a header (RFC 4180); nulls are what pyarrow takes for null.
-
-    A compressed file is read as its text is.
-    """
+    """Reads comma-separated values with a header (RFC 4180), compressed or not; null is what pyarrow takes for null."""
 
     name: str = "csv"
     suffixes = (".csv",)
@@ -78,7 +75,7 @@ def _inspected(storage: Storage, file: DataFile, schema: pa.Schema | None) -> Fi
 
 
 def _decode(source: pa.NativeFile, columns: Sequence[str], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-    """Stream columns; where none is asked for, the first one comes, to have the rows."""
+    """Stream columns; if none is asked for, the first one, since a batch needs a column to have rows."""
     read = list(columns) or schema.names[:1]
     types = {name: schema.field(name).type for name in read}
     convert = csv.ConvertOptions(column_types=types, include_columns=read)

@@ -1,4 +1,4 @@
-"""How one file is read: which columns, and which of its rows live."""
+"""How one file is read: which columns, and which rows live, that is, are not deleted and pass the filter."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class _Keys(NamedTuple):
-    """Keys whose rows are deleted, and where a batch has the key columns: a column, and the way into it."""
+    """Keys whose rows are deleted; of each key column the column of a batch, and the way to a field inside of it."""
 
     columns: tuple[tuple[str, tuple[Column, ...]], ...]
     keys: KeySet
@@ -38,13 +38,13 @@ class FilePlan(NamedTuple):
     """How a file is read; made by `plan_file`.
 
     Args:
-        columns: those to deliver; `conformer` makes them, and behind them others that only rows are chosen by.
+        columns: those to deliver; `conformer` makes them, and after them those that rows are chosen by.
         group_starts: the first row of each row group, then the rows of the file.
         filters: None where every row passes.
         empty: whether partition values let no row pass.
         positions: deleted rows of the file, ascending; where `keeps_deleted`, those that are not.
-        chooser: makes the table's columns by whose values rows are chosen: those of the filter and of `keys`; None
-            where there is neither.
+        chooser: makes the table's columns that rows are chosen by, those of the filter and of `keys`; None where there
+            is neither.
         encoded: columns of the file that may come as dictionaries.
         keeps_deleted: whether only the rows at `positions` live: see `DataFile.keeps_deleted`.
     """
@@ -82,9 +82,9 @@ class FilePlan(NamedTuple):
 
     @property
     def thins(self) -> bool:
-        """Whether rows may be left out while the file is read: they are known from their places or by a few columns.
+        """Whether rows may be left out while the file is read, since their places or a few columns tell which.
 
-        Nothing else may depend on those rows, and there must be columns that are read beside the few.
+        Nothing else may depend on those rows, and other columns must be read beside the few.
         """
         reads = self.conformer.reads
         if self.conformer.counts_rows or not reads:
@@ -105,14 +105,7 @@ class FilePlan(NamedTuple):
         return stop - start - named if self.keeps_deleted else named
 
     def mask(self, batch: pa.RecordBatch, row: int) -> NDArray[np.bool_] | None:
-        """Return which rows of a batch live.
-
-        Args:
-            row: the place of its first row in the file.
-
-        Returns:
-            bool [rows]; None where all rows live.
-        """
+        """Return which rows of a batch, whose first is the file's `row`, live: bool [rows], or None for all."""
         live = self._not_at_positions(row, row + batch.num_rows)
         for keys in self.keys:
             missed = keys.miss(batch)
@@ -146,9 +139,9 @@ def plan_file(
     """Plan how a file is read.
 
     Args:
-        columns: names to deliver, in this order; they come first in what the plan's conformer makes.
+        columns: names to deliver, in this order.
         filters: the row filter, or None, and the columns that it refers to.
-        encoded: columns of strings, of which the filter does not ask, that may come as dictionaries.
+        encoded: columns of strings that may come as dictionaries; none of the filter's.
 
     Raises:
         TableError: the file does not fit the table, or a delete file cannot be read.
@@ -194,7 +187,7 @@ def as_bits(mask: NDArray[np.bool_]) -> pa.BooleanArray:
 
 
 def _keys(found: EqualityKeys, columns: FileColumns, targets: dict[str, Column], name: str) -> _Keys:
-    """Return where the key columns are among those that are read, to which those are added that are not."""
+    """Return where the key columns are among those to read; `targets` gets those that were not among them."""
     places: list[tuple[str, tuple[Column, ...]]] = []
     for field_id in found.ids:
         path = key_path(columns.table, field_id, name)
@@ -208,7 +201,7 @@ def _keys(found: EqualityKeys, columns: FileColumns, targets: dict[str, Column],
 def _beyond_partition(
     file: DataFile, meta: FileMeta, schema: pa.Schema, filters: Any, filter_columns: Sequence[str]
 ) -> tuple[Any, bool]:
-    """Decide a filter over columns that are the same in all rows: what remains of it, and whether no row passes."""
+    """Decide a filter over partition columns alone: return what remains of it, and whether no row passes."""
     if filters is None or not filter_columns or not set(filter_columns) <= dict(file.partition).keys():
         return filters, False
     if file.columns is not None:

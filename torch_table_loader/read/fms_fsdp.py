@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
+from typing_extensions import override
 
 from torch_table_loader.errors import TableError
 from torch_table_loader.format_contracts import Traits
@@ -30,10 +31,8 @@ if TYPE_CHECKING:
 class FmsFsdpReader(WholeGroups):
     """Reads Arrow files with a document in each record batch: a row is a document, and each column a list.
 
-    The footer alone is read to plan: it says where each record batch is.
-
-    Args:
-        group_bytes: bytes of record batches of a row group, at least.
+    Planning reads the footer alone, which says where each record batch is. Each row group but the last has at least
+    `group_bytes` of record batches.
     """
 
     name: str = "fms-fsdp"
@@ -87,6 +86,7 @@ class FmsFsdpFile(DocumentFile):
         self._file = file
         self._stored = pa.schema([pa.field(field.name, field.type.value_type) for field in meta.schema])
 
+    @override
     def _group(self, group: int, columns: Sequence[str]) -> pa.RecordBatch:
         documents = self._documents(group)
         rows = self._meta.group_rows[group]
@@ -112,7 +112,7 @@ class FmsFsdpFile(DocumentFile):
         return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
     def _flat(self, group: int, name: str, column: pa.ChunkedArray) -> pa.Array:
-        """Return the values of all documents in one buffer that nobody else has."""
+        """Return the values of all documents in one new buffer."""
         if column.null_count:
             place = next(place for place, chunk in enumerate(column.chunks) if chunk.null_count)
             raise TableError(

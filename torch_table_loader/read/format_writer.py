@@ -1,4 +1,4 @@
-"""What a format writer must do, which ``torch-table-loader convert`` finds by its entry point."""
+"""What a format writer must do; ``torch-table-loader convert`` finds it by its entry point."""
 
 from __future__ import annotations
 
@@ -32,10 +32,7 @@ class FormatWriter(Protocol):
         ...
 
     def write(self, batches: Iterable[pa.RecordBatch], schema: pa.Schema, file: BinaryIO) -> None:
-        """Write a file.
-
-        Args:
-            file: to write to, from its start; the caller closes it.
+        """Write a file from its start; the caller closes it.
 
         Raises:
             TableError: a value that the format cannot carry; names column and row of the file.

@@ -1,4 +1,4 @@
-"""The format reader of a table in memory: its pieces are runs of rows, copied as they are asked for."""
+"""The format reader of a table in memory: its row groups are runs of rows, copied when they are asked for."""
 
 from __future__ import annotations
 

@@ -15,6 +15,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
 import pyarrow as pa
+from typing_extensions import override
 
 from torch_table_loader.arrow.flatbuffers import FlatTable
 from torch_table_loader.arrow.sound import sound
@@ -45,7 +46,7 @@ _END_OF_STREAM = b"\xff\xff\xff\xff\0\0\0\0"
 _DICTIONARIES, _RECORD_BATCHES = 2, 3
 _BLOCK = struct.Struct("<qi4xq")
 _SMALL_BYTES = 1 << 20
-"""A file that is not larger is looked at whole: each of its record batches is."""
+"""The largest file that is read whole for its metadata, since a part of each record batch is read."""
 
 _MOST_PADDING = 128
 """Bytes between blocks that some writer may leave, and the end-of-stream marker; the header of a batch needs more."""
@@ -55,7 +56,7 @@ _MOST_PADDING = 128
 class IpcReader(WholeGroups):
     """Reads the Arrow IPC file (Feather 2) and stream formats (https://arrow.apache.org/docs/format/Columnar.html).
 
-    Which of the two a file is, its first bytes say.
+    The first bytes of a file say which of the two it is.
     """
 
     name: str = "arrow"
@@ -73,7 +74,7 @@ class IpcReader(WholeGroups):
                 return _inspect_stream(source, file)
 
     def open(self, storage: Storage, file: DataFile, meta: FileMeta) -> OpenFile:
-        """Open: see `FormatReader.open`. The file format's footer, a few bytes a batch, is read again."""
+        """Open: see `FormatReader.open`. The footer of a file, a few bytes a batch, is read again."""
         source = storage.open(file.path)
         try:
             if _is_file(source, file):
@@ -83,20 +84,18 @@ class IpcReader(WholeGroups):
             raise
         return SequentialFile(storage, file, partial(_decode_stream, schema=meta.schema), source)
 
+    @override
     def ranges(
         self, file: DataFile, meta: FileMeta, groups: Sequence[int], columns: Sequence[str]
     ) -> Sequence[Sequence[tuple[int, int]]]:
-        """Return footer, dictionaries and record batches whole, or the whole stream: see `RangedReader.ranges`.
-
-        Where a column lies in a record batch, the batch's own header says, which is not kept.
-        """
+        # A stream is read whole, and so is a record batch: its header, which is not kept, says where its columns are.
         if meta.group_ranges is None and len(meta.group_rows) == 1:
             return [[(0, file.version.num_bytes)] for _ in groups]
         return WholeGroups.ranges(self, file, meta, groups, columns)
 
 
 class IpcFile:
-    """An open file of the IPC file format; a record batch is decoded at a time, into fresh memory."""
+    """An open file of the IPC file format; record batches are decoded one at a time, into fresh memory."""
 
     def __init__(self, source: pa.NativeFile, meta: FileMeta) -> None:
         self._source = source
@@ -175,10 +174,7 @@ def read_footer(source: pa.NativeFile) -> Footer:
 
 
 def check_footer(source: pa.NativeFile, num_batches: int) -> Footer:
-    """Check that the footer names all that is in the file; else rows would be missing, or come twice.
-
-    Args:
-        source: a file of the file format.
+    """Check that the footer names everything in a file of the file format; else rows would be missing, or come twice.
 
     Raises:
         ValueError: says what is wrong.
@@ -203,7 +199,7 @@ def _inspect_stream(source: pa.NativeFile, file: DataFile) -> FileMeta:
 
 
 def _stream(source: pa.NativeFile, columns: Sequence[str], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-    """Read the batches of a stream, which must end with its marker, and there."""
+    """Read the batches of a stream, which must end with its end-of-stream marker and nothing after it."""
     with pa.ipc.open_stream(source, options=_only(columns, schema)) as reader:
         stop = source.tell()
         for batch in reader:
@@ -267,10 +263,7 @@ class Footer(NamedTuple):
 
 
 def _read_blocks(footer: bytes) -> tuple[list[Block], list[Block]]:
-    """Read the footer's lists of blocks.
-
-    Returns:
-        Dictionaries, and record batches, in the order of the footer.
+    """Read the footer's lists of dictionaries and of record batches.
 
     Raises:
         ValueError: the footer does not parse.
@@ -297,7 +290,7 @@ def _blocks(footer: FlatTable, field: int) -> list[Block]:
 
 
 def check_blocks(blocks: list[Block], start: int, stop: int) -> None:
-    """Check that blocks fill a file, so that none is missing, given twice, or elsewhere.
+    """Check that blocks fill the bytes from `start` to `stop`, so that none is missing, there twice, or elsewhere.
 
     Raises:
         ValueError: says where they do not.

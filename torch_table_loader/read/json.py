@@ -29,10 +29,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class JsonReader(WithoutStatistics):
-    """Reads JSON lines (https://jsonlines.org); keys that a line lacks are null.
-
-    A compressed file is read as its text is.
-    """
+    """Reads JSON lines (https://jsonlines.org), compressed or not; keys that a line lacks are null."""
 
     name: str = "json"
     suffixes = (".json", ".jsonl", ".ndjson")
@@ -70,7 +67,7 @@ def _parse(source: Any, num_bytes: int, options: json.ParseOptions | None = None
 
 
 def _infer(storage: Storage, file: DataFile) -> pa.Table:
-    """Parse the whole file; a line that is longer than a block asks for a larger one."""
+    """Parse the whole file, with larger blocks if a line is longer than one."""
     size = text_bytes(storage, file, sizes().inference_bytes)
     refuse_large_inference(file, size)
     block = sizes().json_block_bytes
@@ -87,7 +84,7 @@ def _infer(storage: Storage, file: DataFile) -> pa.Table:
 
 
 def _blocks_of_lines(source: pa.NativeFile) -> Iterator[bytes]:
-    """Cut a file into blocks of whole lines; only a line that is longer makes a block longer."""
+    """Cut a file into blocks of whole lines; a block is longer only where a line is."""
     parts: list[bytes] = []
     num_bytes = 0
     block_bytes, most = sizes().json_block_bytes, sizes().json_line_bytes

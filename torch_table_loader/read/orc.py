@@ -72,7 +72,7 @@ class OrcReader(WholeGroups):
 
 
 class OrcFile:
-    """An open ORC file; a stripe is decoded at a time."""
+    """An open ORC file; stripes are decoded one at a time."""
 
     def __init__(
         self,
@@ -117,7 +117,7 @@ def _tail_of(source: pa.NativeFile, num_bytes: int) -> tuple[bytes, Postscript]:
 
 
 def read_checks(source: pa.NativeFile) -> tuple[StripeCheck, list[StripePlace]]:
-    """Return what checks the stripes of a file, and where they are."""
+    """Return the check of a file's stripes, and where they are."""
     tail, postscript = _tail_of(source, _OPENING_BYTES)
     footer = _footer_of(tail, postscript)
     places = [StripePlace(*(numbers.get(part, 0) for part in (5, 1, 2, 3, 4))) for numbers in _stripe_numbers(footer)]
@@ -164,10 +164,7 @@ class Stripe(NamedTuple):
 
 
 def read_postscript(tail: bytes) -> Postscript:
-    """Read the postscript.
-
-    Args:
-        tail: the last bytes of the file, 256 at least where it has so many.
+    """Read the postscript from the end of a file, which must be 256 bytes or the whole file.
 
     Raises:
         ValueError: it is no ORC file's.
@@ -186,10 +183,7 @@ def read_postscript(tail: bytes) -> Postscript:
 
 
 def read_stripes(tail: bytes, postscript: Postscript) -> list[Stripe]:
-    """Read the footer's list of stripes.
-
-    Args:
-        tail: the last bytes of the file, from the footer on at least.
+    """Read the list of stripes from the end of a file, which must have the whole footer.
 
     Raises:
         ValueError: the footer does not parse.
@@ -208,7 +202,7 @@ def _footer_of(tail: bytes, postscript: Postscript) -> bytes:
 
 
 def _stripe_numbers(footer: bytes) -> Iterator[dict[int, int]]:
-    """Yield what a footer says of each stripe: first byte, bytes of indexes, data and footer, and rows, from 1 on."""
+    """Yield the fields of each stripe in a footer: 1 first byte, 2 bytes of indexes, 3 of data, 4 of footer, 5 rows."""
     for key, value in fields(footer):
         if key == 3 and isinstance(value, bytes):
             yield {part: number for part, number in fields(value) if isinstance(number, int)}

@@ -37,16 +37,14 @@ if TYPE_CHECKING:
     from torch_table_loader.records import DataFile
 
 _VALUES_TO_COPY = 1 << 18
-"""Values of which rows are copied at once: fewer, since caches must hold the copies too."""
+"""The most values that are read before rows of them are copied: caches must hold both."""
 
 
 @dataclass(frozen=True, slots=True)
 class ParquetReader:
     """Reads Parquet files (https://parquet.apache.org/docs/file-format/).
 
-    Args:
-        verify_checksums: whether pages that have a checksum are compared with it.
-        encoded: columns of strings that come as dictionaries, where a file has them so.
+    `encoded` are columns of strings that come as dictionaries if a file has them so.
     """
 
     name: str = "parquet"
@@ -194,7 +192,7 @@ class ParquetFile:
         return max_rows < 2 * num_rows <= 2 * max_rows
 
     def thinned(self, group: int, columns: Sequence[str], num_rows: int, kept: pa.Array | None) -> pa.RecordBatch:
-        """Read a few columns at a time, and copy the rows that stay while caches hold them: see `ThinningFile`."""
+        """Read a few columns at a time, and copy the kept rows while caches hold them: see `ThinningFile`."""
         names = list(columns)
         at_once = max(1, _VALUES_TO_COPY // max(1, num_rows)) if kept is not None else max(1, len(names))
         fields: list[pa.Field] = []
@@ -211,7 +209,7 @@ class ParquetFile:
         return pa.RecordBatch.from_arrays(arrays, schema=pa.schema(fields))
 
     def _table(self, group: int, columns: list[str]) -> pa.Table:
-        """Read a row group, a few columns at a time, which is faster: caches hold what they touch."""
+        """Read a row group, a few columns at a time, which is faster since caches hold them."""
         at_once = max(1, sizes().parquet_values // max(1, self._handle.metadata.row_group(group).num_rows))
         tables = []
         for start in range(0, max(1, len(columns)), at_once):
@@ -237,10 +235,7 @@ class ParquetFile:
 
 
 def _taken(table: pa.Table, places: pa.Array) -> list[pa.Array]:
-    """Copy rows of a table: its columns, each in one piece.
-
-    Args:
-        places: uint32, each inside the table; this is not checked.
+    """Return rows of a table, by their uint32 places, which are not checked: its columns, each in one piece.
 
     >>> [column.to_pylist() for column in _taken(pa.table({"a": [5, 6, 7]}), pa.array([0, 2], pa.uint32()))]
     [[5, 7]]
@@ -252,7 +247,7 @@ def _taken(table: pa.Table, places: pa.Array) -> list[pa.Array]:
 
 
 def _in_one_piece(table: pa.Table) -> list[pa.Array]:
-    """Return the columns of a table, each as one array; only where one has several chunks is it copied."""
+    """Return the columns of a table, each as one array; only those of several chunks are copied."""
     return [column.chunk(0) if column.num_chunks == 1 else column.combine_chunks() for column in table.columns]
 
 

@@ -36,7 +36,7 @@ class WithoutStatistics:
 
 
 class WholeGroups(WithoutStatistics):
-    """What a `RangedReader` says of files whose row groups are read whole, wherever their columns lie in them."""
+    """What a `RangedReader` says of files whose row groups are read whole, whichever columns are wanted."""
 
     __slots__ = ()
 
@@ -47,10 +47,9 @@ class WholeGroups(WithoutStatistics):
         groups: Sequence[int],
         columns: Sequence[str],
     ) -> Sequence[Sequence[tuple[int, int]]]:
-        """Return what opens the file, and row groups whole: see `RangedReader.ranges`.
+        """Return the ranges that open the file, and whole row groups: see `RangedReader.ranges`.
 
-        Where there are no columns, row groups are not read. Where a plan cache has the metadata from before ranges were
-        kept, nothing is known.
+        Without columns, row groups are not read. Of metadata without ranges nothing is known.
         """
         places = meta.group_ranges
         found = [[places[group]] if columns and places is not None else [] for group in groups]
@@ -58,14 +57,9 @@ class WholeGroups(WithoutStatistics):
 
 
 class SequentialFile:
-    """A file that is decoded from its start on each call; opened when the first batch is asked for."""
+    """A file that is decoded from its start on each call, and opened then; `source` saves the first opening."""
 
     def __init__(self, storage: Storage, file: DataFile, decode: Decode, source: pa.NativeFile | None = None) -> None:
-        """Remember what to decode, and how.
-
-        Args:
-            source: the file, already open and at its start; None opens it when that is needed.
-        """
         self._storage = storage
         self._file = file
         self._decode = decode
@@ -91,11 +85,7 @@ class SequentialFile:
 
 
 def one_group(schema: pa.Schema, num_rows: int, file: DataFile) -> FileMeta:
-    """Make the metadata of a file that is one row group, or none if it has no rows.
-
-    Args:
-        file: its stored size is the row group's.
-    """
+    """Return the metadata of a file that is one row group, as large as the file, or none if it has no rows."""
     rows, sizes = ((num_rows,), (file.version.num_bytes,)) if num_rows else ((), ())
     return FileMeta(schema=schema, group_rows=rows, group_bytes=sizes)
 
@@ -129,10 +119,7 @@ def refuse_duplicates(schema: pa.Schema, file: DataFile) -> None:
 
 
 def bounded(batch: pa.RecordBatch, max_rows: int) -> Iterator[pa.RecordBatch]:
-    """Cut a batch into slices of at most `max_rows` rows, without copying.
-
-    Args:
-        batch: any batch; one without rows gives nothing.
+    """Cut a batch into slices of 1 to `max_rows` rows, without copying.
 
     >>> [part.num_rows for part in bounded(pa.record_batch({"a": [1, 2, 3]}), 2)]
     [2, 1]
@@ -145,7 +132,7 @@ def bounded(batch: pa.RecordBatch, max_rows: int) -> Iterator[pa.RecordBatch]:
 
 
 def rows_without_columns(num_rows: int) -> pa.RecordBatch:
-    """Make a batch that has rows and no columns.
+    """Return a batch that has rows and no columns.
 
     >>> rows_without_columns(3).num_rows
     3

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
+from typing_extensions import override
 
 from torch_table_loader.contracts import is_far
 from torch_table_loader.errors import ConfigError, ConfigTypeError, TableError
@@ -30,12 +31,7 @@ if TYPE_CHECKING:
 
 
 class _Column(NamedTuple):
-    """A feature of a file.
-
-    Args:
-        column: as the table calls it; None where it is left out.
-        pattern: what its shapes have in common.
-    """
+    """A feature of a file; `column` is its name in the table, or None if it is left out."""
 
     name: str
     column: str | None
@@ -59,7 +55,7 @@ class TensorProtoReader(WholeGroups):
     traits = Traits(cut="runs of samples", pruned="partitions", needs="onnx")
 
     def __post_init__(self) -> None:
-        """Refuse names of another type, and two columns of one name."""
+        """Refuse names of the wrong type, and two columns of one name."""
         given = self.names
         if not isinstance(given, Mapping) or not all(
             isinstance(key, int | str)
@@ -134,10 +130,9 @@ class TensorProtoReader(WholeGroups):
 
 
 class _Survey:
-    """What a walk over a file finds."""
+    """What a walk over a file finds; damage goes into `left_out`, or is an error without that."""
 
     def __init__(self, file: DataFile, names: Mapping[int | str, str | None], left_out: list[LeftOut] | None) -> None:
-        """Begin before the first sample; without `left_out` damage is an error."""
         self._file = file
         self._names = names
         self._left_out = left_out
@@ -148,10 +143,7 @@ class _Survey:
         """For each run of samples that can be read: its first byte, and how many samples of which length it has."""
 
     def walk(self, source: pa.NativeFile, size: int) -> None:
-        """Walk over a file.
-
-        Args:
-            size: its bytes.
+        """Walk over the samples of a file of `size` bytes.
 
         Raises:
             TableError: a sample cannot be read; names it.
@@ -238,7 +230,7 @@ class _Survey:
 
 
 class TensorShard(DocumentFile):
-    """An open file of samples, of which a run is read in one piece."""
+    """An open file of samples, whose runs are each read in one piece."""
 
     def __init__(self, source: pa.NativeFile, file: DataFile, meta: FileMeta) -> None:
         super().__init__(source, meta)
@@ -246,6 +238,7 @@ class TensorShard(DocumentFile):
         self._columns = _columns_of(meta)
         self._walk = SampleWalk(self._check)
 
+    @override
     def _group(self, group: int, columns: Sequence[str]) -> pa.RecordBatch:
         start, stop = (self._meta.group_ranges or ())[group]
         data = read_exactly(self._source, start, stop, self._file.name).to_pybytes()
@@ -325,8 +318,8 @@ def _named(file: DataFile, places: Sequence[Place], names: Mapping[int | str, st
     """Return the columns of a file by its first sample.
 
     Raises:
-        ConfigError: `names` speaks of a feature that it does not have, or two columns have one name.
-        TableError: a feature is of a type that torch has not.
+        ConfigError: `names` has a feature that the sample does not have, or two columns have one name.
+        TableError: a feature is of a type that torch does not have.
     """
     own = [place.feature.name for place in places]
     if unknown := [key for key in names if not (0 <= key < len(own) if isinstance(key, int) else key in own)]:
@@ -352,7 +345,7 @@ def _named(file: DataFile, places: Sequence[Place], names: Mapping[int | str, st
 
 
 def _columns_of(meta: FileMeta) -> list[_Column]:
-    """Return what the walk over a file found, whatever its schema has become."""
+    """Return the columns that the walk over a file found, before `settle` changed its schema."""
     found: list[list[Any]] = json.loads(meta.footer or b"[]")
     return [
         _Column(name, column, code, None if pattern is None else tuple(pattern))

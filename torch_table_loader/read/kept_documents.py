@@ -13,7 +13,6 @@ from typing_extensions import override
 from torch_table_loader.arrow import compute as pc
 from torch_table_loader.arrow.arrays import plain, relisted
 from torch_table_loader.errors import TableError
-from torch_table_loader.read.row_stage import StagedRows
 from torch_table_loader.read.token_stages import TokenStage
 from torch_table_loader.read.tokenizers import RowFaultError, load_tokenizer
 
@@ -26,7 +25,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from torch_table_loader.pack import Pack
-    from torch_table_loader.planning.pack_counts import PackCounts
+    from torch_table_loader.read.row_stage import Counted, Made
 
     Ints = NDArray[np.int64]
 
@@ -109,11 +108,11 @@ class KeptDocuments(TokenStage):
             self._tokenizer = load_tokenizer(self.pack.tokenizer)
 
     @override
-    def _made_of(self, whole: Ints) -> tuple[int, PackCounts | None]:
+    def _made_of(self, whole: Ints) -> Counted:
         return len(whole), None
 
     @override
-    def rows(self, batch: pa.RecordBatch) -> KeptRows:
+    def rows(self, batch: pa.RecordBatch) -> Made:
         found = self.documents(batch)
         lengths, added = np.zeros((2, batch.num_rows), dtype=np.int64)
         lengths[found.kept] = np.diff(found.offsets)
@@ -129,23 +128,8 @@ class KeptDocuments(TokenStage):
             _moved(batch.column(name), added) if name in self.pack.spans and added.any() else batch.column(name)
             for name in names
         ]
-        return KeptRows(pa.RecordBatch.from_arrays([*lists, *others], schema=schema))
-
-
-class KeptRows(StagedRows):
-    """Rows as they are kept."""
-
-    def __init__(self, batch: pa.RecordBatch) -> None:
-        self._batch = batch
-
-    @property
-    @override
-    def num_rows(self) -> int:
-        return int(self._batch.num_rows)
-
-    @override
-    def slice(self, start: int, stop: int) -> pa.RecordBatch:
-        return self._batch.slice(start, stop - start)
+        made = pa.RecordBatch.from_arrays([*lists, *others], schema=schema)
+        return made.num_rows, lambda start, stop: made.slice(start, stop - start)
 
 
 def kept_type(kind: pa.DataType) -> pa.DataType:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -15,6 +15,13 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from torch_table_loader.planning.keys import Key
+
+
+Counted: TypeAlias = tuple[int, PackCounts | None]
+"""The number of rows that live, or that a stage makes of them; and what packing makes of them, if that is known."""
+
+Made: TypeAlias = tuple[int, Callable[[int, int], pa.RecordBatch]]
+"""The number of rows that a stage makes, and a function that returns those from one number to another."""
 
 
 class RowStage(ABC):
@@ -50,14 +57,14 @@ class RowStage(ABC):
     @property
     @abstractmethod
     def reads(self) -> tuple[str, ...]:
-        """The columns that `count` needs."""
+        """The columns that `counted` needs."""
 
     @property
     def measured_by(self) -> str | None:
         """The list column from whose lengths `count_of` counts; None if rows must be looked at."""
         return None
 
-    def count_of(self, lengths: NDArray[np.int64]) -> tuple[int, PackCounts | None]:
+    def count_of(self, lengths: NDArray[np.int64]) -> Counted:
         """Return what `counted` does, from the lengths of `measured_by` of rows that the stage takes together."""
         return int(lengths.sum()), None
 
@@ -79,29 +86,12 @@ class RowStage(ABC):
         """
 
     @abstractmethod
-    def count(self, batch: pa.RecordBatch) -> int:
+    def counted(self, batch: pa.RecordBatch) -> Counted:
         """Return how many rows come out of a batch that has the columns of `reads`."""
 
-    def counted(self, batch: pa.RecordBatch) -> tuple[int, PackCounts | None]:
-        """Return what `count` does, and what packing makes of the rows; None if the stage does not say."""
-        return self.count(batch), None
-
     @abstractmethod
-    def rows(self, batch: pa.RecordBatch) -> StagedRows:
-        """Return the rows that come out of a batch, in the order of the batch's rows."""
-
-
-class StagedRows(ABC):
-    """The rows that a stage makes of a batch."""
-
-    @property
-    @abstractmethod
-    def num_rows(self) -> int:
-        """The number of rows, which `RowStage.count` returns too."""
-
-    @abstractmethod
-    def slice(self, start: int, stop: int) -> pa.RecordBatch:
-        """Return the rows `start` to `stop` (exclusive), in [0, num_rows]."""
+    def rows(self, batch: pa.RecordBatch) -> Made:
+        """Return the rows that come out of a batch, as many as `counted` says, in the order of the batch's rows."""
 
 
 class RowBlocks:
@@ -132,10 +122,6 @@ class RowBlocks:
         """Return the waiting rows as one block, if there are any; afterwards none wait."""
         waiting, self._waiting, self._num_rows = self._waiting, [], 0
         return [pa.concat_batches(waiting)] if len(waiting) > 1 else waiting
-
-
-Counted: TypeAlias = tuple[int, PackCounts | None]
-"""The number of rows that live, or that a stage makes of them; and what packing makes of them, if that is known."""
 
 
 def measured(stage: RowStage, lengths: NDArray[Any]) -> Counted:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from abc import abstractmethod
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -17,7 +18,7 @@ from torch_table_loader.pack import IGNORED, Pack
 from torch_table_loader.planning.pack_counts import PackCounts
 from torch_table_loader.planning.packing import Packed, Pieces, another_best_fit, best_fit, split_long
 from torch_table_loader.read.lru_cache import LRUCache
-from torch_table_loader.read.row_stage import StagedRows
+from torch_table_loader.read.row_stage import Counted, Made
 from torch_table_loader.read.token_stages import Documents, TokensAsRows, TokenStage
 
 if TYPE_CHECKING:
@@ -63,7 +64,7 @@ class SequencesAsRows(TokenStage):
         return self.packed(lengths)
 
     @override
-    def _made_of(self, whole: Ints) -> tuple[int, PackCounts | None]:
+    def _made_of(self, whole: Ints) -> Counted:
         whole = whole[whole > 0]
         pieces = self._pieces(whole)
         sequences = len(self.packed(pieces.length)[1]) - 1
@@ -71,39 +72,30 @@ class SequencesAsRows(TokenStage):
         return sequences, counts
 
     @override
-    def rows(self, batch: pa.RecordBatch) -> SequenceRows:
+    def rows(self, batch: pa.RecordBatch) -> Made:
         found = self.documents(batch)
-        return SequenceRows(self, batch, found, self._pieces(np.diff(found.offsets)))
+        pieces = self._pieces(np.diff(found.offsets))
+        order, firsts = self.ordered(pieces.length)
+        return len(firsts) - 1, partial(self._sequences, batch, found, pieces, (order, firsts))
 
-
-class SequenceRows(StagedRows):
-    """The sequences that come of the documents of a batch."""
-
-    def __init__(self, stage: SequencesAsRows, batch: pa.RecordBatch, found: Documents, pieces: Pieces) -> None:
-        self._stage, self._batch, self._found, self._pieces = stage, batch, found, pieces
-        self._order, self._firsts = stage.ordered(pieces.length)
-
-    @property
-    @override
-    def num_rows(self) -> int:
-        return len(self._firsts) - 1
-
-    @override
-    def slice(self, start: int, stop: int) -> pa.RecordBatch:
-        found, pieces, firsts = self._found, self._pieces, self._firsts
+    def _sequences(
+        self, batch: pa.RecordBatch, found: Documents, pieces: Pieces, packed: tuple[Ints, Ints], start: int, stop: int
+    ) -> pa.RecordBatch:
+        """Return some sequences of the documents in a batch, and the parts of documents under them."""
+        order, firsts = packed
         part_offsets = firsts[start : stop + 1] - firsts[start]
-        chosen = self._order[firsts[start] : firsts[stop]]
+        chosen = order[firsts[start] : firsts[stop]]
         document, begun, length = pieces.document[chosen], pieces.start[chosen], pieces.length[chosen]
         at = found.offsets[document] + begun
         behind = np.full(len(at), IGNORED, dtype=np.int64)
-        if self._stage.pack.long_docs == "split":
+        if self.pack.long_docs == "split":
             cut = np.flatnonzero(begun + length < np.diff(found.offsets)[document])
-            behind[cut] = self._stage.targets(found.values, at[cut] + length[cut])
-        parts = self._stage.parts(self._batch, found.kept[document], begun - found.added[document], length, behind)
-        width = self._stage.pack.seq_len
+            behind[cut] = self.targets(found.values, at[cut] + length[cut])
+        parts = self.parts(batch, found.kept[document], begun - found.added[document], length, behind)
+        width = self.pack.seq_len
         values = [sequences_of(column, at, length, part_offsets, width) for column in found.values]
         offsets = np.arange(len(part_offsets)) * width
-        return rows_of_sequences(values, offsets, parts, part_offsets, self._stage.schema(self._batch.schema))
+        return rows_of_sequences(values, offsets, parts, part_offsets, self.schema(batch.schema))
 
 
 class DocumentsAsRows(SequencesAsRows):

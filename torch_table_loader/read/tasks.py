@@ -316,8 +316,8 @@ class TaskReader:
                     num_rows, counts = stage.counted(batch)
                     yield part._replace(num_live=num_rows, counts=counts)
                 else:
-                    staged = stage.rows(batch)
-                    yield part._replace(num_live=staged.num_rows, rows=staged.slice)
+                    num_rows, rows = stage.rows(batch)
+                    yield part._replace(num_live=num_rows, rows=rows)
 
         for part in parts:
             if last is not None and part.segment != last.segment:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -20,8 +20,7 @@ from torch_table_loader.arrow.token_rows import (
 )
 from torch_table_loader.errors import ConfigError
 from torch_table_loader.pack import IGNORED, Pack
-from torch_table_loader.planning.pack_counts import PackCounts
-from torch_table_loader.read.row_stage import RowStage, StagedRows
+from torch_table_loader.read.row_stage import Counted, Made, RowStage
 from torch_table_loader.read.token_fields import (
     check_aligned,
     check_count_type,
@@ -88,23 +87,19 @@ class TokenStage(RowStage):
         return None if self._may_lack_ends else self.pack.tokens
 
     @override
-    def count(self, batch: pa.RecordBatch) -> int:
-        return self.counted(batch)[0]
-
-    @override
-    def counted(self, batch: pa.RecordBatch) -> tuple[int, PackCounts | None]:
+    def counted(self, batch: pa.RecordBatch) -> Counted:
         if self.pack.lengths is not None:
             return self.count_of(counts_of(self.pack.lengths, batch.column(self.pack.lengths)))
         lengths, _, begin, end = self._lengths(batch)
         return self._made_of(self._token_counts(lengths, begin, end))
 
     @override
-    def count_of(self, lengths: Ints) -> tuple[int, PackCounts | None]:
+    def count_of(self, lengths: Ints) -> Counted:
         none = np.zeros(len(lengths), dtype=np.int64)
         return self._made_of(self._token_counts(lengths, none, none))
 
     @abstractmethod
-    def _made_of(self, whole: Ints) -> tuple[int, PackCounts | None]:
+    def _made_of(self, whole: Ints) -> Counted:
         """Return what `counted` does, from the number of tokens of each document that come out."""
 
     @property
@@ -244,40 +239,28 @@ class TokensAsRows(TokenStage):
         return schema_of_tokens(self._cut, self._columns(given))
 
     @override
-    def _made_of(self, whole: Ints) -> tuple[int, PackCounts | None]:
+    def _made_of(self, whole: Ints) -> Counted:
         # How many sequences the tokens fill depends on ranks and lanes.
         return int(whole.sum()), None
 
     @override
-    def rows(self, batch: pa.RecordBatch) -> TokenRows:
-        return TokenRows(self, batch, self.documents(batch))
+    def rows(self, batch: pa.RecordBatch) -> Made:
+        found = self.documents(batch)
+        return int(found.offsets[-1]), partial(self._tokens, batch, found)
 
-
-class TokenRows(StagedRows):
-    """The tokens of the documents of a batch."""
-
-    def __init__(self, stage: TokensAsRows, batch: pa.RecordBatch, found: Documents) -> None:
-        self._stage, self._batch, self._found = stage, batch, found
-
-    @property
-    @override
-    def num_rows(self) -> int:
-        return int(self._found.offsets[-1])
-
-    @override
-    def slice(self, start: int, stop: int) -> pa.RecordBatch:
-        found = self._found
+    def _tokens(self, batch: pa.RecordBatch, found: Documents, start: int, stop: int) -> pa.RecordBatch:
+        """Return some tokens of the documents in a batch, and the parts of documents that they are."""
         first = int(np.searchsorted(found.offsets, start, side="right")) - 1
         last = int(np.searchsorted(found.offsets, stop, side="left"))
         begins, ends = found.offsets[first:last], found.offsets[first + 1 : last + 1]
         at, until = np.maximum(begins, start), np.minimum(ends, stop)
         behind = np.full(len(at), IGNORED, dtype=np.int64)
         if len(at) and until[-1] < ends[-1]:
-            behind[-1] = self._stage.targets(found.values, until[-1:])[0]
+            behind[-1] = self.targets(found.values, until[-1:])[0]
         begun = at - begins - found.added[first:last]
-        parts = self._stage.parts(self._batch, found.kept[first:last], begun, until - at, behind)
+        parts = self.parts(batch, found.kept[first:last], begun, until - at, behind)
         values = [column[start:stop] for column in found.values]
-        return rows_of_tokens(values, parts, self._stage.schema(self._batch.schema))
+        return rows_of_tokens(values, parts, self.schema(batch.schema))
 
 
 def _values(lists: pa.Array) -> NDArray[Any]:

@@ -10,6 +10,7 @@ from itertools import chain, islice
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
+from typing_extensions import override
 
 from torch_table_loader.arrow.datatypes import children_of
 from torch_table_loader.arrow.reserved import FIELD_ID_KEY
@@ -60,8 +61,8 @@ class AvroReader(WithoutStatistics):
     suffixes = (".avro",)
     traits = Traits(pruned="partitions", counted="the blocks", needs="fastavro")
 
-    def inspect(self, storage: Storage, file: DataFile, schema: pa.Schema | None) -> FileMeta:  # noqa: ARG002
-        """Read schema and the row counts of the blocks: see `FormatReader.inspect`."""
+    @override
+    def inspect(self, storage: Storage, file: DataFile, schema: pa.Schema | None) -> FileMeta:
         with reading(storage, file, "an Avro file"), open_at_start(storage, file) as source:
             try:
                 arrow = arrow_schema(json.loads(_fastavro().block_reader(source).metadata["avro.schema"]))
@@ -73,8 +74,8 @@ class AvroReader(WithoutStatistics):
                 raise MissingExtraError(f"{file.name}: {first_line(error)}") from error
         return one_group(arrow, num_rows, file)
 
+    @override
     def open(self, storage: Storage, file: DataFile, meta: FileMeta) -> SequentialFile:
-        """Open for decoding: see `FormatReader.open`."""
         return SequentialFile(storage, file, partial(_decode, schema=meta.schema))
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 from pyarrow import csv
+from typing_extensions import override
 
 from torch_table_loader.errors import TableError
 from torch_table_loader.format_contracts import Traits
@@ -36,13 +37,13 @@ class CsvReader(WithoutStatistics):
     traits = Traits(pruned="partitions")
     infers_types = True
 
+    @override
     def inspect(self, storage: Storage, file: DataFile, schema: pa.Schema | None) -> FileMeta:
-        """Parse the file once, for its rows and, without `schema`, its types: see `FormatReader.inspect`."""
         with reading(storage, file):
             return _inspected(storage, file, schema)
 
+    @override
     def open(self, storage: Storage, file: DataFile, meta: FileMeta) -> SequentialFile:
-        """Open for decoding with the types of `meta`: see `FormatReader.open`."""
         return SequentialFile(
             storage, file, lambda source, columns: _decode(text_of(source, file), columns, meta.schema)
         )

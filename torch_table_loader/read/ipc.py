@@ -25,12 +25,11 @@ from torch_table_loader.read.failures import reading
 from torch_table_loader.read.far_files import open_at_end
 from torch_table_loader.read.ipc_messages import sized
 from torch_table_loader.read.reader_base import (
+    GroupedFile,
     SequentialFile,
     WholeGroups,
-    bounded,
     one_group,
     refuse_duplicates,
-    rows_without_columns,
 )
 from torch_table_loader.records import FileMeta
 
@@ -64,8 +63,8 @@ class IpcReader(WholeGroups):
     traits = Traits(cut="record batches", pruned="partitions", counted="the batches")
     columnar = True
 
-    def inspect(self, storage: Storage, file: DataFile, schema: pa.Schema | None) -> FileMeta:  # noqa: ARG002
-        """Count the rows of each record batch by one cheap column: see `FormatReader.inspect`."""
+    @override
+    def inspect(self, storage: Storage, file: DataFile, schema: pa.Schema | None) -> FileMeta:
         with reading(storage, file, "an Arrow IPC file or stream"), open_at_end(storage, file, _SMALL_BYTES) as source:
             if _is_file(source, file):
                 with sized(source, partial(message_starts, source)):
@@ -73,8 +72,9 @@ class IpcReader(WholeGroups):
             with sized(source):
                 return _inspect_stream(source, file)
 
+    @override
     def open(self, storage: Storage, file: DataFile, meta: FileMeta) -> OpenFile:
-        """Open: see `FormatReader.open`. The footer of a file, a few bytes a batch, is read again."""
+        # The footer of a file, a few bytes for each record batch, is read again.
         source = storage.open(file.path)
         try:
             if _is_file(source, file):
@@ -94,31 +94,20 @@ class IpcReader(WholeGroups):
         return WholeGroups.ranges(self, file, meta, groups, columns)
 
 
-class IpcFile:
-    """An open file of the IPC file format; record batches are decoded one at a time, into fresh memory."""
+class IpcFile(GroupedFile):
+    """An open file of the IPC file format, whose row groups are record batches."""
 
     def __init__(self, source: pa.NativeFile, meta: FileMeta) -> None:
-        self._source = source
-        self._meta = meta
+        super().__init__(source, meta)
         self._reader: tuple[list[str], pa.RecordBatchFileReader] | None = None
 
-    def batches(self, groups: range, columns: Sequence[str], max_rows: int) -> Iterator[pa.RecordBatch]:
-        """Yield the rows of record batches: see `OpenFile.batches`."""
-        wanted = list(columns)
-        if not wanted:
-            for group in groups:
-                yield from bounded(rows_without_columns(self._meta.group_rows[group]), max_rows)
-            return
-        for group in groups:
-            with sized(self._source, partial(message_starts, self._source)):
-                if self._reader is None or self._reader[0] != wanted:
-                    self._reader = wanted, pa.ipc.open_file(self._source, options=_only(wanted, self._meta.schema))
-                batch = self._reader[1].get_batch(group)
-            yield from bounded(_owned(sound(batch)).select(wanted), max_rows)
-
-    def close(self) -> None:
-        """Release the file."""
-        self._source.close()
+    @override
+    def _group(self, group: int, columns: list[str]) -> pa.RecordBatch:
+        with sized(self._source, partial(message_starts, self._source)):
+            if self._reader is None or self._reader[0] != columns:
+                self._reader = columns, pa.ipc.open_file(self._source, options=_only(columns, self._meta.schema))
+            batch = self._reader[1].get_batch(group)
+        return _owned(sound(batch)).select(columns)
 
 
 def _is_file(source: pa.NativeFile, file: DataFile) -> bool:

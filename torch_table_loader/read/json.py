@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 from pyarrow import json
+from typing_extensions import override
 
 from torch_table_loader.arrow.datatypes import decoded_type
 from torch_table_loader.arrow.sound import sound_text
@@ -36,8 +37,8 @@ class JsonReader(WithoutStatistics):
     traits = Traits(pruned="partitions")
     infers_types = True
 
+    @override
     def inspect(self, storage: Storage, file: DataFile, schema: pa.Schema | None) -> FileMeta:
-        """Parse the file once, for its rows and, without `schema`, its types: see `FormatReader.inspect`."""
         with reading(storage, file):
             if schema is None:
                 table = _infer(storage, file)
@@ -47,8 +48,8 @@ class JsonReader(WithoutStatistics):
                 num_rows = sum(batch.num_rows for batch in _decode(source, own.names, own))
             return one_group(own, num_rows, file)
 
+    @override
     def open(self, storage: Storage, file: DataFile, meta: FileMeta) -> SequentialFile:
-        """Open for decoding with the types of `meta`: see `FormatReader.open`."""
         return SequentialFile(
             storage, file, lambda source, columns: _decode(text_of(source, file), columns, meta.schema)
         )

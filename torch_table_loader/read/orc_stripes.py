@@ -48,14 +48,19 @@ _ZONE = re.compile(r"([A-Za-z0-9_+:\-]+(/[A-Za-z0-9_+:\-]+)*)?")
 """The name of a time zone, which the decoder opens as a file in a folder of the machine."""
 
 
-class StripePlace(NamedTuple):
-    """Where a stripe's parts are."""
+class Stripe(NamedTuple):
+    """The rows of a stripe, its first byte in the file, and the bytes of its parts as stored."""
 
     num_rows: int
     start: int
     index_bytes: int
     data_bytes: int
     footer_bytes: int
+
+    @property
+    def num_bytes(self) -> int:
+        """The bytes of all parts."""
+        return self.index_bytes + self.data_bytes + self.footer_bytes
 
 
 class _Type(NamedTuple):
@@ -109,18 +114,18 @@ class StripeCheck:
         """The compression of the file, and the most bytes of a decompressed chunk."""
         return self.compression, self.chunk_bytes
 
-    def check(self, source: pa.NativeFile, place: StripePlace, columns: Iterable[str]) -> None:
+    def check(self, source: pa.NativeFile, stripe: Stripe, columns: Iterable[str]) -> None:
         """Check the sizes that a decoder of some columns of a stripe relies on.
 
         Raises:
             ValueError: says what is impossible.
         """
-        stripe = _Stripe(self, source, self.columns_of(source, place))
+        found = _StripeColumns(self, source, self.columns_of(source, stripe))
         numbers = self._numbers_of(columns)
-        if place.num_rows > _FEW and not any(stripe.holds(at, place.num_rows) for at in numbers):
-            raise ValueError(f"no column holds the {place.num_rows} rows that the footer says")
+        if stripe.num_rows > _FEW and not any(found.holds(at, stripe.num_rows) for at in numbers):
+            raise ValueError(f"no column holds the {stripe.num_rows} rows that the footer says")
         for at in numbers:
-            stripe.check(at, place.num_rows)
+            found.check(at, stripe.num_rows)
 
     def _numbers_of(self, columns: Iterable[str]) -> Sequence[int]:
         """Return the numbers of columns at the top; the root's where a name may mean more."""
@@ -128,14 +133,14 @@ class StripeCheck:
         numbers = [None if "." in name else known.get(name) for name in columns]
         return [0] if None in numbers else [number for number in numbers if number is not None]
 
-    def columns_of(self, source: pa.NativeFile, place: StripePlace) -> Sequence[_Column]:
+    def columns_of(self, source: pa.NativeFile, stripe: Stripe) -> Sequence[_Column]:
         """Read a stripe's footer: how each column is encoded, and where its streams are.
 
         Raises:
             ValueError: it does not parse, or a stream is elsewhere.
         """
-        start, stop = place.start, place.start + place.index_bytes + place.data_bytes
-        footer = decompressed(source.read_at(place.footer_bytes, stop), *self.chunks)
+        start, stop = stripe.start, stripe.start + stripe.index_bytes + stripe.data_bytes
+        footer = decompressed(source.read_at(stripe.footer_bytes, stop), *self.chunks)
         streams: list[dict[int, tuple[int, int]]] = [{} for _ in self.types]
         encodings = list[tuple[int, int]]()
         for key, value in fields(footer):
@@ -160,7 +165,7 @@ class StripeCheck:
 
 
 @dataclass(frozen=True, slots=True)
-class _Stripe:
+class _StripeColumns:
     """The columns of a stripe, of which only the streams of sizes are read."""
 
     file: StripeCheck

@@ -8,11 +8,21 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+from typing_extensions import override
 
 from torch_table_loader.arrow import compute as pc
 from torch_table_loader.arrow.sound import sound_text
 from torch_table_loader.errors import TableError
-from torch_table_loader.format_contracts import Traits
+from torch_table_loader.format_contracts import (
+    BoundsReader,
+    EncodingReader,
+    ListBoundsReader,
+    ListCountingReader,
+    NullProvingReader,
+    RangedReader,
+    ThinningFile,
+    Traits,
+)
 from torch_table_loader.messages import first_line
 from torch_table_loader.read.failures import as_reading_error
 from torch_table_loader.read.parquet_footer import (
@@ -41,7 +51,9 @@ _VALUES_TO_COPY = 1 << 18
 
 
 @dataclass(frozen=True, slots=True)
-class ParquetReader:
+class ParquetReader(
+    EncodingReader, NullProvingReader, ListCountingReader, ListBoundsReader, BoundsReader, RangedReader
+):
     """Reads Parquet files (https://parquet.apache.org/docs/file-format/).
 
     `encoded` are columns of strings that come as dictionaries if a file has them so.
@@ -54,12 +66,12 @@ class ParquetReader:
     encoded: frozenset[str] = frozenset()
     columnar = True
 
+    @override
     def encoding(self, columns: frozenset[str]) -> ParquetReader:
-        """Leave columns of strings encoded: see `EncodingReader.encoding`."""
         return replace(self, encoded=columns)
 
-    def inspect(self, storage: Storage, file: DataFile, schema: pa.Schema | None) -> FileMeta:  # noqa: ARG002
-        """Read the footer: see `FormatReader.inspect`. Parquet has types of its own, so `schema` is not used."""
+    @override
+    def inspect(self, storage: Storage, file: DataFile, schema: pa.Schema | None) -> FileMeta:
         try:
             footer, data_bytes = read_footer(storage, file)
         except (OSError, pa.ArrowException) as error:
@@ -82,28 +94,28 @@ class ParquetReader:
             footer=footer,
         )
 
+    @override
     def prune(self, file: DataFile, meta: FileMeta, filters: Any, schema: pa.Schema) -> Sequence[bool]:
-        """Return which row groups may hold a passing row: see `FormatReader.prune`."""
         return kept_row_groups(file, meta, parse(_footer_of(file, meta)), filters, schema)
 
+    @override
     def null_columns(self, meta: FileMeta, columns: Sequence[str], kept: Sequence[bool]) -> frozenset[str]:
-        """Return the flat columns with a proven null in a kept row group: see `FormatReader.null_columns`."""
         counts = _null_counts(meta, columns, kept)
         return frozenset(name for name, found in counts.items() if any(found))
 
+    @override
     def null_free(self, meta: FileMeta, columns: Sequence[str], kept: Sequence[bool]) -> frozenset[str]:
-        """Return the flat columns that have no null in any kept row group: see `NullProvingReader.null_free`."""
         counts = _null_counts(meta, columns, kept)
         return frozenset(name for name, found in counts.items() if all(count == 0 for count in found))
 
+    @override
     def list_values(self, meta: FileMeta, column: str) -> tuple[Sequence[int], Sequence[int]] | None:
-        """Add up the values of lists: see `format_contracts.ListCountingReader`."""
         if meta.footer is None:
             return None
         return list_values(parse(meta.footer), column)
 
+    @override
     def list_bounds(self, file: DataFile, meta: FileMeta, column: str) -> tuple[int, int] | None:
-        """Return the bounds of integers in lists: see `contracts.ListBoundsReader`."""
         if meta.footer is None:
             return None
         parsed = parse(meta.footer)
@@ -113,8 +125,8 @@ class ParquetReader:
         refuse_unsafe(file.name, meta.footer, parsed, [leaf])
         return bounds_of(parsed, leaf)
 
+    @override
     def bounds(self, meta: FileMeta, column: str) -> tuple[int, int | None, int | None] | None:
-        """Return the nulls and the bounds of integers: see `format_contracts.BoundsReader`."""
         nulls = _null_counts(meta, [column], [True] * len(meta.group_rows)).get(column)
         if meta.footer is None or nulls is None:
             return None
@@ -128,8 +140,8 @@ class ParquetReader:
         found = bounds_of(parsed, paths.index(column))
         return None if found is None else (sum(known), *found)
 
+    @override
     def open(self, storage: Storage, file: DataFile, meta: FileMeta) -> ParquetFile:
-        """Open with the footer that `inspect` read: see `FormatReader.open`."""
         parsed = parse(_footer_of(file, meta))
         source = storage.open(file.path)
         try:
@@ -147,22 +159,23 @@ class ParquetReader:
             raise
         return ParquetFile(handle, source)
 
+    @override
     def ranges(
         self, file: DataFile, meta: FileMeta, groups: Sequence[int], columns: Sequence[str]
     ) -> Sequence[Sequence[tuple[int, int]]]:
-        """Return the column chunks: see `RangedReader.ranges`. Opening takes the footer alone, which is here."""
+        # Opening needs the footer alone, which is here.
         return chunk_ranges(parse(_footer_of(file, meta)), file.version.num_bytes, groups, columns)
 
 
-class ParquetFile:
+class ParquetFile(ThinningFile):
     """An open Parquet file; batches are decoded into fresh memory, never mapped."""
 
     def __init__(self, handle: pq.ParquetFile, source: pa.NativeFile) -> None:
         self._handle = handle
         self._source = source
 
+    @override
     def batches(self, groups: range, columns: Sequence[str], max_rows: int) -> Iterator[pa.RecordBatch]:
-        """Yield the rows of row groups: see `OpenFile.batches`."""
         wanted = list(columns)
         for call, whole in self._calls(groups, max_rows):
             read = self._table(call[0], wanted).to_batches() if whole else self._streamed(call, wanted, max_rows)
@@ -186,13 +199,14 @@ class ParquetFile:
                 calls[-1][0].append(group)
         return calls
 
+    @override
     def thins(self, group: int, max_rows: int) -> bool:
-        """Whether a row group is read whole: see `ThinningFile.thins`."""
         num_rows = int(self._handle.metadata.row_group(group).num_rows)
         return max_rows < 2 * num_rows <= 2 * max_rows
 
+    @override
     def thinned(self, group: int, columns: Sequence[str], num_rows: int, kept: pa.Array | None) -> pa.RecordBatch:
-        """Read a few columns at a time, and copy the kept rows while caches hold them: see `ThinningFile`."""
+        # A few columns at a time, whose kept rows are copied while caches hold them.
         names = list(columns)
         at_once = max(1, _VALUES_TO_COPY // max(1, num_rows)) if kept is not None else max(1, len(names))
         fields: list[pa.Field] = []
@@ -228,8 +242,8 @@ class ParquetFile:
         )
         return map(sound_text, batches)
 
+    @override
     def close(self) -> None:
-        """Release the file."""
         self._handle.close()
         self._source.close()
 

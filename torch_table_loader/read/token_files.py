@@ -8,8 +8,8 @@ is read in one piece. `FileMeta.footer` keeps the lengths of documents, and the 
 from __future__ import annotations
 
 import struct
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from abc import abstractmethod
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -20,10 +20,10 @@ from typing_extensions import override
 from torch_table_loader.arrow.arrays import lists_of
 from torch_table_loader.contracts import is_far
 from torch_table_loader.errors import TableError
-from torch_table_loader.format_contracts import Traits
+from torch_table_loader.format_contracts import ListMeasuringReader, RangedReader, SidecarReader, Traits
 from torch_table_loader.read.failures import changed_error, reading
 from torch_table_loader.read.far_files import open_at_start
-from torch_table_loader.read.reader_base import WithoutStatistics, bounded, rows_without_columns
+from torch_table_loader.read.reader_base import GroupedFile, WithoutNulls
 from torch_table_loader.records import FileMeta
 
 if TYPE_CHECKING:
@@ -60,14 +60,13 @@ class Index(NamedTuple):
     more: tuple[NDArray[Any], ...] = ()
 
 
-class TokenReader(WithoutStatistics, ABC):
-    """A `SidecarReader` of flat tokens; a subclass names the format and parses its index."""
+class TokenReader(WithoutNulls, SidecarReader, ListMeasuringReader, RangedReader):
+    """A reader of flat tokens; a subclass names the format and parses its index."""
 
     __slots__ = ()
 
     columnar = True
     traits = Traits(cut="documents", pruned="partitions", counted="the index")
-    name: str
     group_bytes: int
 
     @abstractmethod
@@ -84,8 +83,8 @@ class TokenReader(WithoutStatistics, ABC):
     ) -> Values:
         """Return how a column beside the tokens is read; `opened` closes the files that are opened for that."""
 
-    def inspect(self, storage: Storage, file: DataFile, schema: pa.Schema | None) -> FileMeta:  # noqa: ARG002
-        """Read the index and compare it with the size of the file: see `FormatReader.inspect`."""
+    @override
+    def inspect(self, storage: Storage, file: DataFile, schema: pa.Schema | None) -> FileMeta:
         with reading(storage, file):
             if not is_far(storage):  # a remote one is there, as the listing says
                 with storage.open(file.path) as source:
@@ -99,55 +98,25 @@ class TokenReader(WithoutStatistics, ABC):
                     "are torn, of another format, or do not belong together: write them again, or leave them out"
                 ) from error
 
-    def null_free(self, meta: FileMeta, columns: Sequence[str], kept: Sequence[bool]) -> frozenset[str]:  # noqa: ARG002
-        """Return all (see `NullProvingReader`): the format has no nulls."""
-        return frozenset(columns)
-
-    def list_lengths(self, meta: FileMeta, column: str) -> NDArray[Any] | None:  # noqa: ARG002 they are all as long
-        """Return the tokens of each document, as the index said: see `ListMeasuringReader`."""
+    @override
+    def list_lengths(self, meta: FileMeta, column: str) -> NDArray[Any] | None:
         return document_lengths(meta)
 
+    @override
     def open(self, storage: Storage, file: DataFile, meta: FileMeta) -> TokenFile:
-        """Open with what the index said: see `FormatReader.open`."""
         return TokenFile(storage, file, meta, self)
 
+    @override
     def ranges(
-        self,
-        file: DataFile,  # noqa: ARG002
-        meta: FileMeta,
-        groups: Sequence[int],
-        columns: Sequence[str],
+        self, file: DataFile, meta: FileMeta, groups: Sequence[int], columns: Sequence[str]
     ) -> Sequence[Sequence[tuple[int, int]]]:
-        """Return the tokens of row groups, if those are read: see `RangedReader.ranges`."""
         places = meta.group_ranges if TOKENS in columns else None
         if places is None:
             return [[] for _ in groups]
         return [[place] if (place := places[group])[0] < place[1] else [] for group in groups]
 
 
-class DocumentFile(ABC):
-    """An open file of documents (implements `OpenFile`), whose row groups are each read in one piece."""
-
-    def __init__(self, source: pa.NativeFile, meta: FileMeta) -> None:
-        self._source = source
-        self._meta = meta
-
-    def batches(self, groups: range, columns: Sequence[str], max_rows: int) -> Iterator[pa.RecordBatch]:
-        """Yield documents: see `OpenFile.batches`."""
-        for group in groups:
-            whole = self._group(group, columns) if columns else rows_without_columns(self._meta.group_rows[group])
-            yield from bounded(whole, max_rows)
-
-    def close(self) -> None:
-        """Release the file."""
-        self._source.close()
-
-    @abstractmethod
-    def _group(self, group: int, columns: Sequence[str]) -> pa.RecordBatch:
-        """Read a row group into fresh memory."""
-
-
-class TokenFile(DocumentFile):
+class TokenFile(GroupedFile):
     """An open file of tokens; the files beside it are opened when they are read."""
 
     def __init__(self, storage: Storage, file: DataFile, meta: FileMeta, reader: TokenReader) -> None:
@@ -167,7 +136,7 @@ class TokenFile(DocumentFile):
         self._opened.close()
 
     @override
-    def _group(self, group: int, columns: Sequence[str]) -> pa.RecordBatch:
+    def _group(self, group: int, columns: list[str]) -> pa.RecordBatch:
         lengths = self._lengths[self._rows[group] : self._rows[group + 1]]
         start, stop = (self._meta.group_ranges or ())[group]
         first, last = start // self._width, stop // self._width

@@ -26,13 +26,13 @@ from torch_table_loader.format_contracts import (
 from torch_table_loader.read.formats import format_names, reader_for
 from torch_table_loader.records import DataFile, FileMeta, LeftOut
 from torch_table_loader.source.listing import PathSource
-from torch_table_loader.testing.damage import Damaged
+from torch_table_loader.testing.damage import Damaged, Wrapped
 from torch_table_loader.testing.rules import ContractError, contract_errors, expecting_table_error, pickled, require
 
 if TYPE_CHECKING:
     from torch_table_loader.contracts import Storage
     from torch_table_loader.format_contracts import FormatReader
-    from torch_table_loader.records import DataFile, FileVersion
+    from torch_table_loader.records import DataFile
 
 
 _MAX_ROWS = 7
@@ -351,30 +351,16 @@ def _equal(one: pa.ChunkedArray, other: pa.ChunkedArray) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Watched:
+class Watched(Wrapped):
     """Serves the files of another storage unchanged, and records what is read."""
 
-    inner: Storage
     reads: list[tuple[int, int]] = field(default_factory=list, init=False)
     """``(start, stop)`` of each read."""
-
-    @property
-    def is_local(self) -> bool:
-        """As the inner storage says."""
-        return self.inner.is_local
 
     def open(self, path: str) -> pa.NativeFile:
         """Open a file and record its reads."""
         with self.inner.open(path) as handle:
             return pa.PythonFile(_Noting(bytes(handle.read()), self.reads), mode="r")
-
-    def version(self, path: str) -> FileVersion:
-        """As the inner storage says."""
-        return self.inner.version(path)
-
-    def close(self) -> None:
-        """Close the inner storage."""
-        self.inner.close()
 
 
 class _Noting(io.BytesIO):

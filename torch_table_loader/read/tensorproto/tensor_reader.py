@@ -13,14 +13,14 @@ from typing_extensions import override
 
 from torch_table_loader.contracts import is_far
 from torch_table_loader.errors import ConfigError, ConfigTypeError, TableError
-from torch_table_loader.format_contracts import Sidecar, Traits
+from torch_table_loader.format_contracts import SalvagingReader, SettlingReader, SidecarReader, Traits
 from torch_table_loader.read.failures import reading
 from torch_table_loader.read.far_files import open_at_start
-from torch_table_loader.read.reader_base import WholeGroups
+from torch_table_loader.read.reader_base import GroupedFile, WholeGroups, WithoutNulls
 from torch_table_loader.read.tensorproto.protos import TYPES, type_name
 from torch_table_loader.read.tensorproto.samples import DamageError, Place, Samples, SampleWalk
 from torch_table_loader.read.tensorproto.shapes import Column, Pattern, column_type, joint
-from torch_table_loader.read.token_files import GROUP_BYTES, DocumentFile, check_size, group_rows, read_exactly
+from torch_table_loader.read.token_files import GROUP_BYTES, check_size, group_rows, read_exactly
 from torch_table_loader.records import FileMeta, LeftOut
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ class _Column(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class TensorProtoReader(WholeGroups):
+class TensorProtoReader(WholeGroups, WithoutNulls, SidecarReader, SettlingReader, SalvagingReader):
     """Reads tensor shards: a row is a sample, a column a feature.
 
     Args:
@@ -53,6 +53,8 @@ class TensorProtoReader(WholeGroups):
     name: str = "tensorproto"
     group_bytes: int = GROUP_BYTES
     traits = Traits(cut="runs of samples", pruned="partitions", needs="onnx")
+    data_suffix = ".pb"
+    sidecars = ()
 
     def __post_init__(self) -> None:
         """Refuse names of the wrong type, and two columns of one name."""
@@ -72,36 +74,17 @@ class TensorProtoReader(WholeGroups):
             raise ConfigError(f"names calls two features {twice!r}; give each column a name of its own")
         object.__setattr__(self, "names", dict(given))
 
-    @property
-    def data_suffix(self) -> str:
-        """How the names of data files end."""
-        return ".pb"
-
-    @property
-    def sidecars(self) -> Sequence[Sidecar]:
-        """Nothing stands beside a shard."""
-        return ()
-
-    def inspect(self, storage: Storage, file: DataFile, schema: pa.Schema | None) -> FileMeta:  # noqa: ARG002
-        """Walk over the samples of a file: see `FormatReader.inspect`."""
+    @override
+    def inspect(self, storage: Storage, file: DataFile, schema: pa.Schema | None) -> FileMeta:
         return self._inspected(storage, file, None)
 
-    def salvage(
-        self,
-        storage: Storage,
-        file: DataFile,
-        schema: pa.Schema | None,  # noqa: ARG002
-    ) -> tuple[FileMeta, Sequence[LeftOut]]:
-        """Do the same, but leave out samples that cannot be read: see `SalvagingReader`."""
+    @override
+    def salvage(self, storage: Storage, file: DataFile, schema: pa.Schema | None) -> tuple[FileMeta, Sequence[LeftOut]]:
         left_out: list[LeftOut] = []
         return self._inspected(storage, file, left_out), left_out
 
-    def null_free(self, meta: FileMeta, columns: Sequence[str], kept: Sequence[bool]) -> frozenset[str]:  # noqa: ARG002
-        """Return all (see `NullProvingReader`): the format has no nulls."""
-        return frozenset(columns)
-
+    @override
     def settle(self, metas: Sequence[FileMeta]) -> Sequence[FileMeta]:
-        """Return the files with equal types where their shapes differ: see `SettlingReader`."""
         of_files = [_columns_of(meta) for meta in metas]
         patterns: dict[tuple[str, int], Pattern] = {}
         for columns in of_files:
@@ -115,8 +98,8 @@ class TensorProtoReader(WholeGroups):
             for meta, columns in zip(metas, of_files, strict=True)
         ]
 
+    @override
     def open(self, storage: Storage, file: DataFile, meta: FileMeta) -> TensorShard:
-        """Open with what `inspect` found: see `FormatReader.open`."""
         return TensorShard(storage.open(file.path), file, meta)
 
     def _inspected(self, storage: Storage, file: DataFile, left_out: list[LeftOut] | None) -> FileMeta:
@@ -229,8 +212,8 @@ class _Survey:
                 self._columns[number] = column._replace(pattern=pattern)
 
 
-class TensorShard(DocumentFile):
-    """An open file of samples, whose runs are each read in one piece."""
+class TensorShard(GroupedFile):
+    """An open file of samples, whose row groups are runs of samples."""
 
     def __init__(self, source: pa.NativeFile, file: DataFile, meta: FileMeta) -> None:
         super().__init__(source, meta)
@@ -239,7 +222,7 @@ class TensorShard(DocumentFile):
         self._walk = SampleWalk(self._check)
 
     @override
-    def _group(self, group: int, columns: Sequence[str]) -> pa.RecordBatch:
+    def _group(self, group: int, columns: list[str]) -> pa.RecordBatch:
         start, stop = (self._meta.group_ranges or ())[group]
         data = read_exactly(self._source, start, stop, self._file.name).to_pybytes()
         schema = pa.schema([self._meta.schema.field(name) for name in columns])

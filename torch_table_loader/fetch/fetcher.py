@@ -75,7 +75,7 @@ class Fetcher:
             self._check_open()
             task = self._queue.take(lane)
             self._wanted.notify()
-        return ReadStorage(self, task.read.storage or self._storage, task)
+        return ReadStorage(self, self._storage_of(task), task)
 
     def end(self, lane: int) -> None:
         """Release what a lane's newest read holds."""
@@ -151,8 +151,7 @@ class Fetcher:
             self.stats.unplanned += 1
             self.stats.requests += 1
             self.stats.num_bytes += stop - start
-        storage = requests.storage or self._storage
-        return storage.read_range(requests.file.path, start, stop, requests.file.version)
+        return requests.storage.read_range(requests.file.path, start, stop, requests.file.version)
 
     def _begun_here(self, requests: Requests, start: int, stop: int) -> Request | None:
         """Release the parts before these bytes; return a request for them that this thread should do itself."""
@@ -190,8 +189,7 @@ class Fetcher:
                 self._wanted.notify()
 
     def _key(self, request: Request) -> RangeKey:
-        place = self._place if request.storage is None else request.storage.place
-        return RangeKey(place, request.file.path, request.file.version, request.start, request.stop)
+        return RangeKey(request.storage.place, request.file.path, request.file.version, request.start, request.stop)
 
     def _wait_for(self, request: Request) -> None:
         if request.stage is Stage.QUEUED:
@@ -273,38 +271,41 @@ class Fetcher:
         return partial(self._fetch, job, flights[0] if flights else None)
 
     def _find(self, task: Task) -> None:
-        needs = None
+        requests = None
         try:
-            needs = task.read.find()
+            if (needs := task.read.find()) is not None:
+                storage = self._storage_of(task)
+                requests = Requests(needs, storage, held=self._held(needs.file, storage))
         except Exception as error:  # noqa: BLE001 the lane does the same when it reads, and raises it
             _log.debug("could not find out which bytes a read needs: %s", type(error).__name__)
-        storage = task.read.storage
-        requests = None if needs is None else Requests(needs, storage=storage, held=self._held(needs.file, storage))
         with self._wanted:
-            self._know(storage)
+            if requests is not None:
+                self._know(requests.storage)
             self._queue.found(task, requests)
             self._arrived.notify_all()
             self._wanted.notify()
 
-    def _know(self, storage: RangeStorage | None) -> None:
+    def _storage_of(self, task: Task) -> RangeStorage:
+        return task.read.storage or self._storage
+
+    def _know(self, storage: RangeStorage) -> None:
         """Record a storage that is in use; the lock is held."""
-        if storage is not None and all(storage is not known for known, _ in self._stores):
+        if all(storage is not known for known, _ in self._stores):
             self._stores.append((storage, storage.traffic().retries))
 
-    def _held(self, file: DataFile, storage: RangeStorage | None) -> list[tuple[int, int]]:
+    def _held(self, file: DataFile, storage: RangeStorage) -> list[tuple[int, int]]:
         """Return the ranges of a file that the disk cache has."""
-        place = self._place if storage is None else storage.place
-        key = RangeKey(place, file.path, file.version, 0, 0)
+        key = RangeKey(storage.place, file.path, file.version, 0, 0)
         return [] if self._cache is None else self._cache.ranges(key)
 
     def _fetch(self, request: Request, flight: Flight | None) -> None:
         file, data, error, cached = request.file, None, None, False
-        storage, key = request.storage or self._storage, self._key(request)
+        key = self._key(request)
         try:
             data = None if self._cache is None else self._cache.get(key)
             cached = data is not None
             if not cached:
-                data = storage.read_range(file.path, request.start, request.stop, file.version)
+                data = request.storage.read_range(file.path, request.start, request.stop, file.version)
         except BaseException as caught:  # noqa: BLE001 the lane that wants them raises it
             error = caught
         with self._wanted:
@@ -455,7 +456,7 @@ class PartsAhead:
             StorageError: the epoch was abandoned meanwhile.
         """
         pieces = [Piece(tuple(group), range(number, number + 1)) for number, group in enumerate(needs.groups)]
-        return FileParts(self._fetcher, Requests(needs, pieces, self._storage), rows_before)
+        return FileParts(self._fetcher, Requests(needs, self._storage, pieces), rows_before)
 
 
 @contextmanager

@@ -50,7 +50,7 @@ class Request:
         *("piece", "running", "stage", "start", "stop", "storage"),
     )
 
-    def __init__(self, file: DataFile, start: int, stop: int, piece: int, storage: RangeStorage | None = None) -> None:
+    def __init__(self, file: DataFile, storage: RangeStorage, start: int, stop: int, piece: int) -> None:
         self.file = file
         self.storage = storage
         self.start = start
@@ -93,8 +93,8 @@ class Requests:
     def __init__(
         self,
         needs: FileNeeds,
+        storage: RangeStorage,
         pieces: Sequence[Piece] | None = None,
-        storage: RangeStorage | None = None,
         held: Collection[Range] = (),
     ) -> None:
         self.file = needs.file
@@ -106,7 +106,7 @@ class Requests:
         if held:
             pieces = list(fitted_to_held(pieces, needs.groups, held))
         self.by_piece = [
-            [Request(needs.file, start, stop, number, storage) for start, stop in piece.requests]
+            [Request(needs.file, storage, start, stop, number) for start, stop in piece.requests]
             for number, piece in enumerate(pieces)
         ]
         self._groups = [piece.groups for piece in pieces]

@@ -148,32 +148,39 @@ def plan_file(
     """
     row_filter, empty = _beyond_partition(file, meta, table_schema, *filters)
     chosen_by = [] if row_filter is None else list(filters[1])
-    wanted = [*columns, *(name for name in chosen_by if name not in columns)]
     positions = np.empty(0, dtype=np.int64)
     keys: list[_Keys] = []
-    conformer: Conformer
-    chooser: Conformer | None = None
-    if file.columns is None:
-        conformer = conform_plan(meta.schema, table_schema, file.partition, wanted, name=file.name)
-        if chosen_by:
-            chooser = conform_plan(meta.schema, table_schema, file.partition, chosen_by, name=file.name)
-    else:
+    by_name: dict[str, Column] = {}
+    if file.columns is not None:
         by_name = {column.name: column for column in file.columns.table.current}
-        targets = {name: by_name[name] for name in wanted}
         if file.deletes and not empty:
             positions = deletes.positions(file)
-            keys = [_keys(found, file.columns, targets, file.name) for found in deletes.equality(file)]
-        conformer = plan_by_id(meta.schema, file.columns, list(targets.items()), name=file.name)
-        asked = [*chosen_by, *(column for found in keys for column, _ in found.columns)]
-        if asked:
-            by = [(column, targets[column]) for column in dict.fromkeys(asked)]
-            chooser = plan_by_id(meta.schema, file.columns, by, name=file.name)
-    starts = [0, *accumulate(meta.group_rows)]
-    left = {conformer.source_of(name) for name in encoded if name in columns} if encoded else set()
-    left -= {None, *(chooser.reads if chooser is not None else ())}
-    by_dictionary = frozenset(filter(None, left))
-    known = (file, meta, tuple(columns), starts, conformer, row_filter, empty, positions, keys, chooser, by_dictionary)
-    return FilePlan(*known, file.keeps_deleted)
+            keys = [_keys(found, file.columns, by_name, file.name) for found in deletes.equality(file)]
+            chosen_by = list(dict.fromkeys([*chosen_by, *(name for found in keys for name, _ in found.columns)]))
+
+    def conform(names: Sequence[str]) -> Conformer:
+        if file.columns is None:
+            return conform_plan(meta.schema, table_schema, file.partition, names, name=file.name)
+        return plan_by_id(meta.schema, file.columns, [(name, by_name[name]) for name in names], name=file.name)
+
+    conformer = conform([*columns, *(name for name in chosen_by if name not in columns)])
+    chooser = conform(chosen_by) if chosen_by else None
+    sources = {conformer.source_of(name) for name in encoded if name in columns}
+    sources -= {None, *(() if chooser is None else chooser.reads)}
+    return FilePlan(
+        file=file,
+        meta=meta,
+        columns=tuple(columns),
+        group_starts=[0, *accumulate(meta.group_rows)],
+        conformer=conformer,
+        filters=row_filter,
+        empty=empty,
+        positions=positions,
+        keys=keys,
+        chooser=chooser,
+        encoded=frozenset(filter(None, sources)),
+        keeps_deleted=file.keeps_deleted,
+    )
 
 
 def as_bits(mask: NDArray[np.bool_]) -> pa.BooleanArray:
@@ -186,14 +193,14 @@ def as_bits(mask: NDArray[np.bool_]) -> pa.BooleanArray:
     return pa.BooleanArray.from_buffers(pa.bool_(), len(mask), [None, pa.py_buffer(packed)])
 
 
-def _keys(found: EqualityKeys, columns: FileColumns, targets: dict[str, Column], name: str) -> _Keys:
-    """Return where the key columns are among those to read; `targets` gets those that were not among them."""
+def _keys(found: EqualityKeys, columns: FileColumns, by_name: dict[str, Column], name: str) -> _Keys:
+    """Return where the key columns are among a table's columns by name, to which dropped ones are added."""
     places: list[tuple[str, tuple[Column, ...]]] = []
     for field_id in found.ids:
         path = key_path(columns.table, field_id, name)
         dropped = path[0].field_id in columns.table.former
         called = f"\0{path[0].field_id}" if dropped else path[0].name  # the name may be another column's by now
-        targets.setdefault(called, path[0])
+        by_name.setdefault(called, path[0])
         places.append((called, path))
     return _Keys(tuple(places), found.keys, found.after)
 

@@ -173,9 +173,8 @@ def _patched(data: bytes, place: int, *, exact: bool) -> tuple[int, int, int, in
     if stop > len(data):
         raise IndexError
     packed = int.from_bytes(data[patches:stop], "big") >> (-num_patches * entry & 7)
-    if (
-        packed & (1 << patch_width + gap_width) - 1 == 255 << patch_width
-    ):  # the next one would say more, and is not there
+    last = packed & (1 << patch_width + gap_width) - 1
+    if last == 255 << patch_width:  # its gap goes on in a patch that is not there
         raise ValueError("a run of integers ends within a patch")
     base = int.from_bytes(data[place + 4 : start], "big")
     sign = 1 << 8 * base_bytes - 1

@@ -28,9 +28,7 @@ def cut_field(table: pa.Schema, name: str, *, text: bool = False) -> pa.Field:
     Raises:
         ConfigError: the table has no such column, or it has another type.
     """
-    if name not in table.names:
-        raise ConfigError(f"Pack: the table has no column {name!r}{did_you_mean(name, table.names, spare=20)}")
-    kind = plain_type(table.field(name).type)
+    kind = _type_of(table, name)
     is_text = pt.is_string(kind) or pt.is_large_string(kind)
     if text and is_text:
         return pa.field(name, pa.uint32(), nullable=False)
@@ -50,6 +48,12 @@ def cut_field(table: pa.Schema, name: str, *, text: bool = False) -> pa.Field:
     return pa.field(name, value, nullable=False)
 
 
+def _type_of(table: pa.Schema, name: str) -> pa.DataType:
+    if name not in table.names:
+        raise ConfigError(f"Pack: the table has no column {name!r}{did_you_mean(name, table.names, spare=20)}")
+    return plain_type(table.field(name).type)
+
+
 def wide_enough(kind: pa.DataType, added: Sequence[int | None]) -> pa.DataType:
     """Return the type of the tokens, or int64 if one that is added does not fit."""
     info = np.iinfo(kind.to_pandas_dtype())
@@ -59,9 +63,7 @@ def wide_enough(kind: pa.DataType, added: Sequence[int | None]) -> pa.DataType:
 
 def check_span_type(table: pa.Schema, name: str) -> None:
     """Refuse a column that does not have the type of spans."""
-    if name not in table.names:
-        raise ConfigError(f"Pack: the table has no column {name!r}{did_you_mean(name, table.names, spare=20)}")
-    kind = plain_type(table.field(name).type)
+    kind = _type_of(table, name)
     inner = kind.value_type if pt.is_list(kind) or pt.is_large_list(kind) else None
     if inner is None or not pt.is_struct(inner) or not {"start", "end"} <= {field.name for field in inner}:
         raise ConfigError(f"Pack: spans column {name!r} must be list<struct<start, end, ...>>, got {kind}")
@@ -72,10 +74,7 @@ def check_span_type(table: pa.Schema, name: str) -> None:
 
 def check_count_type(table: pa.Schema, name: str) -> None:
     """Refuse a column that cannot hold the number of tokens of documents."""
-    if name not in table.names:
-        raise ConfigError(f"Pack: the table has no column {name!r}{did_you_mean(name, table.names, spare=20)}")
-    kind = plain_type(table.field(name).type)
-    if not pt.is_integer(kind):
+    if not pt.is_integer(kind := _type_of(table, name)):
         raise ConfigError(f"Pack: lengths={name!r} must be a column of integers, got {kind}")
 
 

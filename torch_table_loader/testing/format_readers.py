@@ -84,11 +84,11 @@ def check_format_reader(
         _check_failures(where, reader, storage, file, meta, schema)
         found.append((file, meta))
         if isinstance(reader, EncodingReader) and isinstance(copy, EncodingReader):
-            check_encoding(where, (reader, copy), storage, file, meta, table)
+            _check_encoding(where, (reader, copy), storage, file, meta, table)
         if isinstance(reader, SalvagingReader) and isinstance(copy, SalvagingReader):
-            check_salvaging(where, (reader, copy), storage, file, meta, schema, read)
+            _check_salvaging(where, (reader, copy), storage, file, meta, schema, read)
     if isinstance(reader, SettlingReader) and isinstance(copy, SettlingReader):
-        check_settling(who, (reader, copy), storage, found, read)
+        _check_settling(who, (reader, copy), storage, found, read)
 
 
 def stored_files(
@@ -381,16 +381,16 @@ class _Noting(io.BytesIO):
         return count
 
 
-ReadWhole = Callable[[str, "Storage", DataFile, FileMeta], object]
+_ReadWhole = Callable[[str, "Storage", DataFile, FileMeta], object]
 """Reads a file in every way and compares it with its metadata: where, storage, file, metadata."""
 
 
-def check_settling(
+def _check_settling(
     who: str,
     readers: Sequence[SettlingReader],
     storage: Storage,
     found: Sequence[tuple[DataFile, FileMeta]],
-    read: ReadWhole,
+    read: _ReadWhole,
 ) -> None:
     """Check that a reader and its copy give each column one type in all files of a table, and read them with it."""
     metas = [meta for _, meta in found]
@@ -419,7 +419,7 @@ def check_settling(
         read(f"{who} on {file.name!r}, as settle says", storage, file, own)
 
 
-def check_encoding(
+def _check_encoding(
     where: str, readers: Sequence[EncodingReader], storage: Storage, file: DataFile, meta: FileMeta, rows: pa.Table
 ) -> None:
     """Check that strings which a reader and its copy read as dictionaries are those of the plain `rows`."""
@@ -438,14 +438,14 @@ def check_encoding(
             )
 
 
-def check_salvaging(
+def _check_salvaging(
     where: str,
     readers: Sequence[SalvagingReader],
     storage: Storage,
     file: DataFile,
     sound: FileMeta,
     schema: pa.Schema | None,
-    read: ReadWhole,
+    read: _ReadWhole,
 ) -> None:
     """Check that a reader and its copy leave nothing out of an intact file, and of a damaged one only the damage.
 
@@ -472,7 +472,7 @@ def _check_damaged(
     place: Damaged,
     file: DataFile,
     schema: pa.Schema | None,
-    read: ReadWhole,
+    read: _ReadWhole,
 ) -> None:
     expected = _said(where, file, lambda: (readers[0].inspect(place, file, schema), ()))
     found = _said(where, file, lambda: readers[0].salvage(place, file, schema))

@@ -61,6 +61,18 @@ def reading(storage: Storage, file: DataFile, must_be: str = "") -> Iterator[Non
         ) from error
 
 
+@contextmanager
+def naming(storage: Storage, file: DataFile) -> Iterator[None]:
+    """Add a file's name to errors of its reader, which does not know it when it looks at metadata in memory."""
+    try:
+        with reading(storage, file):
+            yield
+    except TableError as error:
+        if file.name in str(error):
+            raise
+        raise TableError(f"{file.name}: {error}") from error
+
+
 def as_reading_error(
     error: Exception,
     file: DataFile,

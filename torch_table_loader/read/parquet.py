@@ -112,7 +112,12 @@ class ParquetReader(
     def list_values(self, meta: FileMeta, column: str) -> tuple[Sequence[int], Sequence[int]] | None:
         if meta.footer is None:
             return None
-        return list_values(parse(meta.footer), column)
+        parsed = parse(meta.footer)
+        leaf = leaf_of_lists(parsed, column)
+        if leaf is None:
+            return None
+        chunks = refuse_unsafe("the file", meta.footer, parsed, [leaf])
+        return list_values(parsed, leaf, [group[leaf].nulls for group in chunks])
 
     @override
     def list_bounds(self, file: DataFile, meta: FileMeta, column: str) -> tuple[int, int] | None:

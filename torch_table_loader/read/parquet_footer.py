@@ -169,26 +169,18 @@ def chunk_ranges(
     return found
 
 
-def list_values(parsed: pq.FileMetaData, column: str) -> tuple[list[int], list[int]] | None:
-    """Return how many values the lists of a column hold in each row group, and how many lists hold any.
+def list_values(parsed: pq.FileMetaData, leaf: int, nulls: Sequence[int | None]) -> tuple[list[int], list[int]] | None:
+    """Return how many values the lists of a leaf hold in each row group, and how many lists hold any.
 
-    None if the column has no lists, or the writer counted no nulls. A list that is null or empty is one null of its
-    leaf.
+    A list that is null or empty is one null of the leaf. None if the writer did not count nulls.
     """
-    leaf = leaf_of_lists(parsed, column)
-    if leaf is None:
-        return None
     values, lists = [], []
-    for number in range(parsed.num_row_groups):
+    for number, missing in enumerate(nulls):
         group = parsed.row_group(number)
-        chunk = group.column(leaf)
-        if not chunk.is_stats_set or not chunk.statistics.has_null_count:
-            return None
-        nulls = chunk.statistics.null_count
-        if not 0 <= nulls <= group.num_rows:
-            return None  # values that are null inside their lists, which no packing takes
-        values.append(chunk.num_values - nulls)
-        lists.append(group.num_rows - nulls)
+        if missing is None or not 0 <= missing <= group.num_rows:
+            return None  # of more nulls than rows some are inside lists, which no packing takes
+        values.append(group.column(leaf).num_values - missing)
+        lists.append(group.num_rows - missing)
     return values, lists
 
 

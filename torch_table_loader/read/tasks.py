@@ -20,7 +20,14 @@ from torch_table_loader.planning.requests import FIRST_BYTES
 from torch_table_loader.predicates.expressions import check_filter, expression_columns
 from torch_table_loader.read.conform import batch_of
 from torch_table_loader.read.deletes import Deletes
-from torch_table_loader.read.failures import as_reading_error, changed_error, find_damage, is_store_failure, reading
+from torch_table_loader.read.failures import (
+    as_reading_error,
+    changed_error,
+    find_damage,
+    is_store_failure,
+    naming,
+    reading,
+)
 from torch_table_loader.read.file_plan import FilePlan, plan_file
 from torch_table_loader.read.file_walk import FileWalk, Run, fit_segments, group_at, plan_runs, trim_segments
 from torch_table_loader.read.footers import LazyFooters
@@ -231,7 +238,8 @@ class TaskReader:
         whole = all((each.row_start, each.row_stop) == tuple(starts[each.group : each.group + 2]) for each in segments)
         if stage.counted_by is None or not isinstance(reader, ListCountingReader) or not whole:
             return None
-        found = reader.list_values(plan.meta, reads[0])
+        with naming(self._storage, plan.file):
+            found = reader.list_values(plan.meta, reads[0])
         return found and [(stage.known_count(found[0][each.group], found[1][each.group]), None) for each in segments]
 
     def _needs(self, found: _Reading | None) -> FileNeeds | None:

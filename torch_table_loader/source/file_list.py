@@ -23,11 +23,7 @@ _VERSION = 1
 
 @dataclass(frozen=True, slots=True)
 class FileSource:
-    """A given list of files (implements `contracts.Source`).
-
-    Args:
-        partition_schema: the columns that do not come from the files.
-    """
+    """A given list of files (implements `contracts.Source`)."""
 
     storage: Storage
     files: tuple[DataFile, ...]
@@ -38,10 +34,9 @@ class FileSource:
 def write_files(
     path: str, files: Sequence[DataFile], storage_options: Mapping[str, Any] | None, retry_seconds: float
 ) -> None:
-    """Write the names of files, relative to the table's root, with their sizes for human readers.
+    """Write the names of files, relative to the table's root and in its order, with their sizes for human readers.
 
     Args:
-        files: the table's files, in canonical order.
         retry_seconds: how long to retry a failed request.
     """
     storage, place = _open(path, storage_options, retry_seconds)

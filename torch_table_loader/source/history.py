@@ -20,11 +20,9 @@ Part = TypeVar("Part")
 
 
 class Commit(NamedTuple):
-    """What made a snapshot.
+    """What made the snapshot `id` from its parent, which is None for the first.
 
     Args:
-        id: the snapshot that it made.
-        parent: the snapshot before it; None for the first.
         operation: as the commit says; "unknown" if it says none.
         does: whether it only appends files; or replaces files by others with the same rows; or changes rows.
         added: the paths of files whose rows it says are new; empty if only the snapshot's listing tells.
@@ -40,10 +38,9 @@ class Commit(NamedTuple):
 
 
 def changes_since(commits: Callable[[int, int], Sequence[Commit]], noun: str, start: int, end: int) -> list[str]:
-    """Describe which commits between two snapshots did more than append files.
+    """Describe which commits after one snapshot, up to and with another, did more than append files.
 
     Args:
-        commits: returns the commits after one snapshot, up to and with another.
         noun: what the format calls a snapshot.
     """
     try:
@@ -55,13 +52,7 @@ def changes_since(commits: Callable[[int, int], Sequence[Commit]], noun: str, st
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class History(ABC, Generic[Part]):
-    """The commits after one snapshot, up to and with another.
-
-    Args:
-        place: the table, for messages.
-        commits: oldest first.
-        filtered: whether a filter leaves files out.
-    """
+    """The commits after one snapshot, up to and with another, oldest first."""
 
     storage: TableStorage
     place: str
@@ -83,16 +74,14 @@ class History(ABC, Generic[Part]):
 
     @abstractmethod
     def added(self, run: Sequence[Commit]) -> Part:
-        """Return the files that a run of commits appended: see `_runs`."""
+        """Return the files that a run of commits (see `_runs`) appended."""
 
     @abstractmethod
     def touched(self, commit: Commit, last: Commit) -> tuple[Sequence[DataFile], Sequence[DataFile]]:
         """Return the files of which a commit may have changed rows, as they were before and after it, in order.
 
-        Each has the deletes that applied then. `pruned` gets those that a filter leaves out.
-
-        Args:
-            last: the last of the commits after it that only append.
+        Each has the deletes that applied then. `pruned` gets those that a filter leaves out. `last` is the last of the
+        commits after it that only append.
         """
 
     def appended(self) -> tuple[list[Part], tuple[str, ...]]:

@@ -125,12 +125,7 @@ def named_files(
 ) -> FileSource:
     """Return files by name in the caller's own storage, which cannot list.
 
-    Args:
-        path: the files; or, with `files`, their folder.
-        files: names relative to `path`, or the path of a list that `write_files` wrote; or None.
-        format_name: as in `PathSource.open`, like the arguments below.
-        partitioning: "hive", or None.
-        naming: the format reader in any case.
+    With `files`, `path` is their folder. The other arguments are those of `PathSource.open`.
     """
     paths = [os.fspath(entry) for entry in _entries(path)]
     if not all(isinstance(entry, str) and entry for entry in paths):
@@ -182,12 +177,9 @@ def _data_files(
 
 @dataclass(frozen=True, slots=True)
 class _Start:
-    """What one of the caller's paths refers to.
+    """What one of the caller's paths refers to: a file or a directory, or a glob, which has no `found`.
 
-    Args:
-        root: the folder that names are relative to.
-        found: the file or directory; None for a glob.
-        deep: whether everything below the root will be listed.
+    Names are relative to `root`. If `deep`, everything below it will be listed.
     """
 
     path: str
@@ -198,22 +190,16 @@ class _Start:
 
 @dataclass(frozen=True, slots=True)
 class _Listing:
-    """What is below a path.
-
-    Args:
-        seen: everything that the listing saw, including hidden files.
-    """
+    """What is below a path, and everything that the listing saw, including hidden files."""
 
     found: list[Found]
     seen: Sequence[Found] = ()
 
 
 def is_hidden(name: str, allowed: str = "") -> bool:
-    """Return whether readers of tables leave out a relative name, as Hive and Spark do.
+    """Return whether readers of tables leave out a name below the listed root, as Hive and Spark do.
 
-    Args:
-        name: '/'-separated, relative to the listed root.
-        allowed: leading characters that do not hide, because the caller's glob contains them.
+    The leading characters in `allowed` do not hide, because the caller's glob contains them.
 
     >>> [is_hidden(name) for name in ("a/_temporary/x", ".x.crc", "_day=1/x", "a.parquet")]
     [True, True, False, False]
@@ -244,11 +230,7 @@ def _listed(
     *,
     raw_files: bool,
 ) -> tuple[str, list[Paired], FormatReader | None]:
-    """List paths and globs, or look up named files; see `PathSource.open`.
-
-    Returns:
-        The folder that names are relative to, the files, and the reader that defines how they are named.
-    """
+    """Return the folder that names are relative to, the files, and the reader that defines how they are named."""
     with Threads(STAT_THREADS, "table-loader-ask") as pool:
         at_once = map if storage.is_local else pool.map  # a local look-up costs less than a thread
         starts = list(at_once(partial(_start, storage, listed=files is None), paths))
@@ -299,11 +281,7 @@ def _has_magic(storage: FileStorage, path: str) -> bool:
 
 
 def _start(storage: FileStorage, path: str, *, listed: bool) -> _Start:
-    """Find out what a path refers to.
-
-    Args:
-        listed: whether it will be listed, which reveals whether it is a directory.
-    """
+    """Find out what a path refers to; if it will be listed, that reveals whether it is a directory."""
     magic = _has_magic(storage, path)
     found = storage.probe(path) if listed and not magic else storage.stat(path)
     if found is not None:

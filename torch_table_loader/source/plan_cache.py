@@ -31,10 +31,8 @@ _log = logging.getLogger(__name__)
 class CacheEntry:
     """What is known about one data file without opening it.
 
-    Args:
-        meta: its schema, row groups and footer.
-        counts: the live rows of each row group, per count key. A key is the caller's digest of what was counted (the
-            filter). Keys are stored unchanged, and must contain nothing secret.
+    `counts` has the live rows of each row group, by the caller's digest of what was counted (the filter). Digests are
+    stored unchanged, and must contain nothing secret.
     """
 
     meta: FileMeta
@@ -60,10 +58,8 @@ class PlanCache:
     with a different inode or ctime. A cache that does not answer costs time and is never an error; this module's logger
     warns of it once. The directory also holds notes: bytes under a key of the caller's.
 
-    Args:
-        root: its directory, as `storage` names it.
-        scope: what else an entry depends on: the table's `FileStorage.place` and, for formats without types of their
-            own, the caller's schema.
+    `scope` is what else an entry depends on: the table's `FileStorage.place` and, for formats without types of their
+    own, the caller's schema.
     """
 
     storage: FileStorage
@@ -112,8 +108,7 @@ class PlanCache:
     def get_note(self, key: str) -> bytes | None:
         """Return what `put_note` stored; None if there is nothing, or the note is damaged.
 
-        Args:
-            key: contains everything that the note depends on, except the table's location.
+        The key contains everything that the note depends on, except the table's location.
         """
         return self._read(self._note_key(key), "a note")
 
@@ -133,11 +128,7 @@ class PlanCache:
         return hashlib.sha256(json.dumps(["note", self.scope, key]).encode("utf-8")).digest()
 
     def _read(self, key: bytes, what: str) -> bytes | None:
-        """Return what `_write` wrote; None if there is nothing, or anything else.
-
-        Args:
-            what: what is read, for a warning.
-        """
+        """Return what `_write` wrote; None if there is nothing, or anything else."""
         if self._given_up("read"):
             return None
         try:

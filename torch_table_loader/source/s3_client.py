@@ -21,6 +21,7 @@ from botocore.exceptions import ClientError
 from botocore.parsers import ResponseParserError
 from botocore.utils import percent_encode_sequence
 from obstore.store import S3Store
+from typing_extensions import override
 
 from torch_table_loader.errors import ConfigError, StorageError
 from torch_table_loader.source.aws import aws_login, configured_region
@@ -47,14 +48,7 @@ class S3Client(ObjectStoreClient):
     """Buckets of S3; obstore reads and writes, and listings are checked page by page."""
 
     def __init__(self, options: Mapping[str, Any]) -> None:
-        """Log in; connect to each bucket on first use.
-
-        Args:
-            options: as `store_options` returns them.
-
-        Raises:
-            ConfigError: as `aws_login` does.
-        """
+        """Log in, and raise what `aws_login` raises; connect to each bucket on first use."""
         super().__init__(self._open)
         self._options = options
         plain = (options.get("endpoint") or f"{options.get('scheme')}:").startswith("http:")
@@ -63,8 +57,9 @@ class S3Client(ObjectStoreClient):
         self._addresses: dict[str, _Address] = {}
         self._pools: dict[str, urllib3.PoolManager] = {}
 
+    @override
     def _pages(self, name: str, key: str, *, recursive: bool, most: int) -> Iterator[Listed]:
-        """Yield the pages of a listing of a directory of a bucket.
+        """Ask for page after page, and check that they make one listing.
 
         Raises:
             StorageError: pages do not make one listing.
@@ -188,10 +183,7 @@ def _through(proxy: str, common: dict[str, Any]) -> urllib3.ProxyManager:
 
 
 def read_page(body: bytes, shown: str) -> tuple[Listed, str | None]:
-    """Read an answer to ListObjectsV2.
-
-    Returns:
-        Objects and common prefixes, as the store writes them, and what asks for the next page; None for the last one.
+    """Read a page of ListObjectsV2; return it with the token that asks for the next, None for the last.
 
     Raises:
         ClientError: it is an error, which some stores send with status 200.

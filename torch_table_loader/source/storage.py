@@ -258,12 +258,7 @@ class FileStorage:
         return True
 
     def _ask(self, path: str, ask: Callable[[Client], T], num_bytes: Callable[[T], int] = lambda _: 0) -> T:
-        """Return the store's answer, with or without retries.
-
-        Args:
-            ask: does something that may be repeated.
-            num_bytes: returns the bytes of an answer.
-        """
+        """Return the store's answer to a request that may be repeated; over a network, it is."""
         if not self._is_far:
             with self._own_errors(path, None):
                 return ask(self._connection(path).client)
@@ -309,11 +304,7 @@ class FileStorage:
         return f"{type(error).__name__}: {lines[0][:200] if lines else ''}"
 
     def _failure(self, error: Exception, path: str, tried: str) -> TableLoaderError:
-        """Return the library's error for a client's error.
-
-        Args:
-            tried: how often it was tried, if more than once.
-        """
+        """Return the library's error for a client's error, with a note of how often it was tried."""
         shown, kind = self.shown(path), store_error_type(error)
         if kind is MissingFileError:
             return MissingFileError(

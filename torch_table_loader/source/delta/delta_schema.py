@@ -65,10 +65,7 @@ class DeltaColumns:
 
 
 def read_delta_schema(fields: Sequence[Mapping[str, Any]], partition: Sequence[str], mode: str) -> DeltaColumns:
-    """Read the top level of a schema.
-
-    Args:
-        mode: how columns are found: "none", "name" or "id".
+    """Read the top level of a schema; the mode of column mapping is "none", "name" or "id".
 
     Raises:
         TableError: a field lacks the id or name that the mode takes.

@@ -35,14 +35,9 @@ Pairs = tuple[tuple[str, Any], ...]
 def live_files(
     adds: pa.Table, vectors: Mapping[str, Vector], columns: TableColumns, partition: Sequence[str], root: str
 ) -> tuple[ListedFiles, list[str]]:
-    """List the data files of a version, in the order of its adds.
+    """List the data files of a version, in the order of its adds, and the paths of those that do not lie below the root.
 
-    Args:
-        adds: see `log.Log`; those that a filter leaves.
-        partition: its partition columns, as far as they can be read.
-
-    Returns:
-        The files, and the paths of those that do not lie below the root.
+    `adds` are those of `Log` that a filter leaves; `partition` has the partition columns that can be read.
 
     Raises:
         TableError: a file is there twice, and so would its rows be; or more rows are deleted than it has.
@@ -119,7 +114,7 @@ def _values(adds: pa.Table, name: str) -> list[Any]:
 
 
 class _Making:
-    """Makes files by their numbers; those of one partition share what is the same. It pickles."""
+    """Makes files by their numbers; those of one partition share objects that are equal. It pickles."""
 
     def __init__(
         self,
@@ -151,7 +146,7 @@ class _Making:
         return path, name.partition("://")[2].lstrip("/") if "://" in name else name.lstrip("/")
 
     def __call__(self, place: int) -> DataFile:
-        """Make a file of what the log says of it."""
+        """Make the file that the log describes."""
         pairs, written = self._values[place], self._paths[place]
         columns = self._shared.get(pairs)
         if columns is None:

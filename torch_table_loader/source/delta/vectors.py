@@ -24,12 +24,9 @@ _MOST = (1 << 63) - 1
 
 
 class Vector(NamedTuple):
-    """A deletion vector.
+    """A deletion vector: in a file, or inline where the log itself holds it (then `path` is None).
 
-    Args:
-        path: of the file that holds it; None where the log itself does.
-        offset: the byte of the file at which it begins, its length included.
-        inline: its bytes, where the log holds them.
+    The offset is the byte of the file at which the vector begins, including its length.
     """
 
     path: str | None
@@ -39,11 +36,7 @@ class Vector(NamedTuple):
     inline: bytes = b""
 
     def delete_of(self, file: DataFile, root: str) -> DeleteFile:
-        """Return it as what deletes rows of a data file.
-
-        Args:
-            root: the table's folder, which names are relative to.
-        """
+        """Return it as what deletes rows of a data file of the table in the folder `root`."""
         if self.path is None:
             return DeleteFile(replace(file, deletes=()), "vector", self.num_rows, inline=self.inline)
         name = shown_url(self.path).removeprefix(f"{root.rstrip('/')}/")

@@ -396,10 +396,7 @@ class LimitedRestCatalog(RestCatalog):
 
 
 def is_rest(properties: Mapping[str, Any]) -> bool:
-    """Return whether pyiceberg would open its REST catalog.
-
-    Args:
-        properties: a catalog's properties, including those of ``.pyiceberg.yaml``.
+    """Return whether pyiceberg would open its REST catalog, given properties with those of ``.pyiceberg.yaml``.
 
     >>> is_rest({"uri": "http://host"}), is_rest({"type": "REST", "uri": "x"}), is_rest({"uri": "sqlite://"})
     (True, True, False)

@@ -113,7 +113,7 @@ class Snapshot:
     """A state of a table.
 
     Args:
-        id: its id; None for an empty table without snapshots.
+        id: None for an empty table without snapshots.
         schema_id: the schema to read it as.
         manifest_list: the file that lists its manifests; None if `manifests` names them (v1).
         num_files: data files according to its summary, if it has a count.
@@ -133,7 +133,6 @@ class TableMetadata:
         place: the file that it comes from, as messages may show it.
         uuid: the table's id, which never changes; for an old table without one, its location.
         location: the table's root.
-        schemas: by id.
         specs: fields of partition specs, by spec id.
         snapshots: those that have not expired, by id, in the order of the file.
         names: ids for files without, by the names of columns; None if the table gives none.
@@ -209,12 +208,9 @@ class TableMetadata:
         tag: str | None = None,
         as_of: dt.datetime | str | int | None = None,
     ) -> Snapshot:
-        """Choose a snapshot; without any argument, the current one.
+        """Choose a snapshot, or the newest of a branch, that of a tag, or the current one at a time; by default, now.
 
-        Args:
-            branch: a branch, for its newest snapshot.
-            tag: a tag, for the snapshot that it names.
-            as_of: the snapshot current at a time: a datetime or ISO text with a time zone, or milliseconds.
+        A time is a datetime or ISO text with a time zone, or milliseconds.
 
         Raises:
             ConfigError: there is no such snapshot; the message names the existing ones.
@@ -238,11 +234,7 @@ class TableMetadata:
         return schema_id in self.schemas and (snapshot_id is None or snapshot_id in self.snapshots)
 
     def snapshot_as(self, snapshot_id: int | None, schema_id: int) -> Snapshot:
-        """Return the snapshot and schema that another process chose.
-
-        Args:
-            snapshot_id: its id; None for a table that has none.
-            schema_id: the schema to read it as.
+        """Return the snapshot (None for a table without any) and schema that another process chose.
 
         Raises:
             ConfigError: there is no such snapshot.

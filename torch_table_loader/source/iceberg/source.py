@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+from typing_extensions import override
+
 from torch_table_loader.records import Column, TableColumns
 from torch_table_loader.source.iceberg.cached_plan import CachedPlan, Plan
 from torch_table_loader.source.iceberg.catalog import as_it_is_now, open_table
@@ -41,11 +43,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class IcebergRequest(TableRequest):
-    """The caller's table, and which part of it to read.
-
-    Args:
-        scan_filter: a pyiceberg expression or text, or None.
-    """
+    """An Iceberg table, and which part of it to read; a scan filter is a pyiceberg expression or text."""
 
     at: TableAddress
     scan_filter: Any = field(default=None, kw_only=True)
@@ -54,10 +52,10 @@ class IcebergRequest(TableRequest):
     format = "iceberg"
     title = "Iceberg table"
 
+    @override
     def open(
         self, chosen: Mapping[str, Any], agree: Callable[[str, Any], Any] = lambda _, value: value
     ) -> SnapshotFiles:
-        """Return the table at a snapshot: see `TableRequest.open`."""
         found = open_table(self.at)
         snapshot = found.metadata.snapshot(**chosen)
         snapshot_id, schema_id = agree("snapshot", [snapshot.id, snapshot.schema_id])
@@ -67,8 +65,8 @@ class IcebergRequest(TableRequest):
             snapshot = found.metadata.snapshot_as(snapshot_id, schema_id)
         return self._planned(found, snapshot, pinned=any(value is not None for value in chosen.values()))
 
+    @override
     def commits(self, start: int, end: int) -> Sequence[Commit]:
-        """Return the commits between two snapshots: see `TableRequest.commits`."""
         found = open_table(self.at)
         found.storage.close()
         return commits_since(found.metadata, start, end)

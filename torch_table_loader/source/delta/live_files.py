@@ -35,7 +35,7 @@ Pairs = tuple[tuple[str, Any], ...]
 def live_files(
     adds: pa.Table, vectors: Mapping[str, Vector], columns: TableColumns, partition: Sequence[str], root: str
 ) -> tuple[ListedFiles, list[str]]:
-    """List the data files of a version, in the order of its adds, and the paths of those that do not lie below the root.
+    """List the data files of a version, in the order of its adds, and the paths of those that lie outside the root.
 
     `adds` are those of `Log` that a filter leaves; `partition` has the partition columns that can be read.
 

@@ -82,7 +82,6 @@ def build_files(
     """Build a store in a folder, or help other builders, and return when it is complete.
 
     Args:
-        threads: number of threads that read and write.
         beat: seconds between two heartbeats.
         dead_after: seconds without a heartbeat after which another builder's chunk is taken over.
 
@@ -109,10 +108,7 @@ def build_files(
 def build_memory(
     spec: StoreSpec, read: ReadChunk, threads: int, report: Report | None = None, room: int | None = None
 ) -> StoredRows:
-    """Build a store in the memory of this process.
-
-    Args:
-        room: the bytes that it may use; None if unknown.
+    """Build a store in the memory of this process, of which it may use `room` bytes; None if unknown.
 
     Raises:
         TableError: the table's rows differ from what was counted.
@@ -161,11 +157,7 @@ def _built_in_memory(
 
 
 def check_memory(num_bytes: int, room: int | None) -> None:
-    """Refuse a store that does not fit in memory.
-
-    Args:
-        num_bytes: bytes that it needs.
-        room: bytes that it may use; None if unknown.
+    """Refuse a store that needs more bytes of memory than it may use; None if that is unknown.
 
     Raises:
         OutOfMemoryError: the store does not fit; the message has the remedy.
@@ -302,9 +294,8 @@ def done_chunks(place: Path) -> set[int]:
 def _check_room(place: Path, spec: StoreSpec, known: Part | None = None, codes_bytes: int = 0) -> None:
     """Refuse to begin or to continue if the disk has too little room.
 
-    Args:
-        known: a finished chunk, whose columns of variable width are a better guide than the estimate.
-        codes_bytes: bytes of the codes of its strings.
+    A known, finished chunk is a better guide to the columns of variable width than the estimate. `codes_bytes` are
+    those of the codes of its strings.
     """
     itemsize = spec.layout.value_dtype.itemsize
     of_known = 0 if known is None else known.heap_bytes + known.num_values * itemsize + codes_bytes
@@ -368,10 +359,8 @@ def write_lengths(place: Path, wide: NDArray[Any], parts: Sequence[Part]) -> dic
     """Write the lengths of a store's lists in the narrowest integers that can hold them.
 
     The file has the number of elements before each block of 64 lists (int64, with the total at the end), then the
-    lengths, by row, padded with zeros to a whole block.
-
-    Args:
-        wide: the lengths as the builders of the chunks wrote them.
+    lengths, by row, padded with zeros to a whole block. `wide` are the lengths as the builders of the chunks wrote
+    them.
 
     Returns:
         The XXH3 hash of the file, under its name.

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 import pyarrow as pa
 import xxhash
+from typing_extensions import override
 
 from torch_table_loader.arrow.reserved import ROW_ID
 from torch_table_loader.causes import store_error_type
@@ -144,20 +145,20 @@ class FileSink(Sink):
             with suppress(FileNotFoundError):
                 self._files[name] = open_regular(place / name, os.O_WRONLY)
 
+    @override
     def put(self, name: str, at: int, data: NDArray[np.uint8]) -> None:
-        """Write bytes; see `Sink`."""
         view = data.reshape(-1).data
         with naming_disk_errors(self._place):
             while view:
                 written = os.pwrite(self._files[name], view, at)
                 view, at = view[written:], at + written
 
+    @override
     def heap(self, chunk: int, schema: pa.Schema) -> _HeapFile:
-        """Open a heap; see `Sink`."""
         return _HeapFile(self._place, chunk, schema, ChunkStrings(self._differing))
 
+    @override
     def values(self, chunk: int) -> ChunkFile:
-        """Open a file of values; see `Sink`."""
         return ChunkFile(self._place / values_file(chunk))
 
     def sync(self) -> None:
@@ -276,14 +277,14 @@ class _HeapFile(ArrowFile):
         self._codes_path = place / chunk_codes_file(chunk)
         self._strings = strings
 
+    @override
     def write(self, data: Any) -> int:
-        """Write a record batch of the store, or bytes of Arrow's writer."""
         if isinstance(data, pa.RecordBatch):
             self._strings.add(data)
         return super().write(data)
 
+    @override
     def __exit__(self, raised: object, *rest: object) -> None:
-        """Finish the heap, and write the codes beside it; see `ChunkFile`."""
         super().__exit__(raised, *rest)
         found = self._strings.finish() if raised is None else {}
         if not found:
@@ -306,16 +307,16 @@ class MemorySink(Sink):
         self.flat: dict[int, list[NDArray[Any]]] = {}
         self._differing: set[str] = set()
 
+    @override
     def put(self, name: str, at: int, data: NDArray[np.uint8]) -> None:
-        """Copy bytes; see `Sink`."""
         self.files[name][at : at + data.size] = data.reshape(-1)
 
-    def heap(self, chunk: int, schema: pa.Schema) -> _ChunkList:  # noqa: ARG002
-        """Open a heap; see `Sink`."""
+    @override
+    def heap(self, chunk: int, schema: pa.Schema) -> _ChunkList:
         return _ChunkList(self.heaps, chunk, lambda batches: encoded_batches(batches, self._differing))
 
+    @override
     def values(self, chunk: int) -> _ChunkList:
-        """Open a list of values; see `Sink`."""
         return _ChunkList(self.flat, chunk, list)
 
 

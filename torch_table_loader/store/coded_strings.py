@@ -80,8 +80,7 @@ class ChunkStrings:
     def __init__(self, differing: set[str]) -> None:
         """Start without rows.
 
-        Args:
-            differing: the columns of strings that do not repeat, which is updated; the chunks of a store share it.
+        The chunks of a store share and update `differing`: the columns of strings that do not repeat.
         """
         self._differing = differing
         self._parts: dict[str, list[pa.DictionaryArray]] = {}
@@ -138,10 +137,7 @@ class Codes:
 
 
 def codes_of(chunks: Sequence[Chunk]) -> Codes:
-    """Unify the dictionaries of all chunks.
-
-    Args:
-        chunks: of a store, in row order.
+    """Unify the dictionaries of all chunks of a store, in row order.
 
     Returns:
         The columns that are dictionary arrays in every chunk, and whose strings repeat in the whole store.
@@ -173,7 +169,7 @@ def _unified(dictionaries: Sequence[pa.Array]) -> tuple[pa.Array, list[NDArray[n
 
 
 def encoded_batches(batches: Chunk, differing: set[str]) -> list[pa.RecordBatch]:
-    """Return the record batches of a chunk, with repeated strings as dictionaries; see `ChunkStrings`."""
+    """Return the record batches of a chunk, with strings that repeat as dictionaries."""
     strings = ChunkStrings(differing)
     for batch in batches:
         strings.add(batch)
@@ -188,10 +184,7 @@ def encoded_batches(batches: Chunk, differing: set[str]) -> list[pa.RecordBatch]
 
 
 def separated(chunks: Sequence[Chunk]) -> tuple[CodedStrings | None, list[pa.RecordBatch]]:
-    """Separate the columns of codes from all others.
-
-    Args:
-        chunks: as returned by `encoded_batches`, in row order.
+    """Separate the columns of codes from all others, in chunks that `encoded_batches` returned, in row order.
 
     Returns:
         The columns of codes, None if there are none; and the other columns, plain again.

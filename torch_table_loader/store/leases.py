@@ -30,10 +30,9 @@ class Leases:
     """The leases of one builder, kept alive by a thread while the block runs."""
 
     def __init__(self, folder: Path, *, beat: float = BEAT, dead_after: float = DEAD_AFTER) -> None:
-        """Start without leases.
+        """Start without leases, in an existing folder with those of all builders of the store.
 
         Args:
-            folder: an existing folder with the leases of all builders of the store.
             beat: seconds between two heartbeats.
             dead_after: seconds without a heartbeat after which another builder's lease is taken over.
         """

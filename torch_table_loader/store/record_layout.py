@@ -41,12 +41,9 @@ WIDE_BYTES = 4
 
 @dataclass(frozen=True, slots=True)
 class FixedType:
-    """A type of fixed width.
+    """A type of fixed width: its values take `width` bytes each in a record.
 
-    Args:
-        item: the Arrow type of one value.
-        sizes: sizes of the fixed-size lists around it, outermost first.
-        width: bytes of one value in a record.
+    `item` is the Arrow type of one value; `sizes` are those of the fixed-size lists around it, outermost first.
     """
 
     item: pa.DataType
@@ -66,12 +63,7 @@ class FixedType:
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """One column's position in the record.
-
-    Args:
-        offset: bytes from the record's start.
-        bit: its first bit in the record of nulls.
-    """
+    """One column's position: bytes from the record's start, and its first bit in the record of nulls."""
 
     column: int
     kind: FixedType
@@ -83,10 +75,7 @@ class Slot:
 class Group:
     """Neighboring slots of one width, which are transposed together.
 
-    Args:
-        dtype: type of one value: unsigned integers of its width, or opaque bytes.
-        offset: bytes from the record's start.
-        count: values of all the slots in a row.
+    A value is an unsigned integer of its width, or opaque bytes. A row has `count` values, from byte `offset` on.
     """
 
     slots: tuple[int, ...]
@@ -99,11 +88,7 @@ class RecordLayout:
     """The layout of a schema's rows."""
 
     def __init__(self, schema: pa.Schema, flat: int = 0) -> None:
-        """Place the columns.
-
-        Args:
-            flat: number of leading columns that are kept flat: large lists of numbers without nulls.
-        """
+        """Place the columns; the first `flat` are kept flat: large lists of numbers without nulls."""
         self.schema = schema
         self.flat = flat
         self.value_dtype = np.dtype(
@@ -158,10 +143,7 @@ class RecordLayout:
         return Encoded(self, batch.num_rows, tuple(values), packed, frozenset(found))
 
     def flat_of(self, batch: pa.RecordBatch) -> tuple[Bytes, NDArray[Any]]:
-        """Return the flat lists.
-
-        Returns:
-            uint8[rows, 4] the bytes of each row's length, and the values [all elements].
+        """Return the bytes of each row's length, uint8[rows, 4], and the values of the flat lists, [all elements].
 
         Raises:
             TableError: a list is too long for a four-byte length.
@@ -189,11 +171,9 @@ class RecordLayout:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Encoded:
-    """Rows on their way into records; nulls are stored as 0.
+    """Rows on their way into records: the values of each slot, [rows, count], in which nulls are 0.
 
-    Args:
-        values: values of each slot, [rows, count].
-        nulls: uint8[rows, null_width], one bit for each part of a row, set if it is null; None if nothing is.
+    `nulls` is uint8[rows, null_width], one bit for each part of a row, set if it is null; None if nothing is.
     """
 
     layout: RecordLayout

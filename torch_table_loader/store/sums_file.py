@@ -39,10 +39,7 @@ def digest_of(sums: Ints) -> str:
 
 
 def open_sums(path: Path, rows: int) -> tuple[Ints, str] | None:
-    """Map a file of sums, and check its hash.
-
-    Args:
-        rows: rows of the table, one less than there are sums.
+    """Map a file of sums for so many rows, one more than rows, and check its hash.
 
     Returns:
         The sums, read-only, and their hash; None if there is no such file.
@@ -70,8 +67,7 @@ def open_sums(path: Path, rows: int) -> tuple[Ints, str] | None:
 def build_sums(path: Path, rows: int, fill: Callable[[Ints], None]) -> None:
     """Make a file of sums, or wait for another process that makes it.
 
-    Args:
-        fill: writes the sums into an array of ``rows + 1`` zeros.
+    `fill` writes the sums into an array of ``rows + 1`` zeros.
 
     Raises:
         StorageError: the disk is full, or the folder is not writable.

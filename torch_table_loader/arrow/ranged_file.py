@@ -10,16 +10,10 @@ import pyarrow as pa
 
 
 class RangedFile:
-    """A read-only file over a function that returns bytes of it; wrap it with `open_ranges`."""
+    """A read-only file over a function that returns bytes of it; see `open_ranges`."""
 
     def __init__(self, read: Callable[[int, int], Any], size: int, close: Callable[[], None]) -> None:
-        """Create a file.
-
-        Args:
-            read: takes the first byte and the byte after the last, and returns a buffer of exactly those bytes.
-            size: bytes of the file.
-            close: called once, when the file is closed.
-        """
+        """Create a file of `size` bytes."""
         self._read = read
         self._size = size
         self._close = close
@@ -86,13 +80,7 @@ class BufferedRanges:
     """Reads ranges of a file, rounding small ones up, and keeps the last one."""
 
     def __init__(self, read: Callable[[int, int], Any], size: int, least: int) -> None:
-        """Start without reading.
-
-        Args:
-            read: takes the first byte and the byte after the last, and returns a buffer of exactly those bytes.
-            size: bytes of the file.
-            least: minimum bytes of one read, if the file has so many; 0 to read only what is requested.
-        """
+        """Start without reading; a read takes at least `least` bytes, if the file has so many."""
         self._read = read
         self._size = size
         self._least = least

@@ -35,14 +35,7 @@ ID_TYPES: dict[str, pa.DataType] = {"uint16": pa.uint16(), "uint32": pa.uint32()
 
 @dataclass(frozen=True, slots=True)
 class TokenForm:
-    """What the rows of a token table are.
-
-    Args:
-        column: the column of text, which the result does not have.
-        ids: the name of the column of tokens, which comes first.
-        nulls: what to do with a row without text: "error" refuses it, "drop" leaves it out, "empty" gives it no tokens.
-        lengths: the name of a last column with the number of tokens; None for none.
-    """
+    """What the rows of a token table are; the fields are arguments of `tokenize_table`."""
 
     column: str
     ids: str
@@ -100,11 +93,7 @@ class TokenForm:
 
 
 class PartCounts(NamedTuple):
-    """What a part holds.
-
-    Args:
-        dropped: rows without text that were left out.
-    """
+    """What a part holds, and how many rows without text were left out."""
 
     documents: int = 0
     tokens: int = 0
@@ -116,10 +105,9 @@ class PartsReader:
     """Reads the rows of the parts. It pickles.
 
     Args:
-        places: of the same rows, delivers their ordinals among all physical rows of the table.
+        places: delivers the ordinals of the same rows among all physical rows of the table.
         file_starts: the ordinal of each file's first row.
         tasks: what each part reads; None for nothing.
-        fetching: how files that are far away are fetched.
     """
 
     reader: TaskReader
@@ -168,7 +156,7 @@ class PartsWriter:
 
         Raises:
             TableError: a row that cannot be tokenized, by file and row; or the table is damaged.
-            ConfigError: the tokenizer does not do what it must.
+            ConfigError: the tokenizer failed, or returned something else than lists of ids.
             StorageError: the file cannot be written.
         """
         try:

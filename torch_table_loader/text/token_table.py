@@ -56,10 +56,7 @@ _SHARES_OF_A_CPU = 4
 class TokenizedShare:
     """The result of a call of `tokenize_table`.
 
-    Args:
-        path: the folder of the token table.
-        finished: whether the token table is complete; if not, other ranks are still at work.
-        dropped: rows without text that were left out.
+    If the token table is not finished, other ranks are still at work. Rows without text were dropped.
     """
 
     path: Path

@@ -15,9 +15,11 @@ import subprocess
 import sys
 import warnings
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+from bench.endpoint import endpoint
 from bench.tables import build
 
 ROOT = Path(__file__).parents[1]
@@ -32,22 +34,40 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "D, batches of 256": ("D", {"batch_size": 256, "ragged": "offsets"}),
     "A, rows in memory": ("A-zstd", {"batch_size": 8192, "shuffle": "rows", "row_store_memory": "8GiB"}),
     "B, rows in memory": ("B", {"batch_size": 8192, "shuffle": "rows", "row_store_memory": "8GiB"}),
+    "D, packed, concat": ("D", {"batch_size": 8, "pack": {"seq_len": 4096, "tokens": "tokens"}}),
+    "D, packed, windows": (
+        "D",
+        {
+            "batch_size": 8,
+            "pack": {"seq_len": 4096, "tokens": "tokens", "strategy": "windows"},
+            "shuffle": "rows",
+            "row_store": "memory",
+        },
+    ),
+    "far away, 4 of 40": ("noise", {"batch_size": 8192, "columns": ["f0", "f11", "f22", "f33"]}),
+    "far away, all": ("A-snappy", {"batch_size": 8192}),
 }
-"""The table and the options of each case."""
+"""The table and the options of each case; those of a `Pack` by name."""
+
+_FAR = "far away"
+_LINE = {"latency": 15.0, "each": 90.0, "together": 125.0}
+"""Of tables that are far away: milliseconds to the first byte, and MB/s of a connection and of all."""
 
 
 class Side:
     """A checkout in a process of its own, which reads one epoch whenever it is told to."""
 
-    def __init__(self, checkout: Path, case: str, data: Path) -> None:
+    def __init__(self, checkout: Path, case: str, data: Path, store: str | None = None) -> None:
         """Start the process.
 
         Args:
             checkout: whose `torch_table_loader` is measured.
             case: a key of `CASES`.
             data: the folder of all bench tables.
+            store: the URL of the endpoint that serves them; None reads the files themselves.
         """
         command = [sys.executable, "-m", "bench.against", "--serve", str(checkout), "--case", case, "--data", str(data)]
+        command += [] if store is None else ["--store", store]
         self._process = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
     def epoch(self) -> tuple[float, float]:
@@ -79,9 +99,15 @@ def race(other: Path, case: str, data: Path, rounds: int) -> list[tuple[float, f
     Returns:
         Time of the other checkout over that of this one, pair by pair: wall, and CPU.
     """
-    sides = Side(ROOT, case, data), Side(other, case, data)
-    try:
+    with ExitStack() as stack:
+        store = None
+        if case.startswith(_FAR):
+            server = stack.enter_context(endpoint(data))
+            server.ask("conf", **_LINE)
+            store = server.url
+        sides = Side(ROOT, case, data, store), Side(other, case, data, store)
         for side in sides:
+            stack.callback(side.close)
             side.epoch()
         ratios = []
         for turn in range(rounds):
@@ -90,31 +116,37 @@ def race(other: Path, case: str, data: Path, rounds: int) -> list[tuple[float, f
             (own_wall, own_cpu), (wall, cpu) = seconds[sides[0]], seconds[sides[1]]
             ratios.append((wall / own_wall, cpu / own_cpu))
         return ratios
-    finally:
-        for side in sides:
-            side.close()
 
 
-def serve(checkout: Path, case: str, data: Path) -> None:
+def serve(checkout: Path, case: str, data: Path, store: str | None) -> None:
     """Be one side: import its package, open the table, and read an epoch for each line of standard input."""
     sys.path.insert(0, str(checkout))
     import torch_table_loader
 
     if not Path(torch_table_loader.__file__).is_relative_to(checkout.resolve()):
         raise RuntimeError(f"the package must come from {checkout}, got {torch_table_loader.__file__}")
+    from bench.far import BUCKET
     from bench.ours import rows_of
     from bench.pairing import measure
 
     name, options = CASES[case]
     table = build(name, data)
     warnings.simplefilter("ignore")
-    loader, _ = torch_table_loader.StructuredDataset.create_dataloader(str(table.folder), num_workers=2, **options)
-    run: Callable[[], int] = lambda: sum(map(rows_of, loader))  # noqa: E731
+    path, pack = str(table.folder), options.get("pack")
+    options = options if pack is None else options | {"pack": torch_table_loader.Pack(**pack)}
+    if store is not None:
+        path = f"{BUCKET}/{table.folder.name}"
+        keys = {"endpoint_url": store, "key": "k", "secret": "s", "region": "us-east-1"}
+        options = options | {"storage_options": keys}
+    loader, _ = torch_table_loader.StructuredDataset.create_dataloader(path, num_workers=2, **options)
+    run: Callable[[], int] = lambda: sum(map(len if pack else rows_of, loader))  # noqa: E731
+    wanted = table.num_rows if pack is None else None
     for number, _ in enumerate(sys.stdin):
         loader.set_epoch(number)
         sample = measure(run)
-        if sample.rows != table.num_rows:
-            raise RuntimeError(f"an epoch must have {table.num_rows} rows, got {sample.rows}")
+        wanted = wanted or sample.rows
+        if sample.rows != wanted:
+            raise RuntimeError(f"an epoch must have {wanted} rows, got {sample.rows}")
         print(sample.seconds, sample.cpu_seconds, flush=True)
 
 
@@ -126,9 +158,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--rounds", type=int, default=21, help="pairs of a case")
     parser.add_argument("--data", type=Path, default=ROOT / "build/bench", help="the folder of all bench tables")
     parser.add_argument("--serve", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--store", help=argparse.SUPPRESS)
     asked = parser.parse_args(argv)
     if asked.serve is not None:
-        serve(asked.serve, asked.case[0], asked.data)
+        serve(asked.serve, asked.case[0], asked.data, asked.store)
         return
     if asked.other is None:
         parser.error("name the other checkout")

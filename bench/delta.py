@@ -98,7 +98,7 @@ def time_planning(root: Path, num_files: int, rounds: int) -> dict[str, float]:
         shutil.rmtree(unfinished, ignore_errors=True)
         write_many(unfinished, num_files)
         unfinished.rename(folder)
-    request = DeltaRequest(find_table(folder, None), retry_seconds=0.0, lazy=True)
+    request = DeltaRequest(find_table(folder, None), lazy=True)
     ways: dict[str, Callable[[], int]] = {
         "theirs": lambda: len(DeltaTable(folder).file_uris()),
         "planned": lambda: len(request.open({}).files),

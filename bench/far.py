@@ -83,17 +83,18 @@ class Told:
     peak: float = 0.0
 
 
-def ours(far: Far, path: str | None = None, **options: Any) -> Epoch:
+def ours(far: Far, path: str | None = None, cache: str | None = None, **options: Any) -> Epoch:
     """Read with this library, or with the one of another checkout that comes first on the path."""
     from bench.ours import rows_of
     from torch_table_loader import IcebergDataset, StructuredDataset
 
-    store = {"endpoint_url": far.endpoint, "key": "k", "secret": "s", "region": "us-east-1"}
+    remote = {} if cache is None else {"cache_dir": cache}
+    store = {"endpoint_url": far.endpoint, "key": "k", "secret": "s", "region": "us-east-1", **remote}
     options |= {"batch_size": BATCH, "num_workers": LANES, "columns": far.columns, "storage_options": store}
     if far.path.endswith(".metadata.json"):
         loader, _ = IcebergDataset.create_dataloader(metadata_location=far.url, **options)
     elif path is not None:
-        loader, _ = StructuredDataset.create_dataloader(path, **options | {"storage_options": None})
+        loader, _ = StructuredDataset.create_dataloader(path, **options | {"storage_options": remote})
     else:
         loader, _ = StructuredDataset.create_dataloader(far.url, **options)
     return lambda: map(rows_of, loader)
@@ -218,7 +219,7 @@ def reader(name: str, far: Far, local: str, cache: str) -> Epoch:
         return RIVALS[kind](far, setting)
     if setting == "rows":
         return shuffled(far, local, cache)
-    return ours(far, local if setting == "local" else None, **({"cache_dir": cache} if setting == "cached" else {}))
+    return ours(far, local if setting == "local" else None, cache if setting == "cached" else None)
 
 
 def measure(construct: Callable[[], Epoch], endpoint: Endpoint, epochs: int) -> Told:

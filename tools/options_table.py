@@ -37,8 +37,8 @@ SECTIONS = {
         *("nulls", "ragged", "strings", "vocabulary", "decimals", "unsupported", "transforms", "decode"),
     ),
     "Files and stores": (
-        *("partitioning", "schema", "files", "raw_files", "storage_options", "retry_seconds", "read_ahead_bytes"),
-        *("cache_dir", "cache_bytes", "verify_checksums", "plan_cache", "on_error", "on_growth"),
+        *("partitioning", "schema", "files", "raw_files", "storage_options"),
+        *("verify_checksums", "plan_cache", "on_error", "on_growth"),
     ),
 }
 """Where each option is explained."""

@@ -154,7 +154,7 @@ class TableDataset(RankDataset):
         Args:
             path: destination on any fsspec file system; `storage_options` are used if it is that of the table.
         """
-        write_files(path, self.table.files, self.options.storage_options, self.options.retry_seconds)
+        write_files(path, self.table.files, self.options.storage_options)
 
     @property
     def excluded(self) -> NDArray[np.int64]:

@@ -114,7 +114,6 @@ def _request(
         start=start,
         changelog=changelog,
         allowed=read_areas(allow_locations),
-        retry_seconds=options.retry_seconds,
         storage_options=options.storage_options,
         lazy=lazy,
     )

@@ -127,7 +127,7 @@ def _find(
         raise MissingExtraError(
             f"Iceberg tables need pyiceberg and fastavro ({error}); pip install 'torch-table-loader[iceberg]'"
         ) from error
-    at = TableAddress(**address, storage_options=options.storage_options, retry_seconds=options.retry_seconds)
+    at = TableAddress(**address, storage_options=options.storage_options)
     request = IcebergRequest(
         at, columns=options.columns, filters=options.filters, plan_cache=options.plan_cache, **parts
     )

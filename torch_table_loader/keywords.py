@@ -19,6 +19,7 @@ from torch_table_loader.options import BatchBy, EvenRanks, LoaderOptions, OnErro
 from torch_table_loader.pack import Pack
 from torch_table_loader.predicates.filter_text import filter_of
 from torch_table_loader.ragged import RaggedOption
+from torch_table_loader.remote_options import OWN
 from torch_table_loader.source.store_options import OPTION_NAMES
 from torch_table_loader.weights import Weights
 
@@ -72,10 +73,6 @@ class LoaderKeywords(TypedDict, total=False):
     row_store_memory: int | str
     raw_files: bool
     verify_checksums: bool | Literal["all"]
-    read_ahead_bytes: int | str
-    cache_dir: str | None
-    cache_bytes: int | str
-    retry_seconds: float
     pack: Pack | None
     epochs: int | Literal["forever"] | None
     on_growth: Literal["continue"] | None
@@ -87,8 +84,6 @@ class LoaderKeywords(TypedDict, total=False):
 _FIELDS = {entry.name: entry for entry in fields(LoaderOptions)}
 
 _HERE: dict[str, tuple[str, ...]] = {
-    "cache_bytes": ("cache_limit", "cache_size"),
-    "cache_dir": ("cache", "local"),
     "catalog": ("catalog_name",),
     "collate_fn": ("map_fn", "transform"),
     "columns": ("features", "usecols"),
@@ -130,7 +125,12 @@ _FIRST = (
     "other rows each epoch"
 )
 
+_CACHE = "storage_options={'cache_dir': ..., 'cache_bytes': ...} keeps what was fetched on a local disk"
+
 _ANSWERS: dict[str, str] = {
+    "cache": _CACHE,
+    "cache_limit": _CACHE,
+    "local": _CACHE,
     "batch_sampler": _ORDER,
     "sampler": _ORDER,
     "persistent_workers": "leave it out: threads wait for the next epoch, and processes start anew in each",
@@ -227,7 +227,7 @@ def _hint(name: str, call: str, takes: Collection[str]) -> str:
     meant = [option for option, words in _HERE.items() if word in words]
     if option := next((option for option in meant if option in takes), None):
         return f"here it is {option}={_NOTES.get(option, '')}"
-    if word in OPTION_NAMES:
+    if word in OPTION_NAMES | OWN:
         if "storage_options" in takes:
             return f"it goes into storage_options={{{name!r}: ...}}"
         meant.append("storage_options")

@@ -32,8 +32,8 @@ _ADVICE: dict[Limit, str] = {
         "give this process more CPUs"
     ),
     "network": (
-        "the object store is the limit; keep what was fetched on a local disk (cache_dir=), read fewer columns, or "
-        "fetch further ahead (read_ahead_bytes=)"
+        "the object store is the limit; keep what was fetched on a local disk (cache_dir in storage_options=), read "
+        "fewer columns, or fetch further ahead (read_ahead_bytes there)"
     ),
     "collate_fn": (
         "your functions (decode, transforms, collate_fn) are the limit; make them work on whole columns, or run them "

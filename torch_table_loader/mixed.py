@@ -60,10 +60,6 @@ class SourceKeywords(TypedDict, total=False):
     storage_options: Mapping[str, Any] | None
     plan_cache: str | None
     verify_checksums: bool | Literal["all"]
-    read_ahead_bytes: int | str
-    cache_dir: str | None
-    cache_bytes: int | str
-    retry_seconds: float
 
 
 _OF_SOURCES = frozenset(SourceKeywords.__annotations__)

@@ -15,6 +15,7 @@ from torch_table_loader.errors import ConfigError, ConfigTypeError, ResumeError
 from torch_table_loader.planning.stages import Extent
 from torch_table_loader.read.formats import reader_by_suffix
 from torch_table_loader.read.held import HeldReader
+from torch_table_loader.remote_options import anywhere
 from torch_table_loader.source.address import parse_address
 from torch_table_loader.source.arrow_source import ArrowSource
 from torch_table_loader.source.file_list import FileSource
@@ -171,7 +172,6 @@ def list_files(
         storage_options=options.storage_options,
         files=options.files,
         raw_files=options.raw_files,
-        retry_seconds=options.retry_seconds,
     )
 
 
@@ -212,8 +212,8 @@ def open_plan_cache(options: LoaderOptions, storage: Storage) -> PlanCache | Non
         )
     same_store = parse_address(options.plan_cache).protocol == getattr(storage, "protocol", None)
     scope = f"{place} {options.schema or ''}"
-    storage_options = options.storage_options if same_store else None
-    return PlanCache.open(options.plan_cache, storage_options, scope, options.retry_seconds)
+    storage_options = options.storage_options if same_store else anywhere(options.storage_options)
+    return PlanCache.open(options.plan_cache, storage_options, scope)
 
 
 def refuse_plain(options: LoaderOptions, footers: str, table: str, pin: str) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from os import PathLike
@@ -19,8 +18,9 @@ from torch_table_loader.errors import ConfigError, ConfigTypeError
 from torch_table_loader.messages import DEFAULT_PROGRESS_INTERVAL
 from torch_table_loader.pack import Pack
 from torch_table_loader.ragged import RaggedOption, check_ragged
+from torch_table_loader.remote_options import RemoteOptions
 from torch_table_loader.scrubbing import shown_url
-from torch_table_loader.units import integer, parse_bytes, seconds, whole
+from torch_table_loader.units import integer, parse_bytes, seconds
 from torch_table_loader.weights import Weights, as_weights
 
 OutputFormat = Literal["torch", "numpy", "arrow", "dict"]
@@ -38,14 +38,6 @@ START_METHODS = ("fork", "spawn", "forkserver")
 DEFAULT_SPLIT_BYTES = 128 * 1024 * 1024
 
 DEFAULT_ROW_STORE_MEMORY = "1GiB"
-
-DEFAULT_READ_AHEAD = "128MiB"
-"""Enough for a line of 10 Gbit/s over 100 ms."""
-
-DEFAULT_CACHE_BYTES = "64GiB"
-
-DEFAULT_RETRY_SECONDS = 120.0
-"""Outages of stores, and restarts of those that one runs oneself, are mostly over by then."""
 
 _SWITCHES = ("drop_last", "pin_memory", "row_id", "check_plan", "count_filtered", "raw_files")
 MOST_ROWS = 2**40
@@ -88,7 +80,8 @@ class LoaderOptions:
         split_strategy: an object, the name of an installed entry point, or None: target size; see docs/strategies.md.
         num_workers: lanes of this rank, part of the order. None is 4; 0 is one lane in the caller's thread.
         output_format: "torch", "numpy", "arrow" (RecordBatch) or "dict" (Python lists); see docs/types.md.
-        storage_options: options of the file system, as fsspec takes them; see docs/sources.md.
+        storage_options: options of the file system, as fsspec takes them, and how its files are read: retries,
+            read-ahead, and a cache on a local disk; see docs/object-stores.md.
         collate_fn: function called with each batch, in the worker, one batch at a time.
         transforms: ``{column: function}``: called with the column's values in each batch, in the worker, before
             `collate_fn`; returns their replacement, one entry per row; see docs/columns.md.
@@ -134,12 +127,6 @@ class LoaderOptions:
         raw_files: read the files of an Iceberg, Delta Lake or Hudi table as they are, including deleted rows.
         verify_checksums: refuse pages of Parquet files, and files of row stores, that differ from their checksums;
             `"all"` compares row stores whole whenever they are opened; see docs/shuffle.md#what-is-checked.
-        read_ahead_bytes: compressed bytes that each process fetches ahead of decoding from an object store: int or
-            "128MiB"; 0 fetches nothing ahead.
-        cache_dir: directory of this machine that keeps bytes fetched from an object store, for all its ranks.
-        cache_bytes: maximum bytes kept there: int or "64GiB"; the least recently used are removed first.
-        retry_seconds: how long to retry a request that the store does not serve; 0: one try; see
-            docs/object-stores.md.
         pack: `Pack(seq_len=...)`: documents of tokens become sequences, which `batch_size` then counts; see
             docs/language-models.md.
         epochs: number of epochs in one iteration, each shuffled again, or "forever"; None: the epoch that was set; see
@@ -200,10 +187,6 @@ class LoaderOptions:
     row_store_memory: int | str = DEFAULT_ROW_STORE_MEMORY
     raw_files: bool = False
     verify_checksums: bool | Literal["all"] = True
-    read_ahead_bytes: int | str = DEFAULT_READ_AHEAD
-    cache_dir: str | None = field(default=None, repr=False)
-    cache_bytes: int | str = DEFAULT_CACHE_BYTES
-    retry_seconds: float = DEFAULT_RETRY_SECONDS
     pack: Pack | None = None
     epochs: int | Literal["forever"] | None = None
     on_growth: Literal["continue"] | None = None
@@ -216,7 +199,7 @@ class LoaderOptions:
         self._check_numbers()
         self._check_choices()
         self._check_switches()
-        self._check_cache_dir()
+        self._check_cache()
         self._check_names()
         check_beside_pack({entry.name: getattr(self, entry.name) for entry in fields(self)})
 
@@ -240,11 +223,7 @@ class LoaderOptions:
         if self.split_bytes is not None:
             self._take_size("split_bytes")
         self._take_size("row_store_memory")
-        self._take_size("cache_bytes")
-        if whole(self.read_ahead_bytes) != 0:
-            self._take_size("read_ahead_bytes")
-        for name in ("retry_seconds", "progress_interval"):
-            object.__setattr__(self, name, seconds(name, getattr(self, name)))
+        object.__setattr__(self, "progress_interval", seconds("progress_interval", self.progress_interval))
         self._check_ranks()
 
     def _take_integer(self, name: str, least: int | None = None, most: int | None = None) -> None:
@@ -379,18 +358,13 @@ class LoaderOptions:
                 f"multiprocessing.get_context(), got {context!r}"
             )
 
-    def _check_cache_dir(self) -> None:
-        if self.cache_dir is None:
-            return
-        if not isinstance(self.cache_dir, str | PathLike) or "://" in str(self.cache_dir):
-            raise ConfigTypeError(f"cache_dir must be a directory of this machine, got {_shown(self.cache_dir)}")
-        if sys.platform == "win32":
-            raise ConfigError("cache_dir needs locks of files that Windows does not have; leave it out")
+    def _check_cache(self) -> None:
+        remote = self.remote
         far_rows = self.row_store is not None and "://" in str(self.row_store)  # these are fetched all the same
-        if self.target_read_ahead_bytes == 0 and not far_rows:
+        if remote.cache_dir is not None and remote.read_ahead_bytes == 0 and not far_rows:
             raise ConfigError(
-                "cache_dir keeps what is fetched ahead of decoding, and read_ahead_bytes=0 fetches nothing ahead; "
-                "leave one of the two out"
+                "storage_options: cache_dir keeps what is fetched ahead of decoding, and read_ahead_bytes=0 fetches "
+                "nothing ahead; leave one of the two out"
             )
 
     def _check_names(self) -> None:
@@ -427,14 +401,9 @@ class LoaderOptions:
         return DEFAULT_SPLIT_BYTES if self.split_bytes is None else parse_bytes(self.split_bytes)
 
     @property
-    def target_read_ahead_bytes(self) -> int:
-        """`read_ahead_bytes` in bytes."""
-        return parse_bytes(self.read_ahead_bytes) if self.read_ahead_bytes else 0
-
-    @property
-    def target_cache_bytes(self) -> int:
-        """`cache_bytes` in bytes."""
-        return parse_bytes(self.cache_bytes)
+    def remote(self) -> RemoteOptions:
+        """How files of stores are read, as `storage_options` says it."""
+        return RemoteOptions.of(self.storage_options)
 
 
 def defaults() -> dict[str, Any]:

@@ -647,7 +647,7 @@ def test_ranks_read_the_version_that_the_first_of_them_saw(tmp_path: Path) -> No
 
     for version in range(3):
         write_deltalake(str(tmp_path / "t"), numbers(10 * version, 10 * version + 10), mode="append")
-    request = DeltaRequest(find_table(tmp_path / "t", None), retry_seconds=1.0)
+    request = DeltaRequest(find_table(tmp_path / "t", None))
     asked: list[tuple[str, Any]] = []
 
     def agree(name: str, value: Any) -> Any:

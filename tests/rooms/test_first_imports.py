@@ -68,7 +68,7 @@ for name in sorted(torch_table_loader.__all__):
 for more in ({"num_workers": 2}, {"shuffle": "rows", "row_store": "memory"}):
     with StructuredDataset.create_dataloader(sys.argv[1], "parquet", batch_size=4, **more)[0] as loader:
         assert sorted(row for batch in loader for row in batch["x"].tolist()) == [*range(10)]
-for more in ({"cache_dir": sys.argv[2]}, {"shuffle": "rows", "row_store": sys.argv[2]}):
+for more in ({"storage_options": {"cache_dir": sys.argv[2]}}, {"shuffle": "rows", "row_store": sys.argv[2]}):
     try:
         list(StructuredDataset.create_dataloader(sys.argv[1], "parquet", batch_size=4, **more)[0])
     except ConfigError as error:
@@ -83,7 +83,7 @@ def test_the_package_reads_without_what_windows_does_not_have(tmp_path: Path) ->
     done = subprocess.run(command, capture_output=True, check=False, text=True)
     assert done.returncode == 0, done.stderr
     cache, stores = done.stdout.splitlines()
-    assert "cache_dir needs locks" in cache
+    assert "'cache_dir'] needs locks" in cache
     assert "row stores in files need" in stores
 
 

@@ -14,6 +14,7 @@ import fsspec
 import pytest
 
 from tests.servers.folders import Site, serving
+from tests.servers.remote_files import in_storage_options
 from tests.tables.iceberg import IcebergWriter
 from torch_table_loader import ConfigError, ConfigTypeError, IcebergDataset, TableError
 from torch_table_loader.source.table_storage import TableStorage, locate, read_areas
@@ -68,7 +69,7 @@ def read(location: str, **options: Any) -> list[int]:
         metadata_location=location,
         columns=["x"],
         output_format="arrow",
-        **{"num_workers": 0, "retry_seconds": 0, **options},
+        **in_storage_options({"num_workers": 0, "retry_seconds": 0, **options}),
     )
     return sorted(x for batch in loader for x in batch.column("x").to_pylist())
 

@@ -46,7 +46,6 @@ PROMISED = {
     "check_plan": True,
     "count_filtered": True,
     "verify_checksums": True,
-    "retry_seconds": 120.0,
 }
 """Of the facade; `rank` is 0 where it is left out, and `prefetch_batches` has no promised default."""
 
@@ -77,10 +76,11 @@ def test_every_option_is_documented() -> None:
 
 def test_a_cache_that_could_hold_nothing_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"cache_dir keeps what is fetched ahead .*leave one of the two out"):
-        LoaderOptions(cache_dir="cache", read_ahead_bytes=0)
-    for kept in ({"read_ahead_bytes": 1}, {"read_ahead_bytes": 0, "shuffle": "rows", "row_store": "s3://bucket/rows"}):
-        assert LoaderOptions(cache_dir="cache", **kept).cache_dir == "cache"
-    assert LoaderOptions(read_ahead_bytes=0).target_read_ahead_bytes == 0
+        LoaderOptions(storage_options={"cache_dir": "cache", "read_ahead_bytes": 0})
+    far: dict[str, Any] = {"shuffle": "rows", "row_store": "s3://bucket/rows"}
+    for ahead, kept in ((1, {}), (0, far)):
+        options = LoaderOptions(storage_options={"cache_dir": "cache", "read_ahead_bytes": ahead}, **kept)
+        assert (options.remote.cache_dir, options.remote.read_ahead_bytes) == ("cache", ahead)
 
 
 def test_options_are_frozen_and_pickle() -> None:
@@ -145,11 +145,31 @@ def test_secrets_are_not_shown() -> None:
         ("pin_memory", None, ConfigTypeError, "pin_memory must be True or False"),
         ("check_plan", 0, ConfigTypeError, "check_plan must be True or False"),
         ("verify_checksums", "no", ConfigTypeError, 'verify_checksums must be True or False, or "all", got'),
-        ("retry_seconds", "60", ConfigTypeError, "retry_seconds must be a number of seconds, got str '60'"),
-        ("retry_seconds", True, ConfigTypeError, "retry_seconds must be a number of seconds, got bool True"),
-        ("retry_seconds", None, ConfigTypeError, "retry_seconds must be a number of seconds"),
-        ("retry_seconds", -1, ConfigError, "retry_seconds must be at least 0, got -1"),
-        ("retry_seconds", float("nan"), ConfigError, "retry_seconds must be at least 0, got nan"),
+        (
+            "storage_options",
+            {"retry_seconds": "60"},
+            ConfigTypeError,
+            r"\'retry_seconds\'\] must be a number of seconds, got str '60'",
+        ),
+        (
+            "storage_options",
+            {"retry_seconds": True},
+            ConfigTypeError,
+            r"\'retry_seconds\'\] must be a number of seconds, got bool True",
+        ),
+        (
+            "storage_options",
+            {"retry_seconds": None},
+            ConfigTypeError,
+            r"\'retry_seconds\'\] must be a number of seconds",
+        ),
+        ("storage_options", {"retry_seconds": -1}, ConfigError, r"\'retry_seconds\'\] must be at least 0, got -1"),
+        (
+            "storage_options",
+            {"retry_seconds": float("nan")},
+            ConfigError,
+            r"\'retry_seconds\'\] must be at least 0, got nan",
+        ),
         ("count_filtered", "yes", ConfigTypeError, "count_filtered must be True or False"),
         ("show_progress", 1, ConfigTypeError, 'show_progress must be True or False, or "workers", got 1'),
         ("show_progress", "worker", ConfigTypeError, 'show_progress must be True or False, or "workers", got .worker.'),

@@ -75,7 +75,7 @@ def test_missing_and_unreachable_are_distinguished(site: str) -> None:
     with pytest.raises(TableError, match=r"gone\.csv"):
         source.storage.open(f"{site}/t/gone.csv")
     with pytest.raises(StorageError, match="Cannot connect"):
-        PathSource.open("http://127.0.0.1:9/b.csv", "csv", retry_seconds=0)
+        PathSource.open("http://127.0.0.1:9/b.csv", "csv", storage_options={"retry_seconds": 0})
 
 
 def test_headers_of_the_caller_do_not_follow_a_redirect_to_another_host(tmp_path: Path) -> None:

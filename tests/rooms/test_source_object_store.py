@@ -62,7 +62,7 @@ def server() -> Iterator[Server]:
 
 def storage(server: Server) -> FileStorage:
     options = {"endpoint_url": server.url, "key": "AKIAHUNTER2", "secret": "hunter2hunter2", "region": "us-east-1"}
-    found, _ = open_storage("s3://bucket/a", {**options, "request_timeout": 0.2}, retry_seconds=0)
+    found, _ = open_storage("s3://bucket/a", {**options, "request_timeout": 0.2, "retry_seconds": 0})
     return found
 
 

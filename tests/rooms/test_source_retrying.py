@@ -292,7 +292,7 @@ CALLS: dict[str, Callable[[FileStorage, str], Any]] = {
 def test_every_call_is_retried_and_reported_without_secrets(call: str, monkeypatch: pytest.MonkeyPatch) -> None:
     failing = Failing(OSError("AWS Error SLOW_DOWN for hidden/secret"))
     monkeypatch.setattr("torch_table_loader.source.storage.connect", lambda *_: failing)
-    storage, path = open_storage("s3://bucket/t/f", {"key": "AKIAME", "secret": "hidden/secret"}, 0.3)
+    storage, path = open_storage("s3://bucket/t/f", {"key": "AKIAME", "secret": "hidden/secret", "retry_seconds": 0.3})
     with pytest.raises(StorageError, match=r"s3://bucket/t/f: .*; tried \d+ times over \d s") as caught:
         CALLS[call](storage, path)
     assert "hidden/secret" not in str(caught.value)
@@ -304,7 +304,7 @@ def test_every_call_is_retried_and_reported_without_secrets(call: str, monkeypat
 def test_zero_seconds_try_once(call: str, monkeypatch: pytest.MonkeyPatch) -> None:
     failing = Failing(ConnectionResetError("reset"))
     monkeypatch.setattr("torch_table_loader.source.storage.connect", lambda *_: failing)
-    storage, path = open_storage("s3://bucket/t/f", {"key": "AKIAME"}, 0)
+    storage, path = open_storage("s3://bucket/t/f", {"key": "AKIAME", "retry_seconds": 0})
     with pytest.raises(StorageError) as caught:
         CALLS[call](storage, path)
     assert "tried" not in str(caught.value)
@@ -322,7 +322,7 @@ def test_local_files_are_tried_once(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 def test_the_policy_is_pickled_but_not_part_of_the_place() -> None:
-    patient, hasty = (open_storage("s3://bucket/t", {"key": "K"}, seconds)[0] for seconds in (60, 1))
+    patient, hasty = (open_storage("s3://bucket/t", {"key": "K", "retry_seconds": seconds})[0] for seconds in (60, 1))
     assert patient == hasty
     assert patient.place == hasty.place
     assert pickle.loads(pickle.dumps(patient)).retry_seconds == 60  # noqa: S301 - our own

@@ -187,8 +187,8 @@ WORDS = {
 """By word: what every dataset says of it."""
 
 OF_TABLES = {
-    "cache": "here it is cache_dir=",
-    "cache_limit": "here it is cache_bytes=",
+    "cache": r"storage_options=\{{'cache_dir': ..., 'cache_bytes': ...\}} keeps what was fetched",
+    "retry_seconds": r"it goes into storage_options=\{{'retry_seconds': ...\}}",
     "buffer_size": "here it is shuffle_buffer_size=",
     "anon": r"it goes into storage_options=\{{'anon': ...\}}",
     "usecols": "here it is columns=",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from tests.servers.faults import BUCKET, FaultyStore
+from tests.servers.remote_files import in_storage_options
 from torch_table_loader import StructuredDataset, TableLoader
 
 URL = f"s3://{BUCKET}/t"
@@ -12,7 +13,8 @@ URL = f"s3://{BUCKET}/t"
 
 def options_of(store: FaultyStore, options: dict[str, Any]) -> dict[str, Any]:
     """Add to options what reaches the store, and what these tests have in common."""
-    return {"batch_size": 50, "num_workers": 2, "check_plan": False, "storage_options": store.options} | options
+    chosen = {"batch_size": 50, "num_workers": 2, "check_plan": False, "storage_options": store.options} | options
+    return in_storage_options(chosen)
 
 
 def loader_of(store: FaultyStore, **options: Any) -> TableLoader:

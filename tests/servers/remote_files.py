@@ -5,9 +5,10 @@ from __future__ import annotations
 import hashlib
 import os
 import threading
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 
@@ -15,6 +16,16 @@ from tests.waiting import PATIENCE_S
 from torch_table_loader.arrow.ranged_file import open_ranges
 from torch_table_loader.errors import MissingFileError, StorageError, TableError
 from torch_table_loader.records import FileVersion, Traffic
+from torch_table_loader.remote_options import OWN
+
+
+def in_storage_options(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return options of a dataset in which those of `RemoteOptions` stand where they belong."""
+    own = {name: value for name, value in options.items() if name in OWN}
+    if not own:
+        return dict(options)
+    rest = {name: value for name, value in options.items() if name not in OWN}
+    return rest | {"storage_options": {**(options.get("storage_options") or {}), **own}}
 
 
 class Request(NamedTuple):

@@ -333,7 +333,7 @@ def test_the_region_is_asked_for_through_the_proxy(proxy: Gate, monkeypatch: pyt
     monkeypatch.delenv("AWS_REGION")
     monkeypatch.setenv("HTTPS_PROXY", proxy.url)
     options = {"connect_timeout": 2, "request_timeout": 2}
-    storage, path = open_storage("s3://no-such-bucket/x", options, retry_seconds=0)
+    storage, path = open_storage("s3://no-such-bucket/x", {**options, "retry_seconds": 0})
     with pytest.raises(OSError, match="no-such-bucket"):
         storage.version(path)
     assert proxy.tunnels[0] == "s3.amazonaws.com:443"

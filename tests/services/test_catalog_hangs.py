@@ -58,7 +58,7 @@ def test_each_request_to_a_catalog_has_a_limit(lake: Catalog, hangs: str) -> Non
     catalog = Hanging(lake, credential="me:secret")
     with serving(catalog) as uri:
         config = {"type": "rest", "uri": uri, "credential": "me:secret", "oauth2-server-uri": f"{uri}/v1/oauth/tokens"}
-        address = TableAddress("db.clicks", config | LIMITS, retry_seconds=0)
+        address = TableAddress("db.clicks", config | LIMITS, storage_options={"retry_seconds": 0})
         assert open_table(address).name == "db.clicks"
         catalog.hangs = hangs
         try:
@@ -71,7 +71,7 @@ def test_each_request_to_a_catalog_has_a_limit(lake: Catalog, hangs: str) -> Non
 def test_a_catalog_that_hangs_once_is_asked_again(lake: Catalog) -> None:
     catalog = Hanging(lake, hangs="/config", tries=2)
     with serving(catalog) as uri:
-        address = TableAddress("db.clicks", {"uri": uri, **LIMITS}, retry_seconds=30)
+        address = TableAddress("db.clicks", {"uri": uri, **LIMITS}, storage_options={"retry_seconds": 30})
         assert open_table(address).name == "db.clicks"
     assert sum(call.endswith("/config") for call in catalog.calls) > 1
 
@@ -80,7 +80,9 @@ def test_a_machine_that_takes_no_connection_is_left_alone_in_time() -> None:
     with socket.create_server(("127.0.0.1", 0), backlog=0) as full, socket.create_connection(full.getsockname()):
         uri = f"http://127.0.0.1:{full.getsockname()[1]}"
         address = TableAddress(
-            "db.clicks", {"uri": uri, **LIMITS, "rest.client.connection-timeout-ms": 150}, retry_seconds=0
+            "db.clicks",
+            {"uri": uri, **LIMITS, "rest.client.connection-timeout-ms": 150},
+            storage_options={"retry_seconds": 0},
         )
         with pytest.raises(StorageError, match="timed out"):
             open_table(address)
@@ -90,4 +92,4 @@ def test_a_machine_that_takes_no_connection_is_left_alone_in_time() -> None:
 def test_a_limit_must_be_a_number(given: Any) -> None:
     config = {"type": "rest", "uri": "http://127.0.0.1:9", "rest.client.socket-timeout-ms": given}
     with pytest.raises(ConfigError, match=r"socket-timeout-ms must be a number of milliseconds above 0, got"):
-        open_table(TableAddress("db.clicks", config, retry_seconds=0))
+        open_table(TableAddress("db.clicks", config, storage_options={"retry_seconds": 0}))

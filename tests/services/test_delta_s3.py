@@ -89,7 +89,7 @@ def test_no_secret_is_shown(table: tuple[str, DeltaWriter], s3_options: dict[str
         (uri, {**s3_options, "endpoint_url": "http://127.0.0.1:9"}),
     ):
         with pytest.raises(TableLoaderError) as refused:
-            DeltaDataset(where, storage_options=options, retry_seconds=0)
+            DeltaDataset(where, storage_options={**options, "retry_seconds": 0})
         link: BaseException | None = refused.value
         while link is not None:
             said.append(str(link))
@@ -107,7 +107,7 @@ def test_errors_say_what_is_wrong(table: tuple[str, DeltaWriter], s3_options: di
     with pytest.raises(ConfigError, match="such as deltalake and this library both take"):
         DeltaDataset(uri, storage_options={**s3_options, "version_aware": True})
     with pytest.raises(StorageError, match="check the path, the network"):
-        DeltaDataset(uri, storage_options={**s3_options, "endpoint_url": "http://127.0.0.1:9"}, retry_seconds=0)
+        DeltaDataset(uri, storage_options={**s3_options, "endpoint_url": "http://127.0.0.1:9", "retry_seconds": 0})
 
 
 def test_a_torn_commit_and_a_torn_vector_are_named(

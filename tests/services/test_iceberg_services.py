@@ -98,7 +98,7 @@ def test_names_of_three_parts_through_rest(lake: Catalog, moto_url: str) -> None
 
 def test_a_rest_catalog_that_is_not_there() -> None:
     with held_port() as port, pytest.raises(StorageError, match=r"the catalog \(rest\) does not answer"):
-        rows("db.clicks", {"type": "rest", "uri": f"http://127.0.0.1:{port}"}, retry_seconds=0)
+        rows("db.clicks", {"type": "rest", "uri": f"http://127.0.0.1:{port}"}, storage_options={"retry_seconds": 0})
 
 
 def test_credentials_that_end_are_renewed_before(lake: Catalog, moto_url: str) -> None:
@@ -203,4 +203,4 @@ def test_an_in_memory_catalog(tmp_path: Path) -> None:
 
 def test_a_hive_metastore_that_is_not_there() -> None:
     with pytest.raises((ConfigError, StorageError)):
-        rows("db.clicks", {"type": "hive", "uri": "thrift://127.0.0.1:1"}, retry_seconds=0)
+        rows("db.clicks", {"type": "hive", "uri": "thrift://127.0.0.1:1"}, storage_options={"retry_seconds": 0})

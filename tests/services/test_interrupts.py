@@ -67,11 +67,11 @@ PHASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "building, 503": ("plan", {**ROWS, "row_store": "rows"}, {**FAILS, **LATER}),
     "building in memory, hangs": ("plan", {**ROWS, "row_store": "memory"}, {**HANGS, **LATER}),
     "epoch, hangs": ("epoch", {"num_workers": 0}, HANGS),
-    "epoch without read-ahead, hangs": ("epoch", {"num_workers": 0, "read_ahead_bytes": 0}, HANGS),
+    "epoch without read-ahead, hangs": ("epoch", {"num_workers": 0, "ahead": 0}, HANGS),
     "threads, hang": ("epoch", LANES, HANGS),
     "threads, 503": ("epoch", LANES, FAILS),
-    "threads without read-ahead, hang": ("epoch", {**LANES, "read_ahead_bytes": 0}, HANGS),
-    "threads without read-ahead, 503": ("epoch", {**LANES, "read_ahead_bytes": 0}, FAILS),
+    "threads without read-ahead, hang": ("epoch", {**LANES, "ahead": 0}, HANGS),
+    "threads without read-ahead, 503": ("epoch", {**LANES, "ahead": 0}, FAILS),
     **{
         f"processes by {method}, {faults['kinds'][0]}": (
             "epoch",
@@ -126,7 +126,9 @@ def test_one_interrupt_ends_the_program(
     interrupt: Callable[[int, int], None],
 ) -> None:
     store.fail()
-    options = {**options, "storage_options": store.options, "retry_seconds": 600}
+    ahead = {"read_ahead_bytes": options["ahead"]} if "ahead" in options else {}
+    options = {name: value for name, value in options.items() if name != "ahead"}
+    options |= {"storage_options": {**store.options, "retry_seconds": 600, **ahead}}
     if options.get("row_store") == "rows":
         options["row_store"] = str(tmp_path / "rows")
     script = tmp_path / "script.py"  # a file, since spawned workers import it

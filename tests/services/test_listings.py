@@ -79,7 +79,7 @@ def test_what_is_no_listing_is_asked_for_again_and_then_refused(
     with pytest.raises(
         StorageError, match=rf"s3://{BUCKET}/t: the request to the store failed: .*{said}.*tried \d+ times"
     ):
-        rows(store, retry_seconds=0.5)
+        rows(store, storage_options={**store.options, "retry_seconds": 0.5})
     store.fail(kind, methods=("LIST",), after=after, page=4, seconds=0.2)
     assert len(rows(store)) == (FILES + len(ODD)) * ROWS
 

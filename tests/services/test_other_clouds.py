@@ -289,5 +289,5 @@ def test_a_server_that_does_not_answer_is_named_without_secrets(url: str) -> Non
     if url.startswith("gs"):
         options = {"endpoint_url": "http://127.0.0.1:9", "bearer_token": "hunter2hunter2"}
     with pytest.raises(StorageError, match=url) as caught:
-        PathSource.open(url, "parquet", storage_options=options, retry_seconds=0)
+        PathSource.open(url, "parquet", storage_options={**options, "retry_seconds": 0})
     assert "hunter2" not in f"{caught.value} {caught.value.__cause__!r}"

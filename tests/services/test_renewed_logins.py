@@ -12,6 +12,7 @@ import pytest
 
 from tests.effort import daily
 from tests.servers.gate import EXPIRED, FORBIDDEN, Gate, gate_before
+from tests.servers.remote_files import in_storage_options
 from tests.services.conftest import ACCESS_KEY, SECRET_KEY
 from torch_table_loader import StorageError, StructuredDataset, TableLoader
 from torch_table_loader.local_files import write_whole
@@ -51,7 +52,8 @@ def write_key(path: Path, key: str) -> None:
 
 def make(table: str, gate: Gate, **options: Any) -> TableLoader:
     given = {"endpoint_url": gate.url, "region": "us-east-1", **options.pop("login", {})}
-    return StructuredDataset.create_dataloader(table, storage_options=given, batch_size=100, **options)[0]
+    chosen = in_storage_options({"storage_options": given, "batch_size": 100, **options})
+    return StructuredDataset.create_dataloader(table, **chosen)[0]
 
 
 @pytest.mark.parametrize(

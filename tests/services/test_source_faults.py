@@ -20,6 +20,7 @@ import pytest
 from tests.effort import daily
 from tests.leaks import lane_threads_end
 from tests.servers.faults import BUCKET, FaultyStore, serving_faults
+from tests.servers.remote_files import in_storage_options
 from torch_table_loader import StorageError, StructuredDataset, TableError, TableLoader
 from torch_table_loader.cancellation import cancellable
 from torch_table_loader.extend import FileStorage, open_storage
@@ -96,7 +97,7 @@ def url(store: FaultyStore, client: str, key: str) -> str:
 def opened(
     store: FaultyStore, client: str, key: str = "plain", retry_seconds: float = 60, timeout: float | None = None
 ) -> tuple[FileStorage, str]:
-    return open_storage(url(store, client, key), options(store, client, timeout), retry_seconds)
+    return open_storage(url(store, client, key), {**options(store, client, timeout), "retry_seconds": retry_seconds})
 
 
 def check_reads(storage: FileStorage, path: str) -> None:
@@ -118,7 +119,7 @@ def made(store: FaultyStore, client: str, **more: Any) -> TableLoader:
     paths = [url(store, client, f"t/{number}.parquet") for number in range(FILES)]
     loader, _ = StructuredDataset.create_dataloader(
         paths if client == "http" else url(store, client, "t"),
-        **{"batch_size": 700, "num_workers": 2, "storage_options": options(store, client), **more},
+        **in_storage_options({"batch_size": 700, "num_workers": 2, "storage_options": options(store, client), **more}),
     )
     return loader
 
@@ -307,9 +308,9 @@ def test_a_file_replaced_by_one_that_decodes_is_found_where_the_store_ignores_if
     for number in range(FILES):
         pq.write_table(pa.table({"x": range(ROWS)}), folder / f"{number}.parquet", **layout)
     store.fail(ignores=("if-match",))
-    chosen: dict[str, Any] = {"batch_size": 700, "num_workers": 1, "read_ahead_bytes": 40_000}
+    given = {**options(store, "obstore"), "read_ahead_bytes": 40_000}
     loader, _ = StructuredDataset.create_dataloader(
-        f"s3://{BUCKET}/no checksums", storage_options=options(store, "obstore"), **chosen
+        f"s3://{BUCKET}/no checksums", storage_options=given, batch_size=700, num_workers=1
     )
     batches = iter(loader)
     next(batches)

@@ -131,7 +131,7 @@ def test_what_is_missing_or_refused(table: str, bucket: str, options: dict[str, 
 def test_a_server_that_does_not_answer_is_a_storage_error_without_secrets(options: dict[str, Any]) -> None:
     nowhere = {**options, "endpoint_url": "http://127.0.0.1:9"}
     with pytest.raises(StorageError, match="s3://bucket/t") as caught:
-        names("s3://bucket/t", nowhere, retry_seconds=0)
+        names("s3://bucket/t", {**nowhere, "retry_seconds": 0})
     assert options["secret"] not in str(caught.value)
 
 

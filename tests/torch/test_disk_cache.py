@@ -199,8 +199,7 @@ def test_a_file_that_changed_is_fetched_anew(make: Callable[..., TableLoader], t
     with serving_faults(tmp_path) as store:
         write_table(table)
         how: dict[str, Any] = {
-            "storage_options": store.options,
-            "cache_dir": str(tmp_path / "cache"),
+            "storage_options": {**store.options, "cache_dir": str(tmp_path / "cache")},
             "columns": ["x", "y"],
         }
 
@@ -266,7 +265,7 @@ print(json.dumps([rows, fetched.num_bytes, fetched.cached_bytes]))
 
 def epoch_elsewhere(store: FaultyStore, cache: Path, **options: Any) -> subprocess.Popen[str]:
     """Begin an epoch in another process."""
-    given = {"path": URL, "cache_dir": str(cache)} | options_of(store, CHOSEN | options)
+    given = {"path": URL} | options_of(store, CHOSEN | {"cache_dir": str(cache)} | options)
     command = [sys.executable, "-c", EPOCH, json.dumps(given)]
     return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT)
 
@@ -318,7 +317,7 @@ handler = logging.Handler()
 handler.emit = lambda record: said.append(record.getMessage())
 logging.getLogger("torch_table_loader").addHandler(handler)
 loader, _ = StructuredDataset.create_dataloader(sys.argv[1], "parquet", batch_size=16, num_workers=2,
-    columns=["x", "wide"], cache_dir=sys.argv[2] + "/cache", storage_options=json.loads(sys.argv[3]))
+    columns=["x", "wide"], storage_options=json.loads(sys.argv[3]) | {"cache_dir": sys.argv[2] + "/cache"})
 rows = [sorted(int(x) for batch in loader for x in batch["x"]) for _ in range(2)]
 print(json.dumps([rows, said, loader.metrics().fetch.cached_bytes]))
 """
@@ -343,7 +342,7 @@ def test_tables_of_this_machine_that_play_far_ones(
     tables: Path, far: Callable[[], Any], tmp_path: Path, mode: Any, options: dict[str, Any]
 ) -> None:
     with far():
-        kept = {"cache_dir": str(tmp_path / "cache"), "shuffle": True, **options}
+        kept = {"storage_options": {"cache_dir": str(tmp_path / "cache")}, "shuffle": True, **options}
         first = mode.make(tables, **kept)
         whole = mode.read(first)
         assert first.metrics().fetch.num_bytes > 0
@@ -353,19 +352,19 @@ def test_tables_of_this_machine_that_play_far_ones(
 
 
 def test_a_table_of_this_machine_is_not_kept(tables: Path, tmp_path: Path) -> None:
-    ROWS.read(ROWS.make(tables, cache_dir=str(tmp_path / "cache")))
-    SPLITS.read(SPLITS.make(tables, cache_dir=str(tmp_path / "cache")))
+    ROWS.read(ROWS.make(tables, storage_options={"cache_dir": str(tmp_path / "cache")}))
+    SPLITS.read(SPLITS.make(tables, storage_options={"cache_dir": str(tmp_path / "cache")}))
     assert not list((tmp_path / "cache").glob("???/*"))
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"cache_dir": "s3://bucket/cache"}, "cache_dir must be a directory of this machine"),
-        ({"cache_dir": 5}, "cache_dir must be a directory of this machine"),
-        ({"cache_bytes": 0}, "cache_bytes must"),
-        ({"cache_bytes": "many"}, "cache_bytes must"),
-        ({"cache_bytes": -5}, "cache_bytes must"),
+        ({"cache_dir": "s3://bucket/cache"}, r"'cache_dir'\] must be a directory of this machine"),
+        ({"cache_dir": 5}, r"'cache_dir'\] must be a directory of this machine"),
+        ({"cache_bytes": 0}, r"'cache_bytes'\] must"),
+        ({"cache_bytes": "many"}, r"'cache_bytes'\] must"),
+        ({"cache_bytes": -5}, r"'cache_bytes'\] must"),
     ],
     ids=str,
 )

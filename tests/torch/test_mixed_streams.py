@@ -338,6 +338,25 @@ def test_streams_that_are_far_away_are_fetched_ahead_and_give_the_same(
             assert dataset.explain().memory_bound > 0
 
 
+def test_a_mixture_fetches_as_its_sources_were_told(
+    tables: dict[str, str], far: Callable[[], Any], tmp_path: Path
+) -> None:
+    with far():
+        loader, _ = make(tables, storage_options={"cache_dir": str(tmp_path / "cache")})
+        first = [rows(batch) for batch in loader]
+        assert loader.metrics().fetch.num_bytes > 0
+        again, _ = make(tables, storage_options={"cache_dir": str(tmp_path / "cache")})
+        assert [rows(batch) for batch in again] == first
+        assert again.metrics().fetch.num_bytes == 0
+        plain, _ = make(tables, storage_options={"read_ahead_bytes": 0})
+        assert [rows(batch) for batch in plain] == first
+        assert plain.metrics().fetch.requests == 0
+        apart = {name: partial(StructuredDataset, path, shuffle=True) for name, path in tables.items()}
+        apart["b"] = partial(apart["b"], storage_options={"read_ahead_bytes": "1MiB"})
+        with pytest.raises(ConfigError, match=r"sources 'a' and 'b' have other read_ahead_bytes.*give both the same"):
+            MixedDataset(apart, dict.fromkeys(tables, 1))
+
+
 def test_a_filter_that_leaves_no_row_is_refused_for_a_source_with_a_weight(tables: dict[str, str]) -> None:
     with pytest.raises(ConfigError, match="source 'c' has no row in this epoch"):
         make(tables, filters=pc.field("id") > 50)

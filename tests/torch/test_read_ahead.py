@@ -113,14 +113,14 @@ def test_batches_are_those_of_a_table_on_this_machine(
     assert local.metrics().fetch.requests == 0
     with far():
         for engine in ENGINES[: 2 if options else 3] if budget == SMALL else ENGINES[1:2]:
-            loader = make(read_ahead_bytes=budget, **engine)
+            loader = make(storage_options={"read_ahead_bytes": budget}, **engine)
             found = delivered(loader)
             assert found == (wanted if "num_workers" not in engine else delivered(make(**engine)))
             fetched = loader.metrics().fetch
             assert fetched.requests > 0
             assert fetched.unplanned == 0, "every byte was planned"
             if engine.get("num_workers") == 0:
-                assert delivered(make(read_ahead_bytes=0, **engine)) == found
+                assert delivered(make(storage_options={"read_ahead_bytes": 0}, **engine)) == found
 
 
 @pytest.mark.parametrize("options", FORMS, ids=str)
@@ -285,7 +285,7 @@ def test_every_planned_byte_is_fetched_once_and_no_other(
         "split_rows": data.draw(st.sampled_from([None, 5, 30]), label="splits"),
         "shuffle": data.draw(st.booleans(), label="shuffle"),
         "filters": FILTERS[data.draw(st.sampled_from(sorted(FILTERS)), label="filter")],
-        "read_ahead_bytes": data.draw(st.sampled_from([SMALL, "4MiB", "128MiB"]), label="budget"),
+        "storage_options": {"read_ahead_bytes": data.draw(st.sampled_from([SMALL, "4MiB", "128MiB"]), label="budget")},
     }
     if (even := data.draw(st.sampled_from([None, "balance", "drop", "pad"]), label="even ranks")) is not None:
         options |= {"num_ranks": 3, "rank": data.draw(st.integers(0, 2), label="rank"), "even_ranks": even}
@@ -394,7 +394,7 @@ def test_row_groups_that_are_decoded_are_let_go(
     options: dict[str, Any] = {"batch_size": group, "num_workers": 1, "prefetch_batches": 1}
     with far():
         loader, _ = StructuredDataset.create_dataloader(
-            str(tmp_path / "t"), split_rows=table.num_rows, read_ahead_bytes="10MB", **options
+            str(tmp_path / "t"), split_rows=table.num_rows, storage_options={"read_ahead_bytes": "10MB"}, **options
         )
         held = [sum(alive.values()) for _ in loader]
     assert 0 < max(held) < table.nbytes * 3 / groups

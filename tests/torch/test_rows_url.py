@@ -115,7 +115,12 @@ def test_resume_map_and_exclusion(table: str, machine: Callable[[str], None], ur
 def test_what_came_from_the_store_is_counted(
     table: str, machine: Callable[[str], None], url: str, workers: dict[str, Any]
 ) -> None:
-    options = {"row_store": url, "row_store_memory": 1, "columns": ["id", "x"], "read_ahead_bytes": "1MiB"}
+    options = {
+        "row_store": url,
+        "row_store_memory": 1,
+        "columns": ["id", "x"],
+        "storage_options": {"read_ahead_bytes": "1MiB"},
+    }
     if "worker_type" in workers:
         workers |= {"multiprocessing_context": "fork"}
     expected = rows(make(table, **options, **workers)[0])

@@ -92,7 +92,7 @@ def test_k_files_are_fetched_ahead_within_so_many_bytes(
         return read_range(self, path, start, stop, version)
 
     with far():
-        loader = make(shards, num_workers=0, read_ahead_bytes=ahead * size)
+        loader = make(shards, num_workers=0, storage_options={"read_ahead_bytes": ahead * size})
         monkeypatch.setattr(FileStorage, "read_range", noted)
         for step, batch in enumerate(loader):
             current = int(batch["id"][0]) // 10

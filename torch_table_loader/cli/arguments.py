@@ -15,7 +15,7 @@ from torch_table_loader.delta import DeltaDataset
 from torch_table_loader.engine.ray_cluster import RayCluster, ray_cluster
 from torch_table_loader.errors import ConfigError
 from torch_table_loader.iceberg import IcebergDataset
-from torch_table_loader.options import DEFAULT_RETRY_SECONDS, LoaderOptions, defaults
+from torch_table_loader.options import LoaderOptions, defaults
 from torch_table_loader.predicates.filter_text import all_of
 from torch_table_loader.read.formats import format_names
 from torch_table_loader.source.table_formats import format_of_folder
@@ -73,7 +73,7 @@ SNAPSHOTS = ("catalog", "table", "snapshot_id", "branch", "tag", "as_of")
 GROUPS = {
     "which table": ("path", "format", *SNAPSHOTS),
     "what is read of it": (
-        *("columns", "filters", "partitioning", "storage_options", "retry_seconds", "raw_files", "on_error"),
+        *("columns", "filters", "partitioning", "storage_options", "raw_files", "on_error"),
         "plan_cache",
     ),
     "batches": (
@@ -87,7 +87,7 @@ GROUPS = {
 OPTIONS = tuple(name for names in GROUPS.values() for name in names if name not in SNAPSHOTS)
 """The keywords of a dataset of files."""
 
-OF_FILES = ("path", "format", "filters", "partitioning", "storage_options", "retry_seconds", "plan_cache", "raw_files")
+OF_FILES = ("path", "format", "filters", "partitioning", "storage_options", "plan_cache", "raw_files")
 """The keywords of commands that read a table's files."""
 
 _OWN: dict[str, dict[str, Any]] = {
@@ -291,8 +291,7 @@ def _kind(keywords: Mapping[str, Any], chosen: Mapping[str, Any]) -> str | None:
         return named
     if path.endswith(".metadata.json"):
         return "iceberg"
-    options, seconds = keywords.get("storage_options"), keywords.get("retry_seconds", DEFAULT_RETRY_SECONDS)
-    return format_of_folder(path, options, seconds)
+    return format_of_folder(path, keywords.get("storage_options"))
 
 
 def _iceberg(path: str | None, chosen: Mapping[str, Any]) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from torch_table_loader.engine.rank_info import resolve_ranks
 from torch_table_loader.engine.ray_cluster import RayCluster, build_over_ray
 from torch_table_loader.engine.row_store import default_folder
 from torch_table_loader.errors import ConfigError, StorageError, TableError
-from torch_table_loader.options import DEFAULT_RETRY_SECONDS, LoaderOptions
+from torch_table_loader.options import LoaderOptions
 from torch_table_loader.read.formats import reader_by_suffix, reader_for
 from torch_table_loader.report import Size, Table, wrapped
 from torch_table_loader.source.listing import PathSource
@@ -195,7 +195,6 @@ def _names(keywords: Keywords) -> list[str]:
         storage_options=keywords.get("storage_options"),
         partitioning=keywords.get("partitioning"),
         raw_files=keywords.get("raw_files", False),
-        retry_seconds=keywords.get("retry_seconds", DEFAULT_RETRY_SECONDS),
     )
     source.storage.close()
     return [file.name for file in source.files]

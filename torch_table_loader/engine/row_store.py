@@ -25,6 +25,7 @@ from torch_table_loader.local_files import check_owned
 from torch_table_loader.messages import warn_caller
 from torch_table_loader.planning.splits import Chunks
 from torch_table_loader.predicates.filter_key import filter_key
+from torch_table_loader.remote_options import anywhere
 from torch_table_loader.sizes import sizes
 from torch_table_loader.source.address import HTTP_PROTOCOLS, parse_address
 from torch_table_loader.source.fingerprint import content_key
@@ -437,7 +438,8 @@ def store_url(options: LoaderOptions, table_protocol: str | None, name: str) -> 
             f"row_store must be the URL of a folder, got {address.shown} with a query; pass headers in storage_options"
         )
     same = table_protocol in (None, "file", address.protocol)
-    storage, root = open_storage(options.row_store, options.storage_options if same else None, options.retry_seconds)
+    given = options.storage_options
+    storage, root = open_storage(options.row_store, given if same else anywhere(given))
     return StoreUrl(storage, f"{root.rstrip('/')}/{name}")
 
 

@@ -28,8 +28,9 @@ class FetchSettings:
     @classmethod
     def of(cls, options: LoaderOptions) -> FetchSettings:
         """Build from the caller's options. Raises ConfigError if the cache's folder cannot be used."""
-        cache = None if options.cache_dir is None else DiskCache(options.cache_dir, options.target_cache_bytes)
-        return cls(options.target_read_ahead_bytes, cache)
+        remote = options.remote
+        cache = None if remote.cache_dir is None else DiskCache(remote.cache_dir, remote.cache_bytes)
+        return cls(remote.read_ahead_bytes, cache)
 
     def shared_by(self, threads: int) -> FetchSettings:
         """Return the settings of one of several threads that fetch side by side."""

@@ -10,9 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from torch_table_loader.errors import ConfigError
-from torch_table_loader.options import DEFAULT_RETRY_SECONDS
-from torch_table_loader.source.address import parse_address
-from torch_table_loader.source.storage import FileStorage, open_storage
+from torch_table_loader.source.storage import open_storage
 
 if TYPE_CHECKING:
     from torch_table_loader.contracts import Storage
@@ -31,29 +29,21 @@ class FileSource:
     unread_keys: tuple[str, ...] = ()
 
 
-def write_files(
-    path: str, files: Sequence[DataFile], storage_options: Mapping[str, Any] | None, retry_seconds: float
-) -> None:
-    """Write the names of files, relative to the table's root and in its order, with their sizes for human readers.
-
-    Args:
-        retry_seconds: how long to retry a failed request.
-    """
-    storage, place = _open(path, storage_options, retry_seconds)
+def write_files(path: str, files: Sequence[DataFile], storage_options: Mapping[str, Any] | None) -> None:
+    """Write the names of files, relative to the table's root and in its order, with their sizes for human readers."""
+    storage, place = open_storage(path, storage_options)
     listed = [{"name": file.name, "num_bytes": file.version.num_bytes} for file in files]
     storage.write_bytes(place, json.dumps({"version": _VERSION, "files": listed}, indent=1).encode())
 
 
-def read_files(
-    path: str, storage_options: Mapping[str, Any] | None = None, retry_seconds: float = DEFAULT_RETRY_SECONDS
-) -> list[str]:
+def read_files(path: str, storage_options: Mapping[str, Any] | None = None) -> list[str]:
     """Read the names that `write_files` wrote.
 
     Raises:
         ConfigError: the file is not such a list.
         TableError: the file does not exist.
     """
-    storage, place = _open(path, storage_options, retry_seconds)
+    storage, place = open_storage(path, storage_options)
     try:
         content = json.loads(storage.read_bytes(place))
         if content["version"] != _VERSION:
@@ -65,9 +55,3 @@ def read_files(
         raise ConfigError(
             f"files={storage.shown(place)!r} must be a list that dataset.save_files(path) wrote; pass names as a list"
         ) from error
-
-
-def _open(path: str, storage_options: Mapping[str, Any] | None, retry_seconds: float) -> tuple[FileStorage, str]:
-    """Open the location of a list; storage options apply to remote ones."""
-    options = None if parse_address(path).protocol == "file" else storage_options
-    return open_storage(path, options, retry_seconds)

@@ -17,7 +17,6 @@ from fsspec.utils import glob_translate
 
 from torch_table_loader.cancellation import Threads, result_of
 from torch_table_loader.errors import ConfigError, ConfigTypeError, MissingPathError, TableError
-from torch_table_loader.options import DEFAULT_RETRY_SECONDS
 from torch_table_loader.records import DataFile
 from torch_table_loader.source.address import HTTP_PROTOCOLS, parse_address
 from torch_table_loader.source.clients import STAT_THREADS, Found
@@ -70,7 +69,6 @@ class PathSource:
         schema: pa.Schema | None = None,
         files: Sequence[str] | str | None = None,
         raw_files: bool = False,
-        retry_seconds: float = DEFAULT_RETRY_SECONDS,
         naming: FormatReader | None = None,
         choose: ByNames | None = None,
     ) -> PathSource:
@@ -91,7 +89,6 @@ class PathSource:
             files: names relative to the root, or full paths below it, used unchanged instead of listing; or the path of
                 a list that `write_files` wrote.
             raw_files: whether to read the files of another table format as they are, instead of refusing them.
-            retry_seconds: how long to retry a failed request.
             naming: the format reader in any case, which may define how data files are named.
             choose: finds an installed format reader from the names of the files.
 
@@ -104,8 +101,8 @@ class PathSource:
             StorageError: the store refuses, or does not answer.
         """
         if isinstance(files, str):
-            files = read_files(files, storage_options, retry_seconds)
-        storage, paths = _one_storage(_entries(path), storage_options, retry_seconds)
+            files = read_files(files, storage_options)
+        storage, paths = _one_storage(_entries(path), storage_options)
         root, found, naming = _listed(storage, paths, files, naming, choose, raw_files=raw_files)
         name = format_name if format_name is not None or naming is None else naming.name
         return cls(storage, root, *_data_files(storage, root, found, name or "", reader, partitioning, schema))
@@ -261,9 +258,9 @@ def _chosen(choose: ByNames | None, storage: Storage, root: str, found: Iterable
 
 
 def _one_storage(
-    entries: Sequence[PathLike], storage_options: Mapping[str, Any] | None, retry_seconds: float
+    entries: Sequence[PathLike], storage_options: Mapping[str, Any] | None
 ) -> tuple[FileStorage, list[str]]:
-    opened = [open_storage(entry, storage_options, retry_seconds) for entry in entries]
+    opened = [open_storage(entry, storage_options) for entry in entries]
     storage = opened[0][0]
     for other, where in opened:
         if other != storage:

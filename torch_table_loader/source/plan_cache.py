@@ -14,8 +14,8 @@ import pyarrow as pa
 
 from torch_table_loader.cancellation import Threads
 from torch_table_loader.errors import ConfigError, StorageError, TableError
-from torch_table_loader.options import DEFAULT_RETRY_SECONDS
 from torch_table_loader.records import DataFile, FileMeta, LocalVersion, same_local
+from torch_table_loader.remote_options import RemoteOptions
 from torch_table_loader.source.clients import STAT_THREADS
 from torch_table_loader.source.storage import FileStorage, open_storage
 
@@ -68,15 +68,10 @@ class PlanCache:
     _warned: dict[str, object] = field(default_factory=dict, init=False, repr=False, compare=False, hash=False)
 
     @classmethod
-    def open(
-        cls,
-        url: str,
-        storage_options: Mapping[str, Any] | None = None,
-        scope: str = "",
-        retry_seconds: float = DEFAULT_RETRY_SECONDS,
-    ) -> PlanCache:
+    def open(cls, url: str, storage_options: Mapping[str, Any] | None = None, scope: str = "") -> PlanCache:
         """Return the cache in a directory, which need not exist. Connects to nothing. Raises as `open_storage`."""
-        storage, root = open_storage(url, storage_options, min(retry_seconds, _MOST_RETRY_SECONDS))
+        retry_seconds = min(RemoteOptions.of(storage_options).retry_seconds, _MOST_RETRY_SECONDS)
+        storage, root = open_storage(url, {**(storage_options or {}), "retry_seconds": retry_seconds})
         return cls(storage, root.rstrip("/"), scope)
 
     def get(self, file: DataFile) -> CacheEntry | None:

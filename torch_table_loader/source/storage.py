@@ -21,14 +21,13 @@ from torch_table_loader.causes import in_brief, store_error_type
 from torch_table_loader.errors import (
     AccessRefusedError,
     ConfigError,
-    ConfigTypeError,
     MissingFileError,
     StorageTimeoutError,
     TableError,
     TableLoaderError,
 )
-from torch_table_loader.options import DEFAULT_RETRY_SECONDS
 from torch_table_loader.records import FileVersion, Traffic
+from torch_table_loader.remote_options import DEFAULT_RETRY_SECONDS, RemoteOptions, of_the_store
 from torch_table_loader.scrubbing import public_options, scrub, secrets_of
 from torch_table_loader.source.address import (
     FAMILIES,
@@ -376,17 +375,14 @@ def _restore(protocol: str, options: Mapping[str, Any], memory_of: str | None, r
 
 
 def open_storage(
-    path_or_url: str | os.PathLike[str],
-    storage_options: Mapping[str, Any] | None = None,
-    retry_seconds: float = DEFAULT_RETRY_SECONDS,
+    path_or_url: str | os.PathLike[str], storage_options: Mapping[str, Any] | None = None
 ) -> tuple[FileStorage, str]:
     """Return the storage of a path, and the path as the storage names it. Connects to nothing.
 
     Args:
         path_or_url: a local path or any fsspec URL; may contain glob characters.
         storage_options: for the file system, under any of the names that `store_options` knows; they take precedence
-            over a login in the URL. Local paths need none and take none.
-        retry_seconds: how long to retry a failed request; 0 disables retries.
+            over a login in the URL. Local paths need no login and take none. `RemoteOptions` are among them.
 
     Returns:
         The storage, and the path as its methods take it.
@@ -398,13 +394,10 @@ def open_storage(
     >>> open_storage("s3://bucket/table", {"key": "K", "secret": "S"})
     (FileStorage(protocol='s3'), 'bucket/table')
     """
-    if storage_options is not None and not isinstance(storage_options, Mapping):
-        raise ConfigTypeError(
-            f"storage_options must be a mapping of names to values, got {type(storage_options).__name__}"
-        )
+    remote = RemoteOptions.of(storage_options)
     address = parse_address(path_or_url)
-    layers = () if address.protocol == "file" else (address.login, storage_options or {})
-    storage = FileStorage(address.protocol, store_options(address.protocol, *layers), retry_seconds)
+    layers = () if address.protocol == "file" else (address.login, of_the_store(storage_options))
+    storage = FileStorage(address.protocol, store_options(address.protocol, *layers), remote.retry_seconds)
     if storage.client_name in ("s3fs", "gcsfs", "adlfs"):
         filesystem_class(FAMILIES[address.protocol])
     return storage, address.path

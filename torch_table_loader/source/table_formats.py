@@ -71,18 +71,15 @@ def refuse_table_formats(storage: FileStorage, seen: Iterable[Found], files: Col
                 )
 
 
-def format_of_folder(path: str, options: Mapping[str, Any] | None, retry_seconds: float) -> str | None:
+def format_of_folder(path: str, storage_options: Mapping[str, Any] | None) -> str | None:
     """Return the table format that a folder declares: "delta", "iceberg", or None if it declares none.
 
     An Iceberg table declares itself with ``metadata/version-hint.text``, which tables without a catalog have.
-
-    Args:
-        retry_seconds: how long to retry a failed request.
     """
     protocol = parse_address(path).protocol
     if protocol in HTTP_PROTOCOLS or any(character in path for character in "*?["):
         return None
-    storage, root = open_storage(path, None if protocol == "file" else options, retry_seconds)
+    storage, root = open_storage(path, storage_options)
     root = root.rstrip("/")
     try:
         if _folder(storage, f"{root}/_delta_log"):

@@ -13,6 +13,7 @@ from typing_extensions import override
 from torch_table_loader.arrow.datatypes import width_of
 from torch_table_loader.batching.codec import make_codec
 from torch_table_loader.batching.policy import TypePolicy
+from torch_table_loader.contracts import is_far
 from torch_table_loader.engine.jobs.job import PlannedStage
 from torch_table_loader.engine.jobs.mixture_form import (
     common_columns,
@@ -58,10 +59,12 @@ class MixedStreams(MixtureJob):
     """One rank's share of several tables that are read split by split.
 
     Args:
+        fetching: how files that are far away are fetched, with one budget for all sources.
         rounds: the order of each source, by name.
     """
 
     sources: Mapping[str, StreamJob]
+    fetching: FetchSettings
     rounds: Mapping[str, Rounds] = field(init=False)
     kind: ClassVar[Kind] = "splits"
     unused = ("shuffle_seed",)
@@ -99,6 +102,7 @@ class MixedStreams(MixtureJob):
         """
         for name, source in sources.items():
             _refuse_unfit(name, source)
+        fetching = _common_fetching(sources)
         given = stream_weights(weights, sources, unit, block, options.pack)
         columns = common_columns(sources, options)
         make_codec(with_padding(columns, marks=options.even_ranks == "pad"), TypePolicy.of(options))
@@ -113,6 +117,7 @@ class MixedStreams(MixtureJob):
             given=given,
             stop=stop,
             weights=WeightState(given),
+            fetching=fetching,
         )
         job.start(0)
         return job
@@ -203,7 +208,7 @@ class MixedStreams(MixtureJob):
                 for name in position.deal.names
             ),
             joined_batches=self._joined_batches,
-            fetching=FetchSettings.of(self.options),
+            fetching=self.fetching,
         )
 
     @property
@@ -280,7 +285,7 @@ class MixedStreams(MixtureJob):
             steps=None if endless else plan.steps,
             loads=[(0, 0 if endless else plan.rows_of(lane), 0, 0 if endless else steps[lane]) for lane in lanes],
             rows_in_flight=read * len(lanes) + 2 * rows_in_flight(self.options, gathered, self.blocks),
-            held_bytes=FetchSettings.of(self.options).ahead_bytes if far else 0,
+            held_bytes=self.fetching.ahead_bytes if far else 0,
             notes=self._notes(position),
         )
 
@@ -313,6 +318,24 @@ def _item_bytes(source: StreamJob) -> int:
         return source.row_bytes
     cut = flat_columns(source.reader.schema)
     return pack.seq_len * (TENSOR_BYTES + sum(width_of(cut.field(name).type) for name in pack.cut_columns))
+
+
+def _common_fetching(sources: Mapping[str, StreamJob]) -> FetchSettings:
+    """Return how the files of all sources are fetched that are far away.
+
+    Raises:
+        ConfigError: two sources were told to fetch in other ways.
+    """
+    far = {name: source for name, source in sources.items() if is_far(source.table.storage)}
+    asked = {name: replace(source.options.remote, retry_seconds=0) for name, source in far.items()}
+    first = next(iter(asked), "")
+    for name, remote in asked.items():
+        if remote != asked[first]:
+            raise ConfigError(
+                f"the files of a mixture of streams are fetched ahead together, but sources {first!r} and {name!r} "
+                "have other read_ahead_bytes, cache_dir or cache_bytes in storage_options; give both the same"
+            )
+    return next((source.fetching for source in far.values()), FetchSettings(0))
 
 
 def _refuse_unfit(name: str, source: StreamJob) -> None:

@@ -12,6 +12,7 @@ from urllib.parse import unquote
 from botocore.exceptions import BotoCoreError
 
 from torch_table_loader.errors import AccessRefusedError, ConfigError, ConfigTypeError
+from torch_table_loader.remote_options import of_the_store
 from torch_table_loader.scrubbing import scrub, secrets_of
 from torch_table_loader.source.address import AZURE_PROTOCOLS, parse_address
 from torch_table_loader.source.aws import aws_login
@@ -111,10 +112,6 @@ def find_table(table_uri: Any, storage_options: Mapping[str, Any] | None) -> Del
     Raises:
         ConfigError: no path, or on a store that deltalake does not know.
     """
-    if storage_options is not None and not isinstance(storage_options, Mapping):
-        raise ConfigTypeError(
-            f"storage_options must be a mapping of names to values, got {type(storage_options).__name__}"
-        )
     if not isinstance(table_uri, str | os.PathLike):
         raise ConfigTypeError(
             "table_uri must be the path or URL of a table's folder, the one that holds _delta_log, got "
@@ -134,7 +131,7 @@ def find_table(table_uri: Any, storage_options: Mapping[str, Any] | None) -> Del
         raise ConfigError(
             f"a Delta Lake table must be a local folder, or on s3://, gs:// or Azure (abfss://), got {address.shown}"
         )
-    options = store_options(protocol, address.login, storage_options or {})
+    options = store_options(protocol, address.login, of_the_store(storage_options))
     return DeltaAddress(f"{protocol}://{address.path}", options, protocol)
 
 

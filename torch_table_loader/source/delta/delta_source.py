@@ -13,7 +13,7 @@ import pyarrow as pa
 from typing_extensions import override
 
 from torch_table_loader.errors import ConfigError, TableError
-from torch_table_loader.options import DEFAULT_RETRY_SECONDS
+from torch_table_loader.remote_options import RemoteOptions
 from torch_table_loader.source.delta.delta_history import CHANGES, DeltaHistory, read_commits
 from torch_table_loader.source.delta.delta_options import DeltaAddress
 from torch_table_loader.source.delta.delta_schema import DeltaColumns, read_delta_schema
@@ -36,14 +36,12 @@ class DeltaRequest(TableRequest):
     """A Delta Lake table, and which part of it to read.
 
     Args:
-        retry_seconds: how long to retry a failed request to the store.
-        storage_options: the caller's, for the plan cache.
+        storage_options: the caller's, of which the address has those of the store.
         lazy: whether nothing is asked of data files yet.
     """
 
     at: DeltaAddress
     allowed: tuple[Area, ...] = field(default=(), kw_only=True)
-    retry_seconds: float = field(default=DEFAULT_RETRY_SECONDS, kw_only=True)
     storage_options: Mapping[str, Any] | None = field(default=None, kw_only=True, repr=False)
     lazy: bool = field(default=False, kw_only=True)
 
@@ -57,7 +55,7 @@ class DeltaRequest(TableRequest):
     ) -> SnapshotFiles:
         """Return the table at the "version", or at the newest one at a "timestamp", or now."""
         storage = self._storage()
-        reader = LogReader(self.at, self.retry_seconds, LogFiles(storage, self.at.root), self.filters is not None)
+        reader = LogReader(self.at, self._retry_seconds, LogFiles(storage, self.at.root), self.filters is not None)
         version, timestamp = chosen.get("version"), chosen.get("timestamp")
         when = None if timestamp is None else read_time("timestamp", timestamp)
         log = reader.read(version, when)
@@ -76,11 +74,15 @@ class DeltaRequest(TableRequest):
         return found
 
     @property
+    def _retry_seconds(self) -> float:
+        return RemoteOptions.of(self.storage_options).retry_seconds
+
+    @property
     def _root(self) -> str:
         return self.at.root.rstrip("/")
 
     def _storage(self) -> TableStorage:
-        return TableStorage(self.at.root, {}, self.at.options, (), None, self.allowed, self.retry_seconds)
+        return TableStorage(self.at.root, {}, self.at.options, (), None, self.allowed, self._retry_seconds)
 
     def _planned(self, reader: LogReader, log: Log, storage: TableStorage, *, pinned: bool) -> SnapshotFiles:
         """Plan the files of a version, or of what came and went before it."""
@@ -149,7 +151,7 @@ class DeltaRequest(TableRequest):
             return None
         shape = json.dumps([log.table_id, log.mode, log.partition_columns, list(log.fields)], sort_keys=True)
         scope = f"{storage.place} delta {hashlib.sha256(shape.encode()).hexdigest()}"
-        return PlanCache.open(self.plan_cache, self.storage_options, scope, self.retry_seconds)
+        return PlanCache.open(self.plan_cache, self.storage_options, scope)
 
 
 def _refuse_younger(when: dt.datetime, storage: TableStorage, root: str) -> None:

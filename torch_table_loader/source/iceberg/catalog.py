@@ -29,7 +29,7 @@ from requests import Session
 from torch_table_loader.causes import store_error_type
 from torch_table_loader.errors import ConfigError, ConfigTypeError, MissingExtraError, StorageError, TableError
 from torch_table_loader.messages import did_you_mean, the_nearest, warn_caller
-from torch_table_loader.options import DEFAULT_RETRY_SECONDS
+from torch_table_loader.remote_options import RemoteOptions, of_the_store
 from torch_table_loader.scrubbing import scrub, secrets_of, shown_url
 from torch_table_loader.source.iceberg.metadata import TableMetadata, read_metadata
 from torch_table_loader.source.iceberg.version_hint import hint_of, is_folder, newest_metadata
@@ -97,10 +97,10 @@ class TableAddress:
             pyiceberg Catalog.
         metadata_location: a metadata.json, or a folder with a version hint, instead of a catalog.
         location_override: prefixes of the metadata's paths, and their replacements.
-        storage_options: for the file system; they take precedence over the catalog's.
+        storage_options: for the file system; they take precedence over the catalog's. `RemoteOptions` among them hold
+            for the catalog too.
         credentials: returns fresh storage properties, as pyiceberg names them, whenever the current ones expire.
         allow_locations: URLs of other places where the table's files may be.
-        retry_seconds: how long to retry a failed request to the catalog or a store.
     """
 
     table: Any = None
@@ -110,7 +110,11 @@ class TableAddress:
     storage_options: Mapping[str, Any] | None = field(default=None, repr=False)
     credentials: Callable[[], Mapping[str, Any]] | None = field(default=None, repr=False)
     allow_locations: Sequence[str] | None = None
-    retry_seconds: float = DEFAULT_RETRY_SECONDS
+
+    @property
+    def retry_seconds(self) -> float:
+        """How long to retry a failed request to the catalog or a store."""
+        return RemoteOptions.of(self.storage_options).retry_seconds
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -131,7 +135,7 @@ def open_table(at: TableAddress) -> OpenTable:
     """
     overrides = read_overrides(at.location_override)
     allowed = read_areas(at.allow_locations)
-    options = dict(at.storage_options or {})
+    options = of_the_store(at.storage_options)
     table, catalog_config, credentials = at.table, at.catalog_config, at.credentials
     if credentials is not None and not callable(credentials):
         raise ConfigTypeError(f"credentials must be callable, got {type(credentials).__name__}")

@@ -83,8 +83,7 @@ class IcebergRequest(TableRequest):
         pruner, unasked = make_pruner(rows, ice, schema, metadata.specs)
         cache = None
         if self.plan_cache is not None:
-            options, seconds = self.at.storage_options, self.at.retry_seconds
-            cache = PlanCache.open(self.plan_cache, options, storage.place, seconds)
+            cache = PlanCache.open(self.plan_cache, self.at.storage_options, storage.place)
         files, found_notes = self._files(found, snapshot, pruner, naming, cache)
         return self.made(
             found.name,

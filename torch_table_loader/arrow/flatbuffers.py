@@ -68,7 +68,7 @@ class FlatTable:
 
 
 def schema_pairs(file: bytes) -> list[tuple[bytes, bytes]]:
-    """Return the metadata of the schema of an Arrow IPC file, in order, of which pyarrow gives each key once.
+    """Return the metadata of the schema of an Arrow IPC file, in order: pyarrow returns each key only once.
 
     Raises:
         ValueError: the footer has no schema.

@@ -84,7 +84,7 @@ def _checks(kind: pa.DataType) -> _Check:
 
 
 def _check_dictionary(array: pa.DictionaryArray) -> None:
-    """Validate indices and dictionary apart: batches share a dictionary, which is then looked at as text is."""
+    """Validate indices and dictionary separately: batches share a dictionary, whose text is checked like other text."""
     array.validate()
     _checks(array.dictionary.type)(array.dictionary)
     bounds = pc.min_max(array.indices)
@@ -104,7 +104,7 @@ def _check_offsets(array: pa.Array) -> None:
 
 
 def _check_text(array: pa.Array) -> None:
-    """Check text whose offsets are right. pyarrow looks at each string, which takes long: ASCII needs no such look."""
+    """Check text whose offsets are right; skip ASCII, since pyarrow looks at each string, which takes long."""
     data = array.buffers()[2]
     if data is None or not len(array):
         return

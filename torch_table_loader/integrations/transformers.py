@@ -84,7 +84,7 @@ class TableTrainerMixin:
         return super().num_examples(dataloader) if rows is None else rows  # type: ignore[misc]
 
     def set_initial_training_values(self, args: Any, dataloader: TableLoader) -> tuple[Any, ...]:
-        """Give the loader the checkpoint's state; return what the Trainer counts with, of the steps that are left."""
+        """Load the checkpoint's state into the loader; return the Trainer's numbers, for the steps that are left."""
         values = super().set_initial_training_values(args, dataloader)  # type: ignore[misc]
         epochs, updates_each, examples, samples, batch, in_epoch, max_steps = values
         checkpoint = _saved(self._checkpoint)

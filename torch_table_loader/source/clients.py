@@ -81,7 +81,7 @@ class Found(NamedTuple):
 
 
 class ChangedFile(Exception):  # noqa: N818 - storage turns it into an error
-    """A file no longer has the expected tag, which is the argument; the one it has follows, where the store says it."""
+    """A file no longer has the expected tag. Arguments: that tag and, where the store says it, the one it has now."""
 
 
 class Client(ABC):

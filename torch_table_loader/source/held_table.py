@@ -76,7 +76,7 @@ class HeldTable:
             offset = max(start - begin, 0)
             batch = self.batches[index].select(list(columns))
             parts.append(batch.slice(offset, min(stop - begin, batch.num_rows) - offset))
-        # With a single batch there would be no copy; with two there is one.
+        # `concat_batches` copies two batches, but not a single one.
         return pa.concat_batches([*parts, parts[0].slice(0, 0)])
 
     def as_file(self) -> pa.Buffer:

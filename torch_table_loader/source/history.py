@@ -6,7 +6,7 @@ A table format lists its commits, and the files that each touched. The rest is t
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, NamedTuple, TypeVar
 
@@ -35,19 +35,6 @@ class Commit(NamedTuple):
     does: Literal["append", "replace", "change"]
     added: frozenset[str] = frozenset()
     removed: frozenset[str] = frozenset()
-
-
-def changes_since(commits: Callable[[int, int], Sequence[Commit]], noun: str, start: int, end: int) -> list[str]:
-    """Describe which commits after one snapshot, up to and with another, did more than append files.
-
-    Args:
-        noun: what the format calls a snapshot.
-    """
-    try:
-        found = commits(start, end)
-    except ConfigError as error:
-        return [str(error)]
-    return [f"{noun} {each.id}: {each.operation}" for each in found if each.does != "append"]
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -191,7 +178,7 @@ def _keys(file: DataFile) -> frozenset[str]:
 
 
 def _marked(changed: Iterable[tuple[DataFile, tuple[Any, ...]]], columns: Sequence[Column]) -> tuple[DataFile, ...]:
-    """Return the files of a changelog, each with what is said of all its rows.
+    """Return the files of a changelog, each with the changelog's values for all its rows.
 
     A file that comes several times gets another name each time, since plans and states know files by their names.
     """

@@ -13,7 +13,6 @@ import pyarrow as pa
 
 from torch_table_loader.errors import ConfigError, ConfigTypeError, TableError
 from torch_table_loader.planning.listed_files import ListedFiles, packed
-from torch_table_loader.source.history import changes_since
 
 if TYPE_CHECKING:
     from torch_table_loader.records import Column, DataFile
@@ -66,7 +65,12 @@ class SnapshotFiles:
         """Describe commits after another snapshot that did more than append (`contracts.HistorySource`)."""
         if self.request is None or self.snapshot_id is None:
             return ()
-        return changes_since(self.request.commits, self.pin.removesuffix("_id"), snapshot_id, self.snapshot_id)
+        try:
+            commits = self.request.commits(snapshot_id, self.snapshot_id)
+        except ConfigError as error:
+            return [str(error)]
+        noun = self.pin.removesuffix("_id")
+        return [f"{noun} {each.id}: {each.operation}" for each in commits if each.does != "append"]
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave out what reopens the table: catalogs may not be picklable."""
@@ -119,7 +123,7 @@ class TableRequest(ABC):
         """Return the commits after one snapshot, up to and with another."""
 
     def made(self, name: str, table_id: str, snapshot_id: int | None, **known: Any) -> SnapshotFiles:
-        """Return the source of a snapshot of the table of that name, which has no secrets.
+        """Return the source of a snapshot; `name` is the table's, without secrets.
 
         `known` has the other fields of `SnapshotFiles`.
         """
@@ -144,7 +148,7 @@ class TableRequest(ABC):
         )
 
     def refuse_unreadable(self, unreadable: Mapping[str, str], place: str) -> None:
-        """Refuse to read columns of types that this library does not read, which are given by name.
+        """Refuse to read columns that are unreadable: their types, by name, are none that this library reads.
 
         `place` says where the schema stands.
         """

@@ -227,7 +227,7 @@ class FileStorage:
     def _connection(self, path: str) -> _Connection:
         mine = self._process
         if not self._is_current(known := mine.connection):
-            # One thread connects: were there two, one client would end unseen, and its login be taken for a new one.
+            # One thread connects: of two clients one would be lost, and its login would be taken for a new one.
             with mine.connecting:
                 if not self._is_current(known := mine.connection):
                     known = mine.connection = self._connect(path)

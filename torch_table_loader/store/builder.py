@@ -150,7 +150,7 @@ def _built_in_memory(
     lengths, values = None, None
     if spec.flat:
         lengths = DocumentLengths.of(sink.files[WIDE_LENGTHS].view("<u4"))
-        values = ListValues.behind_one_another([part for chunk in range(len(parts)) for part in sink.flat[chunk]])
+        values = ListValues.consecutive([part for chunk in range(len(parts)) for part in sink.flat[chunk]])
     return StoredRows(
         spec.layout, spec.num_rows, sink.files, null_columns, heap, lengths=lengths, values=values, strings=strings
     )

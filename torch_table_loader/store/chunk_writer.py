@@ -137,7 +137,7 @@ class FileSink(Sink):
     """Writes to the files of a store."""
 
     def __init__(self, place: Path, spec: StoreSpec) -> None:
-        """Open the large files of a store's folder, which have their full length."""
+        """Open the large files in a store's folder; they have their full length already."""
         self._place = place
         self._files: dict[str, int] = {}
         self._differing: set[str] = set()

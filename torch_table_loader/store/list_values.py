@@ -42,7 +42,7 @@ class ListValues:
         self._values = [[stretch[name] for stretch in stretches] for name in names]
 
     @classmethod
-    def behind_one_another(cls, stretches: Sequence[NDArray[Any]]) -> ListValues:
+    def consecutive(cls, stretches: Sequence[NDArray[Any]]) -> ListValues:
         """Build from consecutive stretches that together are all elements of a store."""
         some = [stretch for stretch in stretches if len(stretch)]
         ends = np.cumsum([0, *(len(stretch) for stretch in some)], dtype=np.int64)

@@ -78,12 +78,12 @@ def open_store(
     if manifest.flat:
         dtype, own = manifest.layout.value_dtype, map(values_file, range(len(manifest.parts)))
         lengths = lengths_of(files[LENGTHS], manifest, origin)
-        values = ListValues.behind_one_another([_scattered(files[name]).view(dtype) for name in own if name in files])
+        values = ListValues.consecutive([scattered(files[name]).view(dtype) for name in own if name in files])
     compared = compared or touched or contents or share == (0, 1)
     return stored_rows(
         manifest,
         manifest.num_rows,
-        {name: _scattered(files[name]) for name in manifest.row_widths if name in files},
+        {name: scattered(files[name]) for name in manifest.row_widths if name in files},
         [batch for batches in heaps for batch in batches],
         words_of(files[WORDS], manifest, origin) if manifest.codes else (),
         origin,
@@ -131,16 +131,14 @@ def compare(parts: Sequence[Summed], files: Mapping[str, Any], origin: Origin, e
     list(each(one, [part for part in parts if part.length]))
 
 
-def heap_batches(
-    manifest: Manifest, chunk: int, data: Any, origin: Origin, *, text: bool = False
-) -> list[pa.RecordBatch]:
+def heap_batches(manifest: Manifest, chunk: int, data: Any, origin: Origin) -> list[pa.RecordBatch]:
     """Return the columns of a chunk's heap that are read, after validating its bytes.
 
     Raises:
         TableError: the heap is damaged.
     """
     name, wanted, rows = heap_file(chunk), manifest.layout.heap_schema, manifest.parts[chunk].rows
-    batches = arrow_batches(data, name, origin, text=text)
+    batches = arrow_batches(data, name, origin, text=False)
     if any(batch.schema != wanted for batch in batches) or sum(batch.num_rows for batch in batches) != rows:
         raise origin.damaged(name, f"does not have {rows} rows of the columns of the manifest")
     return [batch.select(manifest.heap_names) for batch in batches]
@@ -200,8 +198,8 @@ def mapping(path: Path) -> mmap.mmap:
         os.close(file)
 
 
-def _scattered(mapped: mmap.mmap) -> NDArray[np.uint8]:
-    """Return the bytes of a mapped file, which are read in any order from now on."""
+def scattered(mapped: mmap.mmap) -> NDArray[np.uint8]:
+    """Return the bytes of a mapped file, and tell the system that they will be read in any order."""
     if hasattr(mmap, "MADV_RANDOM"):
         mapped.madvise(mmap.MADV_RANDOM)
     return np.frombuffer(mapped, dtype=np.uint8)

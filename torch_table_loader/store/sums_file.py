@@ -22,7 +22,7 @@ from torch_table_loader.local_files import allocate, make_folder, new_file, open
 from torch_table_loader.sizes import sizes
 from torch_table_loader.store.chunk_writer import naming_disk_errors
 from torch_table_loader.store.leases import Leases
-from torch_table_loader.store.opened import mapping
+from torch_table_loader.store.opened import mapping, scattered
 from torch_table_loader.store.spec import LEASES
 
 if TYPE_CHECKING:
@@ -55,13 +55,10 @@ def open_sums(path: Path, rows: int) -> tuple[Ints, str] | None:
         mapped = mapping(path)
     except (FileNotFoundError, NotADirectoryError):  # whoever creates the folder reports what is wrong with it
         return None
-    sums = np.frombuffer(mapped, dtype=np.int64, count=rows + 1)
-    digest = digest_of(sums)
+    digest = digest_of(np.frombuffer(mapped, dtype=np.int64, count=rows + 1))
     if mapped[-_HASH_BYTES:].hex() != digest:
         raise _damaged(path, "its checksum differs")
-    if hasattr(mmap, "MADV_RANDOM"):
-        mapped.madvise(mmap.MADV_RANDOM)
-    return sums, digest
+    return scattered(mapped)[:-_HASH_BYTES].view(np.int64), digest
 
 
 def build_sums(path: Path, rows: int, fill: Callable[[Ints], None]) -> None:

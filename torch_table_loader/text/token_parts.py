@@ -142,14 +142,13 @@ class PartsReader:
         raise TableError(f"{self.name_of(part)} has fewer rows than it had a moment ago; run again")
 
 
-@dataclass(frozen=True, slots=True, eq=False)
 class PartsWriter:
     """Makes the parts of a token table."""
 
-    rows: PartsReader
-    form: TokenForm
-    schema: pa.Schema
-    tokenizer: Tokenizer
+    def __init__(self, rows: PartsReader, form: TokenForm, tokenizer: Tokenizer) -> None:
+        """Look at the schema, and raise what `TokenForm.schema` does."""
+        self.rows, self.form, self.tokenizer = rows, form, tokenizer
+        self.schema = form.schema(rows.reader.schema)
 
     def write(self, part: int, path: Path) -> PartCounts:
         """Write a part; the file is there when it is whole.

@@ -127,7 +127,7 @@ class DeltaHistory(History[Log]):
         return adds
 
     def _at(self, version: int) -> Log:
-        """Return a version, which must be of the table as it is now; commits that follow one another share them."""
+        """Return a version, whose id, partition columns and column mapping must be those of the table now."""
         if version == self.log.version:
             return self.log
         if version not in self._logs:

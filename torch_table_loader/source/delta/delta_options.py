@@ -1,4 +1,4 @@
-"""Where a Delta Lake table is, and what deltalake must be told to get there, from the caller's own words."""
+"""Where a Delta Lake table is, and the options that deltalake takes, made from the caller's."""
 
 from __future__ import annotations
 

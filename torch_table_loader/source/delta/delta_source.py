@@ -155,7 +155,7 @@ class DeltaRequest(TableRequest):
 
 
 def _refuse_younger(when: dt.datetime, storage: TableStorage, root: str) -> None:
-    """Refuse a time before the first version, which deltalake gives then."""
+    """Refuse a time before the first version: deltalake returns that version for it."""
     try:
         written = storage.version(f"{root}/_delta_log/{0:020}.json").mtime_ns
     except TableError:  # a checkpoint took its place

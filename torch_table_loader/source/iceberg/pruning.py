@@ -213,7 +213,7 @@ def make_pruner(
     arrow: pa.Schema,
     specs: Mapping[int, Sequence[SpecField]],
 ) -> tuple[Pruner | None, list[str]]:
-    """Return what leaves files out, None if nothing can; and the parts of the filter that do not prune."""
+    """Return a pruner, None if no file can be left out; and the parts of the filter that do not prune."""
     if filters is None:
         return None, []
     expression, untranslated = translate(filters, schema, arrow)

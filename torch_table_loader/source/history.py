@@ -117,8 +117,8 @@ class History(ABC, Generic[Part]):
                 before, after = self.touched(commit, run[-1])
                 self._refuse_keys(commit, before, after)
                 for kind, here, there in ((self.went, before, after), (self.came, after, before)):
-                    said = {"_change_type": kind, "_change_ordinal": ordinal}
-                    values = tuple(said.get(column.name, commit.id) for column in self.columns)
+                    known = {"_change_type": kind, "_change_ordinal": ordinal}
+                    values = tuple(known.get(column.name, commit.id) for column in self.columns)
                     yield from ((file, values) for file in _rows_without(here, there))
                 ordinal += commit.does != "replace"
 
@@ -185,14 +185,14 @@ def _marked(changed: Iterable[tuple[DataFile, tuple[Any, ...]]], columns: Sequen
     files: list[DataFile] = []
     times: dict[str, int] = {}
     shared: dict[tuple[FileColumns, tuple[Any, ...]], FileColumns] = {}
-    for file, said in changed:
+    for file, values in changed:
         assert file.columns is not None  # noqa: S101 tables with changelogs find columns by ids
         times[file.name] = nth = times.get(file.name, 0) + 1
-        key = (file.columns, said)
+        key = (file.columns, values)
         if key not in shared:
-            constants = {column.field_id: value for column, value in zip(columns, said, strict=True)}
+            constants = {column.field_id: value for column, value in zip(columns, values, strict=True)}
             shared[key] = replace(file.columns, constants={**file.columns.constants, **constants})
-        pairs = tuple((column.name, value) for column, value in zip(columns, said, strict=True))
+        pairs = tuple((column.name, value) for column, value in zip(columns, values, strict=True))
         name = file.name if nth == 1 else f"{file.name}#{nth}"
         files.append(replace(file, name=name, columns=shared[key], partition=(*file.partition, *pairs)))
     return tuple(files)

@@ -114,10 +114,10 @@ class PlanCache:
     def versions(self, files: Sequence[DataFile]) -> str | None:
         """Hash what distinguishes these files from any others, for the keys of notes; None if a version is unknown."""
         keys = [self._key(file) for file in files]
-        told = [key.hex() for key in keys if key is not None]
-        if len(told) < len(keys):
+        known = [key.hex() for key in keys if key is not None]
+        if len(known) < len(keys):
             return None
-        return hashlib.sha256(json.dumps([told, [_locals(file) for file in files]]).encode("utf-8")).hexdigest()
+        return hashlib.sha256(json.dumps([known, [_locals(file) for file in files]]).encode("utf-8")).hexdigest()
 
     def _note_key(self, key: str) -> bytes:
         return hashlib.sha256(json.dumps(["note", self.scope, key]).encode("utf-8")).digest()
@@ -205,12 +205,12 @@ def _encode(entry: CacheEntry, local: Sequence[LocalVersion | None]) -> bytes:
 
 def _decode(data: bytes) -> tuple[CacheEntry, list[LocalVersion | None]]:
     """Read what `_encode` wrote."""
-    head, _, rest = data.partition(b"\0")
-    told = json.loads(head)
-    schema = pa.ipc.read_schema(pa.py_buffer(rest[: told["schema"]]))
-    footer = rest[told["schema"] :] if told["footer"] else None
-    ranges = None if told["ranges"] is None else tuple(map(tuple, told["ranges"]))
-    opening = tuple(map(tuple, told["opening"]))
-    meta = FileMeta(schema, tuple(told["rows"]), tuple(told["bytes"]), footer, ranges, opening)
-    entry = CacheEntry(meta, {name: tuple(counts) for name, counts in told["counts"].items()})
-    return entry, [None if each is None else LocalVersion(*each) for each in told["local"]]
+    text, _, rest = data.partition(b"\0")
+    fields = json.loads(text)
+    schema = pa.ipc.read_schema(pa.py_buffer(rest[: fields["schema"]]))
+    footer = rest[fields["schema"] :] if fields["footer"] else None
+    ranges = None if fields["ranges"] is None else tuple(map(tuple, fields["ranges"]))
+    opening = tuple(map(tuple, fields["opening"]))
+    meta = FileMeta(schema, tuple(fields["rows"]), tuple(fields["bytes"]), footer, ranges, opening)
+    entry = CacheEntry(meta, {name: tuple(counts) for name, counts in fields["counts"].items()})
+    return entry, [None if each is None else LocalVersion(*each) for each in fields["local"]]

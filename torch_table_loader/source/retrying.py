@@ -198,14 +198,14 @@ class Attempts:
             return renew()
         if not passes or left < _LEAST_S or cancelled():
             return False
-        said = self._say(error)
+        reason = self._say(error)
         if (seconds := self._counter.failed(began, now, sizes().store_warning_s)) is not None:
             _log.warning(
                 "still waiting for the store: %s: %s, for %.0f s; gives up after %.0f s",
-                *(self._what, said, seconds, self._policy.retry_seconds),
+                *(self._what, reason, seconds, self._policy.retry_seconds),
             )
         wait = self._policy.wait_after(self._tries, left)
-        _log.debug("%s: %s; attempt %d follows in %.1f s", self._what, said, self._tries + 1, wait)
+        _log.debug("%s: %s; attempt %d follows in %.1f s", self._what, reason, self._tries + 1, wait)
         goes_on = self._policy.pause(wait)
         waited = self._policy.now() - now
         self._seconds += waited

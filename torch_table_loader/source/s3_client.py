@@ -67,13 +67,13 @@ class S3Client(ObjectStoreClient):
         """
         prefix = f"{key.rstrip('/')}/" if key else ""
         shown = f"s3://{name}/{prefix}"
-        asked = {"list-type": "2", "encoding-type": "url", "max-keys": str(most), "prefix": prefix}
+        query = {"list-type": "2", "encoding-type": "url", "max-keys": str(most), "prefix": prefix}
         if not recursive:
-            asked["delimiter"] = "/"
+            query["delimiter"] = "/"
         tokens: set[str] = set()
         keys: set[str] = set()
         while True:
-            page, token = read_page(self._get(name, asked), shown)
+            page, token = read_page(self._get(name, query), shown)
             _check(page, shown, prefix, keys)
             objects = [(key.removesuffix("/"), version) for key, version in page.objects]
             yield Listed(objects, [folder.removesuffix("/") for folder in page.folders])
@@ -82,13 +82,13 @@ class S3Client(ObjectStoreClient):
             if token in tokens:
                 raise _broken(shown, f"it gives the token {token[:40]!r} for a second time")
             tokens.add(token)
-            asked["continuation-token"] = token
+            query["continuation-token"] = token
 
-    def _get(self, bucket: str, asked: Mapping[str, str]) -> bytes:
+    def _get(self, bucket: str, query: Mapping[str, str]) -> bytes:
         address = self._address(bucket)
         url = f"{address.endpoint}/{'' if address.virtual else quote(bucket)}"
         headers = {"x-amz-request-payer": "requester"} if self._options.get("request_payer") else {}
-        request = AWSRequest("GET", f"{url}?{percent_encode_sequence(sorted(asked.items()))}", headers)
+        request = AWSRequest("GET", f"{url}?{percent_encode_sequence(sorted(query.items()))}", headers)
         if self._login is not None:
             login: Any = self._login()
             credentials = Credentials(login["access_key_id"], login["secret_access_key"], login["token"])
@@ -245,11 +245,11 @@ def _error(body: bytes, status: int) -> ClientError:
         texts = _texts(ET.fromstring(body))  # noqa: S314 expat bounds what entities grow to
     except ET.ParseError:
         texts = {}
-    said: Any = {
+    response: Any = {
         "Error": {"Code": texts.get("Code", str(status)), "Message": texts.get("Message", "no message")},
         "ResponseMetadata": {"HTTPStatusCode": status},
     }
-    return ClientError(said, "ListObjectsV2")
+    return ClientError(response, "ListObjectsV2")
 
 
 def _texts(element: ET.Element) -> dict[str, str]:

@@ -272,7 +272,7 @@ class FileStorage:
             RetryPolicy(self.retry_seconds),
             self._process.counter,
             self.shown(path),
-            lambda error: self._said(error, path),
+            lambda error: self._first_line(error, path),
             lambda: used is not None and self._renew(used),
         )
         with self._own_errors(path, attempts):
@@ -297,7 +297,7 @@ class FileStorage:
             tried = "" if attempts is None else attempts.note
             raise self._failure(error, path, tried) from self._scrubbed(error, path)
 
-    def _said(self, error: BaseException, path: str) -> str:
+    def _first_line(self, error: BaseException, path: str) -> str:
         """Return the first line of the client's error."""
         lines = self._scrub(str(error), path).splitlines()
         return f"{type(error).__name__}: {lines[0][:200] if lines else ''}"

@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from torch_table_loader.arrow.datatypes import decoded_type, is_string
 from torch_table_loader.errors import ConfigError, StorageError, TableError, TableLoaderError
 from torch_table_loader.fetch.fetcher import TasksAhead
 from torch_table_loader.local_files import new_file
@@ -52,8 +53,7 @@ class TokenForm:
         if self.column not in given.names:
             raise ConfigError(f"the table has no column {self.column!r}{did_you_mean(self.column, given.names)}")
         kind = given.field(self.column).type
-        plain = kind.value_type if pa.types.is_dictionary(kind) else kind
-        if not (pa.types.is_string(plain) or pa.types.is_large_string(plain) or pa.types.is_string_view(plain)):
+        if not is_string(decoded_type(kind)):
             raise ConfigError(f"the column {self.column!r} must have strings to tokenize, got {kind}")
         fields = [pa.field(self.ids, self._list_type, nullable=False)]
         fields += [field for field in given if field.name != self.column]

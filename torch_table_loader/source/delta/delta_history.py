@@ -59,11 +59,13 @@ def _commit(storage: TableStorage, root: str, version: int) -> Commit:
 
 
 def _read(version: int, actions: Sequence[Mapping[str, Any]]) -> Commit:
-    adds, removes, told = ([each[name] for each in actions if name in each] for name in ("add", "remove", "commitInfo"))
+    adds, removes, infos = (
+        [each[name] for each in actions if name in each] for name in ("add", "remove", "commitInfo")
+    )
     added, removed = (
         frozenset(str(each["path"]) for each in files if each.get("dataChange", True)) for files in (adds, removes)
     )
-    operation = str((told and told[0].get("operation")) or "unknown")
+    operation = str((infos and infos[0].get("operation")) or "unknown")
     return Commit(
         version, version - 1, operation, "change" if removed else "replace" if removes else "append", added, removed
     )

@@ -44,23 +44,23 @@ def live_files(
     """
     paths = adds["path"].to_pylist()
     sizes, rows = (_numbers(adds, name, root) for name in ("size_bytes", "num_records"))
-    making = _Making(columns, root, paths, partition_values(adds, partition), vectors, (sizes, rows))
+    maker = _FileMaker(columns, root, paths, partition_values(adds, partition), vectors, sizes, rows)
     if len(set(paths)) < len(paths):
         twice = next(path for path in paths if paths.count(path) > 1)
         raise TableError(
-            f"a data file must be in a version once, and the log of {root} has {making.named(twice)[1]} twice, so that "
+            f"a data file must be in a version once, and the log of {root} has {maker.named(twice)[1]} twice, so that "
             "its rows would come twice; fix the table, or read another version"
         )
     deleted = [place for place, path in enumerate(paths) if path in vectors] if vectors else []
     for place in deleted:
         if 0 <= rows[place] < (num_rows := vectors[paths[place]].num_rows):
             raise TableError(
-                f"the deletion vector of {making.named(paths[place])[1]} must delete at most its {rows[place]} rows, "
+                f"the deletion vector of {maker.named(paths[place])[1]} must delete at most its {rows[place]} rows, "
                 f"as the log of {root} says, got {num_rows}; fix the table's log, or read another version"
             )
-    files = ListedFiles(sizes, rows, np.array(deleted, dtype=np.int64), making)
-    apart = adds["path"].filter(pc.invert(pc.match_substring_regex(adds["path"], _PLAIN.pattern))).to_pylist()
-    located = (making.named(written)[0] for written in apart)
+    files = ListedFiles(sizes, rows, np.array(deleted, dtype=np.int64), maker)
+    others = adds["path"].filter(pc.invert(pc.match_substring_regex(adds["path"], _PLAIN.pattern))).to_pylist()
+    located = (maker.named(written)[0] for written in others)
     return files, [path for path in located if not path.startswith(f"{root.rstrip('/')}/")]
 
 
@@ -113,7 +113,7 @@ def _values(adds: pa.Table, name: str) -> list[Any]:
     return found
 
 
-class _Making:
+class _FileMaker:
     """Makes files by their numbers; those of one partition share objects that are equal. It pickles."""
 
     def __init__(
@@ -123,7 +123,8 @@ class _Making:
         paths: Sequence[str],
         values: Sequence[Pairs],
         vectors: Mapping[str, Vector],
-        told: tuple[NDArray[np.int64], NDArray[np.int64]],
+        sizes: NDArray[np.int64],
+        rows: NDArray[np.int64],
     ) -> None:
         self._columns = columns
         self._ids = {column.name: column.field_id for column in columns.current}
@@ -131,7 +132,7 @@ class _Making:
         self._paths = paths
         self._values = values
         self._vectors = vectors
-        self._sizes, self._rows = told
+        self._sizes, self._rows = sizes, rows
         self._shared: dict[Pairs, FileColumns] = {}
         self._versions: dict[int, FileVersion] = {}
 

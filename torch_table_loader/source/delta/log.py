@@ -93,12 +93,12 @@ class LogReader:
         """Return what to ask deltalake for: it compares a time with those of files, whatever commits say."""
         if not _tells_time(table):
             return timestamp
-        told = [entry for entry in table.history() if "inCommitTimestamp" in entry]
+        timed = [entry for entry in table.history() if "inCommitTimestamp" in entry]
         wanted = timestamp.timestamp() * 1000
-        passed = [entry["version"] for entry in told if entry["inCommitTimestamp"] <= wanted]
+        passed = [entry["version"] for entry in timed if entry["inCommitTimestamp"] <= wanted]
         if passed:
             return int(max(passed))
-        first = min((entry["inCommitTimestamp"] for entry in told), default=None)
+        first = min((entry["inCommitTimestamp"] for entry in timed), default=None)
         begun = "no commit has one" if first is None else f"the first is from {shown_time(first)}"
         raise ConfigError(
             f"{self.at.root}: no commit of the table is known to be from {timestamp.isoformat()} or before; "

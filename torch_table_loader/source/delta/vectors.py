@@ -45,22 +45,22 @@ class Vector(NamedTuple):
         return DeleteFile(holder, "vector", self.num_rows, blob=blob)
 
 
-def vector_of(told: Mapping[str, Any], root: str) -> Vector:
+def vector_of(entry: Mapping[str, Any], root: str) -> Vector:
     """Read a ``deletionVector`` of the log.
 
     Raises:
         ValueError: it is not as the protocol says.
     """
-    kind, where = told.get("storageType"), told.get("pathOrInlineDv")
+    kind, where = entry.get("storageType"), entry.get("pathOrInlineDv")
     if not isinstance(where, str) or not where:
         raise ValueError(f"pathOrInlineDv of a deletion vector must be a text that is not empty, got {where!r}")
-    num_bytes, num_rows = _whole(told.get("sizeInBytes"), "sizeInBytes"), _whole(told.get("cardinality"), "cardinality")
+    num_bytes, num_rows = (_whole(entry.get(name), name) for name in ("sizeInBytes", "cardinality"))
     if kind == "i":
         data = _bytes(where)
         if not 0 <= len(data) - num_bytes < 4:
             raise ValueError(f"sizeInBytes of a deletion vector is {num_bytes}, and its inline text has {len(data)}")
         return Vector(None, 0, num_bytes, num_rows, data[:num_bytes])
-    offset = 1 if told.get("offset") is None else _whole(told.get("offset"), "offset")
+    offset = 1 if entry.get("offset") is None else _whole(entry.get("offset"), "offset")
     if kind == "p":
         return Vector(path_of(root, where), offset, num_bytes, num_rows)
     if kind != "u":

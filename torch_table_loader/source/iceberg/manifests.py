@@ -230,21 +230,21 @@ def _entries(
 ) -> Iterator[tuple[Entry, Raw]]:
     rows, header, num_bytes = read_records(storage, manifest.path, "manifest", manifest.num_bytes)
     what = f"the manifest {shown_url(manifest.path)} must match its list and the format, but does not"
-    reading = _Reading(manifest, spans)
+    reader = _ManifestReader(manifest, spans)
     try:
-        reading.open(header)
+        reader.open(header)
         for row in rows:
-            live = reading.entry(row)
+            live = reader.entry(row)
             if live is not None:
                 yield live
-        reading.close(num_bytes)
+        reader.close(num_bytes)
     except TableLoaderError:
         raise
     except Exception as error:
         raise torn(what, error, REMEDY) from error
 
 
-class _Reading:
+class _ManifestReader:
     """Turns the records of one manifest into entries, and checks them."""
 
     def __init__(self, manifest: Manifest, spans: Callable[[Raw], tuple[Span, ...]]) -> None:

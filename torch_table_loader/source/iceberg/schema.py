@@ -95,18 +95,18 @@ def read_schema(struct: Any, place: str = "schema") -> Schema:
     fields = many(known.get("fields"), f"{place}.fields")
     names = [text(mapping(each, f"{place}.fields").get("name"), f"{place}.fields: name") for each in fields]
     unlike(names, f"{place}.fields: name")
-    reading = _Reading()
+    reader = _SchemaReader()
     readers = {
-        name: partial(reading.field, field, f"{place}.fields[{at}]", 0)
+        name: partial(reader.field, field, f"{place}.fields[{at}]", 0)
         for at, (name, field) in enumerate(zip(names, fields, strict=True))
     }
     columns, unreadable = readable(readers)
-    unlike(reading.ids, f"{place}: id of a column")
+    unlike(reader.ids, f"{place}: id of a column")
     schema_id = known.get("schema-id")
     return Schema(0 if schema_id is None else whole(schema_id, f"{place}.schema-id"), columns, unreadable, fields)
 
 
-class _Reading:
+class _SchemaReader:
     """Reads the columns of one schema, however nested."""
 
     def __init__(self) -> None:

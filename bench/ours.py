@@ -10,15 +10,15 @@ import torch
 
 from bench.tables import BenchTable
 
-VALUES: dict[str, dict[str, Any]] = {
-    "strings": {
-        "strings": "codes",
-        "vocabulary": {f"s{i}": [f"word {n} of {i}" for n in range(10 ** (1 + i % 4))] for i in range(8)},
-    },
-    "nullable": {"nulls": "mask"},
-    "decimals": {"decimals": "float64"},
-}
-"""By table: how values come out that are no plain numbers."""
+
+def values(table: str) -> dict[str, Any]:
+    """Say how the values of a table come out that are no plain numbers."""
+    if table == "strings":
+        from torch_table_loader import Vocabulary  # which other checkouts may lack
+
+        words = {f"s{i}": [f"word {n} of {i}" for n in range(10 ** (1 + i % 4))] for i in range(8)}
+        return {"strings": {name: Vocabulary(known) for name, known in words.items()}}
+    return {"nullable": {"nulls": "mask"}, "decimals": {"decimals": "float64"}}.get(table, {})
 
 
 def epochs(
@@ -41,7 +41,7 @@ def epochs(
         num_workers=num_workers,
         worker_type=worker_type,
         ragged="offsets",
-        **VALUES.get(table.name, {}),
+        **values(table.name),
     )
     return lambda: sum(rows_of(batch) for batch in loader)
 

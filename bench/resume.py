@@ -22,7 +22,7 @@ PARTS = (0.5, 0.99)
 STEPS = 0
 """Where the newest stage of a state says how many steps were taken."""
 
-SPLITS: dict[str, dict[str, Any]] = {"row group": {"split_rows": 1}, "file": {}}
+SPLITS: dict[str, dict[str, Any]] = {"row group": {"split_size": 1}, "file": {}}
 """What a split is, and the options that make it so."""
 
 

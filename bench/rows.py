@@ -24,7 +24,7 @@ import numpy as np
 
 from bench import cold
 from bench.floor import decode
-from bench.ours import VALUES, rows_of
+from bench.ours import rows_of, values
 from bench.pairing import Pairs, interleave, measure
 from bench.shuffled import SHUFFLED
 from bench.tables import BenchTable, build
@@ -40,7 +40,7 @@ _PIECE = 1 << 22
 def loader_of(table: BenchTable, **options: Any) -> Any:
     """Make a loader in row mode, with two lanes on two threads."""
     defaults: dict[str, Any] = {"batch_size": BATCH, "num_workers": 2, "row_store_memory": "8GiB"}
-    defaults |= {"ragged": "offsets"} | VALUES.get(table.name, {})
+    defaults |= {"ragged": "offsets"} | values(table.name)
     return StructuredDataset.create_dataloader(str(table.folder), shuffle="rows", **(defaults | options))[0]
 
 

@@ -27,15 +27,13 @@ SECTIONS = {
         *("collate_fn", "row_id", "pack"),
     ),
     "Workers and progress": (
-        *("num_workers", "worker_type", "multiprocessing_context", "device", "pin_memory", "prefetch_batches"),
-        *("show_progress", "progress_interval"),
+        *("num_workers", "worker_type", "device", "pin_memory", "prefetch_batches"),
+        "show_progress",
     ),
-    "Ranks": ("num_ranks", "rank", "mesh", "even_ranks", "check_plan"),
+    "Ranks": ("num_ranks", "rank", "even_ranks", "check_plan"),
     "Rows in any order": tuple(ROWS_ONLY),
     "Splits": tuple(SPLITS_ONLY),
-    "Types of columns": (
-        *("nulls", "ragged", "strings", "vocabulary", "decimals", "unsupported", "transforms", "decode"),
-    ),
+    "Types of columns": (*("nulls", "ragged", "strings", "decimals", "unsupported", "transforms", "decode"),),
     "Files and stores": (
         *("partitioning", "schema", "files", "raw_files", "storage_options"),
         *("verify_checksums", "plan_cache", "on_error", "on_growth"),

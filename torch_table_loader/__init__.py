@@ -10,7 +10,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from torch_table_loader.column_options import Hash
+    from torch_table_loader.column_options import Hash, Vocabulary
     from torch_table_loader.contracts import (
         HistorySource,
         SnapshotSource,
@@ -83,6 +83,7 @@ _HOMES = {
     "FileVersion": "records",
     "FormatReader": "format_contracts",
     "Hash": "column_options",
+    "Vocabulary": "column_options",
     "HistorySource": "contracts",
     "IcebergDataset": "iceberg",
     "LiveSpan": "planning.rows_of",
@@ -182,6 +183,7 @@ __all__ = [
     "TargetSizeStrategy",
     "TimeTravelSource",
     "Traits",
+    "Vocabulary",
     "Weights",
     "WholeFileStrategy",
     "WorkerError",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
@@ -15,7 +15,10 @@ ColumnFunctions = Mapping[str, Callable[[Any], Any]]
 """Functions of the caller's, by the name of a column."""
 
 _MOST_BUCKETS = 2**62
-_REMEDY = 'pass strings=Hash(buckets=...), or strings={"column": Hash(buckets=...)} for some columns alone'
+_REMEDIES = {
+    "hash": 'pass strings=Hash(buckets=...), or strings={"column": Hash(buckets=...)} for some columns alone',
+    "vocabulary": 'pass strings={"column": Vocabulary(values)}',
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +42,28 @@ class Hash:
         object.__setattr__(self, "buckets", integer("Hash(buckets=)", self.buckets, 2, _MOST_BUCKETS))
 
 
-Strings = StringLayout | Hash
+@dataclass(frozen=True, slots=True)
+class Vocabulary:
+    """Strings as places in a vocabulary: from 0, and −1 for null and for strings that are not in it.
+
+    Args:
+        values: the vocabulary, such as `TableDataset.fit_vocabulary` returns it: strings or bytes, none twice.
+
+    Raises:
+        ConfigTypeError: it is no list.
+    """
+
+    values: Sequence[Any]
+
+    def __post_init__(self) -> None:
+        """Keep the values, of whatever list, array or series, as a tuple."""
+        given = self.values.tolist() if hasattr(self.values, "tolist") else self.values
+        if isinstance(given, str | bytes) or not isinstance(given, Sequence):
+            raise ConfigTypeError(f"Vocabulary(values=) must be a list of values, got {given!r}")
+        object.__setattr__(self, "values", tuple(given))
+
+
+Strings = StringLayout | Hash | Vocabulary
 StringsOption = Strings | Mapping[str, Strings]
 """What `strings=` takes: a form for all strings, or some by column."""
 
@@ -50,7 +74,7 @@ def check_strings(given: Any) -> None:
     Raises:
         ConfigError: says what there is.
     """
-    forms = f"{', '.join(map(repr, get_args(StringLayout)))} or a Hash(buckets=...)"
+    forms = f"{', '.join(map(repr, get_args(StringLayout)))}, a Vocabulary(values) or a Hash(buckets=...)"
     if isinstance(given, Mapping):
         for name, form in given.items():
             if not isinstance(name, str):
@@ -59,11 +83,6 @@ def check_strings(given: Any) -> None:
                 raise ConfigError(f"strings[{name!r}] must be one of {forms}, got {form!r}{_hint(form)}")
     elif not _is_form(given):
         raise ConfigError(f"strings must be one of {forms}, or {{column: one of these}}, got {given!r}{_hint(given)}")
-
-
-def has_codes(given: StringsOption) -> bool:
-    """Whether any column comes as codes, so that a vocabulary has a meaning."""
-    return given == "codes" or (isinstance(given, Mapping) and "codes" in given.values())
 
 
 def check_functions(option: str, given: Any) -> None:
@@ -84,8 +103,9 @@ def check_functions(option: str, given: Any) -> None:
 
 
 def _is_form(given: Any) -> bool:
-    return isinstance(given, Hash) or (isinstance(given, str) and given in get_args(StringLayout))
+    return isinstance(given, Hash | Vocabulary) or (isinstance(given, str) and given in get_args(StringLayout))
 
 
 def _hint(given: Any) -> str:
-    return f"; {_REMEDY}" if given == "hash" or given is Hash else ""
+    meant = "hash" if given == "hash" or given is Hash else "vocabulary" if not isinstance(given, str) else ""
+    return f"; {_REMEDIES[meant]}" if meant else ""

@@ -123,7 +123,7 @@ class TableDataset(RankDataset):
         return found(self.table, self.options, self._plan_cache(), columns, quantiles, bounds_only=bounds_only)
 
     def fit_vocabulary(self, column: str, *, max_size: int | None = None, min_count: int = 1) -> list[Any]:
-        """Return the values of a string column, for ``vocabulary={column: ...}``, after filters and deletes.
+        """Return the values of a string column, for ``strings={column: Vocabulary(...)}``, after filters and deletes.
 
         The most frequent values come first, and equally frequent ones in the order of their bytes, so the result is the
         same on every rank. Every distinct value is in memory once. `statistics` describes what is read.

@@ -6,6 +6,7 @@ import functools
 import inspect
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import fields, replace
+from multiprocessing.context import BaseContext
 from types import MethodType
 from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
@@ -32,8 +33,7 @@ class LoaderKeywords(TypedDict, total=False):
     filters: Any
     shuffle: bool | Literal["splits", "rows"]
     shuffle_seed: int
-    split_bytes: int | str | None
-    split_rows: int | None
+    split_size: int | str | None
     split_strategy: Any
     num_workers: int | None
     output_format: OutputFormat
@@ -42,26 +42,22 @@ class LoaderKeywords(TypedDict, total=False):
     transforms: ColumnFunctions | None
     decode: ColumnFunctions | None
     partitioning: Literal["hive"] | None
-    num_ranks: int | Literal["auto"] | None
+    num_ranks: int | Literal["auto"] | Any
     rank: int | None
-    show_progress: bool | Literal["workers"]
-    progress_interval: float
+    show_progress: bool | float | Literal["workers"]
     shuffle_buffer_size: int | None
     drop_last: bool
-    worker_type: WorkerType
+    worker_type: WorkerType | BaseContext
     even_ranks: EvenRanks | None
     prefetch_batches: int | None
     nulls: Mapping[str, Any] | Literal["mask"] | None
     ragged: RaggedOption | None
     strings: StringsOption
-    vocabulary: Mapping[str, Sequence[str]] | None
     decimals: Literal["float64"] | None
     unsupported: Literal["list"] | None
     pin_memory: bool
     device: Any
-    multiprocessing_context: Any
     row_id: bool
-    mesh: Any
     schema: Any
     files: Sequence[str] | str | None
     plan_cache: str | None
@@ -94,9 +90,7 @@ _HERE: dict[str, tuple[str, ...]] = {
     "filters": ("filter", "predicate", "row_filter", "where"),
     "format": ("file_format", "fmt"),
     "micro_batches": ("gradient_accumulation_steps",),
-    "mesh": ("device_mesh",),
-    "multiprocessing_context": ("mp_context",),
-    "num_ranks": ("num_replicas", "num_shards", "world_size"),
+    "num_ranks": ("device_mesh", "mesh", "num_replicas", "num_shards", "world_size"),
     "num_workers": ("num_proc", "num_threads"),
     "output_format": ("batch_format", "with_format"),
     "partitioning": ("hive_partitioning",),
@@ -106,12 +100,15 @@ _HERE: dict[str, tuple[str, ...]] = {
     "shuffle_buffer_size": ("buffer_size", "shuffle_buffer"),
     "shuffle_seed": ("generator", "random_state", "seed"),
     "show_progress": ("progress", "verbose"),
+    "split_size": ("split_bytes", "split_rows"),
     "snapshot_id": ("snapshot", "version"),
     "sources": ("datasets", "tables"),
     "stop": ("stopping_strategy",),
     "table": ("identifier", "table_name"),
     "metadata_location": ("location", "path"),
+    "strings": ("vocabulary",),
     "weights": ("probabilities", "sample_weights"),
+    "worker_type": ("mp_context", "multiprocessing_context"),
 }
 """By option: what PyTorch and the nearest loaders call it. The first option that a dataset takes is the one meant."""
 
@@ -157,7 +154,8 @@ _NOTES = {
     "transforms": "{column: function}, called with a column's values in each batch",
     "filters": ", a pyarrow expression, text or tuples",
     "rank": ", the rank in the whole job",
-    "num_ranks": ", beside which rank= says which one this is",
+    "strings": "{column: Vocabulary(values)}",
+    "num_ranks": ": a number, beside which rank= says which one this is, or a mesh",
 }
 
 _OF_ICEBERG = frozenset(

@@ -76,7 +76,7 @@ class TableLoader(NamedColumns, PreparedForAccelerate, DataLoader[Any]):
         self._watch = Watch()
         object.__setattr__(self, "sampler", _EpochSampler(self._position))  # torch guards it against assignment
         job = self._position.job
-        if job.options.worker_type == "process":
+        if job.options.processes:
             check_processes(job)  # what cannot work is refused here, not in the first epoch
         check_placing(job.options.device, pin=job.options.pin_memory)
         self._position.before_reading()

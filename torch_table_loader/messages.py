@@ -9,9 +9,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from typing import Any, NamedTuple
 
-DEFAULT_PROGRESS_INTERVAL = 0.1
-"""Seconds from one drawing of a progress bar to the next."""
-
 _PACKAGE = __name__.partition(".")[0]
 
 
@@ -90,8 +87,8 @@ class Part(NamedTuple):
 def progress_bar(
     label: str,
     *,
-    show: bool | str,
-    interval: float = DEFAULT_PROGRESS_INTERVAL,
+    show: bool | float | str,
+    interval: float,
     beside: Callable[[], str] = str,
     parts: Sequence[Part] = (),
 ) -> Callable[[Iterable[Any], int | None], Iterable[Any]]:

@@ -26,6 +26,7 @@ from torch_table_loader.rank_dataset import RankDataset
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from multiprocessing.context import BaseContext
 
     import numpy as np
     from numpy.typing import NDArray
@@ -48,7 +49,6 @@ class SourceKeywords(TypedDict, total=False):
     nulls: Mapping[str, Any] | Literal["mask"] | None
     ragged: RaggedOption | None
     strings: StringsOption
-    vocabulary: Mapping[str, Sequence[str]] | None
     decimals: Literal["float64"] | None
     unsupported: Literal["list"] | None
     transforms: ColumnFunctions | None
@@ -65,8 +65,8 @@ class SourceKeywords(TypedDict, total=False):
 _OF_SOURCES = frozenset(SourceKeywords.__annotations__)
 
 _HANDED = _OF_SOURCES | {
-    *("num_ranks", "rank", "mesh", "check_plan", "show_progress", "progress_interval"),
-    *("num_workers", "worker_type", "multiprocessing_context"),
+    *("num_ranks", "rank", "check_plan", "show_progress"),
+    *("num_workers", "worker_type"),
 }
 """What the mixture hands to the sources that it opens."""
 
@@ -77,21 +77,18 @@ class MixedKeywords(SourceKeywords, total=False):
     batch_size: int
     global_batch_size: int | None
     micro_batches: int
-    num_ranks: int | str
+    num_ranks: int | Literal["auto"] | Any
     rank: int | None
-    mesh: Any
     shuffle_seed: int
     num_workers: int | None
-    worker_type: WorkerType
-    multiprocessing_context: Any
+    worker_type: WorkerType | BaseContext
     prefetch_batches: int | None
     drop_last: bool
     even_ranks: EvenRanks | None
     collate_fn: Callable[[Any], Any] | None
     device: Any
     pin_memory: bool
-    show_progress: bool | Literal["workers"]
-    progress_interval: float
+    show_progress: bool | float | Literal["workers"]
     check_plan: bool
     epochs: int | Literal["forever"] | None
 
@@ -133,8 +130,7 @@ class MixedDataset(RankDataset):
             block: number of rows in which each source has its share to within one row, from the epoch's start; inside a
                 block, every order is equally likely. A rarer source makes blocks longer. 0: after every row. None: 256;
                 0 with unit="tokens" or without numbers as weights; in streams, as few steps as give each source a row.
-            options: fields of `LoaderOptions`. Without `num_ranks`, `rank` and `mesh` the ranks are those of the
-                sources.
+            options: fields of `LoaderOptions`. Without `num_ranks` and `rank` the ranks are those of the sources.
 
         Raises:
             ConfigError: an option or weight is wrong, a source has other options, or sources differ in their output.
@@ -147,11 +143,11 @@ class MixedDataset(RankDataset):
         own = {name: value for name, value in options.items() if name not in _OF_SOURCES}
         keywords: LoaderKeywords = {**own, "shuffle": "rows"}  # type: ignore[typeddict-item]
         asked = make_options(keywords, type(self))
-        named = {"num_ranks", "rank", "mesh"} & set(options)
+        named = {"num_ranks", "rank"} & set(options)
         ranks = resolve_ranks(asked) if named else _common_ranks(jobs)
         asked = with_batch_size(asked, ranks.num_ranks, given="batch_size" in options)
         plan_check = PlanCheck(ranks.rank, ranks.num_ranks, check=asked.check_plan, pinned=True)
-        if any(job.options.num_ranks is not None or job.options.mesh is not None for job in jobs.values()):
+        if any(job.options.num_ranks is not None for job in jobs.values()):
             asked = replace(asked, num_ranks=ranks.num_ranks, rank=ranks.rank)  # the caller named them
         with plan_check:
             asked = replace(asked, **common_form({name: job.options for name, job in jobs.items()}))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from multiprocessing.context import BaseContext
 from os import PathLike
 from typing import Any, Literal, get_args
 
@@ -12,28 +13,24 @@ from torch_table_loader.column_options import (
     StringsOption,
     check_functions,
     check_strings,
-    has_codes,
 )
 from torch_table_loader.errors import ConfigError, ConfigTypeError
-from torch_table_loader.messages import DEFAULT_PROGRESS_INTERVAL
 from torch_table_loader.pack import Pack
 from torch_table_loader.ragged import RaggedOption, check_ragged
 from torch_table_loader.remote_options import RemoteOptions
 from torch_table_loader.scrubbing import shown_url
+from torch_table_loader.sizes import sizes
 from torch_table_loader.units import integer, parse_bytes, seconds
 from torch_table_loader.weights import Weights, as_weights
 
 OutputFormat = Literal["torch", "numpy", "arrow", "dict"]
-WorkerType = Literal["thread", "process"]
+WorkerType = Literal["thread", "process", "fork", "spawn", "forkserver"]
 EvenRanks = Literal["balance", "drop", "pad"]
 OnError = Literal["raise", "skip"]
 BatchBy = Literal["file"]
 
 DEFAULT_LANES = 4
 """Lanes of a rank where the caller names none: the same everywhere, since lanes are part of the order."""
-
-START_METHODS = ("fork", "spawn", "forkserver")
-"""How worker processes may start."""
 
 DEFAULT_SPLIT_BYTES = 128 * 1024 * 1024
 
@@ -53,8 +50,7 @@ ROWS_ONLY = {
 """The options for ``shuffle="rows"`` only, and their defaults."""
 
 SPLITS_ONLY = {
-    "split_bytes": None,
-    "split_rows": None,
+    "split_size": None,
     "split_strategy": None,
     "shuffle_buffer_size": None,
     "count_filtered": True,
@@ -75,8 +71,8 @@ class LoaderOptions:
         shuffle: False: table order. True or "splits": splits permuted in each epoch. "rows": all rows permuted; see
             docs/order.md and docs/shuffle.md.
         shuffle_seed: the key of every permutation.
-        split_bytes: target size of a split, bytes before compression: an int or text; None is "128MiB".
-        split_rows: target rows of a split; takes precedence over `split_bytes`.
+        split_size: target size of a split: rows as an int, or bytes before compression as text. None is "128MiB", or
+            what a strategy of its own chooses.
         split_strategy: an object, the name of an installed entry point, or None: target size; see docs/strategies.md.
         num_workers: lanes of this rank, part of the order. None is 4; 0 is one lane in the caller's thread.
         output_format: "torch", "numpy", "arrow" (RecordBatch) or "dict" (Python lists); see docs/types.md.
@@ -87,15 +83,15 @@ class LoaderOptions:
             `collate_fn`; returns their replacement, one entry per row; see docs/columns.md.
         decode: ``{column: function}``: called with each string or bytes that is not null, before `transforms`.
         partitioning: "hive" to decode ``key=value`` segments of paths, including those at the end of `path`.
-        num_ranks: number of ranks of the job, or "auto" to find it and the rank; None: 1, and a warning in a job of
-            several; see docs/distributed.md.
-        rank: global number of this rank; leave it out with "auto" and `mesh`, which find it.
+        num_ranks: number of ranks of the job; or "auto" to find it and the rank; or a DeviceMesh, whose data-parallel
+            dimensions give both. None: 1, and a warning in a job of several; see docs/distributed.md.
+        rank: global number of this rank; leave it out with "auto" or a mesh, which find it.
         show_progress: draw a progress bar, with the MB/s from an object store; "workers": also one for each worker
-            (needs tqdm).
-        progress_interval: seconds between two drawings of a bar; more where a log keeps each.
+            (needs tqdm). A number: the seconds from one drawing to the next, such as 60 where a log keeps each.
         shuffle_buffer_size: number of rows of a lane in each window whose rows are permuted; None or 0: no windows.
         drop_last: drop the last batch of a rank if it is short.
-        worker_type: "thread" or "process": the same batches in the same order; see docs/engines.md.
+        worker_type: "thread" or "process": the same batches in the same order; "fork", "spawn" and "forkserver", or a
+            context of multiprocessing, are processes that start in this way; see docs/engines.md.
         even_ranks: None, "balance", "drop" or "pad": how to make ranks take equally many steps; see docs/order.md.
         prefetch_batches: maximum number of finished batches of a lane that wait; None: 2 with functions of yours, else
             the batches of 2 reads.
@@ -103,15 +99,12 @@ class LoaderOptions:
             statistics (their mean) make floats of ints.
         ragged: form of lists: "nested" (None for torch), "offsets" (None for numpy), "pad" or a `Pad`, or
             ``{column: one of these}``.
-        strings: "list", "codes" or a `Hash`, or ``{column: one of these}``.
-        vocabulary: ``{column: values}`` for codes; a string outside it is −1.
+        strings: "list", "codes", `Vocabulary` or `Hash`, or ``{column: one of these}``.
         decimals: "float64" to convert decimals to doubles; None refuses them.
         unsupported: "list": a column that has no form as a tensor comes as a list of Python values; None refuses it.
         pin_memory: copy batches into page-locked memory.
         device: device to which batches are moved.
-        multiprocessing_context: "fork", "spawn" or "forkserver", or a context object.
         row_id: add the int64 column ``row_id``: the position of the row in the table.
-        mesh: a DeviceMesh (or an object with its methods); its data-parallel dimensions give rank and num_ranks.
         schema: Arrow schema with which to read the table.
         files: the table's files, instead of listing `path`: names, or the path of a list written by `save_files`.
         plan_cache: directory on any fsspec file system that keeps footers, counts and plans.
@@ -146,8 +139,7 @@ class LoaderOptions:
     filters: Any = None
     shuffle: bool | Literal["splits", "rows"] = False
     shuffle_seed: int = 42
-    split_bytes: int | str | None = None
-    split_rows: int | None = None
+    split_size: int | str | None = None
     split_strategy: Any = None
     num_workers: int | None = None
     output_format: OutputFormat = "torch"
@@ -156,26 +148,22 @@ class LoaderOptions:
     transforms: ColumnFunctions | None = field(default=None, repr=False)
     decode: ColumnFunctions | None = field(default=None, repr=False)
     partitioning: Literal["hive"] | None = None
-    num_ranks: int | Literal["auto"] | None = None
+    num_ranks: int | Literal["auto"] | Any = None
     rank: int | None = None
-    show_progress: bool | Literal["workers"] = False
-    progress_interval: float = DEFAULT_PROGRESS_INTERVAL
+    show_progress: bool | float | Literal["workers"] = False
     shuffle_buffer_size: int | None = None
     drop_last: bool = False
-    worker_type: WorkerType = "thread"
+    worker_type: WorkerType | BaseContext = "thread"
     even_ranks: EvenRanks | None = None
     prefetch_batches: int | None = None
     nulls: Mapping[str, Any] | Literal["mask"] | None = None
     ragged: RaggedOption | None = None
     strings: StringsOption = "list"
-    vocabulary: Mapping[str, Sequence[str]] | None = None
     decimals: Literal["float64"] | None = None
     unsupported: Literal["list"] | None = None
     pin_memory: bool = False
     device: Any = None
-    multiprocessing_context: Any = None
     row_id: bool = False
-    mesh: Any = None
     schema: Any = None
     files: Sequence[str] | str | None = field(default=None, repr=False)
     plan_cache: str | None = field(default=None, repr=False)
@@ -209,7 +197,6 @@ class LoaderOptions:
         self._take_integer("shuffle_seed")
         for name, least, most in (
             ("num_workers", 0, MOST_LANES),
-            ("split_rows", 1, MOST_ROWS),
             ("shuffle_buffer_size", 0, MOST_ROWS),
             ("prefetch_batches", 1, MOST_ROWS),
             ("global_batch_size", 1, MOST_ROWS),
@@ -220,10 +207,11 @@ class LoaderOptions:
             self._take_integer("epochs", least=1, most=MOST_ROWS)
         if self.shuffle_buffer_size == 0:
             object.__setattr__(self, "shuffle_buffer_size", None)
-        if self.split_bytes is not None:
-            self._take_size("split_bytes")
+        if isinstance(self.split_size, str):
+            parse_bytes(self.split_size, "split_size")
+        elif self.split_size is not None:
+            self._take_integer("split_size", 1, MOST_ROWS)
         self._take_size("row_store_memory")
-        object.__setattr__(self, "progress_interval", seconds("progress_interval", self.progress_interval))
         self._check_ranks()
 
     def _take_integer(self, name: str, least: int | None = None, most: int | None = None) -> None:
@@ -238,13 +226,14 @@ class LoaderOptions:
             object.__setattr__(self, name, num_bytes)
 
     def _check_ranks(self) -> None:
-        if self.num_ranks is not None and not (isinstance(self.num_ranks, str) and self.num_ranks == "auto"):
+        found = self.takes_mesh or (isinstance(self.num_ranks, str) and self.num_ranks == "auto")
+        if self.num_ranks is not None and not found:
             self._take_integer("num_ranks", 1, MOST_ROWS)
         if self.rank is None:
             return
         self._take_integer("rank", 0)
-        if self.num_ranks == "auto" or self.mesh is not None:
-            beside = "mesh" if self.mesh is not None else 'num_ranks="auto"'
+        if found:
+            beside = "a mesh" if self.takes_mesh else 'num_ranks="auto"'
             raise ConfigError(f"rank={self.rank} was given beside {beside}, which determines it; leave rank out")
         if self.num_ranks in (None, 1) and self.rank:
             raise ConfigError(
@@ -260,7 +249,6 @@ class LoaderOptions:
     def _check_choices(self) -> None:
         for name, allowed in (
             ("output_format", get_args(OutputFormat)),
-            ("worker_type", get_args(WorkerType)),
             ("even_ranks", (None, *get_args(EvenRanks))),
             ("on_error", get_args(OnError)),
             ("batch_by", (None, *get_args(BatchBy))),
@@ -284,9 +272,6 @@ class LoaderOptions:
         check_strings(self.strings)
         check_functions("transforms", self.transforms)
         check_functions("decode", self.decode)
-        self._check_vocabulary()
-        if self.vocabulary is not None and not has_codes(self.strings):
-            raise ConfigError('vocabulary is for strings="codes"; pass both or neither')
         if self.collate_fn is not None and not callable(self.collate_fn):
             raise ConfigTypeError(f"collate_fn must be callable, got {type(self.collate_fn).__name__}")
         self._check_rows()
@@ -300,18 +285,11 @@ class LoaderOptions:
                 'batch_by="file" needs the number of rows that pass the filter; leave count_filtered=True, or batch_by '
                 "out"
             )
-        if self.split_strategy is None and (self.split_bytes is not None or self.split_rows is not None):
+        if self.split_strategy is None and self.split_size is not None:
             raise ConfigError(
-                'batch_by="file" splits a table into whole files; leave split_bytes and split_rows out, or pass '
+                'batch_by="file" splits a table into whole files; leave split_size out, or pass '
                 'split_strategy="target_size", which then batches each split by itself'
             )
-
-    def _check_vocabulary(self) -> None:
-        given = self.vocabulary
-        if given is not None and not isinstance(given, Mapping):
-            raise ConfigTypeError(f"vocabulary must be {{column: values}}, got {type(given).__name__} {given!r}")
-        if wrong := [name for name, values in (given or {}).items() if values is None or isinstance(values, str)]:
-            raise ConfigTypeError(f"vocabulary[{wrong[0]!r}] must be a list of values, got {(given or {})[wrong[0]]!r}")
 
     def _check_rows(self) -> None:
         rows = self.shuffle == "rows"
@@ -340,22 +318,21 @@ class LoaderOptions:
         for name in _SWITCHES:
             if not isinstance(getattr(self, name), bool):
                 raise ConfigTypeError(f"{name} must be True or False, got {getattr(self, name)!r}")
-        if not isinstance(self.show_progress, bool) and self.show_progress != "workers":
-            raise ConfigTypeError(f'show_progress must be True or False, or "workers", got {self.show_progress!r}')
+        shown: object = self.show_progress
+        if isinstance(shown, str | None) and shown != "workers":
+            raise ConfigTypeError(f'show_progress must be True or False, seconds, or "workers", got {shown!r}')
+        if not isinstance(shown, bool | str):
+            object.__setattr__(self, "show_progress", seconds("show_progress", shown))
         if not isinstance(self.verify_checksums, bool) and self.verify_checksums != "all":
             raise ConfigTypeError(f'verify_checksums must be True or False, or "all", got {self.verify_checksums!r}')
         if self.plan_cache is not None and not isinstance(self.plan_cache, str | PathLike):
             raise ConfigTypeError(f"plan_cache must be a directory's path or URL, got {self.plan_cache!r}")
-        if self.mesh is not None and not all(hasattr(self.mesh, name) for name in ("ndim", "size", "get_coordinate")):
-            raise ConfigTypeError(
-                "mesh must be a DeviceMesh, as torch.distributed.device_mesh.init_device_mesh makes one, "
-                f"got {type(self.mesh).__name__} {self.mesh!r}"
-            )
-        context = self.multiprocessing_context
-        if context not in (None, *START_METHODS) and not hasattr(context, "get_start_method"):
+        if self.worker_type not in (kinds := get_args(WorkerType)) and not hasattr(
+            self.worker_type, "get_start_method"
+        ):
             raise ConfigError(
-                f"multiprocessing_context must be one of {', '.join(map(repr, START_METHODS))}, or a context of "
-                f"multiprocessing.get_context(), got {context!r}"
+                f"worker_type must be one of {', '.join(map(repr, kinds))}, or a context of "
+                f"multiprocessing.get_context(), got {self.worker_type!r}"
             )
 
     def _check_cache(self) -> None:
@@ -385,6 +362,21 @@ class LoaderOptions:
         return self.collate_fn is not None or bool(self.transforms or self.decode)
 
     @property
+    def takes_mesh(self) -> bool:
+        """Whether `num_ranks` is a DeviceMesh, or has the methods of one that are needed."""
+        return all(hasattr(self.num_ranks, name) for name in ("ndim", "size", "get_coordinate"))
+
+    @property
+    def processes(self) -> bool:
+        """Whether processes of their own make batches."""
+        return self.worker_type != "thread" and self.num_workers != 0
+
+    @property
+    def start_method(self) -> Literal["fork", "spawn", "forkserver"] | BaseContext | None:
+        """How worker processes start; None: as multiprocessing does."""
+        return None if self.worker_type in ("thread", "process") else self.worker_type  # type: ignore[return-value]
+
+    @property
     def batch_rows(self) -> int:
         """Rows that a batch is made of: tokens, where documents are cut anywhere."""
         tokens = self.pack is not None and self.pack.strategy == "concat" and self.shuffle != "rows"
@@ -396,9 +388,19 @@ class LoaderOptions:
         return max(1, DEFAULT_LANES if self.num_workers is None else self.num_workers)
 
     @property
-    def target_split_bytes(self) -> int:
-        """`split_bytes` in bytes."""
-        return DEFAULT_SPLIT_BYTES if self.split_bytes is None else parse_bytes(self.split_bytes)
+    def split_rows(self) -> int | None:
+        """Target rows of a split; None where its size is in bytes."""
+        return self.split_size if isinstance(self.split_size, int) else None
+
+    @property
+    def split_bytes(self) -> int | None:
+        """Target bytes of a split; None where its size is in rows, or was not given."""
+        return parse_bytes(self.split_size) if isinstance(self.split_size, str) else None
+
+    @property
+    def progress_interval(self) -> float:
+        """Seconds from one drawing of a progress bar to the next."""
+        return self.show_progress if isinstance(self.show_progress, float) else sizes().progress_s
 
     @property
     def remote(self) -> RemoteOptions:

@@ -116,6 +116,9 @@ class Sizes:
     """Tokens from which on a row group of a token table ends, at the end of a batch."""
 
     # Waits: nothing depends on them but when something is said or done.
+    progress_s: float = 0.1
+    """From one drawing of a progress bar to the next."""
+
     late_s: float = 0.05
     """A request is late once it has taken at least this many seconds longer than the median of its peers."""
 

@@ -92,7 +92,7 @@ def test_a_structured_array_is_a_table(tmp_path: Path) -> None:
     options: dict[str, Any] = {
         "batch_size": 8,
         "shuffle": True,
-        "split_rows": 7,
+        "split_size": 7,
         "output_format": "numpy",
         "columns": ["price", "label"],
     }

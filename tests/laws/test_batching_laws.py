@@ -17,6 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.effort import examples
+from torch_table_loader import Vocabulary
 from torch_table_loader.batching.codec import make_codec
 from torch_table_loader.batching.outputs import Codes, Padded, Ragged
 from torch_table_loader.batching.policy import TypePolicy
@@ -441,7 +442,7 @@ def test_codes_are_places_in_the_vocabulary(
     output: Any, words: list[str | None], known: list[str], batch_size: int
 ) -> None:
     batch = pa.record_batch({"w": pa.array(words, pa.string()), "own": pa.array(words, pa.string())})
-    policy = TypePolicy(output_format=output, strings="codes", vocabulary={"w": known})
+    policy = TypePolicy(output_format=output, strings={"w": Vocabulary(known)})
     codec = make_codec(batch.schema, policy)
     batches = codec.decode(batch).batches(batch_size)
     codes = [code for each in batches for code in each["w"].tolist()]

@@ -28,6 +28,7 @@ LEVELS = {
     "contracts": 1,
     "format_contracts": 1,
     "options": 1,
+    "remote_options": 1,
     "pack": 1,
     "weights": 1,
     "arrow": 2,

@@ -14,10 +14,10 @@ import pytest
 import torch
 
 from tests.conversions import convert, value_of
-from torch_table_loader import StructuredDataset
+from torch_table_loader import StructuredDataset, Vocabulary
 from torch_table_loader.batching.codec import make_codec
 from torch_table_loader.batching.policy import TypePolicy
-from torch_table_loader.errors import ConfigError, TableError
+from torch_table_loader.errors import ConfigError, ConfigTypeError, TableError
 
 
 @pytest.mark.parametrize(
@@ -190,11 +190,11 @@ def test_keys_must_differ() -> None:
 
 def test_codes_with_and_without_vocabulary() -> None:
     words = pa.array(["b", "a", None, "zzz", "b"])
-    codes = value_of(words, strings="codes", vocabulary={"x": ["a", "b"]})
+    codes = value_of(words, strings={"x": Vocabulary(["a", "b"])})
     assert (codes.tolist(), codes.dtype) == ([1, 0, -1, -1, 1], torch.int64)
     wide = [f"w{number}" for number in range(100)] + ["b"]
-    assert value_of(words, strings="codes", vocabulary={"x": wide}).tolist() == [100, -1, -1, -1, 100]
-    assert value_of(words, strings="codes", vocabulary={"x": ["a"]}, nulls={"x": "a"}).tolist() == [
+    assert value_of(words, strings={"x": Vocabulary(wide)}).tolist() == [100, -1, -1, -1, 100]
+    assert value_of(words, strings={"x": Vocabulary(["a"])}, nulls={"x": "a"}).tolist() == [
         -1,
         0,
         0,
@@ -210,7 +210,7 @@ def test_lists_of_strings_become_lists_of_codes(kind: pa.DataType) -> None:
     lists = pa.array([["a", "q"], None, ["b", None]], kind)
     with pytest.raises(ConfigError, match="need a vocabulary"):
         value_of(lists, strings="codes")
-    policy: dict[str, Any] = {"strings": "codes", "vocabulary": {"x": ["a", "b"]}, "ragged": "offsets"}
+    policy: dict[str, Any] = {"strings": {"x": Vocabulary(["a", "b"])}, "ragged": "offsets"}
     assert value_of(lists.slice(2), **policy).values.tolist() == [1, -1]
     with pytest.raises(TableError, match="column 'x' has a null at row 1"):
         value_of(lists, **policy)
@@ -221,20 +221,25 @@ def test_lists_of_strings_become_lists_of_codes(kind: pa.DataType) -> None:
 
 
 @pytest.mark.parametrize(
-    ("vocabulary", "message"),
+    ("strings", "message"),
     [
-        ({"y": ["a"]}, "not a column here; the nearest are 'x'"),
-        ({"n": ["a"]}, "'n', which is a number"),
-        ({"x": "abc"}, "must be a list"),
-        ({"x": ["a", "a"]}, "must not repeat a value"),
-        ({"x": ["a", None]}, "or contain None"),
-        ({"x": [1]}, "does not fit"),
+        ({"y": Vocabulary(["a"])}, "not a column here; the nearest are 'x'"),
+        ({"n": Vocabulary(["a"])}, "'n', which is a number"),
+        ({"x": Vocabulary(["a", "a"])}, "must not repeat a value"),
+        ({"x": Vocabulary(["a", None])}, "or contain None"),
+        ({"x": Vocabulary([1])}, "does not fit"),
     ],
 )
-def test_vocabularies_are_checked_at_construction(vocabulary: dict[str, Any], message: str) -> None:
+def test_vocabularies_are_checked_at_construction(strings: dict[str, Any], message: str) -> None:
     batch = pa.record_batch([["a"], [1]], schema=pa.schema({"x": pa.string(), "n": pa.int8()}))
     with pytest.raises(ConfigError, match=message):
-        convert(batch, strings="codes", vocabulary=vocabulary)
+        convert(batch, strings=strings)
+
+
+@pytest.mark.parametrize("given", [None, "abc", b"abc", {"a": 1}, 5])
+def test_a_vocabulary_is_a_list(given: Any) -> None:
+    with pytest.raises(ConfigTypeError, match=r"Vocabulary\(values=\) must be a list of values, got"):
+        Vocabulary(given)
 
 
 def test_arrow_and_dict_refuse_options_for_tensors() -> None:

@@ -67,7 +67,7 @@ def test_the_load_equals_what_the_ranks_loaders_deliver(
                 num_workers=workers,
                 num_ranks=ranks,
                 rank=rank,
-                split_rows=30,
+                split_size=30,
                 shuffle=bool(shuffle),
                 even_ranks=even,  # type: ignore[arg-type]
                 files=[f"day=2026-01-0{day}/part-0.parquet" for day in range(1, DAYS + 1)],

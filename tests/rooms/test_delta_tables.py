@@ -199,7 +199,7 @@ def test_deletion_vectors(tmp_path: Path, stored: str, footers: str) -> None:
     table.delete(first, [0, 1, 4, 5, 18, 19], stored)
     table.append(some(40, 50))
     table.commit()
-    for options in ({}, {"split_deletes": True, "split_rows": 3}, {"filters": pc.field("k") < 5}):
+    for options in ({}, {"split_deletes": True, "split_size": 3}, {"filters": pc.field("k") < 5}):
         live = [row for row in table.live() if "filters" not in options or (row["k"] is not None and row["k"] < 5)]
         same(table.uri, live, footers=footers, **options)
     same(table.uri, some(0, 40), footers=footers, version=0)

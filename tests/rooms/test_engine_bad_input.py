@@ -82,8 +82,8 @@ def two_schemas(root: Path) -> None:
         (good, {"num_ranks": 4, "rank": -1}, ConfigError, "rank must be at least 0, got -1"),
         (good, {"batch_size": -1}, ConfigError, "batch_size must be at least 1, got -1"),
         (good, {"num_workers": -2}, ConfigError, "num_workers must be at least 0, got -2"),
-        (good, {"split_rows": -2}, ConfigError, "split_rows must be at least 1, got -2"),
-        (good, {"split_bytes": "-1MB"}, ConfigError, "split_bytes must look like '128MiB'.*got '-1MB'"),
+        (good, {"split_size": -2}, ConfigError, "split_size must be at least 1, got -2"),
+        (good, {"split_size": "-1MB"}, ConfigError, "split_size must look like '128MiB'.*got '-1MB'"),
         (good, {"schema": {"x": "int64"}}, TypeError, "schema must be a pyarrow Schema such as .*got dict"),
         (good, {"storage_options": "anon"}, TypeError, "storage_options must be a mapping.*got str"),
         (good, {"split_strategy": 7}, TypeError, "split_strategy must be a callable .*got 7"),
@@ -126,7 +126,7 @@ def two_schemas(root: Path) -> None:
         (good, {"suffix": [], "path": []}, ConfigError, "path is an empty list"),
         (good, {"path": 3}, TypeError, "path must be a string"),
         (good, {"path": "nosuch://bucket/table"}, ConfigError, "nosuch"),
-        (good, {"multiprocessing_context": "thread"}, ConfigError, "multiprocessing_context must be one of"),
+        (good, {"worker_type": "threads"}, ConfigError, "worker_type must be one of"),
     ],
 )
 def test_it_is_refused_at_construction(

@@ -207,7 +207,7 @@ def test_a_cutter_that_returns_rows_twice_is_refused(table: Path) -> None:
 
 @pytest.mark.parametrize("name", ["target_size", "size_balanced", "row_balanced"])
 def test_strategies_are_found_by_name(table: Path, name: str) -> None:
-    loader = make(table, split_strategy=name, split_rows=2)
+    loader = make(table, split_strategy=name, split_size=2)
     kind = type(loader.dataset.job.strategy.target).__name__.lower()
     assert kind.startswith(name.replace("_", ""))
     assert own([[as_values(batch) for batch in loader]]) == list(range(28))
@@ -218,20 +218,19 @@ def test_a_name_that_is_not_installed_is_refused_with_the_nearest(table: Path) -
         make(table, split_strategy="row_balance")
 
 
-def test_split_rows_takes_precedence_over_split_bytes(tmp_path: Path) -> None:
+def test_a_size_of_splits_is_in_rows_or_as_text_in_bytes(tmp_path: Path) -> None:
     write_table(tmp_path, [[5, 5, 5, 5]])
     splits = [
         make(tmp_path, **options).dataset.explain().splits
         for options in (
             {},
-            {"split_bytes": 1},
-            {"split_rows": 10},
-            {"split_rows": 10, "split_bytes": 1},
-            {"split_rows": 1},
-            {"split_bytes": "1GiB"},
+            {"split_size": "1"},
+            {"split_size": 10},
+            {"split_size": 1},
+            {"split_size": "1GiB"},
         )
     ]
-    assert splits == [1, 4, 2, 2, 4, 1]
+    assert splits == [1, 4, 2, 4, 1]
 
 
 def test_row_balanced_splits_cut_inside_row_groups(tmp_path: Path) -> None:

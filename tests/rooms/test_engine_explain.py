@@ -40,9 +40,9 @@ def make(table: Path, **options: Any) -> tuple[TableLoader, StructuredDataset]:
     "options",
     [
         {},
-        {"shuffle": True, "split_rows": 1},
+        {"shuffle": True, "split_size": 1},
         {"drop_last": True},
-        {"num_ranks": 3, "rank": 1, "split_rows": 1},
+        {"num_ranks": 3, "rank": 1, "split_size": 1},
         {"num_ranks": 3, "rank": 2, "even_ranks": "pad"},
         {"num_ranks": 2, "rank": 0, "even_ranks": "balance", "filters": pc.field("k") < 5},
         {"split_strategy": "round_robin", "num_ranks": 2, "rank": 1},
@@ -210,9 +210,10 @@ def test_seconds_are_of_the_trainer_that_waits_and_of_the_worker_that_works(
     table: Path, worker_type: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = Clock(monkeypatch)
-    engine = {"num_workers": 0} if worker_type == "caller" else {"worker_type": worker_type, "num_workers": 1}
     # A worker process that was forked has a copy of the clock.
-    loader, _ = make(table, collate_fn=clock.collated, multiprocessing_context="fork", **engine)
+    started = {"process": "fork"}.get(worker_type, worker_type)
+    engine = {"num_workers": 0} if worker_type == "caller" else {"worker_type": started, "num_workers": 1}
+    loader, _ = make(table, collate_fn=clock.collated, **engine)
     for _ in loader:
         if worker_type != "thread":  # which would see the time that the trainer takes
             clock.trained()

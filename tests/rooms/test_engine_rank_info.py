@@ -36,7 +36,7 @@ def nobody_runs_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class FakeMesh:
-    """What `mesh=` needs of a DeviceMesh."""
+    """What is needed of a DeviceMesh."""
 
     def __init__(self, sizes: Mapping[str, int] | tuple[int, ...], coordinate: list[int] | None) -> None:
         self.mesh_dim_names = tuple(sizes) if isinstance(sizes, Mapping) else None
@@ -223,7 +223,7 @@ def test_launchers_that_disagree_are_refused_by_name(monkeypatch: pytest.MonkeyP
     assert resolve(num_ranks=2, rank=1) == (1, 2), "which explicit numbers settle"
 
 
-@pytest.mark.parametrize("beside", [{"num_ranks": "auto"}, {"mesh": FakeMesh((2,), [0])}])
+@pytest.mark.parametrize("beside", [{"num_ranks": "auto"}, {"num_ranks": FakeMesh((2,), [0])}])
 def test_an_explicit_rank_beside_another_source_of_ranks_is_refused(beside: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=r"rank=0 was given beside .*; leave rank out"):
         resolve(rank=0, **beside)
@@ -244,45 +244,38 @@ def test_one_rank_by_default_in_a_job_of_many_gives_a_warning(monkeypatch: pytes
 
 
 def test_a_mesh_without_names_is_data_parallel_in_row_major_order() -> None:
-    assert resolve(mesh=FakeMesh((4,), [3])) == (3, 4)
-    assert [resolve(mesh=FakeMesh((2, 3), [i, j]))[0] for i in range(2) for j in range(3)] == list(range(6))
+    assert resolve(num_ranks=FakeMesh((4,), [3])) == (3, 4)
+    assert [resolve(num_ranks=FakeMesh((2, 3), [i, j]))[0] for i in range(2) for j in range(3)] == list(range(6))
 
 
 @pytest.mark.parametrize("name", sorted(DATA_PARALLEL_DIMS))
 def test_the_data_parallel_dimensions_of_a_mesh_are_known_by_name(name: str) -> None:
-    assert resolve(mesh=FakeMesh({"pp": 2, name: 3, "tp": 4}, [1, 2, 3])) == (2, 3)
+    assert resolve(num_ranks=FakeMesh({"pp": 2, name: 3, "tp": 4}, [1, 2, 3])) == (2, 3)
 
 
 def test_a_mesh_without_a_data_parallel_dimension_is_refused() -> None:
     with pytest.raises(
         ConfigError, match=r"\('tp', 'pp'\), of which none is data-parallel .*pass the data-parallel submesh"
     ):
-        resolve(mesh=FakeMesh({"tp": 2, "pp": 2}, [0, 0]))
+        resolve(num_ranks=FakeMesh({"tp": 2, "pp": 2}, [0, 0]))
 
 
 def test_a_one_dimensional_submesh_is_data_parallel_unless_its_name_says_otherwise() -> None:
-    assert resolve(mesh=FakeMesh({"batch": 3}, [2])) == (2, 3)
+    assert resolve(num_ranks=FakeMesh({"batch": 3}, [2])) == (2, 3)
     for name in ("tp", "pp", "tensor_parallel", "context_parallel", "ep"):
         with pytest.raises(ConfigError, match="none is data-parallel"):
-            resolve(mesh=FakeMesh({name: 2}, [0]))
+            resolve(num_ranks=FakeMesh({name: 2}, [0]))
 
 
 def test_a_process_outside_the_mesh_is_refused() -> None:
     with pytest.raises(ConfigError, match="not part of the mesh"):
-        resolve(mesh=FakeMesh({"dp": 2}, None))
-
-
-def test_a_mesh_and_numbers_that_agree_are_fine() -> None:
-    mesh = FakeMesh({"dp": 2, "tp": 2}, [1, 0])
-    assert resolve(mesh=mesh, num_ranks=2) == resolve(mesh=mesh, num_ranks="auto") == (1, 2)
-    with pytest.raises(ConfigError, match="mesh has 2 data-parallel ranks, got num_ranks=3"):
-        resolve(mesh=mesh, num_ranks=3)
+        resolve(num_ranks=FakeMesh({"dp": 2}, None))
 
 
 def test_a_real_mesh_is_read(group: None) -> None:
-    assert resolve(mesh=init_device_mesh("cpu", (1, 1), mesh_dim_names=("dp", "tp"))) == (0, 1)
+    assert resolve(num_ranks=init_device_mesh("cpu", (1, 1), mesh_dim_names=("dp", "tp"))) == (0, 1)
     with pytest.raises(ConfigError, match="of which none is data-parallel"):
-        resolve(mesh=init_device_mesh("cpu", (1, 1), mesh_dim_names=("cp", "tp")))
+        resolve(num_ranks=init_device_mesh("cpu", (1, 1), mesh_dim_names=("cp", "tp")))
 
 
 def test_ranks_with_different_exclusions_are_warned_when_the_epoch_begins(

@@ -285,7 +285,7 @@ def test_rows_that_replace_others_outlive_a_later_delete_of_other_keys(tmp_path:
     assert sorted(agree(table)) == [x for x in range(20) if x != 2]
 
 
-@pytest.mark.parametrize("options", [{}, {"num_workers": 0}, {"split_deletes": True, "split_rows": 5}])
+@pytest.mark.parametrize("options", [{}, {"num_workers": 0}, {"split_deletes": True, "split_size": 5}])
 def test_one_set_of_keys_serves_the_files_of_all_commits(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]
 ) -> None:
@@ -338,7 +338,7 @@ def test_a_file_with_values_outside_the_keys_range_has_no_deletes(tmp_path: Path
     table.commit()
     table.delete_keys([1], [{"x": 110}, {"x": 111}])
     table.commit()
-    dataset = IcebergDataset(metadata_location=table.metadata, split_rows=5, output_format="arrow")
+    dataset = IcebergDataset(metadata_location=table.metadata, split_size=5, output_format="arrow")
     assert dataset.explain().splits == 8 + 1 + 8
     assert len(agree(table)) == 118
 
@@ -351,12 +351,12 @@ def test_files_with_deletes_are_cut_on_request(tmp_path: Path) -> None:
     table.commit()
 
     def splits(**options: Any) -> int:
-        dataset = IcebergDataset(metadata_location=table.metadata, split_rows=5, **options)
+        dataset = IcebergDataset(metadata_location=table.metadata, split_size=5, **options)
         return dataset.explain().splits
 
     assert splits() == 1 + 8
     assert splits(split_deletes=True) == 16
-    assert agree(table, split_deletes=True, split_rows=5, shuffle=True)
+    assert agree(table, split_deletes=True, split_size=5, shuffle=True)
 
 
 def test_row_ids_and_sequence_numbers(tmp_path: Path) -> None:

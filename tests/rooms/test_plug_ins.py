@@ -31,9 +31,9 @@ from torch_table_loader.testing import ContractError, check_format_reader, check
 
 SERVED: dict[str, dict[str, Any]] = {
     "threads": {},
-    "fork": {"worker_type": "process", "multiprocessing_context": "fork"},
-    "spawn": {"worker_type": "process", "multiprocessing_context": "spawn"},
-    "forkserver": {"worker_type": "process", "multiprocessing_context": "forkserver"},
+    "fork": {"worker_type": "fork"},
+    "spawn": {"worker_type": "spawn"},
+    "forkserver": {"worker_type": "forkserver"},
     "rows": {"shuffle": "rows", "row_store": "memory"},
 }
 IN_EVERY_WORKER = [pytest.param(name, marks=pytest.mark.slow if name == "spawn" else ()) for name in SERVED]

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from tests.conversions import convert
-from torch_table_loader import ConfigError, LoaderOptions, Pad, TableError
+from torch_table_loader import ConfigError, LoaderOptions, Pad, TableError, Vocabulary
 from torch_table_loader.batching.outputs import Padded, Ragged
 from torch_table_loader.errors import ConfigTypeError
 
@@ -131,7 +131,7 @@ def test_a_value_must_be_one_that_the_column_can_have(kind: pa.DataType, fits: A
 def test_codes_are_padded_with_what_no_word_has() -> None:
     words = pa.array([["a", "b"], ["?"], []])
     pad = Pad(value=-2, multiple_of=4)
-    batch = read({"x": words}, strings="codes", vocabulary={"x": ["a", "b"]}, ragged={"x": pad})
+    batch = read({"x": words}, strings={"x": Vocabulary(["a", "b"])}, ragged={"x": pad})
     assert batch["x"].values.tolist() == [[0, 1, -2, -2], [-1, -2, -2, -2], [-2] * 4]
 
 

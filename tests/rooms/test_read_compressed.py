@@ -124,7 +124,7 @@ def test_a_compressed_file_is_not_cut_and_counted_once(tmp_path: Path, monkeypat
     for part in range(3):
         (tmp_path / f"t/{part}.csv.zst").parent.mkdir(exist_ok=True)
         (tmp_path / f"t/{part}.csv.zst").write_bytes(_compressed(_text("csv"), ".zst"))
-    options: dict[str, Any] = {"plan_cache": str(tmp_path / "cache"), "schema": TABLE.schema, "split_rows": 10}
+    options: dict[str, Any] = {"plan_cache": str(tmp_path / "cache"), "schema": TABLE.schema, "split_size": 10}
     first = StructuredDataset(tmp_path / "t", **options)
     assert [len(meta.group_rows) for meta in first.table.metas] == [1, 1, 1]
     assert first.explain().splits == 3

@@ -188,7 +188,7 @@ def test_notebooks_show_the_same_as_repr(table: Path) -> None:
     "options",
     [
         {},
-        {"shuffle": True, "split_rows": 4},
+        {"shuffle": True, "split_size": 4},
         {"shuffle_buffer_size": 10, "shuffle": True},
         {"num_ranks": 2, "rank": 1},
         {"num_ranks": 2, "rank": 1, "even_ranks": "pad"},

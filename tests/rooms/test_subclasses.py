@@ -136,7 +136,7 @@ def test_signatures_and_help_show_own_parameters_once(kind: Any) -> None:
         assert set(defaults()) <= set(shown) or kind is Blend
     if kind is Blend:
         assert set(shown) >= {"stop", "unit", "block", "num_workers", "row_store"}
-        assert not {"split_bytes", "shuffle", "files"} & set(shown)
+        assert not {"split_size", "shuffle", "files"} & set(shown)
     if kind is Lake:
         assert set(shown) >= {"name", "scan_filter", "snapshot_id", "columns"}
 

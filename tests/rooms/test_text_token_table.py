@@ -55,7 +55,7 @@ def table(tmp_path: Path) -> Path:
 
 
 def opened(table: Path, **options: Any) -> StructuredDataset:
-    own: dict[str, Any] = {"split_rows": 60, "output_format": "arrow", "check_plan": False}
+    own: dict[str, Any] = {"split_size": 60, "output_format": "arrow", "check_plan": False}
     return StructuredDataset(str(table), **own | options)
 
 
@@ -109,7 +109,7 @@ def test_any_table_in_any_splits_on_any_ranks(
     pq.write_table(given_rows, root / "table" / "a.parquet", row_group_size=group)
     shares = []
     for rank in reversed(range(ranks)):
-        dataset = opened(root / "table", split_rows=split, num_ranks=ranks, rank=rank, drop_last=True)
+        dataset = opened(root / "table", split_size=split, num_ranks=ranks, rank=rank, drop_last=True)
         shares.append(tokenize_table(dataset, root / "out", "bytes", nulls=nulls))
     assert [share.finished for share in shares].count(True) >= 1
     assert shares[-1].finished
@@ -186,7 +186,7 @@ def test_a_table_that_is_finished_is_left_alone(table: Path, tmp_path: Path) -> 
         ({"dtype": "uint32"}, "tokens was 'input_ids: int32', is 'input_ids: uint32'"),
         ({"nulls": "drop"}, "nulls was 'error', is 'drop'"),
         ({"lengths": "n"}, "lengths was None, is 'n'"),
-        ({"split_rows": 30}, "splits was"),
+        ({"split_size": 30}, "splits was"),
         ({"filters": pc.field("id") < 5}, "filter was None"),
         ({"columns": ["text"]}, "columns was"),
     ],
@@ -197,7 +197,7 @@ def test_other_options_are_not_mixed_with_what_is_there(
     asked: dict[str, Any] = {"tokenizer": words}
 
     def run(out: str, **change: Any) -> None:
-        options = {name: change.pop(name) for name in ("split_rows", "filters", "columns") if name in change}
+        options = {name: change.pop(name) for name in ("split_size", "filters", "columns") if name in change}
         tokenize_table(opened(table, **options), tmp_path / out, **asked | change)
 
     run("finished")
@@ -225,7 +225,7 @@ def write_texts(root: Path, rows: Sequence[str | None], kind: pa.DataType | None
     return root / "t"
 
 
-@pytest.mark.parametrize("options", [{}, {"filters": pc.field("x") > 2}, {"split_rows": 3}, {"row_id": True}])
+@pytest.mark.parametrize("options", [{}, {"filters": pc.field("x") > 2}, {"split_size": 3}, {"row_id": True}])
 def test_a_null_is_an_error_that_names_file_and_row(tmp_path: Path, options: dict[str, Any]) -> None:
     table = write_texts(tmp_path, [*"aaaaaaaaa", None, "b"])
     with pytest.raises(TableError, match=r"^a\.parquet, row 9: the column 'text' is null; pass nulls=\"drop\""):
@@ -425,7 +425,7 @@ def test_an_iceberg_table_goes_on_at_its_snapshot(tmp_path: Path) -> None:
             "check_plan": False,
             "output_format": "arrow",
         }
-        dataset = IcebergDataset("db.docs", catalog, columns=["text", "id"], split_rows=10, **given, **snapshot)
+        dataset = IcebergDataset("db.docs", catalog, columns=["text", "id"], split_size=10, **given, **snapshot)
         return tokenize_table(dataset, tmp_path / "out", words)
 
     assert not share(1).finished

@@ -53,7 +53,7 @@ def table(tmp_path: Path) -> str:
 
 
 def opened(table: str) -> StructuredDataset:
-    return StructuredDataset(table, columns=["text"], split_rows=5, output_format="arrow", check_plan=False)
+    return StructuredDataset(table, columns=["text"], split_size=5, output_format="arrow", check_plan=False)
 
 
 def test_a_cluster_writes_what_one_process_writes(table: str, tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ from torch_table_loader import (
     StructuredDataset,
     TableLoaderError,
     TargetSizeStrategy,
+    Vocabulary,
 )
 
 ROWS = 20
@@ -51,7 +52,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"batch_size": None}, "batch_size must be an int, got NoneType"),
     ({"batch_size": np.float32(8)}, "batch_size must be an int, got float32"),
     ({"batch_size": np.array([8, 9])}, "batch_size must be an int, got ndarray"),
-    ({"split_bytes": np.array([8, 9])}, "split_bytes must be an int or a string such as '128MiB', got ndarray"),
+    ({"split_size": np.array([8, 9])}, "split_size must be an int, got ndarray"),
     ({"batch_size": 10**30}, "batch_size must be at most"),
     ({"num_workers": -1}, "num_workers must be at least 0, got -1"),
     ({"num_workers": "auto"}, "num_workers must be an int, got str 'auto'"),
@@ -69,15 +70,16 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"path": pa.table({"x": [1]})}, "path must be a string, an os.PathLike, or a list of them, got Table"),
     ({"device": "cuda:99"}, "device='cuda:99' must be one of the .* CUDA devices"),
     ({"device": "gpu"}, "device must be one that torch knows, such as 'cuda:0', got 'gpu'"),
-    ({"split_bytes": "-1"}, "split_bytes must look like '128MiB', '512mb' or '4096', got '-1'"),
-    ({"split_bytes": 1.5}, "split_bytes must be an int or a string such as '128MiB', got float 1.5"),
-    ({"split_bytes": "lots"}, "split_bytes must look like '128MiB'"),
-    ({"split_rows": "many"}, "split_rows must be an int, got str 'many'"),
-    ({"strings": "codes", "vocabulary": ["a"]}, r"vocabulary must be \{column: values\}, got list"),
-    ({"strings": "codes", "vocabulary": {"s": "abc"}}, r"vocabulary\['s'\] must be a list of values, got 'abc'"),
-    ({"strings": "codes", "vocabulary": {"s": None}}, r"vocabulary\['s'\] must be a list of values, got None"),
-    ({"strings": "codes", "vocabulary": {"t": ["a"]}}, "vocabulary names 't', which is not a column here"),
-    ({"vocabulary": {"s": ["a"]}}, 'vocabulary is for strings="codes"'),
+    ({"split_size": "-1"}, "split_size must look like '128MiB', '512mb' or '4096', got '-1'"),
+    ({"split_size": 1.5}, "split_size must be an int, got float 1.5"),
+    ({"split_size": "lots"}, "split_size must look like '128MiB'"),
+    ({"strings": ["a"]}, r"strings must be one of .*, got \['a'\]; pass strings=\{\"column\": Vocabulary\(values\)\}"),
+    (
+        {"strings": {"s": ["a"]}},
+        r"strings\['s'\] must be one of .* a Vocabulary\(values\) or a Hash\(",
+    ),
+    ({"strings": {"t": Vocabulary(["a"])}}, "strings names 't', which is not a column here"),
+    ({"vocabulary": {"s": ["a"]}}, r"here it is strings=\{column: Vocabulary\(values\)\}"),
     ({"nulls": {"y": 0}}, "nulls names 'y', which is not a column here; the nearest are"),
     ({"nulls": {"x": "a"}}, "does not fit the column's type int64"),
     ({"nulls": 0}, r"nulls must be None, 'mask' or \{column: fill\}, got 0"),
@@ -88,7 +90,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"rank": 1}, "rank=1 needs num_ranks=.*pass num_ranks=dist.get_world_size"),
     ({"num_ranks": "two"}, "num_ranks must be an int, got str 'two'"),
     ({"num_ranks": "auto", "rank": 0}, 'rank=0 was given beside num_ranks="auto", which determines it; leave rank out'),
-    ({"mesh": "dp"}, "mesh must be a DeviceMesh.*got str 'dp'"),
+    ({"mesh": "dp"}, "here it is num_ranks=: a number, beside which rank= says which one this is, or a mesh"),
     ({"storage_options": ["anon"]}, "storage_options must be a mapping of names to values, got list"),
     ({"files": []}, "no data file"),
     ({"files": [1]}, "files must be a list of strings"),
@@ -107,9 +109,9 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"collate_fn": "stack"}, "collate_fn must be callable, got str"),
     ({"partitioning": True}, "partitioning must be one of None, 'hive', got True"),
     ({"drop_last": "yes"}, "drop_last must be True or False, got 'yes'"),
-    ({"worker_type": "fork"}, "worker_type must be one of 'thread', 'process', got 'fork'"),
+    ({"worker_type": "fiber"}, "worker_type must be one of 'thread', 'process', .*, got 'fiber'"),
     ({"prefetch_batches": 0}, "prefetch_batches must be at least 1, got 0"),
-    ({"multiprocessing_context": "thread"}, "multiprocessing_context must be one of"),
+    ({"worker_type": "threads"}, "worker_type must be one of"),
     ({"plan_cache": True}, "plan_cache must be a directory's path or URL, got True"),
     ({"global_batch_size": 8}, 'global_batch_size=8 does not work with shuffle=False; .*shuffle="rows"'),
     ({"shuffle": "rows", "row_store_memory": None}, "row_store_memory must be an int or a string such as"),
@@ -125,12 +127,12 @@ def test_wrong_calls_are_refused(table: str, options: dict[str, Any], said: str)
 
 
 RIGHT: list[dict[str, Any]] = [
-    {"batch_size": np.int64(8), "num_workers": np.int32(2), "split_rows": np.uint8(4), "prefetch_batches": np.int16(1)},
+    {"batch_size": np.int64(8), "num_workers": np.int32(2), "split_size": np.uint8(4), "prefetch_batches": np.int16(1)},
     {"num_ranks": np.int64(1), "rank": np.int64(0), "shuffle_seed": np.int64(7), "shuffle": True},
     {"columns": ("x",)},
-    {"split_bytes": "128 MB"},
-    {"split_bytes": "1.5GiB"},
-    {"split_bytes": np.int64(100)},
+    {"split_size": "128 MB"},
+    {"split_size": "1.5GiB"},
+    {"split_size": np.int64(100)},
     {"shuffle_buffer_size": 0},
     {"shuffle": "rows", "shuffle_buffer_size": 0},
     {"split_strategy": TargetSizeStrategy("1KiB")},
@@ -150,7 +152,7 @@ def test_right_calls_are_accepted(table: str, options: dict[str, Any], as_path: 
     assert dataset.options.shuffle_buffer_size is None
 
 
-def test_sizes_of_strategies_are_parsed_like_split_bytes() -> None:
+def test_sizes_of_strategies_are_parsed_like_those_of_options() -> None:
     assert TargetSizeStrategy("128MiB") == TargetSizeStrategy(128 << 20)
     assert SizeBalancedStrategy("1KiB").target_bytes == 1024
     with pytest.raises(ConfigError, match="TargetSizeStrategy: target_bytes must look like '128MiB'"):

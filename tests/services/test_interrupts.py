@@ -75,7 +75,7 @@ PHASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     **{
         f"processes by {method}, {faults['kinds'][0]}": (
             "epoch",
-            {**LANES, "worker_type": "process", "multiprocessing_context": method},
+            {**LANES, "worker_type": method},
             faults,
         )
         for method in ("spawn", "forkserver")
@@ -83,7 +83,7 @@ PHASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     },
     "processes that begin": (
         "epoch",
-        {**LANES, "worker_type": "process", "multiprocessing_context": "spawn"},
+        {**LANES, "worker_type": "spawn"},
         {"kinds": ()},
     ),
 }

@@ -97,7 +97,7 @@ def test_every_row_comes_once_and_retries_are_counted(
 
 @pytest.mark.parametrize("faults", FLAKY.values(), ids=FLAKY)
 def test_the_order_is_that_of_a_store_that_is_sound(make: Make, store: FaultyStore, faults: dict[str, Any]) -> None:
-    options: dict[str, Any] = {"shuffle": True, "split_rows": 130, "read_ahead_bytes": 4000}
+    options: dict[str, Any] = {"shuffle": True, "split_size": 130, "read_ahead_bytes": 4000}
     wanted = [batch["x"].tolist() for batch in make(**options)]
     fail(store, faults)
     assert [batch["x"].tolist() for batch in make(**options)] == wanted
@@ -208,7 +208,7 @@ def test_a_file_that_changes_in_the_middle_of_an_epoch_is_named(
 @pytest.mark.parametrize("faults", FLAKY.values(), ids=FLAKY)
 def test_the_counting_pass_counts_right(make: Make, store: FaultyStore, faults: dict[str, Any]) -> None:
     fail(store, faults)
-    loader = make(filters=pc.field("y") < 130, split_rows=90)
+    loader = make(filters=pc.field("y") < 130, split_size=90)
     wanted = [x for x in EVERY_ROW if x % ROWS < 130]
     assert sum(len(batch["x"]) for batch in loader) == len(wanted)
     assert sorted(taken(loader)) == wanted

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.usefixtures("earlier_loaders_gone")
 
 GROUPS = [[9, 7], [], [30], [0, 4], [8, 8, 8]]
 TOTAL = sum(map(sum, GROUPS))
-OPTIONS: dict[str, Any] = {"batch_size": 5, "num_workers": 2, "shuffle": True, "split_rows": 1}
+OPTIONS: dict[str, Any] = {"batch_size": 5, "num_workers": 2, "shuffle": True, "split_size": 1}
 
 
 @pytest.fixture
@@ -72,8 +72,7 @@ def test_an_explicit_fork_is_refused_with_the_remedy(table: str, s3_options: dic
             table,
             "parquet",
             storage_options=s3_options,
-            worker_type="process",
-            multiprocessing_context=context,
+            worker_type=context,
         )
 
 

@@ -9,12 +9,14 @@ import numpy as np
 import pyarrow as pa
 import torch
 
+from torch_table_loader import Vocabulary
+
 FORMS: list[dict[str, Any]] = [
     {"output_format": "numpy", "nulls": "mask"},
     {"output_format": "arrow"},
     {"output_format": "dict"},
     {"nulls": "mask", "ragged": "pad"},
-    {"nulls": {"n": -5}, "ragged": "offsets", "strings": "codes", "vocabulary": {"s": ["s1", "s2"]}},
+    {"nulls": {"n": -5}, "ragged": "offsets", "strings": {"s": Vocabulary(["s1", "s2"])}},
     {"nulls": {"n": -5}, "ragged": "nested", "worker_type": "process", "num_workers": 2},
 ]
 """Options that decide it, all kinds of each between them."""

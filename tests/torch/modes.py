@@ -47,7 +47,6 @@ _OF_SOURCES = (
     "nulls",
     "ragged",
     "strings",
-    "vocabulary",
     "transforms",
     "decode",
 )
@@ -219,7 +218,7 @@ class Splits(Mode):
         """Shuffle splits, unless told otherwise."""
         chosen: dict[str, Any] = {"shuffle": True} | options
         if "split_strategy" not in chosen:
-            chosen.setdefault("split_rows", 10)
+            chosen.setdefault("split_size", 10)
         return StructuredDataset, [str(root / "a")], chosen
 
     def steps(self, state: State, batch_size: int = 5) -> int:
@@ -330,7 +329,7 @@ class MixedSplits(TwoTables):
     """Mixes two tables that are read split by split."""
 
     name = "streams"
-    shuffle: ClassVar[dict[str, Any]] = {"shuffle": True, "split_rows": 10}
+    shuffle: ClassVar[dict[str, Any]] = {"shuffle": True, "split_size": 10}
 
     def steps(self, state: State, batch_size: int = 5) -> int:
         """Read the steps of the newest stage."""
@@ -359,7 +358,7 @@ ROW_MODES: list[RowMode] = [ROWS, LAKE, MIXTURE]
 
 PROCESSES: dict[str, Any] = {"worker_type": "process", "num_workers": 2}
 UNEVEN: dict[str, dict[str, Any]] = {
-    "splits": {"split_rows": 10**9, "num_workers": 1},
+    "splits": {"split_size": 10**9, "num_workers": 1},
     "mixture": {"weights": {"a": 1, "b": 0}},
     "streams": {"weights": {"a": 1, "b": 0}},
 }

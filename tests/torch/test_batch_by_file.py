@@ -221,7 +221,7 @@ def test_the_explanation_counts_rows_and_steps_of_every_rank(tmp_path: Path) -> 
     [
         ({"shuffle": "rows"}, "batch_by='file' does not work with shuffle='rows'"),
         ({"batch_by": "row"}, "batch_by must be one of None, 'file'"),
-        ({"split_rows": 3}, "leave split_bytes and split_rows out"),
+        ({"split_size": 3}, "leave split_size out"),
         ({"count_filtered": False}, "leave count_filtered=True, or batch_by out"),
         ({"pack": Pack(seq_len=4)}, 'use strategy="best_fit" or "pad"'),
     ],

@@ -18,12 +18,12 @@ from torch.utils.data import DataLoader
 
 from tests.tables.plain import meant_warnings
 from tests.torch.modes import MODES, Mode, write_tables
-from torch_table_loader import ConfigError, ConfigTypeError, Hash, MixedDataset, StructuredDataset
+from torch_table_loader import ConfigError, ConfigTypeError, Hash, MixedDataset, StructuredDataset, Vocabulary
 from torch_table_loader.batching.outputs import Ragged
 
 ROWS = 40
-FORKED: dict[str, Any] = {"worker_type": "process", "num_workers": 2, "multiprocessing_context": "fork"}
-SPAWNED: dict[str, Any] = {**FORKED, "num_workers": 1, "multiprocessing_context": "forkserver"}
+FORKED: dict[str, Any] = {"worker_type": "fork", "num_workers": 2}
+SPAWNED: dict[str, Any] = {"worker_type": "forkserver", "num_workers": 1}
 SERVED: dict[str, dict[str, Any]] = {"threads": {}, "caller": {"num_workers": 0}, "processes": FORKED}
 
 
@@ -63,7 +63,7 @@ def halved(values: Any) -> Any:
 
 
 @pytest.mark.parametrize("served", SERVED)
-@pytest.mark.parametrize("order", [{}, {"shuffle": True, "split_rows": 5}, {"shuffle": "rows"}], ids=str)
+@pytest.mark.parametrize("order", [{}, {"shuffle": True, "split_size": 5}, {"shuffle": "rows"}], ids=str)
 def test_batches_are_those_without_functions_with_the_functions_called(
     table: str, served: str, order: dict[str, Any]
 ) -> None:
@@ -228,7 +228,7 @@ def test_a_loader_of_ones_own_calls_them(table: str, workers: int) -> None:
 
 
 def test_a_state_goes_on_with_them(table: str) -> None:
-    options: dict[str, Any] = {"columns": ["x"], "transforms": {"x": halved}, "shuffle": True, "split_rows": 5}
+    options: dict[str, Any] = {"columns": ["x"], "transforms": {"x": halved}, "shuffle": True, "split_size": 5}
     loader = make(table, **options)
     batches = iter(loader)
     found = [next(batches)["x"] for _ in range(2)]
@@ -291,8 +291,8 @@ def test_an_error_in_a_map_names_the_column(table: str) -> None:
             r"decode\['image'\] is called with strings or bytes, and strings=",
         ),
         (
-            {"decode": {"image": len}, "strings": "codes", "vocabulary": {"image": [b"a"]}},
-            "vocabulary names 'image', whose strings come as 'list'",
+            {"decode": {"image": len}, "strings": {"image": Vocabulary([b"a"])}},
+            r"decode\['image'\] is called with strings or bytes, and strings=",
         ),
     ],
 )

@@ -15,7 +15,7 @@ from tests.tables.plain import write_table
 GROUPS = [[130, 170, 60], [400], [], [90] * 7, [1], [333, 333], [250] * 3]
 OPTIONS: dict[str, Any] = {
     "shuffle": True,
-    "split_rows": 150,
+    "split_size": 150,
     "batch_size": 7,
     "num_workers": 2,
     "every": 5,

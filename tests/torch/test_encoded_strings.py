@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from tests.effort import examples
 from tests.tables.iceberg import COLUMNS, IcebergWriter
-from torch_table_loader import Hash, IcebergDataset, MixedDataset, StructuredDataset, TableError
+from torch_table_loader import Hash, IcebergDataset, MixedDataset, StructuredDataset, TableError, Vocabulary
 from torch_table_loader.batching import decoders
 from torch_table_loader.batching.coders import HashCoder, VocabularyCoder
 from torch_table_loader.batching.outputs import cut_values
@@ -25,8 +25,8 @@ from torch_table_loader.read.parquet import ParquetFile
 
 WORDS = [f"word {number}" for number in range(40)]
 FORMS: list[dict[str, Any]] = [
-    {"strings": "codes", "vocabulary": {"a": WORDS[:25], "b": WORDS}},
-    {"strings": "codes", "vocabulary": {"a": WORDS[:25], "b": WORDS}, "nulls": {"a": "word 3", "b": "nothing"}},
+    {"strings": {"a": Vocabulary(WORDS[:25]), "b": Vocabulary(WORDS)}},
+    {"strings": {"a": Vocabulary(WORDS[:25]), "b": Vocabulary(WORDS)}, "nulls": {"a": "word 3", "b": "nothing"}},
     {"strings": Hash(buckets=17)},
     {"strings": Hash(buckets=17), "nulls": {"a": "word 3", "b": "nothing"}},
 ]
@@ -39,7 +39,7 @@ def codes(values: pa.ChunkedArray, column: str, form: dict[str, Any]) -> list[in
     plain = plain if fill is None else plain.fill_null(fill)
     if isinstance(form["strings"], Hash):
         return list(HashCoder(form["strings"].buckets).codes(plain).tolist())
-    coder = VocabularyCoder(pa.array(form["vocabulary"][column], pa.large_string()))
+    coder = VocabularyCoder(pa.array(form["strings"][column].values, pa.large_string()))
     return list(coder.codes(plain).tolist())
 
 
@@ -108,10 +108,9 @@ def test_codes_are_those_of_the_plain_strings(
     if options["filters"]:
         whole = whole.filter(masks[options["filters"]])
     names = options["columns"] or whole.column_names
-    form = form | {
-        key: {name: value for name, value in form[key].items() if name in names}
-        for key in ("vocabulary", "nulls")
-        if key in form
+    form = {
+        key: {name: value for name, value in given.items() if name in names} if isinstance(given, dict) else given
+        for key, given in form.items()
     }
     loader, _ = StructuredDataset.create_dataloader(
         str(root), "parquet", check_plan=False, shuffle=False, **form, **options
@@ -124,7 +123,7 @@ def test_codes_are_those_of_the_plain_strings(
 def test_only_what_a_file_has_in_a_dictionary_is_looked_up_by_it(tmp_path: Path, looked_up: list[bool]) -> None:
     many = pa.table({"a": [f"https://example.com/{number:08}" for number in range(70_000)]})
     few = pa.table({"a": WORDS * 1750})
-    form: dict[str, Any] = {"strings": "codes", "vocabulary": {"a": WORDS}}
+    form: dict[str, Any] = {"strings": {"a": Vocabulary(WORDS)}}
     expected = []
     for name, part, use in (("few", few, True), ("plain", few, False), ("many", many, True)):
         pq.write_table(part, tmp_path / f"{name}.parquet", use_dictionary=use)
@@ -190,7 +189,7 @@ def test_row_groups_of_dictionaries_are_read_whole(tmp_path: Path, monkeypatch: 
             yield batch
 
     monkeypatch.setattr(ParquetFile, "batches", noted)
-    form: dict[str, Any] = {"strings": "codes", "vocabulary": dict.fromkeys(part.column_names, WORDS)}
+    form: dict[str, Any] = {"strings": Vocabulary(WORDS)}
     loader, dataset = StructuredDataset.create_dataloader(str(tmp_path), batch_size=1000, **form)
     assert sum(len(batch["w0"]) for batch in loader) == len(part)
     assert sizes == [len(part)]
@@ -202,7 +201,7 @@ def test_row_groups_of_dictionaries_are_read_whole(tmp_path: Path, monkeypatch: 
 def test_codes_of_an_iceberg_table_whose_column_was_renamed(
     tmp_path: Path, deletes: str, form: dict[str, Any], looked_up: list[bool]
 ) -> None:
-    form = form | {key: {"word": form[key]["a"]} for key in ("vocabulary", "nulls") if key in form}
+    form = {key: {"word": given["a"]} if isinstance(given, dict) else given for key, given in form.items()}
     writer = IcebergWriter(tmp_path)
     rows = [{"x": x, "k": x % 5, "s": WORDS[x % 30] if x % 7 else None} for x in range(400)]
     path = writer.append(rows[:250], group=100)
@@ -258,7 +257,7 @@ def test_a_damaged_index_is_an_error_that_names_the_file(tmp_path: Path, monkeyp
             yield pa.record_batch({"a": pa.DictionaryArray.from_arrays(indices, found.dictionary, safe=False)})
 
     monkeypatch.setattr(pq.ParquetFile, "iter_batches", damaged)
-    form: dict[str, Any] = {"strings": "codes", "vocabulary": {"a": WORDS}, "num_workers": 0}
+    form: dict[str, Any] = {"strings": {"a": Vocabulary(WORDS)}, "num_workers": 0}
     loader, _ = StructuredDataset.create_dataloader(str(tmp_path), "parquet", batch_size=800, **form)
     with pytest.raises(TableError, match=r"part\.parquet"):
         list(loader)
@@ -268,7 +267,7 @@ def test_a_column_of_dictionaries_stands_beside_one_of_strings_that_a_file_has_e
     words = [WORDS[number % 7] for number in range(400)]
     dictionaries = pa.table({"a": pa.array(words).dictionary_encode(), "b": words})
     pq.write_table(dictionaries, tmp_path / "x.parquet", row_group_size=100)
-    options: dict[str, Any] = {"strings": "codes", "vocabulary": {"a": WORDS, "b": WORDS}, "check_plan": False}
+    options: dict[str, Any] = {"strings": Vocabulary(WORDS), "check_plan": False}
     loader, _ = StructuredDataset.create_dataloader(tmp_path, batch_size=50, num_workers=0, **options)
     for name in ("a", "b"):
         assert [code for batch in loader for code in batch[name].tolist()] == [number % 7 for number in range(400)]

@@ -81,7 +81,7 @@ def test_workers_of_a_fork_server_have_the_environment_of_today(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_table(tmp_path, [[10]])
-    options: dict[str, Any] = {"worker_type": "process", "multiprocessing_context": "forkserver", "num_workers": 1}
+    options: dict[str, Any] = {"worker_type": "forkserver", "num_workers": 1}
     for value in ("first", "second", None):
         if value is None:
             monkeypatch.delenv("A_VARIABLE_OF_THIS_TEST")
@@ -95,11 +95,11 @@ def test_workers_of_a_fork_server_have_the_environment_of_today(
 @daily(lambda method: method != "spawn")
 def test_every_start_method_gives_the_same_batches(table: Path, method: str) -> None:
     options: dict[str, Any] = {"batch_size": 8, "num_workers": 1}
-    found = deliver(table, worker_type="process", multiprocessing_context=method, **options)
+    found = deliver(table, worker_type=method, **options)
     assert found == deliver(table, **options)
     context = torch.multiprocessing.get_context(method)
     if method == "fork":
-        assert deliver(table, worker_type="process", multiprocessing_context=context, **options) == found
+        assert deliver(table, worker_type=context, **options) == found
 
 
 def test_no_workers_start_neither_thread_nor_process(table: Path) -> None:

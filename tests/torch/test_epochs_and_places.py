@@ -201,7 +201,7 @@ def test_half_of_what_has_no_end_is_refused(tables: Path) -> None:
 # ---- the end ---------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("options", [{}, {"worker_type": "process", "multiprocessing_context": "fork"}], ids=str)
+@pytest.mark.parametrize("options", [{}, {"worker_type": "fork"}], ids=str)
 def test_a_closed_loader_leaves_no_worker_and_goes_on_where_it_was(tables: Path, options: dict[str, Any]) -> None:
     whole = SPLITS.read(SPLITS.make(tables))
     threads = set(threading.enumerate())

@@ -61,8 +61,8 @@ SAME: list[tuple[list[Any], dict[str, Any]]] = [
     (ROW_MODES, STORES),
     ([LAKE], STORES | PROCESSES),
     ([LAKE], {"split_deletes": True}),
-    ([ROWS], PROCESSES | {"row_store_memory": 1, "multiprocessing_context": "forkserver"}),
-    ([MIXTURE], PROCESSES | STORES | {"multiprocessing_context": "forkserver"}),
+    ([ROWS], PROCESSES | {"row_store_memory": 1, "worker_type": "forkserver"}),
+    ([MIXTURE], PROCESSES | STORES | {"worker_type": "forkserver"}),
 ]
 
 
@@ -75,7 +75,7 @@ def test_batches_are_the_same_whoever_makes_them(
     monkeypatch.setenv("TORCH_TABLE_LOADER_CACHE", str(tmp_path))
     options = {name: str(tmp_path) if value == "STORES" else value for name, value in options.items()}
     found = mode.make(tables, **options)
-    for epoch in (3,) if "multiprocessing_context" in options else (0, 3):
+    for epoch in (3,) if options.get("worker_type") == "forkserver" else (0, 3):
         wanted.set_epoch(epoch)
         found.set_epoch(epoch)
         order = mode.read(wanted)
@@ -355,7 +355,7 @@ REFUSED: list[tuple[list[Any], dict[str, Any], str]] = [
         "over 4 ranks and 2 micro-batches is 8 rows a micro-batch, but batch_size=16 was passed too; leave",
     ),
     ([SPLITS], {"row_store": "memory"}, "row_store='memory' does not work with shuffle=True"),
-    (NO_MEANING, {"split_rows": 5}, "split_rows=5 does not work with shuffle='rows'"),
+    (NO_MEANING, {"split_size": 5}, "split_size=5 does not work with shuffle='rows'"),
     (NO_MEANING, {"shuffle_buffer_size": 5}, "shuffle_buffer_size=5 does not work"),
     (NO_MEANING, {"split_strategy": "row_balanced"}, "split_strategy='row_balanced' does not work"),
     (NO_MEANING, {"filters": pc.field("x") > 3, "count_filtered": False}, "count_filtered=False does not work"),
@@ -363,12 +363,12 @@ REFUSED: list[tuple[list[Any], dict[str, Any], str]] = [
     (ROW_MODES, {"row_store_memory": "much"}, "row_store_memory must look like"),
     (
         [ROWS, LAKE],
-        {"row_store": "memory", "worker_type": "process", "multiprocessing_context": "spawn"},
+        {"row_store": "memory", "worker_type": "spawn"},
         "not forked; pass row_store=",
     ),
     (
         [MIXTURE],
-        {"worker_type": "process", "multiprocessing_context": "forkserver"},
+        {"worker_type": "forkserver"},
         "source 'a' keeps its rows in memory.*as row_store=",
     ),
 ]

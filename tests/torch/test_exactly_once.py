@@ -38,7 +38,7 @@ jobs = st.fixed_dictionaries(
         "split_strategy": st.sampled_from(
             [None, "target_size", "size_balanced", RowBalancedStrategy(target_rows=5), SizeBalancedStrategy(100)]
         ),
-        "split_rows": st.sampled_from([None, 1, 10]),
+        "split_size": st.sampled_from([None, 1, 10]),
     }
 )
 

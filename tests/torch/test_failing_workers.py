@@ -64,7 +64,7 @@ def test_a_torn_row_group_is_named_with_its_file_and_column(table: Path, worker_
     tear(table / "002.parquet", group=1, column=2)
     options = {"num_workers": 0} if worker_type == "caller" else {"worker_type": worker_type}
     with pytest.raises(TableError) as caught:
-        drain(make(table, split_rows=1, **options))
+        drain(make(table, split_size=1, **options))
     text = str(caught.value)
     assert "002.parquet, row group 1, column 'f'" in text
     assert "damaged" in text
@@ -76,7 +76,7 @@ def test_a_torn_row_group_is_named_with_its_file_and_column(table: Path, worker_
 def test_batches_before_the_torn_row_group_came(table: Path) -> None:
     tear(table / "002.parquet", group=1, column=0)
     with pytest.raises(TableError) as caught:
-        drain(make(table, num_workers=1, split_rows=1))
+        drain(make(table, num_workers=1, split_size=1))
     delivered = [row for batch in caught.value.delivered for row in batch.rows]  # type: ignore[attr-defined]
     assert delivered == list(range(len(delivered)))
     assert 150 < len(delivered) <= 210
@@ -256,8 +256,8 @@ def sends_much(batch: Any) -> Any:
 def test_whatever_ends_a_worker_is_a_worker_error(
     table: Path, method: str, name: str, collate_fn: Any, nothing_is_polled: None
 ) -> None:
-    options = {"multiprocessing_context": method, "batch_size": 1, "prefetch_batches": 1, "collate_fn": collate_fn}
-    loader = make(table, "process", **options)
+    options = {"batch_size": 1, "prefetch_batches": 1, "collate_fn": collate_fn}
+    loader = make(table, method, **options)
     for pause in (0.0, 0.003, 0.05) if method == "fork" else (0.003,):  # others start slowly
         batches: Any = iter(loader)
         next(batches)
@@ -338,7 +338,7 @@ class OnlyThere:
 @pytest.mark.parametrize("method", ["spawn", "forkserver"])
 @daily(lambda method: method == "forkserver")
 def test_a_worker_that_cannot_start_is_a_worker_error(table: Path, method: str) -> None:
-    loader = make(table, "process", collate_fn=OnlyThere(), multiprocessing_context=method)
+    loader = make(table, method, collate_fn=OnlyThere())
     with pytest.raises(WorkerError, match=r"ended with code 1 .*its own message is on stderr"):
         list(loader)
     assert not children()
@@ -351,10 +351,10 @@ def test_a_collate_fn_that_does_not_pickle_is_refused_at_construction(table: Pat
         with pytest.raises(
             ConfigError, match=rf"collate_fn must pickle to reach worker processes that start by {method}"
         ):
-            make(table, "process", collate_fn=collate_fn, multiprocessing_context=method)
-        make(table, "thread", collate_fn=collate_fn, multiprocessing_context=method)
+            make(table, method, collate_fn=collate_fn)
+        make(table, "thread", collate_fn=collate_fn)
     counter = get_context(method).Value("i")  # pickles, but only while a process starts
-    assert list(make(table, "process", collate_fn=Holder(counter), multiprocessing_context=method, batch_size=100))
+    assert list(make(table, method, collate_fn=Holder(counter), batch_size=100))
 
 
 class Holder:

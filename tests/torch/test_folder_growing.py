@@ -35,9 +35,9 @@ FILTER = pc.field("k") < 4
 
 CUTTERS: list[dict[str, Any]] = [
     {"shuffle": True},
-    {"split_rows": 5, "shuffle": True},
-    {"split_rows": 5},
-    {"split_strategy": "row_balanced", "split_rows": 4, "shuffle": True},
+    {"split_size": 5, "shuffle": True},
+    {"split_size": 5},
+    {"split_strategy": "row_balanced", "split_size": 4, "shuffle": True},
 ]
 GENERATORS: list[dict[str, Any]] = [
     {"split_strategy": HalvesV2()},
@@ -171,7 +171,7 @@ def test_other_options_and_tables_are_refused_over_a_table_that_grew(tmp_path: P
     state = loader.state_dict()
     folder.grow([[5]])
     for options, message in (
-        ({"split_rows": 2}, "split_rows was None and is 2"),
+        ({"split_size": 2}, "split_size was .134217728 B. and is 2"),
         ({"columns": ["x"]}, "columns was"),
         ({"on_growth": None}, 'the table grew since.*or pass on_growth="continue"'),
     ):

@@ -238,7 +238,6 @@ def test_one_rank_by_default_in_a_job_of_four_is_warned_about(seen: Seen) -> Non
 @pytest.mark.parametrize(
     ("scene", "said"),
     [
-        ("mesh_beside_other_numbers", "ConfigError: mesh has 2 data-parallel ranks, got num_ranks=4"),
         ("environment_that_disagrees", 'ConfigError: num_ranks="auto" found ranks that disagree'),
     ],
 )

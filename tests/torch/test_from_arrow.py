@@ -26,7 +26,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.tables.plain import meant_warnings
-from torch_table_loader import ConfigError, ConfigTypeError, MixedDataset, ResumeError, StructuredDataset, TableLoader
+from torch_table_loader import (
+    ConfigError,
+    ConfigTypeError,
+    MixedDataset,
+    ResumeError,
+    StructuredDataset,
+    TableLoader,
+    Vocabulary,
+)
 from torch_table_loader.arrow.content_hash import content_hash
 from torch_table_loader.errors import StorageError
 from torch_table_loader.opening import arrow_source
@@ -48,11 +56,11 @@ MODES: dict[str, dict[str, Any]] = {
     "order": {},
     "splits": {"shuffle": True},
     "window": {"shuffle": True, "shuffle_buffer_size": 64},
-    "rows": {"shuffle": "rows", "split_rows": None},
+    "rows": {"shuffle": "rows", "split_size": None},
     "filter": {"filters": pc.field("b") | (pc.field("x") > 700)},
     "pad": {"shuffle": True, "even_ranks": "balance"},
 }
-COMMON: dict[str, Any] = {"batch_size": 17, "output_format": "dict", "split_rows": 60, "row_id": True}
+COMMON: dict[str, Any] = {"batch_size": 17, "output_format": "dict", "split_size": 60, "row_id": True}
 
 
 @pytest.fixture(autouse=True)
@@ -261,7 +269,7 @@ def test_frames_of_polars_with_views_and_categories() -> None:
     for given_form in (frame, pa.table(frame)):  # pyarrow gets string_view from it
         batch = next(iter(StructuredDataset.from_arrow(given_form, output_format="dict")))
         assert batch == frame.to_dict(as_series=False)
-    coded = StructuredDataset.from_arrow(frame, columns=["c"], strings="codes", vocabulary={"c": ["y", "x"]})
+    coded = StructuredDataset.from_arrow(frame, columns=["c"], strings={"c": Vocabulary(["y", "x"])})
     assert next(iter(coded))["c"].tolist() == [1, 0, 1]
 
 
@@ -355,7 +363,7 @@ def test_the_source_keeps_the_contract() -> None:
 @pytest.mark.slow
 def test_processes_share_one_file_that_goes_with_the_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    loader = _loader(TABLE, num_workers=2, worker_type="process", multiprocessing_context="spawn")
+    loader = _loader(TABLE, num_workers=2, worker_type="spawn")
     assert sorted(_all([loader])) == sorted(_all([_loader(TABLE)]))
     assert len(list(tmp_path.iterdir())) == 1
     assert next(tmp_path.iterdir()).stat().st_mode & 0o077 == 0
@@ -381,7 +389,7 @@ def test_processes_share_one_file_that_goes_with_the_table(tmp_path: Path, monke
 @pytest.mark.skipif("fork" not in multiprocessing.get_all_start_methods(), reason="no fork here")
 def test_forked_workers_need_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    loader = _loader(TABLE, num_workers=2, worker_type="process", multiprocessing_context="fork")
+    loader = _loader(TABLE, num_workers=2, worker_type="fork")
     assert sorted(_all([loader])) == sorted(_all([_loader(TABLE)]))
     assert not [path for path in tmp_path.iterdir() if path.suffix == ".arrow"]
 

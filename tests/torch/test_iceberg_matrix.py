@@ -67,7 +67,7 @@ def holds(case: Case, num_ranks: int, **options: Any) -> None:
 @daily(22)
 def test_in_threads(made: Callable[[str], Case], name: str, num_ranks: int) -> None:
     holds(made(name), num_ranks)
-    holds(made(name), num_ranks, shuffle=True, split_deletes=True, split_rows=6)
+    holds(made(name), num_ranks, shuffle=True, split_deletes=True, split_size=6)
 
 
 @pytest.mark.parametrize("num_ranks", [1, 3])

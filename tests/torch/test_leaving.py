@@ -162,7 +162,7 @@ def test_two_epochs_at_once_keep_no_more_threads_than_they_had(table: Path) -> N
 
 
 def test_a_forked_child_iterates_a_loader_whose_threads_wait(mode: Mode, table: Path) -> None:
-    loader = make(mode, table, multiprocessing_context="fork")
+    loader = make(mode, table)
     assert len(list(loader)) == len(loader)
     found = get_context("fork").SimpleQueue()
     child = get_context("fork").Process(target=lambda: found.put(len(list(loader))))
@@ -253,7 +253,7 @@ def test_an_interrupt_while_the_caller_waits_stops_the_workers(
 
     monkeypatch.setattr(TaskReader, "read", wait_and_read)
     monkeypatch.setattr(executor, "take", wait_and_take)
-    batches = iter(make(SPLITS, table, worker_type, multiprocessing_context="fork"))
+    batches = iter(make(SPLITS, table, {"process": "fork"}.get(worker_type, worker_type)))
     before = signal.signal(signal.SIGINT, interrupted)  # a shell's background job ignores interrupts
     interrupter = threading.Thread(target=interrupt)
     interrupter.start()

@@ -157,7 +157,7 @@ def test_a_process_that_is_forked_while_bytes_are_fetched_reads_for_itself(table
 
 
 def test_worker_processes_begin_after_epochs_on_threads(table: Path, gate: Gate) -> None:
-    threads, processes = make(table), make(table, worker_type="process", multiprocessing_context="fork")
+    threads, processes = make(table), make(table, worker_type="fork")
     batches = iter(threads)
     next(batches)
     assert sum(len(batch["x"]) for batch in processes) == FILES * ROWS

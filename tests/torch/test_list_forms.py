@@ -20,12 +20,12 @@ from torch_table_loader.engine.device import BatchMover, CudaCopier
 
 ROWS = 50
 LENGTHS = [row * 37 % 11 for row in range(ROWS)]
-FORKED: dict[str, Any] = {"worker_type": "process", "num_workers": 2, "multiprocessing_context": "fork"}
+FORKED: dict[str, Any] = {"worker_type": "fork", "num_workers": 2}
 MODES: dict[str, dict[str, Any]] = {
     "threads": {},
     "caller": {"num_workers": 0},
     "processes": FORKED,
-    "windows": {"shuffle": True, "split_rows": 9, "shuffle_buffer_size": 7},
+    "windows": {"shuffle": True, "split_size": 9, "shuffle_buffer_size": 7},
     "rows": {"shuffle": "rows"},
     "row-processes": {"shuffle": "rows", **FORKED},
     "collated": {"collate_fn": dict, **FORKED},

@@ -25,6 +25,7 @@ from torch_table_loader import (
     IcebergDataset,
     StructuredDataset,
     TableLoaderError,
+    Vocabulary,
 )
 from torch_table_loader.arrow.elements import ElementType
 from torch_table_loader.read.tasks import TaskReader
@@ -99,7 +100,7 @@ def test_they_are_those_of_the_live_values(table: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "options", [{"shuffle": "rows"}, {"shuffle": True, "split_rows": 7, "num_workers": 1, "even_ranks": "drop"}]
+    "options", [{"shuffle": "rows"}, {"shuffle": True, "split_size": 7, "num_workers": 1, "even_ranks": "drop"}]
 )
 @pytest.mark.parametrize("rank", [0, 2])
 def test_they_are_the_same_to_the_last_bit_on_every_rank_and_in_every_mode(
@@ -283,8 +284,7 @@ def test_it_is_a_plain_value_for_codes(table: Path) -> None:
         table,
         output_format="torch",
         columns=["country"],
-        strings="codes",
-        vocabulary={"country": known},
+        strings={"country": Vocabulary(known)},
         batch_size=ROWS,
         num_workers=0,
     )

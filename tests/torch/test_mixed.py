@@ -26,7 +26,15 @@ from hypothesis import strategies as st
 from tests.effort import daily, examples
 from tests.states import is_ended, newest
 from tests.tables.plain import meant_warnings, write_table
-from torch_table_loader import ConfigError, MixedDataset, ResumeError, SourceRow, StructuredDataset, TableLoader
+from torch_table_loader import (
+    ConfigError,
+    MixedDataset,
+    ResumeError,
+    SourceRow,
+    StructuredDataset,
+    TableLoader,
+    Vocabulary,
+)
 from torch_table_loader.engine import row_store
 from torch_table_loader.errors import ConfigTypeError
 from torch_table_loader.extend import ExclusionVersions
@@ -164,7 +172,7 @@ def test_the_first_source_to_be_exhausted_ends_the_epoch_at_the_row_that_would_r
     assert after in rest
 
 
-@pytest.mark.parametrize("worker_type", ["thread", "process"])
+@pytest.mark.parametrize("worker_type", ["thread", "fork"])
 @pytest.mark.parametrize("where", ["behind a URL", "larger than memory"])
 @daily(lambda worker_type, where: worker_type == "thread" or where == "behind a URL")
 def test_stores_that_are_not_in_memory_give_the_same(
@@ -178,12 +186,7 @@ def test_stores_that_are_not_in_memory_give_the_same(
     place = f"memory://{folder}" if where == "behind a URL" else str(tmp_path / "stores")
     if where == "larger than memory":
         monkeypatch.setattr(row_store, "available_memory", lambda: 1)
-    store: dict[str, Any] = {
-        "row_store": place,
-        "row_store_memory": 1,
-        "num_workers": 2,
-        "multiprocessing_context": "fork",
-    }
+    store: dict[str, Any] = {"row_store": place, "row_store_memory": 1, "num_workers": 2}
     with small_sizes(gather_rows=16):
         assert batches(make(tables, **chosen, **store)[0]) == wanted
         monkeypatch.setenv("TORCH_TABLE_LOADER_CACHE", str(tmp_path / "second"))
@@ -659,21 +662,20 @@ def test_sources_that_do_not_fit_are_refused(tables: Tables, tmp_path: Path) -> 
     [
         ({"nulls": {"x": float("nan")}}, {"nulls": {"x": float("nan")}}),
         (
-            {"vocabulary": {"text": np.array(["row 1", "row 2"])}},
-            {"vocabulary": {"text": np.array(["row 1", "row 2"])}},
+            {"strings": {"text": Vocabulary(np.array(["row 1", "row 2"]).tolist())}},
+            {"strings": {"text": Vocabulary(pa.array(["row 1", "row 2"]))}},
         ),
-        ({"vocabulary": {"text": ["row 1", "row 2"]}}, {"vocabulary": {"text": ("row 1", "row 2")}}),
+        ({"strings": {"text": Vocabulary(["row 1", "row 2"])}}, {"strings": {"text": Vocabulary(("row 1", "row 2"))}}),
     ],
     ids=str,
 )
 def test_what_is_the_same_form_but_not_the_same_object_is_taken(tables: Tables, one: Any, other: Any) -> None:
-    codes = {"strings": "codes"} if "vocabulary" in one else {}
-    sources = {"a": open_sources({"a": tables["a"]}, **one, **codes)["a"]}
-    sources |= {"b": open_sources({"b": tables["b"]}, **other, **codes)["b"]}
+    sources = {"a": open_sources({"a": tables["a"]}, **one)["a"]}
+    sources |= {"b": open_sources({"b": tables["b"]}, **other)["b"]}
     assert len(next(iter(MixedDataset(sources, {"a": 1, "b": 1}, batch_size=100)))["text"]) > 0
-    if codes:
-        different = open_sources({"b": tables["b"]}, vocabulary={"text": ["row 2", "row 1"]}, **codes)
-        with pytest.raises(ConfigError, match="must come in one form, but vocabulary is"):
+    if "strings" in one:
+        different = open_sources({"b": tables["b"]}, strings={"text": Vocabulary(["row 2", "row 1"])})
+        with pytest.raises(ConfigError, match="must come in one form, but strings is"):
             MixedDataset(sources | different, {"a": 1, "b": 1})
 
 

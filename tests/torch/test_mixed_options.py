@@ -91,4 +91,4 @@ def test_contradictions_are_refused_by_name(paths: dict[str, str]) -> None:
     MixedDataset(open_ones, EVEN, row_id=True, check_plan=False)
     refused("'b' is a stream, and 'a' has", to_open(paths) | to_open({"b": paths["b"]}, shuffle=True))
     refused("'a' must be a dataset of one table", {"a": dict, "b": dict})
-    refused("split_bytes= belongs to the sources", to_open(paths), split_bytes=10)
+    refused("split_size= belongs to the sources", to_open(paths), split_size=10)

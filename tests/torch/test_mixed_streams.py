@@ -74,7 +74,7 @@ def make(
     weights = {name: WEIGHTS[name] for name in tables} if weights is None else weights
     with meant_warnings():
         sources = {
-            name: partial(StructuredDataset, path, shuffle=shuffle, split_rows=40) for name, path in tables.items()
+            name: partial(StructuredDataset, path, shuffle=shuffle, split_size=40) for name, path in tables.items()
         }
         return MixedDataset.create_dataloader(sources, weights, **({"check_plan": False, "batch_size": 16} | options))
 

@@ -27,7 +27,7 @@ def table(tmp_path: Path) -> Path:
 
 def own_loader(table: Path, workers: int, **options: Any) -> tuple[DataLoader[Any], StructuredDataset]:
     loader_options = {name: options.pop(name) for name in ("persistent_workers", "context") if name in options}
-    dataset = StructuredDataset(str(table), "parquet", **{"batch_size": 4, "split_rows": 1} | options)
+    dataset = StructuredDataset(str(table), "parquet", **{"batch_size": 4, "split_size": 1} | options)
     context = loader_options.pop("context", None)
     with meant_warnings():
         return DataLoader(
@@ -53,7 +53,7 @@ def test_its_batches_are_those_of_as_many_lanes(table: Path, workers: int, optio
     with meant_warnings():
         found = [as_values(batch) for batch in loader]
         assert len(loader) == len(found)
-    wanted = deliver(table, batch_size=4, split_rows=1, num_workers=max(1, workers), **options)
+    wanted = deliver(table, batch_size=4, split_size=1, num_workers=max(1, workers), **options)
     assert sorted(batch.rows for batch in found) == sorted(batch.rows for batch in wanted)
     if workers < 2:
         assert found == wanted
@@ -74,7 +74,7 @@ def test_persistent_workers_see_a_new_epoch(table: Path, context: str) -> None:
     for epoch in (0, 3, 1):
         dataset.set_epoch(epoch)
         found = [as_values(batch).rows for batch in loader]
-        wanted = deliver(table, epoch=epoch, batch_size=4, split_rows=1, shuffle=True, num_workers=1)
+        wanted = deliver(table, epoch=epoch, batch_size=4, split_size=1, shuffle=True, num_workers=1)
         assert found == [batch.rows for batch in wanted]
         pids.append(children())
     assert pids[0] == pids[1] == pids[2]
@@ -97,7 +97,7 @@ def test_leaving_it_leaves_nothing(table: Path, workers: int) -> None:
 def test_the_dataset_can_be_iterated_alone(table: Path) -> None:
     _, dataset = own_loader(table, 0)
     found = [as_values(batch).rows for batch in dataset]
-    assert found == [batch.rows for batch in deliver(table, batch_size=4, split_rows=1, num_workers=1)]
+    assert found == [batch.rows for batch in deliver(table, batch_size=4, split_size=1, num_workers=1)]
     assert len(dataset) == len(found)
 
 

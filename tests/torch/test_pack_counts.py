@@ -236,7 +236,7 @@ def test_token_files_are_counted_by_their_index(
     documents = [[100 + row] * (row * 7 % 23) for row in range(40)]
     writer(tmp_path / f"x{suffix}", documents)
     pack = Pack(seq_len=16, tokens="tokens", strategy=strategy, min_length=3, sep_id=9, block_docs=5)
-    options: dict[str, Any] = {"columns": None, "batch_size": 2, "split_rows": split_rows}
+    options: dict[str, Any] = {"columns": None, "batch_size": 2, "split_size": split_rows}
     if split_rows is not None:
         options["split_strategy"] = "row_balanced"
 

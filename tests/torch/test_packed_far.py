@@ -75,7 +75,7 @@ FORMS: list[dict[str, Any]] = [
     {"row_store_memory": "2KiB", "num_workers": 2, "even_ranks": "pad", "num_ranks": 2, "rank": 1},
     {**SMALL, "row_id": True, "filters": pc.field("id") > 7},
     pytest.param(
-        {**SMALL, "worker_type": "process", "num_workers": 2, "multiprocessing_context": "fork"},
+        {**SMALL, "worker_type": "fork", "num_workers": 2},
         id="processes",
     ),  # type: ignore[list-item]
 ]

@@ -29,7 +29,7 @@ def of(part: str, column: Any = "x", **options: Any) -> Any:
     return part_of(column, SHARES, part, **options)
 
 
-SPAWNED: dict[str, Any] = PROCESSES | {"multiprocessing_context": "spawn"}
+SPAWNED: dict[str, Any] = PROCESSES | {"worker_type": "spawn"}
 
 
 @pytest.mark.parametrize(("mode", "options"), [*((mode, {}) for mode in MODES), (SPLITS, SPAWNED)], ids=str)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -11,9 +12,10 @@ import pytest
 
 from tests.tables.plain import meant_warnings, write_table
 from torch_table_loader import MixedDataset, StructuredDataset, TableLoader
+from torch_table_loader.testing import small_sizes
 
 MODES: dict[str, dict[str, Any]] = {
-    "splits": {"shuffle": True, "split_rows": 20},
+    "splits": {"shuffle": True, "split_size": 20},
     "processes": {"worker_type": "process"},
     "rows": {"shuffle": "rows", "row_store": "memory"},
     "tails": {"batch_size": 50},
@@ -26,10 +28,16 @@ def table(tmp_path: Path) -> Path:
     return tmp_path / "table"
 
 
+@pytest.fixture(autouse=True)
+def _drawn_at_once() -> Iterator[None]:
+    with small_sizes(progress_s=0):
+        yield
+
+
 def loader_of(table: Path, **options: Any) -> TableLoader:
     with meant_warnings():
         return StructuredDataset.create_dataloader(
-            str(table), "parquet", **{"batch_size": 7, "num_workers": 2, "progress_interval": 0} | options
+            str(table), "parquet", **{"batch_size": 7, "num_workers": 2} | options
         )[0]
 
 
@@ -72,18 +80,18 @@ def test_a_mixture_and_rows_that_are_not_counted_have_bars_too(table: Path, caps
     assert [last_drawn(drawn, f"worker {worker}") for worker in range(2)] == [f"{batches}" for batches in made]
     sources = {name: StructuredDataset(str(table), "parquet", shuffle=True) for name in ("one", "two")}
     loader, _ = MixedDataset.create_dataloader(
-        sources, {"one": 2, "two": 1}, batch_size=7, num_workers=2, show_progress="workers", progress_interval=0
+        sources, {"one": 2, "two": 1}, batch_size=7, num_workers=2, show_progress="workers"
     )
     list(loader)
     assert last_drawn(capsys.readouterr().err, "epoch 0") == f"{len(loader)}/{len(loader)}"
 
 
-@pytest.mark.parametrize(("interval", "seldom"), [(0, False), (3600, True)])
+@pytest.mark.parametrize(("interval", "seldom"), [(1e-9, False), (3600, True)])
 def test_bars_are_drawn_as_often_as_asked(
     table: Path, interval: float, seldom: bool, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """At the beginning and the end in any case."""
-    loader = loader_of(table, show_progress=True, progress_interval=interval, filters="k < 9")
+    loader = loader_of(table, show_progress=interval, filters="k < 9")
     list(loader)
     drawn = capsys.readouterr().err
     assert last_drawn(drawn, "epoch 0") == f"{len(loader)}/{len(loader)}"

@@ -79,9 +79,9 @@ TABLES: dict[str, list[dict[str, Any]]] = {
         {"columns": ["s", "id"]},
         {"columns": ["id"], "filters": pc.field("f") > 30},
         {"filters": pc.field("n") > 120, "count_filtered": False},
-        {"shuffle": True, "shuffle_buffer_size": 9, "split_rows": 20},
-        {"even_ranks": "pad", "num_ranks": 2, "rank": 1, "split_rows": 10},
-        {"row_id": True, "split_rows": 8, "shuffle": True},
+        {"shuffle": True, "shuffle_buffer_size": 9, "split_size": 20},
+        {"even_ranks": "pad", "num_ranks": 2, "rank": 1, "split_size": 10},
+        {"row_id": True, "split_size": 8, "shuffle": True},
     ],
     "orc": [{}, {"columns": ["s", "id"]}, {"columns": ["id"], "filters": pc.field("f") > 30}],
     "arrow": [{}, {"columns": ["s", "id"]}, {"columns": ["id"], "filters": pc.field("f") > 30}],
@@ -282,7 +282,7 @@ def test_every_planned_byte_is_fetched_once_and_no_other(
         "columns": data.draw(st.lists(st.sampled_from(names), unique=True, min_size=1), label="columns"),
         "num_workers": data.draw(st.integers(0, 3), label="lanes"),
         "batch_size": data.draw(st.sampled_from([1, 7, 40, 1000]), label="batch size"),
-        "split_rows": data.draw(st.sampled_from([None, 5, 30]), label="splits"),
+        "split_size": data.draw(st.sampled_from([None, 5, 30]), label="splits"),
         "shuffle": data.draw(st.booleans(), label="shuffle"),
         "filters": FILTERS[data.draw(st.sampled_from(sorted(FILTERS)), label="filter")],
         "storage_options": {"read_ahead_bytes": data.draw(st.sampled_from([SMALL, "4MiB", "128MiB"]), label="budget")},
@@ -394,7 +394,7 @@ def test_row_groups_that_are_decoded_are_let_go(
     options: dict[str, Any] = {"batch_size": group, "num_workers": 1, "prefetch_batches": 1}
     with far():
         loader, _ = StructuredDataset.create_dataloader(
-            str(tmp_path / "t"), split_rows=table.num_rows, storage_options={"read_ahead_bytes": "10MB"}, **options
+            str(tmp_path / "t"), split_size=table.num_rows, storage_options={"read_ahead_bytes": "10MB"}, **options
         )
         held = [sum(alive.values()) for _ in loader]
     assert 0 < max(held) < table.nbytes * 3 / groups

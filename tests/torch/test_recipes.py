@@ -61,12 +61,12 @@ def corpus_loader(folder: str, *, epochs: Any = None) -> TableLoader:
         even_ranks="balance",
         epochs=epochs,
         num_workers=2,
-        split_rows=6,
+        split_size=6,
     )[0]
 
 
 def rows_loader(folder: str, batch_size: int) -> TableLoader:
-    shape: dict[str, Any] = {"num_workers": 2, "shuffle": True, "split_rows": 10, "even_ranks": "balance"}
+    shape: dict[str, Any] = {"num_workers": 2, "shuffle": True, "split_size": 10, "even_ranks": "balance"}
     return make(Path(folder) / "table", num_ranks="auto", check_plan=True, batch_size=batch_size, **shape)
 
 

@@ -30,9 +30,9 @@ FILTER = pc.field("k") < 4
 
 CUTTERS: list[dict[str, Any]] = [
     {"shuffle": True},
-    {"split_rows": 6, "shuffle": True},
-    {"split_rows": 6},
-    {"split_strategy": "row_balanced", "split_rows": 7, "shuffle": True},
+    {"split_size": 6, "shuffle": True},
+    {"split_size": 6},
+    {"split_strategy": "row_balanced", "split_size": 7, "shuffle": True},
 ]
 GENERATORS: list[dict[str, Any]] = [
     {"split_strategy": HalvesV2()},

@@ -103,7 +103,7 @@ def test_a_store_that_memory_does_not_hold_is_left_to_verify(stores: Path, monke
 
 
 def test_workers_do_not_compare_what_their_trainer_compared(stores: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    options: dict[str, Any] = {"num_workers": 2, "worker_type": "process", "multiprocessing_context": "forkserver"}
+    options: dict[str, Any] = {"num_workers": 2, "worker_type": "forkserver"}
     with meant_warnings():
         loader, dataset = StructuredDataset.create_dataloader(
             str(stores.parent / "table"), shuffle="rows", row_store=str(stores), batch_size=50, **options

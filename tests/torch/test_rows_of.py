@@ -51,7 +51,7 @@ def _rows(span: RowSpan | LiveSpan, passing: set[int]) -> Iterator[int]:
 def jobs(draw: st.DrawFn) -> list[dict[str, Any]]:
     """Draw the options of each stage of an epoch."""
     generated = draw(st.booleans())
-    cutters: list[dict[str, Any]] = [{}, {"split_rows": 6}, {"split_strategy": "row_balanced", "split_rows": 7}]
+    cutters: list[dict[str, Any]] = [{}, {"split_size": 6}, {"split_strategy": "row_balanced", "split_size": 7}]
     generators = [HalvesV2(), RoundRobinStrategy(shuffle=True)]
     shared = {"split_strategy": draw(st.sampled_from(generators))} if generated else draw(st.sampled_from(cutters))
     shared = {"shuffle": not generated and draw(st.booleans())} | shared

@@ -62,7 +62,7 @@ FORMS: list[dict[str, Any]] = [
     {"columns": ["id", "x"], "row_store_memory": "16KiB"},
     {"row_store_memory": "16KiB", "filters": pc.field("id") > 1000, "row_id": True},
     {"row_store_memory": 1, "num_ranks": 2, "rank": 1, "even_ranks": "pad", "batch_size": 70},
-    {"worker_type": "process", "num_workers": 2, "multiprocessing_context": "fork"},
+    {"worker_type": "fork", "num_workers": 2},
 ]
 
 
@@ -122,7 +122,7 @@ def test_what_came_from_the_store_is_counted(
         "storage_options": {"read_ahead_bytes": "1MiB"},
     }
     if "worker_type" in workers:
-        workers |= {"multiprocessing_context": "fork"}
+        workers |= {"worker_type": "fork"}
     expected = rows(make(table, **options, **workers)[0])
     machine("second")
     loader, _ = make(table, **options, **workers)

@@ -36,7 +36,7 @@ def write_files(root: Path, sizes: list[int], first: int = 0) -> None:
 
 
 def make(path: str, **options: Any) -> TableLoader:
-    defaults = {"batch_size": 64, "num_workers": 3, "shuffle": True, "split_rows": 200, "check_plan": False}
+    defaults = {"batch_size": 64, "num_workers": 3, "shuffle": True, "split_size": 200, "check_plan": False}
     return StructuredDataset.create_dataloader(path, "parquet", **(defaults | options))[0]
 
 
@@ -90,7 +90,7 @@ def _state_after(loader: TableLoader, steps: int) -> dict[str, Any]:
     ("change", "message"),
     [
         ({"shuffle": False}, "shuffle was True and is False"),
-        ({"split_rows": 100}, "split_rows was 200 and is 100"),
+        ({"split_size": 100}, "split_size was 200 and is 100"),
         ({"split_strategy": "row_balanced"}, "split_strategy was 'TargetSizeStrategy' and is 'RowBalancedStrategy'"),
     ],
     ids=str,

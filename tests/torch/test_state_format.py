@@ -28,7 +28,7 @@ from torch_table_loader import ResumeError, StructuredDataset
 
 SMALL = [[9, 4, 11], [1], [], [17, 5], [13, 13]]
 TOTAL = sum(map(sum, SMALL))
-OPTIONS: dict[str, Any] = {"batch_size": 5, "num_workers": 2, "shuffle": True, "split_rows": 10}
+OPTIONS: dict[str, Any] = {"batch_size": 5, "num_workers": 2, "shuffle": True, "split_size": 10}
 MOST_BYTES = 4096
 
 
@@ -91,7 +91,7 @@ def test_taking_the_state_takes_the_same_few_steps_at_any_size(many_files: Simul
 
 def work_of_a_state(table: SimulatedTable) -> tuple[int, int]:
     """Count the calls that a state takes inside an epoch, and the bytes that it holds meanwhile."""
-    loader, _ = table.open(split_rows=1, num_workers=0)
+    loader, _ = table.open(split_size=1, num_workers=0)
     batches, calls = iter(loader), 0
     next(batches)
     loader.state_dict()

@@ -27,13 +27,13 @@ histories = st.lists(
     min_size=1,
     max_size=6,
 )
-WHOLE: dict[str, Any] = {"split_rows": None, "footers": "eager"}
+WHOLE: dict[str, Any] = {"split_size": None, "footers": "eager"}
 jobs = st.fixed_dictionaries(
     {
         "num_workers": st.integers(0, 3),
         "batch_size": st.integers(1, 7),
         "shuffle": st.sampled_from([False, True, "rows"]),
-        "split_rows": st.sampled_from([None, 5]),
+        "split_size": st.sampled_from([None, 5]),
         "footers": st.sampled_from(["eager", "lazy"]),
     }
 ).map(lambda job: job | WHOLE if job["shuffle"] == "rows" else job)

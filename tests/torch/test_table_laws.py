@@ -41,7 +41,7 @@ jobs = st.fixed_dictionaries(
         "shuffle": st.booleans(),
         "even_ranks": st.sampled_from([None, "balance", "drop"]),
         "shuffle_buffer_size": st.sampled_from([None, 5]),
-        "split_rows": st.sampled_from([None, 1, 5]),
+        "split_size": st.sampled_from([None, 1, 5]),
         "split_deletes": st.booleans(),
         "filters": filters,
     }
@@ -105,7 +105,7 @@ def exactly_once(ranks: list[TableLoader], wanted: Counter[int], even_ranks: str
         {"files": [(1, 0, 1)], "delete": "rows", "form": 1, "seed": 1},
         {"files": [], "delete": "rows", "form": 1, "seed": 1},
     ],
-    job={**PLAIN, "split_rows": None, "split_deletes": False, "filters": None},
+    job={**PLAIN, "split_size": None, "split_deletes": False, "filters": None},
     newest=True,
     partitioned=False,
 )

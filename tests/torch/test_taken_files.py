@@ -36,13 +36,13 @@ def take(loader: TableLoader, steps: int | None = None) -> None:
 
 
 @settings(max_examples=examples(12), deadline=None)
-@given(shape=topologies(), shuffle=st.booleans(), split_rows=st.integers(5, 50))
+@given(shape=topologies(), shuffle=st.booleans(), split_size=st.integers(5, 50))
 def test_ranks_take_all_bytes_of_all_files(table: Path, shape: dict[str, Any], shuffle: bool, split_rows: int) -> None:
     """Rows that are repeated count once, and what nobody takes is missing."""
     shape |= {"drop_last": False, "even_ranks": "pad" if shape["even_ranks"] == "drop" else shape["even_ranks"]}
     told, lanes = [], 0
     for rank in range(shape["num_ranks"]):
-        loader = make(table, rank=rank, shuffle=shuffle, split_rows=split_rows, **shape)
+        loader = make(table, rank=rank, shuffle=shuffle, split_size=split_rows, **shape)
         take(loader)
         told.append(loader.metrics())
         lanes += len(told[-1].workers)
@@ -59,7 +59,7 @@ def test_ranks_take_all_bytes_of_all_files(table: Path, shape: dict[str, Any], s
 def test_files_are_those_of_the_rows_that_were_taken(
     table: Path, shape: dict[str, Any], shuffle: bool, steps: int
 ) -> None:
-    loader = make(table, rank=0, shuffle=shuffle, split_rows=20, **shape | {"shuffle_buffer_size": None})
+    loader = make(table, rank=0, shuffle=shuffle, split_size=20, **shape | {"shuffle_buffer_size": None})
     steps = min(steps, len(loader))
     expected = {span.file for step in range(steps) for span in spans_of(loader, step)}
     take(loader, steps)

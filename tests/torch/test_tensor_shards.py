@@ -59,7 +59,7 @@ def shard_samples(kinds: list[tuple[str, str, bool]], numbers: range) -> list[li
 
 
 def make(path: Path, **options: Any) -> TableLoader:
-    rows_only: dict[str, Any] = {"row_store": "memory"} if options.get("shuffle") == "rows" else {"split_rows": 4}
+    rows_only: dict[str, Any] = {"row_store": "memory"} if options.get("shuffle") == "rows" else {"split_size": 4}
     with meant_warnings():
         return StructuredDataset.create_dataloader(
             str(path), options.pop("format", "tensorproto"), check_plan=False, **rows_only | options
@@ -188,7 +188,7 @@ def test_files_come_by_name_and_go_to_ranks_in_turn(tmp_path: Path) -> None:
     one = make(tmp_path, batch_size=1, num_workers=0)
     assert [int(batch["id"]) for batch in one] == by_name
     for rank in range(2):
-        whole_files = {"split_strategy": "round_robin", "split_rows": None}
+        whole_files = {"split_strategy": "round_robin", "split_size": None}
         loader = make(tmp_path, batch_size=1, num_workers=0, num_ranks=2, rank=rank, **whole_files)
         expected = [number for place, number in enumerate(by_name) if place // 3 % 2 == rank]
         assert [int(batch["id"]) for batch in loader] == expected

@@ -19,7 +19,7 @@ def test_tasks_of_a_ray_cluster_write_what_one_process_writes(tmp_path: Path) ->
     texts = [f"a text with the number {row}" for row in range(200)]
     pq.write_table(pa.table({"text": texts}), tmp_path / "texts.parquet", row_group_size=20)
     table = str(tmp_path / "texts.parquet")
-    dataset = StructuredDataset(table, columns=["text"], split_rows=20, output_format="arrow")
+    dataset = StructuredDataset(table, columns=["text"], split_size=20, output_format="arrow")
     alone = tokenize_table(dataset, tmp_path / "alone", "bytes")
     assert alone.num_parts == 10
     command = [sys.executable, "-m", "torch_table_loader.cli.main", "tokenize", table, str(tmp_path / "spread")]

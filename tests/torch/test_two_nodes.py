@@ -18,7 +18,7 @@ from tests.tables.plain import write_table
 GROUPS = [[530, 170, 60], [400], [], [190] * 9, [1], [733, 333], [550] * 9, [1009]]
 OPTIONS: dict[str, Any] = {
     "shuffle": True,
-    "split_rows": 150,
+    "split_size": 150,
     "batch_size": 7,
     "num_workers": 2,
     "even_ranks": "balance",

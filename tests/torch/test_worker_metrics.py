@@ -27,7 +27,7 @@ def table(tmp_path: Path) -> Path:
 
 
 def dataset_of(table: Path, **options: Any) -> StructuredDataset:
-    return StructuredDataset(str(table), "parquet", **{"batch_size": 7, "split_rows": 20} | options)
+    return StructuredDataset(str(table), "parquet", **{"batch_size": 7, "split_size": 20} | options)
 
 
 def own_loader(dataset: StructuredDataset, num_workers: int, **options: Any) -> Any:
@@ -50,7 +50,7 @@ def test_workers_of_an_own_dataloader_are_counted(table: Path, context: str) -> 
 
 @pytest.mark.parametrize("options", [{}, {"filters": "k < 7", "count_filtered": False}, {"shuffle": "rows"}])
 def test_a_dataloader_without_workers_is_one_worker(table: Path, options: dict[str, Any]) -> None:
-    dataset = dataset_of(table, **({"split_rows": None} if options.get("shuffle") else {}) | options)
+    dataset = dataset_of(table, **({"split_size": None} if options.get("shuffle") else {}) | options)
     batches = list(own_loader(dataset, 0))
     [made] = dataset.worker_metrics()
     assert (made.batches, made.rows) == (len(batches), sum(len(batch["x"]) for batch in batches))

@@ -174,13 +174,13 @@ def vocabulary_array(path: str, given: Any, wide: pa.DataType) -> pa.Array:
     """Check a vocabulary and make it an Arrow array.
 
     Raises:
-        ConfigError: it is not a list, holds another type, or a value twice, or None.
+        ConfigError: it holds another type, or a value twice, or None.
     """
-    if isinstance(given, str | bytes) or not isinstance(given, Sequence | np.ndarray | pa.Array):
-        raise ConfigError(f"vocabulary[{path!r}] must be a list of values, got {given!r}")
-    values = _typed("vocabulary", path, given, wide, lambda: pa.array(given, wide))
+    values = _typed("the Vocabulary of strings", path, given, wide, lambda: pa.array(given, wide))
     if values.null_count or len(values.unique()) != len(values):
-        raise ConfigError(f"vocabulary[{path!r}] must not repeat a value or contain None; null is always −1")
+        raise ConfigError(
+            f"the Vocabulary of strings[{path!r}] must not repeat a value or contain None; null is always −1"
+        )
     return values
 
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Literal
 
-from torch_table_loader.column_options import ColumnFunctions, Hash, Strings, StringsOption
+from torch_table_loader.column_options import ColumnFunctions, Hash, Strings, StringsOption, Vocabulary
 from torch_table_loader.errors import ConfigError
 from torch_table_loader.options import LoaderOptions, OutputFormat
 from torch_table_loader.pack import Pack
@@ -23,8 +23,8 @@ class TypePolicy:
             "column.item".
         ragged: "nested", "pad", "offsets" or a `Pad`, for all lists or by column; None is "nested" for torch and
             "offsets" for numpy.
-        strings: "list", "codes" or a `Hash`, for all strings or by column; those that it does not name are lists.
-        vocabulary: ``{column: values}`` for codes.
+        strings: "list", "codes", `Vocabulary` or `Hash`, for all strings or by column; those that it does not name are
+            lists.
         decimals: "float64" or None.
         unsupported: "list", for columns without a form as tensors; or None.
         transforms: ``{key: function}``, called with a column's values in each batch; or None.
@@ -39,7 +39,6 @@ class TypePolicy:
     nulls: Mapping[str, Any] | Literal["mask"] | None = None
     ragged: RaggedOption | None = None
     strings: StringsOption = "list"
-    vocabulary: Mapping[str, Sequence[str]] | None = None
     decimals: Literal["float64"] | None = None
     unsupported: Literal["list"] | None = None
     transforms: ColumnFunctions | None = None
@@ -100,8 +99,7 @@ class TypePolicy:
 
     def codes(self, path: str) -> bool:
         """Whether strings become integers that mean the same in all batches."""
-        form = self.strings_of(path)
-        return isinstance(form, Hash) or (form == "codes" and path in (self.vocabulary or {}))
+        return isinstance(self.strings_of(path), Hash | Vocabulary)
 
     def layout_of(self, path: str) -> Literal["nested", "offsets"] | Pad:
         """Return the layout of a column of lists, the default resolved."""

@@ -52,7 +52,7 @@ from torch_table_loader.batching.fills import (
     vocabulary_array,
 )
 from torch_table_loader.batching.python_times import holds_times
-from torch_table_loader.column_options import Hash
+from torch_table_loader.column_options import Hash, Vocabulary
 from torch_table_loader.errors import ConfigError
 from torch_table_loader.ragged import Pad
 
@@ -60,7 +60,7 @@ if TYPE_CHECKING:
     from torch_table_loader.batching.coders import Coder
     from torch_table_loader.batching.decoders import Cut
     from torch_table_loader.batching.policy import TypePolicy
-    from torch_table_loader.column_options import Strings
+    from torch_table_loader.column_options import Strings, Vocabulary
 
 _INT64 = np.dtype(np.int64)
 _FLOAT64 = np.dtype(np.float64)
@@ -105,7 +105,6 @@ def choose(schema: pa.Schema, policy: TypePolicy) -> tuple[list[Decoder], frozen
     columns = [chooser.column(entry, entry.name, nullable=entry.nullable) for entry in schema]
     check_keys(columns, "the table")
     check_names("nulls", policy.fills, chooser.known, _FILLABLE)
-    check_names("vocabulary", policy.vocabulary or {}, chooser.known, _CODABLE)
     check_names("ragged", policy.ragged_by_column, chooser.known, _RAGGED)
     check_names("strings", policy.strings_by_column, chooser.known, _STRINGS)
     check_names("decode", policy.decode or {}, chooser.known, {"string"})
@@ -182,7 +181,7 @@ class Chooser:
         wide = _wide(kind)
         fills = self.policy.fills
         fill = text_fill(path, fills[path], wide) if path in fills else None
-        form = self._form_of_strings(path)
+        form = self.policy.strings_of(path)
         if form == "list":
             return ArrowDecoder(name, wide, outputs.cut_texts, fill)
         coder = self._coder(form, path, wide)
@@ -190,21 +189,11 @@ class Chooser:
             return ArrowDecoder(name, wide, self._cut("codes"), fill)
         return CodesDecoder(name, wide, self._cut("fixed"), coder, fill)
 
-    def _form_of_strings(self, path: str) -> Strings:
-        form = self.policy.strings_of(path)
-        if form != "codes" and path in (self.policy.vocabulary or {}):
-            raise ConfigError(
-                f"vocabulary names {path!r}, whose strings come as {form!r}; leave it out of vocabulary, or pass "
-                f'strings={{{path!r}: "codes"}} and no decode for it'
-            )
-        return form
-
     def _coder(self, form: Strings, path: str, wide: pa.DataType) -> Coder | None:
         """Return what makes integers of strings; None where each batch has its own dictionary."""
         if isinstance(form, Hash):
             return HashCoder(form.buckets)
-        given = (self.policy.vocabulary or {}).get(path)
-        return None if given is None else VocabularyCoder(vocabulary_array(path, given, wide))
+        return VocabularyCoder(vocabulary_array(path, form.values, wide)) if isinstance(form, Vocabulary) else None
 
     def _lists(self, entry: pa.Field, path: str, *, masked: bool) -> Decoder:
         item = opened_type(entry.type.value_type)
@@ -232,7 +221,7 @@ class Chooser:
         return ListsDecoder(name, path, item, cut, self._cut("fixed"), masked, fill, layout.longest)
 
     def _text_lists(self, name: str, path: str, wide: pa.DataType, *, masked: bool) -> Decoder:
-        form = self._form_of_strings(path)
+        form = self.policy.strings_of(path)
         if form == "list":
             self.known[path] = _LISTS_OF_STRINGS
             return ArrowDecoder(name, pa.large_list(wide), outputs.cut_text_lists)
@@ -241,7 +230,7 @@ class Chooser:
         if coder is None:
             raise ConfigError(
                 f"column {path!r} holds lists of strings, which need a vocabulary to become codes; pass "
-                f"vocabulary={{{path!r}: [...]}}, strings={{{path!r}: Hash(buckets=...)}}, or leave it out with "
+                f"strings={{{path!r}: Vocabulary([...])}} or {{{path!r}: Hash(buckets=...)}}, or leave it out with "
                 "columns=[...]"
             )
         codes = FlatCell(f"{path}.item", _INT64, _INT64)

@@ -78,7 +78,7 @@ GROUPS = {
     ),
     "batches": (
         *("batch_size", "num_workers", "worker_type", "num_ranks", "even_ranks", "drop_last", "count_filtered"),
-        *("shuffle", "shuffle_seed", "split_bytes", "split_rows", "split_strategy"),
+        *("shuffle", "shuffle_seed", "split_size", "split_strategy"),
     ),
     "form of columns": ("output_format", "nulls", "ragged", "strings", "decimals", "unsupported"),
 }

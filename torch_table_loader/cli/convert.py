@@ -89,7 +89,8 @@ def run(typed: argparse.Namespace) -> None:
     writer.check(dataset.schema)
     rows = files = 0
     with _new_folder(typed.out) as folder:
-        bar = progress_bar("converting", show=wants_bar(typed), beside=lambda: f"{rows:,} rows")
+        interval = dataset.options.progress_interval
+        bar = progress_bar("converting", show=wants_bar(typed), interval=interval, beside=lambda: f"{rows:,} rows")
         parts = _files(dataset, writer.suffix)
         for name, batches in bar(parts, len(dataset.table.files)):
             written = _write(

@@ -25,7 +25,7 @@ from torch_table_loader.text.token_table import tokenize_table
 if TYPE_CHECKING:
     from torch_table_loader.dataset import TableDataset
 
-_KEYWORDS = (*OF_FILES, "split_bytes", "split_rows")
+_KEYWORDS = (*OF_FILES, "split_size")
 
 
 def add(parser: Parser) -> None:

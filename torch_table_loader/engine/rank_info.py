@@ -37,17 +37,14 @@ class RankInfo(NamedTuple):
 def resolve_ranks(options: LoaderOptions) -> RankInfo:
     """Return rank and number of ranks.
 
-    Explicit numbers win; then `mesh`; then, under ``"auto"``, what is running: Accelerate, torch.distributed,
-    Horovod, Ray Train, and the environment of torchrun or Horovod. Nothing is imported to find out.
+    Under ``"auto"`` what is running says it: Accelerate, torch.distributed, Horovod, Ray Train, and the environment of
+    torchrun or Horovod. Nothing is imported to find out.
 
     Raises:
         ConfigError: the sources disagree, or a mesh has no data-parallel dimension.
     """
-    if options.mesh is not None:
-        found = _of_mesh(options.mesh)
-        if options.num_ranks not in (None, 1, "auto", found.num_ranks):
-            raise ConfigError(f"mesh has {found.num_ranks} data-parallel ranks, got num_ranks={options.num_ranks}")
-        return found
+    if options.takes_mesh:
+        return _of_mesh(options.num_ranks)
     if options.num_ranks == "auto":
         return _automatic(sys.modules, os.environ)
     num_ranks = options.num_ranks or 1
@@ -61,7 +58,7 @@ def resolve_ranks(options: LoaderOptions) -> RankInfo:
 
 def warn_of_a_whole_table(options: LoaderOptions) -> None:
     """Warn if the caller named no ranks, in a job of several: each of them would read all rows."""
-    if options.num_ranks is not None or options.mesh is not None:
+    if options.num_ranks is not None:
         return
     job = _automatic(sys.modules, os.environ, check=False)
     if job.num_ranks > 1:

@@ -115,10 +115,10 @@ class RowStoreHandle:
         self._fetching = fetching
         self._lanes = options.lanes
         self._verify = options.verify_checksums
-        self._alone = options.num_ranks == 1 and options.mesh is None
+        self._alone = options.num_ranks == 1
         self._inherited: bool | None = None
         """Whether the process that started this one compared all contents; None if it did not open the store."""
-        self._threaded = options.worker_type == "thread" or options.num_workers == 0
+        self._threaded = not options.processes
         self.url = store_url(options, getattr(table.storage, "protocol", None), self.spec.name)
         """Where the store is kept for all machines, or None; `place` is then this machine's copy, if it built one."""
         self.note = ""
@@ -384,11 +384,11 @@ def check_owner(place: Path) -> None:
 
 def crosses_by_fork(options: LoaderOptions, *, fork_safe: bool) -> bool:
     """Return whether what this process holds is there in its workers too."""
-    if options.worker_type == "thread" or options.num_workers == 0:
+    if not options.processes:
         return True
     if not fork_safe:
         return False
-    given = options.multiprocessing_context
+    given = options.start_method
     method = given if isinstance(given, str) else (given or multiprocessing).get_start_method()
     return bool(method == "fork")
 

@@ -100,7 +100,7 @@ def rows_in_flight(options: LoaderOptions, read_rows: int, blocks: tuple[int, in
         blocks: batches of a block that crosses a process, and how many of a lane wait.
     """
     size = options.batch_size
-    if options.worker_type == "process" and options.num_workers != 0:
+    if options.processes:
         block_batches, blocks_ahead = blocks
         slots = (blocks_ahead + SPARE_SLOTS) * 5 // 4
         return read_rows + (2 + slots) * block_batches * size

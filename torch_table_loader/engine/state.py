@@ -18,6 +18,7 @@ import numpy as np
 
 from torch_table_loader.engine.state_form import check_form
 from torch_table_loader.errors import ResumeError
+from torch_table_loader.options import DEFAULT_SPLIT_BYTES
 from torch_table_loader.predicates.filter_key import filter_key
 from torch_table_loader.source.fingerprint import fingerprint
 
@@ -154,8 +155,7 @@ def bound(table: Table, columns: pa.Schema, options: LoaderOptions, strategy: st
         "shuffle": bool(options.shuffle),
         "shuffle_seed": options.shuffle_seed,
         "split_strategy": strategy,
-        "split_bytes": options.target_split_bytes,
-        "split_rows": options.split_rows,
+        "split_size": options.split_rows or f"{options.split_bytes or DEFAULT_SPLIT_BYTES} B",
         "splits": splits,
     }
     return Bound(about, asked)

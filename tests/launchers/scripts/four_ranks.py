@@ -245,7 +245,7 @@ def gathered_without_a_comparison(root: Path) -> Any:
 def gathered_in_a_tensor_parallel_mesh(root: Path) -> Any:
     """All four ranks name rows, and two and two read the same."""
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
-    return rows_told_apart(root, [20 + dist.get_rank(), 30 + dist.get_rank()], mesh=mesh, num_ranks=1)
+    return rows_told_apart(root, [20 + dist.get_rank(), 30 + dist.get_rank()], num_ranks=mesh)
 
 
 @scene
@@ -350,7 +350,7 @@ def another_seed_in_a_tensor_parallel_pair(root: Path) -> Any:
     if dist.get_rank() == 2:
         store.wait(["rank 3 has refused"])  # the part that both have is counted after that
     try:
-        return epoch(root / "table", mesh=mesh, num_ranks=1, shuffle_seed=7 if dist.get_rank() == 3 else 42)["steps"]
+        return epoch(root / "table", num_ranks=mesh, shuffle_seed=7 if dist.get_rank() == 3 else 42)["steps"]
     finally:
         if dist.get_rank() == 3:
             store.set("rank 3 has refused", "")
@@ -379,12 +379,6 @@ def rank_1_sees_a_file_of_another_size(root: Path) -> Any:
 @scene
 def default_of_one_rank(root: Path) -> Any:
     return epoch(root / "table", num_ranks=None)["steps"]
-
-
-@scene
-def mesh_beside_other_numbers(root: Path) -> Any:
-    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
-    return epoch(root / "table", num_ranks=4, mesh=mesh)["steps"]
 
 
 @scene

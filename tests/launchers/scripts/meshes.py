@@ -22,60 +22,60 @@ BALANCED: dict[str, Any] = {"shuffle": True, "num_ranks": 1, "even_ranks": "bala
 @scene
 def pairs(root: Path) -> Any:
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
-    return epoch(root / "table", mesh=mesh, **BALANCED)
+    return epoch(root / "table", num_ranks=mesh, **BALANCED)
 
 
 @scene
 def pairs_by_their_submesh(root: Path) -> Any:
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
-    return epoch(root / "table", mesh=mesh["dp"], **BALANCED)
+    return epoch(root / "table", num_ranks=mesh["dp"], **BALANCED)
 
 
 @scene
 def pairs_of_rows(root: Path) -> Any:
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
-    options = {"mesh": mesh, "num_ranks": "auto", "row_store": str(root / "stores")}
+    options = {"num_ranks": mesh, "row_store": str(root / "stores")}
     return epoch(root / "table", shuffle="rows", even_ranks="pad", **options)
 
 
 @scene
 def data_parallel(root: Path) -> Any:
-    return epoch(root / "table", mesh=init_device_mesh("cpu", (4,), mesh_dim_names=("dp",)), **BALANCED)
+    return epoch(root / "table", num_ranks=init_device_mesh("cpu", (4,), mesh_dim_names=("dp",)), **BALANCED)
 
 
 @scene
 def hybrid_sharding(root: Path) -> Any:
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp_replicate", "dp_shard"))
-    return epoch(root / "table", mesh=mesh, **BALANCED)
+    return epoch(root / "table", num_ranks=mesh, **BALANCED)
 
 
 @scene
 def without_names(root: Path) -> Any:
-    return epoch(root / "table", mesh=init_device_mesh("cpu", (2, 2)), **BALANCED)
+    return epoch(root / "table", num_ranks=init_device_mesh("cpu", (2, 2)), **BALANCED)
 
 
 @scene
 def a_dimension_of_another_name(root: Path) -> Any:
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("batch", "tp"))
-    return epoch(root / "table", mesh=mesh["batch"], **BALANCED)
+    return epoch(root / "table", num_ranks=mesh["batch"], **BALANCED)
 
 
 @scene
 def no_dimension_is_data_parallel(root: Path) -> Any:
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("batch", "tp"))
-    return epoch(root / "table", mesh=mesh, **BALANCED)["steps"]
+    return epoch(root / "table", num_ranks=mesh, **BALANCED)["steps"]
 
 
 @scene
 def a_dimension_that_is_not(root: Path) -> Any:
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
-    return epoch(root / "table", mesh=mesh["tp"], **BALANCED)["steps"]
+    return epoch(root / "table", num_ranks=mesh["tp"], **BALANCED)["steps"]
 
 
 @scene
 def mesh_and_rank(root: Path) -> Any:
     mesh = init_device_mesh("cpu", (4,), mesh_dim_names=("dp",))
-    return epoch(root / "table", mesh=mesh, num_ranks=4, rank=dist.get_rank())["steps"]
+    return epoch(root / "table", num_ranks=mesh, rank=dist.get_rank())["steps"]
 
 
 @scene
@@ -137,7 +137,7 @@ def fsdp(root: Path) -> Any:
     mesh = init_device_mesh("cpu", (4,), mesh_dim_names=("dp",))
     network = model()
     fully_shard(network, mesh=mesh)
-    return list(trained(loader_of(root, mesh=mesh), network)), weights(network)
+    return list(trained(loader_of(root, num_ranks=mesh), network)), weights(network)
 
 
 @scene
@@ -145,7 +145,7 @@ def fsdp_of_hybrid_shards(root: Path) -> Any:
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp_replicate", "dp_shard"))
     network = model()
     fully_shard(network, mesh=mesh)
-    return list(trained(loader_of(root, mesh=mesh), network)), weights(network)
+    return list(trained(loader_of(root, num_ranks=mesh), network)), weights(network)
 
 
 if __name__ == "__main__":

@@ -36,7 +36,7 @@ def tokenize(table: str) -> list[dict[str, Any]]:
     from torch_table_loader import StructuredDataset, tokenize_table
 
     dist.init_process_group("gloo")
-    dataset = StructuredDataset(table, num_ranks="auto", split_rows=10, drop_last=True, columns=["text"])
+    dataset = StructuredDataset(table, num_ranks="auto", split_size=10, drop_last=True, columns=["text"])
     share = tokenize_table(dataset, f"{table}-tokens", "bytes")
     seen: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(seen, {"written": share.written, "parts": share.num_parts, "rows": share.documents})

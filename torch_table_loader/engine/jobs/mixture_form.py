@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 SOURCE_COLUMN = "source"
 
 FORM_OPTIONS = (
-    *("output_format", "nulls", "ragged", "strings", "vocabulary", "decimals", "unsupported"),
+    *("output_format", "nulls", "ragged", "strings", "decimals", "unsupported"),
     *("transforms", "decode", "row_id", "pack"),
 )
 """Options that say in what form rows come: sources have them in common, and the mixture takes them from there."""

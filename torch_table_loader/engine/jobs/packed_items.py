@@ -360,7 +360,6 @@ def _of_documents(options: LoaderOptions, pack: Pack) -> LoaderOptions:
         nulls=None,
         ragged=None,
         strings="list",
-        vocabulary=None,
         decimals=None,
         unsupported=None,
         collate_fn=None,

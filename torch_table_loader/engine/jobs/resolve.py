@@ -101,7 +101,7 @@ def strategy_of(options: LoaderOptions, ranks: RankInfo) -> Strategy:
     arguments = {
         "shuffle": bool(options.shuffle),
         "seed": options.shuffle_seed,
-        "target_bytes": options.target_split_bytes if options.split_bytes is not None else None,
+        "target_bytes": options.split_bytes,
         "target_rows": options.split_rows,
     }
     chosen = options.split_strategy

@@ -26,7 +26,7 @@ def executor_of(job: Job, work: LaneWork, start: int, pool: ThreadPool) -> LaneE
     options = job.options
     if options.num_workers == 0:
         return CallerExecutor(work, start, options.prefetch_batches)
-    if options.worker_type == "thread":
+    if not options.processes:
         return ThreadExecutor(work, start, pool, job.num_threads, options.prefetch_batches)
     job.close_clients()
     from torch_table_loader.engine.workers.processes import ProcessExecutor
@@ -36,14 +36,14 @@ def executor_of(job: Job, work: LaneWork, start: int, pool: ThreadPool) -> LaneE
 
 def _context(job: Job) -> Any:
     """Choose how worker processes start: never by fork if planning started threads that a fork breaks."""
-    given = job.options.multiprocessing_context
+    given = job.options.start_method
     if job.fork_safe:
         return given
     method = given if isinstance(given, str) or given is None else given.get_start_method()
     if method == "fork":
         raise ConfigError(
-            'multiprocessing_context="fork" breaks the threads that this store\'s client has started; '
-            'leave it out (forkserver is then used), or pass "spawn"'
+            'worker_type="fork" breaks the threads that this store\'s client has started; '
+            'pass "process" (forkserver is then used) or "spawn"'
         )
     return given or "forkserver"
 
@@ -53,7 +53,7 @@ def check_processes(job: Job) -> None:
     given, options = _context(job), job.options
     given = given if given is not None else get_start_method(allow_none=True) or get_all_start_methods()[0]
     method = given if isinstance(given, str) else given.get_start_method()
-    if options.num_workers == 0 or method == "fork":
+    if method == "fork":
         return
     functions: dict[str, Any] = {} if options.collate_fn is None else {"collate_fn": options.collate_fn}
     functions |= {f"transforms[{name!r}]": function for name, function in (options.transforms or {}).items()}

@@ -89,21 +89,11 @@ class Client(ABC):
 
     @abstractmethod
     def stat(self, path: str) -> Found:
-        """Return what is at one path. Raises FileNotFoundError."""
+        """Return what is at one path; one that ends with a slash names no file. Raises FileNotFoundError."""
 
     def probe(self, path: str) -> Found:
-        """Return what `stat` does, or a directory if nothing is there: without real directories, any path names one.
-
-        A path that ends with a slash names no file.
-        """
+        """Return what `stat` does, or a directory if nothing is there: without real directories, any path names one."""
         return self.stat(path)
-
-    def has_folder(self, path: str) -> bool:
-        """Return whether a directory is at one path."""
-        try:
-            return self.stat(path).is_dir
-        except (FileNotFoundError, NotADirectoryError):
-            return False
 
     @abstractmethod
     def walk(self, root: str, *, recursive: bool) -> Iterator[Found]:

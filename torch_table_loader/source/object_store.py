@@ -153,10 +153,14 @@ class ObjectStoreClient(Client):
 
     @override
     def stat(self, path: str) -> Found:
-        """Send a HEAD request, and list if it finds nothing: the path may be a directory."""
+        """Send a HEAD request (none for a directory), and list if it finds nothing: the path may be a directory."""
         found = self.probe(path)
-        if found.is_dir and not self.has_folder(path):
-            raise FileNotFoundError(path)
+        if found.is_dir:
+            name, _, key = path.rstrip("/").partition("/")
+            with _missing_bucket(name):
+                first = next(self._pages(name, key, recursive=True, most=1), None)
+            if first is None or not first.objects:
+                raise FileNotFoundError(path)
         return found
 
     @override
@@ -167,14 +171,6 @@ class ObjectStoreClient(Client):
             with suppress(FileNotFoundError):
                 return Found(path, _version(bucket.head(key)))
         return Found(path, None)
-
-    @override
-    def has_folder(self, path: str) -> bool:
-        """Send a listing request."""
-        name, _, key = path.partition("/")
-        with _missing_bucket(name):
-            first = next(self._pages(name, key, recursive=True, most=1), None)
-        return first is not None and bool(first.objects)
 
     @override
     def walk(self, root: str, *, recursive: bool) -> Iterator[Found]:

@@ -136,7 +136,11 @@ class FileStorage:
         return found._replace(path=self.shown(path)).file_version()
 
     def stat(self, path: str) -> Found | None:
-        """Return what is at a path: a file, a directory, or nothing (None)."""
+        """Return what is at a path: a file, a directory, or nothing (None).
+
+        Args:
+            path: the path; one that ends with a slash names no file.
+        """
         return self._ask(path, lambda client: _or_none(client.stat, path))
 
     def probe(self, path: str) -> Found | None:
@@ -146,10 +150,6 @@ class FileStorage:
             path: the path; one that ends with a slash names no file.
         """
         return self._ask(path, lambda client: _or_none(client.probe, path))
-
-    def has_folder(self, path: str) -> bool:
-        """Return whether a directory is at a path."""
-        return self._ask(path, lambda client: client.has_folder(path))
 
     def walk(self, root: str, *, recursive: bool = True) -> list[Found]:
         """List a directory in one go, in the store's order.

@@ -103,7 +103,8 @@ def _above(root: str) -> Iterator[str]:
 
 def _folder(storage: FileStorage, path: str) -> list[Found]:
     try:
-        return [Found(path, None)] if storage.has_folder(path) else []
+        found = storage.stat(f"{path}/")
+        return [Found(path, None)] if found is not None and found.is_dir else []
     except AccessRefusedError:  # the caller may be allowed to read only the table
         return []
 

@@ -134,6 +134,12 @@ class Sizes:
     look_again_s: float = 0.1
     """Seconds after which a process that waits for others to build checks again."""
 
+    lease_beat_s: float = 2.0
+    """Seconds between two signs of life of a process that builds a part of a row store."""
+
+    lease_s: float = 30.0
+    """Seconds without such a sign after which another process takes the part over."""
+
     looks_until_warning: int = 20
     """Checks after which a builder that waits for other processes logs that it waits."""
 

@@ -32,7 +32,7 @@ from torch_table_loader.store.chunk_writer import (
 )
 from torch_table_loader.store.coded_strings import codes_of, separated
 from torch_table_loader.store.gather import StoredRows
-from torch_table_loader.store.leases import BEAT, DEAD_AFTER, Leases
+from torch_table_loader.store.leases import Leases
 from torch_table_loader.store.list_values import ListValues
 from torch_table_loader.store.manifest import read_manifest, write_manifest
 from torch_table_loader.store.opened import arrow_batches, mapping
@@ -70,20 +70,8 @@ _SPARE = 0.02
 """Share of a store's bytes that must be free in addition to them."""
 
 
-def build_files(
-    place: Path,
-    spec: StoreSpec,
-    read: ReadChunk,
-    threads: int,
-    report: Report | None = None,
-    beat: float = BEAT,
-    dead_after: float = DEAD_AFTER,
-) -> None:
+def build_files(place: Path, spec: StoreSpec, read: ReadChunk, threads: int, report: Report | None = None) -> None:
     """Build a store in a folder, or help other builders, and return when it is complete.
-
-    Args:
-        beat: seconds between two heartbeats.
-        dead_after: seconds without a heartbeat after which another builder's chunk is taken over.
 
     Raises:
         StorageError: the disk is full, or has too little room to begin.
@@ -97,7 +85,7 @@ def build_files(
             _reserve(place, spec)
     sink = FileSink(place, spec)
     try:
-        with Leases(place / LEASES, beat=beat, dead_after=dead_after) as leases:
+        with Leases(place / LEASES) as leases:
             _Builder(place, spec, read, sink, leases, report).run(threads)
         sink.sync()
     finally:

@@ -50,6 +50,9 @@ class Sizes:
     store_chunk_bytes: int = 32 * 1024 * 1024
     """Record bytes that a chunk of a row store aims at."""
 
+    window_rows: int = 4096
+    """Rows of the first window of a row store that memory does not hold: few rows are ready sooner than many."""
+
     list_indices: int = 1 << 20
     """Values of lists whose indices are in memory at a time."""
 

@@ -258,19 +258,17 @@ class _Window:
 class RemoteRows:
     """All rows of a store at a URL; only the rows of a window stay in memory."""
 
-    def __init__(self, files: RemoteFiles, open_reader: OpenReader, least: int, most: int) -> None:
-        """Start without reading; outside an epoch, `open_reader` opens a reader.
-
-        `least` is the number of rows of a lane's first window: few rows arrive sooner than many.
-        """
+    def __init__(self, files: RemoteFiles, open_reader: OpenReader, window_bytes: int) -> None:
+        """Start without reading; outside an epoch, `open_reader` opens a reader."""
         self._files = files
         self._open_reader = open_reader
         self.layout = files.manifest.layout
         self.num_rows = files.manifest.num_rows
         self._fetching_words = threading.Lock()
         self._found_words: tuple[pa.Array, ...] | None = None
-        self._most = most
-        self._least = most if files.come_whole(least) else least
+        least = sizes().window_rows
+        self._most = max(least, window_bytes // row_width(self.layout))
+        self._least = self._most if files.come_whole(least) else least
 
     @cached_property
     def row_ids(self) -> Ints | None:
@@ -418,7 +416,7 @@ def row_width(layout: RecordLayout) -> int:
 
 
 def open_remote(
-    storage: PartStorage, root: str, spec: StoreSpec, open_reader: OpenReader, *, least: int, most: int
+    storage: PartStorage, root: str, spec: StoreSpec, open_reader: OpenReader, window_bytes: int
 ) -> RemoteRows | None:
     """Open a store at a URL, after checking the lengths of its files; None if there is none, or it is not complete yet.
 
@@ -445,7 +443,7 @@ def open_remote(
         versions = dict(zip(manifest.files, pool.map(checked, manifest.files.items()), strict=True))
     if manifest.files[RECORDS][0]:
         storage.read_range(f"{root}/{RECORDS}", 0, 1)  # a server without range support fails here
-    return RemoteRows(RemoteFiles(root, manifest, versions, origin), open_reader, least, most)
+    return RemoteRows(RemoteFiles(root, manifest, versions, origin), open_reader, window_bytes)
 
 
 def upload_store(place: Path, storage: PartStorage, root: str, spec: StoreSpec) -> None:

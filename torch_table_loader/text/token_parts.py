@@ -101,7 +101,7 @@ class PartCounts(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class PartsReader:
+class TextReader:
     """Reads the rows of the parts. It pickles.
 
     Args:
@@ -145,7 +145,7 @@ class PartsReader:
 class PartsWriter:
     """Makes the parts of a token table."""
 
-    def __init__(self, rows: PartsReader, form: TokenForm, tokenizer: Tokenizer) -> None:
+    def __init__(self, rows: TextReader, form: TokenForm, tokenizer: Tokenizer) -> None:
         """Look at the schema, and raise what `TokenForm.schema` does."""
         self.rows, self.form, self.tokenizer = rows, form, tokenizer
         self.schema = form.schema(rows.reader.schema)

@@ -31,8 +31,8 @@ from torch_table_loader.text.token_parts import (
     IdType,
     Nulls,
     PartCounts,
-    PartsReader,
     PartsWriter,
+    TextReader,
     TokenForm,
 )
 from torch_table_loader.units import integer
@@ -155,14 +155,14 @@ def _job_of(dataset: TableDataset) -> StreamJob:
     return job
 
 
-def _plan(job: StreamJob, form: TokenForm, tokenizer: Tokenizer) -> tuple[PartsReader, dict[str, Any]]:
+def _plan(job: StreamJob, form: TokenForm, tokenizer: Tokenizer) -> tuple[TextReader, dict[str, Any]]:
     """Return what reads the parts, and what a token table is bound to."""
     table, options = job.table, job.options
     splits = job.strategy.cut(table.layout)
     segments = SegmentTable.of(splits, filtered=options.filters is not None)
     tasks = tuple(segments.task(split, 0, -1) for split in range(len(splits)))
     max_rows = sizes().text_batch_rows
-    reader = PartsReader(
+    reader = TextReader(
         table.reader(columns_of(table, options), options.filters, row_ids=options.row_id, max_rows=max_rows),
         table.reader((), options.filters, row_ids=True, max_rows=max_rows),
         tuple(table.layout.file_starts.tolist()),
@@ -321,9 +321,7 @@ def _written_over(
             yield from written
 
 
-def _write_share(
-    shared: tuple[PartsReader, TokenForm, _Source, _Folder, str], parts: Sequence[int]
-) -> list[PartCounts]:
+def _write_share(shared: tuple[TextReader, TokenForm, _Source, _Folder, str], parts: Sequence[int]) -> list[PartCounts]:
     """Write parts on a node; one whose task was lost with its node may be there already, and is written again."""
     rows, form, (given, special_tokens), folder, mark = shared
     check_mark(mark)
@@ -335,7 +333,7 @@ _WRITERS: list[PartsWriter] = []
 """Of this worker process."""
 
 
-def _begin_worker(rows: PartsReader, form: TokenForm, source: _Source) -> None:
+def _begin_worker(rows: TextReader, form: TokenForm, source: _Source) -> None:
     """Prepare a worker process, which ends with the process that began it."""
     parent = multiprocessing.parent_process()
     assert parent is not None  # noqa: S101 this is a worker

@@ -101,14 +101,14 @@ class _SharedFiles:
     def write(self, batch: pa.RecordBatch, values: ChunkFile | _ChunkList | None) -> None:
         """Write the next rows; values of flat lists go to a file of the chunk's own."""
         layout = self._spec.layout
-        encoded = layout.encode(batch)
-        for row, block in encoded.blocks():
+        columns, nulls, null_columns = layout.encode(batch)
+        for row, block in layout.blocks(columns, batch.num_rows):
             self._put(RECORDS, row, block)
-        if encoded.nulls is None:
+        if nulls is None:
             self.sums[NULLS].update(bytes(batch.num_rows * layout.null_width))
         else:
-            self.null_columns |= encoded.null_columns
-            self._put(NULLS, 0, encoded.nulls)
+            self.null_columns |= null_columns
+            self._put(NULLS, 0, nulls)
         if self._spec.keeps_ids:
             ids = batch.column(ROW_ID).to_numpy(zero_copy_only=False).astype("<i8", copy=False)
             self._put(IDS, 0, ids.view(np.uint8).reshape(-1, 8))

@@ -391,17 +391,17 @@ def write_codes(place: Path, spec: StoreSpec) -> tuple[dict[str, int], Mapping[i
         return {}, {}
     origin = Origin(place.name, f"remove the folder {str(place)!r}, and it is built again")
     chunks = [arrow_batches(mapping(path), f"{PARTS}/{path.name}", origin, text=True) for path in paths]
-    found = codes_of(chunks)
-    if not found.columns:
+    columns, dictionaries, blocks = codes_of(chunks)
+    if not columns:
         return {}, {}
-    lists = [pa.LargeListArray.from_arrays([0, len(words)], words) for words in found.dictionaries]
-    row = pa.RecordBatch.from_arrays(lists, list(map(heap_name, found.columns)))
+    lists = [pa.LargeListArray.from_arrays([0, len(words)], words) for words in dictionaries]
+    row = pa.RecordBatch.from_arrays(lists, list(map(heap_name, columns)))
     with ArrowFile(place / WORDS, row.schema) as words:
         words.write(row)
     with ChunkFile(place / CODES) as codes:
-        for block in found.blocks(chunks):
+        for block in blocks:
             codes.write(block)
-    return {CODES: codes.checksum, WORDS: words.checksum}, found.columns
+    return {CODES: codes.checksum, WORDS: words.checksum}, columns
 
 
 def _read_parts(place: Path, count: int) -> Iterator[Part]:

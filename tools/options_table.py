@@ -1,45 +1,29 @@
-"""Write the table of all options, as the code has them: ``docs/options.md``.
+"""Write what is made of the declarations of options: the tables of ``docs/options.md``, and `LoaderKeywords`.
 
-Run it where the library can be imported: ``python -m tools.options_table docs/options.md``.
+Run it where the library can be imported: ``python -m tools.options_table``.
 """
 
 from __future__ import annotations
 
 import re
-import sys
+from dataclasses import fields
+from itertools import groupby
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from torch_table_loader import ConfigError, MixedDataset
-from torch_table_loader.cli.arguments import meanings
+from torch_table_loader import ConfigError
 from torch_table_loader.opening import refuse_plain
-from torch_table_loader.options import ROWS_ONLY, SPLITS_ONLY, defaults
+from torch_table_loader.options import ABOUT, ROWS, SPLITS, LoaderOptions, defaults, meanings
+
+ROOT = Path(__file__).parents[1]
+PAGE, MODULE = ROOT / "docs/options.md", ROOT / "torch_table_loader/keywords.py"
 
 BEGIN, END = "<!-- made by tools/options_table.py -->", "<!-- made until here -->"
 HEAD = (
     "| option | default | splits | rows | mixture | Iceberg, Delta | meaning |",
     "|---|---|---|---|---|---|---|",
 )
-SECTIONS = {
-    "Batches and their order": (
-        *("batch_size", "columns", "filters", "shuffle", "shuffle_seed", "drop_last", "epochs", "output_format"),
-        *("collate_fn", "row_id", "pack"),
-    ),
-    "Workers and progress": (
-        *("num_workers", "worker_type", "device", "pin_memory", "prefetch_batches"),
-        "show_progress",
-    ),
-    "Ranks": ("num_ranks", "rank", "even_ranks", "check_plan"),
-    "Rows in any order": tuple(ROWS_ONLY),
-    "Splits": tuple(SPLITS_ONLY),
-    "Types of columns": (*("nulls", "ragged", "strings", "decimals", "unsupported", "transforms", "decode"),),
-    "Files and stores": (
-        *("partitioning", "schema", "files", "raw_files", "storage_options"),
-        *("verify_checksums", "plan_cache", "on_error", "on_growth"),
-    ),
-}
-"""Where each option is explained."""
 LINK = re.compile(r"docs/([\w-]+)\.md(#[\w-]+)?")
 
 
@@ -62,9 +46,9 @@ def _link(page: re.Match[str]) -> str:
 def in_mode(name: str) -> dict[str, bool]:
     """Say in which modes, and of which tables, an option may be given."""
     return {
-        "splits": name not in ROWS_ONLY,
-        "rows": name not in SPLITS_ONLY,
-        "mixture": name in (MixedDataset._takes or ()),
+        "splits": ABOUT[name].group != ROWS,
+        "rows": ABOUT[name].group != SPLITS,
+        "mixture": ABOUT[name].mixture is not None,
         "Iceberg, Delta": not _is_of_plain_files(name),
     }
 
@@ -80,11 +64,9 @@ def _is_of_plain_files(name: str) -> bool:
 
 def table() -> str:
     """Give the tables, section by section."""
-    if sorted(name for names in SECTIONS.values() for name in names) != sorted(defaults()):
-        raise ValueError("each option must be in one of SECTIONS")
     said, default = {name: _markdown(words) for name, words in meanings().items()}, defaults()
     lines = [BEGIN]
-    for section, names in SECTIONS.items():
+    for section, names in groupby(ABOUT, lambda name: ABOUT[name].group):
         lines += ["", f"## {section}", "", *HEAD]
         for name in names:
             modes = " | ".join("✓" if valid else "–" for valid in in_mode(name).values())
@@ -105,10 +87,23 @@ def written(page: str) -> str:
     return before + table() + after
 
 
+def typed(module: str) -> str:
+    """Give a module with the options in the place of the fields of its `LoaderKeywords` and `MixedKeywords`."""
+    kinds = {entry.name: str(entry.type).replace("'", '"') for entry in fields(LoaderOptions)}
+    mixed = [name for name in kinds if ABOUT[name].mixture]
+    for name, takes in (("LoaderKeywords", list(kinds)), ("MixedKeywords", mixed)):
+        head, opening, rest = module.partition(f"class {name}(TypedDict, total=False):\n")
+        docstring, _, rest = rest.partition("\n\n")
+        _, _, after = rest.partition("\n\n\n")
+        options = "\n".join(f"    {option}: {kinds[option]}" for option in takes)
+        module = f"{head}{opening}{docstring}\n\n{options}\n\n\n{after}"
+    return module
+
+
 def main() -> None:
-    """Write the table into the page that is named."""
-    page = Path(sys.argv[1])
-    page.write_text(written(page.read_text()))
+    """Write the table into its page, and the types of keyword arguments into their module."""
+    for path, make in ((PAGE, written), (MODULE, typed)):
+        path.write_text(make(path.read_text()))
 
 
 if __name__ == "__main__":

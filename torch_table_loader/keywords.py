@@ -16,7 +16,8 @@ import torch
 from torch_table_loader.column_options import ColumnFunctions, StringsOption
 from torch_table_loader.errors import ConfigError, ConfigTypeError, MissingExtraError
 from torch_table_loader.messages import nearest
-from torch_table_loader.options import BatchBy, EvenRanks, LoaderOptions, OnError, OutputFormat, WorkerType
+from torch_table_loader.option_checks import WorkerType
+from torch_table_loader.options import BatchBy, EvenRanks, LoaderOptions, OnError, OutputFormat
 from torch_table_loader.pack import Pack
 from torch_table_loader.predicates.filter_text import filter_of
 from torch_table_loader.ragged import RaggedOption
@@ -26,55 +27,94 @@ from torch_table_loader.weights import Weights
 
 
 class LoaderKeywords(TypedDict, total=False):
-    """The fields of `LoaderOptions` as keyword arguments; a test holds the two together."""
+    """The options as keyword arguments, as ``python -m tools.options_table`` writes them."""
 
     batch_size: int
     columns: Sequence[str] | None
     filters: Any
     shuffle: bool | Literal["splits", "rows"]
     shuffle_seed: int
-    split_size: int | str | None
-    split_strategy: Any
-    num_workers: int | None
+    drop_last: bool
+    epochs: int | Literal["forever"] | None
     output_format: OutputFormat
-    storage_options: Mapping[str, Any] | None
     collate_fn: Callable[[Any], Any] | None
-    transforms: ColumnFunctions | None
-    decode: ColumnFunctions | None
-    partitioning: Literal["hive"] | None
+    row_id: bool
+    pack: Pack | None
+    num_workers: int | None
+    worker_type: WorkerType | BaseContext
+    device: Any
+    pin_memory: bool
+    prefetch_batches: int | None
+    show_progress: bool | float | Literal["workers"]
     num_ranks: int | Literal["auto"] | Any
     rank: int | None
-    show_progress: bool | float | Literal["workers"]
-    shuffle_buffer_size: int | None
-    drop_last: bool
-    worker_type: WorkerType | BaseContext
     even_ranks: EvenRanks | None
-    prefetch_batches: int | None
+    check_plan: bool
+    global_batch_size: int | None
+    micro_batches: int
+    row_store: str | None
+    row_store_memory: int | str
+    weights: Weights | str | None
+    split_size: int | str | None
+    split_strategy: Any
+    shuffle_buffer_size: int | None
+    count_filtered: bool
+    batch_by: BatchBy | None
     nulls: Mapping[str, Any] | Literal["mask"] | None
     ragged: RaggedOption | None
     strings: StringsOption
     decimals: Literal["float64"] | None
     unsupported: Literal["list"] | None
-    pin_memory: bool
-    device: Any
-    row_id: bool
+    transforms: ColumnFunctions | None
+    decode: ColumnFunctions | None
+    partitioning: Literal["hive"] | None
     schema: Any
     files: Sequence[str] | str | None
+    raw_files: bool
+    storage_options: Mapping[str, Any] | None
+    verify_checksums: bool | Literal["all"]
     plan_cache: str | None
+    on_error: OnError
+    on_growth: Literal["continue"] | None
+
+
+class MixedKeywords(TypedDict, total=False):
+    """Those that a mixture takes, for its job or for the sources that it opens."""
+
+    batch_size: int
+    columns: Sequence[str] | None
+    filters: Any
+    shuffle_seed: int
+    drop_last: bool
+    epochs: int | Literal["forever"] | None
+    output_format: OutputFormat
+    collate_fn: Callable[[Any], Any] | None
+    row_id: bool
+    pack: Pack | None
+    num_workers: int | None
+    worker_type: WorkerType | BaseContext
+    device: Any
+    pin_memory: bool
+    prefetch_batches: int | None
+    show_progress: bool | float | Literal["workers"]
+    num_ranks: int | Literal["auto"] | Any
+    rank: int | None
+    even_ranks: EvenRanks | None
     check_plan: bool
-    count_filtered: bool
     global_batch_size: int | None
     micro_batches: int
     row_store: str | None
     row_store_memory: int | str
-    raw_files: bool
+    nulls: Mapping[str, Any] | Literal["mask"] | None
+    ragged: RaggedOption | None
+    strings: StringsOption
+    decimals: Literal["float64"] | None
+    unsupported: Literal["list"] | None
+    transforms: ColumnFunctions | None
+    decode: ColumnFunctions | None
+    storage_options: Mapping[str, Any] | None
     verify_checksums: bool | Literal["all"]
-    pack: Pack | None
-    epochs: int | Literal["forever"] | None
-    on_growth: Literal["continue"] | None
-    on_error: OnError
-    weights: Weights | str | None
-    batch_by: BatchBy | None
+    plan_cache: str | None
 
 
 _FIELDS = {entry.name: entry for entry in fields(LoaderOptions)}

@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Mapping
 from dataclasses import asdict, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack
+from typing import TYPE_CHECKING, Any, Unpack
 
 from torch_table_loader.dataset import TableDataset
 from torch_table_loader.engine.jobs.mixed_rows import MixedRows
@@ -21,76 +21,26 @@ from torch_table_loader.engine.rank_info import RankInfo, resolve_ranks
 from torch_table_loader.engine.state import of_source
 from torch_table_loader.errors import ConfigError, ConfigTypeError
 from torch_table_loader.keywords import check_names, make_options
+from torch_table_loader.options import ABOUT
 from torch_table_loader.planning.mixture import NaturalShares, ShareUnit, StopRule
 from torch_table_loader.rank_dataset import RankDataset
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-    from multiprocessing.context import BaseContext
+    from collections.abc import Callable
 
     import numpy as np
     from numpy.typing import NDArray
 
-    from torch_table_loader.column_options import ColumnFunctions, StringsOption
     from torch_table_loader.engine.jobs.job import Job
     from torch_table_loader.engine.state import SavedState
-    from torch_table_loader.keywords import LoaderKeywords
-    from torch_table_loader.options import EvenRanks, LoaderOptions, OutputFormat, WorkerType
-    from torch_table_loader.pack import Pack
-    from torch_table_loader.ragged import RaggedOption
+    from torch_table_loader.keywords import LoaderKeywords, MixedKeywords
+    from torch_table_loader.options import LoaderOptions
 
 
-class SourceKeywords(TypedDict, total=False):
-    """The fields of `LoaderOptions` that all sources share, and that a mixture passes to the sources it opens."""
+_OF_SOURCES = frozenset(name for name, about in ABOUT.items() if about.mixture == "sources")
 
-    columns: Sequence[str] | None
-    filters: Any
-    output_format: OutputFormat
-    nulls: Mapping[str, Any] | Literal["mask"] | None
-    ragged: RaggedOption | None
-    strings: StringsOption
-    decimals: Literal["float64"] | None
-    unsupported: Literal["list"] | None
-    transforms: ColumnFunctions | None
-    decode: ColumnFunctions | None
-    row_id: bool
-    pack: Pack | None
-    row_store: str | None
-    row_store_memory: int | str
-    storage_options: Mapping[str, Any] | None
-    plan_cache: str | None
-    verify_checksums: bool | Literal["all"]
-
-
-_OF_SOURCES = frozenset(SourceKeywords.__annotations__)
-
-_HANDED = _OF_SOURCES | {
-    *("num_ranks", "rank", "check_plan", "show_progress"),
-    *("num_workers", "worker_type"),
-}
+_HANDED = _OF_SOURCES | {name for name, about in ABOUT.items() if about.mixture == "both"}
 """What the mixture hands to the sources that it opens."""
-
-
-class MixedKeywords(SourceKeywords, total=False):
-    """The fields of `LoaderOptions` that a mixture has: those of the job, of its workers, and of its sources."""
-
-    batch_size: int
-    global_batch_size: int | None
-    micro_batches: int
-    num_ranks: int | Literal["auto"] | Any
-    rank: int | None
-    shuffle_seed: int
-    num_workers: int | None
-    worker_type: WorkerType | BaseContext
-    prefetch_batches: int | None
-    drop_last: bool
-    even_ranks: EvenRanks | None
-    collate_fn: Callable[[Any], Any] | None
-    device: Any
-    pin_memory: bool
-    show_progress: bool | float | Literal["workers"]
-    check_plan: bool
-    epochs: int | Literal["forever"] | None
 
 
 class MixedDataset(RankDataset):
@@ -102,7 +52,7 @@ class MixedDataset(RankDataset):
     row's source, in the order of `sources`.
     """
 
-    _takes = frozenset(MixedKeywords.__annotations__)
+    _takes = frozenset(name for name, about in ABOUT.items() if about.mixture)
 
     def __init__(
         self,

@@ -442,7 +442,7 @@ def test_codes_are_places_in_the_vocabulary(
     output: Any, words: list[str | None], known: list[str], batch_size: int
 ) -> None:
     batch = pa.record_batch({"w": pa.array(words, pa.string()), "own": pa.array(words, pa.string())})
-    policy = TypePolicy(output_format=output, strings={"w": Vocabulary(known)})
+    policy = TypePolicy(output_format=output, strings={"w": Vocabulary(known), "own": "codes"})
     codec = make_codec(batch.schema, policy)
     batches = codec.decode(batch).batches(batch_size)
     codes = [code for each in batches for code in each["w"].tolist()]

@@ -27,6 +27,7 @@ LEVELS = {
     "units": 0,
     "contracts": 1,
     "format_contracts": 1,
+    "option_checks": 1,
     "options": 1,
     "remote_options": 1,
     "pack": 1,

@@ -53,7 +53,7 @@ def test_the_load_equals_what_the_ranks_loaders_deliver(
 ) -> None:
     ranks, workers, batch = 3, 2, 16
     flags = [] if even is None else ["--even-ranks", even]
-    shape = ["--ranks", "3", "--workers", "2", "--batch-size", "16", "--split-rows", "30"]
+    shape = ["--ranks", "3", "--workers", "2", "--batch-size", "16", "--split-size", "30"]
     assert main(["inspect", str(table), *shape, *shuffle, *flags]) == 0
     captured = capsys.readouterr()
     assert captured.err == ""

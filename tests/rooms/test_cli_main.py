@@ -15,7 +15,7 @@ import pytest
 from torch_table_loader import ConfigError, LoaderOptions
 from torch_table_loader.cli import arguments
 from torch_table_loader.cli.main import COMMANDS, main, make_parser
-from torch_table_loader.options import defaults
+from torch_table_loader.options import defaults, meanings
 
 
 @pytest.fixture
@@ -85,10 +85,10 @@ def test_options_of_the_loader_are_described_by_its_docstring(capsys: pytest.Cap
         assert f"{title}:" in said
     assert "--batch-size N rows per batch on this rank (default: 1024)" in said
     assert "--output-format {torch,numpy,arrow,dict}" in said
-    assert "--split-bytes SIZE target size of a split" in said
+    assert "--split-size SIZE target size of a split" in said
     assert "--drop-last drop the last batch of a rank if it is short" in said
     assert "--ragged {nested,pad,offsets}" in said
-    assert arguments.meanings().keys() == defaults().keys()
+    assert meanings().keys() == defaults().keys()
 
 
 def test_debug_shows_the_traceback(table: Path) -> None:
@@ -101,7 +101,7 @@ def test_debug_shows_the_traceback(table: Path) -> None:
     [
         ["inspect", "s3://bucket/t", "--storage-option", "secret=hunter2", "--storage-option", "key=K",
          "--storage-option", "endpoint_url=http://127.0.0.1:9", "--storage-option", "connect_timeout:=1",
-         "--storage-option", "retry_strategy:=\"hunter2\"", "--retry-seconds", "0.1"],
+         "--storage-option", "retry_strategy:=\"hunter2\"", "--storage-option", "retry_seconds:=0.1"],
         ["inspect", "s3://bucket/t", "--storage-option", "hunter2"],
         ["inspect", "s3://bucket/t", "--storage-option", "secret:=hunter2"],
         ["inspect", "s3://bucket/t", "--storage-option", "key=K", "secret=hunter2"],
@@ -150,6 +150,12 @@ def test_options_that_are_not_given_keep_the_library_defaults() -> None:
     keywords = arguments.loader_keywords(typed)
     assert keywords == {"path": "t", "count_filtered": False, "shuffle": True, "columns": ["a", "b", "c"]}
     assert LoaderOptions(**{name: value for name, value in keywords.items() if name != "path"}).columns
+
+
+@pytest.mark.parametrize(("typed", "meant"), [("500", 500), ("64MiB", "64MiB"), ("500B", "500B")])
+def test_a_size_of_splits_is_rows_unless_it_has_a_unit(typed: str, meant: int | str) -> None:
+    asked = make_parser().parse_args(["inspect", "t", "--split-size", typed])
+    assert arguments.loader_keywords(asked)["split_size"] == meant
 
 
 @pytest.mark.parametrize("text", ["secret", "=x", ":=1", "a:=nojson"])

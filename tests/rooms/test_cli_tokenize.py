@@ -42,7 +42,7 @@ def read(folder: Path) -> pa.Table:
 def test_a_token_table_is_written(table: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "out"
     given = ["tokenize", table, str(out), "--tokenizer", f"{NAME}:words", "--keep", "id", "--lengths", "n"]
-    given += ["--split-rows", "60", "--filter", "day >= 1", "--workers", "1", "--ids", "tokens", "--dtype", "uint16"]
+    given += ["--split-size", "60", "--filter", "day >= 1", "--workers", "1", "--ids", "tokens", "--dtype", "uint16"]
     assert main(given) == 0
     said = capsys.readouterr()
     assert said.out.startswith("3 of 3 files written: 150 rows, 301 tokens, ")
@@ -72,7 +72,7 @@ def test_ranks_by_option_and_by_launcher_write_one_folder(
     table: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def given(out: str) -> list[str]:
-        options = ["--tokenizer", f"{NAME}:words", "--split-rows", "20", "--workers", "1"]
+        options = ["--tokenizer", f"{NAME}:words", "--split-size", "20", "--workers", "1"]
         return ["tokenize", table, str(tmp_path / out), *options]
 
     assert main(given("whole")) == 0
@@ -139,7 +139,7 @@ def wait_until(what: str, holds: object, seconds: float = 60.0) -> None:
 def test_a_killed_command_goes_on_and_leaves_no_process(table: str, tmp_path: Path, workers: str) -> None:
     stop, out = tmp_path / "stop", tmp_path / "out"
     stop.touch()
-    options = ["--tokenizer", f"{NAME}:waiting", "--split-rows", "20"]
+    options = ["--tokenizer", f"{NAME}:waiting", "--split-size", "20"]
     given = [sys.executable, "-m", "torch_table_loader.cli.main", "tokenize", table, str(out), *options]
     given += ["--workers", workers]
     root = str(Path(__file__).parents[2])

@@ -155,7 +155,7 @@ def test_every_block_is_run_or_marked_as_not_run() -> None:
 
 def test_the_table_of_options_agrees_with_the_code() -> None:
     page = (ROOT / "docs" / "options.md").read_text()
-    assert page == written(page), "run: python -m tools.options_table docs/options.md"
+    assert page == written(page), "run: python -m tools.options_table"
     told = dict(re.findall(r"^\| `(\w+)` \| `([^`]+)` \|", page, re.MULTILINE))
     assert {name: repr(value) for name, value in defaults().items()} == told
     elsewhere = "".join(page.read_text() for page in PAGES if page.name != "options.md")

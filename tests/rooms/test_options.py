@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import inspect
 import pickle
-from dataclasses import fields
-from typing import Any, get_type_hints
+from typing import Any
 
 import pytest
 
-from torch_table_loader import ConfigError, LoaderOptions, StructuredDataset, parse_bytes
+from tools.options_table import MODULE, typed
+from torch_table_loader import ConfigError, LoaderOptions, MixedDataset, StructuredDataset, parse_bytes
 from torch_table_loader.errors import ConfigTypeError
-from torch_table_loader.keywords import LoaderKeywords
+from torch_table_loader.keywords import LoaderKeywords, MixedKeywords
+from torch_table_loader.options import defaults, meanings
 
 PROMISED = {
     "batch_size": 1024,
@@ -58,17 +59,15 @@ def test_the_signature_shows_every_name_and_default(function: Any) -> None:
         assert not any(p.kind is p.VAR_KEYWORD or p.kind is p.VAR_POSITIONAL for p in shown.values())
 
 
-def test_the_keywords_are_the_fields() -> None:
-    names = [entry.name for entry in fields(LoaderOptions)]
-    assert names == list(LoaderKeywords.__annotations__)
-    hints, keyword_hints = get_type_hints(LoaderOptions), get_type_hints(LoaderKeywords)
-    assert {name: keyword_hints[name] for name in names} == {name: hints[name] for name in names}
+def test_the_keywords_are_made_of_the_declarations() -> None:
+    assert MODULE.read_text() == typed(MODULE.read_text()), "run: python -m tools.options_table"
+    assert list(LoaderKeywords.__annotations__) == list(defaults())
+    assert set(MixedKeywords.__annotations__) == MixedDataset._takes
 
 
 def test_every_option_is_documented() -> None:
-    told = inspect.getdoc(LoaderOptions) or ""
-    for entry in fields(LoaderOptions):
-        assert f"\n    {entry.name}: " in told, entry.name
+    assert meanings().keys() == defaults().keys()
+    assert all(len(told) > 20 for told in meanings().values())
 
 
 def test_a_cache_that_could_hold_nothing_is_refused() -> None:

@@ -168,7 +168,7 @@ def test_sizes_of_strategies_are_parsed_like_those_of_options() -> None:
 WORDS = {
     "batchsize": "did you mean batch_size?",
     "seed": "here it is shuffle_seed=",
-    "world_size": "here it is num_ranks=, beside which rank= says which one this is",
+    "world_size": "here it is num_ranks=: a number, beside which rank= says which one this is, or a mesh",
     "num_replicas": "here it is num_ranks=",
     "prefetch_factor": "here it is prefetch_batches=",
     "persistent_workers": "leave it out: threads wait for the next epoch",

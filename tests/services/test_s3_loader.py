@@ -67,7 +67,9 @@ def test_an_explicit_fork_is_refused_with_the_remedy(table: str, s3_options: dic
     from torch.multiprocessing import get_context
 
     context: Any = get_context("fork") if as_context else "fork"
-    with pytest.raises(ConfigError, match=r'"fork" breaks the threads .*leave it out \(forkserver is then used\)'):
+    with pytest.raises(
+        ConfigError, match=r'"fork" breaks the threads .*pass "process" \(forkserver is then used\) or "spawn"'
+    ):
         StructuredDataset.create_dataloader(
             table,
             "parquet",

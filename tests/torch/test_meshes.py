@@ -1,4 +1,4 @@
-"""`mesh=` on real device meshes of four gloo ranks, and training under DDP and FSDP."""
+"""Real device meshes as `num_ranks=`, of four gloo ranks, and training under DDP and FSDP."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_ranks_of_data_parallel_dimensions_read_the_table_once_together(seen: Se
     [
         ("no_dimension_is_data_parallel", "mesh has the dimensions ('batch', 'tp'), of which none is data-parallel"),
         ("a_dimension_that_is_not", "mesh has the dimensions ('tp',), of which none is data-parallel"),
-        ("mesh_and_rank", "rank={rank} was given beside mesh, which determines it; leave rank out"),
+        ("mesh_and_rank", "rank={rank} was given beside a mesh, which determines it; leave rank out"),
         ("auto_and_rank", 'rank={rank} was given beside num_ranks="auto", which determines it; leave rank out'),
     ],
 )

@@ -37,12 +37,12 @@ def take(loader: TableLoader, steps: int | None = None) -> None:
 
 @settings(max_examples=examples(12), deadline=None)
 @given(shape=topologies(), shuffle=st.booleans(), split_size=st.integers(5, 50))
-def test_ranks_take_all_bytes_of_all_files(table: Path, shape: dict[str, Any], shuffle: bool, split_rows: int) -> None:
+def test_ranks_take_all_bytes_of_all_files(table: Path, shape: dict[str, Any], shuffle: bool, split_size: int) -> None:
     """Rows that are repeated count once, and what nobody takes is missing."""
     shape |= {"drop_last": False, "even_ranks": "pad" if shape["even_ranks"] == "drop" else shape["even_ranks"]}
     told, lanes = [], 0
     for rank in range(shape["num_ranks"]):
-        loader = make(table, rank=rank, shuffle=shuffle, split_size=split_rows, **shape)
+        loader = make(table, rank=rank, shuffle=shuffle, split_size=split_size, **shape)
         take(loader)
         told.append(loader.metrics())
         lanes += len(told[-1].workers)

@@ -23,7 +23,7 @@ def test_tasks_of_a_ray_cluster_write_what_one_process_writes(tmp_path: Path) ->
     alone = tokenize_table(dataset, tmp_path / "alone", "bytes")
     assert alone.num_parts == 10
     command = [sys.executable, "-m", "torch_table_loader.cli.main", "tokenize", table, str(tmp_path / "spread")]
-    printed = run_job([*command, "--tokenizer", "bytes", "--split-rows", "20", "--engine", "ray"], seconds=250)
+    printed = run_job([*command, "--tokenizer", "bytes", "--split-size", "20", "--engine", "ray"], seconds=250)
     assert "10 of 10 files written: 200 rows" in printed
     assert "is whole" in printed
     for file in sorted((tmp_path / "alone").iterdir()):

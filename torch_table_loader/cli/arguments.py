@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import inspect
 import json
 import re
 from collections.abc import Collection, Iterator, Mapping
@@ -15,7 +14,7 @@ from torch_table_loader.delta import DeltaDataset
 from torch_table_loader.engine.ray_cluster import RayCluster, ray_cluster
 from torch_table_loader.errors import ConfigError
 from torch_table_loader.iceberg import IcebergDataset
-from torch_table_loader.options import LoaderOptions, defaults
+from torch_table_loader.options import LoaderOptions, defaults, meanings
 from torch_table_loader.predicates.filter_text import all_of
 from torch_table_loader.read.formats import format_names
 from torch_table_loader.source.table_formats import format_of_folder
@@ -45,6 +44,15 @@ def storage_option(text: str) -> tuple[str, Any]:
         return name[:-1], json.loads(value)
     except ValueError as error:
         raise argparse.ArgumentTypeError(f"{name[:-1]} must be JSON after := (the value is not shown)") from error
+
+
+def rows_or_size(text: str) -> int | str:
+    """Parse a number, or a size with a unit, which stays text.
+
+    >>> rows_or_size("500"), rows_or_size("64MiB")
+    (500, '64MiB')
+    """
+    return int(text) if text.isdecimal() else text
 
 
 def null_fill(text: str) -> tuple[str, Any]:
@@ -128,6 +136,7 @@ _OWN: dict[str, dict[str, Any]] = {
     },
     "plan_cache": {"metavar": "DIR"},
     "num_workers": {"flag": "--workers", "help": "workers (lanes) of a rank"},
+    "worker_type": {"choices": ["thread", "process"]},
     "num_ranks": {"flag": "--ranks", "choices": None, "metavar": "N", "help": "ranks of the job (default: 1)"},
     "even_ranks": {"help": "how to make ranks take equally many steps"},
     "count_filtered": {
@@ -150,14 +159,6 @@ _OWN: dict[str, dict[str, Any]] = {
 }
 """By keyword, what its type and its docstring do not say as a command line needs it."""
 
-_MEANING = re.compile(r"^    (\w+): (.+(?:\n {8}.+)*)", re.MULTILINE)
-
-
-def meanings() -> dict[str, str]:
-    """Return what the docstring of `LoaderOptions` says of each option."""
-    text = (inspect.getdoc(LoaderOptions) or "").partition("Args:")[2]
-    return {name: " ".join(words.split()) for name, words in _MEANING.findall(text)}
-
 
 def flag_of(name: str) -> str:
     """Return the flag that sets a keyword.
@@ -179,6 +180,7 @@ def _settings(name: str, kind: Any, meaning: str) -> dict[str, Any]:
     """Return what `argparse` must know of an option."""
     own, default = _OWN.get(name, {}), defaults().get(name)
     text = own.get("help") or re.split(r"; |\. ", meaning)[0].rstrip(".").replace("`", "")
+    text = text[:1].lower() + text[1:] if text[1:2].islower() else text
     known = {kind, *get_args(kind)}
     settings: dict[str, Any] = {"help": text.replace("%", "%%")}
     if bool in known:
@@ -188,7 +190,7 @@ def _settings(name: str, kind: Any, meaning: str) -> dict[str, Any]:
             settings["help"] += f" (default: {default})"
         number = next((each for each in (int, float) if each in known and str not in known), None)
         settings["metavar"] = "SIZE" if int in known and not number else "N" if number else "NAME"
-        settings |= {"type": number} if number else {}
+        settings |= {"type": number or (rows_or_size if int in known else str)}
         settings |= {"choices": choices, "metavar": None} if (choices := _choices(kind)) else {}
     settings |= {key: value for key, value in own.items() if key not in ("flag", "help")}
     return settings | ({"dest": name, "default": argparse.SUPPRESS} if flag_of(name) != "path" else {})

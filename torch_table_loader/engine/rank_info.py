@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from torch_table_loader.errors import ConfigError
 from torch_table_loader.messages import warn_caller
+from torch_table_loader.option_checks import is_mesh
 from torch_table_loader.options import LoaderOptions
 
 DATA_PARALLEL_DIMS = frozenset(
@@ -43,7 +44,7 @@ def resolve_ranks(options: LoaderOptions) -> RankInfo:
     Raises:
         ConfigError: the sources disagree, or a mesh has no data-parallel dimension.
     """
-    if options.takes_mesh:
+    if is_mesh(options.num_ranks):
         return _of_mesh(options.num_ranks)
     if options.num_ranks == "auto":
         return _automatic(sys.modules, os.environ)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias, get_args
 
 from torch_table_loader.errors import ResumeError
-from torch_table_loader.options import MOST_LANES, MOST_ROWS
+from torch_table_loader.option_checks import MOST_LANES, MOST_ROWS
 from torch_table_loader.planning.mixture import NaturalShares, StopRule
 
 _Form: TypeAlias = Callable[[Any, str], None]

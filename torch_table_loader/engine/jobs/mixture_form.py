@@ -16,6 +16,7 @@ from torch_table_loader.batching.codec import make_codec
 from torch_table_loader.batching.policy import TypePolicy
 from torch_table_loader.engine.work.source_form import SequenceForm
 from torch_table_loader.errors import ConfigError, ConfigTypeError
+from torch_table_loader.options import ABOUT
 from torch_table_loader.pack import Pack
 from torch_table_loader.planning.mixture import BLOCK_ROWS, NaturalShares, ShareUnit, StopRule, smallest
 from torch_table_loader.ragged import Pad
@@ -28,10 +29,7 @@ if TYPE_CHECKING:
 
 SOURCE_COLUMN = "source"
 
-FORM_OPTIONS = (
-    *("output_format", "nulls", "ragged", "strings", "decimals", "unsupported"),
-    *("transforms", "decode", "row_id", "pack"),
-)
+FORM_OPTIONS = tuple(name for name, about in ABOUT.items() if about.form)
 """Options that say in what form rows come: sources have them in common, and the mixture takes them from there."""
 
 

@@ -53,7 +53,7 @@ class DeltaRequest(TableRequest):
     def open(
         self, chosen: Mapping[str, Any], agree: Callable[[str, Any], Any] = lambda _, value: value
     ) -> SnapshotFiles:
-        """Return the table at the "version", or at the newest one at a "timestamp", or now."""
+        """Return the table at the chosen "version", or at the newest one at a "timestamp"; by default, the newest."""
         storage = self._storage()
         reader = LogReader(self.at, self._retry_seconds, LogFiles(storage, self.at.root), self.filters is not None)
         version, timestamp = chosen.get("version"), chosen.get("timestamp")

@@ -72,7 +72,7 @@ class LogReader:
     statistics: bool = True
 
     def read(self, version: int | None = None, timestamp: dt.datetime | None = None) -> Log:
-        """Return what the log says of a version, or of the newest one at a time, or now.
+        """Return what the log says of a version: a given one, the newest one at a time, or the newest.
 
         Raises:
             ConfigError: there is no table here, or no such version.

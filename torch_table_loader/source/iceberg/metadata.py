@@ -206,7 +206,7 @@ class TableMetadata:
         tag: str | None = None,
         as_of: dt.datetime | str | int | None = None,
     ) -> Snapshot:
-        """Choose a snapshot, or the newest of a branch, that of a tag, or the current one at a time; by default, now.
+        """Choose a snapshot: by id, the newest of a branch, a tag's, or that of a time; by default, the current one.
 
         A time is a datetime or ISO text with a time zone, or milliseconds.
 

@@ -28,7 +28,7 @@ from torch_table_loader.opening import (
 from torch_table_loader.rank_dataset import RankDataset
 from torch_table_loader.read.formats import reader_for
 from torch_table_loader.source.arrow_source import is_arrow
-from torch_table_loader.source.file_list import write_files
+from torch_table_loader.source.listing import write_files
 from torch_table_loader.units import integer
 
 if TYPE_CHECKING:

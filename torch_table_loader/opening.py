@@ -18,7 +18,6 @@ from torch_table_loader.read.held import HeldReader
 from torch_table_loader.remote_options import anywhere
 from torch_table_loader.source.address import parse_address
 from torch_table_loader.source.arrow_source import ArrowSource
-from torch_table_loader.source.file_list import FileSource
 from torch_table_loader.source.listing import PathSource, named_files
 from torch_table_loader.source.plan_cache import PlanCache
 from torch_table_loader.source.snapshot_files import SnapshotFiles
@@ -179,7 +178,7 @@ def agreed_source(source: Source, plan_check: PlanCheck) -> Source:
     """Return the table as rank 0 sees it: at the same snapshot, or with the same files."""
     if not isinstance(source, SnapshotSource):
         files = plan_check.common_files(source.files)
-        return FileSource(source.storage, files, source.partition_schema, getattr(source, "unread_keys", ()))
+        return PathSource(source.storage, files, source.partition_schema, getattr(source, "unread_keys", ()))
     snapshot_id = plan_check.common_value("snapshot", source.snapshot_id)
     if snapshot_id != source.snapshot_id and isinstance(source, TimeTravelSource):
         return source.at_snapshot(snapshot_id)

@@ -50,6 +50,9 @@ class Sizes:
     store_chunk_bytes: int = 32 * 1024 * 1024
     """Record bytes that a chunk of a row store aims at."""
 
+    window_rows: int = 4096
+    """Rows of the first window of a row store that memory does not hold: few rows are ready sooner than many."""
+
     list_indices: int = 1 << 20
     """Values of lists whose indices are in memory at a time."""
 
@@ -133,6 +136,12 @@ class Sizes:
 
     look_again_s: float = 0.1
     """Seconds after which a process that waits for others to build checks again."""
+
+    lease_beat_s: float = 2.0
+    """Seconds between two signs of life of a process that builds a part of a row store."""
+
+    lease_s: float = 30.0
+    """Seconds without such a sign after which another process takes the part over."""
 
     looks_until_warning: int = 20
     """Checks after which a builder that waits for other processes logs that it waits."""

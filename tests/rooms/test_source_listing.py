@@ -15,7 +15,7 @@ import pytest
 
 from torch_table_loader.contracts import Source
 from torch_table_loader.errors import ConfigError, ConfigTypeError, TableError
-from torch_table_loader.extend import PathSource
+from torch_table_loader.extend import FileStorage, PathSource
 from torch_table_loader.source.clients import LocalClient
 
 TABLE = {
@@ -73,6 +73,7 @@ def as_contract(source: PathSource) -> Source:
 
 def test_a_directory_is_sorted_and_only_data_files_are_listed(table: str) -> None:
     source = PathSource.open(table, "parquet")
+    assert isinstance(source.storage, FileStorage)
     assert [file.name for file in as_contract(source).files] == SEEN
     for file in source.files:
         assert file.version.num_bytes == TABLE[file.name]
@@ -181,6 +182,7 @@ def test_pinned_files_are_used_without_listing(table: str, monkeypatch: pytest.M
 
 def test_pinning_a_listing_gives_the_same_listing(table: str) -> None:
     listed = PathSource.open(table, "parquet", partitioning=None)
+    assert isinstance(listed.storage, FileStorage)
     assert PathSource.open(table, "parquet", files=[file.name for file in listed.files]) == listed
     assert PathSource.open(table, "parquet", files=[listed.storage.shown(file.path) for file in listed.files]) == listed
 

@@ -49,7 +49,7 @@ PLAIN = {
     "other/part-2.parquet": b"x",
 }
 
-REQUESTS = ("stat", "probe", "has_folder", "walk", "version")
+REQUESTS = ("stat", "probe", "walk", "version")
 
 
 @pytest.fixture(params=["local", "memory", "bucket"])

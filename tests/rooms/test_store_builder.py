@@ -307,14 +307,14 @@ def test_a_dead_process_of_this_machine_is_replaced_at_once(tmp_path: Path) -> N
 def test_a_builder_elsewhere_is_judged_by_its_heartbeat(tmp_path: Path) -> None:
     elsewhere = json.dumps(["another machine", 1, "0"])
     (tmp_path / "000003").write_text(elsewhere)
-    with Leases(tmp_path, dead_after=30) as leases:
+    with Leases(tmp_path) as leases:
         assert not leases.claim(3)
         os.utime(tmp_path / "000003", (time.time() - 60, time.time() - 60))
         assert leases.claim(3)
 
 
 def test_the_heartbeat_continues(tmp_path: Path) -> None:
-    with Leases(tmp_path, beat=0.01) as leases:
+    with small_sizes(lease_beat_s=0.01), Leases(tmp_path) as leases:
         leases.claim(3)
         os.utime(tmp_path / "000003", (0, 0))
         until(lambda: (tmp_path / "000003").stat().st_mtime >= 1)
@@ -349,9 +349,11 @@ from pathlib import Path
 from tests.tables.row_stores import Counting, MemoryTable, numbers
 from torch_table_loader.store import builder
 from torch_table_loader.store.builder import build_files, done_chunks
+from torch_table_loader.testing import small_sizes
 made = MemoryTable(numbers(2_000), [*range(0, 2_000, 100), 2_000])
 print("go", flush=True)
-build_files(Path(sys.argv[1]), made.spec, Counting(made, 0.01), 2, beat=0.05, dead_after=0.5)
+with small_sizes(lease_beat_s=0.05, lease_s=0.5):
+    build_files(Path(sys.argv[1]), made.spec, Counting(made, 0.01), 2)
 """
 
 

@@ -18,7 +18,7 @@ from torch_table_loader.errors import ConfigError
 from torch_table_loader.store.builder import build_files, build_memory
 from torch_table_loader.store.manifest import read_manifest, write_manifest
 from torch_table_loader.store.opened import open_store
-from torch_table_loader.store.record_layout import Encoded, RecordLayout, check_storable
+from torch_table_loader.store.record_layout import RecordLayout, check_storable
 from torch_table_loader.store.spec import CODES, WORDS
 from torch_table_loader.testing import small_sizes
 
@@ -133,9 +133,8 @@ def test_blocks_of_records_have_the_bytes_of_each_column(
         for group in layout.groups
         for slot in (layout.slots[number] for number in group.slots)
     )
-    encoded = Encoded(layout, rows, values, None, frozenset())
     with small_sizes(record_block_bytes=block * layout.width, record_block_rows=1):
-        pieces = [(start, records.copy()) for start, records in encoded.blocks()]
+        pieces = [(start, records.copy()) for start, records in layout.blocks(values, rows)]
     assert [start for start, _ in pieces] == list(range(0, rows, block))
     whole = np.concatenate([np.zeros((0, layout.width), np.uint8), *(each for _, each in pieces)])
     for slot, bare in zip(layout.slots, values, strict=True):

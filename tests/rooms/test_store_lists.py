@@ -30,7 +30,7 @@ from torch_table_loader.store.gather import StoredRows
 from torch_table_loader.store.list_values import Spans
 from torch_table_loader.store.manifest import read_manifest
 from torch_table_loader.store.opened import open_store
-from torch_table_loader.store.remote import RemoteRows, open_remote, upload_store
+from torch_table_loader.store.remote import RemoteRows, open_remote, row_width, upload_store
 from torch_table_loader.store.spec import LENGTHS, MANIFEST, PARTS, StoreSpec, values_file
 from torch_table_loader.testing import small_sizes
 
@@ -99,19 +99,19 @@ def root() -> Iterator[str]:
         fsspec.filesystem("memory").rm(folder, recursive=True)
 
 
-def opened_far(root: str, spec: StoreSpec, least: int = 64, most: int = 256) -> RemoteRows:
+def opened_far(root: str, spec: StoreSpec) -> RemoteRows:
     storage = FileStorage("memory")
-    rows = open_remote(
-        storage, root, spec, partial(reading_parts, storage, FetchSettings(1 << 20)), least=least, most=most
-    )
+    reader = partial(reading_parts, storage, FetchSettings(1 << 20))
+    with small_sizes(window_rows=64):
+        rows = open_remote(storage, root, spec, reader, 256 * row_width(spec.layout))
     assert rows is not None
     return rows
 
 
-def far(made: Documents, place: Path, root: str, **sizes: int) -> RemoteRows:
+def far(made: Documents, place: Path, root: str) -> RemoteRows:
     build_files(place, made.spec, made.read, 2)
     upload_store(place, FileStorage("memory"), root, made.spec)
-    return opened_far(root, made.spec, **sizes)
+    return opened_far(root, made.spec)
 
 
 @pytest.mark.parametrize("ids", [None, np.arange(200) * 3], ids=["places", "ids"])

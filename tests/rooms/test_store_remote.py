@@ -30,11 +30,9 @@ from torch_table_loader.planning.ranges import coalesce, in_windows
 from torch_table_loader.records import FileVersion
 from torch_table_loader.store.builder import build_files
 from torch_table_loader.store.record_layout import RecordLayout
-from torch_table_loader.store.remote import RemoteRows, open_remote, upload_store
+from torch_table_loader.store.remote import RemoteRows, open_remote, row_width, upload_store
 from torch_table_loader.store.spec import CODES, IDS, MANIFEST, NULLS, RECORDS, WORDS, StoreSpec, heap_file
 from torch_table_loader.testing import small_sizes
-
-WINDOW = {"least": 64, "most": 256}
 
 
 class Bytes(bytearray):
@@ -91,7 +89,9 @@ def root() -> Iterator[str]:
 
 
 def opened(storage: Counted, root: str, spec: StoreSpec, ahead_bytes: int = 1 << 20) -> RemoteRows | None:
-    return open_remote(storage, root, spec, partial(reading_parts, storage, FetchSettings(ahead_bytes)), **WINDOW)
+    reader = partial(reading_parts, storage, FetchSettings(ahead_bytes))
+    with small_sizes(window_rows=64):
+        return open_remote(storage, root, spec, reader, 256 * row_width(spec.layout))
 
 
 def uploaded(made: MemoryTable, place: Path, root: str, ahead_bytes: int = 1 << 20) -> tuple[RemoteRows, Counted]:

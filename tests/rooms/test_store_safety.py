@@ -24,6 +24,7 @@ from torch_table_loader.store.builder import build_files, build_memory
 from torch_table_loader.store.leases import Leases
 from torch_table_loader.store.opened import open_store
 from torch_table_loader.store.spec import IDS, LEASES, MANIFEST, NULLS, PARTS, RECORDS, heap_file
+from torch_table_loader.testing import small_sizes
 
 THEIRS = "what others wrote"
 
@@ -129,7 +130,7 @@ def test_a_heartbeat_does_not_touch_what_a_planted_link_points_to(tmp_path: Path
     os.utime(victim, (5, 5))
     folder = tmp_path / LEASES
     folder.mkdir()
-    with Leases(folder, beat=0.01) as leases:
+    with small_sizes(lease_beat_s=0.01), Leases(folder) as leases:
         assert leases.claim(3)
         (folder / "000003").unlink()
         (folder / "000003").symlink_to(victim)

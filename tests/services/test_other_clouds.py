@@ -26,7 +26,7 @@ from tests.servers.azure import ACCOUNT, KEY, create_container, serving_blobs
 from tests.services.conftest import ACCESS_KEY, SECRET_KEY
 from torch_table_loader import ConfigError, StorageError, StructuredDataset, TableError
 from torch_table_loader.errors import AccessRefusedError
-from torch_table_loader.extend import PathSource, open_storage
+from torch_table_loader.extend import FileStorage, PathSource, open_storage
 from torch_table_loader.source.table_storage import TableStorage
 
 NAMES = ("day=1/a.parquet", "day=1/b c%20.parquet", "day=10/é.parquet", "day=2/x+y.parquet", "z.parquet")
@@ -171,6 +171,7 @@ def rows(table: str, **more: Any) -> list[int]:
 
 def test_a_table_is_listed_and_read(table: str, cloud: Cloud) -> None:
     source = PathSource.open(table, "parquet", storage_options=cloud.options)
+    assert isinstance(source.storage, FileStorage)
     assert source.storage.client_name == "obstore"
     assert [file.name for file in source.files] == list(NAMES)
     for file in source.files:

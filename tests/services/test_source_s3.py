@@ -12,7 +12,7 @@ import pytest
 from tests.effort import daily
 from tests.logs import said_by
 from torch_table_loader.errors import ConfigError, StorageError, TableError
-from torch_table_loader.extend import PathSource, open_storage
+from torch_table_loader.extend import FileStorage, PathSource, open_storage
 from torch_table_loader.records import FileMeta
 from torch_table_loader.source.plan_cache import CacheEntry, PlanCache
 
@@ -50,6 +50,8 @@ def names(path: Any, options: dict[str, Any], **more: Any) -> list[str]:
 def test_both_clients_list_the_same_files_with_the_same_bytes(table: str, s3_options: dict[str, Any]) -> None:
     first = PathSource.open(table, "parquet", storage_options=s3_options, partitioning="hive")
     other = PathSource.open(table, "parquet", storage_options={**s3_options, "max_concurrency": 4}, partitioning="hive")
+    assert isinstance(first.storage, FileStorage)
+    assert isinstance(other.storage, FileStorage)
     assert (first.storage.client_name, other.storage.client_name) == ("obstore", "s3fs")
     assert [file.name for file in first.files] == SEEN
     for ours, theirs in zip(first.files, other.files, strict=True):
@@ -142,6 +144,7 @@ def test_a_login_in_the_url_connects_and_stays_unseen(
     url = table.replace("s3://", f"s3://{s3_options['key']}:{s3_options['secret'].replace('/', '%2F')}@")
     source = PathSource.open(url, "parquet", storage_options=rest)
     assert [file.name for file in source.files] == SEEN
+    assert isinstance(source.storage, FileStorage)
     assert source.storage.options["secret_access_key"] == s3_options["secret"]
     for secret in (s3_options["key"], s3_options["secret"], "%2F"):
         assert secret not in repr(source)
@@ -149,10 +152,12 @@ def test_a_login_in_the_url_connects_and_stays_unseen(
 
 def test_a_storage_works_after_pickling_and_after_closing(table: str, options: dict[str, Any]) -> None:
     source = PathSource.open(table, "parquet", storage_options=options)
+    assert isinstance(source.storage, FileStorage)
     assert not source.storage.fork_safe
     again: PathSource = pickle.loads(pickle.dumps(source))  # noqa: S301
     source.storage.close()
     for storage in (again.storage, source.storage):
+        assert isinstance(storage, FileStorage)
         assert storage.read_bytes(again.files[2].path) == b"two"
 
 
@@ -165,6 +170,7 @@ def test_the_plan_cache_lives_on_s3(
     table: str, bucket: str, options: dict[str, Any], caplog: pytest.LogCaptureFixture, s3_client: Any
 ) -> None:
     source = PathSource.open(table, "parquet", storage_options=options)
+    assert isinstance(source.storage, FileStorage)
     cache = PlanCache.open(f"s3://{bucket}/cache/plans", options, scope=source.storage.place)
     entries = [
         CacheEntry(FileMeta(pa.schema([("a", pa.int8())]), (at,), (9,), b"footer"), {"k": (at,)}) for at in range(3)

@@ -62,10 +62,7 @@ def encoded(array: pa.Array, kind: pa.DataType) -> pa.Array:
 
 
 def relisted(lists: pa.Array, values: pa.Array) -> pa.Array:
-    """Build large lists with the lengths and nulls of `lists`.
-
-    Args:
-        values: the values of all non-null lists, concatenated.
+    """Build large lists with the lengths and nulls of `lists`, from the values of all non-null lists, concatenated.
 
     >>> relisted(pa.array([[1, 2], None, [3]]), pa.array(["a", "b", "c"])).to_pylist()
     [['a', 'b'], None, ['c']]
@@ -119,10 +116,10 @@ def valid_mask(array: pa.Array) -> NDArray[np.bool_]:
 
 
 def offsets_of(array: pa.Array) -> NDArray[Any]:
-    """Return a view of where each value of a list, string or binary array begins, and where the last one ends.
+    """Return where each value of a list, string or binary array begins, and where the last one ends.
 
     Returns:
-        int32 or int64 [len + 1], which may start at any number; read-only.
+        A read-only view, int32 or int64 [len + 1], which may start at any number.
     """
     buffer, kind = array.buffers()[1], array.type
     if buffer is None or len(array) == 0:

@@ -57,11 +57,7 @@ class Arena:
     __slots__ = ("_at", "_memory")
 
     def __init__(self, num_bytes: int) -> None:
-        """Allocate the block.
-
-        Args:
-            num_bytes: the sum over the arrays, each rounded up by `aligned`.
-        """
+        """Allocate the block: the sum over the arrays, each rounded up by `aligned`."""
         self._memory = new_array((num_bytes,), np.uint8)
         self._at = 0
 
@@ -85,10 +81,7 @@ class ReusedBlocks:
         self._closed = False
 
     def new(self, num_bytes: int) -> memoryview:
-        """Return a block with undefined content.
-
-        Args:
-            num_bytes: bytes of the block, at least 1.
+        """Return a block of at least one byte, with undefined content.
 
         >>> blocks = ReusedBlocks()
         >>> one = blocks.new(1000)

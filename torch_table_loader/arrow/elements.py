@@ -66,7 +66,7 @@ for _name in ELEMENTS:
 
 
 def opened_type(kind: pa.DataType) -> pa.DataType:
-    """Return the plain type, of numbers that Arrow has not their own."""
+    """Return the plain type, except of numbers that Arrow lacks: they keep theirs."""
     return kind if isinstance(kind, ElementType) else plain_type(kind)
 
 

@@ -13,13 +13,9 @@ _FOOTER_SCHEMA, _SCHEMA_METADATA, _KEY, _VALUE = 1, 2, 0, 1
 
 @dataclass(frozen=True, slots=True)
 class FlatTable:
-    """A table; its fields have the numbers that they have in Arrow's ``File.fbs``, ``Message.fbs`` and ``Schema.fbs``.
+    """The table at a byte of a buffer; its fields have the numbers that they have in Arrow's ``.fbs`` files.
 
     All methods raise ``ValueError`` or ``struct.error`` if the buffer is damaged.
-
-    Args:
-        data: the whole buffer.
-        at: the byte at which the table begins.
     """
 
     data: bytes
@@ -72,7 +68,7 @@ class FlatTable:
 
 
 def schema_pairs(file: bytes) -> list[tuple[bytes, bytes]]:
-    """Return the metadata of the schema of an Arrow IPC file, in order, of which pyarrow gives each key once.
+    """Return the metadata of the schema of an Arrow IPC file, in order: pyarrow returns each key only once.
 
     Raises:
         ValueError: the footer has no schema.

@@ -9,33 +9,23 @@ from typing import Any
 import pyarrow as pa
 
 
-class RangedFile:
-    """A read-only file over a function that returns bytes of it; wrap it with `open_ranges`."""
+class _RangedFile:
+    """What pyarrow needs of a read-only file; `io.RawIOBase` would do, and takes longer."""
 
-    def __init__(self, read: Callable[[int, int], Any], size: int, close: Callable[[], None]) -> None:
-        """Create a file.
-
-        Args:
-            read: takes the first byte and the byte after the last, and returns a buffer of exactly those bytes.
-            size: bytes of the file.
-            close: called once, when the file is closed.
-        """
+    def __init__(self, read: Callable[[int, int], Any], size: int) -> None:
         self._read = read
         self._size = size
-        self._close = close
         self._place = 0
         self.closed = False
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        """Move the position, as files do."""
         place = offset + (0, self._place, self._size)[whence]
         if place < 0:
             raise ValueError(f"negative seek position {place}")
         self._place = place
-        return self._place
+        return place
 
     def tell(self) -> int:
-        """Return the position."""
         return self._place
 
     def read(self, length: int = -1) -> Any:
@@ -45,54 +35,29 @@ class RangedFile:
         self._place = stop
         return b"" if start == stop else self._read(start, stop)
 
-    def readable(self) -> bool:
-        """Return True."""
-        return True
-
-    def writable(self) -> bool:
-        """Return False."""
-        return False
-
-    def seekable(self) -> bool:
-        """Return True."""
-        return True
-
-    def flush(self) -> None:
-        """Do nothing."""
-
     def close(self) -> None:
-        """Release the source of the bytes."""
-        if not self.closed:
-            self.closed = True
-            self._close()
+        self.closed = True
 
 
-def open_ranges(read: Callable[[int, int], Any], size: int, close: Callable[[], None] = lambda: None) -> pa.NativeFile:
+def open_ranges(read: Callable[[int, int], Any], size: int) -> pa.NativeFile:
     """Open a file over a function that returns bytes of it, without copying them.
 
     Args:
         read: takes the first byte and the byte after the last, and returns a buffer of exactly those bytes.
         size: bytes of the file.
-        close: called once, when the file is closed.
 
     >>> with open_ranges(lambda start, stop: b"hello"[start:stop], 5) as file:
     ...     file.seek(1), file.read(3)
     (1, b'ell')
     """
-    return pa.PythonFile(RangedFile(read, size, close), mode="r")
+    return pa.PythonFile(_RangedFile(read, size), mode="r")
 
 
 class BufferedRanges:
     """Reads ranges of a file, rounding small ones up, and keeps the last one."""
 
     def __init__(self, read: Callable[[int, int], Any], size: int, least: int) -> None:
-        """Start without reading.
-
-        Args:
-            read: takes the first byte and the byte after the last, and returns a buffer of exactly those bytes.
-            size: bytes of the file.
-            least: minimum bytes of one read, if the file has so many; 0 to read only what is requested.
-        """
+        """Start without reading; a read takes at least `least` bytes, if the file has so many."""
         self._read = read
         self._size = size
         self._least = least

@@ -19,11 +19,9 @@ _Batch = TypeVar("_Batch", pa.RecordBatch, pa.Table)
 
 
 def sound(batch: pa.RecordBatch, *, text: bool = True) -> pa.RecordBatch:
-    """Validate all of a batch that came from bytes as they are, before anything looks into it.
+    """Validate all of a batch from Arrow IPC, whose offsets and indices are those of the file, before anything uses it.
 
-    Args:
-        batch: from Arrow IPC, whose offsets and indices are those of the file.
-        text: whether columns of text must be UTF-8; without it, only their offsets are read.
+    Without `text`, columns of text need not be UTF-8: only their offsets are read.
 
     Raises:
         pa.ArrowInvalid: an offset, an index, a length or a text is wrong; says which column.
@@ -41,10 +39,7 @@ def sound(batch: pa.RecordBatch, *, text: bool = True) -> pa.RecordBatch:
 
 
 def sound_text(batch: _Batch) -> _Batch:
-    """Check the text and the dictionaries of a batch whose offsets its decoder made.
-
-    Args:
-        batch: from a decoder that does not look at text: of Parquet or ORC.
+    """Check the text and the dictionaries of a batch whose decoder made the offsets, but does not look at text.
 
     Raises:
         pa.ArrowInvalid: a text is not UTF-8, or an index is not in its dictionary.
@@ -60,10 +55,7 @@ def sound_text(batch: _Batch) -> _Batch:
 
 
 def check_names(fields: Iterable[pa.Field]) -> None:
-    """Look at all names of a schema. pyarrow would look at some of them only where a row becomes a dict.
-
-    Args:
-        fields: a schema, or the fields inside of a type.
+    """Look at all names of a schema, also of nested fields: pyarrow looks at some only where a row becomes a dict.
 
     Raises:
         UnicodeDecodeError: a name is not UTF-8.
@@ -92,7 +84,7 @@ def _checks(kind: pa.DataType) -> _Check:
 
 
 def _check_dictionary(array: pa.DictionaryArray) -> None:
-    """Validate indices and dictionary apart: batches share a dictionary, which is then looked at as text is."""
+    """Validate indices and dictionary separately: batches share a dictionary, whose text is checked like other text."""
     array.validate()
     _checks(array.dictionary.type)(array.dictionary)
     bounds = pc.min_max(array.indices)
@@ -112,7 +104,7 @@ def _check_offsets(array: pa.Array) -> None:
 
 
 def _check_text(array: pa.Array) -> None:
-    """Check text whose offsets are right. pyarrow looks at each string, which takes long: ASCII needs no such look."""
+    """Check text whose offsets are right; skip ASCII, since pyarrow looks at each string, which takes long."""
     data = array.buffers()[2]
     if data is None or not len(array):
         return

@@ -56,16 +56,12 @@ def part_type(columns: Sequence[pa.Field]) -> pa.StructType:
 
 
 def schema_of_tokens(cut: Sequence[pa.Field], columns: Sequence[pa.Field]) -> pa.Schema:
-    """Return the schema of tokens as rows.
-
-    Args:
-        cut: the columns that are cut, each with the type of one token's value.
-    """
+    """Return the schema of tokens as rows; columns that are cut have the type of one token's value."""
     return pa.schema([*cut, pa.field(DOCUMENTS, pa.run_end_encoded(pa.int64(), part_type(columns)))])
 
 
 def schema_of_sequences(cut: Sequence[pa.Field], columns: Sequence[pa.Field]) -> pa.Schema:
-    """Return the schema of sequences as rows; see `schema_of_tokens`."""
+    """Return the schema of sequences as rows, with the arguments of `schema_of_tokens`."""
     lists = [pa.field(field.name, pa.large_list(field.type), nullable=False) for field in cut]
     return pa.schema([*lists, pa.field(DOCUMENTS, pa.large_list(part_type(columns)), nullable=False)])
 
@@ -83,11 +79,7 @@ def tokens_are_rows(schema: pa.Schema) -> bool:
 
 
 def rows_of_tokens(values: Sequence[NDArray[Any]], parts: Parts, schema: pa.Schema) -> pa.RecordBatch:
-    """Build rows of single tokens.
-
-    Args:
-        values: values of each column that is cut, one for each token.
-    """
+    """Build rows of single tokens: of each column that is cut, one value for each token."""
     runs = pa.RunEndEncodedArray.from_arrays(
         pa.array(parts.at + parts.length), _parts_array(parts), type=schema.field(DOCUMENTS).type
     )
@@ -143,9 +135,7 @@ def parts_of_sequences(documents: pa.LargeListArray, width: int) -> Parts:
 def ids_under(batches: Iterable[pa.RecordBatch], seq_len: int | None) -> Ints:
     """Return the row id of each document under each sequence, of rows of either form that have ``row_id``.
 
-    Args:
-        batches: follow one another, from the begin of a sequence on.
-        seq_len: tokens of a sequence, where tokens are rows.
+    The batches follow one another, from the begin of a sequence on. Where tokens are rows, a sequence has `seq_len`.
     """
     documents = [batch.column(DOCUMENTS) for batch in batches]
     parts = [each.flatten() if seq_len is None else each.values for each in documents]
@@ -183,8 +173,7 @@ def runs_of(values: NDArray[Any], at: Ints, length: Ints) -> NDArray[Any]:
 def repeated(values: NDArray[Any], ends: Ints) -> NDArray[Any]:
     """Repeat each value up to the end of its run. Arrow does it without Python's lock, which `np.repeat` holds.
 
-    Args:
-        ends: int64[n], the place after each run's last, ascending.
+    `ends` is int64[n], ascending: the place after each run's last.
 
     >>> repeated(np.array([7, 9]), np.array([1, 3])).tolist()
     [7, 9, 9]
@@ -194,11 +183,9 @@ def repeated(values: NDArray[Any], ends: Ints) -> NDArray[Any]:
 
 
 def sequences_of(values: NDArray[Any], at: Ints, length: Ints, offsets: Ints, width: int) -> NDArray[Any]:
-    """Return runs of values as sequences of one width, each padded with arbitrary values; see `runs_of`.
+    """Return runs of values (see `runs_of`) as sequences of one width, each padded with arbitrary values.
 
     Args:
-        at: int64[n], the first value of each run.
-        length: int64[n], its values.
         offsets: int64[sequences + 1], where the runs of each sequence begin.
         width: values of a sequence, at least as many as its runs have.
     """

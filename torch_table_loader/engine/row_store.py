@@ -33,9 +33,8 @@ from torch_table_loader.source.storage import FileStorage, open_storage
 from torch_table_loader.store.builder import Report, build_files, build_memory, check_memory
 from torch_table_loader.store.gather import StoredRows
 from torch_table_loader.store.opened import open_store
-from torch_table_loader.store.read_ahead import LEAST_ROWS
 from torch_table_loader.store.record_layout import check_storable
-from torch_table_loader.store.remote import open_remote, row_width, upload_store
+from torch_table_loader.store.remote import open_remote, upload_store
 from torch_table_loader.store.spec import StoreSpec
 from torch_table_loader.units import parse_bytes
 
@@ -289,9 +288,8 @@ class RowStoreHandle:
 
     def _behind_url(self, place: Path, url: StoreUrl, threads: int) -> StoredRows | RemoteRows:
         """Read what this machine built from its own copy; what others built by ranges; what nobody built is built."""
-        most = max(LEAST_ROWS, self.window_bytes // row_width(self.spec.layout))
         reader = partial(reading_parts, url.storage, self._fetching)
-        remote = open_remote(url.storage, url.root, self.spec, reader, least=LEAST_ROWS, most=most)
+        remote = open_remote(url.storage, url.root, self.spec, reader, self.window_bytes)
         if remote is None:
             url.check_writable()
             built = self._in_files(place, threads)

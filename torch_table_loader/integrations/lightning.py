@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from lightning.pytorch.callbacks import Callback
+from typing_extensions import override
 
 from torch_table_loader.loader import TableLoader
 
@@ -22,8 +23,8 @@ class ResumeOnAnyRanks(Callback):
     Pass it to the run that continues: ``Trainer(callbacks=[ResumeOnAnyRanks()])``; it does no harm in other runs.
     """
 
-    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:  # noqa: ARG002 Lightning's
-        """Set Lightning's count of batches to what is left of the epoch, where the loader was resumed inside one."""
+    @override
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         resumed = [
             loader
             for loader in _loaders_of(trainer)

@@ -34,13 +34,7 @@ class TableLoaderState(TrainerCallback, ExportableState):
 
 @dataclass(frozen=True, slots=True)
 class _Resumed:
-    """Where a run continues inside an epoch.
-
-    Args:
-        epoch: which.
-        trained: batches of this rank that count as trained, whole steps of the optimizer.
-        left: batches of this rank that are left.
-    """
+    """In which epoch a run continues, with so many batches of this rank trained, in whole steps, and left."""
 
     epoch: int
     trained: int
@@ -56,12 +50,10 @@ class TableTrainerMixin:
     """
 
     def __init__(self, *args: Any, make_loader: Callable[[], TableLoader], **options: Any) -> None:
-        """Make a Trainer.
+        """Make a Trainer, with its own arguments.
 
         Args:
-            args: those of the Trainer.
             make_loader: returns the loader; it is called once training begins, when the ranks know each other.
-            options: those of the Trainer.
 
         Raises:
             MissingExtraError: this version of transformers has no epochs that can be gone on with.
@@ -92,12 +84,7 @@ class TableTrainerMixin:
         return super().num_examples(dataloader) if rows is None else rows  # type: ignore[misc]
 
     def set_initial_training_values(self, args: Any, dataloader: TableLoader) -> tuple[Any, ...]:
-        """Return what the Trainer counts with; where a run continues, with the steps that are left.
-
-        Args:
-            args: of the Trainer.
-            dataloader: the loader; it takes on the checkpoint's state.
-        """
+        """Load the checkpoint's state into the loader; return the Trainer's numbers, for the steps that are left."""
         values = super().set_initial_training_values(args, dataloader)  # type: ignore[misc]
         epochs, updates_each, examples, samples, batch, in_epoch, max_steps = values
         checkpoint = _saved(self._checkpoint)

@@ -39,9 +39,8 @@ _CHAINED = re.compile(r"[A-Za-z][A-Za-z0-9+.\-]*::\S*://|[A-Za-z][A-Za-z0-9+.\-]
 class Address:
     """A parsed path or URL.
 
-    Args:
-        protocol: "file", "s3", "memory", … in lower case.
-        path: as the client opens it, without protocol and login; for http, the whole URL without login.
+    The protocol is in lower case. The path is what the client opens: without protocol and login; for http, the whole
+    URL without login.
     """
 
     protocol: str
@@ -66,10 +65,7 @@ def shown(protocol: str, path: str) -> str:
 
 
 def parse_address(path_or_url: str | os.PathLike[str]) -> Address:
-    """Parse a path or URL without opening anything.
-
-    Args:
-        path_or_url: a local path, absolute or relative to the working directory, or any fsspec URL.
+    """Parse a local path or any fsspec URL, without opening anything.
 
     Raises:
         ConfigError: the path is empty, chained, of an unknown protocol, or has a login that cannot be read.

@@ -45,9 +45,6 @@ class ArrowSource:
     def of(cls, data: Any, reader: FormatReader) -> ArrowSource:
         """Take rows from memory; rows of a stream that can be read only once are kept.
 
-        Args:
-            reader: the format reader for tables in memory.
-
         Raises:
             ConfigTypeError: the data has none of the supported types.
             ConfigError: the data holds values that Arrow cannot represent, or two columns of one name.

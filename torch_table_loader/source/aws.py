@@ -22,14 +22,11 @@ _ASKED_AGAIN = timedelta(minutes=10)
 
 
 def configured_endpoint(profile: str | None = None) -> str | None:
-    """Return the S3 endpoint that is configured outside the program.
+    """Return the S3 endpoint that is configured outside the program, for a profile (None: the environment's).
 
     The order is that of AWS's SDKs, see https://docs.aws.amazon.com/sdkref/latest/guide/feature-ss-endpoints.html:
     ``AWS_ENDPOINT_URL_S3``, ``AWS_ENDPOINT_URL``, the ``s3`` part of the profile's ``services`` section, and the
     profile's ``endpoint_url``. ``AWS_IGNORE_CONFIGURED_ENDPOINT_URLS`` switches all of them off.
-
-    Args:
-        profile: the caller's profile; None for the environment's.
 
     Raises:
         ConfigError: a configuration file does not parse, or names a services section that does not exist.
@@ -59,13 +56,9 @@ def configured_region(profile: str | None = None) -> str | None:
 
 
 def aws_login(options: Mapping[str, Any]) -> S3CredentialProvider | None:
-    """Return a provider of credentials for obstore: fixed ones, or whatever botocore finds or fetches.
+    """Return a provider of credentials for obstore; None for anonymous access.
 
-    Args:
-        options: as `store_options` returns them.
-
-    Returns:
-        None for anonymous access.
+    It gives the keys among the options (see `store_options`) or, without keys or for a role, what botocore finds.
 
     Raises:
         ConfigError: the login is incomplete, or the profile does not exist.

@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa
 from pyarrow import fs as arrow_fs
+from typing_extensions import override
 
 from torch_table_loader.cancellation import Threads
 from torch_table_loader.errors import TableError
@@ -80,7 +81,7 @@ class Found(NamedTuple):
 
 
 class ChangedFile(Exception):  # noqa: N818 - storage turns it into an error
-    """A file no longer has the expected tag, which is the argument; the one it has follows, where the store says it."""
+    """A file no longer has the expected tag. Arguments: that tag and, where the store says it, the one it has now."""
 
 
 class Client(ABC):
@@ -88,22 +89,11 @@ class Client(ABC):
 
     @abstractmethod
     def stat(self, path: str) -> Found:
-        """Return what is at one path. Raises FileNotFoundError."""
+        """Return what is at one path; one that ends with a slash names no file. Raises FileNotFoundError."""
 
     def probe(self, path: str) -> Found:
-        """Return what `stat` does, or a directory if nothing is there: without real directories, any path names one.
-
-        Args:
-            path: the path; one that ends with a slash names no file.
-        """
+        """Return what `stat` does, or a directory if nothing is there: without real directories, any path names one."""
         return self.stat(path)
-
-    def has_folder(self, path: str) -> bool:
-        """Return whether a directory is at one path."""
-        try:
-            return self.stat(path).is_dir
-        except (FileNotFoundError, NotADirectoryError):
-            return False
 
     @abstractmethod
     def walk(self, root: str, *, recursive: bool) -> Iterator[Found]:
@@ -131,8 +121,7 @@ class Client(ABC):
     def read_range(self, path: str, start: int, stop: int, etag: str | None) -> Any:
         """Read bytes of a file with one request; the caller checks how many arrived.
 
-        Args:
-            etag: the tag that the file must still have, if the client `checks_tags`; None for any.
+        If the client `checks_tags`, the file must still have the tag `etag`; None allows any.
 
         Raises:
             ChangedFile: the file has another tag.
@@ -151,10 +140,12 @@ class LocalClient(Client):
         self._refuse_special(path)
         return self.native.open_input_file(path)
 
+    @override
     def stat(self, path: str) -> Found:
         """Return what is at a path; follow links, as `open` does."""
         return _local(path, os.stat(path))  # noqa: PTH116 - hot: 10,000 files
 
+    @override
     def walk(self, root: str, *, recursive: bool) -> Iterator[Found]:
         """List a directory; follow links to directories, but never into a directory on the path walked so far."""
         return self._walk(root, recursive=recursive, through=frozenset())
@@ -174,13 +165,13 @@ class LocalClient(Client):
             else:
                 yield Found(entry.path, None)
 
+    @override
     def read(self, path: str) -> bytes:
-        """Read a file completely."""
         self._refuse_special(path)
         return Path(path).read_bytes()
 
-    def read_range(self, path: str, start: int, stop: int, etag: str | None) -> Any:  # noqa: ARG002 files have none
-        """Read bytes of a file."""
+    @override
+    def read_range(self, path: str, start: int, stop: int, etag: str | None) -> Any:
         with self.open(path) as file:
             return file.read_at(stop - start, start)
 
@@ -189,6 +180,7 @@ class LocalClient(Client):
         if (found := self.stat(path)).special:
             found.file_version()
 
+    @override
     def write(self, path: str, data: bytes) -> None:
         """Write a temporary file beside the file, then rename it."""
         target = Path(path)
@@ -196,6 +188,7 @@ class LocalClient(Client):
             make_folder(target.parent)
         write_whole(target.parent.resolve() / target.name, data)  # the folder may be a link; the file in it may not
 
+    @override
     def put_file(self, local: str, path: str) -> None:
         """Copy a file to a temporary name beside its place, then rename it."""
         target = Path(path)
@@ -220,6 +213,7 @@ class FsspecClient(Client):
             self.native.retries = 1  # otherwise five times five tries, each of which waits for its timeout
         self.read_ahead_bytes = options.get("block_size") or options.get("default_block_size") or _READ_AHEAD
 
+    @override
     def stat(self, path: str) -> Found:
         """Return what is at one path, bypassing the cache of listings."""
         if self._protocol in HTTP_PROTOCOLS and path.endswith("/"):
@@ -227,6 +221,7 @@ class FsspecClient(Client):
         with _with_http_failures(self._protocol):
             return _of_fsspec(path, self.native.info(path.rstrip("/") or path))
 
+    @override
     def walk(self, root: str, *, recursive: bool) -> Iterator[Found]:
         """List with one call, and query what a listing left out (for http: sizes)."""
         if recursive:
@@ -241,21 +236,23 @@ class FsspecClient(Client):
         for path, info in infos.items():
             yield asked.get(path) or _of_fsspec(path, info)
 
+    @override
     def read(self, path: str) -> bytes:
-        """Read a file completely."""
         return bytes(self.native.cat_file(path))
 
-    def read_range(self, path: str, start: int, stop: int, etag: str | None) -> Any:  # noqa: ARG002 none takes a tag
+    @override
+    def read_range(self, path: str, start: int, stop: int, etag: str | None) -> Any:
         """Read bytes of a file without opening it, which would cost a request for its size."""
         with _with_http_failures(self._protocol):
             return self.native.cat_file(path, start=start, end=stop)
 
+    @override
     def write(self, path: str, data: bytes) -> None:
         """Write a file; create directories if the store has them."""
         self._put(path, lambda: self.native.pipe_file(path, data))
 
+    @override
     def put_file(self, local: str, path: str) -> None:
-        """Upload a file; create directories as in `write`."""
         self._put(path, lambda: self.native.put_file(local, path))
 
     def _put(self, path: str, put: Callable[[], object]) -> None:
@@ -339,10 +336,7 @@ def _local_version(status: os.stat_result) -> LocalVersion | None:
 
 
 def unstable_devices(mountinfo: str) -> frozenset[int]:
-    """Return the devices whose inode numbers are not stable.
-
-    Args:
-        mountinfo: the contents of /proc/self/mountinfo, see proc_pid_mountinfo(5).
+    """Return the devices with unstable inode numbers in /proc/self/mountinfo; see proc_pid_mountinfo(5).
 
     >>> line = "36 35 0:52 / /mnt/bucket rw shared:1 - fuse.gcsfuse bucket rw"
     >>> unstable_devices(line) == {os.makedev(0, 52)}

@@ -44,11 +44,7 @@ _IN_ENVIRONMENT = (
 
 
 def google_client(options: Mapping[str, Any]) -> ObjectStoreClient:
-    """Return a client of Google's buckets.
-
-    Args:
-        options: as `store_options` returns them.
-    """
+    """Return a client of Google's buckets, with the options of `store_options`."""
     config: GCSConfig = {name: value for name, value in options.items() if name in _OF_GOOGLE}  # type: ignore[assignment]
     endpoint = options.get("base_url") or os.environ.get("STORAGE_EMULATOR_HOST") or ""
     if endpoint:
@@ -75,10 +71,7 @@ def _google_tokens(credentials: Any) -> GCSCredentialProvider:
 
 
 def azure_client(options: Mapping[str, Any]) -> ObjectStoreClient:
-    """Return a client of the containers of an Azure account.
-
-    Args:
-        options: as `store_options` returns them.
+    """Return a client of the containers of an Azure account, with the options of `store_options`.
 
     Raises:
         ConfigError: no account is named, or a connection string cannot be read.
@@ -121,10 +114,9 @@ def _connection(string: str) -> dict[str, str]:
 
 
 def _azure_login(options: Mapping[str, Any]) -> tuple[bool, AzureCredentialProvider | None]:
-    """Choose the login; without one, connect anonymously as adlfs does, unless the caller or machine has a login.
+    """Return whether requests are not signed, and who gives tokens: None for obstore itself.
 
-    Returns:
-        Whether requests are not signed, and who gives tokens, if it is not obstore itself.
+    Without a login, connect anonymously as adlfs does, unless the caller or machine has a login.
     """
     if "credential" in options:
         return bool(options.get("skip_signature")), _azure_tokens(options["credential"])

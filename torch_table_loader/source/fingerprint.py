@@ -13,13 +13,9 @@ _DOMAIN = b"torch-table-loader fingerprint 1\n"
 
 
 def fingerprint(files: Sequence[DataFile], rows: Sequence[int]) -> str:
-    """Hash the table's files in order: relative names, sizes and row counts.
+    """Hash the table's files, in canonical order: relative names, sizes and physical rows (−1 if unknown).
 
     Root, mtime and etag are left out, so that a table that was moved or copied counts as the same table.
-
-    Args:
-        files: the data files in canonical order.
-        rows: the physical rows of each file; −1 if unknown.
 
     Returns:
         64 hexadecimal digits.

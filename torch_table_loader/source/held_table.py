@@ -33,10 +33,7 @@ class HeldTable:
     It is picklable: the first pickling writes it to a temporary file on this machine, which every process that
     unpickles it maps, so that all of them share its memory. The file is removed together with the table.
 
-    Args:
-        schema: schema of all batches, without metadata.
-        batches: none is empty.
-        fingerprint: hash of the schema and the rows.
+    The schema has no metadata, and no batch is empty. The fingerprint is a hash of the schema and the rows.
     """
 
     schema: pa.Schema
@@ -69,12 +66,7 @@ class HeldTable:
         return (rows,) * whole + ((rest,) if rest else ())
 
     def rows(self, start: int, stop: int, columns: Sequence[str]) -> pa.RecordBatch:
-        """Copy consecutive rows into new memory, so that the caller may write to it.
-
-        Args:
-            stop: the row after the last; at least one more than `start`.
-            columns: at least one, in this order.
-        """
+        """Copy consecutive rows (at least one) of some columns into new memory, so that the caller may write to it."""
         first = int(np.searchsorted(self._starts, start, "right")) - 1
         parts = []
         for index in range(first, len(self.batches)):
@@ -84,7 +76,7 @@ class HeldTable:
             offset = max(start - begin, 0)
             batch = self.batches[index].select(list(columns))
             parts.append(batch.slice(offset, min(stop - begin, batch.num_rows) - offset))
-        # With a single batch there would be no copy; with two there is one.
+        # `concat_batches` copies two batches, but not a single one.
         return pa.concat_batches([*parts, parts[0].slice(0, 0)])
 
     def as_file(self) -> pa.Buffer:

@@ -6,7 +6,7 @@ A table format lists its commits, and the files that each touched. The rest is t
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, NamedTuple, TypeVar
 
@@ -20,11 +20,9 @@ Part = TypeVar("Part")
 
 
 class Commit(NamedTuple):
-    """What made a snapshot.
+    """What made the snapshot `id` from its parent, which is None for the first.
 
     Args:
-        id: the snapshot that it made.
-        parent: the snapshot before it; None for the first.
         operation: as the commit says; "unknown" if it says none.
         does: whether it only appends files; or replaces files by others with the same rows; or changes rows.
         added: the paths of files whose rows it says are new; empty if only the snapshot's listing tells.
@@ -39,29 +37,9 @@ class Commit(NamedTuple):
     removed: frozenset[str] = frozenset()
 
 
-def changes_since(commits: Callable[[int, int], Sequence[Commit]], noun: str, start: int, end: int) -> list[str]:
-    """Describe which commits between two snapshots did more than append files.
-
-    Args:
-        commits: returns the commits after one snapshot, up to and with another.
-        noun: what the format calls a snapshot.
-    """
-    try:
-        found = commits(start, end)
-    except ConfigError as error:
-        return [str(error)]
-    return [f"{noun} {each.id}: {each.operation}" for each in found if each.does != "append"]
-
-
 @dataclass(slots=True, eq=False, kw_only=True)
 class History(ABC, Generic[Part]):
-    """The commits after one snapshot, up to and with another.
-
-    Args:
-        place: the table, for messages.
-        commits: oldest first.
-        filtered: whether a filter leaves files out.
-    """
+    """The commits after one snapshot, up to and with another, oldest first."""
 
     storage: TableStorage
     place: str
@@ -83,16 +61,14 @@ class History(ABC, Generic[Part]):
 
     @abstractmethod
     def added(self, run: Sequence[Commit]) -> Part:
-        """Return the files that a run of commits appended: see `_runs`."""
+        """Return the files that a run of commits (see `_runs`) appended."""
 
     @abstractmethod
     def touched(self, commit: Commit, last: Commit) -> tuple[Sequence[DataFile], Sequence[DataFile]]:
         """Return the files of which a commit may have changed rows, as they were before and after it, in order.
 
-        Each has the deletes that applied then. `pruned` gets those that a filter leaves out.
-
-        Args:
-            last: the last of the commits after it that only append.
+        Each has the deletes that applied then. `pruned` gets those that a filter leaves out. `last` is the last of the
+        commits after it that only append.
         """
 
     def appended(self) -> tuple[list[Part], tuple[str, ...]]:
@@ -141,8 +117,8 @@ class History(ABC, Generic[Part]):
                 before, after = self.touched(commit, run[-1])
                 self._refuse_keys(commit, before, after)
                 for kind, here, there in ((self.went, before, after), (self.came, after, before)):
-                    said = {"_change_type": kind, "_change_ordinal": ordinal}
-                    values = tuple(said.get(column.name, commit.id) for column in self.columns)
+                    known = {"_change_type": kind, "_change_ordinal": ordinal}
+                    values = tuple(known.get(column.name, commit.id) for column in self.columns)
                     yield from ((file, values) for file in _rows_without(here, there))
                 ordinal += commit.does != "replace"
 
@@ -202,21 +178,21 @@ def _keys(file: DataFile) -> frozenset[str]:
 
 
 def _marked(changed: Iterable[tuple[DataFile, tuple[Any, ...]]], columns: Sequence[Column]) -> tuple[DataFile, ...]:
-    """Return the files of a changelog, each with what is said of all its rows.
+    """Return the files of a changelog, each with the changelog's values for all its rows.
 
     A file that comes several times gets another name each time, since plans and states know files by their names.
     """
     files: list[DataFile] = []
     times: dict[str, int] = {}
     shared: dict[tuple[FileColumns, tuple[Any, ...]], FileColumns] = {}
-    for file, said in changed:
+    for file, values in changed:
         assert file.columns is not None  # noqa: S101 tables with changelogs find columns by ids
         times[file.name] = nth = times.get(file.name, 0) + 1
-        key = (file.columns, said)
+        key = (file.columns, values)
         if key not in shared:
-            constants = {column.field_id: value for column, value in zip(columns, said, strict=True)}
+            constants = {column.field_id: value for column, value in zip(columns, values, strict=True)}
             shared[key] = replace(file.columns, constants={**file.columns.constants, **constants})
-        pairs = tuple((column.name, value) for column, value in zip(columns, said, strict=True))
+        pairs = tuple((column.name, value) for column, value in zip(columns, values, strict=True))
         name = file.name if nth == 1 else f"{file.name}#{nth}"
         files.append(replace(file, name=name, columns=shared[key], partition=(*file.partition, *pairs)))
     return tuple(files)

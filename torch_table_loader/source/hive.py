@@ -22,10 +22,7 @@ PartitionValues = tuple[tuple[str, Any], ...]
 
 
 def hive_segments(name: str) -> tuple[tuple[str, str | None], ...]:
-    """Split a file's relative name into its partition keys and values, as text.
-
-    Args:
-        name: '/'-separated, relative to the table's root; the last segment is the file's own.
+    """Split a file's name, relative to the table's root, into its partition keys and values, as text.
 
     Raises:
         TableError: a key occurs twice, or a segment is not percent-encoded UTF-8.
@@ -55,11 +52,8 @@ def hive_segments(name: str) -> tuple[tuple[str, str | None], ...]:
 def hive_root(root: str) -> str:
     """Return the unbroken run of ``key=value`` segments that a table's root ends with, as a prefix of names.
 
-    The path of one partition says what all its files have in common. A segment further up, above one without ``=``,
-    may belong to whatever contains the table, and does not count.
-
-    Args:
-        root: the root that names are relative to.
+    The path of one partition says what all its files have in common. A segment further up, above one without ``=``, may
+    belong to whatever contains the table, and does not count.
 
     >>> hive_root("/data/run=3/table/year=2023/region=us"), hive_root("/data/run=3/table")
     ('year=2023/region=us/', '')
@@ -78,17 +72,16 @@ def _is_hive(segment: str) -> bool:
 def decode_hive(names: Sequence[str], schema: pa.Schema | None = None) -> tuple[pa.Schema, list[PartitionValues]]:
     """Decode and type the partition values of all files of a table.
 
-    A column is int64 if every value in the table is an integer in plain notation (no leading zero, no plus) that fits,
-    else date32 if every value is an ISO date, else string; without any value it is string. Types depend on the set of
-    names alone, never on their order.
+    A column takes its type from the schema. If that lacks it, it is int64 if every value in the table is an integer in
+    plain notation (no leading zero, no plus) that fits, else date32 if every value is an ISO date, else string; without
+    any value it is string. Types depend on the set of names alone, never on their order.
 
     Args:
-        names: the files' relative names, after the part that `hive_root` returns for their root.
-        schema: the caller's schema; a column in it takes its type from there.
+        names: the files' relative names, each after what `hive_root` returns for their root.
 
     Returns:
-        The partition columns, in the order of the path of the name that sorts first, and each file's
-        ``(column, value)`` pairs as Python values in that order.
+        The partition columns, in the order of the path of the name that sorts first, and each file's ``(column,
+        value)`` pairs as Python values in that order.
 
     Raises:
         TableError: a file has different partition columns from the rest.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import glob
+import json
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -20,9 +21,8 @@ from torch_table_loader.errors import ConfigError, ConfigTypeError, MissingPathE
 from torch_table_loader.records import DataFile
 from torch_table_loader.source.address import HTTP_PROTOCOLS, parse_address
 from torch_table_loader.source.clients import STAT_THREADS, Found
-from torch_table_loader.source.file_list import FileSource, read_files
 from torch_table_loader.source.hive import PartitionValues, decode_hive, hive_root, keys_of_folders
-from torch_table_loader.source.sidecars import Paired, has_bytes, pair
+from torch_table_loader.source.sidecars import has_bytes, pair
 from torch_table_loader.source.storage import FileStorage, open_storage
 from torch_table_loader.source.table_formats import look_around, refuse_table_formats
 
@@ -31,6 +31,9 @@ if TYPE_CHECKING:
     from torch_table_loader.format_contracts import FormatReader
     from torch_table_loader.records import FileVersion
 
+
+_LIST_VERSION = 1
+"""Of the files that `write_files` writes."""
 
 PathLike = str | os.PathLike[str]
 
@@ -44,15 +47,13 @@ class PathSource:
 
     Args:
         storage: where the files are.
-        root: the folder that the files' names are relative to, as the storage names it.
         files: the data files: of a directory or glob, sorted by the UTF-8 bytes of their names; of a list, in its
             order.
         partition_schema: the columns that come from the paths.
         unread_keys: keys of ``key=value`` folders of which no columns are made.
     """
 
-    storage: FileStorage
-    root: str
+    storage: Storage
     files: tuple[DataFile, ...]
     partition_schema: pa.Schema
     unread_keys: tuple[str, ...] = ()
@@ -103,9 +104,9 @@ class PathSource:
         if isinstance(files, str):
             files = read_files(files, storage_options)
         storage, paths = _one_storage(_entries(path), storage_options)
-        root, found, naming = _listed(storage, paths, files, naming, choose, raw_files=raw_files)
-        name = format_name if format_name is not None or naming is None else naming.name
-        return cls(storage, root, *_data_files(storage, root, found, name or "", reader, partitioning, schema))
+        root, listings = _listed(storage, paths, files, raw_files=raw_files)
+        form = (format_name, reader, naming, choose)
+        return _source(storage, root, listings, form, partitioning, schema)
 
 
 def named_files(
@@ -119,15 +120,10 @@ def named_files(
     schema: pa.Schema | None = None,
     naming: FormatReader | None = None,
     choose: ByNames | None = None,
-) -> FileSource:
+) -> PathSource:
     """Return files by name in the caller's own storage, which cannot list.
 
-    Args:
-        path: the files; or, with `files`, their folder.
-        files: names relative to `path`, or the path of a list that `write_files` wrote; or None.
-        format_name: as in `PathSource.open`, like the arguments below.
-        partitioning: "hive", or None.
-        naming: the format reader in any case.
+    With `files`, `path` is their folder. The other arguments are those of `PathSource.open`.
     """
     paths = [os.fspath(entry) for entry in _entries(path)]
     if not all(isinstance(entry, str) and entry for entry in paths):
@@ -138,25 +134,56 @@ def named_files(
         root = common_root([entry.rstrip("/") for entry in paths])
         names = read_files(files) if isinstance(files, str) else files
         paths = [f"{root}/{name}" if root else name for name in names]
-    looked = _versions(storage, paths)
-    naming = naming or _chosen(choose, storage, root, looked)
-    name = format_name if format_name is not None or naming is None else naming.name
-    found = pair(storage, looked, (), naming)
-    return FileSource(storage, *_data_files(storage, root, found, name or "", reader, partitioning, schema))
+    listings: list[_Listing] = [(_versions(storage, paths), ())]
+    form = (format_name, reader, naming, choose)
+    return _source(storage, root, listings, form, partitioning, schema)
 
 
-def _data_files(
+def write_files(path: str, files: Sequence[DataFile], storage_options: Mapping[str, Any] | None) -> None:
+    """Write the names of files, relative to the table's root and in its order, with their sizes for human readers."""
+    storage, place = open_storage(path, storage_options)
+    listed = [{"name": file.name, "num_bytes": file.version.num_bytes} for file in files]
+    storage.write_bytes(place, json.dumps({"version": _LIST_VERSION, "files": listed}, indent=1).encode())
+
+
+def read_files(path: str, storage_options: Mapping[str, Any] | None = None) -> list[str]:
+    """Read the names that `write_files` wrote.
+
+    Raises:
+        ConfigError: the file is not such a list.
+        TableError: the file does not exist.
+    """
+    storage, place = open_storage(path, storage_options)
+    try:
+        content = json.loads(storage.read_bytes(place))
+        if (version := content["version"]) != _LIST_VERSION:
+            raise ConfigError(f"files={storage.shown(place)!r} has version {version!r}, expected {_LIST_VERSION}")
+        return [entry["name"] for entry in content["files"]]
+    except (ValueError, KeyError, TypeError) as error:
+        if isinstance(error, ConfigError):
+            raise
+        raise ConfigError(
+            f"files={storage.shown(place)!r} must be a list that dataset.save_files(path) wrote; pass names as a list"
+        ) from error
+
+
+def _source(
     storage: Storage,
     root: str,
-    found: Sequence[Paired],
-    format_name: str,
-    reader: FormatReader | None,
+    listings: Sequence[_Listing],
+    form: tuple[str | None, FormatReader | None, FormatReader | None, ByNames | None],
     partitioning: str | None,
     schema: pa.Schema | None,
-) -> tuple[tuple[DataFile, ...], pa.Schema, tuple[str, ...]]:
-    """Return the data files, the columns that come from their paths, and the keys of paths that become no column."""
-    names = _names(storage, root, [entry.data for entry in found])
-    partitions: list[PartitionValues] = [()] * len(found)
+) -> PathSource:
+    """Return the source of the files that were found, in a form: four arguments of `PathSource.open`."""
+    given, reader, naming, choose = form
+    if naming is None and choose is not None:
+        known = (entry for found, _ in listings for entry in filter(has_bytes, found))
+        naming = choose([_relative(storage, root, entry.path) for entry in known])
+    format_name = given or ("" if naming is None else naming.name)
+    pairs = [entry for found, seen in listings for entry in pair(storage, found, seen, naming)]
+    names = _names(storage, root, [entry.data for entry in pairs])
+    partitions: list[PartitionValues] = [()] * len(pairs)
     partition_schema, unread_keys = pa.schema([]), tuple[str, ...]()
     above = hive_root(_decoded(storage, root))
     if partitioning == "hive":
@@ -171,20 +198,17 @@ def _data_files(
         DataFile(data.path, name, data.file_version(), format_name, values, reader=reader, sidecars=sidecars)
         for data, name, values, sidecars in (
             (entry.data, name, values, tuple(map(beside, entry.sidecars)))
-            for entry, name, values in zip(found, names, partitions, strict=True)
+            for entry, name, values in zip(pairs, names, partitions, strict=True)
         )
     )
-    return data_files, partition_schema, unread_keys
+    return PathSource(storage, data_files, partition_schema, unread_keys)
 
 
 @dataclass(frozen=True, slots=True)
 class _Start:
-    """What one of the caller's paths refers to.
+    """What one of the caller's paths refers to: a file or a directory, or a glob, which has no `found`.
 
-    Args:
-        root: the folder that names are relative to.
-        found: the file or directory; None for a glob.
-        deep: whether everything below the root will be listed.
+    Names are relative to `root`. If `deep`, everything below it will be listed.
     """
 
     path: str
@@ -193,24 +217,14 @@ class _Start:
     deep: bool
 
 
-@dataclass(frozen=True, slots=True)
-class _Listing:
-    """What is below a path.
-
-    Args:
-        seen: everything that the listing saw, including hidden files.
-    """
-
-    found: list[Found]
-    seen: Sequence[Found] = ()
+_Listing = tuple[list[Found], Sequence[Found]]
+"""What is below a path, and everything that the listing saw, including hidden files."""
 
 
 def is_hidden(name: str, allowed: str = "") -> bool:
-    """Return whether readers of tables leave out a relative name, as Hive and Spark do.
+    """Return whether readers of tables leave out a name below the listed root, as Hive and Spark do.
 
-    Args:
-        name: '/'-separated, relative to the listed root.
-        allowed: leading characters that do not hide, because the caller's glob contains them.
+    The leading characters in `allowed` do not hide, because the caller's glob contains them.
 
     >>> [is_hidden(name) for name in ("a/_temporary/x", ".x.crc", "_day=1/x", "a.parquet")]
     [True, True, False, False]
@@ -236,16 +250,10 @@ def _listed(
     storage: FileStorage,
     paths: Sequence[str],
     files: Sequence[str] | None,
-    naming: FormatReader | None,
-    choose: ByNames | None,
     *,
     raw_files: bool,
-) -> tuple[str, list[Paired], FormatReader | None]:
-    """List paths and globs, or look up named files; see `PathSource.open`.
-
-    Returns:
-        The folder that names are relative to, the files, and the reader that defines how they are named.
-    """
+) -> tuple[str, list[_Listing]]:
+    """Return the folder that names are relative to, and the files."""
     with Threads(STAT_THREADS, "table-loader-ask") as pool:
         at_once = map if storage.is_local else pool.map  # a local look-up costs less than a thread
         starts = list(at_once(partial(_start, storage, listed=files is None), paths))
@@ -256,23 +264,14 @@ def _listed(
             roots, walked = {start.root for start in starts}, {start.root for start in starts if start.deep}
             looks = look_around(pool, storage, roots, walked)
         if files is None:
-            listings = list(begun)
+            listings: list[_Listing] = list(begun)
         else:
-            listings = [_Listing(_versions(storage, [_below(storage, root, name) for name in files]))]
-    every = [entry for each in listings for entry in each.found]
+            listings = [(_versions(storage, [_below(storage, root, name) for name in files]), ())]
     if not raw_files:
-        seen = chain(*(listing.seen for listing in listings), *(result_of(look) for look in looks))
-        refuse_table_formats(storage, seen, {entry.path for entry in filter(has_bytes, every)})
-    naming = naming or _chosen(choose, storage, root, every)
-    found = [entry for each in listings for entry in pair(storage, each.found, each.seen, naming)]
-    return root, found, naming
-
-
-def _chosen(choose: ByNames | None, storage: Storage, root: str, found: Iterable[Found]) -> FormatReader | None:
-    """Return the reader that the names of the files ask for; empty files are ignored."""
-    if choose is None:
-        return None
-    return choose([_relative(storage, root, entry.path) for entry in filter(has_bytes, found)])
+        everything = chain(*(seen for _, seen in listings), *(result_of(look) for look in looks))
+        files_to_read = {entry.path for found, _ in listings for entry in filter(has_bytes, found)}
+        refuse_table_formats(storage, everything, files_to_read)
+    return root, listings
 
 
 def _one_storage(
@@ -296,11 +295,7 @@ def _has_magic(storage: FileStorage, path: str) -> bool:
 
 
 def _start(storage: FileStorage, path: str, *, listed: bool) -> _Start:
-    """Find out what a path refers to.
-
-    Args:
-        listed: whether it will be listed, which reveals whether it is a directory.
-    """
+    """Find out what a path refers to; if it will be listed, that reveals whether it is a directory."""
     magic = _has_magic(storage, path)
     found = storage.probe(path) if listed and not magic else storage.stat(path)
     if found is not None:
@@ -317,11 +312,11 @@ def _expand(storage: FileStorage, start: _Start) -> _Listing:
         return _glob(storage, start)
     if not found.is_dir:
         found.file_version()
-        return _Listing([found])
+        return [found], ()
     everything = storage.walk(start.path)
     if not everything:
         raise _nothing(storage, start.path)
-    return _Listing(_kept(storage, start.root, everything, allowed=""), everything)
+    return _kept(storage, start.root, everything, allowed=""), everything
 
 
 def _glob(storage: FileStorage, start: _Start) -> _Listing:
@@ -348,7 +343,7 @@ def _glob(storage: FileStorage, start: _Start) -> _Listing:
     if not matched:
         raise _nothing(storage, pattern)
     spelled = "".join({segment[0] for segment in relative.split("/") if segment[:1] in {".", "_"}})
-    return _Listing(_kept(storage, root, matched, allowed=spelled), listed)
+    return _kept(storage, root, matched, allowed=spelled), listed
 
 
 def _kept(storage: FileStorage, root: str, found: Iterable[Found], allowed: str) -> list[Found]:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar
 from urllib.parse import quote
 
 from obstore.exceptions import PreconditionError
+from typing_extensions import override
 
 from torch_table_loader.cancellation import check_wanted
 from torch_table_loader.causes import store_error_type
@@ -54,10 +55,9 @@ _SECOND = 1_000_000_000
 
 
 def client_config(options: Mapping[str, Any], *, http: bool) -> ClientConfig:
-    """Return obstore's network settings; it finds proxies in the environment by itself.
+    """Return obstore's network settings; obstore itself finds proxies in the environment.
 
-    Args:
-        http: whether the endpoint does not use TLS.
+    `http` is whether the endpoint does not use TLS.
 
     Raises:
         ConfigError: a proxy or a timeout is invalid.
@@ -82,9 +82,7 @@ def client_config(options: Mapping[str, Any], *, http: bool) -> ClientConfig:
 def open_bucket(kind: Callable[..., B], name: str, config: Any, network: ClientConfig, login: Any) -> B:
     """Open a bucket or container with a client that does not retry.
 
-    Args:
-        config: settings of the store, as that class takes them.
-        login: a provider of credentials; None if they come from `config` or the machine.
+    `config` has the settings that the store's class takes. Without a login, credentials come from it or the machine.
     """
     return kind(name, config=config, client_options=network, retry_config=_NO_RETRIES, credential_provider=login)
 
@@ -111,10 +109,7 @@ def tls_context(options: Mapping[str, Any]) -> ssl.SSLContext:
 
 
 def proxy_url(proxy: Any) -> str:
-    """Return a proxy as a URL.
-
-    Args:
-        proxy: a URL; or scheme, host, port, username and password, as in pyarrow's ``proxy_options``.
+    """Return a proxy as a URL, given one or a mapping as in pyarrow's ``proxy_options``.
 
     >>> proxy_url({"scheme": "http", "host": "proxy", "port": 8080, "username": "me", "password": "a/b"})
     'http://me:a%2Fb@proxy:8080'
@@ -140,11 +135,7 @@ def _duration(options: Mapping[str, Any], name: str, otherwise: float) -> str:
 
 
 class Listed(NamedTuple):
-    """One page of a listing.
-
-    Args:
-        folders: what keys begin with up to a slash, if the listing ends there.
-    """
+    """One page of a listing; where the listing ends at a slash, `folders` are what keys begin with up to there."""
 
     objects: list[tuple[str, FileVersion]]
     folders: list[str]
@@ -156,21 +147,23 @@ class ObjectStoreClient(Client):
     checks_tags = True
 
     def __init__(self, connect: Connect) -> None:
-        """Connect to each bucket on first use.
-
-        Args:
-            connect: opens a bucket by its name.
-        """
+        """Connect to each bucket on first use."""
         self._connect = connect
         self._buckets: dict[str, Bucket] = {}
 
+    @override
     def stat(self, path: str) -> Found:
-        """Send a HEAD request, and list if it finds nothing: the path may be a directory."""
+        """Send a HEAD request (none for a directory), and list if it finds nothing: the path may be a directory."""
         found = self.probe(path)
-        if found.is_dir and not self.has_folder(path):
-            raise FileNotFoundError(path)
+        if found.is_dir:
+            name, _, key = path.rstrip("/").partition("/")
+            with _missing_bucket(name):
+                first = next(self._pages(name, key, recursive=True, most=1), None)
+            if first is None or not first.objects:
+                raise FileNotFoundError(path)
         return found
 
+    @override
     def probe(self, path: str) -> Found:
         """Send a HEAD request, or none if the path cannot be an object's."""
         bucket, key = self._at(path)
@@ -179,13 +172,7 @@ class ObjectStoreClient(Client):
                 return Found(path, _version(bucket.head(key)))
         return Found(path, None)
 
-    def has_folder(self, path: str) -> bool:
-        """Send a listing request."""
-        name, _, key = path.partition("/")
-        with _missing_bucket(name):
-            first = next(self._pages(name, key, recursive=True, most=1), None)
-        return first is not None and bool(first.objects)
-
+    @override
     def walk(self, root: str, *, recursive: bool) -> Iterator[Found]:
         """List with one request for every thousand objects; empty objects that mark directories are left out."""
         name, _, key = root.partition("/")
@@ -215,11 +202,12 @@ class ObjectStoreClient(Client):
             listed = bucket.list_with_delimiter(key or None)
             yield Listed([_key_and_version(meta) for meta in listed["objects"]], list(listed["common_prefixes"]))
 
+    @override
     def read(self, path: str) -> bytes:
-        """Read an object completely."""
         bucket, key = self._at(path)
         return bytes(bucket.get(key).bytes())
 
+    @override
     def read_range(self, path: str, start: int, stop: int, etag: str | None) -> Any:
         """Send a GET request for an object with that tag (If-Match). Not every store heeds that: look at its answer."""
         bucket, key = self._at(path)
@@ -234,11 +222,12 @@ class ObjectStoreClient(Client):
             raise ChangedFile(etag, now)
         return answer.bytes()
 
+    @override
     def write(self, path: str, data: bytes) -> None:
-        """Write an object with one request."""
         bucket, key = self._at(path)
         bucket.put(key, data, use_multipart=False)
 
+    @override
     def put_file(self, local: str, path: str) -> None:
         """Upload a file of any size, a large one in parts."""
         bucket, key = self._at(path)

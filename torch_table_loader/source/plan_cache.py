@@ -31,10 +31,8 @@ _log = logging.getLogger(__name__)
 class CacheEntry:
     """What is known about one data file without opening it.
 
-    Args:
-        meta: its schema, row groups and footer.
-        counts: the live rows of each row group, per count key. A key is the caller's digest of what was counted (the
-            filter). Keys are stored unchanged, and must contain nothing secret.
+    `counts` has the live rows of each row group, by the caller's digest of what was counted (the filter). Digests are
+    stored unchanged, and must contain nothing secret.
     """
 
     meta: FileMeta
@@ -60,10 +58,8 @@ class PlanCache:
     with a different inode or ctime. A cache that does not answer costs time and is never an error; this module's logger
     warns of it once. The directory also holds notes: bytes under a key of the caller's.
 
-    Args:
-        root: its directory, as `storage` names it.
-        scope: what else an entry depends on: the table's `FileStorage.place` and, for formats without types of their
-            own, the caller's schema.
+    `scope` is what else an entry depends on: the table's `FileStorage.place` and, for formats without types of their
+    own, the caller's schema.
     """
 
     storage: FileStorage
@@ -107,8 +103,7 @@ class PlanCache:
     def get_note(self, key: str) -> bytes | None:
         """Return what `put_note` stored; None if there is nothing, or the note is damaged.
 
-        Args:
-            key: contains everything that the note depends on, except the table's location.
+        The key contains everything that the note depends on, except the table's location.
         """
         return self._read(self._note_key(key), "a note")
 
@@ -119,20 +114,16 @@ class PlanCache:
     def versions(self, files: Sequence[DataFile]) -> str | None:
         """Hash what distinguishes these files from any others, for the keys of notes; None if a version is unknown."""
         keys = [self._key(file) for file in files]
-        told = [key.hex() for key in keys if key is not None]
-        if len(told) < len(keys):
+        known = [key.hex() for key in keys if key is not None]
+        if len(known) < len(keys):
             return None
-        return hashlib.sha256(json.dumps([told, [_locals(file) for file in files]]).encode("utf-8")).hexdigest()
+        return hashlib.sha256(json.dumps([known, [_locals(file) for file in files]]).encode("utf-8")).hexdigest()
 
     def _note_key(self, key: str) -> bytes:
         return hashlib.sha256(json.dumps(["note", self.scope, key]).encode("utf-8")).digest()
 
     def _read(self, key: bytes, what: str) -> bytes | None:
-        """Return what `_write` wrote; None if there is nothing, or anything else.
-
-        Args:
-            what: what is read, for a warning.
-        """
+        """Return what `_write` wrote; None if there is nothing, or anything else."""
         if self._given_up("read"):
             return None
         try:
@@ -214,12 +205,12 @@ def _encode(entry: CacheEntry, local: Sequence[LocalVersion | None]) -> bytes:
 
 def _decode(data: bytes) -> tuple[CacheEntry, list[LocalVersion | None]]:
     """Read what `_encode` wrote."""
-    head, _, rest = data.partition(b"\0")
-    told = json.loads(head)
-    schema = pa.ipc.read_schema(pa.py_buffer(rest[: told["schema"]]))
-    footer = rest[told["schema"] :] if told["footer"] else None
-    ranges = None if told["ranges"] is None else tuple(map(tuple, told["ranges"]))
-    opening = tuple(map(tuple, told["opening"]))
-    meta = FileMeta(schema, tuple(told["rows"]), tuple(told["bytes"]), footer, ranges, opening)
-    entry = CacheEntry(meta, {name: tuple(counts) for name, counts in told["counts"].items()})
-    return entry, [None if each is None else LocalVersion(*each) for each in told["local"]]
+    text, _, rest = data.partition(b"\0")
+    fields = json.loads(text)
+    schema = pa.ipc.read_schema(pa.py_buffer(rest[: fields["schema"]]))
+    footer = rest[fields["schema"] :] if fields["footer"] else None
+    ranges = None if fields["ranges"] is None else tuple(map(tuple, fields["ranges"]))
+    opening = tuple(map(tuple, fields["opening"]))
+    meta = FileMeta(schema, tuple(fields["rows"]), tuple(fields["bytes"]), footer, ranges, opening)
+    entry = CacheEntry(meta, {name: tuple(counts) for name, counts in fields["counts"].items()})
+    return entry, [None if each is None else LocalVersion(*each) for each in fields["local"]]

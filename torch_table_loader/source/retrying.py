@@ -30,12 +30,7 @@ _random = random.SystemRandom()  # leaves the caller's random numbers alone, and
 
 
 class WrongLengthError(OSError):
-    """A response had the wrong number of bytes.
-
-    Args:
-        start: the first byte that was requested.
-        num_bytes: bytes that arrived.
-    """
+    """A response to a request for the bytes from `start` to `stop` had another number of bytes."""
 
     def __init__(self, start: int, stop: int, num_bytes: int) -> None:
         super().__init__(
@@ -47,10 +42,7 @@ class WrongLengthError(OSError):
 
 
 def of_length(data: Any, start: int, stop: int) -> Any:
-    """Return the response to a range request, after checking its length.
-
-    Args:
-        start: the first byte that was requested.
+    """Return the response to a request for the bytes from `start` to `stop`, after checking its length.
 
     Raises:
         WrongLengthError: the buffer is not as long as the range.
@@ -111,10 +103,7 @@ class TrafficCounter:
             self._total += more
 
     def served(self, num_bytes: int, now: float) -> float | None:
-        """Count an answer.
-
-        Args:
-            num_bytes: bytes that arrived.
+        """Count an answer of so many bytes.
 
         Returns:
             Seconds since the first of the failed requests before it, if the caller was warned of them.
@@ -130,11 +119,9 @@ class TrafficCounter:
     def failed(self, began: float, now: float, patience: float) -> float | None:
         """Record a failed request.
 
-        Args:
-            patience: seconds after which the caller is warned, once until a request succeeds.
-
         Returns:
-            Seconds without a successful request, if the caller should be warned now.
+            Seconds without a successful request, if the caller should be warned now: once `patience` seconds have
+            passed, and only once until a request succeeds.
         """
         with self._lock:
             if self._failing_since is None:
@@ -159,9 +146,8 @@ class Attempts:
     ) -> None:
         """Start without a try.
 
-        Args:
-            what: the object of the request, as messages may show it.
-            renew: gets other credentials after a refusal, and returns whether there are any; called once.
+        `what` names the object of the request in messages. `renew` gets other credentials after a refusal, and returns
+        whether there are any; it is called once.
         """
         self._policy, self._counter, self._what, self._say = policy, counter, what, say
         self._renew: Callable[[], bool] | None = renew
@@ -177,9 +163,6 @@ class Attempts:
 
     def make(self, ask: Callable[[], T], num_bytes: Callable[[T], int] = lambda _: 0) -> T:
         """Send a request, repeat it while its failure may be temporary, and return its result.
-
-        Args:
-            num_bytes: returns the bytes of a result.
 
         Raises:
             Exception: the error of the last try.
@@ -215,14 +198,14 @@ class Attempts:
             return renew()
         if not passes or left < _LEAST_S or cancelled():
             return False
-        said = self._say(error)
+        reason = self._say(error)
         if (seconds := self._counter.failed(began, now, sizes().store_warning_s)) is not None:
             _log.warning(
                 "still waiting for the store: %s: %s, for %.0f s; gives up after %.0f s",
-                *(self._what, said, seconds, self._policy.retry_seconds),
+                *(self._what, reason, seconds, self._policy.retry_seconds),
             )
         wait = self._policy.wait_after(self._tries, left)
-        _log.debug("%s: %s; attempt %d follows in %.1f s", self._what, said, self._tries + 1, wait)
+        _log.debug("%s: %s; attempt %d follows in %.1f s", self._what, reason, self._tries + 1, wait)
         goes_on = self._policy.pause(wait)
         waited = self._policy.now() - now
         self._seconds += waited

@@ -21,6 +21,7 @@ from botocore.exceptions import ClientError
 from botocore.parsers import ResponseParserError
 from botocore.utils import percent_encode_sequence
 from obstore.store import S3Store
+from typing_extensions import override
 
 from torch_table_loader.errors import ConfigError, StorageError
 from torch_table_loader.source.aws import aws_login, configured_region
@@ -47,14 +48,7 @@ class S3Client(ObjectStoreClient):
     """Buckets of S3; obstore reads and writes, and listings are checked page by page."""
 
     def __init__(self, options: Mapping[str, Any]) -> None:
-        """Log in; connect to each bucket on first use.
-
-        Args:
-            options: as `store_options` returns them.
-
-        Raises:
-            ConfigError: as `aws_login` does.
-        """
+        """Log in, and raise what `aws_login` raises; connect to each bucket on first use."""
         super().__init__(self._open)
         self._options = options
         plain = (options.get("endpoint") or f"{options.get('scheme')}:").startswith("http:")
@@ -63,8 +57,9 @@ class S3Client(ObjectStoreClient):
         self._addresses: dict[str, _Address] = {}
         self._pools: dict[str, urllib3.PoolManager] = {}
 
+    @override
     def _pages(self, name: str, key: str, *, recursive: bool, most: int) -> Iterator[Listed]:
-        """Yield the pages of a listing of a directory of a bucket.
+        """Ask for page after page, and check that they make one listing.
 
         Raises:
             StorageError: pages do not make one listing.
@@ -72,13 +67,13 @@ class S3Client(ObjectStoreClient):
         """
         prefix = f"{key.rstrip('/')}/" if key else ""
         shown = f"s3://{name}/{prefix}"
-        asked = {"list-type": "2", "encoding-type": "url", "max-keys": str(most), "prefix": prefix}
+        query = {"list-type": "2", "encoding-type": "url", "max-keys": str(most), "prefix": prefix}
         if not recursive:
-            asked["delimiter"] = "/"
+            query["delimiter"] = "/"
         tokens: set[str] = set()
         keys: set[str] = set()
         while True:
-            page, token = read_page(self._get(name, asked), shown)
+            page, token = read_page(self._get(name, query), shown)
             _check(page, shown, prefix, keys)
             objects = [(key.removesuffix("/"), version) for key, version in page.objects]
             yield Listed(objects, [folder.removesuffix("/") for folder in page.folders])
@@ -87,13 +82,13 @@ class S3Client(ObjectStoreClient):
             if token in tokens:
                 raise _broken(shown, f"it gives the token {token[:40]!r} for a second time")
             tokens.add(token)
-            asked["continuation-token"] = token
+            query["continuation-token"] = token
 
-    def _get(self, bucket: str, asked: Mapping[str, str]) -> bytes:
+    def _get(self, bucket: str, query: Mapping[str, str]) -> bytes:
         address = self._address(bucket)
         url = f"{address.endpoint}/{'' if address.virtual else quote(bucket)}"
         headers = {"x-amz-request-payer": "requester"} if self._options.get("request_payer") else {}
-        request = AWSRequest("GET", f"{url}?{percent_encode_sequence(sorted(asked.items()))}", headers)
+        request = AWSRequest("GET", f"{url}?{percent_encode_sequence(sorted(query.items()))}", headers)
         if self._login is not None:
             login: Any = self._login()
             credentials = Credentials(login["access_key_id"], login["secret_access_key"], login["token"])
@@ -188,10 +183,7 @@ def _through(proxy: str, common: dict[str, Any]) -> urllib3.ProxyManager:
 
 
 def read_page(body: bytes, shown: str) -> tuple[Listed, str | None]:
-    """Read an answer to ListObjectsV2.
-
-    Returns:
-        Objects and common prefixes, as the store writes them, and what asks for the next page; None for the last one.
+    """Read a page of ListObjectsV2; return it with the token that asks for the next, None for the last.
 
     Raises:
         ClientError: it is an error, which some stores send with status 200.
@@ -253,11 +245,11 @@ def _error(body: bytes, status: int) -> ClientError:
         texts = _texts(ET.fromstring(body))  # noqa: S314 expat bounds what entities grow to
     except ET.ParseError:
         texts = {}
-    said: Any = {
+    response: Any = {
         "Error": {"Code": texts.get("Code", str(status)), "Message": texts.get("Message", "no message")},
         "ResponseMetadata": {"HTTPStatusCode": status},
     }
-    return ClientError(said, "ListObjectsV2")
+    return ClientError(response, "ListObjectsV2")
 
 
 def _texts(element: ET.Element) -> dict[str, str]:

@@ -32,8 +32,7 @@ def pair(
     an empty one is ignored, unless a sidecar describes it.
 
     Args:
-        found: the files that the caller chose.
-        listed: all files of the folders that contain those; empty if no folder was listed.
+        listed: all files of the folders that contain the given ones; empty if no folder was listed.
 
     Raises:
         MissingFileError: a required sidecar is missing, or the data file of a sidecar.

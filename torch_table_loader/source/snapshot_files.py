@@ -13,7 +13,6 @@ import pyarrow as pa
 
 from torch_table_loader.errors import ConfigError, ConfigTypeError, TableError
 from torch_table_loader.planning.listed_files import ListedFiles, packed
-from torch_table_loader.source.history import changes_since
 
 if TYPE_CHECKING:
     from torch_table_loader.records import Column, DataFile
@@ -28,11 +27,8 @@ class SnapshotFiles:
 
     Args:
         files: the data files, oldest first, then by path.
-        schema: the schema that the snapshot is read with.
         fingerprint: a hash of the table's id and the snapshot's.
         snapshot_id: None for a table without a snapshot, which is empty.
-        partition_schema: the columns that the table's metadata gives.
-        cache: keeps plans, footers and counts; or None.
         row_filter: the filter that rows must pass: the caller's filters, joined.
         pin: the argument that chooses a snapshot, for messages.
         pinned: whether the caller chose the snapshot.
@@ -58,7 +54,7 @@ class SnapshotFiles:
     changelog: bool
 
     def at_snapshot(self, snapshot_id: int) -> SnapshotFiles:
-        """Return the same table at another snapshot: see `contracts.TimeTravelSource`."""
+        """Return the same table at another snapshot (`contracts.TimeTravelSource`)."""
         if self.request is None:
             raise ConfigError(
                 f"{self.description} was opened in another process, and stays at its {self.pin.removesuffix('_id')}"
@@ -66,10 +62,15 @@ class SnapshotFiles:
         return replace(self.request.open({self.pin: snapshot_id}), pinned=self.pinned)
 
     def changes_since(self, snapshot_id: int) -> Sequence[str]:
-        """Describe commits after another snapshot that did more than append: see `contracts.HistorySource`."""
+        """Describe commits after another snapshot that did more than append (`contracts.HistorySource`)."""
         if self.request is None or self.snapshot_id is None:
             return ()
-        return changes_since(self.request.commits, self.pin.removesuffix("_id"), snapshot_id, self.snapshot_id)
+        try:
+            commits = self.request.commits(snapshot_id, self.snapshot_id)
+        except ConfigError as error:
+            return [str(error)]
+        noun = self.pin.removesuffix("_id")
+        return [f"{noun} {each.id}: {each.operation}" for each in commits if each.does != "append"]
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave out what reopens the table: catalogs may not be picklable."""
@@ -83,8 +84,8 @@ class TableRequest(ABC):
     Args:
         columns: the columns to read; None for all.
         filters: a pyarrow Expression, or None.
-        plan_cache: a directory that keeps plans, footers and counts; or None.
-        start: an older snapshot; only rows appended after it are read. None reads all rows.
+        plan_cache: a directory that keeps plans, footers and counts.
+        start: an older snapshot; only rows appended after it are read.
         changelog: whether to read all rows added or deleted after it.
     """
 
@@ -119,14 +120,12 @@ class TableRequest(ABC):
 
     @abstractmethod
     def commits(self, start: int, end: int) -> Sequence[Commit]:
-        """Return the commits after one snapshot, up to and with another; see `history.changes_since`."""
+        """Return the commits after one snapshot, up to and with another."""
 
     def made(self, name: str, table_id: str, snapshot_id: int | None, **known: Any) -> SnapshotFiles:
-        """Return the source of a snapshot.
+        """Return the source of a snapshot; `name` is the table's, without secrets.
 
-        Args:
-            name: the table's, without secrets.
-            known: the other fields of `SnapshotFiles`.
+        `known` has the other fields of `SnapshotFiles`.
         """
         noun, did = self.pin.removesuffix("_id"), "changed" if self.changelog else "appended"
         at = f"no {noun} (an empty table)" if snapshot_id is None else f"{noun} {snapshot_id}"
@@ -149,11 +148,9 @@ class TableRequest(ABC):
         )
 
     def refuse_unreadable(self, unreadable: Mapping[str, str], place: str) -> None:
-        """Refuse to read columns of types that this library does not read.
+        """Refuse to read columns that are unreadable: their types, by name, are none that this library reads.
 
-        Args:
-            unreadable: the types of such columns, by name.
-            place: where the schema stands, for the message.
+        `place` says where the schema stands.
         """
         for name, kind in unreadable.items():
             if self.columns is None or name in self.columns:
@@ -163,12 +160,7 @@ class TableRequest(ABC):
                 )
 
     def changes(self, own: Iterable[str], changes: Sequence[Column]) -> Sequence[Column]:
-        """Return the columns that a changelog adds; none if a table is read as it is.
-
-        Args:
-            own: names of the table's columns.
-            changes: the columns of the format's changelogs.
-        """
+        """Return the columns that the format's changelogs add to the table's own; none if a table is read as it is."""
         if not self.changelog:
             return ()
         names = set(own)
@@ -189,11 +181,7 @@ def listed(files: Sequence[DataFile], storage: TableStorage) -> Sequence[DataFil
 
 
 def read_time(name: str, value: Any, kinds: str = "a datetime or ISO text") -> dt.datetime:
-    """Check a point in time that chooses a snapshot.
-
-    Args:
-        name: the argument that gives it.
-        kinds: what it takes, for the message.
+    """Check a point in time that chooses a snapshot; `name` is the argument that gives it.
 
     Raises:
         ConfigError: it is not a time, or has no time zone.

@@ -136,7 +136,11 @@ class FileStorage:
         return found._replace(path=self.shown(path)).file_version()
 
     def stat(self, path: str) -> Found | None:
-        """Return what is at a path: a file, a directory, or nothing (None)."""
+        """Return what is at a path: a file, a directory, or nothing (None).
+
+        Args:
+            path: the path; one that ends with a slash names no file.
+        """
         return self._ask(path, lambda client: _or_none(client.stat, path))
 
     def probe(self, path: str) -> Found | None:
@@ -146,10 +150,6 @@ class FileStorage:
             path: the path; one that ends with a slash names no file.
         """
         return self._ask(path, lambda client: _or_none(client.probe, path))
-
-    def has_folder(self, path: str) -> bool:
-        """Return whether a directory is at a path."""
-        return self._ask(path, lambda client: client.has_folder(path))
 
     def walk(self, root: str, *, recursive: bool = True) -> list[Found]:
         """List a directory in one go, in the store's order.
@@ -227,7 +227,7 @@ class FileStorage:
     def _connection(self, path: str) -> _Connection:
         mine = self._process
         if not self._is_current(known := mine.connection):
-            # One thread connects: were there two, one client would end unseen, and its login be taken for a new one.
+            # One thread connects: of two clients one would be lost, and its login would be taken for a new one.
             with mine.connecting:
                 if not self._is_current(known := mine.connection):
                     known = mine.connection = self._connect(path)
@@ -257,12 +257,7 @@ class FileStorage:
         return True
 
     def _ask(self, path: str, ask: Callable[[Client], T], num_bytes: Callable[[T], int] = lambda _: 0) -> T:
-        """Return the store's answer, with or without retries.
-
-        Args:
-            ask: does something that may be repeated.
-            num_bytes: returns the bytes of an answer.
-        """
+        """Return the store's answer to a request that may be repeated; over a network, it is."""
         if not self._is_far:
             with self._own_errors(path, None):
                 return ask(self._connection(path).client)
@@ -277,7 +272,7 @@ class FileStorage:
             RetryPolicy(self.retry_seconds),
             self._process.counter,
             self.shown(path),
-            lambda error: self._said(error, path),
+            lambda error: self._first_line(error, path),
             lambda: used is not None and self._renew(used),
         )
         with self._own_errors(path, attempts):
@@ -302,17 +297,13 @@ class FileStorage:
             tried = "" if attempts is None else attempts.note
             raise self._failure(error, path, tried) from self._scrubbed(error, path)
 
-    def _said(self, error: BaseException, path: str) -> str:
+    def _first_line(self, error: BaseException, path: str) -> str:
         """Return the first line of the client's error."""
         lines = self._scrub(str(error), path).splitlines()
         return f"{type(error).__name__}: {lines[0][:200] if lines else ''}"
 
     def _failure(self, error: Exception, path: str, tried: str) -> TableLoaderError:
-        """Return the library's error for a client's error.
-
-        Args:
-            tried: how often it was tried, if more than once.
-        """
+        """Return the library's error for a client's error, with a note of how often it was tried."""
         shown, kind = self.shown(path), store_error_type(error)
         if kind is MissingFileError:
             return MissingFileError(

@@ -181,14 +181,11 @@ def login_may_change(protocol: str, options: Mapping[str, Any]) -> bool:
 
 
 def choose_client(protocol: str, options: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
-    """Return who reads a store, and the options under the names that it takes.
-
-    Args:
-        options: as `store_options` returns them.
+    """Return who reads a store, and the options of `store_options` under the names that it takes.
 
     Returns:
-        "obstore"; or the fsspec package for an option that obstore lacks; or the protocol, for stores that obstore
-        does not read.
+        "obstore"; or the fsspec package for an option that obstore lacks; or the protocol, for stores that obstore does
+        not read.
 
     Raises:
         ConfigError: two options each need another client.

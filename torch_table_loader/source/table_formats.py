@@ -30,14 +30,12 @@ def look_around(
     """Look for metadata of other table formats where no listing will see it, without waiting.
 
     A path may be a table's ``data`` folder, a partition, or a file. So this looks into the table's folder and the one
-    above it, which costs a few requests for a table, not one for each file.
+    above it, which costs a few requests for a table, not one for each file. What it finds is for
+    `refuse_table_formats`, in addition to the listing.
 
     Args:
         roots: the given directories, or the directories of the given files.
         walked: those of them that are listed with everything below.
-
-    Returns:
-        An argument of `refuse_table_formats`, in addition to the listing.
     """
     if storage.protocol in HTTP_PROTOCOLS:
         return []
@@ -52,11 +50,8 @@ def look_around(
 def refuse_table_formats(storage: FileStorage, seen: Iterable[Found], files: Collection[str]) -> None:
     """Raise if the files belong to a table of Iceberg, Delta Lake or Hudi.
 
-    The metadata of such a table says which files belong to it, and which of their rows are deleted.
-
-    Args:
-        seen: everything that the listing saw, including hidden files, and what `look_around` found.
-        files: the paths of the files to read.
+    The metadata of such a table says which files belong to it, and which of their rows are deleted. It is among what
+    the listing saw, including hidden files, and what `look_around` found.
 
     Raises:
         ConfigError: the files belong to such a table; the message names the table, its format, and the call to use.
@@ -108,7 +103,8 @@ def _above(root: str) -> Iterator[str]:
 
 def _folder(storage: FileStorage, path: str) -> list[Found]:
     try:
-        return [Found(path, None)] if storage.has_folder(path) else []
+        found = storage.stat(f"{path}/")
+        return [Found(path, None)] if found is not None and found.is_dir else []
     except AccessRefusedError:  # the caller may be allowed to read only the table
         return []
 

@@ -26,10 +26,7 @@ def arrow_schema(columns: Sequence[Column]) -> pa.Schema:
 
 
 def readable(fields: Mapping[str, Callable[[], T]]) -> tuple[list[T], dict[str, str]]:
-    """Read the top level of a schema.
-
-    Args:
-        fields: reads each field, by its name.
+    """Read the top level of a schema, given a function that reads each field.
 
     Returns:
         What can be read, and the types of the fields that cannot, by name.
@@ -45,13 +42,10 @@ def readable(fields: Mapping[str, Callable[[], T]]) -> tuple[list[T], dict[str, 
 
 
 def primitive_type(kind: str, known: Mapping[str, pa.DataType]) -> pa.DataType:
-    """Return the Arrow type of a primitive type.
-
-    Args:
-        known: the format's types without parameters.
+    """Return the Arrow type of a primitive type: one of the format's types without parameters, or a decimal.
 
     Raises:
-        UnreadableTypeError: it is neither one of these nor a decimal.
+        UnreadableTypeError: it is neither.
 
     >>> primitive_type("decimal(9, 2)", {})
     Decimal128Type(decimal128(9, 2))

@@ -36,9 +36,8 @@ _DEFAULT_PORTS = {"http": ":80", "https": ":443"}
 class Place(NamedTuple):
     """A host, bucket or container of one kind of store.
 
-    Args:
-        family: the protocol, under one name for all its spellings.
-        authority: the host, bucket or container, without login; empty for this machine.
+    The family is the protocol, under one name for all its spellings. The authority has no login; this machine's is
+    empty.
     """
 
     family: str
@@ -55,11 +54,7 @@ class Place(NamedTuple):
 
 
 class Area(NamedTuple):
-    """A whole place, or one of its folders.
-
-    Args:
-        folder: the folder, without a trailing slash; empty for the whole place.
-    """
+    """A whole place, or one of its folders: without a trailing slash, and empty for the whole place."""
 
     place: Place
     folder: str = ""
@@ -175,8 +170,6 @@ class TableStorage:
         properties: properties of the catalog and table, as pyiceberg names them; never shown.
         options: the caller's ``storage_options``, which take precedence; never shown.
         overrides: prefixes of paths in the metadata, and their replacements.
-        provider: returns fresh properties when credentials expire; or None.
-        allowed: other areas that may contain files.
         retry_seconds: how long to retry a failed request to a store.
     """
 
@@ -206,17 +199,17 @@ class TableStorage:
         return self._at(self.location)[0].place
 
     def open(self, path: str) -> pa.NativeFile:
-        """Open for random access: see `Storage.open`."""
+        """Open a file for random access."""
         store, inner = self._at(path)
         return store.open(inner)
 
     def version(self, path: str) -> FileVersion:
-        """Return the current size, time and tag: see `Storage.version`."""
+        """Return the current size, time and tag of a file."""
         store, inner = self._at(path)
         return store.version(inner)
 
     def read_range(self, path: str, start: int, stop: int, version: FileVersion | None = None) -> Any:
-        """Read bytes of a file with one request: see `RangeStorage.read_range`."""
+        """Read bytes of a file with one request (`contracts.RangeStorage`)."""
         store, inner = self._at(path)
         return store.read_range(inner, start, stop, version)
 
@@ -347,9 +340,7 @@ MOST_BYTES = 256 << 20
 def read_whole(storage: Storage, path: str, num_bytes: int | None = None) -> bytes:
     """Read a file of the table's metadata.
 
-    Args:
-        num_bytes: its size, if the metadata gives it: for a remote file, one request is then enough. A wrong size costs
-            more requests.
+    If the metadata gives its size, one request is enough for a remote file. A wrong size costs more requests.
 
     Raises:
         TableError: the file is missing, or larger than the limit.

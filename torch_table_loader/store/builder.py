@@ -32,7 +32,7 @@ from torch_table_loader.store.chunk_writer import (
 )
 from torch_table_loader.store.coded_strings import codes_of, separated
 from torch_table_loader.store.gather import StoredRows
-from torch_table_loader.store.leases import BEAT, DEAD_AFTER, Leases
+from torch_table_loader.store.leases import Leases
 from torch_table_loader.store.list_values import ListValues
 from torch_table_loader.store.manifest import read_manifest, write_manifest
 from torch_table_loader.store.opened import arrow_batches, mapping
@@ -70,21 +70,8 @@ _SPARE = 0.02
 """Share of a store's bytes that must be free in addition to them."""
 
 
-def build_files(
-    place: Path,
-    spec: StoreSpec,
-    read: ReadChunk,
-    threads: int,
-    report: Report | None = None,
-    beat: float = BEAT,
-    dead_after: float = DEAD_AFTER,
-) -> None:
+def build_files(place: Path, spec: StoreSpec, read: ReadChunk, threads: int, report: Report | None = None) -> None:
     """Build a store in a folder, or help other builders, and return when it is complete.
-
-    Args:
-        threads: number of threads that read and write.
-        beat: seconds between two heartbeats.
-        dead_after: seconds without a heartbeat after which another builder's chunk is taken over.
 
     Raises:
         StorageError: the disk is full, or has too little room to begin.
@@ -98,7 +85,7 @@ def build_files(
             _reserve(place, spec)
     sink = FileSink(place, spec)
     try:
-        with Leases(place / LEASES, beat=beat, dead_after=dead_after) as leases:
+        with Leases(place / LEASES) as leases:
             _Builder(place, spec, read, sink, leases, report).run(threads)
         sink.sync()
     finally:
@@ -109,10 +96,7 @@ def build_files(
 def build_memory(
     spec: StoreSpec, read: ReadChunk, threads: int, report: Report | None = None, room: int | None = None
 ) -> StoredRows:
-    """Build a store in the memory of this process.
-
-    Args:
-        room: the bytes that it may use; None if unknown.
+    """Build a store in the memory of this process, of which it may use `room` bytes; None if unknown.
 
     Raises:
         TableError: the table's rows differ from what was counted.
@@ -154,18 +138,14 @@ def _built_in_memory(
     lengths, values = None, None
     if spec.flat:
         lengths = DocumentLengths.of(sink.files[WIDE_LENGTHS].view("<u4"))
-        values = ListValues.behind_one_another([part for chunk in range(len(parts)) for part in sink.flat[chunk]])
+        values = ListValues.consecutive([part for chunk in range(len(parts)) for part in sink.flat[chunk]])
     return StoredRows(
         spec.layout, spec.num_rows, sink.files, null_columns, heap, lengths=lengths, values=values, strings=strings
     )
 
 
 def check_memory(num_bytes: int, room: int | None) -> None:
-    """Refuse a store that does not fit in memory.
-
-    Args:
-        num_bytes: bytes that it needs.
-        room: bytes that it may use; None if unknown.
+    """Refuse a store that needs more bytes of memory than it may use; None if that is unknown.
 
     Raises:
         OutOfMemoryError: the store does not fit; the message has the remedy.
@@ -302,9 +282,8 @@ def done_chunks(place: Path) -> set[int]:
 def _check_room(place: Path, spec: StoreSpec, known: Part | None = None, codes_bytes: int = 0) -> None:
     """Refuse to begin or to continue if the disk has too little room.
 
-    Args:
-        known: a finished chunk, whose columns of variable width are a better guide than the estimate.
-        codes_bytes: bytes of the codes of its strings.
+    A known, finished chunk is a better guide to the columns of variable width than the estimate. `codes_bytes` are
+    those of the codes of its strings.
     """
     itemsize = spec.layout.value_dtype.itemsize
     of_known = 0 if known is None else known.heap_bytes + known.num_values * itemsize + codes_bytes
@@ -368,10 +347,8 @@ def write_lengths(place: Path, wide: NDArray[Any], parts: Sequence[Part]) -> dic
     """Write the lengths of a store's lists in the narrowest integers that can hold them.
 
     The file has the number of elements before each block of 64 lists (int64, with the total at the end), then the
-    lengths, by row, padded with zeros to a whole block.
-
-    Args:
-        wide: the lengths as the builders of the chunks wrote them.
+    lengths, by row, padded with zeros to a whole block. `wide` are the lengths as the builders of the chunks wrote
+    them.
 
     Returns:
         The XXH3 hash of the file, under its name.
@@ -414,17 +391,17 @@ def write_codes(place: Path, spec: StoreSpec) -> tuple[dict[str, int], Mapping[i
         return {}, {}
     origin = Origin(place.name, f"remove the folder {str(place)!r}, and it is built again")
     chunks = [arrow_batches(mapping(path), f"{PARTS}/{path.name}", origin, text=True) for path in paths]
-    found = codes_of(chunks)
-    if not found.columns:
+    columns, dictionaries, blocks = codes_of(chunks)
+    if not columns:
         return {}, {}
-    lists = [pa.LargeListArray.from_arrays([0, len(words)], words) for words in found.dictionaries]
-    row = pa.RecordBatch.from_arrays(lists, list(map(heap_name, found.columns)))
+    lists = [pa.LargeListArray.from_arrays([0, len(words)], words) for words in dictionaries]
+    row = pa.RecordBatch.from_arrays(lists, list(map(heap_name, columns)))
     with ArrowFile(place / WORDS, row.schema) as words:
         words.write(row)
     with ChunkFile(place / CODES) as codes:
-        for block in found.blocks(chunks):
+        for block in blocks:
             codes.write(block)
-    return {CODES: codes.checksum, WORDS: words.checksum}, found.columns
+    return {CODES: codes.checksum, WORDS: words.checksum}, columns
 
 
 def _read_parts(place: Path, count: int) -> Iterator[Part]:

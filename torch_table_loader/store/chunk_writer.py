@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 import pyarrow as pa
 import xxhash
+from typing_extensions import override
 
 from torch_table_loader.arrow.reserved import ROW_ID
 from torch_table_loader.causes import store_error_type
@@ -100,14 +101,14 @@ class _SharedFiles:
     def write(self, batch: pa.RecordBatch, values: ChunkFile | _ChunkList | None) -> None:
         """Write the next rows; values of flat lists go to a file of the chunk's own."""
         layout = self._spec.layout
-        encoded = layout.encode(batch)
-        for row, block in encoded.blocks():
+        columns, nulls, null_columns = layout.encode(batch)
+        for row, block in layout.blocks(columns, batch.num_rows):
             self._put(RECORDS, row, block)
-        if encoded.nulls is None:
+        if nulls is None:
             self.sums[NULLS].update(bytes(batch.num_rows * layout.null_width))
         else:
-            self.null_columns |= encoded.null_columns
-            self._put(NULLS, 0, encoded.nulls)
+            self.null_columns |= null_columns
+            self._put(NULLS, 0, nulls)
         if self._spec.keeps_ids:
             ids = batch.column(ROW_ID).to_numpy(zero_copy_only=False).astype("<i8", copy=False)
             self._put(IDS, 0, ids.view(np.uint8).reshape(-1, 8))
@@ -136,7 +137,7 @@ class FileSink(Sink):
     """Writes to the files of a store."""
 
     def __init__(self, place: Path, spec: StoreSpec) -> None:
-        """Open the large files of a store's folder, which have their full length."""
+        """Open the large files in a store's folder; they have their full length already."""
         self._place = place
         self._files: dict[str, int] = {}
         self._differing: set[str] = set()
@@ -144,20 +145,20 @@ class FileSink(Sink):
             with suppress(FileNotFoundError):
                 self._files[name] = open_regular(place / name, os.O_WRONLY)
 
+    @override
     def put(self, name: str, at: int, data: NDArray[np.uint8]) -> None:
-        """Write bytes; see `Sink`."""
         view = data.reshape(-1).data
         with naming_disk_errors(self._place):
             while view:
                 written = os.pwrite(self._files[name], view, at)
                 view, at = view[written:], at + written
 
+    @override
     def heap(self, chunk: int, schema: pa.Schema) -> _HeapFile:
-        """Open a heap; see `Sink`."""
         return _HeapFile(self._place, chunk, schema, ChunkStrings(self._differing))
 
+    @override
     def values(self, chunk: int) -> ChunkFile:
-        """Open a file of values; see `Sink`."""
         return ChunkFile(self._place / values_file(chunk))
 
     def sync(self) -> None:
@@ -276,14 +277,14 @@ class _HeapFile(ArrowFile):
         self._codes_path = place / chunk_codes_file(chunk)
         self._strings = strings
 
+    @override
     def write(self, data: Any) -> int:
-        """Write a record batch of the store, or bytes of Arrow's writer."""
         if isinstance(data, pa.RecordBatch):
             self._strings.add(data)
         return super().write(data)
 
+    @override
     def __exit__(self, raised: object, *rest: object) -> None:
-        """Finish the heap, and write the codes beside it; see `ChunkFile`."""
         super().__exit__(raised, *rest)
         found = self._strings.finish() if raised is None else {}
         if not found:
@@ -306,16 +307,16 @@ class MemorySink(Sink):
         self.flat: dict[int, list[NDArray[Any]]] = {}
         self._differing: set[str] = set()
 
+    @override
     def put(self, name: str, at: int, data: NDArray[np.uint8]) -> None:
-        """Copy bytes; see `Sink`."""
         self.files[name][at : at + data.size] = data.reshape(-1)
 
-    def heap(self, chunk: int, schema: pa.Schema) -> _ChunkList:  # noqa: ARG002
-        """Open a heap; see `Sink`."""
+    @override
+    def heap(self, chunk: int, schema: pa.Schema) -> _ChunkList:
         return _ChunkList(self.heaps, chunk, lambda batches: encoded_batches(batches, self._differing))
 
+    @override
     def values(self, chunk: int) -> _ChunkList:
-        """Open a list of values; see `Sink`."""
         return _ChunkList(self.flat, chunk, list)
 
 

@@ -80,8 +80,7 @@ class ChunkStrings:
     def __init__(self, differing: set[str]) -> None:
         """Start without rows.
 
-        Args:
-            differing: the columns of strings that do not repeat, which is updated; the chunks of a store share it.
+        The chunks of a store share and update `differing`: the columns of strings that do not repeat.
         """
         self._differing = differing
         self._parts: dict[str, list[pa.DictionaryArray]] = {}
@@ -112,56 +111,48 @@ class ChunkStrings:
         return found
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Codes:
-    """How the codes of each chunk become codes of the whole store.
-
-    Args:
-        columns: for each column, whether it contains a null.
-        dictionaries: the distinct strings of each column.
-        of_chunks: for each column and chunk, int32[words + 1]: the code of each of its words, then that of null.
-    """
-
-    columns: Mapping[int, bool]
-    dictionaries: tuple[pa.Array, ...]
-    of_chunks: tuple[tuple[NDArray[np.int32], ...], ...]
-
-    def blocks(self, chunks: Sequence[Chunk]) -> Iterator[NDArray[np.int32]]:
-        """Yield the codes of all rows: int32[rows of a batch, columns], in row order."""
-        for number, chunk in enumerate(chunks):
-            for batch in chunk:
-                codes = np.empty((batch.num_rows, len(self.columns)), np.int32)
-                for at, (column, maps) in enumerate(zip(self.columns, self.of_chunks, strict=True)):
-                    indices = batch.column(heap_name(column)).indices.fill_null(_NULL).to_numpy()
-                    maps[number].take(indices, out=codes[:, at], mode="wrap")
-                yield codes
-
-
-def codes_of(chunks: Sequence[Chunk]) -> Codes:
-    """Unify the dictionaries of all chunks.
-
-    Args:
-        chunks: of a store, in row order.
+def codes_of(
+    chunks: Sequence[Chunk],
+) -> tuple[dict[int, bool], tuple[pa.Array, ...], Iterator[NDArray[np.int32]]]:
+    """Unify the dictionaries of all chunks of a store, in row order.
 
     Returns:
-        The columns that are dictionary arrays in every chunk, and whose strings repeat in the whole store.
+        The columns that are dictionary arrays in every chunk and whose strings repeat in the whole store, each with
+        whether it contains a null; the distinct strings of each; and the codes of all rows in row order, as blocks of
+        int32[rows of a batch, columns].
     """
     some = [chunk[0] for chunk in chunks if chunk]
     rows = sum(batch.num_rows for chunk in chunks for batch in chunk)
-    columns, found = {}, []
+    columns: dict[int, bool] = {}
+    dictionaries: list[pa.Array] = []
+    places: list[list[NDArray[np.int32]]] = []
     for name in some[0].schema.names if some else []:
         if not all(name in batch.schema.names and isinstance(batch.column(name), pa.DictionaryArray) for batch in some):
             continue
-        dictionaries = [batch.column(name).dictionary for batch in some]
-        if sum(words.nbytes for words in dictionaries) > sizes().store_word_bytes:
+        of_chunks = [batch.column(name).dictionary for batch in some]
+        if sum(words.nbytes for words in of_chunks) > sizes().store_word_bytes:
             continue
-        words, maps = _unified(dictionaries)
+        words, maps = _unified(of_chunks)
         if _REPEATED * len(words) > rows:
             continue
         each = iter(maps)
         columns[int(name[1:])] = any(batch.column(name).null_count for chunk in chunks for batch in chunk)
-        found.append((words, tuple(next(each) if chunk else _NO_CODES for chunk in chunks)))
-    return Codes(columns, *zip(*found, strict=True)) if found else Codes({}, (), ())
+        dictionaries.append(words)
+        places.append([next(each) if chunk else _NO_CODES for chunk in chunks])
+    return columns, tuple(dictionaries), _blocks(chunks, list(columns), places)
+
+
+def _blocks(
+    chunks: Sequence[Chunk], columns: Sequence[int], places: Sequence[Sequence[NDArray[np.int32]]]
+) -> Iterator[NDArray[np.int32]]:
+    """Yield the codes of all rows; `places` has, for each column and chunk, what `_unified` returns."""
+    for number, chunk in enumerate(chunks):
+        for batch in chunk:
+            codes = np.empty((batch.num_rows, len(columns)), np.int32)
+            for at, (column, maps) in enumerate(zip(columns, places, strict=True)):
+                indices = batch.column(heap_name(column)).indices.fill_null(_NULL).to_numpy()
+                maps[number].take(indices, out=codes[:, at], mode="wrap")
+            yield codes
 
 
 def _unified(dictionaries: Sequence[pa.Array]) -> tuple[pa.Array, list[NDArray[np.int32]]]:
@@ -173,7 +164,7 @@ def _unified(dictionaries: Sequence[pa.Array]) -> tuple[pa.Array, list[NDArray[n
 
 
 def encoded_batches(batches: Chunk, differing: set[str]) -> list[pa.RecordBatch]:
-    """Return the record batches of a chunk, with repeated strings as dictionaries; see `ChunkStrings`."""
+    """Return the record batches of a chunk, with strings that repeat as dictionaries."""
     strings = ChunkStrings(differing)
     for batch in batches:
         strings.add(batch)
@@ -188,22 +179,20 @@ def encoded_batches(batches: Chunk, differing: set[str]) -> list[pa.RecordBatch]
 
 
 def separated(chunks: Sequence[Chunk]) -> tuple[CodedStrings | None, list[pa.RecordBatch]]:
-    """Separate the columns of codes from all others.
-
-    Args:
-        chunks: as returned by `encoded_batches`, in row order.
+    """Separate the columns of codes from all others, in chunks that `encoded_batches` returned, in row order.
 
     Returns:
         The columns of codes, None if there are none; and the other columns, plain again.
     """
-    batches, found = [batch for chunk in chunks for batch in chunk], codes_of(chunks)
-    coded = set(map(heap_name, found.columns))
+    batches = [batch for chunk in chunks for batch in chunk]
+    columns, dictionaries, blocks = codes_of(chunks)
+    coded = set(map(heap_name, columns))
     others = [name for name in batches[0].schema.names if name not in coded] if batches else []
     left = [pa.RecordBatch.from_arrays([plain(batch.column(name)) for name in others], others) for batch in batches]
     if not coded:
         return None, left
     codes, row = np.empty((sum(batch.num_rows for batch in batches), len(coded)), np.int32), 0
-    for block in found.blocks(chunks):
+    for block in blocks:
         codes[row : row + len(block)] = block
         row += len(block)
-    return CodedStrings(found.columns, codes, found.dictionaries), left
+    return CodedStrings(columns, codes, dictionaries), left

@@ -47,18 +47,14 @@ _BLOCK = 1 << 21
 class TextOfFiles:
     """Text of heaps whose checksums were not compared: it is checked when it is gathered.
 
-    Args:
-        files: the file of each record batch.
+    `files` has the file of each record batch.
     """
 
     files: Sequence[str]
     origin: Origin
 
     def check(self, columns: Sequence[pa.Array], numbers: Ints) -> None:
-        """Check gathered columns.
-
-        Args:
-            numbers: int64[rows], the record batch that each row comes from.
+        """Check gathered columns; `numbers`, int64[rows], says which record batch each row comes from.
 
         Raises:
             TableError: a text is not UTF-8.
@@ -120,11 +116,9 @@ class StoredRows:
     def windows(
         self, blocks: Iterator[tuple[Ints, T]], most_blocks: int | None = None
     ) -> Iterator[tuple[StoredRows, Ints, T]]:
-        """Make the rows of consecutive blocks available.
+        """Make the rows of consecutive blocks available; each block is places, and a note of the caller's.
 
-        Args:
-            blocks: the places of each block, and a note of the caller's.
-            most_blocks: the most blocks that are made available together.
+        At most `most_blocks` are made available together.
 
         Yields:
             A store to gather the rows from, the places of the block in it, and the note.
@@ -137,7 +131,7 @@ class StoredRows:
         return places.copy() if self.row_ids is None else self.row_ids.take(places)
 
     def fetch(self, places: Ints, spans: Spans | None = None) -> tuple[StoredRows, Ints]:  # noqa: ARG002 all is here
-        """Return a store that has some rows, and their places in it; see `RemoteRows.fetch`."""
+        """Return a store that has some rows, and their places in it."""
         return self, places
 
     def gather(self, places: Ints) -> list[pa.Array]:

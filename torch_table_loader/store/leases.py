@@ -18,28 +18,15 @@ from types import TracebackType
 from typing import Self
 
 from torch_table_loader.local_files import open_regular, read_regular, stat_regular, write_whole
-
-BEAT = 2.0
-"""Seconds between two heartbeats."""
-
-DEAD_AFTER = 30.0
-"""Seconds without a heartbeat after which a builder is presumed dead."""
+from torch_table_loader.sizes import sizes
 
 
 class Leases:
     """The leases of one builder, kept alive by a thread while the block runs."""
 
-    def __init__(self, folder: Path, *, beat: float = BEAT, dead_after: float = DEAD_AFTER) -> None:
-        """Start without leases.
-
-        Args:
-            folder: an existing folder with the leases of all builders of the store.
-            beat: seconds between two heartbeats.
-            dead_after: seconds without a heartbeat after which another builder's lease is taken over.
-        """
+    def __init__(self, folder: Path) -> None:
+        """Start without leases, in an existing folder with those of all builders of the store."""
         self._folder = folder
-        self._beat = beat
-        self._dead_after = dead_after
         self._clock = folder / f"clock-{uuid.uuid4().hex}"
         self._held: set[Path] = set()
         self._lock = threading.Lock()
@@ -104,12 +91,12 @@ class Leases:
         file = open_regular(self._clock, os.O_WRONLY | os.O_CREAT)
         try:
             os.utime(file)
-            return os.fstat(file).st_mtime - beaten < self._dead_after
+            return os.fstat(file).st_mtime - beaten < sizes().lease_s
         finally:
             os.close(file)
 
     def _run(self) -> None:
-        while not self._stop.wait(self._beat):
+        while not self._stop.wait(sizes().lease_beat_s):
             with self._lock:
                 for path in self._held:
                     with suppress(FileNotFoundError):

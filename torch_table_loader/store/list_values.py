@@ -18,11 +18,9 @@ if TYPE_CHECKING:
 
 
 class Spans(NamedTuple):
-    """Parts of lists, as positions among the elements of all rows; none crosses the end of a list.
+    """Parts of lists, from element `start` to before element `stop` among those of all rows: int64[n] each.
 
-    Args:
-        start: int64[n] the first element of each part.
-        stop: int64[n] the element after its last.
+    None crosses the end of a list.
     """
 
     start: Ints
@@ -44,20 +42,19 @@ class ListValues:
         self._values = [[stretch[name] for stretch in stretches] for name in names]
 
     @classmethod
-    def behind_one_another(cls, stretches: Sequence[NDArray[Any]]) -> ListValues:
+    def consecutive(cls, stretches: Sequence[NDArray[Any]]) -> ListValues:
         """Build from consecutive stretches that together are all elements of a store."""
         some = [stretch for stretch in stretches if len(stretch)]
         ends = np.cumsum([0, *(len(stretch) for stretch in some)], dtype=np.int64)
         return cls(ends[:-1], some)
 
     def take(self, column: int, at: Ints, length: Ints, kind: Any) -> NDArray[Any]:
-        """Return parts of lists, concatenated.
+        """Return parts of lists, concatenated, in a numpy type that all values fit in.
 
         Args:
             column: its number among the flat columns.
             at: int64[n] the first element of each part, no part crossing the end of a list.
             length: int64[n] its number of elements.
-            kind: numpy type of the result; all values fit in it.
 
         Raises:
             TableError: a part is not among the stretches.

@@ -55,12 +55,7 @@ _SELDOM = (RECORDS,)
 
 
 class Summed(NamedTuple):
-    """A part of a store that has a checksum.
-
-    Args:
-        length: its bytes.
-        checksum: the XXH3 hash of what was written.
-    """
+    """A part of a store, in bytes, with the XXH3 hash of what was written."""
 
     what: str
     name: str
@@ -155,8 +150,8 @@ class Manifest:
         since there are codes of all their strings, are left out.
 
         Args:
-            share: the number of this process among those that share the work, and how many there are; None leaves
-                what is not small to others.
+            share: the number of this process among those that share the work, and how many there are; None leaves what
+                is not small to others.
         """
         heaps = () if self.heap_names else map(heap_file, range(len(self.parts)))
         left_out = {*_ALWAYS, *_SELDOM, *heaps}
@@ -168,7 +163,7 @@ class Manifest:
 def write_manifest(
     place: Path, spec: StoreSpec, parts: Sequence[Part], whole: Mapping[str, int], codes: Mapping[int, bool]
 ) -> None:
-    """Write the manifest of a complete store; see `Manifest`."""
+    """Write the manifest of a complete store."""
     files = {}
     names = [RECORDS, *([IDS] if spec.keeps_ids else []), *whole, *(name for part in parts for name in part.sums)]
     for name in dict.fromkeys(names):
@@ -239,11 +234,7 @@ def parse_manifest(text: bytes, name: str) -> Manifest:
 
 
 def check_fits(manifest: Manifest, spec: StoreSpec, name: str) -> None:
-    """Check that a store is the one wanted.
-
-    Args:
-        spec: what it must contain.
-        name: its folder's name, for the message.
+    """Check that a store, in a folder of that name, is the one wanted.
 
     Raises:
         TableError: it contains something else.
@@ -256,10 +247,9 @@ def check_fits(manifest: Manifest, spec: StoreSpec, name: str) -> None:
 
 
 def check_store(place: Path, manifest: Manifest, *, contents: bool, threads: int = 1) -> bool:
-    """Compare a store's files with its manifest.
+    """Compare a store's files with its manifest; with `contents`, read everything and compare checksums.
 
-    Args:
-        contents: whether to read everything and compare checksums, rather than only if a file was written to since.
+    Otherwise that is done only if a file was written to since.
 
     Returns:
         Whether a file was written to.

@@ -46,7 +46,6 @@ def open_store(
     """Map a store into memory after checking it.
 
     Args:
-        spec: what it must contain.
         threads: number of threads that compute checksums.
         window_bytes: bytes of pages that a lane may have the system read ahead; None if memory holds the store.
         share: see `Manifest.opening_sums`; None also if memory does not hold the store.
@@ -79,12 +78,12 @@ def open_store(
     if manifest.flat:
         dtype, own = manifest.layout.value_dtype, map(values_file, range(len(manifest.parts)))
         lengths = lengths_of(files[LENGTHS], manifest, origin)
-        values = ListValues.behind_one_another([_scattered(files[name]).view(dtype) for name in own if name in files])
+        values = ListValues.consecutive([scattered(files[name]).view(dtype) for name in own if name in files])
     compared = compared or touched or contents or share == (0, 1)
     return stored_rows(
         manifest,
         manifest.num_rows,
-        {name: _scattered(files[name]) for name in manifest.row_widths if name in files},
+        {name: scattered(files[name]) for name in manifest.row_widths if name in files},
         [batch for batches in heaps for batch in batches],
         words_of(files[WORDS], manifest, origin) if manifest.codes else (),
         origin,
@@ -106,10 +105,7 @@ def stored_rows(
 ) -> StoredRows:
     """View rows of a store, from the bytes of its files.
 
-    Args:
-        files: see `StoredRows`; and the codes of the strings that repeat.
-        words: the distinct strings of the columns with codes.
-        others: more arguments of `StoredRows`.
+    `words` are the distinct strings of the columns with codes; `others` are more arguments of `StoredRows`.
     """
     strings = None
     if manifest.codes:
@@ -119,11 +115,9 @@ def stored_rows(
 
 
 def compare(parts: Sequence[Summed], files: Mapping[str, Any], origin: Origin, each: Callable[..., Any] = map) -> None:
-    """Compare parts of files with their checksums.
+    """Compare parts of files with their checksums, given the bytes of each file that is not empty.
 
-    Args:
-        files: the bytes of each file that is not empty.
-        each: `map`, or that of a pool.
+    `each` is `map`, or that of a pool.
 
     Raises:
         TableError: a part is not what was written.
@@ -137,29 +131,21 @@ def compare(parts: Sequence[Summed], files: Mapping[str, Any], origin: Origin, e
     list(each(one, [part for part in parts if part.length]))
 
 
-def heap_batches(
-    manifest: Manifest, chunk: int, data: Any, origin: Origin, *, text: bool = False
-) -> list[pa.RecordBatch]:
-    """Return the columns of a chunk's heap that are read, after validating the heap.
-
-    Args:
-        data: the heap's bytes.
+def heap_batches(manifest: Manifest, chunk: int, data: Any, origin: Origin) -> list[pa.RecordBatch]:
+    """Return the columns of a chunk's heap that are read, after validating its bytes.
 
     Raises:
         TableError: the heap is damaged.
     """
     name, wanted, rows = heap_file(chunk), manifest.layout.heap_schema, manifest.parts[chunk].rows
-    batches = arrow_batches(data, name, origin, text=text)
+    batches = arrow_batches(data, name, origin, text=False)
     if any(batch.schema != wanted for batch in batches) or sum(batch.num_rows for batch in batches) != rows:
         raise origin.damaged(name, f"does not have {rows} rows of the columns of the manifest")
     return [batch.select(manifest.heap_names) for batch in batches]
 
 
 def lengths_of(data: Any, manifest: Manifest, origin: Origin) -> DocumentLengths:
-    """Return the lengths in a file whose checksum was compared.
-
-    Args:
-        data: its bytes.
+    """Return the lengths in a file, from its bytes, whose checksum was compared.
 
     Raises:
         TableError: the lengths do not fit the store.
@@ -173,10 +159,7 @@ def lengths_of(data: Any, manifest: Manifest, origin: Origin) -> DocumentLengths
 
 
 def words_of(data: Any, manifest: Manifest, origin: Origin) -> tuple[pa.Array, ...]:
-    """Return the distinct strings of each column.
-
-    Args:
-        data: the content of ``words.arrow``, whose checksum was compared.
+    """Return the distinct strings of each column, from the bytes of ``words.arrow``, whose checksum was compared.
 
     Raises:
         TableError: they do not fit the store.
@@ -215,19 +198,15 @@ def mapping(path: Path) -> mmap.mmap:
         os.close(file)
 
 
-def _scattered(mapped: mmap.mmap) -> NDArray[np.uint8]:
-    """Return the bytes of a mapped file, which are read in any order from now on."""
+def scattered(mapped: mmap.mmap) -> NDArray[np.uint8]:
+    """Return the bytes of a mapped file, and tell the system that they will be read in any order."""
     if hasattr(mmap, "MADV_RANDOM"):
         mapped.madvise(mmap.MADV_RANDOM)
     return np.frombuffer(mapped, dtype=np.uint8)
 
 
 def arrow_batches(data: Any, what: str, origin: Origin, *, text: bool) -> list[pa.RecordBatch]:
-    """Return the record batches of an Arrow IPC file as views of its bytes, after validating them.
-
-    Args:
-        data: the file's bytes.
-        text: whether text is looked at too; see `sound`.
+    """Return the record batches of an Arrow IPC file as views of its bytes, after validating them and maybe their text.
 
     Raises:
         TableError: the file is damaged.

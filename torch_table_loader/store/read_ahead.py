@@ -16,6 +16,7 @@ import numpy as np
 from torch_table_loader.local_files import open_regular
 from torch_table_loader.planning.distinct import distinct
 from torch_table_loader.planning.ranges import coalesce, in_windows
+from torch_table_loader.sizes import sizes
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -28,32 +29,20 @@ PAGE = 4096
 GAP_PAGES = 4
 """Unneeded pages that are read to avoid a second request: 16 KiB."""
 REQUEST_PAGES = 1024
-LEAST_ROWS = 4096
-"""Rows of a lane's first window."""
 
 
 class ReadAhead:
     """Reads the files of one store ahead."""
 
     def __init__(self, files: Sequence[tuple[Path, int]], window_bytes: int) -> None:
-        """Open the files.
-
-        Args:
-            files: each file of records, and the bytes of its records.
-            window_bytes: bytes of pages that one lane's window may ask for.
-        """
+        """Open files of records, each with the bytes of a record; a window may ask for `window_bytes` of pages."""
         self._files = [(open_regular(path), width) for path, width in files]
-        self._window_rows = max(LEAST_ROWS, window_bytes // PAGE)
+        self._window_rows = max(sizes().window_rows, window_bytes // PAGE)
 
     def windows(self, blocks: Iterator[tuple[Ints, T]], most_blocks: int | None = None) -> Iterator[tuple[Ints, T]]:
-        """Pass blocks on; while one window is read, the pages of the next are requested.
-
-        Args:
-            blocks: the places of each block, and a note of the caller's.
-            most_blocks: the most blocks that are made available together.
-        """
+        """Pass blocks on (see `StoredRows.windows`); while one window is read, the pages of the next are requested."""
         current: list[tuple[Ints, T]] = []
-        for window in in_windows(blocks, LEAST_ROWS, self._window_rows, most_blocks):
+        for window in in_windows(blocks, sizes().window_rows, self._window_rows, most_blocks):
             self.expect(np.concatenate([places for places, _ in window]))
             yield from current
             current = window

@@ -9,7 +9,7 @@ they encode, views as strings and lists, extension types as their storage.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import groupby
@@ -41,12 +41,9 @@ WIDE_BYTES = 4
 
 @dataclass(frozen=True, slots=True)
 class FixedType:
-    """A type of fixed width.
+    """A type of fixed width: its values take `width` bytes each in a record.
 
-    Args:
-        item: the Arrow type of one value.
-        sizes: sizes of the fixed-size lists around it, outermost first.
-        width: bytes of one value in a record.
+    `item` is the Arrow type of one value; `sizes` are those of the fixed-size lists around it, outermost first.
     """
 
     item: pa.DataType
@@ -66,12 +63,7 @@ class FixedType:
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """One column's position in the record.
-
-    Args:
-        offset: bytes from the record's start.
-        bit: its first bit in the record of nulls.
-    """
+    """One column's position: bytes from the record's start, and its first bit in the record of nulls."""
 
     column: int
     kind: FixedType
@@ -83,10 +75,7 @@ class Slot:
 class Group:
     """Neighboring slots of one width, which are transposed together.
 
-    Args:
-        dtype: type of one value: unsigned integers of its width, or opaque bytes.
-        offset: bytes from the record's start.
-        count: values of all the slots in a row.
+    A value is an unsigned integer of its width, or opaque bytes. A row has `count` values, from byte `offset` on.
     """
 
     slots: tuple[int, ...]
@@ -99,11 +88,7 @@ class RecordLayout:
     """The layout of a schema's rows."""
 
     def __init__(self, schema: pa.Schema, flat: int = 0) -> None:
-        """Place the columns.
-
-        Args:
-            flat: number of leading columns that are kept flat: large lists of numbers without nulls.
-        """
+        """Place the columns; the first `flat` are kept flat: large lists of numbers without nulls."""
         self.schema = schema
         self.flat = flat
         self.value_dtype = np.dtype(
@@ -143,9 +128,14 @@ class RecordLayout:
             groups.append(Group(numbers, _dtype_of(width), self.slots[numbers[0]].offset, count))
         return tuple(groups)
 
-    def encode(self, batch: pa.RecordBatch) -> Encoded:
-        """Prepare rows, so that records can be filled block by block."""
-        values, nulls, found = [], None, set()
+    def encode(self, batch: pa.RecordBatch) -> tuple[list[NDArray[Any]], Bytes | None, set[int]]:
+        """Prepare rows for records: nulls become 0.
+
+        Returns:
+            The values of each slot, [rows, count]; uint8[rows, null_width], one bit for each part of a row, set if it
+            is null, or None if nothing is; and the columns with nulls.
+        """
+        values, nulls, null_columns = [], None, set()
         for slot in self.slots:
             bare, missing = _taken_apart(plain(batch.column(slot.column)), slot.kind)
             values.append(bare)
@@ -153,15 +143,53 @@ class RecordLayout:
                 if nulls is None:
                     nulls = np.zeros((batch.num_rows, self.null_width * 8), dtype=np.bool_)
                 nulls[:, slot.bit : slot.bit + slot.kind.null_bits] = missing
-                found.add(slot.column)
-        packed = None if nulls is None else np.packbits(nulls, axis=1, bitorder="little")
-        return Encoded(self, batch.num_rows, tuple(values), packed, frozenset(found))
+                null_columns.add(slot.column)
+        return values, None if nulls is None else np.packbits(nulls, axis=1, bitorder="little"), null_columns
+
+    def blocks(self, values: Sequence[NDArray[Any]], num_rows: int) -> Iterator[tuple[int, Bytes]]:
+        """Yield the first row and the records of each block: uint8[k, width], in memory that the next block reuses.
+
+        `values` are those that `encode` returns. Columns with one value for each row and the same width are collected
+        first, and transposed together: writing them one by one would fetch each cache line of the records again for
+        each column.
+        """
+        rows = max(sizes().record_block_bytes // max(self.width, 1), sizes().record_block_rows)
+        buffer = np.zeros((min(rows, num_rows), self.width), dtype=np.uint8)
+        together, alone = self._parts(values, buffer)
+        most = max((len(bares) for _, bares in together), default=0)
+        spare = np.empty(len(buffer) * most * 8, dtype=np.uint8)
+        for start in range(0, num_rows, rows):
+            count = min(rows, num_rows - start)
+            here = slice(start, start + count)
+            for part, bares in together:
+                piece = spare[: count * part.shape[1] * part.itemsize].view(part.dtype).reshape(part.shape[1], count)
+                for row, bare in zip(piece, bares, strict=True):
+                    row[:] = bare[here, 0]
+                part[:count] = piece.T
+            for part, bare in alone:
+                part[:count] = bare[here]
+            yield start, buffer[:count]
+
+    def _parts(self, values: Sequence[NDArray[Any]], records: Bytes) -> tuple[list[_Together], list[_Alone]]:
+        """View the values in records: those of adjacent slots of one width and one value together, others alone."""
+        together: list[_Together] = []
+        alone: list[_Alone] = []
+        slots = self.slots
+        for group in self.groups:
+            for single, run in groupby(group.slots, key=lambda number: slots[number].kind.count == 1):
+                numbers = list(run)
+                if single and len(numbers) >= _LEAST_TOGETHER and group.dtype.kind == "u":
+                    stop = slots[numbers[-1]].offset + group.dtype.itemsize
+                    part = records[:, slots[numbers[0]].offset : stop].view(group.dtype)
+                    together.append((part, [values[number] for number in numbers]))
+                    continue
+                for slot, bare in ((slots[number], values[number]) for number in numbers):
+                    stop = slot.offset + slot.kind.width * slot.kind.count
+                    alone.append((records[:, slot.offset : stop].view(bare.dtype), bare))
+        return together, alone
 
     def flat_of(self, batch: pa.RecordBatch) -> tuple[Bytes, NDArray[Any]]:
-        """Return the flat lists.
-
-        Returns:
-            uint8[rows, 4] the bytes of each row's length, and the values [all elements].
+        """Return the bytes of each row's length, uint8[rows, 4], and the values of the flat lists, [all elements].
 
         Raises:
             TableError: a list is too long for a four-byte length.
@@ -185,63 +213,6 @@ class RecordLayout:
         """Return the columns that records do not hold."""
         columns = [plain(batch.column(column)) for column in self.heap]
         return pa.RecordBatch.from_arrays(columns, schema=self.heap_schema)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Encoded:
-    """Rows on their way into records; nulls are stored as 0.
-
-    Args:
-        values: values of each slot, [rows, count].
-        nulls: uint8[rows, null_width], one bit for each part of a row, set if it is null; None if nothing is.
-    """
-
-    layout: RecordLayout
-    num_rows: int
-    values: tuple[NDArray[Any], ...]
-    nulls: Bytes | None
-    null_columns: frozenset[int]
-
-    def blocks(self) -> Iterator[tuple[int, Bytes]]:
-        """Yield the first row and the records of each block: uint8[k, width], in memory that the next block reuses.
-
-        Columns with one value for each row and the same width are collected first, and transposed together: writing
-        them one by one would fetch each cache line of the records again for each column.
-        """
-        rows = max(sizes().record_block_bytes // max(self.layout.width, 1), sizes().record_block_rows)
-        buffer = np.zeros((min(rows, self.num_rows), self.layout.width), dtype=np.uint8)
-        together, alone = self._parts(buffer)
-        most = max((len(bares) for _, bares in together), default=0)
-        spare = np.empty(len(buffer) * most * 8, dtype=np.uint8)
-        for start in range(0, self.num_rows, rows):
-            count = min(rows, self.num_rows - start)
-            here = slice(start, start + count)
-            for part, bares in together:
-                piece = spare[: count * part.shape[1] * part.itemsize].view(part.dtype).reshape(part.shape[1], count)
-                for row, bare in zip(piece, bares, strict=True):
-                    row[:] = bare[here, 0]
-                part[:count] = piece.T
-            for part, bare in alone:
-                part[:count] = bare[here]
-            yield start, buffer[:count]
-
-    def _parts(self, records: Bytes) -> tuple[list[_Together], list[_Alone]]:
-        """View the values in records: those of adjacent slots of one width and one value together, others alone."""
-        together: list[_Together] = []
-        alone: list[_Alone] = []
-        slots = self.layout.slots
-        for group in self.layout.groups:
-            for single, run in groupby(group.slots, key=lambda number: slots[number].kind.count == 1):
-                numbers = list(run)
-                if single and len(numbers) >= _LEAST_TOGETHER and group.dtype.kind == "u":
-                    stop = slots[numbers[-1]].offset + group.dtype.itemsize
-                    part = records[:, slots[numbers[0]].offset : stop].view(group.dtype)
-                    together.append((part, [self.values[number] for number in numbers]))
-                    continue
-                for slot, bare in ((slots[number], self.values[number]) for number in numbers):
-                    stop = slot.offset + slot.kind.width * slot.kind.count
-                    alone.append((records[:, slot.offset : stop].view(bare.dtype), bare))
-        return together, alone
 
 
 def heap_name(column: int) -> str:

@@ -73,11 +73,9 @@ class PartsReader(Protocol):
     """Requests parts of the files of a store; threads share it."""
 
     def expect(self, needs: FileNeeds, rows_before: int) -> FileParts:
-        """Request parts of a file.
+        """Request parts of a file; each group of `needs` has one range, which is one request.
 
-        Args:
-            needs: the parts; each of its groups has one range, which is one request.
-            rows_before: rows that are delivered before them: earlier rows are fetched earlier.
+        `rows_before` is how many rows are delivered before them: earlier rows are fetched earlier.
         """
         ...
 
@@ -91,12 +89,7 @@ Ask: TypeAlias = Callable[[str, Sequence[Range]], FileParts]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RemoteFiles:
-    """The files of a store at a URL.
-
-    Args:
-        root: its folder, as the storage names it.
-        versions: versions of its files when the store was opened.
-    """
+    """The files of a store at a URL, with their versions when it was opened."""
 
     root: str
     manifest: Manifest
@@ -133,8 +126,7 @@ class RemoteFiles:
     def records(self, ask: Ask, name: str, wanted: Ints) -> Callable[[], NDArray[np.uint8]]:
         """Request records of a file; return what waits for them: uint8[n, width]. Neighbors share a request.
 
-        Args:
-            wanted: int64[n], n ≥ 1, ascending.
+        `wanted` is int64[n], n ≥ 1, ascending.
         """
         width = self.manifest.row_widths[name]
         ranges = coalesce(wanted, sizes().far_gap_bytes // width, max(1, sizes().far_request_bytes // width))
@@ -204,12 +196,9 @@ class _Window:
     def __init__(
         self, files: RemoteFiles, places: Ints, reader: PartsReader, rows_before: int, spans: Spans | None = None
     ) -> None:
-        """Request the rows.
+        """Request the rows at some places, int64[n]; a row may be wanted more than once.
 
-        Args:
-            places: int64[n]; a row may be wanted more than once.
-            rows_before: rows that are delivered before them.
-            spans: the wanted parts of flat lists; None for nothing.
+        `spans` are the wanted parts of flat lists; `rows_before` is as in `PartsReader.expect`.
         """
         self._wanted, self.local = np.unique(places, return_inverse=True)
         """Where each place is among the rows that are gathered."""
@@ -269,21 +258,17 @@ class _Window:
 class RemoteRows:
     """All rows of a store at a URL; only the rows of a window stay in memory."""
 
-    def __init__(self, files: RemoteFiles, open_reader: OpenReader, least: int, most: int) -> None:
-        """Start without reading.
-
-        Args:
-            open_reader: opens a reader for use outside an epoch.
-            least: rows of a lane's first window; few rows arrive sooner than many.
-        """
+    def __init__(self, files: RemoteFiles, open_reader: OpenReader, window_bytes: int) -> None:
+        """Start without reading; outside an epoch, `open_reader` opens a reader."""
         self._files = files
         self._open_reader = open_reader
         self.layout = files.manifest.layout
         self.num_rows = files.manifest.num_rows
         self._fetching_words = threading.Lock()
         self._found_words: tuple[pa.Array, ...] | None = None
-        self._most = most
-        self._least = most if files.come_whole(least) else least
+        least = sizes().window_rows
+        self._most = max(least, window_bytes // row_width(self.layout))
+        self._least = self._most if files.come_whole(least) else least
 
     @cached_property
     def row_ids(self) -> Ints | None:
@@ -323,16 +308,12 @@ class RemoteRows:
             return self._files.whole(partial(self._files.expect, reader, rows_before=0), name, bytes)()
 
     def gather(self, places: Ints) -> list[pa.Array]:
-        """Return the rows at some places, as one array a column; see `StoredRows.gather`."""
+        """Return the rows at some places, as one array a column."""
         rows, local = self.fetch(places)
         return rows.gather(local)
 
     def fetch(self, places: Ints, spans: Spans | None = None, *, whole: bool = False) -> tuple[StoredRows, Ints]:
-        """Read some rows into memory.
-
-        Args:
-            places: int64[n], each in [0, num_rows).
-            spans: the wanted parts of flat lists; None for nothing.
+        """Read the rows at some places, int64[n], and the wanted parts of flat lists into memory.
 
         Returns:
             The rows, without duplicates, and the place of each among them.
@@ -355,13 +336,11 @@ class RemoteRows:
         reader: PartsReader | None = None,
         spans: Callable[[T], Spans] | None = None,
     ) -> Iterator[tuple[StoredRows, Ints, T]]:
-        """Read the rows of blocks into memory; see `StoredRows.windows`.
+        """Read the rows of blocks into memory, as `StoredRows.windows` does.
 
         While one window is consumed, the next is gathered, and the bytes of the one after that are requested.
 
         Args:
-            blocks: the places of each block, and a note of the caller's.
-            most_blocks: the most blocks that are made available together.
             reader: the epoch's reader, which all lanes share; None to open one.
             spans: returns the wanted parts of flat lists for a block, from its note.
         """
@@ -437,17 +416,11 @@ def row_width(layout: RecordLayout) -> int:
 
 
 def open_remote(
-    storage: PartStorage, root: str, spec: StoreSpec, open_reader: OpenReader, *, least: int, most: int
+    storage: PartStorage, root: str, spec: StoreSpec, open_reader: OpenReader, window_bytes: int
 ) -> RemoteRows | None:
-    """Open a store at a URL, after checking the lengths of its files.
+    """Open a store at a URL, after checking the lengths of its files; None if there is none, or it is not complete yet.
 
-    Args:
-        spec: what it must contain.
-        open_reader: opens a reader for use outside an epoch.
-        least: rows of a lane's first window; few rows arrive sooner than many.
-
-    Returns:
-        None if there is no store, or it is not complete yet.
+    The last arguments are those of `RemoteRows`.
 
     Raises:
         TableError: the store is damaged, or contains something else.
@@ -470,7 +443,7 @@ def open_remote(
         versions = dict(zip(manifest.files, pool.map(checked, manifest.files.items()), strict=True))
     if manifest.files[RECORDS][0]:
         storage.read_range(f"{root}/{RECORDS}", 0, 1)  # a server without range support fails here
-    return RemoteRows(RemoteFiles(root, manifest, versions, origin), open_reader, least, most)
+    return RemoteRows(RemoteFiles(root, manifest, versions, origin), open_reader, window_bytes)
 
 
 def upload_store(place: Path, storage: PartStorage, root: str, spec: StoreSpec) -> None:

@@ -132,7 +132,6 @@ class Part(NamedTuple):
 
     Args:
         sums: by file, the XXH3 hash of what the chunk wrote there; without the nulls if it has none.
-        heap_bytes: bytes of its heap file.
         num_values: elements of its flat lists.
     """
 
@@ -151,19 +150,11 @@ class Part(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Where the bytes of a store come from, for messages about damage.
-
-    Args:
-        remedy: what to do if it is damaged.
-    """
+    """Where the bytes of a store come from, and what to do if they are damaged."""
 
     name: str
     remedy: str = REMEDY
 
     def damaged(self, what: str, why: str = "is not what was written") -> TableError:
-        """Return the error for damage.
-
-        Args:
-            what: the file, and the chunk if the file holds several.
-        """
+        """Return the error for damage to a file, or to a chunk if the file holds several."""
         return TableError(f"the row store {self.name!r} is damaged: {what} {why}; {self.remedy}")

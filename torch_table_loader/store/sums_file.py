@@ -22,7 +22,7 @@ from torch_table_loader.local_files import allocate, make_folder, new_file, open
 from torch_table_loader.sizes import sizes
 from torch_table_loader.store.chunk_writer import naming_disk_errors
 from torch_table_loader.store.leases import Leases
-from torch_table_loader.store.opened import mapping
+from torch_table_loader.store.opened import mapping, scattered
 from torch_table_loader.store.spec import LEASES
 
 if TYPE_CHECKING:
@@ -39,10 +39,7 @@ def digest_of(sums: Ints) -> str:
 
 
 def open_sums(path: Path, rows: int) -> tuple[Ints, str] | None:
-    """Map a file of sums, and check its hash.
-
-    Args:
-        rows: rows of the table, one less than there are sums.
+    """Map a file of sums for so many rows, one more than rows, and check its hash.
 
     Returns:
         The sums, read-only, and their hash; None if there is no such file.
@@ -58,20 +55,16 @@ def open_sums(path: Path, rows: int) -> tuple[Ints, str] | None:
         mapped = mapping(path)
     except (FileNotFoundError, NotADirectoryError):  # whoever creates the folder reports what is wrong with it
         return None
-    sums = np.frombuffer(mapped, dtype=np.int64, count=rows + 1)
-    digest = digest_of(sums)
+    digest = digest_of(np.frombuffer(mapped, dtype=np.int64, count=rows + 1))
     if mapped[-_HASH_BYTES:].hex() != digest:
         raise _damaged(path, "its checksum differs")
-    if hasattr(mmap, "MADV_RANDOM"):
-        mapped.madvise(mmap.MADV_RANDOM)
-    return sums, digest
+    return scattered(mapped)[:-_HASH_BYTES].view(np.int64), digest
 
 
 def build_sums(path: Path, rows: int, fill: Callable[[Ints], None]) -> None:
     """Make a file of sums, or wait for another process that makes it.
 
-    Args:
-        fill: writes the sums into an array of ``rows + 1`` zeros.
+    `fill` writes the sums into an array of ``rows + 1`` zeros.
 
     Raises:
         StorageError: the disk is full, or the folder is not writable.

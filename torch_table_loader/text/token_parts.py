@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from torch_table_loader.arrow.datatypes import decoded_type, is_string
 from torch_table_loader.errors import ConfigError, StorageError, TableError, TableLoaderError
 from torch_table_loader.fetch.fetcher import TasksAhead
 from torch_table_loader.local_files import new_file
@@ -35,14 +36,7 @@ ID_TYPES: dict[str, pa.DataType] = {"uint16": pa.uint16(), "uint32": pa.uint32()
 
 @dataclass(frozen=True, slots=True)
 class TokenForm:
-    """What the rows of a token table are.
-
-    Args:
-        column: the column of text, which the result does not have.
-        ids: the name of the column of tokens, which comes first.
-        nulls: what to do with a row without text: "error" refuses it, "drop" leaves it out, "empty" gives it no tokens.
-        lengths: the name of a last column with the number of tokens; None for none.
-    """
+    """What the rows of a token table are; the fields are arguments of `tokenize_table`."""
 
     column: str
     ids: str
@@ -59,8 +53,7 @@ class TokenForm:
         if self.column not in given.names:
             raise ConfigError(f"the table has no column {self.column!r}{did_you_mean(self.column, given.names)}")
         kind = given.field(self.column).type
-        plain = kind.value_type if pa.types.is_dictionary(kind) else kind
-        if not (pa.types.is_string(plain) or pa.types.is_large_string(plain) or pa.types.is_string_view(plain)):
+        if not is_string(decoded_type(kind)):
             raise ConfigError(f"the column {self.column!r} must have strings to tokenize, got {kind}")
         fields = [pa.field(self.ids, self._list_type, nullable=False)]
         fields += [field for field in given if field.name != self.column]
@@ -100,11 +93,7 @@ class TokenForm:
 
 
 class PartCounts(NamedTuple):
-    """What a part holds.
-
-    Args:
-        dropped: rows without text that were left out.
-    """
+    """What a part holds, and how many rows without text were left out."""
 
     documents: int = 0
     tokens: int = 0
@@ -112,14 +101,13 @@ class PartCounts(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class PartsReader:
+class TextReader:
     """Reads the rows of the parts. It pickles.
 
     Args:
-        places: of the same rows, delivers their ordinals among all physical rows of the table.
+        places: delivers the ordinals of the same rows among all physical rows of the table.
         file_starts: the ordinal of each file's first row.
         tasks: what each part reads; None for nothing.
-        fetching: how files that are far away are fetched.
     """
 
     reader: TaskReader
@@ -154,21 +142,20 @@ class PartsReader:
         raise TableError(f"{self.name_of(part)} has fewer rows than it had a moment ago; run again")
 
 
-@dataclass(frozen=True, slots=True, eq=False)
 class PartsWriter:
     """Makes the parts of a token table."""
 
-    rows: PartsReader
-    form: TokenForm
-    schema: pa.Schema
-    tokenizer: Tokenizer
+    def __init__(self, rows: TextReader, form: TokenForm, tokenizer: Tokenizer) -> None:
+        """Look at the schema, and raise what `TokenForm.schema` does."""
+        self.rows, self.form, self.tokenizer = rows, form, tokenizer
+        self.schema = form.schema(rows.reader.schema)
 
     def write(self, part: int, path: Path) -> PartCounts:
         """Write a part; the file is there when it is whole.
 
         Raises:
             TableError: a row that cannot be tokenized, by file and row; or the table is damaged.
-            ConfigError: the tokenizer does not do what it must.
+            ConfigError: the tokenizer failed, or returned something else than lists of ids.
             StorageError: the file cannot be written.
         """
         try:

@@ -31,15 +31,13 @@ from torch_table_loader.text.token_parts import (
     IdType,
     Nulls,
     PartCounts,
-    PartsReader,
     PartsWriter,
+    TextReader,
     TokenForm,
 )
 from torch_table_loader.units import integer
 
 if TYPE_CHECKING:
-    import pyarrow as pa
-
     from torch_table_loader.dataset import TableDataset
     from torch_table_loader.engine.ray_cluster import RayCluster
 
@@ -56,10 +54,7 @@ _SHARES_OF_A_CPU = 4
 class TokenizedShare:
     """The result of a call of `tokenize_table`.
 
-    Args:
-        path: the folder of the token table.
-        finished: whether the token table is complete; if not, other ranks are still at work.
-        dropped: rows without text that were left out.
+    If the token table is not finished, other ranks are still at work. Rows without text were dropped.
     """
 
     path: Path
@@ -119,7 +114,7 @@ def tokenize_table(
     workers = integer("workers", workers, 1, 1 << 10)
     job = _job_of(dataset)
     reader, identity = _plan(job, form, loaded)
-    writer = PartsWriter(reader, form, form.schema(reader.reader.schema), loaded)
+    writer = PartsWriter(reader, form, loaded)
     folder = _Folder(_local_folder(out), len(reader.tasks))
     if folder.begin(identity):
         return TokenizedShare(folder.path, True, folder.num_parts, 0, *PartCounts())
@@ -160,14 +155,14 @@ def _job_of(dataset: TableDataset) -> StreamJob:
     return job
 
 
-def _plan(job: StreamJob, form: TokenForm, tokenizer: Tokenizer) -> tuple[PartsReader, dict[str, Any]]:
+def _plan(job: StreamJob, form: TokenForm, tokenizer: Tokenizer) -> tuple[TextReader, dict[str, Any]]:
     """Return what reads the parts, and what a token table is bound to."""
     table, options = job.table, job.options
     splits = job.strategy.cut(table.layout)
     segments = SegmentTable.of(splits, filtered=options.filters is not None)
     tasks = tuple(segments.task(split, 0, -1) for split in range(len(splits)))
     max_rows = sizes().text_batch_rows
-    reader = PartsReader(
+    reader = TextReader(
         table.reader(columns_of(table, options), options.filters, row_ids=options.row_id, max_rows=max_rows),
         table.reader((), options.filters, row_ids=True, max_rows=max_rows),
         tuple(table.layout.file_starts.tolist()),
@@ -213,7 +208,7 @@ def _local_folder(out: str | os.PathLike[str]) -> Path:
 
 
 class _Folder:
-    """The folder of a token table, which is there when it is whole; until then its parts are in a folder beside it."""
+    """The folder of a token table; until the table is whole, its parts are in a folder beside it."""
 
     def __init__(self, path: Path, num_parts: int) -> None:
         self.path = path
@@ -228,7 +223,7 @@ class _Folder:
         return f"part-{number:0{max(5, len(str(self.num_parts - 1)))}d}.parquet"
 
     def has(self, number: int) -> bool:
-        """Return whether a part is there, which is then whole."""
+        """Return whether a part is there; if so, it is whole."""
         return self.part(number).exists()
 
     def begin(self, identity: Mapping[str, Any]) -> bool:
@@ -298,7 +293,7 @@ def _written(
             yield writer.write(part, folder.part(part))
         return
     rows = replace(writer.rows, fetching=writer.rows.fetching.shared_by(workers))
-    arguments = (rows, writer.form, writer.schema, source)
+    arguments = (rows, writer.form, source)
     # Spawned: threads of pyarrow and of object stores do not survive a fork.
     with ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"), _begin_worker, arguments) as pool:
         try:
@@ -321,18 +316,16 @@ def _written_over(
     """Write parts on the nodes of a cluster, and yield what each holds when its share is there."""
     tasks = min(len(parts), _SHARES_OF_A_CPU * cluster.cpus)
     with shared_mark(folder.path.parent) as mark:
-        shared = cluster.share((writer.rows, writer.form, writer.schema, source, folder, str(mark)))
+        shared = cluster.share((writer.rows, writer.form, source, folder, str(mark)))
         for _, written in cluster.run(_write_share, [(shared, list(parts[task::tasks])) for task in range(tasks)]):
             yield from written
 
 
-def _write_share(
-    shared: tuple[PartsReader, TokenForm, pa.Schema, _Source, _Folder, str], parts: Sequence[int]
-) -> list[PartCounts]:
+def _write_share(shared: tuple[TextReader, TokenForm, _Source, _Folder, str], parts: Sequence[int]) -> list[PartCounts]:
     """Write parts on a node; one whose task was lost with its node may be there already, and is written again."""
-    rows, form, schema, (given, special_tokens), folder, mark = shared
+    rows, form, (given, special_tokens), folder, mark = shared
     check_mark(mark)
-    writer = PartsWriter(rows, form, schema, load_tokenizer(given, special_tokens=special_tokens))
+    writer = PartsWriter(rows, form, load_tokenizer(given, special_tokens=special_tokens))
     return [writer.write(part, folder.part(part)) for part in parts]
 
 
@@ -340,7 +333,7 @@ _WRITERS: list[PartsWriter] = []
 """Of this worker process."""
 
 
-def _begin_worker(rows: PartsReader, form: TokenForm, schema: pa.Schema, source: _Source) -> None:
+def _begin_worker(rows: TextReader, form: TokenForm, source: _Source) -> None:
     """Prepare a worker process, which ends with the process that began it."""
     parent = multiprocessing.parent_process()
     assert parent is not None  # noqa: S101 this is a worker
@@ -353,7 +346,7 @@ def _begin_worker(rows: PartsReader, form: TokenForm, schema: pa.Schema, source:
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # the parent says what Ctrl-C means
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # the workers take the CPUs
     given, special_tokens = source
-    _WRITERS[:] = [PartsWriter(rows, form, schema, load_tokenizer(given, special_tokens=special_tokens))]
+    _WRITERS[:] = [PartsWriter(rows, form, load_tokenizer(given, special_tokens=special_tokens))]
 
 
 def _write_part(part: int, path: Path) -> PartCounts:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
+from typing_extensions import override
 
 from torch_table_loader.arrow import compute as pc
 from torch_table_loader.errors import ConfigError, TableError
@@ -33,9 +34,6 @@ CHANGES = (
 def read_commits(storage: TableStorage, root: str, start: int, end: int) -> list[Commit]:
     """Read the commits after one version, up to and with another, oldest first.
 
-    Args:
-        start: the older version, whose own commit is left out.
-
     Raises:
         ConfigError: the older version is none of those before the newer one, or a commit was cleaned up.
         TableError: a commit is torn.
@@ -61,11 +59,13 @@ def _commit(storage: TableStorage, root: str, version: int) -> Commit:
 
 
 def _read(version: int, actions: Sequence[Mapping[str, Any]]) -> Commit:
-    adds, removes, told = ([each[name] for each in actions if name in each] for name in ("add", "remove", "commitInfo"))
+    adds, removes, infos = (
+        [each[name] for each in actions if name in each] for name in ("add", "remove", "commitInfo")
+    )
     added, removed = (
         frozenset(str(each["path"]) for each in files if each.get("dataChange", True)) for files in (adds, removes)
     )
-    operation = str((told and told[0].get("operation")) or "unknown")
+    operation = str((infos and infos[0].get("operation")) or "unknown")
     return Commit(
         version, version - 1, operation, "change" if removed else "replace" if removes else "append", added, removed
     )
@@ -92,16 +92,16 @@ class DeltaHistory(History[Log]):
     columns = CHANGES
     went, came = "delete", "insert"
 
+    @override
     def added(self, run: Sequence[Commit]) -> Log:
-        """Return a version with the files that a run of commits appended alone; see `History.added`."""
         paths = frozenset[str]().union(*(commit.added for commit in run))
         version, last = self.log, run[-1].id
         if paths and last != self.end:
             version = self.reader.read(last)
         return replace(version, adds=self._only(version, paths))
 
+    @override
     def touched(self, commit: Commit, last: Commit) -> tuple[Sequence[DataFile], Sequence[DataFile]]:
-        """Return the files that a commit names; see `History.touched`."""
         if commit.removed:
             before, after = self._at(commit.id - 1), self._at(commit.id)
             return self._files(before, _of(before, commit.removed)), self._files(after, _of(after, commit.added))
@@ -119,7 +119,7 @@ class DeltaHistory(History[Log]):
         return files
 
     def _only(self, log: Log, paths: frozenset[str]) -> pa.Table:
-        """Return some of the files of a version, which must have all of them: see `Log.adds`."""
+        """Return some of the files of a version, which must have all of them."""
         adds = _of(log, paths)
         if adds.num_rows != len(paths):
             raise TableError(
@@ -129,7 +129,7 @@ class DeltaHistory(History[Log]):
         return adds
 
     def _at(self, version: int) -> Log:
-        """Return a version, which must be of the table as it is now; commits that follow one another share them."""
+        """Return a version, whose id, partition columns and column mapping must be those of the table now."""
         if version == self.log.version:
             return self.log
         if version not in self._logs:

@@ -1,4 +1,4 @@
-"""Where a Delta Lake table is, and what deltalake must be told to get there, from the caller's own words."""
+"""Where a Delta Lake table is, and the options that deltalake takes, made from the caller's."""
 
 from __future__ import annotations
 
@@ -41,11 +41,11 @@ _HEAD = re.compile(r"[A-Za-z][A-Za-z0-9+.\-]*://")
 
 @dataclass(frozen=True, slots=True)
 class DeltaAddress:
-    """A table's folder.
+    """A table's folder, and how this library's storage opens it.
 
     Args:
         root: as paths of the table begin: a local path, or a URL without login.
-        options: how this library's storage opens it; never shown.
+        options: may hold secrets; never shown.
         protocol: "file", "s3", "gs" or "az".
     """
 
@@ -107,11 +107,7 @@ class DeltaAddress:
 
 
 def find_table(table_uri: Any, storage_options: Mapping[str, Any] | None) -> DeltaAddress:
-    """Return where a table is. Connects to nothing.
-
-    Args:
-        table_uri: the caller's: a local path or a URL.
-        storage_options: the caller's.
+    """Return where a table is, given its path or URL. Connects to nothing.
 
     Raises:
         ConfigError: no path, or on a store that deltalake does not know.
@@ -140,7 +136,7 @@ def find_table(table_uri: Any, storage_options: Mapping[str, Any] | None) -> Del
 
 
 def path_of(root: str, written: str) -> str:
-    """Return where a file is that the log names: percent-encoded, and relative to the table or absolute.
+    """Return where a file is, given its path in the log: percent-encoded, and relative to the table or absolute.
 
     >>> path_of("/lake/t", "day=a%2520b/1.parquet"), path_of("s3://lake/t", "s3://other/1%202.parquet")
     ('/lake/t/day=a%20b/1.parquet', 's3://other/1 2.parquet')

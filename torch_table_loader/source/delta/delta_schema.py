@@ -65,10 +65,7 @@ class DeltaColumns:
 
 
 def read_delta_schema(fields: Sequence[Mapping[str, Any]], partition: Sequence[str], mode: str) -> DeltaColumns:
-    """Read the top level of a schema.
-
-    Args:
-        mode: how columns are found: "none", "name" or "id".
+    """Read the top level of a schema; the mode of column mapping is "none", "name" or "id".
 
     Raises:
         TableError: a field lacks the id or name that the mode takes.
@@ -77,9 +74,9 @@ def read_delta_schema(fields: Sequence[Mapping[str, Any]], partition: Sequence[s
     >>> found.schema.types, found.table.names.ids["a"][0]
     ([DataType(int64)], -1)
     """
-    reading = _Reading(mode, itertools.count(-1, -1))
-    physical = {field["name"]: reading.physical(field) for field in fields}
-    readers = {field["name"]: partial(reading.column, field, in_log=field["name"] in partition) for field in fields}
+    reader = _SchemaReader(mode, itertools.count(-1, -1))
+    physical = {field["name"]: reader.physical(field) for field in fields}
+    readers = {field["name"]: partial(reader.column, field, in_log=field["name"] in partition) for field in fields}
     found, unreadable = readable(readers)
     columns = tuple(column for column, _ in found)
     names = {physical[each.name]: (each.field_id, inner) for each, inner in found if each.name not in partition}
@@ -89,7 +86,7 @@ def read_delta_schema(fields: Sequence[Mapping[str, Any]], partition: Sequence[s
 
 
 @dataclass(frozen=True, slots=True)
-class _Reading:
+class _SchemaReader:
     """Reads fields; those that files do not know by an id get one that no file has."""
 
     mode: str

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
+from typing_extensions import override
 
 from torch_table_loader.errors import ConfigError, TableError
 from torch_table_loader.remote_options import RemoteOptions
@@ -32,10 +33,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class DeltaRequest(TableRequest):
-    """The caller's table, and which part of it to read.
+    """A Delta Lake table, and which part of it to read.
 
     Args:
-        allowed: areas that may contain files besides the table's own host, bucket or machine.
         storage_options: the caller's, of which the address has those of the store.
         lazy: whether nothing is asked of data files yet.
     """
@@ -49,14 +49,11 @@ class DeltaRequest(TableRequest):
     format = "delta"
     title = "Delta Lake table"
 
+    @override
     def open(
         self, chosen: Mapping[str, Any], agree: Callable[[str, Any], Any] = lambda _, value: value
     ) -> SnapshotFiles:
-        """Return the table at a version: see `TableRequest.open`.
-
-        Args:
-            chosen: "version"; or "timestamp", for the version that was the newest then; without both, the newest.
-        """
+        """Return the table at the chosen "version", or at the newest one at a "timestamp"; by default, the newest."""
         storage = self._storage()
         reader = LogReader(self.at, self._retry_seconds, LogFiles(storage, self.at.root), self.filters is not None)
         version, timestamp = chosen.get("version"), chosen.get("timestamp")
@@ -69,8 +66,8 @@ class DeltaRequest(TableRequest):
             log = reader.read(agreed)  # rank 0 came earlier or later, and saw another commit as the newest
         return self._planned(reader, log, storage, pinned=version is not None or when is not None)
 
+    @override
     def commits(self, start: int, end: int) -> Sequence[Commit]:
-        """Return the commits between two versions: see `TableRequest.commits`."""
         storage = self._storage()
         found = read_commits(storage, self._root, start, end)
         storage.close()
@@ -158,7 +155,7 @@ class DeltaRequest(TableRequest):
 
 
 def _refuse_younger(when: dt.datetime, storage: TableStorage, root: str) -> None:
-    """Refuse a time before the first version, which deltalake gives then."""
+    """Refuse a time before the first version: deltalake returns that version for it."""
     try:
         written = storage.version(f"{root}/_delta_log/{0:020}.json").mtime_ns
     except TableError:  # a checkpoint took its place

@@ -35,37 +35,32 @@ Pairs = tuple[tuple[str, Any], ...]
 def live_files(
     adds: pa.Table, vectors: Mapping[str, Vector], columns: TableColumns, partition: Sequence[str], root: str
 ) -> tuple[ListedFiles, list[str]]:
-    """List the data files of a version, in the order of its adds.
+    """List the data files of a version, in the order of its adds, and the paths of those that lie outside the root.
 
-    Args:
-        adds: see `log.Log`; those that a filter leaves.
-        partition: its partition columns, as far as they can be read.
-
-    Returns:
-        The files, and the paths of those that do not lie below the root.
+    `adds` are those of `Log` that a filter leaves; `partition` has the partition columns that can be read.
 
     Raises:
         TableError: a file is there twice, and so would its rows be; or more rows are deleted than it has.
     """
     paths = adds["path"].to_pylist()
     sizes, rows = (_numbers(adds, name, root) for name in ("size_bytes", "num_records"))
-    making = _Making(columns, root, paths, partition_values(adds, partition), vectors, (sizes, rows))
+    maker = _FileMaker(columns, root, paths, partition_values(adds, partition), vectors, sizes, rows)
     if len(set(paths)) < len(paths):
         twice = next(path for path in paths if paths.count(path) > 1)
         raise TableError(
-            f"a data file must be in a version once, and the log of {root} has {making.named(twice)[1]} twice, so that "
+            f"a data file must be in a version once, and the log of {root} has {maker.named(twice)[1]} twice, so that "
             "its rows would come twice; fix the table, or read another version"
         )
     deleted = [place for place, path in enumerate(paths) if path in vectors] if vectors else []
     for place in deleted:
         if 0 <= rows[place] < (num_rows := vectors[paths[place]].num_rows):
             raise TableError(
-                f"the deletion vector of {making.named(paths[place])[1]} must delete at most its {rows[place]} rows, "
+                f"the deletion vector of {maker.named(paths[place])[1]} must delete at most its {rows[place]} rows, "
                 f"as the log of {root} says, got {num_rows}; fix the table's log, or read another version"
             )
-    files = ListedFiles(sizes, rows, np.array(deleted, dtype=np.int64), making)
-    apart = adds["path"].filter(pc.invert(pc.match_substring_regex(adds["path"], _PLAIN.pattern))).to_pylist()
-    located = (making.named(written)[0] for written in apart)
+    files = ListedFiles(sizes, rows, np.array(deleted, dtype=np.int64), maker)
+    others = adds["path"].filter(pc.invert(pc.match_substring_regex(adds["path"], _PLAIN.pattern))).to_pylist()
+    located = (maker.named(written)[0] for written in others)
     return files, [path for path in located if not path.startswith(f"{root.rstrip('/')}/")]
 
 
@@ -118,8 +113,8 @@ def _values(adds: pa.Table, name: str) -> list[Any]:
     return found
 
 
-class _Making:
-    """Makes files by their numbers; those of one partition share what is the same. It pickles."""
+class _FileMaker:
+    """Makes files by their numbers; those of one partition share objects that are equal. It pickles."""
 
     def __init__(
         self,
@@ -128,7 +123,8 @@ class _Making:
         paths: Sequence[str],
         values: Sequence[Pairs],
         vectors: Mapping[str, Vector],
-        told: tuple[NDArray[np.int64], NDArray[np.int64]],
+        sizes: NDArray[np.int64],
+        rows: NDArray[np.int64],
     ) -> None:
         self._columns = columns
         self._ids = {column.name: column.field_id for column in columns.current}
@@ -136,7 +132,7 @@ class _Making:
         self._paths = paths
         self._values = values
         self._vectors = vectors
-        self._sizes, self._rows = told
+        self._sizes, self._rows = sizes, rows
         self._shared: dict[Pairs, FileColumns] = {}
         self._versions: dict[int, FileVersion] = {}
 
@@ -151,7 +147,7 @@ class _Making:
         return path, name.partition("://")[2].lstrip("/") if "://" in name else name.lstrip("/")
 
     def __call__(self, place: int) -> DataFile:
-        """Make a file of what the log says of it."""
+        """Make the file that the log describes."""
         pairs, written = self._values[place], self._paths[place]
         columns = self._shared.get(pairs)
         if columns is None:

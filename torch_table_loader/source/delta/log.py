@@ -41,7 +41,7 @@ class Log:
 
     Args:
         fields: the schema's, as its JSON has them.
-        mode: how columns are found: see `protocol.mapping_mode`.
+        mode: how columns are found: see `mapping_mode`.
         adds: the live files, as `DeltaTable.get_add_actions` gives them, ordered by time, then path.
         vectors: what is deleted from files, by their paths as the log writes them.
         tells_time: whether commits hold their times, so that those of the log's files mean nothing.
@@ -72,10 +72,7 @@ class LogReader:
     statistics: bool = True
 
     def read(self, version: int | None = None, timestamp: dt.datetime | None = None) -> Log:
-        """Return what the log says of a version; without arguments of the newest.
-
-        Args:
-            timestamp: the one that was the newest then.
+        """Return what the log says of a version: a given one, the newest one at a time, or the newest.
 
         Raises:
             ConfigError: there is no table here, or no such version.
@@ -93,15 +90,15 @@ class LogReader:
         return self._asking(lambda: self._log(table), None)
 
     def _version_at(self, table: DeltaTable, timestamp: dt.datetime) -> int | dt.datetime:
-        """Return what deltalake is asked for: it compares a time with those of files, whatever commits say."""
+        """Return what to ask deltalake for: it compares a time with those of files, whatever commits say."""
         if not _tells_time(table):
             return timestamp
-        told = [entry for entry in table.history() if "inCommitTimestamp" in entry]
+        timed = [entry for entry in table.history() if "inCommitTimestamp" in entry]
         wanted = timestamp.timestamp() * 1000
-        passed = [entry["version"] for entry in told if entry["inCommitTimestamp"] <= wanted]
+        passed = [entry["version"] for entry in timed if entry["inCommitTimestamp"] <= wanted]
         if passed:
             return int(max(passed))
-        first = min((entry["inCommitTimestamp"] for entry in told), default=None)
+        first = min((entry["inCommitTimestamp"] for entry in timed), default=None)
         begun = "no commit has one" if first is None else f"the first is from {shown_time(first)}"
         raise ConfigError(
             f"{self.at.root}: no commit of the table is known to be from {timestamp.isoformat()} or before; "
@@ -136,8 +133,7 @@ class LogReader:
     def _asking(self, ask: Callable[[], T], what: str | None) -> T:
         """Return what deltalake answers, or raise the error of this library that fits.
 
-        Args:
-            what: that the caller chose; None for the table as it is.
+        `what` is what the caller chose; None for the table as it is.
         """
         root = self.at.root
         try:
@@ -215,11 +211,7 @@ _MODES = ("none", "name", "id")
 
 
 def check_protocol(reader: int, features: Sequence[str], where: str) -> None:
-    """Refuse a table that says that it takes more to read it than is known here.
-
-    Args:
-        reader: the version of the protocol that a reader must know.
-        features: reader features that the table names.
+    """Refuse a table that needs a newer reader, or reader features that are not known here.
 
     Raises:
         TableError: names the version or the features.

@@ -178,8 +178,8 @@ class LogFiles:
             for action in _parquet_actions(source) if path.endswith(".parquet") else _json_actions(source, path):
                 add, sidecar = action.get("add"), action.get("sidecar")
                 if add is not None:
-                    told = add.get("deletionVector")
-                    yield add["path"], None if told is None else vector_of(told, self.root)
+                    vector = add.get("deletionVector")
+                    yield add["path"], None if vector is None else vector_of(vector, self.root)
                 if sidecar is not None:
                     name = sidecar["path"]
                     inner = name if "/" in name else self._path(f"_sidecars/{name}")
@@ -204,6 +204,6 @@ def _parquet_actions(source: BinaryIO) -> Iterator[Mapping[str, Any]]:
     names = ["add.path", "add.deletionVector"] if adds.get_field_index("deletionVector") >= 0 else []
     names += ["sidecar"] if "sidecar" in schema.names else []
     for batch in file.iter_batches(columns=names) if names else ():
-        told = [pc.is_valid(pc.struct_field(batch["add"], "deletionVector"))] if "add" in batch.schema.names else []
-        told += [batch["sidecar"].is_valid()] if "sidecar" in batch.schema.names else []
-        yield from batch.filter(reduce(pc.or_, told)).to_pylist()
+        wanted = [pc.is_valid(pc.struct_field(batch["add"], "deletionVector"))] if "add" in batch.schema.names else []
+        wanted += [batch["sidecar"].is_valid()] if "sidecar" in batch.schema.names else []
+        yield from batch.filter(reduce(pc.or_, wanted)).to_pylist()

@@ -18,11 +18,7 @@ _MILLISECOND = 1000
 
 
 def kept_files(adds: pa.Table, columns: DeltaColumns, partition: Sequence[str], filters: Any) -> pa.Table:
-    """Return the files that may hold a row that passes a filter.
-
-    Args:
-        filters: a pyarrow Expression over the columns.
-    """
+    """Return the files that may hold a row that passes a filter, a pyarrow Expression over the columns."""
     schema = columns.schema
     try:
         used = expression_columns(filters, schema)
@@ -52,7 +48,7 @@ def _partition_facts(adds: pa.Table, name: str, kind: pa.DataType) -> list[Any]:
 
 
 def _counts(field: pa.Field, filters: Any, schema: pa.Schema) -> bool:
-    """Whether the statistics of a column say something of a filter: those of floats leave NaN out."""
+    """Return whether a column's statistics can decide a filter: those of floats leave NaN out."""
     types, kind = pa.types, field.type
     if types.is_floating(kind):
         return not nan_can_pass(field.name, kind, (), filters, schema)

@@ -24,12 +24,9 @@ _MOST = (1 << 63) - 1
 
 
 class Vector(NamedTuple):
-    """A deletion vector.
+    """A deletion vector: in a file, or inline where the log itself holds it (then `path` is None).
 
-    Args:
-        path: of the file that holds it; None where the log itself does.
-        offset: the byte of the file at which it begins, its length included.
-        inline: its bytes, where the log holds them.
+    The offset is the byte of the file at which the vector begins, including its length.
     """
 
     path: str | None
@@ -39,11 +36,7 @@ class Vector(NamedTuple):
     inline: bytes = b""
 
     def delete_of(self, file: DataFile, root: str) -> DeleteFile:
-        """Return it as what deletes rows of a data file.
-
-        Args:
-            root: the table's folder, which names are relative to.
-        """
+        """Return it as what deletes rows of a data file of the table in the folder `root`."""
         if self.path is None:
             return DeleteFile(replace(file, deletes=()), "vector", self.num_rows, inline=self.inline)
         name = shown_url(self.path).removeprefix(f"{root.rstrip('/')}/")
@@ -52,22 +45,22 @@ class Vector(NamedTuple):
         return DeleteFile(holder, "vector", self.num_rows, blob=blob)
 
 
-def vector_of(told: Mapping[str, Any], root: str) -> Vector:
+def vector_of(entry: Mapping[str, Any], root: str) -> Vector:
     """Read a ``deletionVector`` of the log.
 
     Raises:
         ValueError: it is not as the protocol says.
     """
-    kind, where = told.get("storageType"), told.get("pathOrInlineDv")
+    kind, where = entry.get("storageType"), entry.get("pathOrInlineDv")
     if not isinstance(where, str) or not where:
         raise ValueError(f"pathOrInlineDv of a deletion vector must be a text that is not empty, got {where!r}")
-    num_bytes, num_rows = _whole(told.get("sizeInBytes"), "sizeInBytes"), _whole(told.get("cardinality"), "cardinality")
+    num_bytes, num_rows = (_whole(entry.get(name), name) for name in ("sizeInBytes", "cardinality"))
     if kind == "i":
         data = _bytes(where)
         if not 0 <= len(data) - num_bytes < 4:
             raise ValueError(f"sizeInBytes of a deletion vector is {num_bytes}, and its inline text has {len(data)}")
         return Vector(None, 0, num_bytes, num_rows, data[:num_bytes])
-    offset = 1 if told.get("offset") is None else _whole(told.get("offset"), "offset")
+    offset = 1 if entry.get("offset") is None else _whole(entry.get("offset"), "offset")
     if kind == "p":
         return Vector(path_of(root, where), offset, num_bytes, num_rows)
     if kind != "u":

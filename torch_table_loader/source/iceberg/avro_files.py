@@ -36,9 +36,7 @@ def read_records(
 ) -> tuple[Iterator[dict[str, Any]], Mapping[str, str], int]:
     """Read an Avro file; its records are decoded lazily.
 
-    Args:
-        what: the role of the file in the table, for messages.
-        num_bytes: its size, if the metadata gives it.
+    `what` is the role of the file in the table, for messages. The size is the metadata's, if it gives it.
 
     Returns:
         The records, the entries of the header, and the size of the file in bytes.

@@ -8,7 +8,7 @@ import zlib
 from collections.abc import Callable, Mapping, Sequence
 from decimal import Decimal
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 from torch_table_loader.scrubbing import shown_url
@@ -32,22 +32,19 @@ _TAGS: dict[str, tuple[type, Callable[[Any], str], Callable[[str], Any]]] = {
 """Types of partition values that JSON lacks, and how to write and read them."""
 
 
-class CachedPlan(NamedTuple):
-    """A cached plan of one snapshot, which never changes, under one filter."""
+def cached_plan(cache: PlanCache | None, key: str, make: Callable[[], Plan]) -> Plan:
+    """Return the plan of a snapshot, which never changes, under one filter; make it if it is not cached.
 
-    cache: PlanCache | None
-    key: str
-
-    def get(self) -> Plan | None:
-        """Return the plan; None if there is none."""
-        data = None if self.cache is None else self.cache.get_note(self.key)
-        return None if data is None else read_plan(data)
-
-    def put(self, plan: Plan) -> Plan:
-        """Store a plan, unless its files are URLs with a login or a signature, which a cache must not hold."""
-        if self.cache is not None and all(shown_url(entry.path) == entry.path for entry in plan[0]):
-            self.cache.put_note(self.key, write_plan(*plan))
-        return plan
+    A plan whose files are URLs with a login or a signature is not kept: a cache must not hold these.
+    """
+    if cache is None:
+        return make()
+    if (data := cache.get_note(key)) is not None:
+        return read_plan(data)
+    plan = make()
+    if all(shown_url(entry.path) == entry.path for entry in plan[0]):
+        cache.put_note(key, write_plan(*plan))
+    return plan
 
 
 def write_plan(entries: Sequence[Entry], notes: Sequence[str]) -> bytes:

@@ -48,39 +48,13 @@ _SHORT = {
 }
 """Names that people write, and the names that pyiceberg reads: it silently ignores all others."""
 
-_KNOWN = frozenset(
-    [
-        "type",
-        "uri",
-        "warehouse",
-        "name",
-        "token",
-        "credential",
-        "scope",
-        "audience",
-        "resource",
-        "oauth2-server-uri",
-        "prefix",
-        "ssl",
-        "py-io-impl",
-        "py-catalog-impl",
-        "py-location-provider-impl",
-        "location",
-        "echo",
-        "pool_pre_ping",
-        "init_catalog_tables",
-        "ugi",
-        "cache-enabled",
-        "auth",
-        "client",
-        "auth-manager",
-        "view-endpoints-supported",
-        "metrics-reporting-enabled",
-        "snapshot-loading-mode",
-        "default-warehouse-location",
-        "downcast-ns-timestamp-to-us-on-write",
-    ]
-)
+_KNOWN = frozenset((
+    "type", "uri", "warehouse", "name", "token", "credential", "scope", "audience", "resource", "oauth2-server-uri",
+    "prefix", "ssl", "py-io-impl", "py-catalog-impl", "py-location-provider-impl", "location", "echo", "pool_pre_ping",
+    "init_catalog_tables", "ugi", "cache-enabled", "auth", "client", "auth-manager", "view-endpoints-supported",
+    "metrics-reporting-enabled", "snapshot-loading-mode", "default-warehouse-location",
+    "downcast-ns-timestamp-to-us-on-write",
+))  # fmt: skip
 _KNOWN_PREFIXES = (
     "s3.", "glue.", "hive.", "rest.", "header.", "client.", "dynamodb.", "adls.", "gcs.", "hf.", "gcp.", "hdfs.",
     "oss.", "write.", "sql.", "ssl.", "auth.", "table-default.", "table-override.", "namespace-separator",
@@ -400,10 +374,7 @@ class LimitedRestCatalog(RestCatalog):
 
 
 def is_rest(properties: Mapping[str, Any]) -> bool:
-    """Return whether pyiceberg would open its REST catalog.
-
-    Args:
-        properties: a catalog's properties, including those of ``.pyiceberg.yaml``.
+    """Return whether pyiceberg would open its REST catalog, given properties with those of ``.pyiceberg.yaml``.
 
     >>> is_rest({"uri": "http://host"}), is_rest({"type": "REST", "uri": "x"}), is_rest({"uri": "sqlite://"})
     (True, True, False)

@@ -79,11 +79,7 @@ def many(value: Any, place: str) -> list[Any]:
 
 
 def modelled(model: type[M], value: Any, place: str = "") -> M:
-    """Check a JSON object against a model.
-
-    Args:
-        place: where it stands in the file.
-    """
+    """Check a JSON object at a place in the file against a model."""
     try:
         return model.model_validate(mapping(value, place or "the file"))
     except ValidationError as error:
@@ -96,10 +92,7 @@ def modelled(model: type[M], value: Any, place: str = "") -> M:
 
 
 def unlike(values: Iterable[Hashable], place: str, show: Callable[[Any], str] = shown) -> None:
-    """Refuse duplicate values.
-
-    Args:
-        show: formats a value for a message.
+    """Refuse duplicate values; `show` formats one for a message.
 
     >>> unlike([1, 2], "snapshot-id")
     """
@@ -111,11 +104,9 @@ def unlike(values: Iterable[Hashable], place: str, show: Callable[[Any], str] = 
 
 
 def torn(what: str, error: Exception, remedy: str) -> TableError:
-    """Build the error for an unusable metadata file.
+    """Build the error for a metadata file that does not decode, or fails a check.
 
-    Args:
-        what: the file, and what it should be.
-        error: the error from decoding or checking it.
+    `what` names the file, and what it should be.
     """
     details = str(error) if type(error) is ValueError else f"{type(error).__name__}: {error}"
     return TableError(f"{what} ({details.splitlines()[0][:400] if details else type(error).__name__}); {remedy}")

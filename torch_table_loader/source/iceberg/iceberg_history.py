@@ -6,6 +6,8 @@ from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
+from typing_extensions import override
+
 from torch_table_loader.errors import ConfigError, TableError
 from torch_table_loader.source.history import Commit, History
 from torch_table_loader.source.iceberg.manifests import Entry, list_manifests, read_manifests
@@ -24,11 +26,7 @@ _DOES: Mapping[str, Literal["append", "replace"]] = {"append": "append", "replac
 
 
 def commits_since(metadata: TableMetadata, start: int, end: int | None) -> list[Commit]:
-    """Return the commits that lead from one snapshot to another, oldest first.
-
-    Args:
-        start: the older snapshot, whose own commit is left out.
-        end: the newer snapshot; None for a table without snapshots.
+    """Return the commits after one snapshot, up to and with another (None for a table without any), oldest first.
 
     Raises:
         ConfigError: the older snapshot is not an ancestor of the newer one, or has expired.
@@ -67,8 +65,8 @@ class IcebergHistory(History[list[Entry]]):
     columns = CHANGES
     went, came = "DELETE", "INSERT"
 
+    @override
     def added(self, run: Sequence[Commit]) -> list[Entry]:
-        """Return the entries that a snapshot has and an older one lacks; see `History.added`."""
         first, last = run[0].id if run[0].does == "replace" else run[0].parent, run[-1].id
         before, after = self._manifests_of(first), self._manifests_of(last)
         old = self._listed({path: each for path, each in before.items() if path not in after})
@@ -86,7 +84,7 @@ class IcebergHistory(History[list[Entry]]):
         return added
 
     def appended_entries(self) -> tuple[list[Entry], tuple[str, ...]]:
-        """Return the files that were appended and that the filter keeps, and notes; see `History.appended`.
+        """Return the files that were appended and that the filter keeps, and notes.
 
         Merged manifests may have lost statistics, so files are compared before they are left out.
         """
@@ -99,8 +97,8 @@ class IcebergHistory(History[list[Entry]]):
         )
         return kept, (*notes, note) if self.filtered else notes
 
+    @override
     def touched(self, commit: Commit, last: Commit) -> tuple[Sequence[DataFile], Sequence[DataFile]]:
-        """Compare two snapshots; see `History.touched`."""
         del last
         if commit.does == "replace":
             return (), ()

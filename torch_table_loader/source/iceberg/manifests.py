@@ -45,9 +45,7 @@ class Manifest:
         sequence_number: that of the commit that added it.
         partitions: the bounds of its partition values, one summary for each field of the spec; empty if unknown.
         first_row_id: the row id at which its files' rows begin (v3).
-        counts: files and rows of its entries of each status (existing, added, deleted); None if the list does not have
-            them.
-        num_bytes: its size, if the list has it.
+        counts: files and rows of its entries of each status (existing, added, deleted), as far as the list has them.
         listed: False if only its path is known (v1).
     """
 
@@ -74,7 +72,7 @@ class Entry:
         num_rows: its rows; None if the manifest does not have them.
         split_offsets: byte offsets of its row groups, if the writer recorded them.
         deletes: more about a delete file; None for a data file.
-        spans: spans of key columns, if there are equality deletes.
+        spans: statistics of key columns, if there are equality deletes.
     """
 
     path: str
@@ -92,13 +90,7 @@ class Entry:
 
 
 class Span(NamedTuple):
-    """A file's statistics of a column.
-
-    Args:
-        low: a lower bound of the values; None if unknown.
-        high: an upper bound of the values; None if unknown.
-        values: whether there may be values other than null.
-    """
+    """A file's statistics of a column: bounds (None if unknown), and whether there may be nulls, or other values."""
 
     field_id: int
     low: int | bytes | None
@@ -205,15 +197,12 @@ def read_manifests(
     seen: list[int] | None = None,
     spans: Callable[[Raw], tuple[Span, ...]] = lambda _: (),
 ) -> list[list[Entry]]:
-    """Read manifests in parallel; each needs memory only for its compressed bytes and what is kept.
+    """Return the live files of each manifest, read in parallel; memory holds compressed bytes and what is kept.
 
     Args:
         keep: whether an entry stays in memory; None keeps all.
         seen: receives the number of files that each manifest lists; or None.
-        spans: reads the spans of key columns.
-
-    Returns:
-        The live files of each manifest.
+        spans: reads the statistics of key columns.
 
     Raises:
         TableError: a manifest is missing, or does not parse.
@@ -241,21 +230,21 @@ def _entries(
 ) -> Iterator[tuple[Entry, Raw]]:
     rows, header, num_bytes = read_records(storage, manifest.path, "manifest", manifest.num_bytes)
     what = f"the manifest {shown_url(manifest.path)} must match its list and the format, but does not"
-    reading = _Reading(manifest, spans)
+    reader = _ManifestReader(manifest, spans)
     try:
-        reading.open(header)
+        reader.open(header)
         for row in rows:
-            live = reading.entry(row)
+            live = reader.entry(row)
             if live is not None:
                 yield live
-        reading.close(num_bytes)
+        reader.close(num_bytes)
     except TableLoaderError:
         raise
     except Exception as error:
         raise torn(what, error, REMEDY) from error
 
 
-class _Reading:
+class _ManifestReader:
     """Turns the records of one manifest into entries, and checks them."""
 
     def __init__(self, manifest: Manifest, spans: Callable[[Raw], tuple[Span, ...]]) -> None:

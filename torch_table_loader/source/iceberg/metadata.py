@@ -113,7 +113,7 @@ class Snapshot:
     """A state of a table.
 
     Args:
-        id: its id; None for an empty table without snapshots.
+        id: None for an empty table without snapshots.
         schema_id: the schema to read it as.
         manifest_list: the file that lists its manifests; None if `manifests` names them (v1).
         num_files: data files according to its summary, if it has a count.
@@ -133,7 +133,6 @@ class TableMetadata:
         place: the file that it comes from, as messages may show it.
         uuid: the table's id, which never changes; for an old table without one, its location.
         location: the table's root.
-        schemas: by id.
         specs: fields of partition specs, by spec id.
         snapshots: those that have not expired, by id, in the order of the file.
         names: ids for files without, by the names of columns; None if the table gives none.
@@ -154,31 +153,31 @@ class TableMetadata:
             )
         self.place = place
         try:
-            self._told = told = modelled(_Metadata, raw)
-            self._refs = {name: modelled(_Ref, each, f"refs.{name}") for name, each in (told.refs or {}).items()}
-            mapped = None if told.properties is None else told.properties.name_mapping
+            self._parsed = parsed = modelled(_Metadata, raw)
+            self._refs = {name: modelled(_Ref, each, f"refs.{name}") for name, each in (parsed.refs or {}).items()}
+            mapped = None if parsed.properties is None else parsed.properties.name_mapping
             self.names = None if mapped is None else read_name_mapping(mapped)
-            self.schemas = _schemas_of(told)
-            self.specs = {spec.spec_id: spec.fields for spec in told.partition_specs or ()} or {
-                0: told.partition_spec or []
+            self.schemas = _schemas_of(parsed)
+            self.specs = {spec.spec_id: spec.fields for spec in parsed.partition_specs or ()} or {
+                0: parsed.partition_spec or []
             }
             self._check()
         except (ValueError, RecursionError) as error:
             raise torn(f"{place} must follow the Iceberg format, but does not", error, _REMEDY) from error
-        self.uuid = told.table_uuid or told.location
-        self.location = told.location.rstrip("/")
-        self.snapshots = {snapshot.snapshot_id: snapshot for snapshot in told.snapshots or ()}
+        self.uuid = parsed.table_uuid or parsed.location
+        self.location = parsed.location.rstrip("/")
+        self.snapshots = {snapshot.snapshot_id: snapshot for snapshot in parsed.snapshots or ()}
 
     def _check(self) -> None:
         """Refuse metadata that contradicts itself."""
-        told = self._told
-        if told.schemas and told.current_schema_id is not None:
-            _one_of(told.current_schema_id, list(self.schemas), "current-schema-id", "schema")
-        unlike((spec.spec_id for spec in told.partition_specs or ()), "spec-id")
+        parsed = self._parsed
+        if parsed.schemas and parsed.current_schema_id is not None:
+            _one_of(parsed.current_schema_id, list(self.schemas), "current-schema-id", "schema")
+        unlike((spec.spec_id for spec in parsed.partition_specs or ()), "spec-id")
         for field in (each for fields in self.specs.values() for each in fields):
             if field.transform == "identity" and field.source_id is None:
                 raise ValueError("the source-id of an identity transform must be there, but is missing")
-        ids = [snapshot.snapshot_id for snapshot in told.snapshots or ()]
+        ids = [snapshot.snapshot_id for snapshot in parsed.snapshots or ()]
         unlike(ids, "snapshot-id")
         if self._current != NO_SNAPSHOT:
             _one_of(self._current, ids, "current-snapshot-id", "snapshot")
@@ -192,14 +191,12 @@ class TableMetadata:
     @property
     def current_schema_id(self) -> int:
         """The id of the table's current schema."""
-        told = self._told
-        return (
-            next(iter(self.schemas)) if not told.schemas or told.current_schema_id is None else told.current_schema_id
-        )
+        current = self._parsed.current_schema_id
+        return next(iter(self.schemas)) if not self._parsed.schemas or current is None else current
 
     @property
     def _current(self) -> int:
-        return NO_SNAPSHOT if self._told.current_snapshot_id is None else self._told.current_snapshot_id
+        return NO_SNAPSHOT if self._parsed.current_snapshot_id is None else self._parsed.current_snapshot_id
 
     def snapshot(
         self,
@@ -209,12 +206,9 @@ class TableMetadata:
         tag: str | None = None,
         as_of: dt.datetime | str | int | None = None,
     ) -> Snapshot:
-        """Choose a snapshot; without any argument, the current one.
+        """Choose a snapshot: by id, the newest of a branch, a tag's, or that of a time; by default, the current one.
 
-        Args:
-            branch: a branch, for its newest snapshot.
-            tag: a tag, for the snapshot that it names.
-            as_of: the snapshot current at a time: a datetime or ISO text with a time zone, or milliseconds.
+        A time is a datetime or ISO text with a time zone, or milliseconds.
 
         Raises:
             ConfigError: there is no such snapshot; the message names the existing ones.
@@ -238,11 +232,7 @@ class TableMetadata:
         return schema_id in self.schemas and (snapshot_id is None or snapshot_id in self.snapshots)
 
     def snapshot_as(self, snapshot_id: int | None, schema_id: int) -> Snapshot:
-        """Return the snapshot and schema that another process chose.
-
-        Args:
-            snapshot_id: its id; None for a table that has none.
-            schema_id: the schema to read it as.
+        """Return the snapshot (None for a table without any) and schema that another process chose.
 
         Raises:
             ConfigError: there is no such snapshot.
@@ -257,7 +247,7 @@ class TableMetadata:
         """
         if snapshot_id in self.snapshots:
             return self.snapshots[snapshot_id]
-        logged = any(entry.snapshot_id == snapshot_id for entry in self._told.snapshot_log or ())
+        logged = any(entry.snapshot_id == snapshot_id for entry in self._parsed.snapshot_log or ())
         newest = ", ".join(map(str, list(self.snapshots)[-5:])) or "none"
         raise ConfigError(
             f"the table has no snapshot {snapshot_id}: "
@@ -302,7 +292,7 @@ class TableMetadata:
             wanted = as_of
         else:
             wanted = int(read_time("as_of", as_of, "a datetime, ISO text or milliseconds").timestamp() * 1000)
-        known = self._told.snapshot_log or self.snapshots.values()
+        known = self._parsed.snapshot_log or self.snapshots.values()
         log = [(each.timestamp_ms, each.snapshot_id) for each in known if each.timestamp_ms is not None]
         passed = [entry for entry in log if entry[0] <= wanted]
         if not passed:
@@ -312,8 +302,8 @@ class TableMetadata:
         return max(passed, key=itemgetter(0))[1]
 
 
-def _schemas_of(told: _Metadata) -> dict[int, Schema]:
-    raw = told.schemas or ([told.v1_schema] if told.v1_schema else [])
+def _schemas_of(parsed: _Metadata) -> dict[int, Schema]:
+    raw = parsed.schemas or ([parsed.v1_schema] if parsed.v1_schema else [])
     if not raw:
         raise ValueError("schemas must hold a schema, and hold none")
     schemas = [read_schema(each, f"schemas[{at}]") for at, each in enumerate(raw)]

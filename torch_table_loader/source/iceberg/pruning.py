@@ -80,12 +80,7 @@ class Pruner:
     """Applies a filter to manifests and files; keeps those it cannot decide. Threads share it."""
 
     def __init__(self, expression: BooleanExpression, schema: Schema, specs: Mapping[int, Sequence[SpecField]]) -> None:
-        """Bind the filter.
-
-        Args:
-            expression: true for every row that is wanted.
-            specs: fields of partition specs, by spec id.
-        """
+        """Bind a filter that is true for every row that is wanted, with the fields of each partition spec."""
         self._types = {field_id: schema.find_field(field_id).field_type for field_id in schema.field_ids}
         self._metrics = _InclusiveMetricsEvaluator(schema, expression)
         self._manifest: dict[int, Any] = {}
@@ -184,10 +179,7 @@ def _bounds(bounds: dict[int, bytes], types: Mapping[int, IcebergType]) -> dict[
 
 
 def row_filter(filters: pc.Expression | None, scan_filter: Any, schema: Schema) -> pc.Expression | None:
-    """Join ``filters`` and ``scan_filter``.
-
-    Args:
-        scan_filter: a pyiceberg expression, or text in its grammar.
+    """Join ``filters`` and ``scan_filter``, a pyiceberg expression or text in its grammar.
 
     Raises:
         ConfigError: a filter does not parse, or does not fit the table.
@@ -221,14 +213,7 @@ def make_pruner(
     arrow: pa.Schema,
     specs: Mapping[int, Sequence[SpecField]],
 ) -> tuple[Pruner | None, list[str]]:
-    """Build the pruner, which leaves files out.
-
-    Args:
-        specs: fields of partition specs, by spec id.
-
-    Returns:
-        The pruner, None if no file can be left out, and the parts of the filter that do not prune.
-    """
+    """Return a pruner, None if no file can be left out; and the parts of the filter that do not prune."""
     if filters is None:
         return None, []
     expression, untranslated = translate(filters, schema, arrow)

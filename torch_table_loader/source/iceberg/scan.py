@@ -34,12 +34,9 @@ _Scope = tuple[int, tuple[Any, ...]]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Naming:
-    """How manifest entries become files.
+    """How manifest entries become files: named relative to the table's root, with the columns of its partition specs.
 
-    Args:
-        location: the table's root, which names are relative to.
-        specs: fields of partition specs, by spec id.
-        names: names of the table's columns, by id.
+    `names` has the names of the table's columns, by id.
     """
 
     location: str
@@ -58,11 +55,11 @@ class Naming:
         return path.partition("://")[2].lstrip("/") if "://" in path else path.partition(":")[2].lstrip("/") or path
 
     def is_unpartitioned(self, entry: Entry) -> bool:
-        """Whether an entry's spec has no field that divides rows."""
+        """Return whether an entry's spec has no field that divides rows."""
         return all(each.transform == "void" for each in self.fields_of(entry))
 
     def fields_of(self, entry: Entry) -> Sequence[SpecField]:
-        """The fields of an entry's partition spec.
+        """Return the fields of an entry's partition spec.
 
         Raises:
             TableError: the table has no such spec, or the entry does not have one value for each of its fields.
@@ -150,11 +147,7 @@ class DeleteIndex:
     """Finds the deletes that apply to a data file."""
 
     def __init__(self, entries: Iterable[Entry], naming: Naming) -> None:
-        """Group delete files by the data files that they may apply to.
-
-        Args:
-            entries: entries of the snapshot's delete manifests.
-        """
+        """Group the entries of a snapshot's delete manifests by the data files that they may apply to."""
         vectors: dict[str, list[Entry]] = defaultdict(list)
         by_path: dict[str, list[Entry]] = defaultdict(list)
         positions: dict[_Scope, list[Entry]] = defaultdict(list)
@@ -219,9 +212,6 @@ class DeleteIndex:
 
 def plan_files(data: Iterable[Entry], deletes: DeleteIndex, naming: Naming) -> tuple[DataFile, ...]:
     """Build the data files of a snapshot, in an order that is the same on every rank: oldest first, then by path.
-
-    Args:
-        data: entries of the snapshot's data manifests.
 
     Raises:
         TableError: a file occurs twice, which would duplicate its rows.

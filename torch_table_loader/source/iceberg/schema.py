@@ -83,10 +83,7 @@ class Schema:
 
 
 def read_schema(struct: Any, place: str = "schema") -> Schema:
-    """Check and read a schema of the table's metadata.
-
-    Args:
-        place: where it stands in the metadata.
+    """Check and read a schema that stands at a place in the table's metadata.
 
     Raises:
         ValueError: it lacks the format's structure; the message says where.
@@ -98,18 +95,18 @@ def read_schema(struct: Any, place: str = "schema") -> Schema:
     fields = many(known.get("fields"), f"{place}.fields")
     names = [text(mapping(each, f"{place}.fields").get("name"), f"{place}.fields: name") for each in fields]
     unlike(names, f"{place}.fields: name")
-    reading = _Reading()
+    reader = _SchemaReader()
     readers = {
-        name: partial(reading.field, field, f"{place}.fields[{at}]", 0)
+        name: partial(reader.field, field, f"{place}.fields[{at}]", 0)
         for at, (name, field) in enumerate(zip(names, fields, strict=True))
     }
     columns, unreadable = readable(readers)
-    unlike(reading.ids, f"{place}: id of a column")
+    unlike(reader.ids, f"{place}: id of a column")
     schema_id = known.get("schema-id")
     return Schema(0 if schema_id is None else whole(schema_id, f"{place}.schema-id"), columns, unreadable, fields)
 
 
-class _Reading:
+class _SchemaReader:
     """Reads the columns of one schema, however nested."""
 
     def __init__(self) -> None:
@@ -178,10 +175,7 @@ def read_name_mapping(text: str) -> NamedIds:
 def contradicts(names: NamedIds, parents: Mapping[int, int], parent: int = 0) -> bool:
     """Return whether a name mapping places an id differently from the table's schemas.
 
-    Some migrations wrote mappings with ids of their own numbering.
-
-    Args:
-        parents: the id of the column around each id, 0 for top-level ones.
+    Some migrations wrote mappings with ids of their own numbering. `parents` is as `parents_of` returns it.
     """
     for field_id, inner in names.ids.values():
         if field_id is not None:
@@ -227,10 +221,7 @@ def _primitive(kind: str) -> pa.DataType:
 
 
 def read_value(value: Any, kind: pa.DataType) -> Any:
-    r"""Convert a value of the metadata's JSON to the form that pyarrow takes for a type.
-
-    Args:
-        value: in the form of the spec's appendix "single-value serialization".
+    r"""Convert a value of the metadata's JSON (see "single-value serialization" in the spec) to what pyarrow takes.
 
     >>> read_value("0f", pa.binary()), read_value("2020-01-01", pa.date32())
     (b'\x0f', datetime.date(2020, 1, 1))

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from typing_extensions import override
+
 from torch_table_loader.records import Column, TableColumns
-from torch_table_loader.source.iceberg.cached_plan import CachedPlan, Plan
+from torch_table_loader.source.iceberg.cached_plan import Plan, cached_plan
 from torch_table_loader.source.iceberg.catalog import as_it_is_now, open_table
 from torch_table_loader.source.iceberg.iceberg_history import IcebergHistory, commits_since
 from torch_table_loader.source.iceberg.manifests import list_manifests, read_manifests
@@ -41,11 +44,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class IcebergRequest(TableRequest):
-    """The caller's table, and which part of it to read.
-
-    Args:
-        scan_filter: a pyiceberg expression or text, or None.
-    """
+    """An Iceberg table, and which part of it to read; a scan filter is a pyiceberg expression or text."""
 
     at: TableAddress
     scan_filter: Any = field(default=None, kw_only=True)
@@ -54,10 +53,10 @@ class IcebergRequest(TableRequest):
     format = "iceberg"
     title = "Iceberg table"
 
+    @override
     def open(
         self, chosen: Mapping[str, Any], agree: Callable[[str, Any], Any] = lambda _, value: value
     ) -> SnapshotFiles:
-        """Return the table at a snapshot: see `TableRequest.open`."""
         found = open_table(self.at)
         snapshot = found.metadata.snapshot(**chosen)
         snapshot_id, schema_id = agree("snapshot", [snapshot.id, snapshot.schema_id])
@@ -67,8 +66,8 @@ class IcebergRequest(TableRequest):
             snapshot = found.metadata.snapshot_as(snapshot_id, schema_id)
         return self._planned(found, snapshot, pinned=any(value is not None for value in chosen.values()))
 
+    @override
     def commits(self, start: int, end: int) -> Sequence[Commit]:
-        """Return the commits between two snapshots: see `TableRequest.commits`."""
         found = open_table(self.at)
         found.storage.close()
         return commits_since(found.metadata, start, end)
@@ -123,12 +122,9 @@ class IcebergRequest(TableRequest):
         scan_filter = self.scan_filter if isinstance(self.scan_filter, str | None) else repr(self.scan_filter)
         kind = "plan 3" if history is None else f"appended 2\n{self.start}"
         key = f"iceberg {kind}\n{metadata.uuid}\n{snapshot.id}\n{snapshot.schema_id}\n{self.filters}\n{scan_filter}"
-        cached = CachedPlan(cache, key)
-        entries, notes = cached.get() or cached.put(
-            _entries(storage, snapshot, pruner, KeySpans.of(metadata.schemas[snapshot.schema_id]))
-            if history is None
-            else history.appended_entries()
-        )
+        spans = KeySpans.of(metadata.schemas[snapshot.schema_id])
+        make = partial(_entries, storage, snapshot, pruner, spans) if history is None else history.appended_entries
+        entries, notes = cached_plan(cache, key, make)
         storage.require(entry.path for entry in entries)
         index = DeleteIndex((entry for entry in entries if entry.content), naming)
         return plan_files((entry for entry in entries if not entry.content), index, naming), notes

@@ -18,7 +18,7 @@ _TIMES = ("time", "timestamp", "timestamptz", "timestamp_ns", "timestamptz_ns")
 
 @dataclass(frozen=True, slots=True)
 class KeySpans:
-    """Reads the spans of key columns from manifests.
+    """Reads the statistics of key columns from manifests.
 
     Args:
         types: Iceberg types of the schema's top-level columns, by id.
@@ -37,11 +37,7 @@ class KeySpans:
         return cls(plain, frozenset(field["id"] for field in schema.fields if field["required"]))
 
     def read(self, raw: Raw) -> tuple[Span, ...]:
-        """Read the spans of a file's columns: for an equality delete its keys, for a data file all columns in `ids`.
-
-        Args:
-            raw: the manifest's statistics of the file.
-        """
+        """Read a file's statistics: an equality delete's of its keys, a data file's of the columns in `ids`."""
         wanted = raw.get("equality_ids") or () if raw.get("content") == EQUALITY_DELETES else self.ids
         known = sorted(field_id for field_id in wanted if field_id in self.types)
         if not known:
@@ -65,10 +61,8 @@ class KeySpans:
 def bound(data: bytes | None, kind: str) -> int | bytes | None:
     r"""Read a bound as a value that sorts in the column's order.
 
-    Bounds of floating-point numbers leave out NaN, and writers order UUIDs in two ways: these give None.
-
-    Args:
-        data: the bound, from the manifest (https://iceberg.apache.org/spec/#binary-single-value-serialization).
+    Bounds of floating-point numbers leave out NaN, and writers order UUIDs in two ways: these give None. The encoding
+    is https://iceberg.apache.org/spec/#binary-single-value-serialization.
 
     >>> bound(b"\x05\0\0\0", "long"), bound(b"\xff", "decimal(9, 2)"), bound(b"ab", "string")
     (5, -1, b'ab')
@@ -86,9 +80,7 @@ def bound(data: bytes | None, kind: str) -> int | bytes | None:
 def may_meet(some: Sequence[Span], others: Sequence[Span]) -> bool:
     """Return whether a row of one file may have the same key as a row of another; null counts as a key.
 
-    Args:
-        some: the spans of one file, by column.
-        others: those of the other; a column that one of them lacks decides nothing.
+    A column of which one file has no statistics decides nothing.
 
     >>> may_meet([Span(1, 0, 5, False, True)], [Span(1, 6, 9, True, True)])
     False

@@ -89,8 +89,8 @@ def read_puffin(storage: Storage, delete: DeleteFile) -> Puffin:
         raise _broken(delete, f"in a Puffin file, which begins and ends with {_PUFFIN!r}", f"{head!r}, {footer[:4]!r}")
     payload = footer[len(_PUFFIN) : -_FOOTER_END.size]
     try:
-        told = json.loads(_decompressed(payload) if flags & _LZ4 else payload)["blobs"]
-        blobs = {int(each["offset"]): Blob(int(each["length"]), dict(each.get("properties") or {})) for each in told}
+        listed = json.loads(_decompressed(payload) if flags & _LZ4 else payload)["blobs"]
+        blobs = {int(each["offset"]): Blob(int(each["length"]), dict(each.get("properties") or {})) for each in listed}
     except (ValueError, KeyError, TypeError, AttributeError, OSError) as error:
         raise _broken(delete, "in a Puffin file whose footer is JSON with blobs", f"another ({error!r})") from error
     return Puffin(blobs, tail if len(tail) == size else b"")

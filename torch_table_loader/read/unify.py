@@ -34,9 +34,9 @@ def resolve_schema(
     if given is not None:
         check_given_schema(given, schemas, partition)
         return given
-    apart = set(partition.names)
+    in_paths = set(partition.names)
     own = [
-        (name, pa.schema([field for field in schema if field.name not in apart]) if apart else schema)
+        (name, pa.schema([field for field in schema if field.name not in in_paths]) if in_paths else schema)
         for name, schema in schemas
     ]
     return pa.schema([*unify_schemas(own, inferred=inferred), *partition])

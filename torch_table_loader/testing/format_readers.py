@@ -474,10 +474,10 @@ def _check_damaged(
     schema: pa.Schema | None,
     read: _ReadWhole,
 ) -> None:
-    expected = _said(where, file, lambda: (readers[0].inspect(place, file, schema), ()))
-    found = _said(where, file, lambda: readers[0].salvage(place, file, schema))
+    expected = _answer_of(where, file, lambda: (readers[0].inspect(place, file, schema), ()))
+    found = _answer_of(where, file, lambda: readers[0].salvage(place, file, schema))
     for reader in readers:
-        again = _said(where, file, lambda reader=reader: reader.salvage(place, file, schema))  # type: ignore[misc]
+        again = _answer_of(where, file, lambda reader=reader: reader.salvage(place, file, schema))  # type: ignore[misc]
         require(again == found, f"{where}: salvage must say the same each time, and after pickling the reader")
     if expected is not None:
         require(found == expected, f"{where}: salvage of a file that inspect takes must say the same as inspect")
@@ -499,7 +499,7 @@ def _check_damaged(
         read(f"{where}, what salvage leaves", place, file, meta)
 
 
-def _said(
+def _answer_of(
     where: str, file: DataFile, ask: Callable[[], tuple[FileMeta, Sequence[LeftOut]]]
 ) -> tuple[FileMeta, tuple[LeftOut, ...]] | None:
     """Return an answer; None if it is a TableError that names the file."""

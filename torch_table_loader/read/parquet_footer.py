@@ -157,9 +157,8 @@ def chunk_ranges(
 
     As in pyarrow, a dotted name is that of a field inside a column.
     """
-    paths = [parsed.schema.column(place).path for place in range(parsed.num_columns)]
     wanted = set(columns)
-    leaves = [place for place, path in enumerate(paths) if not wanted.isdisjoint(_prefixes(path))]
+    leaves = [place for place, path in enumerate(leaf_paths(parsed)) if not wanted.isdisjoint(_prefixes(path))]
     padding = _DICTIONARY_HEADER_BYTES if _forgets_dictionary_headers(parsed.created_by or "") else 0
     found = []
     for number in groups:
@@ -167,6 +166,11 @@ def chunk_ranges(
         ranges = [_chunk_range(group.column(leaf)) for leaf in leaves]
         found.append([(start, min(stop + padding, max(stop, file_bytes))) for start, stop in ranges if start < stop])
     return found
+
+
+def leaf_paths(parsed: pq.FileMetaData) -> list[str]:
+    """Return the dotted paths of the leaf columns."""
+    return [parsed.schema.column(place).path for place in range(parsed.num_columns)]
 
 
 def list_values(parsed: pq.FileMetaData, leaf: int, nulls: Sequence[int | None]) -> tuple[list[int], list[int]] | None:
@@ -186,8 +190,7 @@ def list_values(parsed: pq.FileMetaData, leaf: int, nulls: Sequence[int | None])
 
 def leaf_of_lists(parsed: pq.FileMetaData, column: str) -> int | None:
     """Return the place of the leaf of a column of lists of single values; None for any other column."""
-    paths = [parsed.schema.column(place).path for place in range(parsed.num_columns)]
-    leaves = [place for place, path in enumerate(paths) if column in _prefixes(path)]
+    leaves = [place for place, path in enumerate(leaf_paths(parsed)) if column in _prefixes(path)]
     return leaves[0] if len(leaves) == 1 and parsed.schema.column(leaves[0]).max_repetition_level == 1 else None
 
 

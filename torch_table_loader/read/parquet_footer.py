@@ -97,17 +97,15 @@ def check_footer(file: DataFile, parsed: pq.FileMetaData, data_bytes: int) -> No
         group = parsed.row_group(number)
         if group.num_rows < 0 or group.total_byte_size < 0:
             raise _untrue(
-                file.name,
+                file,
                 "row groups of 0 or more rows and bytes",
                 f"{group.num_rows} rows and {group.total_byte_size} bytes in row group {number}",
             )
         if group.num_columns != num_leaves:
-            raise _untrue(
-                file.name, f"{num_leaves} columns in each row group", f"{group.num_columns} in row group {number}"
-            )
+            raise _untrue(file, f"{num_leaves} columns in each row group", f"{group.num_columns} in row group {number}")
         total += group.num_rows
     if total != parsed.num_rows:
-        raise _untrue(file.name, f"{parsed.num_rows} rows in all, as it says", f"row groups of {total} rows")
+        raise _untrue(file, f"{parsed.num_rows} rows in all, as it says", f"row groups of {total} rows")
     if num_leaves and parsed.num_row_groups:
         _check_ranges(file, parsed, data_bytes)
         _check_values(file, parsed)
@@ -128,7 +126,7 @@ def _check_ranges(file: DataFile, parsed: pq.FileMetaData, data_bytes: int) -> N
     except DAMAGE as error:
         if not unread.asked:
             raise _untrue(
-                file.name,
+                file,
                 f"sound column chunks inside its {data_bytes} bytes of data",
                 f"others ({first_line(error)})",
             ) from error
@@ -144,7 +142,7 @@ def _check_values(file: DataFile, parsed: pq.FileMetaData) -> None:
             num_values = group.column(place).num_values
             if num_values != num_rows and (is_flat or num_values < num_rows):
                 raise _untrue(
-                    file.name,
+                    file,
                     f"{num_rows} values {'' if is_flat else 'or more '}in each column of row group {number}",
                     f"{num_values} in column {parsed.schema.column(place).path!r}",
                 )
@@ -293,8 +291,8 @@ def _torn(file: DataFile, expected: str, got: str) -> TableError:
     )
 
 
-def _untrue(name: str, expected: str, got: str) -> TableError:
+def _untrue(file: DataFile, expected: str, got: str) -> TableError:
     return TableError(
-        f"{name} must have a Parquet footer with {expected}, got {got}; the footer is damaged: restore the file, "
+        f"{file.name} must have a Parquet footer with {expected}, got {got}; the footer is damaged: restore the file, "
         "write it again, or leave it out of the table"
     )

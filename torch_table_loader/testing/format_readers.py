@@ -27,7 +27,7 @@ from torch_table_loader.read.formats import format_names, reader_for
 from torch_table_loader.records import DataFile, FileMeta, LeftOut
 from torch_table_loader.source.listing import PathSource
 from torch_table_loader.testing.damage import Damaged, Wrapped
-from torch_table_loader.testing.rules import ContractError, contract_errors, expecting_table_error, pickled, require
+from torch_table_loader.testing.rules import GONE, ContractError, contract_errors, expecting_missing, pickled, require
 
 if TYPE_CHECKING:
     from torch_table_loader.contracts import Storage
@@ -318,11 +318,11 @@ def _check_footer_is_not_read_again(
 def _check_failures(
     where: str, reader: FormatReader, storage: Storage, file: DataFile, meta: FileMeta, schema: pa.Schema | None
 ) -> None:
-    gone = replace(file, path=f"{file.path}.is-not-there", name=f"{file.name}.is-not-there")
-    with expecting_table_error(where, "inspect of a file that is gone", naming="is-not-there"):
+    gone = replace(file, path=f"{file.path}.{GONE}", name=f"{file.name}.{GONE}")
+    with expecting_missing(where, "inspect of a file that is gone"):
         reader.inspect(storage, gone, schema)
     with (
-        expecting_table_error(where, "open of a file that is gone, or its first batch,", naming="is-not-there"),
+        expecting_missing(where, "open of a file that is gone, or its first batch,"),
         closing(reader.open(storage, gone, meta)) as opened,
     ):
         next(opened.batches(range(len(meta.group_rows)), meta.schema.names, 1 << 20), None)
@@ -459,8 +459,8 @@ def _check_salvaging(
             f"{where}: salvage of a sound file must say what inspect says and leave nothing out, got {meta}, "
             f"{left_out}",
         )
-    gone = replace(file, path=f"{file.path}.is-not-there", name=f"{file.name}.is-not-there")
-    with expecting_table_error(where, "salvage of a file that is gone", naming="is-not-there"):
+    gone = replace(file, path=f"{file.path}.{GONE}", name=f"{file.name}.{GONE}")
+    with expecting_missing(where, "salvage of a file that is gone"):
         readers[0].salvage(storage, gone, schema)
     for place in (Damaged(storage, "cut"), Damaged(storage, "spot"), Damaged(storage, "noise")):
         _check_damaged(f"{where}, {place.harm}", readers, place, place.listed(file), schema, read)

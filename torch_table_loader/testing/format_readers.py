@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as kinds
+from typing_extensions import override
 
 from torch_table_loader.arrow.arrays import plain
 from torch_table_loader.errors import TableError
@@ -357,8 +358,8 @@ class Watched(Wrapped):
     reads: list[tuple[int, int]] = field(default_factory=list, init=False)
     """``(start, stop)`` of each read."""
 
+    @override
     def open(self, path: str) -> pa.NativeFile:
-        """Open a file and record its reads."""
         with self.inner.open(path) as handle:
             return pa.PythonFile(_Noting(bytes(handle.read()), self.reads), mode="r")
 

@@ -106,7 +106,7 @@ class TensorProtoReader(WholeGroups, WithoutNulls, SidecarReader, SettlingReader
         size = file.version.num_bytes
         with reading(storage, file), open_at_start(storage, file) as source:
             if not is_far(storage):
-                check_size(file, source.size())
+                check_size(file, source)
             survey = _Survey(file, self.names, left_out)
             survey.walk(source, size)
         return survey.meta(self.group_bytes)

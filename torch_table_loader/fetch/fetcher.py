@@ -16,11 +16,12 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
+from typing_extensions import override
 
 from torch_table_loader.arrow.buffers import ReusedBlocks
 from torch_table_loader.arrow.ranged_file import open_ranges
 from torch_table_loader.cancellation import cancellable, unattended, wait_for
-from torch_table_loader.contracts import is_far
+from torch_table_loader.contracts import ReleasingStorage, is_far
 from torch_table_loader.errors import StorageError
 from torch_table_loader.fetch.disk_cache import RangeKey
 from torch_table_loader.fetch.fetch_queue import FetchQueue, Task
@@ -353,10 +354,10 @@ class Fetcher:
             self._hedging.ended(now - request.began, request.num_bytes)
 
 
-class ReadStorage:
-    """The storage of one read (implements `contracts.ReleasingStorage`): its file is served from the fetched bytes.
+class ReadStorage(ReleasingStorage):
+    """The storage of one read: its file is served from the fetched bytes, and any other from the underlying storage.
 
-    Everything else comes from the underlying storage.
+    Closing it releases what the read holds; the underlying storage stays open for others.
     """
 
     is_local = False
@@ -366,8 +367,8 @@ class ReadStorage:
         self._storage = storage
         self._task = task
 
+    @override
     def open(self, path: str) -> pa.NativeFile:
-        """Open for random access: see `Storage.open`."""
         requests = self._ahead.requests_of(self._task)
         if requests is None or requests.file.path != path:
             return self._storage.open(path)
@@ -375,16 +376,16 @@ class ReadStorage:
             return pa.BufferReader(self._ahead.read(requests, 0, requests.file.version.num_bytes))
         return open_ranges(partial(self._ahead.read, requests), requests.file.version.num_bytes)
 
+    @override
     def version(self, path: str) -> FileVersion:
-        """Return the current size, time and tag: see `Storage.version`."""
         return self._storage.version(path)
 
+    @override
     def release(self, group: int) -> None:
-        """Release what only the row groups before one need: see `ReleasingStorage.release`."""
         self._ahead.release(self._task, group)
 
+    @override
     def close(self) -> None:
-        """Release what the read holds; the underlying storage stays open for others."""
         self._ahead.end(self._task.read.lane)
 
 

@@ -8,6 +8,7 @@ import pyarrow as pa
 
 from torch_table_loader.errors import TableError
 from torch_table_loader.read.far_files import open_at_start
+from torch_table_loader.sizes import sizes
 
 if TYPE_CHECKING:
     from torch_table_loader.contracts import Storage
@@ -63,16 +64,26 @@ def text_of(source: pa.NativeFile, file: DataFile) -> pa.NativeFile:
     return pa.CompressedInputStream(source, CODECS[suffix])
 
 
-def text_bytes(storage: Storage, file: DataFile, most: int) -> int:
-    """Return how many bytes of text a file has.
+def bytes_to_infer(storage: Storage, file: DataFile) -> int:
+    """Return how many bytes of text a file has, of which types are to be guessed.
 
-    Those of a compressed file are counted, in a pass of their own, which ends beyond `most`: a small file may hold any
-    amount of text.
+    Those of a compressed file are counted, in a pass of their own, up to what may be parsed at once: a small file may
+    hold any amount of text.
+
+    Raises:
+        TableError: it has more; asks for ``schema=``.
     """
+    most = sizes().inference_bytes
     with open_text(storage, file) as source:
-        if not isinstance(source, pa.CompressedInputStream):
-            return int(source.size())
-        num_bytes = 0
-        while num_bytes <= most and (chunk := source.read(_CHUNK_BYTES)):
-            num_bytes += len(chunk)
-        return num_bytes
+        if isinstance(source, pa.CompressedInputStream):
+            num_bytes = 0
+            while num_bytes <= most and (chunk := source.read(_CHUNK_BYTES)):
+                num_bytes += len(chunk)
+        else:
+            num_bytes = int(source.size())
+    if num_bytes > most:
+        raise TableError(
+            f"{file.name} must be at most {most} bytes for its types to be guessed, got {num_bytes} bytes; "
+            "pass schema= with its types, and it is read in blocks"
+        )
+    return num_bytes

@@ -108,10 +108,10 @@ class Conformer:
     def _converted(self, source: Source, field: pa.Field, array: pa.Array) -> pa.Array:
         if isinstance(array.type, pa.BaseExtensionType) and not isinstance(source.stored, pa.BaseExtensionType):
             array = array.storage  # pyarrow adds the type only when it reads: that of UUIDs in Parquet
-        told, nullable, fitting = self.remedies
+        said_by, nullable, fitting = self.remedies
         if source.refuse_nulls and array.null_count:
             raise TableError(
-                f"column {field.name!r} must hold no null, {told}, got {array.null_count} among "
+                f"column {field.name!r} must hold no null, {said_by}, got {array.null_count} among "
                 f"{len(array)} rows of {self.name}; {nullable}"
             )
         try:

@@ -12,14 +12,13 @@ from typing_extensions import override
 
 from torch_table_loader.errors import TableError
 from torch_table_loader.format_contracts import Traits
-from torch_table_loader.read.compressed import open_text, text_bytes, text_of
+from torch_table_loader.read.compressed import bytes_to_infer, open_text, text_of
 from torch_table_loader.read.failures import reading
 from torch_table_loader.read.reader_base import (
     SequentialFile,
     WithoutStatistics,
     one_group,
     refuse_duplicates,
-    refuse_large_inference,
 )
 from torch_table_loader.sizes import sizes
 
@@ -52,7 +51,7 @@ class CsvReader(WithoutStatistics):
 def _inspected(storage: Storage, file: DataFile, schema: pa.Schema | None) -> FileMeta:
     try:
         if schema is None:
-            refuse_large_inference(file, text_bytes(storage, file, sizes().inference_bytes))
+            bytes_to_infer(storage, file)
             with open_text(storage, file) as source:
                 table = csv.read_csv(source, _read_options(), _parse_options())
             refuse_duplicates(table.schema, file)

@@ -128,7 +128,7 @@ def _check_note(note: DataFile, storage: Storage, tokens: int, width: int) -> No
     if note.version.num_bytes > _MOST_METADATA:
         raise ValueError(f"{note.name} has {note.version.num_bytes} bytes, which is too long for a note")
     lines = [*bytes(read_whole(storage, note)).decode("utf-8", "replace").split("\n"), "", ""]
-    said = {"bytes a token": (lines[0].rpartition("|")[2], width), "tokens": (lines[1], tokens)}
-    for what, (text, found) in said.items():
+    claims = {"bytes a token": (lines[0].rpartition("|")[2], width), "tokens": (lines[1], tokens)}
+    for what, (text, found) in claims.items():
         if text.strip().isdecimal() and "|" in lines[0] and int(text) != found:
             raise ValueError(f"{note.name} says {int(text)} {what} instead of {found}")

@@ -90,12 +90,12 @@ class Deletes:
             TableError: as `positions` does.
             StorageError: as `positions` does.
         """
-        alike: dict[tuple[tuple[int, ...], bool], list[DeleteFile]] = {}
+        by_columns: dict[tuple[tuple[int, ...], bool], list[DeleteFile]] = {}
         for delete in file.deletes:
             if delete.kind == "equality":
-                alike.setdefault((tuple(sorted(delete.key_ids)), delete.everywhere), []).append(delete)
+                by_columns.setdefault((tuple(sorted(delete.key_ids)), delete.everywhere), []).append(delete)
         after = _commit_of(file)
-        return [EqualityKeys(ids, self._keys(ids, deletes), after) for (ids, _), deletes in alike.items()]
+        return [EqualityKeys(ids, self._keys(ids, deletes), after) for (ids, _), deletes in by_columns.items()]
 
     def _named(self, deletes: Sequence[DeleteFile], path: str) -> NDArray[np.int64]:
         """Return the rows that deletes name by position, ascending, each once."""

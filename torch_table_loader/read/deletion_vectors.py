@@ -33,17 +33,10 @@ _LZ4 = 1
 _MOST_FOOTER_BYTES = 256 << 20
 
 
-class Blob(NamedTuple):
-    """What the footer of a Puffin file says of a blob, whose length is in bytes."""
-
-    length: int
-    properties: Mapping[str, Any]
-
-
 class Puffin(NamedTuple):
-    """A Puffin file: its blobs, by the bytes at which they begin, and its bytes if it is small."""
+    """A Puffin file: the length and properties of each blob, by its first byte, and the bytes of a small file."""
 
-    blobs: Mapping[int, Blob]
+    blobs: Mapping[int, tuple[int, Mapping[str, Any]]]
     data: bytes
 
     @property
@@ -58,13 +51,13 @@ class Puffin(NamedTuple):
             TableError: it is of another file, of another length, or deletes more or fewer rows.
         """
         offset, length = delete.blob or (0, 0)
-        blob = self.blobs.get(offset)
-        if blob is None or blob.length != length:
-            there = "none" if blob is None else f"one of {blob.length} bytes"
+        found, properties = self.blobs.get(offset, (None, {}))
+        if found != length:
+            there = "none" if found is None else f"one of {found} bytes"
             raise _broken(delete, f"a blob of {length} bytes at byte {offset}, as the table's metadata says", there)
-        if (target := blob.properties.get("referenced-data-file")) != path:
+        if (target := properties.get("referenced-data-file")) != path:
             raise _broken(delete, f"of {path!r}, as the table's metadata says", f"one of {target!r}")
-        if (rows := str(blob.properties.get("cardinality", delete.num_rows))) != str(delete.num_rows):
+        if (rows := str(properties.get("cardinality", delete.num_rows))) != str(delete.num_rows):
             raise _broken(delete, f"of {delete.num_rows} rows, as the table's metadata says", f"one of {rows:.40}")
 
 
@@ -89,8 +82,8 @@ def read_puffin(storage: Storage, delete: DeleteFile) -> Puffin:
         raise _broken(delete, f"in a Puffin file, which begins and ends with {_PUFFIN!r}", f"{head!r}, {footer[:4]!r}")
     payload = footer[len(_PUFFIN) : -_FOOTER_END.size]
     try:
-        told = json.loads(_decompressed(payload) if flags & _LZ4 else payload)["blobs"]
-        blobs = {int(each["offset"]): Blob(int(each["length"]), dict(each.get("properties") or {})) for each in told}
+        listed = json.loads(_decompressed(payload) if flags & _LZ4 else payload)["blobs"]
+        blobs = {int(each["offset"]): (int(each["length"]), dict(each.get("properties") or {})) for each in listed}
     except (ValueError, KeyError, TypeError, AttributeError, OSError) as error:
         raise _broken(delete, "in a Puffin file whose footer is JSON with blobs", f"another ({error!r})") from error
     return Puffin(blobs, tail if len(tail) == size else b"")

@@ -121,9 +121,9 @@ def changed_error(file: DataFile, now: FileVersion) -> TableError:
         ("mtime in ns", file.version.mtime_ns, now.mtime_ns),
         ("etag", file.version.etag, now.etag),
     ]
-    was, came = file.version.local, now.local
-    if was is not None and came is not None and was.machine == came.machine:
-        fields += [("inode", was.inode, came.inode), ("ctime in ns", was.ctime_ns, came.ctime_ns)]
+    old, new = file.version.local, now.local
+    if old is not None and new is not None and old.machine == new.machine:
+        fields += [("inode", old.inode, new.inode), ("ctime in ns", old.ctime_ns, new.ctime_ns)]
     # ctime moves with permissions and links too; whether the content did cannot be known, so it is not assumed.
     changes = [f"{field} was {before!r} and is {after!r}" for field, before, after in fields if before != after]
     if len(changes) == 1 and changes[0].startswith("ctime"):

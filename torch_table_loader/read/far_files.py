@@ -8,15 +8,16 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
+from typing_extensions import override
 
 from torch_table_loader.arrow.ranged_file import BufferedRanges, open_ranges
-from torch_table_loader.contracts import is_far
+from torch_table_loader.contracts import Storage, is_far
 from torch_table_loader.errors import StorageError, TableError
 from torch_table_loader.read.failures import changed_error
 from torch_table_loader.sizes import sizes
 
 if TYPE_CHECKING:
-    from torch_table_loader.contracts import RangeStorage, Storage
+    from torch_table_loader.contracts import RangeStorage
     from torch_table_loader.records import DataFile, FileVersion
 
 LEAST_TAIL_BYTES = 64 * 1024
@@ -82,27 +83,28 @@ def open_at_start(storage: Storage, file: DataFile) -> pa.NativeFile:
 
 
 @dataclass(frozen=True, slots=True)
-class FetchedFile:
-    """A storage of one file whose bytes are in memory (implements `contracts.Storage`)."""
+class FetchedFile(Storage):
+    """A storage of one file whose bytes are in memory; it is not local: what fails may be the store."""
 
     inner: Storage
     data: Any
 
     @property
+    @override
     def is_local(self) -> bool:
-        """False: what fails may be the store."""
         return False
 
-    def open(self, path: str) -> pa.NativeFile:  # noqa: ARG002 - there is one
-        """Open the bytes."""
+    @override
+    def open(self, path: str) -> pa.NativeFile:
         return pa.BufferReader(self.data)
 
+    @override
     def version(self, path: str) -> FileVersion:
-        """Return what the store says of the file now."""
         return self.inner.version(path)
 
+    @override
     def close(self) -> None:
-        """Do nothing."""
+        pass
 
 
 def fetched(storage: Storage, file: DataFile) -> Storage:

@@ -234,9 +234,9 @@ class FileWalk:
         thinner = handle if self._may_thin and isinstance(handle, ThinningFile) else None
         for run in runs:
             read = self._unthinned(handle, run) if thinner is None else self._some(thinner, run)
-            for piece, row, came, thinned in read:
+            for piece, row, stored, thinned in read:
                 check_wanted()
-                batch = plan.conformer.apply(came, row)
+                batch = plan.conformer.apply(stored, row)
                 mask = plan.mask(batch, row) if masks and not thinned else None
                 if batch.num_columns > len(plan.columns):
                     batch = batch.select(plan.columns)
@@ -282,8 +282,8 @@ class FileWalk:
         """Divide a run into row groups that are read without their deleted rows, and runs that are read whole."""
         # Deletes keep pieces apart, so that each lies in one row group.
         by_group = groupby(run.pieces, key=lambda piece: group_at(piece.row_start, self._plan.group_starts))
-        apart = [Run(range(group, group + 1), tuple(pieces)) for group, pieces in by_group]
-        for thins, parts in groupby(apart, key=lambda part: self._thins(thinner, part)):
+        single = [Run(range(group, group + 1), tuple(pieces)) for group, pieces in by_group]
+        for thins, parts in groupby(single, key=lambda part: self._thins(thinner, part)):
             if thins:
                 yield from parts
                 continue
@@ -337,12 +337,12 @@ class FileWalk:
                 if mask is None or mask.any():
                     for row, batch in others.rows(start, stop):
                         places = slice(row - start, row - start + batch.num_rows)
-                        alike = first.slice(places.start, batch.num_rows)
+                        chosen = first.slice(places.start, batch.num_rows)
                         if mask is None or mask[places].all():
-                            yield piece, row, self._joined(alike, batch, None), True
+                            yield piece, row, self._joined(chosen, batch, None), True
                         elif len(kept := self._live.marked(mask[places])):
                             taken = pc.take(batch, kept, boundscheck=False)
-                            yield piece, row, self._joined(alike, taken, kept), True
+                            yield piece, row, self._joined(chosen, taken, kept), True
                 self._reach(stop)
         if self.row != piece.row_stop:
             raise other_rows(part.groups, piece.row_stop, f"{piece.row_stop - self.row} fewer")

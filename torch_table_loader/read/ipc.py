@@ -149,7 +149,7 @@ def message_starts(source: pa.NativeFile) -> list[int]:
 
 
 def read_footer(source: pa.NativeFile) -> Footer:
-    """Read the footer of a file of the file format.
+    """Read the footer of a file of the file format, with the blocks in its order.
 
     Raises:
         ValueError: it does not parse.
@@ -159,7 +159,11 @@ def read_footer(source: pa.NativeFile) -> Footer:
     stop = size - 4 - len(_FILE_MAGIC) - footer_bytes
     if stop < 0:
         raise ValueError(f"its footer says {footer_bytes} bytes of {size}")
-    return Footer(stop, *_read_blocks(source.read_at(footer_bytes, stop)))
+    try:
+        root = FlatTable.root(source.read_at(footer_bytes, stop))
+        return Footer(stop, _blocks(root, _DICTIONARIES), _blocks(root, _RECORD_BATCHES))
+    except struct.error as error:
+        raise ValueError(f"the footer ends before its blocks ({error})") from error
 
 
 def check_footer(source: pa.NativeFile, num_batches: int) -> Footer:
@@ -249,20 +253,6 @@ class Footer(NamedTuple):
     start: int
     dictionaries: list[Block]
     batches: list[Block]
-
-
-def _read_blocks(footer: bytes) -> tuple[list[Block], list[Block]]:
-    """Read the footer's lists of dictionaries and of record batches.
-
-    Raises:
-        ValueError: the footer does not parse.
-    """
-    try:
-        root = FlatTable.root(footer)
-        dictionaries, batches = (_blocks(root, field) for field in (_DICTIONARIES, _RECORD_BATCHES))
-    except struct.error as error:
-        raise ValueError(f"the footer ends before its blocks ({error})") from error
-    return dictionaries, batches
 
 
 def _blocks(footer: FlatTable, field: int) -> list[Block]:

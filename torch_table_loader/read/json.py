@@ -13,13 +13,12 @@ from typing_extensions import override
 from torch_table_loader.arrow.datatypes import decoded_type
 from torch_table_loader.arrow.sound import sound_text
 from torch_table_loader.format_contracts import Traits
-from torch_table_loader.read.compressed import open_text, text_bytes, text_of
+from torch_table_loader.read.compressed import bytes_to_infer, open_text, text_of
 from torch_table_loader.read.failures import reading
 from torch_table_loader.read.reader_base import (
     SequentialFile,
     WithoutStatistics,
     one_group,
-    refuse_large_inference,
 )
 from torch_table_loader.sizes import sizes
 
@@ -69,8 +68,7 @@ def _parse(source: Any, num_bytes: int, options: json.ParseOptions | None = None
 
 def _infer(storage: Storage, file: DataFile) -> pa.Table:
     """Parse the whole file, with larger blocks if a line is longer than one."""
-    size = text_bytes(storage, file, sizes().inference_bytes)
-    refuse_large_inference(file, size)
+    size = bytes_to_infer(storage, file)
     block = sizes().json_block_bytes
     while block < size:
         try:

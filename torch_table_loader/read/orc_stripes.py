@@ -104,8 +104,8 @@ class StripeCheck:
             if len(types) == 1:
                 names = [each.decode() for part, each in parts if part == 3 and isinstance(each, bytes)]
         below = [child for each in types for child in each.children]
-        apart = len(set(below)) < len(below) or len(names) != len(types[0].children if types else ())
-        if apart or any(not at < child < len(types) for at, each in enumerate(types) for child in each.children):
+        malformed = len(set(below)) < len(below) or len(names) != len(types[0].children if types else ())
+        if malformed or any(not at < child < len(types) for at, each in enumerate(types) for child in each.children):
             raise ValueError("the footer's types are no tree")
         return cls(types, names, compression, chunk_bytes or _CHUNK_BYTES)
 
@@ -145,18 +145,18 @@ class StripeCheck:
         encodings = list[tuple[int, int]]()
         for key, value in fields(footer):
             if key == _STREAMS and isinstance(value, bytes):
-                told = dict(fields(value))
-                kind, column, length = (_number(told.get(part, 0)) for part in (1, 2, 3))
+                stream = dict(fields(value))
+                kind, column, length = (_number(stream.get(part, 0)) for part in (1, 2, 3))
                 if start + length > stop:
                     raise ValueError(
                         f"a stream of {length} bytes begins at byte {start}, and its stripe ends at {stop}"
                     )
-                if column < len(streams) and 1 in told:
+                if column < len(streams) and 1 in stream:
                     streams[column].setdefault(kind, (start, length))
                 start += length
             elif key == _ENCODINGS and isinstance(value, bytes):
-                told = dict(fields(value))
-                encodings.append((_number(told.get(1, 0)), _number(told.get(2, 0))))
+                encoding = dict(fields(value))
+                encodings.append((_number(encoding.get(1, 0)), _number(encoding.get(2, 0))))
             elif key == _TIME_ZONE and not (isinstance(value, bytes) and _ZONE.fullmatch(value.decode("latin-1"))):
                 raise ValueError(f"the stripe's time zone is {value!r:.60}")
         if len(encodings) != len(self.types):

@@ -32,6 +32,7 @@ from torch_table_loader.read.parquet_footer import (
     chunk_ranges,
     encoded_columns,
     leaf_of_lists,
+    leaf_paths,
     list_values,
     parse,
     read_footer,
@@ -110,25 +111,13 @@ class ParquetReader(
 
     @override
     def list_values(self, meta: FileMeta, column: str) -> tuple[Sequence[int], Sequence[int]] | None:
-        if meta.footer is None:
-            return None
-        parsed = parse(meta.footer)
-        leaf = leaf_of_lists(parsed, column)
-        if leaf is None:
-            return None
-        chunks = refuse_unsafe("the file", meta.footer, parsed, [leaf])
-        return list_values(parsed, leaf, [group[leaf].nulls for group in chunks])
+        checked = _checked_lists("the file", meta, column)
+        return None if checked is None else list_values(*checked)
 
     @override
     def list_bounds(self, file: DataFile, meta: FileMeta, column: str) -> tuple[int, int] | None:
-        if meta.footer is None:
-            return None
-        parsed = parse(meta.footer)
-        leaf = leaf_of_lists(parsed, column)
-        if leaf is None:
-            return None
-        refuse_unsafe(file.name, meta.footer, parsed, [leaf])
-        return bounds_of(parsed, leaf)
+        checked = _checked_lists(file.name, meta, column)
+        return None if checked is None else bounds_of(*checked[:2])
 
     @override
     def bounds(self, meta: FileMeta, column: str) -> tuple[int, int | None, int | None] | None:
@@ -141,8 +130,7 @@ class ParquetReader(
         if sum(known) == meta.num_rows:
             return sum(known), None, None
         parsed = parse(meta.footer)
-        paths = [parsed.schema.column(place).path for place in range(parsed.num_columns)]
-        found = bounds_of(parsed, paths.index(column))
+        found = bounds_of(parsed, leaf_paths(parsed).index(column))
         return None if found is None else (sum(known), *found)
 
     @override
@@ -277,6 +265,17 @@ def _footer_of(file: DataFile, meta: FileMeta) -> bytes:
             "inspect the file again"
         )
     return meta.footer
+
+
+def _checked_lists(name: str, meta: FileMeta, column: str) -> tuple[pq.FileMetaData, int, list[int | None]] | None:
+    """Return the footer, the leaf of a column of lists, whose statistics are checked, and its nulls by row group."""
+    if meta.footer is None:
+        return None
+    parsed = parse(meta.footer)
+    leaf = leaf_of_lists(parsed, column)
+    if leaf is None:
+        return None
+    return parsed, leaf, [chunks[leaf].nulls for chunks in refuse_unsafe(name, meta.footer, parsed, [leaf])]
 
 
 def _null_counts(meta: FileMeta, columns: Sequence[str], kept: Sequence[bool]) -> dict[str, list[int | None]]:

@@ -97,17 +97,15 @@ def check_footer(file: DataFile, parsed: pq.FileMetaData, data_bytes: int) -> No
         group = parsed.row_group(number)
         if group.num_rows < 0 or group.total_byte_size < 0:
             raise _untrue(
-                file.name,
+                file,
                 "row groups of 0 or more rows and bytes",
                 f"{group.num_rows} rows and {group.total_byte_size} bytes in row group {number}",
             )
         if group.num_columns != num_leaves:
-            raise _untrue(
-                file.name, f"{num_leaves} columns in each row group", f"{group.num_columns} in row group {number}"
-            )
+            raise _untrue(file, f"{num_leaves} columns in each row group", f"{group.num_columns} in row group {number}")
         total += group.num_rows
     if total != parsed.num_rows:
-        raise _untrue(file.name, f"{parsed.num_rows} rows in all, as it says", f"row groups of {total} rows")
+        raise _untrue(file, f"{parsed.num_rows} rows in all, as it says", f"row groups of {total} rows")
     if num_leaves and parsed.num_row_groups:
         _check_ranges(file, parsed, data_bytes)
         _check_values(file, parsed)
@@ -128,7 +126,7 @@ def _check_ranges(file: DataFile, parsed: pq.FileMetaData, data_bytes: int) -> N
     except DAMAGE as error:
         if not unread.asked:
             raise _untrue(
-                file.name,
+                file,
                 f"sound column chunks inside its {data_bytes} bytes of data",
                 f"others ({first_line(error)})",
             ) from error
@@ -144,7 +142,7 @@ def _check_values(file: DataFile, parsed: pq.FileMetaData) -> None:
             num_values = group.column(place).num_values
             if num_values != num_rows and (is_flat or num_values < num_rows):
                 raise _untrue(
-                    file.name,
+                    file,
                     f"{num_rows} values {'' if is_flat else 'or more '}in each column of row group {number}",
                     f"{num_values} in column {parsed.schema.column(place).path!r}",
                 )
@@ -157,9 +155,8 @@ def chunk_ranges(
 
     As in pyarrow, a dotted name is that of a field inside a column.
     """
-    paths = [parsed.schema.column(place).path for place in range(parsed.num_columns)]
     wanted = set(columns)
-    leaves = [place for place, path in enumerate(paths) if not wanted.isdisjoint(_prefixes(path))]
+    leaves = [place for place, path in enumerate(leaf_paths(parsed)) if not wanted.isdisjoint(_prefixes(path))]
     padding = _DICTIONARY_HEADER_BYTES if _forgets_dictionary_headers(parsed.created_by or "") else 0
     found = []
     for number in groups:
@@ -167,6 +164,11 @@ def chunk_ranges(
         ranges = [_chunk_range(group.column(leaf)) for leaf in leaves]
         found.append([(start, min(stop + padding, max(stop, file_bytes))) for start, stop in ranges if start < stop])
     return found
+
+
+def leaf_paths(parsed: pq.FileMetaData) -> list[str]:
+    """Return the dotted paths of the leaf columns."""
+    return [parsed.schema.column(place).path for place in range(parsed.num_columns)]
 
 
 def list_values(parsed: pq.FileMetaData, leaf: int, nulls: Sequence[int | None]) -> tuple[list[int], list[int]] | None:
@@ -186,8 +188,7 @@ def list_values(parsed: pq.FileMetaData, leaf: int, nulls: Sequence[int | None])
 
 def leaf_of_lists(parsed: pq.FileMetaData, column: str) -> int | None:
     """Return the place of the leaf of a column of lists of single values; None for any other column."""
-    paths = [parsed.schema.column(place).path for place in range(parsed.num_columns)]
-    leaves = [place for place, path in enumerate(paths) if column in _prefixes(path)]
+    leaves = [place for place, path in enumerate(leaf_paths(parsed)) if column in _prefixes(path)]
     return leaves[0] if len(leaves) == 1 and parsed.schema.column(leaves[0]).max_repetition_level == 1 else None
 
 
@@ -290,8 +291,8 @@ def _torn(file: DataFile, expected: str, got: str) -> TableError:
     )
 
 
-def _untrue(name: str, expected: str, got: str) -> TableError:
+def _untrue(file: DataFile, expected: str, got: str) -> TableError:
     return TableError(
-        f"{name} must have a Parquet footer with {expected}, got {got}; the footer is damaged: restore the file, "
+        f"{file.name} must have a Parquet footer with {expected}, got {got}; the footer is damaged: restore the file, "
         "write it again, or leave it out of the table"
     )

@@ -105,8 +105,10 @@ def refuse_unsafe(
         for number, chunks in enumerate(groups):
             chunk = chunks[place]
             if chunk.kind != kind:
-                came = _TYPES[chunk.kind] if 0 <= chunk.kind < len(_TYPES) else f"type {chunk.kind}"
-                raise _damaged(name, f"{leaf.physical_type} in column {leaf.path!r}, got {came} in row group {number}")
+                actual = _TYPES[chunk.kind] if 0 <= chunk.kind < len(_TYPES) else f"type {chunk.kind}"
+                raise _damaged(
+                    name, f"{leaf.physical_type} in column {leaf.path!r}, got {actual} in row group {number}"
+                )
             if chunk.shortest is not None and chunk.shortest < width:
                 raise _damaged(
                     name,

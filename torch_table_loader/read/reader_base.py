@@ -14,7 +14,6 @@ from torch_table_loader.format_contracts import FormatReader, NullProvingReader,
 from torch_table_loader.read.far_files import open_at_start
 from torch_table_loader.read.prune import partition_can_pass
 from torch_table_loader.records import FileMeta
-from torch_table_loader.sizes import sizes
 
 if TYPE_CHECKING:
     from torch_table_loader.contracts import Storage
@@ -117,20 +116,6 @@ def one_group(schema: pa.Schema, num_rows: int, file: DataFile) -> FileMeta:
     """Return the metadata of a file that is one row group, as large as the file, or none if it has no rows."""
     rows, sizes = ((num_rows,), (file.version.num_bytes,)) if num_rows else ((), ())
     return FileMeta(schema=schema, group_rows=rows, group_bytes=sizes)
-
-
-def refuse_large_inference(file: DataFile, num_bytes: int) -> None:
-    """Refuse to guess the types of a file that is too large to parse at once.
-
-    Raises:
-        TableError: asks for ``schema=``.
-    """
-    most = sizes().inference_bytes
-    if num_bytes > most:
-        raise TableError(
-            f"{file.name} must be at most {most} bytes for its types to be guessed, got {num_bytes} bytes; "
-            "pass schema= with its types, and it is read in blocks"
-        )
 
 
 def refuse_duplicates(schema: pa.Schema, file: DataFile) -> None:

@@ -51,7 +51,7 @@ _log = logging.getLogger(__name__)
 DEFAULT_MAX_ROWS = 65_536
 
 
-class _Reading(NamedTuple):
+class _ToRead(NamedTuple):
     """What of a file is read: parts of row groups, of whose live rows `skip` are left out and `take` delivered.
 
     `owners` has for each segment the place of the task's segment that it is of.
@@ -146,12 +146,12 @@ class TaskReader:
             TableError: the file is gone, torn, changed since it was listed, or has other rows than planned.
             StorageError: the store failed.
         """
-        found = self._to_read(task)
-        if found is None:
+        wanted = self._to_read(task)
+        if wanted is None:
             return
-        plan, segments, skip, take, _ = found
+        plan, segments, skip, take, _ = wanted
         _log.debug("%s: reads parts of %d row groups", plan.file.name, len(segments))
-        with closing(self._parts(found, task.file_index, storage)) as parts:
+        with closing(self._parts(wanted, task.file_index, storage)) as parts:
             for part in parts:
                 start = min(skip, part.num_live)
                 stop = part.num_live if take < 0 else min(part.num_live, start + take)
@@ -189,18 +189,18 @@ class TaskReader:
             TableError: as `read` does.
             StorageError: as `read` does.
         """
-        if isinstance(found := self._to_count(task), list):
-            return found
-        parts = self._parts(found, task.file_index, storage, counting=True)
-        made = ((found.owners[part.segment], (part.num_live, part.counts)) for part in parts)
+        if isinstance(wanted := self._to_count(task), list):
+            return wanted
+        parts = self._parts(wanted, task.file_index, storage, counting=True)
+        made = ((wanted.owners[part.segment], (part.num_live, part.counts)) for part in parts)
         return summed(made, len(task.segments))
 
     def needs_of_count(self, task: ReadTask) -> FileNeeds | None:
         """Return which bytes of its file `counted` asks for: see `needs`."""
-        found = self._to_count(task)
-        return None if isinstance(found, list) else self._needs(found)
+        wanted = self._to_count(task)
+        return None if isinstance(wanted, list) else self._needs(wanted)
 
-    def _to_read(self, task: ReadTask) -> _Reading | None:
+    def _to_read(self, task: ReadTask) -> _ToRead | None:
         """Return what `read` reads; None for nothing."""
         plan = self._plan(task.file_index, self._columns)
         if plan.empty:
@@ -209,9 +209,9 @@ class TaskReader:
             _check_found(plan.file, task.segments, [plan.live_rows(segment) for segment in task.segments])
         planned, owners = self._fitted(plan, task.segments)
         segments, skip, take = trim_segments(planned, task.skip, task.take, every_row_lives=not self._masks(plan))
-        return _Reading(plan, segments, skip, take, owners) if segments and take else None
+        return _ToRead(plan, segments, skip, take, owners) if segments and take else None
 
-    def _to_count(self, task: ReadTask) -> _Reading | list[Counted]:
+    def _to_count(self, task: ReadTask) -> _ToRead | list[Counted]:
         """Return what `counted` reads, or the counts where they are known."""
         plan = self._plan(task.file_index, () if self._stage is None else self._stage.reads)
         if plan.empty:
@@ -222,7 +222,7 @@ class TaskReader:
         known = self._known_counts(task.file_index, plan, segments)
         if known is not None:
             return summed(zip(owners, known, strict=True), len(task.segments))
-        return _Reading(plan, segments, 0, -1, owners)
+        return _ToRead(plan, segments, 0, -1, owners)
 
     def _known_counts(self, file_index: int, plan: FilePlan, segments: Sequence[Segment]) -> list[Counted] | None:
         """Return what the stage makes of segments, if the file's metadata tells; else None."""
@@ -239,14 +239,17 @@ class TaskReader:
         if stage.counted_by is None or not isinstance(reader, ListCountingReader) or not whole:
             return None
         with naming(self._storage, plan.file):
-            found = reader.list_values(plan.meta, reads[0])
-        return found and [(stage.known_count(found[0][each.group], found[1][each.group]), None) for each in segments]
-
-    def _needs(self, found: _Reading | None) -> FileNeeds | None:
-        if found is None:
+            totals = reader.list_values(plan.meta, reads[0])
+        if totals is None:
             return None
-        plan = found.plan
-        groups = [group for run in self._runs(plan, found.segments) for group in run.groups]
+        values, lists = totals
+        return [(stage.known_count(values[each.group], lists[each.group]), None) for each in segments]
+
+    def _needs(self, wanted: _ToRead | None) -> FileNeeds | None:
+        if wanted is None:
+            return None
+        plan = wanted.plan
+        groups = [group for run in self._runs(plan, wanted.segments) for group in run.groups]
         with reading(self._storage, plan.file):
             return needs_of(plan.file, plan.meta, groups, plan.conformer.reads, reader_of(plan.file))
 
@@ -274,10 +277,10 @@ class TaskReader:
         return plan_runs(segments, plan.group_starts, merge=not self._masks(plan))
 
     def _parts(
-        self, found: _Reading, file_index: int, given: Storage | None, *, counting: bool = False
+        self, wanted: _ToRead, file_index: int, given: Storage | None, *, counting: bool = False
     ) -> Generator[Part, None, None]:
         """Open the file, walk the segments' rows, check what came, close the file."""
-        plan, segments = found.plan, found.segments
+        plan, segments = wanted.plan, wanted.segments
         runs = self._runs(plan, segments)
         if not runs:
             return

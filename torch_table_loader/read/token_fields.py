@@ -96,11 +96,11 @@ def counts_of(name: str, column: pa.Array) -> Ints:
 
 def check_counted(name: str, column: pa.Array, lengths: Ints) -> None:
     """Refuse documents whose number of tokens is not that in the column by which they were counted."""
-    said = counts_of(name, column)
-    if len(wrong := np.flatnonzero(said != lengths)):
+    counts = counts_of(name, column)
+    if len(wrong := np.flatnonzero(counts != lengths)):
         row = int(wrong[0])
         raise TableError(
-            f"column {name!r} says {said[row]} tokens in row {row} of this batch, and the document has "
+            f"column {name!r} says {counts[row]} tokens in row {row} of this batch, and the document has "
             f"{lengths[row]}; fix the table, or leave lengths out"
         )
 

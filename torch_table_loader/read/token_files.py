@@ -88,7 +88,7 @@ class TokenReader(WithoutNulls, SidecarReader, ListMeasuringReader, RangedReader
         with reading(storage, file):
             if not is_far(storage):  # a remote one is there, as the listing says
                 with storage.open(file.path) as source:
-                    check_size(file, source.size())
+                    check_size(file, source)
             try:
                 index = self.read_index(storage, file)
                 return _meta(index, file.version.num_bytes, self.group_bytes)
@@ -172,7 +172,7 @@ def width_of(meta: FileMeta) -> int:
 def read_whole(storage: Storage, file: DataFile) -> pa.Buffer:
     """Read a sidecar whole."""
     with open_at_start(storage, file) as source:
-        check_size(file, source.size())
+        check_size(file, source)
         return read_exactly(source, 0, file.version.num_bytes, file.name)
 
 
@@ -307,10 +307,10 @@ def check_total(what: str, tokens: int, width: int) -> None:
         raise ValueError(f"{what} says {tokens} tokens, which no file has")
 
 
-def check_size(file: DataFile, size: int) -> None:
+def check_size(file: DataFile, source: pa.NativeFile) -> None:
     """Raise a TableError if a file has another size than was listed."""
-    if size != file.version.num_bytes:
+    if source.size() != file.version.num_bytes:
         raise TableError(
-            f"{file.name} had {file.version.num_bytes} bytes when it was listed, and has {size}: it changed while it "
-            "was in use, or was cut; build the loader again on the files as they are now"
+            f"{file.name} had {file.version.num_bytes} bytes when it was listed, and has {source.size()}: it changed "
+            "while it was in use, or was cut; build the loader again on the files as they are now"
         )

@@ -34,9 +34,9 @@ def resolve_schema(
     if given is not None:
         check_given_schema(given, schemas, partition)
         return given
-    apart = set(partition.names)
+    in_paths = set(partition.names)
     own = [
-        (name, pa.schema([field for field in schema if field.name not in apart]) if apart else schema)
+        (name, pa.schema([field for field in schema if field.name not in in_paths]) if in_paths else schema)
         for name, schema in schemas
     ]
     return pa.schema([*unify_schemas(own, inferred=inferred), *partition])
@@ -59,10 +59,7 @@ def unify_schemas(schemas: Sequence[NamedSchema], *, inferred: bool = False) -> 
     """
     fields: dict[str, pa.Field] = {}
     origin: dict[str, str] = {}
-    distinct: list[NamedSchema] = []
-    for name, schema in schemas:
-        if not any(schema.equals(seen) for _, seen in reversed(distinct)):
-            distinct.append((name, schema))
+    distinct = _distinct(schemas)
     for name, schema in distinct:
         for field in schema:
             known = fields.get(field.name)
@@ -82,6 +79,15 @@ def unify_schemas(schemas: Sequence[NamedSchema], *, inferred: bool = False) -> 
             fields[field.name] = pa.field(field.name, merged, nullable=known.nullable or field.nullable)
     everywhere = set(fields).intersection(*(schema.names for _, schema in distinct)) if distinct else set()
     return pa.schema([field if name in everywhere else field.with_nullable(True) for name, field in fields.items()])
+
+
+def _distinct(schemas: Sequence[NamedSchema]) -> list[NamedSchema]:
+    """Return the first file of each schema; most tables have few."""
+    found: list[NamedSchema] = []
+    for name, schema in schemas:
+        if not any(schema.equals(seen) for _, seen in reversed(found)):
+            found.append((name, schema))
+    return found
 
 
 def unify_types(one: pa.DataType, other: pa.DataType, *, inferred: bool = False) -> pa.DataType:
@@ -116,11 +122,7 @@ def check_given_schema(given: pa.Schema, schemas: Sequence[NamedSchema], partiti
     Raises:
         TableError: names file, column and types.
     """
-    checked: list[pa.Schema] = []
-    for name, schema in schemas:
-        if any(schema.equals(seen) for seen in reversed(checked)):
-            continue
-        checked.append(schema)
+    for name, schema in _distinct(schemas):
         for field in given:
             if field.name in partition.names:
                 _refuse_uncastable(field, partition.field(field.name).type, name)

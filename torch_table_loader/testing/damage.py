@@ -6,9 +6,11 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
 import pyarrow as pa
+from typing_extensions import override
+
+from torch_table_loader.contracts import Storage
 
 if TYPE_CHECKING:
-    from torch_table_loader.contracts import Storage
     from torch_table_loader.records import DataFile, FileVersion
 
 _SPOT = 16
@@ -16,22 +18,22 @@ _SPOT = 16
 
 
 @dataclass(frozen=True, slots=True)
-class Wrapped:
+class Wrapped(Storage):
     """A storage that opens the files of another one differently."""
 
     inner: Storage
 
     @property
+    @override
     def is_local(self) -> bool:
-        """As the inner storage says."""
         return self.inner.is_local
 
+    @override
     def version(self, path: str) -> FileVersion:
-        """As the inner storage says."""
         return self.inner.version(path)
 
+    @override
     def close(self) -> None:
-        """Close the inner storage."""
         self.inner.close()
 
 
@@ -44,8 +46,8 @@ class Damaged(Wrapped):
 
     harm: Literal["cut", "noise", "spot"]
 
+    @override
     def open(self, path: str) -> pa.NativeFile:
-        """Open the damaged file."""
         with self.inner.open(path) as handle:
             content = bytes(handle.read())
         middle, noise = len(content) // 2, _noise(len(content))

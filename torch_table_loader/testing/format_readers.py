@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as kinds
+from typing_extensions import override
 
 from torch_table_loader.arrow.arrays import plain
 from torch_table_loader.errors import TableError
@@ -27,7 +28,7 @@ from torch_table_loader.read.formats import format_names, reader_for
 from torch_table_loader.records import DataFile, FileMeta, LeftOut
 from torch_table_loader.source.listing import PathSource
 from torch_table_loader.testing.damage import Damaged, Wrapped
-from torch_table_loader.testing.rules import ContractError, contract_errors, expecting_table_error, pickled, require
+from torch_table_loader.testing.rules import GONE, ContractError, contract_errors, expecting_missing, pickled, require
 
 if TYPE_CHECKING:
     from torch_table_loader.contracts import Storage
@@ -62,33 +63,20 @@ def check_format_reader(
     who = type(reader).__name__
     require(isinstance(reader.name, str) and reader.name, f"{who} must have a name, got {reader.name!r}")
     require(files, f"{who} must be checked by at least one file")
-    copy = pickled(reader, who)
-    found: list[tuple[DataFile, FileMeta]] = []
-
-    def read(where: str, storage: Storage, file: DataFile, meta: FileMeta) -> pa.Table:
-        return _check_batches(where, reader, storage, file, meta)
-
-    for file in files:
-        where = f"{who} on {file.name!r}"
-        with contract_errors(where, "inspect raised"):
-            meta = reader.inspect(storage, file, schema)
-            again = [each.inspect(storage, file, schema) for each in (reader, copy)]
-        _check_meta(where, meta, again)
-        _check_traits(where, reader, file, meta)
-        table = _check_batches(where, reader, storage, file, meta)
-        groups = _groups(table, meta)
-        _check_pruning(where, reader, file, meta, groups)
-        _check_null_columns(where, reader, meta, groups)
-        _check_bounds(where, reader, meta, groups)
-        _check_footer_is_not_read_again(where, reader, storage, file, meta)
-        _check_failures(where, reader, storage, file, meta, schema)
-        found.append((file, meta))
-        if isinstance(reader, EncodingReader) and isinstance(copy, EncodingReader):
-            _check_encoding(where, (reader, copy), storage, file, meta, table)
-        if isinstance(reader, SalvagingReader) and isinstance(copy, SalvagingReader):
-            _check_salvaging(where, (reader, copy), storage, file, meta, schema, read)
-    if isinstance(reader, SettlingReader) and isinstance(copy, SettlingReader):
-        _check_settling(who, (reader, copy), storage, found, read)
+    readers = (reader, pickled(reader, who))
+    cases = [_case(readers, storage, file, schema) for file in files]
+    for case in cases:
+        _check_traits(case)
+        table = _check_batches(case)
+        groups = _groups(table, case.meta)
+        _check_pruning(case, groups)
+        _check_null_columns(case, groups)
+        _check_bounds(case, groups)
+        _check_footer_is_not_read_again(case)
+        _check_failures(case)
+        _check_encoding(case, table)
+        _check_salvaging(case)
+    _check_settling(who, cases)
 
 
 def stored_files(
@@ -109,6 +97,34 @@ def stored_files(
     return source.storage, source.files
 
 
+@dataclass(frozen=True, slots=True)
+class _Case:
+    """A reader and its pickled copy, a file to check them with, and what they say of it."""
+
+    where: str
+    readers: tuple[FormatReader, FormatReader]
+    storage: Storage
+    file: DataFile
+    schema: pa.Schema | None
+    meta: FileMeta
+
+    @property
+    def reader(self) -> FormatReader:
+        """The reader itself."""
+        return self.readers[0]
+
+
+def _case(
+    readers: tuple[FormatReader, FormatReader], storage: Storage, file: DataFile, schema: pa.Schema | None
+) -> _Case:
+    where = f"{type(readers[0]).__name__} on {file.name!r}"
+    with contract_errors(where, "inspect raised"):
+        meta = readers[0].inspect(storage, file, schema)
+        again = [reader.inspect(storage, file, schema) for reader in readers]
+    _check_meta(where, meta, again)
+    return _Case(where, readers, storage, file, schema, meta)
+
+
 def _check_meta(where: str, meta: FileMeta, again: list[FileMeta]) -> None:
     require(isinstance(meta, FileMeta), f"{where}: inspect must give a FileMeta, got {type(meta).__name__}")
     require(again == [meta, meta], f"{where}: inspect must say the same each time, and after pickling the reader")
@@ -123,8 +139,9 @@ def _check_meta(where: str, meta: FileMeta, again: list[FileMeta]) -> None:
     pickled(meta, f"{where}: its FileMeta")
 
 
-def _check_traits(where: str, reader: FormatReader, file: DataFile, meta: FileMeta) -> None:
-    traits = getattr(reader, "traits", None)
+def _check_traits(case: _Case) -> None:
+    where, meta = case.where, case.meta
+    traits = getattr(case.reader, "traits", None)
     if traits is None:
         return
     require(isinstance(traits, Traits), f"{where}: traits must be a Traits, got {type(traits).__name__}")
@@ -134,16 +151,20 @@ def _check_traits(where: str, reader: FormatReader, file: DataFile, meta: FileMe
     )
     if traits.pruned is None:
         with contract_errors(where, "prune raised"):
-            kept = reader.prune(file, meta, pc.scalar(False), meta.schema)
+            kept = case.reader.prune(case.file, meta, pc.scalar(False), meta.schema)
         require(all(kept), f"{where}: prune leaves row groups out, and traits.pruned must say by what")
 
 
-def _check_batches(where: str, reader: FormatReader, storage: Storage, file: DataFile, meta: FileMeta) -> pa.Table:
+def _check_batches(case: _Case) -> pa.Table:
     """Read the file in every way, and return its rows."""
+    where, meta = case.where, case.meta
     everything, names = range(len(meta.group_rows)), meta.schema.names
 
     def read(what: str, groups: range, columns: Sequence[str], max_rows: int = 1 << 20) -> pa.Table:
-        with contract_errors(where, f"reading {what} raised"), closing(reader.open(storage, file, meta)) as opened:
+        with (
+            contract_errors(where, f"reading {what} raised"),
+            closing(case.reader.open(case.storage, case.file, meta)) as opened,
+        ):
             return _collect(f"{where}, {what}", opened.batches(groups, columns, max_rows), meta, columns, max_rows)
 
     table = read("all of it", everything, names)
@@ -202,17 +223,15 @@ def _groups(table: pa.Table, meta: FileMeta) -> list[pa.Table]:
     return [table.slice(start, rows) for start, rows in zip(starts, meta.group_rows, strict=True)]
 
 
-def _check_pruning(
-    where: str, reader: FormatReader, file: DataFile, meta: FileMeta, groups: Sequence[pa.Table]
-) -> None:
+def _check_pruning(case: _Case, groups: Sequence[pa.Table]) -> None:
     """Filter by existing values: a row group with a passing row must be kept."""
-    constants = dict(file.partition)
+    where, constants = case.where, dict(case.file.partition)
     fields = [pa.field(name, pa.scalar(value).type) for name, value in constants.items()]
-    schema = pa.schema([*meta.schema, *fields])
+    schema = pa.schema([*case.meta.schema, *fields])
     complete = [_with_constants(group, constants) for group in groups]
     for name, probe in _probes(complete, schema):
         with contract_errors(where, f"prune({probe}) raised"):
-            kept = reader.prune(file, meta, probe, schema)
+            kept = case.reader.prune(case.file, case.meta, probe, schema)
         require(
             len(kept) == len(groups),
             f"{where}: prune must say one mark for each of {len(groups)} row groups, got {kept}",
@@ -258,14 +277,14 @@ def _ends(column: pa.ChunkedArray) -> list[pa.Scalar]:
     return [known[0], bounds["min"], bounds["max"]]
 
 
-def _check_null_columns(where: str, reader: FormatReader, meta: FileMeta, groups: Sequence[pa.Table]) -> None:
+def _check_null_columns(case: _Case, groups: Sequence[pa.Table]) -> None:
     """Check that claimed nulls exist, and that columns without claimed nulls have none."""
-    names = meta.schema.names
+    where, reader, names = case.where, case.reader, case.meta.schema.names
     marks = [[True] * len(groups), [False] * len(groups)]
     marks += [[at == only for at in range(len(groups))] for only in range(len(groups))]
     for kept in marks:
         with contract_errors(where, "null_columns raised"):
-            found = reader.null_columns(meta, names, kept)
+            found = reader.null_columns(case.meta, names, kept)
         require(isinstance(found, frozenset), f"{where}: null_columns must give a frozenset, got {found!r}")
         for name in found:
             require(
@@ -273,7 +292,7 @@ def _check_null_columns(where: str, reader: FormatReader, meta: FileMeta, groups
                 and any(group.column(name).null_count for group, keep in zip(groups, kept, strict=True) if keep),
                 f"{where}: null_columns names {name!r}, which has no null in the row groups that are kept ({kept})",
             )
-        for name in reader.null_free(meta, names, kept) if isinstance(reader, NullProvingReader) else ():
+        for name in reader.null_free(case.meta, names, kept) if isinstance(reader, NullProvingReader) else ():
             require(
                 name in names
                 and not any(group.column(name).null_count for group, keep in zip(groups, kept, strict=True) if keep),
@@ -281,8 +300,9 @@ def _check_null_columns(where: str, reader: FormatReader, meta: FileMeta, groups
             )
 
 
-def _check_bounds(where: str, reader: FormatReader, meta: FileMeta, groups: Sequence[pa.Table]) -> None:
+def _check_bounds(case: _Case, groups: Sequence[pa.Table]) -> None:
     """Check that claims about integers match the decoded values."""
+    where, reader, meta = case.where, case.reader, case.meta
     if not isinstance(reader, BoundsReader):
         return
     whole = pa.concat_tables(groups) if groups else meta.schema.empty_table()
@@ -296,16 +316,15 @@ def _check_bounds(where: str, reader: FormatReader, meta: FileMeta, groups: Sequ
         require(found in (None, wanted), f"{where}: bounds of {name!r} must be None or {wanted}, got {found}")
 
 
-def _check_footer_is_not_read_again(
-    where: str, reader: FormatReader, storage: Storage, file: DataFile, meta: FileMeta
-) -> None:
+def _check_footer_is_not_read_again(case: _Case) -> None:
+    where, file, meta = case.where, case.file, case.meta
     if meta.footer is None:
         return
-    watched = Watched(storage)
-    with contract_errors(where, "open raised"), closing(reader.open(watched, file, meta)) as opened:
+    watched = Watched(case.storage)
+    with contract_errors(where, "open raised"), closing(case.reader.open(watched, file, meta)) as opened:
         for _ in opened.batches(range(min(1, len(meta.group_rows))), meta.schema.names, 1 << 20):
             pass
-    with storage.open(file.path) as handle:
+    with case.storage.open(file.path) as handle:
         end, begins = handle.size(), bytes(handle.read(len(meta.footer))) == meta.footer
     # A footer is at the end of a file, unless the file begins with it, it is in a sidecar, or it was found by reading
     # rows, which then continues to the end.
@@ -315,20 +334,19 @@ def _check_footer_is_not_read_again(
     require(not again, f"{where}: open must use the footer of inspect, but read bytes {again} of {end} again")
 
 
-def _check_failures(
-    where: str, reader: FormatReader, storage: Storage, file: DataFile, meta: FileMeta, schema: pa.Schema | None
-) -> None:
-    gone = replace(file, path=f"{file.path}.is-not-there", name=f"{file.name}.is-not-there")
-    with expecting_table_error(where, "inspect of a file that is gone", naming="is-not-there"):
-        reader.inspect(storage, gone, schema)
+def _check_failures(case: _Case) -> None:
+    where, reader, file, meta = case.where, case.reader, case.file, case.meta
+    gone = _gone(file)
+    with expecting_missing(where, "inspect of a file that is gone"):
+        reader.inspect(case.storage, gone, case.schema)
     with (
-        expecting_table_error(where, "open of a file that is gone, or its first batch,", naming="is-not-there"),
-        closing(reader.open(storage, gone, meta)) as opened,
+        expecting_missing(where, "open of a file that is gone, or its first batch,"),
+        closing(reader.open(case.storage, gone, meta)) as opened,
     ):
         next(opened.batches(range(len(meta.group_rows)), meta.schema.names, 1 << 20), None)
-    for place in (Damaged(storage, "cut"), Damaged(storage, "noise")):
+    for place in (Damaged(case.storage, "cut"), Damaged(case.storage, "noise")):
         try:
-            reader.inspect(place, file, schema)
+            reader.inspect(place, file, case.schema)
         except TableError as error:
             require(file.name in str(error), f"{where}: inspect of a {place.harm} file must name it, but says: {error}")
         except Exception as error:
@@ -336,6 +354,10 @@ def _check_failures(
                 f"{where}: inspect of a {place.harm} file must raise TableError or nothing, but raised "
                 f"{type(error).__name__}: {error}"
             ) from error
+
+
+def _gone(file: DataFile) -> DataFile:
+    return replace(file, path=f"{file.path}.{GONE}", name=f"{file.name}.{GONE}")
 
 
 def _same(where: str, what: str, found: pa.Table, expected: pa.Table) -> None:
@@ -357,8 +379,8 @@ class Watched(Wrapped):
     reads: list[tuple[int, int]] = field(default_factory=list, init=False)
     """``(start, stop)`` of each read."""
 
+    @override
     def open(self, path: str) -> pa.NativeFile:
-        """Open a file and record its reads."""
         with self.inner.open(path) as handle:
             return pa.PythonFile(_Noting(bytes(handle.read()), self.reads), mode="r")
 
@@ -381,32 +403,25 @@ class _Noting(io.BytesIO):
         return count
 
 
-_ReadWhole = Callable[[str, "Storage", DataFile, FileMeta], object]
-"""Reads a file in every way and compares it with its metadata: where, storage, file, metadata."""
-
-
-def _check_settling(
-    who: str,
-    readers: Sequence[SettlingReader],
-    storage: Storage,
-    found: Sequence[tuple[DataFile, FileMeta]],
-    read: _ReadWhole,
-) -> None:
-    """Check that a reader and its copy give each column one type in all files of a table, and read them with it."""
-    metas = [meta for _, meta in found]
+def _check_settling(who: str, cases: Sequence[_Case]) -> None:
+    """Check that each column gets one type in all files of a table, with which they can be read."""
+    metas, (reader, copy) = [case.meta for case in cases], cases[0].readers
+    if not isinstance(reader, SettlingReader) or not isinstance(copy, SettlingReader):
+        return
     with contract_errors(who, "settle raised"):
-        settled, *others = [list(reader.settle(metas)) for reader in readers]
-        mixed = list(readers[0].settle([*settled[:1], *metas[1:]]))
-        again = list(readers[0].settle(settled))
+        settled, other = list(reader.settle(metas)), list(copy.settle(metas))
+        mixed = list(reader.settle([*settled[:1], *metas[1:]]))
+        again = list(reader.settle(settled))
     require(len(settled) == len(metas), f"{who}: settle must give {len(metas)} FileMetas, got {len(settled)}")
     require(
-        all(each == settled for each in (*others, again, mixed)),
+        all(each == settled for each in (other, again, mixed)),
         f"{who}: settle must say the same each time, after pickling the reader, and of files that were settled before",
     )
     types: dict[str, tuple[pa.DataType, str]] = {}
-    for (file, meta), own in zip(found, settled, strict=True):
+    for case, own in zip(cases, settled, strict=True):
+        file = case.file
         require(
-            replace(own, schema=meta.schema) == meta and own.schema.names == meta.schema.names,
+            replace(own, schema=case.meta.schema) == case.meta and own.schema.names == case.meta.schema.names,
             f"{who}: settle must change types alone, but changes more of {file.name!r}",
         )
         for column in own.schema:
@@ -416,17 +431,18 @@ def _check_settling(
                 f"{who}: settle must give column {column.name!r} one type, but it is {first} in {name!r} and "
                 f"{column.type} in {file.name!r}",
             )
-        read(f"{who} on {file.name!r}, as settle says", storage, file, own)
+        _check_batches(replace(case, where=f"{case.where}, as settle says", meta=own))
 
 
-def _check_encoding(
-    where: str, readers: Sequence[EncodingReader], storage: Storage, file: DataFile, meta: FileMeta, rows: pa.Table
-) -> None:
-    """Check that strings which a reader and its copy read as dictionaries are those of the plain `rows`."""
+def _check_encoding(case: _Case, rows: pa.Table) -> None:
+    """Check that strings read as dictionaries are those of the plain `rows`."""
+    where, meta = case.where, case.meta
     names = [field.name for field in meta.schema if kinds.is_string(field.type)]
-    for reader in readers if names else ():
+    for reader in case.readers if names else ():
+        if not isinstance(reader, EncodingReader):
+            return
         with contract_errors(where, "reading with encoded columns raised"):
-            opened = reader.encoding(frozenset(names)).open(storage, file, meta)
+            opened = reader.encoding(frozenset(names)).open(case.storage, case.file, meta)
             with closing(opened):
                 batches = list(opened.batches(range(len(meta.group_rows)), names, max(1, meta.num_rows)))
         for at, name in enumerate(names):
@@ -438,47 +454,37 @@ def _check_encoding(
             )
 
 
-def _check_salvaging(
-    where: str,
-    readers: Sequence[SalvagingReader],
-    storage: Storage,
-    file: DataFile,
-    sound: FileMeta,
-    schema: pa.Schema | None,
-    read: _ReadWhole,
-) -> None:
-    """Check that a reader and its copy leave nothing out of an intact file, and of a damaged one only the damage.
-
-    `sound` is what `inspect` says of the intact file.
-    """
-    for reader in readers:
+def _check_salvaging(case: _Case) -> None:
+    """Check that nothing is left out of an intact file, and only what is damaged out of a damaged one."""
+    where, (reader, copy) = case.where, case.readers
+    if not isinstance(reader, SalvagingReader) or not isinstance(copy, SalvagingReader):
+        return
+    for each in (reader, copy):
         with contract_errors(where, "salvage of a sound file raised"):
-            meta, left_out = reader.salvage(storage, file, schema)
+            meta, left_out = each.salvage(case.storage, case.file, case.schema)
         require(
-            meta == sound and not left_out,
+            meta == case.meta and not left_out,
             f"{where}: salvage of a sound file must say what inspect says and leave nothing out, got {meta}, "
             f"{left_out}",
         )
-    gone = replace(file, path=f"{file.path}.is-not-there", name=f"{file.name}.is-not-there")
-    with expecting_table_error(where, "salvage of a file that is gone", naming="is-not-there"):
-        readers[0].salvage(storage, gone, schema)
-    for place in (Damaged(storage, "cut"), Damaged(storage, "spot"), Damaged(storage, "noise")):
-        _check_damaged(f"{where}, {place.harm}", readers, place, place.listed(file), schema, read)
+    with expecting_missing(where, "salvage of a file that is gone"):
+        reader.salvage(case.storage, _gone(case.file), case.schema)
+    for place in (Damaged(case.storage, "cut"), Damaged(case.storage, "spot"), Damaged(case.storage, "noise")):
+        damaged = replace(case, where=f"{where}, {place.harm}", storage=place, file=place.listed(case.file))
+        _check_damaged(damaged, (reader, copy))
 
 
-def _check_damaged(
-    where: str,
-    readers: Sequence[SalvagingReader],
-    place: Damaged,
-    file: DataFile,
-    schema: pa.Schema | None,
-    read: _ReadWhole,
-) -> None:
-    expected = _said(where, file, lambda: (readers[0].inspect(place, file, schema), ()))
-    found = _said(where, file, lambda: readers[0].salvage(place, file, schema))
-    for reader in readers:
-        again = _said(where, file, lambda reader=reader: reader.salvage(place, file, schema))  # type: ignore[misc]
-        require(again == found, f"{where}: salvage must say the same each time, and after pickling the reader")
+def _check_damaged(case: _Case, readers: Sequence[SalvagingReader]) -> None:
+    where, place, file, schema = case.where, case.storage, case.file, case.schema
+    expected = _answer_of(where, file, lambda: (readers[0].inspect(place, file, schema), ()))
+    found, *others = (
+        _answer_of(where, file, lambda reader=reader: reader.salvage(place, file, schema))  # type: ignore[misc]
+        for reader in (readers[0], *readers)
+    )
+    require(
+        all(other == found for other in others),
+        f"{where}: salvage must say the same each time, and after pickling the reader",
+    )
     if expected is not None:
         require(found == expected, f"{where}: salvage of a file that inspect takes must say the same as inspect")
     if found is None:
@@ -496,10 +502,10 @@ def _check_damaged(
             f"{where}: what is left out must be a LeftOut of bytes of the file, got {part!r}",
         )
     if left_out and meta.num_rows:
-        read(f"{where}, what salvage leaves", place, file, meta)
+        _check_batches(replace(case, where=f"{where}, what salvage leaves", meta=meta))
 
 
-def _said(
+def _answer_of(
     where: str, file: DataFile, ask: Callable[[], tuple[FileMeta, Sequence[LeftOut]]]
 ) -> tuple[FileMeta, tuple[LeftOut, ...]] | None:
     """Return an answer; None if it is a TableError that names the file."""

@@ -11,6 +11,9 @@ from torch_table_loader.errors import TableError, TableLoaderError
 
 T = TypeVar("T")
 
+GONE = "is-not-there"
+"""The end of the name of a file that a check asks for, and that does not exist."""
+
 
 class ContractError(TableLoaderError, AssertionError):
     """A plug-in breaks a rule of its socket. It is an AssertionError, so that test runners report a failure."""
@@ -37,12 +40,12 @@ def contract_errors(who: str, doing: str) -> Iterator[None]:
 
 
 @contextmanager
-def expecting_table_error(who: str, doing: str, naming: str) -> Iterator[None]:
-    """Expect a TableError whose message contains a text, and refuse anything else."""
+def expecting_missing(who: str, doing: str) -> Iterator[None]:
+    """Expect a TableError that names a file whose name ends with `GONE`, and refuse anything else."""
     try:
         yield
     except TableError as error:
-        require(naming in str(error), f"{who}: {doing} must name {naming!r}, but its TableError says: {error}")
+        require(GONE in str(error), f"{who}: {doing} must name {GONE!r}, but its TableError says: {error}")
     except Exception as error:
         raise ContractError(
             f"{who}: {doing} must raise TableError, but raised {type(error).__name__}: {error}"

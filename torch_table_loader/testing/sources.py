@@ -84,11 +84,11 @@ def _check_history(who: str, source: HistorySource, own: int) -> None:
     stranger = -abs(own) - 1
     for since, happened in ((own, False), (stranger, True)):
         with contract_errors(who, f"must say what commits did since snapshot {since}, but changes_since raised"):
-            told = source.changes_since(since)
-            words = not isinstance(told, str) and all(isinstance(each, str) and each for each in told)
-        require(words, f"{who}: changes_since({since}) must give a list of texts, got {told!r}")
+            changes = source.changes_since(since)
+            words = not isinstance(changes, str) and all(isinstance(each, str) and each for each in changes)
+        require(words, f"{who}: changes_since({since}) must give a list of texts, got {changes!r}")
         expected = "say that it is not an ancestor" if happened else "be empty, since that is its own snapshot"
-        require(bool(told) == happened, f"{who}: changes_since({since}) must {expected}, got {list(told)}")
+        require(bool(changes) == happened, f"{who}: changes_since({since}) must {expected}, got {list(changes)}")
 
 
 def _check_names(who: str, files: list[DataFile]) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from torch_table_loader.records import FileVersion
-from torch_table_loader.testing.rules import contract_errors, expecting_table_error, pickled, require
+from torch_table_loader.testing.rules import GONE, contract_errors, expecting_missing, pickled, require
 
 if TYPE_CHECKING:
     from torch_table_loader.contracts import Storage
@@ -34,9 +34,9 @@ def check_storage(storage: Storage, path: str) -> None:
     require(len(content) >= 2, f"{who} must be checked by a file of at least two bytes, got {len(content)}")
     _check_random_access(storage, path, who, content)
     _check_version(storage, path, who, len(content))
-    missing = f"{path}.is-not-there"
+    missing = f"{path}.{GONE}"
     for name in ("open", "version"):
-        with expecting_table_error(who, f"{name} of a file that is not there", naming="is-not-there"):
+        with expecting_missing(who, f"{name} of a file that is not there"):
             getattr(storage, name)(missing)
     with contract_errors(who, "must serve several threads at once, but raised"), ThreadPoolExecutor(_THREADS) as pool:
         read = list(pool.map(lambda _: _content(storage, path, who), range(2 * _THREADS)))

@@ -106,7 +106,7 @@ class TensorProtoReader(WholeGroups, WithoutNulls, SidecarReader, SettlingReader
         size = file.version.num_bytes
         with reading(storage, file), open_at_start(storage, file) as source:
             if not is_far(storage):
-                check_size(file, source.size())
+                check_size(file, source)
             survey = _Survey(file, self.names, left_out)
             survey.walk(source, size)
         return survey.meta(self.group_bytes)
@@ -195,7 +195,7 @@ class _Survey:
 
     def _leave_out(self, damage: DamageError, start: int, stop: int) -> None:
         if self._left_out is None:
-            raise TableError(_told(self._file, self._samples, damage)) from damage
+            raise TableError(_damaged(self._file, self._samples, damage)) from damage
         number = self._samples + len(self._left_out)
         what = f"sample {number}" if damage.length is not None else f"sample {number} and what follows it"
         self._left_out.append(LeftOut(self._file.name, what, start, stop, str(damage)))
@@ -256,7 +256,7 @@ class TensorShard(GroupedFile):
             try:
                 samples = self._walk.next(data, done, self._walk.needs(data, done))
             except DamageError as damage:
-                raise TableError(_told(self._file, sample, damage)) from damage
+                raise TableError(_damaged(self._file, sample, damage)) from damage
             yield samples
             done, sample = done + samples.num * samples.length, sample + samples.num
 
@@ -270,7 +270,7 @@ class TensorShard(GroupedFile):
                 )
 
 
-def _told(file: DataFile, sample: int, damage: DamageError) -> str:
+def _damaged(file: DataFile, sample: int, damage: DamageError) -> str:
     return (
         f"{file.name}, sample {sample} must be a sample of TensorProtos like those before it, but {damage}; the file "
         "is "

@@ -70,9 +70,9 @@ def _features(name: str, column: pa.Array, done: int) -> list[bytes]:
     kind, shapes = column.type, None
     if _is_tensor_struct(kind):
         _refuse_nulls(column, name, done)
-        values, told = column.flatten()
-        _refuse_nulls(told, name, done)
-        shapes = [tuple(shape) for shape in told.to_pylist()]
+        values, lengths = column.flatten()
+        _refuse_nulls(lengths, name, done)
+        shapes = [tuple(shape) for shape in lengths.to_pylist()]
         column, kind = values, values.type
     element = innermost(kind)
     rows, data = _bytes_of(column, name, done)

@@ -11,14 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from torch_table_loader.column_options import Hash, Vocabulary
-    from torch_table_loader.contracts import (
-        HistorySource,
-        SnapshotSource,
-        Source,
-        SplitStrategy,
-        Storage,
-        TimeTravelSource,
-    )
     from torch_table_loader.dataset import StructuredDataset
     from torch_table_loader.delta import DeltaDataset
     from torch_table_loader.engine.explanation import Explanation
@@ -37,8 +29,8 @@ if TYPE_CHECKING:
         TableLoaderError,
         WorkerError,
     )
-    from torch_table_loader.format_contracts import FormatReader, OpenFile, Sidecar, Traits
     from torch_table_loader.iceberg import IcebergDataset
+    from torch_table_loader.keywords import LoaderKeywords
     from torch_table_loader.loader import TableLoader
     from torch_table_loader.metrics import Metrics
     from torch_table_loader.mixed import MixedDataset
@@ -53,21 +45,9 @@ if TYPE_CHECKING:
         WholeFileStrategy,
     )
     from torch_table_loader.planning.row_seeds import row_seeds
-    from torch_table_loader.planning.rows_of import LiveSpan, RowSpan, SourceRow
     from torch_table_loader.predicates.hash_parts import part_of
     from torch_table_loader.ragged import Pad
-    from torch_table_loader.records import (
-        DataFile,
-        DataFileInfo,
-        FileMeta,
-        FileVersion,
-        RowGroupInfo,
-        RowRange,
-        Shard,
-        Split,
-    )
     from torch_table_loader.text.token_table import tokenize_table
-    from torch_table_loader.units import parse_bytes
     from torch_table_loader.weights import Weights
 
 _HOMES = {
@@ -75,43 +55,24 @@ _HOMES = {
     "ColumnStatistics": "planning.column_statistics",
     "ConfigError": "errors",
     "ConfigTypeError": "errors",
-    "DataFile": "records",
-    "DataFileInfo": "records",
     "DeltaDataset": "delta",
     "Explanation": "engine.explanation",
-    "FileMeta": "records",
-    "FileVersion": "records",
-    "FormatReader": "format_contracts",
     "Hash": "column_options",
-    "Vocabulary": "column_options",
-    "HistorySource": "contracts",
     "IcebergDataset": "iceberg",
-    "LiveSpan": "planning.rows_of",
+    "LoaderKeywords": "keywords",
     "LoaderOptions": "options",
     "Metrics": "metrics",
     "MissingExtraError": "errors",
     "MissingFileError": "errors",
     "MissingPathError": "errors",
     "MixedDataset": "mixed",
-    "OpenFile": "format_contracts",
     "OutOfMemoryError": "errors",
     "Pack": "pack",
     "Pad": "ragged",
     "ResumeError": "errors",
     "RoundRobinStrategy": "planning.cutting",
     "RowBalancedStrategy": "planning.cutting",
-    "RowGroupInfo": "records",
-    "RowRange": "records",
-    "RowSpan": "planning.rows_of",
-    "Shard": "records",
-    "Sidecar": "format_contracts",
     "SizeBalancedStrategy": "planning.cutting",
-    "SnapshotSource": "contracts",
-    "Source": "contracts",
-    "SourceRow": "planning.rows_of",
-    "Split": "records",
-    "SplitStrategy": "contracts",
-    "Storage": "contracts",
     "StorageError": "errors",
     "StorageTimeoutError": "errors",
     "StructuredDataset": "dataset",
@@ -119,12 +80,10 @@ _HOMES = {
     "TableLoader": "loader",
     "TableLoaderError": "errors",
     "TargetSizeStrategy": "planning.cutting",
-    "TimeTravelSource": "contracts",
-    "Traits": "format_contracts",
+    "Vocabulary": "column_options",
     "Weights": "weights",
     "WholeFileStrategy": "planning.cutting",
     "WorkerError": "errors",
-    "parse_bytes": "units",
     "part_of": "predicates.hash_parts",
     "row_seeds": "planning.row_seeds",
     "tokenize_table": "text.token_table",
@@ -138,42 +97,24 @@ __all__ = [
     "ColumnStatistics",
     "ConfigError",
     "ConfigTypeError",
-    "DataFile",
-    "DataFileInfo",
     "DeltaDataset",
     "Explanation",
-    "FileMeta",
-    "FileVersion",
-    "FormatReader",
     "Hash",
-    "HistorySource",
     "IcebergDataset",
-    "LiveSpan",
+    "LoaderKeywords",
     "LoaderOptions",
     "Metrics",
     "MissingExtraError",
     "MissingFileError",
     "MissingPathError",
     "MixedDataset",
-    "OpenFile",
     "OutOfMemoryError",
     "Pack",
     "Pad",
     "ResumeError",
     "RoundRobinStrategy",
     "RowBalancedStrategy",
-    "RowGroupInfo",
-    "RowRange",
-    "RowSpan",
-    "Shard",
-    "Sidecar",
     "SizeBalancedStrategy",
-    "SnapshotSource",
-    "Source",
-    "SourceRow",
-    "Split",
-    "SplitStrategy",
-    "Storage",
     "StorageError",
     "StorageTimeoutError",
     "StructuredDataset",
@@ -181,14 +122,11 @@ __all__ = [
     "TableLoader",
     "TableLoaderError",
     "TargetSizeStrategy",
-    "TimeTravelSource",
-    "Traits",
     "Vocabulary",
     "Weights",
     "WholeFileStrategy",
     "WorkerError",
     "__version__",
-    "parse_bytes",
     "part_of",
     "row_seeds",
     "tokenize_table",

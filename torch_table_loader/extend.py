@@ -1,9 +1,18 @@
-"""What plug-ins are built on: the parts that this library itself puts into its sockets, and pure values of planning.
+"""What plug-ins are built on: the sockets and their nouns, what this library itself puts into them, and pure values.
 
-The sockets and their nouns are in `torch_table_loader`, their contracts as checks in `torch_table_loader.testing`.
-These names change only in a new minor version, and the changelog names each change.
+The contracts of the sockets are checks in `torch_table_loader.testing`. These names change only in a new minor version,
+and the changelog names each change.
 """
 
+from torch_table_loader.contracts import (
+    HistorySource,
+    SnapshotSource,
+    Source,
+    SplitStrategy,
+    Storage,
+    TimeTravelSource,
+)
+from torch_table_loader.format_contracts import FormatReader, OpenFile, Sidecar, Traits
 from torch_table_loader.planning.exclusion import Exclusions, ExclusionVersions, Remaining
 from torch_table_loader.planning.global_batches import GlobalBatches
 from torch_table_loader.planning.keys import Key, derive_key
@@ -15,33 +24,66 @@ from torch_table_loader.planning.permutation import Permutation
 from torch_table_loader.planning.quotas import Quotas
 from torch_table_loader.planning.ranks import Topology
 from torch_table_loader.planning.requests import plan_pieces
+from torch_table_loader.planning.rows_of import LiveSpan, RowSpan, SourceRow
 from torch_table_loader.planning.splits import SegmentTable, SplitTable
 from torch_table_loader.planning.strategies import resolve_strategy
 from torch_table_loader.planning.value_sums import ValueSums
 from torch_table_loader.planning.weighted_rows import WeightedRows, WeightSums, cumulate
 from torch_table_loader.read.formats import FORMATS, reader_for
+from torch_table_loader.records import (
+    DataFile,
+    DataFileInfo,
+    FileMeta,
+    FileVersion,
+    RowGroupInfo,
+    RowRange,
+    Shard,
+    Split,
+)
 from torch_table_loader.source.listing import PathSource
 from torch_table_loader.source.storage import FileStorage, open_storage
+from torch_table_loader.units import parse_bytes
 
 __all__ = [
     "FORMATS",
+    "DataFile",
+    "DataFileInfo",
     "ExclusionVersions",
     "Exclusions",
+    "FileMeta",
     "FileStorage",
+    "FileVersion",
+    "FormatReader",
     "GlobalBatches",
+    "HistorySource",
     "Key",
+    "LiveSpan",
     "Mixture",
+    "OpenFile",
     "Packed",
     "PathSource",
     "Permutation",
     "Quotas",
     "Remaining",
+    "RowGroupInfo",
+    "RowRange",
+    "RowSpan",
     "SegmentTable",
+    "Shard",
+    "Sidecar",
+    "SnapshotSource",
+    "Source",
     "SourceOrder",
+    "SourceRow",
+    "Split",
+    "SplitStrategy",
     "SplitTable",
     "StopRule",
+    "Storage",
     "TableLayout",
+    "TimeTravelSource",
     "Topology",
+    "Traits",
     "ValueSums",
     "WeightSums",
     "WeightedRows",
@@ -51,6 +93,7 @@ __all__ = [
     "derive_key",
     "longest_first",
     "open_storage",
+    "parse_bytes",
     "plan_pieces",
     "reader_for",
     "resolve_strategy",

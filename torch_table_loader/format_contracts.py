@@ -1,12 +1,12 @@
-"""The socket of file formats: what a format reader must do, and what it may do beyond.
+"""The sockets of file formats: what a format reader must do, and may do beyond; and what a format writer must do.
 
-`torch_table_loader.testing.check_format_reader` checks it, which a plug-in's author runs in a test.
+`torch_table_loader.testing.check_format_reader` checks a reader; a plug-in's author runs it in a test.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -309,5 +309,38 @@ class RangedReader(FormatReader, Protocol):
         Returns:
             For each of `groups`, in any order, the first byte of each range and the byte after its last. The ranges for
             opening the file are among those of the first group.
+        """
+        ...
+
+
+class FormatWriter(Protocol):
+    """Writes one file format.
+
+    An entry point of the group ``torch_table_loader.writers`` names a class, which is called without arguments.
+    """
+
+    @property
+    def name(self) -> str:
+        """What the caller writes as ``--to``."""
+        ...
+
+    @property
+    def suffix(self) -> str:
+        """How the names of files end."""
+        ...
+
+    def check(self, schema: pa.Schema) -> None:
+        """Refuse a table that the format cannot carry.
+
+        Raises:
+            ConfigError: names the column, and its type.
+        """
+        ...
+
+    def write(self, batches: Iterable[pa.RecordBatch], schema: pa.Schema, file: BinaryIO) -> None:
+        """Write a file from its start; the caller closes it.
+
+        Raises:
+            TableError: a value that the format cannot carry; names column and row of the file.
         """
         ...

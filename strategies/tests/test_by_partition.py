@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch_table_strategies import ByPartition
 
-from torch_table_loader import ConfigError, DataFileInfo
+from torch_table_loader import ConfigError
+from torch_table_loader.extend import DataFileInfo
 from torch_table_loader.testing import data_file, zoo
 
 DAYS = st.none() | st.dates(dt.date(2024, 1, 1), dt.date(2024, 1, 4))

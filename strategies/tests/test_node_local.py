@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 from torch_table_strategies import NodeLocal
 from torch_table_strategies.node_local import home_nodes
 
-from torch_table_loader import ConfigError, DataFileInfo, Shard
+from torch_table_loader import ConfigError
+from torch_table_loader.extend import DataFileInfo, Shard
 from torch_table_loader.testing import data_file
 
 FILES = st.lists(

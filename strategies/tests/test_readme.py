@@ -19,7 +19,7 @@ BLOCKS = re.findall(r"```python\n(.*?)```", README.read_text(encoding="utf-8"), 
 HEAD = (
     "from __future__ import annotations\n"
     "from collections.abc import Sequence\n"
-    "from torch_table_loader import DataFileInfo, Shard, Split\n"
+    "from torch_table_loader.extend import DataFileInfo, Shard, Split\n"
 )
 
 

@@ -6,7 +6,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from torch_table_loader import ConfigError, DataFileInfo, RowRange, Split
+from torch_table_loader import ConfigError
+from torch_table_loader.extend import DataFileInfo, RowRange, Split
 
 
 @dataclass(frozen=True, slots=True)

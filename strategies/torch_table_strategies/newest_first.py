@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from torch_table_loader import DataFileInfo, Shard, Split
+from torch_table_loader.extend import DataFileInfo, Shard, Split
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,8 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from torch_table_loader import ConfigError, DataFileInfo, RowRange, Shard, Split
+from torch_table_loader import ConfigError
+from torch_table_loader.extend import DataFileInfo, RowRange, Shard, Split
 
 _PERSON = b"node_local v1"
 _FILES_AT_ONCE = 1024

@@ -16,10 +16,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
-from torch_table_loader import DataFile, FileMeta, TableError, Traits
+from torch_table_loader import TableError
+from torch_table_loader.extend import DataFile, FileMeta, Traits
 
 if TYPE_CHECKING:
-    from torch_table_loader import Storage
+    from torch_table_loader.extend import Storage
 
 _HEADER_BYTES = 1 << 16
 _ONE_AT_A_TIME = threading.Lock()

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from tests.states import State, is_ended, steps_of
 from tests.tables.plain import as_values, meant_warnings
-from torch_table_loader import LiveSpan, RowSpan, SourceRow, StructuredDataset, TableLoader
+from torch_table_loader import StructuredDataset, TableLoader
+from torch_table_loader.extend import LiveSpan, RowSpan, SourceRow
 
 
 def topologies(*, generated: bool = False) -> st.SearchStrategy[dict[str, Any]]:

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 from collections.abc import Set as AbstractSet
 from functools import partial
 from random import Random
+from typing import Any
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -16,6 +17,8 @@ from torch_table_loader.fetch.planned_read import PlannedRead, Request, Requests
 from torch_table_loader.records import DataFile, FileNeeds, FileVersion
 
 CONTENT = bytes(range(251)) * 400
+STORAGE: Any = None
+"""A queue asks no storage."""
 
 
 def needs_of(path: str, groups: list[list[tuple[int, int]]]) -> FileNeeds:
@@ -27,7 +30,7 @@ def requests_of(task: Task, kept: Kept = frozenset()) -> Requests | None:
     needs = task.read.find()
     if needs is None:
         return None
-    return Requests(needs, held=[(0, len(CONTENT))] if needs.file.path in kept else ())
+    return Requests(needs, STORAGE, held=[(0, len(CONTENT))] if needs.file.path in kept else ())
 
 
 @st.composite

@@ -10,7 +10,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from torch_table_loader import ConfigError, DataFile, FileMeta, FileVersion, TableError
+from torch_table_loader import ConfigError, TableError
+from torch_table_loader.extend import DataFile, FileMeta, FileVersion
 
 GROUP = 4
 

@@ -22,7 +22,8 @@ from tests.tables.reading import data_file, inspect
 from torch_table_loader import StructuredDataset, TableError
 from torch_table_loader.arrow.sound import sound, sound_text
 from torch_table_loader.read.ipc import Block, check_blocks
-from torch_table_loader.read.orc import Stripe, check_stripes
+from torch_table_loader.read.orc import check_stripes
+from torch_table_loader.read.orc_stripes import Stripe
 
 BATCHES, ROWS = 3, 20
 NO_TEXT = b"\xff\xfe"
@@ -223,11 +224,11 @@ def test_the_rest_of_a_damaged_avro_block_is_not_the_end(tmp_path: Path) -> None
 
 
 def test_orc_stripes_must_lie_in_the_file_without_overlap() -> None:
-    stripes = [Stripe(10, 3, 100), Stripe(10, 110, 50), Stripe(10, 160, 40)]
+    stripes = [Stripe(10, 3, 10, 80, 10), Stripe(10, 110, 0, 50, 0), Stripe(10, 160, 0, 40, 0)]
     check_stripes(stripes, 200)
-    for wrong in (Stripe(10, 3, 100), Stripe(10, 150, 20), Stripe(10, 160, 41), Stripe(10, 1 << 63, 1)):
+    for start, num_bytes in ((3, 100), (150, 20), (160, 41), (1 << 63, 1)):
         with pytest.raises(ValueError, match="a stripe of"):
-            check_stripes([*stripes[:2], wrong], 200)
+            check_stripes([*stripes[:2], Stripe(10, start, 0, num_bytes, 0)], 200)
 
 
 @pytest.mark.parametrize("kind", [pa.date32(), pa.timestamp("us"), pa.timestamp("us", "UTC")])

@@ -11,14 +11,8 @@ import pytest
 
 from tests.effort import daily
 from tests.tables.plain import Batch, as_values, deliver, deliver_all, write_table
-from torch_table_loader import (
-    ConfigError,
-    RoundRobinStrategy,
-    RowBalancedStrategy,
-    Shard,
-    Split,
-    StructuredDataset,
-)
+from torch_table_loader import ConfigError, RoundRobinStrategy, RowBalancedStrategy, StructuredDataset
+from torch_table_loader.extend import Shard, Split
 
 
 @pytest.fixture

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from tools.options_table import MODULE, typed
-from torch_table_loader import ConfigError, LoaderOptions, MixedDataset, StructuredDataset, parse_bytes
+from torch_table_loader import ConfigError, LoaderOptions, MixedDataset, StructuredDataset
 from torch_table_loader.errors import ConfigTypeError
+from torch_table_loader.extend import parse_bytes
 from torch_table_loader.keywords import LoaderKeywords, MixedKeywords
 from torch_table_loader.options import defaults, meanings
 

@@ -22,9 +22,9 @@ from tests.rooms.plug_ins import (
     write_numbers,
 )
 from tests.states import table_of
-from torch_table_loader import ConfigError, DataFile, ResumeError, StructuredDataset, TableError
+from torch_table_loader import ConfigError, ResumeError, StructuredDataset, TableError
 from torch_table_loader.cli.main import main
-from torch_table_loader.extend import FORMATS
+from torch_table_loader.extend import FORMATS, DataFile
 from torch_table_loader.opening import agreed_source
 from torch_table_loader.read.formats import format_names
 from torch_table_loader.testing import ContractError, check_format_reader, check_source, check_storage, stored_files

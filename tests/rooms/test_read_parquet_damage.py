@@ -19,11 +19,12 @@ import pytest
 
 from tests.tables.iceberg import IcebergWriter, some
 from tests.tables.reading import LocalStorage, data_file, whole_task
-from torch_table_loader import IcebergDataset, StructuredDataset
+from torch_table_loader import IcebergDataset, Pack, StructuredDataset
 from torch_table_loader.errors import TableError
 from torch_table_loader.extend import reader_for
 from torch_table_loader.read.deletes import Deletes
 from torch_table_loader.read.footers import LazyFooters
+from torch_table_loader.read.parquet import ParquetReader
 from torch_table_loader.read.tasks import TaskReader
 from torch_table_loader.records import DataFile, DeleteFile
 
@@ -188,11 +189,15 @@ def test_a_column_chunk_that_ends_outside_of_the_file_is_refused(tmp_path: Path,
 
 
 def _ask_statistics(file: DataFile) -> None:
-    storage, reader = LocalStorage(), reader_for("parquet")
+    storage, reader = LocalStorage(), ParquetReader()
     meta = reader.inspect(storage, file, None)
     reader.null_columns(meta, meta.schema.names, [True] * len(meta.group_rows))
     for name, value in (("i", 3), ("n", pa.scalar(3, pa.int32())), ("s", "text 3"), ("d", b"x" * 16)):
         reader.prune(file, meta, pc.field(name) == value, meta.schema)
+    reader.list_values(meta, "l")
+    reader.list_bounds(file, meta, "l")
+    for column in ("i", "n"):
+        reader.bounds(meta, column)
     _read(file)
 
 
@@ -253,6 +258,23 @@ def test_short_statistics_do_not_crash_the_process(tmp_path: Path, length: int) 
     meta = reader_for("parquet").inspect(LocalStorage(), file, None)
     with pytest.raises(TableError, match=rf"statistics of 8 bytes in column 'i', got {length} in row group 0"):
         reader_for("parquet").null_columns(meta, ["i"], [True] * 3)
+
+
+@pytest.mark.parametrize("length", [0, 7])
+def test_short_statistics_of_lists_do_not_crash_the_process_that_counts_their_values(
+    tmp_path: Path, length: int
+) -> None:
+    path = tmp_path / "x.parquet"
+    _write(path)
+    nineteen = b"\x08" + (19).to_bytes(8, "little")
+    file = _rewrite(path, lambda footer: footer.replace(nineteen, bytes([length]) + nineteen[1 : length + 1]))
+    reader = ParquetReader()
+    meta = reader.inspect(LocalStorage(), file, None)
+    assert _survives(lambda: reader.list_values(meta, "l"))
+    with pytest.raises(
+        TableError, match=rf"x\.parquet.* statistics of 8 bytes in column 'l.list.element', got {length}"
+    ):
+        StructuredDataset.create_dataloader(str(path), columns=["l"], pack=Pack(seq_len=8, tokens="l"))
 
 
 def test_invalid_names_and_false_lengths_are_table_errors(tmp_path: Path) -> None:

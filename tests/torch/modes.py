@@ -19,15 +19,8 @@ from tests.launchers.jobs import spans_of
 from tests.states import State, samples_of, steps_of
 from tests.tables.iceberg import IcebergWriter, column
 from tests.tables.plain import Groups, key, meant_warnings
-from torch_table_loader import (
-    IcebergDataset,
-    LiveSpan,
-    MixedDataset,
-    RowSpan,
-    SourceRow,
-    StructuredDataset,
-    TableLoader,
-)
+from torch_table_loader import IcebergDataset, MixedDataset, StructuredDataset, TableLoader
+from torch_table_loader.extend import LiveSpan, RowSpan, SourceRow
 
 GROUPS: dict[str, Groups] = {"a": [[9, 4, 11], [1], [], [17, 5], [13, 13]], "b": [[8, 8], [5], [10, 10]]}
 SIZES = {name: sum(map(sum, groups)) for name, groups in GROUPS.items()}

@@ -16,19 +16,8 @@ import pytest
 
 from tests.effort import daily
 from tests.tables.plain import meant_warnings
-from torch_table_loader import (
-    ConfigError,
-    DataFileInfo,
-    Pack,
-    ResumeError,
-    RowRange,
-    RowSpan,
-    Shard,
-    SourceRow,
-    Split,
-    StructuredDataset,
-    TableLoader,
-)
+from torch_table_loader import ConfigError, Pack, ResumeError, StructuredDataset, TableLoader
+from torch_table_loader.extend import DataFileInfo, RowRange, RowSpan, Shard, SourceRow, Split
 from torch_table_loader.testing import ContractError, check_split_strategy
 
 FILES, ROWS, GROUP = 5, 20, 6

@@ -26,18 +26,10 @@ from hypothesis import strategies as st
 from tests.effort import daily, examples
 from tests.states import is_ended, newest
 from tests.tables.plain import meant_warnings, write_table
-from torch_table_loader import (
-    ConfigError,
-    MixedDataset,
-    ResumeError,
-    SourceRow,
-    StructuredDataset,
-    TableLoader,
-    Vocabulary,
-)
+from torch_table_loader import ConfigError, MixedDataset, ResumeError, StructuredDataset, TableLoader, Vocabulary
 from torch_table_loader.engine import row_store
 from torch_table_loader.errors import ConfigTypeError
-from torch_table_loader.extend import ExclusionVersions
+from torch_table_loader.extend import ExclusionVersions, SourceRow
 from torch_table_loader.testing import small_sizes
 
 SIZES = {"a": 700, "b": 250, "c": 61}

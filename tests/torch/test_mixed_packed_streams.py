@@ -21,7 +21,8 @@ from tests.effort import daily, examples
 from tests.states import is_ended
 from tests.tables.plain import meant_warnings
 from tests.torch.packing_reference import Place, Whole, check_batch, documents_of, places_of, write_documents
-from torch_table_loader import ConfigError, MixedDataset, Pack, ResumeError, SourceRow, StructuredDataset, TableLoader
+from torch_table_loader import ConfigError, MixedDataset, Pack, ResumeError, StructuredDataset, TableLoader
+from torch_table_loader.extend import SourceRow
 from torch_table_loader.pack import PackStrategy
 
 GROUPS: dict[str, list[list[int | None]]] = {

@@ -24,17 +24,8 @@ from tests.states import is_ended
 from tests.tables.iceberg import COLUMNS, IcebergWriter
 from tests.tables.plain import meant_warnings
 from tests.torch.mixtures import Row, ranks_take, source_rows, worlds
-from torch_table_loader import (
-    ConfigError,
-    DataFileInfo,
-    IcebergDataset,
-    MixedDataset,
-    ResumeError,
-    SourceRow,
-    Split,
-    StructuredDataset,
-    TableLoader,
-)
+from torch_table_loader import ConfigError, IcebergDataset, MixedDataset, ResumeError, StructuredDataset, TableLoader
+from torch_table_loader.extend import DataFileInfo, SourceRow, Split
 from torch_table_loader.testing import small_sizes
 
 SIZES = {"a": 300, "b": 120, "c": 17}

@@ -22,16 +22,8 @@ from hypothesis import strategies as st
 from tests.effort import daily, examples
 from tests.states import is_ended, source_of, with_anchor
 from tests.tables.plain import meant_warnings
-from torch_table_loader import (
-    ConfigError,
-    MixedDataset,
-    Pack,
-    ResumeError,
-    RowSpan,
-    StructuredDataset,
-    TableError,
-    TableLoader,
-)
+from torch_table_loader import ConfigError, MixedDataset, Pack, ResumeError, StructuredDataset, TableError, TableLoader
+from torch_table_loader.extend import RowSpan
 
 LENGTHS = [5, 0, 17, 1, None, 40, 3, 9, 9, 2, 2, 30, 1, 12, 33, 4, 6]
 EOS, BOS, SEP = 1, 2, 3

@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 from tests.effort import examples
 from tests.tables.plain import meant_warnings
 from tests.torch.packing_reference import write_documents
-from torch_table_loader import Pack, RowSpan, StructuredDataset, TableLoader
+from torch_table_loader import Pack, StructuredDataset, TableLoader
+from torch_table_loader.extend import RowSpan
 from torch_table_loader.pack import PackStrategy
 
 GROUPS: list[list[int | None]] = [[5, 0, 17, 1], [0, 2, 1], [None, 40, 3], [9, 9, 2, 2, 30], [12, 33, 4, 6]]

@@ -27,7 +27,8 @@ from tests.torch.packing_reference import (
     places_of,
     write_documents,
 )
-from torch_table_loader import ConfigError, FileMeta, Pack, ResumeError, StructuredDataset, TableError, TableLoader
+from torch_table_loader import ConfigError, Pack, ResumeError, StructuredDataset, TableError, TableLoader
+from torch_table_loader.extend import FileMeta
 from torch_table_loader.read.parquet import ParquetReader
 from torch_table_loader.testing import small_sizes
 

@@ -24,7 +24,7 @@ from torch_table_loader.engine.rank_info import RankInfo
 from torch_table_loader.extend import PathSource
 from torch_table_loader.options import LoaderOptions
 from torch_table_loader.rank_dataset import RankDataset
-from torch_table_loader.read.row_stage import RowStage, StagedRows
+from torch_table_loader.read.row_stage import Counted, Made, RowStage
 
 GROUPS = [[5, 0, 7], [9], [3, 1]]
 ROWS = sum(map(sum, GROUPS))
@@ -51,29 +51,16 @@ class Parts(RowStage):
         x: np.ndarray[Any, np.dtype[np.int64]] = batch.column("x").to_numpy().astype(np.int64)
         return (x * self.step) % 4
 
-    def count(self, batch: pa.RecordBatch) -> int:
-        return int(self.counts(batch).sum())
+    def counted(self, batch: pa.RecordBatch) -> Counted:
+        return int(self.counts(batch).sum()), None
 
-    def rows(self, batch: pa.RecordBatch) -> StagedRows:
+    def rows(self, batch: pa.RecordBatch) -> Made:
         counts = self.counts(batch)
         rows = np.repeat(np.arange(batch.num_rows), counts)
         part = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
         taken = batch.take(pa.array(rows))
-        return Whole(taken.append_column(self.schema(taken.schema).field("part"), pa.array(part)))
-
-
-class Whole(StagedRows):
-    """Rows that were all made at once."""
-
-    def __init__(self, batch: pa.RecordBatch) -> None:
-        self.batch = batch
-
-    @property
-    def num_rows(self) -> int:
-        return int(self.batch.num_rows)
-
-    def slice(self, start: int, stop: int) -> pa.RecordBatch:
-        return self.batch.slice(start, stop - start)
+        made = taken.append_column(self.schema(taken.schema).field("part"), pa.array(part))
+        return made.num_rows, lambda start, stop: made.slice(start, stop - start)
 
 
 @pytest.fixture(scope="module")

@@ -17,8 +17,8 @@ from tests.generators import HalvesV2
 from tests.launchers.jobs import make, of_a_running_rank, own_rows, run_stage, spans_of, topologies
 from tests.states import STEPS, State
 from tests.tables.plain import Groups, key, write_table
-from torch_table_loader import ConfigError, LiveSpan, RoundRobinStrategy, RowSpan
-from torch_table_loader.extend import FileStorage
+from torch_table_loader import ConfigError, RoundRobinStrategy
+from torch_table_loader.extend import FileStorage, LiveSpan, RowSpan
 
 GROUPS: Groups = [[9, 4, 11], [1], [], [0, 17, 5], [13, 13]]
 STARTS = [0, *accumulate(sum(sizes) for sizes in GROUPS)]

@@ -13,8 +13,8 @@ import pytest
 from pyiceberg.catalog import load_catalog
 
 from tests.tables.plain import write_table
-from torch_table_loader import DataFileInfo, IcebergDataset, Shard, Split, StructuredDataset
-from torch_table_loader.extend import TableLayout, open_storage
+from torch_table_loader import IcebergDataset, StructuredDataset
+from torch_table_loader.extend import DataFileInfo, Shard, Split, TableLayout, open_storage
 
 
 class Cut:

@@ -18,15 +18,17 @@ from torch_table_loader.cli.arguments import OF_FILES, add_arguments, open_table
 from torch_table_loader.cli.parser import Parser
 from torch_table_loader.cli.printing import show, wants_bar
 from torch_table_loader.errors import ConfigError, StorageError, TableError, TableLoaderError
+from torch_table_loader.format_contracts import FormatWriter
 from torch_table_loader.local_files import new_file
 from torch_table_loader.messages import did_you_mean, progress_bar
 from torch_table_loader.planning.splits import whole_files
 from torch_table_loader.plugins import installed_names, load_installed
-from torch_table_loader.read.format_writer import ENTRY_POINT_GROUP, FormatWriter
 
 if TYPE_CHECKING:
     from torch_table_loader.dataset import TableDataset
     from torch_table_loader.engine.table import Table
+
+ENTRY_POINT_GROUP = "torch_table_loader.writers"
 
 _KEYWORDS = (*OF_FILES, "columns", "on_error")
 _ROWS_OF_A_BATCH = 1 << 14

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
@@ -17,7 +16,7 @@ from torch_table_loader.format_contracts import BoundsReader, ListBoundsReader, 
 from torch_table_loader.messages import did_you_mean, note_of_folders
 from torch_table_loader.planning.layout import TableLayout
 from torch_table_loader.read.deletes import Deletes
-from torch_table_loader.read.failures import reading
+from torch_table_loader.read.failures import naming
 from torch_table_loader.read.field_ids import found_by_name
 from torch_table_loader.read.footers import LazyFooters
 from torch_table_loader.read.formats import reader_of
@@ -153,7 +152,7 @@ class Table:
             kept = self._kept_groups(index)
             if file.deletes or not any(kept):
                 return  # a delete may take the nulls
-            with _naming(self.storage, file):
+            with naming(self.storage, file):
                 found = reader_of(file).null_columns(meta, self._in_file(index, wanted), kept)
             found |= {name for name, value in file.partition if value is None and name in columns}
             if file.columns is None:  # a column that a file does not have is null in it
@@ -177,7 +176,7 @@ class Table:
             if any(kept):
                 proven = {name for name, value in file.partition if value is not None}
                 if isinstance(reader, NullProvingReader):
-                    with _naming(self.storage, file):
+                    with naming(self.storage, file):
                         proven |= reader.null_free(self.metas[index], self._in_file(index, sorted(free)), kept)
                 free &= proven
         return free
@@ -189,7 +188,7 @@ class Table:
             reader, names = reader_of(file), self._in_file(index, [column])
             if not isinstance(reader, ListBoundsReader) or names != [column]:
                 return None
-            with _naming(self.storage, file):
+            with naming(self.storage, file):
                 bounds = reader.list_bounds(file, self.metas[index], column)
             if bounds is None:
                 return None
@@ -204,7 +203,7 @@ class Table:
         reader = reader_of(file)
         if not isinstance(reader, BoundsReader) or self._in_file(index, [column]) != [column]:
             return None
-        with _naming(self.storage, file):
+        with naming(self.storage, file):
             return reader.bounds(self.metas[index], column)
 
     def _kept_groups(self, index: int) -> list[bool]:
@@ -243,7 +242,7 @@ class Table:
         file, meta, reader = self.files[index], self.metas[index], cast("RangedReader", reader_of(self.files[index]))
         at, read = group - int(self.layout.group_offsets[index]), set(columns)
         others = self._in_file(index, [name for name in self.schema.names if name not in read])
-        with _naming(self.storage, file):
+        with naming(self.storage, file):
             unread, whole = (
                 sum(stop - start for ranges in reader.ranges(file, meta, [at], names) for start, stop in ranges)
                 for names in (others, meta.schema.names)
@@ -256,15 +255,3 @@ class Table:
         if file.columns is None:
             return list(columns)
         return [name for name in columns if found_by_name(meta.schema, file.columns, {name})]
-
-
-@contextmanager
-def _naming(storage: Storage, file: DataFile) -> Iterator[None]:
-    """Add a file's name to errors of its reader, which does not know it when it looks at a footer in memory."""
-    try:
-        with reading(storage, file):
-            yield
-    except TableError as error:
-        if file.name in str(error):
-            raise
-        raise TableError(f"{file.name}: {error}") from error

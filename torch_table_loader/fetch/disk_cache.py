@@ -58,12 +58,7 @@ def _new_block(num_bytes: int) -> memoryview:
 
 
 class RangeKey(NamedTuple):
-    """Identifies a range of bytes.
-
-    Args:
-        place: a name of the store; see `Storage`.
-        path: the path of the file, as the store names it.
-    """
+    """Identifies a range of bytes of a store's file; for `place` see `RangeStorage.place`."""
 
     place: str
     path: str
@@ -112,9 +107,6 @@ class DiskCache:
     def __init__(self, root: str | os.PathLike[str], most_bytes: int) -> None:
         """Create the folder, for this user alone, or use the existing one.
 
-        Args:
-            most_bytes: total bytes of all ranges.
-
         Raises:
             ConfigError: others control the content of the folder, or it is not a folder.
         """
@@ -136,11 +128,7 @@ class DiskCache:
         return type(self), (str(self._root), self._most)
 
     def get(self, key: RangeKey, new: NewBlock = _new_block) -> memoryview | None:
-        """Return the bytes of a range; None if some are not cached.
-
-        Args:
-            new: allocates memory for the bytes.
-        """
+        """Return the bytes of a range, in memory that `new` allocates; None if some are not cached."""
         try:
             found = self._get(key, new)
             if found is None and (parts := covering(self.ranges(key), key.start, key.stop)):
@@ -173,11 +161,7 @@ class DiskCache:
         return [(int(entry[2]), int(entry[3])) for entry in found if entry is not None]
 
     def put(self, key: RangeKey, data: Any) -> None:
-        """Cache the bytes of a range, if there is room and the version of its file is known.
-
-        Args:
-            data: a buffer of exactly its bytes.
-        """
+        """Cache a buffer of exactly the bytes of a range, if there is room and the version of its file is known."""
         name = key.entry
         view = memoryview(data).cast("B")
         if view.nbytes != key.stop - key.start:

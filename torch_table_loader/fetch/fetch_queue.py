@@ -51,15 +51,13 @@ class FetchQueue:
 
     Requests whose bytes are in the disk cache take their turn and their part of the budget like others. But then they
     are set aside: the lane reads them itself when it comes to them, into reused memory.
+
+    Args:
+        plan: the reads of all lanes, in the order in which their rows are delivered.
+        budget: bytes in flight, or fetched and not left behind yet; requests that a lane waits for come on top.
     """
 
     def __init__(self, plan: Iterator[PlannedRead], budget: int) -> None:
-        """Start with nothing fetched.
-
-        Args:
-            plan: the reads of all lanes, in the order in which their rows are delivered.
-            budget: bytes in flight, or fetched and not left behind yet; requests that a lane waits for come on top.
-        """
         self.held = 0
         """Bytes that are set aside, in flight, or fetched and not left behind yet."""
         self._budget = budget
@@ -111,8 +109,7 @@ class FetchQueue:
     def next_job(self, may_send: Callable[[Request], bool]) -> Task | Request | None:
         """Return the next job, which counts as begun: a task whose needs to find, or a request to send.
 
-        Args:
-            may_send: called with a request that nobody waits for yet, right before it is sent.
+        `may_send` is asked right before a request is sent that nobody waits for yet.
         """
         while self._urgent:
             wanted = self._urgent.popleft()

@@ -47,12 +47,6 @@ class Fetcher:
         plan: Iterator[PlannedRead],
         settings: FetchSettings,
     ) -> None:
-        """Start to fetch.
-
-        Args:
-            plan: the reads of all lanes, in the order in which their rows are delivered.
-            settings: how many bytes to fetch ahead, besides what a lane waits for; and what is cached.
-        """
         self.stats = FetchStats()
         self._storage = storage
         self._place = storage.place
@@ -81,7 +75,7 @@ class Fetcher:
             self._check_open()
             task = self._queue.take(lane)
             self._wanted.notify()
-        return ReadStorage(self, task.read.storage or self._storage, task)
+        return ReadStorage(self, self._storage_of(task), task)
 
     def end(self, lane: int) -> None:
         """Release what a lane's newest read holds."""
@@ -90,12 +84,7 @@ class Fetcher:
             self._wanted.notify()
 
     def add(self, requests: Requests, rows_before: int) -> Task:
-        """Start a read in addition to the planned ones; `remove` ends it.
-
-        Args:
-            requests: the read's requests, in the order in which they are needed.
-            rows_before: rows that are delivered before it, which decides its turn.
-        """
+        """Start a read in addition to the planned ones, in the turn that its `rows_before` gives; `remove` ends it."""
         task = Task(PlannedRead(rows_before, 0, 0, lambda: None))
         with self._wanted:
             self._check_open()
@@ -162,8 +151,7 @@ class Fetcher:
             self.stats.unplanned += 1
             self.stats.requests += 1
             self.stats.num_bytes += stop - start
-        storage = requests.storage or self._storage
-        return storage.read_range(requests.file.path, start, stop, requests.file.version)
+        return requests.storage.read_range(requests.file.path, start, stop, requests.file.version)
 
     def _begun_here(self, requests: Requests, start: int, stop: int) -> Request | None:
         """Release the parts before these bytes; return a request for them that this thread should do itself."""
@@ -201,8 +189,7 @@ class Fetcher:
                 self._wanted.notify()
 
     def _key(self, request: Request) -> RangeKey:
-        place = self._place if request.storage is None else request.storage.place
-        return RangeKey(place, request.file.path, request.file.version, request.start, request.stop)
+        return RangeKey(request.storage.place, request.file.path, request.file.version, request.start, request.stop)
 
     def _wait_for(self, request: Request) -> None:
         if request.stage is Stage.QUEUED:
@@ -284,38 +271,41 @@ class Fetcher:
         return partial(self._fetch, job, flights[0] if flights else None)
 
     def _find(self, task: Task) -> None:
-        needs = None
+        requests = None
         try:
-            needs = task.read.find()
+            if (needs := task.read.find()) is not None:
+                storage = self._storage_of(task)
+                requests = Requests(needs, storage, held=self._held(needs.file, storage))
         except Exception as error:  # noqa: BLE001 the lane does the same when it reads, and raises it
             _log.debug("could not find out which bytes a read needs: %s", type(error).__name__)
-        storage = task.read.storage
-        requests = None if needs is None else Requests(needs, storage=storage, held=self._held(needs.file, storage))
         with self._wanted:
-            self._know(storage)
+            if requests is not None:
+                self._know(requests.storage)
             self._queue.found(task, requests)
             self._arrived.notify_all()
             self._wanted.notify()
 
-    def _know(self, storage: RangeStorage | None) -> None:
+    def _storage_of(self, task: Task) -> RangeStorage:
+        return task.read.storage or self._storage
+
+    def _know(self, storage: RangeStorage) -> None:
         """Record a storage that is in use; the lock is held."""
-        if storage is not None and all(storage is not known for known, _ in self._stores):
+        if all(storage is not known for known, _ in self._stores):
             self._stores.append((storage, storage.traffic().retries))
 
-    def _held(self, file: DataFile, storage: RangeStorage | None) -> list[tuple[int, int]]:
+    def _held(self, file: DataFile, storage: RangeStorage) -> list[tuple[int, int]]:
         """Return the ranges of a file that the disk cache has."""
-        place = self._place if storage is None else storage.place
-        key = RangeKey(place, file.path, file.version, 0, 0)
+        key = RangeKey(storage.place, file.path, file.version, 0, 0)
         return [] if self._cache is None else self._cache.ranges(key)
 
     def _fetch(self, request: Request, flight: Flight | None) -> None:
         file, data, error, cached = request.file, None, None, False
-        storage, key = request.storage or self._storage, self._key(request)
+        key = self._key(request)
         try:
             data = None if self._cache is None else self._cache.get(key)
             cached = data is not None
             if not cached:
-                data = storage.read_range(file.path, request.start, request.stop, file.version)
+                data = request.storage.read_range(file.path, request.start, request.stop, file.version)
         except BaseException as caught:  # noqa: BLE001 the lane that wants them raises it
             error = caught
         with self._wanted:
@@ -399,12 +389,7 @@ class ReadStorage:
 
 
 def fetch_ahead(storage: Storage, plan: Iterator[PlannedRead], settings: FetchSettings) -> Fetcher | None:
-    """Start to fetch what reads need; None if the files are local, or their storage does not serve ranges.
-
-    Args:
-        plan: the reads of all lanes, in the order in which their rows are delivered.
-        settings: how many bytes to fetch ahead, and what is cached.
-    """
+    """Start to fetch what reads need; None if the files are local, or their storage does not serve ranges."""
     return Fetcher(storage, plan, settings) if is_far(storage) and settings.applies_to(storage) else None
 
 
@@ -414,12 +399,6 @@ class TasksAhead:
     def __init__(
         self, storage: Storage, needs: Iterable[Callable[[], FileNeeds | None]], settings: FetchSettings
     ) -> None:
-        """Start to fetch.
-
-        Args:
-            needs: for each task, a function that returns which bytes it needs.
-            settings: how many bytes to fetch ahead, and what is cached.
-        """
         plan = (PlannedRead(number, number, 1, find) for number, find in enumerate(needs))
         self._ahead = fetch_ahead(storage, plan, settings)
 
@@ -442,12 +421,6 @@ class FileParts:
     """Parts of one file, taken in order; taking a part releases those before it."""
 
     def __init__(self, fetcher: Fetcher, requests: Requests, rows_before: int) -> None:
-        """Request the parts.
-
-        Args:
-            fetcher: sends the requests, as far as its budget reaches.
-            rows_before: rows that are delivered before those of these parts.
-        """
         self._fetcher = fetcher
         self._requests = requests
         self._task = fetcher.add(requests, rows_before)
@@ -467,29 +440,23 @@ class FileParts:
 
 
 class PartsAhead:
-    """Requests parts of a store's files (implements `store.remote.PartsReader`); threads share it."""
+    """Requests parts of a store's files (implements `store.remote.PartsReader`); threads share it.
+
+    The epoch's fetcher sends the requests; it may also fetch files of other stores.
+    """
 
     def __init__(self, fetcher: Fetcher, storage: RangeStorage) -> None:
-        """Start without requests.
-
-        Args:
-            fetcher: the epoch's fetcher; it may also fetch files of other stores.
-        """
         self._fetcher = fetcher
         self._storage = storage
 
     def expect(self, needs: FileNeeds, rows_before: int) -> FileParts:
-        """Request parts of a file, with one request each.
-
-        Args:
-            needs: the parts; each of its groups has one range, and they are taken in this order.
-            rows_before: rows that are delivered before them: earlier rows are fetched earlier.
+        """Request parts of a file, with one request each: of each group of `needs` its one range, in this order.
 
         Raises:
             StorageError: the epoch was abandoned meanwhile.
         """
         pieces = [Piece(tuple(group), range(number, number + 1)) for number, group in enumerate(needs.groups)]
-        return FileParts(self._fetcher, Requests(needs, pieces, self._storage), rows_before)
+        return FileParts(self._fetcher, Requests(needs, self._storage, pieces), rows_before)
 
 
 @contextmanager

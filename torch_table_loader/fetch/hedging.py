@@ -40,12 +40,7 @@ class HedgePolicy:
         self._budget = float(ALLOWANCE)
 
     def ended(self, seconds: float, num_bytes: int) -> None:
-        """Learn from a request whose bytes arrived.
-
-        Args:
-            seconds: since it was sent; for one that was sent twice, since the first time.
-            num_bytes: its bytes.
-        """
+        """Learn from a request whose bytes arrived `seconds` after it was sent the first time."""
         self._peers.append((num_bytes, seconds))
         self._budget = min(float(ALLOWANCE), self._budget + BUDGET)
         self._unseen += 1
@@ -53,11 +48,7 @@ class HedgePolicy:
             self._look()
 
     def late_after(self, num_bytes: int) -> float | None:
-        """Return after how many seconds a request counts as late; None while too few have ended.
-
-        Args:
-            num_bytes: its bytes.
-        """
+        """Return after how many seconds a request counts as late; None while too few have ended."""
         if not self._known:
             return None
         usual = self._usual(num_bytes)

@@ -25,12 +25,7 @@ PATIENCE = 2
 
 
 class Flight(NamedTuple):
-    """A request in flight.
-
-    Args:
-        num_bytes: bytes that it asks for.
-        began: when it began, in seconds.
-    """
+    """A request in flight, and when it began, in seconds."""
 
     num_bytes: int
     began: float
@@ -79,11 +74,7 @@ class InFlightLimit:
         return self._count
 
     def begin(self, num_bytes: int, now: float) -> Flight | None:
-        """Begin a request if the window allows it; a single request is always allowed.
-
-        Args:
-            num_bytes: bytes that it asks for.
-            now: in seconds, of a clock that never goes back.
+        """Begin a request if the window allows it, at a time in seconds; a single request is always allowed.
 
         Returns:
             The argument for exactly one later call of `ended`, `failed` or `cancelled`; None if it must wait.

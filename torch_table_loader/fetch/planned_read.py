@@ -43,20 +43,14 @@ class Stage(Enum):
 
 
 class Request:
-    """Bytes that are requested together.
-
-    Args:
-        piece: the piece of the read to which it belongs.
-        storage: the storage of the file; None for the storage of most reads.
-    """
+    """Bytes that are requested together, of one piece of a read."""
 
     __slots__ = (
         *("attempts", "began", "data", "error", "file", "is_held", "is_here", "is_late"),
         *("piece", "running", "stage", "start", "stop", "storage"),
     )
 
-    def __init__(self, file: DataFile, start: int, stop: int, piece: int, storage: RangeStorage | None = None) -> None:
-        """Start in the first stage, without sending it."""
+    def __init__(self, file: DataFile, storage: RangeStorage, start: int, stop: int, piece: int) -> None:
         self.file = file
         self.storage = storage
         self.start = start
@@ -89,23 +83,20 @@ class Request:
 
 
 class Requests:
-    """The requests of one read, indexed by the bytes that they bring."""
+    """The requests of one read, indexed by the bytes that they bring.
+
+    Args:
+        pieces: the requests; None to plan them.
+        held: ranges of the file that need no request to the store.
+    """
 
     def __init__(
         self,
         needs: FileNeeds,
+        storage: RangeStorage,
         pieces: Sequence[Piece] | None = None,
-        storage: RangeStorage | None = None,
         held: Collection[Range] = (),
     ) -> None:
-        """Start with nothing fetched.
-
-        Args:
-            needs: which bytes the read needs.
-            pieces: the requests; None to plan them.
-            storage: the storage of the file; None for the storage of most reads.
-            held: ranges of the file that need no request to the store.
-        """
         self.file = needs.file
         self.storage = storage
         self.is_over = False
@@ -115,7 +106,7 @@ class Requests:
         if held:
             pieces = list(fitted_to_held(pieces, needs.groups, held))
         self.by_piece = [
-            [Request(needs.file, start, stop, number, storage) for start, stop in piece.requests]
+            [Request(needs.file, storage, start, stop, number) for start, stop in piece.requests]
             for number, piece in enumerate(pieces)
         ]
         self._groups = [piece.groups for piece in pieces]
@@ -153,18 +144,12 @@ class Requests:
     def before_part(self, request: Request) -> list[Request]:
         """Return the requests of the parts before the one that is read now; each is returned once.
 
-        Args:
-            request: the one that is read. Where it is of a row group, which columns were read says nothing: they are
-                decoded one after the other, over several row groups.
+        Row groups are not such parts: their columns are decoded one after the other, over several row groups.
         """
         return [] if self._numbers is not None else self._left_behind(self._groups[request.piece].start)
 
     def before_group(self, group: int) -> list[Request]:
-        """Return the requests that no row group needs any more; each is returned once.
-
-        Args:
-            group: a row group of the file; those before it are decoded.
-        """
+        """Return the requests that no row group from `group` on needs; each is returned once."""
         return [] if self._numbers is None else self._left_behind(bisect_left(self._numbers, group))
 
     def _left_behind(self, place: int) -> list[Request]:

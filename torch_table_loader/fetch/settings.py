@@ -15,12 +15,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class FetchSettings:
-    """How remote files are fetched.
-
-    Args:
-        ahead_bytes: the most compressed bytes that a process fetches ahead of decoding; 0 fetches nothing ahead.
-        cache: the cache of ranges on the local disk; or None.
-    """
+    """How remote files are fetched: how many compressed bytes ahead of decoding (0: none), and through which cache."""
 
     ahead_bytes: int
     cache: DiskCache | None = None

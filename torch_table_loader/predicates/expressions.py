@@ -21,11 +21,7 @@ _last_columns: tuple[Any, pa.Schema, frozenset[str]] | None = None
 
 
 def check_filter(filters: Any, schema: pa.Schema, unread_keys: Sequence[str] = ()) -> None:
-    """Refuse a filter that is not a boolean expression over a schema.
-
-    Args:
-        schema: the table's unified schema, partition columns included.
-        unread_keys: keys of the table's folders that are no columns.
+    """Refuse a filter that is not a boolean expression over a schema; `unread_keys` of folders are no columns of it.
 
     Raises:
         ConfigTypeError: it is not a pyarrow compute Expression.
@@ -54,13 +50,7 @@ def check_filter(filters: Any, schema: pa.Schema, unread_keys: Sequence[str] = (
 
 
 def expression_columns(filters: Any, schema: pa.Schema) -> frozenset[str]:
-    """Return the top-level columns that an expression refers to.
-
-    Args:
-        filters: an expression that `check_filter` accepts over `schema`.
-
-    Returns:
-        Their names: those without which the expression does not bind.
+    """Return the top-level columns of a schema without which a checked filter does not bind.
 
     >>> schema = pa.schema([("a", pa.int32()), ("b", pa.int32()), ("c", pa.int32())])
     >>> sorted(expression_columns((pc.field("a") > 1) | pc.field("c").is_null(), schema))
@@ -76,14 +66,7 @@ def expression_columns(filters: Any, schema: pa.Schema) -> frozenset[str]:
 
 
 def row_mask(batch: pa.RecordBatch, filters: Any) -> pa.Array:
-    """Evaluate a filter on a batch.
-
-    Args:
-        batch: has the columns that the filter refers to; may have more.
-
-    Returns:
-        Booleans, one a row; null where the filter cannot say, which does not pass.
-    """
+    """Evaluate a filter on a batch: a boolean for each row, or null where it cannot say (such a row does not pass)."""
     if batch.num_columns == 0:
         one = pa.record_batch([pa.nulls(1)], names=["none"])
         return pa.repeat(row_mask(one, filters)[0], batch.num_rows)

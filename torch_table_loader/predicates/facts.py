@@ -35,11 +35,7 @@ def can_pass(facts: Sequence[Any], filters: Any, schema: pa.Schema) -> bool:
 
 
 def nan_can_pass(name: str, kind: pa.DataType, facts: Sequence[Any], filters: Any, schema: pa.Schema) -> bool:
-    """Return whether a filter can be true of a row with NaN in a column, which statistics leave out.
-
-    Args:
-        kind: the column's type; the answer is False where it has no NaN.
-    """
+    """Return whether a filter can be true of a row with NaN in a column, which statistics leave out."""
     if not pa.types.is_floating(kind):
         return False
     return can_pass([*facts, equals(name, pa.scalar(float("nan"), kind))], filters, schema)
@@ -51,10 +47,9 @@ def equals(name: str, value: pa.Scalar) -> Any:
 
 
 def between(name: str, low: pa.Scalar, high: pa.Scalar, *, nulls: bool) -> Any:
-    """Return the fact that statistics bound a column; None for zeros: −0 is written as 0, and `isin` differs.
+    """Return the fact that a column lies between two values, or is null if it has `nulls`.
 
-    Args:
-        nulls: whether the column may be null as well.
+    None for zeros: −0 is written as 0, and `isin` tells them apart.
     """
     if pa.types.is_floating(low.type) and low.as_py() == 0 == high.as_py():
         return None

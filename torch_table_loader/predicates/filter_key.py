@@ -23,12 +23,7 @@ _INNER_TYPES = ("storage_type", "index_type", "run_end_type", "key_type", "item_
 
 
 def filter_key(filters: Any, schema: pa.Schema) -> str:
-    """Return 64 hexadecimal digits that name a filter over a schema.
-
-    Args:
-        filters: an expression that `check_filter` accepts over the schema; None for no filter.
-        schema: the table's unified schema, partition columns included.
-    """
+    """Return 64 hexadecimal digits that name a checked filter (None for no filter) over a table's schema."""
     hashed = hashlib.sha256(b"filter 2")
     expression = () if filters is None else _expression(filters)
     for part in (*expression, *(_field(field).encode() for field in schema)):

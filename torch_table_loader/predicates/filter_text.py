@@ -236,10 +236,7 @@ def _shortened(text: str) -> str:
 
 
 def all_of(given: Sequence[Any]) -> pc.Expression:
-    """Return an expression that holds where each of some filters holds.
-
-    Args:
-        given: at least one, each as `filter_of` takes it.
+    """Return an expression that holds where all of some filters hold; there must be one, each as `filter_of` takes it.
 
     >>> print(all_of(["ad < 4", "day >= 2026-01-03"]))
     ((ad < 4) and (day >= 2026-01-03))

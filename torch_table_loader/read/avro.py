@@ -10,6 +10,7 @@ from itertools import chain, islice
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
+from typing_extensions import override
 
 from torch_table_loader.arrow.datatypes import children_of
 from torch_table_loader.arrow.reserved import FIELD_ID_KEY
@@ -49,7 +50,7 @@ _PLAIN = {
 }
 
 _Plain = Callable[[Any], Any]
-"""Makes a value of fastavro's into one that pyarrow takes."""
+"""Makes a value that fastavro returns into one that pyarrow takes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,8 +61,8 @@ class AvroReader(WithoutStatistics):
     suffixes = (".avro",)
     traits = Traits(pruned="partitions", counted="the blocks", needs="fastavro")
 
-    def inspect(self, storage: Storage, file: DataFile, schema: pa.Schema | None) -> FileMeta:  # noqa: ARG002
-        """Read schema and the row counts of the blocks: see `FormatReader.inspect`."""
+    @override
+    def inspect(self, storage: Storage, file: DataFile, schema: pa.Schema | None) -> FileMeta:
         with reading(storage, file, "an Avro file"), open_at_start(storage, file) as source:
             try:
                 arrow = arrow_schema(json.loads(_fastavro().block_reader(source).metadata["avro.schema"]))
@@ -73,8 +74,8 @@ class AvroReader(WithoutStatistics):
                 raise MissingExtraError(f"{file.name}: {first_line(error)}") from error
         return one_group(arrow, num_rows, file)
 
+    @override
     def open(self, storage: Storage, file: DataFile, meta: FileMeta) -> SequentialFile:
-        """Open for decoding: see `FormatReader.open`."""
         return SequentialFile(storage, file, partial(_decode, schema=meta.schema))
 
 
@@ -132,7 +133,7 @@ def _nested(avro: Any) -> pa.DataType:
 
 
 def _plain(kind: pa.DataType) -> _Plain | None:
-    """Return what makes values ready for pyarrow; None where they are."""
+    """Return what makes values of a type ready for pyarrow; None if they need no change."""
     if pa.types.is_struct(kind):
         inner = {child.name: _plain(child.type) for child in children_of(kind)}
         changed = {name: each for name, each in inner.items() if each is not None}
@@ -159,7 +160,7 @@ def _pairs(value: Any) -> Any:
 
 
 def _decode(source: pa.NativeFile, columns: Sequence[str], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-    """Decode rows; where no column is asked for, the first one comes, to have the rows."""
+    """Decode columns; if none is asked for, the first one, since a batch needs a column to have rows."""
     fields = [schema.field(name) for name in columns or schema.names[:1]]
     plans = [(field, _plain(field.type)) for field in fields]
     rows = chain.from_iterable(map(_rows, _blocks(source)))
@@ -174,7 +175,7 @@ def _decode(source: pa.NativeFile, columns: Sequence[str], schema: pa.Schema) ->
 
 
 def _blocks(source: pa.NativeFile) -> Iterator[Any]:
-    """Read the blocks of a file; fastavro takes what is left of a torn one for the end of the file."""
+    """Read the blocks of a file to its end; fastavro takes a torn block for the end of the file."""
     blocks = _fastavro().block_reader(source)
     end = source.tell()
     for block in blocks:
@@ -191,7 +192,7 @@ def _blocks(source: pa.NativeFile) -> Iterator[Any]:
 
 
 def _rows(block: Any) -> Iterator[Any]:
-    """Decode a block. One that says fewer rows than it has would lose the others."""
+    """Decode a block, and refuse one that has more rows than it says: they would be lost."""
     yield from block
     if block.bytes_.read(1):
         raise pa.ArrowInvalid(f"the block at byte {block.offset} holds more than the {block.num_records} rows it says")

@@ -24,13 +24,9 @@ _REMEDIES = ("as the table's schema says", "fix the file", "fix the file")
 def plan_by_id(
     file_schema: pa.Schema, columns: FileColumns, wanted: Sequence[tuple[str, Column]], *, name: str
 ) -> Conformer:
-    """Plan how a file's batches become the table's.
+    """Plan how a file's batches become batches of the `wanted` columns, in this order and with these names.
 
     A column that the file has is read; else comes the partition's value, else the column's default, else null.
-
-    Args:
-        file_schema: the file's own schema, with field ids where it has any.
-        wanted: columns to deliver, in this order, and what to call them.
 
     Raises:
         TableError: the file has no field ids, and the table gives none by name; or types that never fit.
@@ -57,7 +53,7 @@ def plan_by_id(
 
 
 def _absent(column: Column, columns: FileColumns, name: str) -> Source:
-    """Return what a column is made of that the file does not have."""
+    """Return where the values of a column come from that the file does not have."""
     if column.field_id == ROW_ID_FIELD:
         return Source(counted_from=columns.first_row_id)
     if column.field_id == LAST_UPDATED_FIELD:
@@ -90,7 +86,7 @@ def _scalar(value: Any, kind: pa.DataType) -> pa.Scalar:
 
 
 def _converter(field: pa.Field, column: Column, names: NamedIds | None, where: str) -> Convert | None:
-    """Plan how a file's array becomes the table's; None where it is so already."""
+    """Return what makes a file's array into the table's; None where they are the same."""
     kind = field.type
     if isinstance(kind, pa.BaseExtensionType):
         stored = _converter(field.with_type(kind.storage_type), column, names, where)

@@ -17,13 +17,13 @@ CODECS = {".gz": "gzip", ".bz2": "bz2", ".zst": "zstd", ".zstd": "zstd", ".lz4":
 """pyarrow's codec by the end of a file's name; LZ4 is the frame format."""
 
 _OTHERS = (".xz", ".lzma", ".zip", ".7z", ".z", ".snappy", ".sz", ".lzo")
-"""What says that a file is compressed in a way that is not read."""
+"""Ends of the names of compressed files that are not read."""
 
 _CHUNK_BYTES = 1 << 20
 
 
 def split_codec(name: str) -> tuple[str, str]:
-    """Split a file's name into what it would be without compression, and the suffix that says which there is.
+    """Split a file's name into the name without compression, and the suffix of the compression.
 
     >>> split_codec("day=1/x.csv.GZ"), split_codec("x.csv"), split_codec("x.json.xz")
     (('day=1/x.csv', '.gz'), ('x.csv', ''), ('x.json', '.xz'))
@@ -38,20 +38,18 @@ def open_text(storage: Storage, file: DataFile) -> pa.NativeFile:
     """Open the text of a file that is read from its start.
 
     Raises:
-        TableError: it is compressed in a way that is not read.
+        TableError: the file is compressed in a way that is not read.
     """
     return text_of(open_at_start(storage, file), file)
 
 
 def text_of(source: pa.NativeFile, file: DataFile) -> pa.NativeFile:
-    """Return the text of an open file; of a compressed one a stream, which cannot seek and has no size.
+    """Return the text of a file that is open at its start; of a compressed one a stream, without seek or size.
 
-    Args:
-        source: the file at its start; it is closed with the stream.
-        file: which; its name says how it is compressed.
+    Closing the stream closes the file.
 
     Raises:
-        TableError: in a way that is not read.
+        TableError: the file is compressed in a way that is not read.
     """
     suffix = split_codec(file.name)[1]
     if not suffix:
@@ -66,10 +64,10 @@ def text_of(source: pa.NativeFile, file: DataFile) -> pa.NativeFile:
 
 
 def text_bytes(storage: Storage, file: DataFile, most: int) -> int:
-    """Return how many bytes of text a file has; of a compressed one they are counted, in a pass of its own.
+    """Return how many bytes of text a file has.
 
-    Args:
-        most: counting ends with the first chunk beyond it, since a small file may hold any amount of text.
+    Those of a compressed file are counted, in a pass of their own, which ends beyond `most`: a small file may hold any
+    amount of text.
     """
     with open_text(storage, file) as source:
         if not isinstance(source, pa.CompressedInputStream):

@@ -20,14 +20,14 @@ _REMEDIES = ("as schema= says", "make the field nullable, or fix the file", "pas
 
 
 class Source(NamedTuple):
-    """Where one column of the table comes from: the file, the same value in every row, or counting; or several.
+    """Where the values of a column of the table come from: the file, a constant, counting, or several of these.
 
     Args:
-        place: among the columns that are read; −1 where the file does not have it.
-        stored: its type, as the file's schema says.
-        convert: None where the file has it as the table does.
-        constant: what comes where the file has no value; None for null.
-        counted_from: what comes there for the file's first row, where it is counted.
+        place: of the column among those that are read; −1 where the file does not have it.
+        stored: its type in the file's schema.
+        convert: None where the file has the table's type.
+        constant: the value where the file has none; None for null.
+        counted_from: the value for the file's first row, where values are counted.
     """
 
     place: int = -1
@@ -43,9 +43,8 @@ class Conformer:
     """Makes the batches of one file into the table's; made by `conform_plan` and `by_id.plan_by_id`.
 
     Args:
-        reads: the columns to read from the file, in this order.
-        as_they_are: whether nothing is to be done to batches that have the schema.
-        remedies: for messages, who says that there are no nulls, and what helps against one, and against other types.
+        as_they_are: whether batches that have the schema need no change.
+        remedies: for messages: who says that there are no nulls, what helps against one, and what against other types.
     """
 
     name: str
@@ -65,7 +64,7 @@ class Conformer:
         name: str,
         remedies: tuple[str, str, str] = _REMEDIES,
     ) -> Conformer:
-        """Find out whether anything is to be done."""
+        """Build a conformer, which knows whether batches need any change."""
         own = pa.schema([file_schema.field(read) for read in reads])
         plain = list(sources) == [Source(place, field.type) for place, field in enumerate(own)]
         as_they_are = plain and schema.equals(own)
@@ -77,19 +76,15 @@ class Conformer:
         return any(source.counted_from is not None for source in self.sources)
 
     def source_of(self, column: str) -> str | None:
-        """Return which column of the file comes as one of the table's without a change; None if none does."""
+        """Return the column of the file that becomes one of the table's without a change; None if there is none."""
         source = self.sources[self.schema.get_field_index(column)]
         unchanged = source.place >= 0 and source.convert is None and source.constant is None
         return self.reads[source.place] if unchanged else None
 
     def apply(self, batch: pa.RecordBatch, row: int = 0) -> pa.RecordBatch:
-        """Convert, fill and order a batch.
+        """Convert, fill and order the columns of a batch, whose first row is the file's `row`.
 
-        Args:
-            row: the place of its first row in the file.
-
-        Returns:
-            The batch itself where nothing is to be done; columns that need no conversion are never copied.
+        Columns that need no conversion are never copied.
 
         Raises:
             TableError: a value does not fit the table's type, or a null is where none may be; names the column.
@@ -129,7 +124,7 @@ class Conformer:
 
 
 def batch_of(arrays: Sequence[pa.Array], schema: pa.Schema) -> pa.RecordBatch:
-    """Return columns as a batch of a schema; those that were left encoded keep their dictionaries.
+    """Return columns as a batch of a schema; dictionary arrays stay dictionary arrays.
 
     >>> batch_of([pa.array(["a"]).dictionary_encode()], pa.schema([("x", pa.string())])).schema.types
     [DictionaryType(dictionary<values=string, indices=int32, ordered=0>)]
@@ -149,12 +144,11 @@ def conform_plan(
 ) -> Conformer:
     """Plan how a file's batches become the table's, whose columns are found by their names.
 
+    Columns that neither file nor partition has are null.
+
     Args:
         partition: column and value pairs that hold for all rows; they win over columns of the file.
         columns: names to deliver, in this order; None for all of the table's.
-
-    Returns:
-        The plan; columns that neither file nor partition has are null.
 
     >>> file, table = pa.schema([("a", pa.int32())]), pa.schema([("a", pa.int64()), ("day", pa.int32())])
     >>> plan = conform_plan(file, table, [("day", 3)])
@@ -180,7 +174,7 @@ def conform_plan(
 
 
 def cast_to(kind: pa.DataType) -> Convert:
-    """Return what casts an array."""
+    """Return a function that casts arrays to a type."""
     return lambda array: array.cast(kind)
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 from pyarrow import csv
+from typing_extensions import override
 
 from torch_table_loader.errors import TableError
 from torch_table_loader.format_contracts import Traits
@@ -29,23 +30,20 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class CsvReader(WithoutStatistics):
-    """Reads comma-separated values with a header (RFC 4180); nulls are what pyarrow takes for null.
-
-    A compressed file is read as its text is.
-    """
+    """Reads comma-separated values with a header (RFC 4180), compressed or not; null is what pyarrow takes for null."""
 
     name: str = "csv"
     suffixes = (".csv",)
     traits = Traits(pruned="partitions")
     infers_types = True
 
+    @override
     def inspect(self, storage: Storage, file: DataFile, schema: pa.Schema | None) -> FileMeta:
-        """Parse the file once, for its rows and, without `schema`, its types: see `FormatReader.inspect`."""
         with reading(storage, file):
             return _inspected(storage, file, schema)
 
+    @override
     def open(self, storage: Storage, file: DataFile, meta: FileMeta) -> SequentialFile:
-        """Open for decoding with the types of `meta`: see `FormatReader.open`."""
         return SequentialFile(
             storage, file, lambda source, columns: _decode(text_of(source, file), columns, meta.schema)
         )
@@ -78,7 +76,7 @@ def _inspected(storage: Storage, file: DataFile, schema: pa.Schema | None) -> Fi
 
 
 def _decode(source: pa.NativeFile, columns: Sequence[str], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-    """Stream columns; where none is asked for, the first one comes, to have the rows."""
+    """Stream columns; if none is asked for, the first one, since a batch needs a column to have rows."""
     read = list(columns) or schema.names[:1]
     types = {name: schema.field(name).type for name in read}
     convert = csv.ConvertOptions(column_types=types, include_columns=read)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
+from typing_extensions import override
 
 from torch_table_loader.errors import TableError
 from torch_table_loader.format_contracts import Sidecar
@@ -50,8 +51,7 @@ _MOST_METADATA = 1 << 16
 class DatatroveReader(TokenReader):
     """Reads datatrove's tokenised documents, which nanotron trains on: a row is a document.
 
-    Args:
-        group_bytes: bytes of tokens of a row group, at least.
+    Each row group but the last has at least `group_bytes` of tokens.
     """
 
     name: str = "datatrove"
@@ -59,8 +59,8 @@ class DatatroveReader(TokenReader):
     data_suffix = ".ds"
     sidecars = (Sidecar(_INDEX), Sidecar(_LOSS, required=False), Sidecar(_METADATA, required=False))
 
+    @override
     def read_index(self, storage: Storage, file: DataFile) -> Index:
-        """Read index and note, and compare them with the sizes of the files: see `TokenReader.read_index`."""
         index = index_of(file, _INDEX)
         lengths, tokens = _parse(index.name, read_whole(storage, index))
         width = _width(file.version.num_bytes, tokens, index.name)
@@ -73,15 +73,10 @@ class DatatroveReader(TokenReader):
             columns[LOSS_MASK] = pa.uint8()
         return Index(_TYPES[width], lengths, columns)
 
+    @override
     def column(
-        self,
-        name: str,  # noqa: ARG002
-        storage: Storage,
-        file: DataFile,
-        more: Sequence[NDArray[Any]],  # noqa: ARG002
-        opened: ExitStack,
+        self, name: str, storage: Storage, file: DataFile, more: Sequence[NDArray[Any]], opened: ExitStack
     ) -> Values:
-        """Open the loss file."""
         loss = sidecar_of(file, _LOSS)
         if loss is None:
             raise TableError(f"{file.name} had a loss mask when it was planned, and has none; build the loader again")
@@ -90,7 +85,7 @@ class DatatroveReader(TokenReader):
 
 
 def _loss_mask(source: pa.NativeFile, name: str, start: int, stop: int) -> pa.Buffer:
-    """Return the mask of a run of tokens."""
+    """Return the mask of a run of tokens, checked to be 0 or 1."""
     found = read_exactly(source, start, stop, name)
     mask = np.frombuffer(found, np.uint8)
     if len(mask) and mask.max() > 1:
@@ -103,7 +98,7 @@ def _loss_mask(source: pa.NativeFile, name: str, start: int, stop: int) -> pa.Bu
 
 
 def _parse(name: str, data: pa.Buffer) -> tuple[NDArray[np.uint64], int]:
-    """Return the lengths of documents, and how many tokens they have together.
+    """Return the number of tokens of each document, and of all.
 
     Raises:
         ValueError: an end is before its beginning.
@@ -121,7 +116,7 @@ def _parse(name: str, data: pa.Buffer) -> tuple[NDArray[np.uint64], int]:
 
 
 def _width(num_bytes: int, tokens: int, index: str) -> int:
-    """Return the bytes of a token, of which there are as many as the index says."""
+    """Return the bytes of a token, from those of all the tokens that the index says."""
     width = num_bytes // tokens if tokens else 2
     if width not in _TYPES or width * tokens != num_bytes:
         raise ValueError(f"{index} says that {tokens} tokens of 2 or 4 bytes lie in {num_bytes} bytes")
@@ -129,7 +124,7 @@ def _width(num_bytes: int, tokens: int, index: str) -> int:
 
 
 def _check_note(note: DataFile, storage: Storage, tokens: int, width: int) -> None:
-    """Compare what the note says with the files; what is not a number says nothing."""
+    """Compare the numbers in the note with the files; anything else in their place is ignored."""
     if note.version.num_bytes > _MOST_METADATA:
         raise ValueError(f"{note.name} has {note.version.num_bytes} bytes, which is too long for a note")
     lines = [*bytes(read_whole(storage, note)).decode("utf-8", "replace").split("\n"), "", ""]

@@ -41,12 +41,7 @@ _ROWS_AT_A_TIME = 1 << 17
 
 
 class EqualityKeys(NamedTuple):
-    """Keys whose rows are deleted from a data file.
-
-    Args:
-        keys: of these and maybe of commits that do not count.
-        after: the sequence number of the data file: only larger ones count.
-    """
+    """Keys whose rows are deleted from a data file, if a commit with a sequence number above `after` deletes them."""
 
     ids: tuple[int, ...]
     keys: KeySet
@@ -61,27 +56,22 @@ class _MadeSet(NamedTuple):
 
 
 class Deletes:
-    """Reads deletes, and keeps what it has read. Threads share it; pickled, it starts empty."""
+    """Reads deletes, and caches them. Threads share it; pickled, it starts empty."""
 
     def __init__(self, storage: Storage, cache_bytes: int = CACHE_BYTES, *, verify_checksums: bool = True) -> None:
-        """Read nothing yet.
-
-        Args:
-            verify_checksums: whether pages of Parquet files that have a checksum are compared with it.
-        """
         self.verify_checksums = verify_checksums
         self._storage = storage
         self._cache = LRUCache(cache_bytes)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle what was given alone."""
+        """Pickle without the cache."""
         return partial(Deletes, verify_checksums=self.verify_checksums), (self._storage, self._cache.most_bytes)
 
     def positions(self, file: DataFile) -> NDArray[np.int64]:
-        """Return the deleted rows of a data file that are known by position.
+        """Return the deleted rows of a data file that are known by position, or those that stay if `keeps_deleted`.
 
         Returns:
-            int64 positions, ascending, each once; where `keeps_deleted`, of the rows that are not deleted.
+            int64 positions, ascending, each once.
 
         Raises:
             TableError: a delete file is gone, torn, or does not say what it must.
@@ -125,7 +115,7 @@ class Deletes:
         return cast("NDArray[np.int64]", by_path.get(path, np.empty(0, dtype=np.int64)))
 
     def _cached(self, key: tuple[Any, ...], delete: DeleteFile, read: Callable[[], tuple[Any, int]]) -> Any:
-        """Return what was read of a delete file, or read it."""
+        """Return what the cache has of a delete file, or read it."""
         with reading(self._storage, delete.file):  # decoders raise errors of many kinds for damaged bytes
             return self._cache.get(key, read)
 
@@ -168,10 +158,10 @@ class Deletes:
         return by_path, sum(each.nbytes + len(path) for path, each in by_path.items())
 
     def _keys(self, ids: tuple[int, ...], deletes: Sequence[DeleteFile]) -> KeySet:
-        """Return a set of the keys of some delete files, in the order of the plan, oldest first, and maybe more.
+        """Return a set of the keys of some delete files, given oldest first, and maybe of older ones.
 
-        Of the deletes that may reach a data file those of later commits do: so what older files are asked for holds
-        what newer ones are, and one set, made for the oldest, serves all.
+        A delete file reaches all data files of earlier commits. So the deletes of an older data file include those of a
+        newer one, and the set that is made for the oldest serves all.
         """
 
         def holds(made: _MadeSet) -> bool:
@@ -208,7 +198,7 @@ class Deletes:
         return table, table.nbytes
 
     def _inspected(self, file: DataFile) -> tuple[Storage, FileMeta]:
-        """Return what a delete file says of itself, and where to read its rows."""
+        """Return the metadata of a delete file, and where to read its rows."""
         storage = fetched(self._storage, file)
         meta = inspect_file(storage, file, None)
         if meta.num_rows < (file.num_rows or 0):  # fewer deletes bring rows back; tables exist that count too few
@@ -218,7 +208,7 @@ class Deletes:
     def _rows_of(
         self, storage: Storage, file: DataFile, meta: FileMeta, names: Sequence[str]
     ) -> Iterator[pa.RecordBatch]:
-        """Read columns of a delete file whole."""
+        """Read all rows of some columns of a delete file."""
         found = 0
         reader = reader_of(file, verify_checksums=self.verify_checksums)
         with reading(storage, file), closing(reader.open(storage, file, meta)) as handle:
@@ -233,7 +223,7 @@ class Deletes:
 
 
 def _position_names(file: DataFile, schema: pa.Schema) -> list[str]:
-    """Return what a position delete file calls its columns."""
+    """Return the names of the columns of paths and positions in a position delete file."""
     by_id = own_ids(schema)
     names = [by_id.get(PATH_FIELD, "file_path"), by_id.get(POSITION_FIELD, "pos")]
     if missing := [name for name in names if name not in schema.names]:
@@ -252,12 +242,7 @@ def _commit_of(file: DataFile) -> int:
 
 
 def key_path(table: TableColumns, field_id: int, name: str) -> tuple[Column, ...]:
-    """Return the way to a key column: a column of the table, or a field inside of one.
-
-    Args:
-        table: the columns that it has or ever had.
-        name: the delete file, for the message.
-    """
+    """Return the way to a key column of a delete file: a column that the table has or had, or a field inside of one."""
     for column in (*table.current, *table.former.values()):
         if (path := _path_to(column, field_id)) is not None:
             return path
@@ -265,7 +250,7 @@ def key_path(table: TableColumns, field_id: int, name: str) -> tuple[Column, ...
 
 
 def inside(array: pa.Array, path: Sequence[Column]) -> pa.Array:
-    """Follow the way to a field inside of a struct; inside of null all is null."""
+    """Return a field inside of a struct, by the way to it; inside of null all is null."""
     for column in path[1:]:
         array = pc.struct_field(array, column.name)
     return array

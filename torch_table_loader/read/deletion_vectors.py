@@ -34,37 +34,25 @@ _MOST_FOOTER_BYTES = 256 << 20
 
 
 class Blob(NamedTuple):
-    """What the footer of a Puffin file says of a blob.
-
-    Args:
-        length: in bytes.
-    """
+    """What the footer of a Puffin file says of a blob, whose length is in bytes."""
 
     length: int
     properties: Mapping[str, Any]
 
 
 class Puffin(NamedTuple):
-    """A Puffin file.
-
-    Args:
-        blobs: by the bytes at which they begin.
-        data: all of a small file; nothing of another.
-    """
+    """A Puffin file: its blobs, by the bytes at which they begin, and its bytes if it is small."""
 
     blobs: Mapping[int, Blob]
     data: bytes
 
     @property
     def num_bytes(self) -> int:
-        """The memory that it takes, about."""
+        """About how much memory it takes."""
         return len(self.data) + 512 * len(self.blobs)
 
     def check(self, delete: DeleteFile, path: str) -> None:
         """Refuse a vector that was not written for a data file.
-
-        Args:
-            delete: the vector, as the table's metadata says.
 
         Raises:
             TableError: it is of another file, of another length, or deletes more or fewer rows.
@@ -81,7 +69,7 @@ class Puffin(NamedTuple):
 
 
 def read_puffin(storage: Storage, delete: DeleteFile) -> Puffin:
-    """Read what a Puffin file says of its blobs; far away, one request brings a small file whole.
+    """Read the footer of a Puffin file; from a remote store, one request brings a small file whole.
 
     Raises:
         TableError: it is gone, torn, or no Puffin file.
@@ -114,11 +102,7 @@ def _decompressed(payload: bytes) -> bytes:
 
 
 def read_vector(storage: Storage, delete: DeleteFile, data: bytes = b"") -> NDArray[np.int64]:
-    """Read a deletion vector.
-
-    Args:
-        delete: which, with the place of its blob.
-        data: all of its file, where that is known.
+    """Read a deletion vector, from `data` if that has all bytes of its file.
 
     Returns:
         int64 positions in the data file, ascending.

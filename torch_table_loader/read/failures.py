@@ -30,9 +30,6 @@ def is_store_failure(error: BaseException, *, is_local: bool) -> bool:
 
     pyarrow raises OSError both for a page that does not decode and for a store that does not answer: the
     latter carries an errno or the store's own words. A client written in Python raises its own types.
-
-    Args:
-        is_local: whether the file is on this machine's file system.
     """
     if isinstance(error, pa.ArrowException) and not isinstance(error, OSError):
         return False
@@ -45,8 +42,7 @@ def is_store_failure(error: BaseException, *, is_local: bool) -> bool:
 def reading(storage: Storage, file: DataFile, must_be: str = "") -> Iterator[None]:
     """Turn whatever a decoder raises into this library's errors, which name the file.
 
-    Args:
-        must_be: what the file must be, where this is what is found out: "an ORC file".
+    A block that finds out whether the file is of its format says that format as `must_be`, such as "an ORC file".
 
     Raises:
         TableError: the file is damaged or of another format.
@@ -65,6 +61,18 @@ def reading(storage: Storage, file: DataFile, must_be: str = "") -> Iterator[Non
         ) from error
 
 
+@contextmanager
+def naming(storage: Storage, file: DataFile) -> Iterator[None]:
+    """Add a file's name to errors of its reader, which does not know it when it looks at metadata in memory."""
+    try:
+        with reading(storage, file):
+            yield
+    except TableError as error:
+        if file.name in str(error):
+            raise
+        raise TableError(f"{file.name}: {error}") from error
+
+
 def as_reading_error(
     error: Exception,
     file: DataFile,
@@ -73,14 +81,9 @@ def as_reading_error(
     group: int | None = None,
     column: str | None = None,
 ) -> TableLoaderError:
-    """Return an error that names the file, row group and column of what went wrong while reading.
+    """Return an error, to be raised from `error`, that names the file, row group and column that were being read.
 
-    Args:
-        error: what was raised; chain it with ``raise ... from error``.
-        is_local: whether it is on this machine's file system.
-
-    Returns:
-        `error` itself if it is this library's, else a StorageError or a TableError.
+    An error of this library is returned as it is; any other becomes a StorageError or a TableError.
     """
     if isinstance(error, TableLoaderError):
         return error
@@ -112,12 +115,7 @@ def as_reading_error(
 
 
 def changed_error(file: DataFile, now: FileVersion) -> TableError:
-    """Return an error that names what changed in a file since it was listed.
-
-    Args:
-        file: the file as it was listed.
-        now: what the store says of it now.
-    """
+    """Return an error that names what changed in a file between its listing and now."""
     fields = [
         ("size in bytes", file.version.num_bytes, now.num_bytes),
         ("mtime in ns", file.version.mtime_ns, now.mtime_ns),
@@ -137,7 +135,7 @@ def changed_error(file: DataFile, now: FileVersion) -> TableError:
 
 
 def find_damage(handle: OpenFile, groups: range, columns: Sequence[str], max_rows: int) -> tuple[int, str] | None:
-    """Read columns one by one to name the first that does not decode."""
+    """Return the first row group and column that do not decode, by reading the columns one by one."""
     for group in groups:
         for column in columns:
             try:

@@ -1,4 +1,4 @@
-"""Files of stores that answer requests for ranges, read with few of them: their sizes are known, and nobody asks."""
+"""Files of remote stores, read with few requests for ranges: the listing says their sizes."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ if TYPE_CHECKING:
     from torch_table_loader.records import DataFile, FileVersion
 
 LEAST_TAIL_BYTES = 64 * 1024
-"""Of a file's end, where nothing says how much holds its footer; most footers are smaller."""
+"""Bytes to read of a file's end if the size of its footer is not known; most footers are smaller."""
 _MOST_TAIL_BYTES = 1024 * 1024
 _TAIL_SHARE = 1000
 """A footer is about a thousandth of its file, where row groups are large."""
 
 WHOLE_BYTES = 8 * 1024 * 1024
-"""A file of deletes that is not larger is read with one request."""
+"""The largest file of deletes that is read with one request."""
 
 
 class _FarFile:
-    """Bytes of a file, of which those of its end and the last that came are kept."""
+    """Reads bytes of a file, and keeps those of its end and the last that came."""
 
     def __init__(self, storage: RangeStorage, file: DataFile, ahead: int, tail_bytes: int = 0) -> None:
         def fetch(start: int, stop: int) -> Any:
@@ -42,7 +42,7 @@ class _FarFile:
         self._ranges = BufferedRanges(fetch, size, ahead)
 
     def read(self, start: int, stop: int) -> Any:
-        """Return bytes that are kept, or ask for them and for what comes next."""
+        """Return bytes that are kept, or request them and what comes next."""
         if self._tail is not None and start >= self._tail_start:
             return self._tail[start - self._tail_start : stop - self._tail_start]
         return self._ranges.read(start, stop)
@@ -50,15 +50,13 @@ class _FarFile:
 
 @contextmanager
 def open_at_end(storage: Storage, file: DataFile, least: int = LEAST_TAIL_BYTES) -> Iterator[pa.NativeFile]:
-    """Open a file whose end is read first; far away, one request brings that, and a small file whole.
+    """Open a file whose end is read first; from a remote store, one request brings that, and a small file whole.
 
-    Args:
-        least: bytes of the end that the first request brings, or more of a large file; `DataFile.tail_bytes` goes
-            before.
+    The request is for `DataFile.tail_bytes`, if the file has any; else for `least` bytes, or more of a large file.
 
     Raises:
         TableError: the file has another size, or is no longer what was listed. A store that checks versions finds
-            that out at each request; else it is asked where reading fails.
+            that out at each request; any other is asked for the version when reading fails.
     """
     if not is_far(storage):
         with storage.open(file.path) as source:
@@ -77,7 +75,7 @@ def open_at_end(storage: Storage, file: DataFile, least: int = LEAST_TAIL_BYTES)
 
 
 def open_at_start(storage: Storage, file: DataFile) -> pa.NativeFile:
-    """Open a file that is read from its start; far away, some MiB at a time."""
+    """Open a file that is read from its start; from a remote store, some MiB at a time."""
     if not is_far(storage):
         return storage.open(file.path)
     return open_ranges(_FarFile(storage, file, sizes().far_request_bytes).read, file.version.num_bytes)
@@ -85,18 +83,14 @@ def open_at_start(storage: Storage, file: DataFile) -> pa.NativeFile:
 
 @dataclass(frozen=True, slots=True)
 class FetchedFile:
-    """A storage of one file whose bytes are here (implements `contracts.Storage`).
-
-    Args:
-        data: its bytes.
-    """
+    """A storage of one file whose bytes are in memory (implements `contracts.Storage`)."""
 
     inner: Storage
     data: Any
 
     @property
     def is_local(self) -> bool:
-        """It is not: what fails may be the store."""
+        """False: what fails may be the store."""
         return False
 
     def open(self, path: str) -> pa.NativeFile:  # noqa: ARG002 - there is one
@@ -112,7 +106,7 @@ class FetchedFile:
 
 
 def fetched(storage: Storage, file: DataFile) -> Storage:
-    """Return a storage to read a file from that is read whole: far away, a small one comes with one request."""
+    """Return a storage for reading a whole file; a small one of a remote store is fetched with one request."""
     size = file.version.num_bytes
     if not is_far(storage) or not 0 < size <= WHOLE_BYTES:
         return storage
@@ -120,7 +114,7 @@ def fetched(storage: Storage, file: DataFile) -> Storage:
 
 
 def _tail_bytes(size: int) -> int:
-    """Return how much of a file's end to ask for.
+    """Return how many bytes of a file's end to request.
 
     >>> _tail_bytes(100_000_000), _tail_bytes(1000)
     (100000, 65536)
@@ -129,7 +123,7 @@ def _tail_bytes(size: int) -> int:
 
 
 def _explain(storage: RangeStorage, file: DataFile, error: Exception) -> None:
-    """Raise a better error where the file is not what was listed."""
+    """Raise an error that says so if the file is not what was listed."""
     if storage.checks(file.version) and not file.version.immutable:
         return  # the request itself has found out
     now = storage.version(file.path)

@@ -22,15 +22,14 @@ Places = Mapping[int, int]
 
 
 def own_ids(file_schema: pa.Schema) -> dict[int, str]:
-    """Return what a file calls its top-level columns, by the ids that it holds itself."""
+    """Return the names of a file's top-level columns, by the field ids in the file itself."""
     return {field_id: file_schema.field(place).name for field_id, place in places(file_schema, None).items()}
 
 
 def found_by_name(file_schema: pa.Schema, columns: FileColumns, names: AbstractSet[str]) -> bool:
-    """Return whether a file calls columns as the table does, so that its statistics can be asked by name.
+    """Return whether a file has columns under the table's names, so that its statistics can be asked by name.
 
-    Returns:
-        False also where a column that the file lacks is not null in it.
+    A column that the file lacks must be null in all its rows.
     """
     at = places(file_schema, names_in(file_schema, columns))
     by_id = {field_id: file_schema.field(place).name for field_id, place in at.items()}

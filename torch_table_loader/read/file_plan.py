@@ -1,4 +1,4 @@
-"""How one file is read: which columns, and which of its rows live."""
+"""How one file is read: which columns, and which rows live, that is, are not deleted and pass the filter."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class _Keys(NamedTuple):
-    """Keys whose rows are deleted, and where a batch has the key columns: a column, and the way into it."""
+    """Keys whose rows are deleted; of each key column the column of a batch, and the way to a field inside of it."""
 
     columns: tuple[tuple[str, tuple[Column, ...]], ...]
     keys: KeySet
@@ -38,13 +38,13 @@ class FilePlan(NamedTuple):
     """How a file is read; made by `plan_file`.
 
     Args:
-        columns: those to deliver; `conformer` makes them, and behind them others that only rows are chosen by.
+        columns: those to deliver; `conformer` makes them, and after them those that rows are chosen by.
         group_starts: the first row of each row group, then the rows of the file.
         filters: None where every row passes.
         empty: whether partition values let no row pass.
         positions: deleted rows of the file, ascending; where `keeps_deleted`, those that are not.
-        chooser: makes the table's columns by whose values rows are chosen: those of the filter and of `keys`; None
-            where there is neither.
+        chooser: makes the table's columns that rows are chosen by, those of the filter and of `keys`; None where there
+            is neither.
         encoded: columns of the file that may come as dictionaries.
         keeps_deleted: whether only the rows at `positions` live: see `DataFile.keeps_deleted`.
     """
@@ -82,9 +82,9 @@ class FilePlan(NamedTuple):
 
     @property
     def thins(self) -> bool:
-        """Whether rows may be left out while the file is read: they are known from their places or by a few columns.
+        """Whether rows may be left out while the file is read, since their places or a few columns tell which.
 
-        Nothing else may depend on those rows, and there must be columns that are read beside the few.
+        Nothing else may depend on those rows, and other columns must be read beside the few.
         """
         reads = self.conformer.reads
         if self.conformer.counts_rows or not reads:
@@ -105,14 +105,7 @@ class FilePlan(NamedTuple):
         return stop - start - named if self.keeps_deleted else named
 
     def mask(self, batch: pa.RecordBatch, row: int) -> NDArray[np.bool_] | None:
-        """Return which rows of a batch live.
-
-        Args:
-            row: the place of its first row in the file.
-
-        Returns:
-            bool [rows]; None where all rows live.
-        """
+        """Return which rows of a batch, whose first is the file's `row`, live: bool [rows], or None for all."""
         live = self._not_at_positions(row, row + batch.num_rows)
         for keys in self.keys:
             missed = keys.miss(batch)
@@ -146,41 +139,48 @@ def plan_file(
     """Plan how a file is read.
 
     Args:
-        columns: names to deliver, in this order; they come first in what the plan's conformer makes.
+        columns: names to deliver, in this order.
         filters: the row filter, or None, and the columns that it refers to.
-        encoded: columns of strings, of which the filter does not ask, that may come as dictionaries.
+        encoded: columns of strings that may come as dictionaries; none of the filter's.
 
     Raises:
         TableError: the file does not fit the table, or a delete file cannot be read.
     """
     row_filter, empty = _beyond_partition(file, meta, table_schema, *filters)
     chosen_by = [] if row_filter is None else list(filters[1])
-    wanted = [*columns, *(name for name in chosen_by if name not in columns)]
     positions = np.empty(0, dtype=np.int64)
     keys: list[_Keys] = []
-    conformer: Conformer
-    chooser: Conformer | None = None
-    if file.columns is None:
-        conformer = conform_plan(meta.schema, table_schema, file.partition, wanted, name=file.name)
-        if chosen_by:
-            chooser = conform_plan(meta.schema, table_schema, file.partition, chosen_by, name=file.name)
-    else:
+    by_name: dict[str, Column] = {}
+    if file.columns is not None:
         by_name = {column.name: column for column in file.columns.table.current}
-        targets = {name: by_name[name] for name in wanted}
         if file.deletes and not empty:
             positions = deletes.positions(file)
-            keys = [_keys(found, file.columns, targets, file.name) for found in deletes.equality(file)]
-        conformer = plan_by_id(meta.schema, file.columns, list(targets.items()), name=file.name)
-        asked = [*chosen_by, *(column for found in keys for column, _ in found.columns)]
-        if asked:
-            by = [(column, targets[column]) for column in dict.fromkeys(asked)]
-            chooser = plan_by_id(meta.schema, file.columns, by, name=file.name)
-    starts = [0, *accumulate(meta.group_rows)]
-    left = {conformer.source_of(name) for name in encoded if name in columns} if encoded else set()
-    left -= {None, *(chooser.reads if chooser is not None else ())}
-    by_dictionary = frozenset(filter(None, left))
-    known = (file, meta, tuple(columns), starts, conformer, row_filter, empty, positions, keys, chooser, by_dictionary)
-    return FilePlan(*known, file.keeps_deleted)
+            keys = [_keys(found, file.columns, by_name, file.name) for found in deletes.equality(file)]
+            chosen_by = list(dict.fromkeys([*chosen_by, *(name for found in keys for name, _ in found.columns)]))
+
+    def conform(names: Sequence[str]) -> Conformer:
+        if file.columns is None:
+            return conform_plan(meta.schema, table_schema, file.partition, names, name=file.name)
+        return plan_by_id(meta.schema, file.columns, [(name, by_name[name]) for name in names], name=file.name)
+
+    conformer = conform([*columns, *(name for name in chosen_by if name not in columns)])
+    chooser = conform(chosen_by) if chosen_by else None
+    sources = {conformer.source_of(name) for name in encoded if name in columns}
+    sources -= {None, *(() if chooser is None else chooser.reads)}
+    return FilePlan(
+        file=file,
+        meta=meta,
+        columns=tuple(columns),
+        group_starts=[0, *accumulate(meta.group_rows)],
+        conformer=conformer,
+        filters=row_filter,
+        empty=empty,
+        positions=positions,
+        keys=keys,
+        chooser=chooser,
+        encoded=frozenset(filter(None, sources)),
+        keeps_deleted=file.keeps_deleted,
+    )
 
 
 def as_bits(mask: NDArray[np.bool_]) -> pa.BooleanArray:
@@ -193,14 +193,14 @@ def as_bits(mask: NDArray[np.bool_]) -> pa.BooleanArray:
     return pa.BooleanArray.from_buffers(pa.bool_(), len(mask), [None, pa.py_buffer(packed)])
 
 
-def _keys(found: EqualityKeys, columns: FileColumns, targets: dict[str, Column], name: str) -> _Keys:
-    """Return where the key columns are among those that are read, to which those are added that are not."""
+def _keys(found: EqualityKeys, columns: FileColumns, by_name: dict[str, Column], name: str) -> _Keys:
+    """Return where the key columns are among a table's columns by name, to which dropped ones are added."""
     places: list[tuple[str, tuple[Column, ...]]] = []
     for field_id in found.ids:
         path = key_path(columns.table, field_id, name)
         dropped = path[0].field_id in columns.table.former
         called = f"\0{path[0].field_id}" if dropped else path[0].name  # the name may be another column's by now
-        targets.setdefault(called, path[0])
+        by_name.setdefault(called, path[0])
         places.append((called, path))
     return _Keys(tuple(places), found.keys, found.after)
 
@@ -208,7 +208,7 @@ def _keys(found: EqualityKeys, columns: FileColumns, targets: dict[str, Column],
 def _beyond_partition(
     file: DataFile, meta: FileMeta, schema: pa.Schema, filters: Any, filter_columns: Sequence[str]
 ) -> tuple[Any, bool]:
-    """Decide a filter over columns that are the same in all rows: what remains of it, and whether no row passes."""
+    """Decide a filter over partition columns alone: return what remains of it, and whether no row passes."""
     if filters is None or not filter_columns or not set(filter_columns) <= dict(file.partition).keys():
         return filters, False
     if file.columns is not None:

@@ -1,4 +1,4 @@
-"""Which rows of a file are read in one go, and the walk over them."""
+"""Which rows of a file are read in one call, and the walk over them."""
 
 from __future__ import annotations
 
@@ -50,17 +50,16 @@ class Run(NamedTuple):
 def trim_segments(
     segments: Sequence[Segment], skip: int, take: int, *, every_row_lives: bool
 ) -> tuple[list[Segment], int, int]:
-    """Leave out what needs no reading.
+    """Leave out segments, or parts of them, that need no reading.
+
+    If every row lives, segments are cut at any row; else those are left out that are known to have no live row.
 
     Args:
         skip: live rows to leave out at the start.
         take: live rows to deliver after those; −1 for all.
-        every_row_lives: no filter is in force, so that segments may be cut at any row.
 
     Returns:
         The segments to read, and what remains of `skip` and `take` to be done while reading.
-
-    Where a filter is in force, a segment that is known to have no live row is left out.
 
     >>> parts = [Segment(0, 0, 10, 10), Segment(1, 10, 20, 10)]
     >>> trim_segments(parts, 12, 3, every_row_lives=True)
@@ -98,7 +97,6 @@ def fit_segments(
     """Cut segments of estimated row groups where the file's row groups begin.
 
     Args:
-        segments: runs of rows, whatever groups they name.
         group_starts: the first row of each row group, then the rows of the file.
         live_rows: counts the live rows of a segment; None where that takes reading.
 
@@ -128,11 +126,7 @@ def fit_segments(
 
 
 def plan_runs(segments: Sequence[Segment], group_starts: Sequence[int], *, merge: bool) -> list[Run]:
-    """Join segments of consecutive row groups into runs.
-
-    Args:
-        group_starts: the first row of each row group, then the rows of the file.
-        merge: join pieces that touch; else each segment stays a piece of its own.
+    """Join segments of consecutive row groups into runs, and pieces that touch into one if `merge`.
 
     >>> plan_runs([Segment(0, 5, 10, 5), Segment(1, 10, 20, 10)], [0, 10, 20], merge=True)
     [Run(groups=range(0, 2), pieces=(Piece(row_start=5, row_stop=20, segment=0),))]
@@ -177,13 +171,11 @@ def _inside(segment: Segment, group_starts: Sequence[int]) -> bool:
 
 
 class Part(NamedTuple):
-    """What comes of consecutive rows of a file, which are of one segment of the task.
+    """The rows that consecutive rows of a file give, all of one segment of the task.
 
     Args:
-        segment: its place.
-        num_live: how many rows come.
         rows: returns those from one number to another, counted from 0.
-        counts: what packing makes of them, where rows are counted and a stage says it.
+        counts: what packing makes of them, if a stage counts that.
     """
 
     segment: int
@@ -197,7 +189,13 @@ _Pieces = Iterator[tuple[Piece, int, pa.RecordBatch, bool]]
 
 
 class FileWalk:
-    """Reads the runs of a file, which it opens; `row` is the first row not yet read, wherever the walk is or fails."""
+    """Opens a file and reads its runs; `row` is the first row not yet read, also when reading has failed.
+
+    Args:
+        may_thin: whether rows that do not live may be left out while decoding, if the file can do that.
+        live_known: whether some row of each piece is known to live.
+        adds: adds columns to consecutive rows, given the first one's place in the file.
+    """
 
     def __init__(
         self,
@@ -210,14 +208,6 @@ class FileWalk:
         verify_checksums: bool = True,
         adds: Callable[[pa.RecordBatch, int], pa.RecordBatch] | None = None,
     ) -> None:
-        """Open nothing yet.
-
-        Args:
-            may_thin: whether rows that do not live may be left out already, where the file can do that.
-            live_known: whether some row of each piece is known to live.
-            verify_checksums: whether stored checksums are compared with the data.
-            adds: adds columns to consecutive rows; takes the place of the first in the file, too.
-        """
         # Where a row of a row group passes the filter, all columns are decoded anyway, in fewer calls the usual way.
         self._may_thin = may_thin and plan.thins and (plan.filters is None or not live_known)
         self._live_known = live_known
@@ -289,7 +279,7 @@ class FileWalk:
                 raise other_rows(run.groups, end, f"{end - self.row} fewer")
 
     def _divided(self, thinner: ThinningFile, run: Run) -> Iterator[Run]:
-        """Divide a run into row groups that are read without their deleted rows, and runs that are read as they are."""
+        """Divide a run into row groups that are read without their deleted rows, and runs that are read whole."""
         # Deletes keep pieces apart, so that each lies in one row group.
         by_group = groupby(run.pieces, key=lambda piece: group_at(piece.row_start, self._plan.group_starts))
         apart = [Run(range(group, group + 1), tuple(pieces)) for group, pieces in by_group]
@@ -302,7 +292,7 @@ class FileWalk:
             yield Run(groups, tuple(piece for part in others for piece in part.pieces))
 
     def _thins(self, thinner: ThinningFile, part: Run) -> bool:
-        """Whether a part is one row group, wanted whole, and read in one go or maybe not at all."""
+        """Whether a part is a whole row group, which is read in one call, or maybe not at all."""
         if len(part.groups) > 1 or len(part.pieces) > 1:
             return False
         (group,), starts = part.groups, self._plan.group_starts
@@ -335,7 +325,7 @@ class FileWalk:
             yield piece, piece.row_start, batch, True
 
     def _in_step(self, handle: OpenFile, part: Run, chooser: Conformer) -> _Pieces:
-        """Stream the columns that choose, and beside them the others, from the first row that stays on."""
+        """Stream the columns that rows are chosen by, and beside them the others, from the first chosen row on."""
         (piece,) = part.pieces
         others = Beside(handle, part.groups, self._others(chooser), self._max_rows, piece.row_start)
         with closing_stream(handle.batches(part.groups, chooser.reads, self._max_rows)) as source, closing(others):
@@ -367,7 +357,7 @@ class FileWalk:
         return [name for name in self._plan.conformer.reads if name not in chooser.reads]
 
     def _joined(self, first: pa.RecordBatch, others: pa.RecordBatch, kept: pa.UInt32Array | None) -> pa.RecordBatch:
-        """Put what is kept of the columns that choose beside the others, in the conformer's order."""
+        """Join the kept rows of the columns that rows are chosen by with the others, in the conformer's order."""
         if kept is not None:
             first = pc.take(first, kept, boundscheck=False)
         by_name = {
@@ -380,10 +370,9 @@ class FileWalk:
 
 
 class _LivePlaces:
-    """Where the rows are that live, for a reader that asks row group by row group."""
+    """The places of the rows that live, for a reader that asks row group by row group."""
 
     def __init__(self, plan: FilePlan) -> None:
-        """Compute nothing yet."""
         self._plan = plan
         self._start = self._stop = 0
         # `pa.array` would import pandas, which takes longer than the first batch.
@@ -420,7 +409,7 @@ def _live_rows(batch: pa.RecordBatch, mask: NDArray[np.bool_] | None, start: int
 
 @contextmanager
 def closing_stream(source: Iterator[pa.RecordBatch]) -> Iterator[Iterator[pa.RecordBatch]]:
-    """Close a stream of batches behind the block, where it can be closed."""
+    """Close a stream of batches after the block, if it can be closed."""
     try:
         yield source
     finally:
@@ -430,14 +419,13 @@ def closing_stream(source: Iterator[pa.RecordBatch]) -> Iterator[Iterator[pa.Rec
 
 
 class Beside:
-    """Columns that are streamed beside others; nothing of them is decoded before the first rows are asked for."""
+    """Streams columns beside others; none is decoded before the first rows are asked for.
+
+    Args:
+        row: the first row of the groups in the file.
+    """
 
     def __init__(self, handle: OpenFile, groups: range, names: list[str], max_rows: int, row: int) -> None:
-        """Read nothing yet.
-
-        Args:
-            row: the first row of the groups in the file.
-        """
         self._groups = groups
         self._stack = ExitStack()
         self._open = partial(handle.batches, groups, names, max_rows)
@@ -448,8 +436,7 @@ class Beside:
     def rows(self, start: int, stop: int) -> Iterator[tuple[int, pa.RecordBatch]]:
         """Yield the rows `start` to `stop` of the file piece by piece, each with the place of its first row.
 
-        Args:
-            start: at or after the `stop` of the call before.
+        `start` must not be before the `stop` of the last call.
         """
         if self._source is None:
             self._source = self._stack.enter_context(closing_stream(self._open()))
@@ -473,7 +460,7 @@ class Beside:
 
 
 def other_rows(groups: range, end: int, difference: str) -> TableError:
-    """Say that row groups have other rows than the plan has."""
+    """Return the error of row groups that have more or fewer rows than was planned."""
     return TableError(
         f"row groups {groups.start} to {groups.stop - 1} must end at row {end} of the "
         f"file, got {difference}; the file has changed since it was planned: build the loader again"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
@@ -10,15 +9,16 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
+from typing_extensions import override
 
 from torch_table_loader.errors import TableError
-from torch_table_loader.format_contracts import Traits
+from torch_table_loader.format_contracts import SidecarReader, Traits
 from torch_table_loader.read.failures import reading
 from torch_table_loader.read.far_files import open_at_end
 from torch_table_loader.read.ipc import check_footer, message_starts
 from torch_table_loader.read.ipc_messages import sized
-from torch_table_loader.read.reader_base import WholeGroups, refuse_duplicates
-from torch_table_loader.read.token_files import GROUP_BYTES, TOKENS, DocumentFile, group_rows
+from torch_table_loader.read.reader_base import GroupedFile, WholeGroups, WithoutNulls, refuse_duplicates
+from torch_table_loader.read.token_files import GROUP_BYTES, TOKENS, group_rows
 from torch_table_loader.records import FileMeta
 
 if TYPE_CHECKING:
@@ -27,13 +27,11 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class FmsFsdpReader(WholeGroups):
+class FmsFsdpReader(WholeGroups, WithoutNulls, SidecarReader):
     """Reads Arrow files with a document in each record batch: a row is a document, and each column a list.
 
-    The footer alone is read to plan: it says where each record batch is.
-
-    Args:
-        group_bytes: bytes of record batches of a row group, at least.
+    Planning reads the footer alone, which says where each record batch is. Each row group but the last has at least
+    `group_bytes` of record batches.
     """
 
     name: str = "fms-fsdp"
@@ -43,8 +41,8 @@ class FmsFsdpReader(WholeGroups):
     traits = Traits(cut="documents", pruned="partitions", counted="the footer")
     sidecars = ()
 
-    def inspect(self, storage: Storage, file: DataFile, schema: pa.Schema | None) -> FileMeta:  # noqa: ARG002
-        """Read the footer: see `FormatReader.inspect`."""
+    @override
+    def inspect(self, storage: Storage, file: DataFile, schema: pa.Schema | None) -> FileMeta:
         with reading(storage, file, "an Arrow IPC file"), open_at_end(storage, file) as source:
             with sized(source, partial(message_starts, source)):
                 reader = pa.ipc.open_file(source)
@@ -70,16 +68,12 @@ class FmsFsdpReader(WholeGroups):
             group_ranges=places,
         )
 
-    def null_free(self, meta: FileMeta, columns: Sequence[str], kept: Sequence[bool]) -> frozenset[str]:  # noqa: ARG002
-        """Return all (see `NullProvingReader`): a null is an error."""
-        return frozenset(columns)
-
+    @override
     def open(self, storage: Storage, file: DataFile, meta: FileMeta) -> FmsFsdpFile:
-        """Open without the footer: see `FormatReader.open`."""
         return FmsFsdpFile(storage.open(file.path), file, meta)
 
 
-class FmsFsdpFile(DocumentFile):
+class FmsFsdpFile(GroupedFile):
     """An open file, whose record batches become rows."""
 
     def __init__(self, source: pa.NativeFile, file: DataFile, meta: FileMeta) -> None:
@@ -87,7 +81,8 @@ class FmsFsdpFile(DocumentFile):
         self._file = file
         self._stored = pa.schema([pa.field(field.name, field.type.value_type) for field in meta.schema])
 
-    def _group(self, group: int, columns: Sequence[str]) -> pa.RecordBatch:
+    @override
+    def _group(self, group: int, columns: list[str]) -> pa.RecordBatch:
         documents = self._documents(group)
         rows = self._meta.group_rows[group]
         if len(documents) != rows:
@@ -112,7 +107,7 @@ class FmsFsdpFile(DocumentFile):
         return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
     def _flat(self, group: int, name: str, column: pa.ChunkedArray) -> pa.Array:
-        """Return the values of all documents in one buffer that nobody else has."""
+        """Return the values of all documents in one new buffer."""
         if column.null_count:
             place = next(place for place, chunk in enumerate(column.chunks) if chunk.null_count)
             raise TableError(

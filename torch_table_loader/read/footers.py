@@ -1,4 +1,4 @@
-"""Footers that are read when a file is, not before; until then the table's metadata says what they hold."""
+"""Footers that are read only when their file is; until then they are estimated from the table's metadata."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ if TYPE_CHECKING:
     from torch_table_loader.records import DataFile, FileMeta
 
 FOOTER_BYTES = 256 * 1024 * 1024
-"""Footers that a process holds at most; what was used longest ago goes first, and is read again."""
+"""The most footers that a process holds; the least recently used goes first, and is read again."""
 
 LEAST_SEEN = 32
-"""Footers without which nothing is known of the next one."""
+"""Footers that must have been seen before the size of the next one is predicted."""
 
 _HEADROOM = 4
 _LIKE = 2
@@ -31,32 +31,31 @@ _META_BYTES = 4096
 
 
 class FooterSizes:
-    """What the footers of a table took, so that the next one comes with few bytes. Threads share it.
+    """The sizes of a table's footers so far, so that the next one is read with few bytes. Threads share it.
 
-    Footers of one table differ little, as they name the same columns. What is asked for is four times the largest that
-    was seen. A file that is more than twice as large as all of those may have more row groups, and tells nothing.
+    Footers of one table differ little, as they name the same columns. So four times the largest one so far is read,
+    unless the file is more than twice as large as all before it: it may have more row groups.
     """
 
     __slots__ = ("_file_bytes", "_footer_bytes", "_seen")
 
     def __init__(self) -> None:
-        """Know nothing yet."""
         self._seen = self._file_bytes = self._footer_bytes = 0
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Start over there."""
+        """Pickle without what was learned."""
         return FooterSizes, ()
 
     def add(self, file: DataFile, meta: FileMeta) -> None:
         """Learn from a footer that was read."""
         if meta.footer is not None:
-            # Of two threads one may be lost here: the next footers tell the same.
+            # An update may be lost between two threads: the next footers have the same sizes.
             self._footer_bytes = max(self._footer_bytes, len(meta.footer))
             self._file_bytes = max(self._file_bytes, file.version.num_bytes)
             self._seen += 1
 
     def hint(self, file: DataFile) -> DataFile:
-        """Return a file that says how much of its end to ask for, where that is known and it does not say so."""
+        """Return a file with `tail_bytes` set, if they can be predicted and are not set."""
         like = file.version.num_bytes <= _LIKE * self._file_bytes
         if self._seen < LEAST_SEEN or not like or file.tail_bytes is not None:
             return file
@@ -64,34 +63,28 @@ class FooterSizes:
 
 
 class LazyFooters:
-    """Footers of a table's files, each read when it is asked for. It pickles, without what was read.
+    """The footers of a table's files, each read by `inspect` when it is asked for. It pickles, without its cache.
 
-    Row groups of the plan are then estimates: a task's segments are fitted to the file when it is open.
+    The row groups of the plan are then estimates: a task's segments are fitted to the file when that is read.
     """
 
     def __init__(
         self, files: Sequence[DataFile], inspect: Callable[[DataFile], FileMeta], most_bytes: int = FOOTER_BYTES
     ) -> None:
-        """Read nothing yet.
-
-        Args:
-            files: each with its number of rows.
-            inspect: reads a footer; must pickle.
-        """
         self._files = files
         self._inspect = inspect
         self._cache = LRUCache(most_bytes)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle how footers are read."""
+        """Pickle without the cache."""
         return LazyFooters, (self._files, self._inspect, self._cache.most_bytes)
 
     def __len__(self) -> int:
-        """How many files."""
+        """Return the number of files."""
         return len(self._files)
 
     def __getitem__(self, index: int) -> FileMeta:
-        """Return a footer, read where it is not kept.
+        """Return a footer, from the cache or read now.
 
         Raises:
             TableError: the file is gone or torn, or has other rows than the table's metadata says.
@@ -107,12 +100,12 @@ class LazyFooters:
         return meta
 
     def __iter__(self) -> Iterator[FileMeta]:
-        """Read them all, one after another."""
+        """Yield all footers, in the order of the files."""
         return (self[index] for index in range(len(self)))
 
     @property
     def num_bytes(self) -> int:
-        """Bytes that are kept now."""
+        """Bytes in the cache."""
         return self._cache.num_bytes
 
 
@@ -130,10 +123,10 @@ def check_rows(file: DataFile, meta: FileMeta) -> None:
 
 
 def estimated_groups(file: DataFile) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Estimate row groups of a file by what the table's metadata says.
+    """Estimate the row groups of a file from the table's metadata.
 
-    Where the metadata says at which bytes row groups begin, there is one part for each; else one for each 32 MiB.
-    Rows are shared out by bytes.
+    If the metadata says at which bytes row groups begin, there is one part for each; else one for each 32 MiB. Rows
+    are divided in proportion to bytes.
 
     Returns:
         Rows and stored bytes of each part.
@@ -155,7 +148,7 @@ def estimated_groups(file: DataFile) -> tuple[tuple[int, ...], tuple[int, ...]]:
 
 
 def estimated_layout(files: Sequence[DataFile]) -> TableLayout:
-    """Lay files out by row groups as `estimated_groups` estimates them, all live and none ruled out."""
+    """Return the layout of files in estimated row groups (see `estimated_groups`), without pruning or deletes."""
     if not isinstance(files, ListedFiles) or files.says_splits:
         groups = list(map(estimated_groups, files))
         return TableLayout.of(files, [rows for rows, _ in groups], [num_bytes for _, num_bytes in groups])

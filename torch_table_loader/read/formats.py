@@ -50,7 +50,7 @@ _READERS: dict[str, FormatReader] = {
         FmsFsdpReader(),
     )
 }
-"""Those of this library; an installed one is added when its name is first used in a process."""
+"""The readers of this library; an installed one is added when its name is first used in a process."""
 
 _UNVERIFIED: dict[str, FormatReader] = {"parquet": ParquetReader(verify_checksums=False)}
 
@@ -58,10 +58,10 @@ FORMATS = tuple(_READERS)
 """The formats of this library. An installed reader cannot take one of these names."""
 
 DEFAULT_FORMAT = "parquet"
-"""Of files whose names say nothing, as Hive writes them; the first bytes of a Parquet file say that it is one."""
+"""The format of files without a suffix, as Hive writes them; the first bytes of a Parquet file say that it is one."""
 
 TEXT_FORMATS = ("csv", "json")
-"""Those whose files may be compressed as a whole."""
+"""Formats whose files may be compressed as a whole."""
 
 _METHODS = ("inspect", "prune", "null_columns", "open")
 
@@ -119,13 +119,10 @@ def is_columnar(file: DataFile) -> bool:
 
 
 def inspect_file(storage: Storage, file: DataFile, schema: pa.Schema | None) -> FileMeta:
-    """Read what a file says of itself, and check its counts: see `FormatReader.inspect`.
-
-    Args:
-        schema: the caller's ``schema=``, or None.
+    """Read the metadata of a file (see `FormatReader.inspect`), and check its counts.
 
     Raises:
-        TableError: the file is damaged or of another format, whatever its decoder says of that.
+        TableError: the file is damaged or of another format, whatever error its decoder raises.
         StorageError: the store failed.
     """
     with reading(storage, file):
@@ -140,7 +137,7 @@ def inspect_file(storage: Storage, file: DataFile, schema: pa.Schema | None) -> 
 
 
 def _unknown(given: Any, path: Any) -> ConfigError:
-    """Return the error of what names no format and is not a reader."""
+    """Return the error for a ``format=`` that is neither the name of a format nor a reader."""
     names = format_names()
     first = path[0] if isinstance(path, list | tuple) and path else path
     known = _by_suffix(FORMATS)
@@ -173,11 +170,7 @@ def _installed(name: str) -> FormatReader:
 
 
 def _check_reader(reader: Any, who: str) -> None:
-    """Refuse what cannot be a format reader; `testing.check_format_reader` checks all of the contract.
-
-    Raises:
-        ConfigTypeError: says what is wrong.
-    """
+    """Refuse what cannot be a format reader; `testing.check_format_reader` checks all of the contract."""
     kind = reader.__name__ if isinstance(reader, type) else type(reader).__name__
     if isinstance(reader, type):
         raise ConfigTypeError(f"{who} must be an instance of a format reader, got the class {kind}; call it first")
@@ -195,7 +188,7 @@ def _check_reader(reader: Any, who: str) -> None:
 
 
 def suffixes_of(reader: FormatReader) -> tuple[str, ...]:
-    """Return how the names of a format's files end, those beside data files included.
+    """Return the suffixes of a format's files, those of sidecars included.
 
     >>> suffixes_of(reader_for("arrow")), suffixes_of(reader_for("megatron")), suffixes_of(reader_for("fms-fsdp"))
     (('.arrow', '.ipc', '.feather'), ('.bin', '.idx'), ('.arrow',))
@@ -207,17 +200,15 @@ def suffixes_of(reader: FormatReader) -> tuple[str, ...]:
 
 
 def reader_by_suffix(names: Sequence[str]) -> FormatReader:
-    """Return the reader of files that all end as those of one format do.
+    """Return the reader of files by their names, which must all have suffixes of one format.
 
     Of two formats with a suffix in common, built-in ones come before installed ones, and otherwise the first in
-    `FORMATS`. Installed readers are looked at where no built-in format has the suffix.
-
-    Args:
-        names: of the files; where none ends as files of a format do, they are taken for Parquet files.
+    `FORMATS`. Installed readers are considered if no built-in format has a suffix. If no name has a suffix of a
+    format, the files are read as Parquet files.
 
     Raises:
-        ConfigError: there are files of two formats, or of one and others; or compressed files of a format whose files
-            are not read so.
+        ConfigError: there are files of two formats, or of one and others; or compressed files of a format that is not
+            read compressed.
 
     >>> reader_by_suffix(["a.csv", "b.csv.gz"]).name, reader_by_suffix(["000000_0"]).name
     ('csv', 'parquet')

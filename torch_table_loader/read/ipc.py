@@ -15,6 +15,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
 import pyarrow as pa
+from typing_extensions import override
 
 from torch_table_loader.arrow.flatbuffers import FlatTable
 from torch_table_loader.arrow.sound import sound
@@ -24,12 +25,11 @@ from torch_table_loader.read.failures import reading
 from torch_table_loader.read.far_files import open_at_end
 from torch_table_loader.read.ipc_messages import sized
 from torch_table_loader.read.reader_base import (
+    GroupedFile,
     SequentialFile,
     WholeGroups,
-    bounded,
     one_group,
     refuse_duplicates,
-    rows_without_columns,
 )
 from torch_table_loader.records import FileMeta
 
@@ -45,7 +45,7 @@ _END_OF_STREAM = b"\xff\xff\xff\xff\0\0\0\0"
 _DICTIONARIES, _RECORD_BATCHES = 2, 3
 _BLOCK = struct.Struct("<qi4xq")
 _SMALL_BYTES = 1 << 20
-"""A file that is not larger is looked at whole: each of its record batches is."""
+"""The largest file that is read whole for its metadata, since a part of each record batch is read."""
 
 _MOST_PADDING = 128
 """Bytes between blocks that some writer may leave, and the end-of-stream marker; the header of a batch needs more."""
@@ -55,7 +55,7 @@ _MOST_PADDING = 128
 class IpcReader(WholeGroups):
     """Reads the Arrow IPC file (Feather 2) and stream formats (https://arrow.apache.org/docs/format/Columnar.html).
 
-    Which of the two a file is, its first bytes say.
+    The first bytes of a file say which of the two it is.
     """
 
     name: str = "arrow"
@@ -63,8 +63,8 @@ class IpcReader(WholeGroups):
     traits = Traits(cut="record batches", pruned="partitions", counted="the batches")
     columnar = True
 
-    def inspect(self, storage: Storage, file: DataFile, schema: pa.Schema | None) -> FileMeta:  # noqa: ARG002
-        """Count the rows of each record batch by one cheap column: see `FormatReader.inspect`."""
+    @override
+    def inspect(self, storage: Storage, file: DataFile, schema: pa.Schema | None) -> FileMeta:
         with reading(storage, file, "an Arrow IPC file or stream"), open_at_end(storage, file, _SMALL_BYTES) as source:
             if _is_file(source, file):
                 with sized(source, partial(message_starts, source)):
@@ -72,8 +72,9 @@ class IpcReader(WholeGroups):
             with sized(source):
                 return _inspect_stream(source, file)
 
+    @override
     def open(self, storage: Storage, file: DataFile, meta: FileMeta) -> OpenFile:
-        """Open: see `FormatReader.open`. The file format's footer, a few bytes a batch, is read again."""
+        # The footer of a file, a few bytes for each record batch, is read again.
         source = storage.open(file.path)
         try:
             if _is_file(source, file):
@@ -83,43 +84,30 @@ class IpcReader(WholeGroups):
             raise
         return SequentialFile(storage, file, partial(_decode_stream, schema=meta.schema), source)
 
+    @override
     def ranges(
         self, file: DataFile, meta: FileMeta, groups: Sequence[int], columns: Sequence[str]
     ) -> Sequence[Sequence[tuple[int, int]]]:
-        """Return footer, dictionaries and record batches whole, or the whole stream: see `RangedReader.ranges`.
-
-        Where a column lies in a record batch, the batch's own header says, which is not kept.
-        """
+        # A stream is read whole, and so is a record batch: its header, which is not kept, says where its columns are.
         if meta.group_ranges is None and len(meta.group_rows) == 1:
             return [[(0, file.version.num_bytes)] for _ in groups]
         return WholeGroups.ranges(self, file, meta, groups, columns)
 
 
-class IpcFile:
-    """An open file of the IPC file format; a record batch is decoded at a time, into fresh memory."""
+class IpcFile(GroupedFile):
+    """An open file of the IPC file format, whose row groups are record batches."""
 
     def __init__(self, source: pa.NativeFile, meta: FileMeta) -> None:
-        self._source = source
-        self._meta = meta
+        super().__init__(source, meta)
         self._reader: tuple[list[str], pa.RecordBatchFileReader] | None = None
 
-    def batches(self, groups: range, columns: Sequence[str], max_rows: int) -> Iterator[pa.RecordBatch]:
-        """Yield the rows of record batches: see `OpenFile.batches`."""
-        wanted = list(columns)
-        if not wanted:
-            for group in groups:
-                yield from bounded(rows_without_columns(self._meta.group_rows[group]), max_rows)
-            return
-        for group in groups:
-            with sized(self._source, partial(message_starts, self._source)):
-                if self._reader is None or self._reader[0] != wanted:
-                    self._reader = wanted, pa.ipc.open_file(self._source, options=_only(wanted, self._meta.schema))
-                batch = self._reader[1].get_batch(group)
-            yield from bounded(_owned(sound(batch)).select(wanted), max_rows)
-
-    def close(self) -> None:
-        """Release the file."""
-        self._source.close()
+    @override
+    def _group(self, group: int, columns: list[str]) -> pa.RecordBatch:
+        with sized(self._source, partial(message_starts, self._source)):
+            if self._reader is None or self._reader[0] != columns:
+                self._reader = columns, pa.ipc.open_file(self._source, options=_only(columns, self._meta.schema))
+            batch = self._reader[1].get_batch(group)
+        return _owned(sound(batch)).select(columns)
 
 
 def _is_file(source: pa.NativeFile, file: DataFile) -> bool:
@@ -175,10 +163,7 @@ def read_footer(source: pa.NativeFile) -> Footer:
 
 
 def check_footer(source: pa.NativeFile, num_batches: int) -> Footer:
-    """Check that the footer names all that is in the file; else rows would be missing, or come twice.
-
-    Args:
-        source: a file of the file format.
+    """Check that the footer names everything in a file of the file format; else rows would be missing, or come twice.
 
     Raises:
         ValueError: says what is wrong.
@@ -203,7 +188,7 @@ def _inspect_stream(source: pa.NativeFile, file: DataFile) -> FileMeta:
 
 
 def _stream(source: pa.NativeFile, columns: Sequence[str], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-    """Read the batches of a stream, which must end with its marker, and there."""
+    """Read the batches of a stream, which must end with its end-of-stream marker and nothing after it."""
     with pa.ipc.open_stream(source, options=_only(columns, schema)) as reader:
         stop = source.tell()
         for batch in reader:
@@ -267,10 +252,7 @@ class Footer(NamedTuple):
 
 
 def _read_blocks(footer: bytes) -> tuple[list[Block], list[Block]]:
-    """Read the footer's lists of blocks.
-
-    Returns:
-        Dictionaries, and record batches, in the order of the footer.
+    """Read the footer's lists of dictionaries and of record batches.
 
     Raises:
         ValueError: the footer does not parse.
@@ -297,7 +279,7 @@ def _blocks(footer: FlatTable, field: int) -> list[Block]:
 
 
 def check_blocks(blocks: list[Block], start: int, stop: int) -> None:
-    """Check that blocks fill a file, so that none is missing, given twice, or elsewhere.
+    """Check that blocks fill the bytes from `start` to `stop`, so that none is missing, there twice, or elsewhere.
 
     Raises:
         ValueError: says where they do not.

@@ -1,7 +1,7 @@
 """What the messages of an Arrow IPC file or stream say of their own sizes (``Message.fbs`` in Arrow's repository).
 
-pyarrow asks for as much memory as a message says, whatever the file's length. Where it gets none, the sizes tell
-whether the file is damaged, or this machine too small.
+pyarrow allocates as much memory as a message says, whatever the file's length. If that fails, the sizes tell whether
+the file is damaged, or memory too small.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ _SLACK = 1 << 17
 
 @contextmanager
 def sized(source: pa.NativeFile, starts: Callable[[], Sequence[int]] | None = None) -> Iterator[None]:
-    """Let what does not fit into memory be an error of the file, where this says more than it can hold.
+    """Turn an allocation that fails into an error of the file, if a message says a size that it cannot have.
 
     Args:
         starts: returns where the messages of a file begin; None for a stream, whose messages follow each other.
 
     Raises:
-        ValueError: says which message says too much.
-        pa.ArrowMemoryError: the sizes are possible, and memory is too little for them.
+        ValueError: names the message whose size is impossible.
+        pa.ArrowMemoryError: the sizes are possible, and memory is too small for them.
     """
     try:
         yield

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 from pyarrow import json
+from typing_extensions import override
 
 from torch_table_loader.arrow.datatypes import decoded_type
 from torch_table_loader.arrow.sound import sound_text
@@ -29,18 +30,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class JsonReader(WithoutStatistics):
-    """Reads JSON lines (https://jsonlines.org); keys that a line lacks are null.
-
-    A compressed file is read as its text is.
-    """
+    """Reads JSON lines (https://jsonlines.org), compressed or not; keys that a line lacks are null."""
 
     name: str = "json"
     suffixes = (".json", ".jsonl", ".ndjson")
     traits = Traits(pruned="partitions")
     infers_types = True
 
+    @override
     def inspect(self, storage: Storage, file: DataFile, schema: pa.Schema | None) -> FileMeta:
-        """Parse the file once, for its rows and, without `schema`, its types: see `FormatReader.inspect`."""
         with reading(storage, file):
             if schema is None:
                 table = _infer(storage, file)
@@ -50,8 +48,8 @@ class JsonReader(WithoutStatistics):
                 num_rows = sum(batch.num_rows for batch in _decode(source, own.names, own))
             return one_group(own, num_rows, file)
 
+    @override
     def open(self, storage: Storage, file: DataFile, meta: FileMeta) -> SequentialFile:
-        """Open for decoding with the types of `meta`: see `FormatReader.open`."""
         return SequentialFile(
             storage, file, lambda source, columns: _decode(text_of(source, file), columns, meta.schema)
         )
@@ -70,7 +68,7 @@ def _parse(source: Any, num_bytes: int, options: json.ParseOptions | None = None
 
 
 def _infer(storage: Storage, file: DataFile) -> pa.Table:
-    """Parse the whole file; a line that is longer than a block asks for a larger one."""
+    """Parse the whole file, with larger blocks if a line is longer than one."""
     size = text_bytes(storage, file, sizes().inference_bytes)
     refuse_large_inference(file, size)
     block = sizes().json_block_bytes
@@ -87,7 +85,7 @@ def _infer(storage: Storage, file: DataFile) -> pa.Table:
 
 
 def _blocks_of_lines(source: pa.NativeFile) -> Iterator[bytes]:
-    """Cut a file into blocks of whole lines; only a line that is longer makes a block longer."""
+    """Cut a file into blocks of whole lines; a block is longer only where a line is."""
     parts: list[bytes] = []
     num_bytes = 0
     block_bytes, most = sizes().json_block_bytes, sizes().json_line_bytes

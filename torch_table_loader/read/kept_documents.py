@@ -1,4 +1,4 @@
-"""Documents of tokens as a row store keeps them: as they come out, whatever sequences are cut of them later."""
+"""Documents of tokens as a row store keeps them: with the tokens that are added, but not cut into sequences."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.types as pt
+from typing_extensions import override
 
 from torch_table_loader.arrow import compute as pc
 from torch_table_loader.arrow.arrays import plain, relisted
 from torch_table_loader.errors import TableError
-from torch_table_loader.read.row_stage import StagedRows
 from torch_table_loader.read.token_stages import TokenStage
 from torch_table_loader.read.tokenizers import RowFaultError, load_tokenizer
 
 _TEXTS = 256
-"""That a tokenizer takes at once: enough to keep it busy, and few enough where they are books."""
+"""Texts in one call of a tokenizer: enough to keep it busy, and few enough if they are books."""
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -25,26 +25,24 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from torch_table_loader.pack import Pack
-    from torch_table_loader.planning.pack_counts import PackCounts
+    from torch_table_loader.read.row_stage import Counted, Made
 
     Ints = NDArray[np.int64]
 
 
 class KeptDocuments(TokenStage):
-    """Makes one row of each: the columns that are cut as lists without nulls, then the other columns.
+    """Makes a row of each document: the columns that are cut as lists without nulls, then the other columns.
 
-    Begin and end tokens are put in, and spans moved by them, so that offsets count what is kept. A document that is
-    too short, or null, is an empty list: rows are what they were.
+    Begin and end tokens are put in, and spans are moved by them, so that offsets count the tokens that are kept. A
+    document that is too short, or null, becomes an empty list, so that there are as many rows as before.
+
+    Args:
+        bounds: the least and the greatest number that a stored token can be; None if they are not known.
     """
 
     def __init__(
         self, pack: Pack, table: pa.Schema, asked: Sequence[str] = (), bounds: tuple[int, int] | None = None
     ) -> None:
-        """Check the columns.
-
-        Args:
-            bounds: between which the stored tokens lie; None where nobody knows.
-        """
         super().__init__(pack, table, asked)
         self._lock = threading.Lock()
         self._tokenizer = None if pack.tokenizer is None else load_tokenizer(pack.tokenizer)
@@ -57,8 +55,9 @@ class KeptDocuments(TokenStage):
             self._kept_as[0] = _narrowest(self._cut[0].type, min(bounds[0], *added, bounds[1]), max(*bounds, *added))
 
     @property
+    @override
     def key(self) -> str:
-        """A name of all that decides what is kept; how it is cut into sequences is not part of it."""
+        # How documents are cut into sequences is not part of it.
         pack = self.pack
         ends = (pack.bos_id, pack.eos_id, pack.sep_id)
         moved = "" if pack.bos_id is None else ".".join(pack.spans)
@@ -67,19 +66,19 @@ class KeptDocuments(TokenStage):
 
     @property
     def token_fields(self) -> list[pa.Field]:
-        """The columns that are cut, of the type of one token's value."""
+        """The columns that are cut, each with the type of its values."""
         return list(self._cut)
 
+    @override
     def schema(self, given: pa.Schema) -> pa.Schema:
-        """Return the schema of what is kept."""
         lists = [
             pa.field(field.name, pa.large_list(kind), nullable=False)
             for field, kind in zip(self._cut, self._kept_as, strict=True)
         ]
         return pa.schema([*lists, *self._columns(given)])
 
+    @override
     def _lists(self, batch: pa.RecordBatch) -> list[pa.Array]:
-        """Return the columns that are cut; of text, its tokens."""
         if self._tokenizer is None:
             return super()._lists(batch)
         texts = plain(batch.column(self.pack.tokens)).to_pylist()
@@ -97,7 +96,7 @@ class KeptDocuments(TokenStage):
             raise TableError(f"column {self.pack.tokens!r}, row {row} of this batch: {error.message}") from error
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leave out what each process makes for itself: a tokenizer that has a name, and the lock."""
+        """Leave out what each process makes for itself: the lock, and a tokenizer that is given by name."""
         named = isinstance(self.pack.tokenizer, str)
         return {**vars(self), "_lock": None, **({"_tokenizer": None} if named else {})}
 
@@ -108,12 +107,12 @@ class KeptDocuments(TokenStage):
         if isinstance(self.pack.tokenizer, str):
             self._tokenizer = load_tokenizer(self.pack.tokenizer)
 
-    def _made_of(self, whole: Ints) -> tuple[int, PackCounts | None]:
-        """Return how many rows there are."""
+    @override
+    def _made_of(self, whole: Ints) -> Counted:
         return len(whole), None
 
-    def rows(self, batch: pa.RecordBatch) -> KeptRows:
-        """Return the rows as they are kept."""
+    @override
+    def rows(self, batch: pa.RecordBatch) -> Made:
         found = self.documents(batch)
         lengths, added = np.zeros((2, batch.num_rows), dtype=np.int64)
         lengths[found.kept] = np.diff(found.offsets)
@@ -129,23 +128,8 @@ class KeptDocuments(TokenStage):
             _moved(batch.column(name), added) if name in self.pack.spans and added.any() else batch.column(name)
             for name in names
         ]
-        return KeptRows(pa.RecordBatch.from_arrays([*lists, *others], schema=schema))
-
-
-class KeptRows(StagedRows):
-    """Rows as they are kept."""
-
-    def __init__(self, batch: pa.RecordBatch) -> None:
-        self._batch = batch
-
-    @property
-    def num_rows(self) -> int:
-        """How many."""
-        return int(self._batch.num_rows)
-
-    def slice(self, start: int, stop: int) -> pa.RecordBatch:
-        """Return some of them."""
-        return self._batch.slice(start, stop - start)
+        made = pa.RecordBatch.from_arrays([*lists, *others], schema=schema)
+        return made.num_rows, lambda start, stop: made.slice(start, stop - start)
 
 
 def kept_type(kind: pa.DataType) -> pa.DataType:
@@ -154,7 +138,7 @@ def kept_type(kind: pa.DataType) -> pa.DataType:
 
 
 def _narrowest(kind: pa.DataType, low: int, high: int) -> pa.DataType:
-    """Return the smallest type that has all numbers of a range, if it is smaller than a type.
+    """Return the smallest unsigned type that holds a range of numbers, if it is smaller than `kind`; else `kind`.
 
     >>> _narrowest(pa.int32(), 0, 50_000), _narrowest(pa.int32(), -1, 9), _narrowest(pa.uint16(), 0, 70_000)
     (DataType(uint16), DataType(int32), DataType(uint16))
@@ -169,7 +153,7 @@ def _kept(values: NDArray[Any], field: pa.Field) -> pa.Array:
     """Return values in the type in which they are kept.
 
     Raises:
-        TableError: a token is not within the bounds that the files' statistics have.
+        TableError: a token is outside of the bounds in the files' statistics.
     """
     kind = field.type.value_type
     if values.dtype == np.bool_:

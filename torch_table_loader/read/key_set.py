@@ -1,6 +1,6 @@
-"""Sets of keys, against which the rows of a batch are looked up: equality deletes.
+"""Sets of keys, in which the rows of a batch are looked up: equality deletes.
 
-pyarrow builds its hash table again at each look-up. So key columns are brought into a form that numpy hashes and
+pyarrow builds its hash table again at each look-up. So key columns are converted into words that numpy hashes and
 compares.
 """
 
@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 import pyarrow as pa
 import pyarrow.types as pt
+from typing_extensions import override
 
 from torch_table_loader.arrow import compute as pc
 from torch_table_loader.arrow.arrays import offsets_of
@@ -25,13 +26,13 @@ if TYPE_CHECKING:
     Mask: TypeAlias = NDArray[np.bool_]
 
 _TABLE_SPARSITY = 16
-"""A table of one entry a number serves integer keys of a range up to so many times their count, …"""
+"""A table with one entry for each number is made of integer keys whose range is at most so many times their count, …"""
 
 _TABLE_BYTES = 1 << 24
-"""… or up to this size; wider ranges are hashed."""
+"""… or whose table is at most this large; other keys are hashed."""
 
 _BITS_OF_FILTER = 3
-"""A row whose key is not there is taken for one that may be once in 8 times or less."""
+"""The filter lets at most one in 8 rows pass whose key is not in the set."""
 
 _LEAST = -(2**63)
 
@@ -46,17 +47,14 @@ _MOST_WORDS = 32
 class KeySet:
     """Distinct keys of one or more columns, each with the commit that deleted it last; null equals null.
 
-    It is made once and asked for each batch, so that the rows of a batch cost a few steps of numpy, however many keys
-    there are.
+    It is made once and asked for each batch, whose rows then cost a few steps of numpy, however many keys there are.
+
+    Args:
+        keys: one array for each key column, of equal lengths.
+        commits: for each key the sequence number of its commit, at least 0; None for 0 in all.
     """
 
     def __init__(self, keys: Sequence[pa.ChunkedArray | pa.Array], commits: NDArray[np.int64] | None = None) -> None:
-        """Make the set.
-
-        Args:
-            keys: one array a key column, of equal lengths.
-            commits: for each key the sequence number of its commit, at least 0; None: 0 for all.
-        """
         commits = np.zeros(len(keys[0]), dtype=np.int64) if commits is None else commits
         *columns, last = _distinct(keys, commits)
         self._commits = distinct(last)
@@ -70,20 +68,15 @@ class KeySet:
         return self._found.num_bytes
 
     def lacks(self, columns: Sequence[pa.Array], after: int = -1) -> NDArray[np.bool_]:
-        """Return for each row whether no commit deleted its key.
+        """Return for each row whether no commit with a sequence number above `after` deleted its key: new bool [rows].
 
-        Args:
-            columns: one array a key column, of the types of the keys.
-            after: only commits of a larger sequence number count.
-
-        Returns:
-            bool [rows], which nobody else has.
+        The columns must have the types of the keys.
         """
         return self._found.lacks(columns, int(np.searchsorted(self._commits, after, side="right")))
 
 
 def _distinct(keys: Sequence[pa.ChunkedArray | pa.Array], commits: NDArray[np.int64]) -> list[Any]:
-    """Return the distinct keys, a column each, and for each its last commit."""
+    """Return the columns of the distinct keys, and the last commit of each."""
     names = [str(place) for place in range(len(keys))]
     table = pa.table([*keys, commits], names=[*names, "commit"])
     last = table.group_by(names, use_threads=False).aggregate([("commit", "max")])
@@ -94,7 +87,7 @@ def _distinct(keys: Sequence[pa.ChunkedArray | pa.Array], commits: NDArray[np.in
 class _NumberTable:
     """Integer keys: an entry for each number of a range, 0 or the rank of the key's last commit.
 
-    The entries beside the range are 0: they are for all numbers below and above it.
+    The first and the last entry are 0; they stand for all numbers below and above the range.
     """
 
     def __init__(self, base: np.int64, table: NDArray[Any], null: int) -> None:
@@ -125,7 +118,7 @@ class _NumberTable:
     def lacks(self, columns: Sequence[pa.Array], rank: int) -> NDArray[np.bool_]:
         """Return for each number whether it is not a key of a rank above `rank`."""
         (column,) = columns
-        # What wraps around 64 bits does not end in the table: only equal integers have equal differences.
+        # A difference that wraps around 64 bits does not hit a key: only equal integers have equal differences.
         places = np.subtract(integers(column), self._base, dtype=np.int64)
         missing: NDArray[np.bool_] = self._table.take(places, mode="clip") <= rank
         if column.null_count:
@@ -136,8 +129,8 @@ class _NumberTable:
 class _HashTable:
     """Keys in the order of their hashes.
 
-    The first bits of a hash say whether any key has them, which most rows need no more than, and some fewer bits where
-    the keys are that have these.
+    A filter says whether any key has the first bits of a hash, which settles most rows. Fewer bits say where the keys
+    with these bits begin.
     """
 
     def __init__(self, keys: Sequence[pa.Array], ranks: NDArray[Any]) -> None:
@@ -227,11 +220,11 @@ class KeyValues(ABC):
 
     @abstractmethod
     def _hashed(self, so_far: Words) -> Words:
-        """Hash each value that is not null; what comes out for a null does not matter, but is always the same."""
+        """Hash each value that is not null; a null may give any hash, but always the same."""
 
     @abstractmethod
     def _same(self, rows: NDArray[np.intp], other: Any, places: NDArray[np.intp]) -> Mask:
-        """Return whether values are equal; of two nulls they are."""
+        """Return whether values are equal; two nulls are."""
 
 
 def key_values(column: pa.Array) -> KeyValues:
@@ -243,11 +236,9 @@ def key_values(column: pa.Array) -> KeyValues:
 
 
 def mixed(so_far: Words, words: Any) -> Words:
-    """Hash words into hashes, of which the first bits are spread best (Knuth, TAOCP 3, 6.4: multiplicative hashing).
+    """Hash words, one for each hash or one for all, into the hashes of what came before, or zeros.
 
-    Args:
-        so_far: the hashes of what came before, or zeros.
-        words: what comes next: one for each hash, or one for all.
+    The first bits are spread best (Knuth, TAOCP 3, 6.4: multiplicative hashing).
 
     >>> numbers = np.arange(1000, dtype=np.uint64)
     >>> len(set((mixed(numbers, np.uint64(0)) >> np.uint64(44)).tolist()))
@@ -260,7 +251,7 @@ def mixed(so_far: Words, words: Any) -> Words:
 
 
 def integers(column: pa.Array) -> NDArray[Any]:
-    """Return integers, dates and times as integers of their width, and any number for a null."""
+    """Return integers, dates and times as integers of their width; a null is any number."""
     width = column.type.bit_width
     plain = column.view(pa.int32() if width == 32 else pa.int64()) if width in (32, 64) else column
     if plain.null_count:
@@ -281,14 +272,17 @@ class _FixedValues(KeyValues):
             self._words = [np.where(self._valid, words, 0) for words in self._words]
 
     @property
+    @override
     def num_bytes(self) -> int:
         return sum(words.nbytes for words in self._words) + (0 if self._valid is None else self._valid.nbytes)
 
+    @override
     def _hashed(self, so_far: Words) -> Words:
         for words in self._words:
             so_far = mixed(so_far, words)
         return so_far
 
+    @override
     def _same(self, rows: NDArray[np.intp], other: _FixedValues, places: NDArray[np.intp]) -> Mask:
         same = np.ones(len(rows), dtype=np.bool_)
         for mine, theirs in zip(self._words, other._words, strict=True):
@@ -306,9 +300,11 @@ class _VaryingValues(KeyValues):
         self._column = column
 
     @property
+    @override
     def num_bytes(self) -> int:
         return int(self._column.nbytes)
 
+    @override
     def _hashed(self, so_far: Words) -> Words:
         starts, lengths, text = _bytes_of(self._column)
         if self._valid is not None:
@@ -329,6 +325,7 @@ class _VaryingValues(KeyValues):
                 so_far[rows] = mixed(so_far[rows], text[ends - 8 * word])
         return so_far
 
+    @override
     def _same(self, rows: NDArray[np.intp], other: _VaryingValues, places: NDArray[np.intp]) -> Mask:
         mine, theirs = self._column.take(pa.array(rows)), other._column.take(pa.array(places))
         same: Mask = pc.fill_null(pc.equal(mine, theirs), True).to_numpy(zero_copy_only=False)
@@ -359,7 +356,7 @@ def _words_of_bytes(column: pa.Array) -> Sequence[Words]:
 
 
 def _bytes_of(column: pa.LargeBinaryArray) -> tuple[NDArray[np.int64], NDArray[np.int64], Words]:
-    """Where strings begin, how long they are, and their bytes, of which eight are one word wherever it begins."""
+    """Return where strings begin, how long they are, and as words the eight bytes from each byte of theirs on."""
     offsets, values = offsets_of(column), column.buffers()[2]
     text = np.zeros(int(offsets[-1] - offsets[0]) + 8, dtype=np.uint8)
     if len(text) > 8:

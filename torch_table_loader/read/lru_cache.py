@@ -1,4 +1,4 @@
-"""A cache of what was read, within a number of bytes."""
+"""A cache within a number of bytes."""
 
 from __future__ import annotations
 
@@ -12,15 +12,10 @@ from typing import Any
 class LRUCache:
     """Values by key, each made once by whoever asks first; the least recently used go when it is full.
 
-    Threads share it; it does not pickle.
+    The newest value is kept whatever its size. Threads share the cache; it does not pickle.
     """
 
     def __init__(self, most_bytes: int) -> None:
-        """Keep nothing yet.
-
-        Args:
-            most_bytes: how much is kept; the newest value always is.
-        """
         self.most_bytes = most_bytes
         self.num_bytes = 0
         self._values: OrderedDict[Any, tuple[Any, int]] = OrderedDict()
@@ -32,12 +27,7 @@ class LRUCache:
         self._pid = os.getpid()
 
     def get(self, key: Any, make: Callable[[], tuple[Any, int]], serves: Callable[[Any], bool] = lambda _: True) -> Any:
-        """Return a value.
-
-        Args:
-            make: returns the value and its size in bytes, where it is not there.
-            serves: whether the value that is there is enough; if not, it is made again.
-        """
+        """Return a value; `make` returns it and its size in bytes, if there is none that `serves`."""
         if self._pid != os.getpid():  # a fork: locks may be held by threads that are not here
             self._reset()
         while True:

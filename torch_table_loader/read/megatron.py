@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
+from typing_extensions import override
 
 from torch_table_loader.format_contracts import Sidecar
 from torch_table_loader.read.token_files import (
@@ -58,8 +59,7 @@ _SEQUENCE_BYTES, _DOCUMENT_BYTES = 12, 8
 class MegatronReader(TokenReader):
     """Reads Megatron's indexed data sets: a row is a document, the tokens of its sequences one after another.
 
-    Args:
-        group_bytes: bytes of tokens of a row group, at least.
+    Each row group but the last has at least `group_bytes` of tokens.
     """
 
     name: str = "megatron"
@@ -67,29 +67,24 @@ class MegatronReader(TokenReader):
     data_suffix = ".bin"
     sidecars = (Sidecar(".idx"),)
 
+    @override
     def read_index(self, storage: Storage, file: DataFile) -> Index:
-        """Read the ``.idx``: see `TokenReader.read_index`."""
         index = index_of(file, ".idx")
         try:
             return _parse(read_whole(storage, index))
         except ValueError as error:
             raise ValueError(f"{index.name} {error}") from error
 
+    @override
     def column(
-        self,
-        name: str,  # noqa: ARG002
-        storage: Storage,  # noqa: ARG002
-        file: DataFile,  # noqa: ARG002
-        more: Sequence[NDArray[Any]],
-        opened: ExitStack,  # noqa: ARG002
+        self, name: str, storage: Storage, file: DataFile, more: Sequence[NDArray[Any]], opened: ExitStack
     ) -> Values:
-        """Return the modes, which the index said."""
         lengths, modes = more
         return partial(_modes, np.cumsum(lengths, dtype=np.int64), modes)
 
 
 def _modes(ends: NDArray[np.int64], modes: NDArray[np.uint8], start: int, stop: int) -> pa.Buffer:
-    """Return the modes of a run of tokens, from those of sequences."""
+    """Return the modes of a run of tokens, from the modes of sequences."""
     first = int(np.searchsorted(ends, start, side="right"))
     last = int(np.searchsorted(ends, stop, side="left")) + 1
     edges = np.clip(np.concatenate(([start], ends[first:last])), start, stop)
@@ -155,5 +150,5 @@ def _check_documents(firsts: NDArray[np.int64], sequences: int) -> None:
 
 
 def _first(marks: NDArray[np.bool_]) -> int | None:
-    """Return the place of the first mark; None if there is none."""
+    """Return the place of the first True; None if there is none."""
     return int(marks.argmax()) if marks.any() else None

@@ -7,12 +7,12 @@ length. Postscript and footer are protocol buffers; metadata and footer are comp
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 import pyarrow as pa
 from pyarrow import orc
+from typing_extensions import override
 
 from torch_table_loader.arrow.sound import sound_text
 from torch_table_loader.format_contracts import Traits
@@ -20,13 +20,8 @@ from torch_table_loader.messages import first_line
 from torch_table_loader.read.failures import reading
 from torch_table_loader.read.far_files import open_at_end
 from torch_table_loader.read.orc_messages import decompressed, fields
-from torch_table_loader.read.orc_stripes import StripeCheck, StripePlace
-from torch_table_loader.read.reader_base import (
-    WholeGroups,
-    bounded,
-    refuse_duplicates,
-    rows_without_columns,
-)
+from torch_table_loader.read.orc_stripes import Stripe, StripeCheck
+from torch_table_loader.read.reader_base import GroupedFile, WholeGroups, refuse_duplicates
 from torch_table_loader.records import FileMeta
 
 if TYPE_CHECKING:
@@ -47,8 +42,8 @@ class OrcReader(WholeGroups):
     traits = Traits(cut="stripes", pruned="partitions", counted="the footer")
     columnar = True
 
-    def inspect(self, storage: Storage, file: DataFile, schema: pa.Schema | None) -> FileMeta:  # noqa: ARG002
-        """Read the footer: see `FormatReader.inspect`. ORC has types of its own, so `schema` is not used."""
+    @override
+    def inspect(self, storage: Storage, file: DataFile, schema: pa.Schema | None) -> FileMeta:
         with reading(storage, file, "an ORC file"), open_at_end(storage, file) as source:
             stripes, file_schema, tail_bytes = _read_tail(source)
             size = source.size()
@@ -61,47 +56,30 @@ class OrcReader(WholeGroups):
             opening=((max(0, size - max(tail_bytes, _OPENING_BYTES)), size),),
         )
 
+    @override
     def open(self, storage: Storage, file: DataFile, meta: FileMeta) -> OrcFile:
-        """Open; pyarrow takes no footer from outside, so this reads it again."""
+        # The footer is read again, since pyarrow takes none from outside.
         source = storage.open(file.path)
         try:
-            return OrcFile(orc.ORCFile(source), source, meta, *read_checks(source))
+            return OrcFile(source, meta)
         except BaseException:
             source.close()
             raise
 
 
-class OrcFile:
-    """An open ORC file; a stripe is decoded at a time."""
+class OrcFile(GroupedFile):
+    """An open ORC file, whose row groups are stripes."""
 
-    def __init__(
-        self,
-        handle: orc.ORCFile,
-        source: pa.NativeFile,
-        meta: FileMeta,
-        check: StripeCheck,
-        places: Sequence[StripePlace],
-    ) -> None:
-        self._handle = handle
-        self._check, self._places = check, places
-        self._source = source
-        self._meta = meta
+    def __init__(self, source: pa.NativeFile, meta: FileMeta) -> None:
+        super().__init__(source, meta)
+        self._handle = orc.ORCFile(source)
+        self._check, self._stripes = read_checks(source)
 
-    def batches(self, groups: range, columns: Sequence[str], max_rows: int) -> Iterator[pa.RecordBatch]:
-        """Yield the rows of stripes: see `OpenFile.batches`."""
-        wanted = list(columns)
-        for stripe in groups:
-            if not wanted:
-                yield from bounded(rows_without_columns(self._meta.group_rows[stripe]), max_rows)
-                continue
-            self._check.check(self._source, self._places[stripe], wanted)
-            # As in Parquet, a name may bring in more than it names, and the file's order is kept.
-            batch = sound_text(self._handle.read_stripe(stripe, columns=wanted).select(wanted))
-            yield from bounded(batch, max_rows)
-
-    def close(self) -> None:
-        """Release the file."""
-        self._source.close()
+    @override
+    def _group(self, group: int, columns: list[str]) -> pa.RecordBatch:
+        self._check.check(self._source, self._stripes[group], columns)
+        # As in Parquet, a name may bring in more than it names, and the file's order is kept.
+        return sound_text(self._handle.read_stripe(group, columns=columns).select(columns))
 
 
 def _tail_of(source: pa.NativeFile, num_bytes: int) -> tuple[bytes, Postscript]:
@@ -116,12 +94,10 @@ def _tail_of(source: pa.NativeFile, num_bytes: int) -> tuple[bytes, Postscript]:
     return tail, postscript
 
 
-def read_checks(source: pa.NativeFile) -> tuple[StripeCheck, list[StripePlace]]:
-    """Return what checks the stripes of a file, and where they are."""
+def read_checks(source: pa.NativeFile) -> tuple[StripeCheck, list[Stripe]]:
+    """Return the check of a file's stripes, and the stripes."""
     tail, postscript = _tail_of(source, _OPENING_BYTES)
-    footer = _footer_of(tail, postscript)
-    places = [StripePlace(*(numbers.get(part, 0) for part in (5, 1, 2, 3, 4))) for numbers in _stripe_numbers(footer)]
-    return StripeCheck.of(footer, postscript.compression, postscript.chunk_bytes), places
+    return StripeCheck.of(_footer_of(tail, postscript), *postscript.chunks), read_stripes(tail, postscript)
 
 
 def _read_tail(source: pa.NativeFile) -> tuple[list[Stripe], pa.Schema, int]:
@@ -130,7 +106,7 @@ def _read_tail(source: pa.NativeFile) -> tuple[list[Stripe], pa.Schema, int]:
     tail, postscript = _tail_of(source, _TAIL_BYTES)
     stripes = read_stripes(tail, postscript)
     check_stripes(stripes, size - postscript.tail_bytes)
-    StripeCheck.of(_footer_of(tail, postscript), postscript.compression, postscript.chunk_bytes)
+    StripeCheck.of(_footer_of(tail, postscript), *postscript.chunks)
     try:
         parsed = orc.ORCFile(pa.BufferReader(tail))  # the tail alone has the schema: nothing is read twice
     except OSError as error:
@@ -154,20 +130,14 @@ class Postscript(NamedTuple):
         """Bytes from the start of the metadata to the end of the file."""
         return self.metadata_length + self.footer_length + self.length + 1
 
-
-class Stripe(NamedTuple):
-    """A stripe's rows, its first byte in the file, and its bytes as stored."""
-
-    num_rows: int
-    start: int
-    num_bytes: int
+    @property
+    def chunks(self) -> tuple[int, int]:
+        """The compression, and the most bytes of a decompressed chunk."""
+        return self.compression, self.chunk_bytes
 
 
 def read_postscript(tail: bytes) -> Postscript:
-    """Read the postscript.
-
-    Args:
-        tail: the last bytes of the file, 256 at least where it has so many.
+    """Read the postscript from the end of a file, which must be 256 bytes or the whole file.
 
     Raises:
         ValueError: it is no ORC file's.
@@ -186,18 +156,17 @@ def read_postscript(tail: bytes) -> Postscript:
 
 
 def read_stripes(tail: bytes, postscript: Postscript) -> list[Stripe]:
-    """Read the footer's list of stripes.
-
-    Args:
-        tail: the last bytes of the file, from the footer on at least.
+    """Read the list of stripes from the end of a file, which must have the whole footer.
 
     Raises:
         ValueError: the footer does not parse.
     """
-    return [
-        Stripe(numbers.get(5, 0), numbers.get(1, 0), sum(numbers.get(part, 0) for part in (2, 3, 4)))
-        for numbers in _stripe_numbers(_footer_of(tail, postscript))
-    ]
+    stripes = []
+    for key, value in fields(_footer_of(tail, postscript)):
+        if key == 3 and isinstance(value, bytes):
+            numbers = {part: number for part, number in fields(value) if isinstance(number, int)}
+            stripes.append(Stripe(*(numbers.get(part, 0) for part in (5, 1, 2, 3, 4))))
+    return stripes
 
 
 def _footer_of(tail: bytes, postscript: Postscript) -> bytes:
@@ -205,13 +174,6 @@ def _footer_of(tail: bytes, postscript: Postscript) -> bytes:
     if postscript.footer_length > stop:
         raise ValueError(f"the footer's length is {postscript.footer_length} of {stop} bytes")
     return decompressed(tail[stop - postscript.footer_length : stop], postscript.compression)
-
-
-def _stripe_numbers(footer: bytes) -> Iterator[dict[int, int]]:
-    """Yield what a footer says of each stripe: first byte, bytes of indexes, data and footer, and rows, from 1 on."""
-    for key, value in fields(footer):
-        if key == 3 and isinstance(value, bytes):
-            yield {part: number for part, number in fields(value) if isinstance(number, int)}
 
 
 def check_stripes(stripes: list[Stripe], stop: int) -> None:

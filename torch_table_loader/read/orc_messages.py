@@ -11,7 +11,7 @@ _NONE, _ZLIB, _SNAPPY, _LZO, _LZ4, _ZSTD = range(6)
 _HEADER_BYTES = 3
 
 MOST_CHUNK_BYTES = 1 << 24
-"""Of a decompressed chunk. The length of a compressed one has 23 bits."""
+"""The largest decompressed chunk. The length of a compressed one has 23 bits."""
 
 
 def fields(message: bytes) -> Iterator[tuple[int, int | bytes]]:
@@ -57,12 +57,7 @@ def varint(message: bytes, place: int) -> tuple[int, int]:
 
 
 def capacity(source: pa.NativeFile, start: int, length: int, compression: int, chunk_bytes: int) -> int:
-    """Return how many bytes a stream has decompressed, at most.
-
-    Args:
-        length: its bytes as stored.
-        chunk_bytes: of a decompressed chunk, at most.
-    """
+    """Return how many bytes a stored stream has decompressed, at most; `chunk_bytes` is the same of one chunk."""
     if compression == _NONE:
         return length
     total, place, stop = 0, start, start + length
@@ -76,11 +71,8 @@ def capacity(source: pa.NativeFile, start: int, length: int, compression: int, c
 def decompressed(data: bytes, compression: int, chunk_bytes: int = MOST_CHUNK_BYTES) -> bytes:
     """Return a stream, or a message, decompressed.
 
-    Args:
-        chunk_bytes: of a decompressed chunk, at most.
-
     Raises:
-        ValueError: it does not decompress, or a chunk is longer.
+        ValueError: it does not decompress, or a decompressed chunk has more than `chunk_bytes`.
     """
     if compression == _NONE:
         return data
@@ -115,7 +107,7 @@ def _chunk(chunk: bytes, compression: int, most: int) -> bytes:
 
 
 def _lz4_block(chunk: bytes, most: int) -> bytes:
-    """Decompress an LZ4 block, whose length is not stored and which pyarrow would want to know."""
+    """Decompress an LZ4 block; pyarrow needs its decompressed length, which is not stored."""
     out, place = bytearray(), 0
     while place < len(chunk) and len(out) <= most:
         token = chunk[place]

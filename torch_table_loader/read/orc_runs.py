@@ -1,4 +1,4 @@
-"""What the runs of ORC's integers can be, without decoding them where their headers say enough.
+"""Bounds of the integers in ORC's runs, by their headers alone where these say enough.
 
 https://orc.apache.org/specification/ORCv1/, "Run Length Encoding".
 """
@@ -17,18 +17,18 @@ _WIDTHS = (*range(1, 25), 26, 28, 30, 32, 40, 48, 56, 64)
 """Bits of a value, by their code of five bits."""
 
 _ROOM = [next(each for each in _WIDTHS if each >= bits) for bits in range(65)]
-"""By bits that are needed, those that are stored."""
+"""By the bits that a value needs, those in which it is stored."""
 
 _DIRECT, _PATCHED_BASE, _DELTA = 64, 128, 192
-"""The first byte of a run, at least; below are short repeats."""
+"""The least first byte of each kind of run; below these are short repeats."""
 
 _SHORT = 16
-"""Values of a short run."""
+"""The most values of a short run."""
 
 
 @cache
 def _small_runs(most: int) -> re.Pattern[bytes]:
-    """Return a pattern of short runs of values that are at most so large: many writers cut lengths into such."""
+    """Return a pattern of short runs of values up to `most`, into which many writers cut lengths."""
     digit = rb"[\x00-\x%02x]" % most
     forms = [rb"[\x00-\x07]" + digit, rb"[\xc0\xc1]." + digit + rb"\x00"]  # repeats, and steps of none
     for code, width in enumerate(_WIDTHS):
@@ -42,11 +42,7 @@ def _small_runs(most: int) -> re.Pattern[bytes]:
 
 
 class Bounds(NamedTuple):
-    """Of the integers of a stream.
-
-    Args:
-        least: no smaller one is among them.
-    """
+    """How many integers a stream has, bounds of them, and a bound of their sum."""
 
     num_values: int = 0
     least: int = 0
@@ -54,16 +50,14 @@ class Bounds(NamedTuple):
     total: int = 0
 
     def and_run(self, count: int, least: int, most: int, total: int) -> Bounds:
-        """Return the bounds with those of a run that follows."""
+        """Return the bounds of these integers and those of a run."""
         return Bounds(self.num_values + count, min(self.least, least), max(self.most, most), self.total + total)
 
 
 def bounds_of(data: bytes, *, version: int, signed: bool, exact: bool) -> Bounds:
-    """Return the bounds of a stream of integers.
+    """Return the bounds of a stream of integers in the encoding's version 1 or 2.
 
-    Args:
-        version: of the encoding, 1 or 2.
-        exact: whether they are decoded where a run's header alone says less.
+    `exact` decodes runs whose headers alone say less.
 
     Raises:
         ValueError: a run is cut off, or none that a writer makes.
@@ -75,10 +69,10 @@ def bounds_of(data: bytes, *, version: int, signed: bool, exact: bool) -> Bounds
 
 
 def are_within(data: bytes, most: int) -> bool:
-    """Return whether all unsigned numbers of a stream of version 2 are at most so large, as far as headers say.
+    """Return whether all unsigned numbers of a stream of version 2 are at most `most`.
 
     Raises:
-        ValueError: as of `bounds_of`.
+        ValueError: as `bounds_of` does.
     """
     if most < 0:
         return False
@@ -179,9 +173,8 @@ def _patched(data: bytes, place: int, *, exact: bool) -> tuple[int, int, int, in
     if stop > len(data):
         raise IndexError
     packed = int.from_bytes(data[patches:stop], "big") >> (-num_patches * entry & 7)
-    if (
-        packed & (1 << patch_width + gap_width) - 1 == 255 << patch_width
-    ):  # the next one would say more, and is not there
+    last = packed & (1 << patch_width + gap_width) - 1
+    if last == 255 << patch_width:  # its gap goes on in a patch that is not there
         raise ValueError("a run of integers ends within a patch")
     base = int.from_bytes(data[place + 4 : start], "big")
     sign = 1 << 8 * base_bytes - 1
@@ -227,7 +220,7 @@ def _delta(data: bytes, place: int, *, signed: bool, exact: bool) -> tuple[int, 
 
 
 def _unpacked(data: bytes, count: int, width: int) -> list[int]:
-    """Return unsigned numbers of so many bits, the highest bit first."""
+    """Return unsigned numbers of `width` bits, the highest bit first."""
     bits = np.unpackbits(np.frombuffer(data, np.uint8), count=count * width).reshape(count, width)
     weights = np.left_shift(np.uint64(1), np.arange(width - 1, -1, -1, dtype=np.uint64))
     values: list[int] = (bits * weights).sum(axis=1, dtype=np.uint64).tolist()

@@ -1,8 +1,8 @@
-"""Whether what a stripe of ORC says of its sizes can be, looked at before its decoder believes it.
+"""Checks whether the sizes in a stripe of ORC are possible, before the decoder relies on them.
 
-ORC's library asks for as much memory as lengths say, and does not look whether it gets it: a damaged length ends the
-process. It scales a decimal one digit at a time, by as many as the file says. And it opens a file of the machine by
-the name of a time zone.
+ORC's library allocates as much memory as lengths say, without a check: a damaged length ends the process. It scales a
+decimal by as many digits as the file says, one at a time. And it opens a file of the machine by the name of a time
+zone.
 """
 
 from __future__ import annotations
@@ -27,35 +27,40 @@ _DICTIONARIES = frozenset({1, 3})
 _VALUE_BYTES = {_FLOAT: 4, _DOUBLE: 8}
 
 _FEW = 1 << 22
-"""So many values take little memory, whatever they are."""
+"""This many values take little memory, whatever they are."""
 
 _FEW_BYTES = 1 << 26
 _LOOSE = 16
-"""Where headers alone are looked at, lengths may add up to so many times what they should."""
+"""By their headers alone, lengths may add up to this many times what they should."""
 
 _VALUES_A_BYTE = 16
-"""Values that a byte may hold without a look at it. Runs hold up to 128, and of single bits 520."""
+"""Values that a byte may hold without a check. Runs hold up to 128, and of single bits 520."""
 
 _MOST_DIGITS = 127
 _CHUNK_BYTES = 1 << 18
-"""Of a decompressed chunk, where the postscript does not say."""
+"""The largest decompressed chunk, if the postscript does not say."""
 
 _TYPES = 4
 _STREAMS, _ENCODINGS, _TIME_ZONE = 1, 2, 3
 """Fields of the file's footer, and of a stripe's."""
 
 _ZONE = re.compile(r"([A-Za-z0-9_+:\-]+(/[A-Za-z0-9_+:\-]+)*)?")
-"""A time zone is a file of the machine that the decoder opens, of those in a folder."""
+"""The name of a time zone, which the decoder opens as a file in a folder of the machine."""
 
 
-class StripePlace(NamedTuple):
-    """Where a stripe's parts are."""
+class Stripe(NamedTuple):
+    """The rows of a stripe, its first byte in the file, and the bytes of its parts as stored."""
 
     num_rows: int
     start: int
     index_bytes: int
     data_bytes: int
     footer_bytes: int
+
+    @property
+    def num_bytes(self) -> int:
+        """The bytes of all parts."""
+        return self.index_bytes + self.data_bytes + self.footer_bytes
 
 
 class _Type(NamedTuple):
@@ -73,13 +78,7 @@ class _Column(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class StripeCheck:
-    """Checks the stripes of a file.
-
-    Args:
-        types: of its columns, by number; the first is the root.
-        names: of the columns at the top.
-        chunk_bytes: of a decompressed chunk, at most.
-    """
+    """Checks the stripes of a file by the types of its columns, the root first, and the names of those at the top."""
 
     types: Sequence[_Type]
     names: Sequence[str]
@@ -112,24 +111,21 @@ class StripeCheck:
 
     @property
     def chunks(self) -> tuple[int, int]:
-        """How the file is compressed, and the bytes of a decompressed chunk at most."""
+        """The compression of the file, and the most bytes of a decompressed chunk."""
         return self.compression, self.chunk_bytes
 
-    def check(self, source: pa.NativeFile, place: StripePlace, columns: Iterable[str]) -> None:
-        """Check what the decoder of a stripe will believe.
-
-        Args:
-            columns: names of those that are decoded.
+    def check(self, source: pa.NativeFile, stripe: Stripe, columns: Iterable[str]) -> None:
+        """Check the sizes that a decoder of some columns of a stripe relies on.
 
         Raises:
-            ValueError: says what cannot be.
+            ValueError: says what is impossible.
         """
-        stripe = _Stripe(self, source, self.columns_of(source, place))
+        found = _StripeColumns(self, source, self.columns_of(source, stripe))
         numbers = self._numbers_of(columns)
-        if place.num_rows > _FEW and not any(stripe.holds(at, place.num_rows) for at in numbers):
-            raise ValueError(f"no column holds the {place.num_rows} rows that the footer says")
+        if stripe.num_rows > _FEW and not any(found.holds(at, stripe.num_rows) for at in numbers):
+            raise ValueError(f"no column holds the {stripe.num_rows} rows that the footer says")
         for at in numbers:
-            stripe.check(at, place.num_rows)
+            found.check(at, stripe.num_rows)
 
     def _numbers_of(self, columns: Iterable[str]) -> Sequence[int]:
         """Return the numbers of columns at the top; the root's where a name may mean more."""
@@ -137,14 +133,14 @@ class StripeCheck:
         numbers = [None if "." in name else known.get(name) for name in columns]
         return [0] if None in numbers else [number for number in numbers if number is not None]
 
-    def columns_of(self, source: pa.NativeFile, place: StripePlace) -> Sequence[_Column]:
+    def columns_of(self, source: pa.NativeFile, stripe: Stripe) -> Sequence[_Column]:
         """Read a stripe's footer: how each column is encoded, and where its streams are.
 
         Raises:
             ValueError: it does not parse, or a stream is elsewhere.
         """
-        start, stop = place.start, place.start + place.index_bytes + place.data_bytes
-        footer = decompressed(source.read_at(place.footer_bytes, stop), *self.chunks)
+        start, stop = stripe.start, stripe.start + stripe.index_bytes + stripe.data_bytes
+        footer = decompressed(source.read_at(stripe.footer_bytes, stop), *self.chunks)
         streams: list[dict[int, tuple[int, int]]] = [{} for _ in self.types]
         encodings = list[tuple[int, int]]()
         for key, value in fields(footer):
@@ -169,21 +165,18 @@ class StripeCheck:
 
 
 @dataclass(frozen=True, slots=True)
-class _Stripe:
-    """The columns of a stripe, of which only the streams are read that say sizes."""
+class _StripeColumns:
+    """The columns of a stripe, of which only the streams of sizes are read."""
 
     file: StripeCheck
     source: pa.NativeFile
     columns: Sequence[_Column]
 
     def check(self, at: int, num_values: int) -> None:
-        """Check the sizes that a column says, and those below it: of texts, lists and dictionaries, and of decimals.
-
-        Args:
-            num_values: that it has, at most.
+        """Check the sizes in a column of at most `num_values`, and below it: of texts, lists, dictionaries, decimals.
 
         Raises:
-            ValueError: says what cannot be.
+            ValueError: says what is impossible.
         """
         type_ = self.file.types[at]
         if type_.kind == _DECIMAL:
@@ -214,17 +207,13 @@ class _Stripe:
         self._check_lengths(at, num_values, _LOOSE * most, lambda total: total <= most)
 
     def _check_lengths(self, at: int, num_values: int, loose: int, fits: Callable[[int], bool]) -> int:
-        """Check lengths by their bounds, exactly where it takes that to know.
-
-        Args:
-            num_values: how many there are, at most.
-            loose: the sum up to which headers alone are looked at.
+        """Check at most `num_values` lengths, by their headers alone if these bound the sum by `loose`.
 
         Returns:
-            The sum, at most.
+            A bound of the sum.
 
         Raises:
-            ValueError: a length is negative, or their sum cannot be.
+            ValueError: a length is negative, or the sum is impossible.
         """
         data, version = self._read(at, _LENGTH), self._version(at)
         if version > 1 and are_within(data, most := loose // max(1, num_values)):
@@ -241,7 +230,7 @@ class _Stripe:
         return num_values <= _FEW or any(self.holds(child, num_values) for child in self.file.types[at].children)
 
     def holds(self, at: int, num_values: int) -> bool:
-        """Return whether a column has so many values, or as many as take memory in proportion to its bytes."""
+        """Return whether a column has so many values, or so few that their memory is in proportion to its bytes."""
         column, type_ = self.columns[at], self.file.types[at]
         if type_.kind == _STRUCT and _PRESENT not in column.streams:
             return self._child_holds(at, num_values)
@@ -279,7 +268,7 @@ def _counting_stream(column: _Column, kind: int) -> int:
 
 
 def _packed(value: int | bytes) -> Iterable[int]:
-    """Yield numbers that are packed into one field, or the one that is alone."""
+    """Yield the numbers of a field, packed or single."""
     if isinstance(value, int):
         yield value
         return

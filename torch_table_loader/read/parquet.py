@@ -8,11 +8,21 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+from typing_extensions import override
 
 from torch_table_loader.arrow import compute as pc
 from torch_table_loader.arrow.sound import sound_text
 from torch_table_loader.errors import TableError
-from torch_table_loader.format_contracts import Traits
+from torch_table_loader.format_contracts import (
+    BoundsReader,
+    EncodingReader,
+    ListBoundsReader,
+    ListCountingReader,
+    NullProvingReader,
+    RangedReader,
+    ThinningFile,
+    Traits,
+)
 from torch_table_loader.messages import first_line
 from torch_table_loader.read.failures import as_reading_error
 from torch_table_loader.read.parquet_footer import (
@@ -37,16 +47,16 @@ if TYPE_CHECKING:
     from torch_table_loader.records import DataFile
 
 _VALUES_TO_COPY = 1 << 18
-"""Values of which rows are copied at once: fewer, since caches must hold the copies too."""
+"""The most values that are read before rows of them are copied: caches must hold both."""
 
 
 @dataclass(frozen=True, slots=True)
-class ParquetReader:
+class ParquetReader(
+    EncodingReader, NullProvingReader, ListCountingReader, ListBoundsReader, BoundsReader, RangedReader
+):
     """Reads Parquet files (https://parquet.apache.org/docs/file-format/).
 
-    Args:
-        verify_checksums: whether pages that have a checksum are compared with it.
-        encoded: columns of strings that come as dictionaries, where a file has them so.
+    `encoded` are columns of strings that come as dictionaries if a file has them so.
     """
 
     name: str = "parquet"
@@ -56,12 +66,12 @@ class ParquetReader:
     encoded: frozenset[str] = frozenset()
     columnar = True
 
+    @override
     def encoding(self, columns: frozenset[str]) -> ParquetReader:
-        """Leave columns of strings encoded: see `EncodingReader.encoding`."""
         return replace(self, encoded=columns)
 
-    def inspect(self, storage: Storage, file: DataFile, schema: pa.Schema | None) -> FileMeta:  # noqa: ARG002
-        """Read the footer: see `FormatReader.inspect`. Parquet has types of its own, so `schema` is not used."""
+    @override
+    def inspect(self, storage: Storage, file: DataFile, schema: pa.Schema | None) -> FileMeta:
         try:
             footer, data_bytes = read_footer(storage, file)
         except (OSError, pa.ArrowException) as error:
@@ -84,28 +94,33 @@ class ParquetReader:
             footer=footer,
         )
 
+    @override
     def prune(self, file: DataFile, meta: FileMeta, filters: Any, schema: pa.Schema) -> Sequence[bool]:
-        """Return which row groups may hold a passing row: see `FormatReader.prune`."""
         return kept_row_groups(file, meta, parse(_footer_of(file, meta)), filters, schema)
 
+    @override
     def null_columns(self, meta: FileMeta, columns: Sequence[str], kept: Sequence[bool]) -> frozenset[str]:
-        """Return the flat columns with a proven null in a kept row group: see `FormatReader.null_columns`."""
         counts = _null_counts(meta, columns, kept)
         return frozenset(name for name, found in counts.items() if any(found))
 
+    @override
     def null_free(self, meta: FileMeta, columns: Sequence[str], kept: Sequence[bool]) -> frozenset[str]:
-        """Return the flat columns that have no null in any kept row group: see `NullProvingReader.null_free`."""
         counts = _null_counts(meta, columns, kept)
         return frozenset(name for name, found in counts.items() if all(count == 0 for count in found))
 
+    @override
     def list_values(self, meta: FileMeta, column: str) -> tuple[Sequence[int], Sequence[int]] | None:
-        """Add up the values of lists: see `format_contracts.ListCountingReader`."""
         if meta.footer is None:
             return None
-        return list_values(parse(meta.footer), column)
+        parsed = parse(meta.footer)
+        leaf = leaf_of_lists(parsed, column)
+        if leaf is None:
+            return None
+        chunks = refuse_unsafe("the file", meta.footer, parsed, [leaf])
+        return list_values(parsed, leaf, [group[leaf].nulls for group in chunks])
 
+    @override
     def list_bounds(self, file: DataFile, meta: FileMeta, column: str) -> tuple[int, int] | None:
-        """Return the bounds of integers in lists: see `contracts.ListBoundsReader`."""
         if meta.footer is None:
             return None
         parsed = parse(meta.footer)
@@ -115,8 +130,8 @@ class ParquetReader:
         refuse_unsafe(file.name, meta.footer, parsed, [leaf])
         return bounds_of(parsed, leaf)
 
+    @override
     def bounds(self, meta: FileMeta, column: str) -> tuple[int, int | None, int | None] | None:
-        """Return the nulls and the bounds of integers: see `format_contracts.BoundsReader`."""
         nulls = _null_counts(meta, [column], [True] * len(meta.group_rows)).get(column)
         if meta.footer is None or nulls is None:
             return None
@@ -130,8 +145,8 @@ class ParquetReader:
         found = bounds_of(parsed, paths.index(column))
         return None if found is None else (sum(known), *found)
 
+    @override
     def open(self, storage: Storage, file: DataFile, meta: FileMeta) -> ParquetFile:
-        """Open with the footer that `inspect` read: see `FormatReader.open`."""
         parsed = parse(_footer_of(file, meta))
         source = storage.open(file.path)
         try:
@@ -149,22 +164,23 @@ class ParquetReader:
             raise
         return ParquetFile(handle, source)
 
+    @override
     def ranges(
         self, file: DataFile, meta: FileMeta, groups: Sequence[int], columns: Sequence[str]
     ) -> Sequence[Sequence[tuple[int, int]]]:
-        """Return the column chunks: see `RangedReader.ranges`. Opening takes the footer alone, which is here."""
+        # Opening needs the footer alone, which is here.
         return chunk_ranges(parse(_footer_of(file, meta)), file.version.num_bytes, groups, columns)
 
 
-class ParquetFile:
+class ParquetFile(ThinningFile):
     """An open Parquet file; batches are decoded into fresh memory, never mapped."""
 
     def __init__(self, handle: pq.ParquetFile, source: pa.NativeFile) -> None:
         self._handle = handle
         self._source = source
 
+    @override
     def batches(self, groups: range, columns: Sequence[str], max_rows: int) -> Iterator[pa.RecordBatch]:
-        """Yield the rows of row groups: see `OpenFile.batches`."""
         wanted = list(columns)
         for call, whole in self._calls(groups, max_rows):
             read = self._table(call[0], wanted).to_batches() if whole else self._streamed(call, wanted, max_rows)
@@ -188,13 +204,14 @@ class ParquetFile:
                 calls[-1][0].append(group)
         return calls
 
+    @override
     def thins(self, group: int, max_rows: int) -> bool:
-        """Whether a row group is read whole: see `ThinningFile.thins`."""
         num_rows = int(self._handle.metadata.row_group(group).num_rows)
         return max_rows < 2 * num_rows <= 2 * max_rows
 
+    @override
     def thinned(self, group: int, columns: Sequence[str], num_rows: int, kept: pa.Array | None) -> pa.RecordBatch:
-        """Read a few columns at a time, and copy the rows that stay while caches hold them: see `ThinningFile`."""
+        # A few columns at a time, whose kept rows are copied while caches hold them.
         names = list(columns)
         at_once = max(1, _VALUES_TO_COPY // max(1, num_rows)) if kept is not None else max(1, len(names))
         fields: list[pa.Field] = []
@@ -211,7 +228,7 @@ class ParquetFile:
         return pa.RecordBatch.from_arrays(arrays, schema=pa.schema(fields))
 
     def _table(self, group: int, columns: list[str]) -> pa.Table:
-        """Read a row group, a few columns at a time, which is faster: caches hold what they touch."""
+        """Read a row group, a few columns at a time, which is faster since caches hold them."""
         at_once = max(1, sizes().parquet_values // max(1, self._handle.metadata.row_group(group).num_rows))
         tables = []
         for start in range(0, max(1, len(columns)), at_once):
@@ -230,17 +247,14 @@ class ParquetFile:
         )
         return map(sound_text, batches)
 
+    @override
     def close(self) -> None:
-        """Release the file."""
         self._handle.close()
         self._source.close()
 
 
 def _taken(table: pa.Table, places: pa.Array) -> list[pa.Array]:
-    """Copy rows of a table: its columns, each in one piece.
-
-    Args:
-        places: uint32, each inside the table; this is not checked.
+    """Return rows of a table, by their uint32 places, which are not checked: its columns, each in one piece.
 
     >>> [column.to_pylist() for column in _taken(pa.table({"a": [5, 6, 7]}), pa.array([0, 2], pa.uint32()))]
     [[5, 7]]
@@ -252,7 +266,7 @@ def _taken(table: pa.Table, places: pa.Array) -> list[pa.Array]:
 
 
 def _in_one_piece(table: pa.Table) -> list[pa.Array]:
-    """Return the columns of a table, each as one array; only where one has several chunks is it copied."""
+    """Return the columns of a table, each as one array; only those of several chunks are copied."""
     return [column.chunk(0) if column.num_chunks == 1 else column.combine_chunks() for column in table.columns]
 
 

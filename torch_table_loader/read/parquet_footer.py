@@ -1,6 +1,6 @@
 """Reads the footer of a Parquet file, and refuses one that cannot be true.
 
-pyarrow believes what a footer says. Counts that do not fit each other lose rows, and some damage ends the process:
+pyarrow does not check a footer. Counts that contradict each other lose rows, and some damage ends the process:
 ``RowGroupMetaData.column`` lets a C++ exception out. So each footer is checked once, and nothing is touched before it
 is known to be safe. `read/parquet_statistics.py` checks statistics where those are used.
 """
@@ -31,13 +31,13 @@ DAMAGE = (OSError, pa.ArrowException, ValueError, OverflowError, RecursionError,
 """What pyarrow raises where a footer is damaged: ValueError includes UnicodeDecodeError."""
 
 _LARGEST_DICTIONARY = 5 << 18
-"""Bytes of a dictionary, at which writers are done with it, and a little more."""
+"""A little more than the bytes at which writers stop filling a dictionary."""
 
 _DICTIONARY_HEADER_BYTES = 100
-"""What pyarrow reads beyond the column chunks of writers that forget the header of a dictionary."""
+"""Bytes that pyarrow reads beyond the column chunks of writers that do not count the header of a dictionary."""
 
 _MOST_FOOTER_BYTES = 512 * 1024 * 1024
-"""A longer footer is taken for a damaged length: this is some four million column chunks."""
+"""The longest footer, of some four million column chunks; a larger length is taken for damage."""
 
 
 def read_footer(storage: Storage, file: DataFile) -> tuple[bytes, int]:
@@ -76,7 +76,7 @@ def read_footer(storage: Storage, file: DataFile) -> tuple[bytes, int]:
 
 @lru_cache(maxsize=16)
 def parse(footer: bytes) -> pq.FileMetaData:
-    """Parse a footer that `read_footer` gave.
+    """Parse a footer that `read_footer` returned.
 
     No list and no string in it can be longer than the footer, so that a claimed length allocates no more than that.
     """
@@ -86,13 +86,10 @@ def parse(footer: bytes) -> pq.FileMetaData:
 
 
 def check_footer(file: DataFile, parsed: pq.FileMetaData, data_bytes: int) -> None:
-    """Refuse a footer whose counts, sizes and offsets do not fit each other or the file.
-
-    Args:
-        data_bytes: where the footer begins: column chunks lie before that.
+    """Refuse a footer whose counts, sizes and offsets contradict each other, or the `data_bytes` before the footer.
 
     Raises:
-        TableError: says what does not fit.
+        TableError: says which do.
     """
     num_leaves = parsed.num_columns
     total = 0
@@ -119,8 +116,8 @@ def check_footer(file: DataFile, parsed: pq.FileMetaData, data_bytes: int) -> No
 def _check_ranges(file: DataFile, parsed: pq.FileMetaData, data_bytes: int) -> None:
     """Refuse column chunks outside the file, and those that pyarrow cannot look at.
 
-    Before its first read a pre-buffering pyarrow computes the byte range of every column chunk that is wanted, where
-    its exceptions are caught. It is given a file without bytes: once it tries to read, it has found nothing wrong.
+    Before its first read, a pre-buffering pyarrow computes the byte range of every column chunk that is wanted, and
+    there its exceptions are caught. It is given a file without bytes: once it tries to read, it has found no fault.
     """
     unread = _Unread(data_bytes)
     try:
@@ -138,7 +135,7 @@ def _check_ranges(file: DataFile, parsed: pq.FileMetaData, data_bytes: int) -> N
 
 
 def _check_values(file: DataFile, parsed: pq.FileMetaData) -> None:
-    """Refuse column chunks of more or fewer values than rows, which would be paired with other columns' rows."""
+    """Refuse column chunks of more or fewer values than rows: values would come in other rows."""
     flat = [parsed.schema.column(place).max_repetition_level == 0 for place in range(parsed.num_columns)]
     for number in range(parsed.num_row_groups):
         group = parsed.row_group(number)
@@ -158,8 +155,7 @@ def chunk_ranges(
 ) -> list[list[tuple[int, int]]]:
     """Return which bytes pyarrow reads to decode columns of row groups: their column chunks.
 
-    Args:
-        columns: names; as in pyarrow, a dotted one names what is inside a column.
+    As in pyarrow, a dotted name is that of a field inside a column.
     """
     paths = [parsed.schema.column(place).path for place in range(parsed.num_columns)]
     wanted = set(columns)
@@ -173,43 +169,32 @@ def chunk_ranges(
     return found
 
 
-def list_values(parsed: pq.FileMetaData, column: str) -> tuple[list[int], list[int]] | None:
-    """Return how many values the lists of a column hold in each row group, and how many lists hold any.
+def list_values(parsed: pq.FileMetaData, leaf: int, nulls: Sequence[int | None]) -> tuple[list[int], list[int]] | None:
+    """Return how many values the lists of a leaf hold in each row group, and how many lists hold any.
 
-    A list that is null or empty is one null of its leaf.
-
-    Returns:
-        None where the column is something else, or the writer counted no nulls.
+    A list that is null or empty is one null of the leaf. None if the writer did not count nulls.
     """
-    leaf = leaf_of_lists(parsed, column)
-    if leaf is None:
-        return None
     values, lists = [], []
-    for number in range(parsed.num_row_groups):
+    for number, missing in enumerate(nulls):
         group = parsed.row_group(number)
-        chunk = group.column(leaf)
-        if not chunk.is_stats_set or not chunk.statistics.has_null_count:
-            return None
-        nulls = chunk.statistics.null_count
-        if not 0 <= nulls <= group.num_rows:
-            return None  # values that are null inside their lists, which no packing takes
-        values.append(chunk.num_values - nulls)
-        lists.append(group.num_rows - nulls)
+        if missing is None or not 0 <= missing <= group.num_rows:
+            return None  # of more nulls than rows some are inside lists, which no packing takes
+        values.append(group.column(leaf).num_values - missing)
+        lists.append(group.num_rows - missing)
     return values, lists
 
 
 def leaf_of_lists(parsed: pq.FileMetaData, column: str) -> int | None:
-    """Return the place of the leaf of a column of lists of single values; None where it is something else."""
+    """Return the place of the leaf of a column of lists of single values; None for any other column."""
     paths = [parsed.schema.column(place).path for place in range(parsed.num_columns)]
     leaves = [place for place, path in enumerate(paths) if column in _prefixes(path)]
     return leaves[0] if len(leaves) == 1 and parsed.schema.column(leaves[0]).max_repetition_level == 1 else None
 
 
 def bounds_of(parsed: pq.FileMetaData, leaf: int) -> tuple[int, int] | None:
-    """Return the least and the greatest integer of a leaf; None where the writer did not say.
+    """Return the least and the greatest integer of a leaf; None if the writer did not say.
 
-    Args:
-        parsed: a footer of which `refuse_unsafe` has found that pyarrow may touch the leaf's statistics.
+    The caller must have checked the leaf with `refuse_unsafe`.
     """
     low, high = [], []
     for number in range(parsed.num_row_groups):
@@ -235,7 +220,7 @@ def _chunk_range(chunk: pq.ColumnChunkMetaData) -> tuple[int, int]:
 
 
 def _prefixes(path: str) -> Iterator[str]:
-    """Yield what names a leaf: its column, and what lies between.
+    """Yield the names under which a leaf is read: its column, the fields between, and itself.
 
     >>> list(_prefixes("a.list.element"))
     ['a', 'a.list', 'a.list.element']
@@ -244,13 +229,10 @@ def _prefixes(path: str) -> Iterator[str]:
 
 
 def encoded_columns(parsed: pq.FileMetaData, columns: frozenset[str]) -> list[str]:
-    """Return the columns that a file has as places in dictionaries, judged by its first row group.
+    """Return those of some flat columns that a file has as places in dictionaries, judged by its first row group.
 
-    A writer goes over to plain values where a dictionary grows beyond a mebibyte, and nothing that pyarrow shows says
-    so: then the chunk is larger than a dictionary and places of 20 bits.
-
-    Args:
-        columns: flat ones, as the file spells them.
+    A writer continues with plain values when a dictionary has grown beyond a mebibyte, which pyarrow does not show:
+    but the chunk is then larger than a dictionary and places of 20 bits.
     """
     if not columns or not parsed.num_row_groups:
         return []
@@ -265,7 +247,7 @@ def encoded_columns(parsed: pq.FileMetaData, columns: frozenset[str]) -> list[st
 
 
 def _forgets_dictionary_headers(writer: str) -> bool:
-    """Return whether a writer counts the header of a dictionary's page into no size (PARQUET-816).
+    """Return whether a writer leaves the header of a dictionary's page out of all sizes (PARQUET-816).
 
     >>> _forgets_dictionary_headers("parquet-mr version 1.2.8 (build 4)"), _forgets_dictionary_headers("parquet-mr")
     (True, True)

@@ -1,7 +1,7 @@
-"""Looks at the statistics of a Parquet footer where pyarrow must not: a damaged one ends the process.
+"""Checks the statistics of a Parquet footer before pyarrow touches them: a damaged one would end the process.
 
-pyarrow decodes the bounds of a column chunk as soon as any of its statistics is asked for. It does not compare the
-chunk's type or the length of its bounds first, and its C++ exception is not caught. So the footer is walked here:
+pyarrow decodes the bounds of a column chunk as soon as any of its statistics is asked for. It does not check the
+chunk's type and the length of its bounds first, and its C++ exception is not caught. So the footer is walked here:
 Thrift's compact protocol (https://github.com/apache/thrift/blob/master/doc/specs/thrift-compact-protocol.md), and of
 parquet.thrift the fields that are named below. The walk takes no memory that the footer does not, and ends with it.
 """
@@ -35,7 +35,7 @@ def _list_of(item: bytes, kind: int) -> bytes:
     return rb"(?:" + b"|".join(re.escape(bytes([count << 4 | kind])) + item * count for count in range(7)) + rb")"
 
 
-# Most writers write a column chunk as these say, which takes a third of the time; what they do not match is walked.
+# Most writers write column chunks that these match, in a third of the time of a walk; others are walked.
 _BEFORE_PATH = (
     rb"\x26" + _VARINT + rb"\x1c\x15(.)\x19" + _list_of(_VARINT, _I32) + rb"\x19([\x18\x28\x38\x48\x58\x68\x78])"
 )
@@ -48,7 +48,7 @@ _AFTER = rb"(?:\x19%b)?%b*(?:[\x1c\x2c\x3c\x4c]%b*(?:[\x19\x29\x39]%b)*\x00)?\x0
 
 @cache
 def _compiled(pattern: bytes) -> re.Pattern[bytes]:
-    """Compile a pattern when it is first used, since all of them take as long as to import a large package."""
+    """Compile a pattern when it is first used: compiling them all takes as long as importing a large package."""
     return re.compile(pattern, re.DOTALL)
 
 
@@ -64,12 +64,7 @@ _WIDTH_OF = {_TYPES.index(name): width for name, width in _WIDTHS.items()}
 
 
 class ChunkStatistics(NamedTuple):
-    """What a column chunk says of its statistics.
-
-    Args:
-        nulls: how many; None if it does not say.
-        shortest: the length of its shortest bound in bytes; None where it has no bounds.
-    """
+    """The type of a column chunk, its number of nulls, and the bytes of its shortest bound; None for what it lacks."""
 
     kind: int
     nulls: int | None
@@ -78,16 +73,10 @@ class ChunkStatistics(NamedTuple):
 
 @lru_cache(maxsize=4)
 def statistics_of(footer: bytes) -> list[list[ChunkStatistics]]:
-    """Walk a footer that pyarrow has parsed.
-
-    Args:
-        footer: the footer as a file of its own, magic bytes first.
-
-    Returns:
-        For each row group what its column chunks say.
+    """Return the statistics of each column chunk of each row group, from a footer with magic bytes before it.
 
     Raises:
-        ValueError: it is not of the form that Thrift gives it.
+        ValueError: the footer is not in Thrift's compact protocol.
     """
     try:
         return _Walk(footer).row_groups()
@@ -98,14 +87,7 @@ def statistics_of(footer: bytes) -> list[list[ChunkStatistics]]:
 def refuse_unsafe(
     name: str, footer: bytes, parsed: pq.FileMetaData, places: Iterable[int]
 ) -> list[list[ChunkStatistics]]:
-    """Refuse statistics that pyarrow must not touch.
-
-    Args:
-        footer: the footer as a file of its own.
-        places: of the leaf columns whose statistics are wanted.
-
-    Returns:
-        What the column chunks say, by row group.
+    """Return the statistics in a footer by row group, after a check that pyarrow may touch those of some leaves.
 
     Raises:
         TableError: a chunk has another type than the schema, or a bound is shorter than a value.
@@ -141,7 +123,7 @@ def _damaged(name: str, expected: str) -> TableError:
 
 
 class _Walk:
-    """A walk over a footer; whoever asks for a struct's fields reads or skips the value of each."""
+    """A walk over a footer; who iterates over the fields of a struct reads or skips the value of each."""
 
     def __init__(self, data: bytes) -> None:
         self._data = data
@@ -164,7 +146,7 @@ class _Walk:
         return chunks
 
     def _quick_chunk(self) -> ChunkStatistics | None:
-        """Walk a chunk that is written as most are; None, and not a step, where it is not."""
+        """Walk over a chunk that is written as most are; return None, without a step, for any other."""
         data, start = self._data, self._place
         if (before := _compiled(_BEFORE_PATH).match(data, start)) is None:
             return None

@@ -1,4 +1,4 @@
-"""What a filter rules out before anything is read: by partition values, and by Parquet statistics."""
+"""Which row groups a filter rules out before anything is read: by partition values, and by Parquet statistics."""
 
 from __future__ import annotations
 
@@ -31,27 +31,17 @@ _IF_EQUAL: Sequence[Callable[[pa.DataType], bool]] = (
 
 
 def partition_can_pass(file: DataFile, filters: Any, schema: pa.Schema) -> bool:
-    """Return whether a file's partition values leave any of its rows a chance to pass.
-
-    Args:
-        schema: the table's unified schema, partition columns included.
-    """
+    """Return whether a filter can be true of a row of a file, by the file's partition values."""
     return can_pass(_known_values(file, schema), filters, schema)
 
 
 def kept_row_groups(
     file: DataFile, meta: FileMeta, parsed: pq.FileMetaData, filters: Any, schema: pa.Schema
 ) -> Sequence[bool]:
-    """Return for each Parquet row group whether its statistics leave any row a chance to pass.
+    """Return for each Parquet row group whether a filter can be true of a row of it; True if statistics cannot decide.
 
     Statistics leave NaN out, so nothing is concluded from those of float columns where NaN passes. Columns whose
     statistics cannot be compared in the table's type (nested, or of another type in this file) count as unknown.
-
-    Args:
-        schema: the table's unified schema, partition columns included.
-
-    Returns:
-        One bool a row group; True where statistics cannot decide.
     """
     leaves, absent = _leaves(file, meta, parsed, expression_columns(filters, schema), schema)
     facts = [*_known_values(file, schema), *(pc.field(name).is_null() for name in sorted(absent))]
@@ -138,7 +128,7 @@ def _comparable(stored: pa.DataType, kind: pa.DataType) -> bool:
 
 
 def _bound(leaf: _Leaf, group: pq.RowGroupMetaData) -> Any:
-    """What a row group's statistics say of a column; None if nothing."""
+    """Return the fact that a row group's statistics state of a column; None if they state none."""
     chunk = group.column(leaf.place)
     statistics = chunk.statistics
     if statistics is None or not statistics.has_null_count:

@@ -1,13 +1,16 @@
-"""What format readers share: files without statistics, files read from their start each time, batches cut to length."""
+"""What format readers share: readers of files without statistics, open files, and batches cut to length."""
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
+from typing_extensions import override
 
 from torch_table_loader.errors import TableError
+from torch_table_loader.format_contracts import FormatReader, NullProvingReader, OpenFile, RangedReader
 from torch_table_loader.read.far_files import open_at_start
 from torch_table_loader.read.prune import partition_can_pass
 from torch_table_loader.records import FileMeta
@@ -21,59 +24,79 @@ Decode = Callable[[pa.NativeFile, Sequence[str]], Iterable[pa.RecordBatch]]
 """Decodes a file from its start into batches that have the named columns, at least one."""
 
 
-class WithoutStatistics:
-    """What a `FormatReader` says of files that keep no statistics."""
+class WithoutStatistics(FormatReader):
+    """A reader of files that keep no statistics: only partition values rule rows out."""
 
     __slots__ = ()
 
+    @override
     def prune(self, file: DataFile, meta: FileMeta, filters: Any, schema: pa.Schema) -> Sequence[bool]:
-        """Return whether the partition values let rows pass: see `FormatReader.prune`."""
         return [partition_can_pass(file, filters, schema)] * len(meta.group_rows)
 
-    def null_columns(self, meta: FileMeta, columns: Sequence[str], kept: Sequence[bool]) -> frozenset[str]:  # noqa: ARG002
-        """Prove nothing: see `FormatReader.null_columns`."""
+    @override
+    def null_columns(self, meta: FileMeta, columns: Sequence[str], kept: Sequence[bool]) -> frozenset[str]:
         return frozenset()
 
 
-class WholeGroups(WithoutStatistics):
-    """What a `RangedReader` says of files whose row groups are read whole, wherever their columns lie in them."""
+class WithoutNulls(WithoutStatistics, NullProvingReader):
+    """A reader of files that cannot hold a null."""
 
     __slots__ = ()
 
-    def ranges(
-        self,
-        file: DataFile,  # noqa: ARG002 - the metadata says all
-        meta: FileMeta,
-        groups: Sequence[int],
-        columns: Sequence[str],
-    ) -> Sequence[Sequence[tuple[int, int]]]:
-        """Return what opens the file, and row groups whole: see `RangedReader.ranges`.
+    @override
+    def null_free(self, meta: FileMeta, columns: Sequence[str], kept: Sequence[bool]) -> frozenset[str]:
+        return frozenset(columns)
 
-        Where there are no columns, row groups are not read. Where a plan cache has the metadata from before ranges were
-        kept, nothing is known.
-        """
+
+class WholeGroups(WithoutStatistics, RangedReader):
+    """A reader of files whose row groups are read whole, whichever columns are wanted, unless none is."""
+
+    __slots__ = ()
+
+    @override
+    def ranges(
+        self, file: DataFile, meta: FileMeta, groups: Sequence[int], columns: Sequence[str]
+    ) -> Sequence[Sequence[tuple[int, int]]]:
         places = meta.group_ranges
         found = [[places[group]] if columns and places is not None else [] for group in groups]
         return [[*meta.opening, *each] if place == 0 else each for place, each in enumerate(found)]
 
 
-class SequentialFile:
-    """A file that is decoded from its start on each call; opened when the first batch is asked for."""
+class GroupedFile(OpenFile):
+    """An open file whose row groups are decoded one at a time, into fresh memory."""
+
+    def __init__(self, source: pa.NativeFile, meta: FileMeta) -> None:
+        self._source = source
+        self._meta = meta
+
+    @override
+    def batches(self, groups: range, columns: Sequence[str], max_rows: int) -> Iterator[pa.RecordBatch]:
+        wanted = list(columns)
+        for group in groups:
+            whole = self._group(group, wanted) if wanted else rows_without_columns(self._meta.group_rows[group])
+            yield from bounded(whole, max_rows)
+
+    @override
+    def close(self) -> None:
+        self._source.close()
+
+    @abstractmethod
+    def _group(self, group: int, columns: list[str]) -> pa.RecordBatch:
+        """Decode columns of a row group."""
+
+
+class SequentialFile(OpenFile):
+    """A file that is decoded from its start on each call, and opened then; `source` saves the first opening."""
 
     def __init__(self, storage: Storage, file: DataFile, decode: Decode, source: pa.NativeFile | None = None) -> None:
-        """Remember what to decode, and how.
-
-        Args:
-            source: the file, already open and at its start; None opens it when that is needed.
-        """
         self._storage = storage
         self._file = file
         self._decode = decode
         self._opened = source
         self._sources: list[pa.NativeFile] = [] if source is None else [source]
 
+    @override
     def batches(self, groups: range, columns: Sequence[str], max_rows: int) -> Iterator[pa.RecordBatch]:
-        """Yield all rows: see `OpenFile.batches`."""
         if not groups:
             return
         source, self._opened = self._opened, None
@@ -84,18 +107,14 @@ class SequentialFile:
         for batch in self._decode(source, wanted):
             yield from bounded(batch if batch.schema.names == wanted else batch.select(wanted), max_rows)
 
+    @override
     def close(self) -> None:
-        """Release the file."""
         for source in self._sources:
             source.close()
 
 
 def one_group(schema: pa.Schema, num_rows: int, file: DataFile) -> FileMeta:
-    """Make the metadata of a file that is one row group, or none if it has no rows.
-
-    Args:
-        file: its stored size is the row group's.
-    """
+    """Return the metadata of a file that is one row group, as large as the file, or none if it has no rows."""
     rows, sizes = ((num_rows,), (file.version.num_bytes,)) if num_rows else ((), ())
     return FileMeta(schema=schema, group_rows=rows, group_bytes=sizes)
 
@@ -129,10 +148,7 @@ def refuse_duplicates(schema: pa.Schema, file: DataFile) -> None:
 
 
 def bounded(batch: pa.RecordBatch, max_rows: int) -> Iterator[pa.RecordBatch]:
-    """Cut a batch into slices of at most `max_rows` rows, without copying.
-
-    Args:
-        batch: any batch; one without rows gives nothing.
+    """Cut a batch into slices of 1 to `max_rows` rows, without copying.
 
     >>> [part.num_rows for part in bounded(pa.record_batch({"a": [1, 2, 3]}), 2)]
     [2, 1]
@@ -145,7 +161,7 @@ def bounded(batch: pa.RecordBatch, max_rows: int) -> Iterator[pa.RecordBatch]:
 
 
 def rows_without_columns(num_rows: int) -> pa.RecordBatch:
-    """Make a batch that has rows and no columns.
+    """Return a batch that has rows and no columns.
 
     >>> rows_without_columns(3).num_rows
     3

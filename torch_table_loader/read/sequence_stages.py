@@ -5,10 +5,12 @@ from __future__ import annotations
 import copy
 from abc import abstractmethod
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
+from typing_extensions import override
 
 from torch_table_loader.arrow.token_rows import rows_of_sequences, schema_of_sequences, sequences_of
 from torch_table_loader.errors import ConfigError
@@ -16,7 +18,7 @@ from torch_table_loader.pack import IGNORED, Pack
 from torch_table_loader.planning.pack_counts import PackCounts
 from torch_table_loader.planning.packing import Packed, Pieces, another_best_fit, best_fit, split_long
 from torch_table_loader.read.lru_cache import LRUCache
-from torch_table_loader.read.row_stage import StagedRows
+from torch_table_loader.read.row_stage import Counted, Made
 from torch_table_loader.read.token_stages import Documents, TokensAsRows, TokenStage
 
 if TYPE_CHECKING:
@@ -28,25 +30,25 @@ if TYPE_CHECKING:
 
 
 _PACKS = LRUCache(8 * 1024 * 1024)
-"""Packs of the blocks that were packed last, by the lengths of their documents."""
+"""The packs of recent blocks, by the lengths of their documents."""
 
 
 class SequencesAsRows(TokenStage):
     """Each sequence is a row, since documents are not cut anywhere."""
 
     @property
+    @override
     def key(self) -> str:
-        """A name of all that decides which rows come out."""
         pack = self.pack
         blocks = "" if self.block_rows is None else f"-{self.block_rows}-{pack.max_docs_per_row}"
         return f"{super().key}-{pack.seq_len}-{pack.long_docs}{blocks}"
 
+    @override
     def schema(self, given: pa.Schema) -> pa.Schema:
-        """Return the schema of what comes out; see `arrow.token_rows`."""
         return schema_of_sequences(self._cut, self._columns(given))
 
     def _pieces(self, lengths: Ints) -> Pieces:
-        """Return the pieces of documents that are not longer than a sequence.
+        """Return the pieces of documents, none longer than a sequence.
 
         Raises:
             TableError: a document is longer, and the caller wants that to be an error.
@@ -61,59 +63,46 @@ class SequencesAsRows(TokenStage):
         """Return what `packed` does, in the order in which sequences come out."""
         return self.packed(lengths)
 
-    def _made_of(self, whole: Ints) -> tuple[int, PackCounts | None]:
-        """Return how many sequences come out of documents, and what packing makes of these."""
+    @override
+    def _made_of(self, whole: Ints) -> Counted:
         whole = whole[whole > 0]
         pieces = self._pieces(whole)
         sequences = len(self.packed(pieces.length)[1]) - 1
         counts = PackCounts.of_pieces(self.pack.seq_len, self.pack.long_docs, whole, len(pieces.length), sequences)
         return sequences, counts
 
-    def rows(self, batch: pa.RecordBatch) -> SequenceRows:
-        """Return the sequences that come out of a batch."""
+    @override
+    def rows(self, batch: pa.RecordBatch) -> Made:
         found = self.documents(batch)
-        return SequenceRows(self, batch, found, self._pieces(np.diff(found.offsets)))
+        pieces = self._pieces(np.diff(found.offsets))
+        order, firsts = self.ordered(pieces.length)
+        return len(firsts) - 1, partial(self._sequences, batch, found, pieces, (order, firsts))
 
-
-class SequenceRows(StagedRows):
-    """The sequences that come of some documents.
-
-    Args:
-        batch: the rows that have the documents.
-    """
-
-    def __init__(self, stage: SequencesAsRows, batch: pa.RecordBatch, found: Documents, pieces: Pieces) -> None:
-        self._stage, self._batch, self._found, self._pieces = stage, batch, found, pieces
-        self._order, self._firsts = stage.ordered(pieces.length)
-
-    @property
-    def num_rows(self) -> int:
-        """The sequences."""
-        return len(self._firsts) - 1
-
-    def slice(self, start: int, stop: int) -> pa.RecordBatch:
-        """Return some of the sequences, and the parts of documents under them."""
-        found, pieces, firsts = self._found, self._pieces, self._firsts
+    def _sequences(
+        self, batch: pa.RecordBatch, found: Documents, pieces: Pieces, packed: tuple[Ints, Ints], start: int, stop: int
+    ) -> pa.RecordBatch:
+        """Return some sequences of the documents in a batch, and the parts of documents under them."""
+        order, firsts = packed
         part_offsets = firsts[start : stop + 1] - firsts[start]
-        chosen = self._order[firsts[start] : firsts[stop]]
+        chosen = order[firsts[start] : firsts[stop]]
         document, begun, length = pieces.document[chosen], pieces.start[chosen], pieces.length[chosen]
         at = found.offsets[document] + begun
         behind = np.full(len(at), IGNORED, dtype=np.int64)
-        if self._stage.pack.long_docs == "split":
+        if self.pack.long_docs == "split":
             cut = np.flatnonzero(begun + length < np.diff(found.offsets)[document])
-            behind[cut] = self._stage.targets(found.values, at[cut] + length[cut])
-        parts = self._stage.parts(self._batch, found.kept[document], begun - found.added[document], length, behind)
-        width = self._stage.pack.seq_len
+            behind[cut] = self.targets(found.values, at[cut] + length[cut])
+        parts = self.parts(batch, found.kept[document], begun - found.added[document], length, behind)
+        width = self.pack.seq_len
         values = [sequences_of(column, at, length, part_offsets, width) for column in found.values]
         offsets = np.arange(len(part_offsets)) * width
-        return rows_of_sequences(values, offsets, parts, part_offsets, self._stage.schema(self._batch.schema))
+        return rows_of_sequences(values, offsets, parts, part_offsets, self.schema(batch.schema))
 
 
 class DocumentsAsRows(SequencesAsRows):
     """Each document, or each piece of one that is too long, is a sequence."""
 
+    @override
     def packed(self, lengths: Ints) -> tuple[Ints, Ints]:
-        """Leave each piece alone."""
         return np.arange(len(lengths)), np.arange(len(lengths) + 1)
 
 
@@ -123,32 +112,32 @@ class BestFitAsRows(SequencesAsRows):
     _order_key: Key | None = None
 
     @property
+    @override
     def block_rows(self) -> int:
-        """The documents that are packed together."""
         return self.pack.block_docs
 
     @property
+    @override
     def orders_blocks(self) -> bool:
-        """Whether as many packs may hold other documents: always."""
         return True
 
+    @override
     def in_order_of(self, key: Key) -> BestFitAsRows:
-        """Return the same with other documents in as many packs, and these in another order."""
         other = copy.copy(self)
         other._order_key = key
         return other
 
+    @override
     def ordered(self, lengths: Ints) -> tuple[Ints, Ints]:
-        """Return the packs as an epoch has them."""
         if self._order_key is None:
             return self.packed(lengths)
         packs, pack = len(self.packed(lengths)[1]) - 1, self.pack
         packed = another_best_fit(lengths, pack.seq_len, packs, self._order_key, pack.max_docs_per_row)
         return packed.order, packed.offsets
 
+    @override
     def packed(self, lengths: Ints) -> tuple[Ints, Ints]:
-        """Pack by best fit; blocks come again, since they are counted before they are read, and read in each epoch."""
-
+        # Cached, since a block is counted before it is read, and read in each epoch.
         def make() -> tuple[Packed, int]:
             packed = best_fit(lengths, self.pack.seq_len, self.pack.max_docs_per_row)
             return packed, len(given) + packed.order.nbytes + packed.offsets.nbytes
@@ -159,7 +148,7 @@ class BestFitAsRows(SequencesAsRows):
 
 
 def stage_of(pack: Pack, table: pa.Schema, asked: Sequence[str] = ()) -> TokenStage:
-    """Return the stage that a stream of a table's rows passes.
+    """Return the stage that the rows of a table pass in a stream.
 
     Raises:
         ConfigError: the columns do not fit, or the strategy is one of ``shuffle="rows"``.

@@ -1,4 +1,4 @@
-"""A task becomes exactly its live rows."""
+"""Reads a task: exactly its live rows."""
 
 from __future__ import annotations
 
@@ -20,7 +20,14 @@ from torch_table_loader.planning.requests import FIRST_BYTES
 from torch_table_loader.predicates.expressions import check_filter, expression_columns
 from torch_table_loader.read.conform import batch_of
 from torch_table_loader.read.deletes import Deletes
-from torch_table_loader.read.failures import as_reading_error, changed_error, find_damage, is_store_failure, reading
+from torch_table_loader.read.failures import (
+    as_reading_error,
+    changed_error,
+    find_damage,
+    is_store_failure,
+    naming,
+    reading,
+)
 from torch_table_loader.read.file_plan import FilePlan, plan_file
 from torch_table_loader.read.file_walk import FileWalk, Run, fit_segments, group_at, plan_runs, trim_segments
 from torch_table_loader.read.footers import LazyFooters
@@ -45,9 +52,9 @@ DEFAULT_MAX_ROWS = 65_536
 
 
 class _Reading(NamedTuple):
-    """What of a file is read: parts of row groups, and of their live rows `skip` are left out and `take` delivered.
+    """What of a file is read: parts of row groups, of whose live rows `skip` are left out and `take` delivered.
 
-    `owners` names for each segment the one of the task that it is of.
+    `owners` has for each segment the place of the task's segment that it is of.
     """
 
     plan: FilePlan
@@ -58,7 +65,19 @@ class _Reading(NamedTuple):
 
 
 class TaskReader:
-    """Reads tasks of one table. A value: it pickles, keeps no handle between tasks, and threads may share it."""
+    """Reads tasks of one table. A value: it pickles, keeps no file open between tasks, and threads may share it.
+
+    Args:
+        filters: a pyarrow compute Expression over `table_schema`; rows for which it is false or null do not come.
+        row_id_bases: the ordinal of each file's first row among all physical rows; adds ``row_id`` (int64) as the
+            last column.
+        deletes: reads the files' deletes, once for all readers that share it; says whether checksums are verified.
+        stage: makes other rows of those that pass; None delivers them as they are.
+        encoded: columns of strings that may come as dictionaries; the filter's never do.
+
+    Raises:
+        ConfigError: an unknown column, a filter that does not fit, or a column that `row_id` would hide.
+    """
 
     def __init__(
         self,
@@ -75,24 +94,6 @@ class TaskReader:
         stage: RowStage | None = None,
         encoded: Collection[str] = (),
     ) -> None:
-        """Check what is asked for against the table.
-
-        Args:
-            files: the table's data files in canonical order.
-            metas: the metadata of each file, read now or when it is asked for.
-            table_schema: the unified schema, partition columns included.
-            columns: names to deliver, in this order.
-            filters: a pyarrow compute Expression over `table_schema`; rows for which it is false or null do
-                not come.
-            row_id_bases: the ordinal of each file's first row among all physical rows; adds ``row_id`` (int64)
-                as the last column.
-            deletes: reads the files' deletes, once for all readers that share it; says whether checksums are compared.
-            stage: makes other rows of those that pass; None delivers them as they are.
-            encoded: columns of strings that may come as dictionaries; the filter's never do.
-
-        Raises:
-            ConfigError: an unknown column, a filter that does not fit, or a column that `row_id` would hide.
-        """
         if len(files) != len(metas):
             raise ConfigError(f"TaskReader needs a FileMeta for each file, got {len(files)} and {len(metas)}")
         if max_rows < 1:
@@ -115,7 +116,7 @@ class TaskReader:
         self._schema = self._rows_schema if stage is None else stage.schema(self._rows_schema)
 
     def in_order_of(self, key: Key) -> TaskReader:
-        """Return the same with what its stage takes together in an order of the key's; see `RowStage.in_order_of`."""
+        """Return the same reader with the rows of each block in an order of the key's: see `RowStage.in_order_of`."""
         if self._stage is None or not self._stage.orders_blocks:
             return self
         other = copy.copy(self)
@@ -133,16 +134,13 @@ class TaskReader:
         return self._storage
 
     def read(self, task: ReadTask, storage: Storage | None = None) -> Iterator[pa.RecordBatch]:
-        """Yield a task's live rows, in file order.
+        """Yield a task's live rows, in file order, in batches of 1 to `max_rows` rows with `schema`.
 
-        The file is closed when the rows are out, and when the iterator is closed before.
+        The file is closed after the last row, or when the iterator is closed.
 
         Args:
-            storage: where to read the file instead, such as where its bytes are by now; whoever gives it reads with
-                the file's version.
-
-        Yields:
-            Batches of 1 to `max_rows` rows with `schema`.
+            storage: where to read the file instead, such as from fetched bytes; it reads the listed version of the
+                file.
 
         Raises:
             TableError: the file is gone, torn, changed since it was listed, or has other rows than planned.
@@ -168,10 +166,10 @@ class TaskReader:
                     return
 
     def needs(self, task: ReadTask) -> FileNeeds | None:
-        """Return which bytes of its file `read` asks for; footer and deletes are read for that where they were not yet.
+        """Return which bytes of its file `read` asks for, after reading footer and deletes if they are not read yet.
 
         Returns:
-            The bytes; None where there are none, or where the file's format does not say.
+            The bytes; None if there are none, or the file's format does not say.
 
         Raises:
             TableError: as `read` does.
@@ -180,14 +178,12 @@ class TaskReader:
         return self._needs(self._to_read(task))
 
     def counted(self, task: ReadTask, storage: Storage | None = None) -> list[Counted]:
-        """Count the live rows of each segment of a task, reading the filter's columns alone.
+        """Count the live rows of each segment of a task, whatever its `skip` and `take`.
 
-        Args:
-            task: which segments; its `skip` and `take` do not matter.
+        Only the columns of the filter are read; without filter, stage and equality deletes no data file is.
 
         Returns:
-            One count a segment, and what packing makes of its rows, where a stage says it. Without a filter, a stage
-            and equality deletes no data file is read.
+            A count for each segment, and what packing makes of its rows, if a stage says it.
 
         Raises:
             TableError: as `read` does.
@@ -229,7 +225,7 @@ class TaskReader:
         return _Reading(plan, segments, 0, -1, owners)
 
     def _known_counts(self, file_index: int, plan: FilePlan, segments: Sequence[Segment]) -> list[Counted] | None:
-        """Return what the stage makes of segments, where the file's metadata tells; else None."""
+        """Return what the stage makes of segments, if the file's metadata tells; else None."""
         stage, reader, starts = self._stage, reader_of(plan.file), plan.group_starts
         if stage is None or stage.measured_by is None or plan.masks:
             return None
@@ -242,7 +238,8 @@ class TaskReader:
         whole = all((each.row_start, each.row_stop) == tuple(starts[each.group : each.group + 2]) for each in segments)
         if stage.counted_by is None or not isinstance(reader, ListCountingReader) or not whole:
             return None
-        found = reader.list_values(plan.meta, reads[0])
+        with naming(self._storage, plan.file):
+            found = reader.list_values(plan.meta, reads[0])
         return found and [(stage.known_count(found[0][each.group], found[1][each.group]), None) for each in segments]
 
     def _needs(self, found: _Reading | None) -> FileNeeds | None:
@@ -262,7 +259,7 @@ class TaskReader:
         return plan.masks or self._stage is not None
 
     def _fitted(self, plan: FilePlan, segments: Sequence[Segment]) -> tuple[Sequence[Segment], Sequence[int]]:
-        """Cut segments to the file's row groups, where the plan only estimated those."""
+        """Cut segments to the file's row groups, if the plan only estimated these."""
         if not isinstance(self._metas, LazyFooters):
             return segments, range(len(segments))
         return fit_segments(segments, plan.group_starts, plan.live_rows if self._knows_live(plan) else None)
@@ -317,7 +314,7 @@ class TaskReader:
         return batch_of([*batch.columns, ascending(base + row, batch.num_rows)], self._rows_schema)
 
     def _staged(self, stage: RowStage, parts: Iterator[Part], *, counting: bool) -> Iterator[Part]:
-        """Yield what the stage makes of the live rows, as it takes them together; when counting, how much that is."""
+        """Yield what the stage makes of the live rows, block by block; when counting, only how many rows that is."""
         blocks = RowBlocks(stage.block_rows)
         last: Part | None = None
 
@@ -327,8 +324,8 @@ class TaskReader:
                     num_rows, counts = stage.counted(batch)
                     yield part._replace(num_live=num_rows, counts=counts)
                 else:
-                    staged = stage.rows(batch)
-                    yield part._replace(num_live=staged.num_rows, rows=staged.slice)
+                    num_rows, rows = stage.rows(batch)
+                    yield part._replace(num_live=num_rows, rows=rows)
 
         for part in parts:
             if last is not None and part.segment != last.segment:
@@ -339,7 +336,7 @@ class TaskReader:
             yield from made(last, blocks.rest())
 
     def _check_version(self, file: DataFile, given: Storage | None) -> None:
-        """Refuse a file that is not what was listed; what reads with its version has found that out."""
+        """Refuse a file that is not what was listed, unless each request has checked that."""
         for each in (file, *file.sidecars):
             if each.version.immutable:
                 continue
@@ -393,15 +390,9 @@ def _check_found(file: DataFile, segments: Sequence[Segment], found: Sequence[in
 def needs_of(
     file: DataFile, meta: FileMeta, groups: Sequence[int], columns: Sequence[str], reader: FormatReader
 ) -> FileNeeds | None:
-    """Return which bytes it takes to open a file and to decode some of its row groups.
+    """Return which bytes it takes to open a file and to decode some of its row groups, in the order of decoding.
 
-    A file that is needed whole is read from its start, and comes in parts.
-
-    Args:
-        columns: names as the file spells them.
-
-    Returns:
-        The bytes, in the order of decoding; None where that is not known, or nothing is needed.
+    A file that is needed whole is read from its start, in parts. None if the bytes are not known, or none is needed.
     """
     size = file.version.num_bytes
     if isinstance(reader, RangedReader):

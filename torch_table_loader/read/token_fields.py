@@ -1,4 +1,4 @@
-"""The columns of a table that packing takes: which types they must have, and whether what they say of tokens is so."""
+"""The columns of a table that packing takes: checks of their types, and of what they say of tokens."""
 
 from __future__ import annotations
 
@@ -23,17 +23,12 @@ _MOST_ID = np.iinfo(np.int64).max
 
 
 def cut_field(table: pa.Schema, name: str, *, text: bool = False) -> pa.Field:
-    """Return a list column as the field of one of its values.
-
-    Args:
-        text: whether it has text, of which a tokenizer makes ids.
+    """Return the field of the values of a list column, or of the ids that a tokenizer makes of a column of text.
 
     Raises:
-        ConfigError: the table has no such column, or it has something else.
+        ConfigError: the table has no such column, or it has another type.
     """
-    if name not in table.names:
-        raise ConfigError(f"Pack: the table has no column {name!r}{did_you_mean(name, table.names, spare=20)}")
-    kind = plain_type(table.field(name).type)
+    kind = _type_of(table, name)
     is_text = pt.is_string(kind) or pt.is_large_string(kind)
     if text and is_text:
         return pa.field(name, pa.uint32(), nullable=False)
@@ -53,18 +48,22 @@ def cut_field(table: pa.Schema, name: str, *, text: bool = False) -> pa.Field:
     return pa.field(name, value, nullable=False)
 
 
+def _type_of(table: pa.Schema, name: str) -> pa.DataType:
+    if name not in table.names:
+        raise ConfigError(f"Pack: the table has no column {name!r}{did_you_mean(name, table.names, spare=20)}")
+    return plain_type(table.field(name).type)
+
+
 def wide_enough(kind: pa.DataType, added: Sequence[int | None]) -> pa.DataType:
-    """Return the type of the tokens, or int64 where one that is added does not fit."""
+    """Return the type of the tokens, or int64 if one that is added does not fit."""
     info = np.iinfo(kind.to_pandas_dtype())
     fits = all(info.min <= token <= info.max for token in added if token is not None)
     return kind if fits else pa.int64()
 
 
 def check_span_type(table: pa.Schema, name: str) -> None:
-    """Refuse a column that has no spans."""
-    if name not in table.names:
-        raise ConfigError(f"Pack: the table has no column {name!r}{did_you_mean(name, table.names, spare=20)}")
-    kind = plain_type(table.field(name).type)
+    """Refuse a column that does not have the type of spans."""
+    kind = _type_of(table, name)
     inner = kind.value_type if pt.is_list(kind) or pt.is_large_list(kind) else None
     if inner is None or not pt.is_struct(inner) or not {"start", "end"} <= {field.name for field in inner}:
         raise ConfigError(f"Pack: spans column {name!r} must be list<struct<start, end, ...>>, got {kind}")
@@ -74,16 +73,13 @@ def check_span_type(table: pa.Schema, name: str) -> None:
 
 
 def check_count_type(table: pa.Schema, name: str) -> None:
-    """Refuse a column that cannot say how many tokens documents have."""
-    if name not in table.names:
-        raise ConfigError(f"Pack: the table has no column {name!r}{did_you_mean(name, table.names, spare=20)}")
-    kind = plain_type(table.field(name).type)
-    if not pt.is_integer(kind):
+    """Refuse a column that cannot hold the number of tokens of documents."""
+    if not pt.is_integer(kind := _type_of(table, name)):
         raise ConfigError(f"Pack: lengths={name!r} must be a column of integers, got {kind}")
 
 
 def counts_of(name: str, column: pa.Array) -> Ints:
-    """Return a column that says how many tokens documents have; a null says none.
+    """Return the values of a column that has the number of tokens of each document; a null is 0.
 
     Raises:
         TableError: a number below 0.
@@ -99,7 +95,7 @@ def counts_of(name: str, column: pa.Array) -> Ints:
 
 
 def check_counted(name: str, column: pa.Array, lengths: Ints) -> None:
-    """Refuse documents that have not as many tokens as the column says, by which they were counted."""
+    """Refuse documents whose number of tokens is not that in the column by which they were counted."""
     said = counts_of(name, column)
     if len(wrong := np.flatnonzero(said != lengths)):
         row = int(wrong[0])
@@ -133,7 +129,7 @@ def _edges_of(numbers: pa.Array) -> Ints:
 
 
 def check_ids_fit(name: str, ids: NDArray[Any], lengths: Ints) -> None:
-    """Refuse token ids that int64 does not hold, the type in which they come out."""
+    """Refuse token ids that do not fit into int64, the type in which they come out."""
     if ids.dtype == np.uint64 and len(ids) and (most := int(ids.max())) > _MOST_ID:
         row = int(np.searchsorted(np.cumsum(lengths), int(ids.argmax()), side="right"))
         raise TableError(

@@ -1,28 +1,29 @@
 """Flat files of tokens with an index beside them: what their readers share.
 
 The data file is tokens and nothing else. The index says where documents end. A row is a document, and each column is a
-list with one value a token; `tokens` has the type that is stored. A row group is a run of documents of some MiB, so
-that it is read in one piece. `FileMeta.footer` keeps what the index says of documents, and the index is not read again.
+list with one value for each token; `tokens` has the stored type. A row group is a run of documents of some MiB, which
+is read in one piece. `FileMeta.footer` keeps the lengths of documents, and the index is not read again.
 """
 
 from __future__ import annotations
 
 import struct
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from abc import abstractmethod
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
+from typing_extensions import override
 
 from torch_table_loader.arrow.arrays import lists_of
 from torch_table_loader.contracts import is_far
 from torch_table_loader.errors import TableError
-from torch_table_loader.format_contracts import Traits
+from torch_table_loader.format_contracts import ListMeasuringReader, RangedReader, SidecarReader, Traits
 from torch_table_loader.read.failures import changed_error, reading
 from torch_table_loader.read.far_files import open_at_start
-from torch_table_loader.read.reader_base import WithoutStatistics, bounded, rows_without_columns
+from torch_table_loader.read.reader_base import GroupedFile, WithoutNulls
 from torch_table_loader.records import FileMeta
 
 if TYPE_CHECKING:
@@ -35,24 +36,22 @@ TOKENS = "tokens"
 """The column of the tokens, whatever the format."""
 
 GROUP_BYTES = 8 * 1024 * 1024
-"""Where a row group ends: with the first document that ends so many bytes of tokens, or more, behind its beginning."""
+"""The least bytes of tokens of a row group, which ends with the document that reaches them."""
 
 _MOST_TOKENS = 2**31 - 1
-"""A list of Arrow has no more values."""
+"""The most values of a list in Arrow."""
 
 _MOST_BYTES = 1 << 60
 _ARRAY = struct.Struct("<cxxxxxxxQ")
 
 Values = Callable[[int, int], pa.Buffer]
-"""Returns the values of a column for a run of tokens, counted from the file's first, in memory of their own."""
+"""Returns the values of a column for a run of tokens, counted from the file's first, in new memory."""
 
 
 class Index(NamedTuple):
-    """What an index says.
+    """What an index says: the type of tokens, the lengths of documents, and the types of further columns.
 
-    Args:
-        columns: the type of each further column.
-        more: arrays that the reader needs again to make those.
+    The reader needs the arrays in `more` again to make those columns.
     """
 
     kind: pa.DataType
@@ -61,14 +60,13 @@ class Index(NamedTuple):
     more: tuple[NDArray[Any], ...] = ()
 
 
-class TokenReader(WithoutStatistics, ABC):
-    """A `SidecarReader` of flat tokens; a subclass says what its index says, and names the format."""
+class TokenReader(WithoutNulls, SidecarReader, ListMeasuringReader, RangedReader):
+    """A reader of flat tokens; a subclass names the format and parses its index."""
 
     __slots__ = ()
 
     columnar = True
     traits = Traits(cut="documents", pruned="partitions", counted="the index")
-    name: str
     group_bytes: int
 
     @abstractmethod
@@ -83,16 +81,12 @@ class TokenReader(WithoutStatistics, ABC):
     def column(
         self, name: str, storage: Storage, file: DataFile, more: Sequence[NDArray[Any]], opened: ExitStack
     ) -> Values:
-        """Return how a column beside the tokens is read.
+        """Return how a column beside the tokens is read; `opened` closes the files that are opened for that."""
 
-        Args:
-            opened: closes what is opened for that.
-        """
-
-    def inspect(self, storage: Storage, file: DataFile, schema: pa.Schema | None) -> FileMeta:  # noqa: ARG002
-        """Read the index and compare it with the size of the file: see `FormatReader.inspect`."""
+    @override
+    def inspect(self, storage: Storage, file: DataFile, schema: pa.Schema | None) -> FileMeta:
         with reading(storage, file):
-            if not is_far(storage):  # of a far one the listing says that it is there
+            if not is_far(storage):  # a remote one is there, as the listing says
                 with storage.open(file.path) as source:
                     check_size(file, source.size())
             try:
@@ -104,59 +98,28 @@ class TokenReader(WithoutStatistics, ABC):
                     "are torn, of another format, or do not belong together: write them again, or leave them out"
                 ) from error
 
-    def null_free(self, meta: FileMeta, columns: Sequence[str], kept: Sequence[bool]) -> frozenset[str]:  # noqa: ARG002
-        """Return all (see `NullProvingReader`): the format has no nulls."""
-        return frozenset(columns)
-
-    def list_lengths(self, meta: FileMeta, column: str) -> NDArray[Any] | None:  # noqa: ARG002 they are all as long
-        """Return the tokens of each document, as the index said: see `ListMeasuringReader`."""
+    @override
+    def list_lengths(self, meta: FileMeta, column: str) -> NDArray[Any] | None:
         return document_lengths(meta)
 
+    @override
     def open(self, storage: Storage, file: DataFile, meta: FileMeta) -> TokenFile:
-        """Open with what the index said: see `FormatReader.open`."""
         return TokenFile(storage, file, meta, self)
 
+    @override
     def ranges(
-        self,
-        file: DataFile,  # noqa: ARG002
-        meta: FileMeta,
-        groups: Sequence[int],
-        columns: Sequence[str],
+        self, file: DataFile, meta: FileMeta, groups: Sequence[int], columns: Sequence[str]
     ) -> Sequence[Sequence[tuple[int, int]]]:
-        """Return the tokens of row groups, if those are read: see `RangedReader.ranges`."""
         places = meta.group_ranges if TOKENS in columns else None
         if places is None:
             return [[] for _ in groups]
         return [[place] if (place := places[group])[0] < place[1] else [] for group in groups]
 
 
-class DocumentFile(ABC):
-    """An open file of documents (implements `OpenFile`), of which a row group is read in one piece."""
-
-    def __init__(self, source: pa.NativeFile, meta: FileMeta) -> None:
-        self._source = source
-        self._meta = meta
-
-    def batches(self, groups: range, columns: Sequence[str], max_rows: int) -> Iterator[pa.RecordBatch]:
-        """Yield documents: see `OpenFile.batches`."""
-        for group in groups:
-            whole = self._group(group, columns) if columns else rows_without_columns(self._meta.group_rows[group])
-            yield from bounded(whole, max_rows)
-
-    def close(self) -> None:
-        """Release the file."""
-        self._source.close()
-
-    @abstractmethod
-    def _group(self, group: int, columns: Sequence[str]) -> pa.RecordBatch:
-        """Read a row group into fresh memory."""
-
-
-class TokenFile(DocumentFile):
-    """An open file of tokens, and what is read beside them."""
+class TokenFile(GroupedFile):
+    """An open file of tokens; the files beside it are opened when they are read."""
 
     def __init__(self, storage: Storage, file: DataFile, meta: FileMeta, reader: TokenReader) -> None:
-        """Open the tokens; what stands beside them is opened when it is read."""
         self._lengths, *self._more = unpack(meta.footer or b"")
         super().__init__(storage.open(file.path), meta)
         self._file = file
@@ -167,12 +130,13 @@ class TokenFile(DocumentFile):
         self._columns: dict[str, Values] = {}
         self._opened = ExitStack()
 
+    @override
     def close(self) -> None:
-        """Release all files."""
         super().close()
         self._opened.close()
 
-    def _group(self, group: int, columns: Sequence[str]) -> pa.RecordBatch:
+    @override
+    def _group(self, group: int, columns: list[str]) -> pa.RecordBatch:
         lengths = self._lengths[self._rows[group] : self._rows[group + 1]]
         start, stop = (self._meta.group_ranges or ())[group]
         first, last = start // self._width, stop // self._width
@@ -196,11 +160,7 @@ class TokenFile(DocumentFile):
 
 
 def document_lengths(meta: FileMeta) -> NDArray[Any]:
-    """Return how many tokens each document of a file has, as its index said; nothing is read.
-
-    Returns:
-        Unsigned integers, only to be read.
-    """
+    """Return the number of tokens of each document of a file, from its metadata, as read-only unsigned integers."""
     return unpack(meta.footer or b"")[0]
 
 
@@ -231,7 +191,7 @@ def open_sidecar(storage: Storage, file: DataFile) -> pa.NativeFile:
 
 
 def sidecar_of(file: DataFile, suffix: str) -> DataFile | None:
-    """Return what stands beside a file, by how its name ends; None if it is not there."""
+    """Return the sidecar of a file with a suffix; None if there is none."""
     return next((each for each in file.sidecars if each.name.endswith(suffix)), None)
 
 
@@ -250,10 +210,10 @@ def index_of(file: DataFile, suffix: str) -> DataFile:
 
 
 def read_exactly(source: pa.NativeFile, start: int, stop: int, name: str) -> pa.Buffer:
-    """Read bytes of a file into memory that nobody else has.
+    """Read bytes of a file into new memory.
 
     Raises:
-        TableError: it ends before.
+        TableError: the file ends before.
     """
     source.seek(start)
     found = source.read_buffer(stop - start)
@@ -266,7 +226,7 @@ def read_exactly(source: pa.NativeFile, start: int, stop: int, name: str) -> pa.
 
 
 def owned(data: Any) -> pa.Buffer:
-    """Copy bytes into memory that nobody else has."""
+    """Copy bytes into new memory."""
     view = memoryview(data).cast("B")
     target = pa.allocate_buffer(len(view))
     np.frombuffer(target, np.uint8)[:] = view
@@ -298,10 +258,10 @@ def unpack(data: bytes) -> list[NDArray[Any]]:
 
 
 def _meta(index: Index, num_bytes: int, group_bytes: int) -> FileMeta:
-    """Plan the row groups of a file.
+    """Return the metadata of a file by its index.
 
     Raises:
-        ValueError: the file has other bytes than its documents, or a document is longer than a list can be.
+        ValueError: the file has more or fewer bytes than its documents, or a document is longer than a list can be.
     """
     width = index.kind.bit_width // 8
     lengths = index.lengths.astype(np.int64, copy=False)
@@ -328,13 +288,9 @@ def _meta(index: Index, num_bytes: int, group_bytes: int) -> FileMeta:
 
 
 def group_rows(ends: NDArray[np.int64], group_bytes: int) -> NDArray[np.int64]:
-    """Divide documents into row groups, by where each ends in bytes.
+    """Return the number of documents of each row group, of which none is empty, by where each document ends in bytes.
 
-    Args:
-        group_bytes: a row group ends with the document in which a multiple of this lies.
-
-    Returns:
-        Documents of each row group, of which none is empty.
+    A row group ends with the document in which a multiple of `group_bytes` lies.
 
     >>> group_rows(np.array([3, 6, 9, 12, 40, 41]), 10).tolist()
     [4, 1, 1]
@@ -346,21 +302,13 @@ def group_rows(ends: NDArray[np.int64], group_bytes: int) -> NDArray[np.int64]:
 
 
 def check_total(what: str, tokens: int, width: int) -> None:
-    """Refuse counts that no file has, before they are multiplied.
-
-    Raises:
-        ValueError: names what says so.
-    """
+    """Raise a ValueError for a number of tokens that no file has, before it is multiplied."""
     if not 0 <= tokens <= _MOST_BYTES // width:
         raise ValueError(f"{what} says {tokens} tokens, which no file has")
 
 
 def check_size(file: DataFile, size: int) -> None:
-    """Refuse a file that has not as many bytes as were listed.
-
-    Raises:
-        TableError: names both sizes.
-    """
+    """Raise a TableError if a file has another size than was listed."""
     if size != file.version.num_bytes:
         raise TableError(
             f"{file.name} had {file.version.num_bytes} bytes when it was listed, and has {size}: it changed while it "

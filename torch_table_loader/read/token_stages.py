@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.types as pt
+from typing_extensions import override
 
 from torch_table_loader.arrow.arrays import plain
 from torch_table_loader.arrow.token_rows import (
@@ -19,8 +20,7 @@ from torch_table_loader.arrow.token_rows import (
 )
 from torch_table_loader.errors import ConfigError
 from torch_table_loader.pack import IGNORED, Pack
-from torch_table_loader.planning.pack_counts import PackCounts
-from torch_table_loader.read.row_stage import RowStage, StagedRows
+from torch_table_loader.read.row_stage import Counted, Made, RowStage
 from torch_table_loader.read.token_fields import (
     check_aligned,
     check_count_type,
@@ -44,10 +44,10 @@ class Documents(NamedTuple):
     """The tokens of some documents, begin and end tokens included.
 
     Args:
-        kept: int64[n], which rows of the batch the documents are.
+        kept: int64[n], the documents' rows in the batch.
         offsets: int64[n + 1], where the tokens of each begin.
-        added: int64[n], tokens that were put before those that are stored.
-        values: of each column that is cut, one a token.
+        added: int64[n], tokens that were put before the stored ones.
+        values: of each column that is cut, one for each token.
     """
 
     kept: Ints
@@ -60,7 +60,7 @@ class TokenStage(RowStage):
     """Makes tokens or sequences of documents; a value.
 
     Raises:
-        ConfigError: a column is missing, or has not the type that its use needs.
+        ConfigError: a column is missing, or does not have the type that its use needs.
     """
 
     def __init__(self, pack: Pack, table: pa.Schema, asked: Sequence[str] = ()) -> None:
@@ -77,38 +77,34 @@ class TokenStage(RowStage):
             check_count_type(table, pack.lengths)
 
     @property
+    @override
     def reads(self) -> tuple[str, ...]:
-        """The lengths where they have a column; else the tokens, and with these the columns that must be as long."""
         return self.pack.cut_columns if self.pack.lengths is None else (self.pack.lengths,)
 
     @property
+    @override
     def measured_by(self) -> str | None:
-        """The tokens, unless it takes a look at them to know whether something is added."""
         return None if self._may_lack_ends else self.pack.tokens
 
-    def count(self, batch: pa.RecordBatch) -> int:
-        """Return how many rows come out of a batch."""
-        return self.counted(batch)[0]
-
-    def counted(self, batch: pa.RecordBatch) -> tuple[int, PackCounts | None]:
-        """Return how many rows come out of a batch, and what packing makes of it."""
+    @override
+    def counted(self, batch: pa.RecordBatch) -> Counted:
         if self.pack.lengths is not None:
             return self.count_of(counts_of(self.pack.lengths, batch.column(self.pack.lengths)))
         lengths, _, begin, end = self._lengths(batch)
         return self._made_of(self._token_counts(lengths, begin, end))
 
-    def count_of(self, lengths: Ints) -> tuple[int, PackCounts | None]:
-        """Return what `counted` does, by the tokens of each document as stored."""
+    @override
+    def count_of(self, lengths: Ints) -> Counted:
         none = np.zeros(len(lengths), dtype=np.int64)
         return self._made_of(self._token_counts(lengths, none, none))
 
     @abstractmethod
-    def _made_of(self, whole: Ints) -> tuple[int, PackCounts | None]:
-        """Return what `counted` does, by the tokens of each document as they come out."""
+    def _made_of(self, whole: Ints) -> Counted:
+        """Return what `counted` does, from the number of tokens of each document that come out."""
 
     @property
+    @override
     def key(self) -> str:
-        """A name of all that decides which rows come out."""
         pack = self.pack
         ends = (pack.bos_id, pack.eos_id, pack.sep_id)
         return f"{pack.strategy}-{'.'.join(pack.cut_columns)}-{ends}-{pack.min_length}"
@@ -131,7 +127,7 @@ class TokenStage(RowStage):
         return [plain(batch.column(name)) for name in self.pack.cut_columns]
 
     def _lengths(self, batch: pa.RecordBatch) -> tuple[Ints, list[pa.Array], Ints, Ints]:
-        """Return the tokens of each row as stored, the lists, and which rows lack a begin or an end token.
+        """Return the number of stored tokens of each row, the lists, and which rows lack a begin or an end token.
 
         Raises:
             TableError: lists of one row have different lengths, or a null inside.
@@ -178,7 +174,7 @@ class TokenStage(RowStage):
     def _with_ends(
         self, stored: Sequence[NDArray[Any]], offsets: Ints, begin: NDArray[np.bool_], end: NDArray[np.bool_]
     ) -> list[NDArray[Any]]:
-        """Put begin and end tokens in; the loss learns to end a document, and not what separates two."""
+        """Put in begin, end and separator tokens; of these the loss mask keeps the end token alone."""
         pack = self.pack
         places: list[tuple[Ints, int, int]] = []
         if pack.bos_id is not None:
@@ -203,7 +199,7 @@ class TokenStage(RowStage):
         return found
 
     def _token_counts(self, lengths: Ints, begin: Ints, end: Ints) -> Ints:
-        """Return the tokens of each row as they come out; 0 for rows that are too short."""
+        """Return how many tokens of each row come out; 0 for rows that are too short."""
         whole = lengths + begin + end + (self.pack.sep_id is not None)
         return np.where(lengths >= self.pack.min_length, whole, 0)
 
@@ -230,56 +226,41 @@ class TokensAsRows(TokenStage):
     """Each token is a row, so that documents are cut wherever a batch or a lane ends."""
 
     @property
+    @override
     def counted_by(self) -> str | None:
-        """The tokens, unless it takes a look at each document to know whether something is added or left out."""
         return None if self.pack.min_length > 1 else self.measured_by
 
+    @override
     def known_count(self, values: int, lists: int) -> int:
-        """Return the tokens of documents."""
         return values + lists * (self.pack.sep_id is not None)
 
+    @override
     def schema(self, given: pa.Schema) -> pa.Schema:
-        """Return the schema of what comes out; see `arrow.token_rows`."""
         return schema_of_tokens(self._cut, self._columns(given))
 
-    def _made_of(self, whole: Ints) -> tuple[int, PackCounts | None]:
-        """Return the tokens of the documents; into how many sequences they go is for ranks and lanes to say."""
+    @override
+    def _made_of(self, whole: Ints) -> Counted:
+        # How many sequences the tokens fill depends on ranks and lanes.
         return int(whole.sum()), None
 
-    def rows(self, batch: pa.RecordBatch) -> TokenRows:
-        """Return the tokens of the documents."""
-        return TokenRows(self, batch, self.documents(batch))
+    @override
+    def rows(self, batch: pa.RecordBatch) -> Made:
+        found = self.documents(batch)
+        return int(found.offsets[-1]), partial(self._tokens, batch, found)
 
-
-class TokenRows(StagedRows):
-    """The tokens of some documents.
-
-    Args:
-        batch: the rows that have the documents.
-    """
-
-    def __init__(self, stage: TokensAsRows, batch: pa.RecordBatch, found: Documents) -> None:
-        self._stage, self._batch, self._found = stage, batch, found
-
-    @property
-    def num_rows(self) -> int:
-        """The tokens."""
-        return int(self._found.offsets[-1])
-
-    def slice(self, start: int, stop: int) -> pa.RecordBatch:
-        """Return some of the tokens, and the parts of documents that they are."""
-        found = self._found
+    def _tokens(self, batch: pa.RecordBatch, found: Documents, start: int, stop: int) -> pa.RecordBatch:
+        """Return some tokens of the documents in a batch, and the parts of documents that they are."""
         first = int(np.searchsorted(found.offsets, start, side="right")) - 1
         last = int(np.searchsorted(found.offsets, stop, side="left"))
         begins, ends = found.offsets[first:last], found.offsets[first + 1 : last + 1]
         at, until = np.maximum(begins, start), np.minimum(ends, stop)
         behind = np.full(len(at), IGNORED, dtype=np.int64)
         if len(at) and until[-1] < ends[-1]:
-            behind[-1] = self._stage.targets(found.values, until[-1:])[0]
+            behind[-1] = self.targets(found.values, until[-1:])[0]
         begun = at - begins - found.added[first:last]
-        parts = self._stage.parts(self._batch, found.kept[first:last], begun, until - at, behind)
+        parts = self.parts(batch, found.kept[first:last], begun, until - at, behind)
         values = [column[start:stop] for column in found.values]
-        return rows_of_tokens(values, parts, self._stage.schema(self._batch.schema))
+        return rows_of_tokens(values, parts, self.schema(batch.schema))
 
 
 def _values(lists: pa.Array) -> NDArray[Any]:

@@ -30,7 +30,7 @@ _FORMS = (
 
 
 class RowFaultError(Exception):
-    """What is wrong with a row of a batch; whoever knows where the batch is from says of which row of which file."""
+    """A fault in a row of a batch; the caller, who knows where the batch is from, names row and file."""
 
     def __init__(self, row: int, message: str) -> None:
         super().__init__(row, message)
@@ -40,10 +40,10 @@ class RowFaultError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Tokenizer:
-    """A tokenizer, and what is known of it.
+    """A tokenizer.
 
     Args:
-        name: which; another tokenizer has another name, as far as that can be told.
+        name: differs from that of any other tokenizer, as far as that can be known.
         vocabulary: every id is below it; None if that is not known.
     """
 
@@ -52,14 +52,10 @@ class Tokenizer:
     vocabulary: int | None = None
 
     def lists(self, texts: Sequence[str | None], id_type: str, remedy: str) -> pa.LargeListArray:
-        """Return the ids of some texts as lists; a null has none.
-
-        Args:
-            id_type: of the ids, all of which must fit into it.
-            remedy: what the caller may do where one does not.
+        """Return the ids of some texts as lists of `id_type`; a null has none.
 
         Raises:
-            RowFaultError: an id does not fit.
+            RowFaultError: an id does not fit into the type; `remedy` says what to do then.
             ConfigError: the tokenizer failed, or returned something else than lists of ids.
         """
         rows = [row for row, text in enumerate(texts) if text is not None]
@@ -72,7 +68,7 @@ class Tokenizer:
         return pa.LargeListArray.from_arrays(pa.array(np.cumsum(offsets)), pa.array(ids.astype(id_type)))
 
     def _ids(self, texts: list[str], id_type: str, remedy: str) -> tuple[NDArray[np.int64], list[int]]:
-        """Return the ids of some texts behind one another, and how many each text has."""
+        """Return the ids of some texts one after another, and how many each text has."""
         try:
             lists = self.encode(texts) if texts else []
         except Exception as error:
@@ -93,7 +89,7 @@ class Tokenizer:
         return ids, sizes
 
     def _fault(self, lists: Sequence[Sequence[Any]], id_type: str, remedy: str) -> Exception:
-        """Say which of the lists cannot be kept."""
+        """Return the error that names the first id that cannot be kept."""
         most = int(np.iinfo(id_type).max)
         for row, ids in enumerate(lists):
             for number in ids:

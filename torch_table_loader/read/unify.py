@@ -23,7 +23,6 @@ def resolve_schema(
     """Return the schema that a table is read as.
 
     Args:
-        schemas: name and own schema of each file, in canonical order.
         partition: columns that come from paths; they win over columns of that name in files, and come last.
         given: the caller's ``schema=``; None unifies the files'.
         inferred: the types were guessed from text (CSV, JSON), so an int column may meet a double.
@@ -48,14 +47,8 @@ def unify_schemas(schemas: Sequence[NamedSchema], *, inferred: bool = False) -> 
 
     Integers widen (unsigned into a signed type that holds them), float becomes double, null becomes anything,
     dictionaries become their values where the other side is plain, string becomes large_string. A column that
-    a file lacks, or that is nullable anywhere, is nullable. Nothing else is guessed.
-
-    Args:
-        schemas: name and own schema of each file, in canonical order.
-        inferred: an int column and a double column unify as double.
-
-    Returns:
-        A schema without metadata.
+    a file lacks, or that is nullable anywhere, is nullable. Nothing else is guessed, except that an int column and a
+    double column unify as double if types are `inferred`. The schema has no metadata.
 
     Raises:
         TableError: names both files, the column and both types.
@@ -94,9 +87,6 @@ def unify_schemas(schemas: Sequence[NamedSchema], *, inferred: bool = False) -> 
 def unify_types(one: pa.DataType, other: pa.DataType, *, inferred: bool = False) -> pa.DataType:
     """Return the narrowest type that holds both, by the rules of `unify_schemas`.
 
-    Args:
-        inferred: int64 and double give double.
-
     Raises:
         TypeError: there is none.
 
@@ -122,9 +112,6 @@ def unify_types(one: pa.DataType, other: pa.DataType, *, inferred: bool = False)
 
 def check_given_schema(given: pa.Schema, schemas: Sequence[NamedSchema], partition: pa.Schema) -> None:
     """Refuse a caller's ``schema=`` as which a file cannot be read.
-
-    Args:
-        schemas: name and own schema of each file.
 
     Raises:
         TableError: names file, column and types.

@@ -16,21 +16,33 @@ _SPOT = 16
 
 
 @dataclass(frozen=True, slots=True)
-class Damaged:
-    """Serves files that are cut in the middle, or overwritten with noise.
-
-    Args:
-        inner: the storage of the intact files.
-        harm: "cut" keeps the first half; "noise" keeps only the length; "spot" keeps all but some bytes in the middle.
-    """
+class Wrapped:
+    """A storage that opens the files of another one differently."""
 
     inner: Storage
-    harm: Literal["cut", "noise", "spot"]
 
     @property
     def is_local(self) -> bool:
         """As the inner storage says."""
         return self.inner.is_local
+
+    def version(self, path: str) -> FileVersion:
+        """As the inner storage says."""
+        return self.inner.version(path)
+
+    def close(self) -> None:
+        """Close the inner storage."""
+        self.inner.close()
+
+
+@dataclass(frozen=True, slots=True)
+class Damaged(Wrapped):
+    """Serves the files of another storage with some harm done to their bytes.
+
+    "cut" keeps the first half; "noise" keeps only the length; "spot" keeps all but some bytes in the middle.
+    """
+
+    harm: Literal["cut", "noise", "spot"]
 
     def open(self, path: str) -> pa.NativeFile:
         """Open the damaged file."""
@@ -48,14 +60,6 @@ class Damaged:
         """Return a file as a listing shows it after the damage: a cut file is shorter."""
         num_bytes = file.version.num_bytes // 2 if self.harm == "cut" else file.version.num_bytes
         return replace(file, version=replace(file.version, num_bytes=num_bytes))
-
-    def version(self, path: str) -> FileVersion:
-        """As the inner storage says: only the bytes are damaged."""
-        return self.inner.version(path)
-
-    def close(self) -> None:
-        """Close the inner storage."""
-        self.inner.close()
 
 
 def _noise(length: int) -> bytes:

@@ -26,13 +26,13 @@ from torch_table_loader.format_contracts import (
 from torch_table_loader.read.formats import format_names, reader_for
 from torch_table_loader.records import DataFile, FileMeta, LeftOut
 from torch_table_loader.source.listing import PathSource
-from torch_table_loader.testing.damage import Damaged
+from torch_table_loader.testing.damage import Damaged, Wrapped
 from torch_table_loader.testing.rules import ContractError, contract_errors, expecting_table_error, pickled, require
 
 if TYPE_CHECKING:
     from torch_table_loader.contracts import Storage
     from torch_table_loader.format_contracts import FormatReader
-    from torch_table_loader.records import DataFile, FileVersion
+    from torch_table_loader.records import DataFile
 
 
 _MAX_ROWS = 7
@@ -53,8 +53,6 @@ def check_format_reader(
     no more than it says.
 
     Args:
-        reader: the reader.
-        storage: the storage of the files.
         files: small files, ideally with several row groups, with nulls, and with all types that the format has.
         schema: the schema, for a format without types of its own.
 
@@ -86,11 +84,11 @@ def check_format_reader(
         _check_failures(where, reader, storage, file, meta, schema)
         found.append((file, meta))
         if isinstance(reader, EncodingReader) and isinstance(copy, EncodingReader):
-            check_encoding(where, (reader, copy), storage, file, meta, table)
+            _check_encoding(where, (reader, copy), storage, file, meta, table)
         if isinstance(reader, SalvagingReader) and isinstance(copy, SalvagingReader):
-            check_salvaging(where, (reader, copy), storage, file, meta, schema, read)
+            _check_salvaging(where, (reader, copy), storage, file, meta, schema, read)
     if isinstance(reader, SettlingReader) and isinstance(copy, SettlingReader):
-        check_settling(who, (reader, copy), storage, found, read)
+        _check_settling(who, (reader, copy), storage, found, read)
 
 
 def stored_files(
@@ -351,34 +349,16 @@ def _equal(one: pa.ChunkedArray, other: pa.ChunkedArray) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Watched:
-    """Serves files unchanged and records what is read.
+class Watched(Wrapped):
+    """Serves the files of another storage unchanged, and records what is read."""
 
-    Args:
-        inner: the storage of the files.
-    """
-
-    inner: Storage
     reads: list[tuple[int, int]] = field(default_factory=list, init=False)
     """``(start, stop)`` of each read."""
-
-    @property
-    def is_local(self) -> bool:
-        """As the inner storage says."""
-        return self.inner.is_local
 
     def open(self, path: str) -> pa.NativeFile:
         """Open a file and record its reads."""
         with self.inner.open(path) as handle:
             return pa.PythonFile(_Noting(bytes(handle.read()), self.reads), mode="r")
-
-    def version(self, path: str) -> FileVersion:
-        """As the inner storage says."""
-        return self.inner.version(path)
-
-    def close(self) -> None:
-        """Close the inner storage."""
-        self.inner.close()
 
 
 class _Noting(io.BytesIO):
@@ -399,26 +379,18 @@ class _Noting(io.BytesIO):
         return count
 
 
-ReadWhole = Callable[[str, "Storage", DataFile, FileMeta], object]
+_ReadWhole = Callable[[str, "Storage", DataFile, FileMeta], object]
 """Reads a file in every way and compares it with its metadata: where, storage, file, metadata."""
 
 
-def check_settling(
+def _check_settling(
     who: str,
     readers: Sequence[SettlingReader],
     storage: Storage,
     found: Sequence[tuple[DataFile, FileMeta]],
-    read: ReadWhole,
+    read: _ReadWhole,
 ) -> None:
-    """Check that files of one table get one type for each column, and can be read with it.
-
-    Args:
-        who: the reader's name.
-        readers: the reader, and its pickled copy.
-        storage: the storage of the files.
-        found: the files, each with the result of `inspect`.
-        read: checks the rows read from a file.
-    """
+    """Check that a reader and its copy give each column one type in all files of a table, and read them with it."""
     metas = [meta for _, meta in found]
     with contract_errors(who, "settle raised"):
         settled, *others = [list(reader.settle(metas)) for reader in readers]
@@ -445,19 +417,10 @@ def check_settling(
         read(f"{who} on {file.name!r}, as settle says", storage, file, own)
 
 
-def check_encoding(
+def _check_encoding(
     where: str, readers: Sequence[EncodingReader], storage: Storage, file: DataFile, meta: FileMeta, rows: pa.Table
 ) -> None:
-    """Check that strings read as dictionaries are the same strings.
-
-    Args:
-        where: reader and file.
-        readers: the reader, and its pickled copy.
-        storage: the storage of the file.
-        file: the file.
-        meta: the result of `inspect` for it.
-        rows: all rows of the file, with plain types.
-    """
+    """Check that strings which a reader and its copy read as dictionaries are those of the plain `rows`."""
     names = [field.name for field in meta.schema if kinds.is_string(field.type)]
     for reader in readers if names else ():
         with contract_errors(where, "reading with encoded columns raised"):
@@ -473,25 +436,18 @@ def check_encoding(
             )
 
 
-def check_salvaging(
+def _check_salvaging(
     where: str,
     readers: Sequence[SalvagingReader],
     storage: Storage,
     file: DataFile,
     sound: FileMeta,
     schema: pa.Schema | None,
-    read: ReadWhole,
+    read: _ReadWhole,
 ) -> None:
-    """Check that nothing is left out of an intact file, and only what is damaged out of a damaged one.
+    """Check that a reader and its copy leave nothing out of an intact file, and of a damaged one only the damage.
 
-    Args:
-        where: reader and file.
-        readers: the reader, and its pickled copy.
-        storage: the storage of the file.
-        file: an intact file.
-        sound: the result of `inspect` for it.
-        schema: the schema, for a format without types of its own.
-        read: checks the rows read from a file.
+    `sound` is what `inspect` says of the intact file.
     """
     for reader in readers:
         with contract_errors(where, "salvage of a sound file raised"):
@@ -514,7 +470,7 @@ def _check_damaged(
     place: Damaged,
     file: DataFile,
     schema: pa.Schema | None,
-    read: ReadWhole,
+    read: _ReadWhole,
 ) -> None:
     expected = _said(where, file, lambda: (readers[0].inspect(place, file, schema), ()))
     found = _said(where, file, lambda: readers[0].salvage(place, file, schema))

@@ -17,11 +17,7 @@ class ContractError(TableLoaderError, AssertionError):
 
 
 def require(holds: object, rule: str) -> None:
-    """Raise unless the rule holds.
-
-    Args:
-        holds: whether it does.
-        rule: what was expected, and what came.
+    """Raise a ContractError unless a rule holds; `rule` says what was expected, and what came.
 
     >>> require(1 + 1 == 2, "sums must add up")
     """
@@ -42,13 +38,7 @@ def contract_errors(who: str, doing: str) -> Iterator[None]:
 
 @contextmanager
 def expecting_table_error(who: str, doing: str, naming: str) -> Iterator[None]:
-    """Expect a TableError that names the file, and refuse anything else.
-
-    Args:
-        who: the plug-in.
-        doing: the request, such as "inspect of a file that is gone".
-        naming: text that the message must contain.
-    """
+    """Expect a TableError whose message contains a text, and refuse anything else."""
     try:
         yield
     except TableError as error:

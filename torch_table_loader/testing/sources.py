@@ -26,7 +26,7 @@ def check_source(source: Source, *, opened: int = 16) -> None:
     its own snapshot, and some change since one that is not an ancestor.
 
     Args:
-        source: the source, of a table that does not change meanwhile.
+        source: of a table that does not change meanwhile.
         opened: number of files to look up in the storage.
 
     Raises:

@@ -23,7 +23,6 @@ def check_storage(storage: Storage, path: str) -> None:
     version, raise TableError for a missing file, and open again after `close`.
 
     Args:
-        storage: the storage.
         path: a file of at least two bytes, which does not change meanwhile.
 
     Raises:

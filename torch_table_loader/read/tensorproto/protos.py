@@ -48,20 +48,20 @@ TYPES: Mapping[int, pa.DataType] = {_NAMES[name]: kind for name, kind in _NATIVE
 """The Arrow type of the values, by the number of their type in a TensorProto: all that torch has too."""
 
 CODES: Mapping[pa.DataType, int] = {kind: code for code, kind in TYPES.items()}
-"""The other way round."""
+"""The number of a type in a TensorProto, by the Arrow type of the values."""
 
 _MOST_TEMPLATES = 1 << 14
 _MOST_HEADS = 4
-"""Heads of one length that are remembered: of a feature, all samples mostly have one."""
+"""The most heads of one length that are remembered: mostly, all samples have the same head in a feature."""
 
 
 class Feature(NamedTuple):
     """A parsed TensorProto.
 
     Args:
-        name: as it says; may be empty.
+        name: may be empty.
         start: the byte of the message at which its values begin; they continue to its end.
-        values: the values' bytes, where they are not those from there on; else None.
+        values: the values' bytes, if they are not those from `start` on; else None.
     """
 
     name: str
@@ -74,19 +74,15 @@ class Feature(NamedTuple):
 class FeatureParser:
     """Parses TensorProtos, each form of them once.
 
-    Where values are the last bytes of a message, all that stands before them, its head, says the rest. Another
-    message of the same length that begins with the same head differs in its values alone, and is not parsed.
+    If its values are the last bytes of a message, the bytes before them are its head. Another message of the same
+    length that begins with the same head differs in its values alone, and is not parsed.
     """
 
     def __init__(self) -> None:
         self._heads: OrderedDict[tuple[int, int], list[tuple[bytes, Feature]]] = OrderedDict()
 
     def parse(self, position: int, message: bytes) -> Feature:
-        """Parse a message.
-
-        Args:
-            position: of the feature in its sample.
-            message: its bytes.
+        """Parse the feature at a position of a sample.
 
         Raises:
             ValueError: it is no TensorProto, or none that can be read; says why.
@@ -127,11 +123,10 @@ _FIELDS: Mapping[str, tuple[str, np.dtype[Any]]] = {
 
 
 class _Carrier(NamedTuple):
-    """Where typed values of a type are.
+    """The field that holds the values of a type, and the bounds of its numbers.
 
     Args:
-        narrow: of a value, where that is another one: floats are there as their bits.
-        least: the least number that is a value.
+        narrow: the type of a value, if it is not that of the field, which has floats as their bits.
     """
 
     field: str
@@ -180,7 +175,7 @@ def _parsed(data: bytes) -> Feature:
 
 
 def _typed(tensor: Any, code: int) -> bytes:
-    """Return the bytes of values that lie in the field of their type."""
+    """Return the bytes of values that are in the field of their type."""
     carrier = _CARRIERS[code]
     values = np.array(getattr(tensor, carrier.field), carrier.dtype)
     if carrier.narrow is not None and values.size:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 LENGTH = struct.Struct("<I")
 _FIRST_BLOCK, _BLOCK = 16, 4096
 _MOST_FORMS = 1 << 13
-"""Lengths of samples of which forms are remembered."""
+"""The most lengths of samples whose forms are remembered."""
 
 _MOST_OF_A_LENGTH = 4
 
@@ -31,7 +31,7 @@ class DamageError(ValueError):
 
     Args:
         message: what is wrong, without file and sample.
-        length: bytes of the sample, its length included; None where nobody knows where the next one begins.
+        length: bytes of the sample, its length included; None if it is not known where the next one begins.
     """
 
     def __init__(self, message: str, length: int | None) -> None:
@@ -40,11 +40,7 @@ class DamageError(ValueError):
 
 
 class Place(NamedTuple):
-    """A feature of some samples.
-
-    Args:
-        start: the byte of the sample at which its values begin.
-    """
+    """A feature of some samples, and the bytes of a sample at which its values begin and end."""
 
     feature: Feature
     start: int
@@ -52,11 +48,7 @@ class Place(NamedTuple):
 
 
 class Samples(NamedTuple):
-    """Samples of one form that follow each other.
-
-    Args:
-        length: bytes of each, its length included.
-    """
+    """Samples of one form that follow each other; `length` is the bytes of each, its length included."""
 
     num: int
     length: int
@@ -97,31 +89,25 @@ class _Form:
 
 
 class SampleWalk:
-    """Finds the samples in the bytes of a file, and what their features are."""
+    """Finds the samples in the bytes of a file, and their features.
+
+    Args:
+        check: raises ValueError if the features of a sample are not like those of the file's other samples.
+    """
 
     def __init__(self, check: Callable[[tuple[Place, ...]], None]) -> None:
-        """Begin with no form known.
-
-        Args:
-            check: of the features of a form, or of a sample that has none: raises ValueError if they are not as those
-                of the file's other samples.
-        """
         self._check = check
         self._parser = FeatureParser()
         self._forms: dict[int, list[_Form]] = {}
 
     def needs(self, data: bytes, start: int) -> int:
-        """Return how many bytes from `start` on the next sample takes, as far as its first bytes say."""
+        """Return how many bytes the sample at `start` has, as its first bytes say."""
         if start + LENGTH.size > len(data):
             return LENGTH.size
         return LENGTH.size + int(LENGTH.unpack_from(data, start)[0])
 
     def next(self, data: bytes, start: int, length: int) -> Samples:
-        """Return the samples from a byte on that have one form.
-
-        Args:
-            data: bytes of the file.
-            length: bytes of it, as `needs` says.
+        """Return the samples of one form from a byte on; `length` is that of the first, as `needs` says.
 
         Raises:
             DamageError: the first of them cannot be read.

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 Pattern: TypeAlias = "tuple[int | None, ...] | None"
-"""What all shapes have in common: for each dimension its length, or None; None where they differ in their number."""
+"""For each dimension its length in all shapes, or None; None if shapes differ in their number of dimensions."""
 
 VALUES, SHAPE = "values", "shape"
 """The fields of a struct."""
@@ -75,11 +75,7 @@ class Column:
         self._shapes: list[tuple[int, ...]] = []
 
     def add(self, values: bytes | NDArray[np.uint8], count: int, dims: tuple[int, ...]) -> None:
-        """Add tensors of one shape.
-
-        Args:
-            values: their bytes.
-        """
+        """Add tensors of one shape by the bytes of their values."""
         self._parts.append(values)
         self._counts.append(count)
         self._shapes.append(dims)
@@ -105,7 +101,7 @@ class Column:
         return lists_of(self._kind, self._lengths(len(inside)), _nested(inside, values))
 
     def _lengths(self, fixed: int) -> NDArray[np.int64]:
-        """Return how many items each tensor's list has, each of so many dimensions."""
+        """Return how many items each tensor's list has, if each item has `fixed` dimensions."""
         sizes = {dims: prod(dims[: len(dims) - fixed]) for dims in set(self._shapes)}
         return np.repeat(np.array([sizes[dims] for dims in self._shapes], np.int64), self._counts)
 
@@ -133,7 +129,7 @@ def _wrapped(element: pa.DataType, count: int, data: pa.Buffer) -> pa.Array:
 
 
 def _nested(kinds: Sequence[pa.DataType], values: pa.Array) -> pa.Array:
-    """Put values into fixed-size lists, of which the outermost comes first."""
+    """Put values into fixed-size lists, given the outermost first."""
     for kind in reversed(kinds):
         values = _fixed(kind, values)
     return values

@@ -9,17 +9,18 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
+from typing_extensions import override
 
 from torch_table_loader.contracts import is_far
 from torch_table_loader.errors import ConfigError, ConfigTypeError, TableError
-from torch_table_loader.format_contracts import Sidecar, Traits
+from torch_table_loader.format_contracts import SalvagingReader, SettlingReader, SidecarReader, Traits
 from torch_table_loader.read.failures import reading
 from torch_table_loader.read.far_files import open_at_start
-from torch_table_loader.read.reader_base import WholeGroups
+from torch_table_loader.read.reader_base import GroupedFile, WholeGroups, WithoutNulls
 from torch_table_loader.read.tensorproto.protos import TYPES, type_name
 from torch_table_loader.read.tensorproto.samples import DamageError, Place, Samples, SampleWalk
 from torch_table_loader.read.tensorproto.shapes import Column, Pattern, column_type, joint
-from torch_table_loader.read.token_files import GROUP_BYTES, DocumentFile, check_size, group_rows, read_exactly
+from torch_table_loader.read.token_files import GROUP_BYTES, check_size, group_rows, read_exactly
 from torch_table_loader.records import FileMeta, LeftOut
 
 if TYPE_CHECKING:
@@ -30,12 +31,7 @@ if TYPE_CHECKING:
 
 
 class _Column(NamedTuple):
-    """A feature of a file.
-
-    Args:
-        column: as the table calls it; None where it is left out.
-        pattern: what its shapes have in common.
-    """
+    """A feature of a file; `column` is its name in the table, or None if it is left out."""
 
     name: str
     column: str | None
@@ -44,7 +40,7 @@ class _Column(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class TensorProtoReader(WholeGroups):
+class TensorProtoReader(WholeGroups, WithoutNulls, SidecarReader, SettlingReader, SalvagingReader):
     """Reads tensor shards: a row is a sample, a column a feature.
 
     Args:
@@ -57,9 +53,11 @@ class TensorProtoReader(WholeGroups):
     name: str = "tensorproto"
     group_bytes: int = GROUP_BYTES
     traits = Traits(cut="runs of samples", pruned="partitions", needs="onnx")
+    data_suffix = ".pb"
+    sidecars = ()
 
     def __post_init__(self) -> None:
-        """Refuse names of another type, and two columns of one name."""
+        """Refuse names of the wrong type, and two columns of one name."""
         given = self.names
         if not isinstance(given, Mapping) or not all(
             isinstance(key, int | str)
@@ -76,36 +74,17 @@ class TensorProtoReader(WholeGroups):
             raise ConfigError(f"names calls two features {twice!r}; give each column a name of its own")
         object.__setattr__(self, "names", dict(given))
 
-    @property
-    def data_suffix(self) -> str:
-        """How the names of data files end."""
-        return ".pb"
-
-    @property
-    def sidecars(self) -> Sequence[Sidecar]:
-        """Nothing stands beside a shard."""
-        return ()
-
-    def inspect(self, storage: Storage, file: DataFile, schema: pa.Schema | None) -> FileMeta:  # noqa: ARG002
-        """Walk over the samples of a file: see `FormatReader.inspect`."""
+    @override
+    def inspect(self, storage: Storage, file: DataFile, schema: pa.Schema | None) -> FileMeta:
         return self._inspected(storage, file, None)
 
-    def salvage(
-        self,
-        storage: Storage,
-        file: DataFile,
-        schema: pa.Schema | None,  # noqa: ARG002
-    ) -> tuple[FileMeta, Sequence[LeftOut]]:
-        """Do the same, but leave out samples that cannot be read: see `SalvagingReader`."""
+    @override
+    def salvage(self, storage: Storage, file: DataFile, schema: pa.Schema | None) -> tuple[FileMeta, Sequence[LeftOut]]:
         left_out: list[LeftOut] = []
         return self._inspected(storage, file, left_out), left_out
 
-    def null_free(self, meta: FileMeta, columns: Sequence[str], kept: Sequence[bool]) -> frozenset[str]:  # noqa: ARG002
-        """Return all (see `NullProvingReader`): the format has no nulls."""
-        return frozenset(columns)
-
+    @override
     def settle(self, metas: Sequence[FileMeta]) -> Sequence[FileMeta]:
-        """Return the files with equal types where their shapes differ: see `SettlingReader`."""
         of_files = [_columns_of(meta) for meta in metas]
         patterns: dict[tuple[str, int], Pattern] = {}
         for columns in of_files:
@@ -119,8 +98,8 @@ class TensorProtoReader(WholeGroups):
             for meta, columns in zip(metas, of_files, strict=True)
         ]
 
+    @override
     def open(self, storage: Storage, file: DataFile, meta: FileMeta) -> TensorShard:
-        """Open with what `inspect` found: see `FormatReader.open`."""
         return TensorShard(storage.open(file.path), file, meta)
 
     def _inspected(self, storage: Storage, file: DataFile, left_out: list[LeftOut] | None) -> FileMeta:
@@ -134,10 +113,9 @@ class TensorProtoReader(WholeGroups):
 
 
 class _Survey:
-    """What a walk over a file finds."""
+    """What a walk over a file finds; damage goes into `left_out`, or is an error without that."""
 
     def __init__(self, file: DataFile, names: Mapping[int | str, str | None], left_out: list[LeftOut] | None) -> None:
-        """Begin before the first sample; without `left_out` damage is an error."""
         self._file = file
         self._names = names
         self._left_out = left_out
@@ -148,10 +126,7 @@ class _Survey:
         """For each run of samples that can be read: its first byte, and how many samples of which length it has."""
 
     def walk(self, source: pa.NativeFile, size: int) -> None:
-        """Walk over a file.
-
-        Args:
-            size: its bytes.
+        """Walk over the samples of a file of `size` bytes.
 
         Raises:
             TableError: a sample cannot be read; names it.
@@ -237,8 +212,8 @@ class _Survey:
                 self._columns[number] = column._replace(pattern=pattern)
 
 
-class TensorShard(DocumentFile):
-    """An open file of samples, of which a run is read in one piece."""
+class TensorShard(GroupedFile):
+    """An open file of samples, whose row groups are runs of samples."""
 
     def __init__(self, source: pa.NativeFile, file: DataFile, meta: FileMeta) -> None:
         super().__init__(source, meta)
@@ -246,7 +221,8 @@ class TensorShard(DocumentFile):
         self._columns = _columns_of(meta)
         self._walk = SampleWalk(self._check)
 
-    def _group(self, group: int, columns: Sequence[str]) -> pa.RecordBatch:
+    @override
+    def _group(self, group: int, columns: list[str]) -> pa.RecordBatch:
         start, stop = (self._meta.group_ranges or ())[group]
         data = read_exactly(self._source, start, stop, self._file.name).to_pybytes()
         schema = pa.schema([self._meta.schema.field(name) for name in columns])
@@ -325,8 +301,8 @@ def _named(file: DataFile, places: Sequence[Place], names: Mapping[int | str, st
     """Return the columns of a file by its first sample.
 
     Raises:
-        ConfigError: `names` speaks of a feature that it does not have, or two columns have one name.
-        TableError: a feature is of a type that torch has not.
+        ConfigError: `names` has a feature that the sample does not have, or two columns have one name.
+        TableError: a feature is of a type that torch does not have.
     """
     own = [place.feature.name for place in places]
     if unknown := [key for key in names if not (0 <= key < len(own) if isinstance(key, int) else key in own)]:
@@ -352,7 +328,7 @@ def _named(file: DataFile, places: Sequence[Place], names: Mapping[int | str, st
 
 
 def _columns_of(meta: FileMeta) -> list[_Column]:
-    """Return what the walk over a file found, whatever its schema has become."""
+    """Return the columns that the walk over a file found, before `settle` changed its schema."""
     found: list[list[Any]] = json.loads(meta.footer or b"[]")
     return [
         _Column(name, column, code, None if pattern is None else tuple(pattern))

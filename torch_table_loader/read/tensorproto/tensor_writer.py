@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING, BinaryIO
 import numpy as np
 import pyarrow as pa
 import pyarrow.types as pt
+from typing_extensions import override
 
 from torch_table_loader.arrow.arrays import plain
 from torch_table_loader.arrow.datatypes import plain_type
 from torch_table_loader.arrow.elements import ElementType, innermost
 from torch_table_loader.errors import ConfigError, TableError
+from torch_table_loader.format_contracts import FormatWriter
 from torch_table_loader.read.tensorproto.protos import CODES, TensorProto, byte_width
 from torch_table_loader.read.tensorproto.samples import LENGTH
 from torch_table_loader.read.tensorproto.shapes import SHAPE, VALUES
@@ -25,14 +27,14 @@ if TYPE_CHECKING:
 _MOST_BYTES = 2**31 - 1
 
 
-class TensorProtoWriter:
-    """Writes rows as samples, and each column as a feature with `raw_data`: the format's `FormatWriter`."""
+class TensorProtoWriter(FormatWriter):
+    """Writes rows as samples, and each column as a feature with `raw_data`."""
 
     name = "tensorproto"
     suffix = ".pb"
 
+    @override
     def check(self, schema: pa.Schema) -> None:
-        """Refuse columns that are not tensors: see `FormatWriter.check`."""
         if not schema.names:
             raise ConfigError("a sample needs at least one feature, but the table has no columns")
         for field in schema:
@@ -45,8 +47,8 @@ class TensorProtoWriter:
                     "with --columns"
                 )
 
+    @override
     def write(self, batches: Iterable[pa.RecordBatch], schema: pa.Schema, file: BinaryIO) -> None:
-        """Write samples: see `FormatWriter.write`."""
         done = 0
         for batch in batches:
             columns = [_features(name, column, done) for name, column in zip(schema.names, batch.columns, strict=True)]

@@ -14,16 +14,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from tests.laws.shuffle_statistics import (
-    battery,
-    feistel_of,
-    fisher_yates,
-    lcg,
-    ours,
-    rejected,
-    shuffle_buffer,
-    sum_of_seed_and_epoch,
-)
+from tests.laws.shuffle_statistics import battery, rejected
+from tests.laws.shuffles import feistel_of, fisher_yates, lcg, ours, shuffle_buffer, sum_of_seed_and_epoch
 
 DOCS = Path(__file__).parents[1] / "docs"
 ROWS, SIDE = 1 << 18, 192

@@ -9,6 +9,7 @@ from typing import Any, Literal, get_args
 
 from torch_table_loader.column_options import check_functions, check_strings
 from torch_table_loader.errors import ConfigError, ConfigTypeError
+from torch_table_loader.messages import did_you_mean
 from torch_table_loader.ragged import check_ragged
 from torch_table_loader.remote_options import RemoteOptions
 from torch_table_loader.scrubbing import shown_url
@@ -39,7 +40,8 @@ def one_of(*allowed: Any) -> Check:
 
 def _chosen(allowed: Sequence[Any], name: str, value: Any) -> Any:
     if value not in allowed:
-        raise ConfigError(f"{name} must be one of {', '.join(map(repr, allowed))}, got {value!r}")
+        near = did_you_mean(repr(value), [repr(each) for each in allowed]) if isinstance(value, str) else ""
+        raise ConfigError(f"{name} must be one of {', '.join(map(repr, allowed))}, got {value!r}{near}")
     return value
 
 

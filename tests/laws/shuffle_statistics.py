@@ -1,4 +1,4 @@
-"""What a uniformly random permutation looks like, as statistics with p-values; and makers of orders that are none.
+"""What a uniformly random permutation looks like, as statistics with p-values.
 
 Every statistic takes a maker, ``make(n, seed, epoch) -> int64[n]``, and yields ``(name, p)``. A p-value is two-sided:
 an order that is more even than chance is no better than one that is less.
@@ -13,9 +13,6 @@ from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
-
-from torch_table_loader.extend import Permutation, derive_key
-from torch_table_loader.planning import permutation
 
 Ints: TypeAlias = NDArray[np.int64]
 Maker: TypeAlias = Callable[[int, int, int], Ints]
@@ -206,53 +203,6 @@ def battery(make: Maker, sizes: Sequence[int]) -> list[tuple[str, float]]:
 def rejected(found: list[tuple[str, float]], level: float = LEVEL) -> list[tuple[str, float]]:
     """Return what chance does not explain, with a Bonferroni correction over all statistics."""
     return [(name, p) for name, p in found if p * len(found) < level]
-
-
-# ---- makers ----------------------------------------------------------------------------------------------
-
-
-def ours(n: int, seed: int, epoch: int) -> Ints:
-    return Permutation(n, derive_key(seed, epoch, "rows")).slice(0, n)
-
-
-def fisher_yates(n: int, seed: int, epoch: int) -> Ints:
-    return np.random.default_rng([seed & 0xFFFF, epoch]).permutation(n)
-
-
-def feistel_of(rounds: int) -> Maker:
-    """Our network with fewer rounds; parity is restored in it as in ours."""
-
-    def make(n: int, seed: int, epoch: int) -> Ints:
-        key = derive_key(seed, epoch, "rows")
-        network = permutation._Feistel(n, key)
-        network._keys = network._keys[:rounds]
-        network._landings = ()  # numbers beyond n walk, as they did before landings were kept
-        return network.forward(np.arange(n, dtype=np.int64))
-
-    return make
-
-
-def lcg(n: int, seed: int, epoch: int) -> Ints:
-    """A linear congruential generator of full period, below n."""
-    modulus = 1 << (n - 1).bit_length()
-    start = hash((seed, epoch)) % modulus
-    numbers = (np.arange(modulus, dtype=np.int64) * 1_664_525 + start) % modulus
-    return numbers[numbers < n]
-
-
-def sum_of_seed_and_epoch(n: int, seed: int, epoch: int) -> Ints:
-    return ours(n, seed + epoch, 0)
-
-
-def shuffle_buffer(n: int, seed: int, epoch: int, size: int = 10_000) -> Ints:
-    """Draw from a buffer that is filled up in order."""
-    rng = np.random.default_rng([seed & 0xFFFF, epoch])
-    held, out = list(range(min(size, n))), []
-    picks = rng.integers(0, len(held), max(0, n - len(held))).tolist()
-    for row, pick in enumerate(picks, start=len(held)):
-        out.append(held[pick])
-        held[pick] = row
-    return np.array(out + rng.permutation(held).tolist(), dtype=np.int64)
 
 
 def _count_cycles(order: Ints) -> int:

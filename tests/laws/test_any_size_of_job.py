@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from tests.effort import examples
 from tests.generators import HalvesV1, HalvesV2
-from tests.strategies import World, as_counts, cutters, tables, topologies
+from tests.strategies import as_counts, cutters, tables, topologies
+from tests.tables.planned import World
 from torch_table_loader import RoundRobinStrategy
 from torch_table_loader.extend import TableLayout, Topology
 from torch_table_loader.planning.stages import StreamPosition

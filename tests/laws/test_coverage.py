@@ -12,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.effort import examples
-from tests.strategies import World, as_counts, tables, topologies
+from tests.strategies import as_counts, tables, topologies
+from tests.tables.planned import World
 from torch_table_loader.errors import ConfigError
 from torch_table_loader.extend import SegmentTable, SplitTable, TableLayout, Topology, resolve_strategy
 from torch_table_loader.planning.stages import StreamPosition

@@ -6,7 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.effort import examples
-from tests.strategies import World, as_counts, cutters, delivered, tables, topologies
+from tests.strategies import as_counts, cutters, tables, topologies
+from tests.tables.planned import World, delivered
 from torch_table_loader import TargetSizeStrategy
 from torch_table_loader.extend import TableLayout, Topology
 from torch_table_loader.planning.stages import StreamPosition

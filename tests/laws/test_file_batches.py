@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from tests.effort import examples
 from tests.generators import HalvesV2
 from tests.laws.test_rows_of_in_plans import told
-from tests.strategies import World, as_counts, cutters, tables, topologies
+from tests.strategies import as_counts, cutters, tables, topologies
+from tests.tables.planned import World
 from torch_table_loader import RoundRobinStrategy, WholeFileStrategy
 from torch_table_loader.extend import TableLayout, Topology
 from torch_table_loader.planning.rows_of import file_of_batch, first_step_of

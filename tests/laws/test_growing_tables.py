@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from tests.effort import examples
 from tests.generators import HalvesV2
-from tests.strategies import World, cutters, table, topologies
+from tests.strategies import cutters, table, topologies
+from tests.tables.planned import World
 from torch_table_loader import RoundRobinStrategy, TargetSizeStrategy
 from torch_table_loader.extend import Permutation, Remaining, Topology, derive_key
 from torch_table_loader.planning.growth import FileRows, GrownOrder

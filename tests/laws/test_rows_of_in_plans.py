@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.generators import HalvesV1, HalvesV2
-from tests.strategies import SEED, World, cutters, tables, topologies
+from tests.strategies import SEED, cutters, tables, topologies
+from tests.tables.planned import World
 from torch_table_loader.extend import RowSpan, TableLayout, Topology
 from torch_table_loader.planning.rows_of import spans_of_batch
 from torch_table_loader.planning.stages import StreamPosition

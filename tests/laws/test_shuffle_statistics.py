@@ -6,21 +6,8 @@ import numpy as np
 import pytest
 
 from tests.effort import daily
-from tests.laws.shuffle_statistics import (
-    LEVEL,
-    Maker,
-    battery,
-    every_small_order,
-    feistel_of,
-    fisher_yates,
-    lcg,
-    ours,
-    parity,
-    rejected,
-    shuffle_buffer,
-    single,
-    sum_of_seed_and_epoch,
-)
+from tests.laws.shuffle_statistics import LEVEL, Maker, battery, every_small_order, parity, rejected, single
+from tests.laws.shuffles import feistel_of, fisher_yates, lcg, ours, shuffle_buffer, sum_of_seed_and_epoch
 
 SIZES = [65_536, 50_000, 100_000, 1_000_000, 4_000_000]
 

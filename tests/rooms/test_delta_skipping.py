@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.effort import daily, examples
-from tests.rooms.test_iceberg_filters import canonical, filters, rows
+from tests.filtered import canonical, filters, rows
 from tests.tables.delta import DeltaWriter, field_of, stats_of
 from torch_table_loader import DeltaDataset
 

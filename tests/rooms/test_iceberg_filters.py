@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from pyiceberg import expressions
 
 from tests.effort import examples
+from tests.filtered import canonical, filters, rows
 from tests.tables.iceberg import IcebergWriter, column
 from torch_table_loader import ConfigError, ConfigTypeError, IcebergDataset
 from torch_table_loader.predicates.expression_tree import Call, Field, Literal, parse
@@ -27,42 +28,7 @@ from torch_table_loader.source.iceberg.translate import translate
 ice: Any = expressions
 
 COLUMNS = (column(1, "x", "long"), column(2, "k", "int"), column(3, "f", "double"), column(4, "s", "string"))
-numbers = st.one_of(st.none(), st.integers(-3, 3))
-floats = st.one_of(st.none(), st.sampled_from([math.nan, -0.0, 0.0, 1.5, -2.0, math.inf]))
-texts = st.one_of(st.none(), st.sampled_from(["", "a", "ab", "b", "ba"]))
-rows = st.fixed_dictionaries({"x": numbers, "k": numbers, "f": floats, "s": texts})
 files = st.lists(st.tuples(st.lists(rows, max_size=5), st.integers(0, 1)), min_size=1, max_size=5)
-
-
-def leaves() -> st.SearchStrategy[pc.Expression]:
-    number = st.sampled_from([pc.field("x"), pc.field("k")])
-    compare = st.sampled_from(["__lt__", "__le__", "__gt__", "__ge__", "__eq__", "__ne__"])
-    return st.one_of(
-        st.builds(lambda f, c, v: getattr(f, c)(v), number, compare, st.sampled_from([-2, 0, 1, 2.5, 3.0])),
-        st.builds(lambda c, v: getattr(pc.field("f"), c)(v), compare, st.sampled_from([0.0, -0.0, 1.5, 2, math.inf])),
-        st.builds(lambda c, v: getattr(pc.field("s"), c)(v), compare, st.sampled_from(["", "a", "b"])),
-        st.builds(lambda f, v: f.isin(v), number, st.sampled_from([[0], [1, None], [-3, 3], [2, 1]])),
-        st.builds(lambda v: pc.field("f").isin(v), st.sampled_from([[0.0], [math.nan, 1.5], [1.5]])),
-        st.builds(
-            lambda f, n: f.is_null(nan_is_null=n), st.sampled_from([pc.field("f"), pc.field("x")]), st.booleans()
-        ),
-        st.builds(lambda f: f.is_valid(), st.sampled_from([pc.field("f"), pc.field("s")])),
-        st.just(pc.is_nan(pc.field("f"))),
-        st.builds(lambda p: pc.starts_with(pc.field("s"), p), st.sampled_from(["a", "b", ""])),
-        st.just(pc.field("x") + 1 > 2),
-        st.just(pc.field("x").cast(pa.float64()) < 1.0),
-    )
-
-
-filters = st.recursive(
-    leaves(),
-    lambda inner: st.one_of(
-        st.builds(lambda a, b: a & b, inner, inner),
-        st.builds(lambda a, b: a | b, inner, inner),
-        inner.map(lambda a: ~a),
-    ),
-    max_leaves=5,
-)
 
 
 def read(location: str, **options: Any) -> tuple[list[dict[str, Any]], IcebergDataset]:
@@ -70,10 +36,6 @@ def read(location: str, **options: Any) -> tuple[list[dict[str, Any]], IcebergDa
         metadata_location=location, output_format="arrow", num_workers=0, **options
     )
     return [row for batch in loader for row in batch.to_pylist()], dataset
-
-
-def canonical(found: list[dict[str, Any]]) -> list[str]:
-    return sorted(repr(sorted(row.items())) for row in found)
 
 
 FORMER = (column(1, "s", "int"), column(2, "q", "int"), column(3, "k", "float"), column(4, "x", "string"))

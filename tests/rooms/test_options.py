@@ -124,7 +124,7 @@ def test_secrets_are_not_shown() -> None:
         ("strings", "utf8", ConfigError, "strings must be one of 'list', 'codes'"),
         ("decimals", "float32", ConfigError, "decimals must be one of None, 'float64'"),
         ("partitioning", "directory", ConfigError, "partitioning must be one of None, 'hive'"),
-        ("shuffle", "row", ConfigError, "shuffle must be one of"),
+        ("shuffle", "row", ConfigError, "shuffle must be one of .*, got .row.; did you mean .rows.?"),
         ("shuffle", None, ConfigError, "shuffle must be one of"),
         ("nulls", "fill", ConfigError, "nulls must be None, 'mask' or {column: fill}, got 'fill'"),
         ("collate_fn", 3, ConfigTypeError, "collate_fn must be callable, got int"),

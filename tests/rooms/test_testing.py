@@ -219,7 +219,7 @@ def test_another_process_agrees_on_a_sound_strategy() -> None:
 
 def test_a_strategy_of_a_script_cannot_be_imported_elsewhere() -> None:
     script = (
-        "from torch_table_loader import Split\n"
+        "from torch_table_loader.extend import Split\n"
         "from torch_table_loader.testing import check_split_strategy\n"
         "def mine(files): return [Split(file) for file in files]\n"
         "try: check_split_strategy(mine)\n"

@@ -18,7 +18,6 @@ from torch_table_loader.records import DataFile, FileMeta, FileVersion, ReadTask
 
 if TYPE_CHECKING:
     from torch_table_loader.contracts import Storage
-    from torch_table_loader.read.tasks import TaskReader
 
 
 class CountingFile:
@@ -109,8 +108,8 @@ def inspect(file: DataFile, schema: pa.Schema | None = None) -> FileMeta:
     return reader_for(file.format).inspect(LocalStorage(), file, schema)
 
 
-def count(reader: TaskReader, task: ReadTask, storage: Storage | None = None) -> list[int]:
-    """Return the live rows of each segment of a task."""
+def count(reader: Any, task: ReadTask, storage: Storage | None = None) -> list[int]:
+    """Return the live rows of each segment of a task, as a `TaskReader` counts them."""
     return [live for live, _ in reader.counted(task, storage)]
 
 

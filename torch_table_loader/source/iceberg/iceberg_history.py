@@ -99,7 +99,6 @@ class IcebergHistory(History[list[Entry]]):
 
     @override
     def touched(self, commit: Commit, last: Commit) -> tuple[Sequence[DataFile], Sequence[DataFile]]:
-        del last
         if commit.does == "replace":
             return (), ()
         snapshots = (commit.parent, commit.id)

@@ -20,10 +20,8 @@ ROOT = Path(__file__).parents[1]
 PAGE, MODULE = ROOT / "docs/options.md", ROOT / "torch_table_loader/keywords.py"
 
 BEGIN, END = "<!-- made by tools/options_table.py -->", "<!-- made until here -->"
-HEAD = (
-    "| option | default | splits | rows | mixture | Iceberg, Delta | meaning |",
-    "|---|---|---|---|---|---|---|",
-)
+HEAD = ("| option | default | meaning |", "|---|---|---|")
+_ONLY = {ROWS: ("", 'Only with `shuffle="rows"`.'), SPLITS: ("", 'Not with `shuffle="rows"`.')}
 LINK = re.compile(r"docs/([\w-]+)\.md(#[\w-]+)?")
 
 
@@ -43,14 +41,11 @@ def _link(page: re.Match[str]) -> str:
     return f"[{page[1].replace('-', ' ')}]({page[1]}.md{page[2] or ''})"
 
 
-def in_mode(name: str) -> dict[str, bool]:
-    """Say in which modes, and of which tables, an option may be given."""
-    return {
-        "splits": ABOUT[name].group != ROWS,
-        "rows": ABOUT[name].group != SPLITS,
-        "mixture": ABOUT[name].mixture is not None,
-        "Iceberg, Delta": not _is_of_plain_files(name),
-    }
+def limits(name: str) -> str:
+    """Say where an option may not be given, beyond what the title of its section says."""
+    where = [] if ABOUT[name].mixture else ["mixtures"]
+    where += ["Iceberg and Delta Lake tables"] if _is_of_plain_files(name) else []
+    return f" *(not for {' or '.join(where)})*" if where else ""
 
 
 def _is_of_plain_files(name: str) -> bool:
@@ -67,10 +62,9 @@ def table() -> str:
     said, default = {name: _markdown(words) for name, words in meanings().items()}, defaults()
     lines = [BEGIN]
     for section, names in groupby(ABOUT, lambda name: ABOUT[name].group):
-        lines += ["", f"## {section}", "", *HEAD]
+        lines += ["", f"## {section}", *_ONLY.get(section, ()), "", *HEAD]
         for name in names:
-            modes = " | ".join("✓" if valid else "–" for valid in in_mode(name).values())
-            lines.append(f"| `{name}` | `{default[name]!r}` | {modes} | {said[name]} |")
+            lines.append(f"| `{name}` | `{default[name]!r}` | {said[name]}{limits(name)} |")
     return "\n".join((*lines, "", END))
 
 

@@ -156,10 +156,9 @@ def list_files(
         by_name: whether the reader's name says which one it is.
     """
     settings: dict[str, Any] = {
-        "format_name": None if reader is None else reader.name,
-        "reader": None if by_name else reader,
-        "naming": reader,
-        "choose": reader_by_suffix if reader is None else None,
+        "reader": reader,
+        "by_name": by_name,
+        "choose": reader_by_suffix,
         "partitioning": options.partitioning,
         "schema": options.schema,
     }

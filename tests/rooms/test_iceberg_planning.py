@@ -83,7 +83,7 @@ def test_manifests_are_read_in_parallel(tmp_path: Path) -> None:
 
     manifests = [Manifest(f"{tmp_path}/t/metadata/m{number:05}.avro", spec_id=0) for number in range(4)]
     found = read_manifests(Waiting("file"), manifests)
-    assert [[entry.partition for entry in each] for each in found] == [[(number,)] * 3 for number in range(4)]
+    assert [[entry.partition for entry in each] for each, _ in found] == [[(number,)] * 3 for number in range(4)]
 
 
 def written(root: Path, **how: Any) -> IcebergWriter:

@@ -57,7 +57,7 @@ DOCUMENTS = some_documents(1, 50)
 
 
 def listed(path: Any, form: str, **options: Any) -> tuple[DataFile, ...]:
-    return PathSource.open(path, form, naming=reader_for(form), **options).files
+    return PathSource.open(path, reader_for(form), by_name=True, **options).files
 
 
 def rows(file: DataFile, reader: Any, meta: FileMeta, *columns: str, max_rows: int = 7) -> list[list[Any]]:
@@ -379,7 +379,7 @@ def test_a_folder_is_listed_by_how_data_files_are_named(tmp_path: Path, form: st
     assert [file.name for file in listed(f"{tmp_path}/*{suffix}", form)] == names[:2]
     assert listed(f"{tmp_path}/*{suffix}", form)[0].sidecars == everything[0].sidecars
     assert listed(f"{tmp_path}/a{suffix}", form)[0].sidecars == everything[0].sidecars
-    own = named_files(LocalStorage(), str(tmp_path), names, form, naming=reader_for(form))
+    own = named_files(LocalStorage(), str(tmp_path), names, reader_for(form), by_name=True)
     assert [[each.name for each in file.sidecars] for file in own.files] == beside
 
 
@@ -439,7 +439,7 @@ def test_a_sidecar_that_changes_after_planning_is_found(tmp_path: Path, form: st
 def test_a_loss_file_of_a_far_store_is_the_one_that_was_listed(tmp_path: Path) -> None:
     write("datatrove", tmp_path)
     store = FarStore()
-    (file,) = named_files(store, [f"{tmp_path}/x.ds"], None, "datatrove", naming=reader_for("datatrove")).files
+    (file,) = named_files(store, [f"{tmp_path}/x.ds"], None, reader_for("datatrove"), by_name=True).files
     reader = READERS["datatrove"]
     meta = reader.inspect(store, file, None)
     (tmp_path / "x.ds.loss").write_bytes(bytes(sum(map(len, DOCUMENTS))))

@@ -189,8 +189,7 @@ def _names(keywords: Keywords) -> list[str]:
     name = keywords.get("format")
     source = PathSource.open(
         keywords["path"],
-        name,
-        naming=None if name is None else reader_for(name),
+        None if name is None else reader_for(name),
         choose=reader_by_suffix,
         storage_options=keywords.get("storage_options"),
         partitioning=keywords.get("partitioning"),

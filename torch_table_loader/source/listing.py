@@ -62,16 +62,15 @@ class PathSource:
     def open(
         cls,
         path: PathLike | Sequence[PathLike] | None,
-        format_name: str | None,
+        reader: str | FormatReader | None,
         *,
-        reader: FormatReader | None = None,
+        by_name: bool = False,
+        choose: ByNames | None = None,
         storage_options: Mapping[str, Any] | None = None,
         partitioning: str | None = None,
         schema: pa.Schema | None = None,
         files: Sequence[str] | str | None = None,
         raw_files: bool = False,
-        naming: FormatReader | None = None,
-        choose: ByNames | None = None,
     ) -> PathSource:
         """List the files of a table.
 
@@ -82,16 +81,16 @@ class PathSource:
         Args:
             path: a directory (recursive), a glob (``*``, ``**``, ``?``, ``[…]``), a file, or a list of these on one
                 file system. If a name with glob characters exists, it takes precedence over the glob.
-            format_name: the format reader's name, stored in every file; None lets `choose` find it.
-            reader: the format reader, if its name does not identify it.
+            reader: the format reader; or its name alone, which does not say how data files are named; None lets
+                `choose` find it.
+            by_name: whether the reader's name identifies it, so that files need not keep the reader itself.
+            choose: finds an installed format reader from the names of the files.
             storage_options: for the file system.
             partitioning: "hive" to decode ``key=value`` segments below the root, and those at the end of the root.
             schema: the caller's types for partition columns.
             files: names relative to the root, or full paths below it, used unchanged instead of listing; or the path of
                 a list that `write_files` wrote.
             raw_files: whether to read the files of another table format as they are, instead of refusing them.
-            naming: the format reader in any case, which may define how data files are named.
-            choose: finds an installed format reader from the names of the files.
 
         Raises:
             MissingPathError: nothing exists at a path.
@@ -105,21 +104,19 @@ class PathSource:
             files = read_files(files, storage_options)
         storage, paths = _one_storage(_entries(path), storage_options)
         root, listings = _listed(storage, paths, files, raw_files=raw_files)
-        form = (format_name, reader, naming, choose)
-        return _source(storage, root, listings, form, partitioning, schema)
+        return _source(storage, root, listings, reader, by_name, choose, partitioning, schema)
 
 
 def named_files(
     storage: Storage,
     path: PathLike | Sequence[PathLike] | None,
     files: Sequence[str] | str | None,
-    format_name: str | None,
+    reader: str | FormatReader | None,
     *,
-    reader: FormatReader | None = None,
+    by_name: bool = False,
+    choose: ByNames | None = None,
     partitioning: str | None = None,
     schema: pa.Schema | None = None,
-    naming: FormatReader | None = None,
-    choose: ByNames | None = None,
 ) -> PathSource:
     """Return files by name in the caller's own storage, which cannot list.
 
@@ -135,8 +132,7 @@ def named_files(
         names = read_files(files) if isinstance(files, str) else files
         paths = [f"{root}/{name}" if root else name for name in names]
     listings: list[_Listing] = [(_versions(storage, paths), ())]
-    form = (format_name, reader, naming, choose)
-    return _source(storage, root, listings, form, partitioning, schema)
+    return _source(storage, root, listings, reader, by_name, choose, partitioning, schema)
 
 
 def write_files(path: str, files: Sequence[DataFile], storage_options: Mapping[str, Any] | None) -> None:
@@ -171,16 +167,18 @@ def _source(
     storage: Storage,
     root: str,
     listings: Sequence[_Listing],
-    form: tuple[str | None, FormatReader | None, FormatReader | None, ByNames | None],
+    reader: str | FormatReader | None,
+    by_name: bool,
+    choose: ByNames | None,
     partitioning: str | None,
     schema: pa.Schema | None,
 ) -> PathSource:
-    """Return the source of the files that were found, in a form: four arguments of `PathSource.open`."""
-    given, reader, naming, choose = form
-    if naming is None and choose is not None:
+    """Return the source of the files that were found; see `PathSource.open`."""
+    if reader is None and choose is not None:
         known = (entry for found, _ in listings for entry in filter(has_bytes, found))
-        naming = choose([_relative(storage, root, entry.path) for entry in known])
-    format_name = given or ("" if naming is None else naming.name)
+        reader, by_name = choose([_relative(storage, root, entry.path) for entry in known]), True
+    naming = None if isinstance(reader, str) else reader
+    format_name = reader if isinstance(reader, str) else "" if reader is None else reader.name
     pairs = [entry for found, seen in listings for entry in pair(storage, found, seen, naming)]
     names = _names(storage, root, [entry.data for entry in pairs])
     partitions: list[PartitionValues] = [()] * len(pairs)
@@ -190,12 +188,13 @@ def _source(
         partition_schema, partitions = decode_hive([above + name for name in names], schema)
     else:
         unread_keys = keys_of_folders([above + name for name in names])
+    kept = None if by_name else naming
 
     def beside(entry: Found) -> DataFile:
         return DataFile(entry.path, _relative(storage, root, entry.path), entry.file_version(), format_name)
 
     data_files = tuple(
-        DataFile(data.path, name, data.file_version(), format_name, values, reader=reader, sidecars=sidecars)
+        DataFile(data.path, name, data.file_version(), format_name, values, reader=kept, sidecars=sidecars)
         for data, name, values, sidecars in (
             (entry.data, name, values, tuple(map(beside, entry.sidecars)))
             for entry, name, values in zip(pairs, names, partitions, strict=True)

@@ -14,7 +14,6 @@ import time
 import uuid
 from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 from torch_table_loader.local_files import open_regular, read_regular, stat_regular, write_whole
@@ -38,9 +37,7 @@ class Leases:
         self._thread.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         """Release every lease."""
         self._stop.set()
         self._thread.join()

@@ -89,11 +89,9 @@ def stored_files(
         path: a directory, a glob, or a file.
         format: the format reader or its name; your own `SidecarReader` as an object.
     """
-    if not isinstance(format, str):
-        source = PathSource.open(path, format.name, reader=format, naming=format)
-    else:
-        naming = reader_for(format) if format in format_names() else None
-        source = PathSource.open(path, format, naming=naming)
+    by_name = isinstance(format, str)
+    reader = reader_for(format) if isinstance(format, str) and format in format_names() else format
+    source = PathSource.open(path, reader, by_name=by_name)
     return source.storage, source.files
 
 

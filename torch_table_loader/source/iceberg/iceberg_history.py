@@ -99,7 +99,6 @@ class IcebergHistory(History[list[Entry]]):
 
     @override
     def touched(self, commit: Commit, last: Commit) -> tuple[Sequence[DataFile], Sequence[DataFile]]:
-        del last
         if commit.does == "replace":
             return (), ()
         snapshots = (commit.parent, commit.id)
@@ -137,7 +136,7 @@ class IcebergHistory(History[list[Entry]]):
         unread = [manifest for path, manifest in manifests.items() if path not in self._entries]
         self.storage.require(manifest.path for manifest in unread)
         found = read_manifests(self.storage, unread, self._note)
-        self._entries.update(zip((manifest.path for manifest in unread), found, strict=True))
+        self._entries.update((manifest.path, entries) for manifest, (entries, _) in zip(unread, found, strict=True))
         return [entry for path in manifests for entry in self._entries[path]]
 
     def _note(self, entry: Entry, raw: Raw) -> bool:

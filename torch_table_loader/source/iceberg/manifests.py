@@ -194,35 +194,32 @@ def read_manifests(
     storage: Storage,
     manifests: Sequence[Manifest],
     keep: Callable[[Entry, Raw], bool] | None = None,
-    seen: list[int] | None = None,
     spans: Callable[[Raw], tuple[Span, ...]] = lambda _: (),
-) -> list[list[Entry]]:
-    """Return the live files of each manifest, read in parallel; memory holds compressed bytes and what is kept.
+) -> list[tuple[list[Entry], int]]:
+    """Read manifests in parallel; memory holds compressed bytes and what is kept.
 
-    Args:
-        keep: whether an entry stays in memory; None keeps all.
-        seen: receives the number of files that each manifest lists; or None.
-        spans: reads the statistics of key columns.
+    `keep` says whether an entry stays there; None keeps all. `spans` reads the statistics of key columns.
+
+    Returns:
+        For each manifest, the live files that are kept, and the number of all live ones.
 
     Raises:
         TableError: a manifest is missing, or does not parse.
     """
 
-    def read(number: int) -> list[Entry]:
+    def read(manifest: Manifest) -> tuple[list[Entry], int]:
         listed, kept = 0, []
-        for entry, raw in _entries(storage, manifests[number], spans):
+        for entry, raw in _entries(storage, manifest, spans):
             listed += 1
             if keep is None or keep(entry, raw):
                 kept.append(entry)
-        if seen is not None:
-            seen[number] = listed
-        return kept
+        return kept, listed
 
     if len(manifests) <= 1:
-        return [read(number) for number in range(len(manifests))]
+        return list(map(read, manifests))
     threads = STAT_THREADS if storage.is_local else _FAR_REQUESTS
     with Threads(min(len(manifests), threads), "table-loader-manifests") as pool:
-        return list(pool.map(read, range(len(manifests))))
+        return list(pool.map(read, manifests))
 
 
 def _entries(

@@ -148,10 +148,9 @@ def _entries(storage: TableStorage, snapshot: Snapshot, pruner: Pruner | None, s
     num_files = 0
     for deletes in (True, False):
         part = [manifest for manifest in kept if manifest.deletes is deletes]
-        seen = [0] * len(part)
-        found = read_manifests(storage, part, None if pruner is None else pruner.keeps, seen, spans.read)
-        entries += [entry for listed in found for entry in listed]
-        num_files += sum(seen)
+        found = read_manifests(storage, part, None if pruner is None else pruner.keeps, spans.read)
+        entries += [entry for listed, _ in found for entry in listed]
+        num_files += sum(number for _, number in found)
         spans = replace(spans, ids=frozenset(span.field_id for entry in entries for span in entry.spans))
     if pruner is None:
         return entries, ()

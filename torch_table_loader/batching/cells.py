@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
+from typing_extensions import override
 
 from torch_table_loader.arrow.arrays import bits, null_mask, plain
 from torch_table_loader.batching.kinds import DenseKind
@@ -18,11 +19,11 @@ if TYPE_CHECKING:
 
 
 class RowError(TableError):
-    """A fault in one row of a record batch; who knows which row of the table that is raises another in its place.
+    """A fault in one row of a record batch; whoever knows which row of the table that is raises another in its place.
 
     Args:
         message: names the column and the row of the batch.
-        row: of the batch; None where a column is known alone.
+        row: number of the row in the batch; None if only a column is known.
     """
 
     def __init__(self, message: str, row: int | None = None) -> None:
@@ -112,8 +113,8 @@ class FlatCell(Cell):
         """Whether nothing was chosen for nulls."""
         return self.fill is None
 
+    @override
     def values(self, array: pa.Array, seen: set[int], hidden: NDArray[np.bool_] | None = None) -> NDArray[Any]:
-        """Return the values; see `Cell`."""
         if self.cast:
             array = array.cast(pa.float64())
         values = self._view(array, seen)
@@ -170,8 +171,8 @@ class GridCell(Cell):
         """Whether nothing was chosen for null lists, or for nulls inside them."""
         return self.fill is None or self.item.refuses_null
 
+    @override
     def values(self, array: pa.Array, seen: set[int], hidden: NDArray[np.bool_] | None = None) -> NDArray[Any]:
-        """Return the values; see `Cell`."""
         length = len(array)
         nulls = null_mask(array) if array.null_count else None
         if nulls is not None and self.fill is None:

@@ -32,10 +32,7 @@ if TYPE_CHECKING:
 
 
 def make_codec(schema: pa.Schema, policy: TypePolicy) -> RowsCodec[Any]:
-    """Choose how record batches of a schema become outputs.
-
-    Args:
-        schema: the columns that come out, in order.
+    """Choose how record batches whose columns come out in the schema's order become outputs.
 
     Raises:
         ConfigError: a column that the output cannot hold; names column, type and remedy.
@@ -52,11 +49,7 @@ def make_codec(schema: pa.Schema, policy: TypePolicy) -> RowsCodec[Any]:
 
 
 class TensorRows(Rows):
-    """A run of rows; see `Rows`.
-
-    Args:
-        data: one entry a leaf of the codec.
-    """
+    """A run of rows, with one entry of data for each leaf of the codec."""
 
     __slots__ = ("_codec", "_data", "num_rows")
 
@@ -181,10 +174,9 @@ class TensorCodec(RowsCodec[TensorRows]):
         return TensorRows(self, num_rows, data)
 
     def cut(self, data: Sequence[Any], batch_size: int) -> Iterator[Sequence[Any]]:
-        """Cut rows into batches: for each leaf one output a batch. Nested tensors share offsets where they can.
+        """Cut at least one row into batches: for each leaf, one output for each batch.
 
-        Args:
-            data: one entry a leaf, of at least one row.
+        Nested tensors share offsets where they can.
         """
         nested: Iterator[Sequence[Any]] = iter(())
         if self._nested:
@@ -224,11 +216,7 @@ class TensorCodec(RowsCodec[TensorRows]):
 
 
 class ArrowRows(Rows):
-    """A run of rows; see `Rows`.
-
-    Args:
-        python: whether batches come as dicts of Python lists.
-    """
+    """A run of rows; with `python`, batches come as dicts of Python lists."""
 
     __slots__ = ("_python", "batch")
 
@@ -278,12 +266,7 @@ def _take(column: pa.Array, indices: NDArray[np.int64]) -> pa.Array:
 
 
 class ArrowCodec(RowsCodec[ArrowRows]):
-    """Joins and ships record batches of one schema; see `RowsCodec`.
-
-    Args:
-        schema: what record batches have, and what comes out.
-        python: whether batches come as dicts of Python lists.
-    """
+    """Joins and ships record batches of one schema; with `python`, batches come as dicts of Python lists."""
 
     def __init__(self, schema: pa.Schema, *, python: bool) -> None:
         self._schema = schema
@@ -339,8 +322,7 @@ class ArrowCodec(RowsCodec[ArrowRows]):
 def _check_columns(came: pa.Schema, expected: pa.Schema, encoded: Container[str] = ()) -> None:
     """Refuse a record batch with other columns; nullability and metadata do not matter.
 
-    Args:
-        encoded: columns that may come as dictionaries.
+    Columns in `encoded` may come as dictionaries.
 
     Raises:
         TableError: names the first column that differs.

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
+from typing_extensions import override
 from xxhash import xxh3_64_intdigest
 
 from torch_table_loader.arrow import compute as pc
@@ -28,16 +29,12 @@ class Coder(ABC):
 
 @dataclass(frozen=True, slots=True)
 class VocabularyCoder(Coder):
-    """The place of each string in a vocabulary; unknown and null are −1.
-
-    Args:
-        values: the vocabulary, an Arrow array of the strings' wide type.
-    """
+    """The place of each string in a vocabulary (an Arrow array of the wide type); unknown and null are −1."""
 
     values: pa.Array
 
+    @override
     def codes(self, array: pa.Array) -> NDArray[np.int64]:
-        """Look the strings up; see `Coder`."""
         if len(self.values) <= len(array):
             found = pc.index_in(array, value_set=self.values, skip_nulls=True)
             every: NDArray[np.int64] = found.fill_null(-1).to_numpy(zero_copy_only=False).astype(np.int64)
@@ -57,14 +54,13 @@ class VocabularyCoder(Coder):
 class HashCoder(Coder):
     """The bucket of each string; see `column_options.Hash`. Each distinct string of an array is hashed once.
 
-    Args:
-        buckets: how many there are, at least 2; null is in bucket 0, and no string is.
+    Null is in bucket 0, and no string is.
     """
 
     buckets: int
 
+    @override
     def codes(self, array: pa.Array) -> NDArray[np.int64]:
-        """Hash the strings; see `Coder`."""
         encoded = array.dictionary_encode()
         values = encoded.dictionary.cast(pa.large_binary()).to_pylist()
         hashes = np.fromiter(map(xxh3_64_intdigest, values), dtype=np.uint64, count=len(values))

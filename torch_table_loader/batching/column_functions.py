@@ -28,9 +28,8 @@ class ColumnFunction:
 
     Args:
         option: which option names it, for messages.
-        name: of the column, as the caller says it.
+        name: of the column, as the caller gave it.
         keys: where the column is in a batch.
-        numpy: whether batches have arrays instead of tensors.
     """
 
     option: str
@@ -112,10 +111,7 @@ def _place(option: str, name: str, known: Mapping[str, tuple[str, ...]]) -> tupl
 
 
 def stacked(values: Sequence[Any], *, numpy: bool) -> Any:
-    """Return the values of rows as one tensor or array, where all have one shape and type; else as a list.
-
-    Args:
-        numpy: whether arrays and numbers become an array, not a tensor.
+    """Return the values of rows as one tensor, or array with `numpy`, if all have one shape and type; else as a list.
 
     >>> stacked([1.5, 2.5], numpy=True), stacked([1, None], numpy=True)
     (array([1.5, 2.5]), [1, None])

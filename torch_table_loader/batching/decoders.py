@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
 import pyarrow as pa
+from typing_extensions import override
 
 from torch_table_loader.arrow import compute as pc
 from torch_table_loader.arrow.arrays import null_mask, offsets_of, plain, relisted, valid_mask
@@ -63,7 +64,7 @@ class Decoder(ABC):
         """Append the data of each leaf, in the order of `shapes`.
 
         Args:
-            sink: grows by one entry a leaf.
+            sink: grows by one entry for each leaf.
             seen: addresses of buffers that were handed out already; it grows.
 
         Raises:
@@ -103,8 +104,8 @@ class FixedDecoder(Decoder):
         """Whether a null, at whatever depth, is an error of its cell."""
         return self.cell.refuses_null
 
+    @override
     def into(self, array: pa.Array, sink: list[Any], seen: set[int]) -> None:
-        """Decode; see `Decoder`."""
         sink.append(self.cell.values(array, seen))
         if self.masked:
             sink.append(valid_mask(array))
@@ -117,7 +118,7 @@ class ListsDecoder(Decoder):
     Args:
         fill: the list that a null becomes, as an array; None refuses nulls.
         most: values of the longest list that is taken; None takes any.
-        coder: says which integer a string is; None where there are no strings.
+        coder: says which integer a string is; None if there are no strings.
         text: the wide Arrow type that strings are brought to.
     """
 
@@ -142,8 +143,8 @@ class ListsDecoder(Decoder):
         lists = Leaf(self.name, ListsKind(self.item.kind), self.cut)
         return [lists, _mask_leaf(self.name, self.cut_mask)] if self.masked else [lists]
 
+    @override
     def into(self, array: pa.Array, sink: list[Any], seen: set[int]) -> None:
-        """Decode; see `Decoder`."""
         if self.coder is not None:
             wide = array.cast(pa.large_list(self.text))
             array = relisted(wide, pa.array(self.coder.codes(wide.flatten())))
@@ -183,7 +184,7 @@ class ArrowDecoder(Decoder):
     """Strings or bytes, lists of them, or values of any type, kept as Arrow until they are cut.
 
     Args:
-        type: the type that all are brought to: of strings the wide one.
+        type: the type to which all values are brought; of strings the wide one.
         fill: what a null becomes; None keeps it.
         checks_times: whether times must be such that Python has objects for them.
     """
@@ -198,8 +199,8 @@ class ArrowDecoder(Decoder):
         """The one leaf."""
         return [Leaf(self.name, TextKind(self.type), self.cut)]
 
-    def into(self, array: pa.Array, sink: list[Any], seen: set[int]) -> None:  # noqa: ARG002
-        """Decode; see `Decoder`."""
+    @override
+    def into(self, array: pa.Array, sink: list[Any], seen: set[int]) -> None:
         array = plain(array)
         if self.checks_times:
             check_times(self.name, array)
@@ -233,11 +234,10 @@ class _LastDictionary:
 
 @dataclass(frozen=True, slots=True)
 class CodesDecoder(Decoder):
-    """Strings as integers, each distinct string once where they come in a dictionary.
+    """Strings as integers; each distinct string is looked up once if they come in a dictionary.
 
     Args:
         type: the wide Arrow type that strings are brought to.
-        coder: says which integer a string is.
         fill: what a null becomes before that.
     """
 
@@ -253,8 +253,8 @@ class CodesDecoder(Decoder):
         """The one leaf."""
         return [Leaf(self.name, DenseKind(np.dtype(np.int64)), self.cut)]
 
-    def into(self, array: pa.Array, sink: list[Any], seen: set[int]) -> None:  # noqa: ARG002
-        """Decode; see `Decoder`."""
+    @override
+    def into(self, array: pa.Array, sink: list[Any], seen: set[int]) -> None:
         if isinstance(array, pa.DictionaryArray) and len(array.dictionary) < len(array):
             words = array.dictionary
             codes = self._last.codes(words, lambda: self._codes_of(words))

@@ -73,14 +73,11 @@ def _told(given: object) -> str:
 
 
 def fixed_fill(path: str, given: Any, cell: Cell, kind: pa.DataType) -> Any:
-    """Return a fill in a cell's dtype.
+    """Return a fill in a cell's dtype, which broadcasts to the shape of a row.
 
     Args:
-        given: a value, or for fixed-size lists also a list of values; "nan"; statistics, whose mean it is.
-        cell: decodes the column; it makes the fill, too, so that both follow one rule.
-
-    Returns:
-        A value that broadcasts to the shape of a row.
+        given: a value, or for fixed-size lists also a list of values; "nan"; statistics, whose mean is taken.
+        cell: decodes the column, and makes the fill too, so that both follow one rule.
 
     Raises:
         ConfigError: it is None, or of another type or range.
@@ -106,10 +103,7 @@ def fixed_fill(path: str, given: Any, cell: Cell, kind: pa.DataType) -> Any:
 
 
 def list_fill(path: str, given: Any, item: Cell) -> NDArray[Any]:
-    """Return the list that a null list becomes, in the values' dtype.
-
-    Args:
-        given: a list of values, often [].
+    """Return the list that a null list becomes, often [], in the values' dtype.
 
     Raises:
         ConfigError: it is not a list, or its values are of another type or shape.
@@ -185,11 +179,11 @@ def vocabulary_array(path: str, given: Any, wide: pa.DataType) -> pa.Array:
 
 
 def check_names(option: str, names: Mapping[str, Any], known: Mapping[str, str], usable_for: set[str]) -> None:
-    """Refuse names of an option that it cannot be for.
+    """Refuse names of an option that cannot be used for them.
 
     Args:
-        known: every path of the schema, and what it is.
-        usable_for: what the option can be for, in the words of `known`.
+        known: every path of the schema, and its kind.
+        usable_for: the kinds for which the option can be used.
 
     Raises:
         ConfigError: with the nearest names.

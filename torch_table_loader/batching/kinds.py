@@ -82,11 +82,7 @@ class Kind(ABC):
 
 @dataclass(frozen=True, slots=True)
 class DenseKind(Kind):
-    """One value, or one array of a fixed shape, a row.
-
-    Args:
-        inner: the shape of a row; () for a single value.
-    """
+    """One value, or one array of a fixed shape, for each row; the shape is () for a single value."""
 
     dtype: np.dtype[Any]
     inner: tuple[int, ...] = ()

@@ -142,19 +142,13 @@ def cut_nested(data: Lists, batch_size: int) -> list[torch.Tensor]:
 
 
 def cut_nested_together(columns: Sequence[Lists], batch_size: int) -> list[list[torch.Tensor]]:
-    """Cut columns of lists into nested tensors, of which those that have the same lengths in a batch share its offsets.
+    """Cut columns of lists into nested tensors, one for each batch; equal lengths in a batch share offsets.
 
     Torch adds nested tensors only where their offsets are one tensor. Lengths are compared once for all rows, and batch
     by batch only among columns that differ somewhere.
 
     Each knows its longest list: torch pads to the sum of all lengths where it does not know. The shortest is left to
     torch, which finds it when it needs it, since each length that is passed costs time in every batch.
-
-    Args:
-        columns: of equally many rows, at least one.
-
-    Returns:
-        For each column one tensor a batch.
     """
     lengths = [np.diff(data.offsets).astype(np.int64, copy=False) for data in columns]
     keys = [each.tobytes() if len(columns) > 1 else b"" for each in lengths]
@@ -192,12 +186,9 @@ def _values_of(data: Lists, starts: NDArray[np.int64]) -> list[torch.Tensor]:
 
 
 def cut_padded(data: Lists, batch_size: int, output: Output, pad: Pad, value: Any = 0) -> list[Padded]:
-    """Cut lists into `Padded`, whose arrays are new.
+    """Cut lists, none longer than `pad.longest`, into `Padded`, whose arrays are new.
 
-    Args:
-        data: lists; none is longer than `pad.longest`.
-        pad: how long rows are, and where lists stand in them.
-        value: that of `pad`, in the dtype of the values.
+    The padding value is that of `pad`, in the dtype of the values.
     """
     cut = (_padded(values, offsets, pad, value) for values, offsets in _ragged(data, batch_size))
     return [Padded(output(values), output(lengths)) for values, lengths in cut]

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Self, cast
 
 import numpy as np
 import pyarrow as pa
+from typing_extensions import override
 
 from torch_table_loader.arrow.buffers import joined, new_array
 from torch_table_loader.arrow.reserved import DOCUMENTS, PADDING_COLUMN
@@ -78,8 +79,7 @@ class PackedCodec(RowsCodec[PackedRows]):
 
     Args:
         schema: of one of the two forms of `arrow.token_rows`; a column `padding` may follow.
-        documents: makes tensors of the other columns of documents, by name; None where there are none.
-        numpy: whether arrays come out instead of tensors.
+        documents: makes tensors of the other columns of documents, by name; None if there are none.
     """
 
     def __init__(self, schema: pa.Schema, pack: Pack, documents: Documents | None, *, numpy: bool) -> None:
@@ -112,11 +112,7 @@ class PackedCodec(RowsCodec[PackedRows]):
         return self.decode(pa.RecordBatch.from_arrays(list(columns), schema=self._schema))
 
     def cut(self, tokens: Sequence[NDArray[Any]], parts: Parts, start: int, stop: int) -> Parts:
-        """Return the parts of some of the tokens, with places from the first of these.
-
-        Args:
-            start: the first token that is wanted.
-        """
+        """Return the parts of some of the tokens, with places from the first of these."""
         ends = parts.at + parts.length
         first = int(np.searchsorted(ends, start, side="right"))
         last = max(first, int(np.searchsorted(parts.at, stop, side="left")))
@@ -144,8 +140,8 @@ class PackedCodec(RowsCodec[PackedRows]):
             tokens = [np.concatenate([values, np.zeros(missing, dtype=values.dtype)]) for values in tokens]
         return PackedRows(self, (rows.num_rows + missing) // self.width, tokens, rows.parts)
 
+    @override
     def batches_of(self, runs: Sequence[Sequence[PackedRows]], batch_size: int) -> Batches:
-        """Cut all runs together, since each call costs as much as some batches; see `RowsCodec`."""
         parts = [rows for run in runs for rows in run if rows.num_rows]
         if not parts:
             return Batches()

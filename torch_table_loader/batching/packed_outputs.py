@@ -71,10 +71,10 @@ def one_sequence(batch: dict[str, Any]) -> dict[str, Any]:
 
 
 class Layout:
-    """Where the parts of documents lie in some batches, no part crossing the end of a sequence.
+    """Where the parts of documents lie in some batches; no part crosses the end of a sequence.
 
     Args:
-        num_tokens: of the batches, padding included; a multiple of `seq_len`.
+        num_tokens: tokens of the batches with padding; a multiple of `seq_len`.
     """
 
     __slots__ = ("at", "ends", "length", "num_tokens", "owner", "padded", "seq_len", "start")
@@ -139,8 +139,7 @@ class Sequences:
 
     Args:
         names: the columns that are cut, the tokens first.
-        documents: makes tensors of the other columns of documents, by name; None where there are none.
-        numpy: whether arrays come out instead of tensors.
+        documents: makes tensors of the other columns of documents, by name; None if there are none.
     """
 
     def __init__(self, pack: Pack, names: Sequence[str], documents: Documents | None, *, numpy: bool) -> None:
@@ -157,7 +156,7 @@ class Sequences:
         Args:
             tokens: of each column that is cut, flat arrays that follow one another; the last sequence may be short.
             parts: cover all of it that is not padding.
-            batch_tokens: of a batch, a multiple of `seq_len`; the last may have fewer.
+            batch_tokens: tokens of a batch, a multiple of `seq_len`; the last may have fewer.
 
         Raises:
             TableError: a sequence has more documents than `max_docs_per_row`.
@@ -181,13 +180,12 @@ class Sequences:
         return Batches(batches, _counts(layout, firsts, bounds))
 
     def _flat(self, tokens: Sequence[Chunks], parts: Parts, layout: Layout, firsts: Ints) -> dict[str, NDArray[Any]]:
-        """Return what each token has, by the names of this library.
+        """Return the fields that each token has, by the names of this library.
 
         Each array is made in few calls, all without Python's lock: lanes wait for each other otherwise.
 
         Args:
-            tokens: of each column that is cut.
-            firsts: the first part of each batch, and the number of parts.
+            firsts: the first part of each batch, then the number of parts.
         """
         wanted, number = self._wanted, np.arange(len(layout.at), dtype=np.int32)
         flat: dict[str, NDArray[Any]] = {"input_ids": _copied(tokens[0], np.int64, layout.num_tokens)}
@@ -277,11 +275,7 @@ class Sequences:
     def _of_documents(
         self, columns: pa.StructArray, layout: Layout, first: int, last: int, start: int, stop: int
     ) -> dict[str, Any]:
-        """Return the columns of the documents of a batch, one row a part, and the spans.
-
-        Args:
-            columns: of the documents that parts are of.
-        """
+        """Return the columns of the documents of a batch, one row for each part, and the spans."""
         found: dict[str, Any] = {}
         owned = columns.take(pa.array(layout.owner[first:last]))
         if self._documents is not None:

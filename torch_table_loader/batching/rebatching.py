@@ -82,11 +82,7 @@ class ExactBatches(Generic[R]):
 
 
 class PieceBatches(ExactBatches[R]):
-    """Cuts a run of chunks into batches that end where pieces of it do; the last of a piece may be short.
-
-    Args:
-        pieces: rows of each piece, none of which is empty.
-    """
+    """Cuts a run of chunks into batches that end where its non-empty pieces do; the last of a piece may be short."""
 
     __slots__ = ("_left", "_pieces")
 
@@ -116,7 +112,6 @@ class WindowShuffle(Generic[R]):
     Args:
         permutation_of: ``(window_index, length)`` to a permutation of ``range(length)``: row i of the window that
             comes out is row ``permutation[i]`` of what went in.
-        first_window: the index of the first window.
     """
 
     __slots__ = ("_carry", "_codec", "_index", "_permutation_of", "_window")

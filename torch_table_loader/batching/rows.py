@@ -40,11 +40,7 @@ class Block:
 
 
 class Batches(list[Any]):
-    """Finished batches.
-
-    Args:
-        counts: what packing made each of; empty where rows are not packed.
-    """
+    """Finished batches; `counts` says what packing made each of, and is empty if rows are not packed."""
 
     __slots__ = ("counts",)
 
@@ -64,7 +60,7 @@ class LateBatches:
     What is cut is still in the cache of the CPU then, and Python's collector has less to look through.
 
     Args:
-        runs: rows that follow one another, at least one in each; all but the last of whole batches.
+        runs: consecutive runs of at least one row; all but the last have whole batches.
     """
 
     __slots__ = ("_batch_size", "_runs")
@@ -181,7 +177,7 @@ class RowsCodec(ABC, Generic[R]):
         """Cut rows into batches, now or when they are taken.
 
         Args:
-            runs: one or more that follow one another, each in parts that do; all but the last of whole batches.
+            runs: one or more consecutive runs, each in consecutive parts; all but the last have whole batches.
             batch_size: rows of a batch; the last may be short.
         """
         rows = [self.as_one(parts) for parts in runs]
@@ -191,12 +187,7 @@ class RowsCodec(ABC, Generic[R]):
 
     @abstractmethod
     def pack(self, *parts: R, out: Allocate | None = None) -> Block:
-        """Copy one or more runs, in this order, into one flat block.
-
-        Args:
-            parts: at least one.
-            out: makes the block's memory; None takes it from Arrow's pool.
-        """
+        """Copy one or more runs, in this order, into one flat block; without `out`, its memory is from Arrow's pool."""
 
     @abstractmethod
     def unpack(self, block: Block) -> R:
@@ -204,13 +195,7 @@ class RowsCodec(ABC, Generic[R]):
 
 
 def piece_starts(sizes: Sequence[int]) -> tuple[list[int], int]:
-    """Place pieces at multiples of 64 bytes.
-
-    Args:
-        sizes: bytes of each piece.
-
-    Returns:
-        Where each begins, and the bytes of the whole.
+    """Return the start of each piece, at a multiple of 64 bytes, and the bytes of the whole, for some sizes in bytes.
 
     >>> piece_starts([10, 64, 1])
     ([0, 64, 128], 129)
@@ -224,11 +209,7 @@ def piece_starts(sizes: Sequence[int]) -> tuple[list[int], int]:
 
 
 def new_block(sizes: Sequence[int], num_rows: int, out: Allocate | None) -> tuple[Block, list[NDArray[np.uint8]]]:
-    """Allocate a block and view its pieces.
-
-    Args:
-        sizes: bytes of each piece.
-    """
+    """Allocate a block for pieces of given sizes in bytes, and view its pieces."""
     _, total = piece_starts(sizes)
     data = torch.from_numpy(new_array((total,), np.uint8)) if out is None else out(total)
     block = Block(data, num_rows, tuple(sizes))

@@ -93,10 +93,9 @@ _STRINGS = _CODABLE | {_LISTS_OF_STRINGS}
 
 
 def choose(schema: pa.Schema, policy: TypePolicy) -> tuple[list[Decoder], frozenset[str]]:
-    """Choose how each column of a schema is decoded.
+    """Choose the node that decodes each column, and return the top-level columns in which a null is an error.
 
-    Returns:
-        One node a column; and the names of those top-level columns of single values in which a null is an error.
+    Those columns have single values.
 
     Raises:
         ConfigError: a type without a tensor form, a fill or vocabulary that fits no column, two equal keys.
@@ -134,20 +133,13 @@ def check_keys(columns: Sequence[Decoder], where: str) -> None:
 
 @dataclass(slots=True)
 class Chooser:
-    """Chooses the node of each column, and notes every path that it meets.
-
-    Args:
-        known: what is at each dotted path.
-    """
+    """Chooses the node of each column, and notes what is at every dotted path that it meets."""
 
     policy: TypePolicy
     known: dict[str, str] = field(default_factory=dict)
 
     def column(self, entry: pa.Field, path: str, *, nullable: bool) -> Decoder:
-        """Choose the node of a column, or of a struct's child.
-
-        Args:
-            nullable: whether its schema, or that of a struct above it, allows nulls.
+        """Choose the node of a column, or of a struct's child; any schema above it may allow its nulls.
 
         Raises:
             ConfigError: the type has no tensor form, or a fill or vocabulary does not fit it.
@@ -300,11 +292,7 @@ def unsupported(path: str, kind: object, remedy: str) -> ConfigError:
 
 
 def _has_tensor_form(kind: pa.DataType, *, decimals: bool) -> bool:
-    """Return whether values of a type that is neither text nor struct have a form as tensors.
-
-    Args:
-        decimals: whether decimals are taken as doubles.
-    """
+    """Return whether values of a type that is neither text nor struct have a form as tensors (decimals: as doubles)."""
     if pt.is_list(kind) or pt.is_large_list(kind) or pt.is_fixed_size_list(kind):
         kind = opened_type(kind.value_type)
         if is_text(kind):

@@ -49,13 +49,9 @@ class LiveCounter:
         fetching: FetchSettings,
         seq_len: int = 0,
     ) -> None:
-        """Prepare.
+        """Count nothing yet; the filter's key names its counts in the cache.
 
-        Args:
-            filter_key: names the filter in the cache.
-            cache: counts that were made before, and where new ones go; or None.
-            fetching: how files that are far away are fetched.
-            seq_len: tokens of a sequence, where rows are packed.
+        If rows are packed, `seq_len` is the tokens of a sequence.
         """
         self._seq_len = seq_len
         self._packed: dict[tuple[int, int, int], PackCounts] = {}
@@ -72,11 +68,7 @@ class LiveCounter:
         self._load()
 
     def count(self, segments: SegmentTable, splits: NDArray[np.int64]) -> SegmentTable:
-        """Fill in the live rows of some splits, and of what else their row groups hold.
-
-        Args:
-            splits: those whose rows must be known.
-        """
+        """Fill in the live rows of some splits, and of what else their row groups hold."""
         wanted = np.zeros(len(segments.splits), dtype=np.bool_)
         wanted[splits] = True
         of_wanted = np.repeat(wanted, np.diff(segments.offsets))
@@ -105,11 +97,9 @@ class LiveCounter:
         return sum_of(found) if found else PackCounts(self._seq_len)
 
     def live_before(self, group: int, row: int) -> int:
-        """Add up what was counted of a row group before a row.
+        """Add up what was counted of a row group (numbered over the table) before a row of its file.
 
-        Args:
-            group: counted over the table; `count` has counted it in parts.
-            row: where one of the parts begins, from the start of the file.
+        The row is where one of the parts begins in which `count` has counted the row group.
         """
         layout = self._table.layout
         file = int(np.searchsorted(layout.group_offsets, group, side="right")) - 1

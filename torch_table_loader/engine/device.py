@@ -12,6 +12,7 @@ from functools import partial
 from typing import Any, Protocol
 
 import torch
+from typing_extensions import override
 
 from torch_table_loader.errors import ConfigError
 from torch_table_loader.messages import warn_caller
@@ -55,32 +56,28 @@ class CudaCopier:
     """Copies to a CUDA device."""
 
     def __init__(self, device: torch.device) -> None:
-        """Make the stream.
-
-        Args:
-            device: a CUDA device; without an index the current one.
-        """
+        """Make the stream on a CUDA device; without an index, on the current one."""
         self._device = torch.device("cuda", torch.cuda.current_device()) if device.index is None else device
         self._stream: Any = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
 
+    @override
     def page_locked(self, num_bytes: int) -> torch.Tensor:
-        """See `Copier`."""
         with torch.cuda.device(self._device):  # else a rank takes memory of the first device, too
             return torch.empty(num_bytes, dtype=torch.uint8, pin_memory=True)
 
+    @override
     def send(self, data: torch.Tensor) -> tuple[torch.Tensor, Mark]:
-        """See `Copier`."""
         with torch.cuda.stream(self._stream):
             return data.to(self._device, non_blocking=True), self._stream.record_event()
 
+    @override
     def receive(self, data: torch.Tensor, mark: Any) -> None:
-        """See `Copier`."""
         stream = torch.cuda.current_stream(self._device)
         stream.wait_event(mark)
         data.record_stream(stream)
 
+    @override
     def move(self, tensor: torch.Tensor) -> torch.Tensor:
-        """See `Copier`."""
         return tensor.to(self._device)
 
 
@@ -212,7 +209,6 @@ class BatchMover(Iterator[Any]):
         """Begin with the first batch that is asked for.
 
         Args:
-            batches: where they come from; tensors in dicts, lists and tuples.
             ahead: batches that are copied ahead, at least 1; each takes its bytes on the device.
         """
         self._batches = batches
@@ -249,9 +245,6 @@ class BatchMover(Iterator[Any]):
 def check_placing(device: Any, *, pin: bool) -> None:
     """Refuse a device that is not there, and say where `pin_memory` does nothing.
 
-    Args:
-        device: the caller's; None leaves batches where they are.
-
     Raises:
         ConfigError: torch sees no such device.
     """
@@ -266,13 +259,8 @@ def check_placing(device: Any, *, pin: bool) -> None:
 def moved(batches: Iterator[Any], device: Any, *, pin: bool) -> Iterator[Any]:
     """Put the tensors of batches onto a device, or into page-locked memory.
 
-    Args:
-        batches: of tensors in dicts, lists and tuples.
-        device: where to; None leaves them where they are.
-        pin: whether those that stay on the CPU come in page-locked memory.
-
-    Returns:
-        The batches; where they go to a CUDA device, `BATCHES_AHEAD` of them are read and copied ahead.
+    Tensors may be in dicts, lists and tuples. Without a device they stay on the CPU, page-locked if `pin`
+    is set. For a CUDA device, `BATCHES_AHEAD` batches are read and copied ahead.
     """
     target = None if device is None else torch.device(device)
     if target is not None and target.type == "cuda":

@@ -19,10 +19,9 @@ _LOCAL_RANKS = {
 
 
 def usable_cpus(root: Path = Path("/")) -> int:
-    """Count the CPUs that this process may use: its affinity, less where the quota of a cgroup allows fewer.
+    """Count the CPUs that this process may use: its affinity, or fewer if the quota of a cgroup allows fewer.
 
-    Args:
-        root: the folder above `proc` and `sys`.
+    The folder `root` has `proc` and `sys`, here and below.
     """
     cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     quota = _cpu_quota(root)
@@ -73,12 +72,9 @@ def _cpu_quotas(root: Path) -> Iterator[int]:
 
 
 def available_memory(root: Path = Path("/")) -> int | None:
-    """Return the bytes that this process may still take; None where nobody says.
+    """Return the bytes that this process may still take; None if the system does not say.
 
     Pages that the system caches of files and has not used lately count as available.
-
-    Args:
-        root: the folder above `proc` and `sys`.
     """
     found = [*_of_the_machine(root), *_of_the_process(root)]
     for folder in _cgroups(root, "memory"):
@@ -117,12 +113,7 @@ def _of_a_cgroup(folder: Path) -> Iterator[int]:
 
 
 def _cgroups(root: Path, controller: str) -> Iterator[Path]:
-    """Yield the folder of each cgroup that may limit the process: its own, and those above up to the mount.
-
-    Args:
-        root: the folder above `proc` and `sys`.
-        controller: "cpu" or "memory".
-    """
+    """Yield the folder of each cgroup that may limit the process: its own, and those above up to the mount."""
     own = dict(_own_cgroups(root, controller))
     for kind, mounted, mount_point in _cgroup_mounts(root, controller):
         if kind not in own:

@@ -93,22 +93,14 @@ def _closing(cache: PlanCache | None) -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Measuring:
-    """A table whose columns are measured.
-
-    Args:
-        cache: results that are kept; or None.
-    """
+    """A table whose columns are measured."""
 
     table: Table
     options: LoaderOptions
     cache: PlanCache | None
 
     def statistics(self, columns: Sequence[str], shares: list[float] | None) -> dict[str, ColumnStatistics]:
-        """Return statistics of columns of numbers.
-
-        Args:
-            columns: at least one.
-            shares: of which quantiles; None for bounds alone, which footers may know.
+        """Return statistics of one or more columns of numbers; without shares only bounds, which footers may know.
 
         Raises:
             ConfigError: a column is not there, or holds no numbers.
@@ -126,12 +118,7 @@ class _Measuring:
         return {name: _read(data) for name, data in found.items() if data is not None}
 
     def vocabulary(self, column: str, max_size: int | None, min_count: int) -> list[Any]:
-        """Return the values of a column of strings, the most frequent first, equal ones by their bytes.
-
-        Args:
-            column: of strings or bytes, or of lists of them.
-            max_size: how many at most.
-            min_count: how often each comes at least.
+        """Return the values of a column of strings or bytes, or lists of them: the most frequent first, then by bytes.
 
         Raises:
             ConfigError: the column is not there, or holds no strings.
@@ -184,9 +171,7 @@ class _Measuring:
     ) -> Iterator[T]:
         """Yield what is measured of each file's live rows, in the table's order, several files at a time.
 
-        Args:
-            measure: of the rows of a file.
-            but: numbers of files to leave out.
+        The files numbered in `but` are left out.
         """
         table = self.table
         reader = table.reader(columns, self.options.filters)

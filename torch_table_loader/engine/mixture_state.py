@@ -16,11 +16,7 @@ _NAMES = {"splits": "streams", "items": "rows"}
 
 
 def mixture_of(saved: SavedState, kind: Kind, options: Mapping[str, Any]) -> SavedMixture:
-    """Return what a state says of the mixture.
-
-    Args:
-        kind: of the job that is to continue.
-        options: its own that decide the order.
+    """Return what a state says of the mixture, for a job of a kind with options of its own that decide the order.
 
     Raises:
         ResumeError: the state is of something else, or was saved under other options; names what differs.

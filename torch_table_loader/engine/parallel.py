@@ -20,14 +20,10 @@ R = TypeVar("R")
 
 
 def in_parallel(work: Callable[[T], R], items: Sequence[T], *, asks: Storage | None = None) -> list[R]:
-    """Map over threads; the first error is raised.
+    """Map over threads, and return the results in the order of the items; the first error is raised.
 
-    Args:
-        asks: the storage that the work waits for: one that is far away is asked for many items at once, however few
-            CPUs there are. The first of those lie all over the table, so that what they teach holds for the others.
-
-    Returns:
-        What came of each item, in their order.
+    If the work waits for a storage (`asks`) that is remote, many items are asked for at once, however few
+    CPUs there are. The first of those lie all over the table, so that what they teach holds for the others.
     """
     if len(items) <= 1:
         return [work(item) for item in items]

@@ -55,7 +55,6 @@ class PlanCheck:
         Args:
             rank: this rank, among those that read different rows.
             pinned: whether the caller named the files or the snapshot.
-            timeout: how long to wait for another rank.
         """
         self._rank = self._part = rank
         self._num_ranks = num_ranks
@@ -117,9 +116,6 @@ class PlanCheck:
     def check(self, plan: Mapping[str, Any]) -> None:
         """Compare the plan with rank 0's, and wait until every rank has done so.
 
-        Args:
-            plan: what decides the order, by name; JSON-able.
-
         Raises:
             TableError: on every rank, where the plan of any differs; names what.
             StorageTimeoutError: a rank did not come.
@@ -153,7 +149,7 @@ class PlanCheck:
         A rank that has waited `Sizes.exclusions_s` continues; it raises for a difference when it begins its next epoch.
 
         Args:
-            digests: of all that was excluded and included before it, by source; under "" where there is one table.
+            digests: hashes of every earlier exclusion and inclusion, by source; a single table has the name "".
 
         Raises:
             TableError: on every rank, where one excludes other rows than another.
@@ -181,11 +177,7 @@ class PlanCheck:
         self._settle(timedelta(seconds=sizes().exclusions_s))
 
     def _settle(self, patience: timedelta | None = None) -> None:
-        """Raise if the ranks differed in the newest comparison of exclusions.
-
-        Args:
-            patience: how long to wait for the result, which is otherwise looked for again later; None does not wait.
-        """
+        """Raise if the ranks differed in the newest comparison of exclusions, which is awaited only with patience."""
         if self._unsettled is None:
             return
         if not self._store.check([self._unsettled]):
@@ -201,10 +193,10 @@ class PlanCheck:
             raise TableError(verdict)
 
     def check_weights(self, epoch: int, sample: int, weights: Mapping[str, int], *, begins: bool) -> None:
-        """Compare a mixture's weights with the rank that was the first to take some there. Waits for nobody.
+        """Compare a mixture's weights with those of the rank that was the first to take some there, without waiting.
 
         Args:
-            sample: of the epoch from which on they hold.
+            sample: the sample of the epoch from which on they hold.
             begins: whether an iterator gives its first batch; else the weights were changed.
 
         Raises:
@@ -222,9 +214,6 @@ class PlanCheck:
 
     def union(self, own: Callable[[], IdsBySource]) -> IdsBySource:
         """Return the row ids that any rank of the process group gives, by source; every rank must call it.
-
-        Args:
-            own: checks this rank's, and returns them.
 
         Returns:
             For each source that a rank names: int64[n], sorted, each once.
@@ -270,10 +259,7 @@ class PlanCheck:
         return _unpacked(str(self._unions.compare_set(result, "", said), "utf-8"))
 
     def _join(self, result: str, ids: IdsBySource, ranks: int) -> str:
-        """Join what the other ranks give with rank 0's; what was read is written over, which frees it.
-
-        Returns:
-            What all ranks are to hear.
+        """Join what the other ranks give with rank 0's ids, overwrite what was read, and return the answer for all.
 
         Raises:
             StorageTimeoutError: a rank did not come.
@@ -316,7 +302,7 @@ class PlanCheck:
         """Return what another rank says.
 
         Args:
-            what: is waited for, for the message.
+            what: what is awaited, for the message.
             refusal: the key under which a rank that failed says so.
             end: when waiting ends, by the monotonic clock; None after the timeout.
 

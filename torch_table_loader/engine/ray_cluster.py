@@ -41,14 +41,13 @@ class RayCluster:
     def run(
         self, work: Callable[..., R], calls: Sequence[tuple[Any, ...]], look: Callable[[], None] = lambda: None
     ) -> Iterator[tuple[str, R]]:
-        """Run a function as tasks of one CPU each, spread over the nodes; one whose node is lost is run again.
+        """Run a function as tasks of one CPU each, spread over the nodes; a task whose node is lost is run again.
+
+        As tasks end, the node of each and its result come out.
 
         Args:
             work: a function of a module that the nodes have, too.
             look: called now and then while tasks run.
-
-        Returns:
-            Of each task the node that ran it and the result, as they end.
 
         Raises:
             WorkerError: Ray lost a task for good.
@@ -109,14 +108,11 @@ def _knock(address: str) -> None:
 def build_over_ray(cluster: RayCluster, store: RowStoreHandle, place: Path) -> dict[str, int]:
     """Build a row store with a task on each CPU of a cluster, or on as many as there are chunks.
 
+    The result is the number of chunks that each node built, by its host name and id. Every node must see
+    the folder.
+
     The table was planned here, once; the plan goes to the tasks, which take chunks that nobody is at until all are
     there.
-
-    Args:
-        place: the store's folder; every node sees it.
-
-    Returns:
-        The number of chunks that each node built, by its host name and id.
 
     Raises:
         StorageError: a node does not see the folder, or the disk is full.

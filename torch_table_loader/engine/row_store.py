@@ -82,7 +82,6 @@ class RowStoreHandle:
         Args:
             segments: whole files; every live row is known.
             reader: reads those columns, and row ids where live rows are not all rows.
-            fetching: how files that are far away are fetched.
             made: key of what the reader makes of the table's rows, or None.
             flat: columns, from the first on, whose lists are kept flat.
 
@@ -195,12 +194,11 @@ class RowStoreHandle:
         fetcher: Fetcher | None,
         spans: Callable[[T], Spans] | None = None,
     ) -> Iterator[tuple[StoredRows, NDArray[Any], T]]:
-        """Make ready the rows of blocks that come after each other; see `StoredRows.windows`.
+        """Make ready the rows of consecutive blocks, each the places of its rows and a note of the caller's.
 
         Args:
-            blocks: the places of each, and a note of the caller's.
-            most_blocks: blocks that are made ready together at most.
-            fetcher: of the epoch, which may fetch for other stores too; None where none was begun.
+            most_blocks: the most blocks that are made ready together.
+            fetcher: of the epoch, which may fetch for other stores too; None if there is none.
             spans: returns what is wanted of lists that are kept flat for a block, by its note.
         """
         rows = self.rows()
@@ -307,11 +305,7 @@ class RowStoreHandle:
         return read_tasks(self._reader, self._chunks.tasks(chunk), self._fetching)
 
     def build_share(self, place: Path, threads: int) -> list[int]:
-        """Build the store in a folder together with all who are at it; return the chunks that this process built.
-
-        Args:
-            threads: how many read and write here.
-        """
+        """Build the store in a folder, together with other builders; return the chunks that this process built."""
         check_owner(place)
         build_files(place, self.spec, self._read, threads)
         return self.built
@@ -417,11 +411,10 @@ class StoreUrl:
 
 
 def store_url(options: LoaderOptions, table_protocol: str | None, name: str) -> StoreUrl | None:
-    """Return behind which URL a store is; None where `row_store` names no URL.
+    """Return the URL behind which a store is; None if `row_store` names no URL.
 
-    Args:
-        options: the caller's; `storage_options` are used where the table is on the same kind of store, or local.
-        table_protocol: of the table's storage; None where it is not one protocol.
+    The `storage_options` are used if the table is local or on the same kind of store; `table_protocol` is
+    None if it is not on one.
 
     Raises:
         ConfigError: a URL that cannot be the folder of stores.

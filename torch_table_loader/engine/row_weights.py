@@ -53,11 +53,7 @@ class RowWeights:
     """The sums of what the live rows of a table weigh. It pickles: those in a file are mapped again."""
 
     def __init__(self, asked: Weights, place: Path | None, cells: Ints, digest: str) -> None:
-        """Hold sums.
-
-        Args:
-            place: the file that has them; None where they are in memory alone.
-        """
+        """Hold sums, in memory alone if there is no file (`place`) that has them."""
         self.asked = asked
         self.digest = digest
         self.place = place
@@ -73,8 +69,7 @@ class RowWeights:
 
         Args:
             segments: whole files; every live row is known.
-            stores: the folder of row stores; None keeps the sums in memory, where the store is.
-            fetching: how files that are far away are fetched.
+            stores: the folder of row stores; None keeps the sums in memory.
 
         Raises:
             ConfigError: there is no such column, or it has another type.

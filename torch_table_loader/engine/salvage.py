@@ -24,14 +24,7 @@ _SHOWN = 3
 def salvage_file(
     storage: Storage, file: DataFile, schema: pa.Schema | None, inspect: Callable[[DataFile], FileMeta]
 ) -> tuple[FileMeta | None, Sequence[LeftOut]]:
-    """Return what can be read of a file, and what is left out; of a sound one, all and nothing.
-
-    Args:
-        schema: the caller's ``schema=``, or None.
-        inspect: reads what the file says of itself.
-
-    Returns:
-        Metadata, None where nothing can be read; and the damaged parts.
+    """Return the metadata of what can be read of a file, or None, and its damaged parts, which are left out.
 
     Raises:
         TableError: the file is gone, or no longer what was listed: that is no damage, and other ranks may see it.

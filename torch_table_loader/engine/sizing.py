@@ -40,12 +40,11 @@ _GATHER_BYTES = 2 * CHUNK_BYTES
 
 
 def rows_of_a_read(row_bytes: int, batch_size: int, group_rows: int = 0) -> int:
-    """Size a read: row groups whole, where they are large enough and no larger than `WHOLE_BYTES`.
+    """Size a read: whole row groups, if they are large enough and no larger than `WHOLE_BYTES`.
+
+    The rows of the largest row group are 0 if unknown.
 
     Elsewhere a whole number of batches, near `CHUNK_BYTES`, or `CHUNK_BATCHES` of them where they are larger.
-
-    Args:
-        group_rows: rows of the largest row group; 0 where that is not known.
 
     >>> rows_of_a_read(64, 8192, 100_000), rows_of_a_read(64, 8192, 10**6), rows_of_a_read(2000, 8192, 12_500)
     (100000, 131072, 32768)
@@ -69,15 +68,10 @@ def batches_of_a_gather(row_bytes: int, batch_size: int) -> int:
 def blocks_of_a_process(
     row_bytes: int, batch_size: int, prefetch_batches: int | None, *, collated: bool
 ) -> tuple[int, int]:
-    """Size what crosses a process.
+    """Return how many batches cross a process together, and how many such blocks of a lane wait to be taken.
 
-    Args:
-        prefetch_batches: the caller's, or None.
-        collated: whether functions of the caller's made the batches, which then cross one by one.
-
-    Returns:
-        Batches of a block, near `BLOCK_BYTES`, the same for every lane, so that none runs ahead of the others; and
-        how many blocks of a lane wait to be taken.
+    A block has about `BLOCK_BYTES`, for every lane alike, so that none runs ahead of the others. Batches
+    that the caller's functions made (`collated`) cross one by one.
 
     >>> blocks_of_a_process(64, 8192, None, collated=False), blocks_of_a_process(64, 8192, 4, collated=True)
     ((8, 2), (1, 4))
@@ -90,14 +84,14 @@ def blocks_of_a_process(
 
 
 def rows_in_flight(options: LoaderOptions, read_rows: int, blocks: tuple[int, int]) -> int:
-    """Bound the rows that a lane holds, windows left out.
+    """Bound the rows that a lane holds, without shuffle windows.
 
     In threads: one read that is being made or cut, one that is being taken, and those that the batches which wait are
     views of. From processes: one read, the block that it fills, the slots that blocks cross in (with a quarter to
     spare), and one that was copied out.
 
     Args:
-        blocks: batches of a block that crosses a process, and how many of a lane wait.
+        blocks: batches of a block that crosses a process, and how many blocks of a lane wait.
     """
     size = options.batch_size
     if options.processes:

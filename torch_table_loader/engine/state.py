@@ -54,11 +54,9 @@ _REMEDIES = {
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """A table, and the options under which it is read: what a state is bound to. Plain data, without paths or secrets.
+    """A table, and the options that decide which rows come, in which form and order: what a state is bound to.
 
-    Args:
-        table: what the state says of the table.
-        options: those that decide which rows come, in which form and order.
+    This is plain data, without paths or secrets.
     """
 
     table: Mapping[str, Any]
@@ -71,7 +69,7 @@ class SavedTable(Bound):
 
     Args:
         exclusions: what `ExclusionVersions.to_state` wrote; empty if nothing is excluded.
-        anchor: from where a walk finds the next items; see `TurnStream.anchor`. Empty where there is no walk.
+        anchor: from where a walk finds the next items; see `TurnStream.anchor`. Empty if there is no walk.
     """
 
     exclusions: Sequence[Sequence[str]] = ()
@@ -80,10 +78,9 @@ class SavedTable(Bound):
 
 @dataclass(frozen=True, slots=True)
 class SavedMixture:
-    """What a state says of a mixture beside its tables.
+    """What a state says of a mixture beside its tables; the options are those that decide the order.
 
     Args:
-        options: those that decide the order.
         given: the weights that the loader was made with.
         newest: the weights of the steps to come.
     """
@@ -98,8 +95,7 @@ class SavedState:
     """A checked state.
 
     Args:
-        tables: by name of their source; a table alone has the name "".
-        mixture: None for one table.
+        tables: by name of their source; a single table has the name "".
         history: what the job has done in the epoch; see `Position.history`.
     """
 
@@ -121,11 +117,7 @@ class SavedState:
         return self.tables[""]
 
     def source(self, name: str, options: Mapping[str, Any]) -> SavedState:
-        """Return the state of a source that has not begun, as it would be alone.
-
-        Args:
-            options: of the source now, as far as they have no effect in a mixture.
-        """
+        """Return the state of a source that has not begun, as if it were alone, with options that a mixture ignores."""
         saved = self.tables[name]
         return replace(
             self, tables={"": replace(saved, options={**options, **saved.options})}, mixture=None, history=()
@@ -133,12 +125,7 @@ class SavedState:
 
 
 def bound(table: Table, columns: pa.Schema, options: LoaderOptions, strategy: str, splits: str) -> Bound:
-    """Return the table and options that a state is bound to.
-
-    Args:
-        strategy: the name of the split strategy.
-        splits: the hash of the splits that it returned.
-    """
+    """Return the table and options that a state is bound to; `strategy` is a name, and `splits` a hash."""
     about = {
         "fingerprint": table.fingerprint,
         "files": len(table.files),
@@ -228,11 +215,7 @@ def of_source(name: str) -> Iterator[None]:
 
 
 def check_state(own: Bound, table: Table, saved: Bound) -> None:
-    """Refuse a state of another table or other options.
-
-    Args:
-        own: what the job that is to continue is bound to.
-        saved: what the state says, written on any rank.
+    """Refuse a state of another table or other options than the job that is to continue has.
 
     Raises:
         ResumeError: the state does not fit; the message names what differs.
@@ -247,7 +230,6 @@ def bound_by(
     """Return what a state must be bound to, and what the table was when it was saved, if it has grown since.
 
     Args:
-        saved: what the state says.
         extents: earlier extents of the table, as far as they are known.
         options: options that differ for a job of the earlier table.
     """
@@ -273,10 +255,6 @@ def refuse_other_kind(kind: Kind, saved: SavedState) -> None:
 
 def refuse_unknown(extents: Sequence[Extent], files_of: Mapping[Extent, NDArray[np.int64]]) -> None:
     """Refuse to continue from a table whose earlier extent is not known, or that shrank from one to the next.
-
-    Args:
-        extents: what the table was, oldest first.
-        files_of: which files it had, by what it was.
 
     Raises:
         ResumeError: the message says what was expected.
@@ -347,11 +325,9 @@ def _files_since(table: Table, theirs: Mapping[str, Any]) -> list[str]:
 
 
 def oldest_files(table: Table, count: int, digest: Any) -> list[int] | None:
-    """Return the oldest files of a table, in its order, if they have a given fingerprint; else None.
+    """Return the oldest `count` files of a table that may have grown, if they have a given fingerprint; else None.
 
-    Args:
-        table: a table that may have grown.
-        count: number of files that it had.
+    Files come in the table's order.
     """
     by_age = sorted(range(len(table.files)), key=lambda at: (table.files[at].version.mtime_ns or 0, at))
     old, rows = sorted(by_age[:count]), table.layout.file_rows

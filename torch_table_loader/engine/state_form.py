@@ -23,10 +23,7 @@ _MOST_PLACES = 1 << 24
 
 
 def check_form(state: Mapping[str, Any]) -> None:
-    """Refuse a state that has not the form of its kind.
-
-    Args:
-        state: a state of the current version, of any kind of job.
+    """Refuse a state of the current version that does not have the form of its kind of job.
 
     Raises:
         ResumeError: a value is missing, or of another type or range; the message says which.

@@ -46,12 +46,7 @@ R = TypeVar("R")
 
 @dataclass(frozen=True, slots=True)
 class Inspector:
-    """Reads footers, and keeps them in a cache if there is one. It pickles.
-
-    Args:
-        given: the caller's ``schema=``, or None.
-        cache: footers that were read before, or None.
-    """
+    """Reads footers, and keeps them in a cache if there is one; `given` is the caller's ``schema=``. It pickles."""
 
     storage: Storage
     given: pa.Schema | None
@@ -89,9 +84,7 @@ def survey(
     """Read what a table says of itself.
 
     Args:
-        filters: a row filter, for pruning; or None.
         given: the caller's ``schema=``, or None.
-        cache: footers that were read before, or None.
         split_deletes: whether files that have deletes may be cut.
         lazy: take rows from the table's metadata, and leave the footers until files are read.
         verify_checksums: whether pages of Parquet files that have a checksum are compared with it.

@@ -37,9 +37,7 @@ class Table:
         metas: what each file's footer says, or will say when it is asked.
         schema: the unified schema, partition columns included.
         fingerprint: hash of relative names, sizes and row counts; or of table and snapshot.
-        deletes: reads what is deleted from the files.
         snapshot_id: of a table that has snapshots, the one that is read.
-        description: what the source says of itself.
         start_snapshot_id: where only the rows are read that were appended after another snapshot, that one.
         changelog: whether the rows are those that came or went after that snapshot.
         left_out: damaged parts that ``on_error="skip"`` leaves out.
@@ -61,11 +59,7 @@ class Table:
     unread_keys: tuple[str, ...] = ()
 
     def hints(self, columns: Sequence[str] | None) -> tuple[str, ...]:
-        """Return what the caller may have missed.
-
-        Args:
-            columns: what the caller asked for; None for all columns.
-        """
+        """Return hints at what the caller may have missed, who asked for some columns or, with None, for all."""
         return (note_of_folders(self.unread_keys),) if self.unread_keys and columns is None else ()
 
     def no_column(self, name: str) -> ConfigError:
@@ -104,10 +98,8 @@ class Table:
         """Make what reads the table's rows, deletes left out.
 
         Args:
-            columns: names to deliver, in this order.
-            filters: an expression over `schema`, or None.
             row_ids: whether the last column is each row's ordinal among all physical rows.
-            stage: makes other rows of those that live; None delivers them as they are.
+            stage: makes other rows from the live ones; None delivers them as they are.
             encoded: columns of strings that may come as dictionaries.
         """
         return TaskReader(
@@ -135,10 +127,7 @@ class Table:
         return pa.Table.from_batches(found, reader.schema)
 
     def refuse_nulls(self, columns: frozenset[str]) -> None:
-        """Refuse columns in which statistics prove a null.
-
-        Args:
-            columns: those in which a null would be an error when it came.
+        """Refuse columns in which statistics prove a null, which would be an error on arrival.
 
         Raises:
             TableError: names the column, a file, and the remedies.
@@ -212,10 +201,9 @@ class Table:
         return kept
 
     def row_bytes(self, columns: Sequence[str], encoded: Sequence[str] = ()) -> int:
-        """Estimate the decoded bytes of a row: where widths vary, no fewer than those that files store.
+        """Estimate the decoded bytes of a row; values of variable width count at least as the files store them.
 
         Args:
-            columns: names of those that are read.
             encoded: those that come as codes where files have dictionaries of them.
         """
         types = [self.schema.field(name).type for name in columns]
@@ -229,12 +217,12 @@ class Table:
         return max(guess, int(stored * self._read_share(most, columns)))
 
     def _read_share(self, group: int, columns: Sequence[str]) -> float:
-        """Return the part of what a row group stores that belongs to some columns; 1 where it is not known.
+        """Return the share of a row group's stored bytes that belongs to some columns; 1 if it is unknown.
+
+        The row group is the largest one: others may lack a column that was added later, or hold only nulls.
+        What the file stores under other names than the table counts as the columns'.
 
         The row group is the largest one: others may lack a column that was added later, or hold nulls alone.
-
-        Args:
-            columns: names. What the file stores under other names than the table counts as theirs.
         """
         index = int(np.searchsorted(self.layout.group_offsets, group, side="right")) - 1
         if self.estimated or index >= len(self.files) or not isinstance(reader_of(self.files[index]), RangedReader):

@@ -39,24 +39,16 @@ class ColumnStatistics:
 
     @classmethod
     def of(cls, sums: ValueSums, shares: Sequence[float] | None) -> Self:
-        """Build from sums.
-
-        Args:
-            sums: the sums of the column.
-            shares: which quantiles to compute; None for bounds alone.
-        """
+        """Build from the sums of the column, with quantiles for the given shares; None: bounds alone."""
         if shares is None:
             return cls(sums.count, sums.nulls, sums.nans, None, None, sums.low, sums.high)
         quantiles = {share: sums.quantile(share) for share in shares}
         return cls(sums.count, sums.nulls, sums.nans, sums.mean, sums.std, sums.low, sums.high, quantiles)
 
     def standardize(self, values: Any) -> Any:
-        """Subtract the mean and divide by the standard deviation: a function for ``transforms=``.
+        """Subtract the mean from a tensor or array, and divide by the standard deviation: a function for `transforms`.
 
         Floats keep their width, and integers become floats. If all values are equal, the result is zeros.
-
-        Args:
-            values: a tensor or an array.
 
         Raises:
             ConfigError: only bounds are known.

@@ -24,7 +24,7 @@ PlacedPlan = tuple["RankPlan", "SegmentTable", "NDArray[np.int64]", int | None]
 
 @dataclass(frozen=True, slots=True)
 class OpenWindow:
-    """A window that was open when the topology changed. It stays one unit, delivered in its remaining order.
+    """A window that was open when the topology changed: one unit, delivered in its remaining order.
 
     Args:
         parts: the places ``[start, stop)`` in its order that are not delivered yet.
@@ -89,10 +89,9 @@ class Consumption:
         return left.take(np.flatnonzero(left.stop > left.start))
 
     def with_runs(self, runs: Runs, bases: NDArray[np.int64]) -> Consumption:
-        """Return this consumption plus some pieces of splits.
+        """Return this consumption plus some pieces of splits, no row of which was consumed before.
 
         Args:
-            runs: N pieces; no row of them was consumed before.
             bases: int64[S] the place of each split's first live row.
         """
         base = bases[runs.split]
@@ -101,11 +100,7 @@ class Consumption:
         )
 
     def after(self, plans: Iterable[PlacedPlan], steps: int) -> Consumption:
-        """Return this consumption plus what every rank of a topology consumed.
-
-        Args:
-            steps: steps that the job took; a rank that ended earlier has taken all of its own.
-        """
+        """Return this consumption plus what every rank of a topology consumed in some steps, or until it ended."""
         intervals = [(self.starts, self.stops)]
         used: dict[int, list[tuple[int, int]]] = {}
         opened: list[OpenWindow] = []

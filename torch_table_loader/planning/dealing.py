@@ -68,10 +68,6 @@ class Deal:
         weights: weight of each source, as integers; 0 leaves a source out.
         topology: the topology of the job. Place p is in step ``p // (R * B)``, which lane ``step mod L`` of each rank
             delivers, and belongs to rank ``p mod R`` (except in the last step under ``even_ranks="pad"``).
-        seed: part of the key of the order inside blocks.
-        epoch: from 0; part of the same key.
-        number: the number of the stage; part of the same key.
-        total: number of places; `ENDLESS` if there is no end.
         natural: whether the weights are what was left of the sources, so that every remaining row comes once.
 
     >>> from torch_table_loader.planning.ranks import Topology
@@ -111,23 +107,16 @@ class Deal:
         return self.block_steps * self.step_rows
 
     def shares(self, places: Ints | int) -> Ints:
-        """Count the rows of each source before given places; each is where a block begins or the stage ends.
+        """Count the rows of each source before given places: int64[sources] for each.
 
         Args:
-            places: int64[n], or a single place.
-
-        Returns:
-            int64[n, sources].
+            places: int64[n] or a single place; each is where a block begins or the stage ends.
         """
         counts: Ints = np.diff(self._edges(np.atleast_1d(np.asarray(places, dtype=np.int64))), axis=1)
         return counts
 
     def sources(self, places: Ints) -> NDArray[np.int16]:
-        """Return the source of each place, as its number among the names.
-
-        Args:
-            places: int64[n], each below `total`.
-        """
+        """Return the source of each place (int64[n], each below `total`), as its number among the names."""
         found = np.empty(len(places), dtype=np.int16)
         for block, inside, slots in self._by_block(places):
             found[inside] = _sources(self, block)[slots]
@@ -171,7 +160,6 @@ class Deal:
 
         Args:
             left: rows left of the round that is open when the stage begins; at least one.
-            number: the number of the round, from 0 for the open one.
         """
         return _portion(self, source, left, rows, number)
 
@@ -182,11 +170,7 @@ class Deal:
         return bool(self.dealt(end)[source][channel])
 
     def ordinals(self, places: Ints) -> tuple[NDArray[np.int16], Ints, Ints]:
-        """Return for each place its source, its channel (``rank * L + lane``), and the channel's earlier rows of it.
-
-        Args:
-            places: int64[n], each below `total`.
-        """
+        """Return for each place its source, its channel (``rank * L + lane``), and the channel's earlier rows of it."""
         channel, ordinal = np.empty_like(places), np.empty_like(places)
         for block, inside, slots in self._by_block(places):
             source, channels = _sources(self, block), self._channels(block)
@@ -282,11 +266,7 @@ class Deal:
 def deal_of(
     weights: Mapping[str, int], topology: Topology, key: tuple[int, int, int], *, natural: bool = False
 ) -> Deal:
-    """Deal sources by weights, without an end.
-
-    Args:
-        key: seed, epoch and number of the stage.
-    """
+    """Deal sources by weights, without an end; the key is the seed, the epoch and the number of the stage."""
     names = tuple(sorted(weights))
     return Deal(names, tuple(weights[name] for name in names), topology, *key, natural=natural)
 

@@ -26,14 +26,10 @@ if TYPE_CHECKING:
 def epoch_order(
     segments: SegmentTable, *, shuffle: bool, seed: int, epoch: int, purpose: str = "splits"
 ) -> NDArray[np.int64]:
-    """Order the splits of an epoch, without those that metadata proves to be empty.
+    """Order the splits of an epoch (int64[N], N <= S), without those that metadata proves to be empty.
 
     Args:
-        seed: key of the permutation, together with the epoch.
         purpose: what the permutation is for; part of the key too.
-
-    Returns:
-        int64[N] splits, N <= S.
     """
     present = np.flatnonzero(segments.metadata_rows() > 0)
     if not shuffle:
@@ -48,7 +44,6 @@ class CutEpoch:
 
     Args:
         segments: the splits; live rows may be unknown for splits that this rank does not read.
-        order: int64[N] splits in the epoch's order.
         counted: False where the caller turned the counting pass off.
         consumed: what earlier stages of the epoch delivered; requires all live rows.
         by_file: whether a batch ends where a split ends. Ranks then share whole batches.
@@ -157,14 +152,10 @@ class DealtEpoch:
     """A stage of an epoch for one rank, whose order and assignment come from a generator strategy.
 
     Args:
-        segments: this rank's splits, shard by shard.
         lane_of: int64[S] the lane of each split.
-        topology: the job's topology; `even_ranks` is None.
         num_ranks: ranks that share the table; 1 if each reads all of it.
         bases: int64[S] the place of each split's first live row; unused in the first stage.
         counted: False where the caller turned the counting pass off.
-        consumed: what earlier stages of the epoch delivered.
-        by_file: whether a batch ends where a split ends.
     """
 
     segments: SegmentTable
@@ -207,10 +198,7 @@ class DealtEpoch:
 
 
 def repeat_rows(order: Runs, count: int) -> Runs:
-    """Return the first rows of the epoch's order, starting over where it ends.
-
-    Args:
-        order: has at least one row, unless `count` is 0.
+    """Return the first rows of the epoch's order, starting over where it ends; it is empty only if `count` is 0.
 
     >>> list(repeat_rows(Runs.of([(4, 0, 3)]), 5))
     [(4, 0, 3), (4, 0, 2)]

@@ -57,10 +57,7 @@ def encode_ids(ids: Ints) -> str:
 
 
 def decode_ids(text: str, num_rows: int = 1 << 63) -> Ints:
-    """Read what `encode_ids` wrote.
-
-    Args:
-        num_rows: physical rows of the table, whose ids these are.
+    """Read what `encode_ids` wrote: row ids of a table with `num_rows` physical rows.
 
     Raises:
         ResumeError: the text is not a set of ids of the table.
@@ -115,11 +112,7 @@ class Exclusions:
     digest: str = _NOTHING
 
     def exclude(self, row_ids: Any, num_rows: int) -> Exclusions:
-        """Exclude rows.
-
-        Args:
-            row_ids: see `checked_ids`.
-            num_rows: physical rows of the table.
+        """Exclude rows, named as in `checked_ids`, of a table with `num_rows` physical rows.
 
         Raises:
             ConfigError: an id is not a row's, or a mask has the wrong length.
@@ -143,11 +136,7 @@ class Exclusions:
 
     @classmethod
     def from_state(cls, state: Sequence[str], num_rows: int) -> Exclusions:
-        """Read what `to_state` wrote, in a checked state.
-
-        Args:
-            state: what it wrote.
-            num_rows: physical rows of the table.
+        """Read what `to_state` wrote, in a checked state, for a table with `num_rows` physical rows.
 
         Raises:
             ResumeError: the ids are not of the table, or the hash is none.
@@ -171,7 +160,6 @@ class Remaining:
     """The places [0, total) without some of them, in order. Maps ranks among the rest to places in O(log n).
 
     Args:
-        total: number of places.
         gone: int64[n] excluded places: sorted, without duplicates, each in [0, total).
 
     >>> Remaining(6, np.array([0, 3])).select(np.arange(4)).tolist()
@@ -193,12 +181,7 @@ class Remaining:
         return self.total - len(self.gone)
 
     def select(self, ranks: Ints, rounds: Ints | int = 0) -> Ints:  # noqa: ARG002 every round has the same places
-        """Return the place of each rank among the remaining places.
-
-        Args:
-            ranks: int64, each in [0, num_rows).
-            rounds: see `WeightedRows.select`.
-        """
+        """Return the place of each rank (int64, each in [0, num_rows)) among the remaining places."""
         if not len(self.gone):
             return ranks
         return ranks + np.searchsorted(self._shifts, ranks, side="right")
@@ -230,10 +213,6 @@ class ExclusionVersions:
     @classmethod
     def from_state(cls, state: Sequence[Sequence[str]], num_rows: int) -> ExclusionVersions:
         """Read what `to_state` wrote, in a checked state; an empty list if nothing is excluded.
-
-        Args:
-            state: what it wrote.
-            num_rows: physical rows of the table.
 
         Raises:
             ResumeError: the ids are not of the table.

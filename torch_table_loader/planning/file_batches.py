@@ -77,10 +77,7 @@ def in_units(runs: Runs, size: int) -> Runs:
 
 
 def in_rows(units: Runs, runs: Runs, size: int) -> Runs:
-    """Return the rows of some units.
-
-    Args:
-        units: units of the pieces in `runs`; see `in_units`.
+    """Return the rows of some units of the pieces in `runs`; see `in_units`.
 
     >>> list(in_rows(Runs.of([(0, 1, 3), (1, 0, 1)]), Runs.of([(5, 10, 17), (1, 2, 5)]), 3))
     [(5, 13, 17), (1, 2, 5)]

@@ -46,7 +46,6 @@ class GlobalBatches:
         total: rows of the epoch's order; `ENDLESS` if it has no end.
         start: samples that the job had taken when the stage began.
         topology: the job's topology; `even_ranks` is None or "pad", and lanes only decide who builds a batch.
-        rank: this rank.
         first: the place from which padding repeats rows.
 
     >>> from torch_table_loader.planning.ranks import Topology
@@ -148,10 +147,7 @@ class GlobalBatches:
         return min(step * self.batch_size, self.num_rows)
 
     def step(self, number: int) -> StepPlaces:
-        """Return what a step takes.
-
-        Args:
-            number: from 0 at the stage's start, below `steps`.
+        """Return what a step takes; steps are counted from the stage's start.
 
         Raises:
             ConfigError: there is no such step.
@@ -170,11 +166,7 @@ class GlobalBatches:
         return np.arange(first, first + self.global_batch_size, dtype=np.int64)
 
     def places_of(self, steps: list[int]) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-        """Join what several steps take; see `concat_places`.
-
-        Args:
-            steps: at least one, each in [0, `steps`), rising.
-        """
+        """Join what several steps take, at least one, in rising order; see `concat_places`."""
         if steps[-1] >= self.full_steps:
             return concat_places([self.step(number) for number in steps])
         ranks, size = self.topology.num_ranks, self.batch_size
@@ -197,11 +189,7 @@ class GlobalBatches:
         return replace(self, total=total, topology=replace(self.topology, drop_last=False))
 
     def schedule(self, start: int = 0) -> Iterator[int]:
-        """Yield the lane that each step's batch comes from.
-
-        Args:
-            start: the first step.
-        """
+        """Yield the lane that the batch of each step comes from."""
         lanes = self.topology.lanes
         yield from (step % lanes for step in range(start, self.steps))
 
@@ -211,13 +199,7 @@ class GlobalBatches:
         return [len(range(lane, min(step, self.steps), lanes)) for lane in range(lanes)]
 
     def steps_of(self, lane: int, start: int, block: int) -> Iterator[list[int]]:
-        """Yield the steps of a lane, a block at a time.
-
-        Args:
-            lane: which.
-            start: batches of the lane that were delivered before.
-            block: the most steps of a block.
-        """
+        """Yield the steps of a lane, at most `block` at a time, after the `start` batches that it delivered before."""
         steps = range(lane, self.steps, self.topology.lanes)[start:]
         for first in range(0, len(steps), block):
             yield list(steps[first : first + block])
@@ -233,8 +215,6 @@ def rank_batch_size(batch_size: int | None, global_batch_size: int, num_ranks: i
 
     Args:
         batch_size: the caller's rows of a batch on a rank, if given; it must then agree.
-        global_batch_size: rows of a step of the optimizer.
-        num_ranks: ranks that share the global batch.
         micro_batches: batches that each rank takes for it.
 
     Raises:
@@ -263,14 +243,7 @@ def rank_batch_size(batch_size: int | None, global_batch_size: int, num_ranks: i
 
 
 def concat_places(parts: list[StepPlaces]) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-    """Join steps.
-
-    Args:
-        parts: at least one.
-
-    Returns:
-        int64[n] places, and bool[n] which of them are padding.
-    """
+    """Join at least one step: int64[n] places, and bool[n] which of them are padding."""
     places = np.concatenate([part.places for part in parts])
     padding = np.concatenate([np.arange(len(part.places)) >= part.real for part in parts])
     return places, padding

@@ -26,7 +26,6 @@ def ids_now(layout: TableLayout, files: Ints, exclusions: Exclusions) -> Exclusi
 
     Args:
         files: the files that the earlier table had, in their order then.
-        exclusions: exclusions by the row ids of the earlier table.
     """
     if not len(exclusions.ids):
         return exclusions
@@ -69,12 +68,7 @@ class FileRows:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class GrownPart:
-    """The rows that a table had at first, or that were added at once, permuted.
-
-    Args:
-        remaining: the rows that are not excluded.
-        permutation: the permutation of the remaining rows.
-    """
+    """The rows that a table had at first, or that were added at once, without the excluded ones, permuted."""
 
     rows: FileRows
     remaining: Remaining
@@ -82,11 +76,7 @@ class GrownPart:
 
     @classmethod
     def of(cls, rows: FileRows, gone: Ints, key: Key) -> GrownPart:
-        """Permute the rows of some files.
-
-        Args:
-            gone: rows of the table that are excluded.
-        """
+        """Permute the rows of some files, without `gone`, the excluded rows of the table."""
         remaining = Remaining(int(rows.starts[-1]), rows.rows(gone))
         return cls(rows, remaining, Permutation(remaining.num_rows, key))
 
@@ -95,19 +85,18 @@ class GrownPart:
 class GrownOrder:
     """An epoch's order over a table that grew during the epoch.
 
-    Args:
-        parts: the rows that the table had when the epoch began, then those added since, in order of arrival.
+    The first part has the rows from when the epoch began, and each later part those added since, in order
+    of arrival.
     """
 
     parts: tuple[GrownPart, ...]
 
     @classmethod
     def of(cls, live_starts: Ints, tables: Sequence[Ints], gone: Ints, seed: int, epoch: int) -> GrownOrder:
-        """Order the rows of a table.
+        """Order the rows of a table without `gone`, the excluded ones.
 
         Args:
             tables: the files that the table had at each time, in its order then; the last entry has all files.
-            gone: rows of the table that are excluded.
         """
         parts, before = [], np.empty(0, dtype=np.int64)
         for number, files in enumerate(tables):

@@ -70,13 +70,10 @@ class Key:
 def derive_key(seed: int, epoch: int, purpose: str) -> Key:
     """Hash (seed, epoch, purpose) to a key; a difference in any of the three gives an unrelated key.
 
-    Args:
-        seed: Any integer, including negative and large ones.
-        epoch: An integer of at least 0.
-        purpose: What is being permuted, such as ``"rows"``, so that two uses of one seed differ.
+    The key is the same on every machine and version of Python.
 
-    Returns:
-        The key, the same on every machine and Python version.
+    Args:
+        purpose: What is being permuted, such as ``"rows"``, so that two uses of one seed differ.
 
     Raises:
         ConfigTypeError: The seed or epoch is not an integer, or the purpose is not a string.
@@ -99,13 +96,7 @@ def derive_key(seed: int, epoch: int, purpose: str) -> Key:
 
 
 def keyed_hashes(n: int, key: Key) -> U64:
-    """Hash the numbers below n with the key; sorting by the hashes puts them in a random order.
-
-    Args:
-        key: From ``derive_key``.
-
-    Returns:
-        A uint64 array of shape [n].
+    """Hash the numbers below n with the key to uint64[n]; sorting by the hashes puts them in a random order.
 
     >>> keyed_hashes(2, derive_key(0, 0, "rows")).tolist()
     [14777830027171508221, 7933587523992070928]
@@ -114,15 +105,7 @@ def keyed_hashes(n: int, key: Key) -> U64:
 
 
 def hashes_of(numbers: U64, key: Key) -> U64:
-    """Hash numbers with the key, in place.
-
-    Args:
-        numbers: uint64 of any shape, overwritten.
-        key: From ``derive_key``.
-
-    Returns:
-        The same array.
-    """
+    """Hash uint64 numbers with the key, in place, and return the same array."""
     hashes = numbers
     hashes *= u64(0x9E3779B97F4A7C15)
     for word in key.hashing:
@@ -137,16 +120,12 @@ def hashes_of(numbers: U64, key: Key) -> U64:
 
 
 def keyed_mix(half: U32, key: U32, out: U32, scratch: U32) -> None:
-    """Hash each number with one key word, into the high bits of ``out``.
+    """Hash each number with one key word (0-d), into the high bits of ``out``.
+
+    All arrays are uint32[m]; ``out`` and ``scratch`` are overwritten.
 
     This is triple32 (C. Wellons, 2018) of half + key, without its outer shifts: those improve low bits, which no
     caller uses alone.
-
-    Args:
-        half: uint32, shape [m].
-        key: One uint32 word, 0-d.
-        out: uint32, shape [m], overwritten.
-        scratch: uint32, shape [m], overwritten.
 
     >>> out, scratch = np.empty((2, 1), dtype=np.uint32)
     >>> keyed_mix(np.array([5], dtype=np.uint32), u32(7), out, scratch)

@@ -17,15 +17,13 @@ if TYPE_CHECKING:
 
 
 def longest_first(weights: NDArray[np.int64], lanes: int) -> NDArray[np.int64]:
-    """Assign pieces to lanes by longest processing time first (Graham 1969).
+    """Assign pieces to lanes by longest processing time first (Graham 1969); return int64[N], the lane of each.
+
+    The heaviest piece goes first, to the lane with the least load; ties go to the earlier piece and the
+    lower lane.
 
     Args:
         weights: int64[N], in the epoch's order.
-        lanes: number of lanes.
-
-    Returns:
-        int64[N]: the lane of each piece. The heaviest piece goes first, to the lane with the least load; ties go to the
-        earlier piece and the lower lane.
 
     >>> longest_first(np.array([5, 1, 4, 3]), 2).tolist()
     [0, 0, 1, 1]
@@ -69,7 +67,6 @@ class RankPlan:
     and each tail batch consists of padding.
 
     Args:
-        lanes: the rows of each lane, in reading order.
         steps: batches that the rank takes; the rest are dropped.
         name: identifies the rank and the stage of the epoch; part of the keys of shuffle windows.
         counted: False if live rows are not known before reading. Each lane then cuts batches as it reads, the consumer
@@ -105,11 +102,7 @@ class RankPlan:
         return self.rows_before(self.steps)
 
     def rows_before(self, step: int) -> int:
-        """Count the rows that the rank has delivered after `step` steps, padding included.
-
-        Args:
-            step: steps taken, at most `steps`.
-        """
+        """Count the rows that the rank has delivered after `step` of its steps, padding included."""
         step = min(step, self.steps)
         if not self.by_file:
             return min(self.own_rows + self.padding.num_rows, step * self.batch_size)
@@ -122,10 +115,9 @@ class RankPlan:
         return int(batch_ends(self.lanes[lane], self.batch_size)[piece - 1]) if piece else 0
 
     def piece_rows(self, lane: int, start: int) -> Iterator[int]:
-        """Yield the rows of each non-empty piece that a lane reads; if batches end with pieces, one ends after each.
+        """Yield the rows of each non-empty piece that a lane reads after `start` batches of it.
 
-        Args:
-            start: batches of the lane that were delivered before.
+        If batches end with pieces, one ends after each.
         """
         for section in self.sections(lane, start):
             rows = section.runs.slice(section.skip, section.runs.num_rows)
@@ -154,11 +146,7 @@ class RankPlan:
             yield tail % len(self.lanes)
 
     def batches_before(self, step: int) -> list[int]:
-        """Count the batches that each lane has delivered after `step` steps of the rank.
-
-        Args:
-            step: steps taken, at most `steps`.
-        """
+        """Count the batches that each lane has delivered after `step` steps of the rank."""
         body = self.body_batches
         remaining = min(step, self.steps)
         turns = 0
@@ -179,14 +167,10 @@ class RankPlan:
         return taken
 
     def sections(self, lane: int, start: int = 0) -> list[Section]:
-        """Return what a lane reads.
+        """Return the sections that a lane reads after `start` batches of it, each of whole batches.
 
-        Args:
-            start: batches of the lane that were delivered before.
-
-        Returns:
-            Sections, each of whole batches. Only the very last batch is short or, if batches end with pieces, the last
-            batch of each piece. If rows are not counted, there is one section, and `start` must be 0.
+        Only the very last batch is short or, if batches end with pieces, the last batch of each piece. If rows
+        are not counted, there is one section, and `start` must be 0.
         """
         if not self.counted:
             return [self.whole(lane, 0)]

@@ -71,14 +71,7 @@ class TableLayout(Sequence[DataFileInfo]):
         group_bytes: Sequence[Sequence[int]],
         group_kept: Sequence[Sequence[bool]] | None = None,
     ) -> TableLayout:
-        """Build from a list of row groups for each file.
-
-        Args:
-            files: F data files.
-            group_rows: for each file, the rows of its row groups.
-            group_bytes: for each file, the bytes of its row groups.
-            group_kept: for each file, whether a row group can hold rows that pass; None keeps all.
-        """
+        """Build from the row groups of each file; `group_kept` None keeps all of them."""
         offsets = np.zeros(len(files) + 1, dtype=np.int64)
         np.cumsum([len(rows) for rows in group_rows], out=offsets[1:])
         count = int(offsets[-1])
@@ -99,7 +92,6 @@ class TableLayout(Sequence[DataFileInfo]):
 
         Args:
             deletes: for each file that has deletes, the rows left in its row groups; −1 if unknown.
-            split_deletes: whether such a file may be cut.
         """
         live, whole = self.group_live.copy(), self.whole.copy()
         for file, own in deletes.items():
@@ -177,11 +169,7 @@ class TableLayout(Sequence[DataFileInfo]):
         return int(((np.diff(self.group_offsets) > 0) & (self.kept_groups == 0)).sum())
 
     def part(self, files: NDArray[np.int64]) -> TableLayout:
-        """Return a table of some of the files, in the given order.
-
-        Args:
-            files: int64[P] the files.
-        """
+        """Return a table of some of the files (int64[P]), in the given order."""
         first, count = self.group_offsets[files], np.diff(self.group_offsets)[files]
         offsets = np.zeros(len(files) + 1, dtype=np.int64)
         np.cumsum(count, out=offsets[1:])

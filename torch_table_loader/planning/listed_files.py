@@ -58,10 +58,9 @@ class ListedFiles(Sequence["DataFile"]):
 
 
 def packed(files: Sequence[DataFile]) -> ListedFiles:
-    """Return files as columns. Files that differ only in name, size, rows and row groups share everything else.
+    """Return files in canonical order as columns; equal partitions, columns and deletes are shared if the same object.
 
-    Args:
-        files: in canonical order. Equal partitions, columns and deletes are shared if they are the same object.
+    Files that differ only in name, size, rows and row groups share everything else.
     """
     known: dict[Any, int] = {}
     examples: list[DataFile] = []

@@ -19,9 +19,7 @@ from torch_table_loader.planning.stages import Position, Stage, shape_of
 class MixedPosition(Position):
     """How much of an epoch of a mixture of streams a job has done.
 
-    Args:
-        stage: the newest stage, with the topology of its deal.
-        past: the stages before it, oldest first.
+    The newest stage has the topology of its deal; the stages before it come oldest first.
     """
 
     deal: Deal
@@ -98,10 +96,7 @@ def begun(
     stop: StopRule,
     past: Sequence[DealtStage] = (),
 ) -> MixedPosition:
-    """Return the start of a stage.
-
-    Args:
-        weights: weight of each source, by name; None: in proportion to what is left of each.
+    """Return the start of a stage; without weights, sources have theirs in proportion to what is left of each.
 
     Raises:
         ConfigError: no source has a row, or a source with a weight has none.
@@ -135,10 +130,7 @@ def rests_of(rounds: Mapping[str, Rounds], position: MixedPosition) -> dict[str,
 
 
 def refuse_other_orders(position: MixedPosition, rounds: Mapping[str, Rounds], stop: StopRule) -> None:
-    """Refuse stages that no job can have had; of sources that are gone, nobody knows the rows.
-
-    Args:
-        rounds: the sources that there are, by name.
+    """Refuse stages that no job can have had with the sources in `rounds`; the rows of other sources are unknown.
 
     Raises:
         ResumeError: a stage has another length or other natural weights than its sources give, or fewer steps than were

@@ -84,8 +84,6 @@ class Mixture:
     Args:
         names: names of the sources, sorted; part of the keys of the orders.
         shares: the newest weights.
-        seed: key of the shuffling inside blocks.
-        epoch: from 0.
         block: the least rows of a block; 0: every prefix has the shares.
         natural: whether the weights are what was left of the sources, so that every remaining row comes once.
 
@@ -136,7 +134,6 @@ class Mixture:
         """Change the weights from a place on; return the same mixture if the weights do not change.
 
         Args:
-            place: at or after the start of the shares.
             weights: by name. A new name begins at its source's start; a missing one is forgotten.
 
         Raises:
@@ -155,7 +152,6 @@ class Mixture:
         Return the same mixture if it has such weights already. If nothing is left, each source begins another round.
 
         Args:
-            place: at or after the start of the shares.
             rows: rows of each source in the epoch, by name; names come and go as in `reweighted`.
 
         Raises:
@@ -188,11 +184,7 @@ class Mixture:
         return self.take(np.arange(start, stop, dtype=np.int64))
 
     def take(self, places: Ints) -> Place:
-        """Return what comes at each place.
-
-        Args:
-            places: int64[n], none before the shares' start.
-        """
+        """Return what comes at each place (int64[n], none before the shares' start)."""
         blocks, slots = np.divmod(places - self.shares.start, self.block_rows)
         touched, which = _distinct(blocks)
         source, turn = np.empty(len(places), dtype=np.int16), np.empty_like(places)
@@ -207,15 +199,11 @@ class Mixture:
         return Place(source, turn)
 
     def length(self, rows: Sequence[int], rule: StopRule) -> int:
-        """Count the places of the epoch.
+        """Count the places of the epoch: at least the shares' start; `ENDLESS` for "forever".
 
         Args:
-            rows: rows of each source.
             rule: "first_exhausted": until a source with a weight would repeat a row; "all_exhausted": until each source
                 has delivered all its rows; "forever".
-
-        Returns:
-            At least the shares' start; `ENDLESS` for "forever".
 
         Raises:
             ConfigError: a source with a weight has no row, or the rule is unknown.
@@ -246,14 +234,7 @@ class Mixture:
         return first + int(np.flatnonzero(missing & (turn == np.array(rows)[source] - 1))[-1]) + 1
 
     def _had(self, blocks: Ints) -> Ints:
-        """Count the rows of each source in the first blocks of the shares.
-
-        Args:
-            blocks: int64[n].
-
-        Returns:
-            int64[n, sources].
-        """
+        """Count the rows of each source in the first blocks (int64[n]) of the shares: int64[n, sources]."""
         if not self.block:
             return Quotas(self.shares.weights).had(blocks)
         edges = [0, *accumulate(self.shares.weights)]
@@ -305,9 +286,6 @@ class SourceOrder:
 
     Args:
         remaining: the rows of the store that are left, or are drawn by weight; at least one.
-        seed: the mixture's seed.
-        name: the source's name.
-        epoch: from 0.
     """
 
     remaining: Remaining | WeightedRows
@@ -316,11 +294,7 @@ class SourceOrder:
     epoch: int
 
     def take(self, turns: Ints) -> Ints:
-        """Return the row of the store at each turn of the source.
-
-        Args:
-            turns: int64[n], none negative.
-        """
+        """Return the row of the store at each turn (int64[n], none negative) of the source."""
         rows = self.remaining.num_rows
         wraps, places = np.divmod(turns, rows)
         taken = np.empty_like(turns)

@@ -25,7 +25,6 @@ class OrderSample:
     Args:
         places: for each row, its place in the epoch, in steps, and in the table, in rows; the tables of a mixture
             follow one another.
-        steps: the rank's steps in the epoch.
         exact: whether each place in the table is exact. Which rows of a row group remain after deletes or a filter is
             not known without reading: such a row is placed at the first position that it can have, in the right row
             group.
@@ -40,11 +39,7 @@ class OrderSample:
 
     @classmethod
     def missing(cls, why: str) -> OrderSample:
-        """Return the sample of an unknown order.
-
-        Args:
-            why: the reason, shown to the reader.
-        """
+        """Return the sample of an order that is not known, with the reason, which the reader sees."""
         return cls((), 0, 0, unknown=why)
 
 
@@ -56,9 +51,10 @@ def sample_order(
 ) -> OrderSample:
     """Sample the order of an epoch: the first rows of some of its steps.
 
+    A single table has the name "" in `layouts`.
+
     Args:
-        rows_of: returns which rows a step delivers, up to a maximum number.
-        layouts: of the tables, by the name of their source; a single table has the name "".
+        rows_of: returns the rows that a step delivers, up to a maximum number.
     """
     chosen = np.unique(np.linspace(0, max(0, steps - 1), min(steps, MOST_STEPS)).astype(np.int64)).tolist()
     share = min(batch_size, MOST_ROWS // max(1, len(chosen)))

@@ -120,7 +120,6 @@ def another_best_fit(lengths: Ints, seq_len: int, packs: int, key: Key, max_docu
         lengths: int64[n] tokens of each document, in [1, seq_len].
         seq_len: the most tokens of a pack.
         packs: how many packs `best_fit` makes.
-        key: the key of the order.
         max_documents: the most documents of a pack; None for any number.
 
     >>> from torch_table_loader.planning.keys import derive_key
@@ -142,8 +141,6 @@ def split_long(lengths: Ints, seq_len: int, how: LongDocs) -> Pieces:
     """Cut documents into pieces of at most `seq_len` tokens. An empty document has no piece.
 
     Args:
-        lengths: int64[n] tokens of each document.
-        seq_len: the most tokens of a piece.
         how: for a longer document, "split" makes pieces of `seq_len` tokens and one of the rest, "truncate" keeps the
             first `seq_len` tokens, "drop" keeps nothing, and "error" refuses it.
 
@@ -184,16 +181,11 @@ def _at_least_one(name: str, value: int) -> int:
 
 
 def _place(lengths: list[int], seq_len: int, most: int) -> list[int]:
-    """Return the pack of each document.
+    """Return the pack of each document, for lengths in the order in which they are placed.
 
     Open packs are grouped by their free tokens: a stack for each number (`top`, and what is `below` each pack), and a
     bit set of the numbers whose stack is not empty. The bit set is cut into words of about ``sqrt(seq_len)`` bits, and
     `summary` has a bit for each non-zero word, so looking at two words finds the smallest number that is large enough.
-
-    Args:
-        lengths: in the order in which they are placed.
-        seq_len: the most tokens of a pack.
-        most: the most documents of a pack.
     """
     shift = (seq_len.bit_length() + 1) // 2
     mask = (1 << shift) - 1

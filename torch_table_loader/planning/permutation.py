@@ -46,7 +46,6 @@ class Permutation:
 
     Args:
         n: How many items, in [0, 2**63].
-        key: From ``derive_key``.
 
     Raises:
         ConfigTypeError: n is not an integer.
@@ -75,13 +74,10 @@ class Permutation:
         return Permutation, (self.n, self.key)
 
     def take(self, positions: Ints) -> Ints:
-        """Return the item at each position.
+        """Return the item at each position: a new int64 array of the same shape.
 
         Args:
-            positions: int64 (or an integer type that fits into it) of any shape, each in [0, n).
-
-        Returns:
-            A new int64 array of the same shape, each in [0, n).
+            positions: integers that fit into int64, of any shape, each in [0, n).
 
         Raises:
             ConfigTypeError: The positions are not integers.
@@ -94,14 +90,7 @@ class Permutation:
         return self._network.forward(_checked("positions", positions, self.n))
 
     def slice(self, start: int, stop: int) -> Ints:
-        """Return the items at the positions from start to before stop.
-
-        Args:
-            start: The first position, in [0, stop].
-            stop: One past the last position, at most n.
-
-        Returns:
-            A new int64 array of shape [stop - start], each in [0, n).
+        """Return the items at the positions from start to before stop: a new int64[stop - start].
 
         Raises:
             ConfigTypeError: start or stop is not an integer.
@@ -123,13 +112,10 @@ class Permutation:
         return self._network.forward(positions)
 
     def inverse(self, items: Ints) -> Ints:
-        """Return the position of each item.
+        """Return the position of each item: a new int64 array of the same shape.
 
         Args:
-            items: int64 (or an integer type that fits into it) of any shape, each in [0, n).
-
-        Returns:
-            A new int64 array of the same shape, each in [0, n).
+            items: integers that fit into int64, of any shape, each in [0, n).
 
         Raises:
             ConfigTypeError: The items are not integers.

@@ -78,28 +78,13 @@ class Quotas:
         return max(_LEAST_BLOCK, 1 << (longest - 1).bit_length())
 
     def had(self, blocks: Ints) -> Ints:
-        """Count the turns of each source before some blocks.
-
-        Args:
-            blocks: int64[n].
-
-        Returns:
-            int64[n, sources].
-        """
+        """Count the turns of each source before some blocks (int64[n]): int64[n, sources]."""
         counts = np.zeros((len(blocks), len(self.weights)), dtype=np.int64)
         counts[:, self._wanted] = self._border(blocks).had
         return counts
 
     def arranged(self, blocks: Ints, key: Key) -> NDArray[np.int16]:
-        """Return the source of each turn.
-
-        Args:
-            blocks: int64[n].
-            key: the key of the exchanges.
-
-        Returns:
-            int16[n, block_turns], each the number of a source.
-        """
+        """Return the source of each turn of some blocks, by number: int16[n, block_turns]."""
         turns = _exchanged(self._fitted(blocks), blocks, key)
         sources: NDArray[np.int16] = np.array(self._wanted, dtype=np.int16)[turns >> 2 * _BITS]
         return sources
@@ -148,11 +133,7 @@ class Quotas:
 
 
 def _early(rest: NDArray[Any], weights: NDArray[Any], total: int) -> Ints:
-    """Choose the turns across borders that come before them: 1 for each, int64[n, sources].
-
-    Args:
-        weights: [sources], all positive.
-    """
+    """Choose the turns across borders that come before them (1 for each, int64[n, sources]); weights are positive."""
     across = rest > 0
     early = rest.sum(axis=1) // total
     due = -(-(total - rest) // weights)

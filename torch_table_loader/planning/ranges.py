@@ -28,12 +28,11 @@ class Ranges(NamedTuple):
 
 
 def coalesce(records: NDArray[np.int64], gap: int, most: int) -> Ranges:
-    """Merge records that are near each other into parts.
+    """Merge records that are near each other into parts of at most `most` records.
 
     Args:
         records: int64[n], n ≥ 1, ascending.
         gap: unwanted records that may be read between two wanted ones.
-        most: the most records of a part.
 
     >>> [column.tolist() for column in coalesce(np.array([3, 4, 9, 30, 31]), gap=5, most=10)]
     [[3, 30], [10, 32], [0, 3, 5]]
@@ -51,9 +50,9 @@ def joined(
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Join ranges that overlap or are near each other, in ascending order.
 
+    The places [start, stop) and the files are int64[n].
+
     Args:
-        start: int64[n] the first place of each.
-        stop: int64[n] the place after the last of each.
         gap: unneeded places that may be read between two ranges.
         files: int64[n] the file of each; ranges of different files stay apart.
 
@@ -79,7 +78,7 @@ def in_windows(
 
     Args:
         blocks: the records that are wanted next, each with a value for the caller's use.
-        least: target records of the first window; each later target is twice the one before.
+        least: target records of the first window; each later target is twice the one before, up to `most`.
         most_blocks: the most blocks of a window, however few records they hold; None for any number.
         cost: returns how many records a block counts as.
     """

@@ -64,10 +64,7 @@ class Quota:
 
 
 def sliced_rows(order: Runs, ranks: int) -> NDArray[np.int64]:
-    """Count the rows of every rank, when each takes every R-th piece.
-
-    Returns:
-        int64[R].
+    """Count the rows of every rank, when each takes every R-th piece: int64[R].
 
     >>> sliced_rows(Runs.of([(s, 0, 10) for s in range(7)]), 3).tolist()
     [30, 20, 20]
@@ -79,13 +76,7 @@ def sliced_rows(order: Runs, ranks: int) -> NDArray[np.int64]:
 
 
 def rank_rows(sliced: NDArray[np.int64], topology: Topology) -> NDArray[np.int64]:
-    """Count the rows of every rank.
-
-    Args:
-        sliced: int64[R]; see `sliced_rows`.
-
-    Returns:
-        int64[R].
+    """Count the rows of every rank, int64[R], from those of `sliced_rows`.
 
     >>> rank_rows(np.array([30, 20, 20]), Topology(3, 1, 4, even_ranks="balance")).tolist()
     [24, 23, 23]
@@ -97,9 +88,6 @@ def rank_runs(order: Runs, sliced: NDArray[np.int64], topology: Topology, rank: 
     """Return the pieces of one rank: every R-th, and under "balance" those that move to it from other ranks.
 
     Rows move from the ends of the longest ranks to the shortest, in rank order, until each rank has ⌊N/R⌋ or ⌈N/R⌉.
-
-    Args:
-        sliced: int64[R]; see `sliced_rows`.
     """
     ranks = topology.num_ranks
     own = order.take(np.arange(rank, len(order), ranks))
@@ -123,13 +111,7 @@ def rank_runs(order: Runs, sliced: NDArray[np.int64], topology: Topology, rank: 
 
 
 def quotas(rows: NDArray[np.int64], topology: Topology) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return the padding and steps of every rank.
-
-    Args:
-        rows: int64[R] rows of each rank.
-
-    Returns:
-        int64[R] padding rows and int64[R] steps.
+    """Return the padding rows and the steps of every rank, each int64[R], for the rows of each.
 
     >>> [a.tolist() for a in quotas(np.array([30, 20, 20]), Topology(3, 1, 8, even_ranks="pad"))]
     [[0, 10, 10], [4, 4, 4]]

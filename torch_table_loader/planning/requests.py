@@ -87,9 +87,6 @@ def plan_pieces(
 def plan_file(groups: Sequence[Sequence[Range]], size: int) -> list[Piece]:
     """Plan the requests for what is read of a file; a small file that is mostly needed comes whole, in one request.
 
-    Args:
-        size: bytes of the file.
-
     >>> plan_file([[(4, 100)], [(200, 300)]], 390)
     [Piece(requests=((0, 390),), groups=range(0, 2))]
     """
@@ -101,13 +98,12 @@ def plan_file(groups: Sequence[Sequence[Range]], size: int) -> list[Piece]:
 def fitted_to_held(
     pieces: Sequence[Piece], groups: Sequence[Sequence[Range]], held: Iterable[Range]
 ) -> Iterator[Piece]:
-    """Remove gaps from requests, where the needed bytes are all held already but the gaps are not.
+    """Remove gaps from the requests of some row groups where all needed bytes are held already but the gaps are not.
+
+    A file may be divided differently than when its bytes arrived, and then has other gaps. What is held may
+    overlap.
 
     A file may be divided differently than when its bytes arrived, and then has other gaps.
-
-    Args:
-        groups: the row groups that it was made for.
-        held: ranges that need no request; they may overlap.
 
     >>> groups = [[(4, 100), (110, 200)], [(500, 900)]]
     >>> pieces = [Piece(((4, 200),), range(0, 1)), Piece(((500, 900),), range(1, 2))]
@@ -207,11 +203,7 @@ def _without(ranges: Sequence[Range], held: Sequence[Range]) -> list[Range]:
 
 
 def _requests(ranges: Sequence[Range], held: Sequence[Range], gap: int, most: int, spare: int) -> list[Range]:
-    """Merge and cut ranges that overlap neither one another nor what is held.
-
-    Args:
-        held: ascending; no gap is bridged that contains any of these bytes.
-    """
+    """Merge and cut ranges that overlap neither one another nor what is held; no gap with held bytes is bridged."""
     budget = max(spare, sum(stop - start for start, stop in ranges) // _LEAST_USE)
     bridged = _bridged(ranges, held, gap, budget)
     found: list[Range] = []

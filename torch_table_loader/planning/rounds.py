@@ -27,11 +27,7 @@ if TYPE_CHECKING:
 
 
 class DealtStage(NamedTuple):
-    """A part of an epoch of a mixture of streams in which neither the job nor the weights changed.
-
-    Args:
-        steps: steps that the job took under it.
-    """
+    """A part of an epoch of a mixture of streams, of some steps, in which neither the job nor the weights changed."""
 
     deal: Deal
     steps: int
@@ -43,11 +39,7 @@ class DealtStage(NamedTuple):
 
 
 class Rest(NamedTuple):
-    """What is left of a source where a stage begins.
-
-    Args:
-        left: items of it that were not delivered; 0 only for a source without rows.
-    """
+    """What is left of a source where a stage begins: no items only if the source has no rows."""
 
     round: int
     consumed: Consumption
@@ -55,11 +47,7 @@ class Rest(NamedTuple):
 
 
 class RoundRuns(NamedTuple):
-    """Consecutive rows of what is left of a round.
-
-    Args:
-        round: the round, from 0 at the epoch's start.
-    """
+    """Consecutive rows of what is left of a round; rounds are counted from 0 at the epoch's start."""
 
     round: int
     runs: Runs
@@ -72,7 +60,6 @@ class Rounds:
     In a stage each channel (a lane of a rank) takes a run of what is left of each round; see `Deal.portion`.
 
     Args:
-        name: the source's name; part of the keys.
         segments: its splits; all live rows are known.
         width: rows of an item: 1, or the tokens of a sequence.
     """
@@ -127,11 +114,7 @@ class Rounds:
         return Rest(rest.round + number, consumed.with_runs(delivered, bases), left)
 
     def left(self, rest: Rest, epoch: int, number: int) -> Runs:
-        """Return what is left of a round, in its order.
-
-        Args:
-            number: number of the round, from 0 for the one that is open there.
-        """
+        """Return what is left of a round, in its order; number 0 is the round that is open there."""
         whole = self.order(epoch, rest.round + number)
         if number:
             return whole.take(np.flatnonzero(whole.stop > whole.start))
@@ -140,11 +123,7 @@ class Rounds:
     def of_channel(
         self, rest: Rest, epoch: int, deal: Deal, channel: tuple[int, int], place: int
     ) -> Iterator[RoundRuns]:
-        """Yield what a channel reads from a place of a stage on, round by round.
-
-        Args:
-            place: a place where a step begins.
-        """
+        """Yield what a channel reads from a place of a stage on, where a step begins, round by round."""
         source = deal.names.index(self.name)
         if not deal.takes(source, channel):
             return

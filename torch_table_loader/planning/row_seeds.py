@@ -12,17 +12,13 @@ from torch_table_loader.planning.keys import derive_key, hashes_of
 
 
 def row_seeds(row_ids: Any, *, epoch: int, seed: int = 0) -> NDArray[np.int64]:
-    """Return a seed for each row: the same for any ranks, workers and batches, but different in each epoch.
+    """Return a seed for each row, int64[n] from 0 to 2^63 − 1: the same for any ranks, workers and batches of an epoch.
 
     With these seeds, random changes to a row stay the same when a job continues on other machines.
 
     Args:
         row_ids: int[n], as the column ``row_id`` gives them: a tensor, an array or a list.
-        epoch: from 0.
         seed: a different value gives unrelated seeds.
-
-    Returns:
-        int64[n], from 0 to 2^63 − 1.
 
     Raises:
         ConfigTypeError: the ids are not integers.

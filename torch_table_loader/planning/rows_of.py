@@ -55,17 +55,15 @@ def spans_of_batch(
     step: int,
     most: int | None = None,
 ) -> list[RowSpan | LiveSpan]:
-    """Return the rows of a batch, or the first of them.
+    """Return the rows of a batch, or the first `most` of them, as spans in delivery order, without padding.
+
+    Spans are runs of rows, single rows under a shuffle window, and live rows of a row group if a filter
+    decides which those are.
 
     Args:
         windows: windows that were open when earlier stages ended.
         keys: rows of a shuffle window (or None), the loader's seed, and the epoch.
         live_before: counts the live rows of a row group (counted over the table) before a row of its file.
-        most: rows at most; None for all.
-
-    Returns:
-        Spans in delivery order, without padding: runs of rows, single rows under a shuffle window, and live rows of a
-        row group if a filter decides which those are.
 
     Raises:
         ConfigError: there is no such step, or rows are not counted.
@@ -105,11 +103,7 @@ def spans_of_ids(layout: TableLayout, ids: NDArray[np.int64]) -> list[RowSpan]:
 
 
 def file_of_batch(plan: RankPlan, segments: SegmentTable, windows: tuple[Window, ...], step: int) -> str:
-    """Return the file name of a batch, including padding; for a plan whose batches end with pieces.
-
-    Args:
-        windows: windows that were open when earlier stages ended.
-    """
+    """Return the file name of a batch, including padding; for a plan whose batches end with pieces."""
     section = _section_of(plan, step)
     split = int(section.runs.split[np.searchsorted(section.runs.ends, section.skip, side="right")])
     if split >= len(segments.splits):
@@ -119,13 +113,9 @@ def file_of_batch(plan: RankPlan, segments: SegmentTable, windows: tuple[Window,
 
 
 def first_step_of(plan: RankPlan, segments: SegmentTable, file: int) -> int | None:
-    """Return the first step in which a rank delivers rows of a file, in a plan whose batches end with pieces.
+    """Return the first step in which a rank delivers rows of a file, or None, in a plan whose batches end with pieces.
 
-    Args:
-        plan: the rank's, from the start of an epoch.
-
-    Returns:
-        None if the rank delivers none.
+    The plan is the rank's from the start of an epoch.
     """
     steps = []
     for lane, runs in enumerate(plan.lanes):

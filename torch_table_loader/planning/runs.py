@@ -60,11 +60,7 @@ class Runs:
         return int(self.ends[-1]) if len(self.ends) else 0
 
     def slice(self, start: int, stop: int) -> Runs:
-        """Return the rows [start, stop), counted over all pieces.
-
-        Args:
-            stop: the row after the last; clipped.
-        """
+        """Return the rows [start, stop), counted over all pieces; `stop` is clipped."""
         start, stop = max(0, start), min(stop, self.num_rows)
         if start >= stop:
             return Runs.of([])
@@ -79,11 +75,7 @@ class Runs:
         return Runs(self.split[part], begins, stops)
 
     def take(self, index: NDArray[np.int64]) -> Runs:
-        """Return some of the pieces, whole.
-
-        Args:
-            index: int64[M] positions of pieces.
-        """
+        """Return some of the pieces (int64[M] positions), whole."""
         return Runs(self.split[index], self.start[index], self.stop[index])
 
     def __len__(self) -> int:

@@ -45,11 +45,7 @@ class SequenceOrder(ABC):
 
 
 class WindowOrder(SequenceOrder):
-    """Windows of the table's tokens, permuted.
-
-    Args:
-        lengths: lengths of all documents of the table.
-    """
+    """Windows of the table's tokens, permuted."""
 
     def __init__(self, pack: Pack, lengths: DocumentLengths, key: Key) -> None:
         self._windows = Windows(lengths.total, pack.seq_len, pack.stride or pack.seq_len)
@@ -76,12 +72,7 @@ class _Documents:
 
 
 class ConcatOrder(SequenceOrder):
-    """Documents, permuted and concatenated, and cut where a sequence is full.
-
-    Args:
-        lengths: lengths of all documents of the table.
-        origin: tokens that come before the first sequence.
-    """
+    """Documents, permuted and concatenated after `origin` tokens, and cut where a sequence is full."""
 
     def __init__(self, pack: Pack, lengths: DocumentLengths, remaining: Remaining, key: Key, origin: int = 0) -> None:
         documents = _Documents(lengths, remaining, key)
@@ -109,12 +100,7 @@ class ConcatOrder(SequenceOrder):
 
 
 class PadOrder(SequenceOrder):
-    """Documents, permuted; each document, or each piece of one that is too long, is a sequence.
-
-    Args:
-        lengths: lengths of all documents of the table.
-        pieces: pieces of all documents of the table, as `pieces_of` counts them.
-    """
+    """Documents, permuted; each document, or each of its `pieces` if it is too long, is a sequence."""
 
     def __init__(self, pack: Pack, lengths: DocumentLengths, remaining: Remaining, key: Key, pieces: int) -> None:
         self._pack = pack
@@ -144,9 +130,7 @@ class PadOrder(SequenceOrder):
 class BestFitOrder(SequenceOrder):
     """Documents, permuted and packed block by block; counting the sequences requires packing all documents.
 
-    Args:
-        lengths: lengths of all documents of the table.
-        ends: those of an equal order, so that nothing is counted again; or None.
+    The ends are taken from an equal order, if given, so that nothing is counted again.
     """
 
     def __init__(

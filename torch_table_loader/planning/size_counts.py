@@ -38,10 +38,7 @@ class SizeCounts:
 
     @classmethod
     def of(cls, sizes: NDArray[np.int64]) -> Self:
-        """Count sizes.
-
-        Args:
-            sizes: int64[n], none negative.
+        """Count sizes: int64[n], none negative.
 
         >>> SizeCounts.of(np.array([0, 5, 6, 17])).bins  # doctest: +NORMALIZE_WHITESPACE
         (SizeBin(start=0, stop=1, count=1), SizeBin(start=1, stop=2, count=0), SizeBin(start=2, stop=4, count=0),

@@ -30,7 +30,6 @@ class SplitTable(Sequence[Split]):
     """S runs of rows of single files; reads as a sequence of `Split`.
 
     Args:
-        layout: the table.
         file: int64[S] the file of each split.
         row_start: int64[S] its first row, from the start of the file.
         row_stop: int64[S] the row after its last.
@@ -45,12 +44,10 @@ class SplitTable(Sequence[Split]):
 
     @classmethod
     def of(cls, layout: TableLayout, splits: Iterable[Split], who: str) -> SplitTable:
-        """Build from the splits that a strategy returned.
+        """Build from the splits that a strategy returned for a table; the message names the strategy (`who`).
 
         Args:
-            layout: the table they were cut from.
             splits: anything with ``file.path`` and ``row_range`` (None, or ``offset`` and ``length``).
-            who: the strategy's name, for the message.
 
         Raises:
             ConfigError: a split names an unknown file, or rows that the file does not have.
@@ -101,20 +98,11 @@ class SplitTable(Sequence[Split]):
         return SplitTable(self.layout, self.file[keep], start[keep], stop[keep])
 
     def within(self, layout: TableLayout, files: NDArray[np.int64]) -> SplitTable:
-        """Return the same splits as those of a larger table.
-
-        Args:
-            layout: the larger table.
-            files: int64[P] the numbers of this table's files in the larger one.
-        """
+        """Return the same splits as those of a larger table, in which this table's files have the numbers int64[P]."""
         return replace(self, layout=layout, file=files[self.file])
 
     def cover(self, files: NDArray[np.int64]) -> SplitTable:
-        """Return splits that cover each row of some files once, cut wherever one of the table's splits begins or ends.
-
-        Args:
-            files: int64[P] the files.
-        """
+        """Return splits that cover each row of some files once, cut where one of the table's splits begins or ends."""
         layout = self.layout
         base, of_files = layout.file_starts, np.isin(self.file, files)
         file, start, stop = self.file[of_files], self.row_start[of_files], self.row_stop[of_files]
@@ -173,7 +161,6 @@ class SegmentTable:
     """The parts of row groups that each split consists of.
 
     Args:
-        splits: S splits.
         offsets: int64[S+1]; split s has the segments ``offsets[s]:offsets[s + 1]``.
         group: int64[T] the row group, counted over the whole table.
         row_start: int64[T] first row, from the start of the file.
@@ -195,7 +182,6 @@ class SegmentTable:
         """Divide splits at the borders of row groups.
 
         Args:
-            splits: S splits.
             filtered: whether a row filter must still be counted; the live rows of kept segments are then unknown.
 
         Under deletes, the live rows of a *part* of a row group are unknown.
@@ -236,19 +222,11 @@ class SegmentTable:
         )
 
     def counted(self, live: NDArray[np.int64]) -> SegmentTable:
-        """Return the same segments with other live rows.
-
-        Args:
-            live: int64[T].
-        """
+        """Return the same segments with other live rows, int64[T]."""
         return replace(self, live=live)
 
     def counted_by(self, cover: SegmentTable) -> SegmentTable:
-        """Return the same segments with the live rows that a cover knows; see `SplitTable.cover`.
-
-        Args:
-            cover: a cover of some files, with all rows counted.
-        """
+        """Return the same segments with the live rows of a counted cover of some files; see `SplitTable.cover`."""
         starts = self.splits.layout.file_starts
         own = starts[np.repeat(self.splits.file, np.diff(self.offsets))]
         others = starts[np.repeat(cover.splits.file, np.diff(cover.offsets))]
@@ -299,13 +277,7 @@ class SegmentTable:
         return np.arange(len(self.splits), dtype=np.int64) * PLACES_OF_A_FILE
 
     def task(self, split: int, start: int, stop: int) -> ReadTask:
-        """Return what to read for the live rows [start, stop) of a split.
-
-        Args:
-            split: the split.
-            start: the first live row, from the split's start.
-            stop: the live row after the last; −1 for all.
-        """
+        """Return what to read for the live rows [start, stop) of a split; stop −1: all that follow."""
         part = slice(int(self.offsets[split]), int(self.offsets[split + 1]))
         file = int(self.splits.file[split])
         first_group = int(self.splits.layout.group_offsets[file])
@@ -335,12 +307,7 @@ class Chunks:
 
     @classmethod
     def of(cls, segments: SegmentTable, target_rows: int) -> Chunks:
-        """Cut a table between row groups.
-
-        Args:
-            segments: of whole files, in canonical order; every live row is known.
-            target_rows: target live rows of a chunk; a row group is never cut.
-        """
+        """Cut whole files, counted and in canonical order, between row groups, into chunks of some `target_rows`."""
         kept = np.flatnonzero(segments.live > 0)
         live = segments.live[kept]
         before = np.cumsum(live) - live

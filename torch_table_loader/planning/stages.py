@@ -36,11 +36,7 @@ class Extent:
 
     @classmethod
     def of(cls, table: Mapping[str, Any]) -> Extent:
-        """Return the table that a state describes.
-
-        Args:
-            table: what the state says about it.
-        """
+        """Return the table that a state describes."""
         return cls(table.get("snapshot_id"), table["files"], table["fingerprint"])
 
     def to_state(self) -> list[Any]:
@@ -54,10 +50,9 @@ class Extent:
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """A part of an epoch in which neither the topology nor the table changed.
+    """A part of an epoch, of some steps of the job, in which neither the topology nor the table changed.
 
     Args:
-        steps: steps that the job took under it.
         extent: what the table was, if it has grown since; None for the current table.
     """
 
@@ -122,7 +117,6 @@ class StreamPosition(Position):
     """How much of an epoch of splits a job has done.
 
     Args:
-        past: the stages before it, oldest first.
         rank: only set if rows are not counted: the one rank that can continue from here.
     """
 
@@ -151,10 +145,9 @@ class StreamPosition(Position):
         return tuple(each for each, before in zip(found, [None, *found], strict=False) if each not in (None, before))
 
     def on(self, topology: Topology, *, anew: bool = False) -> StreamPosition:
-        """Return the position under a topology, in the current table: the same stage if nothing changes.
+        """Return the position under a topology, in the current table.
 
-        Args:
-            anew: begin a stage in any case.
+        The stage is the same if nothing changed, unless `anew` asks for another.
         """
         if not anew and topology == self.stage.topology and self.stage.extent is None:
             return self
@@ -270,7 +263,6 @@ class SamplePosition(Position):
 
         Args:
             weights: by name; sources may come and go. None: in proportion to what is left of each source.
-            rows: rows of each source in the epoch, by name.
 
         Raises:
             ConfigError: a weight is invalid, or a source with a weight has no row.
@@ -293,11 +285,8 @@ class SamplePosition(Position):
 class SampleCount:
     """How far the job came, as a state says, before its rows are counted again.
 
-    Args:
-        consumed: samples that the job had taken.
-        steps: steps in which it took them.
-        ended: whether they were counted on a rank that had taken all its batches while others continued.
-        origin: see `SamplePosition`.
+    The fields are those of `SamplePosition`; `ended` says whether they were counted on a rank that had
+    taken all its batches while others continued.
     """
 
     epoch: int

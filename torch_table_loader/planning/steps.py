@@ -43,14 +43,11 @@ def step_at(
     fraction: float | None = None,
     file: Callable[[], int] | None = None,
 ) -> int:
-    """Return the step of an epoch that a caller asks for.
+    """Return the step of an epoch that a caller asks for: its number, a sample of it, a fraction in [0, 1], or a file.
 
     Args:
         most: steps of the rank that takes the most; None if they are not known or have no end.
         samples_of_a_step: samples over all ranks; None if steps differ.
-        sample: a sample that the step contains.
-        fraction: a fraction of the epoch, from 0 to 1.
-        file: finds the step of a file.
 
     Raises:
         ConfigError: more than one was given, or the place is past the end.

@@ -96,9 +96,6 @@ class Strategy:
     ) -> tuple[SplitTable, NDArray[np.int64]]:
         """Run a generator for one rank; see `contracts.Generator`.
 
-        Args:
-            files: the files of `layout`, if they were listed before.
-
         Returns:
             Its splits, shard by shard in reading order, and int64[S]: the lane of each.
         """

@@ -20,12 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PlannedFiles:
-    """The files of a rank's plan.
-
-    Args:
-        plan: the rank's plan; its rows are counted.
-        windows: windows that were open when earlier stages ended.
-    """
+    """The files of a rank's plan, whose rows are counted, with the windows that were open when earlier stages ended."""
 
     plan: RankPlan
     segments: SegmentTable

@@ -51,7 +51,6 @@ class TokenOrder:
     """Finds tokens by their place in an order of documents. Threads that call it take turns.
 
     Args:
-        documents: number of documents in the order.
         lengths: returns the tokens of given documents.
         block: documents that are walked at a time.
     """

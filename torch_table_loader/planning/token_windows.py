@@ -102,8 +102,7 @@ def in_order(parts: list[Slices], sequences: list[Ints], count: int) -> Slices:
     """Join slices of some sequences, each of which may continue in a later entry.
 
     Args:
-        parts: in the order of the tokens.
-        sequences: of each entry, the number of each of its sequences.
+        sequences: for each entry of `parts`, which are in the order of the tokens, the number of each of its sequences.
     """
     whose = np.concatenate(
         [np.repeat(numbers, np.diff(entry.offsets)) for numbers, entry in zip(sequences, parts, strict=True)]

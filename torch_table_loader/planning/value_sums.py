@@ -66,10 +66,9 @@ class Histogram:
         return cls(*_counted(_middles(keys), numbers), exact=False)
 
     def quantile(self, share: float) -> float:
-        """Return the least value that the given share of values does not exceed; there must be a value.
+        """Return the least value that a share of the values, from 0 to 1, does not exceed; there must be a value.
 
-        Args:
-            share: share of the values, from 0 to 1; taken as the decimal number as written.
+        The share is taken as the decimal number as written.
         """
         upto = np.cumsum(self.counts)
         rank = max(1, math.ceil(Fraction(repr(float(share))) * int(upto[-1])))
@@ -96,8 +95,6 @@ class ValueSums:
 
     Args:
         count: values that are neither null nor NaN.
-        nulls: number of nulls.
-        nans: number of NaNs.
         below: values that are minus infinity.
         above: values that are infinity.
         total: the sum of the finite values, in units of 2^-1126.
@@ -120,12 +117,7 @@ class ValueSums:
 
     @classmethod
     def of(cls, values: NDArray[Any], nulls: int = 0) -> ValueSums:
-        """Sum up numbers.
-
-        Args:
-            values: one-dimensional integers, bools or floats, without nulls.
-            nulls: number of nulls that were left out.
-        """
+        """Sum up one-dimensional integers, bools or floats, after `nulls` nulls were left out."""
         floats = values.dtype.kind == "f"
         as_floats = values.astype(np.float64)
         nan = np.isnan(as_floats)

@@ -72,11 +72,7 @@ class WeightSums:
         return int(self.cells[-1])
 
     def rows_at(self, points: Ints) -> Ints:
-        """Return the row at each point of the concatenated weights.
-
-        Args:
-            points: int64[k], each in [0, total).
-        """
+        """Return the row at each point (int64[k], each in [0, total)) of the concatenated weights."""
         order = np.argsort(points)  # sorted, neighbors look at the same memory
         rising = points[order]
         found = (np.searchsorted(self._apart, rising, side="right").astype(np.int64) - 1) * _STRIDE
@@ -104,7 +100,6 @@ class WeightedRows:
     """The rows of a table as samples drawn by weight; the counterpart of `Remaining`, whose rows come once each.
 
     Args:
-        weights: holds the weights of the rows.
         gone: int64[g] excluded rows: sorted, without duplicates.
         samples: samples of an epoch; None: as many as rows are left.
         key: the key of the points inside the shares.

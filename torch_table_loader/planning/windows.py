@@ -21,11 +21,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Window:
-    """Rows that are read in order and delivered permuted.
+    """Rows of splits, which consist of `segments`, that are read in order and delivered permuted.
 
     Args:
-        segments: what the splits of `runs` consist of.
-        runs: its rows, before they are permuted.
         name: the key of its permutation, with seed and epoch.
     """
 
@@ -34,11 +32,7 @@ class Window:
     name: str
 
     def order(self, seed: int, epoch: int) -> NDArray[np.int64]:
-        """Return the order of its rows.
-
-        Returns:
-            int64[rows]: the row at each place.
-        """
+        """Return the order of its rows: int64[rows], the row at each place."""
         return permuted(self.runs.num_rows, seed, epoch, self.name)
 
 
@@ -61,7 +55,6 @@ class Stretch:
         at: its first row, counted in the section.
         start: how many of them were delivered before.
         segments: what the splits of `runs` consist of.
-        size: rows of a window; None if nothing is permuted.
         unit: the number of that older window, which is never permuted again, or None.
     """
 
@@ -91,13 +84,12 @@ class Stretch:
 
 
 def stretches(section: Section, segments: SegmentTable, size: int | None) -> Iterator[Stretch]:
-    """Yield what a section still has to deliver.
+    """Yield what a section still has to deliver, in windows of `size` rows; None: unpermuted.
 
     Windows begin at the section's start, and again after each unit, or at each piece if the section says so.
 
     Args:
-        segments: what the splits consist of; the split ``len(splits) + w`` is a part of the older window w.
-        size: rows of a window, or None.
+        segments: the split ``len(splits) + w`` is a part of the older window w.
     """
     at, num_splits = 0, len(segments.splits)
     for runs in _apart(section.runs, num_splits, each=section.apart and size is not None):

@@ -41,11 +41,7 @@ class ExclusionState:
             self.newest = newest
 
     def undone_by(self, other: ExclusionState) -> tuple[int, int]:
-        """Count what was asked of this one and another does not have.
-
-        Returns:
-            Rows that are excluded here and not there; rows that were included again here and are excluded there.
-        """
+        """Count the rows that are excluded here and not in another state, and those that are included only here."""
         excluded = np.setdiff1d(self.newest.ids, other.newest.ids, assume_unique=True)
         return len(excluded), len(np.intersect1d(self._included, other.newest.ids, assume_unique=True))
 
@@ -63,12 +59,7 @@ class ExclusionState:
 
 
 def warn_of_undone(here: ExclusionState, loaded: ExclusionState, where: str = "") -> None:
-    """Warn that a state which is loaded undoes calls of `exclude` and `include`.
-
-    Args:
-        loaded: what the state says, which holds from now on.
-        where: of what the rows are, for the message.
-    """
+    """Warn that a state which is loaded undoes calls of `exclude` and `include`; `where` names the table."""
     back, gone = here.undone_by(loaded)
     if not back and not gone:
         return

@@ -34,9 +34,6 @@ class IndexedJob(Job):
     """One rank's share of items that are gathered by index.
 
     Every item has a place in an order that neither ranks nor lanes nor batch size decide; a step takes the next ones.
-
-    Args:
-        live_rows: rows that deletes and filters leave.
     """
 
     live_rows: int

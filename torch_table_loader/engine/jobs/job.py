@@ -61,8 +61,8 @@ class Job(ABC):
     """One rank's share of a table or of several, ready to be planned and read in any epoch. It pickles.
 
     Args:
-        row_bytes: decoded bytes of a row, values of variable width being estimated.
-        columns: the schema of what comes out, padding left out.
+        row_bytes: decoded bytes of a row, with estimates for values of variable width.
+        columns: the schema of what comes out, without the column `padding`.
         fork_safe: whether planning left no threads behind that a fork would break.
     """
 
@@ -171,7 +171,7 @@ class Job(ABC):
         return max(self._steps_from(self.start(position.epoch)), self.steps_left(position))
 
     def steps_left(self, position: Any) -> int:
-        """Count the batches of this rank that come after a position in its epoch; see `steps_of_epoch`."""
+        """Count the batches of this rank that come after a position in its epoch."""
         taken: int = position.stage.steps
         return max(0, self._steps_from(position) - taken)
 
@@ -219,10 +219,10 @@ class Job(ABC):
         return ()
 
     def grown_from(self, files_of: Mapping[Extent, NDArray[np.int64]]) -> Self:
-        """Return the same job, which continues from states of the table as it was.
+        """Return the same job, able to continue from states of the table as it was.
 
         Args:
-            files_of: which files the table had, in their order then, by what it was.
+            files_of: for each earlier extent, the files that the table had, in their order then.
 
         Raises:
             ResumeError: the job cannot.
@@ -233,10 +233,7 @@ class Job(ABC):
 
     @abstractmethod
     def resume(self, saved: SavedState) -> tuple[Self, Position]:
-        """Return the job that continues from a state, and where.
-
-        Args:
-            saved: what `state` wrote on any rank of a job of any size.
+        """Return the job that continues from a state, written on any rank of a job of any size, and its position.
 
         Raises:
             ResumeError: the state does not fit; names what differs.
@@ -271,11 +268,7 @@ class Job(ABC):
 
     @abstractmethod
     def rows_of(self, position: Any, step: int, most: int | None = None) -> Sequence[RowSpan | LiveSpan | SourceRow]:
-        """Return which rows a batch delivers, or the first of them; see `TableLoader.rows_of`.
-
-        Args:
-            most: rows that are named at most; None for all.
-        """
+        """Return which rows a batch delivers, or the first `most` of them; see `TableLoader.rows_of`."""
 
     def file_of(self, position: Any) -> str | None:  # noqa: ARG002 rows that are permuted are of any file
         """Return the name of the file that the newest batch is of; see `TableLoader.current_file`.
@@ -314,12 +307,12 @@ class Job(ABC):
         fetched: tuple[int, int, int] | None = None,
         packing: PackCounts | None = None,
     ) -> Explanation:
-        """Add what is known of the tables, which are summed up, to what this kind of job knows of an epoch.
+        """Combine the sums over the tables with what this kind of job knows of an epoch.
 
         Args:
-            loads: of each lane the pieces, rows, decoded bytes and steps.
-            rows_in_flight: decoded rows of a lane in memory at most.
-            held_bytes: bytes in memory beside those, such as a row store.
+            loads: for each lane, its pieces, rows, decoded bytes and steps.
+            rows_in_flight: the most decoded rows of a lane in memory.
+            held_bytes: other bytes in memory, such as a row store.
             fetched: requests to the store, bytes that they fetch, and those of them that are decoded.
         """
         from torch_table_loader.engine.explanation import Explanation, FetchPlan, WorkerLoad

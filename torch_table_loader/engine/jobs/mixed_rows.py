@@ -73,11 +73,6 @@ class MixedRows(MixtureJob, IndexedJob):
     ) -> MixedRows:
         """Check that the sources fit each other and the options.
 
-        Args:
-            sources: by name, in the caller's order.
-            options: the caller's, with `batch_size` resolved, and the form of rows as the sources have it.
-            weights: by name of the source, or a word for natural shares.
-
         Raises:
             ConfigError: they do not; names what differs.
         """
@@ -245,12 +240,6 @@ class MixedRows(MixtureJob, IndexedJob):
 
     def _refuse_other_orders(self, mixture: Mixture, rows: Mapping[str, int], total: int, consumed: int) -> None:
         """Refuse an epoch of another length than its weights give, and natural weights that are not what was left.
-
-        Args:
-            mixture: the state's; all its sources are here.
-            rows: rows of each source in the epoch, by name.
-            total: rows of the epoch, as the state says.
-            consumed: rows that were taken.
 
         Raises:
             ResumeError: no mixture of these sources has such an epoch.

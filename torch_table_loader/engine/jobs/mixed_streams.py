@@ -59,8 +59,7 @@ class MixedStreams(MixtureJob):
     """One rank's share of several tables that are read split by split.
 
     Args:
-        fetching: how files that are far away are fetched, with one budget for all sources.
-        rounds: the order of each source, by name.
+        fetching: how remote files are fetched, with one budget for all sources.
     """
 
     sources: Mapping[str, StreamJob]
@@ -91,11 +90,6 @@ class MixedStreams(MixtureJob):
         unit: ShareUnit,
     ) -> MixedStreams:
         """Check that the sources fit each other and the options.
-
-        Args:
-            sources: by name, in the caller's order.
-            options: the caller's, with `batch_size` resolved, and the form of rows as the sources have it.
-            weights: by name of the source, or a word for natural shares.
 
         Raises:
             ConfigError: they do not; names what differs.

@@ -38,9 +38,6 @@ def common_columns(sources: Mapping[str, Job], options: LoaderOptions) -> pa.Sch
 
     Where sources are packed, `source` is a column of the documents.
 
-    Args:
-        sources: the jobs, by name.
-
     Raises:
         ConfigError: sources differ, or have a column of ours; names the column and both types.
     """
@@ -73,13 +70,7 @@ def flat_columns(schema: pa.Schema) -> pa.Schema:
 
 
 def common_form(sources: Mapping[str, LoaderOptions]) -> dict[str, Any]:
-    """Return the options that say in what form rows come.
-
-    Args:
-        sources: the options of each, by name.
-
-    Returns:
-        The `FORM_OPTIONS`.
+    """Return the options that say in what form rows come: the `FORM_OPTIONS`.
 
     Raises:
         ConfigError: sources differ; names the option and both values.
@@ -126,11 +117,7 @@ def places_of(columns: pa.Schema, own: pa.Schema) -> tuple[int, ...]:
 def sequence_form(
     number: int, codec: RowsCodec[Any], mixed: pa.Schema, own: pa.Schema, policy: TypePolicy
 ) -> SequenceForm:
-    """Return what makes sequences of the mixture of what is read of a packed stream.
-
-    Args:
-        own: the source's columns, of sequences or of tokens.
-    """
+    """Return what makes sequences of the mixture from those, or the tokens, of a packed stream with columns `own`."""
     fields, read = columns_of_parts(mixed), codec
     if tokens_are_rows(own):
         cut = list(flat_columns(mixed))[: -len(fields)]
@@ -179,9 +166,6 @@ def resolve_block(
 ) -> int:
     """Return the least rows of a block; 0: every prefix has the shares.
 
-    Args:
-        pack: the sources', or None.
-
     Raises:
         ConfigError: what is asked for has no tokens to count, or a block beside it.
     """
@@ -217,10 +201,6 @@ def stream_weights(
 ) -> dict[str, int] | NaturalShares:
     """Return the weights of a mixture of streams; see `checked_weights`.
 
-    Args:
-        weights: by name of the source, or a word for natural shares.
-        pack: the sources', or None.
-
     Raises:
         ConfigError: they do not fit the sources, or what is asked for does not work for streams.
     """
@@ -244,8 +224,6 @@ def share_notes(
     """Return what `explain()` says of each source of a mixture.
 
     Args:
-        names: of the sources, in the caller's order.
-        shares: of each source, by name, which add up to 1.
         delivered: items that an epoch delivers, by name; None if it has no end.
     """
     notes = []

@@ -24,11 +24,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class WeightState:
-    """The weights that were asked for last; epochs and steps that begin take them.
-
-    Args:
-        newest: the weights, by name; or the word for those of what is left of each source.
-    """
+    """The weights that were asked for last, or the word for natural shares; epochs and steps that begin take them."""
 
     newest: Weights
     changes: int = 0
@@ -45,7 +41,7 @@ class MixtureJob(Job):
 
     Args:
         options: the caller's, with `batch_size` resolved, and the form of rows as the sources have it.
-        sources: by name, in the caller's order, which the column `source` counts.
+        sources: by name, in the caller's order, in which the column `source` numbers them.
         given: the weights that the loader was made with; see `WeightState`.
     """
 
@@ -123,11 +119,10 @@ class MixtureJob(Job):
         """
 
     def set_weights(self, weights: Mapping[str, float] | NaturalShares, position: Position | None) -> None:
-        """Ask for other weights from the next step on.
+        """Ask for other weights from the next step on, or for natural shares by their word.
 
         Args:
-            weights: by name, or a word for those of what is left of each source.
-            position: of the epoch that runs, which must be able to take them; None if none does.
+            position: the position in the running epoch, which must be able to take them; None if no epoch runs.
 
         Raises:
             ConfigError: a weight is wrong, a source is missing or unknown, or one with a weight has no row.

@@ -64,10 +64,9 @@ def open_stream(
     """Survey the table, check the options against it, and cut it.
 
     Args:
-        cache: footers and counts that are kept; or None.
         split_deletes: whether files that have deletes may be cut.
-        lazy: plan by the table's metadata, and read footers with the files.
-        stage: makes other rows of those that live; None delivers them as they are.
+        lazy: plan by the table's metadata, and read footers when their files are read.
+        stage: makes other rows from the live ones; None delivers them as they are.
 
     Raises:
         ConfigError: an option does not fit the table or another option.

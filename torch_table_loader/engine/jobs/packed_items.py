@@ -50,11 +50,7 @@ _LONGEST = 1 << 40
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class PackedItems(TableItems):
-    """One rank's share of sequences of the tokens of one table.
-
-    Args:
-        documents: the columns of the table's rows, as the store keeps them.
-    """
+    """One rank's share of sequences of the tokens of one table; `documents` are the columns that the store keeps."""
 
     documents: pa.Schema
     tokens: StoredTokens
@@ -211,7 +207,6 @@ class PackedItems(TableItems):
 
     @override
     def include(self, row_ids: Any) -> Exclusions:
-        """Return the exclusions with some documents fewer; see `exclude`."""
         self._refuse_windows("include")
         return super().include(row_ids)
 

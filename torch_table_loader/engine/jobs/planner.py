@@ -37,8 +37,7 @@ class PlannedStream(PlannedStage):
     """What one rank delivers of splits in a stage of an epoch.
 
     Args:
-        windows: those that were open when earlier stages ended; window w is the split ``len(splits) + w``.
-        marks_padding: whether the batches of every rank have the column `padding`.
+        windows: windows that were open when earlier stages ended; window w is the split ``len(splits) + w``.
     """
 
     plan: RankPlan
@@ -62,12 +61,11 @@ class Planner:
         counter: LiveCounter | None,
         by_file: bool = False,
     ) -> None:
-        """Cut the table, where the strategy cuts.
+        """Cut the table, if the strategy cuts.
 
         Args:
-            shuffle: whether splits are permuted each epoch.
             filtered: whether live rows depend on a row filter.
-            counter: counts what filter and deletes leave; None where the caller gave that up, or nothing is to count.
+            counter: counts what filter and deletes leave; None if counting was turned off, or nothing must be counted.
             by_file: whether a batch ends where a split does.
         """
         self.layout = layout
@@ -102,11 +100,7 @@ class Planner:
         return other
 
     def grown_from(self, files_of: Mapping[Extent, NDArray[np.int64]]) -> Planner:
-        """Plan the same table with stages of an epoch that began before it grew.
-
-        Args:
-            files_of: which files the table had, in their order then, by what it was.
-        """
+        """Plan the same table with stages of an epoch that began before it grew; see `Job.grown_from`."""
         other = copy.copy(self)
         other.files_of = dict(files_of)
         other._segments = {extent: each for extent, each in self._segments.items() if extent is None}
@@ -131,7 +125,7 @@ class Planner:
         return self._count(None, np.arange(len(self._segments[None].splits)))
 
     def packed(self, segments: SegmentTable) -> PackCounts | None:
-        """Return what packing makes of some splits; see `LiveCounter.packed`."""
+        """Return what packing makes of some splits."""
         return None if self._counter is None else self._counter.packed(segments)
 
     def start(self, epoch: int) -> StreamPosition:
@@ -141,8 +135,7 @@ class Planner:
     def plan(self, position: StreamPosition, rank: int) -> PlannedStream:
         """Plan one rank's stage of an epoch; a pure function of its arguments and the table.
 
-        Args:
-            position: the epoch and its past stages; the steps of its newest do not matter.
+        The steps of the position's newest stage do not matter.
         """
         position = position.start_of_stage
         if self._newest is None or self._newest[0] != (position, rank):
@@ -151,11 +144,9 @@ class Planner:
         return self._newest[1]
 
     def steps_of_ranks(self, position: StreamPosition, *, count: bool = False) -> list[int] | None:
-        """Steps of every rank in the position's stage; None where a rank knows its own rows alone.
+        """Return the steps of every rank in the position's stage; None if a rank knows only its own rows.
 
-        Args:
-            position: the epoch and its past stages.
-            count: count the rows of the other ranks, where they are not known.
+        With `count`, unknown rows of the other ranks are counted.
         """
         topology = position.stage.topology
         if not self.strategy.cuts:
@@ -171,10 +162,9 @@ class Planner:
         return max(self.steps_of_ranks(position, count=True) or [0])
 
     def refuse_steps_beyond(self, position: StreamPosition, rank: int) -> None:
-        """Refuse a position that took more steps in a stage than any rank has, where rows are counted.
+        """Refuse a position that took more steps in a stage than any rank has, if rows are counted.
 
-        Args:
-            rank: this one; others are not counted where it has as many steps.
+        Other ranks are not counted if this one has as many steps.
 
         Raises:
             ResumeError: the message says how many steps there are.

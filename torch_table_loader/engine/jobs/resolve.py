@@ -64,10 +64,7 @@ def packed_columns(pack: Pack, asked: Sequence[str] | None) -> list[str]:
 
 
 def codec_of(table: Table, schema: pa.Schema, columns: Sequence[str], options: LoaderOptions) -> RowsCodec[Any]:
-    """Choose how columns come out, and refuse those that cannot.
-
-    Args:
-        columns: those of it that are the table's, not ours.
+    """Choose how columns come out, and refuse those that cannot; `columns` are the table's own columns of the schema.
 
     Raises:
         ConfigError: a column that the output cannot hold.
@@ -80,11 +77,7 @@ def codec_of(table: Table, schema: pa.Schema, columns: Sequence[str], options: L
 
 
 def delivered(table: Table, schema: pa.Schema, options: LoaderOptions) -> pa.Schema:
-    """Return columns as they come out: with `nulls="mask"`, those that statistics prove free of nulls say so.
-
-    Args:
-        schema: what is read of it, in order.
-    """
+    """Return the schema of columns as they come out: under `nulls="mask"`, statistics may prove some free of nulls."""
     if options.nulls != "mask" or options.pack is not None:
         return schema
     asked = [field.name for field in schema if field.nullable and not kinds.is_nested(field.type)]
@@ -209,9 +202,7 @@ def planner_of(
     """Make what plans the epochs of a job.
 
     Args:
-        cache: counts that are kept; or None.
-        fetching: how files that are far away are fetched.
-        stage: makes other rows of those that live; or None.
+        stage: makes other rows from the live ones; or None.
 
     Raises:
         ConfigError: ranks are to be even, and the caller gave up the count that this needs.
@@ -249,10 +240,9 @@ def with_padding(schema: pa.Schema, *, marks: bool) -> pa.Schema:
 
 
 def with_batch_size(options: LoaderOptions, num_ranks: int, *, given: bool) -> LoaderOptions:
-    """Divide `global_batch_size` over the ranks and their micro-batches, where it was given.
+    """Divide `global_batch_size`, if given, over the ranks and their micro-batches.
 
-    Args:
-        given: whether the caller named `batch_size`, which must then agree.
+    A `batch_size` that the caller gave too must agree.
     """
     if options.global_batch_size is None:
         return options

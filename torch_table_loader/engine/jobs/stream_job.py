@@ -72,9 +72,7 @@ class StreamJob(Job):
 
     Args:
         read_rows: rows that a lane reads at a time.
-        splits_digest: hash of how the table is split.
-        fetching: how files that are far away are fetched.
-        stage: makes other rows of those that live; None delivers them as they are.
+        stage: makes other rows from the live ones; None delivers them as they are.
     """
 
     kind: ClassVar[Kind] = "splits"
@@ -143,11 +141,7 @@ class StreamJob(Job):
 
     @override
     def resume(self, saved: SavedState) -> tuple[StreamJob, StreamPosition]:
-        """Return the job that continues from a state, and where; see `Job.resume`.
-
-        Returns:
-            This job, with the state's number of lanes where the caller named none, and where it continues.
-        """
+        """Return this job, with the state's number of lanes if the caller named none, and where it continues."""
         splits_then = lambda extent: {"splits": self.planner.digest(extent)}  # noqa: E731
         own, grown = bound_by(self.bound, saved.alone, self.planner.files_of, splits_then)
         check_state(own, self.table, saved.alone)
@@ -282,12 +276,12 @@ class StreamJob(Job):
         return spans_of_ids(self.table.layout, ids)[:most]
 
     def documents_under(self, tasks: Iterable[ReadTask], order: Key | None, seq_len: int) -> Ints:
-        """Return the row id of each document under each sequence of a packed stream; the documents are read for it.
+        """Return the row id of each document in each sequence of a packed stream; this reads the documents.
 
         Args:
-            tasks: name the tokens or sequences, from the begin of a sequence on.
-            order: the key of the order in which blocks are packed; None for the one they are counted in.
-            seq_len: tokens of a sequence, where documents are cut anywhere.
+            tasks: name the tokens or sequences, beginning with a whole sequence.
+            order: the key of the order in which blocks are packed; None for the order in which they are counted.
+            seq_len: tokens of a sequence, if documents are cut anywhere.
         """
         pack = self.options.pack
         assert pack is not None  # noqa: S101 only then

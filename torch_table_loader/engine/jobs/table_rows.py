@@ -71,11 +71,7 @@ if TYPE_CHECKING:
 
 
 class TurnsOf(NamedTuple):
-    """What decides which items of a source come in an epoch of a mixture.
-
-    Args:
-        number: of the source, as the column `source` counts.
-    """
+    """What decides which items of a source come in an epoch; the column `source` has its number."""
 
     name: str
     number: int
@@ -87,11 +83,7 @@ class TurnsOf(NamedTuple):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class TableItems(IndexedJob):
-    """One rank's share of what comes of the rows of one table, gathered from its row store.
-
-    Args:
-        exclusions: what the caller took out.
-    """
+    """One rank's share of items made from the rows of one table, gathered from its row store."""
 
     table: Table
     store: RowStoreHandle
@@ -123,12 +115,7 @@ class TableItems(IndexedJob):
         return {"": self.saved_table(position.exclusions[""].running, self.bound)}
 
     def saved_table(self, running: Exclusions, own: Bound, anchor: Sequence[int] = ()) -> SavedTable:
-        """Return what a state says of the table, with what was excluded since the epoch began.
-
-        Args:
-            running: what is excluded from the epoch.
-            own: what the state is bound to.
-        """
+        """Return what a state says of the table, given what the running epoch excludes and what binds the state."""
         versions = ExclusionVersions(running, self.exclusions.newest)
         excluded = versions.to_state() if versions != ExclusionVersions() else []
         return SavedTable(own.table, own.options, excluded, list(anchor))
@@ -142,7 +129,7 @@ class TableItems(IndexedJob):
         return SampleCount.of_history(saved.epoch, saved.history)
 
     def ids_of(self, row_ids: Any) -> Ints:
-        """Return the ids that the caller names, checked; see `checked_ids`."""
+        """Return the row ids that the caller names, checked."""
         return checked_ids(row_ids, self.table.layout.num_rows)
 
     def exclude(self, row_ids: Any) -> Exclusions:
@@ -233,11 +220,7 @@ class TableItems(IndexedJob):
 
 
 class SurveyedRows(NamedTuple):
-    """The live rows of a table, counted, and the row store that will have them.
-
-    Args:
-        columns: what the store keeps, with the row id where the caller asks for it.
-    """
+    """The counted live rows of a table, and the row store for them with its columns (the row id if asked for)."""
 
     table: Table
     store: RowStoreHandle
@@ -260,8 +243,7 @@ def survey_rows(
     """Survey a table, check the options against it, and count its live rows.
 
     Args:
-        cache: footers and counts that are kept; or None.
-        form: returns what makes one row to keep of each row of a table; None keeps rows as they are.
+        form: returns what makes one row to keep from each row of a table; None keeps rows as they are.
 
     Raises:
         ConfigError: an option does not fit the table or another option.
@@ -300,7 +282,6 @@ class TableRows(TableItems):
     Args:
         live_starts: int64[F+1] the row of the store that is the first of each file.
         weights: how often each row comes; None: once.
-        files_of: which files the table had before it grew.
     """
 
     live_starts: Ints
@@ -309,7 +290,7 @@ class TableRows(TableItems):
 
     @classmethod
     def of(cls, source: Source, options: LoaderOptions, ranks: RankInfo, cache: PlanCache | None) -> TableRows:
-        """Survey a table, check the options against it, and count its live rows; see `survey_rows`."""
+        """Survey a table, check the options against it, and count its live rows."""
         rows = survey_rows(source, options, cache)
         folder = None if rows.store.place is None else rows.store.place.parent
         return cls(

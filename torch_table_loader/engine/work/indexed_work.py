@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar, cast
 
 import numpy as np
 import pyarrow as pa
+from typing_extensions import override
 
 from torch_table_loader.arrow import compute as pc
 from torch_table_loader.arrow.arrays import plain
@@ -65,11 +66,7 @@ class Order(Protocol):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RowOrder:
-    """An epoch's order over the rows of a store.
-
-    Args:
-        permutation: of the rows that are left, or of the samples that are drawn.
-    """
+    """An epoch's order over the rows of a store: permuted rows, or permuted samples that are drawn."""
 
     permutation: Permutation
     remaining: Remaining | WeightedRows
@@ -94,11 +91,11 @@ class ItemStream(ABC):
 
     @abstractmethod
     def columns(self, blocks: Iterator[tuple[Ints, T]], fetcher: Fetcher | None) -> Iterator[tuple[list[pa.Array], T]]:
-        """Yield the items of blocks that come after each other, each as one array a column.
+        """Yield the items of consecutive blocks, each as one array for each column.
 
         Args:
             blocks: the places of each in the epoch's order, and a note of the caller's.
-            fetcher: fetches what stores behind URLs have; None where none was begun.
+            fetcher: fetches the bytes of stores behind URLs; None if there are none.
         """
 
     def dealt(self, plan: GlobalBatches, steps: list[int]) -> tuple[Ints, NDArray[np.bool_]]:
@@ -117,11 +114,11 @@ class TurnStream(ItemStream):
     def columns(
         self, blocks: Iterator[tuple[Ints, T]], fetcher: Fetcher | None, most_blocks: int | None = None
     ) -> Iterator[tuple[list[pa.Array], T]]:
-        """Yield the items of blocks that come after each other, each as one array a column.
+        """Yield the items of consecutive blocks, each as one array for each column.
 
         Args:
             blocks: the places of each, and a note of the caller's.
-            most_blocks: blocks that are made ready together at most; None leaves that to the store.
+            most_blocks: the most blocks that are made ready together; None leaves that to the store.
         """
 
     def anchor(self, turn: int) -> list[int]:  # noqa: ARG002 rows are found at once
@@ -142,11 +139,7 @@ class TurnStream(ItemStream):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RowStream(TurnStream):
-    """The rows of one store, by their place in an order.
-
-    Args:
-        row_id: whether the row ids come behind the columns.
-    """
+    """The rows of one store by their place in an order, with row ids as the last column if `row_id` is set."""
 
     order: Order
     store: RowStoreHandle
@@ -157,10 +150,10 @@ class RowStream(TurnStream):
         """The one store."""
         return [self.store]
 
+    @override
     def columns(
         self, blocks: Iterator[tuple[Ints, T]], fetcher: Fetcher | None, most_blocks: int | None = None
     ) -> Iterator[tuple[list[pa.Array], T]]:
-        """Yield the rows of blocks that come after each other; see `TurnStream.columns`."""
         found = ((self._found(places), note) for places, note in blocks)
         for stored, rows, note in self.store.windows(found, most_blocks, fetcher):
             columns = stored.gather(rows)
@@ -189,7 +182,6 @@ class SourceStream:
     """One source of a mixture.
 
     Args:
-        items: of the source, by how many of them came before in the epoch.
         columns: for each column of the mixture, its place among the source's.
     """
 
@@ -204,7 +196,7 @@ class MixedStream(ItemStream):
 
     Args:
         sources: in the order of the mixture's names.
-        marks_source: whether the last column says which source each row is of.
+        marks_source: whether the last column says which source each row comes from.
     """
 
     mixture: Mixture
@@ -261,11 +253,7 @@ def _joined(parts: list[list[pa.Array]], source: NDArray[np.int16]) -> list[pa.A
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class IndexedWork(LaneWork):
-    """All that a thread or process needs to make its batches; it pickles.
-
-    Args:
-        items: by their place in the epoch's order.
-    """
+    """Everything that a thread or process needs to make its batches; it pickles."""
 
     plan: GlobalBatches
     items: ItemStream
@@ -275,12 +263,8 @@ class IndexedWork(LaneWork):
         """Return what fetches rows of stores behind URLs, with one budget for all; see `LaneWork.fetch_ahead`."""
         return next((fetcher for store in self.items.stores if (fetcher := store.begin_fetching()) is not None), None)
 
+    @override
     def rows(self, lane: int, start: int, ahead: Fetcher | None = None) -> Iterator[Rows]:
-        """Gather a lane's rows, some batches at a time.
-
-        Args:
-            start: batches of the lane that were delivered before.
-        """
         found = (self.items.dealt(self.plan, steps) for steps in self.plan.steps_of(lane, start, self.gather_batches))
         blocks = ((places, (places, padding)) for places, padding in found)
         for columns, (places, padding) in self.items.columns(blocks, ahead):

@@ -23,11 +23,11 @@ if TYPE_CHECKING:
 class LaneWork(ABC):
     """All that a thread or process needs to make a rank's batches of an epoch; it pickles.
 
+    A short last batch is dropped by `drop_last` only if rows are not counted; else the plan has dropped it.
+
     Args:
-        codec: turns record batches into rows of the output form.
         marks_padding: whether batches have the column `padding`.
         collate_fn: the caller's, called with each batch where it is made.
-        drop_last: whether a short last batch is dropped; used only where rows are not counted.
         block_batches: batches that cross a process together.
         blocks_ahead: blocks of a lane that wait to be taken from a process.
     """
@@ -44,7 +44,7 @@ class LaneWork(ABC):
     blocks_ahead: int
 
     def fetch_ahead(self, begun: Mapping[int, int], *, joins: bool) -> Fetcher | None:  # noqa: ARG002 most has no need
-        """Begin to fetch what some lanes read, ahead of them; None where nothing is far away.
+        """Begin to fetch what some lanes read, ahead of them; return None if nothing is remote.
 
         Args:
             begun: the batches of each of these lanes that were delivered before.
@@ -58,11 +58,7 @@ class LaneWork(ABC):
 
     @abstractmethod
     def rows(self, lane: int, start: int, ahead: Fetcher | None = None) -> Iterator[Rows]:
-        """Yield a lane's rows in the order in which they are delivered.
-
-        Args:
-            start: batches of the lane that were delivered before.
-        """
+        """Yield the rows of a lane in delivery order, after the `start` batches that were delivered before."""
 
     def joins_tails(self, start: int) -> bool:  # noqa: ARG002 most work does not
         """Whether lanes are read to their very end, and the last batches are made of what they all left over."""
@@ -77,12 +73,7 @@ class LaneWork(ABC):
         return []
 
     def cutter(self, lane: int, start: int, unit: int) -> ExactBatches[Any]:  # noqa: ARG002 most cut all lanes alike
-        """Return what cuts a lane's rows.
-
-        Args:
-            start: batches of the lane that were delivered before.
-            unit: batches of which runs are cut.
-        """
+        """Return what cuts the rows of a lane after `start` batches, in runs of `unit` batches."""
         return ExactBatches(self.codec, unit * self.plan.batch_size)
 
     def begun(self, start: int) -> list[int]:
@@ -90,7 +81,7 @@ class LaneWork(ABC):
         return self.plan.batches_before(start) if self.plan.counted else [0] * self.lanes
 
     def last_batches(self, rests: Sequence[Rows]) -> tuple[list[Any], int]:
-        """Cut what lanes left over where rows are not counted.
+        """Cut the rows left over by lanes whose rows are not counted.
 
         Returns:
             The batches, not collated yet, and how many rows the last one lacks.
@@ -106,7 +97,7 @@ class LaneWork(ABC):
         """Call the caller's functions with a batch: those of columns, then `collate_fn`.
 
         Args:
-            lane: which made it; None where it is joined of what all lanes left over.
+            lane: the lane that made it; None if it joins what all lanes left over.
             number: batches that the lane made before.
 
         Raises:
@@ -189,13 +180,10 @@ class LaneBatches:
         joins: bool = False,
         unit: int = 1,
     ) -> None:
-        """Begin a lane.
+        """Begin a lane after `start` batches of it.
 
         Args:
-            start: batches of the lane that were delivered before.
-            ahead: fetches what the lane reads; see `LaneWork.fetch_ahead`.
-            joins: read to the very end, and leave the tail in `rest`; else the lane makes the tail batches that fall
-                to it.
+            joins: read to the very end, and leave the tail in `rest`; else the lane makes its own tail batches.
             unit: batches of which runs are cut.
         """
         self.metrics = LaneMetrics(lane)
@@ -212,10 +200,10 @@ class LaneBatches:
         self._done = False
 
     def next_run(self, most: int | None = None) -> list[Rows] | None:
-        """Return the rows of the next whole batches, in parts that follow one another; None when the lane is done.
+        """Return the rows of the next whole batches, in consecutive parts; None when the lane is done.
 
         Args:
-            most: batches at most, and not fewer than the unit; None for all that are ready together.
+            most: the most batches, at least the unit; None for all that are ready together.
         """
         if not self._ready():
             return None
@@ -228,11 +216,10 @@ class LaneBatches:
         return run
 
     def next_block(self, most: int | None = None) -> SizedBatches | None:
-        """Finish the next batches; None when the lane is done.
+        """Finish the next batches; return None when the lane is done.
 
         Args:
-            most: batches to finish at most; None for all that one decoded run of rows completes. Where functions
-                of the caller's are called, it is one in any case.
+            most: the most batches; None for all that one decoded run completes, or 1 under the caller's functions.
         """
         began = time.perf_counter()
         try:

@@ -9,6 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING, TypeAlias, cast
 
 import numpy as np
+from typing_extensions import override
 
 from torch_table_loader.engine.work.lane_work import LaneWork
 from torch_table_loader.errors import TableError
@@ -39,8 +40,7 @@ class StreamPart:
     """One source of a mixture of streams.
 
     Args:
-        rest: what is left of it where the stage begins.
-        form: makes items of the mixture of them.
+        form: makes items of the mixture from those of the source.
     """
 
     rounds: Rounds
@@ -55,13 +55,12 @@ class StreamPart:
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class MixedStreamWork(LaneWork):
-    """All that a thread or process needs to read its lanes of several sources; it pickles.
+    """Everything that a thread or process needs to read its lanes of several sources; it pickles.
 
     Args:
-        deal: which source comes at each of its places.
         parts: the sources, in the order of the deal's names.
-        joined_batches: that are put together at once.
-        fetching: how files that are far away are fetched, with one budget for all sources.
+        joined_batches: batches that are put together at once.
+        fetching: how remote files are fetched, with one budget for all sources.
     """
 
     plan: GlobalBatches
@@ -70,20 +69,16 @@ class MixedStreamWork(LaneWork):
     joined_batches: int
     fetching: FetchSettings
 
-    def fetch_ahead(self, begun: Mapping[int, int], *, joins: bool) -> Fetcher | None:  # noqa: ARG002 no lane joins
-        """Begin to fetch what some lanes read of all sources; see `LaneWork.fetch_ahead`."""
+    @override
+    def fetch_ahead(self, begun: Mapping[int, int], *, joins: bool) -> Fetcher | None:
         far = [number for number in self._wanted if self.fetching.applies_to(self.parts[number].reader.storage)]
         if not far:
             return None
         plans = [self._planned_reads(lane, start, number) for lane, start in begun.items() for number in far]
         return fetch_ahead(self.parts[far[0]].reader.storage, in_order(plans), self.fetching)
 
+    @override
     def rows(self, lane: int, start: int, ahead: Fetcher | None = None) -> Iterator[Rows]:
-        """Read a lane's rows of all sources, some batches at a time.
-
-        Args:
-            start: batches of the lane that were delivered before.
-        """
         pads = self.plan.topology.even_ranks == "pad"
         with ExitStack() as stack:
             streams = {number: _Stream(self._stream(lane, start, number, ahead)) for number in self._wanted}

@@ -62,11 +62,7 @@ class StoredTokens:
     """The tokens of documents in a store. It pickles; what was opened stays in its process."""
 
     def __init__(self, store: RowStoreHandle, pack: Pack) -> None:
-        """Open nothing yet.
-
-        Args:
-            store: has the documents as `KeptDocuments` makes them.
-        """
+        """Open nothing yet; the store has the documents as `KeptDocuments` makes them."""
         self.store = store
         self.pack = pack
         self._pieces: int | None = None
@@ -100,7 +96,7 @@ class _Parts:
 
     Args:
         at: int64[parts] the first token of each among those of the table.
-        goes_on: bool[parts] whether the token behind a part is of its document, and a label.
+        goes_on: bool[parts] whether the token after a part belongs to its document, and is a label.
     """
 
     slices: Slices
@@ -119,7 +115,6 @@ class PackedStream(TurnStream):
     Args:
         schema: of what comes out, from `schema_of_sequences`; a column `row_id` is the documents' row ids.
         source: the name of a source of a mixture, which goes round and round; None for a table alone.
-        constants: columns of documents that have one value.
         origin: tokens of the epoch that come before its first sequence; only of "concat".
     """
 
@@ -308,10 +303,10 @@ class PackedStream(TurnStream):
         return _Parts(slices, at, slices.start + slices.length < lengths.take(slices.document))
 
     def _sequences(self, parts: _Parts, rows: StoredRows, documents: Ints) -> list[pa.Array]:
-        """Return sequences, one array a column of the schema.
+        """Return sequences, as one array for each column of the schema.
 
         Args:
-            rows: have at least those parts.
+            rows: has at least those parts.
             documents: the row there of each part's document.
         """
         slices = parts.slices

@@ -23,11 +23,7 @@ class SourceForm(ABC):
 
     @abstractmethod
     def decode(self, batch: pa.RecordBatch, *, padding: bool) -> Rows:
-        """Return what was read as the mixture has it.
-
-        Args:
-            padding: whether it only fills up the rank's last batch.
-        """
+        """Return what was read as the mixture has it; padding only fills up the rank's last batch."""
 
     def items(self, rows: Iterator[Rows]) -> Iterator[Rows]:
         """Return the items of rows that follow one another, from the begin of an item on."""
@@ -40,7 +36,6 @@ class PlainForm(SourceForm):
 
     Args:
         columns: for each column of the mixture, its place among the source's.
-        marks_padding: whether there is a column `padding`.
     """
 
     number: int
@@ -60,11 +55,11 @@ class PlainForm(SourceForm):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SequenceForm(SourceForm):
-    """Each sequence is an item, whether sequences are read or tokens, of which so many are one.
+    """Each sequence is an item, whether sequences are read, or tokens of which a fixed number make one.
 
     Args:
         number: what the column `source` of documents says.
-        read: of what is read, with the mixture's columns of documents.
+        read: the codec of what is read, with the mixture's columns of documents.
         columns: for each of them but `source`, its place among the source's.
     """
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import pyarrow as pa
+from typing_extensions import override
 
 from torch_table_loader.arrow.reserved import PADDING_COLUMN
 from torch_table_loader.batching.rebatching import ExactBatches, PieceBatches, WindowShuffle
@@ -40,12 +41,11 @@ _NO_PADDING = np.empty(0, dtype=np.bool_)
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class StreamWork(LaneWork):
-    """All that a thread or process needs to read its lanes; it pickles.
+    """Everything that a thread or process needs to read its lanes; it pickles.
 
     Args:
-        windows: those that were open when earlier stages of the epoch ended.
+        windows: windows that were open when earlier stages of the epoch ended.
         window: rows of a shuffle window, or None.
-        fetching: how files that are far away are fetched.
     """
 
     plan: RankPlan
@@ -56,8 +56,8 @@ class StreamWork(LaneWork):
     window: int | None
     fetching: FetchSettings
 
+    @override
     def fetch_ahead(self, begun: Mapping[int, int], *, joins: bool) -> Fetcher | None:
-        """Begin to fetch what some lanes read, in the order of delivery; see `LaneWork.fetch_ahead`."""
         return fetch_ahead(self.reader.storage, in_order(self._plans(begun, joins=joins)), self.fetching)
 
     def planned_files(self) -> PlannedFiles | None:
@@ -71,12 +71,8 @@ class StreamWork(LaneWork):
                 if (found := read.find()) is not None:
                     yield found
 
+    @override
     def rows(self, lane: int, start: int, ahead: Fetcher | None = None) -> Iterator[Rows]:
-        """Read a lane's rows in the order in which they are delivered.
-
-        Args:
-            start: batches of the lane that were delivered before.
-        """
         read = self._lane_reader(lane, ahead)
         for section in self.plan.sections(lane, start):
             for stretch in stretches(section, self.segments, self.window):
@@ -88,8 +84,8 @@ class StreamWork(LaneWork):
                 else:
                     yield from self._plain(stretch, padded_from, read)
 
+    @override
     def cutter(self, lane: int, start: int, unit: int) -> ExactBatches[Any]:
-        """Return what cuts a lane's rows; see `LaneWork.cutter`."""
         if not self.plan.by_file:
             return LaneWork.cutter(self, lane, start, unit)
         return PieceBatches(self.codec, unit * self.plan.batch_size, self.plan.piece_rows(lane, start))
@@ -101,11 +97,7 @@ class StreamWork(LaneWork):
         return joins and start <= sum(plan.body_batches) < plan.steps
 
     def rows_to_the_end(self, lane: int, start: int, ahead: Fetcher | None = None) -> Iterator[Rows]:
-        """Read a lane's rows, its tail included, so that a row group is decoded once.
-
-        Args:
-            start: full batches of the lane that were delivered before.
-        """
+        """Read a lane's rows, its tail included, so that a row group is decoded once."""
         read = self._lane_reader(lane, ahead)
         whole = self.plan.whole(lane, start)
         full_rows = self.plan.body_batches[lane] * self.plan.batch_size

@@ -18,11 +18,7 @@ if TYPE_CHECKING:
 
 
 def executor_of(job: Job, work: LaneWork, start: int, pool: ThreadPool) -> LaneExecutor:
-    """Return the executor that makes the batches of a rank's work.
-
-    Args:
-        pool: the pool of threads to use.
-    """
+    """Return the executor that makes the batches of a rank's work."""
     options = job.options
     if options.num_workers == 0:
         return CallerExecutor(work, start, options.prefetch_batches)

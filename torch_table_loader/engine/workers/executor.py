@@ -106,10 +106,9 @@ def begin_lanes(work: LaneWork, start: int) -> tuple[list[LaneBatches], Fetcher 
 
 
 def join_tails(work: LaneWork, lanes: Sequence[LaneBatches], ahead: Fetcher | None) -> None:
-    """Build the rank's last batches from the rows left over by all lanes; each lane continues with its own of them.
+    """Build the rank's last batches from the rows left over by all lanes, each of which was read to its end.
 
-    Args:
-        lanes: all of them; each was read to its end.
+    Each lane continues with its own of these batches.
     """
     for lane in lanes:
         while lane.next_block() is not None:

@@ -25,11 +25,7 @@ _MOST_LANES = 1024
 
 @dataclass(slots=True)
 class Taken:
-    """The progress of an iterator.
-
-    Args:
-        batches: batches of its lane that were yielded, including those before it.
-    """
+    """The progress of an iterator: batches of its lane that were yielded, including those before it."""
 
     position: Position
     batches: int
@@ -78,11 +74,9 @@ class LaneIterator(Iterator[Any]):
     """All batches of a lane; if rows are not counted, its remaining rows are its own last batch."""
 
     def __init__(self, work: LaneWork, lane: int, taken: Taken, counts: LaneCounts) -> None:
-        """Start a lane.
+        """Start a lane at `taken`, which counts on.
 
-        Args:
-            taken: where it begins; counts the batches that are yielded.
-            counts: where the process that made the dataset reads its statistics.
+        The process that made the dataset reads the statistics in `counts`.
         """
         self._work = work
         self._lane = lane

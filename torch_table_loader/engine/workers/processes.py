@@ -142,10 +142,9 @@ class ProcessExecutor(LaneExecutor):
     """An executor whose worker processes read the lanes; the consumer cuts their blocks into batches."""
 
     def __init__(self, work: LaneWork, start: int, processes: int, context: Any) -> None:
-        """Start the processes.
+        """Start the processes, and send the work to each.
 
         Args:
-            work: the rank's work; it is sent to each worker.
             context: the name of a start method, a multiprocessing context, or None for the platform's default.
         """
         self._work = work
@@ -374,11 +373,7 @@ class _Watch:
 
 
 def death_of(worker: Any) -> WorkerError:
-    """Return how a worker ended.
-
-    Args:
-        worker: a process whose sentinel says that it has ended; its exit code is known a moment later.
-    """
+    """Return how a worker ended, whose sentinel says that it did; its exit code is known a moment later."""
     worker.join(1)
     code = worker.exitcode or 0
     if code < 0:

@@ -49,13 +49,9 @@ class SharedBlock:
 
 
 def new_slots(workers: int, waiting: int) -> torch.Tensor:
-    """Create the marks that say which slots are in use.
+    """Create the marks that say which slots are in use: uint8[workers, slots] in shared memory, all `FREE`.
 
-    Args:
-        waiting: blocks of one process that may wait to be taken.
-
-    Returns:
-        uint8[workers, slots] in shared memory, all `FREE`.
+    Up to `waiting` blocks of a process wait to be taken.
     """
     return shared_zeros(workers, waiting + SPARE_SLOTS)
 

@@ -39,14 +39,10 @@ class ThreadPool:
         return ThreadPool, ()
 
     def begin(self, job: Callable[[], None]) -> Callable[[], None]:
-        """Run a job in a thread.
+        """Run a job in a thread, and return a function that waits until it is over and its thread may be reused.
 
-        Args:
-            job: should not raise, since only `threading.excepthook` would see the error.
-
-        Returns:
-            A function that waits until the job is over and its thread may be reused. It does not wait if called in that
-            thread, or if a fork left the thread behind.
+        The job should not raise, since only `threading.excepthook` would see the error. The function does not
+        wait if called in that thread, or if a fork left the thread behind.
         """
         worker, over = self._worker(), threading.Event()
         worker.jobs.put((job, over))

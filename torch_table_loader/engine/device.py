@@ -52,7 +52,7 @@ class Copier(Protocol):
         ...
 
 
-class CudaCopier:
+class CudaCopier(Copier):
     """Copies to a CUDA device."""
 
     def __init__(self, device: torch.device) -> None:

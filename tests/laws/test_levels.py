@@ -191,9 +191,9 @@ def test_file_names_are_unique(root: Path) -> None:
 
 
 def test_every_module_of_the_package_is_checked() -> None:
-    modules = Sources.of(ROOT).modules
-    assert {"", "errors", "planning", "planning.lanes", "source.storage"} <= set(modules)
-    targets = {entry.target for entry in Sources.of(ROOT).imports() if entry.importer == "planning.lanes"}
+    sources = Sources.of(ROOT)
+    assert {"", "errors", "planning", "planning.lanes", "source.storage"} <= set(sources.modules)
+    targets = {entry.target for entry in sources.imports() if entry.importer == "planning.lanes"}
     assert {"planning.runs", "numpy", "heapq"} <= targets
 
 

@@ -115,6 +115,7 @@ def test_retries_are_those_of_the_loader_that_made_them(
     assert failing.metrics().fetch.retries == 0, "of the newest epoch"
 
 
+@small_sizes(first_wait_s=0.02, longest_wait_s=0.1)
 def test_two_loaders_of_one_store_count_for_themselves(served: Callable[..., TableLoader], store: FaultyStore) -> None:
     one, two = served(), served()
     store.fail("503", share=1 / 3)

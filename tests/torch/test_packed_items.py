@@ -711,7 +711,9 @@ def test_a_mixture_goes_on_where_each_source_stood(tables: dict[str, Path]) -> N
 
 
 @pytest.mark.parametrize("stop", ["forever", "first_exhausted"])
-def test_a_mixture_refuses_places_of_sequences_of_another_length(tables: dict[str, Path], stop: Any) -> None:
+def test_a_mixture_refuses_places_of_sequences_of_another_length(
+    tables: dict[str, Path], stop: Any, small_gathers: None
+) -> None:
     weights = {"a": 1, "b": 1, "c": 1}
     loader, _ = mix(tables, Pack(seq_len=8), weights, batch_size=2, stop=stop)
     for _ in zip(range(3), loader, strict=False):

@@ -21,7 +21,7 @@ _LOCAL_RANKS = {
 def usable_cpus(root: Path = Path("/")) -> int:
     """Count the CPUs that this process may use: its affinity, or fewer if the quota of a cgroup allows fewer.
 
-    The folder `root` has `proc` and `sys`, here and below.
+    `root` is the folder that holds `proc` and `sys`.
     """
     cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     quota = _cpu_quota(root)

@@ -15,7 +15,7 @@ from torch_table_loader.errors import ConfigError, ConfigTypeError, ResumeError
 from torch_table_loader.planning.stages import Extent
 from torch_table_loader.read.formats import reader_by_suffix
 from torch_table_loader.read.held import HeldReader
-from torch_table_loader.remote_options import anywhere
+from torch_table_loader.remote_options import anywhere, of_the_store
 from torch_table_loader.source.address import parse_address
 from torch_table_loader.source.arrow_source import ArrowSource
 from torch_table_loader.source.listing import PathSource, named_files
@@ -323,11 +323,14 @@ def check_storage(storage: Any, options: LoaderOptions) -> None:
 
     Raises:
         ConfigTypeError: it is not a storage.
-        ConfigError: `storage_options` beside it.
+        ConfigError: `storage_options` beside it that are not `RemoteOptions`.
     """
     _check_storage("storage", storage)
-    if options.storage_options is not None:
-        raise ConfigError("storage_options= cannot be passed with storage=, which has options of its own; leave it out")
+    if own := sorted(of_the_store(options.storage_options)):
+        raise ConfigError(
+            "storage_options= cannot be passed with storage=, which has a login and options of its own, got "
+            f"{', '.join(own)}; leave them out"
+        )
 
 
 def _check_storage(name: str, storage: Any) -> None:

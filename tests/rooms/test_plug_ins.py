@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from tests.effort import daily
@@ -21,6 +22,7 @@ from tests.rooms.plug_ins import (
     turned,
     write_numbers,
 )
+from tests.servers.remote_files import FarStore
 from tests.states import table_of
 from torch_table_loader import ConfigError, ResumeError, StructuredDataset, TableError
 from torch_table_loader.cli.main import main
@@ -391,6 +393,18 @@ def test_a_storage_with_ranges_has_all_required_methods(table: Path) -> None:
         StructuredDataset("0.txt", numbers, storage=Ranged(str(table)))
     with pytest.raises(ConfigError, match=rf"source\.storage {missing}"):
         StructuredDataset.from_source(Catalog(str(table), 1, storage=Ranged(str(table))))
+
+
+def test_a_storage_with_ranges_is_fetched_and_cached_as_asked(tmp_path: Path) -> None:
+    (tmp_path / "t").mkdir()
+    pq.write_table(pa.table({"number": range(500)}), tmp_path / "t" / "0.parquet", row_group_size=50)
+    asked = {"read_ahead_bytes": "1MiB", "cache_dir": str(tmp_path / "cache"), "retry_seconds": 1}
+    path = [str(tmp_path / "t" / "0.parquet")]
+    for fetched in (True, False):
+        loader = loader_of(path, "parquet", storage=FarStore(), storage_options=asked)
+        assert sorted(delivered(loader)) == list(range(500))
+        assert loader.dataset.explain().fetch.ahead_bytes == 1 << 20
+        assert (loader.metrics().fetch.num_bytes > 0) == fetched
 
 
 def test_an_object_that_is_not_a_storage_is_refused(table: Path) -> None:

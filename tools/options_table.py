@@ -82,11 +82,11 @@ def written(page: str) -> str:
 
 
 def typed(module: str) -> str:
-    """Give a module with the options in the place of the fields of its `LoaderKeywords` and `MixedKeywords`."""
+    """Give a module with the options in the place of the fields of its `MixedKeywords` and `LoaderKeywords`."""
     kinds = {entry.name: str(entry.type).replace("'", '"') for entry in fields(LoaderOptions)}
-    mixed = [name for name in kinds if ABOUT[name].mixture]
-    for name, takes in (("LoaderKeywords", list(kinds)), ("MixedKeywords", mixed)):
-        head, opening, rest = module.partition(f"class {name}(TypedDict, total=False):\n")
+    for name, of_mixtures in (("MixedKeywords", True), ("LoaderKeywords", False)):
+        takes = [option for option in kinds if bool(ABOUT[option].mixture) == of_mixtures]
+        head, opening, rest = re.split(rf"(class {name}\(\w+, total=False\):\n)", module)
         docstring, _, rest = rest.partition("\n\n")
         _, _, after = rest.partition("\n\n\n")
         options = "\n".join(f"    {option}: {kinds[option]}" for option in takes)

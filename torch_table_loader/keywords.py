@@ -26,13 +26,12 @@ from torch_table_loader.source.store_options import OPTION_NAMES
 from torch_table_loader.weights import Weights
 
 
-class LoaderKeywords(TypedDict, total=False):
-    """The options as keyword arguments, as ``python -m tools.options_table`` writes them."""
+class MixedKeywords(TypedDict, total=False):
+    """The options that a mixture takes, as ``python -m tools.options_table`` writes them."""
 
     batch_size: int
     columns: Sequence[str] | None
     filters: Any
-    shuffle: bool | Literal["splits", "rows"]
     shuffle_seed: int
     drop_last: bool
     epochs: int | Literal["forever"] | None
@@ -54,67 +53,34 @@ class LoaderKeywords(TypedDict, total=False):
     micro_batches: int
     row_store: str | None
     row_store_memory: int | str
+    nulls: Mapping[str, Any] | Literal["mask"] | None
+    ragged: RaggedOption | None
+    strings: StringsOption
+    decimals: Literal["float64"] | None
+    unsupported: Literal["list"] | None
+    transforms: ColumnFunctions | None
+    decode: ColumnFunctions | None
+    storage_options: Mapping[str, Any] | None
+    verify_checksums: bool | Literal["all"]
+    plan_cache: str | None
+
+
+class LoaderKeywords(MixedKeywords, total=False):
+    """The options as keyword arguments: those of mixtures, and those that are for one table alone."""
+
+    shuffle: bool | Literal["splits", "rows"]
     weights: Weights | str | None
     split_size: int | str | None
     split_strategy: Any
     shuffle_buffer_size: int | None
     count_filtered: bool
     batch_by: BatchBy | None
-    nulls: Mapping[str, Any] | Literal["mask"] | None
-    ragged: RaggedOption | None
-    strings: StringsOption
-    decimals: Literal["float64"] | None
-    unsupported: Literal["list"] | None
-    transforms: ColumnFunctions | None
-    decode: ColumnFunctions | None
     partitioning: Literal["hive"] | None
     schema: Any
     files: Sequence[str] | str | None
     raw_files: bool
-    storage_options: Mapping[str, Any] | None
-    verify_checksums: bool | Literal["all"]
-    plan_cache: str | None
     on_error: OnError
     on_growth: Literal["continue"] | None
-
-
-class MixedKeywords(TypedDict, total=False):
-    """Those that a mixture takes, for its job or for the sources that it opens."""
-
-    batch_size: int
-    columns: Sequence[str] | None
-    filters: Any
-    shuffle_seed: int
-    drop_last: bool
-    epochs: int | Literal["forever"] | None
-    output_format: OutputFormat
-    collate_fn: Callable[[Any], Any] | None
-    row_id: bool
-    pack: Pack | None
-    num_workers: int | None
-    worker_type: WorkerType | BaseContext
-    device: Any
-    pin_memory: bool
-    prefetch_batches: int | None
-    show_progress: bool | float | Literal["workers"]
-    num_ranks: int | Literal["auto"] | Any
-    rank: int | None
-    even_ranks: EvenRanks | None
-    check_plan: bool
-    global_batch_size: int | None
-    micro_batches: int
-    row_store: str | None
-    row_store_memory: int | str
-    nulls: Mapping[str, Any] | Literal["mask"] | None
-    ragged: RaggedOption | None
-    strings: StringsOption
-    decimals: Literal["float64"] | None
-    unsupported: Literal["list"] | None
-    transforms: ColumnFunctions | None
-    decode: ColumnFunctions | None
-    storage_options: Mapping[str, Any] | None
-    verify_checksums: bool | Literal["all"]
-    plan_cache: str | None
 
 
 _FIELDS = {entry.name: entry for entry in fields(LoaderOptions)}

@@ -52,8 +52,8 @@ class About:
         group: the title under which the option is listed. Those of `ROWS` need ``shuffle="rows"``, and those of
             `SPLITS` anything else.
         check: of values other than a default of None.
-        mixture: who takes it in a mixture: its job, its sources, which it may open with it, or both; None: nobody, so
-            that each source is given its own.
+        mixture: which part of a mixture takes it: the job, the sources (the mixture hands it to those that it opens),
+            or both; None: neither, so each source is given its own.
         form: whether it says in what form rows come, which the sources of a mixture have in common.
     """
 
@@ -380,7 +380,7 @@ ABOUT: Mapping[str, About] = {entry.name: entry.metadata["about"] for entry in f
 
 
 def meanings() -> dict[str, str]:
-    """Return the docstring of each option in one line, by name."""
+    """Return the docstring of each option in one line, by name, from the source, since Python keeps none of fields."""
     tree = ast.parse(inspect.getsource(LoaderOptions))
     body = cast("ast.ClassDef", tree.body[0]).body
     return {
@@ -391,6 +391,17 @@ def meanings() -> dict[str, str]:
         and isinstance(told, ast.Expr)
         and isinstance(told.value, ast.Constant)
     }
+
+
+class _Help:
+    """The docstring of `LoaderOptions` with all options, made when help asks for it: few programs do."""
+
+    def __get__(self, instance: object, owner: type) -> str:
+        options = [f"    {name}: {meaning}" for name, meaning in meanings().items()]
+        return "\n".join(["The options of all datasets; each field is a keyword argument.", "", "Args:", *options])
+
+
+LoaderOptions.__doc__ = _Help()  # type: ignore[assignment]
 
 
 def defaults() -> dict[str, Any]:

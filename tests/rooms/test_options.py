@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import pickle
-from typing import Any
+from typing import Any, get_type_hints
 
 import pytest
 
@@ -62,13 +62,15 @@ def test_the_signature_shows_every_name_and_default(function: Any) -> None:
 
 def test_the_keywords_are_made_of_the_declarations() -> None:
     assert MODULE.read_text() == typed(MODULE.read_text()), "run: python -m tools.options_table"
-    assert list(LoaderKeywords.__annotations__) == list(defaults())
-    assert set(MixedKeywords.__annotations__) == MixedDataset._takes
+    assert set(get_type_hints(LoaderKeywords)) == set(defaults())
+    assert set(get_type_hints(MixedKeywords)) == MixedDataset._takes
 
 
 def test_every_option_is_documented() -> None:
     assert meanings().keys() == defaults().keys()
     assert all(len(told) > 20 for told in meanings().values())
+    told = inspect.getdoc(LoaderOptions) or ""
+    assert [name for name in defaults() if f"\n    {name}: " not in told] == []
 
 
 def test_a_cache_that_could_hold_nothing_is_refused() -> None:

@@ -344,7 +344,7 @@ def test_a_mixture_fetches_as_its_sources_were_told(
         assert plain.metrics().fetch.requests == 0
         apart = {name: partial(StructuredDataset, path, shuffle=True) for name, path in tables.items()}
         apart["b"] = partial(apart["b"], storage_options={"read_ahead_bytes": "1MiB"})
-        with pytest.raises(ConfigError, match=r"sources 'a' and 'b' have other read_ahead_bytes.*give both the same"):
+        with pytest.raises(ConfigError, match=r"sources 'a' and 'b' differ in read_ahead_bytes.*give both the same"):
             MixedDataset(apart, dict.fromkeys(tables, 1))
 
 

@@ -59,7 +59,7 @@ class Table:
     unread_keys: tuple[str, ...] = ()
 
     def hints(self, columns: Sequence[str] | None) -> tuple[str, ...]:
-        """Return hints at what the caller may have missed, who asked for some columns or, with None, for all."""
+        """Return hints for a caller who asked for some columns, or for all (None)."""
         return (note_of_folders(self.unread_keys),) if self.unread_keys and columns is None else ()
 
     def no_column(self, name: str) -> ConfigError:

@@ -352,7 +352,7 @@ class FileStorage:
 
 _MEMORY_STAYS = (
     "memory:// files live in the process that wrote them and cannot be read by a spawned one; "
-    'use worker_type="thread", or worker_type="fork", or put the table where all processes see it'
+    'use worker_type="thread" or "fork", or put the table where all processes see it'
 )
 
 

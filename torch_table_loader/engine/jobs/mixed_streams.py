@@ -318,7 +318,7 @@ def _common_fetching(sources: Mapping[str, StreamJob]) -> FetchSettings:
     """Return how the files of all sources are fetched that are far away.
 
     Raises:
-        ConfigError: two sources were told to fetch in other ways.
+        ConfigError: two of these sources differ in their read-ahead or in their cache.
     """
     far = {name: source for name, source in sources.items() if is_far(source.table.storage)}
     asked = {name: replace(source.options.remote, retry_seconds=0) for name, source in far.items()}
@@ -327,7 +327,7 @@ def _common_fetching(sources: Mapping[str, StreamJob]) -> FetchSettings:
         if remote != asked[first]:
             raise ConfigError(
                 f"the files of a mixture of streams are fetched ahead together, but sources {first!r} and {name!r} "
-                "have other read_ahead_bytes, cache_dir or cache_bytes in storage_options; give both the same"
+                "differ in read_ahead_bytes, cache_dir or cache_bytes in storage_options; give both the same"
             )
     return next((source.fetching for source in far.values()), FetchSettings(0))
 

@@ -24,6 +24,7 @@ from bench.tables import build
 
 ROOT = Path(__file__).parents[1]
 
+_ALL = {"output": ["input_ids", "labels", "position_ids", "doc_ids", "cu_seqlens", "max_seqlen"]}
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "A, batches of 8,192": ("A-zstd", {"batch_size": 8192}),
     "A, batches of 1,024": ("A-zstd", {"batch_size": 1024}),
@@ -34,12 +35,12 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "D, batches of 256": ("D", {"batch_size": 256, "ragged": "offsets"}),
     "A, rows in memory": ("A-zstd", {"batch_size": 8192, "shuffle": "rows", "row_store_memory": "8GiB"}),
     "B, rows in memory": ("B", {"batch_size": 8192, "shuffle": "rows", "row_store_memory": "8GiB"}),
-    "D, packed, concat": ("D", {"batch_size": 8, "pack": {"seq_len": 4096, "tokens": "tokens"}}),
+    "D, packed, concat": ("D", {"batch_size": 8, "pack": {"seq_len": 4096, "tokens": "tokens", **_ALL}}),
     "D, packed, windows": (
         "D",
         {
             "batch_size": 8,
-            "pack": {"seq_len": 4096, "tokens": "tokens", "strategy": "windows"},
+            "pack": {"seq_len": 4096, "tokens": "tokens", "strategy": "windows", **_ALL},
             "shuffle": "rows",
             "row_store": "memory",
         },

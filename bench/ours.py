@@ -46,12 +46,15 @@ def epochs(
     return lambda: sum(rows_of(batch) for batch in loader)
 
 
+_ALL = {"output": ["input_ids", "labels", "position_ids", "doc_ids", "cu_seqlens", "max_seqlen"]}
+
 PACKED: dict[str, dict[str, Any]] = {
-    "concat": {},
+    "concat": _ALL,
     "concat, ids and labels": {"output": ["input_ids", "labels"]},
     "concat, ids": {"output": ["input_ids"]},
-    "best fit": {"strategy": "best_fit"},
-    "windows": {"strategy": "windows"},
+    "concat, int32 ids and labels": {"dtype": "int32"},
+    "best fit": {"strategy": "best_fit", **_ALL},
+    "windows": {"strategy": "windows", **_ALL},
     "windows, ids and labels": {"strategy": "windows", "output": ["input_ids", "labels"]},
 }
 """How documents become sequences of 4,096 tokens; windows come from a row store in memory."""

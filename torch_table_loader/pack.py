@@ -15,12 +15,19 @@ LongDocs = Literal["split", "truncate", "drop", "error"]
 LabelStyle = Literal["hf", "shifted"]
 PackOutput = Literal["hf", "flash", "flex", "megatron", "segment_ids"]
 PackBalance = Literal["attention"]
+IdType = Literal["int64", "int32"]
 
 TENSORS = ("input_ids", "labels", "position_ids", "doc_ids", "cu_seqlens", "max_seqlen")
-"""What a batch has by the names of this library."""
+"""What a batch can have, by the names of this library."""
+
+TOKEN_COLUMNS = ("input_ids", "tokens")
+"""Names under which tables usually have their token ids; the first that a table has is taken."""
+
+TEXT_COLUMNS = ("text", "content")
+"""The same of text."""
 
 _OF_OUTPUT: dict[str | None, tuple[str, ...]] = {
-    None: TENSORS,
+    None: ("input_ids", "labels"),
     "hf": ("input_ids", "labels", "position_ids"),
     "flash": ("input_ids", "labels", "position_ids", "cu_seqlens", "max_seqlen"),
     "flex": ("input_ids", "labels", "position_ids", "doc_ids"),
@@ -46,7 +53,8 @@ class Pack:
 
     Args:
         seq_len: number of tokens of a sequence.
-        tokens: the list column of token ids, one document per row. A null is a document without tokens.
+        tokens: the list column of token ids, one document per row. A null is a document without tokens. None takes
+            ``input_ids`` or else ``tokens``; with a tokenizer, ``text`` or else ``content``.
         strategy: "concat": documents follow one another, and are cut at the ends of sequences. "pad": one document per
             sequence. "best_fit": whole documents, packed so that little space is empty. "windows": with
             ``shuffle="rows"``, the table's tokens are cut into sequences in table order, which are then permuted;
@@ -64,8 +72,11 @@ class Pack:
         min_length: leaves out documents of fewer tokens.
         labels: "hf": aligned with the tokens, as Hugging Face's models shift them themselves; "shifted": the label of a
             token is the next token, as torchtitan and Megatron take them; None: no labels.
-        output: None for all tensors under the names of this library, a list of some of these names, or the names and
-            forms of "hf", "flash", "flex", "megatron" or "segment_ids". Tensors left out cost no time.
+        output: None for ``input_ids`` and ``labels``, and ``doc_ids`` where columns of documents come too; a list of
+            some of ``input_ids``, ``labels``, ``position_ids``, ``doc_ids``, ``cu_seqlens`` and ``max_seqlen``; or the
+            names and forms that an attention needs: "hf", "flash", "flex", "megatron" or "segment_ids". Tensors left
+            out cost no time.
+        dtype: the type of the token ids that come out, "int64" or "int32". Labels are int64, as losses need them.
         max_docs_per_row: maximum number of documents in a sequence; `cu_seqlens` then has the same size in every batch.
         block_docs: number of documents that "best_fit" packs together.
         tokenizer: makes the tokens if `tokens` is a column of text; needs ``shuffle="rows"``, whose store keeps the
@@ -83,12 +94,12 @@ class Pack:
         ConfigError: a value is out of range, or two values do not fit each other.
         ConfigTypeError: a value has the wrong type.
 
-    >>> Pack(seq_len=4096, eos_id=0).tokens
-    'input_ids'
+    >>> Pack(seq_len=4096, eos_id=0).tensors
+    ('input_ids', 'labels')
     """
 
     seq_len: int
-    tokens: str = "input_ids"
+    tokens: str | None = None
     strategy: PackStrategy = "concat"
     aligned: Sequence[str] = ()
     loss_mask: str | None = None
@@ -101,6 +112,7 @@ class Pack:
     min_length: int = 1
     labels: LabelStyle | None = "hf"
     output: PackOutput | Sequence[str] | None = None
+    dtype: IdType = "int64"
     max_docs_per_row: int | None = None
     block_docs: int = 4096
     tokenizer: str | Callable[[list[str]], Sequence[Sequence[int]]] | None = None
@@ -117,6 +129,7 @@ class Pack:
             ("long_docs", get_args(LongDocs)),
             ("labels", (None, *get_args(LabelStyle))),
             ("balance", (None, *get_args(PackBalance))),
+            ("dtype", get_args(IdType)),
         ):
             value = getattr(self, name)
             if value not in allowed:
@@ -126,16 +139,17 @@ class Pack:
         self._check_pairs()
 
     def _check_integers(self) -> None:
+        most_id = 2**31 - 1 if self.dtype == "int32" else 2**32 - 1
         for name, least, most in (
             ("seq_len", 1, _MOST_TOKENS),
             ("min_length", 1, _MOST_TOKENS),
             ("max_docs_per_row", 1, _MOST_TOKENS),
             ("block_docs", 1, 2**20),
             ("stride", 1, _MOST_TOKENS),
-            ("bos_id", 0, 2**32 - 1),
-            ("eos_id", 0, 2**32 - 1),
-            ("sep_id", 0, 2**32 - 1),
-            ("pad_id", -(2**31), 2**32 - 1),
+            ("bos_id", 0, most_id),
+            ("eos_id", 0, most_id),
+            ("sep_id", 0, most_id),
+            ("pad_id", -(2**31), most_id),
         ):
             given = getattr(self, name)
             if given is None and name not in ("seq_len", "min_length", "block_docs", "pad_id"):
@@ -165,10 +179,10 @@ class Pack:
             object.__setattr__(self, name, tuple(given))
         for name in ("tokens", "loss_mask", "lengths"):
             given = getattr(self, name)
-            if not (isinstance(given, str) or (given is None and name != "tokens")):
+            if not (isinstance(given, str) or given is None):
                 raise ConfigTypeError(f"Pack: {name} must be a column name, got {given!r}")
         single = [name for name in (self.loss_mask, self.lengths) if name is not None]
-        names = [self.tokens, *self.aligned, *self.spans, *single]
+        names = [*([] if self.tokens is None else [self.tokens]), *self.aligned, *self.spans, *single]
         if twice := sorted({name for name in names if names.count(name) > 1}):
             raise ConfigError(f"Pack: column {twice[0]!r} is named twice; name each once")
         if hidden := [name for name in self.aligned if name in _TAKEN]:
@@ -229,7 +243,33 @@ class Pack:
     @property
     def cut_columns(self) -> tuple[str, ...]:
         """The list columns that are cut into sequences, the tokens first."""
-        return (self.tokens, *self.aligned, *([] if self.loss_mask is None else [self.loss_mask]))
+        return (self.ids, *self.aligned, *([] if self.loss_mask is None else [self.loss_mask]))
+
+    @property
+    def ids(self) -> str:
+        """The column of token ids or text; `of_columns` chooses it where the caller named none."""
+        return self.tokens or self._usual_columns[0]
+
+    def of_columns(self, names: Sequence[str]) -> Pack:
+        """Return the same with the column of token ids or text that a table has, if the caller named none.
+
+        Raises:
+            ConfigError: the table has none of the usual names.
+
+        >>> Pack(seq_len=8).of_columns(["id", "tokens"]).ids
+        'tokens'
+        """
+        if self.tokens is not None:
+            return self
+        if (found := next((name for name in self._usual_columns if name in names), None)) is None:
+            usual, some = " or ".join(map(repr, self._usual_columns)), ", ".join(map(repr, names[:20]))
+            what = "token ids" if self.tokenizer is None else "text"
+            raise ConfigError(f"Pack: the table has no column {usual}, but {some}; name the one of {what} as tokens=")
+        return replace(self, tokens=found)
+
+    @property
+    def _usual_columns(self) -> tuple[str, ...]:
+        return TOKEN_COLUMNS if self.tokenizer is None else TEXT_COLUMNS
 
     def length_at(self, epoch: int, step: int) -> tuple[int, int | None]:
         """Return the tokens of the sequences of a step, and the step at which another length begins; None: none does.

@@ -12,12 +12,18 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from torch_table_loader import Pack
+from torch_table_loader.pack import TENSORS
 
 IGNORED = -100
 MOST_TOKENS = 64
 
 Place = tuple[int, int]
 """A document, and a token's place in it."""
+
+
+def full_pack(**options: Any) -> Pack:
+    """Return a pack whose batches have all tensors, unless it asks for others."""
+    return Pack(**{"output": TENSORS, **options})
 
 
 def token(document: int, place: int) -> int:

@@ -13,7 +13,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.tables.plain import meant_warnings
-from torch_table_loader import ConfigError, MixedDataset, Pack, StructuredDataset
+from tests.torch.packing_reference import full_pack
+from torch_table_loader import ConfigError, MixedDataset, StructuredDataset
 
 EVEN = {"a": 1, "b": 1}
 
@@ -56,11 +57,11 @@ def test_a_job_of_ranks_is_told_to_the_mixture_alone(paths: dict[str, str], monk
 
 
 def test_packed_sources_are_told_once(paths: dict[str, str]) -> None:
-    pack = Pack(seq_len=8)
+    pack = full_pack(seq_len=8)
     with meant_warnings():
         dataset = MixedDataset(to_open(paths), "tokens", pack=pack, columns=[], batch_size=2, check_plan=False)
     assert len(dataset) == 15
-    assert all(own.options.pack is pack for own in dataset._sources.values())
+    assert all(own.options.pack == pack.of_columns(["input_ids"]) for own in dataset._sources.values())
 
 
 def test_what_a_source_says_alone_stays_and_a_function_of_any_kind_opens_it(paths: dict[str, str]) -> None:

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from tests.effort import daily, examples
 from tests.states import is_ended
 from tests.tables.plain import meant_warnings
-from tests.torch.packing_reference import Place, Whole, check_batch, documents_of, places_of, write_documents
+from tests.torch.packing_reference import Place, Whole, check_batch, documents_of, full_pack, places_of, write_documents
 from torch_table_loader import ConfigError, MixedDataset, Pack, ResumeError, StructuredDataset, TableLoader
 from torch_table_loader.extend import SourceRow
 from torch_table_loader.pack import PackStrategy
@@ -138,7 +138,7 @@ def _check_pieces(packed: Packed, wholes: Mapping[int, Whole], pack: Pack) -> No
 
 
 packs = st.builds(
-    Pack,
+    full_pack,
     seq_len=st.integers(1, 45),
     strategy=st.sampled_from(STRATEGIES),
     bos_id=st.sampled_from([None, 1]),
@@ -182,7 +182,7 @@ def test_every_token_comes_once_a_round_over_any_chain_of_worlds(
 def test_each_source_has_its_share_after_every_step_that_has_room_for_all(
     tables: dict[str, str], world: Any, strategy: Any, weights: Any
 ) -> None:
-    pack = Pack(seq_len=8, strategy=strategy)
+    pack = full_pack(seq_len=8, strategy=strategy)
     found, _, _ = job(tables, pack, None, None, weights=weights, **world)
     shares = make(tables, pack, weights)[1].weights
     total, counts, taken = sum(shares.values()), Counter[str](), 0
@@ -197,7 +197,7 @@ def test_each_source_has_its_share_after_every_step_that_has_room_for_all(
 @pytest.mark.parametrize("strategy", STRATEGIES)
 @daily(lambda strategy: strategy != "pad")
 def test_a_state_is_the_same_on_every_rank_and_resumes_after_every_step(tables: dict[str, str], strategy: Any) -> None:
-    pack = Pack(seq_len=9, strategy=strategy, labels="shifted", loss_mask="trained", spans=["spans"], block_docs=4)
+    pack = full_pack(seq_len=9, strategy=strategy, labels="shifted", loss_mask="trained", spans=["spans"], block_docs=4)
     world: dict[str, Any] = {"num_ranks": 2, "num_workers": 2, "batch_size": 4, "weights": WEIGHTS}
     whole, _, _ = job(tables, pack, None, None, **world)
     for step in range(len(whole) + 1):
@@ -210,7 +210,7 @@ def test_a_state_is_the_same_on_every_rank_and_resumes_after_every_step(tables: 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_ranks_are_evened_by_sequences_that_are_all_padding(tables: dict[str, str], strategy: Any) -> None:
-    pack = Pack(seq_len=9, strategy=strategy)
+    pack = full_pack(seq_len=9, strategy=strategy)
     world: dict[str, Any] = {"num_ranks": 3, "batch_size": 4, "even_ranks": "pad"}
     found, padding = Counter[Place](), 0
     for rank in range(3):
@@ -224,7 +224,7 @@ def test_ranks_are_evened_by_sequences_that_are_all_padding(tables: dict[str, st
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_threads_and_processes_give_the_same(tables: dict[str, str], strategy: Any) -> None:
-    pack = Pack(seq_len=9, strategy=strategy, aligned=["weight"])
+    pack = full_pack(seq_len=9, strategy=strategy, aligned=["weight"])
 
     def all_of(**options: Any) -> list[list[Packed]]:
         loader, _ = make(tables, pack, num_workers=2, **options)
@@ -236,7 +236,7 @@ def test_threads_and_processes_give_the_same(tables: dict[str, str], strategy: A
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_sources_that_are_far_away_give_the_same(tables: dict[str, str], far: Callable[[], Any], strategy: Any) -> None:
-    pack = Pack(seq_len=9, strategy=strategy)
+    pack = full_pack(seq_len=9, strategy=strategy)
     options: dict[str, Any] = {"num_workers": 2, "even_ranks": "pad", "num_ranks": 2, "rank": 0}
     with make(tables, pack, **options)[0] as near:
         wanted = [sequences(batch, pack) for batch in near]
@@ -251,7 +251,7 @@ def test_sources_that_are_far_away_give_the_same(tables: dict[str, str], far: Ca
 def test_best_fit_is_repacked_in_each_round_of_a_shuffled_source(tmp_path: Path) -> None:
     lengths: list[int | None] = [int(each) for each in np.random.default_rng(2).integers(1, 60, 120)]
     write_documents(tmp_path / "a", [lengths], files=1)
-    pack = Pack(seq_len=64, strategy="best_fit", block_docs=60)
+    pack = full_pack(seq_len=64, strategy="best_fit", block_docs=60)
     wholes = documents_of([lengths], pack)
 
     def rounds(shuffle: bool) -> list[set[frozenset[int]]]:
@@ -274,7 +274,7 @@ def test_best_fit_is_repacked_in_each_round_of_a_shuffled_source(tmp_path: Path)
 
 
 def test_shares_of_tokens_are_those_of_full_sequences(tables: dict[str, str]) -> None:
-    pack = Pack(seq_len=8)
+    pack = full_pack(seq_len=8)
     tokens = {name: sum(len(each.tokens) for each in wholes_of(pack, name).values()) for name in NAMES}
     natural = make(tables, pack, "tokens")[1]
     sizes = {name: -(-own // 8) for name, own in tokens.items()}
@@ -287,13 +287,13 @@ def test_shares_of_tokens_are_those_of_full_sequences(tables: dict[str, str]) ->
 
 
 def test_explain_counts_sequences(tables: dict[str, str]) -> None:
-    notes = make(tables, Pack(seq_len=8), WEIGHTS)[1].explain().notes
+    notes = make(tables, full_pack(seq_len=8), WEIGHTS)[1].explain().notes
     assert notes[0].startswith("source 0 is 'a': 45 sequences, a share of")
     assert notes[-1].endswith("to within one sequence; the epoch ends before any source repeats a sequence")
 
 
 def test_a_filter_leaves_documents_out_of_sequences(tables: dict[str, str]) -> None:
-    pack = Pack(seq_len=8)
+    pack = full_pack(seq_len=8)
     loader, _ = make(tables, pack, filters=pc.field("id") != 2)
     found = Counter(token for batch in loader for each in sequences(batch, pack) for token in each.tokens)
     assert found == Counter(token for name in NAMES for token in places_of(wholes_of(pack, name)) if token[0] != 2)
@@ -301,23 +301,26 @@ def test_a_filter_leaves_documents_out_of_sequences(tables: dict[str, str]) -> N
 
 def test_a_state_of_sequences_of_another_length_is_refused(tables: dict[str, str]) -> None:
     for strategy in STRATEGIES:
-        state = make(tables, Pack(seq_len=8, strategy=strategy))[0].state_dict()
+        state = make(tables, full_pack(seq_len=8, strategy=strategy))[0].state_dict()
         with pytest.raises(ResumeError, match="seq_len was 8 and is 9"):
-            make(tables, Pack(seq_len=9, strategy=strategy))[0].load_state_dict(state)
+            make(tables, full_pack(seq_len=9, strategy=strategy))[0].load_state_dict(state)
 
 
 def test_what_does_not_fit_is_refused_by_name(tables: dict[str, str]) -> None:
     for options, message in (
-        ({"pack": Pack(seq_len=8, seq_len_from={4: 16}), "even_ranks": None}, r"seq_len_from=\.\.\.\).*leave it out"),
-        ({"pack": Pack(seq_len=8, strategy="pad"), "unit": "tokens"}, 'counts tokens.*got strategy="pad"'),
-        ({"pack": Pack(seq_len=8, strategy="pad"), "weights": "tokens"}, 'counts tokens.*got strategy="pad"'),
-        ({"pack": Pack(seq_len=8, strategy="windows")}, 'needs shuffle="rows"'),
-        ({"pack": Pack(seq_len=8, balance="attention")}, 'needs shuffle="rows"'),
+        (
+            {"pack": full_pack(seq_len=8, seq_len_from={4: 16}), "even_ranks": None},
+            r"seq_len_from=\.\.\.\).*leave it out",
+        ),
+        ({"pack": full_pack(seq_len=8, strategy="pad"), "unit": "tokens"}, 'counts tokens.*got strategy="pad"'),
+        ({"pack": full_pack(seq_len=8, strategy="pad"), "weights": "tokens"}, 'counts tokens.*got strategy="pad"'),
+        ({"pack": full_pack(seq_len=8, strategy="windows")}, 'needs shuffle="rows"'),
+        ({"pack": full_pack(seq_len=8, balance="attention")}, 'needs shuffle="rows"'),
     ):
         with pytest.raises(ConfigError, match=message):
             make(tables, **options)
     sources = {
-        name: partial(StructuredDataset, tables[name], shuffle=True, pack=Pack(seq_len=seq_len))
+        name: partial(StructuredDataset, tables[name], shuffle=True, pack=full_pack(seq_len=seq_len))
         for name, seq_len in (("a", 8), ("b", 9))
     }
     with pytest.raises(ConfigError, match=r"pack.seq_len is 8 in 'a' and 9 in 'b'"):
@@ -330,7 +333,7 @@ def test_what_does_not_fit_is_refused_by_name(tables: dict[str, str]) -> None:
 def test_rows_of_names_the_documents_under_each_sequence(
     tables: dict[str, str], strategy: PackStrategy, filtered: bool
 ) -> None:
-    pack = Pack(seq_len=11, strategy=strategy, block_docs=5, min_length=2, eos_id=7, max_docs_per_row=4)
+    pack = full_pack(seq_len=11, strategy=strategy, block_docs=5, min_length=2, eos_id=7, max_docs_per_row=4)
     filters = ~pc.field("id").isin([2, 5, 101, 106]) if filtered else None
     world: dict[str, Any] = {"filters": filters, "num_ranks": 2, "num_workers": 2, "even_ranks": "pad"}
     for rank in range(2):

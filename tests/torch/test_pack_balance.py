@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from tests.effort import examples
 from tests.tables.plain import meant_warnings
+from tests.torch.packing_reference import full_pack
 from torch_table_loader import ConfigError, MixedDataset, Pack, StructuredDataset, TableLoader
 
 LENGTHS = np.random.default_rng(0).geometric(1 / 14, 160)
@@ -66,8 +67,8 @@ def steps_of(root: Path, pack: Pack, state: Any = None, steps: int | None = None
 @pytest.mark.parametrize("strategy", ["concat", "windows", "pad", "best_fit"])
 def test_a_global_batch_has_the_same_sequences_and_ranks_equal_costs(table: Path, strategy: Any) -> None:
     world: dict[str, Any] = {"num_ranks": 4, "batch_size": 4, "num_workers": 2, "drop_last": True}
-    plain, _ = steps_of(table, Pack(seq_len=SEQ_LEN, strategy=strategy), **world)
-    even, _ = steps_of(table, Pack(seq_len=SEQ_LEN, strategy=strategy, balance="attention"), **world)
+    plain, _ = steps_of(table, full_pack(seq_len=SEQ_LEN, strategy=strategy), **world)
+    even, _ = steps_of(table, full_pack(seq_len=SEQ_LEN, strategy=strategy, balance="attention"), **world)
     assert len(plain) == len(even) > 3
     spreads = []
     for one, other in zip(plain, even, strict=True):
@@ -89,23 +90,23 @@ WORLDS = st.fixed_dictionaries(
 @settings(max_examples=examples(8), deadline=None)
 @given(strategy=st.sampled_from(["concat", "best_fit"]), one=WORLDS, two=WORLDS, steps=st.integers(0, 4))
 def test_another_world_delivers_the_rest(table: Path, strategy: Any, one: Any, two: Any, steps: int) -> None:
-    pack = Pack(seq_len=SEQ_LEN, strategy=strategy, balance="attention")
+    pack = full_pack(seq_len=SEQ_LEN, strategy=strategy, balance="attention")
     first, state = steps_of(table, pack, steps=steps, even_ranks="pad", **one)
     rest, _ = steps_of(table, pack, state, even_ranks="pad", **two)
     found = [s for step in [*first, *rest] for batch in step for s in sequences_of(batch) if s]
-    whole = [s for batch in make(table, Pack(seq_len=SEQ_LEN, strategy=strategy)) for s in sequences_of(batch)]
+    whole = [s for batch in make(table, full_pack(seq_len=SEQ_LEN, strategy=strategy)) for s in sequences_of(batch)]
     assert sorted(found) == sorted(whole)
 
 
 def test_it_says_which_rows_a_batch_has(table: Path) -> None:
-    loader = make(table, Pack(seq_len=SEQ_LEN, balance="attention"), num_ranks=3, rank=1, batch_size=3)
+    loader = make(table, full_pack(seq_len=SEQ_LEN, balance="attention"), num_ranks=3, rank=1, batch_size=3)
     for step, batch in enumerate(islice(loader, 4)):
         spans: Any = loader.rows_of(step)
         assert [span.row_start for span in spans] == batch["documents"]["id"].tolist()
 
 
 def test_a_mixture_refuses_it(table: Path) -> None:
-    pack = Pack(seq_len=SEQ_LEN, balance="attention")
+    pack = full_pack(seq_len=SEQ_LEN, balance="attention")
     with meant_warnings():
         source = StructuredDataset(str(table), pack=pack, shuffle="rows", check_plan=False)
     with meant_warnings(), pytest.raises(ConfigError, match="deals sequences in turn"):

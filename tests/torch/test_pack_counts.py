@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from tests.effort import examples
 from tests.tables.plain import meant_warnings
 from tests.tables.token_files import LAYOUTS
+from tests.torch.packing_reference import full_pack
 from torch_table_loader import ConfigError, Pack, StructuredDataset, TableError, TableLoader
 from torch_table_loader.planning.pack_counts import PackCounts
 from torch_table_loader.read.parquet import ParquetFile
@@ -73,7 +74,7 @@ HOWS = st.sampled_from(["split", "truncate", "drop"])
 @given(pack=PACKS, how=HOWS, rows=st.booleans(), ranks=st.integers(1, 3), batch_size=st.integers(1, 4))
 def test_what_is_told_is_what_comes(table: Path, pack: Pack, how: Any, rows: bool, ranks: int, batch_size: int) -> None:
     fields = {name: getattr(pack, name) for name in pack.__dataclass_fields__}
-    pack = Pack(**{**fields, "long_docs": "split" if pack.strategy == "concat" else how})
+    pack = full_pack(**{**fields, "long_docs": "split" if pack.strategy == "concat" else how})
     batches, delivered = [], PackCounts(pack.seq_len)
     for rank in range(ranks):
         shuffle: Any = "rows" if rows else True
@@ -109,7 +110,7 @@ def test_what_is_told_is_what_comes(table: Path, pack: Pack, how: Any, rows: boo
 
 @pytest.mark.parametrize("stride", [None, 3])
 def test_windows_are_told_as_they_come(table: Path, stride: int | None) -> None:
-    pack = Pack(seq_len=7, strategy="windows", stride=stride)
+    pack = full_pack(seq_len=7, strategy="windows", stride=stride)
     loader, dataset = opened(table, pack, shuffle="rows", batch_size=3)
     told = dataset.explain().packing
     sequences, tokens, parts, _ = summed(list(loader))
@@ -125,14 +126,14 @@ def test_windows_are_told_as_they_come(table: Path, stride: int | None) -> None:
 @pytest.mark.parametrize("collated", [False, True])
 def test_metrics_count_what_was_taken(table: Path, worker_type: Any, collated: bool) -> None:
     options = {"worker_type": worker_type, "batch_size": 2, "collate_fn": dict if collated else None}
-    loader, dataset = opened(table, Pack(seq_len=11, strategy="best_fit"), **options)
+    loader, dataset = opened(table, full_pack(seq_len=11, strategy="best_fit"), **options)
     batches = list(islice(loader, 3))
     counts = loader.metrics().packing
     assert counts is not None
     assert (counts.sequences, counts.tokens, counts.parts) == summed(batches)[:3]
     assert f"packed: {counts.sequences} sequences of 11 tokens, " in str(loader.metrics())
     assert "\nPacking\n" in str(dataset.explain())
-    assert opened(table, Pack(seq_len=11), batch_size=2)[0].metrics is not None
+    assert opened(table, full_pack(seq_len=11), batch_size=2)[0].metrics is not None
 
 
 def test_a_table_without_pack_says_nothing_of_packing(table: Path) -> None:
@@ -146,7 +147,7 @@ def test_a_table_without_pack_says_nothing_of_packing(table: Path) -> None:
 def test_what_packing_makes_is_kept_in_the_plan_cache(table: Path, tmp_path: Path) -> None:
     told = []
     for _ in range(2):
-        _, dataset = opened(table, Pack(seq_len=9, strategy="best_fit"), plan_cache=str(tmp_path))
+        _, dataset = opened(table, full_pack(seq_len=9, strategy="best_fit"), plan_cache=str(tmp_path))
         told.append(dataset.explain().packing)
     assert told[0] == told[1]
     assert told[1] is not None
@@ -164,7 +165,7 @@ def test_a_column_of_lengths_is_read_instead_of_tokens(table: Path, monkeypatch:
         read.append(tuple(columns))
         return batches_of(handle, groups, columns, max_rows)
 
-    pack = Pack(seq_len=9, strategy="best_fit", lengths="num_tokens", sep_id=3)
+    pack = full_pack(seq_len=9, strategy="best_fit", lengths="num_tokens", sep_id=3)
     with monkeypatch.context() as patched:
         patched.setattr(ParquetFile, "batches", noted)
         loader, _ = opened(table, pack, batch_size=2, num_workers=0, filters=pc.field("id") != 5)
@@ -174,12 +175,12 @@ def test_a_column_of_lengths_is_read_instead_of_tokens(table: Path, monkeypatch:
     batches = list(loader)
     assert len(batches) == steps
     assert set(batches[0]["documents"]) == {"id"}
-    other = list(opened(table, Pack(seq_len=9, strategy="best_fit", sep_id=3), batch_size=2, num_workers=0)[0])
+    other = list(opened(table, full_pack(seq_len=9, strategy="best_fit", sep_id=3), batch_size=2, num_workers=0)[0])
     assert "documents" in other[0]
 
 
 def test_a_column_of_lengths_that_is_asked_for_comes_along(table: Path) -> None:
-    pack = Pack(seq_len=50, strategy="pad", lengths="num_tokens")
+    pack = full_pack(seq_len=50, strategy="pad", lengths="num_tokens")
     for shuffle in (False, "rows"):
         loader, _ = opened(table, pack, columns=["num_tokens"], shuffle=shuffle, batch_size=3)
         for batch in loader:
@@ -193,7 +194,7 @@ def test_a_column_of_lengths_that_is_asked_for_comes_along(table: Path) -> None:
 @pytest.mark.parametrize("shuffle", [False, "rows"])
 def test_a_length_that_is_wrong_is_an_error(tmp_path: Path, strategy: Any, shuffle: Any) -> None:
     write(tmp_path, [5, 6, 7, 8], [5, 6, 6, 9])
-    pack = Pack(seq_len=8, strategy=strategy, lengths="num_tokens")
+    pack = full_pack(seq_len=8, strategy=strategy, lengths="num_tokens")
     with pytest.raises(TableError, match=r"0\.parquet.*says 6 tokens in row 2.*has 7") as found:
         list(opened(tmp_path, pack, shuffle=shuffle, num_workers=0)[0])
     assert "leave lengths out" in str(found.value)
@@ -214,13 +215,13 @@ def test_a_length_that_is_wrong_is_an_error(tmp_path: Path, strategy: Any, shuff
 def test_what_does_not_fit_is_refused(tmp_path: Path, options: Any, message: str) -> None:
     pq.write_table(pa.table({"input_ids": [[1]], "num_tokens": [1], "title": ["a"], "id": [0]}), tmp_path / "0.parquet")
     with pytest.raises(ConfigError, match=message):
-        opened(tmp_path, Pack(seq_len=4, **options))
+        opened(tmp_path, full_pack(seq_len=4, **options))
 
 
 def test_a_negative_length_is_an_error(tmp_path: Path) -> None:
     pq.write_table(pa.table({"input_ids": [[1]], "n": [-1], "id": [0]}), tmp_path / "0.parquet")
     with pytest.raises(TableError, match="got -1 in row 0"):
-        opened(tmp_path, Pack(seq_len=4, strategy="pad", lengths="n"))
+        opened(tmp_path, full_pack(seq_len=4, strategy="pad", lengths="n"))
 
 
 # ---- lengths from an index -------------------------------------------------------------------------------
@@ -235,7 +236,7 @@ def test_token_files_are_counted_by_their_index(
     suffix, writer = LAYOUTS[form]
     documents = [[100 + row] * (row * 7 % 23) for row in range(40)]
     writer(tmp_path / f"x{suffix}", documents)
-    pack = Pack(seq_len=16, tokens="tokens", strategy=strategy, min_length=3, sep_id=9, block_docs=5)
+    pack = full_pack(seq_len=16, tokens="tokens", strategy=strategy, min_length=3, sep_id=9, block_docs=5)
     options: dict[str, Any] = {"columns": None, "batch_size": 2, "split_size": split_rows}
     if split_rows is not None:
         options["split_strategy"] = "row_balanced"
@@ -264,6 +265,6 @@ def test_an_index_that_counts_wrong_is_an_error(tmp_path: Path, monkeypatch: pyt
     writer(tmp_path / f"x{suffix}", [[1, 2, 3]] * 6)
     lengths: Any = TokenReader.list_lengths
     monkeypatch.setattr(TokenReader, "list_lengths", lambda *args: lengths(*args) * 2)
-    pack = Pack(seq_len=3, tokens="tokens", strategy="pad")
+    pack = full_pack(seq_len=3, tokens="tokens", strategy="pad")
     with pytest.raises(TableError, match="as was counted"), meant_warnings():
         list(StructuredDataset.create_dataloader(str(tmp_path), "datatrove", pack=pack, check_plan=False)[0])

@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 
 from tests.effort import daily, examples
 from tests.tables.plain import meant_warnings
-from tests.torch.packing_reference import Place, check_batch, documents_of, places_of, write_documents
+from tests.torch.packing_reference import Place, check_batch, documents_of, full_pack, places_of, write_documents
 from torch_table_loader import ConfigError, ConfigTypeError, MixedDataset, Pack, StructuredDataset, TableLoader
 
 GROUPS: list[list[int | None]] = [[5, 0, 17, 1], [None, 40, 3], [9, 9, 2, 2, 30], [1], [12, 33, 4, 6]]
-PACK = Pack(seq_len=3, seq_len_from={2: 7, 4: 2, 9: 11}, labels="shifted")
+PACK = full_pack(seq_len=3, seq_len_from={2: 7, 4: 2, 9: 11}, labels="shifted")
 MODES = st.sampled_from([False, True, "rows"])
 WORLDS = st.fixed_dictionaries(
     {
@@ -28,7 +28,7 @@ WORLDS = st.fixed_dictionaries(
     }
 )
 SCHEDULES = st.builds(
-    Pack,
+    full_pack,
     seq_len=st.integers(1, 9),
     seq_len_from=st.dictionaries(st.integers(1, 12), st.integers(1, 12), min_size=1, max_size=3),
 )
@@ -53,7 +53,7 @@ def check(batches: list[Any], pack: Pack, *, first: int, epoch: int = 0) -> list
     """Check every value of batches, and that each has sequences of the length of its step; give their tokens."""
     found: list[Place] = []
     for step, batch in enumerate(batches, first):
-        own = Pack(seq_len=expected(pack, epoch, step), labels=pack.labels)
+        own = full_pack(seq_len=expected(pack, epoch, step), labels=pack.labels)
         found += check_batch(batch, documents_of(GROUPS, own), own)
     return found
 
@@ -156,7 +156,7 @@ def test_later_epochs_have_the_last_length(table: Path, mode: Any) -> None:
 @pytest.mark.parametrize("mode", [True, "rows"])
 def test_a_schedule_goes_on_from_one_length_and_back(table: Path, mode: Any) -> None:
     options = {"batch_size": 1, "num_workers": 1, "shuffle": mode, "num_ranks": 1, "even_ranks": "pad"}
-    plain = Pack(seq_len=11, labels="shifted")
+    plain = full_pack(seq_len=11, labels="shifted")
     one, state = run(table, plain, None, 0, 3, **options)
     two, state = run(table, PACK, state, 3, 3, **options)
     three, _ = run(table, plain, state, 0, None, **options)
@@ -192,18 +192,18 @@ def test_explain_and_metrics_speak_of_all_lengths(table: Path, mode: Any) -> Non
 
 def test_what_does_not_fit_is_refused(table: Path) -> None:
     with pytest.raises(ConfigError, match='strategy="concat"'):
-        Pack(seq_len=4, strategy="pad", seq_len_from={3: 8})
+        full_pack(seq_len=4, strategy="pad", seq_len_from={3: 8})
     with pytest.raises(ConfigError, match="at least 1"):
-        Pack(seq_len=4, seq_len_from={0: 8})
+        full_pack(seq_len=4, seq_len_from={0: 8})
     with pytest.raises(ConfigError, match="at least 1"):
-        Pack(seq_len=4, seq_len_from={3: 0})
+        full_pack(seq_len=4, seq_len_from={3: 0})
     wrong: Any = 8
     with pytest.raises(ConfigTypeError, match="dict of lengths by step"):
-        Pack(seq_len=4, seq_len_from=wrong)
+        full_pack(seq_len=4, seq_len_from=wrong)
     with pytest.raises(ConfigError, match="even_ranks"):
         make(table, PACK, shuffle=True, num_ranks=2, rank=0)
     with pytest.raises(ConfigError, match="multiples of micro_batches=2"):
-        make(table, Pack(seq_len=4, seq_len_from={3: 8}), shuffle="rows", micro_batches=2)
+        make(table, full_pack(seq_len=4, seq_len_from={3: 8}), shuffle="rows", micro_batches=2)
     dataset = StructuredDataset(str(table), pack=PACK, shuffle=True)
     with pytest.raises(ConfigError, match="create_dataloader"):
         next(iter(dataset))

@@ -22,6 +22,7 @@ from hypothesis import strategies as st
 from tests.effort import daily, examples
 from tests.states import is_ended, source_of, with_anchor
 from tests.tables.plain import meant_warnings
+from tests.torch.packing_reference import full_pack
 from torch_table_loader import ConfigError, MixedDataset, Pack, ResumeError, StructuredDataset, TableError, TableLoader
 from torch_table_loader.extend import RowSpan
 
@@ -196,7 +197,7 @@ def expected_count(pack: Pack) -> int | None:
 
 
 PACKS = st.builds(
-    Pack,
+    full_pack,
     seq_len=st.integers(1, 45),
     strategy=st.sampled_from(STRATEGIES),
     bos_id=st.sampled_from([None, BOS]),
@@ -260,7 +261,7 @@ def test_every_token_comes_once_and_the_length_is_exact(
 def test_long_documents_are_cut_off_or_left_out(table: Path, pack: Pack, how: Any, mask: bool) -> None:
     fields = {name: getattr(pack, name) for name in pack.__dataclass_fields__}
     labels = pack.labels if pack.labels is not None or not mask else "hf"
-    pack = Pack(**{**fields, "long_docs": how, "loss_mask": "trained" if mask else None, "labels": labels})
+    pack = full_pack(**{**fields, "long_docs": how, "loss_mask": "trained" if mask else None, "labels": labels})
     found, _ = run(table, pack, {"num_ranks": 2, "batch_size": 2, "num_workers": 0})
     assert sorted(place for sequence in found for place in sequence) == sorted(tokens_of(wholes_of(pack)))
 
@@ -270,7 +271,7 @@ def test_long_documents_are_cut_off_or_left_out(table: Path, pack: Pack, how: An
 def test_windows_begin_a_stride_apart_as_long_as_they_add_a_token(
     table: Path, seq_len: int, stride: int, labels: Any
 ) -> None:
-    pack = Pack(seq_len=seq_len, strategy="windows", stride=min(stride, seq_len), eos_id=EOS, labels=labels)
+    pack = full_pack(seq_len=seq_len, strategy="windows", stride=min(stride, seq_len), eos_id=EOS, labels=labels)
     order = tokens_of(wholes_of(pack))
     assert pack.stride is not None
     starts = range(0, len(order), pack.stride)
@@ -282,7 +283,7 @@ def test_windows_begin_a_stride_apart_as_long_as_they_add_a_token(
 
 
 def test_documents_that_are_put_behind_one_another_make_up_the_sequences(table: Path) -> None:
-    pack = Pack(seq_len=7, eos_id=EOS)
+    pack = full_pack(seq_len=7, eos_id=EOS)
     one, _ = run(table, pack, {"num_ranks": 1, "batch_size": 1, "num_workers": 0})
     assert all(len(sequence) == 7 for sequence in one[:-1])
     joined = [place for sequence in one for place in sequence]
@@ -314,7 +315,7 @@ def test_another_world_delivers_the_rest(table: Path, pack: Pack, worlds: list[d
 @pytest.mark.parametrize("worker_type", ["thread", "process"])
 @daily(3)
 def test_it_resumes_from_every_step(table: Path, strategy: Any, worker_type: Any) -> None:
-    pack = Pack(seq_len=7, strategy=strategy, labels="shifted", loss_mask="trained", aligned=["weight"])
+    pack = full_pack(seq_len=7, strategy=strategy, labels="shifted", loss_mask="trained", aligned=["weight"])
     options: dict[str, Any] = {
         "batch_size": 2,
         "num_workers": 2,
@@ -349,55 +350,55 @@ def test_documents_put_behind_one_another_go_on_as_sequences_of_another_length(
     state, found = None, []
     for number, (seq_len, world, steps) in enumerate(stages):
         last = number == len(stages) - 1
-        pack = Pack(seq_len=seq_len, eos_id=EOS, labels=labels)
+        pack = full_pack(seq_len=seq_len, eos_id=EOS, labels=labels)
         got, state = run(table, pack, {**world, "even_ranks": "pad"}, state, None if last else steps)
         found += got
     assert sorted(place for sequence in found for place in sequence) == sorted(tokens_of(wholes_of(pack)))
 
 
 def test_the_epoch_after_begins_anew_with_the_length_that_is_asked_for(table: Path) -> None:
-    first = make(table, Pack(seq_len=8), batch_size=2, num_workers=0)
+    first = make(table, full_pack(seq_len=8), batch_size=2, num_workers=0)
     list(islice(first, 3))
-    loader = make(table, Pack(seq_len=5), batch_size=2, num_workers=0)
+    loader = make(table, full_pack(seq_len=5), batch_size=2, num_workers=0)
     loader.load_state_dict(copied(first.state_dict()))
-    left = -(-(len(tokens_of(wholes_of(Pack(seq_len=5)))) - 48) // 5)
+    left = -(-(len(tokens_of(wholes_of(full_pack(seq_len=5)))) - 48) // 5)
     assert loader.remaining == -(-left // 2) == len(list(loader))
-    other = make(table, Pack(seq_len=5), batch_size=2, num_workers=0)
+    other = make(table, full_pack(seq_len=5), batch_size=2, num_workers=0)
     loader.set_epoch(1)
     other.set_epoch(1)
     assert [batch["input_ids"].tolist() for batch in loader] == [batch["input_ids"].tolist() for batch in other]
 
 
 def test_a_state_of_another_length_or_order_is_refused_by_name(table: Path) -> None:
-    state = make(table, Pack(seq_len=8, strategy="pad")).state_dict()
+    state = make(table, full_pack(seq_len=8, strategy="pad")).state_dict()
     with pytest.raises(ResumeError, match="seq_len was 8 and is 5"):
-        make(table, Pack(seq_len=5, strategy="pad")).load_state_dict(state)
-    state = make(table, Pack(seq_len=8)).state_dict()
+        make(table, full_pack(seq_len=5, strategy="pad")).load_state_dict(state)
+    state = make(table, full_pack(seq_len=8)).state_dict()
     for origin in (-1, "3", 10**9):
         with pytest.raises(ResumeError):
-            make(table, Pack(seq_len=5)).load_state_dict({**state, "history": [[0, False, 0, origin, []]]})
+            make(table, full_pack(seq_len=5)).load_state_dict({**state, "history": [[0, False, 0, origin, []]]})
     with pytest.raises(ResumeError, match=r"pack= .* was 'concat-"):
-        make(table, Pack(seq_len=8, strategy="windows")).load_state_dict(state)
+        make(table, full_pack(seq_len=8, strategy="windows")).load_state_dict(state)
     with pytest.raises(ResumeError, match="stage"):
-        make(table, Pack(seq_len=8, eos_id=EOS)).load_state_dict(state)
-    loader = make(table, Pack(seq_len=8), batch_size=2)
+        make(table, full_pack(seq_len=8, eos_id=EOS)).load_state_dict(state)
+    loader = make(table, full_pack(seq_len=8), batch_size=2)
     list(islice(loader, 3))
     state = copied(loader.state_dict())
     number, place, before, seal = source_of(state)[4]
     for anchor in ([1, "x"], [0, 17, 3], [number, place, before + 1, seal], [number, place - 1, before, seal]):
         with pytest.raises(ResumeError, match="anchor"):
-            make(table, Pack(seq_len=8)).load_state_dict(with_anchor(state, anchor))
+            make(table, full_pack(seq_len=8)).load_state_dict(with_anchor(state, anchor))
     with pytest.raises(ResumeError, match=r"anchor .* is not one of this epoch's order"):
-        make(table, Pack(seq_len=8)).load_state_dict({**state, "epoch": 1})
+        make(table, full_pack(seq_len=8)).load_state_dict({**state, "epoch": 1})
 
 
 def test_the_store_serves_any_length_and_strategy(table: Path, tmp_path: Path) -> None:
     strategy: Any
     for strategy in STRATEGIES:
         for seq_len in (4, 11):
-            list(make(table, Pack(seq_len=seq_len, strategy=strategy), row_store=str(tmp_path), batch_size=4))
+            list(make(table, full_pack(seq_len=seq_len, strategy=strategy), row_store=str(tmp_path), batch_size=4))
     assert len(list(tmp_path.iterdir())) == 1
-    list(make(table, Pack(seq_len=4, eos_id=EOS), row_store=str(tmp_path), batch_size=4))
+    list(make(table, full_pack(seq_len=4, eos_id=EOS), row_store=str(tmp_path), batch_size=4))
     assert len(list(tmp_path.iterdir())) == 2
 
 
@@ -406,7 +407,7 @@ def test_the_store_serves_any_length_and_strategy(table: Path, tmp_path: Path) -
 
 @pytest.mark.parametrize("strategy", ["concat", "pad", "best_fit"])
 def test_documents_are_excluded_and_included(table: Path, strategy: Any) -> None:
-    pack = Pack(seq_len=7, strategy=strategy, eos_id=EOS)
+    pack = full_pack(seq_len=7, strategy=strategy, eos_id=EOS)
     loader, dataset = opened(table, pack, batch_size=2, num_workers=2)
     dataset.exclude([2, 5, 11])
     left = [number for number in range(len(LENGTHS)) if number not in (2, 5, 11)]
@@ -431,12 +432,12 @@ def test_documents_are_excluded_and_included(table: Path, strategy: Any) -> None
 
 def test_windows_refuse_to_leave_documents_out(table: Path) -> None:
     with pytest.raises(ConfigError, match='strategy="windows" cuts tokens without regard'):
-        opened(table, Pack(seq_len=7, strategy="windows"))[1].exclude([2])
+        opened(table, full_pack(seq_len=7, strategy="windows"))[1].exclude([2])
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_filters_row_ids_and_columns_of_documents(table: Path, strategy: Any) -> None:
-    pack = Pack(seq_len=9, strategy=strategy, spans=["spans"])
+    pack = full_pack(seq_len=9, strategy=strategy, spans=["spans"])
     loader = make(table, pack, batch_size=2, filters=pc.field("id") > 3, columns=["title", "id"], row_id=True)
     wholes = wholes_of(pack, list(range(4, len(LENGTHS))))
     found = []
@@ -460,7 +461,7 @@ def test_filters_row_ids_and_columns_of_documents(table: Path, strategy: Any) ->
 
 
 def test_spans_are_moved_by_a_begin_token(table: Path) -> None:
-    pack = Pack(seq_len=9, bos_id=BOS, spans=["spans"])
+    pack = full_pack(seq_len=9, bos_id=BOS, spans=["spans"])
     wholes, found = wholes_of(pack), []
     for batch in make(table, pack, batch_size=2):
         places = [place for row in check(batch, pack, wholes) for place in [*row, *[None] * (9 - len(row))]]
@@ -476,14 +477,14 @@ def test_spans_are_moved_by_a_begin_token(table: Path) -> None:
 def test_lists_of_any_kind(tmp_path: Path, kind: pa.DataType) -> None:
     lengths: list[int | None] = [4, 4, None, 4, 4, 4]
     write(tmp_path, lengths, kind)
-    batches = list(make(tmp_path, Pack(seq_len=6, eos_id=70_000), batch_size=1, num_workers=0))
+    batches = list(make(tmp_path, full_pack(seq_len=6, eos_id=70_000), batch_size=1, num_workers=0))
     ids = [entry for batch in batches for row in batch["input_ids"].tolist() for entry in row]
     stored = [token(row, at) for row, n in enumerate(lengths) for at in range(n or 0)]
     assert sorted(ids) == sorted([*stored, *[70_000] * 5, *[0] * 5])
 
 
 def test_workers_of_a_dataloader_and_formats(table: Path) -> None:
-    pack = Pack(seq_len=7, eos_id=EOS, aligned=["weight"])
+    pack = full_pack(seq_len=7, eos_id=EOS, aligned=["weight"])
     with meant_warnings():
         dataset = StructuredDataset(
             str(table), pack=pack, shuffle="rows", columns=["id"], batch_size=2, check_plan=False
@@ -491,13 +492,13 @@ def test_workers_of_a_dataloader_and_formats(table: Path) -> None:
         loader = torch.utils.data.DataLoader(dataset, batch_size=None, num_workers=2)
         found = [place for batch in loader for row in check(batch, pack, wholes_of(pack)) for place in row]
     assert sorted(found) == sorted(tokens_of(wholes_of(pack)))
-    flash = next(iter(make(table, Pack(seq_len=7, output="flash"), output_format="numpy", batch_size=2)))
+    flash = next(iter(make(table, full_pack(seq_len=7, output="flash"), output_format="numpy", batch_size=2)))
     assert flash["input_ids"].shape == (1, 14)
     assert isinstance(flash["cu_seq_lens_q"], np.ndarray)
 
 
 def test_windows_as_a_map(table: Path) -> None:
-    pack = Pack(seq_len=7, strategy="windows", eos_id=EOS)
+    pack = full_pack(seq_len=7, strategy="windows", eos_id=EOS)
     order = tokens_of(wholes_of(pack))
     with meant_warnings():
         view = StructuredDataset(str(table), pack=pack, shuffle="rows", columns=["id"], check_plan=False).as_map()
@@ -506,7 +507,7 @@ def test_windows_as_a_map(table: Path) -> None:
     assert check(view.batch(places), pack, wholes_of(pack)) == [order[7 * place : 7 * place + 7] for place in places]
     assert view.row_ids([0]).tolist() == list(dict.fromkeys(number for number, _ in order[:7]))
     with pytest.raises(ConfigError, match="leave pack out"), meant_warnings():
-        len(StructuredDataset(str(table), pack=Pack(seq_len=7), shuffle="rows", check_plan=False).as_map())
+        len(StructuredDataset(str(table), pack=full_pack(seq_len=7), shuffle="rows", check_plan=False).as_map())
 
 
 @pytest.mark.parametrize("output", [None, "hf", "flash", "flex", "megatron", "segment_ids"])
@@ -515,7 +516,7 @@ def test_a_window_of_a_map_is_a_batch_of_one_without_the_first_dimension(
     table: Path, output: Any, form: Literal["torch", "numpy"]
 ) -> None:
     """What is of documents has no such dimension, and stays as it is."""
-    pack = Pack(seq_len=7, strategy="windows", aligned=["weight"], spans=["spans"], output=output)
+    pack = full_pack(seq_len=7, strategy="windows", aligned=["weight"], spans=["spans"], output=output)
     with meant_warnings():
         view = StructuredDataset(
             str(table), pack=pack, shuffle="rows", columns=["id"], output_format=form, check_plan=False
@@ -535,7 +536,7 @@ def test_a_window_of_a_map_is_a_batch_of_one_without_the_first_dimension(
 
 
 def test_explain_says_how_sequences_are_made(table: Path) -> None:
-    _, dataset = opened(table, Pack(seq_len=7, strategy="windows", stride=3), batch_size=2)
+    _, dataset = opened(table, full_pack(seq_len=7, strategy="windows", stride=3), batch_size=2)
     notes = " ".join(dataset.explain().notes)
     assert "windows of the table's tokens, 3 apart" in notes
     assert f"{sum(length or 0 for length in LENGTHS):,} tokens" in notes
@@ -546,14 +547,14 @@ def test_explain_says_how_sequences_are_made(table: Path) -> None:
 
 def test_what_does_not_fit_is_refused_by_name(table: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no column 'tokens'"):
-        make(table, Pack(seq_len=7, tokens="tokens"))
+        make(table, full_pack(seq_len=7, tokens="tokens"))
     with pytest.raises(ConfigError, match="stride must be at most"):
-        Pack(seq_len=4, strategy="windows", stride=5)
+        full_pack(seq_len=4, strategy="windows", stride=5)
     with pytest.raises(TableError, match=r"row 5 of '0.parquet' has 40 tokens.*seq_len=39"):
-        make(table, Pack(seq_len=39, strategy="pad", long_docs="error"))
+        make(table, full_pack(seq_len=39, strategy="pad", long_docs="error"))
     pq.write_table(pa.table({"input_ids": [[1, None]]}), tmp_path / "a.parquet")
     with pytest.raises(TableError, match="null inside"):
-        make(tmp_path, Pack(seq_len=7), columns=[])
+        make(tmp_path, full_pack(seq_len=7), columns=[])
 
 
 # ---- chance ----------------------------------------------------------------------------------------------
@@ -562,7 +563,7 @@ def test_what_does_not_fit_is_refused_by_name(table: Path, tmp_path: Path) -> No
 @pytest.mark.parametrize("strategy", ["windows", "concat", "pad", "best_fit"])
 def test_each_epoch_has_an_order_of_its_own_and_places_are_uniform(tmp_path: Path, strategy: Any) -> None:
     write(tmp_path, [4] * 8)
-    pack = Pack(seq_len=4, strategy=strategy)
+    pack = full_pack(seq_len=4, strategy=strategy)
     loader = make(tmp_path, pack, batch_size=8, num_workers=0)
     counts, orders = np.zeros((8, 8), dtype=np.int64), set()
     epochs = 160
@@ -618,7 +619,7 @@ def of_sequences(batch: Mapping[str, Any]) -> list[tuple[int, list[tuple[int, in
 @pytest.mark.parametrize("strategy", ["windows", "concat", "best_fit"])
 @pytest.mark.parametrize("weights", [{"a": 0.6, "b": 0.3, "c": 0.1}, {"a": 0.517, "b": 0.321, "c": 0.162}], ids=str)
 def test_weights_are_shares_of_tokens_at_every_prefix(tables: dict[str, Path], strategy: Any, weights: Any) -> None:
-    pack = Pack(seq_len=8, strategy=strategy, long_docs="split")
+    pack = full_pack(seq_len=8, strategy=strategy, long_docs="split")
     loader, _ = mix(tables, pack, weights, batch_size=4, num_workers=2, unit="tokens")
     sequences = [entry for batch in loader for entry in of_sequences(batch)]
     assert len(sequences) > 50
@@ -651,7 +652,7 @@ def test_a_mixture_goes_on_in_another_world(
     weights: Any,
     block: int,
 ) -> None:
-    pack = Pack(seq_len=11, strategy=strategy, eos_id=EOS, block_docs=4)
+    pack = full_pack(seq_len=11, strategy=strategy, eos_id=EOS, block_docs=4)
     block = 0 if weights == "rows" else block
 
     def run_once(worlds: list[dict[str, Any]]) -> list[Any]:
@@ -683,7 +684,7 @@ def test_a_mixture_goes_on_in_another_world(
 
 
 def test_a_mixture_goes_on_where_each_source_stood(tables: dict[str, Path]) -> None:
-    pack, weights = Pack(seq_len=8), {"a": 1, "b": 1, "c": 4}
+    pack, weights = full_pack(seq_len=8), {"a": 1, "b": 1, "c": 4}
     loader, _ = mix(tables, pack, weights, batch_size=8, num_workers=2, stop="all_exhausted")
     whole = [of_sequences(batch) for batch in loader]
     steps = len(whole) * 2 // 3
@@ -715,16 +716,16 @@ def test_a_mixture_refuses_places_of_sequences_of_another_length(
     tables: dict[str, Path], stop: Any, small_gathers: None
 ) -> None:
     weights = {"a": 1, "b": 1, "c": 1}
-    loader, _ = mix(tables, Pack(seq_len=8), weights, batch_size=2, stop=stop)
+    loader, _ = mix(tables, full_pack(seq_len=8), weights, batch_size=2, stop=stop)
     for _ in zip(range(3), loader, strict=False):
         pass
-    other, _ = mix(tables, Pack(seq_len=16), weights, batch_size=2, stop=stop)
+    other, _ = mix(tables, full_pack(seq_len=16), weights, batch_size=2, stop=stop)
     with pytest.raises(ResumeError, match=r"source 'a': .* seq_len was 8 and is 16"):
         other.load_state_dict(copied(loader.state_dict()))
 
 
 def test_a_mixture_says_where_sequences_come_from(tables: dict[str, Path]) -> None:
-    loader, _ = mix(tables, Pack(seq_len=11), {"a": 1, "b": 1, "c": 1}, batch_size=6, num_workers=0)
+    loader, _ = mix(tables, full_pack(seq_len=11), {"a": 1, "b": 1, "c": 1}, batch_size=6, num_workers=0)
     for step, batch in zip(range(5), loader, strict=False):
         documents = batch["documents"]
         names = ["abc"[number] for number in documents["source"].tolist()]
@@ -742,10 +743,10 @@ def test_sources_of_a_mixture_must_be_packed_alike(tables: dict[str, Path]) -> N
 
     weights = {"a": 1, "b": 1}
     with pytest.raises(ConfigError, match=r"pack\.seq_len is 8 in 'a' and 9 in 'b'"):
-        MixedDataset(sources(Pack(seq_len=8), Pack(seq_len=9)), weights, check_plan=False)
+        MixedDataset(sources(full_pack(seq_len=8), full_pack(seq_len=9)), weights, check_plan=False)
     with pytest.raises(ConfigError, match=r"but pack is Pack.* in 'a' and None in 'b'"):
-        MixedDataset(sources(Pack(seq_len=8), None), weights, check_plan=False)
-    pad = Pack(seq_len=8, strategy="pad", long_docs="split")
+        MixedDataset(sources(full_pack(seq_len=8), None), weights, check_plan=False)
+    pad = full_pack(seq_len=8, strategy="pad", long_docs="split")
     with pytest.raises(ConfigError, match=r'unit="tokens" counts tokens.* got strategy="pad"'):
         MixedDataset(sources(pad, pad), weights, unit="tokens", check_plan=False)
 
@@ -753,7 +754,7 @@ def test_sources_of_a_mixture_must_be_packed_alike(tables: dict[str, Path]) -> N
 @pytest.mark.parametrize("strategy", STRATEGIES)
 @pytest.mark.parametrize("stop", ["first_exhausted", "all_exhausted"])
 def test_natural_shares_deliver_each_token_once(tables: dict[str, Path], strategy: Any, stop: Any) -> None:
-    pack = Pack(seq_len=9, strategy=strategy, long_docs="split", block_docs=7)
+    pack = full_pack(seq_len=9, strategy=strategy, long_docs="split", block_docs=7)
     weights = "rows" if strategy == "pad" else "tokens"
     loader, _ = mix(tables, pack, weights, batch_size=5, num_workers=2, stop=stop)  # type: ignore[arg-type]
     found = Counter((source, *entry) for batch in loader for source, own in of_sequences(batch) for entry in own)
@@ -767,7 +768,7 @@ def test_natural_shares_deliver_each_token_once(tables: dict[str, Path], strateg
 
 def test_rounds_of_best_fit_differ_and_each_has_every_token(tables: dict[str, Path]) -> None:
     """A round's packs depend on its order, so that rounds differ in length; a state says where a round began."""
-    pack, weights = Pack(seq_len=64, strategy="best_fit", block_docs=3), {"b": 20, "a": 1}
+    pack, weights = full_pack(seq_len=64, strategy="best_fit", block_docs=3), {"b": 20, "a": 1}
     paths = {name: tables[name] for name in "ba"}
     loader, _ = mix(paths, pack, weights, batch_size=4, stop="all_exhausted")
     whole = [of_sequences(batch) for batch in loader]

@@ -14,6 +14,7 @@ import pytest
 from tests.effort import daily
 from tests.rooms.word_tokenizers import words
 from tests.tables.plain import meant_warnings
+from tests.torch.packing_reference import full_pack
 from torch_table_loader import ConfigError, ConfigTypeError, Pack, StructuredDataset, TableError, TableLoader
 
 TEXTS = [*(f"text {row} {'and more ' * (row % 5)}" for row in range(30)), "", None, "the last one"]
@@ -57,7 +58,7 @@ def begun(texts: list[str]) -> list[list[int]]:
 def test_every_text_comes_once_as_its_tokens(
     table: Path, tmp_path: Path, tokenizer: Any, strategy: Any, worker_type: Any
 ) -> None:
-    pack = Pack(seq_len=16, tokens="text", tokenizer=tokenizer, strategy=strategy, sep_id=60_000)
+    pack = full_pack(seq_len=16, tokens="text", tokenizer=tokenizer, strategy=strategy, sep_id=60_000)
     options = {"row_store": str(tmp_path), "worker_type": worker_type, "num_workers": 2}
     whole = list(make(table, pack, **options))
     assert len(whole) == len(make(table, pack, **options))
@@ -84,7 +85,7 @@ def test_texts_are_tokenized_when_the_store_is_built_alone(table: Path, tmp_path
 
     options: dict[str, Any] = {"row_store": str(tmp_path), "num_workers": 0}
     for seq_len in (8, 8, 5):
-        list(make(table, Pack(seq_len=seq_len, tokens="text", tokenizer=counted), **options))
+        list(make(table, full_pack(seq_len=seq_len, tokens="text", tokenizer=counted), **options))
         assert sum(calls) == sum(text is not None for text in TEXTS)
 
 
@@ -98,7 +99,7 @@ def test_texts_are_tokenized_when_the_store_is_built_alone(table: Path, tmp_path
 )
 def test_a_tokenizer_that_fails_is_named(table: Path, tokenizer: Any, error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
-        list(make(table, Pack(seq_len=8, tokens="text", tokenizer=tokenizer), row_store="memory", num_workers=0))
+        list(make(table, full_pack(seq_len=8, tokens="text", tokenizer=tokenizer), row_store="memory", num_workers=0))
 
 
 @pytest.mark.parametrize(
@@ -115,9 +116,9 @@ def test_a_tokenizer_that_fails_is_named(table: Path, tokenizer: Any, error: typ
 )
 def test_what_does_not_fit_is_refused(table: Path, pack: Any, options: Any, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        make(table, Pack(**{"seq_len": 8, "tokens": "text", **pack}), **options)
+        make(table, full_pack(**{"seq_len": 8, "tokens": "text", **pack}), **options)
 
 
 def test_a_tokenizer_is_a_name_or_a_function() -> None:
     with pytest.raises(ConfigTypeError, match="a name or a function, got 3"):
-        Pack(seq_len=8, tokenizer=3)  # type: ignore[arg-type]
+        full_pack(seq_len=8, tokenizer=3)

@@ -24,6 +24,7 @@ from tests.torch.packing_reference import (
     check_batch,
     delivered_by,
     documents_of,
+    full_pack,
     places_of,
     write_documents,
 )
@@ -36,7 +37,7 @@ GROUPS: list[list[int | None]] = [[5, 0, 17, 1], [None, 40, 3], [9, 9, 2, 2, 30]
 BOS, EOS, SEP = 1, 2, 3
 
 PACKS = st.builds(
-    Pack,
+    full_pack,
     seq_len=st.integers(1, 45),
     strategy=st.sampled_from(["concat", "pad", "best_fit"]),
     bos_id=st.sampled_from([None, BOS]),
@@ -118,7 +119,7 @@ def test_another_world_delivers_the_rest(table: Path, pack: Pack, worlds: list[d
 @pytest.mark.parametrize("worker_type", ["thread", "process"])
 @daily(2)
 def test_resumes_from_every_step(table: Path, strategy: Any, worker_type: Any) -> None:
-    pack = Pack(
+    pack = full_pack(
         seq_len=7, strategy=strategy, labels="shifted", loss_mask="trained", aligned=["weight"], spans=["spans"]
     )
     options: dict[str, Any] = {"batch_size": 2, "num_workers": 2, "worker_type": worker_type, "shuffle": True}
@@ -138,7 +139,7 @@ def test_resumes_from_every_step(table: Path, strategy: Any, worker_type: Any) -
 def test_packs_of_a_shuffled_stream_differ_in_each_epoch(tmp_path: Path) -> None:
     lengths: list[int | None] = [int(each) for each in np.random.default_rng(2).integers(1, 60, 200)]
     write_documents(tmp_path, [lengths], files=1)
-    pack = Pack(seq_len=64, strategy="best_fit", block_docs=50)
+    pack = full_pack(seq_len=64, strategy="best_fit", block_docs=50)
     wholes = documents_of([lengths], pack)
 
     def packs(loader: TableLoader, epoch: int) -> set[frozenset[int]]:
@@ -161,7 +162,7 @@ def test_packs_of_a_shuffled_stream_differ_in_each_epoch(tmp_path: Path) -> None
 
 
 def test_another_length_of_sequences_goes_on_where_documents_are_cut_anywhere(table: Path) -> None:
-    first, second = Pack(seq_len=8), Pack(seq_len=5)
+    first, second = full_pack(seq_len=8), full_pack(seq_len=5)
     options: dict[str, Any] = {"batch_size": 2, "num_workers": 2, "num_ranks": 1, "even_ranks": None}
     before, state, _ = run(table, first, None, 3, **options)
     after, _, _ = run(table, second, state, None, **options)
@@ -169,17 +170,17 @@ def test_another_length_of_sequences_goes_on_where_documents_are_cut_anywhere(ta
 
 
 def test_a_state_is_bound_to_what_decides_the_tokens(table: Path) -> None:
-    state = make(table, Pack(seq_len=8)).state_dict()
+    state = make(table, full_pack(seq_len=8)).state_dict()
     with pytest.raises(ResumeError, match="stage"):
-        make(table, Pack(seq_len=8, eos_id=EOS)).load_state_dict(state)
+        make(table, full_pack(seq_len=8, eos_id=EOS)).load_state_dict(state)
     with pytest.raises(ResumeError):
-        make(table, Pack(seq_len=8, strategy="best_fit")).load_state_dict(state)
+        make(table, full_pack(seq_len=8, strategy="best_fit")).load_state_dict(state)
 
 
 @pytest.mark.parametrize("strategy", ["pad", "best_fit"])
 @pytest.mark.parametrize("long_docs", ["split", "truncate", "drop"])
 def test_long_documents(table: Path, strategy: Any, long_docs: Any) -> None:
-    pack = Pack(seq_len=11, strategy=strategy, long_docs=long_docs, eos_id=EOS, labels="shifted")
+    pack = full_pack(seq_len=11, strategy=strategy, long_docs=long_docs, eos_id=EOS, labels="shifted")
     places, _, _ = run(table, pack, None, None, num_ranks=2, batch_size=2)
     assert sorted(places) == sorted(places_of(documents_of(GROUPS, pack)))
     if strategy == "pad":
@@ -189,19 +190,19 @@ def test_long_documents(table: Path, strategy: Any, long_docs: Any) -> None:
 
 def test_a_long_document_is_refused_if_asked(table: Path) -> None:
     with pytest.raises(TableError, match="17 tokens, more than seq_len=11"):
-        make(table, Pack(seq_len=11, strategy="pad", long_docs="error"))
+        make(table, full_pack(seq_len=11, strategy="pad", long_docs="error"))
 
 
 def test_begin_and_end_tokens_are_added_only_where_they_lack(tmp_path: Path) -> None:
     lists = [[BOS, 10, EOS], [11, EOS], [BOS, 12], [13], [BOS]]
     pq.write_table(pa.table({"input_ids": pa.array(lists, pa.list_(pa.uint16()))}), tmp_path / "0.parquet")
-    pack = Pack(seq_len=4, strategy="pad", bos_id=BOS, eos_id=EOS)
+    pack = full_pack(seq_len=4, strategy="pad", bos_id=BOS, eos_id=EOS)
     [batch] = make(tmp_path, pack, columns=None, batch_size=8)
     assert batch["input_ids"].tolist() == [[1, 10, 2, 0], [1, 11, 2, 0], [1, 12, 2, 0], [1, 13, 2, 0], [1, 2, 0, 0]]
 
 
 def test_aligned_columns_and_the_loss_mask_are_cut_as_the_tokens_are(table: Path) -> None:
-    pack = Pack(seq_len=7, aligned=["weight"], loss_mask="trained", eos_id=EOS)
+    pack = full_pack(seq_len=7, aligned=["weight"], loss_mask="trained", eos_id=EOS)
     wholes = documents_of(GROUPS, pack)
     for batch in make(table, pack, batch_size=3):
         places = iter(check_batch(batch, wholes, pack))
@@ -215,7 +216,7 @@ def test_aligned_columns_and_the_loss_mask_are_cut_as_the_tokens_are(table: Path
 
 
 def test_columns_of_documents_come_once_a_part(table: Path) -> None:
-    pack = Pack(seq_len=7)
+    pack = full_pack(seq_len=7)
     for batch in make(table, pack, columns=["title", "id", "input_ids"], row_id=True, batch_size=3):
         documents = batch["documents"]
         assert documents["title"] == [f"document {number}" for number in documents["id"].tolist()]
@@ -224,7 +225,7 @@ def test_columns_of_documents_come_once_a_part(table: Path) -> None:
 
 @pytest.mark.parametrize("strategy", ["concat", "best_fit"])
 def test_spans_are_clipped(table: Path, strategy: Any) -> None:
-    pack = Pack(seq_len=6, strategy=strategy, spans=["spans"], bos_id=BOS, eos_id=EOS)
+    pack = full_pack(seq_len=6, strategy=strategy, spans=["spans"], bos_id=BOS, eos_id=EOS)
     places = delivered_by(make(table, pack, batch_size=2, num_workers=2), documents_of(GROUPS, pack), pack)
     assert sorted(places) == sorted(places_of(documents_of(GROUPS, pack)))
 
@@ -232,7 +233,7 @@ def test_spans_are_clipped(table: Path, strategy: Any) -> None:
 def test_filters_leave_documents_out(table: Path) -> None:
     import pyarrow.compute as pc
 
-    pack = Pack(seq_len=6, strategy="best_fit")
+    pack = full_pack(seq_len=6, strategy="best_fit")
     wholes = documents_of(GROUPS, pack)
     kept = {number: each for number, each in wholes.items() if number % 3 == 0}
     loader = make(table, pack, filters=pc.equal(pc.bit_wise_and(pc.field("id"), 1), 0), batch_size=2)
@@ -260,8 +261,8 @@ PRESETS = {
 @pytest.mark.parametrize("output", PRESETS)
 @pytest.mark.parametrize("form", ["torch", "numpy"])
 def test_presets_have_the_names_of_their_field(table: Path, output: Any, form: Any) -> None:
-    pack = Pack(seq_len=9, strategy="best_fit", output=output)
-    own = Pack(seq_len=9, strategy="best_fit", labels=pack.labels)
+    pack = full_pack(seq_len=9, strategy="best_fit", output=output)
+    own = full_pack(seq_len=9, strategy="best_fit", labels=pack.labels)
     options: dict[str, Any] = {"columns": None, "batch_size": 3, "output_format": form}
     for batch, base in zip(make(table, pack, **options), make(table, own, **options), strict=True):
         assert set(batch) == PRESETS[output]
@@ -279,17 +280,61 @@ def test_presets_have_the_names_of_their_field(table: Path, output: Any, form: A
 
 
 def test_only_the_tensors_that_are_named_come_out(table: Path) -> None:
-    whole = Pack(seq_len=9, aligned=["weight"])
+    whole = full_pack(seq_len=9, aligned=["weight"])
     for names in (["input_ids"], ["labels", "input_ids"], ["input_ids", "doc_ids", "max_seqlen"]):
-        some = Pack(seq_len=9, aligned=["weight"], output=names)
+        some = full_pack(seq_len=9, aligned=["weight"], output=names)
         loaders = make(table, some, columns=None), make(table, whole, columns=None)
         for batch, base in zip(*loaders, strict=True):
             assert set(batch) == {*names, "weight"}
             assert all(torch.equal(torch.as_tensor(batch[name]), torch.as_tensor(base[name])) for name in batch)
 
 
+def test_a_batch_has_ids_and_labels_unless_more_is_asked_for(table: Path) -> None:
+    def names(**options: Any) -> set[str]:
+        columns = options.pop("columns", None)
+        return set(next(iter(make(table, Pack(seq_len=9, **options), columns=columns))))
+
+    assert names() == names(strategy="best_fit") == {"input_ids", "labels"}
+    assert names(labels=None, aligned=["weight"]) == {"input_ids", "weight"}
+    assert names(columns=["title"]) == {"input_ids", "labels", "doc_ids", "documents"}
+    assert names(spans=["spans"]) == {"input_ids", "labels", "doc_ids", "spans"}
+    assert names(columns=["title"], output=["input_ids"]) == {"input_ids", "documents"}
+
+
+@pytest.mark.parametrize("shuffle", [True, "rows"])
+def test_ids_come_in_the_type_that_is_asked_for(tmp_path: Path, shuffle: bool | str) -> None:
+    ids = [[0, 7, 2**31 - 1], [5]]
+    for kind in (pa.int32(), pa.int64(), pa.uint32()):
+        root = tmp_path / str(kind)
+        root.mkdir()
+        pq.write_table(pa.table({"input_ids": pa.array(ids, pa.list_(kind))}), root / "0.parquet")
+        wide, narrow = (
+            make(root, Pack(seq_len=4, dtype=dtype), columns=None, shuffle=shuffle) for dtype in ("int64", "int32")
+        )
+        for batch, base in zip(narrow, wide, strict=True):
+            assert (batch["input_ids"].dtype, batch["labels"].dtype) == (torch.int32, torch.int64)
+            assert batch["input_ids"].tolist() == base["input_ids"].tolist()
+    pq.write_table(pa.table({"input_ids": pa.array([[2**31]], pa.list_(pa.uint32()))}), root / "0.parquet")
+    with pytest.raises(TableError, match="2147483648 does not fit into int32"):
+        list(make(root, Pack(seq_len=4, dtype="int32"), columns=None, shuffle=shuffle))
+
+
+@pytest.mark.parametrize("shuffle", [True, "rows"])
+def test_the_column_of_tokens_is_found(tmp_path: Path, shuffle: bool | str) -> None:
+    for names in (["tokens"], ["tokens", "input_ids"], ["n"]):
+        root = tmp_path / "-".join(names)
+        root.mkdir()
+        columns = {name: pa.array([[number] * 4], pa.list_(pa.int32())) for number, name in enumerate(names)}
+        pq.write_table(pa.table(columns), root / "0.parquet")
+    for names, found in ((["tokens"], 0), (["tokens", "input_ids"], 1)):
+        [batch] = make(tmp_path / "-".join(names), Pack(seq_len=4), columns=None, shuffle=shuffle)
+        assert batch["input_ids"].tolist() == [[found] * 4]
+    with pytest.raises(ConfigError, match="no column 'input_ids' or 'tokens', but 'n'; name the one of token ids"):
+        make(tmp_path / "n", Pack(seq_len=4), columns=None, shuffle=shuffle)
+
+
 def test_edges_have_one_size_where_documents_are_bounded(table: Path) -> None:
-    pack = Pack(seq_len=20, strategy="best_fit", max_docs_per_row=2)
+    pack = full_pack(seq_len=20, strategy="best_fit", max_docs_per_row=2)
     wholes = documents_of(GROUPS, pack)
     sizes = set()
     for batch in make(table, pack, batch_size=2, drop_last=True, num_workers=1):
@@ -297,11 +342,11 @@ def test_edges_have_one_size_where_documents_are_bounded(table: Path) -> None:
         sizes.add(len(batch["cu_seqlens"]))
     assert sizes == {2 * 3 + 1}
     with pytest.raises(TableError, match="max_docs_per_row=2, but a sequence has"):
-        list(make(table, Pack(seq_len=30, max_docs_per_row=2), batch_size=2))
+        list(make(table, full_pack(seq_len=30, max_docs_per_row=2), batch_size=2))
 
 
 def test_batches_may_be_written_to_and_share_nothing(table: Path) -> None:
-    pack = Pack(seq_len=8)
+    pack = full_pack(seq_len=8)
     kept = []
     expected = [batch["input_ids"].clone() for batch in make(table, pack)]
     for batch in make(table, pack):
@@ -324,14 +369,14 @@ def test_batches_may_be_written_to_and_share_nothing(table: Path) -> None:
 def test_columns_that_are_no_tokens_are_refused(tmp_path: Path, column: pa.Array, message: str) -> None:
     pq.write_table(pa.table({"input_ids": column}), tmp_path / "0.parquet")
     with pytest.raises((ConfigError, TableError), match=message):
-        list(make(tmp_path, Pack(seq_len=4), columns=None))
+        list(make(tmp_path, full_pack(seq_len=4), columns=None))
 
 
 def test_lists_of_other_lengths_are_refused(tmp_path: Path) -> None:
     columns = {"input_ids": [[1, 2], [3]], "weight": [[0.5, 1.0], [1.0, 2.0]]}
     pq.write_table(pa.table(columns), tmp_path / "0.parquet")
     with pytest.raises(TableError, match="got 1 and 2 in row 1"):
-        list(make(tmp_path, Pack(seq_len=4, aligned=["weight"]), columns=None))
+        list(make(tmp_path, full_pack(seq_len=4, aligned=["weight"]), columns=None))
 
 
 @pytest.mark.parametrize("strategy", ["concat", "best_fit", "windows"])
@@ -340,7 +385,7 @@ def test_ids_that_do_not_fit_are_refused(tmp_path: Path, strategy: Any) -> None:
     pq.write_table(pa.table({"input_ids": ids}), tmp_path / "0.parquet")
     rows: dict[str, Any] = {"shuffle": "rows", "row_store": "memory"} if strategy == "windows" else {}
     with pytest.raises(TableError, match="token id 9223372036854775808 in row 1 of this batch, which does not fit"):
-        list(make(tmp_path, Pack(seq_len=2, strategy=strategy), columns=None, **rows))
+        list(make(tmp_path, full_pack(seq_len=2, strategy=strategy), columns=None, **rows))
 
 
 @pytest.mark.parametrize("kind", [pa.uint8(), pa.int16(), pa.uint32(), pa.uint64()])
@@ -351,7 +396,7 @@ def test_spans_have_integers_of_any_type(tmp_path: Path, kind: pa.DataType, shuf
     pq.write_table(pa.table(columns), tmp_path / "0.parquet")
     rows: dict[str, Any] = {"shuffle": "rows", "row_store": "memory"} if shuffle else {}
     for first in (None, 1):  # a begin token moves spans
-        (batch,) = make(tmp_path, Pack(seq_len=4, spans=["spans"], bos_id=first), columns=None, **rows)
+        (batch,) = make(tmp_path, full_pack(seq_len=4, spans=["spans"], bos_id=first), columns=None, **rows)
         assert batch["spans"]["spans"].index.tolist() == [[-1, 0, 0, -1] if first is None else [-1, -1, 0, 0]]
 
 
@@ -360,7 +405,7 @@ def test_spans_of_other_types_are_refused(tmp_path: Path, kind: pa.DataType) -> 
     spans = pa.array([[]], pa.list_(pa.struct([("start", pa.int32()), ("end", kind)])))
     pq.write_table(pa.table({"input_ids": [[5, 6, 7]], "spans": spans}), tmp_path / "0.parquet")
     with pytest.raises(ConfigError, match=r"'spans' must have integers as 'end', got (float|string)"):
-        make(tmp_path, Pack(seq_len=4, spans=["spans"]), columns=None)
+        make(tmp_path, full_pack(seq_len=4, spans=["spans"]), columns=None)
 
 
 @pytest.mark.parametrize(("start", "end"), [(-1, 1), (0, 9), (2, 1)])
@@ -368,7 +413,7 @@ def test_spans_outside_their_document_are_refused(tmp_path: Path, start: int, en
     columns = {"input_ids": [[1, 2, 3]], "spans": [[{"start": start, "end": end}]]}
     pq.write_table(pa.table(columns), tmp_path / "0.parquet")
     with pytest.raises(TableError, match=r"spans.*row 0"):
-        list(make(tmp_path, Pack(seq_len=4, spans=["spans"]), columns=None))
+        list(make(tmp_path, full_pack(seq_len=4, spans=["spans"]), columns=None))
 
 
 @pytest.mark.parametrize(
@@ -379,7 +424,7 @@ def test_spans_outside_their_document_are_refused(tmp_path: Path, start: int, en
         ({"seq_len": 4, "stride": 2}, "stride is for"),
         ({"seq_len": 4, "long_docs": "drop"}, "does not work"),
         ({"seq_len": 4, "output": "flash", "aligned": ["max_length_q"]}, "a batch has 'max_length_q' of its own"),
-        ({"seq_len": 4, "aligned": ["input_ids"]}, "named twice"),
+        ({"seq_len": 4, "tokens": "weight", "aligned": ["weight"]}, "named twice"),
         ({"seq_len": 4, "labels": None, "loss_mask": "trained"}, "hides labels"),
         ({"seq_len": 4, "aligned": ["doc_ids"]}, "of its own"),
         ({"seq_len": 4, "output": "olmo"}, "output must be None"),
@@ -391,7 +436,7 @@ def test_spans_outside_their_document_are_refused(tmp_path: Path, start: int, en
 )
 def test_what_does_not_fit_is_refused(given_options: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        Pack(**given_options)
+        full_pack(**given_options)
 
 
 @pytest.mark.parametrize(
@@ -400,16 +445,16 @@ def test_what_does_not_fit_is_refused(given_options: dict[str, Any], message: st
         ({"output_format": "arrow"}, "leave pack out"),
         ({"shuffle": True, "shuffle_buffer_size": 4}, "single tokens"),
         ({"pack": {"seq_len": 4}}, "must be a Pack"),
-        ({"pack": Pack(seq_len=4, strategy="windows")}, 'needs shuffle="rows"'),
-        ({"pack": Pack(seq_len=4, tokens="tokens")}, "no column 'tokens'"),
-        ({"pack": Pack(seq_len=4, tokens="title")}, "is text.*torch-table-loader tokenize"),
-        ({"pack": Pack(seq_len=4, tokens="title"), "shuffle": "rows"}, "is text.*torch-table-loader tokenize"),
-        ({"pack": Pack(seq_len=4, spans=["weight"])}, "list<struct<start, end"),
+        ({"pack": full_pack(seq_len=4, strategy="windows")}, 'needs shuffle="rows"'),
+        ({"pack": full_pack(seq_len=4, tokens="tokens")}, "no column 'tokens'"),
+        ({"pack": full_pack(seq_len=4, tokens="title")}, "is text.*torch-table-loader tokenize"),
+        ({"pack": full_pack(seq_len=4, tokens="title"), "shuffle": "rows"}, "is text.*torch-table-loader tokenize"),
+        ({"pack": full_pack(seq_len=4, spans=["weight"])}, "list<struct<start, end"),
     ],
 )
 def test_options_that_do_not_fit_are_refused(table: Path, options: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        make(table, **{"pack": Pack(seq_len=4), **options})
+        make(table, **{"pack": full_pack(seq_len=4), **options})
 
 
 def test_documents_are_small_enough_for_their_numbers() -> None:
@@ -422,7 +467,7 @@ def test_footers_tell_the_tokens_of_row_groups(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sep_id: int | None, files: int
 ) -> None:
     write_documents(tmp_path, GROUPS, files)
-    pack = Pack(seq_len=8, sep_id=sep_id)
+    pack = full_pack(seq_len=8, sep_id=sep_id)
 
     def unreadable(*_: Any) -> Any:
         raise AssertionError("a file was opened")
@@ -448,15 +493,15 @@ def test_a_footer_that_counts_wrong_is_an_error(tmp_path: Path, monkeypatch: pyt
 
     monkeypatch.setattr(ParquetReader, "list_values", one_more)
     with pytest.raises(TableError, match="as was counted"):
-        list(make(tmp_path, Pack(seq_len=8), columns=None))
+        list(make(tmp_path, full_pack(seq_len=8), columns=None))
 
 
 def test_positions_are_right_however_many_integers_are_kept(tmp_path: Path) -> None:
     pq.write_table(pa.table({"input_ids": [[1, 2, 3], [4, 5], [6, 7, 8, 9]]}), tmp_path / "a.parquet")
     for kept in (0, 4, 1 << 21):
-        loader = StructuredDataset.create_dataloader(str(tmp_path), batch_size=3, num_workers=0, pack=Pack(seq_len=3))[
-            0
-        ]
+        loader = StructuredDataset.create_dataloader(
+            str(tmp_path), batch_size=3, num_workers=0, pack=full_pack(seq_len=3)
+        )[0]
         with small_sizes(kept_integers=kept):
             (batch,) = loader
         assert batch["position_ids"].tolist() == [[0, 1, 2], [0, 1, 0], [0, 1, 2]]

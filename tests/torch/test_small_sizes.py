@@ -16,7 +16,8 @@ import pytest
 from tests.effort import daily
 from tests.tables.plain import meant_warnings
 from tests.torch.modes import MODES, Mode
-from torch_table_loader import Pack, StructuredDataset
+from tests.torch.packing_reference import full_pack
+from torch_table_loader import StructuredDataset
 from torch_table_loader.sizes import Sizes
 from torch_table_loader.testing import small_sizes
 
@@ -48,6 +49,6 @@ def test_small_steps_give_the_same_sequences(tmp_path: Path, url: str) -> None:
 def sequences(path: Path, **options: Any) -> list[Any]:
     with meant_warnings():
         loader, _ = StructuredDataset.create_dataloader(
-            str(path), batch_size=2, pack=Pack(tokens="ids", seq_len=8), check_plan=False, **options
+            str(path), batch_size=2, pack=full_pack(tokens="ids", seq_len=8), check_plan=False, **options
         )
     return [{name: batch[name].tolist() for name in ("input_ids", "position_ids")} for batch in loader]

@@ -147,7 +147,8 @@ class Sequences:
         self._names = names
         self._documents = documents
         self._numpy = numpy
-        self._wanted = frozenset(pack.tensors)
+        linked = pack.output is None and (documents is not None or pack.spans)  # to columns of their documents
+        self._wanted = frozenset((*pack.tensors, *(["doc_ids"] if linked else [])))
         self._loss = names.index(pack.loss_mask) if pack.loss_mask is not None else None
 
     def batches(self, tokens: Sequence[Chunks], parts: Parts, batch_tokens: int) -> Batches:
@@ -163,6 +164,7 @@ class Sequences:
         """
         seq_len = self._pack.seq_len
         layout = Layout(parts, seq_len, -(-sum(map(len, tokens[0])) // seq_len) * seq_len)
+        self._check_documents(layout)
         bounds = [*range(0, layout.num_tokens, batch_tokens), layout.num_tokens]
         firsts = layout.at.searchsorted(bounds)
         cut: dict[str, Sequence[Any]] = {
@@ -179,6 +181,18 @@ class Sequences:
                 batch.update(self._of_documents(parts.columns, layout, first, last, start, stop))
         return Batches(batches, _counts(layout, firsts, bounds))
 
+    def _check_documents(self, layout: Layout) -> None:
+        """Refuse sequences of more documents than the caller allows."""
+        most = self._pack.max_docs_per_row
+        if most is None:
+            return
+        counts = np.bincount(layout.at // layout.seq_len)
+        if counts.max(initial=0) > most:
+            raise TableError(
+                f"max_docs_per_row={most}, but a sequence has {int(counts.max())} documents; increase it, or "
+                'use strategy="best_fit", which respects it'
+            )
+
     def _flat(self, tokens: Sequence[Chunks], parts: Parts, layout: Layout, firsts: Ints) -> dict[str, NDArray[Any]]:
         """Return the fields that each token has, by the names of this library.
 
@@ -188,7 +202,7 @@ class Sequences:
             firsts: the first part of each batch, then the number of parts.
         """
         wanted, number = self._wanted, np.arange(len(layout.at), dtype=np.int32)
-        flat: dict[str, NDArray[Any]] = {"input_ids": _copied(tokens[0], np.int64, layout.num_tokens)}
+        flat: dict[str, NDArray[Any]] = {"input_ids": self._ids(tokens[0], layout.num_tokens)}
         if "labels" in wanted:
             flat["labels"] = self._labels(tokens, parts, layout)
         if "position_ids" in wanted:
@@ -207,6 +221,21 @@ class Sequences:
             for name, values in flat.items():
                 values[padding] = fills.get(name, 0)
         return flat
+
+    def _ids(self, chunks: Chunks, num_tokens: int) -> NDArray[Any]:
+        """Return the token ids in the type that the caller chose.
+
+        Raises:
+            TableError: an id does not fit into it.
+        """
+        kind = np.dtype(self._pack.dtype)
+        for values in chunks:
+            if not np.can_cast(values.dtype, kind) and len(values) and int(values.max()) > np.iinfo(kind).max:
+                raise TableError(
+                    f"the token id {int(values.max())} does not fit into {kind}; leave dtype out of Pack, or fix the "
+                    "table"
+                )
+        return _copied(chunks, kind, num_tokens)
 
     def _labels(self, tokens: Sequence[Chunks], parts: Parts, layout: Layout) -> NDArray[Any]:
         """Return labels: −100 where the loss leaves a token out, and where a label would be of another document."""
@@ -249,14 +278,6 @@ class Sequences:
     def _edges(self, layout: Layout, bounds: Sequence[int]) -> dict[str, Sequence[Any]]:
         """Return for each batch where documents begin, as attention over a flat batch takes it, and the longest."""
         found, most = layout.edges(), self._pack.max_docs_per_row
-        if most is not None:
-            rows = layout.num_tokens // layout.seq_len
-            counts = np.bincount(layout.at // layout.seq_len, minlength=rows)
-            if counts.max(initial=0) > most:
-                raise TableError(
-                    f"max_docs_per_row={most}, but a sequence has {int(counts.max())} documents; increase it, or "
-                    'use strategy="best_fit", which respects it'
-                )
         firsts, starts = found.searchsorted(bounds), np.array(bounds)
         longest = np.maximum.reduceat(np.diff(found), firsts[:-1]).tolist()
         widths, counts = np.diff(starts), np.diff(firsts)

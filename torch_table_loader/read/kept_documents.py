@@ -81,7 +81,7 @@ class KeptDocuments(TokenStage):
     def _lists(self, batch: pa.RecordBatch) -> list[pa.Array]:
         if self._tokenizer is None:
             return super()._lists(batch)
-        texts = plain(batch.column(self.pack.tokens)).to_pylist()
+        texts = plain(batch.column(self.pack.ids)).to_pylist()
         return [pa.concat_arrays([self._tokens_of(texts, first) for first in range(0, len(texts), _TEXTS) or [0]])]
 
     def _tokens_of(self, texts: Sequence[str | None], first: int) -> pa.Array:
@@ -93,7 +93,7 @@ class KeptDocuments(TokenStage):
                 return tokenizer.lists(texts[first : first + _TEXTS], "uint32", "use another tokenizer")
         except RowFaultError as error:
             row = first + error.row
-            raise TableError(f"column {self.pack.tokens!r}, row {row} of this batch: {error.message}") from error
+            raise TableError(f"column {self.pack.ids!r}, row {row} of this batch: {error.message}") from error
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave out what each process makes for itself: the lock, and a tokenizer that is given by name."""

@@ -69,7 +69,7 @@ class TokenStage(RowStage):
         self._cut = [cut_field(table, name, text=pack.tokenizer is not None) for name in pack.cut_columns]
         ids = self._cut[0]
         if not pt.is_integer(ids.type):
-            raise ConfigError(f"Pack: tokens={pack.tokens!r} must be a list of integers, got a list of {ids.type}")
+            raise ConfigError(f"Pack: tokens={pack.ids!r} must be a list of integers, got a list of {ids.type}")
         self._cut[0] = ids.with_type(wide_enough(ids.type, (pack.bos_id, pack.eos_id, pack.sep_id)))
         for name in pack.spans:
             check_span_type(table, name)
@@ -84,7 +84,7 @@ class TokenStage(RowStage):
     @property
     @override
     def measured_by(self) -> str | None:
-        return None if self._may_lack_ends else self.pack.tokens
+        return None if self._may_lack_ends else self.pack.ids
 
     @override
     def counted(self, batch: pa.RecordBatch) -> Counted:
@@ -135,7 +135,7 @@ class TokenStage(RowStage):
         lists = self._lists(batch)
         lengths = lengths_of(lists[0])
         for name, column in zip(self.pack.cut_columns, lists, strict=True):
-            check_aligned(self.pack.tokens, lengths, name, column)
+            check_aligned(self.pack.ids, lengths, name, column)
         none = np.zeros(len(lengths), dtype=np.int64)
         if not self._may_lack_ends:
             return lengths, lists, none, none
@@ -157,7 +157,7 @@ class TokenStage(RowStage):
         kept = np.flatnonzero(whole)
         offsets = np.concatenate(([0], np.cumsum(whole[kept])))
         stored = [_values(column) for column in lists]
-        check_ids_fit(self.pack.tokens, stored[0], lengths)
+        check_ids_fit(self.pack.ids, stored[0], lengths)
         if len(kept) < np.count_nonzero(lengths):
             long_enough = np.repeat(whole > 0, lengths)
             stored = [values[long_enough] for values in stored]

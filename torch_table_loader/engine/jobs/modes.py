@@ -8,10 +8,9 @@ import pyarrow.types as kinds
 
 from torch_table_loader.batching.codec import make_codec
 from torch_table_loader.batching.policy import TypePolicy
-from torch_table_loader.engine.jobs.resolve import columns_of, delivered, planner_of, strategy_of
+from torch_table_loader.engine.jobs.resolve import columns_of, delivered, planner_of, strategy_of, surveyed
 from torch_table_loader.engine.jobs.stream_job import StreamJob
 from torch_table_loader.engine.sizing import rows_of_a_read
-from torch_table_loader.engine.survey import survey
 from torch_table_loader.errors import ConfigError
 from torch_table_loader.fetch.settings import FetchSettings
 from torch_table_loader.read.sequence_stages import stage_of
@@ -72,16 +71,7 @@ def open_stream(
         ConfigError: an option does not fit the table or another option.
         TableError: the table cannot be read as it was asked for.
     """
-    table = survey(
-        source,
-        options.filters,
-        options.schema,
-        cache,
-        split_deletes=split_deletes,
-        lazy=lazy,
-        verify_checksums=bool(options.verify_checksums),
-        skip=options.on_error == "skip",
-    )
+    table, options = surveyed(source, options, cache, split_deletes=split_deletes, lazy=lazy)
     columns = columns_of(table, options)
     largest = int(table.layout.group_rows.max(initial=0))
     if stage is None and options.pack is not None:

@@ -16,8 +16,15 @@ from torch_table_loader.arrow.token_rows import schema_of_sequences
 from torch_table_loader.batching.codec import make_codec
 from torch_table_loader.batching.policy import TypePolicy
 from torch_table_loader.engine.jobs.mixture_form import SOURCE_COLUMN
-from torch_table_loader.engine.jobs.resolve import codec_of, columns_of, packed_columns, topology_of, with_padding
-from torch_table_loader.engine.jobs.table_rows import TableItems, TurnsOf, survey_rows
+from torch_table_loader.engine.jobs.resolve import (
+    codec_of,
+    columns_of,
+    packed_columns,
+    surveyed,
+    topology_of,
+    with_padding,
+)
+from torch_table_loader.engine.jobs.table_rows import TableItems, TurnsOf, stored_rows
 from torch_table_loader.engine.sizing import TENSOR_BYTES
 from torch_table_loader.engine.state import Bound, SavedTable, check_state
 from torch_table_loader.engine.work.packed_work import PackedStream, StoredTokens
@@ -33,7 +40,6 @@ if TYPE_CHECKING:
     from torch_table_loader.contracts import Source
     from torch_table_loader.engine.rank_info import RankInfo
     from torch_table_loader.engine.state import SavedState
-    from torch_table_loader.engine.table import Table
     from torch_table_loader.options import LoaderOptions
     from torch_table_loader.pack import Pack
     from torch_table_loader.planning.exclusion import Remaining
@@ -58,18 +64,14 @@ class PackedItems(TableItems):
 
     @classmethod
     def of(cls, source: Source, options: LoaderOptions, ranks: RankInfo, cache: PlanCache | None) -> PackedItems:
-        """Survey a table, check the options against it, and count its documents; see `survey_rows`."""
+        """Survey a table, check the options against it, and count its documents; see `stored_rows`."""
+        table, options = surveyed(source, options, cache)
         pack = options.pack
         assert pack is not None  # noqa: S101 asked only then
-        kept: list[KeptDocuments] = []
-
-        def form(table: Table) -> KeptDocuments:
-            bounds = table.list_bounds(pack.tokens) if pack.tokenizer is None else None
-            kept.append(KeptDocuments(pack, table.schema, options.columns or (), bounds))
-            return kept[0]
-
-        rows = survey_rows(source, _of_documents(options, pack), cache, form)
-        cut_fields = kept[0].token_fields
+        bounds = table.list_bounds(pack.ids) if pack.tokenizer is None else None
+        stage = KeptDocuments(pack, table.schema, options.columns or (), bounds)
+        rows = stored_rows(table, _of_documents(options, pack), cache, stage)
+        cut_fields = stage.token_fields
         others = list(rows.columns)[len(cut_fields) :]
         columns = schema_of_sequences(cut_fields, [entry.with_type(plain_type(entry.type)) for entry in others])
         make_codec(with_padding(columns, marks=options.even_ranks == "pad"), TypePolicy.of(options))

@@ -15,6 +15,7 @@ from torch_table_loader.batching.policy import TypePolicy
 from torch_table_loader.engine.counting import LiveCounter
 from torch_table_loader.engine.jobs.planner import Planner
 from torch_table_loader.engine.machine import usable_cpus
+from torch_table_loader.engine.survey import survey
 from torch_table_loader.errors import ConfigError, ResumeError
 from torch_table_loader.messages import progress_bar, warn_caller
 from torch_table_loader.planning.cutting import WholeFileStrategy
@@ -26,6 +27,7 @@ from torch_table_loader.predicates.filter_key import filter_key
 
 if TYPE_CHECKING:
     from torch_table_loader.batching.rows import RowsCodec
+    from torch_table_loader.contracts import Source
     from torch_table_loader.engine.rank_info import RankInfo
     from torch_table_loader.engine.table import Table
     from torch_table_loader.fetch.settings import FetchSettings
@@ -33,6 +35,25 @@ if TYPE_CHECKING:
     from torch_table_loader.pack import Pack
     from torch_table_loader.read.row_stage import RowStage
     from torch_table_loader.source.plan_cache import PlanCache
+
+
+def surveyed(
+    source: Source, options: LoaderOptions, cache: PlanCache | None, *, split_deletes: bool = False, lazy: bool = False
+) -> tuple[Table, LoaderOptions]:
+    """Survey a table, and return it with the options as they are for it; see `survey`."""
+    table = survey(
+        source,
+        options.filters,
+        options.schema,
+        cache,
+        split_deletes=split_deletes,
+        lazy=lazy,
+        verify_checksums=bool(options.verify_checksums),
+        skip=options.on_error == "skip",
+    )
+    if options.pack is None:
+        return table, options
+    return table, replace(options, pack=options.pack.of_columns(table.schema.names))
 
 
 def columns_of(table: Table, options: LoaderOptions) -> list[str]:

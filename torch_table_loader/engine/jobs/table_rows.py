@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self, TypeAlias
@@ -23,6 +23,7 @@ from torch_table_loader.engine.jobs.resolve import (
     columns_of,
     counter_of,
     delivered,
+    surveyed,
     topology_of,
     with_padding,
 )
@@ -38,7 +39,6 @@ from torch_table_loader.engine.state import (
     refuse_other_kind,
     refuse_unknown,
 )
-from torch_table_loader.engine.survey import survey
 from torch_table_loader.engine.table import Table
 from torch_table_loader.engine.work.indexed_work import RowOrder, RowStream, TurnStream
 from torch_table_loader.errors import ConfigError
@@ -234,26 +234,20 @@ class SurveyedRows(NamedTuple):
         return bool(getattr(self.table.storage, "fork_safe", False)) and self.store.fork_safe
 
 
-def survey_rows(
-    source: Source,
-    options: LoaderOptions,
-    cache: PlanCache | None,
-    form: Callable[[Table], KeptDocuments] | None = None,
+def stored_rows(
+    table: Table, options: LoaderOptions, cache: PlanCache | None, stage: KeptDocuments | None = None
 ) -> SurveyedRows:
-    """Survey a table, check the options against it, and count its live rows.
+    """Check the options against a table, and count its live rows.
 
     Args:
-        form: returns what makes one row to keep from each row of a table; None keeps rows as they are.
+        stage: makes one row to keep from each row of the table; None keeps rows as they are.
 
     Raises:
         ConfigError: an option does not fit the table or another option.
         TableError: the table cannot be read as it was asked for.
     """
-    verify, skip = bool(options.verify_checksums), options.on_error == "skip"
-    table = survey(source, options.filters, options.schema, cache, verify_checksums=verify, skip=skip)
     columns = columns_of(table, options)
     schema = pa.schema([table.schema.field(name) for name in columns])
-    stage = None if form is None else form(table)
     schema = schema if stage is None else stage.schema(schema)
     if options.row_id and ROW_ID in columns:
         raise ConfigError(
@@ -291,7 +285,7 @@ class TableRows(TableItems):
     @classmethod
     def of(cls, source: Source, options: LoaderOptions, ranks: RankInfo, cache: PlanCache | None) -> TableRows:
         """Survey a table, check the options against it, and count its live rows."""
-        rows = survey_rows(source, options, cache)
+        rows = stored_rows(*surveyed(source, options, cache), cache)
         folder = None if rows.store.place is None else rows.store.place.parent
         return cls(
             options=options,

@@ -79,7 +79,7 @@ def open_stream(
         cache,
         split_deletes=split_deletes,
         lazy=lazy,
-        verify_checksums=bool(options.verify_checksums),
+        verify_checksums=bool(options.remote.verify_checksums),
         skip=options.on_error == "skip",
     )
     columns = columns_of(table, options)

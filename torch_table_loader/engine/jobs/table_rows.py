@@ -249,7 +249,7 @@ def survey_rows(
         ConfigError: an option does not fit the table or another option.
         TableError: the table cannot be read as it was asked for.
     """
-    verify, skip = bool(options.verify_checksums), options.on_error == "skip"
+    verify, skip = bool(options.remote.verify_checksums), options.on_error == "skip"
     table = survey(source, options.filters, options.schema, cache, verify_checksums=verify, skip=skip)
     columns = columns_of(table, options)
     schema = pa.schema([table.schema.field(name) for name in columns])

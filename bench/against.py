@@ -33,8 +33,8 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "B, batches of 8,192": ("B", {"batch_size": 8192}),
     "C, batches of 8,192": ("C", {"batch_size": 8192}),
     "D, batches of 256": ("D", {"batch_size": 256, "ragged": "offsets"}),
-    "A, rows in memory": ("A-zstd", {"batch_size": 8192, "shuffle": "rows", "row_store_memory": "8GiB"}),
-    "B, rows in memory": ("B", {"batch_size": 8192, "shuffle": "rows", "row_store_memory": "8GiB"}),
+    "A, rows in memory": ("A-zstd", {"batch_size": 8192, "shuffle": "rows", "row_store": "memory"}),
+    "B, rows in memory": ("B", {"batch_size": 8192, "shuffle": "rows", "row_store": "memory"}),
     "D, packed, concat": ("D", {"batch_size": 8, "pack": {"seq_len": 4096, "tokens": "tokens", **_ALL}}),
     "D, packed, windows": (
         "D",

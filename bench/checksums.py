@@ -36,7 +36,12 @@ def with_checksums(name: str, root: Path, codec: str) -> Path:
 def epochs(folder: Path, *, verify: bool) -> Callable[[], int]:
     """Open a table once; each call of what comes back is one epoch and returns its rows."""
     loader, _ = StructuredDataset.create_dataloader(
-        str(folder), "parquet", batch_size=8192, num_workers=2, ragged="offsets", verify_checksums=verify
+        str(folder),
+        "parquet",
+        batch_size=8192,
+        num_workers=2,
+        ragged="offsets",
+        storage_options={"verify_checksums": verify},
     )
     return lambda: sum(rows_of(batch) for batch in loader)
 

@@ -26,7 +26,7 @@ from torch_table_loader.planning.permutation import Permutation
 from torch_table_loader.store.read_ahead import PAGE, ReadAhead
 
 WINDOW_BYTES = 256 << 20
-"""Of pages: what a lane may ask for ahead with two lanes and the default `row_store_memory`."""
+"""Of pages: what a lane may ask for ahead with two lanes and the default memory of a `RowStore`."""
 _LANES = 2
 _WINDOWS = 4
 """A lane's, in a round."""

@@ -105,7 +105,7 @@ def shuffled(far: Far, local: str, cache: str) -> Epoch:
     import pyarrow.parquet as pq
 
     from bench.ours import rows_of
-    from torch_table_loader import StructuredDataset
+    from torch_table_loader import RowStore, StructuredDataset
     from torch_table_loader.store.record_layout import RecordLayout
 
     os.environ["TORCH_TABLE_LOADER_CACHE"] = cache
@@ -115,8 +115,7 @@ def shuffled(far: Far, local: str, cache: str) -> Epoch:
         batch_size=BATCH,
         num_workers=LANES,
         shuffle="rows",
-        row_store=f"{BUCKET}/{ROW_STORES}",
-        row_store_memory=2 * LANES * WINDOW_ROWS * (layout.width + layout.null_width + 8),
+        row_store=RowStore(f"{BUCKET}/{ROW_STORES}", 2 * LANES * WINDOW_ROWS * (layout.width + layout.null_width + 8)),
         storage_options={"endpoint_url": far.endpoint, "key": "k", "secret": "s", "region": "us-east-1"},
     )
     return lambda: islice(map(rows_of, loader), SHUFFLED_ROWS // BATCH)

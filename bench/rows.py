@@ -28,7 +28,7 @@ from bench.ours import rows_of, values
 from bench.pairing import Pairs, interleave, measure
 from bench.shuffled import SHUFFLED
 from bench.tables import BenchTable, build
-from torch_table_loader import StructuredDataset
+from torch_table_loader import RowStore, StructuredDataset
 from torch_table_loader.planning.keys import derive_key
 from torch_table_loader.planning.permutation import Permutation
 
@@ -39,7 +39,7 @@ _PIECE = 1 << 22
 
 def loader_of(table: BenchTable, **options: Any) -> Any:
     """Make a loader in row mode, with two lanes on two threads."""
-    defaults: dict[str, Any] = {"batch_size": BATCH, "num_workers": 2, "row_store_memory": "8GiB"}
+    defaults: dict[str, Any] = {"batch_size": BATCH, "num_workers": 2, "row_store": RowStore(memory="8GiB")}
     defaults |= {"ragged": "offsets"} | values(table.name)
     return StructuredDataset.create_dataloader(str(table.folder), shuffle="rows", **(defaults | options))[0]
 

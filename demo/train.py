@@ -48,7 +48,7 @@ def open_table(root: Path, name: str, batch_size: int, **options: Any) -> Any:
     }
     catalog = root / CATALOG
     if not catalog.exists():
-        return StructuredDataset.create_dataloader(str(root / name), "parquet", partitioning="hive", **options)[0]
+        return StructuredDataset.create_dataloader(str(root / name), "parquet", **options)[0]
     if name == "clicks":
         options |= {"branch": BRANCH, "nulls": {NEW_COLUMN: 0.0}}
     return IcebergDataset.create_dataloader(f"demo.{name}", json.loads(catalog.read_text()), **options)[0]

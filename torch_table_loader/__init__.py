@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from torch_table_loader.planning.row_seeds import row_seeds
     from torch_table_loader.predicates.hash_parts import part_of
     from torch_table_loader.ragged import Pad
+    from torch_table_loader.row_store_option import RowStore
     from torch_table_loader.text.token_table import tokenize_table
     from torch_table_loader.weights import Weights
 
@@ -72,6 +73,7 @@ _HOMES = {
     "ResumeError": "errors",
     "RoundRobinStrategy": "planning.cutting",
     "RowBalancedStrategy": "planning.cutting",
+    "RowStore": "row_store_option",
     "SizeBalancedStrategy": "planning.cutting",
     "StorageError": "errors",
     "StorageTimeoutError": "errors",
@@ -114,6 +116,7 @@ __all__ = [
     "ResumeError",
     "RoundRobinStrategy",
     "RowBalancedStrategy",
+    "RowStore",
     "SizeBalancedStrategy",
     "StorageError",
     "StorageTimeoutError",

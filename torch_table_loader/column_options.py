@@ -11,6 +11,10 @@ from torch_table_loader.units import integer
 
 StringLayout = Literal["list", "codes"]
 
+UnsupportedForm = Literal["list", "float64"]
+UnsupportedOption = UnsupportedForm | Mapping[str, UnsupportedForm]
+"""What `unsupported=` takes: what becomes of all columns without a form as tensors, or of some by column."""
+
 ColumnFunctions = Mapping[str, Callable[[Any], Any]]
 """Functions of the caller's, by the name of a column."""
 
@@ -83,6 +87,21 @@ def check_strings(given: Any) -> None:
                 raise ConfigError(f"strings[{name!r}] must be one of {forms}, got {form!r}{_hint(form)}")
     elif not _is_form(given):
         raise ConfigError(f"strings must be one of {forms}, or {{column: one of these}}, got {given!r}{_hint(given)}")
+
+
+def check_unsupported(given: Any) -> None:
+    """Refuse what is not a form of columns that have none as tensors.
+
+    Raises:
+        ConfigError: says what there is.
+    """
+    forms = " or ".join(f'"{form}"' for form in get_args(UnsupportedForm))
+    for name, form in given.items() if isinstance(given, Mapping) else [("", given)]:
+        if not isinstance(name, str):
+            raise ConfigTypeError(f"unsupported must name columns by str, got {type(name).__name__} {name!r}")
+        if not isinstance(form, str) or form not in get_args(UnsupportedForm):
+            at, beside = (f"[{name!r}]", "") if name else ("", ", or {column: one of these}")
+            raise ConfigError(f"unsupported{at} must be {forms}{beside}, got {form!r}")
 
 
 def check_functions(option: str, given: Any) -> None:

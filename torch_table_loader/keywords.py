@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypedDict
 import pyarrow as pa
 import torch
 
-from torch_table_loader.column_options import ColumnFunctions, StringsOption
+from torch_table_loader.column_options import ColumnFunctions, StringsOption, UnsupportedOption
 from torch_table_loader.errors import ConfigError, ConfigTypeError, MissingExtraError
 from torch_table_loader.messages import nearest
 from torch_table_loader.option_checks import WorkerType
@@ -22,6 +22,7 @@ from torch_table_loader.pack import Pack
 from torch_table_loader.predicates.filter_text import filter_of
 from torch_table_loader.ragged import RaggedOption
 from torch_table_loader.remote_options import OWN
+from torch_table_loader.row_store_option import RowStore
 from torch_table_loader.source.store_options import OPTION_NAMES
 from torch_table_loader.weights import Weights
 
@@ -42,7 +43,6 @@ class MixedKeywords(TypedDict, total=False):
     num_workers: int | None
     worker_type: WorkerType | BaseContext
     device: Any
-    pin_memory: bool
     prefetch_batches: int | None
     show_progress: bool | float | Literal["workers"]
     num_ranks: int | Literal["auto"] | Any
@@ -50,18 +50,14 @@ class MixedKeywords(TypedDict, total=False):
     even_ranks: EvenRanks | None
     check_plan: bool
     global_batch_size: int | None
-    micro_batches: int
-    row_store: str | None
-    row_store_memory: int | str
+    row_store: RowStore | str | None
     nulls: Mapping[str, Any] | Literal["mask"] | None
     ragged: RaggedOption | None
     strings: StringsOption
-    decimals: Literal["float64"] | None
-    unsupported: Literal["list"] | None
+    unsupported: UnsupportedOption | None
     transforms: ColumnFunctions | None
     decode: ColumnFunctions | None
     storage_options: Mapping[str, Any] | None
-    verify_checksums: bool | Literal["all"]
     plan_cache: str | None
 
 
@@ -75,10 +71,8 @@ class LoaderKeywords(MixedKeywords, total=False):
     shuffle_buffer_size: int | None
     count_filtered: bool
     batch_by: BatchBy | None
-    partitioning: Literal["hive"] | None
     schema: Any
     files: Sequence[str] | str | None
-    raw_files: bool
     on_error: OnError
     on_growth: Literal["continue"] | None
 
@@ -95,11 +89,9 @@ _HERE: dict[str, tuple[str, ...]] = {
     "scan_filter": ("row_filter",),
     "filters": ("filter", "predicate", "row_filter", "where"),
     "format": ("file_format", "fmt"),
-    "micro_batches": ("gradient_accumulation_steps",),
     "num_ranks": ("device_mesh", "mesh", "num_replicas", "num_shards", "world_size"),
     "num_workers": ("num_proc", "num_threads"),
     "output_format": ("batch_format", "with_format"),
-    "partitioning": ("hive_partitioning",),
     "path": ("data_dir", "data_files", "paths", "urls"),
     "prefetch_batches": ("prefetch", "prefetch_factor"),
     "rank": ("local_rank", "shard_index"),
@@ -130,6 +122,9 @@ _FIRST = (
 
 _CACHE = "storage_options={'cache_dir': ..., 'cache_bytes': ...} keeps what was fetched on a local disk"
 
+_FOLDERS = "leave it out; key=value folders become columns by themselves, and columns= chooses among them"
+_STEPS = "batch_size= beside global_batch_size= says how many batches make up a step of the optimizer"
+
 _ANSWERS: dict[str, str] = {
     "cache": _CACHE,
     "cache_limit": _CACHE,
@@ -140,6 +135,14 @@ _ANSWERS: dict[str, str] = {
     "worker_init_fn": "there is none; collate_fn= runs in the worker and can set things up when it is first called; "
     "row_seeds(row_ids, epoch=...) gives each row a seed",
     "timeout": "there is none for batches; those of S3 are connect_timeout and request_timeout in storage_options=",
+    "decimals": 'unsupported="float64" makes doubles of decimals, or unsupported={column: "float64"} of some',
+    "gradient_accumulation_steps": _STEPS,
+    "hive_partitioning": _FOLDERS,
+    "micro_batches": _STEPS,
+    "partitioning": _FOLDERS,
+    "pin_memory": "leave it out; device='cuda' copies each batch ahead, from page-locked memory",
+    "raw_files": "source=pyarrow.dataset.dataset(path) reads the files of any table into memory as they are",
+    "row_store_memory": 'row_store=RowStore(place, memory="4GiB") has both',
     "in_order": "leave it out: batches always come in order",
     "dtype": "types are the table's; collate_fn= can convert them",
     "file_format": _OWN_FORMATS,

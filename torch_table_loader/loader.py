@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader
 
 from torch_table_loader.accelerated import EpochOfAccelerate, PreparedForAccelerate
 from torch_table_loader.column_names import NamedColumns
-from torch_table_loader.engine.device import check_placing, moved
+from torch_table_loader.engine.device import check_device, moved
 from torch_table_loader.engine.workers.choice import check_processes, executor_of
 from torch_table_loader.engine.workers.lane_merger import LaneMerger
 from torch_table_loader.engine.workers.pickling import twin_of
@@ -78,7 +78,7 @@ class TableLoader(NamedColumns, PreparedForAccelerate, DataLoader[Any]):
         job = self._position.job
         if job.options.processes:
             check_processes(job)  # what cannot work is refused here, not in the first epoch
-        check_placing(job.options.device, pin=job.options.pin_memory)
+        check_device(job.options.device)
         self._position.before_reading()
 
     @property
@@ -324,8 +324,8 @@ class LoaderIterator(Iterator[Any]):
         self._ahead: list[Any] = []
         self._next: Iterator[Any] = self._merger
         device = self._loader._device_of_accelerate if options.device is None else options.device
-        if options.pin_memory or device is not None:
-            self._next = moved(self._merger, device, pin=options.pin_memory)
+        if device is not None:
+            self._next = moved(self._merger, device)
         if options.show_progress:
             self._next = with_bars(self._next, work, self._merger.counts, start, options)
         return work, job.planned(position).longest

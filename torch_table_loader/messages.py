@@ -61,13 +61,11 @@ def did_you_mean(name: object, known: Iterable[str], *, spare: int = 0) -> str:
 def note_of_folders(keys: Sequence[str]) -> str:
     """Return what to say of the keys of ``key=value`` folders of which no columns are made.
 
-    >>> note_of_folders(["day", "city"])
-    'folders are named by day and city, which are no columns; pass partitioning="hive" to read them from the paths'
+    >>> note_of_folders(["day"])
+    'folders are named by day, of which no column is made, because not all files lie in such folders'
     """
-    several = len(keys) > 1
-    named = f"{', '.join(keys[:-1])} and {keys[-1]}" if several else keys[0]
-    are, them = ("which are no columns", "them") if several else ("which is no column", "it")
-    return f'folders are named by {named}, {are}; pass partitioning="hive" to read {them} from the paths'
+    named = f"{', '.join(keys[:-1])} and {keys[-1]}" if len(keys) > 1 else keys[0]
+    return f"folders are named by {named}, of which no column is made, because not all files lie in such folders"
 
 
 class Part(NamedTuple):

@@ -159,7 +159,6 @@ def list_files(
         "reader": reader,
         "by_name": by_name,
         "choose": reader_by_suffix,
-        "partitioning": options.partitioning,
         "schema": options.schema,
     }
     if storage is not None:
@@ -169,7 +168,6 @@ def list_files(
         **settings,
         storage_options=options.storage_options,
         files=options.files,
-        raw_files=options.raw_files,
     )
 
 
@@ -227,12 +225,9 @@ def refuse_plain(options: LoaderOptions, footers: str, table: str, pin: str) -> 
     for name, remedy in (
         ("schema", f"{table} has its own"),
         ("files", f"pass {pin} to pin the table"),
-        ("partitioning", f"{table} knows its partitions"),
     ):
         if getattr(options, name) is not None:
             raise ConfigError(f"{name}= is for tables of plain files; {remedy}")
-    if options.raw_files:
-        raise ConfigError("raw_files=True is for StructuredDataset, which reads files without a table's metadata")
     if footers not in ("eager", "lazy"):
         raise ConfigError(f"footers must be one of 'eager', 'lazy', got {footers!r}")
     if footers == "lazy" and options.shuffle == "rows":
@@ -310,8 +305,6 @@ def check_source(source: Any, path: Any, format: Any, storage: Any, options: Loa
         "format": format is not None,
         "storage": storage is not None,
         "files": options.files is not None,
-        "partitioning": options.partitioning is not None,
-        "raw_files": options.raw_files,
         "schema": options.schema is not None and isinstance(source, SnapshotSource),
     }
     if alien := [name for name, is_given in given.items() if is_given]:

@@ -7,11 +7,12 @@ from functools import partial
 from os import PathLike
 from typing import Any, Literal, get_args
 
-from torch_table_loader.column_options import check_functions, check_strings
+from torch_table_loader.column_options import check_functions, check_strings, check_unsupported
 from torch_table_loader.errors import ConfigError, ConfigTypeError
 from torch_table_loader.messages import did_you_mean
 from torch_table_loader.ragged import check_ragged
 from torch_table_loader.remote_options import RemoteOptions
+from torch_table_loader.row_store_option import as_row_store
 from torch_table_loader.scrubbing import shown_url
 from torch_table_loader.units import integer, parse_bytes, seconds
 from torch_table_loader.weights import Weights, as_weights
@@ -109,6 +110,11 @@ def forms(_: str, value: Any) -> Any:
     return value
 
 
+def unsupported(_: str, value: Any) -> Any:
+    check_unsupported(value)
+    return value
+
+
 def progress(name: str, value: Any) -> Any:
     if isinstance(value, str | None) and value != "workers":
         raise ConfigTypeError(f'{name} must be True or False, seconds, or "workers", got {value!r}')
@@ -130,21 +136,14 @@ def ranks(name: str, value: Any) -> Any:
     return value if found else integer(name, value, 1, MOST_ROWS)
 
 
-def checksums(name: str, value: Any) -> Any:
-    if not isinstance(value, bool) and value != "all":
-        raise ConfigTypeError(f'{name} must be True or False, or "all", got {value!r}')
-    return value
-
-
 def directory(name: str, value: Any) -> Any:
     if not isinstance(value, str | PathLike):
         raise ConfigTypeError(f"{name} must be a directory's path or URL, got {value!r}")
     return value
 
 
-def row_store(name: str, value: Any) -> Any:
-    if not value or not isinstance(value, str | PathLike):
-        raise ConfigTypeError(f'{name} must be "memory", a directory, or a URL, got {value!r}')
+def row_store(_: str, value: Any) -> Any:
+    as_row_store(value)
     return value
 
 

@@ -15,12 +15,13 @@ from multiprocessing.context import BaseContext
 from typing import Any, Literal, cast, get_args
 
 from torch_table_loader import option_checks as checks
-from torch_table_loader.column_options import ColumnFunctions, StringsOption
+from torch_table_loader.column_options import ColumnFunctions, StringsOption, UnsupportedOption
 from torch_table_loader.errors import ConfigError, ConfigTypeError
 from torch_table_loader.option_checks import Check, WorkerType
 from torch_table_loader.pack import Pack
 from torch_table_loader.ragged import RaggedOption
 from torch_table_loader.remote_options import RemoteOptions
+from torch_table_loader.row_store_option import RowStore, as_row_store
 from torch_table_loader.sizes import sizes
 from torch_table_loader.units import parse_bytes
 from torch_table_loader.weights import Weights
@@ -81,7 +82,7 @@ class LoaderOptions:
     """The options of all datasets; each field is a keyword argument."""
 
     batch_size: int = _option(1024, BATCHES, checks.whole(1, checks.MOST_ROWS), mixture="job")
-    """Rows per batch on this rank; with `global_batch_size`, leave it out or let it agree."""
+    """Rows per batch on this rank."""
 
     columns: Sequence[str] | None = _option(None, BATCHES, checks.names, mixture="sources")
     """Names to deliver, in this order; None for all."""
@@ -127,10 +128,7 @@ class LoaderOptions:
     multiprocessing, are processes that start in this way; see docs/engines.md."""
 
     device: Any = _option(None, WORKERS, mixture="job")
-    """Device to which batches are moved."""
-
-    pin_memory: bool = _option(False, WORKERS, checks.switch, mixture="job")
-    """Copy batches into page-locked memory."""
+    """Device to which batches are moved; to CUDA each is copied ahead, from page-locked memory."""
 
     prefetch_batches: int | None = _option(None, WORKERS, checks.whole(1, checks.MOST_ROWS), mixture="job")
     """Maximum number of finished batches of a lane that wait; None: 2 with functions of yours, else the batches of 2
@@ -154,19 +152,12 @@ class LoaderOptions:
     """Compare the plans of the ranks of a process group when the loader is made."""
 
     global_batch_size: int | None = _option(None, ROWS, checks.whole(1, checks.MOST_ROWS), mixture="job")
-    """With shuffle="rows", rows per step over all ranks, instead of `batch_size`; the dataset's `options.batch_size` is
-    then this rank's part."""
+    """With shuffle="rows", rows over all ranks in one step of the optimizer. Without `batch_size`, one batch of each
+    rank; with it, as many batches of that size as make it up, over which the optimizer accumulates gradients."""
 
-    micro_batches: int = _option(1, ROWS, checks.whole(1, checks.MOST_ROWS), mixture="job")
-    """With shuffle="rows", batches per rank in one step of the optimizer, which accumulates gradients over them; they
-    divide `global_batch_size` further."""
-
-    row_store: str | None = _option(None, ROWS, checks.row_store, mixture="sources", shown=False)
-    """"memory", a directory or a URL; None: memory if the store fits into `row_store_memory` and the free memory, else
-    a cache directory; see docs/shuffle.md."""
-
-    row_store_memory: int | str = _option("1GiB", ROWS, checks.size, mixture="sources")
-    """Maximum bytes of a store that a rank keeps in memory: int or "1GiB"."""
+    row_store: RowStore | str | None = _option(None, ROWS, checks.row_store, mixture="sources", shown=False)
+    """"memory", a directory or a URL, or `RowStore(place, memory="4GiB")`; None: memory if the store fits into 1GiB and
+    the free memory, else a cache directory; see docs/shuffle.md."""
 
     weights: Weights | str | None = _option(None, ROWS, checks.weights)
     """With shuffle="rows", how often each row comes: `Weights`, or the name of a weight column; see docs/weights.md."""
@@ -201,15 +192,9 @@ class LoaderOptions:
     strings: StringsOption = _option("list", COLUMNS, checks.forms, mixture="sources", form=True)
     """"list", "codes", `Vocabulary` or `Hash`, or ``{column: one of these}``."""
 
-    decimals: Literal["float64"] | None = _option(
-        None, COLUMNS, checks.one_of(None, "float64"), mixture="sources", form=True
-    )
-    """"float64" to convert decimals to doubles; None refuses them."""
-
-    unsupported: Literal["list"] | None = _option(
-        None, COLUMNS, checks.one_of(None, "list"), mixture="sources", form=True
-    )
-    """"list": a column that has no form as a tensor comes as a list of Python values; None refuses it."""
+    unsupported: UnsupportedOption | None = _option(None, COLUMNS, checks.unsupported, mixture="sources", form=True)
+    """What a column that has no form as a tensor becomes: "list" of Python values, or "float64" for decimals, or
+    ``{column: one of these}``; None refuses it."""
 
     transforms: ColumnFunctions | None = _option(
         None, COLUMNS, checks.functions, mixture="sources", form=True, shown=False
@@ -220,25 +205,15 @@ class LoaderOptions:
     decode: ColumnFunctions | None = _option(None, COLUMNS, checks.functions, mixture="sources", form=True, shown=False)
     """``{column: function}``: called with each string or bytes that is not null, before `transforms`."""
 
-    partitioning: Literal["hive"] | None = _option(None, FILES, checks.one_of(None, "hive"))
-    """"hive" to decode ``key=value`` segments of paths, including those at the end of `path`."""
-
     schema: Any = _option(None, FILES)
     """Arrow schema with which to read the table."""
 
     files: Sequence[str] | str | None = _option(None, FILES, checks.files, shown=False)
     """The table's files, instead of listing `path`: names, or the path of a list written by `save_files`."""
 
-    raw_files: bool = _option(False, FILES, checks.switch)
-    """Read the files of an Iceberg, Delta Lake or Hudi table as they are, including deleted rows."""
-
     storage_options: Mapping[str, Any] | None = _option(None, FILES, checks.storage, mixture="sources", shown=False)
-    """Options of the file system, as fsspec takes them, and how its files are read: retries, read-ahead, and a cache on
-    a local disk; see docs/object-stores.md."""
-
-    verify_checksums: bool | Literal["all"] = _option(True, FILES, checks.checksums, mixture="sources")
-    """Refuse pages of Parquet files, and files of row stores, that differ from their checksums; `"all"` compares row
-    stores whole whenever they are opened; see docs/shuffle.md#what-is-checked."""
+    """Options of the file system, as fsspec takes them, and how its files are read: retries, read-ahead, a cache on a
+    local disk, and whether checksums are compared; see docs/object-stores.md."""
 
     plan_cache: str | None = _option(None, FILES, checks.directory, mixture="sources", shown=False)
     """Directory on any fsspec file system that keeps footers, counts and plans."""
@@ -282,10 +257,10 @@ class LoaderOptions:
             )
 
     def _check_output(self) -> None:
-        if self.output_format in ("arrow", "dict") and self.collate_fn is None and (self.pin_memory or self.device):
+        if self.output_format in ("arrow", "dict") and self.collate_fn is None and self.device is not None:
             raise ConfigError(
-                f"output_format={self.output_format!r} holds no tensors that device or pin_memory could place; pass a "
-                "collate_fn that makes tensors, or leave both out"
+                f"output_format={self.output_format!r} holds no tensors that device= could move; pass a collate_fn "
+                "that makes tensors, or leave device out"
             )
 
     def _check_rows(self) -> None:
@@ -321,7 +296,7 @@ class LoaderOptions:
 
     def _check_cache(self) -> None:
         remote = self.remote
-        far_rows = self.row_store is not None and "://" in str(self.row_store)  # these are fetched all the same
+        far_rows = "://" in str(self.rows_kept.place)  # these are fetched all the same
         if remote.cache_dir is not None and remote.read_ahead_bytes == 0 and not far_rows:
             raise ConfigError(
                 "storage_options: cache_dir keeps what is fetched ahead of decoding, and read_ahead_bytes=0 fetches "
@@ -368,6 +343,11 @@ class LoaderOptions:
     def progress_interval(self) -> float:
         """Seconds from one drawing of a progress bar to the next."""
         return self.show_progress if isinstance(self.show_progress, float) else sizes().progress_s
+
+    @property
+    def rows_kept(self) -> RowStore:
+        """Where the row store is kept, and how much of it in memory, the default resolved."""
+        return RowStore() if self.row_store is None else as_row_store(self.row_store)
 
     @property
     def remote(self) -> RemoteOptions:
@@ -448,11 +428,6 @@ def check_beside_pack(options: Mapping[str, Any]) -> None:
         raise ConfigError(
             'strategy="concat" runs sequences on over the ends of files, where batch_by="file" ends batches; leave '
             'batch_by out, or use strategy="best_fit" or "pad"'
-        )
-    if uneven := [step for step, _ in pack.schedule if step % options["micro_batches"]]:
-        raise ConfigError(
-            f"pack: steps of seq_len_from must be multiples of micro_batches={options['micro_batches']}, got "
-            f"{uneven[0]}"
         )
     if pack.strategy == "concat" and options["shuffle_buffer_size"] is not None:
         raise ConfigError(

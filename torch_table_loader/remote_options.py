@@ -6,7 +6,7 @@ import os
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, Literal
 
 from torch_table_loader.errors import ConfigError, ConfigTypeError
 from torch_table_loader.scrubbing import shown_url
@@ -17,7 +17,7 @@ DEFAULT_RETRY_SECONDS = 120.0
 
 @dataclass(frozen=True, slots=True)
 class RemoteOptions:
-    """How requests are repeated, how far files are fetched ahead, and what is kept of them on a local disk.
+    """How requests are repeated, what is fetched ahead and kept on a local disk, and whether checksums are compared.
 
     Args:
         retry_seconds: how long to retry a request that the store does not serve; 0: one try. Outages of stores, and
@@ -26,12 +26,15 @@ class RemoteOptions:
             ahead. The default is enough for a line of 10 Gbit/s over 100 ms.
         cache_dir: a directory of this machine that keeps what was fetched, for all its ranks; None keeps nothing.
         cache_bytes: the most bytes that are kept there; the least recently used are removed first.
+        verify_checksums: refuse pages of Parquet files, and files of row stores, that differ from their checksums;
+            "all" compares row stores whole whenever they are opened.
     """
 
     retry_seconds: float = DEFAULT_RETRY_SECONDS
     read_ahead_bytes: int = 128 << 20
     cache_dir: str | None = None
     cache_bytes: int = 64 << 30
+    verify_checksums: bool | Literal["all"] = True
 
     @classmethod
     def of(cls, storage_options: Mapping[str, Any] | None) -> RemoteOptions:
@@ -55,6 +58,9 @@ class RemoteOptions:
                 given[name] = parse_bytes(given[name], _called(name))
         if given.get("cache_dir") is not None:
             given["cache_dir"] = _directory(given["cache_dir"])
+        verify = given.get("verify_checksums", True)
+        if not isinstance(verify, bool) and verify != "all":
+            raise ConfigTypeError(f'{_called("verify_checksums")} must be True or False, or "all", got {verify!r}')
         return cls(**given)
 
 

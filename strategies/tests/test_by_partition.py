@@ -68,7 +68,7 @@ def test_columns_choose_the_order() -> None:
 
 
 def test_an_unknown_column_is_refused_by_name() -> None:
-    with pytest.raises(ConfigError, match=r"partitioned by day, region, not by hour; pass partitioning='hive'"):
+    with pytest.raises(ConfigError, match=r"partitioned by day, region, not by hour; those of files are"):
         ByPartition(columns=("hour",))(zoo()["hive partitions"])
 
 

@@ -29,7 +29,7 @@ def test_every_row_once(tmp_path: Path, name: str, num_ranks: int) -> None:
     ids: list[int] = []
     for rank in range(num_ranks):
         loader, _ = StructuredDataset.create_dataloader(
-            str(tmp_path), "parquet", batch_size=7, partitioning="hive", split_strategy=name, num_workers=2,
+            str(tmp_path), "parquet", batch_size=7, split_strategy=name, num_workers=2,
             num_ranks=num_ranks, rank=rank, output_format="dict", check_plan=False,
         )  # fmt: skip
         ids += [row for batch in loader for row in batch["id"]]
@@ -39,7 +39,7 @@ def test_every_row_once(tmp_path: Path, name: str, num_ranks: int) -> None:
 def test_by_partition_unshuffled_goes_day_by_day(tmp_path: Path) -> None:
     write_table(tmp_path)
     loader, _ = StructuredDataset.create_dataloader(
-        str(tmp_path), "parquet", partitioning="hive", split_strategy="by_partition", num_workers=0,
+        str(tmp_path), "parquet", split_strategy="by_partition", num_workers=0,
         output_format="dict",
     )  # fmt: skip
     days = [day for batch in loader for day in batch["day"]]

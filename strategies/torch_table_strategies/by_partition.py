@@ -52,7 +52,7 @@ class ByPartition:
         if files and (unknown := sorted(set(self.columns) - set(known))):
             raise ConfigError(
                 f"ByPartition(columns={self.columns!r}) must name partition columns, but the table is partitioned by "
-                f"{', '.join(known) or 'none'}, not by {', '.join(unknown)}; pass partitioning='hive' if paths say it"
+                f"{', '.join(known) or 'none'}, not by {', '.join(unknown)}; those of files are key=value folders"
             )
         return list(self.columns)
 

@@ -24,7 +24,7 @@ import torch_table_loader.engine.row_weights
 import torch_table_loader.engine.work.packed_work
 import torch_table_loader.store.remote  # noqa: F401
 from tests.fuzz.cases import Rows
-from torch_table_loader import Pack, StructuredDataset
+from torch_table_loader import Pack, RowStore, StructuredDataset
 from torch_table_loader.engine import row_store
 from torch_table_loader.store import manifest
 from torch_table_loader.store.spec import MANIFEST
@@ -125,7 +125,7 @@ def read_store(root: str, kind: str, damaged: tuple[str, bytes] | None, where: W
     memory.store.clear()
     for path in filter(Path.is_file, stores.rglob("*")):
         memory.pipe_file(f"/stores/{path.relative_to(stores)}", path.read_bytes())
-    return _read(root, kind, {"row_store": URL, "row_store_memory": 1 if where.endswith("ranges") else "1GiB"})
+    return _read(root, kind, {"row_store": RowStore(URL, memory=1 if where.endswith("ranges") else "1GiB")})
 
 
 def _forget(stores: Path) -> None:

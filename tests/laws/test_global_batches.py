@@ -129,7 +129,7 @@ def divided(draw: st.DrawFn) -> tuple[int, list[Topology]]:
     even: EvenRanks | None = draw(st.sampled_from([None, "pad"]))
     drop = draw(st.booleans())
     jobs = [
-        Topology(ranks, 1, rank_batch_size(None, rows, ranks, micro), None, even, drop, micro)
+        Topology(ranks, 1, rank_batch_size(rows // (ranks * micro), rows, ranks), None, even, drop, micro)
         for ranks, micro in [(1, 1), *chosen]
     ]
     return rows, jobs
@@ -193,16 +193,14 @@ def test_a_global_batch_that_does_not_divide_is_refused_with_the_nearest_sizes()
         rank_batch_size(None, 1000, 7)
     with pytest.raises(ConfigError, match="nearest is 8"):
         rank_batch_size(None, 3, 8)
-    with pytest.raises(ConfigError, match="256 rows a rank, but batch_size=100"):
+    with pytest.raises(
+        ConfigError, match="multiple of num_ranks=4 times batch_size=100, got 1024; the nearest is 1200"
+    ):
         rank_batch_size(100, 1024, 4)
     with pytest.raises(
-        ConfigError, match="multiple of num_ranks=4 times micro_batches=3, got 1024; the nearest is 1020"
+        ConfigError, match="multiple of num_ranks=4 times batch_size=512, got 1024; the nearest is 2048"
     ):
-        rank_batch_size(None, 1024, 4, 3)
-    with pytest.raises(
-        ConfigError, match="over 4 ranks and 2 micro-batches is 128 rows a micro-batch, but batch_size=256"
-    ):
-        rank_batch_size(256, 1024, 4, 2)
+        rank_batch_size(512, 1024, 4)
 
 
 @pytest.mark.parametrize("even_ranks", ["balance", "drop"])

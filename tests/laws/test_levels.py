@@ -31,6 +31,7 @@ LEVELS = {
     "options": 1,
     "remote_options": 1,
     "pack": 1,
+    "row_store_option": 1,
     "weights": 1,
     "arrow": 2,
     "planning": 2,

@@ -142,7 +142,7 @@ def test_gaps_become_the_mean_of_statistics_that_were_measured_elsewhere() -> No
     assert floats.dtype == np.float32
     assert floats[:2].tolist() == [20.0, 40.0]
     assert math.isnan(floats[2]), "a NaN is no null"
-    assert value_of(pa.array([Decimal(20), None]), decimals="float64", nulls={"x": stats}).tolist() == [
+    assert value_of(pa.array([Decimal(20), None]), unsupported="float64", nulls={"x": stats}).tolist() == [
         20.0,
         40.0,
     ]

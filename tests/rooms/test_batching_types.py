@@ -63,13 +63,13 @@ def test_points_in_time_are_int64_in_their_unit() -> None:
 def test_decimals_are_doubles_only_if_asked() -> None:
     for kind in (pa.decimal128(9, 2), pa.decimal256(50, 2)):
         prices = pa.array([Decimal("1.25"), None], kind)
-        with pytest.raises(ConfigError, match=r"'x' is of type decimal.*decimals=\"float64\""):
+        with pytest.raises(ConfigError, match=r"'x' is of type decimal.*unsupported=\"float64\""):
             value_of(prices)
-        came = value_of(prices, decimals="float64")
+        came = value_of(prices, unsupported="float64")
         assert came.dtype == torch.float64
         assert came[0] == 1.25
         assert math.isnan(came[1])
-        assert value_of(prices, decimals="float64", nulls={"x": 0.5}).tolist() == [1.25, 0.5]
+        assert value_of(prices, unsupported="float64", nulls={"x": 0.5}).tolist() == [1.25, 0.5]
 
 
 def test_lists_come_in_three_layouts() -> None:
@@ -243,7 +243,7 @@ def test_a_vocabulary_is_a_list(given: Any) -> None:
 
 
 def test_arrow_and_dict_refuse_options_for_tensors() -> None:
-    for name, value in (("nulls", "mask"), ("ragged", "pad"), ("decimals", "float64"), ("strings", "codes")):
+    for name, value in (("nulls", "mask"), ("ragged", "pad"), ("unsupported", "float64"), ("strings", "codes")):
         with pytest.raises(ConfigError, match=f"{name}=.*leave {name} out"):
             value_of(pa.array([1]), output_format="arrow", **{name: value})
 
@@ -302,8 +302,7 @@ def test_what_has_no_form_comes_as_python_values_if_asked(array: pa.Array, form:
     assert (child["v"], child["n"].tolist()) == (array.to_pylist(), [1, 2, 3])
 
 
-@pytest.mark.parametrize("decimals", [None, "float64"])
-def test_what_has_a_form_is_the_same_beside_them(decimals: Any) -> None:
+def test_what_has_a_form_is_the_same_beside_them() -> None:
     columns = {
         "n": pa.array([1, 2]),
         "f": pa.array([[1.0, 2.0], [3.0, 4.0]], pa.list_(pa.float32(), 2)),
@@ -314,9 +313,8 @@ def test_what_has_a_form_is_the_same_beside_them(decimals: Any) -> None:
         "c": pa.array([["a", "b"], ["c", None]], pa.list_(pa.string(), 2)),
         "d": pa.array([dt.date(2026, 1, 1)] * 2),
     }
-    columns |= {"m": pa.array([Decimal("1.5")] * 2)} if decimals else {}
     batch = pa.record_batch(columns)
-    plain, asked = (convert(batch, decimals=decimals, unsupported=form) for form in (None, "list"))
+    plain, asked = (convert(batch, unsupported=form) for form in (None, "list"))
     assert list(plain) == list(asked) == list(columns)
     for name, value in plain.items():
         assert type(value) is type(asked[name])

@@ -62,7 +62,7 @@ def test_a_table_of_days_becomes_shards_of_some_columns(tmp_path: Path, capsys: 
         (tmp_path / f"t/day={day}").mkdir(parents=True)
         columns = {"x": [1.5, 2.5], "words": ["a", "b"], "n": pa.array([[1], [2, 3]], pa.list_(pa.int32()))}
         pq.write_table(pa.table(columns), tmp_path / f"t/day={day}/part.parquet")
-    given = ["convert", str(tmp_path / "t"), str(tmp_path / "out"), "--partitioning", "hive"]
+    given = ["convert", str(tmp_path / "t"), str(tmp_path / "out")]
     assert main(given) == 2
     assert "column 'words' is of type string, which a tensor shard cannot hold" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()

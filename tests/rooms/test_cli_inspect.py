@@ -37,7 +37,7 @@ def numbers_below(output: str, title: str) -> list[list[int]]:
 
 
 def test_it_shows_schema_files_and_totals(table: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["inspect", str(table), "--partitioning", "hive", "--lines", "2"]) == 0
+    assert main(["inspect", str(table), "--lines", "2"]) == 0
     output = capsys.readouterr().out
     assert output.startswith("5 files, 15 row groups, 350 rows, ")
     assert re.search(r"label +int32 +int32\n +price +float +float32\n +day +date32\[day\] +int64", output)
@@ -94,9 +94,8 @@ def test_unequal_steps_are_reported_with_the_remedy(table: Path, capsys: pytest.
 
 
 def test_a_filter_prunes_and_counts(table: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    hive = ["--partitioning", "hive"]
     both = ["--filter", "day >= 2026-01-03", "--filter", "label < 10"]
-    assert main(["inspect", str(table), *hive, *both]) == 0
+    assert main(["inspect", str(table), *both]) == 0
     output = capsys.readouterr().out
     assert re.search(r"day=2026-01-01/part-0.parquet +70 +[\d.,]+ \w+ +3 +0\n", output)
     assert re.search(r"day=2026-01-05/part-0.parquet +70 +[\d.,]+ \w+ +3 +1\n", output)

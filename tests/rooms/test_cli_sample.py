@@ -16,7 +16,7 @@ def test_the_sample_is_the_same_each_time_and_can_be_trained_on(
     for name in ("one", "two"):
         assert main(["sample", str(tmp_path / name)]) == 0
     assert capsys.readouterr().out.splitlines()[0] == f"wrote 8,400 rows in 7 files to {tmp_path / 'one'}"
-    tables = [StructuredDataset(str(tmp_path / name), partitioning="hive").head(8400) for name in ("one", "two")]
+    tables = [StructuredDataset(str(tmp_path / name)).head(8400) for name in ("one", "two")]
     assert tables[0].equals(tables[1])
     assert tables[0].schema.names == ["label", "price", "ad", "day"]
     assert tables[0].num_rows == 8400

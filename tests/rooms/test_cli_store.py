@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from torch_table_loader import StorageError, StructuredDataset
+from torch_table_loader import RowStore, StorageError, StructuredDataset
 from torch_table_loader.cli import store as command
 from torch_table_loader.cli.main import main
 from torch_table_loader.dataset import table_rows
@@ -84,7 +84,7 @@ def test_a_loader_opens_what_the_command_line_built(
 ) -> None:
     monkeypatch.setenv("TORCH_TABLE_LOADER_CACHE", str(tmp_path / "cache"))
     assert main(["store", "build", table]) == 0
-    loader, dataset = StructuredDataset.create_dataloader(table, shuffle="rows", row_store_memory=1)
+    loader, dataset = StructuredDataset.create_dataloader(table, shuffle="rows", row_store=RowStore(memory=1))
     assert sum(len(batch["x"]) for batch in loader) == 500
     assert [path.parent for path in (tmp_path / "cache" / "row-stores").glob("*/manifest.json")] == [
         dataset.job.store.place  # type: ignore[attr-defined]

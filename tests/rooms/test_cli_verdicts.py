@@ -65,7 +65,7 @@ def table(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 CHOICES: list[tuple[list[str], dict[str, Any]]] = [
     ([], {}),
     (["--nulls", "mask"], {"nulls": "mask"}),
-    (["--decimals", "float64"], {"decimals": "float64"}),
+    (["--unsupported", "float64"], {"unsupported": "float64"}),
     (["--nulls", "int_null=-1", "--nulls", "list_null=[]"], {"nulls": {"int_null": -1, "list_null": []}}),
     (["--nulls", "text_null=none", "--nulls", "inner_null.a=0"], {"nulls": {"text_null": "none", "inner_null.a": 0}}),
     (["--nulls", "int_null=1.5"], {"nulls": {"int_null": 1.5}}),
@@ -136,7 +136,7 @@ def test_errors_about_several_columns_together_are_reported(tmp_path: Path, caps
     ("flags", "said"),
     [
         (["--output-format", "numpy", "--ragged", "nested"], "is a torch layout"),
-        (["--output-format", "arrow", "--decimals", "float64"], "shapes tensors and arrays"),
+        (["--output-format", "arrow", "--unsupported", "float64"], "shapes tensors and arrays"),
         (["--nulls", "mask", "--nulls", "x=1"], "exclude each other"),
         (["--nulls", "zero"], "expected mask or COLUMN=VALUE, got 'zero'"),
     ],
@@ -156,10 +156,10 @@ def test_null_partitions_are_refused_until_a_fill_is_given(tmp_path: Path, capsy
     for day in ("1", "__HIVE_DEFAULT_PARTITION__"):
         (tmp_path / f"day={day}").mkdir()
         pq.write_table(pa.table({"x": [1]}), tmp_path / f"day={day}" / "0.parquet")
-    hive = [str(tmp_path), "--partitioning", "hive"]
+    hive = [str(tmp_path)]
     assert main(["inspect", *hive]) == 0
     assert re.search(r"day +int\d+ +refused for its nulls: pass nulls=\{'day': fill\}", capsys.readouterr().out)
     with pytest.raises(TableLoaderError, match="column 'day' has nulls in 'day=__HIVE_DEFAULT"):
-        StructuredDataset.create_dataloader(str(tmp_path), partitioning="hive")
+        StructuredDataset.create_dataloader(str(tmp_path))
     assert main(["inspect", *hive, "--nulls", "day=0"]) == 0
     assert re.search(r"day +int\d+ +int64\n", capsys.readouterr().out)

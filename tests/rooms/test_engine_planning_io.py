@@ -174,9 +174,7 @@ def test_partition_columns_filter_files_without_opening_them(tmp_path: Path, wat
     for day in (1, 2, 3):
         (tmp_path / f"day={day}").mkdir()
         pq.write_table(pa.table({"x": [day * 10, day * 10 + 1]}), tmp_path / f"day={day}" / "part.parquet")
-    loader = make(
-        tmp_path, partitioning="hive", filters=pc.field("day") == 2, columns=["x", "day"], num_workers=num_workers
-    )
+    loader = make(tmp_path, filters=pc.field("day") == 2, columns=["x", "day"], num_workers=num_workers)
     assert watch.opens == {"part.parquet": 3}
     watch.forget()
     assert [(batch["x"].tolist(), batch["day"].tolist()) for batch in loader] == [([20, 21], [2, 2])]

@@ -290,7 +290,7 @@ def test_missing_names_are_reported(tmp_path: Path, catalog: Catalog, table: Tab
         read(None, where)
     with pytest.raises(ConfigError, match="the table has no column 'y'"):
         read(table, columns=["y"])
-    for name, value in (("schema", ROWS.schema), ("files", ["a"]), ("partitioning", "hive")):
+    for name, value in (("schema", ROWS.schema), ("files", ["a"])):
         with pytest.raises(ConfigError, match=f"{name}= is for tables of plain files"):
             read(table, **{name: value})
 

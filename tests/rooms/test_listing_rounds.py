@@ -31,7 +31,6 @@ FILES = ["HEAD lake/t/c.parquet", "HEAD lake/t/day=1/a.parquet"]
 
 CASES: dict[str, tuple[Any, dict[str, Any], list[str], list[list[str]]]] = {
     "folder": ("lake/t", {}, NAMES, [["HEAD lake/t"], ["LIST lake/t", *looks("lake")]]),
-    "raw": ("lake/t", {"raw_files": True}, NAMES, [["HEAD lake/t"], ["LIST lake/t"]]),
     "upper": ("lake", {}, [f"t/{name}" for name in NAMES], [["HEAD lake"], ["LIST lake", *looks("")]]),
     "bucket": ("", {}, [f"lake/t/{name}" for name in NAMES], [["LIST "]]),
     "partition": ("lake/t/day=1", {}, ["a.parquet"], [HEADS[:1], [LISTS[0], *looks("lake/t", "lake")]]),

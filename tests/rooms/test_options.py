@@ -9,7 +9,7 @@ from typing import Any, get_type_hints
 import pytest
 
 from tools.options_table import MODULE, typed
-from torch_table_loader import ConfigError, LoaderOptions, MixedDataset, StructuredDataset
+from torch_table_loader import ConfigError, LoaderOptions, MixedDataset, RowStore, StructuredDataset
 from torch_table_loader.errors import ConfigTypeError
 from torch_table_loader.extend import parse_bytes
 from torch_table_loader.keywords import LoaderKeywords, MixedKeywords
@@ -27,7 +27,6 @@ PROMISED = {
     "output_format": "torch",
     "storage_options": None,
     "collate_fn": None,
-    "partitioning": None,
     "num_ranks": None,
     "show_progress": False,
     "shuffle_buffer_size": None,
@@ -36,7 +35,6 @@ PROMISED = {
     "even_ranks": None,
     "nulls": None,
     "ragged": None,
-    "pin_memory": False,
     "device": None,
     "row_id": False,
     "schema": None,
@@ -44,7 +42,6 @@ PROMISED = {
     "plan_cache": None,
     "check_plan": True,
     "count_filtered": True,
-    "verify_checksums": True,
 }
 """Of the facade; `rank` is 0 where it is left out, and `prefetch_batches` has no promised default."""
 
@@ -124,8 +121,10 @@ def test_secrets_are_not_shown() -> None:
         ("ragged", "square", ConfigError, "ragged must be one of None, 'nested', 'pad', 'offsets'"),
         ("ragged", ["pad"], ConfigError, "ragged must be one of"),
         ("strings", "utf8", ConfigError, "strings must be one of 'list', 'codes'"),
-        ("decimals", "float32", ConfigError, "decimals must be one of None, 'float64'"),
-        ("partitioning", "directory", ConfigError, "partitioning must be one of None, 'hive'"),
+        ("unsupported", "float32", ConfigError, 'unsupported must be "list" or "float64", or {column: one of these}'),
+        ("unsupported", {3: "list"}, ConfigTypeError, "unsupported must name columns by str, got int 3"),
+        ("row_store", 3, ConfigTypeError, 'row_store must be "memory", a directory, or a URL, got 3'),
+        ("row_store", "", ConfigTypeError, 'row_store must be "memory", a directory, or a URL'),
         ("shuffle", "row", ConfigError, "shuffle must be one of .*, got .row.; did you mean .rows.?"),
         ("shuffle", None, ConfigError, "shuffle must be one of"),
         ("nulls", "fill", ConfigError, "nulls must be None, 'mask' or {column: fill}, got 'fill'"),
@@ -139,9 +138,13 @@ def test_secrets_are_not_shown() -> None:
         ("files", ["a", "a"], ConfigError, "files names 'a' twice"),
         ("drop_last", "no", ConfigTypeError, "drop_last must be True or False, got 'no'"),
         ("row_id", 1, ConfigTypeError, "row_id must be True or False, got 1"),
-        ("pin_memory", None, ConfigTypeError, "pin_memory must be True or False"),
         ("check_plan", 0, ConfigTypeError, "check_plan must be True or False"),
-        ("verify_checksums", "no", ConfigTypeError, 'verify_checksums must be True or False, or "all", got'),
+        (
+            "storage_options",
+            {"verify_checksums": "no"},
+            ConfigTypeError,
+            r"verify_checksums\'\] must be True or False, or \"all\", got",
+        ),
         (
             "storage_options",
             {"retry_seconds": "60"},
@@ -218,9 +221,21 @@ def test_workers_are_lanes_and_none_is_four(num_workers: int | None, lanes: int)
     assert LoaderOptions(num_workers=num_workers).lanes == lanes
 
 
-@pytest.mark.parametrize("placing", [{"device": "cpu"}, {"pin_memory": True}], ids=str)
 @pytest.mark.parametrize("form", ["arrow", "dict"])
-def test_batches_without_tensors_cannot_be_placed_on_a_device(form: str, placing: dict[str, object]) -> None:
-    with pytest.raises(ConfigError, match="holds no tensors that device or pin_memory could place"):
-        LoaderOptions(output_format=form, **placing)  # type: ignore[arg-type]
-    LoaderOptions(output_format=form, collate_fn=dict, **placing)  # type: ignore[arg-type]
+def test_batches_without_tensors_cannot_be_moved_to_a_device(form: Any) -> None:
+    with pytest.raises(ConfigError, match="holds no tensors that device= could move"):
+        LoaderOptions(output_format=form, device="cpu")
+    LoaderOptions(output_format=form, device="cpu", collate_fn=dict)
+
+
+def test_there_are_at_most_forty_options() -> None:
+    assert len(defaults()) <= 40
+
+
+def test_a_row_store_has_a_place_and_a_size() -> None:
+    assert LoaderOptions().rows_kept == RowStore(None, "1GiB")
+    assert LoaderOptions(shuffle="rows", row_store="memory").rows_kept == RowStore("memory")
+    assert LoaderOptions(shuffle="rows", row_store=RowStore("s3://b/s", memory="2KiB")).rows_kept.memory_bytes == 2048
+    with pytest.raises(ConfigError, match=r"RowStore\(memory=\) must look like"):
+        RowStore(memory="much")
+    assert "b/s" not in repr(RowStore("s3://b/s"))

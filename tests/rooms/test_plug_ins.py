@@ -341,7 +341,6 @@ def test_an_object_that_is_not_a_source_is_refused(table: Path) -> None:
         ({"source": source, "path": "x"}, "path= cannot be passed with source="),
         ({"source": source, "format": "csv"}, "format= cannot be passed with source="),
         ({"source": source, "files": ["a"]}, "files= cannot be passed with source="),
-        ({"source": source, "partitioning": "hive"}, "partitioning= cannot be passed with source="),
         ({"source": Catalog(str(table), 2), "schema": pa.schema([])}, "schema= cannot be passed with source="),
     ):
         with pytest.raises(ConfigError, match=message):
@@ -367,7 +366,7 @@ def test_paths_in_a_storage_may_have_partitions(tmp_path: Path) -> None:
         write_numbers(tmp_path / f"day={day}", files=1)
     scrambled(tmp_path)
     names = [f"day={day}/0.txt" for day in (1, 2)]
-    dataset = StructuredDataset(names, numbers, storage=Scrambled(str(tmp_path)), partitioning="hive")
+    dataset = StructuredDataset(names, numbers, storage=Scrambled(str(tmp_path)))
     assert [dict(file.partition) for file in dataset.table.files] == [{"day": 1}, {"day": 2}]
     assert [file.name for file in dataset.table.files] == names
 

@@ -46,8 +46,27 @@ def by_day(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("options", [{}, {"shuffle": "rows", "row_store": "memory"}], ids=str)
-def test_folders_of_which_no_column_is_made_are_named(by_day: Path, options: dict[str, Any]) -> None:
-    hint = 'folders are named by day and city, which are no columns; pass partitioning="hive" to read them'
+def test_folders_that_all_files_lie_in_are_columns(by_day: Path, options: dict[str, Any]) -> None:
+    dataset = StructuredDataset(str(by_day), output_format="dict", **options)
+    assert dataset.schema.names == ["x", "s", "day", "city"]
+    assert {(row["x"], str(row["day"]), row["city"]) for row in dataset.head().to_pylist()} == {
+        (1, "2026-01-01", "São"),
+        (2, "2026-01-02", "São"),
+    }
+    assert not [note for note in dataset.explain().notes if "folders" in note]
+    chosen = StructuredDataset(str(by_day), columns=["x"], filters="day > 2026-01-01", **options)
+    assert chosen.schema.names == ["x"]
+    assert chosen.explain().live_rows == 1
+    one = StructuredDataset(str(by_day / "day=2026-01-01"), **options)
+    assert one.schema.names == ["x", "s", "day", "city"]
+    with pytest.raises(ConfigError, match="no column 'dya'; did you mean day"):
+        StructuredDataset(str(by_day), columns=["dya"], **options)
+
+
+@pytest.mark.parametrize("options", [{}, {"shuffle": "rows", "row_store": "memory"}], ids=str)
+def test_folders_that_some_files_lie_in_are_named(by_day: Path, options: dict[str, Any]) -> None:
+    pq.write_table(pa.table({"x": [3], "s": ["b"]}), by_day / "beside.parquet")
+    hint = "folders are named by day and city, of which no column is made, because not all files lie in such folders"
     dataset = StructuredDataset(str(by_day), **options)
     assert any(hint in note for note in dataset.explain().notes)
     assert dataset.schema.names == ["x", "s"]
@@ -56,39 +75,31 @@ def test_folders_of_which_no_column_is_made_are_named(by_day: Path, options: dic
         lambda: StructuredDataset(str(by_day), filters=pc.field("day") == "2026-01-01", **options),
         lambda: dataset.statistics(["day"]),
     ):
-        with pytest.raises(ConfigError, match=r"column 'day'.* folders are named by day, .*partitioning=\"hive\""):
+        with pytest.raises(ConfigError, match=r"column 'day'.* folders are named by day, .*not all files lie in such"):
             ask()
-    one = StructuredDataset(str(by_day / "day=2026-01-01"))
-    assert any("named by day and city" in note for note in one.explain().notes)
-    read = StructuredDataset(str(by_day), partitioning="hive", columns=["x", "day"])
-    assert not [note for note in read.explain().notes if "hive" in note]
-    with pytest.raises(ConfigError, match="no column 'dya'; did you mean day"):
-        StructuredDataset(str(by_day), partitioning="hive", columns=["dya"])
+    assert StructuredDataset(f"{by_day}/*/*/*.parquet", **options).schema.names == ["x", "s", "day", "city"]
 
 
-def test_folders_that_hive_does_not_name_or_that_differ_give_no_hint(by_day: Path, tmp_path: Path) -> None:
+def test_paths_win_over_files_and_folders_further_up_do_not_count(tmp_path: Path) -> None:
     plain = tmp_path / "run=3" / "table"
     plain.mkdir(parents=True)
     pq.write_table(pa.table({"x": [1]}), plain / "a.parquet")
-    assert not [note for note in StructuredDataset(str(plain)).explain().notes if "hive" in note]
+    assert StructuredDataset(str(plain)).schema.names == ["x"]
     in_files = tmp_path / "u" / "day=1"
     in_files.mkdir(parents=True)
-    pq.write_table(pa.table({"x": [1], "day": ["1"]}), in_files / "a.parquet")
-    assert not [note for note in StructuredDataset(str(tmp_path / "u")).explain().notes if "hive" in note]
-    pq.write_table(pa.table({"x": [1], "s": ["b"]}), by_day / "beside.parquet")
-    assert not [note for note in StructuredDataset(str(by_day)).explain().notes if "hive" in note]
-    with pytest.raises(ConfigError, match="no column 'day'; did you mean"):
-        StructuredDataset(str(by_day), columns=["day"])
+    pq.write_table(pa.table({"x": [1], "day": ["2"]}), in_files / "a.parquet")
+    assert StructuredDataset(str(tmp_path / "u")).head().to_pylist() == [{"x": 1, "day": 1}]
 
 
 def test_files_of_a_callers_own_source_and_storage(by_day: Path) -> None:
     listed = PathSource.open(str(by_day), "parquet")
     names = [file.name for file in listed.files]
-    assert StructuredDataset(str(by_day), files=names).table.unread_keys == ("day", "city")
+    assert StructuredDataset(str(by_day), files=names).schema.names == ["x", "s", "day", "city"]
     own = StructuredDataset(str(by_day), files=names, storage=listed.storage)
-    assert own.table.unread_keys == ("day", "city")
-    source = SimpleNamespace(storage=listed.storage, files=listed.files, partition_schema=pa.schema([]))
-    assert StructuredDataset.from_source(source).table.unread_keys == (), "there is no partitioning= beside a source"
+    assert own.schema.names == ["x", "s", "day", "city"]
+    bare = tuple(replace(file, partition=()) for file in listed.files)
+    source = SimpleNamespace(storage=listed.storage, files=bare, partition_schema=pa.schema([]))
+    assert StructuredDataset.from_source(source).schema.names == ["x", "s"], "a source says its columns itself"
 
 
 @pytest.mark.parametrize(
@@ -270,42 +281,33 @@ LEAF = "year=2023/region=us"
 def test_every_form_of_a_path_has_the_same_columns(lake: str, paths: list[str], expected: set[Any]) -> None:
     full = [f"{lake}/{path}" for path in paths]
     for path in [full, full[0]] if len(full) == 1 else [full]:
-        source = PathSource.open(path, "csv", partitioning="hive")
+        source = PathSource.open(path, "csv")
         assert source.partition_schema == pa.schema([("year", pa.int64()), ("region", pa.string())])
         assert {file.partition for file in source.files} >= expected
         assert {file.partition[0][1] for file in source.files} <= {2023, 2024}
 
 
 def test_the_columns_of_a_partition_can_be_pinned_typed_and_read(lake: str, tmp_path: Path) -> None:
-    pinned = PathSource.open(f"{lake}/{LEAF}", "csv", partitioning="hive", files=["part-1.csv"])
+    pinned = PathSource.open(f"{lake}/{LEAF}", "csv", files=["part-1.csv"])
     assert [(file.name, file.partition) for file in pinned.files] == [("part-1.csv", US)]
     schema = pa.schema([("year", pa.string())])
-    typed = PathSource.open(f"{lake}/{LEAF}", "csv", partitioning="hive", schema=schema)
+    typed = PathSource.open(f"{lake}/{LEAF}", "csv", schema=schema)
     assert typed.files[0].partition == (("year", "2023"), ("region", "us"))
     loader, _ = StructuredDataset.create_dataloader(
-        f"{lake}/{LEAF}", format="csv", partitioning="hive", filters=pc.field("year") == 2023, output_format="dict"
+        f"{lake}/{LEAF}", format="csv", filters=pc.field("year") == 2023, output_format="dict"
     )
     assert next(iter(loader)) == {"x": [1, 1], "year": [2023, 2023], "region": ["us", "us"]}
 
 
-def test_partitioning_changes_neither_names_nor_fingerprint(lake: str) -> None:
-    for path in (lake, f"{lake}/{LEAF}"):
-        plain = PathSource.open(path, "csv")
-        hive = PathSource.open(path, "csv", partitioning="hive")
-        assert [file.name for file in plain.files] == [file.name for file in hive.files]
-        rows = [1] * len(plain.files)
-        assert fingerprint(plain.files, rows) == fingerprint(hive.files, rows)
-
-
-def test_a_key_above_and_below_the_path_is_refused(tmp_path: Path) -> None:
+def test_a_key_above_and_below_the_path_makes_no_column(tmp_path: Path) -> None:
     (tmp_path / "day=1" / "day=2").mkdir(parents=True)
     (tmp_path / "day=1" / "day=2" / "a.csv").write_bytes(b"x\n1\n")
-    with pytest.raises(TableError, match=r"day=1/day=2/a\.csv: hive key 'day' comes twice"):
-        PathSource.open(tmp_path / "day=1", "csv", partitioning="hive")
+    source = PathSource.open(tmp_path / "day=1", "csv")
+    assert (source.partition_schema.names, source.unread_keys) == ([], ("day",))
 
 
 def test_values_are_percent_decoded_where_they_are_delivered(by_day: Path) -> None:
-    options: dict[str, Any] = {"partitioning": "hive", "columns": ["x", "day", "city"], "output_format": "arrow"}
+    options: dict[str, Any] = {"columns": ["x", "day", "city"], "output_format": "arrow"}
     loader, _ = StructuredDataset.create_dataloader(str(by_day), **options)
     rows = sorted((row["x"], str(row["day"]), row["city"]) for batch in loader for row in batch.to_pylist())
     assert rows == [(1, "2026-01-01", "São"), (2, "2026-01-02", "São")]

@@ -53,7 +53,7 @@ def test_an_index_page_is_a_directory_and_its_names_are_decoded(site: str) -> No
         assert source.storage.version(file.path) == file.version
         with source.storage.open(file.path) as opened:
             assert opened.read() == Path(file.name).name.encode()
-    hive = PathSource.open(f"{site}/t/day=*/*.csv", "csv", partitioning="hive")
+    hive = PathSource.open(f"{site}/t/day=*/*.csv", "csv")
     assert [file.partition for file in hive.files] == [(("day", 1),)]
 
 

@@ -181,7 +181,7 @@ def test_pinned_files_are_used_without_listing(table: str, monkeypatch: pytest.M
 
 
 def test_pinning_a_listing_gives_the_same_listing(table: str) -> None:
-    listed = PathSource.open(table, "parquet", partitioning=None)
+    listed = PathSource.open(table, "parquet")
     assert isinstance(listed.storage, FileStorage)
     assert PathSource.open(table, "parquet", files=[file.name for file in listed.files]) == listed
     assert PathSource.open(table, "parquet", files=[listed.storage.shown(file.path) for file in listed.files]) == listed
@@ -199,19 +199,19 @@ def test_hive_columns_come_with_every_file(tmp_path: Path) -> None:
     for name in ("day=2024-01-02/n=7/a", "day=2024-01-01/n=__HIVE_DEFAULT_PARTITION__/a"):
         (tmp_path / name).parent.mkdir(parents=True)
         (tmp_path / name).write_bytes(b"x")
-    source = PathSource.open(tmp_path, "parquet", partitioning="hive")
+    source = PathSource.open(tmp_path, "parquet")
     assert source.partition_schema == pa.schema([("day", pa.date32()), ("n", pa.int64())])
     assert [dict(file.partition)["n"] for file in source.files] == [None, 7]
-    typed = PathSource.open(tmp_path, "parquet", partitioning="hive", schema=pa.schema([("day", pa.string())]))
+    typed = PathSource.open(tmp_path, "parquet", schema=pa.schema([("day", pa.string())]))
     assert [dict(file.partition)["day"] for file in typed.files] == ["2024-01-01", "2024-01-02"]
-    below = PathSource.open(tmp_path / "day=2024-01-02", "parquet", partitioning="hive")
+    below = PathSource.open(tmp_path / "day=2024-01-02", "parquet")
     assert below.partition_schema.names == ["day", "n"]
 
 
 def test_a_source_pickles(tmp_path: Path) -> None:
     (tmp_path / "k=1").mkdir()
     (tmp_path / "k=1" / "a").write_bytes(b"x")
-    source = PathSource.open(tmp_path, "csv", partitioning="hive")
+    source = PathSource.open(tmp_path, "csv")
     assert pickle.loads(pickle.dumps(source)) == source  # noqa: S301
 
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import re
 from pathlib import Path
 from typing import Any
 
 import fsspec
 import pyarrow as pa
+import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 import pytest
 
@@ -18,6 +18,7 @@ from torch_table_loader import ConfigError, IcebergDataset, StorageError, Struct
 from torch_table_loader.cli.main import main
 from torch_table_loader.errors import AccessRefusedError
 from torch_table_loader.extend import FileStorage, PathSource
+from torch_table_loader.source import listing
 
 DELTA = {
     "t/_delta_log/00000000000000000000.json": b"{}",
@@ -85,9 +86,8 @@ CASES = [
 )
 def test_every_path_into_such_a_table_is_refused(write: Any, files: dict[str, bytes], name: str, path: str) -> None:
     lake = write(files)
-    with pytest.raises(ConfigError, match=rf"lake/t\S* (is|belongs to) an? {name} table.*raw_files=True"):
+    with pytest.raises(ConfigError, match=rf"lake/t\S* (is|belongs to) an? {name} table.*source=pyarrow.dataset"):
         PathSource.open(f"{lake}/{path}".rstrip("/"), "parquet")
-    assert PathSource.open(f"{lake}/{path}".rstrip("/"), "parquet", raw_files=True).files
 
 
 def test_one_of_several_paths_and_pinned_files_are_refused(write: Any) -> None:
@@ -148,7 +148,9 @@ def test_it_costs_a_few_requests_per_table_and_none_per_file(write: Any, monkeyp
             return original(*args, **kwargs)
 
         monkeypatch.setattr(FileStorage, name, counted)
-    PathSource.open(f"{lake}/t", "parquet", raw_files=True)
+    with monkeypatch.context() as without:
+        without.setattr(listing, "look_around", lambda *_: [])
+        PathSource.open(f"{lake}/t", "parquet")
     plain = len(asked)
     asked.clear()
     assert len(PathSource.open(f"{lake}/t", "parquet").files) == 100
@@ -182,10 +184,5 @@ def test_options_and_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert "must be the folder of a Delta Lake table" in capsys.readouterr().err
     assert main(["inspect", str(tmp_path), "--format", "parquet"]) != 0
     assert "is a Delta Lake table" in capsys.readouterr().err
-    assert main(["inspect", str(tmp_path), "--raw-files"]) == 0
-    loader, _ = StructuredDataset.create_dataloader(str(tmp_path), raw_files=True, num_workers=0)
+    loader, _ = StructuredDataset.create_dataloader(source=ds.dataset(str(tmp_path)), num_workers=0)
     assert sum(len(batch["x"]) for batch in loader) == 2
-    with pytest.raises(ConfigError, match="raw_files must be True or False"):
-        StructuredDataset(str(tmp_path), raw_files="yes")  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match="raw_files=True is for StructuredDataset"):
-        IcebergDataset(metadata_location=os.fspath(tmp_path), raw_files=True)

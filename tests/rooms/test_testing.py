@@ -425,7 +425,7 @@ def lake(root: Path) -> PathSource:
     for day in (1, 2):
         (root / f"day={day}").mkdir(parents=True)
         pq.write_table(sample(), root / f"day={day}" / "a.parquet", row_group_size=7)
-    return PathSource.open(str(root), "parquet", partitioning="hive")
+    return PathSource.open(str(root), "parquet")
 
 
 def sample() -> pa.Table:

@@ -11,6 +11,7 @@ import pytest
 
 from tests.effort import daily
 from tests.tables.plain import deliver, meant_warnings, write_table
+from tests.tables.row_stores import stored
 from tests.torch.packing_reference import full_pack
 from tests.torch.test_packed_items import write as write_documents
 from torch_table_loader import Pack, StructuredDataset, TableError, TableLoader
@@ -21,8 +22,8 @@ GROUPS = [[90, 70], [], [300], [0, 40]]
 OPTIONS: dict[str, Any] = {"shuffle": "rows", "batch_size": 16, "num_workers": 2}
 MORE: list[Any] = [
     {},
-    {"row_store_memory": "4KiB"},
-    pytest.param({"row_store_memory": "4KiB", "worker_type": "process"}, marks=pytest.mark.slow, id="processes"),
+    {"memory": "4KiB"},
+    pytest.param({"memory": "4KiB", "worker_type": "process"}, marks=pytest.mark.slow, id="processes"),
 ]
 
 
@@ -47,9 +48,8 @@ def test_a_store_in_a_bucket_delivers_the_same(
         found = deliver(
             table,
             epoch=3,
-            row_store=f"s3://{bucket}/stores",
             storage_options=forced,
-            **options,
+            **stored({"row_store": f"s3://{bucket}/stores"} | options),
         )
         assert found == expected
     assert not (tmp_path / "second").exists()
@@ -60,7 +60,7 @@ def test_a_store_that_is_written_anew_meanwhile_is_refused(
 ) -> None:
     table = tmp_path / "table"
     write_table(table, GROUPS)
-    options: dict[str, Any] = {"row_store": f"s3://{bucket}/stores", "row_store_memory": "4KiB", **OPTIONS}
+    options: dict[str, Any] = stored({"row_store": f"s3://{bucket}/stores", "memory": "4KiB", **OPTIONS})
     for machine in ("first", "second"):
         monkeypatch.setenv("TORCH_TABLE_LOADER_CACHE", str(tmp_path / machine))
         _, dataset = StructuredDataset.create_dataloader(table, storage_options=s3_options, **options)
@@ -81,7 +81,7 @@ DOCUMENTS: Any = [5, 0, 17, 1, None, 400, 3, 9, 9, 2, 2, 30, 1, 12, 33, 4, 6] * 
 def packed(root: Path, pack: Pack, **options: Any) -> TableLoader:
     with meant_warnings():
         return StructuredDataset.create_dataloader(
-            str(root), pack=pack, columns=["id"], shuffle="rows", batch_size=3, check_plan=False, **options
+            str(root), pack=pack, columns=["id"], shuffle="rows", batch_size=3, check_plan=False, **stored(options)
         )[0]
 
 
@@ -110,7 +110,7 @@ def test_sequences_of_a_store_in_a_bucket_are_the_same_and_resume(
     write_documents(table, DOCUMENTS)
     expected = values_of(packed(table, pack, row_store=str(tmp_path / "stores"), num_workers=0))
     forced = s3_options | ({"max_concurrency": 4} if client == "s3fs" else {})
-    far: dict[str, Any] = {"row_store": f"s3://{bucket}/stores", "storage_options": forced, "row_store_memory": "2KiB"}
+    far: dict[str, Any] = {"row_store": f"s3://{bucket}/stores", "storage_options": forced, "memory": "2KiB"}
     for machine in ("first", "second"):
         monkeypatch.setenv("TORCH_TABLE_LOADER_CACHE", str(tmp_path / machine))
         loader = packed(table, pack, num_workers=2, **far)

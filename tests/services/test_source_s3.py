@@ -48,8 +48,8 @@ def names(path: Any, options: dict[str, Any], **more: Any) -> list[str]:
 
 
 def test_both_clients_list_the_same_files_with_the_same_bytes(table: str, s3_options: dict[str, Any]) -> None:
-    first = PathSource.open(table, "parquet", storage_options=s3_options, partitioning="hive")
-    other = PathSource.open(table, "parquet", storage_options={**s3_options, "max_concurrency": 4}, partitioning="hive")
+    first = PathSource.open(table, "parquet", storage_options=s3_options)
+    other = PathSource.open(table, "parquet", storage_options={**s3_options, "max_concurrency": 4})
     assert isinstance(first.storage, FileStorage)
     assert isinstance(other.storage, FileStorage)
     assert (first.storage.client_name, other.storage.client_name) == ("obstore", "s3fs")

@@ -48,7 +48,7 @@ def test_a_page_fits_and_is_whole(name: str, width: int, browser: Browser, home:
         page.close()
 
 
-@pytest.mark.parametrize("word", ["pin_memory", "OOM", "slow"])
+@pytest.mark.parametrize("word", ["num_workers", "OOM", "slow"])
 def test_search_finds_where_a_word_is_explained(word: str, browser: Browser, home: str) -> None:
     visit = Visit(home)
     page = browser.new_page(viewport={"width": 1400, "height": 900})

@@ -15,6 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from torch_table_loader import RowStore
 from torch_table_loader.arrow.arrays import encoded, plain
 from torch_table_loader.arrow.datatypes import plain_type
 from torch_table_loader.arrow.reserved import ROW_ID
@@ -22,6 +23,14 @@ from torch_table_loader.store.builder import build_memory
 from torch_table_loader.store.gather import StoredRows
 from torch_table_loader.store.remote import RemoteRows
 from torch_table_loader.store.spec import StoreSpec
+
+
+def stored(options: dict[str, Any]) -> dict[str, Any]:
+    """Return options of a loader in which `memory`, if there is one, belongs to the row store that they name."""
+    if "memory" not in options:
+        return options
+    others = {name: value for name, value in options.items() if name not in ("memory", "row_store")}
+    return {**others, "row_store": RowStore(options.get("row_store"), options["memory"])}
 
 
 class MemoryTable:

@@ -33,7 +33,6 @@ _APART = 1000
 _OF_SOURCES = (
     "filters",
     "row_store",
-    "row_store_memory",
     "columns",
     "row_id",
     "output_format",

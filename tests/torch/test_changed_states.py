@@ -124,7 +124,9 @@ class Case:
         steps, _, ranks, lanes, size, window, even, drop, micro, *rest = entry
         options = {"num_ranks": ranks, "num_workers": lanes, "batch_size": size, "even_ranks": even, "drop_last": drop}
         mixed = len(rest) > 2
-        return steps, options | ({"micro_batches": micro} if mixed else {"shuffle_buffer_size": window or 0})
+        return steps, options | (
+            {"global_batch_size": micro * ranks * size} if mixed else {"shuffle_buffer_size": window or 0}
+        )
 
 
 class Tokens(Case):

@@ -1,4 +1,4 @@
-"""`device=` and `pin_memory=`: batches move ahead on a stream of their own, and nothing else changes."""
+"""`device=`: batches move ahead on a stream of their own, and nothing else changes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.launchers.jobs import make
 from tests.tables.plain import as_values, write_table
 from torch_table_loader import ConfigError, StructuredDataset
 from torch_table_loader.engine import device as device_module
-from torch_table_loader.engine.device import ALIGNMENT, BatchMover, CudaCopier, Mark, mapped, moved
+from torch_table_loader.engine.device import ALIGNMENT, BatchMover, CudaCopier, Mark, mapped
 
 GROUPS = [[20, 5], [31], [], [13, 13, 13], [40], [1], [0, 6]]
 cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
@@ -227,15 +227,6 @@ def test_the_cpu_is_a_device_too(tmp_path: Path) -> None:
     assert meta["x"].device.type == "meta"
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="is about machines without a CUDA device")
-def test_page_locked_memory_without_a_device_is_said_to_do_nothing(tmp_path: Path) -> None:
-    write_table(tmp_path, GROUPS)
-    with pytest.warns(UserWarning, match="pin_memory=True does nothing: torch sees no CUDA device") as caught:
-        loader, _ = StructuredDataset.create_dataloader(str(tmp_path), pin_memory=True, batch_size=7)
-    assert caught[0].filename == __file__
-    assert sum(len(batch["x"]) for batch in loader) == sum(map(sum, GROUPS))
-
-
 def lists_and_words(root: Path, rows: int) -> None:
     columns = {
         "x": pa.array(range(rows), "int64"),
@@ -309,13 +300,6 @@ def test_memory_on_the_device_does_not_grow() -> None:
         most.append(torch.cuda.memory_reserved())
         del batch
     assert max(most[100:]) == max(most[20:100])
-
-
-@cuda
-def test_batches_that_stay_on_the_cpu_come_page_locked() -> None:
-    (batch,) = moved(iter([{"x": torch.arange(3), "y": [torch.ones(2)]}]), None, pin=True)
-    assert batch["x"].is_pinned()
-    assert batch["y"][0].is_pinned()
 
 
 def test_a_named_tuple_stays_one() -> None:

@@ -37,7 +37,7 @@ from tests.torch.modes import (
     RowMode,
     TwoTables,
 )
-from torch_table_loader import ConfigError
+from torch_table_loader import ConfigError, RowStore
 
 pytestmark = pytest.mark.usefixtures("small_gathers")
 STREAMED = [SPLITS, STREAMS]
@@ -61,7 +61,7 @@ SAME: list[tuple[list[Any], dict[str, Any]]] = [
     (ROW_MODES, STORES),
     ([LAKE], STORES | PROCESSES),
     ([LAKE], {"split_deletes": True}),
-    ([ROWS], PROCESSES | {"row_store_memory": 1, "worker_type": "forkserver"}),
+    ([ROWS], PROCESSES | {"row_store": RowStore(memory=1), "worker_type": "forkserver"}),
     ([MIXTURE], PROCESSES | STORES | {"worker_type": "forkserver"}),
 ]
 
@@ -335,24 +335,11 @@ REFUSED: list[tuple[list[Any], dict[str, Any], str]] = [
     (ROW_MODES, {"even_ranks": "balance"}, "even_ranks='balance' is for splits"),
     (ROW_MODES, {"global_batch_size": 101, "num_ranks": 2, "rank": 0}, "the nearest is 100"),
     (ROW_MODES, {"global_batch_size": 0}, "global_batch_size must be at least 1"),
-    (
-        ROW_MODES,
-        {"global_batch_size": 64, "batch_size": 64, "num_ranks": 4, "rank": 1},
-        "global_batch_size=64 over 4 ranks is 16 rows a rank, but batch_size=64 was passed too; leave",
-    ),
     ([SPLITS], {"global_batch_size": 8}, "global_batch_size=8 does not work with shuffle=True"),
-    ([SPLITS], {"micro_batches": 2}, "micro_batches=2 does not work with shuffle=True"),
-    (ROW_MODES, {"micro_batches": 0}, "micro_batches must be at least 1, got 0"),
-    (ROW_MODES, {"micro_batches": 2.0}, "micro_batches must be an int, got float 2.0"),
     (
         ROW_MODES,
-        {"global_batch_size": 64, "micro_batches": 3, "num_ranks": 4, "rank": 1},
-        "must be a multiple of num_ranks=4 times micro_batches=3, got 64; the nearest is 60",
-    ),
-    (
-        ROW_MODES,
-        {"global_batch_size": 64, "micro_batches": 2, "batch_size": 16, "num_ranks": 4, "rank": 1},
-        "over 4 ranks and 2 micro-batches is 8 rows a micro-batch, but batch_size=16 was passed too; leave",
+        {"global_batch_size": 64, "batch_size": 3, "num_ranks": 4, "rank": 1},
+        "must be a multiple of num_ranks=4 times batch_size=3, got 64; the nearest is 60",
     ),
     ([SPLITS], {"row_store": "memory"}, "row_store='memory' does not work with shuffle=True"),
     (NO_MEANING, {"split_size": 5}, "split_size=5 does not work with shuffle='rows'"),
@@ -360,7 +347,6 @@ REFUSED: list[tuple[list[Any], dict[str, Any], str]] = [
     (NO_MEANING, {"split_strategy": "row_balanced"}, "split_strategy='row_balanced' does not work"),
     (NO_MEANING, {"filters": pc.field("x") > 3, "count_filtered": False}, "count_filtered=False does not work"),
     (ROW_MODES, {"row_store": ""}, 'row_store must be "memory", a directory, or a URL'),
-    (ROW_MODES, {"row_store_memory": "much"}, "row_store_memory must look like"),
     (
         [ROWS, LAKE],
         {"row_store": "memory", "worker_type": "spawn"},
@@ -395,7 +381,7 @@ def test_a_global_batch_is_divided_over_the_ranks(mode: RowMode, tables: Path, g
 
 def optimizer_steps(mode: RowMode, tables: Path, ranks: int, micro: int, state: Any = None, **options: Any) -> Any:
     """Give the rows of each step of an optimizer that accumulates over micro-batches, sorted, and a later state."""
-    job: dict[str, Any] = {"global_batch_size": 12, "num_ranks": ranks, "micro_batches": micro, **options}
+    job: dict[str, Any] = {"global_batch_size": 12, "num_ranks": ranks, "batch_size": 12 // ranks // micro, **options}
     read = []
     for rank in range(ranks):
         loader = mode.make(tables, rank=rank, **job)

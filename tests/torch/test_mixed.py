@@ -26,7 +26,15 @@ from hypothesis import strategies as st
 from tests.effort import daily, examples
 from tests.states import is_ended, newest
 from tests.tables.plain import meant_warnings, write_table
-from torch_table_loader import ConfigError, MixedDataset, ResumeError, StructuredDataset, TableLoader, Vocabulary
+from torch_table_loader import (
+    ConfigError,
+    MixedDataset,
+    ResumeError,
+    RowStore,
+    StructuredDataset,
+    TableLoader,
+    Vocabulary,
+)
 from torch_table_loader.engine import row_store
 from torch_table_loader.errors import ConfigTypeError
 from torch_table_loader.extend import ExclusionVersions, SourceRow
@@ -67,7 +75,7 @@ def open_sources(paths: Mapping[str, str], **options: Any) -> dict[str, Structur
 def make(
     paths: Mapping[str, str], weights: Mapping[str, float] | None = None, **options: Any
 ) -> tuple[TableLoader, MixedDataset]:
-    own = ("filters", "row_store", "row_store_memory", "columns")
+    own = ("filters", "row_store", "columns")
     of_sources = {name: options.pop(name) for name in own if name in options}
     weights = {name: WEIGHTS[name] for name in paths} if weights is None else weights
     with meant_warnings():
@@ -178,7 +186,7 @@ def test_stores_that_are_not_in_memory_give_the_same(
     place = f"memory://{folder}" if where == "behind a URL" else str(tmp_path / "stores")
     if where == "larger than memory":
         monkeypatch.setattr(row_store, "available_memory", lambda: 1)
-    store: dict[str, Any] = {"row_store": place, "row_store_memory": 1, "num_workers": 2}
+    store: dict[str, Any] = {"row_store": RowStore(place, memory=1), "num_workers": 2}
     with small_sizes(gather_rows=16):
         assert batches(make(tables, **chosen, **store)[0]) == wanted
         monkeypatch.setenv("TORCH_TABLE_LOADER_CACHE", str(tmp_path / "second"))

@@ -283,7 +283,7 @@ def test_a_source_that_cannot_be_mixed_is_refused_by_name(tables: dict[str, str]
 
 
 def test_a_job_of_micro_batches_goes_on_where_it_was(tables: dict[str, str]) -> None:
-    options: dict[str, Any] = {"micro_batches": 2, "num_workers": 0, "even_ranks": "pad"}
+    options: dict[str, Any] = {"global_batch_size": 32, "batch_size": 16, "num_workers": 0, "even_ranks": "pad"}
     loader, _ = make(tables, **options)
     whole = [rows(batch) for batch in loader]
     loader.set_epoch(0)

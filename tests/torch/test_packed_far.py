@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 
 from tests.effort import daily, examples
 from tests.tables.plain import meant_warnings
+from tests.tables.row_stores import stored
 from tests.torch.test_packed_items import EOS, PACKS, STRATEGIES, write
 from tests.waiting import threads, until
 from torch_table_loader import MissingFileError, MixedDataset, Pack, StructuredDataset, TableError, TableLoader
@@ -25,7 +26,7 @@ from torch_table_loader.store.spec import LENGTHS
 from torch_table_loader.testing import small_sizes
 
 LENGTHS_OF: list[int | None] = [5, 0, 17, 1, None, 400, 3, 9, 9, 2, 2, 30, 1, 12, 33, 4, 6] * 3
-SMALL = {"row_store_memory": 1}
+SMALL = {"memory": 1}
 """No lane may hold more than a small window."""
 
 
@@ -46,7 +47,7 @@ def _small_gaps() -> Iterator[None]:
 def opened(root: Path, pack: Pack, **options: Any) -> tuple[TableLoader, StructuredDataset]:
     chosen: dict[str, Any] = {"check_plan": False, "columns": ["id", "title"], "shuffle": "rows", "batch_size": 2}
     with meant_warnings():
-        return StructuredDataset.create_dataloader(str(root), pack=pack, **chosen | options)
+        return StructuredDataset.create_dataloader(str(root), pack=pack, **stored(chosen | options))
 
 
 def plain(value: Any) -> Any:
@@ -72,7 +73,7 @@ def built(root: Path, url: str, machine: Callable[[str], None], pack: Pack, **op
 FORMS: list[dict[str, Any]] = [
     {},
     SMALL,
-    {"row_store_memory": "2KiB", "num_workers": 2, "even_ranks": "pad", "num_ranks": 2, "rank": 1},
+    {"memory": "2KiB", "num_workers": 2, "even_ranks": "pad", "num_ranks": 2, "rank": 1},
     {**SMALL, "row_id": True, "filters": pc.field("id") > 7},
     pytest.param(
         {**SMALL, "worker_type": "fork", "num_workers": 2},
@@ -89,7 +90,7 @@ def test_any_machine_reads_the_sequences_of_one(
 ) -> None:
     pack = Pack(seq_len=11, strategy=strategy, eos_id=EOS, aligned=("weight",), spans=("spans",), labels="shifted")
     options = {**options, "columns": ["id", "title", "spans"]}
-    local = {name: value for name, value in options.items() if name != "row_store_memory"}
+    local = {name: value for name, value in options.items() if name != "memory"}
     wanted = opened(table, pack, row_store=str(tmp_path / "local"), **local)[0]
     built(table, url, machine, pack, **options)
     reader = opened(table, pack, row_store=url, **options)[0]
@@ -117,7 +118,7 @@ def test_any_packing_from_a_url_resumes_as_from_a_directory(
         expected = batches(opened(root, pack, row_store=stores, num_workers=0)[0])
         assert batches(opened(root, pack, row_store=url, num_workers=0)[0]) == expected
         patch.setenv("TORCH_TABLE_LOADER_CACHE", f"{stores}/second")
-        far: dict[str, Any] = {"row_store": url, "row_store_memory": memory, "num_workers": workers}
+        far: dict[str, Any] = {"row_store": url, "memory": memory, "num_workers": workers}
         loader = opened(root, pack, **far)[0]
         begun = [plain(batch) for batch in islice(loader, step)]
         state = json.loads(json.dumps(loader.state_dict()))
@@ -158,7 +159,7 @@ def test_a_mixture_of_stores_behind_urls(tmp_path: Path, table: Path, machine: C
     def mixed(**options: Any) -> TableLoader:
         own: dict[str, Any] = {"columns": ["id"], "check_plan": False, "shuffle": "rows", **options}
         with meant_warnings():
-            sources = {name: StructuredDataset(str(root), pack=pack, **own) for name, root in tables.items()}
+            sources = {name: StructuredDataset(str(root), pack=pack, **stored(own)) for name, root in tables.items()}
             weights = {"a": 0.6, "b": 0.4}
             return MixedDataset.create_dataloader(sources, weights, check_plan=False, batch_size=4, unit="tokens")[0]
 

@@ -142,9 +142,7 @@ def test_partition_columns_decide_without_reading(tmp_path: Path) -> None:
         pq.write_table(pa.table({"x": [day] * 3}), tmp_path / f"day={day}" / "a.parquet")
     found = {}
     for part in SHARES:
-        loader, dataset = StructuredDataset.create_dataloader(
-            str(tmp_path), partitioning="hive", filters=of(part, "day"), check_plan=False
-        )
+        loader, dataset = StructuredDataset.create_dataloader(str(tmp_path), filters=of(part, "day"), check_plan=False)
         found[part] = {x for batch in loader for x in batch["x"].tolist()}
         assert dataset.explain().pruned_files == 12 - len(found[part])
     assert sorted(sum(map(list, found.values()), [])) == list(range(12))

@@ -167,7 +167,7 @@ def test_every_format_goes_on_at_the_next_row(tmp_path: Path, form: str, filtere
 def test_hive_tables_go_on_under_filters(tmp_path: Path, wanted: pc.Expression) -> None:
     for day, sizes in enumerate([[7, 9], [12], [5, 5, 5], [20]]):
         write_table(tmp_path / f"day={day}", [sizes])
-    shared: dict[str, Any] = {"partitioning": "hive", "filters": wanted, "shuffle": True}
+    shared: dict[str, Any] = {"filters": wanted, "shuffle": True}
     [expected], _ = run_stage(tmp_path, None, None, num_ranks=1, **shared)
     state: State | None = None
     seen: list[int] = []

@@ -65,14 +65,14 @@ def test_records_that_rot_come_unless_all_is_compared(stores: Path) -> None:
     rot(stores, "records.bin")
     assert epoch(stores) != list(range(ROWS))
     with pytest.raises(TableError, match=r"chunk \d+ of records\.bin is not what was written; remove it"):
-        epoch(stores, verify_checksums="all")
+        epoch(stores, storage_options={"verify_checksums": "all"})
 
 
 def test_strings_that_rot_are_found_unless_nothing_is_compared(stores: Path) -> None:
     rot(stores, "heap-000001.arrow")
     with pytest.raises(TableError, match=r"chunk 1 of heap-000001\.arrow is not what was written; remove it"):
         epoch(stores)
-    assert epoch(stores, verify_checksums=False) == list(range(ROWS))
+    assert epoch(stores, storage_options={"verify_checksums": False}) == list(range(ROWS))
 
 
 def test_each_chunk_is_compared_by_one_rank_of_a_node(stores: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,12 +19,12 @@ from torch.utils.data import DataLoader
 
 from tests.effort import daily
 from tests.launchers.small_disks import run_with_small
-from torch_table_loader import MixedDataset, OutOfMemoryError, StorageError, StructuredDataset
+from torch_table_loader import MixedDataset, OutOfMemoryError, RowStore, StorageError, StructuredDataset
 from torch_table_loader.engine import row_store
 from torch_table_loader.engine.workers import shared_memory
 
 ROWS = 3_000
-NOT_IN_MEMORY = "the row store is not in memory, though it is within row_store_memory"
+NOT_IN_MEMORY = "the row store is not in memory, though it is within the memory of RowStore"
 
 
 @pytest.fixture
@@ -71,7 +71,7 @@ def test_a_store_that_no_longer_fits_when_it_is_built_goes_to_files(
     table: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, worker_type: str
 ) -> None:
     wanted = rows(make(table)[0])
-    later = make(table, row_store_memory=1)[1].job.store.place
+    later = make(table, row_store=RowStore(memory=1))[1].job.store.place
     free(monkeypatch, 1 << 30, 100_000)
     loader, dataset = make(table, worker_type=worker_type, num_workers=2)
     assert dataset.job.store.place is None
@@ -184,12 +184,12 @@ def test_the_cache_directory_of_this_user_is_theirs_alone(
 ) -> None:
     monkeypatch.delenv("TORCH_TABLE_LOADER_CACHE")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
-    rows(make(table, row_store_memory=1)[0])
+    rows(make(table, row_store=RowStore(memory=1))[0])
     folder = tmp_path / "home" / "torch-table-loader"
     assert [path.stat().st_mode & 0o777 for path in (folder, folder / "row-stores")] == [0o700] * 2
     (folder / "row-stores").chmod(0o777)
     with pytest.raises(StorageError, match=r"others may write to .*row-stores' \(mode 0777\)"):
-        iter(make(table, row_store_memory=1)[0])
+        iter(make(table, row_store=RowStore(memory=1))[0])
     assert rows(make(table, row_store=str(folder / "row-stores" / "team"))[0]), "a folder that was named may be shared"
     monkeypatch.setenv("TORCH_TABLE_LOADER_CACHE", str(folder))
-    assert rows(make(table, row_store_memory=1)[0]), "so may one that the environment names"
+    assert rows(make(table, row_store=RowStore(memory=1))[0]), "so may one that the environment names"

@@ -17,6 +17,7 @@ import pytest
 
 from tests.effort import daily
 from tests.tables.plain import meant_warnings
+from tests.tables.row_stores import stored
 from torch_table_loader import ConfigError, StorageError, StructuredDataset
 from torch_table_loader.engine import row_store
 from torch_table_loader.engine.row_store import RowStoreHandle
@@ -46,7 +47,7 @@ def _small_gaps() -> Iterator[None]:
 def make(path: str, **options: Any) -> Any:
     defaults: dict[str, Any] = {"batch_size": 64, "shuffle": "rows", "check_plan": False}
     with meant_warnings():
-        return StructuredDataset.create_dataloader(path, "parquet", **(defaults | options))
+        return StructuredDataset.create_dataloader(path, "parquet", **stored(defaults | options))
 
 
 def rows(loader: Any) -> list[tuple[Any, ...]]:
@@ -59,9 +60,9 @@ def rows(loader: Any) -> list[tuple[Any, ...]]:
 
 FORMS: list[dict[str, Any]] = [
     {},
-    {"columns": ["id", "x"], "row_store_memory": "16KiB"},
-    {"row_store_memory": "16KiB", "filters": pc.field("id") > 1000, "row_id": True},
-    {"row_store_memory": 1, "num_ranks": 2, "rank": 1, "even_ranks": "pad", "batch_size": 70},
+    {"columns": ["id", "x"], "memory": "16KiB"},
+    {"memory": "16KiB", "filters": pc.field("id") > 1000, "row_id": True},
+    {"memory": 1, "num_ranks": 2, "rank": 1, "even_ranks": "pad", "batch_size": 70},
     {"worker_type": "fork", "num_workers": 2},
 ]
 
@@ -71,7 +72,7 @@ FORMS: list[dict[str, Any]] = [
 def test_any_machine_reads_what_one_built(
     table: str, machine: Callable[[str], None], tmp_path: Path, url: str, options: dict[str, Any]
 ) -> None:
-    wanted = make(table, **{name: value for name, value in options.items() if name != "row_store_memory"})[0]
+    wanted = make(table, **{name: value for name, value in options.items() if name != "memory"})[0]
     builder = make(table, row_store=url, **options)[0]
     machine("second")
     reader = make(table, row_store=url, **options)[0]
@@ -88,7 +89,7 @@ def test_any_machine_reads_what_one_built(
 
 
 def test_resume_map_and_exclusion(table: str, machine: Callable[[str], None], url: str) -> None:
-    options = {"row_store": url, "row_store_memory": "16KiB", "filters": pc.field("id") >= 500, "row_id": True}
+    options = {"row_store": url, "memory": "16KiB", "filters": pc.field("id") >= 500, "row_id": True}
     expected = rows(make(table, **options)[0])
     machine("second")
     loader, dataset = make(table, **options)
@@ -117,7 +118,7 @@ def test_what_came_from_the_store_is_counted(
 ) -> None:
     options = {
         "row_store": url,
-        "row_store_memory": 1,
+        "memory": 1,
         "columns": ["id", "x"],
         "storage_options": {"read_ahead_bytes": "1MiB"},
     }
@@ -192,7 +193,7 @@ def site(tmp_path: Path) -> Iterator[str]:
 def test_a_store_that_was_put_on_a_web_server(
     table: str, machine: Callable[[str], None], tmp_path: Path, site: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    options = {"columns": ["id", "x"], "row_store_memory": "16KiB", "num_workers": 2}
+    options = {"columns": ["id", "x"], "memory": "16KiB", "num_workers": 2}
     with pytest.raises(ConfigError, match=r"no whole row store at http://.*rows-.*store build --store DIR"):
         next(iter(make(table, row_store=site, **options)[0]))
     expected = rows(make(table, row_store=str(tmp_path / "stores"), **options)[0])

@@ -95,7 +95,7 @@ def test_a_stopped_job_goes_on_at_the_next_document(write: Callable[[str], str],
 @FORMS
 def test_partitions_are_filtered_and_plans_kept(write: Callable[[str], str], tmp_path: Path, form: str) -> None:
     path = write(form)
-    options = {"partitioning": "hive", "filters": pc.field("lang") != "b", "plan_cache": str(tmp_path / "plans")}
+    options = {"filters": pc.field("lang") != "b", "plan_cache": str(tmp_path / "plans")}
     for _ in range(2):
         loader = make(path, form, **options)
         assert len(loader) == 10

@@ -192,7 +192,7 @@ def test_a_partition_column_is_one_of_classes(tmp_path: Path) -> None:
         (tmp_path / f"day={day}").mkdir()
         pq.write_table(pa.table({"x": np.arange(rows)}), tmp_path / f"day={day}" / "a.parquet")
     weights = Weights(balance="day", samples=400)
-    days = Counter(row >= 90 for row in ids(make(str(tmp_path), weights=weights, partitioning="hive")))
+    days = Counter(row >= 90 for row in ids(make(str(tmp_path), weights=weights)))
     assert abs(days[True] - 200) <= 2, "rows of a day lie together, so that only the shares at its ends vary"
 
 
@@ -205,7 +205,7 @@ def test_a_partition_column_is_one_of_classes(tmp_path: Path) -> None:
         {"row_store": "memory"},
         {"worker_type": "process"},
         {"batch_size": 100, "num_workers": 0},
-        {"global_batch_size": 28, "micro_batches": 2},
+        {"global_batch_size": 28, "batch_size": 14},
     ],
     ids=str,
 )

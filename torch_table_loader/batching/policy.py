@@ -6,7 +6,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Literal
 
-from torch_table_loader.column_options import ColumnFunctions, Hash, Strings, StringsOption, Vocabulary
+from torch_table_loader.column_options import (
+    ColumnFunctions,
+    Hash,
+    Strings,
+    StringsOption,
+    UnsupportedForm,
+    UnsupportedOption,
+    Vocabulary,
+)
 from torch_table_loader.errors import ConfigError
 from torch_table_loader.options import LoaderOptions, OutputFormat
 from torch_table_loader.pack import Pack
@@ -25,8 +33,8 @@ class TypePolicy:
             "offsets" for numpy.
         strings: "list", "codes", `Vocabulary` or `Hash`, for all strings or by column; those that it does not name are
             lists.
-        decimals: "float64" or None.
-        unsupported: "list", for columns without a form as tensors; or None.
+        unsupported: "list" or "float64" (for decimals), for all columns without a form as tensors or by column; or
+            None.
         transforms: ``{key: function}``, called with a column's values in each batch; or None.
         decode: ``{column: function}``, called with each value of a column of strings, which come as a list; or None.
         pack: how documents become sequences, or None.
@@ -39,8 +47,7 @@ class TypePolicy:
     nulls: Mapping[str, Any] | Literal["mask"] | None = None
     ragged: RaggedOption | None = None
     strings: StringsOption = "list"
-    decimals: Literal["float64"] | None = None
-    unsupported: Literal["list"] | None = None
+    unsupported: UnsupportedOption | None = None
     transforms: ColumnFunctions | None = None
     decode: ColumnFunctions | None = None
     pack: Pack | None = None
@@ -96,6 +103,19 @@ class TypePolicy:
         if path in (self.decode or {}):
             return "list"
         return self.strings.get(path, "list") if isinstance(self.strings, Mapping) else self.strings
+
+    @property
+    def unsupported_by_column(self) -> Mapping[str, UnsupportedForm]:
+        """What becomes of columns without a form as tensors, by column; empty where it is the same for all."""
+        return self.unsupported if isinstance(self.unsupported, Mapping) else {}
+
+    def unsupported_of(self, path: str) -> UnsupportedForm | None:
+        """Return what becomes of a column, a child or an item without a form as a tensor: its own or that above it."""
+        if not isinstance(self.unsupported, Mapping):
+            return self.unsupported
+        while path not in self.unsupported and "." in path:
+            path = path.rpartition(".")[0]
+        return self.unsupported.get(path)
 
     def codes(self, path: str) -> bool:
         """Whether strings become integers that mean the same in all batches."""

@@ -4,7 +4,7 @@
 |---|---|
 | integers, floats, bool | tensor of the same width (bool: one byte a value) |
 | integers whose nulls become NaN or a mean | float32 tensor up to 16 bits, float64 beyond |
-| decimal | float64 tensor with ``decimals="float64"``, else refused |
+| decimal | float64 tensor with ``unsupported="float64"``, else refused |
 | date, time, timestamp, duration | int64 tensor in the column's unit (date32: days) |
 | fixed-size list of those | tensor with one dimension more |
 | list, large list, list view of those | jagged, padded, or values and offsets (`ragged=`) |
@@ -52,8 +52,9 @@ from torch_table_loader.batching.fills import (
     vocabulary_array,
 )
 from torch_table_loader.batching.python_times import holds_times
-from torch_table_loader.column_options import Hash, Vocabulary
+from torch_table_loader.column_options import Hash, UnsupportedForm, Vocabulary
 from torch_table_loader.errors import ConfigError
+from torch_table_loader.messages import the_nearest
 from torch_table_loader.ragged import Pad
 
 if TYPE_CHECKING:
@@ -107,6 +108,7 @@ def choose(schema: pa.Schema, policy: TypePolicy) -> tuple[list[Decoder], frozen
     check_names("ragged", policy.ragged_by_column, chooser.known, _RAGGED)
     check_names("strings", policy.strings_by_column, chooser.known, _STRINGS)
     check_names("decode", policy.decode or {}, chooser.known, {"string"})
+    _check_unsupported(policy, chooser)
     sensitive = frozenset(
         entry.name
         for entry, column in zip(schema, columns, strict=True)
@@ -137,6 +139,8 @@ class Chooser:
 
     policy: TypePolicy
     known: dict[str, str] = field(default_factory=dict)
+    formless: set[str] = field(default_factory=set)
+    """The dotted paths without a form as tensors."""
 
     def column(self, entry: pa.Field, path: str, *, nullable: bool) -> Decoder:
         """Choose the node of a column, or of a struct's child; any schema above it may allow its nulls.
@@ -150,7 +154,7 @@ class Chooser:
             return self._struct(entry, path, nullable=nullable)
         if is_text(kind):
             return self._text(entry.name, kind, path)
-        if self.policy.unsupported == "list" and not _has_tensor_form(kind, decimals=self.policy.decimals is not None):
+        if not _has_tensor_form(kind) and self._instead(path) == "list":
             self.known[path] = "list of Python values, where null comes as None"
             return ArrowDecoder(entry.name, kind, outputs.cut_values, checks_times=holds_times(kind))
         masked = self.policy.masks and nullable
@@ -158,6 +162,11 @@ class Chooser:
             return self._lists(entry, path, masked=masked)
         masked = masked and not _becomes_float(kind)
         return FixedDecoder(entry.name, self._cell(kind, path, masked=masked), self._cut("fixed"), masked)
+
+    def _instead(self, path: str) -> UnsupportedForm | None:
+        """Return what becomes of a column, a child or an item without a form as tensors."""
+        self.formless.add(path)
+        return self.policy.unsupported_of(path)
 
     def _struct(self, entry: pa.Field, path: str, *, nullable: bool) -> Decoder:
         self.known[path] = f"struct, whose children are named '{path}.<child>'"
@@ -259,8 +268,8 @@ class Chooser:
         if pt.is_temporal(kind) and not pt.is_interval(kind):
             return FlatCell(path, np.dtype(np.int32) if kind.bit_width == 32 else _INT64, _INT64)
         if pt.is_decimal(kind):
-            if self.policy.decimals is None:
-                raise unsupported(path, kind, f'pass decimals="float64" to take it as doubles, {_AS_VALUES}')
+            if self._instead(path) != "float64":
+                raise unsupported(path, kind, f'pass unsupported="float64" to take it as doubles, {_AS_VALUES}')
             return FlatCell(path, _FLOAT64, _FLOAT64, cast=True)
         remedy = f"give its type with schema=, {_AS_VALUES}" if pt.is_null(kind) else _AS_VALUES
         raise unsupported(path, kind, remedy)
@@ -286,21 +295,29 @@ class Chooser:
         }[what]
 
 
+def _check_unsupported(policy: TypePolicy, chooser: Chooser) -> None:
+    for name in policy.unsupported_by_column:
+        if name in chooser.formless or any(path.startswith(f"{name}.") for path in chooser.formless):
+            continue
+        if name in chooser.known:
+            raise ConfigError(f"unsupported names {name!r}, which has a form as a tensor; leave it out there")
+        near = the_nearest(name, sorted(chooser.formless), spare=5)
+        raise ConfigError(f"unsupported names {name!r}, which is not a column here; {near}")
+
+
 def unsupported(path: str, kind: object, remedy: str) -> ConfigError:
     """Return an error that names the column, its type and the remedy."""
     return ConfigError(f"column {path!r} is of type {kind}, which cannot become a tensor; {remedy}")
 
 
-def _has_tensor_form(kind: pa.DataType, *, decimals: bool) -> bool:
-    """Return whether values of a type that is neither text nor struct have a form as tensors (decimals: as doubles)."""
+def _has_tensor_form(kind: pa.DataType) -> bool:
+    """Return whether values of a type that is neither text nor struct have a form as tensors."""
     if pt.is_list(kind) or pt.is_large_list(kind) or pt.is_fixed_size_list(kind):
         kind = opened_type(kind.value_type)
         if is_text(kind):
             return True
     while pt.is_fixed_size_list(kind):
         kind = opened_type(kind.value_type)
-    if pt.is_decimal(kind):
-        return decimals
     return isinstance(kind, ElementType) or kind in _SAME_WIDTH or (pt.is_temporal(kind) and not pt.is_interval(kind))
 
 

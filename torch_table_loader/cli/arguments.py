@@ -81,21 +81,21 @@ SNAPSHOTS = ("catalog", "table", "snapshot_id", "branch", "tag", "as_of")
 GROUPS = {
     "which table": ("path", "format", *SNAPSHOTS),
     "what is read of it": (
-        *("columns", "filters", "partitioning", "storage_options", "raw_files", "on_error"),
+        *("columns", "filters", "storage_options", "on_error"),
         "plan_cache",
     ),
     "batches": (
         *("batch_size", "num_workers", "worker_type", "num_ranks", "even_ranks", "drop_last", "count_filtered"),
         *("shuffle", "shuffle_seed", "split_size", "split_strategy"),
     ),
-    "form of columns": ("output_format", "nulls", "ragged", "strings", "decimals", "unsupported"),
+    "form of columns": ("output_format", "nulls", "ragged", "strings", "unsupported"),
 }
 """The keywords that commands take, under the titles of the help."""
 
 OPTIONS = tuple(name for names in GROUPS.values() for name in names if name not in SNAPSHOTS)
 """The keywords of a dataset of files."""
 
-OF_FILES = ("path", "format", "filters", "partitioning", "storage_options", "plan_cache", "raw_files")
+OF_FILES = ("path", "format", "filters", "storage_options", "plan_cache")
 """The keywords of commands that read a table's files."""
 
 _OWN: dict[str, dict[str, Any]] = {
@@ -251,7 +251,7 @@ def asked_for(typed: argparse.Namespace, **own: Any) -> tuple[type[TableDataset]
     """Return the class of the dataset that was named, of files, of Iceberg or of Delta Lake, and its keywords.
 
     The kind is detected from a catalog or a table name, a metadata.json, or a folder with a table's own log.
-    ``--format`` overrides it, and ``--raw-files`` reads the files.
+    ``--format`` overrides it.
 
     Args:
         typed: the options, from a parser with `add_arguments`.
@@ -289,7 +289,7 @@ def _kind(keywords: Mapping[str, Any], chosen: Mapping[str, Any]) -> str | None:
         if named not in (None, "iceberg"):
             raise ConfigError(f"--catalog and --table name an Iceberg table, got --format {named}; leave --format out")
         return "iceberg"
-    if named is not None or keywords.get("raw_files") or not isinstance(path, str):
+    if named is not None or not isinstance(path, str):
         return named
     if path.endswith(".metadata.json"):
         return "iceberg"

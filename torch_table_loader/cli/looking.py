@@ -49,7 +49,7 @@ def _head(typed: argparse.Namespace) -> None:
 def add_schema(parser: Parser) -> None:
     """Add the options of ``schema``."""
     add_arguments(parser, {*OF_FILES, "columns"} - {"filters"})
-    parser.runs(_schema, "clicks --partitioning hive", "warehouse/db/clicks/metadata/00003-4a.metadata.json --json")
+    parser.runs(_schema, "clicks", "warehouse/db/clicks/metadata/00003-4a.metadata.json --json")
 
 
 def _schema(typed: argparse.Namespace) -> None:

@@ -192,8 +192,6 @@ def _names(keywords: Keywords) -> list[str]:
         None if name is None else reader_for(name),
         choose=reader_by_suffix,
         storage_options=keywords.get("storage_options"),
-        partitioning=keywords.get("partitioning"),
-        raw_files=keywords.get("raw_files", False),
     )
     source.storage.close()
     return [file.name for file in source.files]

@@ -15,7 +15,6 @@ import torch
 from typing_extensions import override
 
 from torch_table_loader.errors import ConfigError
-from torch_table_loader.messages import warn_caller
 
 BATCHES_AHEAD = 1
 """Batches that are copied while the trainer works on the one before."""
@@ -242,35 +241,26 @@ class BatchMover(Iterator[Any]):
         self._sent.append(_Sent(batch, *self._slots[0].send(packing, self._copier)))
 
 
-def check_placing(device: Any, *, pin: bool) -> None:
-    """Refuse a device that is not there, and say where `pin_memory` does nothing.
+def check_device(device: Any) -> None:
+    """Refuse a device that is not there.
 
     Raises:
         ConfigError: torch sees no such device.
     """
     target = None if device is None else torch.device(device)
-    if target is not None and target.type == "cuda":
-        if (target.index or 0) >= (count := torch.cuda.device_count()):
-            raise ConfigError(f"device={device!r} must be one of the {count} CUDA devices that torch sees here")
-    elif pin and not torch.cuda.is_available():
-        warn_caller("pin_memory=True does nothing: torch sees no CUDA device that could read page-locked memory")
+    if target is not None and target.type == "cuda" and (target.index or 0) >= (count := torch.cuda.device_count()):
+        raise ConfigError(f"device={device!r} must be one of the {count} CUDA devices that torch sees here")
 
 
-def moved(batches: Iterator[Any], device: Any, *, pin: bool) -> Iterator[Any]:
-    """Put the tensors of batches onto a device, or into page-locked memory.
+def moved(batches: Iterator[Any], device: Any) -> Iterator[Any]:
+    """Move the tensors of batches, also in dicts, lists and tuples, to a device.
 
-    Tensors may be in dicts, lists and tuples. Without a device they stay on the CPU, page-locked if `pin`
-    is set. For a CUDA device, `BATCHES_AHEAD` batches are read and copied ahead.
+    For a CUDA device, `BATCHES_AHEAD` batches are read and copied ahead.
     """
-    target = None if device is None else torch.device(device)
-    if target is not None and target.type == "cuda":
+    target = torch.device(device)
+    if target.type == "cuda":
         return BatchMover(batches, CudaCopier(target))
-
-    def place(tensor: torch.Tensor) -> torch.Tensor:
-        placed = tensor.pin_memory() if pin and torch.cuda.is_available() else tensor
-        return placed if target is None else placed.to(target)
-
-    return map(partial(mapped, kind=torch.Tensor, function=place), batches)
+    return map(partial(mapped, kind=torch.Tensor, function=lambda tensor: tensor.to(target)), batches)
 
 
 def mapped(value: Any, kind: Any, function: Callable[[Any], Any]) -> Any:

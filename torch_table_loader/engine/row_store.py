@@ -36,7 +36,6 @@ from torch_table_loader.store.opened import open_store
 from torch_table_loader.store.record_layout import check_storable
 from torch_table_loader.store.remote import open_remote, upload_store
 from torch_table_loader.store.spec import StoreSpec
-from torch_table_loader.units import parse_bytes
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -56,7 +55,7 @@ T = TypeVar("T")
 _SHARE_OF_MEMORY = 0.75
 """The part of the memory that is there which a store may take that nobody asked to have in memory."""
 
-_NOT_IN_MEMORY = "the row store is not in memory, though it is within row_store_memory: {}"
+_NOT_IN_MEMORY = "the row store is not in memory, though it is within the memory of RowStore: {}"
 
 _log = logging.getLogger(__name__)
 
@@ -109,10 +108,10 @@ class RowStoreHandle:
         self._draws_every = options.progress_interval if options.show_progress else None
         self._lock = threading.Lock()
         self._rows: StoredRows | RemoteRows | None = None
-        self._memory = parse_bytes(options.row_store_memory)
+        self._memory = options.rows_kept.memory_bytes
         self._fetching = fetching
         self._lanes = options.lanes
-        self._verify = options.verify_checksums
+        self._verify = options.remote.verify_checksums
         self._alone = options.num_ranks == 1
         self._inherited: bool | None = None
         """Whether the process that started this one compared all contents; None if it did not open the store."""
@@ -121,7 +120,7 @@ class RowStoreHandle:
         """Where the store is kept for all machines, or None; `place` is then this machine's copy, if it built one."""
         self.note = ""
         """Why the store is not in memory, though the options let it be."""
-        self._in_memory_asked = options.row_store == "memory"
+        self._in_memory_asked = options.rows_kept.place == "memory"
         self._chunks = chunks
         self.place = self._choose(options, fork_safe=bool(getattr(table.storage, "fork_safe", False)))
         if self.place is not None and sys.platform == "win32":
@@ -132,7 +131,7 @@ class RowStoreHandle:
         if self.url is not None:
             return default_folder() / self.spec.name
         crosses = crosses_by_fork(options, fork_safe=fork_safe)
-        if options.row_store == "memory":
+        if options.rows_kept.place == "memory":
             if not crosses:
                 raise ConfigError(
                     'row_store="memory" cannot be shared with worker processes that are not forked; pass row_store= '
@@ -140,8 +139,8 @@ class RowStoreHandle:
                 )
             check_memory(self.spec.num_bytes, self._room(ranks_on_this_node()))
             return None
-        if options.row_store is not None:
-            return Path(local_path(options.row_store)).expanduser().absolute() / self.spec.name
+        if options.rows_kept.place is not None:
+            return Path(local_path(options.rows_kept.place)).expanduser().absolute() / self.spec.name
         if crosses and self.spec.num_bytes <= self._memory:
             try:
                 check_memory(self.spec.num_bytes, self._room(ranks_on_this_node()))
@@ -419,9 +418,10 @@ def store_url(options: LoaderOptions, table_protocol: str | None, name: str) -> 
     Raises:
         ConfigError: a URL that cannot be the folder of stores.
     """
-    if options.row_store is None or options.row_store == "memory":
+    place = options.rows_kept.place
+    if place is None or place == "memory":
         return None
-    address = parse_address(options.row_store)
+    address = parse_address(place)
     if address.protocol == "file":
         return None
     if address.protocol in HTTP_PROTOCOLS and "?" in address.path:
@@ -430,7 +430,7 @@ def store_url(options: LoaderOptions, table_protocol: str | None, name: str) -> 
         )
     same = table_protocol in (None, "file", address.protocol)
     given = options.storage_options
-    storage, root = open_storage(options.row_store, given if same else anywhere(given))
+    storage, root = open_storage(place, given if same else anywhere(given))
     return StoreUrl(storage, f"{root.rstrip('/')}/{name}")
 
 

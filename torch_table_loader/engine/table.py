@@ -41,7 +41,7 @@ class Table:
         start_snapshot_id: where only the rows are read that were appended after another snapshot, that one.
         changelog: whether the rows are those that came or went after that snapshot.
         left_out: damaged parts that ``on_error="skip"`` leaves out.
-        unread_keys: keys of ``key=value`` folders of which no columns are made.
+        unread_keys: keys of ``key=value`` folders of which no columns are made, since not all files have them.
     """
 
     storage: Storage

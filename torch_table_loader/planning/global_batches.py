@@ -210,36 +210,29 @@ class GlobalBatches:
         return max(0, len(steps) - 1) * self.batch_size + sum(len(self.step(step).places) for step in steps[-1:])
 
 
-def rank_batch_size(batch_size: int | None, global_batch_size: int, num_ranks: int, micro_batches: int = 1) -> int:
-    """Divide a global batch over ranks and their micro-batches.
+def rank_batch_size(batch_size: int | None, global_batch_size: int, num_ranks: int) -> int:
+    """Return the rows of a batch of each rank, one or several of which make up a global batch.
 
     Args:
-        batch_size: the caller's rows of a batch on a rank, if given; it must then agree.
-        micro_batches: batches that each rank takes for it.
+        batch_size: the caller's; None: one batch of each rank is the whole.
 
     Raises:
-        ConfigError: the sizes do not divide evenly; the message names the nearest sizes that do.
+        ConfigError: the sizes do not divide evenly; the message names the nearest size that does.
 
-    >>> rank_batch_size(None, 1024, 4), rank_batch_size(None, 1024, 4, 8)
+    >>> rank_batch_size(None, 1024, 4), rank_batch_size(32, 1024, 4)
     (256, 32)
     """
-    parts = num_ranks * micro_batches
-    size, rest = divmod(global_batch_size, parts)
+    unit = num_ranks * (batch_size or 1)
+    whole, rest = divmod(global_batch_size, unit)
     if rest:
-        low, high = size * parts, (size + 1) * parts
+        low, high = whole * unit, (whole + 1) * unit
         near = high if not low or high - global_batch_size < global_batch_size - low else low
-        times = f" times micro_batches={micro_batches}" if micro_batches > 1 else ""
+        times = "" if batch_size is None else f" times batch_size={batch_size}"
         raise ConfigError(
             f"global_batch_size must be a multiple of num_ranks={num_ranks}{times}, got {global_batch_size}; "
             f"the nearest is {near}"
         )
-    if batch_size is not None and batch_size != size:
-        of = f"and {micro_batches} micro-batches is {size} rows a micro-batch" if micro_batches > 1 else ""
-        raise ConfigError(
-            f"global_batch_size={global_batch_size} over {num_ranks} ranks {of or f'is {size} rows a rank'}, "
-            f"but batch_size={batch_size} was passed too; leave batch_size out, or pass batch_size={size}"
-        )
-    return size
+    return whole if batch_size is None else batch_size
 
 
 def concat_places(parts: list[StepPlaces]) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:

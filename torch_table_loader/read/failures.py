@@ -106,7 +106,7 @@ def as_reading_error(
         return TableError(
             f"the checksum of a page in {where} does not match its bytes ({reason}): they are not what was written; "
             "restore the file from a copy, write it again, or leave it out of the table "
-            "(verify_checksums=False reads such bytes as they are)"
+            "(storage_options={'verify_checksums': False} reads such bytes as they are)"
         )
     return TableError(
         f"could not decode {where} as {file.format} ({reason}); the file is damaged or is not what its "

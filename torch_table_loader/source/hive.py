@@ -40,8 +40,7 @@ def hive_segments(name: str) -> tuple[tuple[str, str | None], ...]:
             value = None if raw_value == NULL_SEGMENT else unquote(raw_value, errors="strict")
         except UnicodeDecodeError as error:
             raise TableError(
-                f"{name}: hive segment {segment!r} must be percent-encoded UTF-8; rename the directory, "
-                "or leave out partitioning"
+                f"{name}: hive segment {segment!r} must be percent-encoded UTF-8; rename the directory"
             ) from error
         if key in found:
             raise TableError(f"{name}: hive key {key!r} comes twice in one path; remove one of them")
@@ -117,19 +116,29 @@ def decode_hive(names: Sequence[str], schema: pa.Schema | None = None) -> tuple[
     return pa.schema(fields), values
 
 
-def keys_of_folders(names: Sequence[str]) -> tuple[str, ...]:
-    """Return the columns that `decode_hive` would give; none where it would raise.
+def columns_of_folders(
+    names: Sequence[str], schema: pa.Schema | None = None
+) -> tuple[pa.Schema, list[PartitionValues], tuple[str, ...]]:
+    """Return what `decode_hive` does if all files lie in folders alike, and else no columns but the keys there are.
 
-    >>> keys_of_folders(["day=1/a", "day=2/b"]), keys_of_folders(["day=1/a", "b"])
-    (('day',), ())
+    >>> columns_of_folders(["day=1/a", "b"])[2], columns_of_folders(["day=1/a", "day=2/b"])[0].names
+    (('day',), ['day'])
     """
-    folders = {name.rpartition("/")[0] for name in names}
-    if not any("=" in folder for folder in folders):
-        return ()
+    folders = [name.rpartition("/")[0] for name in names]
+    distinct = list(dict.fromkeys(folders))
+    if not any("=" in folder for folder in distinct):
+        return pa.schema([]), [()] * len(names), ()
     try:
-        return tuple(decode_hive([f"{folder}/" for folder in folders])[0].names)
+        columns, values = decode_hive([f"{folder}/" for folder in distinct], schema)
     except TableError:
-        return ()
+        segments = [segment for folder in distinct for segment in folder.split("/") if _is_hive(segment)]
+        return (
+            pa.schema([]),
+            [()] * len(names),
+            tuple(dict.fromkeys(unquote(each.partition("=")[0]) for each in segments)),
+        )
+    of_folder = dict(zip(distinct, values, strict=True))
+    return columns, [of_folder[folder] for folder in folders], ()
 
 
 def _infer(texts: Sequence[str]) -> pa.DataType:

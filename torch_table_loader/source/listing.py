@@ -21,7 +21,7 @@ from torch_table_loader.errors import ConfigError, ConfigTypeError, MissingPathE
 from torch_table_loader.records import DataFile
 from torch_table_loader.source.address import HTTP_PROTOCOLS, parse_address
 from torch_table_loader.source.clients import STAT_THREADS, Found
-from torch_table_loader.source.hive import PartitionValues, decode_hive, hive_root, keys_of_folders
+from torch_table_loader.source.hive import columns_of_folders, hive_root
 from torch_table_loader.source.sidecars import has_bytes, pair
 from torch_table_loader.source.storage import FileStorage, open_storage
 from torch_table_loader.source.table_formats import look_around, refuse_table_formats
@@ -50,7 +50,7 @@ class PathSource:
         files: the data files: of a directory or glob, sorted by the UTF-8 bytes of their names; of a list, in its
             order.
         partition_schema: the columns that come from the paths.
-        unread_keys: keys of ``key=value`` folders of which no columns are made.
+        unread_keys: keys of ``key=value`` folders of which no columns are made, since not all files have them.
     """
 
     storage: Storage
@@ -67,10 +67,8 @@ class PathSource:
         by_name: bool = False,
         choose: ByNames | None = None,
         storage_options: Mapping[str, Any] | None = None,
-        partitioning: str | None = None,
         schema: pa.Schema | None = None,
         files: Sequence[str] | str | None = None,
-        raw_files: bool = False,
     ) -> PathSource:
         """List the files of a table.
 
@@ -86,25 +84,22 @@ class PathSource:
             by_name: whether the reader's name identifies it, so that files need not keep the reader itself.
             choose: finds an installed format reader from the names of the files.
             storage_options: for the file system.
-            partitioning: "hive" to decode ``key=value`` segments below the root, and those at the end of the root.
             schema: the caller's types for partition columns.
             files: names relative to the root, or full paths below it, used unchanged instead of listing; or the path of
                 a list that `write_files` wrote.
-            raw_files: whether to read the files of another table format as they are, instead of refusing them.
 
         Raises:
             MissingPathError: nothing exists at a path.
             ConfigError: a file occurs twice; there are several file systems; a pinned name is not below the root; or
                 the files belong to an Iceberg, Delta Lake or Hudi table.
             MissingFileError: a pinned file is missing.
-            TableError: hive columns differ between files.
             StorageError: the store refuses, or does not answer.
         """
         if isinstance(files, str):
             files = read_files(files, storage_options)
         storage, paths = _one_storage(_entries(path), storage_options)
-        root, listings = _listed(storage, paths, files, raw_files=raw_files)
-        return _source(storage, root, listings, reader, by_name, choose, partitioning, schema)
+        root, listings = _listed(storage, paths, files)
+        return _source(storage, root, listings, reader, by_name, choose, schema)
 
 
 def named_files(
@@ -115,7 +110,6 @@ def named_files(
     *,
     by_name: bool = False,
     choose: ByNames | None = None,
-    partitioning: str | None = None,
     schema: pa.Schema | None = None,
 ) -> PathSource:
     """Return files by name in the caller's own storage, which cannot list.
@@ -132,7 +126,7 @@ def named_files(
         names = read_files(files) if isinstance(files, str) else files
         paths = [f"{root}/{name}" if root else name for name in names]
     listings: list[_Listing] = [(_versions(storage, paths), ())]
-    return _source(storage, root, listings, reader, by_name, choose, partitioning, schema)
+    return _source(storage, root, listings, reader, by_name, choose, schema)
 
 
 def write_files(path: str, files: Sequence[DataFile], storage_options: Mapping[str, Any] | None) -> None:
@@ -170,7 +164,6 @@ def _source(
     reader: str | FormatReader | None,
     by_name: bool,
     choose: ByNames | None,
-    partitioning: str | None,
     schema: pa.Schema | None,
 ) -> PathSource:
     """Return the source of the files that were found; see `PathSource.open`."""
@@ -181,13 +174,8 @@ def _source(
     format_name = reader if isinstance(reader, str) else "" if reader is None else reader.name
     pairs = [entry for found, seen in listings for entry in pair(storage, found, seen, naming)]
     names = _names(storage, root, [entry.data for entry in pairs])
-    partitions: list[PartitionValues] = [()] * len(pairs)
-    partition_schema, unread_keys = pa.schema([]), tuple[str, ...]()
     above = hive_root(_decoded(storage, root))
-    if partitioning == "hive":
-        partition_schema, partitions = decode_hive([above + name for name in names], schema)
-    else:
-        unread_keys = keys_of_folders([above + name for name in names])
+    partition_schema, partitions, unread_keys = columns_of_folders([above + name for name in names], schema)
     kept = None if by_name else naming
 
     def beside(entry: Found) -> DataFile:
@@ -249,8 +237,6 @@ def _listed(
     storage: FileStorage,
     paths: Sequence[str],
     files: Sequence[str] | None,
-    *,
-    raw_files: bool,
 ) -> tuple[str, list[_Listing]]:
     """Return the folder that names are relative to, and the files."""
     with Threads(STAT_THREADS, "table-loader-ask") as pool:
@@ -258,18 +244,15 @@ def _listed(
         starts = list(at_once(partial(_start, storage, listed=files is None), paths))
         root = common_root([start.root for start in starts])
         begun = at_once(partial(_expand, storage), starts) if files is None else ()
-        looks = []
-        if not raw_files:
-            roots, walked = {start.root for start in starts}, {start.root for start in starts if start.deep}
-            looks = look_around(pool, storage, roots, walked)
+        roots, walked = {start.root for start in starts}, {start.root for start in starts if start.deep}
+        looks = look_around(pool, storage, roots, walked)
         if files is None:
             listings: list[_Listing] = list(begun)
         else:
             listings = [(_versions(storage, [_below(storage, root, name) for name in files]), ())]
-    if not raw_files:
-        everything = chain(*(seen for _, seen in listings), *(result_of(look) for look in looks))
-        files_to_read = {entry.path for found, _ in listings for entry in filter(has_bytes, found)}
-        refuse_table_formats(storage, everything, files_to_read)
+    everything = chain(*(seen for _, seen in listings), *(result_of(look) for look in looks))
+    files_to_read = {entry.path for found, _ in listings for entry in filter(has_bytes, found)}
+    refuse_table_formats(storage, everything, files_to_read)
     return root, listings
 
 

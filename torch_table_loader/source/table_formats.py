@@ -67,7 +67,7 @@ def refuse_table_formats(storage: FileStorage, seen: Iterable[Found], files: Col
             if any(file.startswith(table) for file in files):
                 raise ConfigError(
                     f"{explain(storage, storage.shown(table.rstrip('/')), found)}; "
-                    "raw_files=True reads the files as they are, deleted and replaced rows included"
+                    "source=pyarrow.dataset.dataset(path) reads the files into memory, deleted rows included"
                 )
 
 

@@ -357,9 +357,7 @@ def _of_documents(options: LoaderOptions, pack: Pack) -> LoaderOptions:
         nulls=None,
         ragged=None,
         strings="list",
-        decimals=None,
         unsupported=None,
         collate_fn=None,
         device=None,
-        pin_memory=False,
     )

@@ -48,7 +48,7 @@ def surveyed(
         cache,
         split_deletes=split_deletes,
         lazy=lazy,
-        verify_checksums=bool(options.verify_checksums),
+        verify_checksums=bool(options.remote.verify_checksums),
         skip=options.on_error == "skip",
     )
     if options.pack is None:
@@ -189,7 +189,7 @@ def topology_of(options: LoaderOptions, num_ranks: int) -> Topology:
         options.shuffle_buffer_size,
         options.even_ranks,
         options.drop_last,
-        options.micro_batches,
+        _micro_batches(options, num_ranks),
     )
 
 
@@ -261,12 +261,26 @@ def with_padding(schema: pa.Schema, *, marks: bool) -> pa.Schema:
 
 
 def with_batch_size(options: LoaderOptions, num_ranks: int, *, given: bool) -> LoaderOptions:
-    """Divide `global_batch_size`, if given, over the ranks and their micro-batches.
+    """Divide `global_batch_size`, if given, over the ranks, and over their batches if the caller gave `batch_size` too.
 
-    A `batch_size` that the caller gave too must agree.
+    Raises:
+        ConfigError: it is no multiple of these, or a step of the schedule of lengths is none of the batches.
     """
     if options.global_batch_size is None:
         return options
     own = options.batch_size if given else None
-    size = rank_batch_size(own, options.global_batch_size, num_ranks, options.micro_batches)
-    return replace(options, batch_size=size)
+    options = replace(options, batch_size=rank_batch_size(own, options.global_batch_size, num_ranks))
+    micro, schedule = _micro_batches(options, num_ranks), () if options.pack is None else options.pack.schedule
+    if uneven := [step for step, _ in schedule if step % micro]:
+        raise ConfigError(
+            f"pack: steps of seq_len_from must be multiples of the {micro} batches that each rank takes for "
+            f"global_batch_size={options.global_batch_size}, got {uneven[0]}"
+        )
+    return options
+
+
+def _micro_batches(options: LoaderOptions, num_ranks: int) -> int:
+    """Count the batches that each rank takes in one step of the optimizer."""
+    if options.global_batch_size is None:
+        return 1
+    return options.global_batch_size // (num_ranks * options.batch_size)

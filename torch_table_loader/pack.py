@@ -59,7 +59,8 @@ class Pack:
             sequence. "best_fit": whole documents, packed so that little space is empty. "windows": with
             ``shuffle="rows"``, the table's tokens are cut into sequences in table order, which are then permuted;
             "concat" permutes documents first there.
-        aligned: other list columns with one value per token, such as weights; each is cut like the tokens.
+        aligned: other list columns with one value per token, such as weights; each is cut like the tokens. A value may
+            be a fixed-size list of k numbers, which comes out as ``[batch, seq_len, k]``.
         loss_mask: a list column with one value per token; where it is 0 or false, the label is −100.
         spans: columns of ``list<struct<start, end, ...>>`` with offsets into the document; each is clipped to the
             sequence.

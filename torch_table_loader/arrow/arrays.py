@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import pyarrow as pa
@@ -92,6 +92,40 @@ def _list_view(lists: pa.Array, kind: pa.DataType) -> pa.Array:
     mask = lists.is_null() if lists.null_count else None
     make = pa.LargeListViewArray if wide else pa.ListViewArray
     return make.from_arrays(lists.offsets.slice(0, len(lists)).cast(index), lengths, lists.values, type=kind, mask=mask)
+
+
+def number_type(kind: pa.DataType) -> np.dtype[Any]:
+    """Return the numpy type of numbers, or of vectors of one size.
+
+    >>> number_type(pa.list_(pa.float32(), 3))
+    dtype(('<f4', (3,)))
+    """
+    vector = pt.is_fixed_size_list(kind)
+    found = (kind.value_type.to_pandas_dtype(), (kind.list_size,)) if vector else kind.to_pandas_dtype()
+    return cast("np.dtype[Any]", np.dtype(found))
+
+
+def numbers_of(array: pa.Array) -> NDArray[Any]:
+    """Return numbers without nulls, [len], or vectors of them, [len, size]; a view of the array's memory if possible.
+
+    >>> numbers_of(pa.array([[1, 2], [3, 4]], pa.list_(pa.int64(), 2))).tolist()
+    [[1, 2], [3, 4]]
+    """
+    if pt.is_fixed_size_list(array.type):
+        return numbers_of(array.flatten()).reshape(-1, array.type.list_size)
+    found: NDArray[Any] = array.to_numpy(zero_copy_only=False)
+    return found
+
+
+def array_of(numbers: NDArray[Any], kind: pa.DataType) -> pa.Array:
+    """Return what `numbers_of` returned as an array of a type.
+
+    >>> array_of(np.array([[1, 2], [3, 4]]), pa.list_(pa.int64(), 2)).to_pylist()
+    [[1, 2], [3, 4]]
+    """
+    if pt.is_fixed_size_list(kind):
+        return pa.FixedSizeListArray.from_arrays(array_of(numbers.reshape(-1), kind.value_type), type=kind)
+    return pa.array(numbers, kind)
 
 
 def bits(buffer: pa.Buffer, offset: int, length: int) -> NDArray[np.bool_]:

@@ -22,6 +22,7 @@ import pyarrow as pa
 import pyarrow.types as pt
 
 from torch_table_loader.arrow import compute as pc
+from torch_table_loader.arrow.arrays import array_of, numbers_of
 from torch_table_loader.arrow.reserved import DOCUMENTS, ROW_ID
 
 if TYPE_CHECKING:
@@ -83,7 +84,7 @@ def rows_of_tokens(values: Sequence[NDArray[Any]], parts: Parts, schema: pa.Sche
     runs = pa.RunEndEncodedArray.from_arrays(
         pa.array(parts.at + parts.length), _parts_array(parts), type=schema.field(DOCUMENTS).type
     )
-    cut = [pa.array(column, field.type) for column, field in zip(values, schema, strict=False)]
+    cut = [array_of(column, field.type) for column, field in zip(values, schema, strict=False)]
     return pa.RecordBatch.from_arrays([*cut, runs], schema=schema)
 
 
@@ -101,7 +102,7 @@ def rows_of_sequences(
     """
     tokens = pa.array(offsets)
     cut = [
-        pa.LargeListArray.from_arrays(tokens, pa.array(column, field.type.value_type))
+        pa.LargeListArray.from_arrays(tokens, array_of(column, field.type.value_type))
         for column, field in zip(values, schema, strict=False)
     ]
     documents = pa.LargeListArray.from_arrays(pa.array(part_offsets), _parts_array(parts))
@@ -165,9 +166,10 @@ def runs_of(values: NDArray[Any], at: Ints, length: Ints) -> NDArray[Any]:
     if (at[1:] == at[:-1] + length[:-1]).all():
         return values[at[0] : at[-1] + length[-1]]
     plain = values.view(np.uint8) if values.dtype == np.bool_ else values
-    runs = pa.LargeListViewArray.from_arrays(pa.array(at), pa.array(length), pa.array(plain)).flatten()
-    found: NDArray[Any] = runs.to_numpy().view(values.dtype)
-    return found
+    kind = pa.from_numpy_dtype(plain.dtype)
+    runs = array_of(plain, kind if plain.ndim == 1 else pa.list_(kind, plain.shape[1]))
+    taken = pa.LargeListViewArray.from_arrays(pa.array(at), pa.array(length), runs).flatten()
+    return numbers_of(taken).view(values.dtype)
 
 
 def repeated(values: NDArray[Any], ends: Ints) -> NDArray[Any]:
@@ -194,7 +196,7 @@ def sequences_of(values: NDArray[Any], at: Ints, length: Ints, offsets: Ints, wi
     if missing.any():
         at, length = np.insert(at, offsets[1:], 0), np.insert(length, offsets[1:], missing)
         if len(values) < width:
-            values = np.concatenate([values, np.zeros(width, dtype=values.dtype)])
+            values = np.concatenate([values, np.zeros((width, *values.shape[1:]), dtype=values.dtype)])
     return runs_of(values, at, length)
 
 

@@ -9,6 +9,7 @@ import numpy as np
 import pyarrow as pa
 from typing_extensions import override
 
+from torch_table_loader.arrow.arrays import number_type, numbers_of
 from torch_table_loader.arrow.buffers import joined, new_array
 from torch_table_loader.arrow.reserved import DOCUMENTS, PADDING_COLUMN
 from torch_table_loader.arrow.token_rows import (
@@ -98,7 +99,7 @@ class PackedCodec(RowsCodec[PackedRows]):
         if PADDING_COLUMN in self._schema.names:
             real -= int(batch.column(PADDING_COLUMN).true_count)
         if self._tokens_are_rows:
-            tokens = [column.to_numpy(zero_copy_only=False) for column in cut]
+            tokens = [numbers_of(column) for column in cut]
             parts = parts_of_tokens(batch.column(DOCUMENTS))
         else:
             tokens = [_padded(column, self.width) for column in cut]
@@ -137,7 +138,10 @@ class PackedCodec(RowsCodec[PackedRows]):
         missing = -rows.num_rows % self.width
         tokens = rows.tokens
         if missing:
-            tokens = [np.concatenate([values, np.zeros(missing, dtype=values.dtype)]) for values in tokens]
+            tokens = [
+                np.concatenate([values, np.zeros((missing, *values.shape[1:]), dtype=values.dtype)])
+                for values in tokens
+            ]
         return PackedRows(self, (rows.num_rows + missing) // self.width, tokens, rows.parts)
 
     @override
@@ -179,7 +183,7 @@ class PackedCodec(RowsCodec[PackedRows]):
         block, pieces = new_block(sizes, sum(rows.num_rows for rows in parts), out)
         pieces[0].view(np.int64)[:] = numbers.reshape(-1)
         for column, piece in zip(runs, pieces[1:], strict=False):
-            np.concatenate(column, out=piece.view(column[0].dtype))
+            np.concatenate(column, out=piece.view(column[0].dtype).reshape(-1, *column[0].shape[1:]))
         if shipped is not None:
             ipc_write(shipped, pieces[-1])
         return block
@@ -188,19 +192,22 @@ class PackedCodec(RowsCodec[PackedRows]):
         """View a block as rows."""
         pieces = pieces_of(block)
         numbers = pieces[0].view(np.int64).reshape(4, -1)
-        tokens = [piece.view(self._dtype(name)) for piece, name in zip(pieces[1:], self._names, strict=False)]
+        kinds = map(self._dtype, self._names)
+        tokens = [
+            piece.view(kind.base).reshape(-1, *kind.shape) for piece, kind in zip(pieces[1:], kinds, strict=False)
+        ]
         columns = None if self._columns is None else ipc_read(pieces[-1]).column(0)
         return PackedRows(self, block.num_rows, tokens, Parts(numbers[0], numbers[1], numbers[2], numbers[3], columns))
 
-    def _dtype(self, name: str) -> Any:
+    def _dtype(self, name: str) -> np.dtype[Any]:
         kind = self._schema.field(name).type
-        return (kind if self._tokens_are_rows else kind.value_type).to_pandas_dtype()
+        return number_type(kind if self._tokens_are_rows else kind.value_type)
 
 
 def _padded(lists: pa.LargeListArray, width: int) -> NDArray[Any]:
     """Return lists as one flat array, each from a multiple of `width` on."""
     offsets = lists.offsets.to_numpy()
-    values = lists.values.slice(int(offsets[0]), int(offsets[-1] - offsets[0])).to_numpy(zero_copy_only=False)
+    values = numbers_of(lists.values.slice(int(offsets[0]), int(offsets[-1] - offsets[0])))
     if len(values) == len(lists) * width:
-        return cast("NDArray[Any]", values)
+        return values
     return sequences_of(values, offsets[:-1] - offsets[0], np.diff(offsets), np.arange(len(offsets)), width)

@@ -265,7 +265,7 @@ class Sequences:
         flat = self._pack.output == "flash"
         width, rows = (None, batch_tokens) if flat else (self._pack.seq_len, batch_tokens // self._pack.seq_len)
         if width is not None:
-            values = values.reshape(-1, width)
+            values = values.reshape(-1, width, *values.shape[1:])
         cut = cut_arrays(values, rows) if self._numpy else cut_tensors(values, rows)
         return [batch[None] for batch in cut] if flat else cut
 
@@ -359,7 +359,7 @@ def _placed(chunks: Chunks, shift: int) -> Iterator[tuple[slice, NDArray[Any]]]:
 
 def _copied(chunks: Chunks, dtype: Any, num_tokens: int, shift: int = 0) -> NDArray[Any]:
     """Join consecutive arrays, moved `shift` places to the front; places that no value reaches are undefined."""
-    found = new_array((num_tokens,), dtype)
+    found = new_array((num_tokens, *chunks[0].shape[1:]), dtype)
     for place, values in _placed(chunks, shift):
         found[place] = values
     return found

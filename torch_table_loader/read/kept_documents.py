@@ -11,7 +11,7 @@ import pyarrow.types as pt
 from typing_extensions import override
 
 from torch_table_loader.arrow import compute as pc
-from torch_table_loader.arrow.arrays import plain, relisted
+from torch_table_loader.arrow.arrays import array_of, number_type, plain, relisted
 from torch_table_loader.errors import TableError
 from torch_table_loader.read.token_stages import TokenStage
 from torch_table_loader.read.tokenizers import RowFaultError, load_tokenizer
@@ -158,14 +158,14 @@ def _kept(values: NDArray[Any], field: pa.Field) -> pa.Array:
     kind = field.type.value_type
     if values.dtype == np.bool_:
         return pa.array(values.view(np.uint8), kind)
-    if values.dtype.itemsize * 8 > kind.bit_width and len(values):
+    if pt.is_integer(kind) and values.dtype.itemsize * 8 > kind.bit_width and len(values):
         low, high = int(values.min()), int(values.max())
         if low < 0 or high >= 2**kind.bit_width:
             raise TableError(
                 f"column {field.name!r} has tokens from {low} to {high}, and by the statistics of its files all are "
                 f"below {2**kind.bit_width} and none is below 0; the files are damaged: write them again"
             )
-    return pa.array(values.astype(kind.to_pandas_dtype(), copy=False), kind)
+    return array_of(values.astype(number_type(kind).base, copy=False), kind)
 
 
 def _moved(spans: pa.Array, by: Ints) -> pa.Array:

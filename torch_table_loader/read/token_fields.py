@@ -22,8 +22,11 @@ if TYPE_CHECKING:
 _MOST_ID = np.iinfo(np.int64).max
 
 
-def cut_field(table: pa.Schema, name: str, *, text: bool = False) -> pa.Field:
+def cut_field(table: pa.Schema, name: str, *, text: bool = False, vectors: bool = False) -> pa.Field:
     """Return the field of the values of a list column, or of the ids that a tokenizer makes of a column of text.
+
+    Args:
+        vectors: whether a value may be a fixed-size list of numbers.
 
     Raises:
         ConfigError: the table has no such column, or it has another type.
@@ -41,10 +44,14 @@ def cut_field(table: pa.Schema, name: str, *, text: bool = False) -> pa.Field:
         )
     is_list = pt.is_list(kind) or pt.is_large_list(kind) or pt.is_fixed_size_list(kind)
     value = plain_type(kind.value_type) if is_list else None
-    if value is None or not (pt.is_integer(value) or pt.is_floating(value) or pt.is_boolean(value)):
+    number = value.value_type if vectors and value is not None and pt.is_fixed_size_list(value) else value
+    if number is None or not (pt.is_integer(number) or pt.is_floating(number) or pt.is_boolean(number)):
+        forms = "numbers, or of fixed-size lists of numbers," if vectors else "numbers,"
         raise ConfigError(
-            f"Pack: column {name!r} must be a list of numbers, one for each token, got {table.field(name).type}"
+            f"Pack: column {name!r} must be a list of {forms} one for each token, got {table.field(name).type}"
         )
+    if number is not value and pt.is_boolean(number):
+        raise ConfigError(f"Pack: column {name!r} has vectors of booleans; write them as int8")
     return pa.field(name, value, nullable=False)
 
 
@@ -147,9 +154,11 @@ def check_aligned(tokens: str, lengths: Ints, name: str, column: pa.Array) -> No
             f"columns {tokens!r} and {name!r} must be lists of one length in each row, got {int(lengths[row])} and "
             f"{int(own[row])} in row {row} of this batch; leave {name!r} out of aligned, or fix the table"
         )
-    values = column.flatten()
+    values, size = column.flatten(), 1
+    if pt.is_fixed_size_list(values.type) and not values.null_count:
+        values, size = values.flatten(), values.type.list_size
     if values.null_count:
-        place = int(values.is_null().to_numpy(zero_copy_only=False).argmax())
+        place = int(values.is_null().to_numpy(zero_copy_only=False).argmax()) // size
         row = int(np.searchsorted(np.cumsum(own), place, side="right"))
         raise TableError(
             f"column {name!r} has a null inside the list of row {row} of this batch; a token must have a value: leave "

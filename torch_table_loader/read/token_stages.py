@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.types as pt
 from typing_extensions import override
 
-from torch_table_loader.arrow.arrays import plain
+from torch_table_loader.arrow.arrays import number_type, numbers_of, plain
 from torch_table_loader.arrow.token_rows import (
     Parts,
     rows_of_tokens,
@@ -66,7 +66,8 @@ class TokenStage(RowStage):
     def __init__(self, pack: Pack, table: pa.Schema, asked: Sequence[str] = ()) -> None:
         self.pack = pack
         self._not_delivered = {*pack.cut_columns, *({pack.lengths} - set(asked))}
-        self._cut = [cut_field(table, name, text=pack.tokenizer is not None) for name in pack.cut_columns]
+        text = pack.tokenizer is not None
+        self._cut = [cut_field(table, name, text=text, vectors=name in pack.aligned) for name in pack.cut_columns]
         ids = self._cut[0]
         if not pt.is_integer(ids.type):
             raise ConfigError(f"Pack: tokens={pack.ids!r} must be a list of integers, got a list of {ids.type}")
@@ -162,7 +163,7 @@ class TokenStage(RowStage):
             long_enough = np.repeat(whole > 0, lengths)
             stored = [values[long_enough] for values in stored]
         stored = [
-            values.astype(field.type.to_pandas_dtype(), copy=False)
+            values.astype(number_type(field.type).base, copy=False)
             for values, field in zip(stored, self._cut, strict=True)
         ]
         if self._adds:
@@ -188,7 +189,7 @@ class TokenStage(RowStage):
             is_stored[at] = False
         found = []
         for number, values in enumerate(stored):
-            out = np.zeros(len(is_stored), dtype=values.dtype)
+            out = np.zeros((len(is_stored), *values.shape[1:]), dtype=values.dtype)
             out[is_stored] = values
             for at, token, trained in places:
                 if number == 0:
@@ -264,5 +265,4 @@ class TokensAsRows(TokenStage):
 
 
 def _values(lists: pa.Array) -> NDArray[Any]:
-    found: NDArray[Any] = lists.flatten().to_numpy(zero_copy_only=False)
-    return found
+    return numbers_of(lists.flatten())

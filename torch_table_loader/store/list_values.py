@@ -60,7 +60,8 @@ class ListValues:
             TableError: a part is not among the stretches.
         """
         total = int(length.sum())
-        out = new_array((total,), kind)
+        kind = np.dtype(kind)
+        out = new_array((total, *kind.shape), kind.base)
         if not total:
             return out
         first = np.searchsorted(self._starts, at, side="right") - 1

@@ -20,7 +20,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.types as pt
 
-from torch_table_loader.arrow.arrays import bits, encoded, plain
+from torch_table_loader.arrow.arrays import bits, encoded, number_type, numbers_of, plain
 from torch_table_loader.arrow.datatypes import plain_type
 from torch_table_loader.errors import ConfigError, TableError
 from torch_table_loader.sizes import sizes
@@ -88,11 +88,11 @@ class RecordLayout:
     """The layout of a schema's rows."""
 
     def __init__(self, schema: pa.Schema, flat: int = 0) -> None:
-        """Place the columns; the first `flat` are kept flat: large lists of numbers without nulls."""
+        """Place the columns; the first `flat` are kept flat: large lists of numbers, or vectors, without nulls."""
         self.schema = schema
         self.flat = flat
         self.value_dtype = np.dtype(
-            [(entry.name, entry.type.value_type.to_pandas_dtype()) for entry in list(schema)[:flat]]
+            [(entry.name, number_type(entry.type.value_type)) for entry in list(schema)[:flat]]
         ).newbyteorder("<")
         """The type of the values of one element of a row's lists."""
         kinds = [fixed_type(plain_type(entry.type)) for entry in schema]
@@ -206,7 +206,7 @@ class RecordLayout:
         values = np.empty(int(offsets[-1] - offsets[0]), dtype=self.value_dtype)
         for name, column in zip(self.schema.names, lists, strict=False):
             first = column.offsets[0].as_py()
-            values[name] = column.values.slice(first, len(values)).to_numpy(zero_copy_only=True)
+            values[name] = numbers_of(column.values.slice(first, len(values)))
         return lengths.astype("<u4").view(np.uint8).reshape(-1, WIDE_BYTES), values
 
     def heap_of(self, batch: pa.RecordBatch) -> pa.RecordBatch:

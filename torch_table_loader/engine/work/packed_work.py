@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 import numpy as np
 import pyarrow as pa
 
-from torch_table_loader.arrow.arrays import plain
+from torch_table_loader.arrow.arrays import number_type, plain
 from torch_table_loader.arrow.reserved import ROW_ID
 from torch_table_loader.arrow.token_rows import Parts, columns_of_parts, rows_of_sequences
 from torch_table_loader.engine.work.indexed_work import PERMUTING, TurnStream
@@ -313,7 +313,7 @@ class PackedStream(TurnStream):
         assert rows.values is not None  # noqa: S101 stores of documents have them
         found, values = rows.values, []
         for number, field in enumerate(self._cut):
-            values.append(_values(found, number, parts.at, slices.length, field.type.value_type.to_pandas_dtype()))
+            values.append(_values(found, number, parts.at, slices.length, number_type(field.type.value_type)))
         made = Parts(
             np.cumsum(slices.length) - slices.length,
             slices.length,
@@ -401,7 +401,7 @@ class PackedStream(TurnStream):
         found[cut] = values.take(0, places, one, np.int64)
         if pack.loss_mask is not None:
             mask = pack.cut_columns.index(pack.loss_mask)
-            kind = self._cut[mask].type.value_type.to_pandas_dtype()
+            kind = number_type(self._cut[mask].type.value_type)
             found[cut[_values(values, mask, places, one, kind) == 0]] = IGNORED
         return found
 

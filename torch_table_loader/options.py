@@ -419,11 +419,6 @@ def check_beside_pack(options: Mapping[str, Any]) -> None:
         )
     if options["on_growth"] is not None and options["shuffle"] == "rows":
         raise ConfigError('on_growth and pack go together without shuffle="rows"; leave one of them out')
-    if options["transforms"] or options["decode"]:
-        raise ConfigError(
-            "pack makes sequences of the rows whose columns transforms= and decode= are for; leave these out, and "
-            "change the batches of sequences with collate_fn="
-        )
     if pack.strategy == "concat" and options["batch_by"] is not None:
         raise ConfigError(
             'strategy="concat" runs sequences on over the ends of files, where batch_by="file" ends batches; leave '

@@ -18,7 +18,15 @@ from torch.utils.data import DataLoader
 
 from tests.tables.plain import meant_warnings
 from tests.torch.modes import MODES, Mode, write_tables
-from torch_table_loader import ConfigError, ConfigTypeError, Hash, MixedDataset, StructuredDataset, Vocabulary
+from torch_table_loader import (
+    ConfigError,
+    ConfigTypeError,
+    Hash,
+    MixedDataset,
+    Pack,
+    StructuredDataset,
+    Vocabulary,
+)
 from torch_table_loader.batching.outputs import Ragged
 
 ROWS = 40
@@ -354,11 +362,21 @@ def test_a_result_that_cannot_come_back_is_refused(table: str) -> None:
         list(make(table, columns=["image"], decode={"image": lambda data: lambda: data}, **FORKED))
 
 
-def test_packed_rows_take_none(table: str) -> None:
-    from torch_table_loader import Pack
-
-    with pytest.raises(ConfigError, match="pack makes sequences of the rows whose columns transforms="):
-        make(table, pack=Pack(seq_len=4, tokens="ids"), transforms={"ids": halved})
+@pytest.mark.parametrize("served", SERVED)
+@pytest.mark.parametrize("shuffle", [True, "rows"])
+@pytest.mark.parametrize("strategy", ["concat", "best_fit"])
+def test_columns_of_documents_take_them(table: str, served: str, shuffle: Any, strategy: Any) -> None:
+    pack = Pack(seq_len=4, tokens="ids", strategy=strategy, labels=None)
+    options = {"columns": ["x", "image"], "pack": pack, "shuffle": shuffle, **SERVED[served]}
+    plain = make(table, **options)
+    changed = make(table, **options, transforms={"x": halved}, decode={"image": pixels})
+    for batch, base in zip(changed, plain, strict=True):
+        assert torch.equal(batch["input_ids"], base["input_ids"])
+        assert torch.equal(batch["documents"]["x"], base["documents"]["x"] / 2)
+        assert batch["documents"]["image"].tolist() == [list(data) for data in base["documents"]["image"]]
+    for columns in (["x"], None):
+        with pytest.raises(ConfigError, match="transforms names 'ids', which is not a column of the batches"):
+            make(table, **options | {"columns": columns}, transforms={"ids": halved})
 
 
 def test_sources_of_a_mixture_have_them_in_common(table: str) -> None:

@@ -41,8 +41,14 @@ def make_codec(schema: pa.Schema, policy: TypePolicy) -> RowsCodec[Any]:
         from torch_table_loader.batching.packed import PackedCodec
 
         columns = [field for field in columns_of_parts(schema) if field.name not in policy.pack.spans]
-        documents = TensorCodec(pa.schema(columns), replace(policy, pack=None)).output if columns else None
-        return PackedCodec(schema, policy.pack, documents, numpy=policy.output_format == "numpy")
+        documents = TensorCodec(pa.schema(columns), replace(policy, pack=None))
+        return PackedCodec(
+            schema,
+            policy.pack,
+            documents.output if columns else None,
+            functions=documents.functions,
+            numpy=policy.output_format == "numpy",
+        )
     if policy.output_format in ("arrow", "dict"):
         return ArrowCodec(schema, python=policy.output_format == "dict")
     return TensorCodec(schema, policy)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Self, cast
 
 import numpy as np
@@ -28,6 +29,7 @@ from torch_table_loader.pack import IGNORED
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from torch_table_loader.batching.column_functions import ColumnFunction
     from torch_table_loader.batching.rows import Allocate
     from torch_table_loader.pack import Pack
 
@@ -81,9 +83,19 @@ class PackedCodec(RowsCodec[PackedRows]):
     Args:
         schema: of one of the two forms of `arrow.token_rows`; a column `padding` may follow.
         documents: makes tensors of the other columns of documents, by name; None if there are none.
+        functions: the caller's functions over these.
     """
 
-    def __init__(self, schema: pa.Schema, pack: Pack, documents: Documents | None, *, numpy: bool) -> None:
+    def __init__(
+        self,
+        schema: pa.Schema,
+        pack: Pack,
+        documents: Documents | None,
+        *,
+        functions: Sequence[ColumnFunction],
+        numpy: bool,
+    ) -> None:
+        self.functions = tuple(replace(each, keys=("documents", *each.keys)) for each in functions)
         self._schema = schema
         self._names = [name for name in schema.names if name not in (DOCUMENTS, PADDING_COLUMN)]
         self._tokens_are_rows = tokens_are_rows(schema)

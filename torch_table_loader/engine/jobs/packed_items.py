@@ -358,6 +358,8 @@ def _of_documents(options: LoaderOptions, pack: Pack) -> LoaderOptions:
         ragged=None,
         strings="list",
         unsupported=None,
+        transforms=None,
+        decode=None,
         collate_fn=None,
         device=None,
     )

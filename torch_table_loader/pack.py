@@ -5,10 +5,13 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, cast, get_args
+from typing import TYPE_CHECKING, Literal, cast, get_args
 
 from torch_table_loader.errors import ConfigError, ConfigTypeError
 from torch_table_loader.units import integer
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 PackStrategy = Literal["concat", "pad", "best_fit", "windows"]
 LongDocs = Literal["split", "truncate", "drop", "error"]
@@ -90,6 +93,15 @@ class Pack:
         stride: with "windows", tokens from the start of one sequence to the start of the next; None for `seq_len`.
         seq_len_from: with "concat", other lengths, by the step of the first epoch at which they begin, such as
             ``{1000: 4096}``. Later epochs have the last length.
+        documents: a function that changes documents before they are cut, such as one that masks tokens, moves them for
+            fill in the middle, or leaves a document out by giving it no token. It takes a ``pyarrow.RecordBatch`` with
+            the columns that are cut and ``seed``, int64: one seed for each document and epoch, whatever the ranks and
+            workers. It returns one with the same columns and rows, without ``seed``. Threads call it side by side. How
+            many tokens a document has then must not depend on its seed. With ``shuffle="rows"`` it runs when the row
+            store is built, with the seeds of epoch 0. States and caches know it by its module and name: give a changed
+            function another name.
+        same_lengths: `documents` returns as many tokens for each document as it was given, so that it need not be
+            called to count them. Another number is an error.
 
     Raises:
         ConfigError: a value is out of range, or two values do not fit each other.
@@ -121,6 +133,8 @@ class Pack:
     balance: PackBalance | None = None
     stride: int | None = None
     seq_len_from: Mapping[int, int] | Sequence[tuple[int, int]] = ()
+    documents: Callable[[pa.RecordBatch], pa.RecordBatch] | None = None
+    same_lengths: bool = False
 
     def __post_init__(self) -> None:
         """Check every field."""
@@ -138,6 +152,7 @@ class Pack:
         self._check_columns()
         self._check_schedule()
         self._check_pairs()
+        self._check_documents()
 
     def _check_integers(self) -> None:
         most_id = 2**31 - 1 if self.dtype == "int32" else 2**32 - 1
@@ -240,6 +255,21 @@ class Pack:
             )
         if self.output == "megatron" and self.labels == "hf":
             object.__setattr__(self, "labels", "shifted")
+
+    def _check_documents(self) -> None:
+        if self.documents is not None and not callable(self.documents):
+            raise ConfigTypeError(f"Pack: documents must be a function, got {self.documents!r}")
+        if not isinstance(self.same_lengths, bool):
+            raise ConfigTypeError(f"Pack: same_lengths must be True or False, got {self.same_lengths!r}")
+        if self.same_lengths and self.documents is None:
+            raise ConfigError("Pack: same_lengths is about what documents= returns; leave it out")
+        if self.documents is not None and not self.same_lengths and self.lengths is not None:
+            raise ConfigError(
+                f"Pack: lengths={self.lengths!r} says how long documents are before documents= changes them; leave it "
+                "out, or pass same_lengths=True if they stay as long"
+            )
+        if self.documents is not None and self.spans:
+            raise ConfigError("Pack: spans are places in the stored documents, which documents= changes; leave one out")
 
     @property
     def cut_columns(self) -> tuple[str, ...]:

@@ -50,7 +50,7 @@ class KeptDocuments(TokenStage):
             most = self._tokenizer.vocabulary
             bounds = None if most is None else (0, most - 1)
         self._kept_as = [kept_type(field.type) for field in self._cut]
-        if bounds is not None:
+        if bounds is not None and pack.documents is None:
             added = [token for token in (pack.bos_id, pack.eos_id, pack.sep_id) if token is not None]
             self._kept_as[0] = _narrowest(self._cut[0].type, min(bounds[0], *added, bounds[1]), max(*bounds, *added))
 
@@ -62,6 +62,7 @@ class KeptDocuments(TokenStage):
         ends = (pack.bos_id, pack.eos_id, pack.sep_id)
         moved = "" if pack.bos_id is None else ".".join(pack.spans)
         made = "" if self._tokenizer is None else f"-{self._tokenizer.name}"
+        made += self._changed_by
         return f"documents-{'.'.join(pack.cut_columns)}-{pack.loss_mask}-{ends}-{pack.min_length}-{moved}{made}"
 
     @property
@@ -82,7 +83,8 @@ class KeptDocuments(TokenStage):
         if self._tokenizer is None:
             return super()._lists(batch)
         texts = plain(batch.column(self.pack.ids)).to_pylist()
-        return [pa.concat_arrays([self._tokens_of(texts, first) for first in range(0, len(texts), _TEXTS) or [0]])]
+        lists = [pa.concat_arrays([self._tokens_of(texts, first) for first in range(0, len(texts), _TEXTS) or [0]])]
+        return self._changed(batch, lists)
 
     def _tokens_of(self, texts: Sequence[str | None], first: int) -> pa.Array:
         """Return the tokens of some texts as lists."""

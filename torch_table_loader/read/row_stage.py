@@ -42,11 +42,15 @@ class RowStage(ABC):
 
     @property
     def orders_blocks(self) -> bool:
-        """Whether the rows that come out of a block may have another order; see `in_order_of`."""
+        """Whether the rows of a block come in another order under each key; see `of_epoch`."""
         return False
 
-    def in_order_of(self, key: Key) -> RowStage:  # noqa: ARG002 the rows of most stages have one order
-        """Return the same stage with the rows of a block in an order of the key's; any order has as many rows."""
+    def of_epoch(self, key: Key, *, shuffle: bool) -> RowStage:  # noqa: ARG002 most stages make the same in any epoch
+        """Return the same stage for an epoch, whose key decides what is left to chance; never how many rows come out.
+
+        Args:
+            shuffle: whether the rows of a block come in an order of the key's, if the stage orders blocks.
+        """
         return self
 
     @property
@@ -58,6 +62,11 @@ class RowStage(ABC):
     @abstractmethod
     def reads(self) -> tuple[str, ...]:
         """The columns that `counted` needs."""
+
+    @property
+    def takes_ids(self) -> bool:
+        """Whether `rows` needs the column ``row_id``."""
+        return False
 
     @property
     def measured_by(self) -> str | None:

@@ -122,9 +122,10 @@ class BestFitAsRows(SequencesAsRows):
         return True
 
     @override
-    def in_order_of(self, key: Key) -> BestFitAsRows:
-        other = copy.copy(self)
-        other._order_key = key
+    def of_epoch(self, key: Key, *, shuffle: bool) -> TokenStage:
+        other = copy.copy(super().of_epoch(key, shuffle=shuffle))
+        if shuffle and isinstance(other, BestFitAsRows):
+            other._order_key = key
         return other
 
     @override

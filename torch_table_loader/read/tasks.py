@@ -115,12 +115,12 @@ class TaskReader:
         self._rows_schema = _delivered_schema(table_schema, columns, row_ids=row_id_bases is not None)
         self._schema = self._rows_schema if stage is None else stage.schema(self._rows_schema)
 
-    def in_order_of(self, key: Key) -> TaskReader:
-        """Return the same reader with the rows of each block in an order of the key's: see `RowStage.in_order_of`."""
-        if self._stage is None or not self._stage.orders_blocks:
+    def of_epoch(self, key: Key, *, shuffle: bool) -> TaskReader:
+        """Return the same reader with its stage as it is in an epoch: see `RowStage.of_epoch`."""
+        if self._stage is None:
             return self
         other = copy.copy(self)
-        other._stage = self._stage.in_order_of(key)
+        other._stage = self._stage.of_epoch(key, shuffle=shuffle)
         return other
 
     @property

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from abc import abstractmethod
 from collections.abc import Sequence
 from functools import cached_property, partial
@@ -13,6 +14,7 @@ import pyarrow.types as pt
 from typing_extensions import override
 
 from torch_table_loader.arrow.arrays import number_type, numbers_of, plain
+from torch_table_loader.arrow.reserved import ROW_ID
 from torch_table_loader.arrow.token_rows import (
     Parts,
     rows_of_tokens,
@@ -20,6 +22,8 @@ from torch_table_loader.arrow.token_rows import (
 )
 from torch_table_loader.errors import ConfigError
 from torch_table_loader.pack import IGNORED, Pack
+from torch_table_loader.planning.keys import derive_key
+from torch_table_loader.read.changed_documents import changed_documents, name_of
 from torch_table_loader.read.row_stage import Counted, Made, RowStage
 from torch_table_loader.read.token_fields import (
     check_aligned,
@@ -37,7 +41,12 @@ from torch_table_loader.read.token_fields import (
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from torch_table_loader.planning.keys import Key
+
     Ints = NDArray[np.int64]
+
+_ANY_ID = np.iinfo(np.int32).max
+"""A function of the caller's may give tokens that need wider integers than the stored ones."""
 
 
 class Documents(NamedTuple):
@@ -65,13 +74,15 @@ class TokenStage(RowStage):
 
     def __init__(self, pack: Pack, table: pa.Schema, asked: Sequence[str] = ()) -> None:
         self.pack = pack
-        self._not_delivered = {*pack.cut_columns, *({pack.lengths} - set(asked))}
+        self._not_delivered = {*pack.cut_columns, *({pack.lengths, *([ROW_ID] if self.takes_ids else [])} - set(asked))}
         text = pack.tokenizer is not None
         self._cut = [cut_field(table, name, text=text, vectors=name in pack.aligned) for name in pack.cut_columns]
         ids = self._cut[0]
         if not pt.is_integer(ids.type):
             raise ConfigError(f"Pack: tokens={pack.ids!r} must be a list of integers, got a list of {ids.type}")
-        self._cut[0] = ids.with_type(wide_enough(ids.type, (pack.bos_id, pack.eos_id, pack.sep_id)))
+        added = (pack.bos_id, pack.eos_id, pack.sep_id, *(() if pack.documents is None else (_ANY_ID,)))
+        self._cut[0] = ids.with_type(wide_enough(ids.type, added))
+        self._seeds = derive_key(0, 0, "documents")
         for name in pack.spans:
             check_span_type(table, name)
         if pack.lengths is not None:
@@ -84,8 +95,25 @@ class TokenStage(RowStage):
 
     @property
     @override
+    def takes_ids(self) -> bool:
+        return self.pack.documents is not None
+
+    @override
+    def of_epoch(self, key: Key, *, shuffle: bool) -> TokenStage:
+        if self.pack.documents is None:
+            return self
+        other = copy.copy(self)
+        other._seeds = key
+        return other
+
+    @property
+    def _changes_lengths(self) -> bool:
+        return self.pack.documents is not None and not self.pack.same_lengths
+
+    @property
+    @override
     def measured_by(self) -> str | None:
-        return None if self._may_lack_ends else self.pack.ids
+        return None if self._may_lack_ends or self._changes_lengths else self.pack.ids
 
     @override
     def counted(self, batch: pa.RecordBatch) -> Counted:
@@ -108,7 +136,12 @@ class TokenStage(RowStage):
     def key(self) -> str:
         pack = self.pack
         ends = (pack.bos_id, pack.eos_id, pack.sep_id)
-        return f"{pack.strategy}-{'.'.join(pack.cut_columns)}-{ends}-{pack.min_length}"
+        return f"{pack.strategy}-{'.'.join(pack.cut_columns)}-{ends}-{pack.min_length}{self._changed_by}"
+
+    @property
+    def _changed_by(self) -> str:
+        """What a key says of the caller's function: its name."""
+        return "" if self.pack.documents is None else f"-{name_of(self.pack.documents)}-{self.pack.same_lengths}"
 
     def _columns(self, given: pa.Schema) -> list[pa.Field]:
         """Return the other columns of documents."""
@@ -125,7 +158,14 @@ class TokenStage(RowStage):
 
     def _lists(self, batch: pa.RecordBatch) -> list[pa.Array]:
         """Return the columns that are cut."""
-        return [plain(batch.column(name)) for name in self.pack.cut_columns]
+        lists = [plain(batch.column(name)) for name in self.pack.cut_columns]
+        return self._changed(batch, lists)
+
+    def _changed(self, batch: pa.RecordBatch, lists: list[pa.Array]) -> list[pa.Array]:
+        """Return the columns that are cut as the caller's function returns them, if there is one."""
+        if self.pack.documents is None:
+            return lists
+        return changed_documents(self.pack, batch, lists, [field.type for field in self._cut], self._seeds)
 
     def _lengths(self, batch: pa.RecordBatch) -> tuple[Ints, list[pa.Array], Ints, Ints]:
         """Return the number of stored tokens of each row, the lists, and which rows lack a begin or an end token.

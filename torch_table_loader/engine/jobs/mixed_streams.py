@@ -237,7 +237,7 @@ class MixedStreams(MixtureJob):
         if self.options.pack is None:
             return [self._row_id(name, split, row) for split, row, _ in item.runs]
         rounds = self.rounds[name]
-        key = rounds.packs_key(epoch, item.round) if rounds.shuffle else None
+        key = rounds.packs_key(epoch, item.round)
         tasks = (rounds.segments.task(*run) for run in item.runs)
         found: list[int] = self.sources[name].documents_under(tasks, key, rounds.width).tolist()
         return found

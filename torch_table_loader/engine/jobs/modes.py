@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import pyarrow.types as kinds
 
+from torch_table_loader.arrow.reserved import ROW_ID
 from torch_table_loader.batching.codec import make_codec
 from torch_table_loader.batching.policy import TypePolicy
 from torch_table_loader.engine.jobs.resolve import columns_of, delivered, planner_of, strategy_of, surveyed
@@ -75,13 +76,13 @@ def open_stream(
     columns = columns_of(table, options)
     largest = int(table.layout.group_rows.max(initial=0))
     if stage is None and options.pack is not None:
-        stage = stage_of(options.pack, table.schema, options.columns or ())
+        asked = (*(options.columns or ()), *((ROW_ID,) if options.row_id else ()))
+        stage = stage_of(options.pack, table.schema, asked)
     encoded = [] if stage is not None else _encodable(table.schema, columns, TypePolicy.of(options))
     row_bytes = table.row_bytes(columns, encoded)
     read_rows = rows_of_a_read(row_bytes, options.batch_size, largest)
-    reader = table.reader(
-        columns, options.filters, row_ids=options.row_id, max_rows=read_rows, stage=stage, encoded=encoded
-    )
+    ids = options.row_id or (stage is not None and stage.takes_ids)
+    reader = table.reader(columns, options.filters, row_ids=ids, max_rows=read_rows, stage=stage, encoded=encoded)
     schema = delivered(table, reader.schema, options)
     make_codec(schema, TypePolicy.of(options))
     strategy, fetching = strategy_of(options, ranks), FetchSettings.of(options)

@@ -11,6 +11,7 @@ import numpy as np
 import pyarrow as pa
 from typing_extensions import override
 
+from torch_table_loader.arrow.reserved import ROW_ID
 from torch_table_loader.arrow.token_rows import ids_under
 from torch_table_loader.engine.jobs.job import Job
 from torch_table_loader.engine.jobs.planner import PlannedStream
@@ -47,6 +48,7 @@ from torch_table_loader.planning.rows_of import (
 )
 from torch_table_loader.planning.runs import Runs
 from torch_table_loader.planning.stages import StreamPosition
+from torch_table_loader.read.sequence_stages import stage_of
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -248,9 +250,8 @@ class StreamJob(Job):
 
     @override
     def work(self, position: StreamPosition) -> StreamWork:
-        planned, reader = self.planned(position), self.reader
-        if (order := self._order_of_packs(position.epoch)) is not None:
-            reader = reader.in_order_of(order)
+        planned, shuffle = self.planned(position), bool(self.options.shuffle)
+        reader = self.reader.of_epoch(self._packs_key(position.epoch), shuffle=shuffle)
         return StreamWork(
             **self._common_work(position, marks_padding=planned.marks_padding),
             plan=planned.plan,
@@ -271,28 +272,30 @@ class StreamJob(Job):
             return spans_of_batch(*about, self.planner.live_before, step, most)
         pieces = runs_of_batch(*about, step)
         tasks = (segments.task(*run) for segments, runs in pieces for run in runs)
-        order = self._order_of_packs(position.epoch)
-        ids = self.documents_under(tasks, order, planned.plan.batch_size // self.options.batch_size)
+        packs = self._packs_key(position.epoch)
+        ids = self.documents_under(tasks, packs, planned.plan.batch_size // self.options.batch_size)
         return spans_of_ids(self.table.layout, ids)[:most]
 
-    def documents_under(self, tasks: Iterable[ReadTask], order: Key | None, seq_len: int) -> Ints:
+    def documents_under(self, tasks: Iterable[ReadTask], key: Key, seq_len: int) -> Ints:
         """Return the row id of each document in each sequence of a packed stream; this reads the documents.
 
         Args:
             tasks: name the tokens or sequences, beginning with a whole sequence.
-            order: the key of the order in which blocks are packed; None for the order in which they are counted.
+            key: decides in which order blocks are packed.
             seq_len: tokens of a sequence, if documents are cut anywhere.
         """
         pack = self.options.pack
         assert pack is not None  # noqa: S101 only then
         columns, filters = packed_columns(pack, None), self.options.filters
-        reader = self.table.reader(columns, filters, row_ids=True, max_rows=self.read_rows, stage=self.stage)
-        reader = reader if order is None else reader.in_order_of(order)
+        stage = stage_of(pack, self.table.schema, (ROW_ID,))
+        reader = self.table.reader(columns, filters, row_ids=True, max_rows=self.read_rows, stage=stage)
+        reader = reader.of_epoch(key, shuffle=bool(self.options.shuffle))
         batches = (batch for task in tasks for batch in reader.read(task))
         return ids_under(batches, seq_len if pack.strategy == "concat" else None)
 
-    def _order_of_packs(self, epoch: int) -> Key | None:
-        return derive_key(self.options.shuffle_seed, epoch, "packs") if self._orders_blocks else None
+    def _packs_key(self, epoch: int) -> Key:
+        """Return what decides by chance how documents come and are packed in an epoch."""
+        return derive_key(self.options.shuffle_seed, epoch, "packs")
 
     @override
     def file_of(self, position: StreamPosition) -> str | None:

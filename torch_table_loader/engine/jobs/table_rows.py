@@ -263,7 +263,8 @@ def stored_rows(
     row_bytes = table.row_bytes(columns) if stage is None else sum(map(width_of, schema.types)) or 1
     keeps_ids = int(segments.live.sum()) != table.layout.num_rows
     max_rows = rows_of_a_read(row_bytes, 1, int(table.layout.group_rows.max(initial=0)))
-    reader = table.reader(columns, options.filters, row_ids=keeps_ids, max_rows=max_rows, stage=stage)
+    ids = keeps_ids or (stage is not None and stage.takes_ids)
+    reader = table.reader(columns, options.filters, row_ids=ids, max_rows=max_rows, stage=stage)
     made, flat = (None, 0) if stage is None else (stage.key, len(stage.token_fields))
     store = RowStoreHandle(table, options, schema, segments, reader, fetching, made, flat)
     return SurveyedRows(table, store, with_ids, segments, row_bytes)

@@ -50,7 +50,7 @@ class StreamPart:
 
     def reader_of(self, epoch: int, number: int) -> TaskReader:
         """Return what reads a round of an epoch: what a block makes comes in another order in each."""
-        return self.reader.in_order_of(self.rounds.packs_key(epoch, number)) if self.rounds.shuffle else self.reader
+        return self.reader.of_epoch(self.rounds.packs_key(epoch, number), shuffle=self.rounds.shuffle)
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)

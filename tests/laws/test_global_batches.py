@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -79,8 +81,18 @@ def test_the_padded_tail_gathers_to_its_real_rows_first(total: int, topology: To
         return
     places, padding = concat_places([batches.tail for batches in ranks])
     remainder = ranks[0].remainder
-    assert places[:remainder].tolist() == list(range(total - remainder, total))
+    assert sorted(places[:remainder].tolist()) == list(range(total - remainder, total))
     assert padding.tolist() == [False] * remainder + [True] * (len(places) - remainder)
+
+
+@given(total=st.integers(0, 120), topology=topologies)
+def test_ranks_take_the_same_with_and_without_padding_where_nothing_is_padded(total: int, topology: Topology) -> None:
+    plain, padded = (ranks_of(total, 0, replace(topology, even_ranks=even)) for even in (None, "pad"))
+    if plain[0].remainder % topology.num_ranks:
+        return
+    for one, other in zip(plain, padded, strict=True):
+        steps = [[batches.step(step).places.tolist() for step in range(batches.steps)] for batches in (one, other)]
+        assert steps[0] == steps[1]
 
 
 @given(total=st.integers(0, 200), chain=st.lists(st.tuples(topologies, st.integers(0, 6)), max_size=5))

@@ -115,10 +115,14 @@ class GlobalBatches:
 
     @property
     def tail(self) -> StepPlaces:
-        """What this rank takes in the tail step: every R-th place, or under "pad" one of R equal blocks."""
+        """What this rank takes in the tail step: every R-th place.
+
+        Where some are padded it is one of R equal blocks: the real rows of all ranks then come first when they are
+        gathered in the order of ranks, as Accelerate's ``gather_for_metrics`` takes them.
+        """
         first = self.total - self.remainder
         ranks = self.topology.num_ranks
-        if self.topology.even_ranks is None:
+        if self.topology.even_ranks is None or self.remainder % ranks == 0:
             places = np.arange(first + self.rank, first + self.remainder, ranks, dtype=np.int64)
             return StepPlaces(places, len(places))
         share = -(-self.remainder // ranks)

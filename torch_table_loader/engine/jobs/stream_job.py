@@ -250,8 +250,9 @@ class StreamJob(Job):
 
     @override
     def work(self, position: StreamPosition) -> StreamWork:
-        planned, shuffle = self.planned(position), bool(self.options.shuffle)
-        reader = self.reader.of_epoch(self._packs_key(position.epoch), shuffle=shuffle)
+        planned, reader = self.planned(position), self.reader
+        if self.stage is not None:
+            reader = reader.of_epoch(self._packs_key(position.epoch), shuffle=bool(self.options.shuffle))
         return StreamWork(
             **self._common_work(position, marks_padding=planned.marks_padding),
             plan=planned.plan,

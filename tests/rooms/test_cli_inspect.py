@@ -123,7 +123,9 @@ def test_a_column_without_a_tensor_form_is_shown_with_its_remedy(
     pq.write_table(pa.table(columns), tmp_path / "a.parquet")
     assert main(["inspect", str(tmp_path / "a.parquet")]) == 0
     output = capsys.readouterr().out
-    assert re.search(r'pairs .* refused: take it as Python values with unsupported="list", leave it out with', output)
+    assert re.search(
+        r"pairs .* refused: take it as Python values with --unsupported list, leave it out with --columns", output
+    )
     assert re.search(r"tokens .* jagged int32, an error where a null comes\n", output)
     assert re.search(r"grid .* float32\[2\]\n", output)
     assert re.search(r"text .* list\n", output)

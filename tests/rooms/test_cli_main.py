@@ -6,7 +6,9 @@ import argparse
 import re
 import subprocess
 import sys
+from decimal import Decimal
 from pathlib import Path
+from typing import get_args, get_type_hints
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -15,7 +17,9 @@ import pytest
 from torch_table_loader import ConfigError, LoaderOptions
 from torch_table_loader.cli import arguments
 from torch_table_loader.cli.main import COMMANDS, main, make_parser
-from torch_table_loader.options import defaults, meanings
+from torch_table_loader.cli.shell_words import in_shell_words
+from torch_table_loader.options import defaults
+from torch_table_loader.text.token_parts import IdType, Nulls
 
 
 @pytest.fixture
@@ -59,19 +63,46 @@ def test_an_error_is_one_line_and_exit_code_2(
     assert said in refused(capsys, *(text.format(table=table) for text in typed))
 
 
-def test_a_bare_call_shows_the_help(capsys: pytest.CaptureFixture[str]) -> None:
+def helped(capsys: pytest.CaptureFixture[str], *typed: str) -> str:
+    """Run what shows a help; return it."""
     with pytest.raises(SystemExit) as ended:
-        main([])
+        main(typed)
     assert not ended.value.code
     said = capsys.readouterr()
     assert said.err == ""
-    assert all(re.search(rf"\n    {name}\s", said.out) for name in COMMANDS)
+    return said.out
 
 
-@pytest.mark.parametrize("typed", [["--version"], ["--help"], ["formatz"]])
+def test_a_bare_call_shows_the_help(capsys: pytest.CaptureFixture[str]) -> None:
+    said = helped(capsys)
+    assert all(re.search(rf"\n    {name}\s", said) for name in COMMANDS)
+    for name in set(COMMANDS) - {"formats"}:
+        assert helped(capsys, name) == helped(capsys, name, "--help")
+    assert helped(capsys, "store", "build") == helped(capsys, "store", "build", "--help")
+    assert main(["formats"]) == 0
+
+
+def test_the_help_of_plan_is_short_and_in_groups(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    lines = helped(capsys, "plan", "--help").splitlines()
+    assert len(lines) <= 60
+    assert lines[0] == "usage: torch-table-loader plan [OPTIONS] [PATH ...]"
+    assert [line[:-1] for line in lines if line.endswith(":") and line[0] != " "] == [
+        *("options", *arguments.GROUPS),
+        "examples",
+    ]
+
+
+@pytest.mark.parametrize(
+    "typed",
+    [["--version"], ["--help"], ["formatz"], ["plan"], ["head", "--help"], ["tokenize", "-h"], ["completion", "bash"]],
+    ids=" ".join,
+)
 def test_what_needs_no_table_imports_nothing_large(typed: list[str]) -> None:
     code = "import sys\nfrom torch_table_loader.cli.main import main\ntry: main(sys.argv[1:])\n"
-    code += "finally: print({'torch', 'pyarrow', 'numpy'} & {*sys.modules})"
+    code += "finally: print({'torch', 'pyarrow', 'numpy', 'pyiceberg', 'deltalake'} & {*sys.modules})"
     done = subprocess.run([sys.executable, "-c", code, *typed], capture_output=True, text=True, check=False)
     assert done.stdout.endswith("\nset()\n") or done.stdout == "set()\n"
     assert done.returncode == (2 if typed == ["formatz"] else 0)
@@ -83,12 +114,76 @@ def test_options_of_the_loader_are_described_by_its_docstring(capsys: pytest.Cap
     said = " ".join(capsys.readouterr().out.split())
     for title in arguments.GROUPS:
         assert f"{title}:" in said
-    assert "--batch-size N rows per batch on this rank (default: 1024)" in said
-    assert "--output-format {torch,numpy,arrow,dict}" in said
-    assert "--split-size SIZE target size of a split" in said
-    assert "--drop-last drop the last batch of a rank if it is short" in said
-    assert "--ragged {nested,pad,offsets}" in said
-    assert meanings().keys() == defaults().keys()
+    assert "--batch-size N rows per batch of a rank (default: 1024)" in said
+    assert "--output-format NAME torch, numpy, arrow or dict (default: torch)" in said
+    assert "--split-size SIZE of a split: rows, or bytes such as 128MiB" in said
+    assert "--ragged FORM of lists: nested, pad or offsets" in said
+
+
+@pytest.mark.parametrize("name", ["output_format", "ragged", "strings", "even_ranks", "on_error", "unsupported"])
+def test_help_names_every_value(name: str, table: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    kind = get_type_hints(LoaderOptions)[name]
+    values = arguments._choices(kind)
+    assert len(values) >= 2
+    assert all(value in arguments._OWN[name]["help"] for value in values)
+    assert "invalid choice: 'other'" in refused(capsys, "plan", str(table), arguments.flag_of(name), "other")
+
+
+def test_tokenize_offers_the_types_and_the_ways_that_there_are() -> None:
+    parser = make_parser(["tokenize"])
+    given = {"dtype": ["auto", *get_args(IdType)], "text_nulls": list(get_args(Nulls))}
+    for dest, choices in given.items():
+        [action] = [each for each in below(parser, "tokenize")._actions if each.dest == dest]
+        assert action.choices == choices
+
+
+def below(parser: argparse.ArgumentParser, name: str) -> argparse.ArgumentParser:
+    """Return the parser of a command."""
+    [commands] = [each for each in parser._actions if isinstance(each, argparse._SubParsersAction)]
+    found: argparse.ArgumentParser = commands.choices[name]
+    return found
+
+
+@pytest.mark.parametrize(
+    ("said", "meant"),
+    [
+        ("leave it out with columns=[...]", "leave it out with --columns A,B"),
+        ("pass columns=['a', 'b']", "pass --columns a,b"),
+        ("pass nulls={'day': fill}", "pass --nulls day=fill"),
+        (
+            'take it with unsupported="list", or output_format="arrow"',
+            "take it with --unsupported list, or --output-format arrow",
+        ),
+        ("pass num_ranks= and even_ranks=None", "pass --ranks and --even-ranks"),
+        ("needs the count; leave count_filtered=True", "needs the count; leave --no-count out"),
+        ('read it with DeltaDataset.create_dataloader("/lake/t")', "read it with PATH /lake/t"),
+        ('IcebergDataset.create_dataloader(metadata_location="m.json")', "PATH m.json"),
+        ("in /lake/format=x/columns=y, file a", "in /lake/format=x/columns=y, file a"),
+    ],
+)
+def test_advice_names_flags(said: str, meant: str) -> None:
+    assert in_shell_words(said) == meant
+
+
+def test_advice_in_a_shell_holds_no_python(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    columns = {"d": pa.array([Decimal("1.5"), None]), "m": pa.array([[(1, 2)], None], pa.map_(pa.int8(), pa.int8()))}
+    pq.write_table(pa.table({**columns, "x": [1, None]}), tmp_path / "a.parquet")
+    path = str(tmp_path / "a.parquet")
+    assert main(["inspect", path]) == 0
+    told = [capsys.readouterr().out]
+    told.append(refused(capsys, "plan", path))
+    assert "--unsupported float64" in told[0]
+    assert "--nulls x=fill" in told[0]
+    for each in told:
+        assert not re.search(r"\b\w+=[\[{\"']|Dataset", each), each
+
+
+@pytest.mark.parametrize(("rows", "title"), [(0, "no rows"), (1, "the first row"), (2, "the first 2 rows")])
+def test_numbers_agree_with_their_nouns(table: Path, capsys: pytest.CaptureFixture[str], rows: int, title: str) -> None:
+    assert main(["head", str(table), "-n", str(rows)]) == 0
+    assert capsys.readouterr().out.startswith(f"{title}\n")
+    assert main(["inspect", str(table)]) == 0
+    assert capsys.readouterr().out.startswith("1 file, 1 row group, 10 rows, ")
 
 
 def test_debug_shows_the_traceback(table: Path) -> None:
@@ -129,7 +224,7 @@ def test_a_reader_that_goes_away_is_not_an_error(table: Path) -> None:
     command = [sys.executable, "-m", "torch_table_loader.cli.main", "inspect", str(table), "--lines", "0"]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     with subprocess.Popen([*command, "--ranks", "2000"], **pipes) as process:  # type: ignore[call-overload]
-        assert process.stdout.readline().startswith("1 files")
+        assert process.stdout.readline().startswith("1 file,")
         process.stdout.close()
         assert process.stderr.read() == ""
         assert process.wait() == 1
@@ -138,7 +233,7 @@ def test_a_reader_that_goes_away_is_not_an_error(table: Path) -> None:
 def test_every_option_of_the_table_is_a_keyword_of_the_loader() -> None:
     known = {"path", "format"} | set(defaults())
     assert set(arguments.OPTIONS) <= known
-    assert set(arguments._OWN) <= {*arguments.OPTIONS, *arguments.SNAPSHOTS}
+    assert set(arguments._OWN) == {*arguments.OPTIONS, *arguments.SNAPSHOTS}
     assert len(set(map(arguments.flag_of, arguments.OPTIONS))) == len(arguments.OPTIONS)
 
 

@@ -112,7 +112,7 @@ def test_ranks_of_a_launcher_are_not_warned_that_they_plan_the_whole_table(
     monkeypatch.setenv("WORLD_SIZE", "3")
     assert main(["store", "build", table, "--store", str(tmp_path / "stores")]) == 0
     said = capsys.readouterr()
-    assert "this process built 1 of 1 chunks" in said.out
+    assert "this process built 1 of 1 chunk" in said.out
     assert said.err == ""
 
 

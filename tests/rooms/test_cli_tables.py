@@ -142,7 +142,7 @@ def test_plan_says_what_a_rank_reads(files: list[str], capsys: pytest.CaptureFix
 @pytest.mark.parametrize(
     ("typed", "said"),
     [
-        (["head"], "name one table: PATH, or --table with the --catalog that has it"),
+        (["head", "-n", "3"], "name one table: PATH, or --table with the --catalog that has it"),
         (["head", "{files}", "--table", "db.t"], "name one table"),
         (["head", "{files}", "--branch", "main"], "--branch is for Iceberg and Delta Lake tables"),
         (["head", "{delta}", "--branch", "main"], "--branch is for Iceberg tables, but this is a Delta Lake table"),

@@ -158,7 +158,7 @@ def test_null_partitions_are_refused_until_a_fill_is_given(tmp_path: Path, capsy
         pq.write_table(pa.table({"x": [1]}), tmp_path / f"day={day}" / "0.parquet")
     hive = [str(tmp_path)]
     assert main(["inspect", *hive]) == 0
-    assert re.search(r"day +int\d+ +refused for its nulls: pass nulls=\{'day': fill\}", capsys.readouterr().out)
+    assert re.search(r"day +int\d+ +refused for its nulls: pass --nulls day=fill", capsys.readouterr().out)
     with pytest.raises(TableLoaderError, match="column 'day' has nulls in 'day=__HIVE_DEFAULT"):
         StructuredDataset.create_dataloader(str(tmp_path))
     assert main(["inspect", *hive, "--nulls", "day=0"]) == 0

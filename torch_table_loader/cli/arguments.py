@@ -4,20 +4,11 @@ from __future__ import annotations
 
 import argparse
 import json
-import re
-from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Collection
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
-from torch_table_loader.dataset import StructuredDataset, TableDataset
-from torch_table_loader.delta import DeltaDataset
-from torch_table_loader.engine.ray_cluster import RayCluster, ray_cluster
 from torch_table_loader.errors import ConfigError
-from torch_table_loader.iceberg import IcebergDataset
-from torch_table_loader.options import LoaderOptions, defaults, meanings
-from torch_table_loader.predicates.filter_text import all_of
-from torch_table_loader.read.formats import format_names
-from torch_table_loader.source.table_formats import format_of_folder
+from torch_table_loader.options import LoaderOptions, defaults
 
 
 def comma_separated(text: str) -> list[str]:
@@ -80,13 +71,10 @@ SNAPSHOTS = ("catalog", "table", "snapshot_id", "branch", "tag", "as_of")
 
 GROUPS = {
     "which table": ("path", "format", *SNAPSHOTS),
-    "what is read of it": (
-        *("columns", "filters", "storage_options", "on_error"),
-        "plan_cache",
-    ),
-    "batches": (
-        *("batch_size", "num_workers", "worker_type", "num_ranks", "even_ranks", "drop_last", "count_filtered"),
-        *("shuffle", "shuffle_seed", "split_size", "split_strategy"),
+    "what is read of it": ("columns", "filters", "storage_options", "on_error", "plan_cache"),
+    "order and batches": (
+        *("batch_size", "shuffle", "shuffle_seed", "drop_last", "split_size", "split_strategy", "count_filtered"),
+        *("num_workers", "worker_type", "num_ranks", "even_ranks"),
     ),
     "form of columns": ("output_format", "nulls", "ragged", "strings", "unsupported"),
 }
@@ -103,61 +91,58 @@ _OWN: dict[str, dict[str, Any]] = {
         "flag": "path",
         "nargs": "*",
         "metavar": "PATH",
-        "help": "a directory, glob or file, or several; a table's folder or metadata.json; with --catalog a table's "
-        "name",
+        "help": "files, folder or metadata.json; or name in --catalog",
     },
-    "format": {"metavar": "NAME", "help": "format of the files (default: from their names)"},
-    "catalog": {"help": "the catalog of an Iceberg table: its name in .pyiceberg.yaml or the environment"},
-    "table": {"help": "the Iceberg table's name in the catalog, such as db.t, in place of PATH"},
-    "snapshot_id": {
-        "type": int,
-        "metavar": "N",
-        "help": "snapshot of an Iceberg table, or version of a Delta Lake table (default: newest)",
-    },
-    "branch": {"help": "the newest snapshot of a branch of an Iceberg table"},
-    "tag": {"help": "the snapshot that a tag of an Iceberg table names"},
-    "as_of": {
-        "metavar": "TIME",
-        "help": "the snapshot that was current at a time, such as 2026-01-31T12:00:00+00:00",
-    },
-    "columns": {"action": "extend", "type": comma_separated, "metavar": "A,B"},
+    "format": {"metavar": "NAME", "help": "iceberg, delta, or of files (default: by their names)"},
+    "catalog": {"metavar": "NAME", "help": "Iceberg catalog, as pyiceberg is configured"},
+    "table": {"metavar": "NAME", "help": "in the catalog, such as db.t, in place of PATH"},
+    "snapshot_id": {"type": int, "metavar": "N", "help": "Iceberg snapshot or Delta version (default: newest)"},
+    "branch": {"metavar": "NAME", "help": "newest snapshot of an Iceberg branch"},
+    "tag": {"metavar": "NAME", "help": "snapshot of an Iceberg tag"},
+    "as_of": {"metavar": "TIME", "help": "snapshot of a time: 2026-01-31T12:00:00+00:00"},
+    "columns": {"action": "extend", "type": comma_separated, "metavar": "A,B", "help": "columns, in this order"},
     "filters": {
         "flag": "--filter",
         "action": "append",
         "metavar": "TEXT",
-        "help": 'such as "day >= 2026-01-03"; given more than once, all must hold',
+        "help": 'such as "day >= 2026-01-03"; of several, all hold',
     },
     "storage_options": {
         "flag": "--storage-option",
         "action": "append",
         "type": storage_option,
         "metavar": "NAME=TEXT",
-        "help": "option of the file system: NAME=TEXT or NAME:=JSON; never printed",
+        "help": "for the file system; or NAME:=JSON; never printed",
     },
-    "plan_cache": {"metavar": "DIR"},
-    "num_workers": {"flag": "--workers", "help": "workers (lanes) of a rank"},
-    "worker_type": {"choices": ["thread", "process"]},
+    "on_error": {"metavar": "HOW", "help": "raise, or skip to leave damage out"},
+    "plan_cache": {"metavar": "DIR", "help": "folder that keeps footers, counts and plans"},
+    "batch_size": {"help": "rows per batch of a rank"},
+    "num_workers": {"flag": "--workers", "help": "workers (lanes) of a rank (default: 4)"},
+    "worker_type": {"metavar": "KIND", "choices": ["thread", "process"], "help": "thread or process"},
     "num_ranks": {"flag": "--ranks", "choices": None, "metavar": "N", "help": "ranks of the job (default: 1)"},
-    "even_ranks": {"help": "how to make ranks take equally many steps"},
+    "even_ranks": {"metavar": "HOW", "help": "balance, drop or pad: equally many steps"},
+    "drop_last": {"help": "leave out a rank's last batch if it is short"},
     "count_filtered": {
         "flag": "--no-count",
         "action": "store_false",
         "help": "do not count the rows that pass a filter",
     },
     "shuffle": {"action": "store_true", "help": "permute the splits in each epoch"},
-    "shuffle_seed": {"flag": "--seed"},
+    "shuffle_seed": {"flag": "--seed", "help": "key of every permutation"},
+    "split_size": {"help": "of a split: rows, or bytes such as 128MiB"},
     "split_strategy": {"flag": "--strategy", "help": "name of an installed split strategy"},
+    "output_format": {"metavar": "NAME", "help": "torch, numpy, arrow or dict"},
     "nulls": {
         "action": "append",
         "type": null_fill,
         "metavar": "COLUMN=VALUE",
-        "help": "what replaces a null: COLUMN=VALUE, once per column; or mask, for a validity tensor of each nullable "
-        "column",
+        "help": "value for a column's nulls; or mask",
     },
-    "ragged": {"help": "form of lists (default: nested)"},
-    "strings": {"help": "form of strings"},
+    "ragged": {"metavar": "FORM", "help": "of lists: nested, pad or offsets"},
+    "strings": {"metavar": "FORM", "help": "of strings: list or codes"},
+    "unsupported": {"metavar": "FORM", "help": "of columns without tensor form: list or float64"},
 }
-"""By keyword, what its type and its docstring do not say as a command line needs it."""
+"""By keyword, how a command line takes it."""
 
 
 def flag_of(name: str) -> str:
@@ -176,22 +161,19 @@ def _choices(kind: Any) -> list[str]:
     return list(dict.fromkeys(text for each in get_args(kind) for text in _choices(each)))
 
 
-def _settings(name: str, kind: Any, meaning: str) -> dict[str, Any]:
+def _settings(name: str, kind: Any) -> dict[str, Any]:
     """Return what `argparse` must know of an option."""
-    own, default = _OWN.get(name, {}), defaults().get(name)
-    text = own.get("help") or re.split(r"; |\. ", meaning)[0].rstrip(".").replace("`", "")
-    text = text[:1].lower() + text[1:] if text[1:2].islower() else text
-    known = {kind, *get_args(kind)}
-    settings: dict[str, Any] = {"help": text.replace("%", "%%")}
+    own, default, known = _OWN[name], defaults().get(name), {kind, *get_args(kind)}
+    settings: dict[str, Any] = {"help": own["help"].replace("%", "%%")}
     if bool in known:
         settings["action"] = "store_true"
     elif "action" not in own:
-        if isinstance(default, int | float | str) and "(default" not in text:
+        if isinstance(default, int | str) and "(default" not in own["help"]:
             settings["help"] += f" (default: {default})"
-        number = next((each for each in (int, float) if each in known and str not in known), None)
+        number = int if int in known and str not in known else None
         settings["metavar"] = "SIZE" if int in known and not number else "N" if number else "NAME"
-        settings |= {"type": number or (rows_or_size if int in known else str)}
-        settings |= {"choices": choices, "metavar": None} if (choices := _choices(kind)) else {}
+        settings["type"] = number or (rows_or_size if int in known else str)
+        settings |= {"choices": choices} if (choices := _choices(kind)) else {}
     settings |= {key: value for key, value in own.items() if key not in ("flag", "help")}
     return settings | ({"dest": name, "default": argparse.SUPPRESS} if flag_of(name) != "path" else {})
 
@@ -202,17 +184,14 @@ def add_arguments(parser: argparse.ArgumentParser, keywords: Collection[str], *,
     Args:
         beside: whether another positional argument follows PATH, which is then required.
     """
-    kinds, said = get_type_hints(LoaderOptions), meanings()
+    kinds = get_type_hints(LoaderOptions)
     for title, names in GROUPS.items():
         group = parser.add_argument_group(title)
         for name in names:
             if name in keywords or (name in SNAPSHOTS and not (beside and name == "table")):
-                settings = _settings(name, kinds.get(name), said.get(name, ""))
+                settings = _settings(name, kinds.get(name))
                 if name == "path" and beside:
                     settings["nargs"] = "+"
-                if name == "format":  # installed ones too
-                    formats = [*format_names(), *TABLE_FORMATS]
-                    settings |= {"choices": formats, "help": f"{settings['help']}: {', '.join(formats)}"}
                 group.add_argument(flag_of(name), **settings)
 
 
@@ -234,6 +213,8 @@ def loader_keywords(typed: argparse.Namespace) -> dict[str, Any]:
     if "nulls" in keywords:
         keywords["nulls"] = _nulls(keywords["nulls"])
     if "filters" in keywords:
+        from torch_table_loader.predicates.filter_text import all_of
+
         keywords["filters"] = all_of(keywords["filters"])
     return keywords
 
@@ -245,95 +226,3 @@ def _nulls(given: list[tuple[str, Any]]) -> Any:
     if len(fills) > 1:
         raise ConfigError("--nulls mask and --nulls COLUMN=VALUE exclude each other; leave one of them out")
     return fills[""]
-
-
-def asked_for(typed: argparse.Namespace, **own: Any) -> tuple[type[TableDataset], dict[str, Any]]:
-    """Return the class of the dataset that was named, of files, of Iceberg or of Delta Lake, and its keywords.
-
-    The kind is detected from a catalog or a table name, a metadata.json, or a folder with a table's own log.
-    ``--format`` overrides it.
-
-    Args:
-        typed: the options, from a parser with `add_arguments`.
-        own: keywords that the command itself sets, and that take precedence.
-
-    Raises:
-        ConfigError: no table was named, or two; or an option is for another kind of table.
-    """
-    keywords = {**loader_keywords(typed), **own}
-    chosen = {name: getattr(typed, name) for name in SNAPSHOTS if hasattr(typed, name)}
-    path = keywords.get("path")
-    if (path is None) == ("table" not in chosen):
-        raise ConfigError("name one table: PATH, or --table with the --catalog that has it")
-    kind = _kind(keywords, chosen)
-    if kind not in TABLE_FORMATS:
-        if chosen:
-            raise ConfigError(
-                f"{flag_of(next(iter(chosen)))} is for Iceberg and Delta Lake tables, but this is a table of plain "
-                "files; pass --catalog or --format, or leave it out"
-            )
-        return StructuredDataset, keywords
-    for name in ("path", "format"):
-        keywords.pop(name, None)
-    if path is not None and not isinstance(path, str):
-        raise ConfigError(f"expected the path of one table, got {len(path)} paths; name one")
-    if kind == "iceberg":
-        return IcebergDataset, keywords | _iceberg(path, chosen)
-    return DeltaDataset, keywords | _delta(path, chosen)
-
-
-def _kind(keywords: Mapping[str, Any], chosen: Mapping[str, Any]) -> str | None:
-    """Return the format that was named, or that the path shows; None for the format of its files."""
-    named, path = keywords.get("format"), keywords.get("path")
-    if "catalog" in chosen or "table" in chosen:
-        if named not in (None, "iceberg"):
-            raise ConfigError(f"--catalog and --table name an Iceberg table, got --format {named}; leave --format out")
-        return "iceberg"
-    if named is not None or not isinstance(path, str):
-        return named
-    if path.endswith(".metadata.json"):
-        return "iceberg"
-    return format_of_folder(path, keywords.get("storage_options"))
-
-
-def _iceberg(path: str | None, chosen: Mapping[str, Any]) -> dict[str, Any]:
-    if "catalog" in chosen and "table" not in chosen:
-        return {**chosen, "table": path}
-    return dict(chosen) if path is None else {**chosen, "metadata_location": path}
-
-
-def _delta(path: str | None, chosen: Mapping[str, Any]) -> dict[str, Any]:
-    names = {"snapshot_id": "version", "as_of": "timestamp"}
-    for name in chosen:
-        if name not in names:
-            raise ConfigError(f"{flag_of(name)} is for Iceberg tables, but this is a Delta Lake table; leave it out")
-    return {"table_uri": path, **{names[name]: value for name, value in chosen.items()}}
-
-
-def open_table(typed: argparse.Namespace, **own: Any) -> TableDataset:
-    """Open the table that was named; see `asked_for`."""
-    kind, keywords = asked_for(typed, **{"check_plan": False, **own})
-    return kind(**keywords)
-
-
-def add_cluster(parser: argparse.ArgumentParser, what: str) -> None:
-    """Add the options that name a cluster on which a command does its work."""
-    parser.add_argument("--engine", choices=["ray"], help=what)
-    address = "address of the Ray cluster (default: the one that Ray finds)"
-    parser.add_argument("--address", metavar="HOST:PORT", help=address)
-
-
-@contextmanager
-def cluster_of(typed: argparse.Namespace) -> Iterator[RayCluster | None]:
-    """Connect to the cluster that was asked for, if any.
-
-    Raises:
-        ConfigError: an address without an engine.
-    """
-    if typed.engine is not None:
-        with ray_cluster(typed.address) as cluster:
-            yield cluster
-    elif typed.address is not None:
-        raise ConfigError("--address names a Ray cluster; also pass --engine ray, or leave it out")
-    else:
-        yield None

@@ -4,35 +4,69 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Iterator
 
 from torch_table_loader.cli.main import make_parser
-from torch_table_loader.cli.parser import Parser
-from torch_table_loader.errors import MissingExtraError
+from torch_table_loader.cli.parser import PROGRAM
 
-SHELLS = ("bash", "zsh", "fish")
+_BASH = """\
+_torch_table_loader() {
+  local word=${COMP_WORDS[COMP_CWORD]} typed="" at options=""
+  for at in "${COMP_WORDS[@]:1:COMP_CWORD-1}"; do
+    case "$at" in -*) ;; *) typed="$typed $at" ;; esac
+  done
+  while :; do
+    case "${typed# }" in
+CASES
+    esac
+    [[ -z $typed ]] && break
+    typed=${typed% *}
+  done
+  COMPREPLY=($(compgen -W "$options" -- "$word"))
+}
+complete -o default -F _torch_table_loader torch-table-loader
+"""
+"""The longest run of words that is a command decides; the names of files complete what it does not know."""
 
-
-def add(parser: Parser) -> None:
-    """Add the options of this command."""
-    parser.description = (
-        "Prints a script that completes commands and options in a shell. Needs shtab, the extra cli. In ~/.bashrc, and "
-        f'in ~/.zshrc below compinit: eval "$({parser.prog} bash)", or zsh. For fish write it to '
-        "~/.config/fish/completions/torch-table-loader.fish."
-    )
-    parser.add_argument("shell", choices=SHELLS, metavar="SHELL", help=", ".join(SHELLS))
-    parser.runs(run, *SHELLS, prints_json=False)
+_ZSH = f"""\
+autoload -U +X bashcompinit && bashcompinit
+{_BASH}"""
 
 
 def run(typed: argparse.Namespace) -> None:
-    """Print the script.
+    """Print the script."""
+    words = dict(_words((), make_parser()))
+    if typed.shell == "fish":
+        lines = [_fish(path, word, text) for path, found in words.items() for word, text in found.items()]
+        sys.stdout.write("\n".join([f"complete -c {PROGRAM} -f -n __fish_use_subcommand", *lines]) + "\n")
+        return
+    cases = [f'      "{" ".join(path)}") options="{" ".join(found)}"; break ;;' for path, found in words.items()]
+    script = _ZSH if typed.shell == "zsh" else _BASH
+    sys.stdout.write(script.replace("CASES", "\n".join(cases)))
 
-    Raises:
-        MissingExtraError: shtab is not installed.
-    """
-    try:
-        import shtab
-    except ImportError as error:
-        raise MissingExtraError(
-            f"shell completion needs shtab ({error}); pip install 'torch-table-loader[cli]'"
-        ) from error
-    sys.stdout.write(shtab.complete(make_parser(), typed.shell) + "\n")
+
+def _words(path: tuple[str, ...], parser: argparse.ArgumentParser) -> Iterator[tuple[tuple[str, ...], dict[str, str]]]:
+    """Yield what may follow a command, with what each word means, and the same of the commands below it."""
+    found: dict[str, str] = {}
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            texts = {choice.dest: choice.help or "" for choice in action._choices_actions}
+            found |= {name: texts.get(name, "") for name in action.choices}
+            for name, below in action.choices.items():
+                yield from _words((*path, name), below)
+        elif action.option_strings:
+            found |= {flag: action.help or "" for flag in action.option_strings if flag.startswith("--")}
+        elif action.choices:
+            found |= {str(choice): "" for choice in action.choices}
+    yield path, found
+
+
+def _fish(path: tuple[str, ...], word: str, text: str) -> str:
+    where = (
+        f"'{'; and '.join(f'__fish_seen_subcommand_from {name}' for name in path)}'"
+        if path
+        else "__fish_use_subcommand"
+    )
+    what = f"-l {word[2:]}" if word.startswith("--") else f"-f -a {word}"
+    meaning = text.replace("%%", "%").replace("'", "\\'")
+    return f"complete -c {PROGRAM} -n {where} {what}" + (f" -d '{meaning}'" if meaning else "")

@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING, BinaryIO, cast
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from torch_table_loader.cli.arguments import OF_FILES, add_arguments, open_table
-from torch_table_loader.cli.parser import Parser
-from torch_table_loader.cli.printing import show, wants_bar
+from torch_table_loader.cli.named_table import open_table
+from torch_table_loader.cli.printing import number_of, show, wants_bar
 from torch_table_loader.errors import ConfigError, StorageError, TableError, TableLoaderError
 from torch_table_loader.format_contracts import FormatWriter
 from torch_table_loader.local_files import new_file
@@ -30,7 +29,6 @@ if TYPE_CHECKING:
 
 ENTRY_POINT_GROUP = "torch_table_loader.writers"
 
-_KEYWORDS = (*OF_FILES, "columns", "on_error")
 _ROWS_OF_A_BATCH = 1 << 14
 _GROUP_BYTES = 64 << 20
 
@@ -61,20 +59,6 @@ def _joined(batches: list[pa.RecordBatch], schema: pa.Schema) -> pa.Table:
     return pa.Table.from_batches(batches, schema).combine_chunks()
 
 
-def add(parser: Parser) -> None:
-    """Add the options of this command."""
-    parser.description = (
-        "Writes one file for each file of a table, with its rows in order. The folder gets its name once it is "
-        "complete."
-    )
-    add_arguments(parser, _KEYWORDS, beside=True)
-    parser.add_argument("out", metavar="OUT", help="the folder to write, which must not exist yet")
-    to = "format to write (default: parquet; for Parquet files, tensorproto)"
-    parser.add_argument("--to", metavar="NAME", help=to)
-    parser.add_argument("--quiet", action="store_true", help="draw no progress bar on a terminal (with tqdm)")
-    parser.runs(run, "clicks shards", "db.clicks clicks --catalog prod --to parquet")
-
-
 def run(typed: argparse.Namespace) -> None:
     """Write the folder, and print a summary.
 
@@ -100,7 +84,11 @@ def run(typed: argparse.Namespace) -> None:
             )
             rows, files = rows + written, files + (written > 0)
     value = {"out": typed.out, "format": writer.name, "rows": rows, "files": files}
-    show(typed, value, f"{typed.out} has {rows:,} rows in {files:,} files of the format {writer.name!r}")
+    show(
+        typed,
+        value,
+        f"{typed.out} has {number_of(rows, 'row')} in {number_of(files, 'file')} of the format {writer.name!r}",
+    )
 
 
 def _writer(name: str) -> FormatWriter:

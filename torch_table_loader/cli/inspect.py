@@ -16,9 +16,10 @@ import pyarrow as pa
 from torch_table_loader.batching.codec import TensorCodec
 from torch_table_loader.batching.kinds import DenseKind, ListsKind
 from torch_table_loader.batching.policy import TypePolicy
-from torch_table_loader.cli.arguments import GROUPS, OPTIONS, add_arguments, loader_keywords, open_table
-from torch_table_loader.cli.parser import Parser
-from torch_table_loader.cli.printing import show, wants_bar
+from torch_table_loader.cli.arguments import GROUPS, loader_keywords
+from torch_table_loader.cli.named_table import open_table
+from torch_table_loader.cli.printing import note, number_of, show, wants_bar
+from torch_table_loader.cli.shell_words import in_shell_words
 from torch_table_loader.engine.jobs.resolve import codec_of, columns_of
 from torch_table_loader.engine.jobs.stream_job import StreamJob, decoded_bytes
 from torch_table_loader.errors import ConfigError, TableError
@@ -47,25 +48,6 @@ UNLESS_NULL = "an error where a null comes"
 """The end of the verdict on a column whose statistics do not say whether it has nulls."""
 
 _LISTS = {"nested": "jagged", "pad": "padded", "offsets": "values and offsets,"}
-
-
-def add(parser: Parser) -> None:
-    """Add the options of this command."""
-    parser.description = (
-        "Prints a table's schema, files, row groups and splits, and what each rank and worker would read."
-    )
-    add_arguments(parser, [name for name in OPTIONS if name != "worker_type"])  # which changes nothing of this
-    parser.add_argument("--epoch", type=int, default=0, metavar="N", help="epoch to plan (default: 0)")
-    lines = "the most files, workers and ranks that are listed; 0 for all (default: 20)"
-    parser.add_argument("--lines", type=int, default=20, metavar="N", help=lines)
-    parser.add_argument("--html", metavar="FILE", help="also write rank 0's plan as a page that any browser shows")
-    parser.runs(
-        run,
-        "clicks --columns label --ranks 8",
-        "--catalog prod --table db.clicks --as-of 2026-01-31T00:00:00+00:00",
-        "lake/orders --format delta --snapshot-id 3",
-        "clicks --ranks 8 --shuffle --html clicks.html",
-    )
 
 
 def run(typed: argparse.Namespace) -> None:
@@ -119,8 +101,8 @@ def tell(
     """
     schema = pa.schema([job.table.schema.field(name) for name in columns_of(job.table, job.options)])
     verdicts = [verdict(job.table, field, asked) for field in schema]
-    names = zip(schema.names, map(str, schema.types), verdicts, strict=True)
-    header = {"name": "column", "type": "Arrow type", "form": f'with output_format="{asked.output_format}"'}
+    names = zip(schema.names, map(str, schema.types), map(in_shell_words, verdicts), strict=True)
+    header = {"name": "column", "type": "Arrow type", "form": f"with --output-format {asked.output_format}"}
     tables = {
         "schema": Printed("schema", header, list(names)),
         "data_files": files_table(job, most),
@@ -138,13 +120,12 @@ def tell(
     numbers = ("files", "row_groups", "rows", "stored_bytes", "memory_bound", "footer_bytes")
     value = {name: getattr(plan, name) for name in numbers} | {"counted": loads.counted, "notes": notes, "page": None}
     value |= {name: table.records() for name, table in tables.items()}
-    first = (
-        f"{plan.files:,} files, {plan.row_groups:,} row groups, {plan.rows:,} rows, {Size(plan.stored_bytes)} stored"
-    )
+    counts = (number_of(plan.files, "file"), number_of(plan.row_groups, "row group"), number_of(plan.rows, "row"))
+    first = f"{', '.join(counts)}, {Size(plan.stored_bytes)} stored"
     memory = (
         f"memory: {Size(plan.memory_bound)} of rows in flight on a rank at most, {Size(plan.footer_bytes)} of footers"
     )
-    return value, [first, *tables.values(), "\n".join([memory, *(f"note: {note}" for note in notes)])]
+    return value, [first, *tables.values(), "\n".join([memory, *map(note, notes)])]
 
 
 def verdict(table: Table, field: pa.Field, asked: LoaderOptions) -> str:
@@ -260,10 +241,8 @@ def sizes_table(job: StreamJob, loads: Loads) -> Printed:
 def workers_table(job: StreamJob, loads: Loads, most: int) -> Printed:
     """Show the load of workers."""
     shape = job.topology
-    ranks, lanes = ("" if number == 1 else "s" for number in (shape.num_ranks, shape.lanes))
-    title = (
-        f"load of {shape.num_ranks:,} rank{ranks} × {shape.lanes:,} worker{lanes}, {shape.batch_size:,} rows a batch"
-    )
+    ranks, lanes = number_of(shape.num_ranks, "rank"), number_of(shape.lanes, "worker")
+    title = f"load of {ranks} × {lanes}, {number_of(shape.batch_size, 'row')} a batch"
     if not loads.counted:
         title += "; rows are not counted, so these are upper bounds"
     header = {"rank": "rank", "worker": "worker", "pieces": "pieces", "rows": "rows", "decoded_bytes": "to decode"}

@@ -14,22 +14,25 @@ from torch_table_loader.cli.parser import PROGRAM, USAGE_ERROR, Parser, say
 from torch_table_loader.errors import TableLoaderError
 
 COMMANDS = {
-    "inspect": ("inspect", "print a table's schema and files, and what each rank reads"),
-    "head": ("looking.add_head", "print a table's first rows, after deletes and filters"),
-    "schema": ("looking.add_schema", "print a table's columns, as Arrow has them"),
-    "plan": ("looking.add_plan", "print what a rank will read in an epoch, and why"),
-    "store": ("store", "build, list, verify and prune row stores"),
-    "tokenize": ("tokenize", "write a token table from a table with text"),
-    "convert": ("convert", "write a table's files in another format, such as tensor shards"),
-    "sample": ("sample", "write the table of the documentation's examples"),
-    "formats": ("registry", "list formats and sources, where each comes from and what it can do"),
-    "completion": ("completion", "print a script that completes commands and options in a shell"),
+    "inspect": "print a table's schema and files, and what each rank reads",
+    "head": "print a table's first rows, after deletes and filters",
+    "schema": "print a table's columns, as Arrow has them",
+    "plan": "print what a rank will read in an epoch, and why",
+    "store": "build, list, verify and prune row stores",
+    "tokenize": "write a token table from a table with text",
+    "convert": "write a table's files in another format, such as tensor shards",
+    "sample": "write the table of the documentation's examples",
+    "formats": "list formats and sources, and what each can do",
+    "completion": "print a script that completes commands and options in a shell",
 }
-"""Of each command its module, whose function adds the options to a parser, and what it does."""
+"""What each command does."""
+
+_BARE = ((), ("store", "build"), *((name,) for name in COMMANDS if name != "formats"))
+"""Calls that have nothing to work on, and show the help."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line; without arguments, show the help.
+    """Run the command line; without anything to work on, show the help.
 
     Args:
         arguments: arguments without the program's name; None for those of this process.
@@ -39,7 +42,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         the store; 130 if interrupted.
     """
     words = list(sys.argv[1:] if arguments is None else arguments)
-    typed = make_parser([name for name in COMMANDS if name in words]).parse_args(words or ["--help"])
+    typed = make_parser([name for name in COMMANDS if name in words]).parse_args(
+        [*words, "--help"] if tuple(words) in _BARE else words
+    )
     try:
         with warnings_in_one_line(always=not typed.debug):
             typed.run(typed)
@@ -66,11 +71,10 @@ def make_parser(names: Sequence[str] = tuple(COMMANDS)) -> Parser:
     parser = Parser(prog=PROGRAM, description="Looks at tables as the loader sees them.")
     parser.add_argument("--version", action="version", version=f"{PROGRAM} {version(PROGRAM)}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    for name, (place, text) in COMMANDS.items():
+    for name, text in COMMANDS.items():
         made = commands.add_parser(name, help=text, description=f"{text[0].upper()}{text[1:]}.")
         if name in names:
-            module, _, function = place.partition(".")
-            getattr(import_module(f"torch_table_loader.cli.{module}"), function or "add")(made)
+            getattr(import_module("torch_table_loader.cli.commands"), f"add_{name}")(made)
     return parser
 
 

@@ -10,6 +10,7 @@ import sys
 from importlib.util import find_spec
 from typing import Any
 
+from torch_table_loader.cli.shell_words import in_shell_words
 from torch_table_loader.report import Table, wrapped
 
 _PLAIN_WIDTH = 80
@@ -39,6 +40,20 @@ def show(typed: argparse.Namespace, value: Any, *parts: str | Table) -> None:
     for number, part in enumerate(parts):
         text = part.text(width, str if plain else _bold) if isinstance(part, Table) else wrapped(part, width)
         sys.stdout.write(f"\n{text}\n" if number else f"{text}\n")
+
+
+def note(text: str) -> str:
+    """Return a line for people with something that the library has to say."""
+    return f"note: {in_shell_words(text)}"
+
+
+def number_of(count: int, what: str) -> str:
+    """Return a number with its noun.
+
+    >>> number_of(1, "row"), number_of(8400, "row group")
+    ('1 row', '8,400 row groups')
+    """
+    return f"{count:,} {what}{'' if count == 1 else 's'}"
 
 
 def _bold(line: str) -> str:

@@ -8,7 +8,7 @@ from importlib.metadata import version
 from importlib.util import find_spec
 from typing import Any
 
-from torch_table_loader.cli.parser import PROGRAM, Parser
+from torch_table_loader.cli.parser import PROGRAM
 from torch_table_loader.cli.printing import show
 from torch_table_loader.errors import ConfigError
 from torch_table_loader.format_contracts import ListCountingReader, RangedReader, Traits
@@ -25,14 +25,6 @@ _SOURCES = (
     ("a Source of your own", "StructuredDataset.from_source(source)", ""),
 )
 """What each reads, how it is opened, and the package that this needs."""
-
-
-def add(parser: Parser) -> None:
-    """Add the options of this command."""
-    parser.description = (
-        "Lists the formats and sources of this library, and the formats that other distributions install."
-    )
-    parser.runs(run, "", "--json")
 
 
 def run(typed: argparse.Namespace) -> None:

@@ -9,7 +9,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from torch_table_loader.cli.parser import Parser
 from torch_table_loader.cli.printing import show
 from torch_table_loader.errors import ConfigError
 
@@ -46,14 +45,8 @@ def write_sample(root: Path) -> int:
     return DAYS * ROWS
 
 
-def add(parser: Parser) -> None:
-    """Add the options of this command."""
-    parser.description = "Writes a small log of clicks as Parquet: the table that the documentation's examples read."
-    parser.add_argument("out", metavar="OUT", help="a new or empty folder")
-    parser.runs(_run, "clicks")
-
-
-def _run(typed: argparse.Namespace) -> None:
+def run(typed: argparse.Namespace) -> None:
+    """Write the table, and print a summary."""
     rows = write_sample(Path(typed.out))
     value = {"out": typed.out, "rows": rows, "files": DAYS}
     show(typed, value, f"wrote {rows:,} rows in {DAYS} files to {typed.out}")

@@ -13,9 +13,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from torch_table_loader.cli.arguments import OF_FILES, add_arguments, add_cluster, asked_for, cluster_of
-from torch_table_loader.cli.parser import Parser
-from torch_table_loader.cli.printing import show, width_of_output
+from torch_table_loader.cli.named_table import asked_for, cluster_of
+from torch_table_loader.cli.printing import number_of, show, width_of_output
 from torch_table_loader.dataset import StructuredDataset, table_rows
 from torch_table_loader.engine.machine import usable_cpus
 from torch_table_loader.engine.rank_info import resolve_ranks
@@ -36,35 +35,6 @@ Keywords = Mapping[str, Any]
 _PREFIX = "rows-"
 
 
-def add(parser: Parser) -> None:
-    """Add the actions of this command, and their options."""
-    parser.description = 'Looks after the stores of shuffle="rows".'
-    parser.shows("build clicks --store stores", "list")
-    actions = parser.add_subparsers(required=True, metavar="ACTION")
-    build = _action(actions, "build", "build a table's store, which later runs open")
-    add_arguments(build, (*OF_FILES, "columns"))
-    build.add_argument("--progress", action="store_true", help="draw a progress bar (needs tqdm)")
-    add_cluster(build, "build on a cluster (default: in this process)")
-    build.runs(_build, "clicks --columns label")
-    _action(actions, "list", "list the stores of a folder").runs(_list, "--store stores --json")
-    verify = _action(actions, "verify", "read whole stores and compare their checksums")
-    verify.runs(_verify, "--store stores")
-    prune = _action(actions, "prune", "remove stores")
-    prune.add_argument("--damaged", action="store_true", help="remove damaged stores")
-    prune.add_argument("--unfinished", action="store_true", help="remove stores whose build was abandoned")
-    older = "remove stores that were finished more than DAYS ago"
-    prune.add_argument("--older-than", type=float, metavar="DAYS", help=older)
-    prune.add_argument("--name", action="append", default=[], metavar="NAME", help="remove the store of this name")
-    prune.runs(_prune, "--damaged --unfinished --older-than 30")
-
-
-def _action(actions: Any, name: str, text: str) -> Parser:
-    parser: Parser = actions.add_parser(name, help=text, description=f"{text[0].upper()}{text[1:]}.")
-    folder = "folder of the stores; for build also a URL (default: the cache directory)"
-    parser.add_argument("--store", metavar="DIR", help=folder)
-    return parser
-
-
 def _is_url(typed: argparse.Namespace) -> bool:
     return typed.store is not None and "://" in typed.store
 
@@ -77,7 +47,8 @@ def _folder(typed: argparse.Namespace) -> Path:
     return default_folder() if typed.store is None else Path(typed.store).expanduser().absolute()
 
 
-def _list(typed: argparse.Namespace) -> None:
+def list_stores(typed: argparse.Namespace) -> None:
+    """Print the stores of a folder."""
     rows: list[tuple[object, ...]] = []
     for place, manifest, fault in _stores(_folder(typed)):
         if manifest is None:
@@ -90,7 +61,12 @@ def _list(typed: argparse.Namespace) -> None:
     show(typed, {"folder": str(_folder(typed)), "stores": table.records()}, table)
 
 
-def _verify(typed: argparse.Namespace) -> None:
+def verify(typed: argparse.Namespace) -> None:
+    """Compare the checksums of whole stores.
+
+    Raises:
+        TableError: stores are damaged.
+    """
     faults, states = [], {}
     for place, manifest, fault in _stores(_folder(typed)):
         found = fault or (None if manifest is None else _fault_of(place, manifest))
@@ -102,10 +78,13 @@ def _verify(typed: argparse.Namespace) -> None:
         listed = [{"store": name, "state": state} for name, state in states.items()]
         show(typed, {"folder": str(_folder(typed)), "stores": listed})
     if faults:
-        raise TableError(f"{len(faults)} damaged row stores: {', '.join(faults)}; `store prune --damaged` removes them")
+        raise TableError(
+            f"{number_of(len(faults), 'damaged row store')}: {', '.join(faults)}; `store prune --damaged` removes them"
+        )
 
 
-def _prune(typed: argparse.Namespace) -> None:
+def prune(typed: argparse.Namespace) -> None:
+    """Remove the stores that were named."""
     if not (typed.damaged or typed.unfinished or typed.older_than is not None or typed.name):
         raise ConfigError("prune needs --damaged, --unfinished, --older-than DAYS or --name NAME")
     removed = []
@@ -147,7 +126,7 @@ def _is_going_on(place: Path) -> bool:
     return time.time() - newest < 300
 
 
-def _build(typed: argparse.Namespace) -> None:
+def build(typed: argparse.Namespace) -> None:
     """Build a store, and report how much of it each builder built."""
     # The rows of a rank are not part of a store; with drop_last no rank is warned of unequal steps.
     own = {"shuffle": "rows", "num_ranks": "auto", "drop_last": True, "check_plan": False, "output_format": "arrow"}
@@ -172,8 +151,8 @@ def _build(typed: argparse.Namespace) -> None:
         return
     value |= {"rows": manifest.num_rows, "bytes": manifest.num_bytes, "seconds": seconds, "chunks": len(manifest.parts)}
     if cluster is None:
-        builders.append(f"this process built {len(store.built)} of {len(manifest.parts)} chunks")
-    first = f"{store.spec.name}: {manifest.num_rows:,} rows, {Size(manifest.num_bytes)}, {seconds:.1f} s"
+        builders.append(f"this process built {len(store.built)} of {number_of(len(manifest.parts), 'chunk')}")
+    first = f"{store.spec.name}: {number_of(manifest.num_rows, 'row')}, {Size(manifest.num_bytes)}, {seconds:.1f} s"
     show(typed, value, "\n  ".join([first, *builders]))
 
 

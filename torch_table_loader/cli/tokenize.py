@@ -5,69 +5,16 @@ from __future__ import annotations
 import argparse
 import time
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any
 
-from torch_table_loader.cli.arguments import (
-    OF_FILES,
-    add_arguments,
-    add_cluster,
-    cluster_of,
-    comma_separated,
-    open_table,
-)
-from torch_table_loader.cli.parser import Parser
-from torch_table_loader.cli.printing import show, wants_bar
+from torch_table_loader.cli.named_table import cluster_of, open_table
+from torch_table_loader.cli.printing import number_of, show, wants_bar
 from torch_table_loader.engine.machine import ranks_on_this_node, usable_cpus
 from torch_table_loader.errors import ConfigError
-from torch_table_loader.text.token_parts import IdType, Nulls
 from torch_table_loader.text.token_table import tokenize_table
 
 if TYPE_CHECKING:
     from torch_table_loader.dataset import TableDataset
-
-_KEYWORDS = (*OF_FILES, "split_size")
-
-
-def add(parser: Parser) -> None:
-    """Add the options of this command."""
-    parser.description = (
-        "Writes a folder of Parquet files with tokens in place of text, one file for each split of the table. A run "
-        "that was stopped continues, and several ranks can write one folder."
-    )
-    add_arguments(parser, _KEYWORDS, beside=True)
-    parser.add_argument("out", metavar="OUT", help="the folder to write, which appears once it is complete")
-    parser.add_argument(
-        "--tokenizer",
-        required=True,
-        metavar="WHICH",
-        help="a tokenizer.json or its folder, tiktoken:NAME, bytes, or MODULE:ATTRIBUTE of a function of a list of "
-        "strings that returns a list of ids for each",
-    )
-    parser.add_argument("--column", default="text", metavar="NAME", help="the column with text (default: text)")
-    keep = "other columns to keep (default: none)"
-    parser.add_argument("--keep", default=[], action="extend", type=comma_separated, metavar="A,B", help=keep)
-    ids = "name of the column of tokens (default: input_ids)"
-    parser.add_argument("--ids", default="input_ids", metavar="NAME", help=ids)
-    parser.add_argument("--lengths", metavar="NAME", help="add a column of this name with the number of tokens")
-    dtype = "type of a token (default: uint16 if all ids are known to fit, else int32)"
-    parser.add_argument("--dtype", default="auto", choices=["auto", *get_args(IdType)], help=dtype)
-    nulls = "what to do with rows without text (default: error)"
-    parser.add_argument("--nulls", dest="text_nulls", default="error", choices=get_args(Nulls), help=nulls)
-    special = "let a tokenizer.json add its special tokens, such as begin and end"
-    parser.add_argument("--special-tokens", action="store_true", help=special)
-    workers = "processes (default: one per CPU, divided among the ranks of this machine)"
-    parser.add_argument("--workers", type=int, metavar="N", help=workers)
-    over = "tokenize on the CPUs of a cluster (default: on this machine); every node sees OUT"
-    add_cluster(parser, over)
-    ranks = "ranks in the job (default: as torchrun or another launcher says)"
-    parser.add_argument("--num-ranks", type=int, metavar="N", help=ranks)
-    parser.add_argument("--rank", type=int, metavar="N", help="rank of this process")
-    parser.add_argument("--quiet", action="store_true", help="draw no progress bar on a terminal (with tqdm)")
-    parser.runs(
-        run,
-        "stories tokens --tokenizer models/llama",
-        "db.stories tokens --catalog prod --tokenizer tiktoken:cl100k_base",
-    )
 
 
 def run(typed: argparse.Namespace) -> None:
@@ -96,8 +43,9 @@ def run(typed: argparse.Namespace) -> None:
             workers=_workers(typed),
             cluster=cluster,
         )
-    told = f"{share.written:,} of {share.num_parts:,} files written: {share.documents:,} rows, {share.tokens:,} tokens"
-    told += f", {share.dropped:,} rows without text left out" if share.dropped else ""
+    told = f"{share.written:,} of {number_of(share.num_parts, 'file')} written: {number_of(share.documents, 'row')}"
+    told += f", {number_of(share.tokens, 'token')}"
+    told += f", {number_of(share.dropped, 'row')} without text left out" if share.dropped else ""
     seconds = time.perf_counter() - began
     end = "is whole" if share.finished else "will appear when the other ranks are done"
     value = {**asdict(share), "seconds": seconds}

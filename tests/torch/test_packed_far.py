@@ -18,7 +18,9 @@ from hypothesis import strategies as st
 
 from tests.effort import daily, examples
 from tests.tables.plain import meant_warnings
-from tests.torch.test_packed_items import EOS, PACKS, STRATEGIES, write
+from tests.torch.modes import STRATEGIES, PackedItems
+from tests.torch.packing_reference import EOS, write_documents
+from tests.torch.test_every_pack import packs
 from tests.waiting import threads, until
 from torch_table_loader import MissingFileError, MixedDataset, Pack, StructuredDataset, TableError, TableLoader
 from torch_table_loader.store.spec import LENGTHS
@@ -32,7 +34,7 @@ SMALL = {"row_store_memory": 1}
 @pytest.fixture(scope="module")
 def table(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("documents")
-    write(root, LENGTHS_OF)
+    write_documents(root, [LENGTHS_OF], files=1)
     return root
 
 
@@ -104,12 +106,14 @@ def test_any_machine_reads_the_sequences_of_one(
 
 
 @settings(max_examples=examples(6), deadline=None)
-@given(pack=PACKS, workers=st.integers(0, 3), memory=st.sampled_from([1, 600, 5_000]), step=st.integers(0, 6))
+@given(
+    pack=packs(PackedItems), workers=st.integers(0, 3), memory=st.sampled_from([1, 600, 5_000]), step=st.integers(0, 6)
+)
 def test_any_packing_from_a_url_resumes_as_from_a_directory(
     tmp_path_factory: pytest.TempPathFactory, pack: Pack, workers: int, memory: int, step: int
 ) -> None:
     root = tmp_path_factory.mktemp("one")
-    write(root, LENGTHS_OF[:9])
+    write_documents(root, [LENGTHS_OF[:9]])
     folder, stores = uuid.uuid4().hex, str(tmp_path_factory.mktemp("stores"))
     url = f"memory://{folder}/stores"
     with pytest.MonkeyPatch.context() as patch:
@@ -152,7 +156,7 @@ def test_maps_exclusions_and_rows_of(table: Path, machine: Callable[[str], None]
 def test_a_mixture_of_stores_behind_urls(tmp_path: Path, table: Path, machine: Callable[[str], None], url: str) -> None:
     other = tmp_path / "other"
     other.mkdir()
-    write(other, [9, 61, 2, 5] * 6)
+    write_documents(other, [[9, 61, 2, 5] * 6])
     pack, tables = Pack(seq_len=8), {"a": table, "b": other}
 
     def mixed(**options: Any) -> TableLoader:

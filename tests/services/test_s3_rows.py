@@ -12,8 +12,7 @@ import pytest
 from tests.effort import daily
 from tests.tables.plain import deliver, meant_warnings, write_table
 from tests.tables.row_stores import stored
-from tests.torch.packing_reference import full_pack
-from tests.torch.test_packed_items import write as write_documents
+from tests.torch.packing_reference import full_pack, write_documents
 from torch_table_loader import Pack, StructuredDataset, TableError, TableLoader
 from torch_table_loader.store.spec import RECORDS
 from torch_table_loader.testing import small_sizes
@@ -107,7 +106,7 @@ def test_sequences_of_a_store_in_a_bucket_are_the_same_and_resume(
 ) -> None:
     table, pack = tmp_path / "table", full_pack(seq_len=11, strategy=strategy, eos_id=1)
     table.mkdir()
-    write_documents(table, DOCUMENTS)
+    write_documents(table, [DOCUMENTS])
     expected = values_of(packed(table, pack, row_store=str(tmp_path / "stores"), num_workers=0))
     forced = s3_options | ({"max_concurrency": 4} if client == "s3fs" else {})
     far: dict[str, Any] = {"row_store": f"s3://{bucket}/stores", "storage_options": forced, "memory": "2KiB"}

@@ -6,6 +6,8 @@ import json
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -19,11 +21,30 @@ from tests.launchers.jobs import spans_of
 from tests.states import State, samples_of, steps_of
 from tests.tables.iceberg import IcebergWriter, column
 from tests.tables.plain import Groups, key, meant_warnings
-from torch_table_loader import IcebergDataset, MixedDataset, StructuredDataset, TableLoader
+from tests.torch.packing_reference import (
+    EOS,
+    MOST_TOKENS,
+    SEP,
+    Place,
+    Whole,
+    check_batch,
+    documents_of,
+    full_pack,
+    places_of,
+    write_documents,
+)
+from torch_table_loader import IcebergDataset, MixedDataset, Pack, StructuredDataset, TableLoader
 from torch_table_loader.extend import LiveSpan, RowSpan, SourceRow
+from torch_table_loader.pack import PackStrategy
 
 GROUPS: dict[str, Groups] = {"a": [[9, 4, 11], [1], [], [17, 5], [13, 13]], "b": [[8, 8], [5], [10, 10]]}
 SIZES = {name: sum(map(sum, groups)) for name, groups in GROUPS.items()}
+DOCUMENTS: dict[str, list[list[int | None]]] = {
+    "documents": [[5, 0, 17, 1], [None, 40, 3], [9, 9, 2, 2, 30], [1], [12, 33, 4, 6], [20, 20], [20, 20, 20]],
+    "more documents": [[7, 8, 9], [3, 3, 3, 50], [16, 16]],
+}
+FIRST = {"documents": 0, "more documents": 100}
+"""Tables number their documents apart, so that a token says which it is of."""
 SOME = pc.field("k") < 7
 """A filter that leaves some rows out."""
 
@@ -31,6 +52,7 @@ _SCHEMA = pa.schema([("x", pa.int64()), ("k", pa.int32()), ("f", pa.float64()), 
 _APART = 1000
 """What the ids of the second table of a mixture begin with."""
 _OF_SOURCES = (
+    "pack",
     "filters",
     "row_store",
     "columns",
@@ -48,6 +70,8 @@ def write_tables(root: Path) -> None:
     """Write the tables that the modes read; `x` is each row's ordinal, and decides all its values."""
     for name, groups in GROUPS.items():
         write_rows(root / name, groups)
+    for name, documents in DOCUMENTS.items():
+        write_documents(root / name, documents, first=FIRST[name])
     _write_lake(root / "lake")
 
 
@@ -95,9 +119,12 @@ def _with_defaults(options: dict[str, Any]) -> dict[str, Any]:
 
 
 class Mode(ABC):
-    """A way to read tables. A row is named by an int; a loader makes batches of five rows, unless told otherwise."""
+    """A way to read tables. A row is named by an int; a loader makes batches of five rows, unless told otherwise.
 
-    name: ClassVar[str]
+    Where documents are packed, a sequence stands for a row, and is named by its tokens.
+    """
+
+    name: str
     tables: ClassVar[Sequence[str]] = "a"
     """Those that `write_tables` wrote and this mode reads."""
 
@@ -125,22 +152,29 @@ class Mode(ABC):
     def parts(self, root: Path, options: dict[str, Any]) -> tuple[Any, list[Any], dict[str, Any]]:
         """Return the class of the dataset, its arguments, and its options."""
 
-    def rows(self, batch: Any) -> list[int]:
+    def rows(self, batch: Any) -> list[Any]:
         """List the rows of a batch, padding left out, and hold its values against what those rows have."""
         rows = batch["row_id"].tolist()
         of_rows = {"x": rows, "k": [key(x) for x in rows], "f": [x / 2 for x in rows], "s": [f"row {x}" for x in rows]}
         for name in batch.keys() & of_rows.keys():
             values = batch[name]
             assert (values if isinstance(values, list) else values.tolist()) == of_rows[name]
-        pads = batch["padding"].tolist() if "padding" in batch else [False] * len(batch["row_id"])
-        return [row for row, padding in zip(self.ids(batch), pads, strict=True) if not padding]
+        return [row for row, padding in zip(self.ids(batch), self.pads(batch), strict=True) if not padding]
 
-    def ids(self, batch: Any) -> list[int]:
+    def pads(self, batch: Any) -> list[bool]:
+        """Say of each row of a batch whether it is padding."""
+        return batch["padding"].tolist() if "padding" in batch else [False] * len(batch["row_id"])
+
+    def ids(self, batch: Any) -> list[Any]:
         """List the rows of a batch, padding included."""
         found: list[int] = batch["row_id"].tolist()
         return found
 
-    def read(self, batches: Iterable[Any]) -> list[list[int]]:
+    def sources(self, batch: Any) -> list[Any]:
+        """List what `rows_of` is to name of a batch."""
+        return self.rows(batch)
+
+    def read(self, batches: Iterable[Any]) -> list[list[Any]]:
         """List the rows of each of some batches."""
         return [self.rows(batch) for batch in batches]
 
@@ -162,8 +196,12 @@ class Mode(ABC):
         """List the rows that are to be delivered."""
         return {x for x in range(SIZES["a"]) if not filtered or key(x) < 7}
 
-    def check_whole(self, seen: Iterable[int], live: set[int]) -> None:
+    def check_whole(self, seen: Iterable[Any], live: set[int]) -> None:
         """Hold what was delivered of a whole epoch against what was to be delivered."""
+        self.check_once(seen, live)
+
+    def check_once(self, seen: Iterable[Any], live: set[int]) -> None:
+        """Each row came once."""
         assert sorted(seen) == sorted(live)
 
     @abstractmethod
@@ -181,6 +219,10 @@ class RowMode(Mode):
     def consumed(self, state: State) -> int:
         """Read how many samples were taken."""
         return samples_of(state)
+
+    def beside(self, rows: Iterable[Any]) -> set[int]:
+        """List what leaves where rows are excluded."""
+        return set(rows)
 
     def change(self, dataset: Any, what: str, rows: Iterable[int]) -> None:
         """Exclude or include rows.
@@ -328,6 +370,157 @@ class MixedSplits(TwoTables):
         return steps_of(state)
 
 
+class Packed(Mode):
+    """Reads documents as sequences of tokens; a token is named by its document and its place there."""
+
+    tables: ClassVar[Sequence[str]] = ("documents",)
+
+    def __init__(self, pack: Pack) -> None:
+        self.pack = pack
+        self.name = f"{self.kind} by {pack.strategy}"
+
+    kind: ClassVar[str]
+    streamed: ClassVar[bool]
+
+    def parts(self, root: Path, options: dict[str, Any]) -> tuple[Any, list[Any], dict[str, Any]]:
+        """Shuffle splits of few documents, or sequences, unless told otherwise."""
+        shuffled: dict[str, Any] = {"shuffle": True, "split_size": 3} if self.streamed else {"shuffle": "rows"}
+        return StructuredDataset, [str(root / self.tables[0])], shuffled | self._packing(options)
+
+    def _packing(self, options: dict[str, Any]) -> dict[str, Any]:
+        """Ask for packs whose documents have their numbers."""
+        return {"pack": self.pack} | options | {"columns": ["id", *options.get("columns", [])]}
+
+    @cached_property
+    def wholes(self) -> dict[int, Whole]:
+        """The documents of all tables as they are to come out."""
+        return {
+            number: whole
+            for name in self.tables
+            for number, whole in documents_of(DOCUMENTS[name], self.pack, FIRST[name]).items()
+        }
+
+    def ids(self, batch: Any) -> list[Any]:
+        """List the sequences of a batch, each by its tokens."""
+        pack = replace(self.pack, seq_len=batch["input_ids"].shape[1], seq_len_from=())
+        return [tuple(map(_token, sequence)) for sequence in check_batch(batch, self.wholes, pack)]
+
+    def rows(self, batch: Any) -> list[Any]:
+        """List the sequences that are not padding."""
+        return [row for row in self.ids(batch) if row]
+
+    def pads(self, batch: Any) -> list[bool]:
+        """Say of each sequence whether it is padding."""
+        return [not row for row in self.ids(batch)]
+
+    def sources(self, batch: Any) -> list[Any]:
+        """List the documents of a batch, one that lies in two sequences twice."""
+        documents: list[int] = batch["documents"]["row_id"].tolist() if batch["documents"] else []
+        return documents
+
+    def _starts(self, root: Path) -> dict[str, int]:
+        groups = DOCUMENTS[self.tables[0]]
+        return {"0.parquet": 0, "1.parquet": sum(map(len, groups[: len(groups) // 2]))}
+
+    def live(self, root: Path, *, filtered: bool = False) -> set[int]:
+        """List the tokens of all documents."""
+        return {_token(place) for place in places_of(self.wholes) if not filtered or key(place[0]) < 7}
+
+    def check_once(self, seen: Iterable[Any], live: set[int]) -> None:
+        """Each token came once."""
+        assert sorted(token for sequence in seen for token in sequence) == sorted(live)
+
+    def table_of(self, token: int) -> int:
+        """Give the place of a token's table."""
+        return sum(token // MOST_TOKENS >= FIRST[name] for name in self.tables) - 1
+
+    def steps(self, state: State, batch_size: int = 5) -> int:
+        """Read the steps of the newest stage, or count those that took its samples."""
+        return steps_of(state) if self.streamed else -(-samples_of(state) // batch_size)
+
+
+class PackedSplits(Packed):
+    """Packs the documents of splits."""
+
+    kind, streamed = "packs", True
+
+
+class PackedItems(Packed):
+    """Packs the documents of a row store."""
+
+    kind, streamed = "packed items", False
+
+
+class PackedRows(PackedItems, RowMode):
+    """Packs the documents of a row store so that some can be excluded."""
+
+    def change(self, dataset: Any, what: str, rows: Iterable[Any]) -> None:
+        """Exclude or include the documents of some tokens."""
+        super().change(dataset, what, {token // MOST_TOKENS for token in rows})
+
+    def beside(self, rows: Iterable[Any]) -> set[int]:
+        """List all tokens of the documents of some."""
+        documents = {token // MOST_TOKENS for token in rows}
+        return {_token(place) for place in places_of(self.wholes) if place[0] in documents}
+
+
+class PackedTables(Packed, TwoTables):
+    """Packs the documents of two tables, each table's in sequences of their own."""
+
+    tables = ("documents", "more documents")
+
+    def parts(self, root: Path, options: dict[str, Any]) -> tuple[Any, list[Any], dict[str, Any]]:
+        """Mix two parts of the first table with one of the second, unless told otherwise."""
+        weights = {"weights": {"documents": 2, "more documents": 1}}
+        return TwoTables.parts(self, root, weights | self._packing(options))
+
+    def ids(self, batch: Any) -> list[Any]:
+        """List the sequences of a batch, whose documents are of one table."""
+        found = super().ids(batch)
+        if batch["documents"]:
+            tables = [number >= FIRST[self.tables[1]] for number in batch["documents"]["id"].tolist()]
+            assert batch["documents"]["source"].tolist() == tables
+        assert all(len({self.table_of(token) for token in row}) == 1 for row in found if row)
+        return found
+
+    def sources(self, batch: Any) -> list[Any]:
+        """List the documents of a batch by their tables."""
+        found = super().sources(batch)
+        tables = batch["documents"]["source"].tolist() if found else []
+        return [_APART * at + row for at, row in zip(tables, found, strict=True)]
+
+    def check_whole(self, seen: Iterable[Any], live: set[int]) -> None:
+        """Each token came, and none of a table twice more than another."""
+        times = Counter(token for sequence in seen for token in sequence)
+        assert set(times) == live
+        for at in range(len(self.tables)):
+            own = [count for token, count in times.items() if self.table_of(token) == at]
+            assert max(own, default=0) - min(own, default=0) <= 1
+
+    def rows_of(self, root: Path, loader: TableLoader, step: int) -> list[int]:
+        """List the documents that `loader.rows_of` names."""
+        return TwoTables.rows_of(self, root, loader, step)
+
+
+class PackedMixture(PackedTables):
+    """Mixes sequences of two row stores."""
+
+    kind, streamed = "packed mixture", False
+    shuffle: ClassVar[dict[str, Any]] = {"shuffle": "rows"}
+
+
+class PackedStreams(PackedTables):
+    """Mixes sequences of two streams."""
+
+    kind, streamed = "packed streams", True
+    shuffle: ClassVar[dict[str, Any]] = {"shuffle": True, "split_size": 3}
+
+
+def _token(place: Place) -> int:
+    document, at = place
+    return MOST_TOKENS * document + at
+
+
 def _listed(ids: Any) -> list[int]:
     assert ids.dtype == np.int64
     found: list[int] = ids.tolist()
@@ -345,13 +538,34 @@ def _tensor_or_list(what: str, rows: Iterable[int]) -> Any:
 
 
 SPLITS, ROWS, LAKE, MIXTURE, STREAMS = Splits(), Rows(), LakeRows(), Mixture(), MixedSplits()
-MODES: list[Mode] = [SPLITS, ROWS, LAKE, MIXTURE, STREAMS]
+TABLE_MODES: list[Mode] = [SPLITS, ROWS, LAKE, MIXTURE, STREAMS]
 ROW_MODES: list[RowMode] = [ROWS, LAKE, MIXTURE]
+PACKED_SPLITS = PackedSplits(full_pack(seq_len=5, sep_id=SEP))
+PACKED_ROWS = PackedRows(full_pack(seq_len=5, strategy="best_fit", eos_id=EOS, block_docs=8))
+PACKED_MIXTURE = PackedMixture(full_pack(seq_len=5, strategy="windows"))
+PACKED_STREAMS = PackedStreams(full_pack(seq_len=6, strategy="pad"))
+PACKED_MODES: list[Packed] = [PACKED_SPLITS, PACKED_ROWS, PACKED_MIXTURE, PACKED_STREAMS]
+STRATEGIES: tuple[PackStrategy, ...] = ("concat", "pad", "best_fit", "windows")
+EVERY_PACK: list[Packed] = [
+    mode(
+        full_pack(
+            seq_len=7, strategy=strategy, labels="shifted", loss_mask="trained", aligned=["weight"], spans=["spans"]
+        )
+    )
+    for mode in (PackedSplits, PackedItems, PackedMixture, PackedStreams)
+    for strategy in STRATEGIES[: 3 if mode.streamed else 4]
+]
+"""Each way to read documents with each strategy, and all that is cut as their tokens are."""
+MODES: list[Mode] = [*TABLE_MODES, *PACKED_MODES]
 
 PROCESSES: dict[str, Any] = {"worker_type": "process", "num_workers": 2}
 UNEVEN: dict[str, dict[str, Any]] = {
     "splits": {"split_size": 10**9, "num_workers": 1},
     "mixture": {"weights": {"a": 1, "b": 0}},
     "streams": {"weights": {"a": 1, "b": 0}},
+    PACKED_SPLITS.name: {"split_size": 10**9, "num_workers": 1, "batch_size": 30},
+    PACKED_ROWS.name: {"batch_size": 29},
+    PACKED_MIXTURE.name: {"weights": {"documents": 1, "more documents": 0}, "batch_size": 27},
+    PACKED_STREAMS.name: {"weights": {"documents": 1, "more documents": 0}, "batch_size": 27},
 }
 """With these a job of two ranks takes two steps on the first and one on the second."""

@@ -11,11 +11,16 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from tests.tables.plain import key
 from torch_table_loader import Pack
 from torch_table_loader.pack import TENSORS
 
 IGNORED = -100
 MOST_TOKENS = 64
+GROUPS: list[list[int | None]] = [[5, 0, 17, 1], [None, 40, 3], [9, 9, 2, 2, 30], [1], [12, 33, 4, 6]]
+"""Row groups of documents of so many tokens, fewer than `MOST_TOKENS`; None is a null list."""
+LENGTHS = [length for group in GROUPS for length in group]
+BOS, EOS, SEP = 1, 2, 3
 
 Place = tuple[int, int]
 """A document, and a token's place in it."""
@@ -41,38 +46,47 @@ def trained(document: int, place: int) -> bool:
     return (document + place) % 3 > 0
 
 
-def write_documents(root: Path, groups: Sequence[Sequence[int | None]], files: int = 2, first: int = 0) -> None:
-    """Write row groups of documents of so many tokens; None is a null list. Documents are numbered from `first`."""
+def write_documents(
+    root: Path,
+    groups: Sequence[Sequence[int | None]],
+    files: int = 2,
+    first: int = 0,
+    kind: pa.DataType = pa.list_(pa.int32()),  # noqa: B008 types are values
+) -> None:
+    """Write row groups of documents of so many tokens, some to each file; documents are numbered from `first` on."""
     root.mkdir(parents=True, exist_ok=True)
     numbered = []
     for lengths in groups:
         numbered.append((first, lengths))
         first += len(lengths)
     for file in range(files):
-        mine = numbered[file::files]
-        tables = [_table(start, lengths) for start, lengths in mine] or [_table(0, [])]
+        mine = numbered[len(numbered) * file // files : len(numbered) * (file + 1) // files]
+        tables = [_table(start, lengths, kind) for start, lengths in mine] or [_table(0, [], kind)]
         with pq.ParquetWriter(root / f"{file}.parquet", tables[0].schema) as writer:
             for table in tables:
                 writer.write_table(table)
 
 
-def _table(first: int, lengths: Sequence[int | None]) -> pa.Table:
+def _table(first: int, lengths: Sequence[int | None], kind: pa.DataType) -> pa.Table:
     rows = [(first + row, length) for row, length in enumerate(lengths)]
 
     def column(value: Any) -> list[Any]:
         return [None if n is None else [value(doc, at) for at in range(n)] for doc, n in rows]
 
-    spans = [[{"start": 1, "end": min(n, 4), "name": f"s{doc}"}] if n is not None and n > 1 else [] for doc, n in rows]
+    parts = [("start", pa.int32()), ("end", pa.int32()), ("number", pa.int64()), ("name", pa.string())]
+    spans = [
+        [{"start": 1, "end": min(n, 4), "number": doc, "name": f"s{doc}"}] if n is not None and n > 1 else []
+        for doc, n in rows
+    ]
     return pa.table(
         {
-            "input_ids": pa.array(column(token), pa.list_(pa.int32())),
+            "input_ids": pa.array(column(token), kind),
             "weight": pa.array(column(weight), pa.list_(pa.float32())),
             "trained": pa.array(column(trained), pa.list_(pa.bool_())),
             "id": pa.array([doc for doc, _ in rows], pa.int64()),
-            "title": pa.array([f"document {doc}" for doc, _ in rows]),
-            "spans": pa.array(
-                spans, pa.list_(pa.struct([("start", pa.int32()), ("end", pa.int32()), ("name", pa.string())]))
-            ),
+            "k": pa.array([key(doc) for doc, _ in rows], pa.int32()),
+            "title": pa.array([f"document {doc}" for doc, _ in rows]).dictionary_encode(),
+            "spans": pa.array(spans, pa.list_(pa.struct(parts))),
         }
     )
 
@@ -124,16 +138,17 @@ def places_of(wholes: Mapping[int, Whole]) -> set[Place]:
     return {(number, at) for number, each in wholes.items() for at in range(len(each.tokens))}
 
 
-def check_batch(batch: Mapping[str, Any], wholes: Mapping[int, Whole], pack: Pack) -> list[Place]:
-    """Check every value of a batch of the library's own names; give the tokens that it delivers, in order."""
+def check_batch(batch: Mapping[str, Any], wholes: Mapping[int, Whole], pack: Pack) -> list[list[Place]]:
+    """Check every value of a batch of the library's own names; give the tokens of each of its sequences, in order."""
     ids, numbers = np.asarray(batch["input_ids"]), np.asarray(batch["doc_ids"])
     assert ids.dtype == np.int64
     assert ids.shape == numbers.shape
     assert ids.shape[1] == pack.seq_len
-    owners = np.asarray(batch["documents"]["id"]).tolist() if "documents" in batch else []
-    delivered: list[Place] = []
+    owners = np.asarray(batch["documents"]["id"]).tolist() if batch.get("documents") else []
+    delivered: list[list[Place]] = []
     edges, last = [], -1
     for row in range(len(ids)):
+        delivered.append([])
         column = 0
         while column < pack.seq_len:
             number = int(numbers[row, column])
@@ -142,20 +157,24 @@ def check_batch(batch: Mapping[str, Any], wholes: Mapping[int, Whole], pack: Pac
                 stop += 1
             edges.append(row * pack.seq_len + column)
             if number < 0:
+                assert stop == pack.seq_len, "padding is at the end"
                 _check_padding(batch, pack, row, slice(column, stop))
             else:
                 assert number == last + 1
                 last = number
                 found = _check_part(batch, wholes[owners[number]], pack, row, slice(column, stop))
-                delivered += [(owners[number], place) for place in found]
+                delivered[-1] += [(owners[number], place) for place in found]
+                _check_aligned(batch, owners[number], wholes[owners[number]], row, column, found)
             column = stop
+        if pack.strategy == "pad":
+            assert len({document for document, _ in delivered[-1]}) <= 1
     assert last + 1 == len(owners)
     edges.append(ids.size)
     assert np.asarray(batch["cu_seqlens"]).tolist()[: len(edges)] == edges
     assert set(np.asarray(batch["cu_seqlens"]).tolist()[len(edges) :]) <= {ids.size}
     assert batch["max_seqlen"] == max(np.diff(edges))
     if pack.spans:
-        _check_spans(batch, pack, wholes, delivered)
+        _check_spans(batch, pack, wholes, [place for sequence in delivered for place in sequence])
     return delivered
 
 
@@ -171,6 +190,9 @@ def _check_part(batch: Mapping[str, Any], each: Whole, pack: Pack, row: int, col
     start = each.tokens.index(ids[0])
     places = range(start, start + len(ids))
     assert ids == each.tokens[places.start : places.stop]
+    if pack.strategy in ("pad", "best_fit"):  # what fits comes whole, and the rest in pieces of one length
+        assert start % pack.seq_len == 0
+        assert len(ids) == min(pack.seq_len, len(each.tokens) - start)
     assert np.asarray(batch["position_ids"])[row, columns].tolist() == list(range(len(ids)))
     if pack.labels == "hf":
         takes = zip(ids, each.trained[places.start : places.stop], strict=True)
@@ -185,6 +207,13 @@ def _check_part(batch: Mapping[str, Any], each: Whole, pack: Pack, row: int, col
     else:
         assert np.asarray(batch["labels"])[row, columns].tolist() == expected
     return places
+
+
+def _check_aligned(batch: Mapping[str, Any], document: int, each: Whole, row: int, column: int, places: range) -> None:
+    if "weight" in batch:
+        stored = [each.stored[place] for place in places]
+        expected = [0.0 if at is None else weight(document, at) for at in stored]
+        assert np.asarray(batch["weight"])[row, column : column + len(places)].tolist() == expected
 
 
 def _check_spans(batch: Mapping[str, Any], pack: Pack, wholes: Mapping[int, Whole], delivered: Sequence[Place]) -> None:
@@ -205,9 +234,9 @@ def _check_spans(batch: Mapping[str, Any], pack: Pack, wholes: Mapping[int, Whol
             span = int(index[flat])
             assert int(spans.document[span]) == number
             assert int(spans.start[span]) <= flat < int(spans.end[span])
-            assert spans.columns["name"][span] == f"s{document}"
+            assert (int(spans.columns["number"][span]), spans.columns["name"][span]) == (document, f"s{document}")
 
 
 def delivered_by(batches: Iterable[Mapping[str, Any]], wholes: Mapping[int, Whole], pack: Pack) -> list[Place]:
     """Check batches; give the tokens that they deliver."""
-    return [place for batch in batches for place in check_batch(batch, wholes, pack)]
+    return [place for batch in batches for sequence in check_batch(batch, wholes, pack) for place in sequence]

@@ -17,7 +17,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from tests.tables.plain import meant_warnings
-from tests.torch.modes import MODES, Mode, write_tables
+from tests.torch.modes import TABLE_MODES, Mode, write_tables
 from torch_table_loader import (
     ConfigError,
     ConfigTypeError,
@@ -86,7 +86,7 @@ def test_batches_are_those_without_functions_with_the_functions_called(
         assert torch.equal(own["image"], torch.stack(list(map(pixels, came["image"]))))
 
 
-@pytest.mark.parametrize("mode", MODES, ids=str)
+@pytest.mark.parametrize("mode", TABLE_MODES, ids=str)
 @pytest.mark.parametrize("served", ["threads", "processes"])
 def test_every_mode_calls_them(tmp_path: Path, mode: Mode, served: str) -> None:
     write_tables(tmp_path)

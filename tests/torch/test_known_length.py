@@ -17,7 +17,7 @@ from tqdm import tqdm
 from tests.effort import daily
 from tests.states import State
 from tests.tables.plain import meant_warnings
-from tests.torch.modes import MIXTURE, ROWS, SOME, SPLITS, STREAMS, Mode, write_rows
+from tests.torch.modes import MIXTURE, ROWS, SOME, SPLITS, STREAMS, TABLE_MODES, Mode, write_rows
 from tests.torch.packing_reference import write_documents
 from torch_table_loader import Pack, StructuredDataset, TableLoader
 
@@ -28,7 +28,6 @@ SHAPES: list[dict[str, Any]] = [
     {"num_ranks": 2, "rank": 1, "batch_size": 3},
     {"num_workers": 0, "batch_size": 7, "drop_last": True},
 ]
-EVEN = {"splits": "balance", "streams": "pad", "mixture": "pad", "rows": "pad", "iceberg": "pad"}
 
 
 def lengths(loader: TableLoader) -> tuple[int, int]:
@@ -57,7 +56,7 @@ def state_after(loader: TableLoader, steps: int) -> State:
 def test_it_is_the_same_before_in_and_after_an_epoch_and_after_resuming(
     mode: Mode, tables: Path, options: dict[str, Any]
 ) -> None:
-    even = {"even_ranks": EVEN[mode.name]} if "num_ranks" in options else {}
+    even = {"even_ranks": "balance" if mode is SPLITS else "pad"} if "num_ranks" in options else {}
     loader = mode.make(tables, **options, **even)
     steps = len(loader)
     check_counts_down(loader, 0, steps)
@@ -100,18 +99,23 @@ def test_an_epoch_that_other_ranks_have_finished_has_nothing_left(mode: Mode, ta
 
 
 def test_all_epochs_of_an_iteration_count(mode: Mode, tables: Path) -> None:
-    steps = len(mode.make(tables))
-    loader = mode.make(tables, epochs=2)
-    assert lengths(loader) == (2 * steps, 2 * steps)
-    for taken in (2, steps, steps + 3):
+    steps = []
+    for epoch in range(4):
+        single = mode.make(tables)
+        single.set_epoch(epoch)
+        steps.append(len(single))
+    both = steps[0] + steps[1]
+    assert lengths(mode.make(tables, epochs=2)) == (both, both)
+    for taken in (2, steps[0], steps[0] + 3):
         loader = mode.make(tables, epochs=2)
         state = state_after(loader, taken)
-        assert lengths(loader) == (2 * steps, 2 * steps - taken)
+        assert lengths(loader) == (both, both - taken)
         fresh = mode.make(tables, epochs=2)
         fresh.load_state_dict(state)
-        assert lengths(fresh) == (2 * steps, 2 * steps - taken)
-        assert len(list(fresh)) == 2 * steps - taken
-        assert lengths(fresh) == (2 * steps, 2 * steps), "the next iteration has the epochs that follow"
+        assert lengths(fresh) == (both, both - taken)
+        assert len(list(fresh)) == both - taken
+        following = steps[2] + steps[3]
+        assert lengths(fresh) == (following, following), "the next iteration has the epochs that follow"
 
 
 @pytest.mark.parametrize("mode", [MIXTURE, STREAMS], ids=str, scope="session")
@@ -216,6 +220,7 @@ def test_a_bar_of_tqdm_ends_at_its_end(mode: Mode, tables: Path) -> None:
     assert bar.n == bar.total == len(fresh)
 
 
+@pytest.mark.parametrize("mode", TABLE_MODES, ids=str, scope="session")
 def test_a_schedule_of_learning_rates_ends_with_the_last_step_of_a_resumed_job(mode: Mode, tables: Path) -> None:
     def schedule(loader: TableLoader) -> tuple[torch.optim.SGD, OneCycleLR]:
         optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1)

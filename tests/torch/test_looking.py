@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tests.torch.modes import LAKE, MIXTURE, MODES, ROWS, SPLITS, Mode
+from tests.torch.modes import LAKE, MIXTURE, ROWS, SPLITS, TABLE_MODES, Mode
 from torch_table_loader import ConfigError, ConfigTypeError, StructuredDataset, TableError
 
 pytestmark = pytest.mark.usefixtures("small_gathers")
@@ -36,7 +36,7 @@ def test_a_wrong_count_is_refused(tables: Path) -> None:
         SPLITS.open(tables).head(-1)
 
 
-@pytest.mark.parametrize("mode", MODES, ids=str, scope="session")
+@pytest.mark.parametrize("mode", TABLE_MODES, ids=str, scope="session")
 def test_a_job_of_ranks_is_warned_where_each_would_read_all_rows(
     mode: Mode, tables: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -82,7 +82,7 @@ def test_a_table_with_nulls_is_looked_at_without_a_choice_for_them(tmp_path: Pat
             dataset.as_map()
 
 
-@pytest.mark.parametrize("mode", MODES, ids=str, scope="session")
+@pytest.mark.parametrize("mode", TABLE_MODES, ids=str, scope="session")
 def test_others_read_what_training_reads(mode: Mode, tables: Path) -> None:
     wanted = [row for batch in mode.make(tables) for row in mode.ids(batch)]
     loader = mode.make(tables, output_format="arrow")
@@ -105,7 +105,7 @@ def test_tensors_are_no_arrow_stream(tables: Path, options: dict[str, Any]) -> N
         pa.table(MIXTURE.make(tables, **options))
 
 
-@pytest.mark.parametrize("mode", MODES, ids=str, scope="session")
+@pytest.mark.parametrize("mode", TABLE_MODES, ids=str, scope="session")
 def test_in_asks_for_a_column_and_reads_nothing(mode: Mode, tables: Path) -> None:
     loader = mode.make(tables)
     asked: Any

@@ -1,4 +1,4 @@
-"""`seq_len_from`: one epoch in sequences of several lengths, in streams and in row mode, in any world."""
+"""`seq_len_from`: one epoch in sequences of several lengths, in streams and in row mode."""
 
 from __future__ import annotations
 
@@ -8,30 +8,21 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from tests.effort import daily, examples
+from tests.effort import daily
 from tests.tables.plain import meant_warnings
-from tests.torch.packing_reference import Place, check_batch, documents_of, full_pack, places_of, write_documents
+from tests.torch.packing_reference import (
+    GROUPS,
+    Place,
+    check_batch,
+    documents_of,
+    full_pack,
+    places_of,
+    write_documents,
+)
 from torch_table_loader import ConfigError, ConfigTypeError, MixedDataset, Pack, StructuredDataset, TableLoader
 
-GROUPS: list[list[int | None]] = [[5, 0, 17, 1], [None, 40, 3], [9, 9, 2, 2, 30], [1], [12, 33, 4, 6]]
 PACK = full_pack(seq_len=3, seq_len_from={2: 7, 4: 2, 9: 11}, labels="shifted")
-MODES = st.sampled_from([False, True, "rows"])
-WORLDS = st.fixed_dictionaries(
-    {
-        "num_ranks": st.integers(1, 3),
-        "num_workers": st.integers(0, 3),
-        "batch_size": st.integers(1, 2),
-        "even_ranks": st.sampled_from(["balance", "pad"]),
-    }
-)
-SCHEDULES = st.builds(
-    full_pack,
-    seq_len=st.integers(1, 9),
-    seq_len_from=st.dictionaries(st.integers(1, 12), st.integers(1, 12), min_size=1, max_size=3),
-)
 
 
 @pytest.fixture(scope="module")
@@ -54,7 +45,7 @@ def check(batches: list[Any], pack: Pack, *, first: int, epoch: int = 0) -> list
     found: list[Place] = []
     for step, batch in enumerate(batches, first):
         own = full_pack(seq_len=expected(pack, epoch, step), labels=pack.labels)
-        found += check_batch(batch, documents_of(GROUPS, own), own)
+        found += [place for sequence in check_batch(batch, documents_of(GROUPS, own), own) for place in sequence]
     return found
 
 
@@ -67,48 +58,7 @@ def expected(pack: Pack, epoch: int, step: int) -> int:
     return length
 
 
-def run(root: Path, pack: Pack, state: Any, first: int, steps: int | None, **options: Any) -> tuple[list[Place], Any]:
-    """Let all ranks go on from a state for some steps; give what they deliver, and their state."""
-    places, states, counts = [], [], []
-    for rank in range(options["num_ranks"]):
-        loader = make(root, pack, rank=rank, **options)
-        if state is not None:
-            loader.load_state_dict(json.loads(json.dumps(state)))
-        left, batches = loader.remaining, list(islice(loader, steps))
-        assert len(batches) == (left if steps is None else min(left, steps))
-        counts.append(len(batches))
-        places += check(batches, pack, first=first)
-        states.append(loader.state_dict())
-    assert len(set(counts)) == 1
-    assert all(each == states[0] for each in states)
-    return places, states[0]
-
-
 ALL = sorted(places_of(documents_of(GROUPS, PACK)))
-
-
-@settings(max_examples=examples(8), deadline=None)
-@given(pack=SCHEDULES, mode=MODES, world=WORLDS)
-def test_every_token_comes_once(table: Path, pack: Pack, mode: Any, world: dict[str, Any]) -> None:
-    places, _ = run(table, pack, None, 0, None, shuffle=mode, **world)
-    assert sorted(places) == ALL
-
-
-@settings(max_examples=examples(7), deadline=None)
-@given(pack=SCHEDULES, mode=MODES, worlds=st.lists(WORLDS, min_size=2, max_size=3), steps=st.integers(0, 7))
-def test_another_world_delivers_the_rest(
-    table: Path, pack: Pack, mode: Any, worlds: list[dict[str, Any]], steps: int
-) -> None:
-    state, places, first = None, [], 0
-    for number, world in enumerate(worlds):
-        last = number == len(worlds) - 1
-        length = len(make(table, pack, rank=0, shuffle=mode, **world)) if state is None else steps
-        got, state = run(table, pack, state, first, None if last else min(steps, length), shuffle=mode, **world)
-        places += got
-        first += min(steps, length)
-        if len(places) >= len(ALL):
-            break
-    assert sorted(places) == ALL
 
 
 @pytest.mark.parametrize("mode", [False, True, "rows"])
@@ -155,12 +105,15 @@ def test_later_epochs_have_the_last_length(table: Path, mode: Any) -> None:
 
 @pytest.mark.parametrize("mode", [True, "rows"])
 def test_a_schedule_goes_on_from_one_length_and_back(table: Path, mode: Any) -> None:
-    options = {"batch_size": 1, "num_workers": 1, "shuffle": mode, "num_ranks": 1, "even_ranks": "pad"}
-    plain = full_pack(seq_len=11, labels="shifted")
-    one, state = run(table, plain, None, 0, 3, **options)
-    two, state = run(table, PACK, state, 3, 3, **options)
-    three, _ = run(table, plain, state, 0, None, **options)
-    assert sorted(one + two + three) == ALL
+    plain, found = full_pack(seq_len=11, labels="shifted"), []
+    state: Any = None
+    for pack, first, steps in ((plain, 0, 3), (PACK, 3, 3), (plain, 0, None)):
+        loader = make(table, pack, batch_size=1, num_workers=1, shuffle=mode)
+        if state is not None:
+            loader.load_state_dict(json.loads(json.dumps(state)))
+        found += check(list(islice(loader, steps)), pack, first=first)
+        state = loader.state_dict()
+    assert sorted(found) == ALL
 
 
 @pytest.mark.parametrize("mode", [True, "rows"])

@@ -19,7 +19,9 @@ from hypothesis import strategies as st
 from tests.effort import daily, examples
 from tests.tables.plain import meant_warnings
 from tests.tables.row_stores import stored
-from tests.torch.test_packed_items import EOS, PACKS, STRATEGIES, write
+from tests.torch.modes import STRATEGIES, PackedItems
+from tests.torch.packing_reference import EOS, full_pack, write_documents
+from tests.torch.test_every_pack import packs
 from tests.waiting import threads, until
 from torch_table_loader import MissingFileError, MixedDataset, Pack, StructuredDataset, TableError, TableLoader
 from torch_table_loader.store.spec import LENGTHS
@@ -33,7 +35,7 @@ SMALL = {"memory": 1}
 @pytest.fixture(scope="module")
 def table(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("documents")
-    write(root, LENGTHS_OF)
+    write_documents(root, [LENGTHS_OF], files=1)
     return root
 
 
@@ -88,7 +90,7 @@ FORMS: list[dict[str, Any]] = [
 def test_any_machine_reads_the_sequences_of_one(
     table: Path, machine: Callable[[str], None], tmp_path: Path, url: str, strategy: Any, options: dict[str, Any]
 ) -> None:
-    pack = Pack(seq_len=11, strategy=strategy, eos_id=EOS, aligned=("weight",), spans=("spans",), labels="shifted")
+    pack = full_pack(seq_len=11, strategy=strategy, eos_id=EOS, aligned=("weight",), spans=("spans",), labels="shifted")
     options = {**options, "columns": ["id", "title", "spans"]}
     local = {name: value for name, value in options.items() if name != "memory"}
     wanted = opened(table, pack, row_store=str(tmp_path / "local"), **local)[0]
@@ -105,12 +107,14 @@ def test_any_machine_reads_the_sequences_of_one(
 
 
 @settings(max_examples=examples(6), deadline=None)
-@given(pack=PACKS, workers=st.integers(0, 3), memory=st.sampled_from([1, 600, 5_000]), step=st.integers(0, 6))
+@given(
+    pack=packs(PackedItems), workers=st.integers(0, 3), memory=st.sampled_from([1, 600, 5_000]), step=st.integers(0, 6)
+)
 def test_any_packing_from_a_url_resumes_as_from_a_directory(
     tmp_path_factory: pytest.TempPathFactory, pack: Pack, workers: int, memory: int, step: int
 ) -> None:
     root = tmp_path_factory.mktemp("one")
-    write(root, LENGTHS_OF[:9])
+    write_documents(root, [LENGTHS_OF[:9]])
     folder, stores = uuid.uuid4().hex, str(tmp_path_factory.mktemp("stores"))
     url = f"memory://{folder}/stores"
     with pytest.MonkeyPatch.context() as patch:
@@ -131,7 +135,7 @@ def test_any_packing_from_a_url_resumes_as_from_a_directory(
 
 
 def test_maps_exclusions_and_rows_of(table: Path, machine: Callable[[str], None], tmp_path: Path, url: str) -> None:
-    windows, concat = Pack(seq_len=7, strategy="windows", stride=5), Pack(seq_len=7)
+    windows, concat = full_pack(seq_len=7, strategy="windows", stride=5), full_pack(seq_len=7)
     built(table, url, machine, concat)
     near = {"row_store": str(tmp_path / "local")}
     far = {"row_store": url, **SMALL}
@@ -153,8 +157,8 @@ def test_maps_exclusions_and_rows_of(table: Path, machine: Callable[[str], None]
 def test_a_mixture_of_stores_behind_urls(tmp_path: Path, table: Path, machine: Callable[[str], None], url: str) -> None:
     other = tmp_path / "other"
     other.mkdir()
-    write(other, [9, 61, 2, 5] * 6)
-    pack, tables = Pack(seq_len=8), {"a": table, "b": other}
+    write_documents(other, [[9, 61, 2, 5] * 6])
+    pack, tables = full_pack(seq_len=8), {"a": table, "b": other}
 
     def mixed(**options: Any) -> TableLoader:
         own: dict[str, Any] = {"columns": ["id"], "check_plan": False, "shuffle": "rows", **options}
@@ -171,7 +175,7 @@ def test_a_mixture_of_stores_behind_urls(tmp_path: Path, table: Path, machine: C
 
 
 def test_what_came_from_the_store_is_counted(table: Path, machine: Callable[[str], None], url: str) -> None:
-    pack = Pack(seq_len=16)
+    pack = full_pack(seq_len=16)
     built(table, url, machine, pack, columns=[])
     loader = opened(table, pack, row_store=url, columns=[], **SMALL)[0]
     batches(loader)
@@ -184,7 +188,7 @@ def test_what_came_from_the_store_is_counted(table: Path, machine: Callable[[str
 def test_lengths_that_are_not_there_or_damaged_are_named(
     table: Path, machine: Callable[[str], None], url: str, fault: str
 ) -> None:
-    pack = Pack(seq_len=7)
+    pack = full_pack(seq_len=7)
     built(table, url, machine, pack)
     memory = fsspec.filesystem("memory")
     [path] = [path for path in memory.find(url.removeprefix("memory:/")) if path.endswith(LENGTHS)]
@@ -204,7 +208,7 @@ def test_lengths_that_are_not_there_or_damaged_are_named(
 
 def test_the_store_is_as_small_as_the_documents(table: Path, tmp_path: Path) -> None:
     """Two bytes a token, and of each document two bytes and an eighth, in whole blocks of 64."""
-    batches(opened(table, Pack(seq_len=7), row_store=str(tmp_path), columns=[])[0])
+    batches(opened(table, full_pack(seq_len=7), row_store=str(tmp_path), columns=[])[0])
     [store] = tmp_path.iterdir()
     sizes = {path.name: path.stat().st_size for path in store.iterdir()}
     assert sizes[LENGTHS] == 64 * 2 + 16

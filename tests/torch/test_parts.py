@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.effort import daily
-from tests.torch.modes import LAKE, MIXTURE, MODES, PROCESSES, ROWS, SPLITS, STREAMS, Mode
+from tests.torch.modes import LAKE, MIXTURE, PROCESSES, ROWS, SPLITS, STREAMS, TABLE_MODES, Mode
 from torch_table_loader import ConfigError, ResumeError, StructuredDataset, part_of
 
 pytestmark = pytest.mark.usefixtures("small_gathers")
@@ -32,7 +32,7 @@ def of(part: str, column: Any = "x", **options: Any) -> Any:
 SPAWNED: dict[str, Any] = PROCESSES | {"worker_type": "spawn"}
 
 
-@pytest.mark.parametrize(("mode", "options"), [*((mode, {}) for mode in MODES), (SPLITS, SPAWNED)], ids=str)
+@pytest.mark.parametrize(("mode", "options"), [*((mode, {}) for mode in TABLE_MODES), (SPLITS, SPAWNED)], ids=str)
 @daily(lambda options: not options)
 def test_the_parts_are_the_table(mode: Mode, tables: Path, options: dict[str, Any]) -> None:
     seen: dict[str, list[int]] = {}

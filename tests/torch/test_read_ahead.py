@@ -134,7 +134,7 @@ def test_every_form_comes_out_the_same(tmp_path: Path, far: Callable[[], Any], o
 
 @pytest.mark.parametrize(
     "options",
-    [{}, {"num_workers": 0}, {"worker_type": "process"}, {"filters": SOME}, {"batch_size": 3, "columns": ["s"]}],
+    [{}, {"num_workers": 0}, {"worker_type": "process"}, {"filters": SOME}, {"batch_size": 3, "columns": ["k"]}],
     ids=str,
 )
 @daily(10)

@@ -1,0 +1,150 @@
+"""Packs of every kind, in streams and in row mode, of one table and of two: every token once, in any chain of jobs."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tests.effort import examples
+from tests.states import State, is_ended, steps_of
+from tests.torch.modes import (
+    STRATEGIES,
+    Packed,
+    PackedItems,
+    PackedMixture,
+    PackedSplits,
+    PackedStreams,
+    PackedTables,
+)
+from tests.torch.packing_reference import BOS, EOS, SEP
+from torch_table_loader import Pack
+
+WEIGHTS = {"documents": 5, "more documents": 2}
+
+
+@st.composite
+def packs(draw: st.DrawFn, kind: type[Packed]) -> Pack:
+    """Draw a pack that a kind of loader takes."""
+    strategy = draw(st.sampled_from(STRATEGIES[:3] if kind.streamed else STRATEGIES))
+    labels = draw(st.sampled_from(["hf", "shifted", None]))
+    fields: dict[str, Any] = {"loss_mask": draw(st.sampled_from([None, "trained"])) if labels else None}
+    if strategy in ("pad", "best_fit"):
+        dropped = [] if issubclass(kind, PackedTables) else ["drop"]  # a mixture refuses to have nothing
+        fields["long_docs"] = draw(st.sampled_from(["split", "truncate", *dropped]))
+    elif strategy == "concat" and not issubclass(kind, PackedTables):
+        lengths = st.dictionaries(st.integers(1, 12), st.integers(1, 12), min_size=1, max_size=3)
+        fields["seq_len_from"] = draw(st.just(()) | lengths)
+    if kind is PackedItems:
+        fields["balance"] = draw(st.sampled_from([None, "attention"]))
+    return draw(
+        st.builds(
+            Pack,
+            seq_len=st.integers(1, 45),
+            strategy=st.just(strategy),
+            bos_id=st.sampled_from([None, BOS]),
+            eos_id=st.sampled_from([None, EOS]),
+            sep_id=st.sampled_from([None, SEP]),
+            min_length=st.sampled_from([1, 2, 6]),
+            labels=st.just(labels),
+            aligned=st.sampled_from([(), ("weight",)]),
+            spans=st.sampled_from([(), ("spans",)]),
+            block_docs=st.sampled_from([1, 3, 4096]),
+            **{name: st.just(value) for name, value in fields.items()},
+        )
+    )
+
+
+@st.composite
+def worlds(draw: st.DrawFn, kind: type[Packed], pack: Pack) -> dict[str, Any]:
+    """Draw what may change where a job goes on; ranks of a schedule of lengths must take equally many steps."""
+    ranks = draw(st.integers(1, 3))
+    even = [
+        "pad",
+        *(["balance"] if kind is PackedSplits else []),
+        *([None] if ranks == 1 or not pack.seq_len_from else []),
+    ]
+    return {
+        "num_ranks": ranks,
+        "num_workers": draw(st.integers(0, 3)),
+        "batch_size": draw(st.integers(1, 4)),
+        "even_ranks": draw(st.sampled_from(even)),
+    }
+
+
+def length_of_step(pack: Pack, epoch: int, step: int) -> int:
+    """Give the length of the sequences of a step, written out."""
+    length = pack.seq_len
+    for begin, other in dict(pack.seq_len_from).items():
+        if step >= begin or epoch:
+            length = other
+    return length
+
+
+@pytest.mark.parametrize("kind", [PackedSplits, PackedItems, PackedStreams, PackedMixture])
+@settings(max_examples=examples(6), deadline=None, suppress_health_check=list(HealthCheck))
+@given(
+    data=st.data(),
+    epoch=st.integers(0, 2),
+    stops=st.lists(st.integers(0, 6), max_size=2),
+    mixed=st.sampled_from([("rows", "first_exhausted"), (WEIGHTS, "first_exhausted"), (WEIGHTS, "all_exhausted")]),
+)
+def test_every_token_comes_once_over_any_chain_of_worlds(
+    tables: Path, kind: type[Packed], data: st.DataObject, epoch: int, stops: list[int], mixed: Any
+) -> None:
+    mode = kind(data.draw(packs(kind)))
+    weights, stop = mixed
+    shares = {"weights": weights, "stop": stop} if issubclass(kind, PackedTables) else {}
+    found, first = [], 0
+    state: State | None = None
+    for steps in [*stops, None]:
+        world = data.draw(worlds(kind, mode.pack))
+        states, lefts = [], []
+        for rank in range(world["num_ranks"]):
+            loader = mode.make(tables, rank=rank, **world, **shares)
+            loader.set_epoch(epoch)
+            if state is not None:
+                loader.load_state_dict(json.loads(json.dumps(state)))
+            left = loader.remaining
+            begun = steps_of(loader.state_dict()) if mode.streamed else 0  # items are counted from where a job goes on
+            batches = list(islice(loader, steps))
+            assert len(batches) == (left if steps is None else min(left, steps))
+            if not mode.pack.seq_len_from:  # else steps are counted from each length
+                told = [mode.rows_of(tables, loader, begun + step) for step in range(len(batches))]
+                assert told == [mode.sources(batch) for batch in batches]
+            widths = [batch["input_ids"].shape[1] for batch in batches]
+            assert widths == [length_of_step(mode.pack, epoch, first + step) for step in range(len(batches))]
+            found += [sequence for batch in batches for sequence in mode.rows(batch)]
+            states.append(loader.state_dict())
+            lefts.append(left)
+        assert world["even_ranks"] is None or len(set(lefts)) == 1
+        first += min(lefts[0], steps or 0)
+        running = [each for each in states if not is_ended(each)]
+        assert all(each == running[0] for each in running)
+        state = running[0] if running else max(states, key=lambda each: mode.steps(each, world["batch_size"]))
+    check(mode, found, mode.live(tables), weights, stop)
+
+
+def check(mode: Packed, found: list[tuple[int, ...]], live: set[int], weights: Any, stop: str) -> None:
+    """Hold what came against what was to come; sequences that are put behind one another are full but for the last."""
+    if not isinstance(mode, PackedTables) or weights == "rows":
+        mode.check_once(found, live)
+    elif stop == "all_exhausted":
+        mode.check_whole(found, live)
+    else:
+        assert max(Counter(token for sequence in found for token in sequence).values(), default=1) == 1
+    if (
+        mode.pack.strategy in ("concat", "windows")
+        and not isinstance(mode, PackedSplits)
+        and not mode.pack.seq_len_from
+    ):
+        for at in range(len(mode.tables)):
+            own = [sequence for sequence in found if mode.table_of(sequence[0]) == at]
+            rounds = max(Counter(token for sequence in own for token in sequence).values(), default=0)
+            assert sum(len(sequence) < mode.pack.seq_len for sequence in own) <= rounds

@@ -170,7 +170,8 @@ class LoaderOptions:
     """An object, the name of an installed entry point, or None: target size; see docs/strategies.md."""
 
     shuffle_buffer_size: int | None = _option(None, SPLITS, checks.window)
-    """Number of rows of a lane in each window whose rows are permuted; None or 0: no windows."""
+    """Number of rows of a lane in each window whose rows are permuted; None or 0: no windows. Where documents are cut
+    anywhere, `Pack(strategy="concat")`, so many documents of a row group are permuted before they are cut."""
 
     count_filtered: bool = _option(True, SPLITS, checks.switch)
     """Count the rows that pass a row filter before training."""
@@ -321,8 +322,16 @@ class LoaderOptions:
     @property
     def batch_rows(self) -> int:
         """Rows that a batch is made of: tokens, where documents are cut anywhere."""
-        tokens = self.pack is not None and self.pack.strategy == "concat" and self.shuffle != "rows"
-        return self.batch_size * self.pack.seq_len if tokens and self.pack is not None else self.batch_size
+        return self.batch_size * self.pack.seq_len if self.pack and self._tokens_are_rows else self.batch_size
+
+    @property
+    def row_window(self) -> int | None:
+        """Rows that are shuffled together; None where they are tokens, of which whole documents are shuffled."""
+        return None if self._tokens_are_rows else self.shuffle_buffer_size
+
+    @property
+    def _tokens_are_rows(self) -> bool:
+        return self.pack is not None and self.pack.strategy == "concat" and self.shuffle != "rows"
 
     @property
     def lanes(self) -> int:
@@ -423,9 +432,4 @@ def check_beside_pack(options: Mapping[str, Any]) -> None:
         raise ConfigError(
             'strategy="concat" runs sequences on over the ends of files, where batch_by="file" ends batches; leave '
             'batch_by out, or use strategy="best_fit" or "pad"'
-        )
-    if pack.strategy == "concat" and options["shuffle_buffer_size"] is not None:
-        raise ConfigError(
-            "shuffle_buffer_size permutes rows, which would be single tokens of sequences; leave it out, or use "
-            'strategy="best_fit" or "pad", or shuffle="rows"'
         )

@@ -445,6 +445,16 @@ class PackedSplits(Packed):
     kind, streamed = "packs", True
 
 
+class PackedWindows(PackedSplits):
+    """Packs the documents of splits, some of which are shuffled together first."""
+
+    kind = "packs in windows"
+
+    def parts(self, root: Path, options: dict[str, Any]) -> tuple[Any, list[Any], dict[str, Any]]:
+        """Shuffle splits of several documents, and three documents together."""
+        return super().parts(root, {"split_size": 10, "shuffle_buffer_size": 3} | options)
+
+
 class PackedItems(Packed):
     """Packs the documents of a row store."""
 
@@ -516,6 +526,13 @@ class PackedStreams(PackedTables):
     shuffle: ClassVar[dict[str, Any]] = {"shuffle": True, "split_size": 3}
 
 
+class WindowedStreams(PackedStreams):
+    """Mixes sequences of two streams, documents of which are shuffled together first."""
+
+    kind = "packed streams in windows"
+    shuffle: ClassVar[dict[str, Any]] = {"shuffle": True, "split_size": 10, "shuffle_buffer_size": 3}
+
+
 def _token(place: Place) -> int:
     document, at = place
     return MOST_TOKENS * document + at
@@ -555,6 +572,8 @@ EVERY_PACK: list[Packed] = [
     for mode in (PackedSplits, PackedItems, PackedMixture, PackedStreams)
     for strategy in STRATEGIES[: 3 if mode.streamed else 4]
 ]
+WINDOWED = full_pack(seq_len=7, labels="shifted", loss_mask="trained")
+EVERY_PACK += [PackedWindows(WINDOWED), WindowedStreams(WINDOWED)]
 """Each way to read documents with each strategy, and all that is cut as their tokens are."""
 MODES: list[Mode] = [*TABLE_MODES, *PACKED_MODES]
 

@@ -164,6 +164,37 @@ def test_only_the_tensors_that_are_named_come_out(table: Path) -> None:
             assert all(torch.equal(torch.as_tensor(batch[name]), torch.as_tensor(base[name])) for name in batch)
 
 
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_a_window_of_documents_is_shuffled_before_it_is_cut(tmp_path: Path, shuffle: bool) -> None:
+    groups = [[3, 1, 4, 1, 5, 9, 2, 6], [5, 3, 5, 8, 9, 7], [9, 3, 2, 3, 8, 4, 6]]
+    write_documents(tmp_path, groups, files=1)
+    pack, orders = Pack(seq_len=7), set()
+    loader = make(tmp_path, pack, shuffle=shuffle, shuffle_buffer_size=4, num_workers=1, batch_size=1)
+    again = make(tmp_path, pack, shuffle=shuffle, shuffle_buffer_size=4, num_workers=1, batch_size=1)
+    plain = make(tmp_path, pack, shuffle=shuffle, num_workers=1, batch_size=1)
+    assert len(loader) == len(plain)
+    for epoch in range(3):
+        loader.set_epoch(epoch)
+        again.set_epoch(epoch)
+        batches = list(loader)
+        assert [batch["input_ids"].tolist() for batch in again] == [batch["input_ids"].tolist() for batch in batches]
+        for step, batch in enumerate(batches):
+            spans: Any = again.rows_of(step)
+            assert [span.row_start for span in spans] == batch["documents"]["id"].tolist()
+        tokens = [token for batch in batches for token in batch["input_ids"].reshape(-1).tolist() if token]
+        documents = list(dict.fromkeys((token - 1000) // MOST_TOKENS for token in tokens))
+        sizes = dict(enumerate(length for group in groups for length in group))
+        assert tokens == [1000 + number * MOST_TOKENS + at for number in documents for at in range(sizes[number])]
+        orders.add(tuple(documents))
+        firsts = {0: 8, 8: 6, 14: 7}
+        while documents:  # each row group comes whole, and window by window
+            first = max(start for start in firsts if start <= documents[0])
+            group, documents = documents[: firsts[first]], documents[firsts[first] :]
+            for at in range(0, len(group), 4):
+                assert sorted(group[at : at + 4]) == list(range(first + at, first + min(at + 4, len(group))))
+    assert len(orders) == 3
+
+
 def test_a_batch_has_ids_and_labels_unless_more_is_asked_for(table: Path) -> None:
     def names(**options: Any) -> set[str]:
         columns = options.pop("columns", None)
@@ -306,7 +337,6 @@ def test_what_does_not_fit_is_refused(given_options: dict[str, Any], message: st
     ("options", "message"),
     [
         ({"output_format": "arrow"}, "leave pack out"),
-        ({"shuffle": True, "shuffle_buffer_size": 4}, "single tokens"),
         ({"pack": {"seq_len": 4}}, "must be a Pack"),
         ({"pack": full_pack(seq_len=4, strategy="windows")}, 'needs shuffle="rows"'),
         ({"pack": full_pack(seq_len=4, tokens="tokens")}, "no column 'tokens'"),

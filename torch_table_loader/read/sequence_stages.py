@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from abc import abstractmethod
 from collections.abc import Sequence
 from functools import partial
@@ -23,8 +22,6 @@ from torch_table_loader.read.token_stages import Documents, TokensAsRows, TokenS
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
-
-    from torch_table_loader.planning.keys import Key
 
     Ints = NDArray[np.int64]
 
@@ -109,8 +106,6 @@ class DocumentsAsRows(SequencesAsRows):
 class BestFitAsRows(SequencesAsRows):
     """Whole documents are packed into sequences, block by block of the rows of a split's row group."""
 
-    _order_key: Key | None = None
-
     @property
     @override
     def block_rows(self) -> int:
@@ -120,13 +115,6 @@ class BestFitAsRows(SequencesAsRows):
     @override
     def orders_blocks(self) -> bool:
         return True
-
-    @override
-    def of_epoch(self, key: Key, *, shuffle: bool) -> TokenStage:
-        other = copy.copy(super().of_epoch(key, shuffle=shuffle))
-        if shuffle and isinstance(other, BestFitAsRows):
-            other._order_key = key
-        return other
 
     @override
     def ordered(self, lengths: Ints) -> tuple[Ints, Ints]:
@@ -148,18 +136,16 @@ class BestFitAsRows(SequencesAsRows):
         return packed.order, packed.offsets
 
 
-def stage_of(pack: Pack, table: pa.Schema, asked: Sequence[str] = ()) -> TokenStage:
+def stage_of(pack: Pack, table: pa.Schema, asked: Sequence[str] = (), window: int | None = None) -> TokenStage:
     """Return the stage that the rows of a table pass in a stream.
+
+    Args:
+        window: how many documents are shuffled together before they are cut anywhere; None: none are.
 
     Raises:
         ConfigError: the columns do not fit, or the strategy is one of ``shuffle="rows"``.
     """
-    stages: dict[str, type[TokensAsRows | SequencesAsRows]] = {
-        "concat": TokensAsRows,
-        "pad": DocumentsAsRows,
-        "best_fit": BestFitAsRows,
-    }
-    if pack.strategy not in stages:
+    if pack.strategy == "windows":
         raise ConfigError(f'Pack: strategy={pack.strategy!r} needs shuffle="rows"; pass that, or use strategy="concat"')
     if pack.tokenizer is not None:
         raise ConfigError(
@@ -171,4 +157,6 @@ def stage_of(pack: Pack, table: pa.Schema, asked: Sequence[str] = ()) -> TokenSt
             f'Pack: balance={pack.balance!r} needs shuffle="rows": a rank of a stream reads files of its own, and to '
             "take a sequence of another rank it would have to read that rank's files too; leave balance out"
         )
-    return stages[pack.strategy](pack, table, asked)
+    if pack.strategy == "concat":
+        return TokensAsRows(pack, table, asked, window)
+    return (DocumentsAsRows if pack.strategy == "pad" else BestFitAsRows)(pack, table, asked)

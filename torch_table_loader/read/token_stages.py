@@ -6,6 +6,7 @@ import copy
 from abc import abstractmethod
 from collections.abc import Sequence
 from functools import cached_property, partial
+from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -18,11 +19,12 @@ from torch_table_loader.arrow.reserved import ROW_ID
 from torch_table_loader.arrow.token_rows import (
     Parts,
     rows_of_tokens,
+    runs_of,
     schema_of_tokens,
 )
 from torch_table_loader.errors import ConfigError
 from torch_table_loader.pack import IGNORED, Pack
-from torch_table_loader.planning.keys import derive_key
+from torch_table_loader.planning.keys import derive_key, hashes_of
 from torch_table_loader.read.changed_documents import changed_documents, name_of
 from torch_table_loader.read.row_stage import Counted, Made, RowStage
 from torch_table_loader.read.token_fields import (
@@ -83,6 +85,7 @@ class TokenStage(RowStage):
         added = (pack.bos_id, pack.eos_id, pack.sep_id, *(() if pack.documents is None else (_ANY_ID,)))
         self._cut[0] = ids.with_type(wide_enough(ids.type, added))
         self._seeds = derive_key(0, 0, "documents")
+        self._order_key: Key | None = None
         for name in pack.spans:
             check_span_type(table, name)
         if pack.lengths is not None:
@@ -100,10 +103,9 @@ class TokenStage(RowStage):
 
     @override
     def of_epoch(self, key: Key, *, shuffle: bool) -> TokenStage:
-        if self.pack.documents is None:
-            return self
         other = copy.copy(self)
         other._seeds = key
+        other._order_key = key if shuffle and self.orders_blocks else None
         return other
 
     @property
@@ -264,7 +266,34 @@ class TokenStage(RowStage):
 
 
 class TokensAsRows(TokenStage):
-    """Each token is a row, so that documents are cut wherever a batch or a lane ends."""
+    """Each token is a row, so that documents are cut wherever a batch or a lane ends.
+
+    Args:
+        window: how many documents are shuffled together; None: none are.
+    """
+
+    def __init__(self, pack: Pack, table: pa.Schema, asked: Sequence[str] = (), window: int | None = None) -> None:
+        super().__init__(pack, table, asked)
+        self._window = window
+
+    @property
+    @override
+    def block_rows(self) -> int | None:
+        return self._window
+
+    @property
+    @override
+    def orders_blocks(self) -> bool:
+        return self._window is not None
+
+    @override
+    def of_epoch(self, key: Key, *, shuffle: bool) -> TokenStage:
+        return super().of_epoch(key, shuffle=True)  # a window is asked for by its size, whether splits are shuffled
+
+    @property
+    @override
+    def key(self) -> str:
+        return super().key if self._window is None else f"{super().key}-windows of {self._window}"
 
     @property
     @override
@@ -287,6 +316,8 @@ class TokensAsRows(TokenStage):
     @override
     def rows(self, batch: pa.RecordBatch) -> Made:
         found = self.documents(batch)
+        if self._order_key is not None:
+            found = _shuffled(found, self._order_key)
         return int(found.offsets[-1]), partial(self._tokens, batch, found)
 
     def _tokens(self, batch: pa.RecordBatch, found: Documents, start: int, stop: int) -> pa.RecordBatch:
@@ -302,6 +333,17 @@ class TokensAsRows(TokenStage):
         parts = self.parts(batch, found.kept[first:last], begun, until - at, behind)
         values = [column[start:stop] for column in found.values]
         return rows_of_tokens(values, parts, self.schema(batch.schema))
+
+
+def _shuffled(found: Documents, key: Key) -> Documents:
+    """Return the documents of a block in an order of the key's and of the block's, which its documents decide."""
+    begins, lengths = found.offsets[:-1], np.diff(found.offsets)
+    block = blake2b(lengths.tobytes() + found.values[0][begins].tobytes(), digest_size=8).digest()
+    numbers = np.arange(len(lengths), dtype=np.uint64) + np.frombuffer(block, dtype="<u8")
+    order = np.argsort(hashes_of(numbers, key), kind="stable")
+    values = [runs_of(column, begins[order], lengths[order]) for column in found.values]
+    offsets = np.concatenate(([0], np.cumsum(lengths[order])))
+    return Documents(found.kept[order], offsets, found.added[order], values)
 
 
 def _values(lists: pa.Array) -> NDArray[Any]:

@@ -340,7 +340,7 @@ def _refuse_unfit(name: str, source: StreamJob) -> None:
             options.pack is not None and bool(options.pack.schedule),
             "leave it out, since places of the mixture are sequences of one length",
         ),
-        "shuffle_buffer_size=": (options.shuffle_buffer_size is not None, "leave it out; splits are shuffled"),
+        "shuffle_buffer_size=": (options.row_window is not None, "leave it out; splits are shuffled"),
         "batch_by=": (options.batch_by is not None, "leave it out; a batch has rows of several sources"),
         "even_ranks=": (options.even_ranks is not None, "pass it to the mixture"),
         "count_filtered=False": (not source.counted, "leave it True, since shares need the number of rows"),

@@ -77,7 +77,7 @@ def open_stream(
     largest = int(table.layout.group_rows.max(initial=0))
     if stage is None and options.pack is not None:
         asked = (*(options.columns or ()), *((ROW_ID,) if options.row_id else ()))
-        stage = stage_of(options.pack, table.schema, asked)
+        stage = stage_of(options.pack, table.schema, asked, options.shuffle_buffer_size)
     encoded = [] if stage is not None else _encodable(table.schema, columns, TypePolicy.of(options))
     row_bytes = table.row_bytes(columns, encoded)
     read_rows = rows_of_a_read(row_bytes, options.batch_size, largest)

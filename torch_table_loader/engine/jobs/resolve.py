@@ -186,7 +186,7 @@ def topology_of(options: LoaderOptions, num_ranks: int) -> Topology:
         num_ranks,
         options.lanes,
         options.batch_rows,
-        options.shuffle_buffer_size,
+        options.row_window,
         options.even_ranks,
         options.drop_last,
         _micro_batches(options, num_ranks),
@@ -201,7 +201,7 @@ def refuse_shape(topology: Topology, options: LoaderOptions, planner: Planner) -
         ResumeError: rows that nobody counts, or that a strategy deals, cannot be even.
     """
     even, window, drop = topology.even_ranks, topology.shuffle_buffer_size, topology.drop_last
-    if (even, window, drop) == (options.even_ranks, options.shuffle_buffer_size, options.drop_last):
+    if (even, window, drop) == (options.even_ranks, options.row_window, options.drop_last):
         return
     replace(options, shuffle_buffer_size=window, even_ranks=even, drop_last=drop)
     if even is not None and not (planner.strategy.cuts and planner.counted):

@@ -260,7 +260,7 @@ class StreamJob(Job):
             reader=reader,
             windows=planned.windows,
             seed=self.options.shuffle_seed,
-            window=self.options.shuffle_buffer_size,
+            window=self.options.row_window,
             fetching=self.fetching,
         )
 
@@ -288,7 +288,7 @@ class StreamJob(Job):
         pack = self.options.pack
         assert pack is not None  # noqa: S101 only then
         columns, filters = packed_columns(pack, None), self.options.filters
-        stage = stage_of(pack, self.table.schema, (ROW_ID,))
+        stage = stage_of(pack, self.table.schema, (ROW_ID,), self.options.shuffle_buffer_size)
         reader = self.table.reader(columns, filters, row_ids=True, max_rows=self.read_rows, stage=stage)
         reader = reader.of_epoch(key, shuffle=bool(self.options.shuffle))
         batches = (batch for task in tasks for batch in reader.read(task))
@@ -352,7 +352,7 @@ class StreamJob(Job):
         live = planned.segments.live_rows()
         whole_table = self.strategy.cuts and planner.counted and bool((live >= 0).all())
         # A shuffle window counts twice as it turns.
-        window = 2 * (self.options.shuffle_buffer_size or 0)
+        window = 2 * (self.options.row_window or 0)
         return self._explained(
             epoch,
             strategy=self.strategy.name,

@@ -5,13 +5,16 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal, cast, get_args
+from typing import TYPE_CHECKING, Any, Literal, cast, get_args
+
+import numpy as np
 
 from torch_table_loader.errors import ConfigError, ConfigTypeError
 from torch_table_loader.units import integer
 
 if TYPE_CHECKING:
     import pyarrow as pa
+    from numpy.typing import NDArray
 
 PackStrategy = Literal["concat", "pad", "best_fit", "windows"]
 LongDocs = Literal["split", "truncate", "drop", "error"]
@@ -19,6 +22,7 @@ LabelStyle = Literal["hf", "shifted"]
 PackOutput = Literal["hf", "flash", "flex", "megatron", "segment_ids"]
 PackBalance = Literal["attention"]
 IdType = Literal["int64", "int32"]
+ContextOrder = Literal["balanced", "contiguous"]
 
 TENSORS = ("input_ids", "labels", "position_ids", "doc_ids", "cu_seqlens", "max_seqlen")
 """What a batch can have, by the names of this library."""
@@ -102,6 +106,12 @@ class Pack:
             function another name.
         same_lengths: `documents` returns as many tokens for each document as it was given, so that it need not be
             called to count them. Another number is an error.
+        context: this rank and the number of ranks that share each sequence under context parallelism, such as ``(0,
+            4)``, or a ``DeviceMesh`` of one dimension. Tensors with a value a token then have this rank's slice,
+            ``[batch, seq_len / 4]``; ``cu_seqlens`` and ``max_seqlen`` are of the whole sequences. Ranks of one group
+            must be one rank of the job: pass the mesh of data parallelism as ``num_ranks=``.
+        context_order: which slice. "balanced": of 2n chunks those numbered r and 2n − 1 − r, so that causal attention
+            costs each rank the same, as Megatron and torchtitan cut. "contiguous": the r-th of n chunks.
 
     Raises:
         ConfigError: a value is out of range, or two values do not fit each other.
@@ -135,6 +145,8 @@ class Pack:
     seq_len_from: Mapping[int, int] | Sequence[tuple[int, int]] = ()
     documents: Callable[[pa.RecordBatch], pa.RecordBatch] | None = None
     same_lengths: bool = False
+    context: Any = None
+    context_order: ContextOrder = "balanced"
 
     def __post_init__(self) -> None:
         """Check every field."""
@@ -145,6 +157,7 @@ class Pack:
             ("labels", (None, *get_args(LabelStyle))),
             ("balance", (None, *get_args(PackBalance))),
             ("dtype", get_args(IdType)),
+            ("context_order", get_args(ContextOrder)),
         ):
             value = getattr(self, name)
             if value not in allowed:
@@ -153,6 +166,7 @@ class Pack:
         self._check_schedule()
         self._check_pairs()
         self._check_documents()
+        self._check_context()
 
     def _check_integers(self) -> None:
         most_id = 2**31 - 1 if self.dtype == "int32" else 2**32 - 1
@@ -270,6 +284,49 @@ class Pack:
             )
         if self.documents is not None and self.spans:
             raise ConfigError("Pack: spans are places in the stored documents, which documents= changes; leave one out")
+
+    def _check_context(self) -> None:
+        given = self.context
+        if given is None:
+            return
+        if hasattr(given, "get_local_rank"):
+            given = given.get_local_rank(), given.size()
+        if not (isinstance(given, Sequence) and len(given) == 2):
+            raise ConfigTypeError(
+                f"Pack: context must be (rank, ranks), or a DeviceMesh of one dimension, got {given!r}"
+            )
+        ranks = integer("Pack: the ranks of context", given[1], 1, _MOST_TOKENS)
+        object.__setattr__(self, "context", (integer("Pack: the rank of context", given[0], 0, ranks - 1), ranks))
+        chunks = ranks if self.context_order == "contiguous" else 2 * ranks
+        if odd := [length for length in (self.seq_len, *(length for _, length in self.schedule)) if length % chunks]:
+            raise ConfigError(
+                f"Pack: {ranks} ranks of context cut a sequence into {chunks} chunks, got {odd[0]} tokens; pass a "
+                f"seq_len that is a multiple of {chunks}"
+            )
+        if self.labels == "hf":
+            raise ConfigError(
+                'Pack: labels="hf" are shifted by the model, which has a slice of the sequence under context; pass '
+                'labels="shifted", whose slices are those of the next tokens'
+            )
+        if self.output == "flash" or self.spans:
+            said = 'output="flash" makes one flat row of a batch' if self.output == "flash" else "spans lie over slices"
+            raise ConfigError(f"Pack: {said}, of which context has no slices; leave one of them out")
+
+    def slices_of(self, values: NDArray[Any]) -> NDArray[Any]:
+        """Return this rank's slice of sequences, [sequences, seq_len, ...].
+
+        >>> Pack(seq_len=8, labels=None, context=(1, 2)).slices_of(np.arange(8).reshape(1, 8)).tolist()
+        [[2, 3, 4, 5]]
+        """
+        if self.context is None:
+            return values
+        (rank, ranks), width = self.context, values.shape[1]
+        if self.context_order == "contiguous":
+            share = width // ranks
+            return np.ascontiguousarray(values[:, rank * share : (rank + 1) * share])
+        share = width // (2 * ranks)
+        ends = [(number * share, (number + 1) * share) for number in (rank, 2 * ranks - 1 - rank)]
+        return np.concatenate([values[:, start:stop] for start, stop in ends], axis=1)
 
     @property
     def cut_columns(self) -> tuple[str, ...]:

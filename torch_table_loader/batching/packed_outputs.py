@@ -265,7 +265,7 @@ class Sequences:
         flat = self._pack.output == "flash"
         width, rows = (None, batch_tokens) if flat else (self._pack.seq_len, batch_tokens // self._pack.seq_len)
         if width is not None:
-            values = values.reshape(-1, width, *values.shape[1:])
+            values = self._pack.slices_of(values.reshape(-1, width, *values.shape[1:]))
         cut = cut_arrays(values, rows) if self._numpy else cut_tensors(values, rows)
         return [batch[None] for batch in cut] if flat else cut
 

@@ -23,7 +23,7 @@ from tests.torch.modes import (
     PackedStreams,
     PackedTables,
 )
-from tests.torch.packing_reference import BOS, EOS, SEP
+from tests.torch.packing_reference import BOS, EOS, SEP, full_pack
 from torch_table_loader import Pack
 
 WEIGHTS = {"documents": 5, "more documents": 2}
@@ -45,7 +45,7 @@ def packs(draw: st.DrawFn, kind: type[Packed]) -> Pack:
         fields["balance"] = draw(st.sampled_from([None, "attention"]))
     return draw(
         st.builds(
-            Pack,
+            full_pack,
             seq_len=st.integers(1, 45),
             strategy=st.just(strategy),
             bos_id=st.sampled_from([None, BOS]),

@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from torch_table_loader.engine.table import Table
+    from torch_table_loader.engine.tokens_in_place import TokensInPlace
     from torch_table_loader.fetch.settings import FetchSettings
     from torch_table_loader.options import LoaderOptions
     from torch_table_loader.planning.splits import SegmentTable
@@ -75,6 +76,8 @@ class RowStoreHandle:
         fetching: FetchSettings,
         made: str | None = None,
         flat: int = 0,
+        *,
+        in_place: TokensInPlace | None = None,
     ) -> None:
         """Decide what the store holds and where it is; nothing is read.
 
@@ -83,6 +86,7 @@ class RowStoreHandle:
             reader: reads those columns, and row ids where live rows are not all rows.
             made: key of what the reader makes of the table's rows, or None.
             flat: columns, from the first on, whose lists are kept flat.
+            in_place: the table's own files, where they serve as the store, so that none is built.
 
         Raises:
             ConfigError: a column that cannot be kept, or a place that does not fit the workers.
@@ -102,6 +106,7 @@ class RowStoreHandle:
             made=made,
             flat=flat,
         )
+        self.in_place = in_place
         self.built: list[int] = []
         """The chunks that this process built, or began to."""
         self._reader = reader
@@ -128,6 +133,8 @@ class RowStoreHandle:
 
     def _choose(self, options: LoaderOptions, *, fork_safe: bool) -> Path | None:
         """Return the folder of the store; None keeps it in memory."""
+        if self.in_place is not None:
+            return None
         if self.url is not None:
             return default_folder() / self.spec.name
         crosses = crosses_by_fork(options, fork_safe=fork_safe)
@@ -159,6 +166,11 @@ class RowStoreHandle:
         return None if free is None else int((1.0 if self._in_memory_asked else _SHARE_OF_MEMORY) * (free // sharers))
 
     @property
+    def in_memory(self) -> bool:
+        """Whether this process holds the rows in memory."""
+        return self.place is None and self.in_place is None
+
+    @property
     def fork_safe(self) -> bool:
         """Whether a process that asked for the store may still fork."""
         return self.url is None or self.url.storage.fork_safe
@@ -176,6 +188,8 @@ class RowStoreHandle:
     @property
     def memory_bytes(self) -> int:
         """Bytes of the store that are held in memory at most, beside what lanes gather."""
+        if self.in_place is not None:
+            return self.in_place.num_bytes
         if self.place is None:
             return self.spec.num_bytes
         if self.url is None:
@@ -206,6 +220,12 @@ class RowStoreHandle:
         ahead = None if fetcher is None or self.url is None else PartsAhead(fetcher, self.url.storage)
         return rows.windows(blocks, most_blocks, ahead, spans)
 
+    def open(self) -> None:
+        """Open the store at the begin of an epoch; see `rows`."""
+        self.rows()
+        if self.in_place is not None:
+            self.in_place.check()
+
     def rows(self) -> StoredRows | RemoteRows:
         """Open the store; build it before, or help those who do, if it is not there.
 
@@ -216,7 +236,9 @@ class RowStoreHandle:
         with self._lock:
             if self._rows is None:
                 threads = max(1, usable_cpus() // ranks_on_this_node())
-                if self.place is None:
+                if self.in_place is not None:
+                    self._rows = self.in_place.open(self.spec.layout)
+                elif self.place is None:
                     self._rows = self._in_memory(threads)
                 elif self.url is None:
                     self._rows = self._in_files(self.place, threads)
@@ -336,7 +358,7 @@ class RowStoreHandle:
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Open nothing yet."""
         vars(self).update(state, _lock=threading.Lock(), _rows=None)
-        if self.place is None:
+        if self.in_memory:
             warn_caller(
                 "a row store in memory is built again in each process that is not forked; pass row_store= a directory"
             )

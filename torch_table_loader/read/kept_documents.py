@@ -70,6 +70,13 @@ class KeptDocuments(TokenStage):
         """The columns that are cut, each with the type of its values."""
         return list(self._cut)
 
+    @property
+    def keeps_as_stored(self) -> bool:
+        """Whether a document is kept as its tokens are stored, and nothing beside them."""
+        pack = self.pack
+        alone = pack.cut_columns == (pack.ids,) and not pack.spans and pack.lengths is None
+        return alone and not self._adds and pack.min_length == 1 and pack.documents is None and pack.tokenizer is None
+
     @override
     def schema(self, given: pa.Schema) -> pa.Schema:
         lists = [

@@ -83,7 +83,7 @@ class MixedRows(MixtureJob, IndexedJob):
         columns = common_columns(own, options)
         make_codec(with_padding(columns, marks=options.even_ranks == "pad"), TypePolicy.of(options))
         for name, rows in own.items():
-            if rows.store.place is None and not crosses_by_fork(options, fork_safe=fork_safe):
+            if rows.store.in_memory and not crosses_by_fork(options, fork_safe=fork_safe):
                 raise ConfigError(
                     f"source {name!r} keeps its rows in memory, which worker processes that are not forked cannot "
                     'share; pass it a directory as row_store=, or pass worker_type="thread" to the mixture'
@@ -272,7 +272,7 @@ class MixedRows(MixtureJob, IndexedJob):
         """Build and open the stores of sources that have a weight."""
         for name, weight in position.mixed.weights.items():
             if weight:
-                self.sources[name].store.rows()
+                self.sources[name].store.open()
 
     @override
     def stream(self, position: SamplePosition) -> MixedStream:

@@ -27,6 +27,7 @@ from torch_table_loader.engine.jobs.resolve import (
 from torch_table_loader.engine.jobs.table_rows import TableItems, TurnsOf, stored_rows
 from torch_table_loader.engine.sizing import TENSOR_BYTES
 from torch_table_loader.engine.state import Bound, SavedTable, check_state
+from torch_table_loader.engine.tokens_in_place import TokensInPlace
 from torch_table_loader.engine.work.packed_work import PackedStream, StoredTokens
 from torch_table_loader.errors import ConfigError, ResumeError, TableError
 from torch_table_loader.planning.exclusion import Exclusions
@@ -70,7 +71,8 @@ class PackedItems(TableItems):
         assert pack is not None  # noqa: S101 asked only then
         bounds = table.list_bounds(pack.ids) if pack.tokenizer is None else None
         stage = KeptDocuments(pack, table.schema, options.columns or (), bounds)
-        rows = stored_rows(table, _of_documents(options, pack), cache, stage)
+        in_place = TokensInPlace.of(table, options, stage)
+        rows = stored_rows(table, _of_documents(options, pack), cache, stage, in_place)
         cut_fields = stage.token_fields
         others = list(rows.columns)[len(cut_fields) :]
         columns = schema_of_sequences(cut_fields, [entry.with_type(plain_type(entry.type)) for entry in others])
@@ -282,7 +284,7 @@ class PackedItems(TableItems):
         }
         sequences = "" if pack.schedule else f"{position.total:,} sequences of "
         return [
-            f"{orders[pack.strategy]}, {pack.told_lengths} a sequence, from a row store in {self.where}",
+            f"{orders[pack.strategy]}, {pack.told_lengths} a sequence, from {self.where}",
             f"{sequences}{tokens:,} tokens in {self.live_rows:,} documents",
             f"{left:,} of {self.live_rows:,} live documents are in the epoch; the others are excluded",
             *([self.store.note] if self.store.note else []),

@@ -61,6 +61,7 @@ if TYPE_CHECKING:
     from torch_table_loader.engine.jobs.job import Job
     from torch_table_loader.engine.rank_info import RankInfo
     from torch_table_loader.engine.state import SavedState
+    from torch_table_loader.engine.tokens_in_place import TokensInPlace
     from torch_table_loader.planning.splits import SegmentTable
     from torch_table_loader.planning.stages import Extent
     from torch_table_loader.planning.weighted_rows import WeightedRows
@@ -166,7 +167,7 @@ class TableItems(IndexedJob):
 
     @override
     def open(self, position: SamplePosition) -> None:
-        self.store.rows()
+        self.store.open()
 
     def apart(self) -> Self:
         """Return the same with exclusions of its own, which begin with what is excluded now."""
@@ -204,10 +205,13 @@ class TableItems(IndexedJob):
 
     @property
     def where(self) -> str:
-        """Where the store is, for `explain()`."""
+        """Where the rows are, for `explain()`."""
         store = self.store
+        if store.in_place is not None:
+            return "the table's own files"
         where = "the memory of this rank" if store.place is None else f"files, as {store.place.name}"
-        return where if store.url is None else f"{store.url.shown}, or this machine's copy of it"
+        where = where if store.url is None else f"{store.url.shown}, or this machine's copy of it"
+        return f"a row store in {where}"
 
     @override
     def close_clients(self) -> None:
@@ -235,12 +239,17 @@ class SurveyedRows(NamedTuple):
 
 
 def stored_rows(
-    table: Table, options: LoaderOptions, cache: PlanCache | None, stage: KeptDocuments | None = None
+    table: Table,
+    options: LoaderOptions,
+    cache: PlanCache | None,
+    stage: KeptDocuments | None = None,
+    in_place: TokensInPlace | None = None,
 ) -> SurveyedRows:
     """Check the options against a table, and count its live rows.
 
     Args:
         stage: makes one row to keep from each row of the table; None keeps rows as they are.
+        in_place: the table's own files, where they serve as the store.
 
     Raises:
         ConfigError: an option does not fit the table or another option.
@@ -266,7 +275,7 @@ def stored_rows(
     ids = keeps_ids or (stage is not None and stage.takes_ids)
     reader = table.reader(columns, options.filters, row_ids=ids, max_rows=max_rows, stage=stage)
     made, flat = (None, 0) if stage is None else (stage.key, len(stage.token_fields))
-    store = RowStoreHandle(table, options, schema, segments, reader, fetching, made, flat)
+    store = RowStoreHandle(table, options, schema, segments, reader, fetching, made, flat, in_place=in_place)
     return SurveyedRows(table, store, with_ids, segments, row_bytes)
 
 
@@ -450,7 +459,7 @@ class TableRows(TableItems):
     def notes(self, position: SamplePosition) -> list[str]:
         store = self.store
         return [
-            f"rows are shuffled one by one, from a row store of about {store.spec.num_bytes:,} bytes in {self.where}",
+            f"rows are shuffled one by one, from {self.where}, of about {store.spec.num_bytes:,} bytes",
             self._note_of_rows(position),
             *([store.note] if store.note else []),
         ]

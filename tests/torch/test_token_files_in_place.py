@@ -1,0 +1,145 @@
+"""Rows and sequences of token files in any order: local files are read where they lie, and no store is built."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import pyarrow.compute as pc
+import pytest
+
+from tests.tables.plain import meant_warnings
+from tests.tables.token_files import LAYOUTS, some_documents
+from torch_table_loader import MixedDataset, Pack, StructuredDataset, TableError, TableLoader
+
+STRATEGIES = ("concat", "windows", "pad", "best_fit")
+IN_PLACE = tuple(form for form in LAYOUTS if form != "fms-fsdp")
+
+
+@pytest.fixture
+def stores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], list[str]]:
+    """List what was kept for later."""
+    cache = tmp_path / "cache"
+    monkeypatch.setenv("TORCH_TABLE_LOADER_CACHE", str(cache))
+    return lambda: [path.name for path in cache.glob("row-stores/*")]
+
+
+def write(folder: Path, form: str, seed: int = 1) -> str:
+    suffix, writer = LAYOUTS[form]
+    folder.mkdir()
+    for number, size in enumerate((40, 1, 25)):
+        writer(folder / f"{number}{suffix}", some_documents(seed + number, size))
+    return str(folder)
+
+
+def make(path: str, form: str, pack: Pack, **options: Any) -> tuple[TableLoader, StructuredDataset]:
+    asked: dict[str, Any] = {"batch_size": 3, "shuffle": "rows", "num_workers": 2, "check_plan": False, **options}
+    with meant_warnings():
+        return StructuredDataset.create_dataloader(path, form, pack=pack, **asked)
+
+
+def ids_of(batches: Any) -> list[Any]:
+    return [batch["input_ids"].tolist() for batch in batches]
+
+
+@pytest.mark.parametrize("form", IN_PLACE)
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_sequences_are_those_of_a_store(tmp_path: Path, stores: Any, form: str, strategy: Any) -> None:
+    path, pack = write(tmp_path / "t", form), Pack(seq_len=9, strategy=strategy)
+    world: dict[str, Any] = {"num_ranks": 2, "rank": 1, "even_ranks": "pad", "row_id": True}
+    loader, dataset = make(path, form, pack, **world)
+    stored, _ = make(path, form, pack, row_store=str(tmp_path / "stores"), **world)
+    assert "from the table's own files" in dataset.explain().notes[0]
+    for epoch in range(2):
+        for each in (loader, stored):
+            each.set_epoch(epoch)
+        for batch, base in zip(loader, stored, strict=True):
+            assert batch["input_ids"].tolist() == base["input_ids"].tolist()
+            assert batch["labels"].tolist() == base["labels"].tolist()
+            assert batch["documents"]["row_id"].tolist() == base["documents"]["row_id"].tolist()
+    assert stores() == []
+
+
+SERVED: list[dict[str, Any]] = [{"num_workers": 0}, {"worker_type": "fork"}, {"worker_type": "forkserver"}]
+
+
+@pytest.mark.parametrize("served", SERVED, ids=str)
+def test_anyone_makes_the_same_and_goes_on(tmp_path: Path, stores: Any, served: dict[str, Any]) -> None:
+    path, pack = write(tmp_path / "t", "megatron"), Pack(seq_len=9)
+    expected = ids_of(make(path, "megatron", pack)[0])
+    loader, _ = make(path, "megatron", pack, **served)
+    batches = iter(loader)
+    taken, state = ids_of(islice(batches, 4)), loader.state_dict()
+    assert taken + ids_of(batches) == expected
+    for other in ({}, {"row_store": "memory"}):  # a state says nothing of where the tokens are
+        again, _ = make(path, "megatron", pack, **other)
+        again.load_state_dict(state)
+        assert taken + ids_of(again) == expected
+    assert stores() == []
+
+
+def test_documents_are_excluded_and_mixed(tmp_path: Path, stores: Any) -> None:
+    path, pack = write(tmp_path / "a", "megatron"), Pack(seq_len=9)
+    other = write(tmp_path / "b", "datatrove", seed=7)
+    for options in SERVED:
+        with meant_warnings():
+            sources = {
+                "a": StructuredDataset(path, "megatron", pack=pack, shuffle="rows"),
+                "b": StructuredDataset(other, "datatrove", pack=pack, shuffle="rows"),
+            }
+            loader, dataset = MixedDataset.create_dataloader(sources, "rows", batch_size=3, check_plan=False, **options)
+        before = sum(len(batch["input_ids"]) for batch in loader)
+        dataset.exclude({"a": range(40)})
+        loader.set_epoch(1)
+        after = list(loader)
+        assert sum(len(batch["input_ids"]) for batch in after) < before
+        assert len(after) == len(loader)
+    assert stores() == []
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"pack": {"eos_id": 7}},
+        {"pack": {"min_length": 3}},
+        {"filters": pc.list_value_length(pc.field("tokens")) > 2},
+        {"row_store": "STORES"},
+    ],
+    ids=str,
+)
+def test_what_files_do_not_hold_as_it_is_makes_a_store(tmp_path: Path, stores: Any, options: dict[str, Any]) -> None:
+    path, pack = write(tmp_path / "t", "megatron"), Pack(seq_len=9, **options.pop("pack", {}))
+    if "row_store" in options:
+        options["row_store"] = str(tmp_path / "stores")
+    loader, dataset = make(path, "megatron", pack, **options)
+    assert "from a row store in" in dataset.explain().notes[0]
+    assert len(list(loader)) == len(loader)
+
+
+@pytest.mark.parametrize("how", ["changed", "cut", "gone"])
+def test_a_file_that_changes_is_an_error_that_names_it(tmp_path: Path, how: str) -> None:
+    path = write(tmp_path / "t", "megatron")
+    loader, _ = make(path, "megatron", Pack(seq_len=9))
+    list(loader)
+    file = tmp_path / "t" / "2.bin"
+    if how == "gone":
+        file.unlink()
+    else:
+        data = file.read_bytes()
+        new = data if how == "changed" else data[:-2]
+        copy = tmp_path / "new"
+        copy.write_bytes(new)
+        copy.replace(file)
+    loader.set_epoch(1)
+    with pytest.raises((TableError, FileNotFoundError), match=r"2\.bin"):
+        list(loader)
+
+
+def test_only_lengths_are_held(tmp_path: Path) -> None:
+    path = write(tmp_path / "t", "datatrove")
+    _, dataset = make(path, "datatrove", Pack(seq_len=9))
+    with meant_warnings():
+        _, stored = make(path, "datatrove", Pack(seq_len=9), row_store="memory")
+    assert dataset.explain().memory_bound < stored.explain().memory_bound

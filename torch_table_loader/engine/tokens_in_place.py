@@ -1,0 +1,79 @@
+"""Token files as they lie, gathered by place like a row store: mapped, with the lengths of documents in memory."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from torch_table_loader.planning.document_lengths import DocumentLengths
+from torch_table_loader.read.failures import changed_error
+from torch_table_loader.read.footers import LazyFooters
+from torch_table_loader.read.formats import reader_of
+from torch_table_loader.read.token_files import TokenReader, document_lengths
+from torch_table_loader.store.gather import StoredRows
+from torch_table_loader.store.list_values import ListValues
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from torch_table_loader.contracts import Storage
+    from torch_table_loader.engine.table import Table
+    from torch_table_loader.options import LoaderOptions
+    from torch_table_loader.read.kept_documents import KeptDocuments
+    from torch_table_loader.records import DataFile, FileMeta
+    from torch_table_loader.store.record_layout import RecordLayout
+
+
+@dataclass(frozen=True, slots=True)
+class TokensInPlace:
+    """The token files of a table on this machine, each of them tokens and nothing else. It pickles."""
+
+    storage: Storage
+    files: Sequence[DataFile]
+    metas: Sequence[FileMeta]
+
+    @classmethod
+    def of(cls, table: Table, options: LoaderOptions, stage: KeptDocuments) -> TokensInPlace | None:
+        """Return the files of a table; None if they are not here, or not all that a store would keep of them.
+
+        A store that the caller asked for is built.
+        """
+        whole = options.filters is None and not table.layout.has_deletes and not table.left_out
+        alone = stage.keeps_as_stored and set(options.columns or ()) <= {stage.pack.ids}
+        if options.rows_kept.place is not None or not (whole and alone) or isinstance(table.metas, LazyFooters):
+            return None
+        tokens = all(isinstance(reader_of(file), TokenReader) for file in table.files)
+        return cls(table.storage, table.files, table.metas) if tokens and table.storage.is_local else None
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes in memory: of the lengths of documents."""
+        return sum(document_lengths(meta).nbytes for meta in self.metas)
+
+    def check(self) -> None:
+        """Refuse files that are no longer those that were listed.
+
+        Raises:
+            TableError: names the file.
+        """
+        for file in self.files:
+            now = self.storage.version(file.path)
+            if not file.version.holds(now):
+                raise changed_error(file, now)
+
+    def open(self, layout: RecordLayout) -> StoredRows:
+        """Map the files; their documents are the rows.
+
+        Raises:
+            TableError: a file has changed since it was listed.
+        """
+        some = [file.path for file in self.files if file.version.num_bytes]
+        values = [np.memmap(path, layout.value_dtype, mode="r") for path in some]
+        self.check()
+        none = [np.empty(0, np.uint8)]
+        lengths = DocumentLengths.of(np.concatenate([*none, *map(document_lengths, self.metas)]))
+        return StoredRows(
+            layout, lengths.count, {}, frozenset(), [], lengths=lengths, values=ListValues.consecutive(values)
+        )

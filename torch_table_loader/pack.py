@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, Literal, cast, get_args
 
 import numpy as np
@@ -46,6 +46,12 @@ FLASH_EDGES = ("cu_seq_lens_q", "max_length_q", "cu_seq_lens_k", "max_length_k")
 """Where documents begin, and the longest, by the names that Hugging Face gives FlashAttention."""
 
 _TAKEN = {*TENSORS, *FLASH_EDGES, "segment_ids", "tokens", "loss_mask", "documents", "spans", "padding"}
+
+_OF_DOCUMENTS = frozenset(
+    {"tokens", "bos_id", "eos_id", "sep_id", "min_length", "long_docs", "block_docs"}
+    | {"tokenizer", "lengths", "documents", "same_lengths"}
+)
+"""What a pack says of documents alone, and not of the sequences that come of them."""
 
 IGNORED = -100
 """The label that losses leave out, in torch and in Hugging Face."""
@@ -354,6 +360,12 @@ class Pack:
             what = "token ids" if self.tokenizer is None else "text"
             raise ConfigError(f"Pack: the table has no column {usual}, but {some}; name the one of {what} as tokens=")
         return replace(self, tokens=found)
+
+    @property
+    def form(self) -> Pack:
+        """The same without what says how documents are found and ended, in which sources of a mixture may differ."""
+        plain: dict[str, Any] = {entry.name: entry.default for entry in fields(self) if entry.name in _OF_DOCUMENTS}
+        return replace(self, **plain)
 
     @property
     def _usual_columns(self) -> tuple[str, ...]:

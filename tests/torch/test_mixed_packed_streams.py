@@ -11,7 +11,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -197,3 +199,32 @@ def test_what_does_not_fit_is_refused_by_name(tables: dict[str, str]) -> None:
     }
     with pytest.raises(ConfigError, match=r"pack.seq_len is 8 in 'a' and 9 in 'b'"):
         MixedDataset(sources, "rows", check_plan=False)
+
+
+@pytest.mark.parametrize("shuffle", [True, "rows"])
+@pytest.mark.parametrize("strategy", ["concat", "best_fit"])
+def test_sources_have_documents_of_their_own_kind(tmp_path: Path, strategy: Any, shuffle: Any) -> None:
+    packs = {}
+    for number, (name, eos) in enumerate((("input_ids", 7), ("ids", None), ("tokens", 9))):
+        documents = [[1000 * number + 10 * row + at for at in range(row % 6)] for row in range(1, 40)]
+        columns = {name: pa.array(documents, pa.list_(pa.int32())), f"n{number}": range(39)}
+        (tmp_path / name).mkdir()
+        pq.write_table(pa.table(columns), tmp_path / name / "0.parquet", row_group_size=10)
+        own: dict[str, Any] = {"tokens": name} if name == "ids" else {}
+        packs[name] = Pack(seq_len=8, strategy=strategy, eos_id=eos, min_length=1 + number, **own)
+    with meant_warnings():
+        sources = {
+            name: StructuredDataset(str(tmp_path / name), pack=pack, columns=[], shuffle=shuffle)
+            for name, pack in packs.items()
+        }
+        loader, _ = MixedDataset.create_dataloader(sources, "rows", batch_size=2, check_plan=False)
+    seen: dict[int, list[int]] = {0: [], 1: [], 2: []}
+    for batch in loader:
+        owner = np.asarray(batch["doc_ids"]).reshape(-1)
+        source = np.asarray(batch["documents"]["source"])[owner[owner >= 0]]
+        for number, token in zip(source.tolist(), batch["input_ids"].reshape(-1)[owner >= 0].tolist(), strict=True):
+            seen[number].append(token)
+    for number, eos in enumerate((7, None, 9)):
+        documents = [[1000 * number + 10 * row + at for at in range(row % 6)] for row in range(1, 40)]
+        kept = [tokens for tokens in documents if len(tokens) > number and tokens]
+        assert sorted(seen[number]) == sorted(sum(kept, []) + ([] if eos is None else [eos] * len(kept)))

@@ -47,6 +47,9 @@ if TYPE_CHECKING:
 
     Ints = NDArray[np.int64]
 
+IDS = "input_ids"
+"""What the column of tokens is called once documents are read."""
+
 _ANY_ID = np.iinfo(np.int32).max
 """A function of the caller's may give tokens that need wider integers than the stored ones."""
 
@@ -83,7 +86,8 @@ class TokenStage(RowStage):
         if not pt.is_integer(ids.type):
             raise ConfigError(f"Pack: tokens={pack.ids!r} must be a list of integers, got a list of {ids.type}")
         added = (pack.bos_id, pack.eos_id, pack.sep_id, *(() if pack.documents is None else (_ANY_ID,)))
-        self._cut[0] = ids.with_type(wide_enough(ids.type, added))
+        # Whatever the table calls its tokens, so that sources of a mixture may differ in that.
+        self._cut[0] = pa.field(IDS, wide_enough(ids.type, added), nullable=False)
         self._seeds = derive_key(0, 0, "documents")
         self._order_key: Key | None = None
         for name in pack.spans:

@@ -311,7 +311,7 @@ def _item_bytes(source: StreamJob) -> int:
     if pack is None:
         return source.row_bytes
     cut = flat_columns(source.reader.schema)
-    return pack.seq_len * (TENSOR_BYTES + sum(width_of(cut.field(name).type) for name in pack.cut_columns))
+    return pack.seq_len * (TENSOR_BYTES + sum(map(width_of, cut.types[: len(pack.cut_columns)])))
 
 
 def _common_fetching(sources: Mapping[str, StreamJob]) -> FetchSettings:

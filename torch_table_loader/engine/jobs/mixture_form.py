@@ -78,9 +78,10 @@ def common_form(sources: Mapping[str, LoaderOptions]) -> dict[str, Any]:
     (first, options), *others = sources.items()
     for name, other in others:
         for option in FORM_OPTIONS:
-            one, two = getattr(options, option), getattr(other, option)
+            one, two, called = getattr(options, option), getattr(other, option), option
+            if isinstance(one, Pack) and isinstance(two, Pack):
+                one, two = one.form, two.form
             if not same(one, two):
-                called = option
                 if isinstance(one, Pack) and isinstance(two, Pack):
                     called, one, two = _first_difference(one, two)
                 raise ConfigError(

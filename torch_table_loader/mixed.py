@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 from torch_table_loader.dataset import TableDataset
 from torch_table_loader.engine.jobs.mixed_rows import MixedRows
 from torch_table_loader.engine.jobs.mixed_streams import MixedStreams
-from torch_table_loader.engine.jobs.mixture_form import common_form, same
+from torch_table_loader.engine.jobs.mixture_form import by_step, common_form, same
 from torch_table_loader.engine.jobs.mixture_job import MixtureJob
 from torch_table_loader.engine.jobs.resolve import with_batch_size
 from torch_table_loader.engine.jobs.stream_job import StreamJob
@@ -57,7 +57,7 @@ class MixedDataset(RankDataset):
     def __init__(
         self,
         sources: Mapping[str, TableDataset | Callable[..., TableDataset]],
-        weights: Mapping[str, float] | NaturalShares,
+        weights: Mapping[str, float] | NaturalShares | Mapping[int, Mapping[str, float] | NaturalShares],
         *,
         unit: ShareUnit = "rows",
         stop: StopRule = "first_exhausted",
@@ -72,7 +72,9 @@ class MixedDataset(RankDataset):
                 ``shuffle="rows"``, unless they choose another, and the `options` that concern a source. The names are
                 part of the order and of the state.
             weights: weight of each source, by name, on any scale; 0 leaves a source out. "rows" or "tokens": all of
-                each source, so every row or sequence comes once, and the sizes are the shares.
+                each source, so every row or sequence comes once, and the sizes are the shares. A schedule gives either
+                by the step from which it holds, from 0 on: ``{0: {"web": 9, "code": 1}, 1000: {"web": 1, "code": 1}}``.
+                Steps are those of the first epoch; later epochs have the last weights.
             unit: "rows", or "tokens" of packed sequences: each source then has its share after every sequence, to
                 within one; in streams, after every step in either unit.
             stop: when an epoch ends: "first_exhausted": before any source that has a weight would repeat a row;
@@ -101,7 +103,8 @@ class MixedDataset(RankDataset):
             asked = replace(asked, num_ranks=ranks.num_ranks, rank=ranks.rank)  # the caller named them
         with plan_check:
             asked = replace(asked, **common_form({name: job.options for name, job in jobs.items()}))
-            job = _mixed_job(jobs, asked, ranks, weights, stop, block, unit)
+            first, later = by_step(weights)
+            job = _mixed_job(jobs, asked, ranks, first, stop, block, unit).following_schedule(later)
             plan_check.check({**job.compared, **asdict(job.topology)})
         super().__init__(job, plan_check, self._with_snapshots_of)
         self._sources = opened

@@ -132,7 +132,7 @@ class IndexedJob(Job):
     def explain(self, epoch: int) -> Explanation:
         position, lanes = self.start(epoch), range(self.topology.lanes)
         plans = [self._batches(stage) for stage in self.stages(position)]
-        plan, endless = plans[0], plans[0].endless
+        plan, endless = plans[0], any(own.endless for own in plans)
         steps = [sum(own.batches_before(own.steps)[lane] for own in plans) for lane in lanes]
         rows = [0 if endless else sum(own.rows_of(lane) for own in plans) for lane in lanes]
         gathered = self.gather_batches * self.options.batch_size

@@ -143,13 +143,13 @@ class Job(ABC):
     def following(self, position: Any) -> Any:
         """Return where the job continues in the epoch when the newest stage has ended; None: with nothing.
 
-        Sequences of another length make another stage, of which `planned` gives the steps until then.
+        Sequences of another length or other weights make another stage, of which `planned` gives the steps until then.
         """
         until = self._phase(position)[1]
         if until is None or (self.planned(position).longest or 0) < until:
             return None
         after = self.next_stage(position.after(until))
-        return after if self.planned(after).longest else None
+        return after if after.steps_before > position.steps_before and self.planned(after).longest else None
 
     def stages(self, position: Any) -> Iterator[Any]:
         """Yield a position, and the begins of the stages of the epoch that follow its own."""
@@ -202,16 +202,15 @@ class Job(ABC):
     def state(self, position: Any) -> dict[str, Any]:
         """Write where the job is, with what the caller changed since, as plain data that is equal on every rank."""
         position = self.current(position)
-        tables, mixture = self.saved_tables(position), self.saved_mixture
+        tables, mixture = self.saved_tables(position), self.saved_mixture(position)
         return write_state(SavedState(self.kind, tables, mixture, position.epoch, position.history()))
 
     @abstractmethod
     def saved_tables(self, position: Any) -> dict[str, SavedTable]:
         """Return what a state says of each table, by name of its source."""
 
-    @property
-    def saved_mixture(self) -> SavedMixture | None:
-        """What a state says of a mixture beside its tables; None for one table."""
+    def saved_mixture(self, position: Any) -> SavedMixture | None:  # noqa: ARG002 most jobs are of one table
+        """Return what a state says of a mixture beside its tables; None for one table."""
         return None
 
     def extents(self, saved: SavedState) -> Collection[Extent]:  # noqa: ARG002 most tables do not grow

@@ -128,7 +128,7 @@ class MixedRows(MixtureJob, IndexedJob):
 
     @override
     def start(self, epoch: int) -> SamplePosition:
-        return self._started(epoch, self.weights.newest, self._exclusions_of(epoch))
+        return self._started(epoch, self._weights_at(epoch, 0), self._exclusions_of(epoch))
 
     def _started(self, epoch: int, weights: Weights, versions: Mapping[str, ExclusionVersions]) -> SamplePosition:
         rows = self._rows(versions, epoch)
@@ -211,7 +211,8 @@ class MixedRows(MixtureJob, IndexedJob):
         total, shares = running_shares(saved, mixture)
         count = SampleCount.of_history(saved.epoch, saved.history)
         sources = {name: self._resumed(name, saved) for name in self.sources if name in saved.tables}
-        mixed, newest = replace(self, sources={**self.sources, **sources}), self.weights.newest
+        mixed = replace(self, sources={**self.sources, **sources})
+        newest = self._weights_at(saved.epoch, count.steps)
         consumed, epoch = count.consumed, saved.epoch
         refuse_ended(consumed, total, ended=count.ended)
         versions = mixed._exclusions_of(epoch)

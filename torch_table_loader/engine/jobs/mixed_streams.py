@@ -25,7 +25,7 @@ from torch_table_loader.engine.jobs.mixture_form import (
     stream_weights,
 )
 from torch_table_loader.engine.jobs.mixture_job import MixtureJob, WeightState
-from torch_table_loader.engine.jobs.resolve import topology_of, warn_of_uneven_batches, with_padding
+from torch_table_loader.engine.jobs.resolve import topology_of, with_padding
 from torch_table_loader.engine.mixture_state import refuse_unasked, refuse_unfit
 from torch_table_loader.engine.sizing import TENSOR_BYTES, batches_of_a_gather, rows_in_flight
 from torch_table_loader.engine.state import Bound
@@ -33,7 +33,7 @@ from torch_table_loader.engine.work.mixed_stream_work import MixedStreamWork, St
 from torch_table_loader.engine.work.source_form import PlainForm
 from torch_table_loader.errors import ConfigError
 from torch_table_loader.fetch.settings import FetchSettings
-from torch_table_loader.planning.global_batches import ENDLESS, steps_of_ranks
+from torch_table_loader.planning.global_batches import ENDLESS, GlobalBatches, steps_of_ranks
 from torch_table_loader.planning.mixed_stages import MixedPosition, begun, refuse_other_orders, rests_of
 from torch_table_loader.planning.mixture import NaturalShares, ShareUnit, StopRule
 from torch_table_loader.planning.rounds import RoundRuns, Rounds
@@ -135,15 +135,11 @@ class MixedStreams(MixtureJob):
 
     @override
     def start(self, epoch: int) -> MixedPosition:
-        return self._begun(epoch, self.weights.newest)
+        return self._begun(epoch, self._weights_at(epoch, 0))
 
     @override
     def kept_shape(self, position: MixedPosition) -> bool:
         return all(stage.deal.topology == self.topology for stage in position.stages)
-
-    @override
-    def next_stage(self, position: MixedPosition) -> MixedPosition:
-        return self._begun(position.epoch, self.weights.newest, position)
 
     def _begun(self, epoch: int, weights: Weights, before: MixedPosition | None = None) -> MixedPosition:
         """Return the start of a stage, behind another one if one is given."""
@@ -168,7 +164,7 @@ class MixedStreams(MixtureJob):
         refuse_other_orders(position, self.rounds, self.stop)
         refuse_ended(position.consumed, position.total, ended=position.ended)
         lanes = position.stage.topology.lanes if self.options.num_workers is None else self.topology.lanes
-        job, newest = self.with_lanes(lanes), self.weights.newest
+        job, newest = self.with_lanes(lanes), self._weights_at(position.epoch, position.steps_taken)
         if position.stage.topology == job.topology and _has(position, newest, job.sources):
             return job, position
         if position.consumed == position.total:
@@ -177,17 +173,17 @@ class MixedStreams(MixtureJob):
         return job, job._begun(position.epoch, newest, position)
 
     @override
-    def warn_of_uneven_steps(self) -> None:
-        warn_of_uneven_batches(self.start(0).batches(self.rank))
-
-    @override
     def schema(self, position: MixedPosition | None = None) -> pa.Schema:
         return with_padding(self.columns, marks=self.topology.even_ranks == "pad")
 
     @override
     def planned(self, position: MixedPosition) -> PlannedStage:
-        plan = position.batches(self.rank)
+        plan = self._plan(position)
         return PlannedStage(plan, plan.longest)
+
+    def _plan(self, position: MixedPosition) -> GlobalBatches:
+        plan, until = position.batches(self.rank), self._phase(position)[1]
+        return plan if until is None else plan.up_to(until)
 
     @override
     def work(self, position: MixedPosition) -> MixedStreamWork:
@@ -195,7 +191,7 @@ class MixedStreams(MixtureJob):
         rests = rests_of(self.rounds, position)
         return MixedStreamWork(
             **common,
-            plan=position.batches(self.rank),
+            plan=self._plan(position),
             deal=position.deal,
             parts=tuple(
                 StreamPart(self.rounds[name], rests[name], self.sources[name].reader, self._form(name, common["codec"]))
@@ -261,9 +257,9 @@ class MixedStreams(MixtureJob):
     @override
     def explain(self, epoch: int) -> Explanation:
         position, lanes = self.start(epoch), range(self.topology.lanes)
-        plan = position.batches(self.rank)
-        endless = plan.endless
-        steps = plan.batches_before(plan.steps)
+        plans = [self._plan(stage) for stage in self.stages(position)]
+        endless = any(plan.endless for plan in plans)
+        steps = [sum(plan.batches_before(plan.steps)[lane] for plan in plans) for lane in lanes]
         gathered = self._joined_batches * self.options.batch_size
         read = sum(-(-source.read_rows * source.row_bytes // self.row_bytes) for source in self.sources.values())
         far = any(source.is_far for source in self.sources.values())
@@ -274,10 +270,13 @@ class MixedStreams(MixtureJob):
             live_rows=sum(self.sizes.values()),
             rows_per_rank=None
             if endless
-            else [position.batches(rank).num_rows for rank in range(plan.topology.num_ranks)],
-            steps_per_rank=None if endless else steps_of_ranks(plan),
-            steps=None if endless else plan.steps,
-            loads=[(0, 0 if endless else plan.rows_of(lane), 0, 0 if endless else steps[lane]) for lane in lanes],
+            else [sum(replace(plan, rank=rank).num_rows for plan in plans) for rank in range(self.topology.num_ranks)],
+            steps_per_rank=None if endless else [sum(each) for each in zip(*map(steps_of_ranks, plans), strict=True)],
+            steps=None if endless else sum(plan.steps for plan in plans),
+            loads=[
+                (0, 0 if endless else sum(plan.rows_of(lane) for plan in plans), 0, 0 if endless else steps[lane])
+                for lane in lanes
+            ],
             rows_in_flight=read * len(lanes) + 2 * rows_in_flight(self.options, gathered, self.blocks),
             held_bytes=self.fetching.ahead_bytes if far else 0,
             notes=self._notes(position),

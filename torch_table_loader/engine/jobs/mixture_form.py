@@ -143,6 +143,20 @@ def _compare(first: str, schema: pa.Schema, name: str, other: pa.Schema) -> None
             )
 
 
+def by_step(weights: Any) -> tuple[Any, dict[int, Any]]:
+    """Return the weights of the first step, and those of later steps by the step from which they hold.
+
+    Raises:
+        ConfigError: a schedule does not begin at step 0, or has a step below.
+    """
+    steps = list(weights) if isinstance(weights, Mapping) else []
+    if not steps or not all(isinstance(step, int) and not isinstance(step, bool) for step in steps):
+        return weights, {}
+    if min(steps) != 0:
+        raise ConfigError(f"a schedule of weights begins with those of step 0, got {min(steps)} as its first step")
+    return weights[0], {step: weights[step] for step in sorted(steps) if step}
+
+
 def checked_weights(
     weights: Mapping[str, float] | NaturalShares, sources: Mapping[str, object]
 ) -> dict[str, int] | NaturalShares:

@@ -12,8 +12,10 @@ from typing_extensions import override
 
 from torch_table_loader.engine.jobs.job import Job
 from torch_table_loader.engine.jobs.mixture_form import common_columns
+from torch_table_loader.engine.jobs.resolve import warn_of_uneven_batches
 from torch_table_loader.engine.mixture_state import mixture_of
 from torch_table_loader.engine.state import Bound, SavedMixture, SavedTable, Weights, check_state, of_source
+from torch_table_loader.errors import ConfigError
 from torch_table_loader.planning.mixture import NaturalShares, StopRule, natural_shares
 
 if TYPE_CHECKING:
@@ -43,12 +45,14 @@ class MixtureJob(Job):
         options: the caller's, with `batch_size` resolved, and the form of rows as the sources have it.
         sources: by name, in the caller's order, in which the column `source` numbers them.
         given: the weights that the loader was made with; see `WeightState`.
+        later: weights that a schedule has for later steps of the first epoch, by the step from which they hold.
     """
 
     sources: Mapping[str, Any]
     given: Weights
     stop: StopRule
     weights: WeightState
+    later: tuple[tuple[int, Weights], ...] = ()
     unused: ClassVar[tuple[str, ...]]
     """Options of a source that have no effect in the mixture."""
 
@@ -61,7 +65,12 @@ class MixtureJob(Job):
     @override
     def compared(self) -> Mapping[str, Any]:
         sources = {name: [own.table, own.options] for name, own in self.bound_sources.items()}
-        return {**self.bound.options, "names": list(self.sources), "sources": sources, "weights": self.given}
+        return {
+            **self.bound.options,
+            "names": list(self.sources),
+            "sources": sources,
+            "weights": [self.given, *self.later],
+        }
 
     @cached_property
     def bound_sources(self) -> dict[str, Bound]:
@@ -76,10 +85,38 @@ class MixtureJob(Job):
     def saved_tables(self, position: Any) -> dict[str, SavedTable]:
         return {name: SavedTable(own.table, own.options) for name, own in self.bound_sources.items()}
 
-    @property
     @override
-    def saved_mixture(self) -> SavedMixture:
-        return SavedMixture(self.bound.options, self.given, self.weights.newest)
+    def saved_mixture(self, position: Any) -> SavedMixture:
+        return SavedMixture(self.bound.options, self.given, self._weights_at(position.epoch, position.steps_taken))
+
+    def following_schedule(self, later: Mapping[int, Mapping[str, float] | NaturalShares]) -> Self:
+        """Return the same mixture with other weights from later steps on.
+
+        Raises:
+            ConfigError: weights are wrong, as those of `check_weights` are.
+        """
+        checked: list[tuple[int, Weights]] = []
+        for step, weights in later.items():
+            newest = self.check_weights(weights, 0)
+            if newest != (checked[-1][1] if checked else self.given):
+                checked.append((step, newest))
+        return replace(self, later=tuple(checked))
+
+    def _weights_at(self, epoch: int, step: int) -> Weights:
+        """Return the weights of a step: those that were asked for last, or those of the schedule."""
+        if not self.later:
+            return self.weights.newest
+        return next((weights for begin, weights in reversed(self.later) if epoch or step >= begin), self.given)
+
+    @override
+    def _phase(self, position: Position) -> tuple[int, int | None]:
+        begins = [] if position.epoch else [begin - position.steps_before for begin, _ in self.later]
+        return super()._phase(position)[0], next((left for left in begins if left > 0), None)
+
+    @override
+    def warn_of_uneven_steps(self) -> None:
+        *_, last = self.stages(self.start(0))
+        warn_of_uneven_batches(last.batches(self.rank))
 
     @property
     @override
@@ -94,7 +131,7 @@ class MixtureJob(Job):
     @property
     def shares(self) -> dict[str, int]:
         """The newest weights, as the smallest integers; natural ones as they are at an epoch's start."""
-        newest = self.weights.newest
+        newest = self.later[-1][1] if self.later else self.weights.newest
         return natural_shares(self.sizes) if isinstance(newest, str) else newest
 
     def with_sources(self, sources: Mapping[str, Any]) -> Self:
@@ -127,6 +164,8 @@ class MixtureJob(Job):
         Raises:
             ConfigError: a weight is wrong, a source is missing or unknown, or one with a weight has no row.
         """
+        if self.later:
+            raise ConfigError("weights= follows a schedule, which set_weights would leave; make the loader without one")
         newest = self.check_weights(weights, 0 if position is None else position.epoch)
         if position is not None:
             self.reweighted(position, newest)
@@ -134,7 +173,11 @@ class MixtureJob(Job):
 
     @override
     def current(self, position: Any) -> Any:
-        return self.reweighted(position, self.weights.newest)
+        return self.reweighted(position, self._weights_at(position.epoch, position.steps_taken))
+
+    @override
+    def next_stage(self, position: Any) -> Any:
+        return self.current(position)
 
     def saved_source(self, name: str, saved: SavedState) -> SavedState:
         """Return the state of a source, as it would be alone, from that of the mixture."""

@@ -7,14 +7,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, Literal, cast, get_args
 
-import numpy as np
-
 from torch_table_loader.errors import ConfigError, ConfigTypeError
 from torch_table_loader.units import integer
 
 if TYPE_CHECKING:
     import pyarrow as pa
-    from numpy.typing import NDArray
 
 PackStrategy = Literal["concat", "pad", "best_fit", "windows"]
 LongDocs = Literal["split", "truncate", "drop", "error"]
@@ -317,22 +314,6 @@ class Pack:
         if self.output == "flash" or self.spans:
             said = 'output="flash" makes one flat row of a batch' if self.output == "flash" else "spans lie over slices"
             raise ConfigError(f"Pack: {said}, of which context has no slices; leave one of them out")
-
-    def slices_of(self, values: NDArray[Any]) -> NDArray[Any]:
-        """Return this rank's slice of sequences, [sequences, seq_len, ...].
-
-        >>> Pack(seq_len=8, labels=None, context=(1, 2)).slices_of(np.arange(8).reshape(1, 8)).tolist()
-        [[2, 3, 4, 5]]
-        """
-        if self.context is None:
-            return values
-        (rank, ranks), width = self.context, values.shape[1]
-        if self.context_order == "contiguous":
-            share = width // ranks
-            return np.ascontiguousarray(values[:, rank * share : (rank + 1) * share])
-        share = width // (2 * ranks)
-        ends = [(number * share, (number + 1) * share) for number in (rank, 2 * ranks - 1 - rank)]
-        return np.concatenate([values[:, start:stop] for start, stop in ends], axis=1)
 
     @property
     def cut_columns(self) -> tuple[str, ...]:

@@ -265,7 +265,7 @@ class Sequences:
         flat = self._pack.output == "flash"
         width, rows = (None, batch_tokens) if flat else (self._pack.seq_len, batch_tokens // self._pack.seq_len)
         if width is not None:
-            values = self._pack.slices_of(values.reshape(-1, width, *values.shape[1:]))
+            values = _own_slices(self._pack, values.reshape(-1, width, *values.shape[1:]))
         cut = cut_arrays(values, rows) if self._numpy else cut_tensors(values, rows)
         return [batch[None] for batch in cut] if flat else cut
 
@@ -346,6 +346,24 @@ class Sequences:
         if self._numpy or not isinstance(value, np.ndarray):
             return value
         return torch.from_numpy(value)
+
+
+def _own_slices(pack: Pack, values: NDArray[Any]) -> NDArray[Any]:
+    """Return this rank's slices of sequences, [sequences, seq_len, ...], under context parallelism.
+
+    >>> from torch_table_loader.pack import Pack
+    >>> _own_slices(Pack(seq_len=8, labels=None, context=(1, 2)), np.arange(8).reshape(1, 8)).tolist()
+    [[2, 3, 4, 5]]
+    """
+    if pack.context is None:
+        return values
+    (rank, ranks), width = pack.context, values.shape[1]
+    if pack.context_order == "contiguous":
+        share = width // ranks
+        return np.ascontiguousarray(values[:, rank * share : (rank + 1) * share])
+    share = width // (2 * ranks)
+    chunks = [values[:, number * share : (number + 1) * share] for number in (rank, 2 * ranks - 1 - rank)]
+    return np.concatenate(chunks, axis=1)
 
 
 def _placed(chunks: Chunks, shift: int) -> Iterator[tuple[slice, NDArray[Any]]]:

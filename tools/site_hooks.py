@@ -1,4 +1,4 @@
-"""What MkDocs does beyond its configuration: prompts that are not copied, the changelog and notebooks as pages."""
+"""What MkDocs does beyond its configuration: pages of the changelog, notebooks and options, and how code is copied."""
 
 from __future__ import annotations
 
@@ -10,8 +10,12 @@ from typing import Any
 
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).parents[1]
+HEADER = re.compile(r"^\| option \| default \| meaning \|\n\|[-|]+\|\n", re.MULTILINE)
+OPTION = re.compile(r"^\| `(\w+)` \| (.+?) \| (.+) \|$", re.MULTILINE)
+"""A row of the table of options, which becomes a heading: search finds headings, and links lead to them."""
 
 
 def on_files(files: Files, *, config: MkDocsConfig) -> Files:
@@ -26,8 +30,10 @@ def on_files(files: Files, *, config: MkDocsConfig) -> Files:
     return files
 
 
-def on_page_markdown(markdown: str, **_: object) -> str:
+def on_page_markdown(markdown: str, *, page: Page, **_: object) -> str:
     """Mark each Python session as one, so that its prompts are not copied, and link to the pages of notebooks."""
+    if page.file.src_uri == "options.md":
+        markdown = OPTION.sub(r"### `\1` {#\1}\n\nDefault: \2. \3.\n", HEADER.sub("", markdown))
     markdown = re.sub(r"^```python\n(?=>>> )", "```pycon\n", markdown, flags=re.MULTILINE)
     return re.sub(r"\]\((notebooks/[\w-]+)\.ipynb\)", r"](\1.md)", markdown)
 

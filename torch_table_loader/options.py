@@ -322,15 +322,16 @@ class LoaderOptions:
     @property
     def batch_rows(self) -> int:
         """Rows that a batch is made of: tokens, where documents are cut anywhere."""
-        return self.batch_size * self.pack.seq_len if self.pack and self._tokens_are_rows else self.batch_size
+        return self.batch_size * self.pack.seq_len if self.pack and self.tokens_are_rows else self.batch_size
 
     @property
     def row_window(self) -> int | None:
         """Rows that are shuffled together; None where they are tokens, of which whole documents are shuffled."""
-        return None if self._tokens_are_rows else self.shuffle_buffer_size
+        return None if self.tokens_are_rows else self.shuffle_buffer_size
 
     @property
-    def _tokens_are_rows(self) -> bool:
+    def tokens_are_rows(self) -> bool:
+        """Whether batches are made of single tokens, since documents are cut anywhere."""
         return self.pack is not None and self.pack.strategy == "concat" and self.shuffle != "rows"
 
     @property

@@ -70,7 +70,8 @@ class TokensInPlace:
             TableError: a file has changed since it was listed.
         """
         some = [file.path for file in self.files if file.version.num_bytes]
-        values = [np.memmap(path, layout.value_dtype, mode="r") for path in some]
+        # As plain arrays, of which a slice costs a tenth of one of a memmap.
+        values = [np.asarray(np.memmap(path, layout.value_dtype, mode="r")) for path in some]
         self.check()
         none = [np.empty(0, np.uint8)]
         lengths = DocumentLengths.of(np.concatenate([*none, *map(document_lengths, self.metas)]))

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypedDict
 import pyarrow as pa
 import torch
 
-from torch_table_loader.column_options import ColumnFunctions, StringsOption, UnsupportedOption
+from torch_table_loader.column_options import ColumnFunctions, ColumnsOption, StringsOption, UnsupportedOption
 from torch_table_loader.errors import ConfigError, ConfigTypeError, MissingExtraError
 from torch_table_loader.messages import nearest
 from torch_table_loader.option_checks import WorkerType
@@ -31,7 +31,7 @@ class MixedKeywords(TypedDict, total=False):
     """The options that a mixture takes, as ``python -m tools.options_table`` writes them."""
 
     batch_size: int
-    columns: Sequence[str] | None
+    columns: ColumnsOption | None
     filters: Any
     shuffle_seed: int
     drop_last: bool

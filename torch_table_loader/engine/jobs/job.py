@@ -354,7 +354,7 @@ class Job(ABC):
             notes=(
                 *notes,
                 *(told(table.left_out) for table in tables if table.left_out),
-                *(hint for table in alone for hint in table.hints(self.options.columns)),
+                *(hint for table in alone for hint in table.hints(self.options.column_names)),
             ),
             kept_rows=sum(int(layout.group_rows[layout.group_kept].sum()) for layout in layouts),
             undeleted_rows=None if (live < 0).any() else int(live.sum()),

@@ -78,7 +78,8 @@ def common_form(sources: Mapping[str, LoaderOptions]) -> dict[str, Any]:
     """
     (first, options), *others = sources.items()
     for name, other in others:
-        for option in FORM_OPTIONS:
+        keyed = any(isinstance(own.columns, Mapping) for own in (options, other))
+        for option in (*FORM_OPTIONS, *(["columns"] if keyed else [])):
             one, two, called = getattr(options, option), getattr(other, option), option
             if isinstance(one, Pack) and isinstance(two, Pack):
                 one, two = one.form, two.form
@@ -90,7 +91,8 @@ def common_form(sources: Mapping[str, LoaderOptions]) -> dict[str, Any]:
                     f"{two!r} in {name!r}; pass the same to both"
                 )
     TypePolicy.of(options)
-    return {option: getattr(options, option) for option in FORM_OPTIONS}
+    keys = {"columns": options.columns} if isinstance(options.columns, Mapping) else {}
+    return {option: getattr(options, option) for option in FORM_OPTIONS} | keys
 
 
 def _first_difference(one: Pack, two: Pack) -> tuple[str, Any, Any]:

@@ -64,8 +64,8 @@ def columns_of(table: Table, options: LoaderOptions) -> list[str]:
     """
     names = table.schema.names
     if options.pack is not None:
-        options = replace(options, columns=packed_columns(options.pack, options.columns))
-    columns = list(names if options.columns is None else options.columns)
+        options = replace(options, columns=packed_columns(options.pack, options.column_names))
+    columns = list(names if options.columns is None else options.column_names or ())
     if unknown := [name for name in columns if name not in names]:
         raise table.no_column(unknown[0])
     if not columns and not options.row_id:

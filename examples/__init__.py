@@ -1,1 +1,1 @@
-"""One file a framework, each ready to be copied; run them as modules from here: ``torchrun ... -m examples.ddp``."""
+"""Scripts for one job each, ready to be copied: ``torchrun --standalone --nproc-per-node 2 examples/train_ddp.py``."""

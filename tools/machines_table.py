@@ -18,34 +18,27 @@ BEGIN, END = "<!-- made by tools/machines_table.py -->", "<!-- made until here -
 Key = tuple[str, int, str, str]
 
 LINES: dict[str, Key] = {
-    "8 numbers a row, in batches of 65,536, over decoding": ("A-zstd", 65_536, "ours:thread", "floor"),
-    "8 numbers a row, in batches of 8,192, over decoding": ("A-zstd", 8192, "ours:thread", "floor"),
-    "8 numbers a row, in batches of 1,024, over decoding": ("A-zstd", 1024, "ours:thread", "floor"),
-    "8 numbers a row, in batches of 128, over decoding": ("A-zstd", 128, "ours:thread", "floor"),
-    "40 numbers a row, over decoding": ("B", 8192, "ours:thread", "floor"),
-    "500 numbers a row, over decoding": ("C", 8192, "ours:thread", "floor"),
+    "8 numbers, in batches of 8,192, over decoding": ("A-zstd", 8192, "ours:thread", "floor"),
+    "8 numbers, in batches of 1,024, over decoding": ("A-zstd", 1024, "ours:thread", "floor"),
+    "8 numbers, in batches of 128, over decoding": ("A-zstd", 128, "ours:thread", "floor"),
+    "40 numbers, over decoding": ("B", 8192, "ours:thread", "floor"),
+    "500 numbers, over decoding": ("C", 8192, "ours:thread", "floor"),
     "documents of 800 tokens, over decoding": ("D", 8192, "ours:thread", "floor"),
     "8 strings a row as codes, over decoding": ("strings", 8192, "ours:thread", "floor"),
     "documents packed into sequences, over decoding their tokens": ("D", 8, "packed:concat", "tokens"),
-    "the same, `input_ids` and `labels` alone": ("D", 8, "packed:concat, ids and labels", "tokens"),
     "the same, `input_ids` alone": ("D", 8, "packed:concat, ids", "tokens"),
     'windows of tokens, `shuffle="rows"` in memory, over decoding their tokens': ("D", 8, "packed:windows", "tokens"),
-    "8 numbers a row, over torch-dataloader-utils": ("A-zstd", 8192, "ours:thread", "torch-dataloader-utils:best"),
-    "8 numbers a row, over Hugging Face datasets": ("A-zstd", 8192, "ours:thread", "datasets:best"),
-    "8 numbers a row, over polars": ("A-zstd", 8192, "ours:thread", "polars:best"),
-    "8 numbers a row, over Lance": ("A-zstd", 8192, "ours:thread", "lance:best"),
-    "8 numbers a row, worker processes over threads": ("A-zstd", 8192, "ours:process", "ours:thread"),
-    "40 numbers a row, Iceberg over plain files": ("B", 8192, "iceberg:plain", "ours:thread"),
-    "40 numbers a row, 5 % deleted by position, over none deleted": ("B", 8192, "iceberg:position", "iceberg:plain"),
-    "40 numbers a row, 5 % deleted by deletion vectors, over none deleted": (
-        "B",
-        8192,
-        "iceberg:vector",
-        "iceberg:plain",
-    ),
-    "40 numbers a row, 5 % deleted by equality, over none deleted": ("B", 8192, "iceberg:equality", "iceberg:plain"),
-    '8 numbers a row, `shuffle="rows"` in memory, over decoding': ("A-zstd", 8192, "rows:memory", "floor"),
-    '40 numbers a row, `shuffle="rows"` in memory, over decoding': ("B", 8192, "rows:memory", "floor"),
+    "8 numbers, over torch-dataloader-utils": ("A-zstd", 8192, "ours:thread", "torch-dataloader-utils:best"),
+    "8 numbers, over Hugging Face datasets": ("A-zstd", 8192, "ours:thread", "datasets:best"),
+    "8 numbers, over polars": ("A-zstd", 8192, "ours:thread", "polars:best"),
+    "8 numbers, over Lance": ("A-zstd", 8192, "ours:thread", "lance:best"),
+    "8 numbers, worker processes over threads": ("A-zstd", 8192, "ours:process", "ours:thread"),
+    "40 numbers, Iceberg over plain files": ("B", 8192, "iceberg:plain", "ours:thread"),
+    "40 numbers, 5 % deleted by position": ("B", 8192, "iceberg:position", "iceberg:plain"),
+    "40 numbers, 5 % deleted by deletion vectors": ("B", 8192, "iceberg:vector", "iceberg:plain"),
+    "40 numbers, 5 % deleted by equality": ("B", 8192, "iceberg:equality", "iceberg:plain"),
+    '8 numbers, `shuffle="rows"` in memory, over decoding': ("A-zstd", 8192, "rows:memory", "floor"),
+    '40 numbers, `shuffle="rows"` in memory, over decoding': ("B", 8192, "rows:memory", "floor"),
     '8 strings a row as codes, `shuffle="rows"` in memory, over decoding': ("strings", 8192, "rows:memory", "floor"),
     '8 strings a row as codes, `shuffle="rows"` in files, over decoding': ("strings", 8192, "rows:files", "floor"),
 }
@@ -87,10 +80,10 @@ def _cell(duel: Mapping[str, Any]) -> str:
     """Return the median and the range.
 
     >>> _cell({"ratio": 0.994, "range": [0.8, 1.26]})
-    '0.99 (0.80 to 1.26)'
+    '0.99 (0.80–1.26)'
     """
     least, most = duel["range"]
-    return f"{duel['ratio']:.2f} ({least:.2f} to {most:.2f})"
+    return f"{duel['ratio']:.2f} ({least:.2f}–{most:.2f})"
 
 
 def written(page: str, folder: Path = FOLDER) -> str:

@@ -15,6 +15,9 @@ UnsupportedForm = Literal["list", "float64"]
 UnsupportedOption = UnsupportedForm | Mapping[str, UnsupportedForm]
 """What `unsupported=` takes: what becomes of all columns without a form as tensors, or of some by column."""
 
+ColumnsOption = Sequence[str] | Mapping[str, str | Sequence[str]]
+"""What `columns=` takes: names; or, by key of a batch, the name of a column or of several that become one tensor."""
+
 ColumnFunctions = Mapping[str, Callable[[Any], Any]]
 """Functions of the caller's, by the name of a column."""
 
@@ -87,6 +90,17 @@ def check_strings(given: Any) -> None:
                 raise ConfigError(f"strings[{name!r}] must be one of {forms}, got {form!r}{_hint(form)}")
     elif not _is_form(given):
         raise ConfigError(f"strings must be one of {forms}, or {{column: one of these}}, got {given!r}{_hint(given)}")
+
+
+def names_of(columns: ColumnsOption | None) -> Sequence[str] | None:
+    """Return the columns that are read, in order; None for all.
+
+    >>> names_of({"features": ["age", "income"], "label": "churn"})
+    ('age', 'income', 'churn')
+    """
+    if not isinstance(columns, Mapping):
+        return columns
+    return tuple(name for own in columns.values() for name in ([own] if isinstance(own, str) else own))
 
 
 def check_unsupported(given: Any) -> None:

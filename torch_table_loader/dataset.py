@@ -97,7 +97,7 @@ class TableDataset(RankDataset):
             count: how many at most.
         """
         options, table = self.options, self.table
-        columns = list(table.schema.names if options.columns is None else options.columns)
+        columns = list(table.schema.names if options.columns is None else options.column_names or ())
         return table.first_rows(columns, options.filters, integer("count", count, 0))
 
     def statistics(

@@ -108,7 +108,7 @@ def _request(
         ) from error
     return DeltaRequest(
         find_table(table_uri, options.storage_options),
-        columns=options.columns,
+        columns=options.column_names,
         filters=options.filters,
         plan_cache=options.plan_cache,
         start=start,

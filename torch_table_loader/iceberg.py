@@ -129,6 +129,6 @@ def _find(
         ) from error
     at = TableAddress(**address, storage_options=options.storage_options)
     request = IcebergRequest(
-        at, columns=options.columns, filters=options.filters, plan_cache=options.plan_cache, **parts
+        at, columns=options.column_names, filters=options.filters, plan_cache=options.plan_cache, **parts
     )
     return request.open(chosen, plan_check.common_value)

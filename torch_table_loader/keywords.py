@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypedDict
 import pyarrow as pa
 import torch
 
-from torch_table_loader.column_options import ColumnFunctions, StringsOption, UnsupportedOption
+from torch_table_loader.column_options import ColumnFunctions, ColumnsOption, StringsOption, UnsupportedOption
 from torch_table_loader.errors import ConfigError, ConfigTypeError, MissingExtraError
 from torch_table_loader.messages import nearest
 from torch_table_loader.option_checks import WorkerType
@@ -31,7 +31,7 @@ class MixedKeywords(TypedDict, total=False):
     """The options that a mixture takes, as ``python -m tools.options_table`` writes them."""
 
     batch_size: int
-    columns: Sequence[str] | None
+    columns: ColumnsOption | None
     filters: Any
     shuffle_seed: int
     drop_last: bool
@@ -143,6 +143,7 @@ _ANSWERS: dict[str, str] = {
     "pin_memory": "leave it out; device='cuda' copies each batch ahead, from page-locked memory",
     "raw_files": "source=pyarrow.dataset.dataset(path) reads the files of any table into memory as they are",
     "row_store_memory": 'row_store=RowStore(place, memory="4GiB") has both',
+    "max_steps": "itertools.islice(loader, n) takes n batches, and a state resumes behind them; epochs= bounds epochs",
     "in_order": "leave it out: batches always come in order",
     "dtype": "types are the table's; collate_fn= can convert them",
     "file_format": _OWN_FORMATS,

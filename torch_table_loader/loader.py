@@ -28,6 +28,7 @@ from torch_table_loader.planning.global_batches import GlobalBatches
 from torch_table_loader.planning.rows_of import LiveSpan, RowSpan, SourceRow
 from torch_table_loader.planning.steps import step_at
 from torch_table_loader.sizes import sizes
+from torch_table_loader.units import integer
 from torch_table_loader.watching import Watch, in_span, with_bars
 
 if TYPE_CHECKING:
@@ -192,7 +193,7 @@ class TableLoader(NamedColumns, PreparedForAccelerate, DataLoader[Any]):
         step: int | None = None,
         sample: int | None = None,
         fraction: float | None = None,
-        file: str | None = None,
+        file: str | int | None = None,
     ) -> int:
         """Make the next iterator begin inside an epoch, without reading; make the same call on every rank.
 
@@ -202,10 +203,12 @@ class TableLoader(NamedColumns, PreparedForAccelerate, DataLoader[Any]):
             sample: number of rows (with `pack`, sequences) of all ranks to skip; rounded down to whole steps.
             fraction: share of the epoch's steps to skip, from 0 to 1; rounded down.
             file: with `batch_by`="file", the name of the file to begin with, as `current_file` gives it; with several
-                ranks and workers, the first to reach the file begins with it.
+                ranks and workers, the first to reach the file begins with it. Or a number: each rank begins with its
+                own file of that number in the epoch's order, from 0, as ONNX Runtime's ``InitializeDataSetIndex`` does.
 
         Returns:
-            The step at which the next iterator begins.
+            The step at which the next iterator begins; 0 for the number of a file, since the files that are left are
+            dealt anew.
 
         Raises:
             ConfigError: more than one of step, sample, fraction and file is given; the position is after the end of the
@@ -216,6 +219,10 @@ class TableLoader(NamedColumns, PreparedForAccelerate, DataLoader[Any]):
         if epoch is not None:
             self._position.set_epoch(epoch)
         epoch, job = self._position.epoch, self._position.job
+        if file is not None and not isinstance(file, str):
+            step_at(None, None, step=step, sample=sample, fraction=fraction, file=lambda: 0)
+            self._position.seek(job.at_file(epoch, integer("file", file, 0)))
+            return 0
         planned = [job.planned(position) for position in job.stages(job.start(epoch))]
         known = all(stage.plan.counted and not stage.plan.endless for stage in planned)
         longest = (stage.plan.steps if stage.longest is None else stage.longest for stage in planned)
@@ -223,7 +230,7 @@ class TableLoader(NamedColumns, PreparedForAccelerate, DataLoader[Any]):
         together = None if job.options.batch_by else job.options.batch_size * job.topology.num_ranks
         first = None if file is None else partial(job.step_of_file, epoch, file)
         steps = step_at(most, together, step=step, sample=sample, fraction=fraction, file=first)
-        self._position.seek(epoch, steps)
+        self._position.seek(job.at(epoch, steps))
         return steps
 
     def rows_of(self, step: int) -> list[RowSpan | LiveSpan | SourceRow]:

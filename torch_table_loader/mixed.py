@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 from torch_table_loader.dataset import TableDataset
 from torch_table_loader.engine.jobs.mixed_rows import MixedRows
 from torch_table_loader.engine.jobs.mixed_streams import MixedStreams
-from torch_table_loader.engine.jobs.mixture_form import by_step, common_form, same
+from torch_table_loader.engine.jobs.mixture_form import by_step, checked_stop, common_form, same
 from torch_table_loader.engine.jobs.mixture_job import MixtureJob
 from torch_table_loader.engine.jobs.resolve import with_batch_size
 from torch_table_loader.engine.jobs.stream_job import StreamJob
@@ -22,6 +22,7 @@ from torch_table_loader.engine.state import of_source
 from torch_table_loader.errors import ConfigError, ConfigTypeError
 from torch_table_loader.keywords import check_names, make_options
 from torch_table_loader.options import ABOUT
+from torch_table_loader.pack import Pack
 from torch_table_loader.planning.mixture import NaturalShares, ShareUnit, StopRule
 from torch_table_loader.rank_dataset import RankDataset
 
@@ -78,7 +79,8 @@ class MixedDataset(RankDataset):
             unit: "rows", or "tokens" of packed sequences: each source then has its share after every sequence, to
                 within one; in streams, after every step in either unit.
             stop: when an epoch ends: "first_exhausted": before any source that has a weight would repeat a row;
-                "all_exhausted": when each has delivered all its rows; "forever".
+                "all_exhausted": when each has delivered all its rows; "forever". Or the most times that sources may
+                come, by name, such as ``{"books": 4}``: before a row of theirs would come a fifth time.
             block: number of rows in which each source has its share to within one row, from the epoch's start; inside a
                 block, every order is equally likely. A rarer source makes blocks longer. 0: after every row. None: 256;
                 0 with unit="tokens" or without numbers as weights; in streams, as few steps as give each source a row.
@@ -104,7 +106,7 @@ class MixedDataset(RankDataset):
         with plan_check:
             asked = replace(asked, **common_form({name: job.options for name, job in jobs.items()}))
             first, later = by_step(weights)
-            job = _mixed_job(jobs, asked, ranks, first, stop, block, unit).following_schedule(later)
+            job = _mixed_job(jobs, asked, ranks, first, checked_stop(stop, jobs), block, unit).following_schedule(later)
             plan_check.check({**job.compared, **asdict(job.topology)})
         super().__init__(job, plan_check, self._with_snapshots_of)
         self._sources = opened
@@ -242,7 +244,10 @@ def _opened(
 def _refuse_others(name: str, own: LoaderOptions, handed: Mapping[str, Any]) -> None:
     """Refuse what a source that is open was not told; its ranks and workers have no meaning in a mixture."""
     for option in sorted(handed.keys() & _OF_SOURCES):
-        if not same(handed[option], getattr(own, option)):
+        has = getattr(own, option)
+        if isinstance(has, Pack) and isinstance(handed[option], Pack) and handed[option].tokens is None:
+            has = replace(has, tokens=None)  # which was found in the table
+        if not same(handed[option], has):
             raise ConfigError(
                 f"{option}= belongs to the sources of a mixture, but source {name!r} is already open with another "
                 "value; pass it to that source, or let the mixture open it, as functools.partial(StructuredDataset,"

@@ -7,7 +7,7 @@ from functools import partial
 from os import PathLike
 from typing import Any, Literal, get_args
 
-from torch_table_loader.column_options import check_functions, check_strings, check_unsupported
+from torch_table_loader.column_options import check_functions, check_strings, check_unsupported, names_of
 from torch_table_loader.errors import ConfigError, ConfigTypeError
 from torch_table_loader.messages import did_you_mean
 from torch_table_loader.ragged import check_ragged
@@ -77,6 +77,20 @@ def names(name: str, value: Any) -> Any:
     if twice := sorted({entry for entry in value if list(value).count(entry) > 1}):
         raise ConfigError(f"{name} names {shown(twice[0])} twice; name each once")
     return value
+
+
+def columns(name: str, value: Any) -> Any:
+    if not isinstance(value, Mapping):
+        return names(name, value)
+    for key, own in value.items():
+        if not isinstance(key, str) or not key:
+            raise ConfigTypeError(f"{name} must have strings as keys of a batch, got {shown(key)}")
+        if not isinstance(own, str):
+            names(f"{name}[{key!r}]", own)
+            if not own:
+                raise ConfigError(f"{name}[{key!r}] names no column; name at least one, or leave it out")
+    names(name, names_of(value))
+    return dict(value)
 
 
 def files(name: str, value: Any) -> Any:

@@ -15,7 +15,7 @@ from multiprocessing.context import BaseContext
 from typing import Any, Literal, cast, get_args
 
 from torch_table_loader import option_checks as checks
-from torch_table_loader.column_options import ColumnFunctions, StringsOption, UnsupportedOption
+from torch_table_loader.column_options import ColumnFunctions, ColumnsOption, StringsOption, UnsupportedOption, names_of
 from torch_table_loader.errors import ConfigError, ConfigTypeError
 from torch_table_loader.option_checks import Check, WorkerType
 from torch_table_loader.pack import Pack
@@ -84,8 +84,9 @@ class LoaderOptions:
     batch_size: int = _option(1024, BATCHES, checks.whole(1, checks.MOST_ROWS), mixture="job")
     """Rows per batch on this rank."""
 
-    columns: Sequence[str] | None = _option(None, BATCHES, checks.names, mixture="sources")
-    """Names to deliver, in this order; None for all."""
+    columns: ColumnsOption | None = _option(None, BATCHES, checks.columns, mixture="sources")
+    """Names to deliver, in this order; None for all. A dict gives the keys of a batch: a column each, or a list of
+    columns of numbers that become one float32 tensor [batch, k]: ``{"x": ["age", "income"], "y": "churn"}``."""
 
     filters: Any = _option(None, BATCHES, mixture="sources")
     """A pyarrow compute Expression, text or tuples; leaves out rows for which it is false or null; see
@@ -322,15 +323,21 @@ class LoaderOptions:
     @property
     def batch_rows(self) -> int:
         """Rows that a batch is made of: tokens, where documents are cut anywhere."""
-        return self.batch_size * self.pack.seq_len if self.pack and self._tokens_are_rows else self.batch_size
+        return self.batch_size * self.pack.seq_len if self.pack and self.tokens_are_rows else self.batch_size
+
+    @property
+    def column_names(self) -> Sequence[str] | None:
+        """The columns that are read, in order; None for all."""
+        return names_of(self.columns)
 
     @property
     def row_window(self) -> int | None:
         """Rows that are shuffled together; None where they are tokens, of which whole documents are shuffled."""
-        return None if self._tokens_are_rows else self.shuffle_buffer_size
+        return None if self.tokens_are_rows else self.shuffle_buffer_size
 
     @property
-    def _tokens_are_rows(self) -> bool:
+    def tokens_are_rows(self) -> bool:
+        """Whether batches are made of single tokens, since documents are cut anywhere."""
         return self.pack is not None and self.pack.strategy == "concat" and self.shuffle != "rows"
 
     @property
@@ -428,6 +435,11 @@ def check_beside_pack(options: Mapping[str, Any]) -> None:
         )
     if options["on_growth"] is not None and options["shuffle"] == "rows":
         raise ConfigError('on_growth and pack go together without shuffle="rows"; leave one of them out')
+    if isinstance(options["columns"], Mapping):
+        raise ConfigError(
+            "columns as a dict makes tensors of columns of rows, and pack makes sequences of tokens; pass a list of "
+            "the columns of documents"
+        )
     if pack.strategy == "concat" and options["batch_by"] is not None:
         raise ConfigError(
             'strategy="concat" runs sequences on over the ends of files, where batch_by="file" ends batches; leave '

@@ -189,9 +189,9 @@ class JobPosition:
             self._plan_check.check_exclusions(position.epoch, position.exclusion_digests)
         return position
 
-    def seek(self, epoch: int, steps: int) -> None:
-        """Make the next iterator begin so many steps into an epoch."""
-        self.restore(self.job, self.job.at(epoch, steps))
+    def seek(self, position: Position) -> None:
+        """Make the next iterator begin at a position of this job."""
+        self.restore(self.job, position)
         self.newest = None
 
     def begin_alone(self) -> tuple[Job, Position]:

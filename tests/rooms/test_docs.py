@@ -28,6 +28,7 @@ from torch_table_loader.options import defaults
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+NOTEBOOKS = [path.with_suffix(".md").name for path in (ROOT / "docs" / "notebooks").glob("*.ipynb")]
 HIDDEN = {"build", "dist"}
 MARKDOWN = sorted(
     page
@@ -199,20 +200,25 @@ def test_every_picture_exists() -> None:
 
 def test_the_site_has_every_page() -> None:
     listed = re.findall(r"^ +- .*?([\w-]+\.md)$", (ROOT / "mkdocs.yml").read_text(), re.MULTILINE)
-    assert sorted(listed) == sorted(["changelog.md", *(page.name for page in PAGES[1:])])
+    assert sorted(listed) == sorted(["changelog.md", *NOTEBOOKS, *(page.name for page in PAGES[1:])])
+
+
+def reference() -> str:
+    """Give the pages of the API as one text."""
+    return "\n".join(page.read_text() for page in PAGES if page.name.startswith("api-"))
 
 
 def test_every_public_name_has_its_place_in_the_reference() -> None:
-    told = re.findall(r"^::: torch_table_loader\.(\w+)$", (ROOT / "docs" / "api.md").read_text(), re.MULTILINE)
+    told = re.findall(r"^::: torch_table_loader\.(\w+)$", reference(), re.MULTILINE)
     names = {*torch_table_loader.__all__, "extend", "testing"} - {"__version__"}
     assert len(told) == len(set(told))
-    assert set(told) == names, "write '::: torch_table_loader.Name' in docs/api.md for each public name, and no other"
+    assert set(told) == names, "write '::: torch_table_loader.Name' in docs/api-….md for each public name, and no other"
 
 
 def test_every_part_for_plug_ins_is_in_the_reference() -> None:
-    section = (ROOT / "docs" / "api.md").read_text().partition("## Parts for plug-ins")[2].partition("\n## ")[0]
+    section = (ROOT / "docs" / "api-plugins.md").read_text().partition("\n## ")[0]
     cells = [line.split("|")[1] for line in section.splitlines() if line.startswith("| `")]
-    shown = re.findall(r"^::: torch_table_loader\.extend\.(\w+)$", (ROOT / "docs/api.md").read_text(), re.MULTILINE)
+    shown = re.findall(r"^::: torch_table_loader\.extend\.(\w+)$", reference(), re.MULTILINE)
     assert sorted([*shown, *re.findall(r"`(\w+)`", " ".join(cells))]) == sorted(extend.__all__)
 
 

@@ -109,6 +109,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"collate_fn": "stack"}, "collate_fn must be callable, got str"),
     ({"partitioning": "hive"}, "leave it out; key=value folders become columns by themselves"),
     ({"raw_files": True}, r"source=pyarrow.dataset.dataset\(path\) reads the files"),
+    ({"max_steps": 10}, r"itertools.islice\(loader, n\) takes n batches"),
     ({"pin_memory": True}, "leave it out; device='cuda' copies each batch ahead"),
     ({"verify_checksums": False}, r"it goes into storage_options=\{'verify_checksums': ...\}"),
     ({"micro_batches": 2}, "batch_size= beside global_batch_size= says how many batches"),

@@ -249,3 +249,44 @@ def test_a_small_rest_of_a_chunk_does_not_keep_the_chunk(tmp_path: Path) -> None
     *_, rest = make(tmp_path, batch_size=900, num_workers=1, output_format="arrow")
     assert rest["x"].to_pylist() == list(range(900, 1000))
     assert rest.get_total_buffer_size() == 8 * 100
+
+
+@pytest.mark.parametrize("shuffle", [False, True])
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+def test_each_rank_begins_with_its_own_file_of_a_number(tmp_path: Path, shuffle: bool, ranks: int) -> None:
+    path = write(tmp_path / "t", [5, 3, 8, 1, 9, 4, 6])
+    options: dict[str, Any] = {"num_workers": 1, "batch_size": 4, "shuffle": shuffle, "num_ranks": ranks}
+    alone = make(path, **options | {"num_ranks": 1, "rank": 0})
+    alone.set_epoch(2)
+    rows = [row for batch in alone for row in rows_in(batch)]
+    order = list(dict.fromkeys(file for _, file in rows))
+    for number in range(-(-len(order) // ranks)):
+        left = order[number * ranks :]
+        seen: list[Rows] = []
+        states = []
+        for rank in range(ranks):
+            loader = make(path, rank=rank, **options)
+            assert loader.seek(epoch=2, file=number) == 0
+            states.append(loader.state_dict())
+            remaining, batches = loader.remaining, list(loader)
+            assert len(batches) == remaining
+            own = [row for batch in batches for row in rows_in(batch)]
+            if rank < len(left):
+                assert own[0][1] == left[rank]
+            seen.append(own)
+        assert sorted(row for own in seen for row in own) == sorted(row for row in rows if row[1] in left)
+        assert all(state == states[0] for state in states)
+        other = make(path, **options | {"num_ranks": 1, "rank": 0})
+        other.load_state_dict(states[0])
+        assert [row for batch in other for row in rows_in(batch)] == [row for row in rows if row[1] in left]
+    with pytest.raises(ConfigError, match="pass a number below"):
+        loader.seek(epoch=2, file=number + 1)
+    with pytest.raises(ConfigError, match="named in one way"):
+        loader.seek(file=0, step=1)
+
+
+def test_a_rank_without_a_batch_left_is_told(tmp_path: Path) -> None:
+    path = write(tmp_path / "t", [4, 4, 4])
+    loader = make(path, num_workers=1, batch_size=2, num_ranks=2, rank=1)
+    with pytest.warns(UserWarning, match=r"ranks \[1\] have no batch left where '002.parquet' begins"):
+        loader.seek(file="002.parquet")

@@ -138,7 +138,11 @@ class Tokens(Case):
         return steps, options | {"batch_size": 1, "pack": Pack(seq_len=options["batch_size"])}
 
     def real(self, state: State, other: State) -> list[Any] | str:
-        if other["kind"] == "splits" or other["mixture"] or self.make(**self.options).options.pack != Pack(seq_len=6):
+        if (
+            other["kind"] == "splits"
+            or other["mixture"]
+            or self.make(**self.options).options.pack != Pack(seq_len=6, tokens="input_ids")
+        ):
             return super().real(state, other)
         fresh = self.make(**self.options)
         fresh.set_epoch(other["epoch"])

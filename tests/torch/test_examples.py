@@ -14,7 +14,7 @@ from pyiceberg.catalog import load_catalog
 
 from tests.launchers.frameworks import ROOT, run_job
 
-EXAMPLES = ("ddp", "accelerate", "lightning")
+EXAMPLES = ("train_ddp", "train_accelerate", "train_lightning")
 """Those that torchrun runs; Horovod and Ray Train have tests of their own."""
 
 FILES, ROWS = 7, 1200
@@ -34,7 +34,7 @@ def table(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def run_example(example: str, *arguments: Path) -> str:
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    return run_job([*launcher, "-m", f"examples.{example}", *map(str, arguments)])
+    return run_job([*launcher, str(ROOT / "examples" / f"{example}.py"), *map(str, arguments)])
 
 
 def rows_of_epochs(printed: str) -> list[tuple[int, int]]:
@@ -57,6 +57,21 @@ def test_an_example_that_is_run_again_goes_on_at_its_last_checkpoint(table: Path
     assert 0 < rows < FILES * ROWS
 
 
+@pytest.mark.slow
+def test_the_tabular_example_stops_early_and_evaluates_its_best_model(tmp_path: Path) -> None:
+    catalog = load_catalog("lake", type="sql", uri=f"sqlite:///{tmp_path}/catalog.db", warehouse=str(tmp_path))
+    catalog.create_namespace("shop")
+    rng = np.random.default_rng(1)
+    age, income = rng.integers(18, 90, 4000), rng.lognormal(10, 0.5, 4000)
+    rows = {"id": range(4000), "age": age, "income": income, "churn": (age < 40).astype(np.float32)}
+    catalog.create_table("shop.customers", schema=pa.table(rows).schema).append(pa.table(rows))
+    printed = run_job([sys.executable, str(ROOT / "examples" / "tabular_iceberg.py"), str(tmp_path)])
+    found = re.search(r"^test: ([\d.]+) of (\d+) rows right$", printed, re.MULTILINE)
+    assert found is not None, printed
+    assert float(found[1]) > 0.9
+    assert 200 < int(found[2]) < 600
+
+
 @pytest.fixture(scope="module")
 def warehouse(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Write the two tables of tokens that pre-training mixes."""
@@ -73,7 +88,9 @@ def warehouse(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def losses(warehouse: Path, checkpoint: Path, ranks: int, steps: int) -> dict[int, float]:
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
-    printed = run_job([*launcher, "-m", "examples.pretrain", str(warehouse), str(checkpoint), str(steps)])
+    printed = run_job(
+        [*launcher, str(ROOT / "examples" / "pretrain_mixture.py"), str(warehouse), str(checkpoint), str(steps)]
+    )
     return {int(step): float(loss) for step, loss in re.findall(r"^step (\d+): loss (.*)$", printed, re.MULTILINE)}
 
 
@@ -89,8 +106,8 @@ def test_pre_training_that_was_killed_goes_on_with_the_same_losses_on_another_nu
     assert {**before, **after} == pytest.approx(whole, abs=2e-4)
 
 
-@pytest.mark.parametrize("example", [*EXAMPLES, "horovod", "ray_train"])
+@pytest.mark.parametrize("example", [*EXAMPLES, "train_horovod", "train_ray", "tabular_iceberg"])
 def test_an_example_is_short_and_says_how_it_is_run(example: str) -> None:
     text = (ROOT / "examples" / f"{example}.py").read_text()
-    assert len(text.splitlines()) < 60
-    assert f" -m examples.{example} " in text
+    assert len(text.splitlines()) < 70
+    assert f" examples/{example}.py" in text

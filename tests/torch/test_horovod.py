@@ -62,6 +62,6 @@ def test_every_rank_holds_one_state(seen: list[dict[str, Any]]) -> None:
 
 def test_the_example_trains_on_every_row(tmp_path: Path) -> None:
     rows = write_clicks(tmp_path / "clicks")
-    printed = run_job([*HOROVODRUN, "-m", "examples.horovod", str(tmp_path / "clicks")])
+    printed = run_job([*HOROVODRUN, str(ROOT / "examples" / "train_horovod.py"), str(tmp_path / "clicks")])
     for epoch in range(2):
         assert f"epoch {epoch}: {rows} rows\n" in printed

@@ -1,4 +1,4 @@
-"""Weights by step: a schedule is what `set_weights` at its steps would be, and part of length, plan and state."""
+"""Weights by step are what `set_weights` at their steps would be; how often sources come at most ends an epoch."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.tables.plain import meant_warnings
-from torch_table_loader import ConfigError, MixedDataset, Pack, StructuredDataset, TableLoader
+from torch_table_loader import ConfigError, MixedDataset, Pack, ResumeError, StructuredDataset, TableLoader
 
 SIZES = {"a": 300, "b": 200, "c": 90}
 SCHEDULE: dict[int, Any] = {
@@ -126,3 +126,50 @@ def test_weights_are_not_set_beside_a_schedule(tables: Path) -> None:
     _, dataset = make(tables, "rows", SCHEDULE)
     with pytest.raises(ConfigError, match="follows a schedule"):
         dataset.set_weights(SCHEDULE[4])
+
+
+# ---- how often a source comes at most ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["rows", "streams", "packed streams"])
+@pytest.mark.parametrize(
+    "weights", [{"a": 1, "b": 1, "c": 1}, {"a": 5, "b": 1, "c": 2}, {"a": 1, "b": 1, "c": 0}], ids=str
+)
+@pytest.mark.parametrize("stop", [{"c": 3, "b": 2}, {"a": 2, "b": 1}], ids=str)
+def test_an_epoch_ends_before_a_source_comes_oftener(tables: Path, kind: str, weights: Any, stop: Any) -> None:
+    loader, dataset = make(tables, kind, weights, stop=stop, batch_size=1)
+    sources: list[int] = []
+    for batch in loader:
+        sources += batch["source"].tolist() if "source" in batch else batch["documents"]["source"][:1].tolist()
+    counts = {name: sources.count(number) for number, name in enumerate(SIZES)}
+    limits = {name: times * SIZES[name] for name, times in stop.items() if weights[name]}
+    assert all(counts[name] <= limit for name, limit in limits.items())
+    slack = 256 if kind == "rows" else sum(weights.values())  # shares hold over a block
+    assert any(counts[name] > limit - slack for name, limit in limits.items())
+    assert len(sources) == len(loader) == dataset.explain().steps
+    half, _ = make(tables, kind, weights, stop=stop, batch_size=1)
+    with half:
+        begun = len(list(islice(half, len(sources) // 2)))
+    again, _ = make(tables, kind, weights, stop=stop, batch_size=3)
+    again.load_state_dict(json.loads(json.dumps(half.state_dict())))
+    assert again.remaining == -(-(len(sources) - begun) // 3)
+    other, _ = make(tables, kind, weights, stop="all_exhausted")
+    with pytest.raises(ResumeError, match="stop was"):
+        other.load_state_dict(half.state_dict())
+
+
+@pytest.mark.parametrize(
+    ("stop", "said"),
+    [
+        ({"d": 2}, "stop names 'd'"),
+        ({"a": 0}, "at least 1"),
+        ({}, "names no source"),
+        ("never", "stop must be one of"),
+        ({"c": 2}, "no source of stop=.* has a weight"),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("kind", ["rows", "streams"])
+def test_a_wrong_end_is_refused(tables: Path, kind: str, stop: Any, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        make(tables, kind, {"a": 1, "b": 1, "c": 0}, stop=stop)

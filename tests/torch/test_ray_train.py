@@ -55,5 +55,10 @@ def test_a_job_with_a_killed_worker_goes_on_from_its_checkpoint(seen: dict[str, 
 
 def test_the_example_trains_to_its_end(tmp_path: Path) -> None:
     write_clicks(tmp_path / "clicks", rows=1800)
-    example = [sys.executable, "-m", "examples.ray_train", str(tmp_path / "clicks"), str(tmp_path / "runs")]
+    example = [
+        sys.executable,
+        str(ROOT / "examples" / "train_ray.py"),
+        str(tmp_path / "clicks"),
+        str(tmp_path / "runs"),
+    ]
     assert "{'epoch': 1, 'loss': 0." in run_job(example, 200)

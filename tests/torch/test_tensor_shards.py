@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from tests.effort import examples
 from tests.tables.plain import meant_warnings
 from tests.tables.tensor_shards import WIDTHS, Tensor, bits, rows_of, tensor, values_of, write_shard
-from torch_table_loader import StructuredDataset, TableLoader
+from torch_table_loader import StructuredDataset, TableError, TableLoader
 from torch_table_loader.read.tensorproto import TensorProtoReader
 
 SHAPES: dict[str, Callable[[int], tuple[int, ...]]] = {
@@ -208,3 +208,13 @@ def test_names_are_given_by_position_and_by_name(tmp_path: Path) -> None:
     reader = TensorProtoReader(names={"input1": "ids", 1: "mask", 2: None})
     (batch,) = make(tmp_path, format=reader, batch_size=1, num_workers=0)
     assert {name: column.item() for name, column in batch.items()} == {"ids": 1, "mask": 2}
+
+
+def test_shards_of_any_name_are_read_if_they_are_named(tmp_path: Path) -> None:
+    for number in range(2):
+        write_shard(tmp_path / f"part{number}.bin", [[tensor("x", np.int64(4 * number + at))] for at in range(4)])
+    names = ["part0.bin", "part1.bin"]
+    loader, _ = StructuredDataset.create_dataloader(str(tmp_path), "tensorproto", files=names, batch_size=4)
+    assert [batch["x"].tolist() for batch in loader] == [[0, 1, 2, 3], [4, 5, 6, 7]]
+    with pytest.raises(TableError, match=r"must have names that end with '.pb'"):
+        StructuredDataset(str(tmp_path), "tensorproto")

@@ -16,11 +16,11 @@ from torch_table_loader.arrow.elements import opened_type
 from torch_table_loader.arrow.token_rows import columns_of_parts
 from torch_table_loader.batching import outputs
 from torch_table_loader.batching.column_functions import column_functions
-from torch_table_loader.batching.decoders import Branch, Decoder, Leaf, Shape
+from torch_table_loader.batching.decoders import Branch, Decoder, Leaf, Shape, Stack
 from torch_table_loader.batching.kinds import ipc_read, ipc_size, ipc_write
 from torch_table_loader.batching.python_times import check_times, holds_times
 from torch_table_loader.batching.rows import Rows, RowsCodec, new_block, pieces_of
-from torch_table_loader.batching.types import choose
+from torch_table_loader.batching.types import choose, keyed
 from torch_table_loader.errors import TableError
 
 if TYPE_CHECKING:
@@ -132,7 +132,8 @@ class TensorCodec(RowsCodec[TensorRows]):
         self._schema = schema
         self._columns: list[Decoder]
         self._columns, self.null_sensitive = choose(schema, policy)
-        self.shapes = [shape for column in self._columns for shape in column.shapes()]
+        self._keys = keyed(schema, self._columns, policy)
+        self.shapes = [shape for column, _ in self._keys for shape in column.shapes()]
         columns = list(zip(schema, self._columns, strict=True))
         self.refusing_nulls = frozenset(entry.name for entry, column in columns if column.refuses_null)
         """The columns in which a null, at whatever depth, is an error."""
@@ -175,8 +176,11 @@ class TensorCodec(RowsCodec[TensorRows]):
     def _decode(self, columns: Sequence[pa.Array], num_rows: int) -> TensorRows:
         data: list[Any] = []
         seen: set[int] = set()
-        for column, array in zip(self._columns, columns, strict=True):
-            column.into(array, data, seen)
+        for column, places in self._keys:
+            if isinstance(column, Stack):
+                column.into([columns[place] for place in places], data, seen)
+            else:
+                column.into(columns[places[0]], data, seen)
         return TensorRows(self, num_rows, data)
 
     def cut(self, data: Sequence[Any], batch_size: int) -> Iterator[Sequence[Any]]:

@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from torch_table_loader.column_options import (
     ColumnFunctions,
+    ColumnsOption,
     Hash,
     Strings,
     StringsOption,
@@ -38,6 +39,7 @@ class TypePolicy:
         transforms: ``{key: function}``, called with a column's values in each batch; or None.
         decode: ``{column: function}``, called with each value of a column of strings, which come as a list; or None.
         pack: how documents become sequences, or None.
+        columns: as a dict, what a batch has under its keys; else the columns of the schema.
 
     Raises:
         ConfigError: an option that the output format cannot follow.
@@ -51,11 +53,15 @@ class TypePolicy:
     transforms: ColumnFunctions | None = None
     decode: ColumnFunctions | None = None
     pack: Pack | None = None
+    columns: ColumnsOption | None = None
 
     def __post_init__(self) -> None:
         """Refuse what the output format cannot follow."""
         if self.output_format in ("arrow", "dict"):
             for option in fields(self):
+                given = getattr(self, option.name)
+                if option.name == "columns" and not isinstance(given, Mapping):
+                    continue
                 if option.name in ("output_format", "pack") or getattr(self, option.name) == option.default:
                     continue
                 raise ConfigError(

@@ -40,6 +40,7 @@ from torch_table_loader.batching.decoders import (
     Decoder,
     FixedDecoder,
     ListsDecoder,
+    Stack,
     StructDecoder,
 )
 from torch_table_loader.batching.fills import (
@@ -117,7 +118,41 @@ def choose(schema: pa.Schema, policy: TypePolicy) -> tuple[list[Decoder], frozen
     return columns, sensitive
 
 
-def check_keys(columns: Sequence[Decoder], where: str) -> None:
+def keyed(
+    schema: pa.Schema, columns: Sequence[Decoder], policy: TypePolicy
+) -> list[tuple[Decoder | Stack, tuple[int, ...]]]:
+    """Return what makes each key of a batch, with the places of its columns; those that no key names come behind.
+
+    Raises:
+        ConfigError: columns that are to be one tensor are no single numbers, or two keys are equal.
+    """
+    asked = policy.columns if isinstance(policy.columns, Mapping) else {}
+    found: list[tuple[Decoder | Stack, tuple[int, ...]]] = []
+    for key, names in asked.items():
+        places = tuple(schema.names.index(name) for name in ([names] if isinstance(names, str) else names))
+        own = [columns[place] for place in places]
+        if isinstance(names, str):
+            found.append((replace(own[0], name=key), places))
+            continue
+        for name, column in zip(names, own, strict=True):
+            if not isinstance(column, FixedDecoder) or column.cell.kind.inner or column.masked:
+                raise ConfigError(
+                    f"columns[{key!r}] becomes one float32 tensor of single numbers, and column {name!r} of the type "
+                    f"{schema.field(name).type} is none{_why_none(column)}; give it a key of its own"
+                )
+        members = tuple(column for column in own if isinstance(column, FixedDecoder))
+        found.append((Stack(key, members, members[0].cut), places))
+    taken = {place for _, places in found for place in places}
+    found += [(column, (place,)) for place, column in enumerate(columns) if place not in taken]
+    check_keys([column for column, _ in found], "the batch")
+    return found
+
+
+def _why_none(column: Decoder) -> str:
+    return ', since nulls="mask" gives it a mask' if isinstance(column, FixedDecoder) and column.masked else ""
+
+
+def check_keys(columns: Sequence[Decoder | Stack], where: str) -> None:
     """Refuse columns of which two would come under one key of a batch.
 
     Raises:

@@ -27,7 +27,7 @@ _LOOKING: dict[str, Any] = {"output_format": "arrow", "num_workers": 0, "count_f
 def head(typed: argparse.Namespace) -> None:
     """Print the first rows after deletes and filters."""
     dataset = open_table(typed, **_LOOKING)
-    rows, notes = dataset.head(integer("--rows", typed.rows, 0)), dataset.table.hints(dataset.options.columns)
+    rows, notes = dataset.head(integer("--rows", typed.rows, 0)), dataset.table.hints(dataset.options.column_names)
     found = [{name: plain(value) for name, value in row.items()} for row in rows.to_pylist()]
     shown = [[_short(value) for value in row.values()] for row in found]
     title = "the first row" if len(found) == 1 else f"the first {len(found):,} rows" if found else "no rows"
@@ -43,7 +43,7 @@ def schema(typed: argparse.Namespace) -> None:
     columns = [{"name": each.name, "type": str(each.type), "nullable": each.nullable} for each in fields]
     rows = [(each["name"], each["type"], "yes" if each["nullable"] else "no") for each in columns]
     header = {"name": "column", "type": "Arrow type", "nullable": "nulls allowed"}
-    notes = table.hints(dataset.options.columns)
+    notes = table.hints(dataset.options.column_names)
     told = {"table": table.description or None, "snapshot_id": table.snapshot_id, "columns": columns, "notes": notes}
     show(typed, told, Table(table.description or "schema", header, rows), *map(note, notes))
 

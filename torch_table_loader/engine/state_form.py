@@ -11,7 +11,7 @@ from typing import Any, TypeAlias, get_args
 
 from torch_table_loader.errors import ResumeError
 from torch_table_loader.option_checks import MOST_LANES, MOST_ROWS
-from torch_table_loader.planning.mixture import NaturalShares, StopRule
+from torch_table_loader.planning.mixture import NaturalShares, StopWord
 
 _Form: TypeAlias = Callable[[Any, str], None]
 """Refuses a value that is not of the form; takes the value, and where it stands in the state."""
@@ -183,9 +183,8 @@ _DIGESTS = _record(_text, _text)
 _VERSIONS = _or_empty(_record(_DIGESTS, then=(_DIGESTS,)))
 _ANCHOR = _or_empty(_record(_COUNT, _COUNT, _COUNT, _COUNT))
 _WEIGHTS = _choice(lambda value: type(value) is str, _one_of(*get_args(NaturalShares)), _named(_record(_text, _COUNT)))
-_ORDER = _pairs(
-    _keyed({"shuffle_seed": _plain, "stop": _one_of(*get_args(StopRule)), "block": _or_none(_COUNT)}, others=_plain)
-)
+_STOP = _choice(lambda value: type(value) is str, _one_of(*get_args(StopWord)), _named(_record(_text, _COUNT)))
+_ORDER = _pairs(_keyed({"shuffle_seed": _plain, "stop": _STOP, "block": _or_none(_COUNT)}, others=_plain))
 _STATE = _keyed(
     {
         "version": _COUNT,
@@ -225,9 +224,9 @@ def _dealt(*begins: _Form) -> _Form:
 
     def check(value: Any, at: str) -> None:
         stage(value, at)
-        of_ranks, of_lanes, rows = value[2:5]
-        if of_ranks * max(of_lanes, rows) > _MOST_PLACES:
-            _refuse(at, f"of a job with at most {_MOST_PLACES} rows of a step and as many workers", value[2:5])
+        of_ranks, of_lanes, rows, *_, micro_batches = value[2:9]
+        if of_ranks * max(of_lanes, rows) > _MOST_PLACES or of_ranks * rows * micro_batches > MOST_ROWS:
+            _refuse(at, f"of a job with at most {_MOST_PLACES} rows of a step and as many workers", value[2:9])
 
     return check
 

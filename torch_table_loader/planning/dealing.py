@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import accumulate, pairwise
 from math import gcd
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, get_args
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -187,21 +187,21 @@ class Deal:
         """Return the same deal, ending at the place where the epoch ends.
 
         Args:
-            left: rows of each source, by name, that the epoch has not delivered yet.
+            left: rows of each source, by name, that may still come before the epoch ends; see `limits_of`.
             rule: "first_exhausted": the last place before which no source with a weight repeats a row and each has its
                 share; "all_exhausted": the first place before which each source has delivered all its rows and has its
-                share; "forever".
+                share; "forever"; or as "first_exhausted", for the sources that it names.
 
         Raises:
-            ConfigError: the rule is unknown.
+            ConfigError: no source that ends the epoch has a weight.
         """
-        if rule not in get_args(StopRule):
-            raise ConfigError(f"stop must be one of {', '.join(map(repr, get_args(StopRule)))}, got {rule!r}")
         if rule == "forever":
             return replace(self, total=ENDLESS)
-        first = rule == "first_exhausted"
-        wanted = np.array(self.weights) > 0
-        limit = np.array([left[name] for name in self.names])[wanted]
+        first = rule != "all_exhausted"
+        wanted = np.array([weight > 0 and name in left for name, weight in zip(self.names, self.weights, strict=True)])
+        if not wanted.any():
+            raise ConfigError(f"no source of stop={rule!r} has a weight, so the epoch would not end; name another one")
+        limit = np.array([left.get(name, 0) for name in self.names])[wanted]
 
         def over(blocks: int) -> bool:
             had = self.shares(blocks * self.block_rows)[0, wanted]

@@ -9,7 +9,7 @@ from typing import Any
 from torch_table_loader.errors import ConfigError, ResumeError
 from torch_table_loader.planning.dealing import Deal, deal_of
 from torch_table_loader.planning.global_batches import ENDLESS, GlobalBatches
-from torch_table_loader.planning.mixture import StopRule, natural_shares
+from torch_table_loader.planning.mixture import StopRule, limits_of, natural_shares
 from torch_table_loader.planning.ranks import Topology
 from torch_table_loader.planning.rounds import DealtStage, Rest, Rounds
 from torch_table_loader.planning.stages import Position, Stage, shape_of
@@ -111,7 +111,9 @@ def begun(
         raise ConfigError(
             f"source {empty[0]!r} has no row in this epoch; leave it out of the mixture, or give it the weight 0"
         )
-    deal = deal_of(shares, topology, (seed, epoch, len(past)), natural=weights is None).ending(left, stop)
+    deal = deal_of(shares, topology, (seed, epoch, len(past)), natural=weights is None)
+    limits = limits_of(stop, {name: own.items for name, own in rounds.items()})
+    deal = deal.ending({name: max(0, limit - had[name]) for name, limit in limits.items()}, stop)
     return MixedPosition(epoch, Stage(topology), deal=deal, past=tuple(past))
 
 

@@ -34,7 +34,10 @@ if TYPE_CHECKING:
 
     Ints: TypeAlias = NDArray[np.int64]
 
-StopRule = Literal["first_exhausted", "all_exhausted", "forever"]
+StopWord = Literal["first_exhausted", "all_exhausted", "forever"]
+StopRule: TypeAlias = StopWord | Mapping[str, int]
+"""When an epoch ends; or how often some sources may come at most, the epoch ending before one of them came oftener."""
+
 ShareUnit = Literal["rows", "tokens"]
 NaturalShares = Literal["rows", "tokens"]
 """Weights in proportion to what is left of each source, so that every remaining row comes once."""
@@ -203,13 +206,11 @@ class Mixture:
 
         Args:
             rule: "first_exhausted": until a source with a weight would repeat a row; "all_exhausted": until each source
-                has delivered all its rows; "forever".
+                has delivered all its rows; "forever"; or until a source would come oftener than the times by its name.
 
         Raises:
-            ConfigError: a source with a weight has no row, or the rule is unknown.
+            ConfigError: a source with a weight has no row, or no source that ends the epoch has a weight.
         """
-        if rule not in get_args(StopRule):
-            raise ConfigError(f"stop must be one of {', '.join(map(repr, get_args(StopRule)))}, got {rule!r}")
         wanted = [number for number, weight in enumerate(self.shares.weights) if weight]
         if empty := [self.names[number] for number in wanted if not rows[number]]:
             raise ConfigError(
@@ -217,11 +218,16 @@ class Mixture:
             )
         if rule == "forever":
             return ENDLESS
-        most = np.array(rows)[wanted]
+        limits = limits_of(rule, dict(zip(self.names, rows, strict=True)))
+        wanted = [number for number in wanted if self.names[number] in limits]
+        if not wanted:
+            raise ConfigError(f"no source of stop={rule!r} has a weight, so the epoch would not end; name another one")
+        every, most = np.full(len(rows), 1 << 62), np.array([limits[self.names[number]] for number in wanted])
+        every[wanted] = most
 
         def over(blocks: int) -> bool:
             had = (np.array(self.shares.before) + self._had(np.array([blocks]))[0])[wanted]
-            return bool((had > most).any() if rule == "first_exhausted" else (had >= most).all())
+            return bool((had >= most).all() if rule == "all_exhausted" else (had > most).any())
 
         blocks = _first(over)
         if not blocks:
@@ -229,8 +235,8 @@ class Mixture:
         first = self.shares.start + (blocks - 1) * self.block_rows
         source, turn = self.places(first, first + self.block_rows)
         missing = np.array([weight > 0 for weight in self.shares.weights])[source]
-        if rule == "first_exhausted":
-            return first + int(np.argmax(missing & (turn >= np.array(rows)[source])))
+        if rule != "all_exhausted":
+            return first + int(np.argmax(missing & (turn >= every[source])))
         return first + int(np.flatnonzero(missing & (turn == np.array(rows)[source] - 1))[-1]) + 1
 
     def _had(self, blocks: Ints) -> Ints:
@@ -359,6 +365,22 @@ def smallest(weights: Mapping[str, float]) -> dict[str, int]:
     common = lcm(*(share.denominator for share in exact))
     whole = [int(share * common) for share in exact]
     return dict(zip(names, (number // gcd(*whole) for number in whole), strict=True))
+
+
+def limits_of(rule: StopRule, rows: Mapping[str, int]) -> dict[str, int]:
+    """Return how many rows of each source decide where an epoch ends, by name.
+
+    Raises:
+        ConfigError: the rule is unknown.
+
+    >>> limits_of({"books": 4}, {"books": 10, "web": 90}), limits_of("first_exhausted", {"web": 90})
+    ({'books': 40}, {'web': 90})
+    """
+    if isinstance(rule, str):
+        if rule not in get_args(StopWord):
+            raise ConfigError(f"stop must be one of {', '.join(map(repr, get_args(StopWord)))}, got {rule!r}")
+        return dict(rows)
+    return {name: times * rows[name] for name, times in rule.items() if name in rows}
 
 
 def natural_shares(rows: Mapping[str, int]) -> dict[str, int]:

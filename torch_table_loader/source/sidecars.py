@@ -28,7 +28,8 @@ def pair(
 ) -> list[Paired]:
     """Return the data files among some files, each with its sidecars.
 
-    If the reader identifies its data files by name, others are left out. Otherwise all non-empty files are data files;
+    If the reader identifies its data files by name, others are left out. Otherwise, and where the caller named each
+    file of a format without sidecars, all non-empty files are data files;
     an empty one is ignored, unless a sidecar describes it.
 
     Args:
@@ -38,7 +39,7 @@ def pair(
         MissingFileError: a required sidecar is missing, or the data file of a sidecar.
         TableError: there are files, but none of them is named like a data file.
     """
-    if not isinstance(reader, SidecarReader):
+    if not isinstance(reader, SidecarReader) or not (listed or reader.sidecars):
         return [Paired(file) for file in found if has_bytes(file)]
     names = _Names(storage, reader.data_suffix)
     known = {file.path: file for file in listed}

@@ -285,6 +285,14 @@ class Job(ABC):
         """
         raise ConfigError(_NO_FILES.format("seek(file=...)"))
 
+    def at_file(self, epoch: int, number: int) -> Position:  # noqa: ARG002 see `file_of`
+        """Return where each rank begins with its own file of a number; see `TableLoader.seek`.
+
+        Raises:
+            ConfigError: batches have rows of several files, or no rank has so many.
+        """
+        raise ConfigError(_NO_FILES.format("seek(file=...)"))
+
     @abstractmethod
     def explain(self, epoch: int) -> Explanation:
         """Return the plan of an epoch and the reasons for it."""
@@ -346,7 +354,7 @@ class Job(ABC):
             notes=(
                 *notes,
                 *(told(table.left_out) for table in tables if table.left_out),
-                *(hint for table in alone for hint in table.hints(self.options.columns)),
+                *(hint for table in alone for hint in table.hints(self.options.column_names)),
             ),
             kept_rows=sum(int(layout.group_rows[layout.group_kept].sum()) for layout in layouts),
             undeleted_rows=None if (live < 0).any() else int(live.sum()),

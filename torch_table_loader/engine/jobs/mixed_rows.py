@@ -108,7 +108,7 @@ class MixedRows(MixtureJob, IndexedJob):
     @property
     @override
     def bound(self) -> Bound:
-        return Bound({}, {"shuffle_seed": self.options.shuffle_seed, "stop": self.stop, "block": self.block})
+        return Bound({}, {"shuffle_seed": self.options.shuffle_seed, "stop": self._said_of_stop, "block": self.block})
 
     @property
     @override

@@ -120,7 +120,9 @@ class MixedStreams(MixtureJob):
     @override
     def bound(self) -> Bound:
         packed = {} if self.options.pack is None else {"seq_len": self.options.pack.seq_len}
-        return Bound({}, {"shuffle_seed": self.options.shuffle_seed, "stop": self.stop, "block": None, **packed})
+        return Bound(
+            {}, {"shuffle_seed": self.options.shuffle_seed, "stop": self._said_of_stop, "block": None, **packed}
+        )
 
     @property
     @override

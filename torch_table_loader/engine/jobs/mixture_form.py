@@ -18,8 +18,9 @@ from torch_table_loader.engine.work.source_form import SequenceForm
 from torch_table_loader.errors import ConfigError, ConfigTypeError
 from torch_table_loader.options import ABOUT
 from torch_table_loader.pack import Pack
-from torch_table_loader.planning.mixture import BLOCK_ROWS, NaturalShares, ShareUnit, StopRule, smallest
+from torch_table_loader.planning.mixture import BLOCK_ROWS, NaturalShares, ShareUnit, StopRule, StopWord, smallest
 from torch_table_loader.ragged import Pad
+from torch_table_loader.units import integer
 
 if TYPE_CHECKING:
     from torch_table_loader.batching.packed import PackedCodec
@@ -77,7 +78,8 @@ def common_form(sources: Mapping[str, LoaderOptions]) -> dict[str, Any]:
     """
     (first, options), *others = sources.items()
     for name, other in others:
-        for option in FORM_OPTIONS:
+        keyed = any(isinstance(own.columns, Mapping) for own in (options, other))
+        for option in (*FORM_OPTIONS, *(["columns"] if keyed else [])):
             one, two, called = getattr(options, option), getattr(other, option), option
             if isinstance(one, Pack) and isinstance(two, Pack):
                 one, two = one.form, two.form
@@ -89,7 +91,8 @@ def common_form(sources: Mapping[str, LoaderOptions]) -> dict[str, Any]:
                     f"{two!r} in {name!r}; pass the same to both"
                 )
     TypePolicy.of(options)
-    return {option: getattr(options, option) for option in FORM_OPTIONS}
+    keys = {"columns": options.columns} if isinstance(options.columns, Mapping) else {}
+    return {option: getattr(options, option) for option in FORM_OPTIONS} | keys
 
 
 def _first_difference(one: Pack, two: Pack) -> tuple[str, Any, Any]:
@@ -253,12 +256,40 @@ def share_notes(
 
 def end_of(stop: StopRule, what: str = "row") -> str:
     """Say when an epoch of a mixture ends."""
-    ends = {
+    ends: dict[StopWord, str] = {
         "first_exhausted": f"before any source repeats a {what}",
         "all_exhausted": f"when each source has delivered all its {what}s",
         "forever": "never",
     }
-    return ends[stop]
+    if isinstance(stop, str):
+        return ends[stop]
+    return f"before {' or '.join(f'{name!r} comes more than {times} times' for name, times in stop.items())}"
+
+
+def checked_stop(stop: Any, sources: Mapping[str, Any]) -> StopRule:
+    """Return when an epoch ends, with the times of sources by name, sorted.
+
+    Raises:
+        ConfigError: it is no rule, or names no source.
+    """
+    if not isinstance(stop, Mapping):
+        if stop not in get_args(StopWord):
+            known = ", ".join(map(repr, get_args(StopWord)))
+            raise ConfigError(f"stop must be one of {known}, or the most times of sources by name, got {stop!r}")
+        return cast("StopWord", stop)
+    if unknown := [name for name in stop if name not in sources]:
+        raise ConfigError(f"stop names {unknown[0]!r}, and the sources are {', '.join(map(repr, sources))}")
+    if not stop:
+        raise ConfigError('stop names no source, so the epoch would not end; pass stop="forever" if that is meant')
+    times = {name: integer(f"stop[{name!r}]", stop[name], 1) for name in sorted(stop)}
+    for name, most in times.items():
+        pack = sources[name].options.pack
+        if most > 1 and pack is not None and pack.strategy == "best_fit" and sources[name].kind == "items":
+            raise ConfigError(
+                f"stop[{name!r}] counts rounds of as many sequences, and best fit of rows packs each round anew; pass "
+                'stop="forever", or another strategy'
+            )
+    return times
 
 
 def _check_source_names(weights: Mapping[str, float], sources: Mapping[str, object]) -> None:

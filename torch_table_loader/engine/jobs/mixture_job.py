@@ -89,6 +89,10 @@ class MixtureJob(Job):
     def saved_mixture(self, position: Any) -> SavedMixture:
         return SavedMixture(self.bound.options, self.given, self._weights_at(position.epoch, position.steps_taken))
 
+    @property
+    def _said_of_stop(self) -> Any:
+        return self.stop if isinstance(self.stop, str) else [[name, times] for name, times in self.stop.items()]
+
     def following_schedule(self, later: Mapping[int, Mapping[str, float] | NaturalShares]) -> Self:
         """Return the same mixture with other weights from later steps on.
 

@@ -76,7 +76,7 @@ def open_stream(
     columns = columns_of(table, options)
     largest = int(table.layout.group_rows.max(initial=0))
     if stage is None and options.pack is not None:
-        asked = (*(options.columns or ()), *((ROW_ID,) if options.row_id else ()))
+        asked = (*(options.column_names or ()), *((ROW_ID,) if options.row_id else ()))
         stage = stage_of(options.pack, table.schema, asked, options.shuffle_buffer_size)
     encoded = [] if stage is not None else _encodable(table.schema, columns, TypePolicy.of(options))
     row_bytes = table.row_bytes(columns, encoded)

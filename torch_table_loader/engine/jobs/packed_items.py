@@ -70,7 +70,7 @@ class PackedItems(TableItems):
         pack = options.pack
         assert pack is not None  # noqa: S101 asked only then
         bounds = table.list_bounds(pack.ids) if pack.tokenizer is None else None
-        stage = KeptDocuments(pack, table.schema, options.columns or (), bounds)
+        stage = KeptDocuments(pack, table.schema, options.column_names or (), bounds)
         in_place = TokensInPlace.of(table, options, stage)
         rows = stored_rows(table, _of_documents(options, pack), cache, stage, in_place)
         cut_fields = stage.token_fields
@@ -354,7 +354,7 @@ def _of_documents(options: LoaderOptions, pack: Pack) -> LoaderOptions:
     return replace(
         options,
         pack=None,
-        columns=packed_columns(pack, options.columns),
+        columns=packed_columns(pack, options.column_names),
         output_format="arrow",
         nulls=None,
         ragged=None,

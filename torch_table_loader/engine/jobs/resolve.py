@@ -64,8 +64,8 @@ def columns_of(table: Table, options: LoaderOptions) -> list[str]:
     """
     names = table.schema.names
     if options.pack is not None:
-        options = replace(options, columns=packed_columns(options.pack, options.columns))
-    columns = list(names if options.columns is None else options.columns)
+        options = replace(options, columns=packed_columns(options.pack, options.column_names))
+    columns = list(names if options.columns is None else options.column_names or ())
     if unknown := [name for name in columns if name not in names]:
         raise table.no_column(unknown[0])
     if not columns and not options.row_id:
@@ -203,6 +203,12 @@ def refuse_shape(topology: Topology, options: LoaderOptions, planner: Planner) -
     even, window, drop = topology.even_ranks, topology.shuffle_buffer_size, topology.drop_last
     if (even, window, drop) == (options.even_ranks, options.row_window, options.drop_last):
         return
+    if window is not None and options.tokens_are_rows:
+        raise ResumeError(
+            f"the state has windows of {window} tokens, and only whole documents are shuffled here; pass the value of "
+            "state_dict() unchanged"
+        )
+    window = options.shuffle_buffer_size if options.tokens_are_rows else window
     replace(options, shuffle_buffer_size=window, even_ranks=even, drop_last=drop)
     if even is not None and not (planner.strategy.cuts and planner.counted):
         raise ResumeError(

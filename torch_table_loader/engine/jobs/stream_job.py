@@ -312,12 +312,44 @@ class StreamJob(Job):
         if file not in names:
             raise ConfigError(f"the table has no file {file!r}{did_you_mean(file, names)}")
         start, number = self.planner.start(epoch), names.index(file)
-        planned = (self.planner.plan(start, rank) for rank in range(self.topology.num_ranks))
+        planned = [self.planner.plan(start, rank) for rank in range(self.topology.num_ranks)]
         steps = [first_step_of(each.plan, each.segments, number) for each in planned]
         first = min((step for step in steps if step is not None), default=None)
         if first is None:
             raise ConfigError(f"epoch {epoch} delivers no row of {file!r}; name a file that has rows to deliver")
+        if over := [rank for rank, each in enumerate(planned) if each.plan.steps <= first]:
+            warn_caller(
+                f"ranks {over} have no batch left where {file!r} begins, which is step {first}; seek(file=k) begins "
+                "each rank with its own k-th file"
+            )
         return first
+
+    @override
+    def at_file(self, epoch: int, number: int) -> StreamPosition:
+        """Return the position behind the first files of every rank, as if a job of one rank had read them alone.
+
+        The files that are left are dealt anew, in the same order, so that each rank begins with its own.
+        """
+        self._check_batches_end_with_files("seek(file=...)")
+        if not (self.strategy.cuts and self.planner.counted):
+            raise ConfigError(
+                f"seek(file={number}) counts files in the epoch's order, which needs a split_strategy that cuts and "
+                "count_filtered=True; name the file instead"
+            )
+        alone = replace(self.topology, num_ranks=1, lanes=1, even_ranks=None, drop_last=False)
+        begun = StreamPosition.at(epoch, alone)
+        planned = self.planner.plan(begun, 0)
+        [runs] = planned.plan.lanes
+        file = planned.segments.splits.file[runs.split]
+        firsts = np.flatnonzero(np.diff(file, prepend=-1))
+        skipped = number * self.topology.num_ranks
+        if skipped >= len(firsts):
+            raise ConfigError(
+                f"epoch {epoch} has {len(firsts)} files with rows for {self.topology.num_ranks} ranks, got "
+                f"file={number}; pass a number below {-(-len(firsts) // self.topology.num_ranks)}"
+            )
+        steps = planned.plan.first_batch_of(0, int(firsts[skipped]))
+        return self.next_stage(begun.after(steps)) if steps else self.start(epoch)
 
     def _check_batches_end_with_files(self, what: str) -> None:
         if self.options.batch_by != "file":

@@ -1,6 +1,6 @@
 """Trains on Horovod: each process reads its own part of the table, and together they read every row once an epoch.
 
-horovodrun -np 2 --gloo python -m examples.horovod TABLE
+horovodrun -np 2 --gloo python examples/train_horovod.py TABLE
 """
 
 from __future__ import annotations

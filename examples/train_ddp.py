@@ -1,6 +1,6 @@
 """Train under DDP: each row once an epoch over all ranks, and a job that was killed goes on at the next batch.
 
-torchrun --standalone --nproc-per-node 2 -m examples.ddp TABLE CHECKPOINT
+torchrun --standalone --nproc-per-node 2 examples/train_ddp.py TABLE CHECKPOINT
 """
 
 import os

@@ -1,6 +1,6 @@
 """Trains on two workers of Ray Train; after a failure the job goes on at the next row behind its last checkpoint.
 
-python -m examples.ray_train TABLE FOLDER_OF_RUNS
+python examples/train_ray.py TABLE FOLDER_OF_RUNS
 """
 
 from __future__ import annotations

@@ -1,8 +1,6 @@
 """Train under Lightning: its checkpoints keep the loader's place, and its sampler is not needed.
 
-torchrun --standalone --nproc-per-node 2 -m examples.lightning TABLE CHECKPOINTS
-
-Run it as a module: as a script, a file of this name would be what ``import lightning`` finds.
+torchrun --standalone --nproc-per-node 2 examples/train_lightning.py TABLE CHECKPOINTS
 """
 
 import os

@@ -1,6 +1,6 @@
 """Pre-train a small transformer on a mixture of two Iceberg tables of tokens; a job that was killed goes on anywhere.
 
-torchrun --standalone --nproc-per-node 2 -m examples.pretrain WAREHOUSE CHECKPOINT STEPS
+torchrun --standalone --nproc-per-node 2 examples/pretrain_mixture.py WAREHOUSE CHECKPOINT STEPS
 """
 
 import os

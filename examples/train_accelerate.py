@@ -1,8 +1,6 @@
 """Train under Accelerate: `prepare` takes the loader as it is, and a checkpoint keeps its place.
 
-accelerate launch --num_processes 2 -m examples.accelerate TABLE CHECKPOINT
-
-Run it as a module: as a script, a file of this name would be what ``import accelerate`` finds.
+accelerate launch --num_processes 2 examples/train_accelerate.py TABLE CHECKPOINT
 """
 
 import os

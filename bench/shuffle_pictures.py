@@ -1,4 +1,4 @@
-"""Draws the orders and writes the p-values of ``docs/shuffle.md``.
+"""Draws the orders and writes the p-values of ``bench/SHUFFLE.md``.
 
 Run: ``python -m bench.shuffle_pictures``. Each picture is the density of (position, item): position to the right,
 item upwards. It takes no library: a PNG is zlib and a few headers.
@@ -76,7 +76,7 @@ def main() -> None:
     images.mkdir(exist_ok=True)
     for name, make in (("rows", ours), ("splits", split_shuffle), ("buffer", shuffle_buffer)):
         write_png(images / f"shuffle-{name}.png", picture(make(ROWS, 0, 0)))
-    page = DOCS / "shuffle.md"
+    page = Path(__file__).with_name("SHUFFLE.md")
     begin, end = "<!-- p-values: begin -->", "<!-- p-values: end -->"
     text = re.sub(f"{begin}.*{end}", lambda _: f"{begin}\n{table()}\n{end}", page.read_text(), flags=re.DOTALL)
     page.write_text(text)

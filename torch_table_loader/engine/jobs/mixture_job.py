@@ -65,11 +65,13 @@ class MixtureJob(Job):
     @override
     def compared(self) -> Mapping[str, Any]:
         sources = {name: [own.table, own.options] for name, own in self.bound_sources.items()}
+        later = {"weights by step": list(self.later)} if self.later else {}
         return {
             **self.bound.options,
             "names": list(self.sources),
             "sources": sources,
-            "weights": [self.given, *self.later],
+            "weights": self.given,
+            **later,
         }
 
     @cached_property

@@ -2,33 +2,41 @@
 
 from __future__ import annotations
 
+import inspect
+import math
 import os
-from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from collections.abc import Callable, Mapping, Sequence
+from copy import copy
+from dataclasses import asdict, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Self, Unpack
 
 import pyarrow as pa
 
-from torch_table_loader.engine.jobs.modes import open_job
 from torch_table_loader.engine.jobs.resolve import with_batch_size
 from torch_table_loader.engine.plan_check import PlanCheck
 from torch_table_loader.engine.rank_info import resolve_ranks
-from torch_table_loader.errors import ConfigError
+from torch_table_loader.errors import ConfigError, ConfigTypeError
 from torch_table_loader.keywords import LoaderKeywords, make_options
 from torch_table_loader.opening import (
+    Opening,
     TimeTravel,
     agreed_source,
     arrow_source,
     check_source,
     check_storage,
     list_files,
+    open_plain,
     open_plan_cache,
 )
+from torch_table_loader.options import ABOUT
+from torch_table_loader.predicates.filter_text import filter_of
+from torch_table_loader.predicates.hash_parts import part_of
 from torch_table_loader.rank_dataset import RankDataset
 from torch_table_loader.read.formats import reader_for
 from torch_table_loader.source.arrow_source import is_arrow
 from torch_table_loader.source.listing import write_files
+from torch_table_loader.source.snapshot_files import SnapshotFiles
 from torch_table_loader.units import integer
 
 if TYPE_CHECKING:
@@ -36,47 +44,114 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from torch_table_loader.contracts import Source, Storage
-    from torch_table_loader.engine.jobs.job import Job
     from torch_table_loader.engine.jobs.table_rows import TableItems
-    from torch_table_loader.engine.rank_info import RankInfo
     from torch_table_loader.engine.table import Table
     from torch_table_loader.format_contracts import FormatReader
     from torch_table_loader.map_view import MapView
     from torch_table_loader.options import LoaderOptions
     from torch_table_loader.planning.column_statistics import ColumnStatistics
     from torch_table_loader.records import LeftOut
-    from torch_table_loader.source.plan_cache import PlanCache
+    from torch_table_loader.source.plan_cache import Plans
+
+_OF_THE_TABLE = ("files", "schema", "storage_options", "plan_cache")
+"""Options that say what is opened."""
 
 
 class TableDataset(RankDataset):
     """The base of the datasets of one table; use `StructuredDataset`."""
 
-    def _plan(
-        self,
-        options: LoaderOptions,
-        find: Callable[[LoaderOptions, PlanCheck], Any],
-        open_source: Callable[[LoaderOptions, RankInfo, Any], Job],
-        *,
-        sized: bool,
-        pinned: bool,
-    ) -> None:
+    def _plan(self, options: LoaderOptions, find: Callable[[LoaderOptions, PlanCheck], Any], opening: Opening) -> None:
         """Find the table, plan the first epoch, and compare it with the plans of other ranks.
 
         Args:
             find: returns the source, after ranks have agreed on what it is.
-            open_source: returns the job over a source, and closes its storage.
-            sized: whether the caller gave `batch_size`.
-            pinned: whether the caller said which files or snapshot to read.
+            opening: how it is opened.
         """
         ranks = resolve_ranks(options)
-        options = with_batch_size(options, ranks.num_ranks, given=sized)
-        plan_check = PlanCheck(ranks.rank, ranks.num_ranks, check=options.check_plan, pinned=pinned)
-        open_at = partial(open_source, options, ranks)
+        options = with_batch_size(options, ranks.num_ranks, given="batch_size" in opening.keywords)
+        plan_check = PlanCheck(ranks.rank, ranks.num_ranks, check=options.check_plan, pinned=opening.pinned)
+        open_at = partial(opening.open_source, options, ranks, plans=opening.plans)
         with plan_check:
             source = find(options, plan_check)
             job = open_at(source)
             plan_check.check({**job.compared, **asdict(job.topology)})
-        super().__init__(job, plan_check, TimeTravel(source, open_at))
+        self._opening: Opening | None = opening
+        self._travel = TimeTravel(source, open_at)
+        super().__init__(job, plan_check, self._travel)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave out what opens tables."""
+        return {**vars(self), "_opening": None, "_travel": None}
+
+    def with_options(self, **options: Unpack[LoaderKeywords]) -> Self:
+        """Return another dataset of the same table, which is neither listed nor are its footers read again.
+
+        It has this dataset's options except for those that are given; a given `filters` replaces this dataset's own.
+        Files, snapshot and known counts are shared; epoch and state are its own. An Iceberg table whose files a filter
+        has left out is planned again at its snapshot where `filters` changes.
+
+        Args:
+            options: the fields of `LoaderOptions`, without those that say which table it is: `files`, `schema`,
+                `storage_options` and `plan_cache`.
+
+        Raises:
+            ConfigError: an option is wrong or says which table it is, or the dataset came from another process.
+        """
+        return self._derived(options)
+
+    def split(self, parts: Mapping[Any, float], *, by: str | Sequence[str], seed: int = 0) -> dict[Any, Self]:
+        """Return a dataset for each part of this dataset's rows; each row is in exactly one.
+
+        The parts are those of `part_of`, within the dataset's own `filters`: a hash of the columns decides, so that
+        they are the same in every epoch, process and order, and rows with equal values stay together.
+
+        Args:
+            parts: the share of each part, by name, such as ``{"train": 0.8, "val": 0.2}``; they sum to 1.
+            by: a column, or several, such as a user's id.
+            seed: another seed divides the values differently.
+
+        Raises:
+            ConfigError: there are no parts, their shares do not sum to 1, or a column does not exist.
+        """
+        if not isinstance(parts, Mapping) or not parts:
+            raise ConfigTypeError(
+                f'split takes the share of each part, such as {{"train": 0.8, "val": 0.2}}, got {parts!r}'
+            )
+        filters = {part: part_of(by, parts, part, seed=seed) for part in parts}
+        if not math.isclose(total := math.fsum(parts.values()), 1, abs_tol=1e-9):
+            raise ConfigError(f"the shares of split must sum to 1, got {dict(parts)!r}, which sum to {total:g}")
+        for name in [by] if isinstance(by, str) else by:
+            if name not in self.table.schema.names:
+                raise self.table.no_column(name)
+        return {part: self._derived({}, chosen) for part, chosen in filters.items()}
+
+    def _derived(self, changes: LoaderKeywords, part: Any = None) -> Self:
+        """Return a dataset of the same table with other options; `part` is joined with the filter."""
+        if self._opening is None:
+            raise ConfigError(
+                "the dataset came from another process, which alone can make others of its table: call with_options "
+                "and split before it is handed over"
+            )
+        for name in changes:
+            if name in _OF_THE_TABLE or (name not in ABOUT and name in inspect.signature(type(self)).parameters):
+                raise ConfigError(
+                    f"with_options cannot change {name}=, which says what is opened, and how; open another dataset"
+                )
+        keywords: LoaderKeywords = {**self._opening.keywords, **changes}
+        if part is not None:
+            own = keywords.get("filters")
+            keywords["filters"] = part if own is None else filter_of(own) & part
+        asked, table, source = make_options(keywords, type(self)), self.table, self._travel.source
+        if isinstance(table.metas, tuple) and not table.left_out:
+            self._opening.plans.know(table.files, table.metas)
+        if isinstance(source, SnapshotFiles):
+            source = source.asked_anew(asked.column_names, asked.filters, part)
+        made = copy(self)
+        opening = replace(
+            self._opening, keywords=keywords, pinned=self._opening.pinned or self.job.topology.num_ranks > 1
+        )
+        made._plan(asked, lambda _, plan_check: agreed_source(source, plan_check), opening)
+        return made
 
     @property
     def table(self) -> Table:
@@ -140,8 +215,9 @@ class TableDataset(RankDataset):
 
         return measured_vocabulary(self.table, self.options, self._plan_cache(), column, max_size, min_count)
 
-    def _plan_cache(self) -> PlanCache | None:
-        return open_plan_cache(self.options, self.table.storage)
+    def _plan_cache(self) -> Plans | None:
+        held = None if self._opening is None else self._opening.plans
+        return open_plan_cache(self.options, self.table.storage) or held
 
     @property
     def left_out(self) -> tuple[LeftOut, ...]:
@@ -268,7 +344,7 @@ class StructuredDataset(TableDataset):
             found = list_files(path, reader, storage, asked, by_name=by_name) if source is None else source
             return agreed_source(found, plan_check)
 
-        self._plan(asked, find, _open_job, sized="batch_size" in options, pinned=pinned)
+        self._plan(asked, find, Opening(options, open_plain, pinned))
 
     @classmethod
     def from_source(cls, source: Source, **options: Unpack[LoaderKeywords]) -> Self:
@@ -299,12 +375,3 @@ class StructuredDataset(TableDataset):
             ConfigError: Arrow cannot hold a column, or an option is wrong.
         """
         return cls(source=arrow_source(data), **options)
-
-
-def _open_job(options: LoaderOptions, ranks: RankInfo, source: Source) -> Job:
-    cache = open_plan_cache(options, source.storage)
-    job = open_job(source, options, ranks, cache)
-    source.storage.close()
-    if cache is not None:
-        cache.storage.close()
-    return job

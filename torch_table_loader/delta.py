@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, Unpack
 from torch_table_loader.dataset import TableDataset
 from torch_table_loader.errors import ConfigError, ConfigTypeError, MissingExtraError
 from torch_table_loader.keywords import LoaderKeywords, make_options
-from torch_table_loader.opening import check_changelog, last_of, open_snapshot, refuse_plain
+from torch_table_loader.opening import Opening, check_changelog, last_of, open_snapshot, refuse_plain
 from torch_table_loader.options import LoaderOptions
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ class DeltaDataset(TableDataset):
             return request.open({"version": version, "timestamp": timestamp}, plan_check.common_value)
 
         open_source = partial(open_snapshot, split_deletes=split_deletes, lazy=lazy)
-        self._plan(asked, find, open_source, sized="batch_size" in options, pinned=pinned)
+        self._plan(asked, find, Opening(options, open_source, pinned))
 
     @property
     def version(self) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,7 +19,7 @@ from torch_table_loader.remote_options import anywhere, of_the_store
 from torch_table_loader.source.address import parse_address
 from torch_table_loader.source.arrow_source import ArrowSource
 from torch_table_loader.source.listing import PathSource, named_files
-from torch_table_loader.source.plan_cache import PlanCache
+from torch_table_loader.source.plan_cache import HeldPlans, PlanCache
 from torch_table_loader.source.snapshot_files import SnapshotFiles
 from torch_table_loader.units import integer
 
@@ -33,8 +33,10 @@ if TYPE_CHECKING:
     from torch_table_loader.engine.state import SavedState
     from torch_table_loader.engine.table import Table
     from torch_table_loader.format_contracts import FormatReader
+    from torch_table_loader.keywords import LoaderKeywords
     from torch_table_loader.options import LoaderOptions
     from torch_table_loader.records import DataFile
+    from torch_table_loader.source.plan_cache import Plans
 
 _SOURCE = ("storage", "files", "partition_schema")
 _STORAGE = ("is_local", "open", "version", "close")
@@ -51,7 +53,8 @@ class TimeTravel:
             source: the table; one that can travel in time at any snapshot.
             open_job: makes this rank's job of it.
         """
-        self._source = source
+        self.source = source
+        """The table as it is read now."""
         self._open_job = open_job
 
     def __call__(self, job: Job, saved: SavedState) -> Job:
@@ -80,24 +83,24 @@ class TimeTravel:
 
     def _at(self, job: Job, snapshot_id: int) -> Job:
         """Return the job over another snapshot."""
-        if not isinstance(self._source, TimeTravelSource) or self._source.pinned:
+        if not isinstance(self.source, TimeTravelSource) or self.source.pinned:
             return job
-        source = self._snapshot(self._source, snapshot_id)
+        source = self._snapshot(self.source, snapshot_id)
         try:
             reopened = self._open_job(source)
         except ConfigError as error:
             raise _unreadable(snapshot_id, error) from error
-        self._source = source  # the files of the snapshot before need not be held
+        self.source = source  # the files of the snapshot before need not be held
         return reopened
 
     def _files_of(self, extent: Extent, table: Table) -> NDArray[np.int64] | None:
         """Return which of a table's files it had before it grew; None where it cannot be told."""
-        if not isinstance(self._source, SnapshotSource):
+        if not isinstance(self.source, SnapshotSource):
             old = oldest_files(table, extent.files, extent.fingerprint)
             return None if old is None else np.array(old, dtype=np.int64)
-        if not isinstance(self._source, TimeTravelSource) or extent.snapshot_id is None:
+        if not isinstance(self.source, TimeTravelSource) or extent.snapshot_id is None:
             return None
-        before = self._snapshot(self._source, extent.snapshot_id)
+        before = self._snapshot(self.source, extent.snapshot_id)
         before.storage.close()
         if before.fingerprint != extent.fingerprint:
             return None
@@ -126,9 +129,9 @@ class TimeTravel:
             if thinned
             else []
         )
-        changes = self._source.changes_since(snapshot_id) if isinstance(self._source, HistorySource) else ()
+        changes = self.source.changes_since(snapshot_id) if isinstance(self.source, HistorySource) else ()
         happened = f" ({', '.join(changes)})" if changes else ""
-        pin = self._source.pin if isinstance(self._source, SnapshotFiles) else "snapshot_id"
+        pin = self.source.pin if isinstance(self.source, SnapshotFiles) else "snapshot_id"
         return ResumeError(
             f"the state is of snapshot {snapshot_id}, and snapshot {table.snapshot_id} did not grow from it only by "
             f"new files{happened}: {' and '.join(found)}; pass {pin}={snapshot_id} and no on_growth to finish "
@@ -182,12 +185,38 @@ def agreed_source(source: Source, plan_check: PlanCheck) -> Source:
     return source
 
 
+@dataclass(frozen=True, slots=True)
+class Opening:
+    """How a dataset was opened, to make others of the same table.
+
+    Args:
+        keywords: the caller's options.
+        open_source: takes options, ranks, source and plans; returns the job, and closes the source's storage.
+        pinned: whether the caller said which files or snapshot to read.
+        plans: what these datasets know of the table's files together, where no plan cache keeps it.
+    """
+
+    keywords: LoaderKeywords
+    open_source: Callable[..., Job]
+    pinned: bool
+    plans: HeldPlans = field(default_factory=HeldPlans)
+
+
+def open_plain(options: LoaderOptions, ranks: RankInfo, source: Source, plans: Plans) -> Job:
+    """Open this rank's share of a table of files, and close its storage; see `open_job`."""
+    cache = open_plan_cache(options, source.storage) or plans
+    job = open_job(source, options, ranks, cache)
+    source.storage.close()
+    cache.close()
+    return job
+
+
 def open_snapshot(
-    options: LoaderOptions, ranks: RankInfo, source: SnapshotFiles, *, split_deletes: bool, lazy: bool
+    options: LoaderOptions, ranks: RankInfo, source: SnapshotFiles, plans: Plans, *, split_deletes: bool, lazy: bool
 ) -> Job:
     """Open this rank's share of a table with snapshots, and close its storage; see `open_job`."""
     asked = replace(options, filters=source.row_filter)
-    job = open_job(source, asked, ranks, source.cache, split_deletes=split_deletes, lazy=lazy)
+    job = open_job(source, asked, ranks, source.cache or plans, split_deletes=split_deletes, lazy=lazy)
     source.storage.close()
     return job
 

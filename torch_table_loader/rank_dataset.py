@@ -63,8 +63,13 @@ class RankDataset(NamedColumns, IterableDataset[Any]):
             ``(loader, dataset)``.
         """
         dataset = cls(*args, **kwargs)
-        dataset._loader = TableLoader(dataset)
-        return dataset._loader, dataset
+        return dataset.loader(), dataset
+
+    def loader(self) -> TableLoader:
+        """Return the dataset's loader, which is made by the first call."""
+        if self._loader is None:
+            self._loader = TableLoader(self)
+        return self._loader
 
     @property
     def job(self) -> Job:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from torch_table_loader.planning.splits import SegmentTable
     from torch_table_loader.read.row_stage import Counted
     from torch_table_loader.read.tasks import TaskReader
-    from torch_table_loader.source.plan_cache import PlanCache
+    from torch_table_loader.source.plan_cache import Plans
 
 _log = logging.getLogger(__name__)
 
@@ -43,7 +43,7 @@ class LiveCounter:
         table: Table,
         reader: TaskReader,
         filter_key: str,
-        cache: PlanCache | None,
+        cache: Plans | None,
         threads: int,
         progress: Progress,
         fetching: FetchSettings,

@@ -36,7 +36,7 @@ from torch_table_loader.units import integer
 if TYPE_CHECKING:
     from torch_table_loader.engine.table import Table
     from torch_table_loader.options import LoaderOptions
-    from torch_table_loader.source.plan_cache import PlanCache
+    from torch_table_loader.source.plan_cache import Plans
 
 T = TypeVar("T")
 
@@ -49,7 +49,7 @@ _COUNTS = pa.schema([("value", pa.large_binary()), ("count", pa.int64())])
 def measured_statistics(
     table: Table,
     options: LoaderOptions,
-    cache: PlanCache | None,
+    cache: Plans | None,
     columns: Sequence[str],
     quantiles: Sequence[float] | None,
     *,
@@ -72,7 +72,7 @@ def measured_statistics(
 
 
 def measured_vocabulary(
-    table: Table, options: LoaderOptions, cache: PlanCache | None, column: str, max_size: int | None, min_count: int
+    table: Table, options: LoaderOptions, cache: Plans | None, column: str, max_size: int | None, min_count: int
 ) -> list[Any]:
     """Return the values of a column of strings; see `TableDataset.fit_vocabulary`."""
     most = None if max_size is None else integer("max_size", max_size, 1)
@@ -82,13 +82,13 @@ def measured_vocabulary(
 
 
 @contextmanager
-def _closing(cache: PlanCache | None) -> Iterator[None]:
+def _closing(cache: Plans | None) -> Iterator[None]:
     """Close the cache's client at the end, so that it does not cross into another process."""
     try:
         yield
     finally:
         if cache is not None:
-            cache.storage.close()
+            cache.close()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -97,7 +97,7 @@ class _Measuring:
 
     table: Table
     options: LoaderOptions
-    cache: PlanCache | None
+    cache: Plans | None
 
     def statistics(self, columns: Sequence[str], shares: list[float] | None) -> dict[str, ColumnStatistics]:
         """Return statistics of one or more columns of numbers; without shares only bounds, which footers may know.

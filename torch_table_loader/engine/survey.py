@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
     from torch_table_loader.contracts import Source, Storage
     from torch_table_loader.records import DataFile, FileMeta, LeftOut
-    from torch_table_loader.source.plan_cache import PlanCache
+    from torch_table_loader.source.plan_cache import Plans
 
 
 _log = logging.getLogger(__name__)
@@ -50,7 +50,7 @@ class Inspector:
 
     storage: Storage
     given: pa.Schema | None
-    cache: PlanCache | None
+    cache: Plans | None
     sizes: FooterSizes = field(default_factory=FooterSizes, compare=False)
 
     def __call__(self, file: DataFile) -> FileMeta:
@@ -74,7 +74,7 @@ def survey(
     source: Source,
     filters: Any,
     given: pa.Schema | None,
-    cache: PlanCache | None,
+    cache: Plans | None,
     *,
     split_deletes: bool = False,
     lazy: bool = False,

@@ -8,13 +8,13 @@ import logging
 import pickle
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import pyarrow as pa
 
 from torch_table_loader.cancellation import Threads
 from torch_table_loader.errors import ConfigError, StorageError, TableError
-from torch_table_loader.records import DataFile, FileMeta, LocalVersion, same_local
+from torch_table_loader.records import DataFile, FileMeta, FileVersion, LocalVersion, same_local
 from torch_table_loader.remote_options import RemoteOptions
 from torch_table_loader.source.clients import STAT_THREADS
 from torch_table_loader.source.storage import FileStorage, open_storage
@@ -48,6 +48,96 @@ class CacheEntry:
                 )
 
 
+class Plans(Protocol):
+    """What is known about data files, wherever it is kept; see `PlanCache`."""
+
+    @property
+    def fork_safe(self) -> bool:
+        """Whether a forked process can use it."""
+        ...
+
+    def get(self, file: DataFile) -> CacheEntry | None:
+        """Return what is known about a file; None if nothing is."""
+        ...
+
+    def get_many(self, files: Sequence[DataFile]) -> list[CacheEntry | None]:
+        """Return what is known about each file."""
+        ...
+
+    def put(self, file: DataFile, entry: CacheEntry) -> None:
+        """Add what is known about a file."""
+        ...
+
+    def get_note(self, key: str) -> bytes | None:
+        """Return what `put_note` stored; None if there is nothing."""
+        ...
+
+    def put_note(self, key: str, data: bytes) -> None:
+        """Store bytes under a key."""
+        ...
+
+    def versions(self, files: Sequence[DataFile]) -> str | None:
+        """Hash what distinguishes these files from any others; None if a version is unknown."""
+        ...
+
+    def close(self) -> None:
+        """Close this process's clients."""
+        ...
+
+
+class HeldPlans:
+    """What datasets of one open table know of its files, in memory (implements `Plans`). It pickles empty.
+
+    Footers are those of a table, which `know` hands over: they are held once, with the schemas that files share.
+    """
+
+    fork_safe = True
+
+    def __init__(self) -> None:
+        self._metas: dict[tuple[str, FileVersion], FileMeta] = {}
+        self._counts: dict[tuple[str, FileVersion], dict[str, tuple[int, ...]]] = {}
+        self._notes: dict[str, bytes] = {}
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle empty."""
+        return HeldPlans, ()
+
+    def know(self, files: Sequence[DataFile], metas: Sequence[FileMeta]) -> None:
+        """Take the footers of a table's files."""
+        self._metas.update(((file.path, file.version), meta) for file, meta in zip(files, metas, strict=True))
+
+    def get(self, file: DataFile) -> CacheEntry | None:
+        """Return the footer and counts of a file, if its footer is known."""
+        key = file.path, file.version
+        meta = self._metas.get(key)
+        return None if meta is None else CacheEntry(meta, dict(self._counts.get(key, ())))
+
+    def get_many(self, files: Sequence[DataFile]) -> list[CacheEntry | None]:
+        """Return what is known about each file."""
+        return list(map(self.get, files))
+
+    def put(self, file: DataFile, entry: CacheEntry) -> None:
+        """Keep the counts of a file."""
+        if entry.counts:
+            self._counts.setdefault((file.path, file.version), {}).update(entry.counts)
+
+    def get_note(self, key: str) -> bytes | None:
+        """Return what `put_note` stored."""
+        return self._notes.get(key)
+
+    def put_note(self, key: str, data: bytes) -> None:
+        """Store bytes under a key."""
+        self._notes[key] = data
+
+    def versions(self, files: Sequence[DataFile]) -> str:
+        """Hash what distinguishes these files from others of the table."""
+        facts = [[file.path, file.version.num_bytes, file.version.mtime_ns, file.version.etag] for file in files]
+        return hashlib.sha256(json.dumps(facts).encode("utf-8")).hexdigest()
+
+    def close(self) -> None:
+        """Do nothing: there are no clients."""
+
+
 @dataclass(frozen=True, slots=True)
 class PlanCache:
     """Entries of data files in a directory on any file system, each written atomically.
@@ -73,6 +163,15 @@ class PlanCache:
         retry_seconds = min(RemoteOptions.of(storage_options).retry_seconds, _MOST_RETRY_SECONDS)
         storage, root = open_storage(url, {**(storage_options or {}), "retry_seconds": retry_seconds})
         return cls(storage, root.rstrip("/"), scope)
+
+    @property
+    def fork_safe(self) -> bool:
+        """Whether a forked process can use it."""
+        return getattr(self.storage, "fork_safe", False)
+
+    def close(self) -> None:
+        """Close this process's clients."""
+        self.storage.close()
 
     def get(self, file: DataFile) -> CacheEntry | None:
         """Return what is known about a file; None if nothing is, or if its version cannot be determined."""

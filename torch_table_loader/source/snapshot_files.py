@@ -61,6 +61,35 @@ class SnapshotFiles:
             )
         return replace(self.request.open({self.pin: snapshot_id}), pinned=self.pinned)
 
+    def asked_anew(self, columns: Sequence[str] | None, filters: Any, part: Any = None) -> SnapshotFiles:
+        """Return the same snapshot for other options; its files are planned again only where these may need others.
+
+        Args:
+            columns: the columns to read; None for all.
+            filters: the caller's whole filter.
+            part: what `filters` has beyond this source's own filter, if it only has more.
+        """
+        if self.request is None:
+            raise ConfigError(f"{self.description} was opened in another process; ask the dataset there")
+        request = replace(self.request, columns=columns, filters=filters)
+        if not (columns == self.request.columns or (columns and set(columns) <= set(self.schema.names))):
+            return self._planned_anew(request)
+        if part is not None:
+            rows = part if self.row_filter is None else self.row_filter & part
+        elif _same(filters, self.request.filters):
+            rows = self.row_filter
+        elif self.row_filter is None:
+            rows = filters
+        else:
+            return self._planned_anew(request)
+        return replace(self, request=request, row_filter=rows)
+
+    def _planned_anew(self, request: TableRequest) -> SnapshotFiles:
+        found = request.open({self.pin: self.snapshot_id})
+        if found.fingerprint != self.fingerprint:
+            raise TableError(f"{self.description} is another table by now; open it anew")
+        return replace(found, pinned=self.pinned)
+
     def changes_since(self, snapshot_id: int) -> Sequence[str]:
         """Describe commits after another snapshot that did more than append (`contracts.HistorySource`)."""
         if self.request is None or self.snapshot_id is None:
@@ -167,6 +196,10 @@ class TableRequest(ABC):
         if taken := [column.name for column in changes if column.name in names]:
             raise ConfigError(f"a changelog adds a column {taken[0]!r}, and the table has one of that name; rename it")
         return changes
+
+
+def _same(one: Any, other: Any) -> bool:
+    return one is other or (one is not None and other is not None and one.equals(other))
 
 
 def listed(files: Sequence[DataFile], storage: TableStorage) -> Sequence[DataFile]:

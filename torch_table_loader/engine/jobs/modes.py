@@ -26,14 +26,14 @@ if TYPE_CHECKING:
     from torch_table_loader.engine.rank_info import RankInfo
     from torch_table_loader.options import LoaderOptions
     from torch_table_loader.read.row_stage import RowStage
-    from torch_table_loader.source.plan_cache import PlanCache
+    from torch_table_loader.source.plan_cache import Plans
 
 
 def open_job(
     source: Source,
     options: LoaderOptions,
     ranks: RankInfo,
-    cache: PlanCache | None,
+    cache: Plans | None,
     *,
     split_deletes: bool = False,
     lazy: bool = False,
@@ -55,7 +55,7 @@ def open_stream(
     source: Source,
     options: LoaderOptions,
     ranks: RankInfo,
-    cache: PlanCache | None,
+    cache: Plans | None,
     *,
     split_deletes: bool = False,
     lazy: bool = False,
@@ -87,7 +87,7 @@ def open_stream(
     make_codec(schema, TypePolicy.of(options))
     strategy, fetching = strategy_of(options, ranks), FetchSettings.of(options)
     planner = planner_of(table, options, strategy, ranks.num_ranks, cache, fetching, stage)
-    stores = [table.storage, *([] if cache is None else [cache.storage])]
+    stores = [table.storage, *([] if cache is None else [cache])]
     job = StreamJob(
         options=options,
         rank=ranks.rank,

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from torch_table_loader.planning.exclusion import Remaining
     from torch_table_loader.planning.pack_counts import PackCounts
     from torch_table_loader.planning.rows_of import RowSpan
-    from torch_table_loader.source.plan_cache import PlanCache
+    from torch_table_loader.source.plan_cache import Plans
 
     Ints: TypeAlias = NDArray[np.int64]
 
@@ -64,7 +64,7 @@ class PackedItems(TableItems):
     _streams: dict[tuple[Any, ...], PackedStream] = field(default_factory=dict, init=False, repr=False)
 
     @classmethod
-    def of(cls, source: Source, options: LoaderOptions, ranks: RankInfo, cache: PlanCache | None) -> PackedItems:
+    def of(cls, source: Source, options: LoaderOptions, ranks: RankInfo, cache: Plans | None) -> PackedItems:
         """Survey a table, check the options against it, and count its documents; see `stored_rows`."""
         table, options = surveyed(source, options, cache)
         pack = options.pack

@@ -34,11 +34,11 @@ if TYPE_CHECKING:
     from torch_table_loader.options import LoaderOptions
     from torch_table_loader.pack import Pack
     from torch_table_loader.read.row_stage import RowStage
-    from torch_table_loader.source.plan_cache import PlanCache
+    from torch_table_loader.source.plan_cache import Plans
 
 
 def surveyed(
-    source: Source, options: LoaderOptions, cache: PlanCache | None, *, split_deletes: bool = False, lazy: bool = False
+    source: Source, options: LoaderOptions, cache: Plans | None, *, split_deletes: bool = False, lazy: bool = False
 ) -> tuple[Table, LoaderOptions]:
     """Survey a table, and return it with the options as they are for it; see `survey`."""
     table = survey(
@@ -157,7 +157,7 @@ def _refuse_beside_any_coverage(strategy: Strategy, options: LoaderOptions) -> N
 def counter_of(
     table: Table,
     options: LoaderOptions,
-    cache: PlanCache | None,
+    cache: Plans | None,
     fetching: FetchSettings,
     stage: RowStage | None = None,
 ) -> LiveCounter | None:
@@ -222,7 +222,7 @@ def planner_of(
     options: LoaderOptions,
     strategy: Strategy,
     num_ranks: int,
-    cache: PlanCache | None,
+    cache: Plans | None,
     fetching: FetchSettings,
     stage: RowStage | None,
 ) -> Planner:

@@ -66,7 +66,7 @@ if TYPE_CHECKING:
     from torch_table_loader.planning.stages import Extent
     from torch_table_loader.planning.weighted_rows import WeightedRows
     from torch_table_loader.read.kept_documents import KeptDocuments
-    from torch_table_loader.source.plan_cache import PlanCache
+    from torch_table_loader.source.plan_cache import Plans
 
     Ints: TypeAlias = NDArray[np.int64]
 
@@ -241,7 +241,7 @@ class SurveyedRows(NamedTuple):
 def stored_rows(
     table: Table,
     options: LoaderOptions,
-    cache: PlanCache | None,
+    cache: Plans | None,
     stage: KeptDocuments | None = None,
     in_place: TokensInPlace | None = None,
 ) -> SurveyedRows:
@@ -293,7 +293,7 @@ class TableRows(TableItems):
     files_of: Mapping[Extent, Ints] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, source: Source, options: LoaderOptions, ranks: RankInfo, cache: PlanCache | None) -> TableRows:
+    def of(cls, source: Source, options: LoaderOptions, ranks: RankInfo, cache: Plans | None) -> TableRows:
         """Survey a table, check the options against it, and count its live rows."""
         rows = stored_rows(*surveyed(source, options, cache), cache)
         folder = None if rows.store.place is None else rows.store.place.parent

@@ -191,6 +191,8 @@ def make_options(keywords: LoaderKeywords, owner: type) -> LoaderOptions:
         raise ConfigTypeError(
             f"schema must be a pyarrow Schema such as pa.schema([('x', pa.int64())]), got {_shown(options.schema)}"
         )
+    if options.even_ranks is not None and options.num_ranks is None and options.rank is None:
+        options = replace(options, num_ranks="auto")  # there is nothing to even out but the ranks of the job
     if options.filters is not None:
         options = replace(options, filters=filter_of(options.filters))
     try:

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     )
     from torch_table_loader.iceberg import IcebergDataset
     from torch_table_loader.keywords import LoaderKeywords
-    from torch_table_loader.loader import TableLoader
+    from torch_table_loader.loader import Batch, TableLoader
     from torch_table_loader.metrics import Metrics
     from torch_table_loader.mixed import MixedDataset
     from torch_table_loader.options import LoaderOptions
@@ -53,6 +53,7 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "AccessRefusedError": "errors",
+    "Batch": "loader",
     "ColumnStatistics": "planning.column_statistics",
     "ConfigError": "errors",
     "ConfigTypeError": "errors",
@@ -96,6 +97,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "AccessRefusedError",
+    "Batch",
     "ColumnStatistics",
     "ConfigError",
     "ConfigTypeError",

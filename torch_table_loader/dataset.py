@@ -17,7 +17,7 @@ from torch_table_loader.engine.jobs.resolve import with_batch_size
 from torch_table_loader.engine.plan_check import PlanCheck
 from torch_table_loader.engine.rank_info import resolve_ranks
 from torch_table_loader.errors import ConfigError, ConfigTypeError
-from torch_table_loader.keywords import LoaderKeywords, make_options
+from torch_table_loader.keywords import LoaderKeywords, called, make_options
 from torch_table_loader.opening import (
     Opening,
     TimeTravel,
@@ -141,7 +141,9 @@ class TableDataset(RankDataset):
         if part is not None:
             own = keywords.get("filters")
             keywords["filters"] = part if own is None else filter_of(own) & part
-        asked, table, source = make_options(keywords, type(self)), self.table, self._travel.source
+        with called(type(self), "with_options"):
+            asked = make_options(keywords, type(self))
+        table, source = self.table, self._travel.source
         if isinstance(table.metas, tuple) and not table.left_out:
             self._opening.plans.know(table.files, table.metas)
         if isinstance(source, SnapshotFiles):

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import fields, replace
 from multiprocessing.context import BaseContext
 from types import MethodType
@@ -189,6 +191,8 @@ def make_options(keywords: LoaderKeywords, owner: type) -> LoaderOptions:
         raise ConfigTypeError(
             f"schema must be a pyarrow Schema such as pa.schema([('x', pa.int64())]), got {_shown(options.schema)}"
         )
+    if options.even_ranks is not None and options.num_ranks is None and options.rank is None:
+        options = replace(options, num_ranks="auto")  # there is nothing to even out but the ranks of the job
     if options.filters is not None:
         options = replace(options, filters=filter_of(options.filters))
     try:
@@ -205,6 +209,20 @@ def make_options(keywords: LoaderKeywords, owner: type) -> LoaderOptions:
     return options
 
 
+_called: ContextVar[tuple[type, str] | None] = ContextVar("_called", default=None)
+"""The class whose method the user called, and the method."""
+
+
+@contextmanager
+def called(owner: type, method: str) -> Iterator[None]:
+    """Let messages about keyword arguments name a method of a class, where the class would be named."""
+    token = _called.set((owner, method))
+    try:
+        yield
+    finally:
+        _called.reset(token)
+
+
 def check_names(keywords: Any, owner: type) -> None:
     """Refuse keyword arguments that are not options.
 
@@ -212,8 +230,10 @@ def check_names(keywords: Any, owner: type) -> None:
         ConfigTypeError: names the option that is meant, or what there is instead.
     """
     if unknown := [name for name in keywords if name not in _FIELDS]:
-        takes = list(inspect.signature(owner).parameters)
-        raise _unknown(unknown, owner.__name__, takes)
+        takes, call = list(inspect.signature(owner).parameters), owner.__name__
+        if (now := _called.get()) is not None and now[0] is owner:  # not of a source that a mixture opens
+            call += f".{now[1]}"
+        raise _unknown(unknown, call, takes)
 
 
 def _unknown(names: Sequence[str], call: str, takes: Collection[str]) -> ConfigTypeError:

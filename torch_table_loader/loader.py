@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator, Mapping
 from functools import partial
 from itertools import islice
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, TypeAlias
 from weakref import WeakSet
 
 import pyarrow as pa
@@ -36,6 +36,9 @@ if TYPE_CHECKING:
     from torch_table_loader.options import LoaderOptions
     from torch_table_loader.planning.stages import Position
     from torch_table_loader.position import JobPosition
+
+Batch: TypeAlias = dict[str, Any]
+"""A batch as ``output_format="torch"`` gives it: a tensor by column, or a list where no tensor can hold the values."""
 
 
 class _EpochSampler:

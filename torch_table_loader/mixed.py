@@ -98,10 +98,11 @@ class MixedDataset(RankDataset):
         keywords: LoaderKeywords = {**own, "shuffle": "rows"}  # type: ignore[typeddict-item]
         asked = make_options(keywords, type(self))
         named = {"num_ranks", "rank"} & set(options)
-        ranks = resolve_ranks(asked) if named else _common_ranks(jobs)
+        of_sources = any(job.options.num_ranks is not None for job in jobs.values())
+        ranks = resolve_ranks(asked) if named or not of_sources else _common_ranks(jobs)
         asked = with_batch_size(asked, ranks.num_ranks, given="batch_size" in options)
         plan_check = PlanCheck(ranks.rank, ranks.num_ranks, check=asked.check_plan, pinned=True)
-        if any(job.options.num_ranks is not None for job in jobs.values()):
+        if of_sources:
             asked = replace(asked, num_ranks=ranks.num_ranks, rank=ranks.rank)  # the caller named them
         with plan_check:
             asked = replace(asked, **common_form({name: job.options for name, job in jobs.items()}))

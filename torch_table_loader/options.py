@@ -147,7 +147,8 @@ class LoaderOptions:
     """Global number of this rank; leave it out with "auto" or a mesh, which find it."""
 
     even_ranks: EvenRanks | None = _option(None, RANKS, checks.one_of(None, *get_args(EvenRanks)), mixture="job")
-    """None, "balance", "drop" or "pad": how to make ranks take equally many steps; see docs/order.md."""
+    """None, "balance", "drop" or "pad": how to make ranks take equally many steps. Without `num_ranks` and `rank`, it
+    finds the ranks as num_ranks="auto" does; see docs/order.md."""
 
     check_plan: bool = _option(True, RANKS, checks.switch, mixture="both")
     """Compare the plans of the ranks of a process group when the loader is made."""

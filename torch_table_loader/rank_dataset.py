@@ -12,7 +12,7 @@ from torch.utils.data import IterableDataset, get_worker_info
 from torch_table_loader.column_names import NamedColumns
 from torch_table_loader.engine.workers.lane_iterator import LaneCounts, LaneIterator, Taken, WorkersLane
 from torch_table_loader.errors import ConfigError
-from torch_table_loader.keywords import shown_classmethod, with_options
+from torch_table_loader.keywords import called, shown_classmethod, with_options
 from torch_table_loader.loader import TableLoader
 from torch_table_loader.metrics import Metrics
 from torch_table_loader.position import JobPosition
@@ -62,7 +62,8 @@ class RankDataset(NamedColumns, IterableDataset[Any]):
         Returns:
             ``(loader, dataset)``.
         """
-        dataset = cls(*args, **kwargs)
+        with called(cls, "create_dataloader"):  # type: ignore[arg-type]
+            dataset = cls(*args, **kwargs)
         return dataset.loader(), dataset
 
     def loader(self) -> TableLoader:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import sys
 import threading
+import warnings
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -18,7 +19,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
-from torch_table_loader import ConfigError, LoaderOptions, StructuredDataset, TableError, TableLoader
+from torch_table_loader import ConfigError, LoaderOptions, MixedDataset, StructuredDataset, TableError, TableLoader
 from torch_table_loader.engine.rank_info import DATA_PARALLEL_DIMS, warn_of_a_whole_table
 
 RAY_V1, RAY_V2 = "ray.train._internal.session", "ray.train.v2._internal.execution.train_fn_utils"
@@ -231,7 +232,6 @@ def test_an_explicit_rank_beside_another_source_of_ranks_is_refused(beside: dict
 
 def test_one_rank_by_default_in_a_job_of_many_gives_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
     set_environment(monkeypatch, RANK=1, WORLD_SIZE=4)
-    assert resolve() == (0, 1)
     with pytest.warns(
         UserWarning, match=r"num_ranks=1\) in a job of 4 ranks \(the environment's RANK/WORLD_SIZE says\)"
     ) as caught:
@@ -241,6 +241,26 @@ def test_one_rank_by_default_in_a_job_of_many_gives_a_warning(monkeypatch: pytes
         warn_of_a_whole_table(LoaderOptions(**chosen))
     set_environment(monkeypatch, WORLD_SIZE=1, RANK=0)
     warn_of_a_whole_table(LoaderOptions())
+
+
+def test_even_ranks_alone_finds_the_ranks_and_the_log_says_which(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def ranks_of(**options: Any) -> tuple[int, int]:
+        job = StructuredDataset(source=ROWS, check_plan=False, **options).job
+        return job.rank, job.topology.num_ranks
+
+    assert ranks_of(even_ranks="balance") == (0, 1)
+    set_environment(monkeypatch, RANK=1, WORLD_SIZE=4)
+    with caplog.at_level("INFO", "torch_table_loader"), warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert ranks_of(even_ranks="balance") == ranks_of(even_ranks="pad", shuffle="rows") == (1, 4)
+    assert "reading as rank 1 of 4, as the environment's RANK/WORLD_SIZE says" in caplog.messages
+    assert ranks_of() == ranks_of(even_ranks="pad", num_ranks=1) == (0, 1)
+    assert ranks_of(even_ranks="balance", num_ranks=3, rank=2) == (2, 3)
+    sources = {"a": StructuredDataset(source=ROWS, shuffle="rows", check_plan=False)}
+    assert MixedDataset(sources, {"a": 1}, even_ranks="pad", check_plan=False).job.topology.num_ranks == 4
+    assert MixedDataset(sources, {"a": 1}, check_plan=False).job.topology.num_ranks == 1
 
 
 def test_a_mesh_without_names_is_data_parallel_in_row_major_order() -> None:

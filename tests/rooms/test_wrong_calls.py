@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -231,15 +232,39 @@ def test_an_unknown_keyword_is_refused_with_our_name_for_it(call: str, word: str
         with pytest.raises(TypeError, match="= belongs to the sources of a mixture: pass it to each of them"):
             of_mixture(**{word: 1})
         return
-    said = (WORDS | OF_TABLES)[word].replace("{call}", call).replace("{{", "{").replace("}}", "}")
-    with pytest.raises(ConfigTypeError, match=rf"^{call}\(\) got an unexpected keyword argument '{word}'; {said}"):
+    method = rf"{call}\.create_dataloader"
+    said = (WORDS | OF_TABLES)[word].replace("{call}", method).replace("{{", "{").replace("}}", "}")
+    with pytest.raises(ConfigTypeError, match=rf"^{method}\(\) got an unexpected keyword argument '{word}'; {said}"):
         CALLS[call](**{word: 1})
+
+
+def test_the_call_that_was_made_is_named(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"x": [1]}), tmp_path / "a.parquet")
+    wrong: dict[str, Any] = {"seed": 1}
+
+    def mixed() -> Any:
+        return MixedDataset.create_dataloader({"a": lambda **_: StructuredDataset(str(tmp_path), **wrong)}, {"a": 1})
+
+    calls: list[tuple[str, Callable[[], Any]]] = [
+        ("StructuredDataset", lambda: StructuredDataset("somewhere", **wrong)),
+        ("StructuredDataset.create_dataloader", lambda: of_files(**wrong)),
+        ("StructuredDataset.with_options", lambda: StructuredDataset(str(tmp_path)).with_options(**wrong)),
+        ("StructuredDataset", mixed),
+    ]
+    for name, call in calls:
+        with pytest.raises(ConfigTypeError, match=rf"^{name}\(\) got an unexpected"):
+            call()
+
+
+def test_a_near_value_is_suggested() -> None:
+    with pytest.raises(ConfigError, match="got 'row'; did you mean 'rows'"):
+        of_files(shuffle="row")
 
 
 def test_several_unknown_keywords_are_reported_together() -> None:
     said = (
-        "StructuredDataset() got unexpected keyword arguments: 'seed' (here it is shuffle_seed=), 'batchsize' "
-        "(did you mean batch_size?)"
+        "StructuredDataset.create_dataloader() got unexpected keyword arguments: 'seed' (here it is shuffle_seed=), "
+        "'batchsize' (did you mean batch_size?)"
     )
     with pytest.raises(ConfigTypeError, match=re.escape(said)):
         of_files(seed=1, batchsize=2)

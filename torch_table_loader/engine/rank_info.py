@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 from collections.abc import Callable, Mapping
@@ -11,6 +12,8 @@ from torch_table_loader.errors import ConfigError
 from torch_table_loader.messages import warn_caller
 from torch_table_loader.option_checks import is_mesh
 from torch_table_loader.options import LoaderOptions
+
+_log = logging.getLogger(__name__)
 
 DATA_PARALLEL_DIMS = frozenset(
     {"data", "data_parallel", "ddp", "dp", "dp_replicate", "dp_shard", "fsdp", "replicate", "shard"}
@@ -47,7 +50,9 @@ def resolve_ranks(options: LoaderOptions) -> RankInfo:
     if is_mesh(options.num_ranks):
         return _of_mesh(options.num_ranks)
     if options.num_ranks == "auto":
-        return _automatic(sys.modules, os.environ)
+        found = _automatic(sys.modules, os.environ)
+        _log.info("reading as rank %d of %d, as %s says", *found)
+        return found
     num_ranks = options.num_ranks or 1
     if num_ranks > 1 and options.rank is None:
         raise ConfigError(
@@ -65,8 +70,8 @@ def warn_of_a_whole_table(options: LoaderOptions) -> None:
     if job.num_ranks > 1:
         warn_caller(
             f"this loader reads the whole table (num_ranks=1) in a job of {job.num_ranks} ranks ({job.origin} says); "
-            'pass num_ranks="auto", or num_ranks= and rank=, to give each rank its part; or num_ranks=1, if each is to '
-            "read all of it"
+            'pass num_ranks="auto" (or even_ranks=, which also makes their steps equal), or num_ranks= and rank=, to '
+            "give each rank its part; or num_ranks=1, if each is to read all of it"
         )
 
 

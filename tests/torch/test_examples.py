@@ -10,12 +10,17 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import torch
 from pyiceberg.catalog import load_catalog
 
 from tests.launchers.frameworks import ROOT, run_job
+from torch_table_loader.cli.sample import write_sample
 
 EXAMPLES = ("train_ddp", "train_accelerate", "train_lightning")
 """Those that torchrun runs; Horovod and Ray Train have tests of their own."""
+
+PAGES = ("README.md", "docs/quickstart.md")
+"""Those whose training script runs alone or under torchrun."""
 
 FILES, ROWS = 7, 1200
 
@@ -32,9 +37,11 @@ def table(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node")
+
+
 def run_example(example: str, *arguments: Path) -> str:
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    return run_job([*launcher, str(ROOT / "examples" / f"{example}.py"), *map(str, arguments)])
+    return run_job([*TORCHRUN, "2", str(ROOT / "examples" / f"{example}.py"), *map(str, arguments)])
 
 
 def rows_of_epochs(printed: str) -> list[tuple[int, int]]:
@@ -55,6 +62,23 @@ def test_an_example_that_is_run_again_goes_on_at_its_last_checkpoint(table: Path
     ((epoch, rows),) = rows_of_epochs(run_example(example, table, tmp_path / "checkpoint"))
     assert epoch == 1
     assert 0 < rows < FILES * ROWS
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", PAGES)
+def test_the_script_of_a_page_resumes_on_another_number_of_ranks(page: str, tmp_path: Path) -> None:
+    text = (ROOT / page).read_text("utf-8")
+    (script,) = [block for block in re.findall(r"```python\n(.*?)```", text, re.DOTALL) if "torchelastic" in block]
+    checkpoint = tmp_path / "checkpoint.pt"
+    write_sample(tmp_path / "clicks")
+    (tmp_path / "train.py").write_text(f"import os\nos.chdir({str(tmp_path)!r})\n{script}")
+    run_job([*TORCHRUN, "2", str(tmp_path / "train.py")])
+    on_two = torch.load(checkpoint)["loader"]
+    run_job([*TORCHRUN, "1", str(tmp_path / "train.py")])
+    on_one = torch.load(checkpoint)["loader"]
+    assert on_two["epoch"] == on_one["epoch"] == 1
+    assert [ranks for _, _, ranks, *_ in on_two["history"]] == [2]
+    assert on_one["history"][0] == on_two["history"][0]
 
 
 @pytest.mark.slow
@@ -87,10 +111,8 @@ def warehouse(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def losses(warehouse: Path, checkpoint: Path, ranks: int, steps: int) -> dict[int, float]:
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
-    printed = run_job(
-        [*launcher, str(ROOT / "examples" / "pretrain_mixture.py"), str(warehouse), str(checkpoint), str(steps)]
-    )
+    script = ROOT / "examples" / "pretrain_mixture.py"
+    printed = run_job([*TORCHRUN, str(ranks), *map(str, (script, warehouse, checkpoint, steps))])
     return {int(step): float(loss) for step, loss in re.findall(r"^step (\d+): loss (.*)$", printed, re.MULTILINE)}
 
 

@@ -105,8 +105,8 @@ class Pack:
             the columns that are cut and ``seed``, int64: one seed for each document and epoch, whatever the ranks and
             workers. It returns one with the same columns and rows, without ``seed``. Threads call it side by side. How
             many tokens a document has then must not depend on its seed. With ``shuffle="rows"`` it runs when the row
-            store is built, with the seeds of epoch 0. States and caches know it by its module and name: give a changed
-            function another name.
+            store is built, with the same seeds for every epoch. States and caches know it by its module and name: give
+            a changed function another name.
         same_lengths: `documents` returns as many tokens for each document as it was given, so that it need not be
             called to count them. Another number is an error.
         context: this rank and the number of ranks that share each sequence under context parallelism, such as ``(0,

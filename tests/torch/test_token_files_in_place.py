@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 import pytest
 
 from tests.tables.plain import meant_warnings
-from tests.tables.token_files import LAYOUTS, some_documents
+from tests.tables.token_files import LAYOUTS, some_documents, write_megatron
 from torch_table_loader import MixedDataset, Pack, StructuredDataset, TableError, TableLoader
 
 STRATEGIES = ("concat", "windows", "pad", "best_fit")
@@ -143,3 +143,17 @@ def test_only_lengths_are_held(tmp_path: Path) -> None:
     with meant_warnings():
         _, stored = make(path, "datatrove", Pack(seq_len=9), row_store="memory")
     assert dataset.explain().memory_bound < stored.explain().memory_bound
+
+
+@pytest.mark.parametrize("dtypes", [("uint16", "int32"), ("int32", "int32")], ids=str)
+def test_files_of_several_types_make_a_store(tmp_path: Path, stores: Any, dtypes: tuple[str, str]) -> None:
+    folder = tmp_path / "t"
+    folder.mkdir()
+    documents = [some_documents(seed, 30) for seed in (1, 2)]
+    for number, dtype in enumerate(dtypes):
+        write_megatron(folder / f"{number}.bin", documents[number], dtype)
+    loader, dataset = make(str(folder), "megatron", Pack(seq_len=9, strategy="windows"))
+    assert ("the table's own files" in dataset.explain().notes[0]) == (len(set(dtypes)) == 1)
+    tokens = [token for batch in loader for row in batch["input_ids"].tolist() for token in row]
+    expected = sorted(token for each in documents for document in each for token in document)
+    assert sorted(tokens)[-len(expected) :] == expected

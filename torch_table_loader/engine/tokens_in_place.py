@@ -11,7 +11,7 @@ from torch_table_loader.planning.document_lengths import DocumentLengths
 from torch_table_loader.read.failures import changed_error
 from torch_table_loader.read.footers import LazyFooters
 from torch_table_loader.read.formats import reader_of
-from torch_table_loader.read.token_files import TokenReader, document_lengths
+from torch_table_loader.read.token_files import TOKENS, TokenReader, document_lengths
 from torch_table_loader.store.gather import StoredRows
 from torch_table_loader.store.list_values import ListValues
 
@@ -45,7 +45,11 @@ class TokensInPlace:
         if options.rows_kept.place is not None or not (whole and alone) or isinstance(table.metas, LazyFooters):
             return None
         tokens = all(isinstance(reader_of(file), TokenReader) for file in table.files)
-        return cls(table.storage, table.files, table.metas) if tokens and table.storage.is_local else None
+        if not (tokens and table.storage.is_local):
+            return None
+        kept = stage.schema(table.schema).field(0).type.value_type
+        alike = all(meta.schema.field(TOKENS).type.value_type == kept for meta in table.metas)
+        return cls(table.storage, table.files, table.metas) if alike else None
 
     @property
     def num_bytes(self) -> int:

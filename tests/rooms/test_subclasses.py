@@ -152,7 +152,10 @@ def test_own_defaults_are_shown() -> None:
 
 
 def test_an_unknown_keyword_is_reported_with_the_name_of_the_subclass(table: str) -> None:
-    with pytest.raises(ConfigTypeError, match=r"^Named\(\) got an unexpected keyword argument 'seed'; here it is shuf"):
+    with pytest.raises(
+        ConfigTypeError,
+        match=r"^Named\.create_dataloader\(\) got an unexpected keyword argument 'seed'; here it is shuf",
+    ):
         Named.create_dataloader(table, name="x", seed=3)
     with pytest.raises(ConfigTypeError, match=r"^Lake\(\) got .* 'nmae'; did you mean name\?"):
         Lake("x", nmae="y")

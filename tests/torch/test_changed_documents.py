@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from tests.effort import daily
 from tests.tables.plain import meant_warnings
 from torch_table_loader import (
     ConfigError,
@@ -120,6 +121,7 @@ def test_seeds_are_of_row_and_epoch_alone(table: str, shuffle: Any, strategy: An
 
 @pytest.mark.parametrize(("shuffle", "strategy"), MODES)
 @pytest.mark.parametrize("served", [{"num_workers": 0}, {"worker_type": "forkserver"}], ids=str)
+@daily(lambda served, strategy: "num_workers" in served or strategy == "best_fit")
 def test_it_resumes_with_the_same_documents(table: str, shuffle: Any, strategy: Any, served: dict[str, Any]) -> None:
     pack = Pack(seq_len=5, strategy=strategy, documents=rotated, same_lengths=True)
     loader = loader_of(table, pack, shuffle=shuffle, **served)

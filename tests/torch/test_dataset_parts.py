@@ -12,6 +12,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
+from tests.effort import daily
 from tests.tables.plain import meant_warnings
 from tests.torch.modes import LAKE, ROWS, SPLITS, Mode
 from torch_table_loader import ConfigError, ConfigTypeError, DeltaDataset, StructuredDataset, part_of
@@ -51,6 +52,7 @@ def rows_of(mode: Mode, dataset: Any) -> list[int]:
 @pytest.mark.parametrize("filters", [None, SOME], ids=["whole", "filtered"])
 @pytest.mark.parametrize("shares", SHARES, ids=len)
 @pytest.mark.parametrize("mode", [SPLITS, ROWS, LAKE], ids=str, scope="session")
+@daily(8)
 def test_parts_are_disjoint_and_complete_and_know_their_length(
     mode: Mode, tables: Path, shares: dict[Any, float], filters: Any
 ) -> None:
@@ -74,6 +76,7 @@ def test_parts_are_disjoint_and_complete_and_know_their_length(
 
 
 @KINDS
+@daily(1)
 def test_other_processes_read_the_same_parts(mode: Mode, tables: Path) -> None:
     parts = mode.open(tables).split({"train": 0.8, "val": 0.2}, by="x")
     for part in parts.values():

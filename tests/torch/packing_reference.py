@@ -31,6 +31,15 @@ def full_pack(**options: Any) -> Pack:
     return Pack(**{"output": TENSORS, **options})
 
 
+def length_of_step(pack: Pack, epoch: int, step: int) -> int:
+    """Give the length of the sequences of a step, written out."""
+    length = pack.seq_len
+    for begin, other in dict(pack.seq_len_from).items():
+        if step >= begin or epoch:
+            length = other
+    return length
+
+
 def token(document: int, place: int) -> int:
     """Give a token id that no other place has."""
     return 1000 + document * MOST_TOKENS + place

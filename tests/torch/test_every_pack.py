@@ -23,7 +23,7 @@ from tests.torch.modes import (
     PackedStreams,
     PackedTables,
 )
-from tests.torch.packing_reference import BOS, EOS, SEP, full_pack
+from tests.torch.packing_reference import BOS, EOS, SEP, full_pack, length_of_step
 from torch_table_loader import Pack
 
 WEIGHTS = {"documents": 5, "more documents": 2}
@@ -76,15 +76,6 @@ def worlds(draw: st.DrawFn, kind: type[Packed], pack: Pack) -> dict[str, Any]:
         "batch_size": draw(st.integers(1, 4)),
         "even_ranks": draw(st.sampled_from(even)),
     }
-
-
-def length_of_step(pack: Pack, epoch: int, step: int) -> int:
-    """Give the length of the sequences of a step, written out."""
-    length = pack.seq_len
-    for begin, other in dict(pack.seq_len_from).items():
-        if step >= begin or epoch:
-            length = other
-    return length
 
 
 @pytest.mark.parametrize("kind", [PackedSplits, PackedItems, PackedStreams, PackedMixture])

@@ -17,6 +17,7 @@ from tests.torch.packing_reference import (
     check_batch,
     documents_of,
     full_pack,
+    length_of_step,
     places_of,
     write_documents,
 )
@@ -44,18 +45,9 @@ def check(batches: list[Any], pack: Pack, *, first: int, epoch: int = 0) -> list
     """Check every value of batches, and that each has sequences of the length of its step; give their tokens."""
     found: list[Place] = []
     for step, batch in enumerate(batches, first):
-        own = full_pack(seq_len=expected(pack, epoch, step), labels=pack.labels)
+        own = full_pack(seq_len=length_of_step(pack, epoch, step), labels=pack.labels)
         found += [place for sequence in check_batch(batch, documents_of(GROUPS, own), own) for place in sequence]
     return found
-
-
-def expected(pack: Pack, epoch: int, step: int) -> int:
-    """Give the length of a step, written out."""
-    length = pack.seq_len
-    for begin, other in dict(pack.seq_len_from).items():
-        if step >= begin or epoch:
-            length = other
-    return length
 
 
 ALL = sorted(places_of(documents_of(GROUPS, PACK)))

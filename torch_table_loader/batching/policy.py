@@ -62,10 +62,10 @@ class TypePolicy:
                 given = getattr(self, option.name)
                 if option.name == "columns" and not isinstance(given, Mapping):
                     continue
-                if option.name in ("output_format", "pack") or getattr(self, option.name) == option.default:
+                if option.name in ("output_format", "pack") or given == option.default:
                     continue
                 raise ConfigError(
-                    f"{option.name}={getattr(self, option.name)!r} shapes tensors and arrays, but output_format="
+                    f"{option.name}={given!r} shapes tensors and arrays, but output_format="
                     f"{self.output_format!r} delivers every column as it is; leave {option.name} out"
                 )
         for name in self.decode or {}:

@@ -221,7 +221,7 @@ class RowStoreHandle:
         return rows.windows(blocks, most_blocks, ahead, spans)
 
     def open(self) -> None:
-        """Open the store at the begin of an epoch; see `rows`."""
+        """Open the store at the start of an epoch; see `rows`."""
         self.rows()
         if self.in_place is not None:
             self.in_place.check()

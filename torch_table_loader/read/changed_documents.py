@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,6 +13,7 @@ from torch_table_loader.arrow.reserved import ROW_ID
 from torch_table_loader.errors import ConfigError
 from torch_table_loader.planning.keys import hashes_of
 from torch_table_loader.read.token_fields import lengths_of
+from torch_table_loader.read.tokenizers import name_of
 
 if TYPE_CHECKING:
     from torch_table_loader.pack import Pack
@@ -60,12 +61,6 @@ def changed_documents(
     if pack.same_lengths and not np.array_equal(lengths_of(found[0]), lengths_of(lists[0])):
         raise _wrong(function, "keep the number of tokens of each document with same_lengths=True", "another")
     return found
-
-
-def name_of(function: Callable[..., Any]) -> str:
-    """Return the module and the name of a function."""
-    kind = type(function)
-    return f"{getattr(function, '__module__', '')}:{getattr(function, '__qualname__', kind.__qualname__)}"
 
 
 def _list_of(function: Any, returned: pa.RecordBatch | pa.Table, name: str, kind: pa.DataType) -> pa.Array:

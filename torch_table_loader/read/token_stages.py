@@ -25,7 +25,7 @@ from torch_table_loader.arrow.token_rows import (
 from torch_table_loader.errors import ConfigError
 from torch_table_loader.pack import IGNORED, Pack
 from torch_table_loader.planning.keys import derive_key, hashes_of
-from torch_table_loader.read.changed_documents import changed_documents, name_of
+from torch_table_loader.read.changed_documents import changed_documents
 from torch_table_loader.read.row_stage import Counted, Made, RowStage
 from torch_table_loader.read.token_fields import (
     check_aligned,
@@ -39,6 +39,7 @@ from torch_table_loader.read.token_fields import (
     lengths_of,
     wide_enough,
 )
+from torch_table_loader.read.tokenizers import name_of
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

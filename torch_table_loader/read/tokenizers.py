@@ -120,8 +120,7 @@ def load_tokenizer(given: str | Encode, *, special_tokens: bool = False) -> Toke
         MissingExtraError: its package is not installed.
     """
     if callable(given):
-        name = f"{getattr(given, '__module__', '')}:{getattr(given, '__qualname__', type(given).__qualname__)}"
-        return Tokenizer(name, given, _vocabulary_of(given))
+        return Tokenizer(name_of(given), given, _vocabulary_of(given))
     if not isinstance(given, str):
         raise ConfigTypeError(f"{_FORMS}; got {given!r}")
     path = Path(given).expanduser()
@@ -135,6 +134,12 @@ def load_tokenizer(given: str | Encode, *, special_tokens: bool = False) -> Toke
             return _of_module(given, kind, name)
         raise ConfigError(f"{_FORMS}; there is no file or folder {given!r}")
     return _of_file(path / "tokenizer.json" if path.is_dir() else path, special_tokens=special_tokens)
+
+
+def name_of(function: Callable[..., Any]) -> str:
+    """Return the module and the name of a function."""
+    kind = type(function)
+    return f"{getattr(function, '__module__', '')}:{getattr(function, '__qualname__', kind.__qualname__)}"
 
 
 def utf8_bytes(texts: list[str]) -> list[list[int]]:

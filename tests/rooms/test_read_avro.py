@@ -146,6 +146,17 @@ def test_a_block_that_does_not_decode_is_named(tmp_path: Path, codec: str) -> No
         read(path, ["s"])
 
 
+@pytest.mark.parametrize("bits", [20, 34, 48, 62])
+def test_a_length_beyond_the_file_is_damage_and_takes_no_memory(tmp_path: Path, bits: int) -> None:
+    path = write(tmp_path / "x.avro", ["s"], copies=50, codec="deflate")
+    data = path.read_bytes()
+    at = data.index(b"avro.codec") + len(b"avro.codec")
+    length = b"\x80" * (bits // 7) + bytes([1 << bits % 7])
+    path.write_bytes(data[:at] + length + data[at + 1 :])
+    with pytest.raises(TableError, match=r"x\.avro must be an Avro file, got one that does not parse"):
+        inspect(data_file(path, "avro"))
+
+
 def test_a_damaged_file_is_named(tmp_path: Path) -> None:
     path = write(tmp_path / "x.avro", ["i"], copies=5000)
     path.write_bytes(path.read_bytes()[:-100])

@@ -65,7 +65,7 @@ class AvroReader(WithoutStatistics):
     def inspect(self, storage: Storage, file: DataFile, schema: pa.Schema | None) -> FileMeta:
         with reading(storage, file, "an Avro file"), open_at_start(storage, file) as source:
             try:
-                arrow = arrow_schema(json.loads(_fastavro().block_reader(source).metadata["avro.schema"]))
+                arrow = arrow_schema(json.loads(_block_reader(source).metadata["avro.schema"]))
                 source.seek(0)
                 num_rows = sum(block.num_records for block in _blocks(source))
             except ValueError as error:
@@ -176,7 +176,7 @@ def _decode(source: pa.NativeFile, columns: Sequence[str], schema: pa.Schema) ->
 
 def _blocks(source: pa.NativeFile) -> Iterator[Any]:
     """Read the blocks of a file to its end; fastavro takes a torn block for the end of the file."""
-    blocks = _fastavro().block_reader(source)
+    blocks = _block_reader(source)
     end = source.tell()
     for block in blocks:
         num_bytes = block.bytes_.getbuffer().nbytes
@@ -189,6 +189,25 @@ def _blocks(source: pa.NativeFile) -> Iterator[Any]:
         yield block
     if end != source.size():
         raise pa.ArrowInvalid(f"the last block ends at byte {end} of {source.size()}")
+
+
+@dataclass(frozen=True, slots=True)
+class _WithinFile:
+    """A file of which no more is asked than it holds: a damaged length would take memory first."""
+
+    source: pa.NativeFile
+
+    def read(self, num_bytes: int) -> bytes:
+        data: bytes = self.source.read(min(num_bytes, self.source.size() - self.source.tell()))
+        return data
+
+    def tell(self) -> int:
+        place: int = self.source.tell()
+        return place
+
+
+def _block_reader(source: pa.NativeFile) -> Any:
+    return _fastavro().block_reader(_WithinFile(source))
 
 
 def _rows(block: Any) -> Iterator[Any]:

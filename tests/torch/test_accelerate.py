@@ -17,9 +17,8 @@ from tests.launchers.scenes import GROUPS, TOTAL, Seen, play, values
 from tests.launchers.scripts.accelerate_scenes import every_configuration
 from tests.states import steps_of
 from tests.tables.plain import write_table
+from tests.torch.training_laws import EVERY, TrainingLaws
 from torch_table_loader import ResumeError, StructuredDataset, TableLoader
-
-EVERY = list(range(TOTAL))
 
 
 @pytest.fixture(scope="module", params=[pytest.param("torchrun", marks=pytest.mark.slow)])
@@ -27,6 +26,13 @@ def seen(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureReques
     """Give what each of three ranks saw in each scene."""
     root = tmp_path_factory.mktemp("accelerate")
     return play("accelerate_scenes.py", root, 3, request.param)
+
+
+@pytest.mark.slow
+class TestAccelerate(TrainingLaws):
+    """Checkpoints come after every third batch of an epoch, and at its end."""
+
+    every = 3
 
 
 def together(ranks: list[list[int]]) -> list[int]:

@@ -15,12 +15,13 @@ from accelerate.utils import DataLoaderConfiguration
 from torch.utils.data import DataLoader, IterableDataset
 
 from tests.launchers.scripts.stage import play_all_and_leave, scene
+from tests.launchers.scripts.training_scenes import EPOCHS, Run, add_training_scenes, count, of_table, own_rows
 from torch_table_loader import StructuredDataset, TableLoader
 
 
-def make(root: Path, table: str = "table", **options: Any) -> TableLoader:
-    chosen: dict[str, Any] = {"batch_size": 7, "num_workers": 2, "num_ranks": "auto", "shuffle": True} | options
-    return StructuredDataset.create_dataloader(str(root / table), "parquet", **chosen)[0]
+def make(root: Path, **options: Any) -> TableLoader:
+    chosen: dict[str, Any] = of_table({"even_ranks": None} | options)
+    return StructuredDataset.create_dataloader(str(root / "table"), "parquet", **chosen)[0]
 
 
 def accelerator(steps: int = 1, **config: Any) -> Accelerator:
@@ -30,13 +31,48 @@ def accelerator(steps: int = 1, **config: Any) -> Accelerator:
 
 
 def rows(loader: Any) -> list[int]:
-    """Give the rows of an epoch, padding left out."""
-    return [
-        row
-        for batch in loader
-        for row, pads in zip(batch["x"].tolist(), batch.get("padding", [False] * len(batch["x"])), strict=True)
-        if not pads
-    ]
+    """List the rows of an epoch, padding left out."""
+    return [row for batch in loader for row in own_rows(batch)]
+
+
+def train(
+    root: Path, table: dict[str, Any], *, resume: Path | None = None, saving: bool = False, rescaled: bool = False
+) -> Run:
+    """Train in a loop of one's own, which saves after every third batch and every epoch."""
+    training = accelerator()
+    model = torch.nn.Linear(1, 1)
+    model, optimizer, loader = training.prepare(
+        model, torch.optim.SGD(model.parameters(), lr=1e-6), make(root, **{"even_ranks": "balance"} | table)
+    )
+    if resume:
+        training.load_state(str(resume))
+    run: Run = {"batches": [], "counts": [], "epochs": 0}
+    begun = int(resume.name.split("-")[1]) if resume else 0
+    for epoch in range(loader.dataset.epoch, EPOCHS):
+        loader.set_epoch(epoch)
+        for made, batch in enumerate(loader, begun + 1):
+            optimizer.zero_grad()
+            training.backward(model(batch["f"].float()[:, None]).mean())
+            optimizer.step()
+            run["batches"].append(own_rows(batch))
+            assert training.gradient_state.end_of_dataloader == (loader.remaining == 0)
+            if not rescaled:
+                run["counts"].append(count(made, loader))
+            if saving and (loader.remaining == 0 or made % 3 == 0):
+                training.save_state(str(root / "trained" / f"{epoch}-{made}"))
+        begun = 0
+    run["epochs"] = loader.dataset.epoch + (loader.remaining == 0)
+    return run
+
+
+def saved(folder: Path, steps: int) -> Iterator[tuple[int, Path]]:
+    """Find the checkpoints, which are named by the epoch and its batches."""
+    for path in folder.iterdir():
+        epoch, taken = map(int, path.name.split("-"))
+        yield epoch * steps + taken, path
+
+
+add_training_scenes(train, saved)
 
 
 @scene

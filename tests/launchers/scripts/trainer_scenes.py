@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
-import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from transformers import TrainerCallback, TrainingArguments
 
 from tests.launchers.scripts.stage import play_all_and_leave, scene
+from tests.launchers.scripts.training_scenes import (
+    EPOCHS,
+    ONE_RANK,
+    Run,
+    add_training_scenes,
+    count,
+    of_table,
+    own_rows,
+)
 from torch_table_loader import StructuredDataset, TableLoader
 from torch_table_loader.integrations.transformers import TableTrainer
 
@@ -24,107 +32,88 @@ class Model(torch.nn.Module):
         self.rows: list[list[int]] = []
 
     def forward(self, x: torch.Tensor, f: torch.Tensor, padding: torch.Tensor | None = None) -> dict[str, torch.Tensor]:
-        own = x if padding is None else x[~padding]
-        self.rows.append(own.tolist())
+        self.rows.append(own_rows({"x": x} if padding is None else {"x": x, "padding": padding}))
         return {"loss": torch.mean(self.layer(f.float()[:, None])) * 1e-6}
 
 
-class Lengths(TrainerCallback):
-    """Notes what the loader says of an epoch, after each update."""
+class Counts(TrainerCallback):
+    """Notes after each update what the Trainer and the loader say of an epoch."""
 
     def __init__(self) -> None:
         self.seen: list[list[int]] = []
 
     def on_step_end(self, args: Any, state: Any, control: Any, **given: Any) -> None:
-        """Note its length, and how many of its batches were taken."""
-        loader: Any = self.loaders[0]
-        self.seen.append([state.global_step, len(loader), len(loader) - loader.remaining])
+        """Count the batches of this epoch."""
+        loader = self.loaders[0]
+        place = (state.epoch % 1 or 1) * len(loader)
+        self.seen.append(count(place, loader))
 
     loaders: list[TableLoader]
 
 
-def train(root: Path, resume: Path | None = None, table: dict[str, Any] | None = None, **options: Any) -> Any:
-    """Train; gives the rows of each batch, and the numbers of the steps that were saved."""
-    chosen: dict[str, Any] = {"num_train_epochs": 2, "save_strategy": "no"} | options
+UPDATE = 4
+"""Batches of an update; the last one of an epoch takes what is left."""
+
+
+def fit(root: Path, table: dict[str, Any], resume: Path | None = None, **options: Any) -> tuple[Model, Counts, Any]:
+    """Train; gives the model and what was counted, and the Trainer's state."""
+    chosen: dict[str, Any] = {"num_train_epochs": EPOCHS, "gradient_accumulation_steps": UPDATE, "save_strategy": "no"}
+    chosen |= options
     arguments = TrainingArguments(str(root / "trained"), use_cpu=True, report_to=[], disable_tqdm=True, **chosen)
-
-    of_table: dict[str, Any] = {"num_workers": 2, "columns": ["x", "f"], "num_ranks": "auto", "even_ranks": "balance"}
-    of_table |= {"shuffle": True} | (table or {})
-
-    lengths = Lengths()
+    counts = Counts()
 
     def make_loader() -> TableLoader:
-        loader = StructuredDataset.create_dataloader(str(root / "table"), batch_size=7, **of_table)[0]
-        lengths.loaders = [loader]
+        options = of_table({"columns": ["x", "f"]} | table)
+        loader = StructuredDataset.create_dataloader(str(root / "table"), **options)[0]
+        counts.loaders = [loader]
         return loader
 
     model = Model()
-    trainer = TableTrainer(model, arguments, make_loader=make_loader, callbacks=[lengths])
-    done = trainer.train(resume_from_checkpoint=None if resume is None else str(resume))
-    ends = trainer.state
-    return {
-        "batches": model.rows,
-        "steps": done.global_step,
-        "place": ends.epoch,
-        "max_steps": ends.max_steps,
-        "lengths": lengths.seen,
-    }
+    trainer = TableTrainer(model, arguments, make_loader=make_loader, callbacks=[counts])
+    trainer.train(resume_from_checkpoint=None if resume is None else str(resume))
+    return model, counts, trainer.state
+
+
+def train(
+    root: Path, table: dict[str, Any], *, resume: Path | None = None, saving: bool = False, rescaled: bool = False
+) -> Run:
+    """Train as every framework does; the Trainer needs no word that the number of ranks is another."""
+    options: dict[str, Any] = {"save_strategy": "steps", "save_steps": 1} if saving else {}
+    model, counts, ends = fit(root, table, resume, **options)
+    assert ends.global_step == ends.max_steps
+    return {"batches": model.rows, "counts": [] if rescaled else counts.seen, "epochs": ends.epoch}
+
+
+def saved(folder: Path, steps: int) -> Iterator[tuple[int, Path]]:
+    """Find the checkpoints, which are named by the number of updates."""
+    updates = -(-steps // UPDATE)
+    for path in folder.glob("checkpoint-*"):
+        epoch, made = divmod(int(path.name.removeprefix("checkpoint-")), updates)
+        yield epoch * steps + made * UPDATE, path
+
+
+add_training_scenes(train, saved)
 
 
 @scene
-def two_epochs(root: Path) -> Any:
-    return train(root)
+def whole(root: Path) -> Any:
+    return fit(root, {})[0].rows
 
 
 @scene
 def some_steps(root: Path) -> Any:
-    return train(root, max_steps=13)
-
-
-ONE_RANK: dict[str, Any] = {"num_ranks": 1, "rank": 0, "check_plan": False}
-"""Both processes train on all rows, as a job of one rank does."""
-
-
-def gone_on(root: Path, before: dict[str, Any] | None = None, after: dict[str, Any] | None = None, **told: Any) -> Any:
-    """Train, and go on from each checkpoint, as ranks of another job perhaps."""
-    saving: dict[str, Any] = {"save_strategy": "steps", "save_steps": 1} | told
-    whole = train(root, table=before, **saving)
-    dist.barrier()
-    saved = sorted((root / "trained").glob("checkpoint-*"))
-    found = {path.name: train(root, path, after, **told) for path in saved}
-    dist.barrier()
-    if dist.get_rank() == 0:
-        shutil.rmtree(root / "trained")
-    dist.barrier()
-    return {"whole": whole, "gone on": found}
-
-
-@scene
-def accumulated_and_gone_on(root: Path) -> Any:
-    """Eleven batches, four to an update: three updates an epoch, the last one of three batches."""
-    return gone_on(root, gradient_accumulation_steps=4)
-
-
-@scene
-def by_rows_and_gone_on(root: Path) -> Any:
-    options = {"shuffle": "rows", "row_store": "memory", "even_ranks": "pad"}
-    return gone_on(root, options, options, gradient_accumulation_steps=4)
-
-
-@scene
-def on_more_ranks(root: Path) -> Any:
-    return gone_on(root, ONE_RANK, gradient_accumulation_steps=4)
-
-
-@scene
-def on_fewer_ranks(root: Path) -> Any:
-    return gone_on(root, None, ONE_RANK, gradient_accumulation_steps=4)
+    model, _, ends = fit(root, {}, max_steps=13, gradient_accumulation_steps=1)
+    return {"batches": model.rows, "steps": ends.global_step}
 
 
 @scene
 def so_many_steps_on_fewer_ranks(root: Path) -> Any:
     """Steps were asked for: so many come, in however many epochs."""
-    return gone_on(root, None, ONE_RANK, max_steps=14, save_steps=6)
+    asked: dict[str, Any] = {"max_steps": 14, "gradient_accumulation_steps": UPDATE}
+    fit(root, {}, save_strategy="steps", save_steps=6, **asked)
+    torch.distributed.barrier()
+    paths = sorted((root / "trained").glob("checkpoint-*"))
+    return {path.name: fit(root, ONE_RANK, path, **asked)[2].global_step for path in paths}
 
 
 if __name__ == "__main__":

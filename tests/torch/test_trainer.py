@@ -84,3 +84,12 @@ def test_max_steps_come_on_another_number_of_ranks(seen: Seen) -> None:
             "checkpoint-12": 14,
             "checkpoint-14": 14,
         }
+
+
+def test_tables_are_evaluated_and_predicted_with_each_row_once(seen: Seen) -> None:
+    ranks = values(seen["evaluated"])
+    for rank in ranks:
+        few = EVERY[:10]
+        assert rank["evaluated"] == [{"few_rows": few, "whole_rows": EVERY, "few_labels": 10}] * 2
+        assert rank["predicted"] == few
+        assert rank["loss"] == ranks[0]["loss"]

@@ -84,12 +84,12 @@ class TableTrainerMixin:
         chosen: Any = self.eval_dataset if eval_dataset is None else eval_dataset  # type: ignore[attr-defined]
         table = self.eval_dataset[chosen] if isinstance(chosen, str) else chosen  # type: ignore[attr-defined]
         found: DataLoader[Any] | None = self._table_loader(table)
-        return super().get_eval_dataloader(eval_dataset) if found is None else found  # type: ignore[misc,no-any-return]
+        return super().get_eval_dataloader(eval_dataset) if found is None else found  # type: ignore[misc]
 
     def get_test_dataloader(self, test_dataset: Any) -> DataLoader[Any]:
         """Return the loader of what `predict` was given, likewise."""
         found: DataLoader[Any] | None = self._table_loader(test_dataset)
-        return super().get_test_dataloader(test_dataset) if found is None else found  # type: ignore[misc,no-any-return]
+        return super().get_test_dataloader(test_dataset) if found is None else found  # type: ignore[misc]
 
     def _table_loader(self, dataset: Any) -> TableLoader | None:
         if not isinstance(dataset, RankDataset):

@@ -160,7 +160,7 @@ def evaluated(root: Path) -> Any:
     datasets: Any = {"few": few, "whole": whole}
     trainer = TableTrainer(Twice(), arguments, make_loader=make_loader, eval_dataset=datasets, compute_metrics=told)
     found = [trainer.evaluate() for _ in range(2)]
-    predicted = trainer.predict(few)
+    predicted: Any = trainer.predict(few)
     streams = opened(shuffle=False, row_store=None, even_ranks="balance")
     loss_only = TableTrainer(Twice(), arguments, make_loader=make_loader, eval_dataset=streams)
     return {

@@ -7,8 +7,8 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 # Editors and type checkers read a plain path; the import hook of setuptools' other mode they do not.
 EDITABLE := --config-settings editable_mode=compat -e
-# Of the extras, what the tests of every day need; text, gcs and azure are covered without their packages.
-EXTRAS := delta,iceberg,onnx,progress,s3
+# Of the extras, what the tests of every day need; text is covered without its packages.
+EXTRAS := azure,delta,gcs,http,iceberg,onnx,progress,s3
 READY := $(VENV)/.ready
 WRITERS_READY := $(VENV)/.ready-writers
 BENCH_READY := $(VENV)/.ready-bench

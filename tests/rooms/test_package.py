@@ -61,7 +61,7 @@ def test_the_source_distribution_contains_the_tests(tmp_path: Path) -> None:
     assert {"LICENSE", "CHANGELOG.md", "pyproject.toml", "constraints.txt"} <= held
 
 
-USERS = {"azure", "delta", "gcs", "iceberg", "onnx", "progress", "s3", "text"}
+USERS = {"azure", "delta", "gcs", "http", "iceberg", "onnx", "progress", "s3", "text"}
 
 
 def test_extras_are_for_users_and_all_has_every_one() -> None:

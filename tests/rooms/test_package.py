@@ -62,7 +62,7 @@ def test_extras_named_in_messages_and_pages_exist() -> None:
     named = {
         (path.name, extra)
         for path, text in texts.items()
-        for listed in re.findall(r"torch-table-loader\[([a-z0-9,]+)\]", text)
+        for listed in re.findall(r"(?:torch-table-loader\[|\bextra `)([a-z0-9,]+)[\]`]", text)
         for extra in listed.split(",")
     }
     assert len(named) > 5

@@ -27,7 +27,7 @@ _WAITS = 0.1
 """The share of its time that training waits where something else is the limit."""
 
 _ADVICE: dict[Limit, str] = {
-    "training": "the loader keeps up, and nothing need change",
+    "training": "the loader keeps up, so there is nothing to change",
     "decoding": (
         "decoding is the limit, on {servers} threads or processes; read fewer columns (columns=), filter rows, or "
         "give this process more CPUs"

@@ -8,6 +8,7 @@ from typing import Any, get_type_hints
 
 import pytest
 
+import torch_table_loader
 from tools.options_table import CALL, FIRST, MODULE, explained, typed
 from torch_table_loader import ConfigError, IcebergDataset, LoaderOptions, MixedDataset, RowStore, StructuredDataset
 from torch_table_loader.errors import ConfigTypeError
@@ -243,8 +244,9 @@ def test_batches_without_tensors_cannot_be_moved_to_a_device(form: Any) -> None:
     LoaderOptions(output_format=form, device="cpu", collate_fn=dict)
 
 
-def test_there_are_at_most_forty_options() -> None:
+def test_there_are_at_most_forty_options_and_forty_five_names() -> None:
     assert len(defaults()) <= 40
+    assert len(torch_table_loader.__all__) <= 45
 
 
 def test_a_row_store_has_a_place_and_a_size() -> None:

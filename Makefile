@@ -7,8 +7,8 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 # Editors and type checkers read a plain path; the import hook of setuptools' other mode they do not.
 EDITABLE := --config-settings editable_mode=compat -e
-# Of the extras, what the tests of every day need; text, gcs and azure are covered without their packages.
-EXTRAS := delta,iceberg,onnx,progress,s3
+# Of the extras, what the tests of every day need; text is covered without its packages.
+EXTRAS := azure,delta,gcs,http,iceberg,onnx,progress,s3
 READY := $(VENV)/.ready
 WRITERS_READY := $(VENV)/.ready-writers
 BENCH_READY := $(VENV)/.ready-bench
@@ -32,27 +32,34 @@ SHARED := --numprocesses 3 --dist loadfile --max-worker-restart 0
 EVERY_DAY := -m "not slow and not kills and not heavy"
 # Rewritten assertions of 400 files are kept for the next run, whatever the machine says of bytecode.
 export PYTHONDONTWRITEBYTECODE :=
-DETERMINISTIC := -m "not kills and not heavy" -k "laws or slow or hypothesis" --timeout 900 -o faulthandler_timeout=890
+SLOW := -m "not kills and not heavy" -k "laws or slow or hypothesis" --timeout 900 -o faulthandler_timeout=890
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-s3 demo-parquet test test-lowest test-all test-all-deterministic horovod lint format bench \
-    docs docs-serve docs-check clean
+.PHONY: help install demo demo-s3 demo-parquet check lint format test test-slow test-all test-lowest horovod bench \
+    docs docs-serve docs-check dist clean
 
 help:
-	@echo "make demo                    train on an Iceberg table on two ranks and prove what was delivered"
-	@echo "make demo-s3                 the same on S3 and Glue, which moto plays"
-	@echo "make demo-parquet            the same on plain Parquet"
-	@echo "make test                    the tests of every day (minutes)"
-	@echo "make test-lowest             most of these with the lowest versions that pyproject.toml claims (Python 3.11)"
-	@echo "make test-all-deterministic  the laws with more examples, and what takes long (marked slow)"
-	@echo "make test-all                all of them, those that kill processes or need Java 17 too, and faults put in"
-	@echo "make horovod                 build Horovod for the torch that is installed, and install it (minutes, once)"
-	@echo "make lint | format           style and types"
-	@echo "make bench                   measure, and write bench/RESULTS.md"
-	@echo "make docs                    the site, under build/docs"
-	@echo "make docs-serve              build it, and serve it on http://127.0.0.1:$(DOCS_PORT)"
-	@echo "make docs-check              look at each page in Chromium; screenshots under build/screenshots"
-	@echo "make clean                   remove the environment and everything built"
+	@echo "Try it"
+	@echo "  make demo          train on an Iceberg table on two ranks and prove what was delivered"
+	@echo "  make demo-parquet  the same on plain Parquet"
+	@echo "  make demo-s3       the same on S3 and Glue, which moto plays"
+	@echo "Change it"
+	@echo "  make install       make .venv, with all that the targets below need; they do so themselves, too"
+	@echo "  make check         what every change must pass: lint and test (minutes)"
+	@echo "  make format        style, mended"
+	@echo "  make lint          style and types"
+	@echo "  make test          the tests of every day"
+	@echo "  make test-slow     the tests that take longer, and more examples"
+	@echo "  make docs          the site, under build/docs"
+	@echo "  make docs-serve    build it, and serve it on http://127.0.0.1:$(DOCS_PORT)"
+	@echo "  make docs-check    look at each page in Chromium; screenshots under build/screenshots"
+	@echo "  make bench         measure, and write bench/RESULTS.md"
+	@echo "Release it"
+	@echo "  make test-all      all tests, those that kill processes or need Java 17 too, and faults put in (hours)"
+	@echo "  make test-lowest   most tests with the lowest versions that pyproject.toml claims (Python 3.11)"
+	@echo "  make horovod       build Horovod for the torch that is installed, and install it (minutes, once)"
+	@echo "  make dist          build the wheel and the source distribution, check them, and try the wheel"
+	@echo "  make clean         remove the environment and everything built"
 
 # torch comes first and alone: what follows then finds it there and pulls no other build of it.
 # pip knows dependency groups from 25.1 on; a new environment may have an older one.
@@ -90,6 +97,8 @@ $(HOROVOD_READY): $(READY) tools/build_horovod.py
 
 horovod: $(HOROVOD_READY)
 
+install: $(READY)
+
 demo: $(READY)
 	$(BIN)/python -m demo.make_lake --rows $(DEMO_ROWS)
 	$(TRAIN) --data build/demo/lake
@@ -100,6 +109,8 @@ demo-s3: $(READY)
 demo-parquet: $(READY)
 	$(BIN)/python -m demo.make_clicks --rows $(DEMO_ROWS)
 	$(TRAIN) --data build/demo/plain
+
+check: lint test
 
 # faulthandler reads the stacks of threads that run on, which may crash them: it speaks only when a test is lost anyway.
 test: $(READY)
@@ -118,8 +129,8 @@ $(LOWEST)/.ready: pyproject.toml constraints.txt strategies/pyproject.toml
 test-lowest: $(LOWEST)/.ready
 	$(LOWEST)/bin/python -m pytest $(LOWEST_TESTS) $(EVERY_DAY) --timeout 400 -o faulthandler_timeout=390
 
-test-all-deterministic: $(READY)
-	LAWS_EFFORT=3 $(PYTEST) $(DETERMINISTIC) $(SHARED)
+test-slow: $(READY)
+	LAWS_EFFORT=3 $(PYTEST) $(SLOW) $(SHARED)
 
 test-all: $(WRITERS_READY) $(DOCS_READY) $(ENGINES_READY) $(HOROVOD_READY)
 	LAWS_EFFORT=10 LAWS_EXPLORE=1 $(PYTEST) --timeout 1800 -o faulthandler_timeout=1790
@@ -150,6 +161,10 @@ docs-serve: docs
 
 docs-check: $(DOCS_READY)
 	$(BIN)/python -m pytest tests/site
+
+# With REPOSITORY, the URL of the repository, links of the README work on a package index.
+dist: $(READY)
+	$(BIN)/python -m tools.release $(if $(REPOSITORY),--repository $(REPOSITORY))
 
 clean:
 	rm -rf $(VENV) $(LOWEST) build .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -1,4 +1,4 @@
-"""Write what is made of the declarations of options: the tables of ``docs/options.md``, and `LoaderKeywords`.
+"""Write what is made of the declarations of options: ``docs/options.md``, `LoaderKeywords`, and a docstring.
 
 Run it where the library can be imported: ``python -m tools.options_table``.
 """
@@ -6,6 +6,7 @@ Run it where the library can be imported: ``python -m tools.options_table``.
 from __future__ import annotations
 
 import re
+import textwrap
 from dataclasses import fields
 from itertools import groupby
 from pathlib import Path
@@ -18,10 +19,17 @@ from torch_table_loader.options import ABOUT, ROWS, SPLITS, LoaderOptions, defau
 
 ROOT = Path(__file__).parents[1]
 PAGE, MODULE = ROOT / "docs/options.md", ROOT / "torch_table_loader/keywords.py"
+CALL = ROOT / "torch_table_loader/rank_dataset.py"
 
 BEGIN, END = "<!-- made by tools/options_table.py -->", "<!-- made until here -->"
 HEAD = ("| option | default | meaning |", "|---|---|---|")
 _ONLY = {ROWS: ("", 'Only with `shuffle="rows"`.'), SPLITS: ("", 'Not with `shuffle="rows"`.')}
+FIRST = (
+    *("batch_size", "columns", "filters", "shuffle", "drop_last", "num_workers", "device", "even_ranks"),
+    *("nulls", "strings", "collate_fn", "storage_options"),
+)
+"""The options that most calls need, which `create_dataloader` explains."""
+
 LINK = re.compile(r"docs/([\w-]+)\.md(#[\w-]+)?")
 
 
@@ -94,9 +102,28 @@ def typed(module: str) -> str:
     return module
 
 
+def explained(module: str) -> str:
+    """Give a module with the options in the docstring of `create_dataloader`: those of most calls, then the others."""
+    before, head, rest = re.split(r"(\n +Most calls need a few of these options:)", module)
+    _, foot, after = re.split(r"(\n\n +Returns:\n)", rest, maxsplit=1)
+    said, indent = meanings(), " " * 8
+    lines = [_item(f"`{name}`: {said[name].replace('``', '`')}", indent) for name in FIRST]
+    lines = ["", *lines, "", f"{indent}``help(LoaderOptions)`` explains the others, too:", ""]
+    for group, names in groupby(ABOUT, lambda name: ABOUT[name].group):
+        if others := [f"`{name}`" for name in names if name not in FIRST]:
+            lines.append(_item(f"{group}: {', '.join(others)}", indent))
+    return "\n".join((before + head, *lines)) + foot + after
+
+
+def _item(words: str, indent: str) -> str:
+    return textwrap.fill(
+        f"* {words}", 120, initial_indent=indent, subsequent_indent=f"{indent}  ", break_on_hyphens=False
+    )
+
+
 def main() -> None:
-    """Write the table into its page, and the types of keyword arguments into their module."""
-    for path, make in ((PAGE, written), (MODULE, typed)):
+    """Write the tables into their page, and what editors and help() show into its modules."""
+    for path, make in ((PAGE, written), (MODULE, typed), (CALL, explained)):
         path.write_text(make(path.read_text()))
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from torch_table_loader.fetch.fetch_stats import FetchStats
 from torch_table_loader.planning.pack_counts import PackCounts, sum_of
+from torch_table_loader.units import Size
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -26,7 +27,7 @@ _WAITS = 0.1
 """The share of its time that training waits where something else is the limit."""
 
 _ADVICE: dict[Limit, str] = {
-    "training": "the loader keeps up, and nothing need change",
+    "training": "the loader keeps up, so there is nothing to change",
     "decoding": (
         "decoding is the limit, on {servers} threads or processes; read fewer columns (columns=), filter rows, or "
         "give this process more CPUs"
@@ -150,30 +151,48 @@ class Metrics:
             files=None if self.files is None or earlier.files is None else self.files + earlier.files,
         )
 
+    def _repr_html_(self) -> str:
+        """Show the numbers and the advice in a notebook."""
+        from torch_table_loader.report import Table, element, fragment
+
+        first, *facts = self._lines()
+        header = {"worker": "worker", "rows": "rows", "batches": "batches", "bytes": "decoded", "working": "working"}
+        workers = [
+            (f"worker {w.worker}", w.rows, w.batches, Size(w.num_bytes), f"{w.seconds_working:.2f} s")
+            for w in self.workers
+        ]
+        told = [element("p", line) for line in (first, *facts, self.advice())]
+        return fragment(*told, Table("", header, workers, bar="rows").html())
+
     def __str__(self) -> str:
         """Return the numbers as a table."""
+        first, *facts = self._lines()
+        workers = [
+            f"worker {w.worker}: {w.rows:,} rows, {w.batches:,} batches, {Size(w.num_bytes)}, "
+            f"{w.seconds_working:.2f} s working"
+            for w in self.workers
+        ]
+        return "\n  ".join((first, *workers, *facts))
+
+    def _lines(self) -> list[str]:
+        """Return what is told of all workers together."""
         lines = [
             (
                 f"epoch {self.epoch}: {self.rows:,} rows in {self.batches:,} batches, {self.seconds_total:.2f} s "
                 f"({self.seconds_waiting:.2f} s waiting)"
             )
         ]
-        lines += [
-            f"  worker {w.worker}: {w.rows:,} rows, {w.batches:,} batches, {w.num_bytes:,} bytes, "
-            f"{w.seconds_working:.2f} s working"
-            for w in self.workers
-        ]
         if self.files is not None:
-            lines.append(f"  taken of {self.files:,} files: {self.stored_bytes:,} stored bytes")
+            lines.append(f"taken of {self.files:,} files: {Size(self.stored_bytes or 0)} stored")
         if self.packing is not None:
-            lines.append(f"  packed: {self.packing}")
+            lines.append(f"packed: {self.packing}")
         if (fetch := self.fetch).requests or fetch.cached_bytes:
             lines.append(
-                f"  fetched: {fetch.num_bytes:,} bytes in {fetch.requests:,} requests, {fetch.retries:,} retries, "
-                f"{fetch.hedges:,} hedges; {fetch.cached_bytes:,} bytes from the disk cache; "
+                f"fetched: {Size(fetch.num_bytes)} in {fetch.requests:,} requests, {fetch.retries:,} retries, "
+                f"{fetch.hedges:,} hedges; {Size(fetch.cached_bytes)} from the disk cache; "
                 f"{fetch.seconds_waiting:.2f} s waiting for bytes"
             )
-        return "\n".join(lines)
+        return lines
 
 
 @dataclass(slots=True)

@@ -57,7 +57,45 @@ class RankDataset(NamedColumns, IterableDataset[Any]):
     ) -> tuple[TableLoader, D]:
         """Open the table and make its loader.
 
+        ```python
+        loader, dataset = StructuredDataset.create_dataloader(
+            "s3://bucket/clicks", batch_size=1024, columns=["price", "label"], shuffle=True
+        )
+        ```
+
         The arguments are those of the class.
+
+        Most calls need a few of these options:
+
+        * `batch_size`: Rows per batch on this rank.
+        * `columns`: Names to deliver, in this order; None for all. A dict gives the keys of a batch: a column each, or
+          a list of columns of numbers that become one float32 tensor [batch, k]: `{"x": ["age", "income"], "y":
+          "churn"}`.
+        * `filters`: A pyarrow compute Expression, text or tuples; leaves out rows for which it is false or null; see
+          docs/filters.md.
+        * `shuffle`: False: table order. True or "splits": splits permuted in each epoch. "rows": all rows permuted; see
+          docs/order.md and docs/shuffle.md.
+        * `drop_last`: Drop the last batch of a rank if it is short.
+        * `num_workers`: Lanes of this rank, part of the order. None is 4; 0 is one lane in the caller's thread.
+        * `device`: Device to which batches are moved; to CUDA each is copied ahead, from page-locked memory.
+        * `even_ranks`: None, "balance", "drop" or "pad": how to make ranks take equally many steps. Without `num_ranks`
+          and `rank`, it finds the ranks as num_ranks="auto" does; see docs/order.md.
+        * `nulls`: `{column: fill}` or "mask"; None: nulls in ints and bools are errors. The fills "nan" and the
+          column's statistics (their mean) make floats of ints.
+        * `strings`: "list", "codes", `Vocabulary` or `Hash`, or `{column: one of these}`.
+        * `collate_fn`: Function called with each batch, in the worker, one batch at a time.
+        * `storage_options`: Options of the file system, as fsspec takes them, and how its files are read: retries,
+          read-ahead, a cache on a local disk, and whether checksums are compared; see docs/object-stores.md.
+
+        ``help(LoaderOptions)`` explains the others, too:
+
+        * Batches and their order: `shuffle_seed`, `epochs`, `output_format`, `row_id`, `pack`
+        * Workers and progress: `worker_type`, `prefetch_batches`, `show_progress`
+        * Ranks: `num_ranks`, `rank`, `check_plan`
+        * Rows in any order: `global_batch_size`, `row_store`, `weights`
+        * Splits: `split_size`, `split_strategy`, `shuffle_buffer_size`, `count_filtered`, `batch_by`
+        * Types of columns: `ragged`, `unsupported`, `transforms`, `decode`
+        * Files and stores: `schema`, `files`, `plan_cache`, `on_error`, `on_growth`
 
         Returns:
             ``(loader, dataset)``.

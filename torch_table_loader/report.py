@@ -12,6 +12,8 @@ from functools import partial
 from itertools import zip_longest
 from typing import Any, Final, TypeAlias
 
+from torch_table_loader.units import Size
+
 _GAP = 2
 _INDENT = 2
 _LEAST_TEXT = 8
@@ -19,23 +21,6 @@ _LEAST_TEXT = 8
 
 MOST_BARS = 16
 """Lines of a chart; a line below says how many there are more."""
-
-
-class Size(int):
-    """A number of bytes, shown in a unit that fits it.
-
-    >>> str(Size(512)), str(Size(1536)), str(Size(1 << 30))
-    ('512 bytes', '1.5 KiB', '1 GiB')
-    """
-
-    def __str__(self) -> str:
-        """Format the number, rounded to a tenth of its unit."""
-        units = ("bytes", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
-        power = 0
-        while power < len(units) - 1 and round(self / 1024**power, 1) >= 1024:
-            power += 1
-        value = f"{self / 1024**power:,.1f}".removesuffix(".0")
-        return f"{value} {units[power]}"
 
 
 Cell: TypeAlias = str | int | float | None

@@ -16,6 +16,23 @@ _UNITS = {"": 1, "b": 1} | {
 }
 
 
+class Size(int):
+    """A number of bytes, shown in a unit that fits it.
+
+    >>> str(Size(512)), str(Size(1536)), str(Size(1 << 30))
+    ('512 bytes', '1.5 KiB', '1 GiB')
+    """
+
+    def __str__(self) -> str:
+        """Format the number, rounded to a tenth of its unit."""
+        units = ("bytes", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
+        power = 0
+        while power < len(units) - 1 and round(self / 1024**power, 1) >= 1024:
+            power += 1
+        value = f"{self / 1024**power:,.1f}".removesuffix(".0")
+        return f"{value} {units[power]}"
+
+
 def whole(value: Any) -> int | None:
     """Return an integer of any type, including numpy's, as an int; None for anything else.
 

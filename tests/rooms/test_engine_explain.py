@@ -15,10 +15,11 @@ import pytest
 
 from tests.tables.plain import deliver_all, key, meant_warnings, write_table
 from torch_table_loader import ConfigError, StructuredDataset, TableLoader
+from torch_table_loader.engine.explanation import Explanation
 from torch_table_loader.engine.jobs.stream_job import StreamJob
 from torch_table_loader.engine.sizing import CHUNK_BYTES
 from torch_table_loader.records import ReadTask
-from torch_table_loader.report import Size
+from torch_table_loader.units import Size
 
 GROUPS = [[9, 7], [30], [0], [], [8, 8, 8], [1], [5]]
 TOTAL = sum(map(sum, GROUPS))
@@ -124,7 +125,7 @@ def test_it_prints_every_number(table: Path) -> None:
         "row groups 9",
         f"stored {Size(told.stored_bytes)}",
         f"steps of this rank {len(loader)} of 4 rows",
-        f"memory {Size(told.memory_bound)} of rows in flight at most",
+        f"memory {Size(told.memory_expected)} of rows in flight; the bound is {Size(told.memory_bound)}",
         f"footers that are held {Size(told.footer_bytes)}",
         *(f"after {step.name} {step.files} {step.row_groups} {step.rows}" for step in told.pruning[1:]),
         *(f"worker {w.worker} {w.splits} {w.rows} {Size(w.num_bytes)} {w.steps}" for w in told.workers),
@@ -143,6 +144,30 @@ def test_the_memory_bound_grows_with_the_options(table: Path) -> None:
     assert bound(shuffle_buffer_size=1_000_000) > bound() + 2 * 3 * 1_000_000 * 20 - 1
     assert bound(prefetch_batches=10_000_000) > bound()
     assert bound(worker_type="process", prefetch_batches=1) < bound(worker_type="process")
+
+
+def test_a_small_table_is_said_to_need_little_memory_and_a_large_one_its_bound(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All rows of a rank are the most that it can hold, and a lane holds no more than a few reads."""
+
+    def told(rows: int, **options: Any) -> Explanation:
+        path = tmp_path / f"{rows}.parquet"
+        if not path.exists():
+            pq.write_table(pa.table({"x": np.arange(rows), "y": np.zeros(rows)}), path, row_group_size=1000)
+        return make(path, batch_size=100, **options)[1].explain()
+
+    by_row: dict[str, Any] = {"shuffle": "rows", "row_store": "memory"}
+    ways: list[dict[str, Any]] = [{}, {"worker_type": "process"}, {"shuffle": True, "shuffle_buffer_size": 500}, by_row]
+    for options in ways:
+        held = 16 * 4000 if options is by_row else 0
+        small = told(4000, **options)
+        assert small.memory_expected == held + 16 * 4000 < small.memory_bound, options
+        ranks = [told(4000, num_ranks=2, rank=rank, **options).memory_expected - held for rank in range(2)]
+        assert sum(ranks) == 16 * 4000, options
+    monkeypatch.setattr("torch_table_loader.engine.jobs.modes.rows_of_a_read", lambda *_: 100)
+    large = told(4000, split_size=1000)
+    assert large.memory_expected == large.memory_bound == 3 * 4 * 100 * 16
 
 
 @pytest.mark.parametrize("worker_type", ["thread", "process"])

@@ -8,8 +8,9 @@ from typing import Any, get_type_hints
 
 import pytest
 
-from tools.options_table import MODULE, typed
-from torch_table_loader import ConfigError, LoaderOptions, MixedDataset, RowStore, StructuredDataset
+import torch_table_loader
+from tools.options_table import CALL, FIRST, MODULE, explained, typed
+from torch_table_loader import ConfigError, IcebergDataset, LoaderOptions, MixedDataset, RowStore, StructuredDataset
 from torch_table_loader.errors import ConfigTypeError
 from torch_table_loader.extend import parse_bytes
 from torch_table_loader.keywords import LoaderKeywords, MixedKeywords
@@ -61,6 +62,21 @@ def test_the_keywords_are_made_of_the_declarations() -> None:
     assert MODULE.read_text() == typed(MODULE.read_text()), "run: python -m tools.options_table"
     assert set(get_type_hints(LoaderKeywords)) == set(defaults())
     assert set(get_type_hints(MixedKeywords)) == MixedDataset._takes
+
+
+@pytest.mark.parametrize("dataset", [StructuredDataset, IcebergDataset, MixedDataset])
+def test_help_on_a_call_begins_with_an_example_and_the_twelve_options_of_most_calls(dataset: Any) -> None:
+    assert CALL.read_text() == explained(CALL.read_text()), "run: python -m tools.options_table"
+    told = inspect.getdoc(dataset.create_dataloader) or ""
+    example, twelve, others = (
+        told.index("create_dataloader("),
+        told.index(f"* `{FIRST[0]}`: "),
+        told.index("explains the"),
+    )
+    assert example < twelve < others
+    assert len(FIRST) == 12
+    assert [name for name in FIRST if not twelve <= told.find(f"* `{name}`: ") < others] == []
+    assert [name for name in defaults() if name not in FIRST and told.find(f"`{name}`", others) < 0] == []
 
 
 def test_every_option_is_documented() -> None:
@@ -228,8 +244,9 @@ def test_batches_without_tensors_cannot_be_moved_to_a_device(form: Any) -> None:
     LoaderOptions(output_format=form, device="cpu", collate_fn=dict)
 
 
-def test_there_are_at_most_forty_options() -> None:
+def test_there_are_at_most_forty_options_and_forty_five_names() -> None:
     assert len(defaults()) <= 40
+    assert len(torch_table_loader.__all__) <= 45
 
 
 def test_a_row_store_has_a_place_and_a_size() -> None:

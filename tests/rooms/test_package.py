@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import re
-import shutil
-import subprocess
-import sys
-import tarfile
 import tomllib
 from importlib.metadata import metadata, version
 from pathlib import Path
@@ -35,7 +31,7 @@ def test_the_license_is_included() -> None:
     assert [(ROOT / name).read_text("utf-8").split()[:2] for name in said["license-files"]] == [["Apache", "License"]]
 
 
-@pytest.mark.parametrize("page", ["README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md"])
+@pytest.mark.parametrize("page", ["README.md", "CHANGELOG.md", "CODE_OF_CONDUCT.md", "CONTRIBUTING.md", "SECURITY.md"])
 def test_links_of_top_level_pages_have_targets(page: str) -> None:
     text = (ROOT / page).read_text("utf-8")
     links = [part.partition(")")[0].partition("#")[0] for part in text.split("](")[1:]]
@@ -43,25 +39,7 @@ def test_links_of_top_level_pages_have_targets(page: str) -> None:
     assert missing == []
 
 
-@pytest.mark.skipif(not (ROOT / ".git").exists(), reason="which files are ours, git says")
-def test_the_source_distribution_contains_the_tests(tmp_path: Path) -> None:
-    copy = tmp_path / "checkout"
-    listed = ["git", "ls-files", "-z"]
-    tracked = subprocess.run(listed, cwd=ROOT, capture_output=True, check=True, text=True).stdout
-    for name in filter(None, tracked.split("\0")):
-        (copy / name).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(ROOT / name, copy / name)
-    build = "from setuptools import build_meta; print(build_meta.build_sdist('dist'))"
-    subprocess.run([sys.executable, "-c", build], cwd=copy, capture_output=True, check=True)
-    [archive] = (copy / "dist").glob("*.tar.gz")
-    with tarfile.open(archive) as packed:
-        held = {name.partition("/")[2] for name in packed.getnames()}
-    wanted = {name for name in tracked.split("\0") if name.startswith(("tests/", "torch_table_loader/", "docs/"))}
-    assert wanted - held == set()
-    assert {"LICENSE", "CHANGELOG.md", "pyproject.toml", "constraints.txt"} <= held
-
-
-USERS = {"azure", "delta", "gcs", "iceberg", "onnx", "progress", "s3", "text"}
+USERS = {"azure", "delta", "gcs", "http", "iceberg", "onnx", "progress", "s3", "text"}
 
 
 def test_extras_are_for_users_and_all_has_every_one() -> None:
@@ -70,7 +48,9 @@ def test_extras_are_for_users_and_all_has_every_one() -> None:
     assert set(extras) == {*USERS, "all"}
     [every] = map(Requirement, extras["all"])
     assert (every.name, every.extras) == ("torch-table-loader", USERS)
-    assert {"bench", "dev", "docs", "engines", "frameworks", "lint", "site", "test", "writers"} == set(groups)
+    assert {"bench", "dev", "docs", "engines", "frameworks", "lint", "release", "site", "test", "writers"} == set(
+        groups
+    )
     page = (ROOT / "docs" / "install.md").read_text("utf-8")
     assert {line.split("`")[1] for line in page.splitlines() if line.startswith("| `")} == set(extras)
 
@@ -82,7 +62,7 @@ def test_extras_named_in_messages_and_pages_exist() -> None:
     named = {
         (path.name, extra)
         for path, text in texts.items()
-        for listed in re.findall(r"torch-table-loader\[([a-z0-9,]+)\]", text)
+        for listed in re.findall(r"(?:torch-table-loader\[|\bextra `)([a-z0-9,]+)[\]`]", text)
         for extra in listed.split(",")
     }
     assert len(named) > 5

@@ -26,7 +26,8 @@ from torch_table_loader.cli.main import main
 from torch_table_loader.engine.explanation import FetchPlan
 from torch_table_loader.planning.pack_counts import PackCounts
 from torch_table_loader.planning.size_counts import SizeCounts
-from torch_table_loader.report import MOST_BARS, Size, Table, element, page
+from torch_table_loader.report import MOST_BARS, Table, element, page
+from torch_table_loader.units import Size
 
 GROUPS = [[9, 7], [30], [0], [], [8, 8, 8], [1], [5]]
 STARTS = [0, *accumulate(rows for groups in GROUPS for rows in groups)]
@@ -84,7 +85,7 @@ def check_numbers(told: Explanation, root: ET.Element) -> None:
     assert tiles["files"] == [str(told.files)]
     assert tiles["row groups"] == [str(told.row_groups)]
     assert tiles["stored"] == [str(told.stored_bytes)]
-    assert tiles["memory"] == [str(told.memory_bound)]
+    assert tiles["memory"] == [str(told.memory_expected), str(told.memory_bound)]
     assert tiles["steps of this rank"] == ([] if told.steps is None else [str(told.steps)])
     [pruning] = tables_below(root, "Pruning")
     assert [line[2:] for line in pruning] == [texts(step.files, step.row_groups, step.rows) for step in told.pruning]
@@ -182,6 +183,17 @@ def test_notebooks_show_the_same_as_repr(table: Path) -> None:
         assert f"{lines['files']} files, {lines['rows']} rows; rank {lines['rank']}" in repr(shown)
         assert f"batch_size={lines['batch_size']}, shuffle={lines['shuffle']}, epoch {lines['epoch']}" in repr(shown)
     assert lines["x"] == "int64", "a dataset shows its columns, too"
+
+
+def test_a_notebook_shows_metrics_with_sizes_that_people_read_and_the_advice(table: Path) -> None:
+    loader, _ = make(table)
+    assert len(list(loader)) == len(loader)
+    told = loader.metrics()
+    for text in (said(parsed(told._repr_html_())), str(told)):
+        assert f"epoch 0: {told.rows} rows in {len(loader)} batches" in text
+        assert f"taken of {told.files} files: {Size(told.stored_bytes or 0)} stored" in text
+        assert [worker for worker in told.workers if str(Size(worker.num_bytes)) not in text] == []
+    assert told.advice() in said(parsed(told._repr_html_()))
 
 
 @pytest.mark.parametrize(
@@ -325,7 +337,8 @@ def test_fetching_and_packing_are_shown_on_the_page(table: Path) -> None:
     [fetched], [packed], [memory] = (tables_below(root, title) for title in ("Object store", "Packing", "Memory"))
     assert [line[1] for line in fetched] == ["21", "5000", "1.25 times"]
     assert [line[1] for line in packed] == ["8", "2", "12", "75.00 %", "3", "unknown", "0", "0"]
-    assert [line[1] for line in memory] == texts(told.memory_bound, told.footer_bytes, 7000, 3)
+    expected = texts(told.memory_expected, told.memory_bound, told.footer_bytes, 7000, 3)
+    assert [line[1] for line in memory] == expected
 
 
 def test_dots_of_packed_rows_are_left_out(tmp_path: Path) -> None:

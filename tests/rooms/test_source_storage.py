@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import pickle
+import sys
 import threading
 import traceback
 from concurrent.futures import ThreadPoolExecutor
@@ -136,10 +137,29 @@ def test_errors_for_unknown_protocols_and_missing_packages_have_a_remedy(monkeyp
         raise ImportError("Install s3fs to access S3")
 
     monkeypatch.setattr(fsspec, "get_filesystem_class", missing)
-    with pytest.raises(MissingExtraError, match=r"pip install 'torch-table-loader\[s3\]'"):
+    with pytest.raises(MissingExtraError, match="Install s3fs"):
         open_storage("s3://bucket/x", {"version_aware": True})
     with pytest.raises(MissingExtraError, match="Install s3fs"):
         open_storage("other://bucket/x")
+
+
+@pytest.mark.parametrize(
+    ("url", "packages", "extra"),
+    [
+        ("s3://bucket/x", ["botocore", "obstore"], "s3"),
+        ("gs://bucket/x", ["obstore"], "gcs"),
+        ("abfss://box@account.dfs.core.windows.net/x", ["obstore"], "azure"),
+        ("https://host/x.parquet", ["aiohttp"], "http"),
+    ],
+)
+def test_a_store_whose_packages_are_missing_is_refused_with_its_extra(
+    url: str, packages: list[str], extra: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in packages:
+        monkeypatch.setitem(sys.modules, name, None)
+    said = rf"^{url.partition(':')[0]}:// needs {' and '.join(packages)}; pip install 'torch-table-loader\[{extra}\]'$"
+    with pytest.raises(MissingExtraError, match=said):
+        open_storage(url)
 
 
 @pytest.mark.parametrize("path", ["", b"bytes", 3, None])

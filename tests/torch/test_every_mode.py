@@ -475,6 +475,7 @@ def test_explain_tells_what_comes(mode: Mode, tables: Path, options: dict[str, A
     loader = mode.make(tables, **options)
     dataset: Any = loader.dataset
     told, found = dataset.explain(), list(loader)
+    assert 0 < told.memory_expected <= told.memory_bound
     assert told.live_rows == len(mode.live(tables))
     assert told.steps == len(loader) == len(found) == told.steps_per_rank[told.rank]
     assert sum(worker.steps for worker in told.workers) == len(found)

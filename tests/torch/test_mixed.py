@@ -224,6 +224,7 @@ def test_an_epoch_without_end_wraps_and_has_no_length(tables: Tables) -> None:
     assert of_c[:61] != of_c[61:122]
     assert dataset.explain().steps is None
     assert "the epoch ends never" in str(dataset.explain())
+    assert dataset.explain().memory_expected == dataset.explain().memory_bound, "there is no end of rows"
 
 
 def test_a_source_without_weight_stays_out(tables: Tables) -> None:

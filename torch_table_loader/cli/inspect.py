@@ -27,9 +27,9 @@ from torch_table_loader.options import LoaderOptions, defaults
 from torch_table_loader.planning.epoch import uneven_steps
 from torch_table_loader.planning.size_counts import SizeCounts
 from torch_table_loader.ragged import Pad
-from torch_table_loader.report import Size
 from torch_table_loader.report import Table as Printed
 from torch_table_loader.scrubbing import shown_url
+from torch_table_loader.units import Size
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -117,13 +117,14 @@ def tell(
             f"ranks take {min(steps):,} to {max(steps):,} steps, and a job that synchronises each step (DDP) hangs if "
             "they differ; pass --even-ranks to make them equal"
         )
-    numbers = ("files", "row_groups", "rows", "stored_bytes", "memory_bound", "footer_bytes")
+    numbers = ("files", "row_groups", "rows", "stored_bytes", "memory_expected", "memory_bound", "footer_bytes")
     value = {name: getattr(plan, name) for name in numbers} | {"counted": loads.counted, "notes": notes, "page": None}
     value |= {name: table.records() for name, table in tables.items()}
     counts = (number_of(plan.files, "file"), number_of(plan.row_groups, "row group"), number_of(plan.rows, "row"))
     first = f"{', '.join(counts)}, {Size(plan.stored_bytes)} stored"
     memory = (
-        f"memory: {Size(plan.memory_bound)} of rows in flight on a rank at most, {Size(plan.footer_bytes)} of footers"
+        f"memory: {Size(plan.memory_expected)} of rows in flight on a rank, {Size(plan.memory_bound)} at most; "
+        f"{Size(plan.footer_bytes)} of footers"
     )
     return value, [first, *tables.values(), "\n".join([memory, *map(note, notes)])]
 

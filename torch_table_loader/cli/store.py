@@ -23,9 +23,10 @@ from torch_table_loader.engine.row_store import default_folder
 from torch_table_loader.errors import ConfigError, StorageError, TableError
 from torch_table_loader.options import LoaderOptions
 from torch_table_loader.read.formats import reader_by_suffix, reader_for
-from torch_table_loader.report import Size, Table, wrapped
+from torch_table_loader.report import Table, wrapped
 from torch_table_loader.source.listing import PathSource
 from torch_table_loader.store.manifest import Manifest, check_store, read_manifest
+from torch_table_loader.units import Size
 
 if TYPE_CHECKING:
     from torch_table_loader.engine.row_store import RowStoreHandle

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Self
 
 from torch_table_loader.planning.order_sample import OrderSample
 from torch_table_loader.planning.size_counts import SizeCounts
-from torch_table_loader.report import Cell, Markup, Size, Table, dots, element, fragment, page, section, shown, tiles
+from torch_table_loader.report import Cell, Markup, Table, dots, element, fragment, page, section, shown, tiles
+from torch_table_loader.units import Size
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -91,7 +92,9 @@ class Explanation:
         workers: the workers of this rank.
         servers: number of threads or processes that serve them here.
         schema: schema of the output.
-        memory_bound: maximum bytes of decoded rows in flight, if values have the assumed widths.
+        memory_expected: bytes of decoded rows in flight that this rank comes to, if values have the assumed widths: the
+            bound, or all of its rows if they are fewer.
+        memory_bound: maximum of these bytes, however long the table is.
         collated_batches: maximum number of waiting results of the caller's functions, beside those rows; 0 without
             functions. The size of a result is unknown.
         footer_bytes: bytes of footers in memory.
@@ -126,6 +129,7 @@ class Explanation:
     workers: tuple[WorkerLoad, ...]
     servers: int
     schema: tuple[tuple[str, str], ...]
+    memory_expected: int
     memory_bound: int
     collated_batches: int
     footer_bytes: int
@@ -201,7 +205,7 @@ class Explanation:
             ("row groups", self.row_groups),
             ("stored", Size(self.stored_bytes)),
             ("steps of this rank", self.steps, f"of {self.batch_size:,} rows"),
-            ("memory", Size(self.memory_bound), "of rows in flight at most"),
+            ("memory", Size(self.memory_expected), "of rows in flight; the bound is", Size(self.memory_bound)),
         ]
 
     def _sections(self) -> Iterator[tuple[str, *tuple[Table | str, ...]]]:
@@ -250,6 +254,7 @@ class Explanation:
         yield Table(title, header, loads, totals if len(each) > 1 else (), bar="rows")
 
     def _memory(self) -> Iterator[tuple[Cell, ...]]:
+        yield "rows in flight", Size(self.memory_expected)
         yield "rows in flight at most", Size(self.memory_bound)
         yield "footers that are held", Size(self.footer_bytes)
         if self.fetch is not None:

@@ -11,6 +11,7 @@ from torch_table_loader.messages import first_line
 from torch_table_loader.read.failures import changed_error, reading
 from torch_table_loader.read.formats import reader_of
 from torch_table_loader.records import LeftOut
+from torch_table_loader.units import Size
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -58,4 +59,4 @@ def told(left_out: Sequence[LeftOut]) -> str:
     more = f"; and {len(left_out) - _SHOWN} more" if len(left_out) > _SHOWN else ""
     num_bytes = sum(part.stop - part.start for part in left_out)
     parts = "1 damaged part" if len(left_out) == 1 else f"{len(left_out):,} damaged parts"
-    return f'on_error="skip" leaves out {parts} of {num_bytes:,} bytes: {shown}{more}'
+    return f'on_error="skip" leaves out {parts} of {Size(num_bytes)}: {shown}{more}'

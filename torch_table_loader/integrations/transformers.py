@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import repeat
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import transformers
 from torch.utils.data import DataLoader, IterableDataset
@@ -15,9 +15,8 @@ from transformers import Trainer, TrainerCallback
 from transformers.trainer_callback import ExportableState
 
 from torch_table_loader.errors import MissingExtraError
-
-if TYPE_CHECKING:
-    from torch_table_loader.loader import TableLoader
+from torch_table_loader.loader import TableLoader
+from torch_table_loader.rank_dataset import RankDataset
 
 _TRAINER_STATE = "trainer_state.json"
 
@@ -43,6 +42,9 @@ class _Resumed:
 
 class TableTrainerMixin:
     """Gives a Trainer class the rows of a table; put it before that class among the bases.
+
+    `make_loader` returns the rows to train on. To evaluate or predict, pass datasets of tables where the Trainer takes
+    a dataset: ``eval_dataset=StructuredDataset(...)``.
 
     A run resumes at the next row, on any number of ranks, and no row is read twice. Another number of ranks takes
     another number of steps: unless ``max_steps`` is given, the run and its learning-rate schedule then end after the
@@ -76,6 +78,36 @@ class TableTrainerMixin:
             if isinstance(callback, TableLoaderState):
                 callback.loader = loader
         return loader
+
+    def get_eval_dataloader(self, eval_dataset: Any = None) -> DataLoader[Any]:
+        """Return the loader of a dataset of a table, at the start of its epoch; of another, what the Trainer makes."""
+        chosen: Any = self.eval_dataset if eval_dataset is None else eval_dataset  # type: ignore[attr-defined]
+        table = self.eval_dataset[chosen] if isinstance(chosen, str) else chosen  # type: ignore[attr-defined]
+        found: DataLoader[Any] | None = self._table_loader(table)
+        return super().get_eval_dataloader(eval_dataset) if found is None else found  # type: ignore[misc]
+
+    def get_test_dataloader(self, test_dataset: Any) -> DataLoader[Any]:
+        """Return the loader of what `predict` was given, likewise."""
+        found: DataLoader[Any] | None = self._table_loader(test_dataset)
+        return super().get_test_dataloader(test_dataset) if found is None else found  # type: ignore[misc]
+
+    def _table_loader(self, dataset: Any) -> TableLoader | None:
+        if not isinstance(dataset, RankDataset):
+            return None
+        dataset.set_epoch(0)
+        loader: TableLoader = self.accelerator.prepare(dataset.loader())  # type: ignore[attr-defined]
+        return loader
+
+    def evaluation_loop(self, dataloader: DataLoader[Any], *args: Any, **options: Any) -> Any:
+        """Evaluate, and count rows where the Trainer would count the batches of a table."""
+        output = super().evaluation_loop(dataloader, *args, **options)  # type: ignore[misc]
+        is_table = isinstance(dataloader, TableLoader)
+        return output._replace(num_samples=self.num_examples(dataloader)) if is_table else output
+
+    def prediction_step(self, model: Any, inputs: Any, *args: Any, **options: Any) -> Any:
+        """Evaluate a batch without the mark of padding, which the Trainer cuts off itself."""
+        kept = {name: value for name, value in inputs.items() if name != "padding"}
+        return super().prediction_step(model, kept, *args, **options)  # type: ignore[misc]
 
     def num_examples(self, dataloader: Any) -> int:
         """Return the rows of an epoch, over all ranks."""

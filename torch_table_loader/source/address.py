@@ -7,6 +7,7 @@ import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urldefrag, urlsplit, urlunsplit
@@ -30,6 +31,14 @@ FAMILIES = {
     **dict.fromkeys(AZURE_PROTOCOLS, "abfs"),
 }
 """Protocols that are other names for a kind of store."""
+
+_EXTRAS: dict[str, tuple[str, *tuple[str, ...]]] = {
+    "s3": ("s3", "botocore", "obstore", "urllib3"),
+    "gs": ("gcs", "obstore"),
+    "abfs": ("azure", "obstore"),
+    **dict.fromkeys(HTTP_PROTOCOLS, ("http", "aiohttp")),
+}
+"""By kind of store, the extra that it needs, and its packages."""
 
 _PROTOCOL = re.compile(r"([A-Za-z][A-Za-z0-9+.\-]*)://")
 _CHAINED = re.compile(r"[A-Za-z][A-Za-z0-9+.\-]*::\S*://|[A-Za-z][A-Za-z0-9+.\-]*://[^:]*::[a-z0-9+.\-]*://")
@@ -102,6 +111,19 @@ def parse_address(path_or_url: str | os.PathLike[str]) -> Address:
     return _fsspec_address(protocol, url)
 
 
+def check_packages(protocol: str) -> None:
+    """Refuse the protocol of a store whose packages are not installed; plain installs read local files.
+
+    Raises:
+        MissingExtraError: names the extra.
+    """
+    extra, *packages = _EXTRAS.get(FAMILIES.get(protocol, protocol), ("",))
+    if missing := [name for name in packages if find_spec(name) is None]:
+        raise MissingExtraError(
+            f"{protocol}:// needs {' and '.join(missing)}; pip install 'torch-table-loader[{extra}]'"
+        )
+
+
 def filesystem_class(protocol: str) -> Any:
     """Return the fsspec class of a protocol.
 
@@ -117,11 +139,9 @@ def filesystem_class(protocol: str) -> Any:
             "or install the package that registers it with fsspec"
         ) from error
     except ImportError as error:
-        extras = (("s3", S3_PROTOCOLS), ("gcs", GCS_PROTOCOLS), ("azure", AZURE_PROTOCOLS))
-        extra = next((name for name, protocols in extras if protocol in protocols), None)
-        own = f"install its fsspec package ({error})"
-        remedy = own if extra is None else f"pip install 'torch-table-loader[{extra}]'"
-        raise MissingExtraError(f"{protocol}:// needs a package that is not installed; {remedy}") from error
+        raise MissingExtraError(
+            f"{protocol}:// with these storage_options needs a package of fsspec that is not installed ({error})"
+        ) from error
 
 
 def _s3_address(url: str) -> Address:

@@ -16,7 +16,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from torch_table_loader.errors import ConfigError, ConfigTypeError
-from torch_table_loader.source.address import FAMILIES
+from torch_table_loader.source.address import FAMILIES, check_packages
 
 _NETWORK = frozenset({"connect_timeout", "read_timeout", "proxy_url", "ca_file", "verify"})
 _NAMES: Mapping[str, frozenset[str]] = {
@@ -140,12 +140,14 @@ def store_options(protocol: str, *layers: Mapping[str, Any]) -> dict[str, Any]:
     Raises:
         ConfigError: two names of one option disagree within a layer, or an option cannot be kept; or a configuration
             file of AWS does not parse.
+        MissingExtraError: the packages of the store are not installed.
 
     >>> store_options("s3", {"s3.endpoint": "http://catalogs"}, {"key": "K", "endpoint_url": "h:9", "use_ssl": False})
     {'access_key_id': 'K', 'endpoint': 'http://h:9'}
     >>> store_options("gs", {"token": "anon"})
     {'skip_signature': True}
     """
+    check_packages(protocol)
     family = FAMILIES.get(protocol, protocol)
     options: dict[str, Any] = {}
     for layer in layers:

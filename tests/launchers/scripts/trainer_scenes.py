@@ -116,5 +116,50 @@ def so_many_steps_on_fewer_ranks(root: Path) -> Any:
     return {path.name: fit(root, ONE_RANK, path, **asked)[2].global_step for path in paths}
 
 
+class Twice(torch.nn.Module):
+    """Gives twice what it is given, as a prediction."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(1, 1)
+
+    def forward(self, x: torch.Tensor, label: torch.Tensor) -> dict[str, torch.Tensor]:
+        return {"loss": torch.mean(self.layer(label.float()[:, None])), "logits": 2 * x}
+
+
+@scene
+def evaluated(root: Path) -> Any:
+    """Evaluate a table twice, one of two by name, and predict with one; ranks have unequal rows at the end."""
+    arguments = TrainingArguments(str(root / "evaluated"), use_cpu=True, report_to=[], disable_tqdm=True)
+
+    def opened(**options: Any) -> StructuredDataset:
+        rows: dict[str, Any] = {"shuffle": "rows", "row_store": "memory", "even_ranks": "pad"} | options
+        named = {"x": "x", "label": "f"}
+        return StructuredDataset(
+            str(root / "table"), batch_size=7, num_workers=2, num_ranks="auto", columns=named, **rows
+        )
+
+    def told(evaluation: Any) -> dict[str, Any]:
+        return {"rows": sorted((evaluation.predictions // 2).tolist()), "labels": len(evaluation.label_ids)}
+
+    def make_loader() -> TableLoader:
+        return opened().loader()
+
+    few, whole = opened(filters="x < 10"), opened()
+    datasets: Any = {"few": few, "whole": whole}
+    trainer = TableTrainer(Twice(), arguments, make_loader=make_loader, eval_dataset=datasets, compute_metrics=told)
+    found = [trainer.evaluate() for _ in range(2)]
+    predicted: Any = trainer.predict(few)
+    streams = opened(shuffle=False, row_store=None, even_ranks="balance")
+    loss_only = TableTrainer(Twice(), arguments, make_loader=make_loader, eval_dataset=streams)
+    return {
+        "evaluated": [
+            {name: each[f"eval_{name}"] for name in ("few_rows", "whole_rows", "few_labels")} for each in found
+        ],
+        "predicted": sorted((predicted.predictions // 2).tolist()),
+        "loss": loss_only.evaluate()["eval_loss"],
+    }
+
+
 if __name__ == "__main__":
     play_all_and_leave()

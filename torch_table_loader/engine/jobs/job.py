@@ -324,7 +324,7 @@ class Job(ABC):
         """
         from torch_table_loader.engine.explanation import Explanation, FetchPlan, WorkerLoad
 
-        tables, lanes = list(self.tables.values()), len(loads)
+        tables, lane_bytes = list(self.tables.values()), rows_in_flight * self.row_bytes
         layouts = [table.layout for table in tables]
         alone = [table for name, table in self.tables.items() if not name]
         live = np.concatenate([layout.group_live[layout.group_kept] for layout in layouts])
@@ -348,8 +348,10 @@ class Job(ABC):
             workers=tuple(WorkerLoad(lane, *load) for lane, load in enumerate(loads)),
             servers=self.num_threads,
             schema=tuple((field.name, str(field.type)) for field in self.schema(self.start(epoch))),
-            memory_bound=lanes * rows_in_flight * self.row_bytes + held_bytes,
-            collated_batches=collated_ahead(self.options, lanes),
+            memory_expected=self._expected(loads, lane_bytes, endless=steps is None)
+            + (held_bytes if fetched is None else min(held_bytes, fetched[1])),
+            memory_bound=len(loads) * lane_bytes + held_bytes,
+            collated_batches=collated_ahead(self.options, len(loads)),
             footer_bytes=sum(table.footer_bytes for table in tables),
             notes=(
                 *notes,
@@ -364,6 +366,15 @@ class Job(ABC):
             fetch=fetched and FetchPlan.of(*fetched, self.options.remote.read_ahead_bytes),
             packing=packing,
         )
+
+    def _expected(self, loads: Sequence[tuple[int, int, int, int]], lane_bytes: int, *, endless: bool) -> int:
+        """Return the decoded bytes that lanes come to: what they may hold, or all of theirs if these are fewer.
+
+        Of packed streams the pieces' bytes say how many: rows are sequences or tokens there.
+        """
+        packed = self.options.pack is not None
+        own = [num_bytes if packed and num_bytes else rows * self.row_bytes for _, rows, num_bytes, _ in loads]
+        return sum(lane_bytes if endless and not lane else min(lane, lane_bytes) for lane in own)
 
     def _order(self, epoch: int, steps: int | None) -> OrderSample:
         """Sample the order of this rank's rows; nothing is read."""

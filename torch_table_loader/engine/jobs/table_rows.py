@@ -52,6 +52,7 @@ from torch_table_loader.planning.permutation import Permutation
 from torch_table_loader.planning.rows_of import RowSpan, spans_of_ids
 from torch_table_loader.planning.splits import whole_files
 from torch_table_loader.planning.stages import SampleCount, SamplePosition, Stage
+from torch_table_loader.units import Size
 from torch_table_loader.weights import as_weights
 
 if TYPE_CHECKING:
@@ -459,7 +460,7 @@ class TableRows(TableItems):
     def notes(self, position: SamplePosition) -> list[str]:
         store = self.store
         return [
-            f"rows are shuffled one by one, from {self.where}, of about {store.spec.num_bytes:,} bytes",
+            f"rows are shuffled one by one, from {self.where}, of about {Size(store.spec.num_bytes)}",
             self._note_of_rows(position),
             *([store.note] if store.note else []),
         ]

@@ -9,14 +9,10 @@ from dataclasses import dataclass, field
 from typing import Any, cast
 from urllib.parse import unquote
 
-from botocore.exceptions import BotoCoreError
-
 from torch_table_loader.errors import AccessRefusedError, ConfigError, ConfigTypeError
 from torch_table_loader.remote_options import of_the_store
 from torch_table_loader.scrubbing import scrub, secrets_of
 from torch_table_loader.source.address import AZURE_PROTOCOLS, parse_address
-from torch_table_loader.source.aws import aws_login
-from torch_table_loader.source.object_store import proxy_url
 from torch_table_loader.source.store_options import store_options
 
 _S3_NAMES = {
@@ -69,6 +65,8 @@ class DeltaAddress:
         """
         if self.protocol == "file":
             return None
+        from torch_table_loader.source.object_store import proxy_url
+
         known = dict(self.options)
         found = {"retry_timeout": f"{max(1, round(retry_seconds))}s"}
         if "proxy_url" in known:
@@ -90,6 +88,10 @@ class DeltaAddress:
         return found | self._login(own)
 
     def _login(self, known: Mapping[str, Any]) -> dict[str, str]:
+        from botocore.exceptions import BotoCoreError
+
+        from torch_table_loader.source.aws import aws_login
+
         try:
             provider = aws_login(known)
         except BotoCoreError as error:

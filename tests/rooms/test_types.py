@@ -1,0 +1,107 @@
+"""What a type checker says of scripts of users: pyright's strict mode finds nothing in them."""
+
+from __future__ import annotations
+
+import ast
+import doctest
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.rooms.test_docs import blocks_of
+
+ROOT = Path(__file__).parents[2]
+
+OF_OTHERS = {"backward", "step", "schema", "head", "num_rows"}
+"""Members that torch leaves without types, and those that are pyarrow's, which has none."""
+
+COMMON = """
+from torch_table_loader import Batch, LoaderKeywords, StructuredDataset, TableLoader, Vocabulary
+
+common: LoaderKeywords = {"batch_size": 256, "columns": ["label", "price", "ad"], "strings": "codes"}
+seen = StructuredDataset("clicks", **common)
+stats = seen.statistics(["price"])
+words = Vocabulary(seen.fit_vocabulary("ad", max_size=100))
+fitted: LoaderKeywords = {**common, "transforms": {"price": stats["price"].standardize}, "strings": {"ad": words}}
+train, dataset = StructuredDataset.create_dataloader("clicks", **{**fitted, "shuffle": True})
+parts = seen.with_options(**fitted).split({"train": 0.8, "val": 0.2}, by="ad")
+val: TableLoader = parts["val"].loader()
+
+
+def rows(batch: Batch) -> int:
+    return len(batch["label"])
+
+
+for epoch in range(dataset.epoch, 2):
+    train.set_epoch(epoch)
+    print(sum(rows(batch) for batch in train), sum(rows(batch) for batch in val), len(train), train.remaining)
+print(train.metrics().advice(), dataset.explain().memory_bound, train.state_dict())
+"""
+
+
+def scripts() -> Iterator[tuple[str, str]]:
+    """Give the scripts by name: a page is one session, but for blocks that import the dataset themselves."""
+    yield "common", COMMON
+    for page in (ROOT / "README.md", ROOT / "docs" / "quickstart.md"):
+        blocks = [block for block in blocks_of(page) if block.tag == "python"]
+        whole = [block for block in blocks if "\nfrom torch_table_loader import StructuredDataset" in f"\n{block.text}"]
+        for block in whole:
+            yield f"{page.stem}_{block.line}", block.text
+        yield page.stem, "\n".join(plain(block.text) for block in blocks if block not in whole)
+
+
+def plain(text: str) -> str:
+    """Give a block as a script, in which shown values are printed."""
+    if not text.startswith(">>> "):
+        return text
+    sources = [example.source for example in doctest.DocTestParser().get_examples(text)]
+    shown = [isinstance(ast.parse(source).body[-1], ast.Expr) for source in sources]
+    return "".join(
+        f"print({source})\n" if is_shown else source for source, is_shown in zip(sources, shown, strict=True)
+    )
+
+
+def found_by_pyright(folder: Path) -> dict[str, list[str]]:
+    """Check the scripts of a folder in strict mode; give what is said of each line."""
+    settings = {"typeCheckingMode": "strict", "pythonVersion": "3.11", "extraPaths": [str(ROOT)]}
+    (folder / "pyrightconfig.json").write_text(json.dumps(settings))
+    command = [sys.executable, "-m", "basedpyright", "--outputjson", "--pythonpath", sys.executable, "-p", str(folder)]
+    done = subprocess.run(command, capture_output=True, check=False, text=True)
+    answer: dict[str, Any] = json.loads(done.stdout)
+    assert answer["summary"]["filesAnalyzed"] > 0, done.stderr
+    found: dict[str, list[str]] = {}
+    for each in answer["generalDiagnostics"]:
+        line = f"{Path(each['file']).name}:{each['range']['start']['line'] + 1}"
+        found.setdefault(line, []).append(each["message"])
+    return found
+
+
+def test_strict_pyright_finds_nothing_in_scripts_of_users(tmp_path: Path) -> None:
+    for name, text in scripts():
+        (tmp_path / f"{name}.py").write_text(text)
+    assert len([*tmp_path.iterdir()]) >= 5
+    of_others = re.compile(rf'Type of "({"|".join(OF_OTHERS)})" is .*unknown')
+    found = found_by_pyright(tmp_path)
+    assert {line: said for line, said in found.items() if not any(map(of_others.match, said))} == {}
+
+
+WRONG = {
+    'common: LoaderKeywords = {"batchsize": 4}': "batchsize",
+    'StructuredDataset.create_dataloader("clicks", shuffle="row")': "row",
+    'StructuredDataset("clicks").split(["train"], by="ad")': "split",
+}
+
+
+@pytest.mark.slow
+def test_wrong_options_are_found_before_a_script_runs(tmp_path: Path) -> None:
+    head = "from torch_table_loader import LoaderKeywords, StructuredDataset"
+    (tmp_path / "wrong.py").write_text("\n".join((head, *WRONG)))
+    found = found_by_pyright(tmp_path)
+    assert [*found] == [f"wrong.py:{line}" for line in range(2, 2 + len(WRONG))]
+    assert all(any(said in each for each in found[line]) for line, said in zip(found, WRONG.values(), strict=True))

@@ -67,4 +67,4 @@ def test_a_damaged_schema_of_avro_is_an_error_that_names_the_file(tmp_path: Path
 @pytest.mark.slow
 def test_many_damaged_schemas_of_avro(tmp_path: Path) -> None:
     with Sandbox(cases.__name__) as sandbox:
-        assert faults(sandbox, tmp_path, range(20, 20 + examples(60))) == []
+        assert faults(sandbox, tmp_path, range(20, 20 + examples(30))) == []

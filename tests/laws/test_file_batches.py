@@ -41,7 +41,7 @@ def own_rows(batches: Batches) -> list[int]:
     return [row for batch in batches for row, padding in batch if not padding]
 
 
-@settings(max_examples=examples(120), deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(
     layout=tables,
     strategy=st.one_of(whole_files, cutters, generators),
@@ -104,7 +104,7 @@ def test_a_job_continues_on_any_topology(
     assert as_counts(rows, layout.num_rows) == [1] * layout.num_rows
 
 
-@settings(max_examples=examples(100), deadline=None)
+@settings(max_examples=examples(50), deadline=None)
 @given(layout=tables, strategy=st.one_of(whole_files, generators), topology=topologies, epoch=st.integers(0, 3))
 def test_a_state_saved_after_any_batch_delivers_the_same_rest(
     layout: TableLayout, strategy: Any, topology: Topology, epoch: int
@@ -118,7 +118,7 @@ def test_a_state_saved_after_any_batch_delivers_the_same_rest(
             assert world.play(StreamPosition.of_history(epoch, state).on(topology), rank) == whole[taken:]
 
 
-@settings(max_examples=examples(50), deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 @given(layout=tables, before=topologies, after=topologies, steps=st.integers(0, 12))
 def test_the_plan_knows_the_rows_and_the_file_of_each_batch(
     layout: TableLayout, before: Topology, after: Topology, steps: int
@@ -137,7 +137,7 @@ def test_the_plan_knows_the_rows_and_the_file_of_each_batch(
         cursor = cursor.after(cursor.stage.steps + steps)
 
 
-@settings(max_examples=examples(100), deadline=None)
+@settings(max_examples=examples(50), deadline=None)
 @given(layout=tables, topology=topologies, epoch=st.integers(0, 3))
 def test_the_first_step_of_a_file_is_where_its_rows_begin(layout: TableLayout, topology: Topology, epoch: int) -> None:
     world, start = World(layout, WholeFileStrategy(), by_file=True), StreamPosition.at(epoch, topology)
@@ -149,7 +149,7 @@ def test_the_first_step_of_a_file_is_where_its_rows_begin(layout: TableLayout, t
             assert first_step_of(planned.plan, planned.segments, file) == first
 
 
-@settings(max_examples=examples(100), deadline=None)
+@settings(max_examples=examples(50), deadline=None)
 @given(layout=tables, size=st.integers(1, 40), ranks=st.integers(1, 5), lanes=st.integers(1, 3))
 def test_batches_of_whole_files_are_the_same_on_every_topology(
     layout: TableLayout, size: int, ranks: int, lanes: int

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.effort import examples
 from tests.tables.row_stores import MemoryTable, everything, in_memory, numbers
 from torch_table_loader.errors import ConfigError
 from torch_table_loader.store.builder import build_files, build_memory
@@ -57,7 +58,7 @@ def test_threads_that_store_their_first_nulls_at_once_lose_none() -> None:
     interval = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
     try:
-        for _ in range(400):
+        for _ in range(examples(130)):
             assert build_memory(table.spec, read, 8).gather(np.arange(16))[0].to_pylist() == values
     finally:
         sys.setswitchinterval(interval)
@@ -151,7 +152,7 @@ def test_a_type_that_cannot_be_gathered_is_refused() -> None:
 SOME_WORDS = st.one_of(st.none(), st.sampled_from(["", "a", "b", "long" * 9]), st.text(max_size=3))
 
 
-@settings(max_examples=100)
+@settings(max_examples=examples(35))
 @given(
     chunks=st.lists(st.lists(st.tuples(SOME_WORDS, SOME_WORDS), max_size=12), min_size=1, max_size=4),
     read_rows=st.integers(1, 5),

@@ -9,8 +9,9 @@ import pytest
 
 from tests.site.browsing import PAGES, Links
 
+pytestmark = pytest.mark.slow
 
-@pytest.mark.slow
+
 def test_every_link_of_the_built_site_leads_somewhere(site: Path) -> None:
     pages = {page: Links(page.read_text("utf-8")) for page in sorted(site.glob("*.html")) if page.name != "404.html"}
     assert {page.stem for page in pages} == set(PAGES)

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.slow
 TITLE_BOOST = 1000.0
 SEPARATOR = re.compile(r'[\s\-,:=\[\]()"`/.;]+')
 K1, B = 1.2, 0.75

@@ -346,7 +346,7 @@ def with_value(state: State, at: Place, value: Any) -> State:
 @pytest.mark.usefixtures("little_memory")
 @pytest.mark.filterwarnings("ignore::UserWarning")
 @pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.slow if name in LONG else ()) for name in NAMES])
-@daily(4)
+@daily(2)
 def test_a_changed_state_is_refused_or_continues_as_that_of_a_real_job(cases: Callable[[str], Case], name: str) -> None:
     case = cases(name)
     loader, state = case.make(**case.options), case.state()

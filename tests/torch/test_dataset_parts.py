@@ -76,7 +76,7 @@ def test_parts_are_disjoint_and_complete_and_know_their_length(
 
 
 @KINDS
-@daily(1)
+@pytest.mark.slow
 def test_other_processes_read_the_same_parts(mode: Mode, tables: Path) -> None:
     parts = mode.open(tables).split({"train": 0.8, "val": 0.2}, by="x")
     for part in parts.values():

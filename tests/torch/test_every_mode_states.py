@@ -130,7 +130,7 @@ chains = st.lists(
 )
 
 
-@settings(max_examples=examples(5), deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=examples(3), deadline=None, suppress_health_check=list(HealthCheck))
 @given(chain=chains, data=st.data())
 @daily(lambda mode: mode in (SPLITS, MIXTURE))
 def test_states_chained_through_topologies_with_exclusions(

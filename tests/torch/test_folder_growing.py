@@ -127,7 +127,7 @@ def lives(draw: st.DrawFn) -> tuple[dict[str, Any], list[tuple[Groups, dict[str,
 
 
 @pytest.mark.filterwarnings("ignore:drop_last=True leaves rank . no step")
-@settings(max_examples=examples(8), deadline=None)
+@settings(max_examples=examples(4), deadline=None)
 @given(life=lives(), epoch=st.integers(0, 2))
 def test_every_row_of_a_folder_that_grows_comes_once(
     life: tuple[dict[str, Any], list[tuple[Groups, dict[str, Any], int]]], epoch: int
@@ -224,7 +224,7 @@ def test_the_option_is_checked(tmp_path: Path) -> None:
         MixedDataset({"a": source}, weights={"a": 1})
 
 
-@settings(max_examples=examples(5), deadline=None)
+@settings(max_examples=examples(3), deadline=None)
 @given(
     growths=growths,
     filtered=st.booleans(),

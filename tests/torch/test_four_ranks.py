@@ -6,18 +6,20 @@ import re
 
 import pytest
 
-from tests.launchers.scenes import GROUPS, LAUNCHERS, TOTAL, Seen, own_rows, play, values
+from tests.launchers.scenes import GROUPS, TOTAL, Seen, own_rows, play, values
 from tests.tables.plain import write_table
 
+pytestmark = pytest.mark.slow
 
-@pytest.fixture(scope="module", params=LAUNCHERS)
-def seen(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Seen:
+
+@pytest.fixture(scope="module")
+def seen(tmp_path_factory: pytest.TempPathFactory) -> Seen:
     """Give what each of four ranks saw in each scene."""
     root = tmp_path_factory.mktemp("ranks")
     write_table(root / "grown", [*GROUPS, [17]])
     write_table(root / "shrunk", GROUPS[:-1])
     write_table(root / "rewritten", [*GROUPS[:-1], [0, 5]])
-    return play("four_ranks.py", root, 4, request.param)
+    return play("four_ranks.py", root, 4)
 
 
 @pytest.mark.parametrize(

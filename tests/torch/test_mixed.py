@@ -112,7 +112,7 @@ jobs = st.fixed_dictionaries(
 
 
 @pytest.mark.filterwarnings("ignore:drop_last=True leaves rank . no step")
-@settings(max_examples=examples(10), deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(6), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     groups=st.lists(
         st.lists(st.lists(st.integers(1, 12), min_size=1, max_size=3), min_size=1, max_size=3), min_size=1, max_size=3
@@ -306,7 +306,7 @@ stages = st.lists(
 )
 
 
-@settings(max_examples=examples(6), deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=examples(3), deadline=None, suppress_health_check=list(HealthCheck))
 @given(
     chain=stages,
     data=st.data(),

@@ -65,7 +65,7 @@ def loses_rows(topology: dict[str, Any]) -> bool:
     return bool(topology["drop_last"]) or topology["even_ranks"] == "drop"
 
 
-@settings(max_examples=examples(8), deadline=None)
+@settings(max_examples=examples(5), deadline=None)
 @given(
     topology=topologies(),
     shared=st.sampled_from(CUTTERS),
@@ -123,7 +123,7 @@ def test_every_row_comes_once_over_a_chain_of_topologies(
 
 
 @pytest.mark.filterwarnings("ignore:HalvesV1.generate.* does not take ranks:UserWarning")
-@settings(max_examples=examples(8), deadline=None)
+@settings(max_examples=examples(5), deadline=None)
 @given(
     stages=st.lists(topologies(generated=True), min_size=2, max_size=4),
     steps=st.lists(st.integers(0, 5), min_size=3, max_size=3),

@@ -1,4 +1,4 @@
-"""What is special to a mixture: shares, stop rules, weights that change, sources that come and go."""
+"""What is special to a mixture of rows: shares, stop rules, long histories, forms that must be equal."""
 
 from __future__ import annotations
 
@@ -380,20 +380,6 @@ def gone_now(state: dict[str, Any] | None) -> dict[str, set[int]]:
     return {name: set(version.newest.ids.tolist()) for name, version in versions.items()}
 
 
-def test_a_state_of_another_mixture_is_refused_by_name(tables: Tables) -> None:
-    state = make(tables)[0].state_dict()
-    for option, message in (
-        ({"stop": "forever"}, "stop was 'first_exhausted' and is 'forever'"),
-        ({"block": 8}, "block was 256 and is 8"),
-        ({"columns": ["id"]}, "source 'a': the state was saved under other options: columns was"),
-        ({"filters": pc.field("x") < 9000}, "source 'a': .* filters was None"),
-    ):
-        with pytest.raises(ResumeError, match=message):
-            make(tables, **option)[0].load_state_dict(state)
-    with pytest.raises(ResumeError, match="source 'b': the state is of another table"):
-        make(tables | {"b": tables["a"]})[0].load_state_dict(state)
-
-
 def test_a_state_that_was_tampered_with_is_refused(tables: Tables) -> None:
     loader = make(tables)[0]
     state = loader.state_dict()
@@ -444,117 +430,6 @@ def test_weights_set_before_the_last_step_of_the_ranks_that_go_on(tables: Tables
     dataset.set_weights({"c": 1})
     assert newest(running.state_dict())[:6] == [1, False, 60, 0, [], 61]
     assert [len(rows(batch, ("c",))) for batch in going] == [1]
-
-
-# ---- weights that change ---------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("worker_type", ["thread", "process"])
-@pytest.mark.parametrize("at", [0, 1, 4])
-@daily(lambda worker_type, at: worker_type == "thread" or at == 1)
-def test_weights_change_at_the_next_step(tables: Tables, worker_type: str, at: int) -> None:
-    options: dict[str, Any] = {"worker_type": worker_type, "num_workers": 2, "batch_size": 50}
-    before = batches(make(tables, **options)[0])
-    loader, dataset = make(tables, **options)
-    going = iter(loader)
-    taken = [rows(next(going)) for _ in range(at)]
-    dataset.set_weights({"a": 0, "b": 1, "c": 0})
-    state = loader.state_dict()
-    rest = batches(going)
-    assert taken == before[:at]
-    assert {name for batch in rest for name, _ in batch} == {"b"}
-    of_b = [row for batch in [*taken, *rest] for name, row in batch if name == "b"]
-    assert sorted(of_b) == list(range(SIZES["b"]))
-    assert loader.metrics().batches == at + len(rest)
-    assert loader.metrics().rows == sum(map(len, [*taken, *rest]))
-    fresh = make(tables, **options)[0]
-    fresh.load_state_dict(state)
-    assert fresh.state_dict() == state
-    assert batches(fresh) == rest
-    fresh.set_epoch(1)
-    assert {name for batch in batches(fresh) for name, _ in batch} == {"b"}, "the epochs to come have them too"
-
-
-def test_weights_change_at_an_epoch_and_over_a_resume(tables: Tables) -> None:
-    loader, dataset = make(tables)
-    list(loader)
-    dataset.set_weights({"a": 1, "b": 0, "c": 0})
-    finished = loader.state_dict()
-    assert list(loader.rows_of(0)) != []
-    loader.set_epoch(1)
-    only_a = batches(loader)
-    assert sorted(row for batch in only_a for row in batch) == [("a", row) for row in range(SIZES["a"])]
-    fresh, other = make(tables)
-    fresh.load_state_dict(finished)
-    assert batches(fresh) == [], "a finished epoch stays finished"
-    assert other.weights == {"a": 1, "b": 0, "c": 0}
-    fresh.set_epoch(1)
-    assert batches(fresh) == only_a
-
-
-def test_a_loader_made_with_other_weights_goes_on_with_those(tables: Tables) -> None:
-    loader, dataset = make(tables)
-    going = iter(loader)
-    taken = rows(next(going))
-    dataset.set_weights({"a": 1, "b": 1, "c": 1})
-    state = loader.state_dict()
-    same, told = make(tables)
-    same.load_state_dict(state)
-    assert told.weights == {"a": 1, "b": 1, "c": 1}, "made as the first run was, it has the weights that were set"
-    other, told = make(tables, {"a": 0, "b": 0, "c": 1})
-    other.load_state_dict(state)
-    assert told.weights == {"a": 0, "b": 0, "c": 1}
-    of_c = [row for batch in [taken, *batches(other)] for name, row in batch if name == "c"]
-    assert sorted(of_c) == list(range(SIZES["c"]))
-
-
-def test_equal_weights_change_nothing(tables: Tables) -> None:
-    loader, dataset = make(tables)
-    whole = batches(loader)
-    loader.set_epoch(0)
-    going = iter(loader)
-    first = rows(next(going))
-    dataset.set_weights({name: weight / 10 for name, weight in WEIGHTS.items()})
-    assert [first, *batches(going)] == whole
-
-
-def test_sources_are_added_and_removed_where_the_job_stands(tables: Tables) -> None:
-    two = {name: tables[name] for name in ("a", "b")}
-    loader = make(two, {"a": 1, "b": 1})[0]
-    going = iter(loader)
-    taken = [row for _ in range(4) for row in rows(next(going), ("a", "b"))]
-    changed = {name: tables[name] for name in ("b", "c")}
-    fresh, dataset = make(changed, {"b": 2, "c": 1})
-    fresh.load_state_dict(loader.state_dict())
-    rest = [row for batch in fresh for row in rows(batch, dataset.source_names)]
-    assert {name for name, _ in rest} == {"b", "c"}
-    both = Counter(taken) + Counter(rest)
-    assert max(both.values()) == 1
-    assert {row for name, row in both if name == "c"} == set(range(SIZES["c"]))
-    fresh.set_epoch(1)
-    assert fresh.state_dict()["mixture"][1] == [["b", 2], ["c", 1]]
-
-
-@pytest.mark.parametrize(
-    ("weights", "message"),
-    [
-        ({"a": 1, "b": 1}, "'c' is not in it"),
-        ({"a": 1, "b": 1, "c": 1, "d": 1}, "weights names 'd'"),
-        ({"a": 0, "b": 0, "c": 0}, "weights are all 0"),
-        ({"a": -1, "b": 1, "c": 1}, "at least 0"),
-        ({"a": "much", "b": 1, "c": 1}, "must be numbers"),
-        ({"a": 1e-9, "b": 1, "c": 1}, "smallest weight"),
-    ],
-    ids=str,
-)
-def test_weights_that_cannot_be_meant_are_refused(tables: Tables, weights: dict[str, Any], message: str) -> None:
-    loader, dataset = make(tables)
-    with pytest.raises(ConfigError, match=message):
-        dataset.set_weights(weights)
-    with pytest.raises(ConfigError, match=message):
-        make(tables, weights)
-    assert dataset.weights == WEIGHTS
-    assert len(loader) > 0
 
 
 @pytest.mark.parametrize("weights", [None, 0.5, "abc", [("a", 1), ("b", 1), ("c", 1)]], ids=repr)

@@ -187,8 +187,8 @@ class MixedDataset(RankDataset):
         for name, dataset in self._sources.items():
             if name in saved.tables:
                 with of_source(name):
-                    source = dataset._position.reopened(mixture.saved_source(name, saved))
-                if source.tables[""] is not mixture.tables[name]:
+                    source = dataset._position.reopened(saved, name)
+                if source.tables[""] is not mixture.sources[name].table:
                     reopened[name] = source
         return mixture.with_sources(reopened) if reopened else job
 

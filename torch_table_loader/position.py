@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from torch_table_loader.metrics import Progress
     from torch_table_loader.planning.stages import Position
 
-    Reopen = Callable[[Job, SavedState], Job]
+    Reopen = Callable[..., Job]
 
 
 @contextmanager
@@ -262,9 +262,9 @@ class JobPosition:
             )
         self.restore(job, position)
 
-    def reopened(self, saved: SavedState) -> Job:
-        """Return the job over the tables that a state was saved with, such as an older snapshot."""
-        return self.job if self._reopen is None else self._reopen(self.job, saved)
+    def reopened(self, saved: SavedState, *name: str) -> Job:
+        """Return the job over the tables that a state was saved with, such as an older snapshot; see `TimeTravel`."""
+        return self.job if self._reopen is None else self._reopen(self.job, saved, *name)
 
     def restore(self, job: Job, position: Position) -> None:
         """Make the next iterator begin at a position; warn if that undoes an earlier request of the caller."""

@@ -98,6 +98,11 @@ class Position(ABC):
         return None
 
     @property
+    def extents(self) -> tuple[Extent, ...]:
+        """What the table was in earlier parts of the epoch, oldest first; tables of a mixture do not grow."""
+        return ()
+
+    @property
     @abstractmethod
     def steps_before(self) -> int:
         """Steps of the epoch that were taken before the newest stage."""
@@ -286,7 +291,13 @@ class SampleCount:
     """How far the job came, as a state says, before its rows are counted again.
 
     The fields are those of `SamplePosition`; `ended` says whether they were counted on a rank that had
-    taken all its batches while others continued.
+    taken all its batches while others continued. Of a mixture it has the shares, too.
+
+    Args:
+        total: items of the epoch; 0 where it is no mixture.
+        since: the item from which on the weights apply.
+        weights: of each source.
+        before: items of each source that came before.
     """
 
     epoch: int
@@ -295,12 +306,19 @@ class SampleCount:
     ended: bool = False
     origin: int = 0
     extents: tuple[Extent, ...] = ()
+    total: int = 0
+    since: int = 0
+    weights: Mapping[str, int] = field(default_factory=dict)
+    before: Mapping[str, int] = field(default_factory=dict)
 
     @classmethod
     def of_history(cls, epoch: int, history: Sequence[Sequence[Any]]) -> SampleCount:
         """Read what `SamplePosition.history` wrote, in a checked state."""
-        steps, ended, consumed, origin, extents = history[0][:5]
-        return cls(epoch, consumed, steps, ended, origin, tuple(Extent(*entry) for entry in extents))
+        steps, ended, consumed, origin, extents, *mixed = history[0]
+        total, since, listed = mixed or (0, 0, [])
+        weights, before = ({entry[0]: entry[place] for entry in listed} for place in (1, 2))
+        grown = tuple(Extent(*entry) for entry in extents)
+        return cls(epoch, consumed, steps, ended, origin, grown, total, since, weights, before)
 
     def check(self, total: int) -> None:
         """Refuse a count that does not fit an epoch.

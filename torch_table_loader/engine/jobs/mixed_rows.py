@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 import numpy as np
 from typing_extensions import override
@@ -33,7 +33,7 @@ from torch_table_loader.planning.exclusion import Exclusions, ExclusionVersions
 from torch_table_loader.planning.global_batches import ENDLESS
 from torch_table_loader.planning.mixture import Mixture, NaturalShares, ShareUnit, StopRule, natural_shares
 from torch_table_loader.planning.rows_of import SourceRow
-from torch_table_loader.planning.stages import SampleCount, SamplePosition, Stage, refuse_ended
+from torch_table_loader.planning.stages import SamplePosition, Stage, refuse_ended
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from torch_table_loader.engine.rank_info import RankInfo
     from torch_table_loader.engine.state import SavedMixture, SavedState, SavedTable
     from torch_table_loader.options import LoaderOptions
+    from torch_table_loader.planning.stages import SampleCount
 
     Ints: TypeAlias = NDArray[np.int64]
 
@@ -208,12 +209,12 @@ class MixedRows(MixtureJob, IndexedJob):
 
     @override
     def continued(self, saved: SavedState, mixture: SavedMixture) -> tuple[MixedRows, SamplePosition]:
-        total, shares = running_shares(saved, mixture)
-        count = SampleCount.of_history(saved.epoch, saved.history)
+        count = cast("SampleCount", saved.taken)
+        total, shares = count.total, running_shares(tuple(saved.tables), count, mixture)
         sources = {name: self._resumed(name, saved) for name in self.sources if name in saved.tables}
         mixed = replace(self, sources={**self.sources, **sources})
-        newest = self._weights_at(saved.epoch, count.steps)
-        consumed, epoch = count.consumed, saved.epoch
+        newest = self._weights_at(count.epoch, count.steps)
+        consumed, epoch = count.consumed, count.epoch
         refuse_ended(consumed, total, ended=count.ended)
         versions = mixed._exclusions_of(epoch)
         seed, natural = self.options.shuffle_seed, isinstance(mixture.newest, str)
@@ -234,9 +235,10 @@ class MixedRows(MixtureJob, IndexedJob):
             mixture=order,
             rows=counts,
         )
-        for name, entry in zip(order.names, mixed.stream(position).sources, strict=True):
-            if name in saved.tables and saved.tables[name].anchor:
-                entry.items.begin_at(list(saved.tables[name].anchor))
+        if anchors := {name: theirs.anchor for name, theirs in saved.tables.items() if theirs.anchor}:
+            for name, entry in zip(order.names, mixed.stream(position).sources, strict=True):
+                if name in anchors:
+                    entry.items.begin_at(list(anchors[name]))
         return mixed, position
 
     def _refuse_other_orders(self, mixture: Mixture, rows: Mapping[str, int], total: int, consumed: int) -> None:
@@ -260,7 +262,8 @@ class MixedRows(MixtureJob, IndexedJob):
         """Return a source with the exclusions of a state."""
         rows = self.sources[name]
         with of_source(name):
-            return rows.resumed(rows.saved_exclusions(saved.tables[name]), saved.epoch)
+            versions = ExclusionVersions.from_state(saved.tables[name].exclusions, rows.table.layout.num_rows)
+        return rows.resumed(versions, saved.taken.epoch)
 
     @override
     def warn_of_undone(self, other: Job) -> None:

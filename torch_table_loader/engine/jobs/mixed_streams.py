@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, cast
 
 import numpy as np
 import pyarrow as pa
@@ -157,7 +157,7 @@ class MixedStreams(MixtureJob):
 
     @override
     def continued(self, saved: SavedState, mixture: SavedMixture) -> tuple[MixedStreams, MixedPosition]:
-        position = MixedPosition.of_history(saved.epoch, saved.history, self.options.shuffle_seed)
+        position = cast("MixedPosition", saved.taken)
         for deal, _ in position.stages:
             refuse_unfit(deal.names, deal.by_name)
         refuse_unfit(tuple(saved.tables), mixture.given, mixture.newest, position.deal.by_name)

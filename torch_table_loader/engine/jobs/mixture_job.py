@@ -185,11 +185,6 @@ class MixtureJob(Job):
     def next_stage(self, position: Any) -> Any:
         return self.current(position)
 
-    def saved_source(self, name: str, saved: SavedState) -> SavedState:
-        """Return the state of a source, as it would be alone, from that of the mixture."""
-        options = self.sources[name].bound.options
-        return saved.source(name, {key: options[key] for key in self.unused if key in options})
-
     @override
     def resume(self, saved: SavedState) -> tuple[Self, Position]:
         """Return the job that continues from a state, and where.
@@ -202,7 +197,7 @@ class MixtureJob(Job):
             if name not in saved.tables:
                 continue
             with of_source(name):
-                check_state(source.bound, source.table, self.saved_source(name, saved).alone)
+                check_state(self.kind, self.bound_sources[name], source.table, saved, name)
         newest = mixture.newest if mixture.given == self.given else self.given
         return replace(self, weights=WeightState(newest)).continued(saved, mixture)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 import numpy as np
 import pyarrow as pa
@@ -30,7 +30,7 @@ from torch_table_loader.engine.state import Bound, SavedTable, check_state
 from torch_table_loader.engine.tokens_in_place import TokensInPlace
 from torch_table_loader.engine.work.packed_work import PackedStream, StoredTokens
 from torch_table_loader.errors import ConfigError, ResumeError, TableError
-from torch_table_loader.planning.exclusion import Exclusions
+from torch_table_loader.planning.exclusion import Exclusions, ExclusionVersions
 from torch_table_loader.planning.stages import SamplePosition, Stage
 from torch_table_loader.planning.token_windows import Windows
 from torch_table_loader.read.kept_documents import KeptDocuments, kept_type
@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from torch_table_loader.planning.exclusion import Remaining
     from torch_table_loader.planning.pack_counts import PackCounts
     from torch_table_loader.planning.rows_of import RowSpan
+    from torch_table_loader.planning.stages import SampleCount
     from torch_table_loader.source.plan_cache import Plans
 
     Ints: TypeAlias = NDArray[np.int64]
@@ -167,14 +168,16 @@ class PackedItems(TableItems):
     @override
     def resume(self, saved: SavedState) -> tuple[PackedItems, SamplePosition]:
         """Return the job with the state's exclusions, and where it continues."""
-        pack, theirs = self.pack, saved.alone
-        then = theirs.options.get("seq_len") if pack.strategy == "concat" else pack.seq_len
+        pack, own = self.pack, self.bound
+        then: Any = pack.seq_len
+        if pack.strategy == "concat" and saved.mixture is None:
+            then = saved.tables[""].options.get("seq_len")
         if then != pack.seq_len and type(then) is int and 0 < then <= _LONGEST:
-            theirs = replace(theirs, options={**theirs.options, "seq_len": pack.seq_len})  # its place is a token
-        check_state(self.bound, self.table, theirs)
-        count = self._saved_count(saved)
+            own = Bound(own.table, {**own.options, "seq_len": then})  # its place is a token
+        theirs = check_state(self.kind, own, self.table, saved)
+        count = cast("SampleCount", saved.taken)
         origin = count.origin
-        excluded = self.saved_exclusions(theirs)
+        excluded = ExclusionVersions.from_state(theirs.exclusions, self.table.layout.num_rows)
         items = self.resumed(excluded, count.epoch)
         taken, now = count.consumed, self._length_at(count.epoch, count.steps)[0]
         stream = items._stream(count.epoch, excluded.running, origin, then)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self, TypeAlias, cast
 
 import numpy as np
 import pyarrow as pa
@@ -36,7 +36,6 @@ from torch_table_loader.engine.state import (
     bound,
     bound_by,
     check_state,
-    refuse_other_kind,
     refuse_unknown,
 )
 from torch_table_loader.engine.table import Table
@@ -51,7 +50,7 @@ from torch_table_loader.planning.mixture import SourceOrder
 from torch_table_loader.planning.permutation import Permutation
 from torch_table_loader.planning.rows_of import RowSpan, spans_of_ids
 from torch_table_loader.planning.splits import whole_files
-from torch_table_loader.planning.stages import SampleCount, SamplePosition, Stage
+from torch_table_loader.planning.stages import SamplePosition, Stage
 from torch_table_loader.units import Size
 from torch_table_loader.weights import as_weights
 
@@ -64,7 +63,7 @@ if TYPE_CHECKING:
     from torch_table_loader.engine.state import SavedState
     from torch_table_loader.engine.tokens_in_place import TokensInPlace
     from torch_table_loader.planning.splits import SegmentTable
-    from torch_table_loader.planning.stages import Extent
+    from torch_table_loader.planning.stages import Extent, SampleCount
     from torch_table_loader.planning.weighted_rows import WeightedRows
     from torch_table_loader.read.kept_documents import KeptDocuments
     from torch_table_loader.source.plan_cache import Plans
@@ -121,14 +120,6 @@ class TableItems(IndexedJob):
         versions = ExclusionVersions(running, self.exclusions.newest)
         excluded = versions.to_state() if versions != ExclusionVersions() else []
         return SavedTable(own.table, own.options, excluded, list(anchor))
-
-    def saved_exclusions(self, saved: SavedTable) -> ExclusionVersions:
-        """Return what is excluded, as a state says."""
-        return ExclusionVersions.from_state(saved.exclusions, self.table.layout.num_rows)
-
-    def _saved_count(self, saved: SavedState) -> SampleCount:
-        refuse_other_kind(self.kind, saved)
-        return SampleCount.of_history(saved.epoch, saved.history)
 
     def ids_of(self, row_ids: Any) -> Ints:
         """Return the row ids that the caller names, checked."""
@@ -348,24 +339,19 @@ class TableRows(TableItems):
         return SamplePosition(epoch, Stage(self.topology), total=total, exclusions={"": versions})
 
     @override
-    def extents(self, saved: SavedState) -> Collection[Extent]:
-        if saved.kind != self.kind or not saved.history:
-            return ()
-        return self._saved_count(saved).extents
-
-    @override
     def grown_from(self, files_of: Mapping[Extent, Ints]) -> TableRows:
-        return replace(self, files_of=dict(files_of)) if files_of else self
+        return replace(self, files_of=dict(files_of))
 
     @override
     def resume(self, saved: SavedState) -> tuple[TableRows, SamplePosition]:
         """Return the job with the state's exclusions, and where it continues."""
-        own, grown = bound_by(self.bound, saved.alone, self.files_of, lambda _: {})
-        check_state(own, self.table, saved.alone)
-        count = self._saved_count(saved)
-        refuse_unknown([*count.extents, *([] if grown is None else [grown])], self.files_of)
+        own, grown = bound_by(self.bound, saved, self.files_of, lambda _: {})
+        theirs = check_state(self.kind, own, self.table, saved)
+        count = cast("SampleCount", saved.taken)
+        if extents := [*count.extents, *([] if grown is None else [grown])]:
+            refuse_unknown(extents, self.files_of)
         layout = self.table.layout if grown is None else self.table.layout.part(self.files_of[grown])
-        excluded = ExclusionVersions.from_state(saved.alone.exclusions, layout.num_rows)
+        excluded = ExclusionVersions.from_state(theirs.exclusions, layout.num_rows)
         if grown is not None:
             count, excluded = self._in_grown_table(count, excluded, grown)
         rows, running = self.resumed(excluded, count.epoch), excluded.running

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
@@ -27,15 +26,6 @@ if TYPE_CHECKING:
     from torch_table_loader.planning.stages import Position
 
     Reopen = Callable[..., Job]
-
-
-@contextmanager
-def _refusing() -> Iterator[None]:
-    """Refuse a state of which no epoch can be made, such as one without rows."""
-    try:
-        yield
-    except ConfigError as error:
-        raise ResumeError(f"the state is of an epoch that cannot be: {error}") from error
 
 
 class JobPosition:
@@ -189,10 +179,16 @@ class JobPosition:
             self._plan_check.check_exclusions(position.epoch, position.exclusion_digests)
         return position
 
-    def seek(self, position: Position) -> None:
-        """Make the next iterator begin at a position of this job."""
-        self.restore(self.job, position)
-        self.newest = None
+    def seek(self, position: Position, job: Job | None = None) -> None:
+        """Make the next iterator begin at a position, of another job if one is given.
+
+        Warn if that undoes an earlier request of the caller.
+        """
+        if job is not None:
+            self.job.warn_of_undone(job)
+            self.job = job
+        self._epoch.fill_(position.epoch)
+        self._loaded, self._begun, self.newest = position, None, None
 
     def begin_alone(self) -> tuple[Job, Position]:
         """Return what this process reads for the caller's own DataLoader, whose workers are the lanes."""
@@ -231,47 +227,33 @@ class JobPosition:
         """Return what the job has done as plain data; see `TableLoader.state_dict`."""
         return self.job.state(self.now)
 
-    def load(self, state: Mapping[str, Any]) -> None:
+    def load(self, state: Mapping[str, Any], lanes: int | None = None) -> None:
         """Make the next iterator continue from a state, on any number of ranks and lanes.
+
+        Args:
+            lanes: workers of the caller's own DataLoader, which are the lanes; None for a loader of ours.
 
         Raises:
             ResumeError: the state belongs to another table or other options; the message names what differs.
         """
-        saved = read_state(state)
-        with _refusing():
-            opened = self.reopened(saved)
-        if opened is not self.job:
-            opened.refuse_nulls()
-        with _refusing():
+        try:
+            saved = read_state(state)
+            opened = self.reopened(saved) if lanes is None else self.job.with_lanes(lanes)
             job, position = opened.resume(saved)
-        self.restore(job, position)
-        self.newest = None
-
-    def load_for_workers(self, state: Mapping[str, Any], lanes: int) -> None:
-        """Continue from a state in the caller's own DataLoader, whose workers are the lanes.
-
-        Raises:
-            ResumeError: the state does not fit, or was saved with another number of workers.
-        """
-        with _refusing():
-            job, position = self.job.with_lanes(lanes).resume(read_state(state))
-        if job.topology.lanes != lanes:
+        except ConfigError as error:  # such as one without rows
+            raise ResumeError(f"the state is of an epoch that cannot be: {error}") from error
+        if lanes not in (None, job.topology.lanes):
             raise ResumeError(
                 f"the state is of {job.topology.lanes} workers, and this DataLoader reads with {lanes}; load it "
                 "into a loader made by create_dataloader(...), which continues with any number"
             )
-        self.restore(job, position)
+        if lanes is None and opened is not self.job:
+            job.refuse_nulls()
+        self.seek(position, job)
 
     def reopened(self, saved: SavedState, *name: str) -> Job:
         """Return the job over the tables that a state was saved with, such as an older snapshot; see `TimeTravel`."""
         return self.job if self._reopen is None else self._reopen(self.job, saved, *name)
-
-    def restore(self, job: Job, position: Position) -> None:
-        """Make the next iterator begin at a position; warn if that undoes an earlier request of the caller."""
-        self.job.warn_of_undone(job)
-        self.job = job
-        self._epoch.fill_(position.epoch)
-        self._loaded, self._begun = position, None
 
     def check_weights(self, position: Position, *, begins: bool) -> None:
         """Compare a mixture's weights with the other ranks.

@@ -170,7 +170,7 @@ class RankDataset(NamedColumns, IterableDataset[Any]):
         if info is None and self._loader is not None:
             self._loader.load_state_dict(state)
         else:
-            self._position.load_for_workers(state, 1 if info is None else info.num_workers)
+            self._position.load(state, 1 if info is None else info.num_workers)
         self._position.is_for_any_iterator = True
 
     def set_epoch(self, epoch: int) -> None:

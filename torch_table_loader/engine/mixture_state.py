@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from torch_table_loader.errors import ConfigError, ResumeError
 from torch_table_loader.planning.mixture import Shares, smallest
-from torch_table_loader.planning.stages import refuse_other_steps
 
 if TYPE_CHECKING:
     from torch_table_loader.engine.state import Kind, SavedMixture, SavedState, Weights
@@ -54,7 +53,7 @@ def running_shares(names: tuple[str, ...], count: SampleCount, mixture: SavedMix
     refuse_unfit(names, mixture.given, mixture.newest, count.weights)
     if not since <= taken <= total or sum(before.values()) > since:
         refuse(f"rows of sources {before}, weights from {since}, taken {taken}, of the epoch {total}")
-    refuse_other_steps(taken, count.steps)
+    count.check(total)
     if taken < total:
         refuse_unasked(count.weights, mixture.newest, natural=isinstance(mixture.newest, str))
     return Shares(since, tuple(count.weights.values()), tuple(before.values()))

@@ -109,10 +109,8 @@ def _fits(form: _Form, value: Any) -> bool:
     match form:
         case range():
             return type(value) is int and value in form
-        case "text":
-            return type(value) is str
-        case "plain":
-            return value is None or type(value) in (bool, int, str, list)
+        case "text" | "plain":
+            return type(value) in ((str,) if form == "text" else (type(None), bool, int, str, list))
         case _OneOf(known):
             return any(type(value) is type(each) and value == each for each in known)
         case _List(_, least, most):

@@ -324,28 +324,21 @@ class SampleCount:
         """Refuse a count that does not fit an epoch.
 
         Raises:
-            ResumeError: the epoch has fewer rows, or other ranks may still take a step that this rank does not know of.
+            ResumeError: the epoch has fewer rows, the steps took others, or other ranks may still take a step that this
+                rank does not know of.
         """
-        refuse_other_steps(self.consumed + self.origin, self.steps)
+        steps, consumed = self.steps, self.consumed + self.origin
+        if steps > consumed or bool(steps) != bool(consumed):
+            raise ResumeError(
+                f"the state has taken {consumed} samples in {steps} steps, and a step takes one at least; pass the "
+                "value of state_dict() unchanged"
+            )
         if self.consumed > total:
             raise ResumeError(
                 f"the state has taken {self.consumed} samples of an epoch that has {total}; load it with the table and "
                 "filter of the run that was saved"
             )
         refuse_ended(self.consumed, total, ended=self.ended)
-
-
-def refuse_other_steps(consumed: int, steps: int) -> None:
-    """Refuse a number of steps in which a job cannot have taken so many samples.
-
-    Raises:
-        ResumeError: a step takes a sample at least.
-    """
-    if steps > consumed or bool(steps) != bool(consumed):
-        raise ResumeError(
-            f"the state has taken {consumed} samples in {steps} steps, and a step takes one at least; pass the value "
-            "of state_dict() unchanged"
-        )
 
 
 def refuse_ended(consumed: int, total: int, *, ended: bool) -> None:

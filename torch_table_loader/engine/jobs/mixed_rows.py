@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 import numpy as np
@@ -33,7 +34,7 @@ from torch_table_loader.planning.exclusion import Exclusions, ExclusionVersions
 from torch_table_loader.planning.global_batches import ENDLESS
 from torch_table_loader.planning.mixture import Mixture, NaturalShares, ShareUnit, StopRule, natural_shares
 from torch_table_loader.planning.rows_of import SourceRow
-from torch_table_loader.planning.stages import SamplePosition, Stage, refuse_ended
+from torch_table_loader.planning.stages import SamplePosition, Stage
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -106,7 +107,7 @@ class MixedRows(MixtureJob, IndexedJob):
         mixed.length  # noqa: B018 refuses sources without rows
         return mixed
 
-    @property
+    @cached_property
     @override
     def bound(self) -> Bound:
         return Bound({}, {"shuffle_seed": self.options.shuffle_seed, "stop": self._said_of_stop, "block": self.block})
@@ -211,11 +212,9 @@ class MixedRows(MixtureJob, IndexedJob):
     def continued(self, saved: SavedState, mixture: SavedMixture) -> tuple[MixedRows, SamplePosition]:
         count = cast("SampleCount", saved.taken)
         total, shares = count.total, running_shares(tuple(saved.tables), count, mixture)
-        sources = {name: self._resumed(name, saved) for name in self.sources if name in saved.tables}
-        mixed = replace(self, sources={**self.sources, **sources})
+        mixed = replace(self, sources={name: self._resumed(name, saved) for name in self.sources})
         newest = self._weights_at(count.epoch, count.steps)
         consumed, epoch = count.consumed, count.epoch
-        refuse_ended(consumed, total, ended=count.ended)
         versions = mixed._exclusions_of(epoch)
         seed, natural = self.options.shuffle_seed, isinstance(mixture.newest, str)
         order = Mixture(tuple(saved.tables), shares, seed, epoch, self.block, natural)
@@ -247,20 +246,24 @@ class MixedRows(MixtureJob, IndexedJob):
         Raises:
             ResumeError: no mixture of these sources has such an epoch.
         """
-        counts, start = tuple(rows[name] for name in mixture.names), mixture.shares
-        length = mixture.length(counts, self.stop)
-        left = {name: max(0, rows[name] - had) for name, had in zip(mixture.names, start.before, strict=True)}
-        asked = natural_shares(left if any(left.values()) else dict(zip(mixture.names, counts, strict=True)))
-        if total != length or (mixture.natural and mixture.weights != asked and consumed < length):
+        counts, start = {name: rows[name] for name in mixture.names}, mixture.shares
+        length, asked = mixture.length(tuple(counts.values()), self.stop), None
+        if mixture.natural and consumed < length:
+            left = {name: max(0, rows[name] - had) for name, had in zip(mixture.names, start.before, strict=True)}
+            asked = natural_shares(left if any(left.values()) else counts)
+        if total != length or asked not in (None, mixture.weights):
             raise ResumeError(
                 f"the state is of an epoch of {total} rows with the weights {mixture.weights} from row "
-                f"{start.start} on, and these sources then have one of {length}, natural weights being {asked}; pass "
-                "the value of state_dict() unchanged"
+                f"{start.start} on, and these sources then have one of {length}"
+                f"{'' if asked is None else f', natural weights being {asked}'}; pass the value of state_dict() "
+                "unchanged"
             )
 
     def _resumed(self, name: str, saved: SavedState) -> TableItems:
-        """Return a source with the exclusions of a state."""
+        """Return a source with the exclusions of a state, if it is in the state."""
         rows = self.sources[name]
+        if name not in saved.tables:
+            return rows
         with of_source(name):
             versions = ExclusionVersions.from_state(saved.tables[name].exclusions, rows.table.layout.num_rows)
         return rows.resumed(versions, saved.taken.epoch)
@@ -269,7 +272,7 @@ class MixedRows(MixtureJob, IndexedJob):
     def warn_of_undone(self, other: Job) -> None:
         if isinstance(other, MixedRows):
             for name, rows in self.sources.items():
-                rows.warn_of_undone(other.sources[name], f" of source {name!r}")
+                rows.exclusions.warn_of_undone(other.sources[name].exclusions, f" of source {name!r}")
 
     @override
     def open(self, position: SamplePosition) -> None:

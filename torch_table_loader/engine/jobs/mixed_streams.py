@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, cast
 
 import numpy as np
@@ -116,7 +117,7 @@ class MixedStreams(MixtureJob):
         job.start(0)
         return job
 
-    @property
+    @cached_property
     @override
     def bound(self) -> Bound:
         packed = {} if self.options.pack is None else {"seq_len": self.options.pack.seq_len}

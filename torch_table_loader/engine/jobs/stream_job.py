@@ -188,13 +188,11 @@ class StreamJob(Job):
 
     def _stays(self, position: StreamPosition) -> bool:
         """Whether the position's stage continues here, or no rank has a step left in it."""
-        epoch, begun = position.epoch, position.steps_before
-        taken = begun + position.stage.steps
-        if position.stage.extent is not None or self._length_at(epoch, begun) != self._length_at(epoch, taken):
+        stage, begun = position.stage, position.steps_before
+        then, now = (self._topology_at(position.epoch, step) for step in (begun, begun + stage.steps))
+        if stage.extent is not None or then != now:
             return False
-        if position.stage.topology == self._topology_at(epoch, taken):
-            return True
-        return self.planner.counted and 0 < position.stage.steps >= self.planner.longest(position)
+        return stage.topology == now or (self.planner.counted and 0 < stage.steps >= self.planner.longest(position))
 
     @override
     def start(self, epoch: int) -> StreamPosition:

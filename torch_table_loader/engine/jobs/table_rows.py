@@ -16,7 +16,7 @@ from torch_table_loader.arrow.datatypes import width_of
 from torch_table_loader.arrow.reserved import ROW_ID
 from torch_table_loader.batching.codec import make_codec
 from torch_table_loader.batching.policy import TypePolicy
-from torch_table_loader.engine.jobs.exclusion_state import ExclusionState, warn_of_undone
+from torch_table_loader.engine.jobs.exclusion_state import ExclusionState
 from torch_table_loader.engine.jobs.indexed_job import IndexedJob
 from torch_table_loader.engine.jobs.resolve import (
     codec_of,
@@ -101,9 +101,9 @@ class TableItems(IndexedJob):
         self.exclusions.begin(position.epoch, position.exclusions[""].running)
 
     @override
-    def warn_of_undone(self, other: Job, where: str = "") -> None:
+    def warn_of_undone(self, other: Job) -> None:
         if isinstance(other, TableItems):
-            warn_of_undone(self.exclusions, other.exclusions, where)
+            self.exclusions.warn_of_undone(other.exclusions)
 
     def _bound_to(self, columns: pa.Schema) -> Bound:
         """Return the table and the options that a state is bound to."""
@@ -278,10 +278,12 @@ class TableRows(TableItems):
     Args:
         live_starts: int64[F+1] the row of the store that is the first of each file.
         weights: how often each row comes; None: once.
+        samples: rows of an epoch that the caller asked for; None: all that are left.
     """
 
     live_starts: Ints
     weights: RowWeights | None = None
+    samples: int | None = None
     files_of: Mapping[Extent, Ints] = field(default_factory=dict)
 
     @classmethod
@@ -301,6 +303,7 @@ class TableRows(TableItems):
             store=rows.store,
             live_starts=np.concatenate(([0], np.cumsum(rows.segments.live_rows()))).astype(np.int64),
             weights=RowWeights.of(rows.table, options, rows.segments, folder, FetchSettings.of(options)),
+            samples=None if options.weights is None else as_weights(options.weights).samples,
         )
 
     @cached_property
@@ -316,21 +319,16 @@ class TableRows(TableItems):
 
     @property
     def _said_of_weights(self) -> str:
-        return f"Weights(samples={self._samples})" if self.weights is None else self.weights.said
-
-    @property
-    def _samples(self) -> int | None:
-        """Rows of an epoch that the caller asked for; None: all that are left."""
-        return None if self.options.weights is None else as_weights(self.options.weights).samples
+        return f"Weights(samples={self.samples})" if self.weights is None else self.weights.said
 
     def _total(self, rows: int) -> int:
         """Return how many places of an order an epoch has; rows that are drawn by weight are counted already."""
-        return rows if self._samples is None or self.weights is not None else min(rows, self._samples)
+        return rows if self.samples is None or self.weights is not None else min(rows, self.samples)
 
     @property
     @override
     def length(self) -> int:
-        return self.live_rows if self._samples is None else self._samples
+        return self.live_rows if self.samples is None else self.samples
 
     @override
     def start(self, epoch: int) -> SamplePosition:
@@ -403,16 +401,17 @@ class TableRows(TableItems):
 
     @override
     def count(self, turns: TurnsOf) -> int:
-        left = self.remaining(turns.exclusions).num_rows
-        return self._total(self._of_source(turns).num_rows) if left else 0
+        remaining = self.remaining(turns.exclusions)
+        return self._total(self._of_source(turns, remaining).num_rows) if remaining.num_rows else 0
 
     @override
     def by_turn(self, turns: TurnsOf) -> RowStream:
-        order = SourceOrder(self._of_source(turns), turns.seed, turns.name, turns.epoch)
+        order = SourceOrder(
+            self._of_source(turns, self.remaining(turns.exclusions)), turns.seed, turns.name, turns.epoch
+        )
         return RowStream(order, self.store, self.options.row_id)
 
-    def _of_source(self, turns: TurnsOf) -> Remaining | WeightedRows:
-        remaining = self.remaining(turns.exclusions)
+    def _of_source(self, turns: TurnsOf, remaining: Remaining) -> Remaining | WeightedRows:
         if self.weights is None:
             return remaining
         return self.weights.drawn(remaining, turns.seed, turns.epoch, f"places in weights of source {turns.name}")

@@ -107,14 +107,14 @@ class JobPosition:
     @property
     def now(self) -> Position:
         """Where the newest iterator is, unless the next one should begin elsewhere."""
-        if self.newest is None or self.newest.position.epoch != self.epoch:
+        if self.newest is None or self.newest.leg.position.epoch != self.epoch:
             return self.next
         return self.newest.now()
 
     @property
     def running(self) -> Position | None:
         """Where the running epoch is, or will continue; None if no epoch is running."""
-        if self.newest is not None and self.newest.position.epoch == self.epoch:
+        if self.newest is not None and self.newest.leg.position.epoch == self.epoch:
             return self.newest.now()
         return self._loaded
 

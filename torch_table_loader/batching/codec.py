@@ -78,11 +78,6 @@ class TensorRows(Rows):
         varying = sum(leaves[index].kind.num_bytes(data[index]) for index in self._codec.varying)
         return self.num_rows * self._codec.row_bytes + varying
 
-    @property
-    def view_objects(self) -> int:
-        """Objects of Python that a batch is made of; 0 where cutting makes more than views."""
-        return self._codec.view_objects
-
     def slice(self, start: int, stop: int) -> Self:
         """View rows `start` to `stop`."""
         data = [leaf.kind.slice(data, start, stop) for leaf, data in zip(self._codec.leaves, self._data, strict=True)]
@@ -244,11 +239,6 @@ class ArrowRows(Rows):
         """Bytes of their values."""
         return int(self.batch.nbytes)
 
-    @property
-    def view_objects(self) -> int:
-        """Objects of Python that a batch is made of; 0 where its values are."""
-        return 0 if self._python else 1
-
     def slice(self, start: int, stop: int) -> Self:
         """View rows `start` to `stop`."""
         return type(self)(self.batch.slice(start, stop - start), python=self._python)
@@ -281,6 +271,7 @@ class ArrowCodec(RowsCodec[ArrowRows]):
     def __init__(self, schema: pa.Schema, *, python: bool) -> None:
         self._schema = schema
         self._python = python
+        self.view_objects = 0 if python else 1
         self._times = [entry.name for entry in schema if python and holds_times(entry.type)]
 
     def decode(self, batch: pa.RecordBatch) -> ArrowRows:

@@ -61,13 +61,15 @@ class LateBatches:
 
     Args:
         runs: consecutive runs of at least one row; all but the last have whole batches.
+        view_objects: objects of Python that a batch is made of.
     """
 
-    __slots__ = ("_batch_size", "_runs")
+    __slots__ = ("_batch_size", "_runs", "_view_objects")
 
-    def __init__(self, runs: Sequence[Rows], batch_size: int) -> None:
+    def __init__(self, runs: Sequence[Rows], batch_size: int, view_objects: int) -> None:
         self._runs = runs
         self._batch_size = batch_size
+        self._view_objects = view_objects
 
     def __len__(self) -> int:
         """How many."""
@@ -75,9 +77,9 @@ class LateBatches:
 
     def __iter__(self) -> Iterator[Any]:
         """Yield them."""
-        size, objects = self._batch_size, sizes().cut_objects
+        size = self._batch_size
+        few = max(1, sizes().cut_objects // self._view_objects) * size
         for rows in self._runs:
-            few = max(1, objects // rows.view_objects) * size
             for start in range(0, rows.num_rows, few):
                 yield from rows.slice(start, min(start + few, rows.num_rows)).batches(size)
 
@@ -117,11 +119,6 @@ class Rows(ABC):
     def num_bytes(self) -> int:
         """Bytes of their values, as they lie in memory."""
 
-    @property
-    def view_objects(self) -> int:
-        """Objects of Python that a batch is made of, where cutting only makes views; 0 where it does more."""
-        return 0
-
     @abstractmethod
     def slice(self, start: int, stop: int) -> Self:
         """View rows `start` to `stop` (exclusive); both in [0, num_rows]."""
@@ -146,6 +143,9 @@ class RowsCodec(ABC, Generic[R]):
 
     functions: tuple[ColumnFunction, ...] = ()
     """The caller's functions over single columns, to be called with each batch in this order."""
+
+    view_objects: int = 0
+    """Objects of Python that a batch is made of, where cutting only makes views; 0 where it does more."""
 
     @abstractmethod
     def decode(self, batch: pa.RecordBatch) -> R:
@@ -181,8 +181,8 @@ class RowsCodec(ABC, Generic[R]):
             batch_size: rows of a batch; the last may be short.
         """
         rows = [self.as_one(parts) for parts in runs]
-        if rows[0].view_objects:
-            return LateBatches(rows, batch_size)
+        if self.view_objects:
+            return LateBatches(rows, batch_size, self.view_objects)
         return Batches.joined([each.batches(batch_size) for each in rows])
 
     @abstractmethod

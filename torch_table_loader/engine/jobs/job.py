@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
@@ -56,6 +56,17 @@ class PlannedStage:
     longest: int | None
 
 
+@dataclass(slots=True)
+class Asked:
+    """What the caller asks of epochs that run; `Job.current` takes it up.
+
+    Args:
+        changes: how often something else was asked for.
+    """
+
+    changes: int = 0
+
+
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Job(ABC):
     """One rank's share of a table or of several, ready to be planned and read in any epoch. It pickles.
@@ -72,6 +83,7 @@ class Job(ABC):
     row_bytes: int
     columns: pa.Schema
     fork_safe: bool
+    asked: Asked = field(default_factory=Asked)
 
     can_be_mixed: ClassVar[bool] = False
     """Whether the job may become a source of a mixture, which takes steps of its own."""
@@ -104,11 +116,6 @@ class Job(ABC):
     def counted(self) -> bool:
         """Whether live rows are known before reading."""
         return True
-
-    @property
-    def changes(self) -> int:
-        """How often the order was changed for epochs that run; `current` takes a change up."""
-        return 0
 
     @property
     def num_threads(self) -> int:

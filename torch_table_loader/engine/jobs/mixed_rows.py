@@ -21,7 +21,7 @@ from torch_table_loader.engine.jobs.mixture_form import (
     resolve_block,
     share_notes,
 )
-from torch_table_loader.engine.jobs.mixture_job import MixtureJob, WeightState
+from torch_table_loader.engine.jobs.mixture_job import AskedWeights, MixtureJob
 from torch_table_loader.engine.jobs.resolve import topology_of, with_padding
 from torch_table_loader.engine.jobs.table_rows import TableItems, TurnsOf
 from torch_table_loader.engine.mixture_state import running_shares
@@ -102,7 +102,7 @@ class MixedRows(MixtureJob, IndexedJob):
             given=given,
             stop=stop,
             block=block,
-            weights=WeightState(given),
+            asked=AskedWeights(newest=given),
         )
         mixed.length  # noqa: B018 refuses sources without rows
         return mixed

@@ -25,7 +25,7 @@ from torch_table_loader.engine.jobs.mixture_form import (
     share_notes,
     stream_weights,
 )
-from torch_table_loader.engine.jobs.mixture_job import MixtureJob, WeightState
+from torch_table_loader.engine.jobs.mixture_job import AskedWeights, MixtureJob
 from torch_table_loader.engine.jobs.resolve import topology_of, with_padding
 from torch_table_loader.engine.mixture_state import refuse_unasked, refuse_unfit
 from torch_table_loader.engine.sizing import TENSOR_BYTES, batches_of_a_gather, rows_in_flight
@@ -111,7 +111,7 @@ class MixedStreams(MixtureJob):
             columns=columns,
             given=given,
             stop=stop,
-            weights=WeightState(given),
+            asked=AskedWeights(newest=given),
             fetching=fetching,
         )
         job.start(0)

@@ -190,6 +190,7 @@ class LaneBatches:
         self.rest: Rows | None = None
         """The rows that are left over when the lane is done, where they are joined with those of other lanes."""
         self._work = work
+        self._calls_functions = work.calls_functions
         self._lane = lane
         self._start = start
         self._keeps_rest = joins or not work.plan.counted
@@ -225,7 +226,7 @@ class LaneBatches:
         try:
             if not self._ready():
                 return None
-            if self._work.calls_functions:
+            if self._calls_functions:
                 return self._collated(self._start + self.metrics.batches, self._finish(1))
             if most is not None:
                 return self._finish(most)

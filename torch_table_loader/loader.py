@@ -24,7 +24,6 @@ from torch_table_loader.engine.workers.threads import ThreadPool
 from torch_table_loader.errors import ConfigError
 from torch_table_loader.messages import warn_caller
 from torch_table_loader.metrics import Metrics, Progress
-from torch_table_loader.planning.global_batches import GlobalBatches
 from torch_table_loader.planning.rows_of import LiveSpan, RowSpan, SourceRow
 from torch_table_loader.planning.steps import step_at
 from torch_table_loader.sizes import sizes
@@ -325,7 +324,7 @@ class LoaderIterator(Iterator[Any]):
         work, longest = self._start(position)
         self.progress.go_on(position, work, self._merger.counts, longest)
         if self._position.newest is self.progress:
-            self._loader.remainder = _remainder(self._plan)
+            self._loader.remainder = self._plan.real_at_end
 
     def _start(self, position: Position) -> tuple[LaneWork, int | None]:
         job, options, start = self._job, self._job.options, position.stage.steps
@@ -424,18 +423,19 @@ class LoaderIterator(Iterator[Any]):
         if position.newest is self.progress and position.epoch != self.progress.leg.position.epoch:
             self.go_on(position.begin())
         position.note_first_batch(self.progress.leg.position.epoch)
-        self._entry = EpochOfAccelerate(self._loader, _remainder(self._plan))
+        self._entry = EpochOfAccelerate(self._loader, self._plan.real_at_end)
         if not self._is_over:
             self._follow_changes(begins=True)
         return self._entry
 
     def _follow_changes(self, *, begins: bool = False) -> None:
         """Apply the caller's changes, such as weights, and compare them with the other ranks."""
-        self._changes = self._asked.changes
-        now = self.progress.now()
-        if (current := self._job.current(now)) is not now:
-            self.go_on(current)
-        self._position.check_weights(current, begins=begins)
+        position = self.progress.leg.position if begins else self.progress.now()
+        if self._changes != self._asked.changes:
+            self._changes, before = self._asked.changes, position
+            if (position := self._job.current(before)) is not before:
+                self.go_on(position)
+        self._position.check_weights(position, begins=begins)
 
     def _was_last(self) -> bool:
         """Whether the last batch was yielded; if rows are not counted, one batch is read ahead to find out."""
@@ -456,8 +456,3 @@ class LoaderIterator(Iterator[Any]):
         self._is_over = True
         self._merger.close()
         self._next = iter(())
-
-
-def _remainder(plan: object) -> int:
-    """Count the real rows of the tail step if gathering the ranks' batches puts its padding at the end; else −1."""
-    return plan.remainder if isinstance(plan, GlobalBatches) and plan.topology.even_ranks == "pad" else -1

@@ -72,6 +72,8 @@ class GlobalBatches:
     """Batches of this rank."""
     longest: int = field(init=False, repr=False, compare=False)
     """Batches of the rank that has the most."""
+    real_at_end: int = field(init=False, repr=False, compare=False)
+    """Real rows of the tail step over all ranks, if its padding comes behind them; −1 if it does not."""
 
     def __post_init__(self) -> None:
         """Refuse values outside the epoch, and count the steps.
@@ -97,9 +99,17 @@ class GlobalBatches:
             stop = max(self.start, first + (self.total - first) // unit * unit)
         full, rest = divmod(stop - self.start, size)
         rest = 0 if self.topology.drop_last else rest
-        in_tail = rest if self.topology.even_ranks == "pad" else rest > self.rank
-        counts = {"batch_size": size // ranks, "global_batch_size": size, "full_steps": full, "remainder": rest}
-        for name, count in {**counts, "steps": full + bool(in_tail), "longest": full + bool(rest)}.items():
+        pads = self.topology.even_ranks == "pad"
+        counts = {
+            "batch_size": size // ranks,
+            "global_batch_size": size,
+            "full_steps": full,
+            "remainder": rest,
+            "steps": full + (bool(rest) if pads else rest > self.rank),
+            "longest": full + bool(rest),
+            "real_at_end": rest if pads else -1,
+        }
+        for name, count in counts.items():
             object.__setattr__(self, name, count)
 
     @property

@@ -157,7 +157,7 @@ class StoredRows:
     def _gathered(self, places: Ints) -> list[pa.Array]:
         columns: list[Any] = [None] * len(self.layout.schema)
         values = self._slot_values(places)
-        bits = self._null_bits(places)
+        bits = self._null_bits(places) if self.null_columns else None
         for slot, bare in zip(self.layout.slots, values, strict=True):
             nulls = None
             if bits is not None and slot.column in self.null_columns:
@@ -168,8 +168,9 @@ class StoredRows:
             for column, array in zip(coded, self.strings.gather(places), strict=True):
                 columns[column] = array
         others = [column for column in self.layout.heap if column not in coded]
-        for column, array in zip(others, self._from_heap(places, others), strict=True):
-            columns[column] = array
+        if others:
+            for column, array in zip(others, self._from_heap(places, others), strict=True):
+                columns[column] = array
         return columns[self.layout.flat :]
 
     def _slot_values(self, places: Ints) -> list[NDArray[Any]]:
@@ -206,14 +207,12 @@ class StoredRows:
         return [arena.array((group.count, rows), group.dtype) for group in groups]
 
     def _null_bits(self, places: Ints) -> NDArray[np.uint8] | None:
-        if self._nulls is None or not self.null_columns:
+        if self._nulls is None:
             return None
         return np.unpackbits(self._nulls.take(places, axis=0, mode="clip"), axis=1, bitorder="little")
 
     def _from_heap(self, places: Ints, wanted: Sequence[int]) -> list[pa.Array]:
         """Return the rows of the heap's columns, in the requested order."""
-        if not wanted:
-            return []
         if not len(places):
             return [pa.nulls(0, plain_type(self.layout.schema.types[column])) for column in wanted]
         order = np.argsort(places, kind="stable")
@@ -246,7 +245,7 @@ def _array(slot: Slot, values: NDArray[Any], nulls: NDArray[np.uint8] | None) ->
     """Build an Arrow array of the plain type from a column's values."""
     kind = slot.kind
     rows = len(values) // kind.count
-    depth_nulls = _by_depth(kind, rows, nulls)
+    depth_nulls = [None] * (len(kind.sizes) + 1) if nulls is None else _by_depth(kind, rows, nulls)
     item = _flat(kind.item, values, depth_nulls[-1])
     for depth in range(len(kind.sizes) - 1, -1, -1):
         missing = depth_nulls[depth]
@@ -255,13 +254,13 @@ def _array(slot: Slot, values: NDArray[Any], nulls: NDArray[np.uint8] | None) ->
     return item
 
 
-def _by_depth(kind: FixedType, rows: int, nulls: NDArray[np.uint8] | None) -> list[NDArray[np.uint8] | None]:
+def _by_depth(kind: FixedType, rows: int, nulls: NDArray[np.uint8]) -> list[NDArray[np.uint8] | None]:
     """Split a row's null bits into those of the row, of the lists inside, and of the values; None if there are none."""
     found: list[NDArray[np.uint8] | None] = []
     at, count = 0, 1
     for size in (*kind.sizes, 1):
-        part = None if nulls is None else np.ascontiguousarray(nulls[:, at : at + count]).reshape(rows * count)
-        found.append(part if part is not None and part.any() else None)
+        part = np.ascontiguousarray(nulls[:, at : at + count]).reshape(rows * count)
+        found.append(part if part.any() else None)
         at += count
         count *= size
     return found

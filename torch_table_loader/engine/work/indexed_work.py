@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import tee
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -270,12 +270,10 @@ class IndexedWork(LaneWork):
         for columns, (places, padding) in self.items.columns(blocks, ahead):
             if self.marks_padding:
                 columns.append(pa.array(padding))
-            yield self._decoded(columns, places)
-
-    def _decoded(self, columns: list[pa.Array], places: Ints) -> Rows:
-        try:
-            return cast("Rows", self.codec.decode_plain(columns))
-        except RowError as error:
-            if error.row is None:
-                raise
-            raise TableError(f"{self.items.name_of(int(places[error.row]))}: {error}") from error
+            try:
+                rows = self.codec.decode_plain(columns)
+            except RowError as error:
+                if error.row is None:
+                    raise
+                raise TableError(f"{self.items.name_of(int(places[error.row]))}: {error}") from error
+            yield rows

@@ -262,8 +262,8 @@ class JobPosition:
             position: the position from which they apply.
             begins: whether an iterator yields its first batch, rather than that the weights were changed.
         """
-        if self._plan_check is not None and (weighed := position.weights) is not None:
-            self._plan_check.check_weights(position.epoch, *weighed, begins=begins)
+        if self._plan_check is not None:
+            self._plan_check.check_weights(position, begins=begins)
 
     def of_all_ranks(self, own: Callable[[], dict[str, NDArray[np.int64]]]) -> dict[str, NDArray[np.int64]]:
         """Return the row ids of all ranks of the process group; see `PlanCheck.union`."""

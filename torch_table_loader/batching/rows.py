@@ -81,7 +81,8 @@ class LateBatches:
         few = max(1, sizes().cut_objects // self._view_objects) * size
         for rows in self._runs:
             for start in range(0, rows.num_rows, few):
-                yield from rows.slice(start, min(start + few, rows.num_rows)).batches(size)
+                part = rows if rows.num_rows <= few else rows.slice(start, min(start + few, rows.num_rows))
+                yield from part.batches(size)
 
 
 SizedBatches: TypeAlias = list[Any] | LateBatches

@@ -176,7 +176,8 @@ class StoredRows:
     def _slot_values(self, places: Ints) -> list[NDArray[Any]]:
         """Return each slot's values: contiguous, one row of its group's rectangle."""
         layout, rows = self.layout, len(places)
-        out = self._rectangles(rows)
+        arena = Arena(sum(aligned(group.count * rows * group.dtype.itemsize) for group in layout.groups))
+        out = [arena.array((group.count, rows), group.dtype) for group in layout.groups]
         if layout.width:
             step = max(_BLOCK // layout.width, sizes().record_block_rows)
             buffer = np.empty(min(step, rows), dtype=self._records.dtype)
@@ -199,12 +200,6 @@ class StoredRows:
                 values.append(part[0] if count == 1 else np.ascontiguousarray(part.T).reshape(-1))
                 at += count
         return values
-
-    def _rectangles(self, rows: int) -> list[NDArray[Any]]:
-        """Allocate a rectangle for each group, with one row for each column."""
-        groups = self.layout.groups
-        arena = Arena(sum(aligned(group.count * rows * group.dtype.itemsize) for group in groups))
-        return [arena.array((group.count, rows), group.dtype) for group in groups]
 
     def _null_bits(self, places: Ints) -> NDArray[np.uint8] | None:
         if self._nulls is None:

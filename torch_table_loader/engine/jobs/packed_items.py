@@ -28,7 +28,7 @@ from torch_table_loader.engine.jobs.table_rows import TableItems, TurnsOf, store
 from torch_table_loader.engine.sizing import TENSOR_BYTES
 from torch_table_loader.engine.state import Bound, SavedTable, check_state
 from torch_table_loader.engine.tokens_in_place import TokensInPlace
-from torch_table_loader.engine.work.packed_work import PackedStream, StoredTokens
+from torch_table_loader.engine.work.packed_work import BalancedBatches, PackedStream, StoredTokens
 from torch_table_loader.errors import ConfigError, ResumeError, TableError
 from torch_table_loader.planning.exclusion import Exclusions, ExclusionVersions
 from torch_table_loader.planning.stages import SamplePosition, Stage
@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from torch_table_loader.options import LoaderOptions
     from torch_table_loader.pack import Pack
     from torch_table_loader.planning.exclusion import Remaining
+    from torch_table_loader.planning.global_batches import GlobalBatches
     from torch_table_loader.planning.pack_counts import PackCounts
     from torch_table_loader.planning.rows_of import RowSpan
     from torch_table_loader.planning.stages import SampleCount
@@ -221,6 +222,14 @@ class PackedItems(TableItems):
     def stream(self, position: SamplePosition) -> PackedStream:
         length = self._length_at(position.epoch, position.steps_before)[0]
         return self._stream(position.epoch, position.exclusions[""].running, position.origin, length)
+
+    @override
+    def _batches(self, position: SamplePosition) -> GlobalBatches:
+        plan = super()._batches(position)
+        if self.pack.balance is None or plan.topology.num_ranks == 1:
+            return plan
+        first, items = plan.first, self.stream(position)
+        return BalancedBatches(plan.total, plan.start, plan.topology, plan.rank, first, items=items)
 
     @override
     def locate(self, position: SamplePosition, places: Ints) -> list[RowSpan]:

@@ -98,10 +98,6 @@ class ItemStream(ABC):
             fetcher: fetches the bytes of stores behind URLs; None if there are none.
         """
 
-    def dealt(self, plan: GlobalBatches, steps: list[int]) -> tuple[Ints, NDArray[np.bool_]]:
-        """Return the places that a rank takes in some steps, and which are padding; see `GlobalBatches.places_of`."""
-        return plan.places_of(steps)
-
     @abstractmethod
     def name_of(self, place: int) -> str:
         """Return what a message calls the item at a place."""
@@ -265,7 +261,7 @@ class IndexedWork(LaneWork):
 
     @override
     def rows(self, lane: int, start: int, ahead: Fetcher | None = None) -> Iterator[Rows]:
-        found = (self.items.dealt(self.plan, steps) for steps in self.plan.steps_of(lane, start, self.gather_batches))
+        found = (self.plan.places_of(steps) for steps in self.plan.steps_of(lane, start, self.gather_batches))
         blocks = ((places, (places, padding)) for places, padding in found)
         for columns, (places, padding) in self.items.columns(blocks, ahead):
             if self.marks_padding:

@@ -51,7 +51,8 @@ class Batches(list[Any]):
     @classmethod
     def joined(cls, runs: Sequence[list[Any]]) -> Batches:
         """Return the batches of several runs."""
-        return cls(chain.from_iterable(runs), [count for run in runs for count in counts_of(run)])
+        counts = [count for run in runs if isinstance(run, Batches) for count in run.counts]
+        return cls(chain.from_iterable(runs), counts)
 
 
 class LateBatches:
@@ -65,6 +66,7 @@ class LateBatches:
     """
 
     __slots__ = ("_batch_size", "_runs", "_view_objects")
+    counts: Sequence[PackCounts] = ()
 
     def __init__(self, runs: Sequence[Rows], batch_size: int, view_objects: int) -> None:
         self._runs = runs
@@ -85,11 +87,11 @@ class LateBatches:
                 yield from part.batches(size)
 
 
-SizedBatches: TypeAlias = list[Any] | LateBatches
+SizedBatches: TypeAlias = Batches | LateBatches
 """Finished batches, or what makes them when they are taken."""
 
 
-def each_alone(batches: SizedBatches) -> Iterator[list[Any]]:
+def each_alone(batches: SizedBatches) -> Iterator[Batches]:
     """Yield batches one by one."""
     for batch, count in counted(batches):
         yield Batches([batch], () if count is None else (count,))
@@ -97,12 +99,12 @@ def each_alone(batches: SizedBatches) -> Iterator[list[Any]]:
 
 def counted(batches: SizedBatches) -> Iterator[tuple[Any, PackCounts | None]]:
     """Yield batches, each with what packing made it of; None where rows are not packed."""
-    return zip(batches, counts_of(batches) or repeat(None), strict=False)
+    return zip(batches, batches.counts or repeat(None), strict=False)
 
 
-def counts_of(batches: SizedBatches) -> Sequence[PackCounts]:
-    """Return what packing made some batches of; empty where rows are not packed."""
-    return batches.counts if isinstance(batches, Batches) else ()
+def sized(batches: list[Any]) -> Batches:
+    """Return batches as rows cut them, of which those that are packed know what they are made of."""
+    return batches if isinstance(batches, Batches) else Batches(batches)
 
 
 class Rows(ABC):

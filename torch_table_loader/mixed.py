@@ -184,10 +184,10 @@ class MixedDataset(RankDataset):
         mixture, reopened = cast("MixtureJob", job), {}
         if saved.mixture is None:
             return job  # which refuses it
-        for name, dataset in self._sources.items():
+        for name, position in ((name, dataset._position) for name, dataset in self._sources.items()):
             if name in saved.tables:
                 with of_source(name):
-                    source = dataset._position.reopened(saved, name)
+                    source = position.reopen(position.job, saved, name)
                 if source.tables[""] is not mixture.sources[name].table:
                     reopened[name] = source
         return mixture.with_sources(reopened) if reopened else job

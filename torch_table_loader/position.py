@@ -28,18 +28,23 @@ if TYPE_CHECKING:
     Reopen = Callable[..., Job]
 
 
+def as_it_is(job: Job, saved: SavedState, name: str = "") -> Job:  # noqa: ARG001 see `TimeTravel`
+    """Return the job over the tables that are open."""
+    return job
+
+
 class JobPosition:
     """The job of a rank, the next epoch, and the progress of the newest iterator.
 
     A dataset and its loader share one. A copy in a worker process shares only the epoch.
     """
 
-    def __init__(self, job: Job, plan_check: PlanCheck | None = None, reopen: Reopen | None = None) -> None:
+    def __init__(self, job: Job, plan_check: PlanCheck | None = None, reopen: Reopen = as_it_is) -> None:
         """Start before epoch 0.
 
         Args:
             plan_check: compares exclusions and weights with the other ranks; None compares nothing.
-            reopen: returns the job over the tables that a state was saved with; None keeps the open tables.
+            reopen: returns the job over the tables that a state was saved with, such as an older snapshot.
         """
         self.job = job
         self.newest: Progress | None = None
@@ -51,7 +56,7 @@ class JobPosition:
         self._begun: int | None = None
         """The epoch that began last, unless an epoch was set or a state loaded since."""
         self._plan_check = plan_check
-        self._reopen = reopen
+        self.reopen = reopen
         self._warned_of_repetition = False
         flags = torch.zeros(2, dtype=torch.bool).share_memory_()  # type: ignore[no-untyped-call]
         self._warned_of_uneven_steps, self._may_read = flags[:1], flags[1:]
@@ -60,7 +65,7 @@ class JobPosition:
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave out what belongs to the training process: its iterator, and what reopens tables."""
-        return {**vars(self), "newest": None, "_reopen": None}
+        return {**vars(self), "newest": None, "reopen": as_it_is}
 
     @property
     def epoch(self) -> int:
@@ -238,7 +243,7 @@ class JobPosition:
         """
         try:
             saved = read_state(state)
-            opened = self.reopened(saved) if lanes is None else self.job.with_lanes(lanes)
+            opened = self.reopen(self.job, saved) if lanes is None else self.job.with_lanes(lanes)
             job, position = opened.resume(saved)
         except ConfigError as error:  # such as one without rows
             raise ResumeError(f"the state is of an epoch that cannot be: {error}") from error
@@ -250,10 +255,6 @@ class JobPosition:
         if lanes is None and opened is not self.job:
             job.refuse_nulls()
         self.seek(position, job)
-
-    def reopened(self, saved: SavedState, *name: str) -> Job:
-        """Return the job over the tables that a state was saved with, such as an older snapshot; see `TimeTravel`."""
-        return self.job if self._reopen is None else self._reopen(self.job, saved, *name)
 
     def check_weights(self, position: Position, *, begins: bool) -> None:
         """Compare a mixture's weights with the other ranks.

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeAlias
 
 import numpy as np
@@ -196,46 +197,44 @@ def of_source(name: str) -> Iterator[None]:
         raise ResumeError(f"source {name!r}: {error}") from error
 
 
-def check_state(kind: Kind, own: Bound, table: Table, saved: SavedState, name: str = "") -> SavedTable:
-    """Return what a state says of the table of a source; the name of a table alone is "".
+def check_state(
+    kind: Kind,
+    own: Bound,
+    table: Table,
+    saved: SavedState,
+    name: str = "",
+    earlier: Mapping[Extent, Any] = MappingProxyType({}),
+    options_of: Callable[[Extent], Mapping[str, Any]] = lambda _: {},
+) -> Extent | None:
+    """Refuse a state of something else than a table of the job; return what the table was, if it has grown since.
 
     Args:
         kind: what the job takes that is to continue.
         own: the table and options that the job has.
+        name: of the source; a table alone has the name "".
+        earlier: extents of the table before it grew, as far as they are known.
+        options_of: returns the options that differ for a job of the table as it was.
 
     Raises:
         ResumeError: the state is of another table, other options or a mixture; the message names what differs.
     """
     if name not in saved.tables:
         raise ResumeError("the state is of a mixture, and this is one table; load it with a MixedDataset's loader")
-    theirs = saved.tables[name]
-    if own.table["fingerprint"] != theirs.table["fingerprint"]:
-        _refuse_table(table, own.table, theirs.table)
-    asked = dict.fromkeys((*own.options, "stage", "weights", "batch_by"))
-    if differing := [each for each in asked if own.options.get(each) != theirs.options.get(each)]:
-        _refuse_options(differing, own.options, theirs.options)
+    theirs, options, grown = saved.tables[name], own.options, None
+    if (digest := theirs.table["fingerprint"]) != own.table["fingerprint"]:
+        grown = next((extent for extent in earlier if extent.fingerprint == digest), None)
+        if grown is None:
+            _refuse_table(table, own.table, theirs.table)
+        options = {**options, **options_of(grown)}
+    asked = dict.fromkeys((*options, "stage", "weights", "batch_by"))
+    if differing := [each for each in asked if options.get(each) != theirs.options.get(each)]:
+        _refuse_options(differing, options, theirs.options)
     if saved.kind != kind:
         raise ResumeError(
             f"the state counts {saved.kind}, and its options are those of a job that counts {kind}; pass the value of "
             "state_dict() unchanged"
         )
-    return theirs
-
-
-def bound_by(
-    own: Bound, saved: SavedState, extents: Collection[Extent], options: Callable[[Extent], Mapping[str, Any]]
-) -> tuple[Bound, Extent | None]:
-    """Return what a state must be bound to, and what the table was when it was saved, if it has grown since.
-
-    Args:
-        extents: earlier extents of the table, as far as they are known.
-        options: options that differ for a job of the earlier table.
-    """
-    digest = saved.tables[""].table["fingerprint"] if saved.mixture is None else None
-    for extent in extents:
-        if extent.fingerprint == digest != own.table["fingerprint"]:
-            return Bound({**own.table, "fingerprint": digest}, {**own.options, **options(extent)}), extent
-    return own, None
+    return grown
 
 
 def refuse_unknown(extents: Sequence[Extent], files_of: Mapping[Extent, NDArray[np.int64]]) -> None:

@@ -175,8 +175,8 @@ class PackedItems(TableItems):
             then = saved.tables[""].options.get("seq_len")
         if then != pack.seq_len and type(then) is int and 0 < then <= _LONGEST:
             own = Bound(own.table, {**own.options, "seq_len": then})  # its place is a token
-        theirs = check_state(self.kind, own, self.table, saved)
-        count = cast("SampleCount", saved.taken)
+        check_state(self.kind, own, self.table, saved)
+        theirs, count = saved.tables[""], cast("SampleCount", saved.taken)
         origin = count.origin
         excluded = ExclusionVersions.from_state(theirs.exclusions, self.table.layout.num_rows)
         items = self.resumed(excluded, count.epoch)

@@ -34,7 +34,6 @@ from torch_table_loader.engine.state import (
     Bound,
     SavedTable,
     bound,
-    bound_by,
     check_state,
     refuse_unknown,
 )
@@ -343,13 +342,12 @@ class TableRows(TableItems):
     @override
     def resume(self, saved: SavedState) -> tuple[TableRows, SamplePosition]:
         """Return the job with the state's exclusions, and where it continues."""
-        own, grown = bound_by(self.bound, saved, self.files_of, lambda _: {})
-        theirs = check_state(self.kind, own, self.table, saved)
+        grown = check_state(self.kind, self.bound, self.table, saved, earlier=self.files_of)
         count = cast("SampleCount", saved.taken)
         if extents := [*count.extents, *([] if grown is None else [grown])]:
             refuse_unknown(extents, self.files_of)
         layout = self.table.layout if grown is None else self.table.layout.part(self.files_of[grown])
-        excluded = ExclusionVersions.from_state(theirs.exclusions, layout.num_rows)
+        excluded = ExclusionVersions.from_state(saved.tables[""].exclusions, layout.num_rows)
         if grown is not None:
             count, excluded = self._in_grown_table(count, excluded, grown)
         rows, running = self.resumed(excluded, count.epoch), excluded.running

@@ -153,7 +153,7 @@ class TensorCodec(RowsCodec[TensorRows]):
         columns = batch.columns
         for place in self._encoded:
             columns[place] = plain(columns[place])
-        return self._decode(columns, batch.num_rows)
+        return self.decode_plain(columns, batch.num_rows)
 
     def output(self, batch: pa.RecordBatch) -> dict[str, Any]:
         """Return a record batch as one output; where it has no row, columns of variable width are empty lists."""
@@ -164,11 +164,10 @@ class TensorCodec(RowsCodec[TensorRows]):
         cuts = iter([leaf.cut(data, 1) if leaf.kind.row_bytes else [[]] for leaf, data in leaves])
         return _dicts(self.shapes, cuts, 1)[0]
 
-    def decode_plain(self, columns: Sequence[pa.Array]) -> TensorRows:
+    def decode_plain(self, columns: Sequence[pa.Array], num_rows: int | None = None) -> TensorRows:
         """View columns in their plain types as rows; strings may come as dictionaries."""
-        return self._decode(columns, len(columns[0]) if columns else 0)
-
-    def _decode(self, columns: Sequence[pa.Array], num_rows: int) -> TensorRows:
+        if num_rows is None:
+            num_rows = len(columns[0]) if columns else 0
         data: list[Any] = []
         seen: set[int] = set()
         for column, places in self._keys:

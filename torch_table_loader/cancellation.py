@@ -58,7 +58,7 @@ def cancelled() -> bool:
 
 def check_wanted() -> None:
     """Raise StorageError if what this thread does is no longer wanted."""
-    if _is_unwanted():
+    if _block.get() is not None and _is_unwanted():
         raise StorageError("nobody waits for these rows any longer: what asked for them was left, or has failed")
 
 

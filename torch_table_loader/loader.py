@@ -24,7 +24,6 @@ from torch_table_loader.engine.workers.threads import ThreadPool
 from torch_table_loader.errors import ConfigError
 from torch_table_loader.messages import warn_caller
 from torch_table_loader.metrics import Metrics, Progress
-from torch_table_loader.planning.global_batches import GlobalBatches
 from torch_table_loader.planning.rows_of import LiveSpan, RowSpan, SourceRow
 from torch_table_loader.planning.steps import step_at
 from torch_table_loader.sizes import sizes
@@ -134,9 +133,10 @@ class TableLoader(NamedColumns, PreparedForAccelerate, DataLoader[Any]):
         Until its first batch, the newest iterator follows `set_epoch`, which Lightning calls after ``iter()``.
         """
         start, before = self._position.begin(), self._position.newest
-        if before is not None and before.resumed and before.left and start.epoch > before.position.epoch:
+        left_epoch = start.epoch if before is None else before.leg.position.epoch
+        if before is not None and before.resumed and before.left and start.epoch > left_epoch:
             warn_caller(
-                f"the resumed epoch {before.position.epoch} was left with {before.left} batches to go; a trainer that "
+                f"the resumed epoch {left_epoch} was left with {before.left} batches to go; a trainer that "
                 "counts steps itself (Lightning, the Hugging Face Trainer) ends such an epoch too early if it was "
                 "begun on fewer ranks: see the guide to frameworks for its callback or mixin"
             )
@@ -303,7 +303,7 @@ class LoaderIterator(Iterator[Any]):
         began = time.perf_counter()
         self._position = loader._position
         self._job = job = loader._position.job
-        self._changes = job.changes
+        self._asked, self._changes = job.asked, job.asked.changes
         self._loader = loader
         self._entry: EpochOfAccelerate | None = None
         self._turn = threading.RLock()
@@ -324,7 +324,7 @@ class LoaderIterator(Iterator[Any]):
         work, longest = self._start(position)
         self.progress.go_on(position, work, self._merger.counts, longest)
         if self._position.newest is self.progress:
-            self._loader.remainder = _remainder(self._plan)
+            self._loader.remainder = self._plan.real_at_end
 
     def _start(self, position: Position) -> tuple[LaneWork, int | None]:
         job, options, start = self._job, self._job.options, position.stage.steps
@@ -345,7 +345,7 @@ class LoaderIterator(Iterator[Any]):
         with self._turn:
             try:
                 entry = self._entry or self._enter()
-                if self._changes != self._job.changes and not self._is_over:
+                if self._changes != self._asked.changes and not self._is_over:
                     self._follow_changes()
                 batch = in_span(self._take) if profiler._is_profiler_enabled else self._take()
                 leg = self.progress.leg
@@ -377,7 +377,7 @@ class LoaderIterator(Iterator[Any]):
 
     def _begin_next_stage(self) -> bool:
         """Continue with sequences of the next length, if the epoch has any."""
-        following = self._job.following(self.progress.position)
+        following = self._job.following(self.progress.leg.position)
         if following is None:
             return False
         self._job.enter(self.progress.now(), following)
@@ -386,7 +386,7 @@ class LoaderIterator(Iterator[Any]):
 
     def _begin_next_epoch(self) -> bool:
         """Continue with the next epoch, if the iteration should; otherwise the next iterator begins with it."""
-        position, options, ended = self._position, self._job.options, self.progress.position
+        position, options, ended = self._position, self._job.options, self.progress.leg.position
         is_newest = position.newest is self.progress and position.epoch == ended.epoch
         if options.epochs is None or not is_newest:
             return False
@@ -420,43 +420,39 @@ class LoaderIterator(Iterator[Any]):
     def _enter(self) -> EpochOfAccelerate:
         """Follow an epoch or weights set since ``iter()``, and tell Accelerate that the epoch begins."""
         position = self._position
-        if position.newest is self.progress and position.epoch != self.progress.position.epoch:
+        if position.newest is self.progress and position.epoch != self.progress.leg.position.epoch:
             self.go_on(position.begin())
-        position.note_first_batch(self.progress.position.epoch)
-        self._entry = EpochOfAccelerate(self._loader, _remainder(self._plan))
+        position.note_first_batch(self.progress.leg.position.epoch)
+        self._entry = EpochOfAccelerate(self._loader, self._plan.real_at_end)
         if not self._is_over:
             self._follow_changes(begins=True)
         return self._entry
 
     def _follow_changes(self, *, begins: bool = False) -> None:
         """Apply the caller's changes, such as weights, and compare them with the other ranks."""
-        self._changes = self._job.changes
-        now = self.progress.now()
-        if (current := self._job.current(now)) is not now:
-            self.go_on(current)
-        self._position.check_weights(current, begins=begins)
+        position = self.progress.leg.position if begins else self.progress.now()
+        if self._changes != self._asked.changes:
+            self._changes, before = self._asked.changes, position
+            if (position := self._job.current(before)) is not before:
+                self.go_on(position)
+        self._position.check_weights(position, begins=begins)
 
     def _was_last(self) -> bool:
         """Whether the last batch was yielded; if rows are not counted, one batch is read ahead to find out."""
-        if next(self._position.starts_behind(self.progress.position.epoch), None) is not None:
+        if next(self._position.starts_behind(self.progress.leg.position.epoch), None) is not None:
             return False
         if self._plan.counted:
             ended = not self._plan.endless and not self.progress.left
-            return ended and self._job.following(self.progress.position) is None
+            return ended and self._job.following(self.progress.leg.position) is None
         self._ahead.extend(islice(self._next, 1))
         return not self._ahead
 
     def __len__(self) -> int:
         """Return the steps of the epoch, taken and to come; TypeError if the counting pass was skipped."""
-        return self._job.steps_of_epoch(self.progress.position)
+        return self._job.steps_of_epoch(self.progress.leg.position)
 
     def close(self) -> None:
         """End threads and processes now, and drop batches on their way to a device."""
         self._is_over = True
         self._merger.close()
         self._next = iter(())
-
-
-def _remainder(plan: object) -> int:
-    """Count the real rows of the tail step if gathering the ranks' batches puts its padding at the end; else −1."""
-    return plan.remainder if isinstance(plan, GlobalBatches) and plan.topology.even_ranks == "pad" else -1

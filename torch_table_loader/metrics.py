@@ -245,11 +245,6 @@ class Progress:
         """Count on from a position that changed while batches were taken."""
         self.leg = Leg(position, work.plan, cache(work.planned_files), counts, longest, self.metrics())
 
-    @property
-    def position(self) -> Position:
-        """Where the iterator began, or changed its course."""
-        return self.leg.position
-
     def now(self) -> Position:
         """Return where the job is."""
         leg = self.leg

@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Mapping
 from dataclasses import asdict, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import TYPE_CHECKING, Any, Unpack, cast
 
 from torch_table_loader.dataset import TableDataset
 from torch_table_loader.engine.jobs.mixed_rows import MixedRows
@@ -114,7 +114,7 @@ class MixedDataset(RankDataset):
 
     @property
     def _mixture(self) -> MixtureJob:
-        return _mixture_of(self.job)
+        return cast("MixtureJob", self.job)
 
     @property
     def _mixed(self) -> MixedRows:
@@ -181,21 +181,16 @@ class MixedDataset(RankDataset):
 
     def _with_snapshots_of(self, job: Job, saved: SavedState) -> Job:
         """Return the job with each source at the snapshot that a state was saved with."""
-        mixture, reopened = _mixture_of(job), {}
+        mixture, reopened = cast("MixtureJob", job), {}
         if saved.mixture is None:
             return job  # which refuses it
-        for name, dataset in self._sources.items():
+        for name, position in ((name, dataset._position) for name, dataset in self._sources.items()):
             if name in saved.tables:
                 with of_source(name):
-                    source = dataset._position.reopened(mixture.saved_source(name, saved))
-                if source.tables[""] is not mixture.tables[name]:
+                    source = position.reopen(position.job, saved, name)
+                if source.tables[""] is not mixture.sources[name].table:
                     reopened[name] = source
         return mixture.with_sources(reopened) if reopened else job
-
-
-def _mixture_of(job: Job) -> MixtureJob:
-    assert isinstance(job, MixtureJob)  # noqa: S101 made by `_mixed_job`
-    return job
 
 
 def _mixed_job(

@@ -57,7 +57,7 @@ class TimeTravel:
         """The table as it is read now."""
         self._open_job = open_job
 
-    def __call__(self, job: Job, saved: SavedState) -> Job:
+    def __call__(self, job: Job, saved: SavedState, name: str = "") -> Job:
         """Return the job that can continue from a state.
 
         With ``on_growth="continue"`` this is the job that there is, told which of its files the state's table had;
@@ -65,19 +65,21 @@ class TimeTravel:
 
         Args:
             job: the one that there is, which serves states of its own table.
-            saved: what a loader of the table wrote.
+            saved: what a loader of the table wrote, or one of a mixture in which it has this name.
 
         Raises:
             ResumeError: that snapshot cannot be read, or the table did not grow from it by new files alone.
         """
-        if saved.mixture is not None:
+        if name not in saved.tables:
             return job  # which refuses it
-        theirs, wanted = saved.alone.table, list(job.extents(saved))
-        if theirs["fingerprint"] != job.tables[""].fingerprint:
+        theirs, table, wanted = saved.tables[name].table, job.tables[""], list(saved.taken.extents)
+        if theirs["fingerprint"] != table.fingerprint:
             if job.options.on_growth == "continue":
                 wanted.append(Extent.of(theirs))
-            elif (other := theirs.get("snapshot_id")) not in (None, job.tables[""].snapshot_id):
+            elif (other := theirs.get("snapshot_id")) not in (None, table.snapshot_id):
                 job = self._at(job, other)
+        if not wanted:
+            return job
         files_of = {extent: self._files_of(extent, job.tables[""]) for extent in wanted}
         return job.grown_from({extent: files for extent, files in files_of.items() if files is not None})
 

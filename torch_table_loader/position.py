@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
@@ -26,16 +25,12 @@ if TYPE_CHECKING:
     from torch_table_loader.metrics import Progress
     from torch_table_loader.planning.stages import Position
 
-    Reopen = Callable[[Job, SavedState], Job]
+    Reopen = Callable[..., Job]
 
 
-@contextmanager
-def _refusing() -> Iterator[None]:
-    """Refuse a state of which no epoch can be made, such as one without rows."""
-    try:
-        yield
-    except ConfigError as error:
-        raise ResumeError(f"the state is of an epoch that cannot be: {error}") from error
+def as_it_is(job: Job, saved: SavedState, name: str = "") -> Job:  # noqa: ARG001 see `TimeTravel`
+    """Return the job over the tables that are open."""
+    return job
 
 
 class JobPosition:
@@ -44,12 +39,12 @@ class JobPosition:
     A dataset and its loader share one. A copy in a worker process shares only the epoch.
     """
 
-    def __init__(self, job: Job, plan_check: PlanCheck | None = None, reopen: Reopen | None = None) -> None:
+    def __init__(self, job: Job, plan_check: PlanCheck | None = None, reopen: Reopen = as_it_is) -> None:
         """Start before epoch 0.
 
         Args:
             plan_check: compares exclusions and weights with the other ranks; None compares nothing.
-            reopen: returns the job over the tables that a state was saved with; None keeps the open tables.
+            reopen: returns the job over the tables that a state was saved with, such as an older snapshot.
         """
         self.job = job
         self.newest: Progress | None = None
@@ -61,7 +56,7 @@ class JobPosition:
         self._begun: int | None = None
         """The epoch that began last, unless an epoch was set or a state loaded since."""
         self._plan_check = plan_check
-        self._reopen = reopen
+        self.reopen = reopen
         self._warned_of_repetition = False
         flags = torch.zeros(2, dtype=torch.bool).share_memory_()  # type: ignore[no-untyped-call]
         self._warned_of_uneven_steps, self._may_read = flags[:1], flags[1:]
@@ -70,7 +65,7 @@ class JobPosition:
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave out what belongs to the training process: its iterator, and what reopens tables."""
-        return {**vars(self), "newest": None, "_reopen": None}
+        return {**vars(self), "newest": None, "reopen": as_it_is}
 
     @property
     def epoch(self) -> int:
@@ -117,14 +112,14 @@ class JobPosition:
     @property
     def now(self) -> Position:
         """Where the newest iterator is, unless the next one should begin elsewhere."""
-        if self.newest is None or self.newest.position.epoch != self.epoch:
+        if self.newest is None or self.newest.leg.position.epoch != self.epoch:
             return self.next
         return self.newest.now()
 
     @property
     def running(self) -> Position | None:
         """Where the running epoch is, or will continue; None if no epoch is running."""
-        if self.newest is not None and self.newest.position.epoch == self.epoch:
+        if self.newest is not None and self.newest.leg.position.epoch == self.epoch:
             return self.newest.now()
         return self._loaded
 
@@ -189,10 +184,16 @@ class JobPosition:
             self._plan_check.check_exclusions(position.epoch, position.exclusion_digests)
         return position
 
-    def seek(self, position: Position) -> None:
-        """Make the next iterator begin at a position of this job."""
-        self.restore(self.job, position)
-        self.newest = None
+    def seek(self, position: Position, job: Job | None = None) -> None:
+        """Make the next iterator begin at a position, of another job if one is given.
+
+        Warn if that undoes an earlier request of the caller.
+        """
+        if job is not None:
+            self.job.warn_of_undone(job)
+            self.job = job
+        self._epoch.fill_(position.epoch)
+        self._loaded, self._begun, self.newest = position, None, None
 
     def begin_alone(self) -> tuple[Job, Position]:
         """Return what this process reads for the caller's own DataLoader, whose workers are the lanes."""
@@ -231,47 +232,29 @@ class JobPosition:
         """Return what the job has done as plain data; see `TableLoader.state_dict`."""
         return self.job.state(self.now)
 
-    def load(self, state: Mapping[str, Any]) -> None:
+    def load(self, state: Mapping[str, Any], lanes: int | None = None) -> None:
         """Make the next iterator continue from a state, on any number of ranks and lanes.
+
+        Args:
+            lanes: workers of the caller's own DataLoader, which are the lanes; None for a loader of ours.
 
         Raises:
             ResumeError: the state belongs to another table or other options; the message names what differs.
         """
-        saved = read_state(state)
-        with _refusing():
-            opened = self.reopened(saved)
-        if opened is not self.job:
-            opened.refuse_nulls()
-        with _refusing():
+        try:
+            saved = read_state(state)
+            opened = self.reopen(self.job, saved) if lanes is None else self.job.with_lanes(lanes)
             job, position = opened.resume(saved)
-        self.restore(job, position)
-        self.newest = None
-
-    def load_for_workers(self, state: Mapping[str, Any], lanes: int) -> None:
-        """Continue from a state in the caller's own DataLoader, whose workers are the lanes.
-
-        Raises:
-            ResumeError: the state does not fit, or was saved with another number of workers.
-        """
-        with _refusing():
-            job, position = self.job.with_lanes(lanes).resume(read_state(state))
-        if job.topology.lanes != lanes:
+        except ConfigError as error:  # such as one without rows
+            raise ResumeError(f"the state is of an epoch that cannot be: {error}") from error
+        if lanes not in (None, job.topology.lanes):
             raise ResumeError(
                 f"the state is of {job.topology.lanes} workers, and this DataLoader reads with {lanes}; load it "
                 "into a loader made by create_dataloader(...), which continues with any number"
             )
-        self.restore(job, position)
-
-    def reopened(self, saved: SavedState) -> Job:
-        """Return the job over the tables that a state was saved with, such as an older snapshot."""
-        return self.job if self._reopen is None else self._reopen(self.job, saved)
-
-    def restore(self, job: Job, position: Position) -> None:
-        """Make the next iterator begin at a position; warn if that undoes an earlier request of the caller."""
-        self.job.warn_of_undone(job)
-        self.job = job
-        self._epoch.fill_(position.epoch)
-        self._loaded, self._begun = position, None
+        if lanes is None and opened is not self.job:
+            job.refuse_nulls()
+        self.seek(position, job)
 
     def check_weights(self, position: Position, *, begins: bool) -> None:
         """Compare a mixture's weights with the other ranks.
@@ -280,8 +263,8 @@ class JobPosition:
             position: the position from which they apply.
             begins: whether an iterator yields its first batch, rather than that the weights were changed.
         """
-        if self._plan_check is not None and (weighed := position.weights) is not None:
-            self._plan_check.check_weights(position.epoch, *weighed, begins=begins)
+        if self._plan_check is not None:
+            self._plan_check.check_weights(position, begins=begins)
 
     def of_all_ranks(self, own: Callable[[], dict[str, NDArray[np.int64]]]) -> dict[str, NDArray[np.int64]]:
         """Return the row ids of all ranks of the process group; see `PlanCheck.union`."""

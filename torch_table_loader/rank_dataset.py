@@ -15,7 +15,7 @@ from torch_table_loader.errors import ConfigError
 from torch_table_loader.keywords import called, shown_classmethod, with_options
 from torch_table_loader.loader import TableLoader
 from torch_table_loader.metrics import Metrics
-from torch_table_loader.position import JobPosition
+from torch_table_loader.position import JobPosition, as_it_is
 
 if TYPE_CHECKING:
     from torch_table_loader.engine.explanation import Explanation
@@ -35,12 +35,12 @@ class RankDataset(NamedColumns, IterableDataset[Any]):
     _takes: ClassVar[frozenset[str] | None] = None
     """Names of the options that the class takes; None for all options."""
 
-    def __init__(self, job: Job, plan_check: PlanCheck | None = None, reopen: Reopen | None = None) -> None:
+    def __init__(self, job: Job, plan_check: PlanCheck | None = None, reopen: Reopen = as_it_is) -> None:
         """Make the dataset of a job.
 
         Args:
             plan_check: compares exclusions and mixture weights with the other ranks; None compares nothing.
-            reopen: returns the job over the tables that a state was saved with; None keeps the open tables.
+            reopen: returns the job over the tables that a state was saved with, such as an older snapshot.
         """
         super().__init__()
         self._position = JobPosition(job, plan_check, reopen)
@@ -170,7 +170,7 @@ class RankDataset(NamedColumns, IterableDataset[Any]):
         if info is None and self._loader is not None:
             self._loader.load_state_dict(state)
         else:
-            self._position.load_for_workers(state, 1 if info is None else info.num_workers)
+            self._position.load(state, 1 if info is None else info.num_workers)
         self._position.is_for_any_iterator = True
 
     def set_epoch(self, epoch: int) -> None:

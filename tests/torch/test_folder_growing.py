@@ -208,7 +208,7 @@ def test_a_dataloader_of_ones_own_says_where_to_go_on(tmp_path: Path) -> None:
             str(tmp_path), "parquet", check_plan=False, schema=SCHEMA, batch_size=3, num_workers=4
         )
     with pytest.raises(ResumeError, match=r"load it into a loader made by create_dataloader\(\.\.\.\)"):
-        alone._position.load_for_workers(grown.state_dict(), 4)
+        alone._position.load(grown.state_dict(), 4)
 
 
 def test_the_option_is_checked(tmp_path: Path) -> None:

@@ -78,11 +78,6 @@ class TensorRows(Rows):
         varying = sum(leaves[index].kind.num_bytes(data[index]) for index in self._codec.varying)
         return self.num_rows * self._codec.row_bytes + varying
 
-    @property
-    def view_objects(self) -> int:
-        """Objects of Python that a batch is made of; 0 where cutting makes more than views."""
-        return self._codec.view_objects
-
     def slice(self, start: int, stop: int) -> Self:
         """View rows `start` to `stop`."""
         data = [leaf.kind.slice(data, start, stop) for leaf, data in zip(self._codec.leaves, self._data, strict=True)]
@@ -158,7 +153,7 @@ class TensorCodec(RowsCodec[TensorRows]):
         columns = batch.columns
         for place in self._encoded:
             columns[place] = plain(columns[place])
-        return self._decode(columns, batch.num_rows)
+        return self.decode_plain(columns, batch.num_rows)
 
     def output(self, batch: pa.RecordBatch) -> dict[str, Any]:
         """Return a record batch as one output; where it has no row, columns of variable width are empty lists."""
@@ -169,11 +164,10 @@ class TensorCodec(RowsCodec[TensorRows]):
         cuts = iter([leaf.cut(data, 1) if leaf.kind.row_bytes else [[]] for leaf, data in leaves])
         return _dicts(self.shapes, cuts, 1)[0]
 
-    def decode_plain(self, columns: Sequence[pa.Array]) -> TensorRows:
+    def decode_plain(self, columns: Sequence[pa.Array], num_rows: int | None = None) -> TensorRows:
         """View columns in their plain types as rows; strings may come as dictionaries."""
-        return self._decode(columns, len(columns[0]) if columns else 0)
-
-    def _decode(self, columns: Sequence[pa.Array], num_rows: int) -> TensorRows:
+        if num_rows is None:
+            num_rows = len(columns[0]) if columns else 0
         data: list[Any] = []
         seen: set[int] = set()
         for column, places in self._keys:
@@ -244,11 +238,6 @@ class ArrowRows(Rows):
         """Bytes of their values."""
         return int(self.batch.nbytes)
 
-    @property
-    def view_objects(self) -> int:
-        """Objects of Python that a batch is made of; 0 where its values are."""
-        return 0 if self._python else 1
-
     def slice(self, start: int, stop: int) -> Self:
         """View rows `start` to `stop`."""
         return type(self)(self.batch.slice(start, stop - start), python=self._python)
@@ -281,6 +270,7 @@ class ArrowCodec(RowsCodec[ArrowRows]):
     def __init__(self, schema: pa.Schema, *, python: bool) -> None:
         self._schema = schema
         self._python = python
+        self.view_objects = 0 if python else 1
         self._times = [entry.name for entry in schema if python and holds_times(entry.type)]
 
     def decode(self, batch: pa.RecordBatch) -> ArrowRows:

@@ -73,7 +73,8 @@ class ExactBatches(Generic[R]):
         stop = rows.num_rows - (rows.num_rows - start) % size
         if stop > start:
             ready.append([rows if stop - start == rows.num_rows else rows.slice(start, stop)])
-        self._carry.add(rows, stop)
+        if stop < rows.num_rows:
+            self._carry.add(rows, stop)
         return ready
 
     def rest(self) -> R | None:

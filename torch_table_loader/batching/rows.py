@@ -51,7 +51,8 @@ class Batches(list[Any]):
     @classmethod
     def joined(cls, runs: Sequence[list[Any]]) -> Batches:
         """Return the batches of several runs."""
-        return cls(chain.from_iterable(runs), [count for run in runs for count in counts_of(run)])
+        counts = [count for run in runs if isinstance(run, Batches) for count in run.counts]
+        return cls(chain.from_iterable(runs), counts)
 
 
 class LateBatches:
@@ -61,13 +62,16 @@ class LateBatches:
 
     Args:
         runs: consecutive runs of at least one row; all but the last have whole batches.
+        view_objects: objects of Python that a batch is made of.
     """
 
-    __slots__ = ("_batch_size", "_runs")
+    __slots__ = ("_batch_size", "_runs", "_view_objects")
+    counts: Sequence[PackCounts] = ()
 
-    def __init__(self, runs: Sequence[Rows], batch_size: int) -> None:
+    def __init__(self, runs: Sequence[Rows], batch_size: int, view_objects: int) -> None:
         self._runs = runs
         self._batch_size = batch_size
+        self._view_objects = view_objects
 
     def __len__(self) -> int:
         """How many."""
@@ -75,18 +79,19 @@ class LateBatches:
 
     def __iter__(self) -> Iterator[Any]:
         """Yield them."""
-        size, objects = self._batch_size, sizes().cut_objects
+        size = self._batch_size
+        few = max(1, sizes().cut_objects // self._view_objects) * size
         for rows in self._runs:
-            few = max(1, objects // rows.view_objects) * size
             for start in range(0, rows.num_rows, few):
-                yield from rows.slice(start, min(start + few, rows.num_rows)).batches(size)
+                part = rows if rows.num_rows <= few else rows.slice(start, min(start + few, rows.num_rows))
+                yield from part.batches(size)
 
 
-SizedBatches: TypeAlias = list[Any] | LateBatches
+SizedBatches: TypeAlias = Batches | LateBatches
 """Finished batches, or what makes them when they are taken."""
 
 
-def each_alone(batches: SizedBatches) -> Iterator[list[Any]]:
+def each_alone(batches: SizedBatches) -> Iterator[Batches]:
     """Yield batches one by one."""
     for batch, count in counted(batches):
         yield Batches([batch], () if count is None else (count,))
@@ -94,12 +99,12 @@ def each_alone(batches: SizedBatches) -> Iterator[list[Any]]:
 
 def counted(batches: SizedBatches) -> Iterator[tuple[Any, PackCounts | None]]:
     """Yield batches, each with what packing made it of; None where rows are not packed."""
-    return zip(batches, counts_of(batches) or repeat(None), strict=False)
+    return zip(batches, batches.counts or repeat(None), strict=False)
 
 
-def counts_of(batches: SizedBatches) -> Sequence[PackCounts]:
-    """Return what packing made some batches of; empty where rows are not packed."""
-    return batches.counts if isinstance(batches, Batches) else ()
+def sized(batches: list[Any]) -> Batches:
+    """Return batches as rows cut them, of which those that are packed know what they are made of."""
+    return batches if isinstance(batches, Batches) else Batches(batches)
 
 
 class Rows(ABC):
@@ -116,11 +121,6 @@ class Rows(ABC):
     @abstractmethod
     def num_bytes(self) -> int:
         """Bytes of their values, as they lie in memory."""
-
-    @property
-    def view_objects(self) -> int:
-        """Objects of Python that a batch is made of, where cutting only makes views; 0 where it does more."""
-        return 0
 
     @abstractmethod
     def slice(self, start: int, stop: int) -> Self:
@@ -146,6 +146,9 @@ class RowsCodec(ABC, Generic[R]):
 
     functions: tuple[ColumnFunction, ...] = ()
     """The caller's functions over single columns, to be called with each batch in this order."""
+
+    view_objects: int = 0
+    """Objects of Python that a batch is made of, where cutting only makes views; 0 where it does more."""
 
     @abstractmethod
     def decode(self, batch: pa.RecordBatch) -> R:
@@ -181,8 +184,8 @@ class RowsCodec(ABC, Generic[R]):
             batch_size: rows of a batch; the last may be short.
         """
         rows = [self.as_one(parts) for parts in runs]
-        if rows[0].view_objects:
-            return LateBatches(rows, batch_size)
+        if self.view_objects:
+            return LateBatches(rows, batch_size, self.view_objects)
         return Batches.joined([each.batches(batch_size) for each in rows])
 
     @abstractmethod

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from torch_table_loader.errors import ConfigError, ResumeError
 from torch_table_loader.planning.mixture import Shares, smallest
-from torch_table_loader.planning.stages import refuse_other_steps
 
 if TYPE_CHECKING:
     from torch_table_loader.engine.state import Kind, SavedMixture, SavedState, Weights
+    from torch_table_loader.planning.stages import SampleCount
 
 _NAMES = {"splits": "streams", "items": "rows"}
 
@@ -43,22 +43,20 @@ def mixture_of(saved: SavedState, kind: Kind, options: Mapping[str, Any]) -> Sav
     return mixture
 
 
-def running_shares(saved: SavedState, mixture: SavedMixture) -> tuple[int, Shares]:
-    """Return the items of the epoch of a mixture of rows, and the shares that it had.
+def running_shares(names: tuple[str, ...], count: SampleCount, mixture: SavedMixture) -> Shares:
+    """Return the shares that an epoch of a mixture of rows had.
 
     Raises:
         ResumeError: the parts of the state do not fit each other.
     """
-    [[steps, _, consumed, _, _, total, start, listed]] = saved.history
-    names = tuple(saved.tables)
-    weights, before = ({entry[0]: entry[place] for entry in listed} for place in (1, 2))
-    refuse_unfit(names, mixture.given, mixture.newest, weights)
-    if not start <= consumed <= total or sum(before.values()) > start:
-        refuse(f"rows of sources {before}, weights from {start}, taken {consumed}, of the epoch {total}")
-    refuse_other_steps(consumed, steps)
-    if consumed < total:
-        refuse_unasked(weights, mixture.newest, natural=isinstance(mixture.newest, str))
-    return total, Shares(start, tuple(weights.values()), tuple(before.values()))
+    since, taken, total, before = count.since, count.consumed, count.total, count.before
+    refuse_unfit(names, mixture.given, mixture.newest, count.weights)
+    if not since <= taken <= total or sum(before.values()) > since:
+        refuse(f"rows of sources {before}, weights from {since}, taken {taken}, of the epoch {total}")
+    count.check(total)
+    if taken < total:
+        refuse_unasked(count.weights, mixture.newest, natural=isinstance(mixture.newest, str))
+    return Shares(since, tuple(count.weights.values()), tuple(before.values()))
 
 
 def refuse(what: str) -> NoReturn:
@@ -69,7 +67,7 @@ def refuse(what: str) -> NoReturn:
     )
 
 
-def refuse_unfit(names: tuple[str, ...], *weights: Weights) -> None:
+def refuse_unfit(names: tuple[str, ...], *weights: Mapping[str, int] | str) -> None:
     """Refuse weights of other sources, and those that nobody can have asked for.
 
     Raises:
@@ -86,7 +84,7 @@ def refuse_unfit(names: tuple[str, ...], *weights: Weights) -> None:
             refuse(f"weights {entry!r} for the sources {', '.join(names)}")
 
 
-def refuse_unasked(running: Weights, newest: Weights, *, natural: bool) -> None:
+def refuse_unasked(running: Mapping[str, int], newest: Weights, *, natural: bool) -> None:
     """Refuse weights of a running epoch that are not the newest ones.
 
     Raises:

@@ -24,6 +24,8 @@ from torch_table_loader.sizes import sizes
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from torch_table_loader.planning.stages import Position
+
     IdsBySource: TypeAlias = dict[str, NDArray[np.int64]]
 
 TIMEOUT = timedelta(minutes=5)
@@ -192,16 +194,19 @@ class PlanCheck:
         if verdict != AGREED:
             raise TableError(verdict)
 
-    def check_weights(self, epoch: int, sample: int, weights: Mapping[str, int], *, begins: bool) -> None:
+    def check_weights(self, position: Position, *, begins: bool) -> None:
         """Compare a mixture's weights with those of the rank that was the first to take some there, without waiting.
 
         Args:
-            sample: the sample of the epoch from which on they hold.
+            position: from where on they hold.
             begins: whether an iterator gives its first batch; else the weights were changed.
 
         Raises:
             TableError: that rank takes others.
         """
+        if self._store is None or (weighed := position.weights) is None:
+            return
+        epoch, (sample, weights) = position.epoch, weighed
         self._begun[epoch, "weights"] += begins
         own = json.dumps(weights, sort_keys=True)
         theirs = self._first_said(f"weights/{epoch}/{self._begun[epoch, 'weights']}/{sample}", own)

@@ -8,17 +8,20 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeAlias
 
 import numpy as np
 
-from torch_table_loader.engine.state_form import check_form
+from torch_table_loader.engine.state_form import checked_state
 from torch_table_loader.errors import ResumeError
 from torch_table_loader.options import DEFAULT_SPLIT_BYTES
+from torch_table_loader.planning.mixed_stages import MixedPosition
+from torch_table_loader.planning.stages import SampleCount, StreamPosition
 from torch_table_loader.predicates.filter_key import filter_key
 from torch_table_loader.source.fingerprint import fingerprint
 
@@ -28,7 +31,7 @@ if TYPE_CHECKING:
 
     from torch_table_loader.engine.table import Table
     from torch_table_loader.options import LoaderOptions
-    from torch_table_loader.planning.stages import Extent
+    from torch_table_loader.planning.stages import Extent, Position
 
 State: TypeAlias = Mapping[str, Any]
 
@@ -96,32 +99,13 @@ class SavedState:
 
     Args:
         tables: by name of their source; a single table has the name "".
-        history: what the job has done in the epoch; see `Position.history`.
+        taken: what the job has done in the epoch; of a mixture of streams with all its deals.
     """
 
     kind: Kind
     tables: Mapping[str, SavedTable]
-    mixture: SavedMixture | None = None
-    epoch: int = 0
-    history: Sequence[Sequence[Any]] = ()
-
-    @property
-    def alone(self) -> SavedTable:
-        """The one table, for a job of one.
-
-        Raises:
-            ResumeError: the state is of a mixture.
-        """
-        if self.mixture is not None:
-            raise ResumeError("the state is of a mixture, and this is one table; load it with a MixedDataset's loader")
-        return self.tables[""]
-
-    def source(self, name: str, options: Mapping[str, Any]) -> SavedState:
-        """Return the state of a source that has not begun, as if it were alone, with options that a mixture ignores."""
-        saved = self.tables[name]
-        return replace(
-            self, tables={"": replace(saved, options={**options, **saved.options})}, mixture=None, history=()
-        )
+    mixture: SavedMixture | None
+    taken: StreamPosition | SampleCount | MixedPosition
 
 
 def bound(table: Table, columns: pa.Schema, options: LoaderOptions, strategy: str, splits: str) -> Bound:
@@ -148,21 +132,21 @@ def bound(table: Table, columns: pa.Schema, options: LoaderOptions, strategy: st
     return Bound(about, asked)
 
 
-def write_state(state: SavedState) -> dict[str, Any]:
+def write_state(
+    kind: Kind, tables: Mapping[str, SavedTable], mixture: SavedMixture | None, position: Position
+) -> dict[str, Any]:
     """Write a state as ints, strings, bools, None and lists of those."""
-    mixture = state.mixture
+    order = [] if mixture is None else [_pairs(mixture.options), *map(_weights, (mixture.given, mixture.newest))]
     return {
         "version": STATE_VERSION,
-        "kind": state.kind,
+        "kind": kind,
         "tables": [
             [name, _pairs(saved.table), _pairs(saved.options), list(saved.exclusions), list(saved.anchor)]
-            for name, saved in sorted(state.tables.items())
+            for name, saved in sorted(tables.items())
         ],
-        "mixture": []
-        if mixture is None
-        else [_pairs(mixture.options), _weights(mixture.given), _weights(mixture.newest)],
-        "epoch": state.epoch,
-        "history": state.history,
+        "mixture": order,
+        "epoch": position.epoch,
+        "history": position.history(),
     }
 
 
@@ -184,17 +168,16 @@ def read_state(state: Mapping[str, Any]) -> SavedState:
             f"expected a state of version {STATE_VERSION}, got version {given!r}; "
             "load it with the release of torch-table-loader that wrote it"
         )
-    check_form(state)
-    tables = {
-        name: SavedTable(dict(table), dict(options), exclusions, anchor)
-        for name, table, options, exclusions, anchor in state["tables"]
-    }
-    mixture = None
-    if state["mixture"]:
-        options, *weights = state["mixture"]
-        given, newest = (each if isinstance(each, str) else dict(each) for each in weights)
-        mixture = SavedMixture(dict(options), given, newest)
-    return SavedState(state["kind"], tables, mixture, state["epoch"], state["history"])
+    found = checked_state(state)
+    kind, epoch, history = found["kind"], found["epoch"], found["history"]
+    tables = {name: SavedTable(*saved) for name, *saved in found["tables"]}
+    mixture = SavedMixture(*found["mixture"]) if found["mixture"] else None
+    if kind == "items":
+        return SavedState(kind, tables, mixture, SampleCount.of_history(epoch, history))
+    if mixture is None:
+        return SavedState(kind, tables, mixture, StreamPosition.of_history(epoch, history))
+    seed = mixture.options["shuffle_seed"]
+    return SavedState(kind, tables, mixture, MixedPosition.of_history(epoch, history, seed))
 
 
 def _pairs(values: Mapping[str, Any]) -> list[list[Any]]:
@@ -214,43 +197,44 @@ def of_source(name: str) -> Iterator[None]:
         raise ResumeError(f"source {name!r}: {error}") from error
 
 
-def check_state(own: Bound, table: Table, saved: Bound) -> None:
-    """Refuse a state of another table or other options than the job that is to continue has.
-
-    Raises:
-        ResumeError: the state does not fit; the message names what differs.
-    """
-    _compare_tables(table, own.table, saved.table)
-    _compare_options(own.options, saved.options)
-
-
-def bound_by(
-    own: Bound, saved: Bound, extents: Collection[Extent], options: Callable[[Extent], Mapping[str, Any]]
-) -> tuple[Bound, Extent | None]:
-    """Return what a state must be bound to, and what the table was when it was saved, if it has grown since.
+def check_state(
+    kind: Kind,
+    own: Bound,
+    table: Table,
+    saved: SavedState,
+    name: str = "",
+    earlier: Mapping[Extent, Any] = MappingProxyType({}),
+    options_of: Callable[[Extent], Mapping[str, Any]] = lambda _: {},
+) -> Extent | None:
+    """Refuse a state of something else than a table of the job; return what the table was, if it has grown since.
 
     Args:
-        extents: earlier extents of the table, as far as they are known.
-        options: options that differ for a job of the earlier table.
-    """
-    digest = saved.table["fingerprint"]
-    for extent in extents:
-        if extent.fingerprint == digest != own.table["fingerprint"]:
-            return Bound({**own.table, "fingerprint": digest}, {**own.options, **options(extent)}), extent
-    return own, None
-
-
-def refuse_other_kind(kind: Kind, saved: SavedState) -> None:
-    """Refuse a history of what a job does not take, in a state that otherwise fits.
+        kind: what the job takes that is to continue.
+        own: the table and options that the job has.
+        name: of the source; a table alone has the name "".
+        earlier: extents of the table before it grew, as far as they are known.
+        options_of: returns the options that differ for a job of the table as it was.
 
     Raises:
-        ResumeError: the state was changed.
+        ResumeError: the state is of another table, other options or a mixture; the message names what differs.
     """
+    if name not in saved.tables:
+        raise ResumeError("the state is of a mixture, and this is one table; load it with a MixedDataset's loader")
+    theirs, options, grown = saved.tables[name], own.options, None
+    if (digest := theirs.table["fingerprint"]) != own.table["fingerprint"]:
+        grown = next((extent for extent in earlier if extent.fingerprint == digest), None)
+        if grown is None:
+            _refuse_table(table, own.table, theirs.table)
+        options = {**options, **options_of(grown)}
+    asked = dict.fromkeys((*options, "stage", "weights", "batch_by"))
+    if differing := [each for each in asked if options.get(each) != theirs.options.get(each)]:
+        _refuse_options(differing, options, theirs.options)
     if saved.kind != kind:
         raise ResumeError(
             f"the state counts {saved.kind}, and its options are those of a job that counts {kind}; pass the value of "
             "state_dict() unchanged"
         )
+    return grown
 
 
 def refuse_unknown(extents: Sequence[Extent], files_of: Mapping[Extent, NDArray[np.int64]]) -> None:
@@ -280,9 +264,8 @@ def _columns(schema: pa.Schema) -> list[str] | str:
     return f"{len(names)} columns, {hashlib.sha256(repr(names).encode()).hexdigest()[:32]}"
 
 
-def _compare_tables(table: Table, own: Mapping[str, Any], theirs: Mapping[str, Any]) -> None:
-    if own["fingerprint"] == theirs["fingerprint"]:
-        return
+def _refuse_table(table: Table, own: Mapping[str, Any], theirs: Mapping[str, Any]) -> NoReturn:
+    """Say in what another table differs from the job's own."""
     if "snapshot_id" in own and "snapshot_id" in theirs and own["snapshot_id"] != theirs["snapshot_id"]:
         raise ResumeError(
             f"the state is of snapshot {theirs['snapshot_id']}, and this is snapshot {own['snapshot_id']}; "
@@ -339,14 +322,10 @@ _LABELS = {"stage": "stage (what pack= makes of the rows)"}
 """Names in messages for options of a state that the caller knows by another name."""
 
 
-def _compare_options(own: Mapping[str, Any], theirs: Mapping[str, Any]) -> None:
-    differing = [
-        name for name in dict.fromkeys((*own, "stage", "weights", "batch_by")) if own.get(name) != theirs.get(name)
-    ]
+def _refuse_options(differing: list[str], own: Mapping[str, Any], theirs: Mapping[str, Any]) -> NoReturn:
+    """Say which options differ from the job's own."""
     if "shuffle" in differing:  # splits matter only to streams
         differing = [name for name in differing if not name.startswith("split")]
-    if not differing:
-        return
     if differing == ["splits"]:
         raise ResumeError(
             "the state was saved with the table split differently (by the same strategy, with other parameters); "

@@ -168,17 +168,15 @@ class Remaining:
 
     total: int
     gone: Ints
+    num_rows: int = field(init=False)
+    """Number of places left."""
     _shifts: Ints = field(init=False, repr=False)
     """Number of remaining places before each excluded place."""
 
     def __post_init__(self) -> None:
         """Compute what every look-up needs."""
+        object.__setattr__(self, "num_rows", self.total - len(self.gone))
         object.__setattr__(self, "_shifts", self.gone - np.arange(len(self.gone), dtype=np.int64))
-
-    @property
-    def num_rows(self) -> int:
-        """Number of places left."""
-        return self.total - len(self.gone)
 
     def select(self, ranks: Ints, rounds: Ints | int = 0) -> Ints:  # noqa: ARG002 every round has the same places
         """Return the place of each rank (int64, each in [0, num_rows)) among the remaining places."""

@@ -9,7 +9,7 @@ an optimizer that accumulates gradients over k micro-batches is k of these steps
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 import numpy as np
@@ -60,9 +60,28 @@ class GlobalBatches:
     rank: int
     first: int = 0
     counted: ClassVar[bool] = True
+    batch_size: int = field(init=False, repr=False, compare=False)
+    """Rows of a full batch on a rank."""
+    global_batch_size: int = field(init=False, repr=False, compare=False)
+    """Rows of a full step over all ranks: one batch from each."""
+    full_steps: int = field(init=False, repr=False, compare=False)
+    """Steps in which every rank has a full batch."""
+    remainder: int = field(init=False, repr=False, compare=False)
+    """Real rows of the tail step over all ranks; 0 if there is none or it is dropped."""
+    steps: int = field(init=False, repr=False, compare=False)
+    """Batches of this rank."""
+    longest: int = field(init=False, repr=False, compare=False)
+    """Batches of the rank that has the most."""
+    real_at_end: int = field(init=False, repr=False, compare=False)
+    """Real rows of the tail step over all ranks, if its padding comes behind them; −1 if it does not."""
 
     def __post_init__(self) -> None:
-        """Refuse values outside the epoch."""
+        """Refuse values outside the epoch, and count the steps.
+
+        Rows that are dropped fill no optimizer step. Such steps begin at the epoch's start or, after a stage with other
+        batch sizes, as near to it as this stage's batches allow. A job that continues in the middle of a step ends
+        where it would have ended anyway.
+        """
         if not 0 <= self.start <= self.total:
             raise ConfigError(f"start must be in [0, {self.total}], got {self.start}")
         if not 0 <= self.first <= self.start:
@@ -74,44 +93,29 @@ class GlobalBatches:
                 f"even_ranks={self.topology.even_ranks!r} is for splits: in row mode ranks differ only in the last "
                 'step; pass even_ranks="pad", or drop_last=True'
             )
+        ranks, size, stop = self.topology.num_ranks, self.topology.num_ranks * self.topology.batch_size, self.total
+        if self.topology.drop_last:
+            first, unit = self.start % size, self.topology.micro_batches * size
+            stop = max(self.start, first + (self.total - first) // unit * unit)
+        full, rest = divmod(stop - self.start, size)
+        rest = 0 if self.topology.drop_last else rest
+        pads = self.topology.even_ranks == "pad"
+        counts = {
+            "batch_size": size // ranks,
+            "global_batch_size": size,
+            "full_steps": full,
+            "remainder": rest,
+            "steps": full + (bool(rest) if pads else rest > self.rank),
+            "longest": full + bool(rest),
+            "real_at_end": rest if pads else -1,
+        }
+        for name, count in counts.items():
+            object.__setattr__(self, name, count)
 
     @property
     def endless(self) -> bool:
         """Whether the order has no end, so that the number of steps is unknown."""
         return self.total == ENDLESS
-
-    @property
-    def batch_size(self) -> int:
-        """Rows of a full batch on a rank."""
-        return self.topology.batch_size
-
-    @property
-    def global_batch_size(self) -> int:
-        """Rows of a full step over all ranks: one batch from each."""
-        return self.topology.num_ranks * self.topology.batch_size
-
-    @property
-    def _stop(self) -> int:
-        """The place at which the epoch ends, without rows that are dropped because they fill no optimizer step.
-
-        Such steps begin at the epoch's start or, after a stage with other batch sizes, as near to it as this stage's
-        batches allow. A job that continues in the middle of a step ends where it would have ended anyway.
-        """
-        if not self.topology.drop_last:
-            return self.total
-        first = self.start % self.global_batch_size
-        unit = self.topology.micro_batches * self.global_batch_size
-        return max(self.start, first + (self.total - first) // unit * unit)
-
-    @property
-    def full_steps(self) -> int:
-        """Steps in which every rank has a full batch."""
-        return (self._stop - self.start) // self.global_batch_size
-
-    @property
-    def remainder(self) -> int:
-        """Real rows of the tail step over all ranks; 0 if there is none or it is dropped."""
-        return 0 if self.topology.drop_last else (self.total - self.start) % self.global_batch_size
 
     @property
     def tail(self) -> StepPlaces:
@@ -130,16 +134,6 @@ class GlobalBatches:
         real = min(max(self.total - first - self.rank * share, 0), share)
         places[real:] = self.first + (places[real:] - self.total) % max(1, self.total - self.first)
         return StepPlaces(places, real)
-
-    @property
-    def steps(self) -> int:
-        """Batches of this rank."""
-        return self.full_steps + bool(len(self.tail.places))
-
-    @property
-    def longest(self) -> int:
-        """Batches of the rank that has the most."""
-        return self.full_steps + bool(self.remainder)
 
     @property
     def num_rows(self) -> int:

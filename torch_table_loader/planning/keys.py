@@ -63,8 +63,14 @@ class Key:
 
     def __post_init__(self) -> None:
         """Check the words."""
-        _check_words("rounds", self.rounds, _ROUNDS, 32)
-        _check_words("hashing", self.hashing, _HASH_WORDS, 64)
+        for name, words, count, bits in (
+            ("rounds", self.rounds, _ROUNDS, 32),
+            ("hashing", self.hashing, _HASH_WORDS, 64),
+        ):
+            if len(words) != count or not all(isinstance(word, int) and 0 <= word < 1 << bits for word in words):
+                raise ConfigError(
+                    f"{name} must be {count} integers in [0, 2**{bits}), got {words!r}; use derive_key to make a key"
+                )
 
 
 def derive_key(seed: int, epoch: int, purpose: str) -> Key:
@@ -88,7 +94,8 @@ def derive_key(seed: int, epoch: int, purpose: str) -> Key:
     if epoch < 0:
         raise ConfigError(f"epoch must be at least 0, got epoch={epoch}; count epochs from 0")
     # Each field is preceded by its length, so that no two triples share an encoding.
-    fields = (_int_bytes(seed), _int_bytes(epoch), purpose.encode("utf-8", "surrogatepass"))
+    numbers = (value.to_bytes(value.bit_length() // 8 + 1, "little", signed=True) for value in (seed, epoch))
+    fields = (*numbers, purpose.encode("utf-8", "surrogatepass"))
     message = b"".join(len(field).to_bytes(8, "little") + field for field in fields)
     digest = blake2b(message, digest_size=64, person=_PERSON).digest()
     words = _LAYOUT.unpack_from(digest)
@@ -140,20 +147,9 @@ def keyed_mix(half: U32, key: U32, out: U32, scratch: U32) -> None:
         np.multiply(out, multiplier, out=out)
 
 
-def _int_bytes(value: int) -> bytes:
-    return value.to_bytes(value.bit_length() // 8 + 1, "little", signed=True)
-
-
 def as_int(name: str, value: object) -> int:
     """Return an integer of any type, including numpy's, as an int; raise ConfigTypeError for anything else."""
     try:
         return operator.index(value)  # type: ignore[arg-type]  # the call is the check
     except TypeError:
         raise ConfigTypeError(f"{name} must be an integer, got {value!r}; pass int({name})") from None
-
-
-def _check_words(name: str, words: tuple[int, ...], count: int, bits: int) -> None:
-    if len(words) != count or not all(isinstance(word, int) and 0 <= word < 1 << bits for word in words):
-        raise ConfigError(
-            f"{name} must be {count} integers in [0, 2**{bits}), got {words!r}; use derive_key to make a key"
-        )

@@ -84,6 +84,7 @@ class RankPlan:
     body_batches: list[int] = field(init=False)
     """Each lane's own batches: the full ones, or all if batches end with pieces."""
     endless: ClassVar[bool] = False
+    real_at_end: ClassVar[int] = -1
 
     def __post_init__(self) -> None:
         """Count the batches of each lane."""

@@ -10,7 +10,7 @@ a row back. Either way, the order depends only on seed, epoch, weights and the p
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import lru_cache
 from itertools import accumulate
@@ -101,11 +101,17 @@ class Mixture:
     epoch: int
     block: int = BLOCK_ROWS
     natural: bool = False
+    block_rows: int = field(init=False, compare=False, repr=False)
+    """Rows of a block: `block`, or more if a source is rarer than that."""
 
     def __post_init__(self) -> None:
-        """Refuse an invalid block."""
+        """Refuse an invalid block, and compute its rows."""
         if isinstance(self.block, bool) or not isinstance(self.block, int) or not 0 <= self.block <= _MOST_BLOCK_ROWS:
             raise ConfigError(f"block must be an int in [0, {_MOST_BLOCK_ROWS}], got {self.block!r}")
+        weights = self.shares.weights
+        rarest = -(-sum(weights) // min(weight for weight in weights if weight))
+        rows = max(self.block, rarest) if self.block else Quotas(weights).block_turns
+        object.__setattr__(self, "block_rows", rows)
 
     @classmethod
     def of(
@@ -119,14 +125,6 @@ class Mixture:
         shares = smallest(weights)
         start = Shares(0, tuple(shares.values()), (0,) * len(shares))
         return cls(tuple(shares), start, seed, epoch, block, natural)
-
-    @property
-    def block_rows(self) -> int:
-        """Rows of a block: `block`, or more if a source is rarer than that."""
-        weights = self.shares.weights
-        if not self.block:
-            return Quotas(weights).block_turns
-        return max(self.block, -(-sum(weights) // min(weight for weight in weights if weight)))
 
     @property
     def weights(self) -> dict[str, int]:
@@ -233,7 +231,7 @@ class Mixture:
         if not blocks:
             return self.shares.start
         first = self.shares.start + (blocks - 1) * self.block_rows
-        source, turn = self.places(first, first + self.block_rows)
+        source, turn = (each[0] for each in self.shuffled(np.array([blocks - 1])))
         missing = np.array([weight > 0 for weight in self.shares.weights])[source]
         if rule != "all_exhausted":
             return first + int(np.argmax(missing & (turn >= every[source])))

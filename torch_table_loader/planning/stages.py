@@ -98,6 +98,11 @@ class Position(ABC):
         return None
 
     @property
+    def extents(self) -> tuple[Extent, ...]:
+        """What the table was in earlier parts of the epoch, oldest first; tables of a mixture do not grow."""
+        return ()
+
+    @property
     @abstractmethod
     def steps_before(self) -> int:
         """Steps of the epoch that were taken before the newest stage."""
@@ -286,7 +291,13 @@ class SampleCount:
     """How far the job came, as a state says, before its rows are counted again.
 
     The fields are those of `SamplePosition`; `ended` says whether they were counted on a rank that had
-    taken all its batches while others continued.
+    taken all its batches while others continued. Of a mixture it has the shares, too.
+
+    Args:
+        total: items of the epoch; 0 where it is no mixture.
+        since: the item from which on the weights apply.
+        weights: of each source.
+        before: items of each source that came before.
     """
 
     epoch: int
@@ -295,39 +306,39 @@ class SampleCount:
     ended: bool = False
     origin: int = 0
     extents: tuple[Extent, ...] = ()
+    total: int = 0
+    since: int = 0
+    weights: Mapping[str, int] = field(default_factory=dict)
+    before: Mapping[str, int] = field(default_factory=dict)
 
     @classmethod
     def of_history(cls, epoch: int, history: Sequence[Sequence[Any]]) -> SampleCount:
         """Read what `SamplePosition.history` wrote, in a checked state."""
-        steps, ended, consumed, origin, extents = history[0][:5]
-        return cls(epoch, consumed, steps, ended, origin, tuple(Extent(*entry) for entry in extents))
+        steps, ended, consumed, origin, extents, *mixed = history[0]
+        total, since, listed = mixed or (0, 0, [])
+        weights, before = ({entry[0]: entry[place] for entry in listed} for place in (1, 2))
+        grown = tuple(Extent(*entry) for entry in extents)
+        return cls(epoch, consumed, steps, ended, origin, grown, total, since, weights, before)
 
     def check(self, total: int) -> None:
         """Refuse a count that does not fit an epoch.
 
         Raises:
-            ResumeError: the epoch has fewer rows, or other ranks may still take a step that this rank does not know of.
+            ResumeError: the epoch has fewer rows, the steps took others, or other ranks may still take a step that this
+                rank does not know of.
         """
-        refuse_other_steps(self.consumed + self.origin, self.steps)
+        steps, consumed = self.steps, self.consumed + self.origin
+        if steps > consumed or bool(steps) != bool(consumed):
+            raise ResumeError(
+                f"the state has taken {consumed} samples in {steps} steps, and a step takes one at least; pass the "
+                "value of state_dict() unchanged"
+            )
         if self.consumed > total:
             raise ResumeError(
                 f"the state has taken {self.consumed} samples of an epoch that has {total}; load it with the table and "
                 "filter of the run that was saved"
             )
         refuse_ended(self.consumed, total, ended=self.ended)
-
-
-def refuse_other_steps(consumed: int, steps: int) -> None:
-    """Refuse a number of steps in which a job cannot have taken so many samples.
-
-    Raises:
-        ResumeError: a step takes a sample at least.
-    """
-    if steps > consumed or bool(steps) != bool(consumed):
-        raise ResumeError(
-            f"the state has taken {consumed} samples in {steps} steps, and a step takes one at least; pass the value "
-            "of state_dict() unchanged"
-        )
 
 
 def refuse_ended(consumed: int, total: int, *, ended: bool) -> None:

@@ -157,7 +157,7 @@ class StoredRows:
     def _gathered(self, places: Ints) -> list[pa.Array]:
         columns: list[Any] = [None] * len(self.layout.schema)
         values = self._slot_values(places)
-        bits = self._null_bits(places)
+        bits = self._null_bits(places) if self.null_columns else None
         for slot, bare in zip(self.layout.slots, values, strict=True):
             nulls = None
             if bits is not None and slot.column in self.null_columns:
@@ -168,14 +168,16 @@ class StoredRows:
             for column, array in zip(coded, self.strings.gather(places), strict=True):
                 columns[column] = array
         others = [column for column in self.layout.heap if column not in coded]
-        for column, array in zip(others, self._from_heap(places, others), strict=True):
-            columns[column] = array
+        if others:
+            for column, array in zip(others, self._from_heap(places, others), strict=True):
+                columns[column] = array
         return columns[self.layout.flat :]
 
     def _slot_values(self, places: Ints) -> list[NDArray[Any]]:
         """Return each slot's values: contiguous, one row of its group's rectangle."""
         layout, rows = self.layout, len(places)
-        out = self._rectangles(rows)
+        arena = Arena(sum(aligned(group.count * rows * group.dtype.itemsize) for group in layout.groups))
+        out = [arena.array((group.count, rows), group.dtype) for group in layout.groups]
         if layout.width:
             step = max(_BLOCK // layout.width, sizes().record_block_rows)
             buffer = np.empty(min(step, rows), dtype=self._records.dtype)
@@ -199,21 +201,13 @@ class StoredRows:
                 at += count
         return values
 
-    def _rectangles(self, rows: int) -> list[NDArray[Any]]:
-        """Allocate a rectangle for each group, with one row for each column."""
-        groups = self.layout.groups
-        arena = Arena(sum(aligned(group.count * rows * group.dtype.itemsize) for group in groups))
-        return [arena.array((group.count, rows), group.dtype) for group in groups]
-
     def _null_bits(self, places: Ints) -> NDArray[np.uint8] | None:
-        if self._nulls is None or not self.null_columns:
+        if self._nulls is None:
             return None
         return np.unpackbits(self._nulls.take(places, axis=0, mode="clip"), axis=1, bitorder="little")
 
     def _from_heap(self, places: Ints, wanted: Sequence[int]) -> list[pa.Array]:
         """Return the rows of the heap's columns, in the requested order."""
-        if not wanted:
-            return []
         if not len(places):
             return [pa.nulls(0, plain_type(self.layout.schema.types[column])) for column in wanted]
         order = np.argsort(places, kind="stable")
@@ -246,7 +240,7 @@ def _array(slot: Slot, values: NDArray[Any], nulls: NDArray[np.uint8] | None) ->
     """Build an Arrow array of the plain type from a column's values."""
     kind = slot.kind
     rows = len(values) // kind.count
-    depth_nulls = _by_depth(kind, rows, nulls)
+    depth_nulls = [None] * (len(kind.sizes) + 1) if nulls is None else _by_depth(kind, rows, nulls)
     item = _flat(kind.item, values, depth_nulls[-1])
     for depth in range(len(kind.sizes) - 1, -1, -1):
         missing = depth_nulls[depth]
@@ -255,13 +249,13 @@ def _array(slot: Slot, values: NDArray[Any], nulls: NDArray[np.uint8] | None) ->
     return item
 
 
-def _by_depth(kind: FixedType, rows: int, nulls: NDArray[np.uint8] | None) -> list[NDArray[np.uint8] | None]:
+def _by_depth(kind: FixedType, rows: int, nulls: NDArray[np.uint8]) -> list[NDArray[np.uint8] | None]:
     """Split a row's null bits into those of the row, of the lists inside, and of the values; None if there are none."""
     found: list[NDArray[np.uint8] | None] = []
     at, count = 0, 1
     for size in (*kind.sizes, 1):
-        part = None if nulls is None else np.ascontiguousarray(nulls[:, at : at + count]).reshape(rows * count)
-        found.append(part if part is not None and part.any() else None)
+        part = np.ascontiguousarray(nulls[:, at : at + count]).reshape(rows * count)
+        found.append(part if part.any() else None)
         at += count
         count *= size
     return found

@@ -10,7 +10,7 @@ they encode, views as strings and lists, extension types as their storage.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import groupby
 from math import prod
@@ -49,11 +49,12 @@ class FixedType:
     item: pa.DataType
     sizes: tuple[int, ...]
     width: int
+    count: int = field(init=False, compare=False)
+    """Values in a row."""
 
-    @property
-    def count(self) -> int:
-        """Values in a row."""
-        return prod(self.sizes)
+    def __post_init__(self) -> None:
+        """Count the values."""
+        object.__setattr__(self, "count", prod(self.sizes))
 
     @property
     def null_bits(self) -> int:

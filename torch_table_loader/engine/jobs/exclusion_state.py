@@ -40,10 +40,18 @@ class ExclusionState:
             self._included = np.setdiff1d(np.union1d(self._included, back), newest.ids, assume_unique=True)
             self.newest = newest
 
-    def undone_by(self, other: ExclusionState) -> tuple[int, int]:
-        """Count the rows that are excluded here and not in another state, and those that are included only here."""
-        excluded = np.setdiff1d(self.newest.ids, other.newest.ids, assume_unique=True)
-        return len(excluded), len(np.intersect1d(self._included, other.newest.ids, assume_unique=True))
+    def warn_of_undone(self, loaded: ExclusionState, where: str = "") -> None:
+        """Warn that a state which is loaded undoes calls of `exclude` and `include`; `where` names the table."""
+        back = len(np.setdiff1d(self.newest.ids, loaded.newest.ids, assume_unique=True))
+        gone = len(np.intersect1d(self._included, loaded.newest.ids, assume_unique=True))
+        if not back and not gone:
+            return
+        changes = [f"{back} rows{where} that were excluded here come back"] if back else []
+        changes += [f"{gone} rows{where} that were included again here are excluded again"] if gone else []
+        warn_caller(
+            f"the loaded state replaces the exclusions: {', '.join(changes)}; call exclude() and include() "
+            "after load_state_dict() to change them for later epochs"
+        )
 
     def apart(self) -> ExclusionState:
         """Return another one with what is excluded now; each is changed alone from there on."""
@@ -56,16 +64,3 @@ class ExclusionState:
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Make a lock of its own."""
         vars(self).update(state, _lock=threading.Lock())
-
-
-def warn_of_undone(here: ExclusionState, loaded: ExclusionState, where: str = "") -> None:
-    """Warn that a state which is loaded undoes calls of `exclude` and `include`; `where` names the table."""
-    back, gone = here.undone_by(loaded)
-    if not back and not gone:
-        return
-    changes = [f"{back} rows{where} that were excluded here come back"] if back else []
-    changes += [f"{gone} rows{where} that were included again here are excluded again"] if gone else []
-    warn_caller(
-        f"the loaded state replaces the exclusions: {', '.join(changes)}; call exclude() and include() "
-        "after load_state_dict() to change them for later epochs"
-    )

@@ -107,7 +107,7 @@ class IndexedJob(Job):
     @override
     def rows_of(self, position: SamplePosition, step: int, most: int | None = None) -> Sequence[RowSpan | SourceRow]:
         position = self.current(position)
-        places, padding = self.stream(position).dealt(self._batches(position), [step])
+        places, padding = self._batches(position).places_of([step])
         return self.locate(position, places[~padding][:most])
 
     @property

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
@@ -15,8 +15,8 @@ from torch_table_loader.batching.policy import TypePolicy
 from torch_table_loader.engine.machine import ranks_on_this_node, threads_for, usable_cpus
 from torch_table_loader.engine.salvage import told
 from torch_table_loader.engine.sizing import blocks_of_a_process, collated_ahead
-from torch_table_loader.engine.state import SavedState, write_state
-from torch_table_loader.errors import ConfigError, ResumeError
+from torch_table_loader.engine.state import write_state
+from torch_table_loader.errors import ConfigError
 from torch_table_loader.planning.order_sample import OrderSample, sample_order
 from torch_table_loader.planning.ranks import Topology
 from torch_table_loader.planning.size_counts import SizeCounts
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from torch_table_loader.batching.rows import RowsCodec
     from torch_table_loader.engine.explanation import Explanation
-    from torch_table_loader.engine.state import Bound, Kind, SavedMixture, SavedTable
+    from torch_table_loader.engine.state import Bound, Kind, SavedMixture, SavedState, SavedTable
     from torch_table_loader.engine.table import Table
     from torch_table_loader.engine.work.lane_work import LaneWork
     from torch_table_loader.options import LoaderOptions
@@ -56,6 +56,17 @@ class PlannedStage:
     longest: int | None
 
 
+@dataclass(slots=True)
+class Asked:
+    """What the caller asks of epochs that run; `Job.current` takes it up.
+
+    Args:
+        changes: how often something else was asked for.
+    """
+
+    changes: int = 0
+
+
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Job(ABC):
     """One rank's share of a table or of several, ready to be planned and read in any epoch. It pickles.
@@ -72,6 +83,7 @@ class Job(ABC):
     row_bytes: int
     columns: pa.Schema
     fork_safe: bool
+    asked: Asked = field(default_factory=Asked)
 
     can_be_mixed: ClassVar[bool] = False
     """Whether the job may become a source of a mixture, which takes steps of its own."""
@@ -104,11 +116,6 @@ class Job(ABC):
     def counted(self) -> bool:
         """Whether live rows are known before reading."""
         return True
-
-    @property
-    def changes(self) -> int:
-        """How often the order was changed for epochs that run; `current` takes a change up."""
-        return 0
 
     @property
     def num_threads(self) -> int:
@@ -203,7 +210,7 @@ class Job(ABC):
         """Write where the job is, with what the caller changed since, as plain data that is equal on every rank."""
         position = self.current(position)
         tables, mixture = self.saved_tables(position), self.saved_mixture(position)
-        return write_state(SavedState(self.kind, tables, mixture, position.epoch, position.history()))
+        return write_state(self.kind, tables, mixture, position)
 
     @abstractmethod
     def saved_tables(self, position: Any) -> dict[str, SavedTable]:
@@ -213,21 +220,12 @@ class Job(ABC):
         """Return what a state says of a mixture beside its tables; None for one table."""
         return None
 
-    def extents(self, saved: SavedState) -> Collection[Extent]:  # noqa: ARG002 most tables do not grow
-        """What the table was in earlier parts of a state's epoch, before it grew; the state's own table left out."""
-        return ()
-
-    def grown_from(self, files_of: Mapping[Extent, NDArray[np.int64]]) -> Self:
+    def grown_from(self, files_of: Mapping[Extent, NDArray[np.int64]]) -> Self:  # noqa: ARG002 most tables do not grow
         """Return the same job, able to continue from states of the table as it was.
 
         Args:
             files_of: for each earlier extent, the files that the table had, in their order then.
-
-        Raises:
-            ResumeError: the job cannot.
         """
-        if files_of:
-            raise ResumeError("the state was saved before the table grew; leave on_growth out")
         return self
 
     @abstractmethod

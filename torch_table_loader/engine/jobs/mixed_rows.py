@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, TypeAlias
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 import numpy as np
 from typing_extensions import override
@@ -20,7 +21,7 @@ from torch_table_loader.engine.jobs.mixture_form import (
     resolve_block,
     share_notes,
 )
-from torch_table_loader.engine.jobs.mixture_job import MixtureJob, WeightState
+from torch_table_loader.engine.jobs.mixture_job import AskedWeights, MixtureJob
 from torch_table_loader.engine.jobs.resolve import topology_of, with_padding
 from torch_table_loader.engine.jobs.table_rows import TableItems, TurnsOf
 from torch_table_loader.engine.mixture_state import running_shares
@@ -33,7 +34,7 @@ from torch_table_loader.planning.exclusion import Exclusions, ExclusionVersions
 from torch_table_loader.planning.global_batches import ENDLESS
 from torch_table_loader.planning.mixture import Mixture, NaturalShares, ShareUnit, StopRule, natural_shares
 from torch_table_loader.planning.rows_of import SourceRow
-from torch_table_loader.planning.stages import SampleCount, SamplePosition, Stage, refuse_ended
+from torch_table_loader.planning.stages import SamplePosition, Stage
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
     from torch_table_loader.engine.rank_info import RankInfo
     from torch_table_loader.engine.state import SavedMixture, SavedState, SavedTable
     from torch_table_loader.options import LoaderOptions
+    from torch_table_loader.planning.stages import SampleCount
 
     Ints: TypeAlias = NDArray[np.int64]
 
@@ -100,12 +102,12 @@ class MixedRows(MixtureJob, IndexedJob):
             given=given,
             stop=stop,
             block=block,
-            weights=WeightState(given),
+            asked=AskedWeights(newest=given),
         )
         mixed.length  # noqa: B018 refuses sources without rows
         return mixed
 
-    @property
+    @cached_property
     @override
     def bound(self) -> Bound:
         return Bound({}, {"shuffle_seed": self.options.shuffle_seed, "stop": self._said_of_stop, "block": self.block})
@@ -208,13 +210,11 @@ class MixedRows(MixtureJob, IndexedJob):
 
     @override
     def continued(self, saved: SavedState, mixture: SavedMixture) -> tuple[MixedRows, SamplePosition]:
-        total, shares = running_shares(saved, mixture)
-        count = SampleCount.of_history(saved.epoch, saved.history)
-        sources = {name: self._resumed(name, saved) for name in self.sources if name in saved.tables}
-        mixed = replace(self, sources={**self.sources, **sources})
-        newest = self._weights_at(saved.epoch, count.steps)
-        consumed, epoch = count.consumed, saved.epoch
-        refuse_ended(consumed, total, ended=count.ended)
+        count = cast("SampleCount", saved.taken)
+        total, shares = count.total, running_shares(tuple(saved.tables), count, mixture)
+        mixed = replace(self, sources={name: self._resumed(name, saved) for name in self.sources})
+        newest = self._weights_at(count.epoch, count.steps)
+        consumed, epoch = count.consumed, count.epoch
         versions = mixed._exclusions_of(epoch)
         seed, natural = self.options.shuffle_seed, isinstance(mixture.newest, str)
         order = Mixture(tuple(saved.tables), shares, seed, epoch, self.block, natural)
@@ -234,9 +234,10 @@ class MixedRows(MixtureJob, IndexedJob):
             mixture=order,
             rows=counts,
         )
-        for name, entry in zip(order.names, mixed.stream(position).sources, strict=True):
-            if name in saved.tables and saved.tables[name].anchor:
-                entry.items.begin_at(list(saved.tables[name].anchor))
+        if anchors := {name: theirs.anchor for name, theirs in saved.tables.items() if theirs.anchor}:
+            for name, entry in zip(order.names, mixed.stream(position).sources, strict=True):
+                if name in anchors:
+                    entry.items.begin_at(list(anchors[name]))
         return mixed, position
 
     def _refuse_other_orders(self, mixture: Mixture, rows: Mapping[str, int], total: int, consumed: int) -> None:
@@ -245,28 +246,33 @@ class MixedRows(MixtureJob, IndexedJob):
         Raises:
             ResumeError: no mixture of these sources has such an epoch.
         """
-        counts, start = tuple(rows[name] for name in mixture.names), mixture.shares
-        length = mixture.length(counts, self.stop)
-        left = {name: max(0, rows[name] - had) for name, had in zip(mixture.names, start.before, strict=True)}
-        asked = natural_shares(left if any(left.values()) else dict(zip(mixture.names, counts, strict=True)))
-        if total != length or (mixture.natural and mixture.weights != asked and consumed < length):
+        counts, start = {name: rows[name] for name in mixture.names}, mixture.shares
+        length, asked = mixture.length(tuple(counts.values()), self.stop), None
+        if mixture.natural and consumed < length:
+            left = {name: max(0, rows[name] - had) for name, had in zip(mixture.names, start.before, strict=True)}
+            asked = natural_shares(left if any(left.values()) else counts)
+        if total != length or asked not in (None, mixture.weights):
             raise ResumeError(
                 f"the state is of an epoch of {total} rows with the weights {mixture.weights} from row "
-                f"{start.start} on, and these sources then have one of {length}, natural weights being {asked}; pass "
-                "the value of state_dict() unchanged"
+                f"{start.start} on, and these sources then have one of {length}"
+                f"{'' if asked is None else f', natural weights being {asked}'}; pass the value of state_dict() "
+                "unchanged"
             )
 
     def _resumed(self, name: str, saved: SavedState) -> TableItems:
-        """Return a source with the exclusions of a state."""
+        """Return a source with the exclusions of a state, if it is in the state."""
         rows = self.sources[name]
+        if name not in saved.tables:
+            return rows
         with of_source(name):
-            return rows.resumed(rows.saved_exclusions(saved.tables[name]), saved.epoch)
+            versions = ExclusionVersions.from_state(saved.tables[name].exclusions, rows.table.layout.num_rows)
+        return rows.resumed(versions, saved.taken.epoch)
 
     @override
     def warn_of_undone(self, other: Job) -> None:
         if isinstance(other, MixedRows):
             for name, rows in self.sources.items():
-                rows.warn_of_undone(other.sources[name], f" of source {name!r}")
+                rows.exclusions.warn_of_undone(other.sources[name].exclusions, f" of source {name!r}")
 
     @override
     def open(self, position: SamplePosition) -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, cast
 
 import numpy as np
 import pyarrow as pa
@@ -24,7 +25,7 @@ from torch_table_loader.engine.jobs.mixture_form import (
     share_notes,
     stream_weights,
 )
-from torch_table_loader.engine.jobs.mixture_job import MixtureJob, WeightState
+from torch_table_loader.engine.jobs.mixture_job import AskedWeights, MixtureJob
 from torch_table_loader.engine.jobs.resolve import topology_of, with_padding
 from torch_table_loader.engine.mixture_state import refuse_unasked, refuse_unfit
 from torch_table_loader.engine.sizing import TENSOR_BYTES, batches_of_a_gather, rows_in_flight
@@ -110,13 +111,13 @@ class MixedStreams(MixtureJob):
             columns=columns,
             given=given,
             stop=stop,
-            weights=WeightState(given),
+            asked=AskedWeights(newest=given),
             fetching=fetching,
         )
         job.start(0)
         return job
 
-    @property
+    @cached_property
     @override
     def bound(self) -> Bound:
         packed = {} if self.options.pack is None else {"seq_len": self.options.pack.seq_len}
@@ -157,7 +158,7 @@ class MixedStreams(MixtureJob):
 
     @override
     def continued(self, saved: SavedState, mixture: SavedMixture) -> tuple[MixedStreams, MixedPosition]:
-        position = MixedPosition.of_history(saved.epoch, saved.history, self.options.shuffle_seed)
+        position = cast("MixedPosition", saved.taken)
         for deal, _ in position.stages:
             refuse_unfit(deal.names, deal.by_name)
         refuse_unfit(tuple(saved.tables), mixture.given, mixture.newest, position.deal.by_name)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from typing_extensions import override
 
-from torch_table_loader.engine.jobs.job import Job
+from torch_table_loader.engine.jobs.job import Asked, Job
 from torch_table_loader.engine.jobs.mixture_form import common_columns
 from torch_table_loader.engine.jobs.resolve import warn_of_uneven_batches
 from torch_table_loader.engine.mixture_state import mixture_of
@@ -24,17 +24,11 @@ if TYPE_CHECKING:
     from torch_table_loader.planning.stages import Position
 
 
-@dataclass(slots=True)
-class WeightState:
+@dataclass(slots=True, kw_only=True)
+class AskedWeights(Asked):
     """The weights that were asked for last, or the word for natural shares; epochs and steps that begin take them."""
 
     newest: Weights
-    changes: int = 0
-
-    def change(self, newest: Weights) -> None:
-        """Ask for other weights."""
-        self.newest = newest
-        self.changes += 1
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -44,14 +38,14 @@ class MixtureJob(Job):
     Args:
         options: the caller's, with `batch_size` resolved, and the form of rows as the sources have it.
         sources: by name, in the caller's order, in which the column `source` numbers them.
-        given: the weights that the loader was made with; see `WeightState`.
+        given: the weights that the loader was made with; see `AskedWeights`.
         later: weights that a schedule has for later steps of the first epoch, by the step from which they hold.
     """
 
     sources: Mapping[str, Any]
     given: Weights
     stop: StopRule
-    weights: WeightState
+    asked: AskedWeights
     later: tuple[tuple[int, Weights], ...] = ()
     unused: ClassVar[tuple[str, ...]]
     """Options of a source that have no effect in the mixture."""
@@ -111,7 +105,7 @@ class MixtureJob(Job):
     def _weights_at(self, epoch: int, step: int) -> Weights:
         """Return the weights of a step: those that were asked for last, or those of the schedule."""
         if not self.later:
-            return self.weights.newest
+            return self.asked.newest
         return next((weights for begin, weights in reversed(self.later) if epoch or step >= begin), self.given)
 
     @override
@@ -125,11 +119,6 @@ class MixtureJob(Job):
         warn_of_uneven_batches(last.batches(self.rank))
 
     @property
-    @override
-    def changes(self) -> int:
-        return self.weights.changes
-
-    @property
     @abstractmethod
     def sizes(self) -> dict[str, int]:
         """Items of each source in an epoch that begins later."""
@@ -137,7 +126,7 @@ class MixtureJob(Job):
     @property
     def shares(self) -> dict[str, int]:
         """The newest weights, as the smallest integers; natural ones as they are at an epoch's start."""
-        newest = self.later[-1][1] if self.later else self.weights.newest
+        newest = self.later[-1][1] if self.later else self.asked.newest
         return natural_shares(self.sizes) if isinstance(newest, str) else newest
 
     def with_sources(self, sources: Mapping[str, Any]) -> Self:
@@ -175,7 +164,8 @@ class MixtureJob(Job):
         newest = self.check_weights(weights, 0 if position is None else position.epoch)
         if position is not None:
             self.reweighted(position, newest)
-        self.weights.change(newest)
+        self.asked.newest = newest
+        self.asked.changes += 1
 
     @override
     def current(self, position: Any) -> Any:
@@ -184,11 +174,6 @@ class MixtureJob(Job):
     @override
     def next_stage(self, position: Any) -> Any:
         return self.current(position)
-
-    def saved_source(self, name: str, saved: SavedState) -> SavedState:
-        """Return the state of a source, as it would be alone, from that of the mixture."""
-        options = self.sources[name].bound.options
-        return saved.source(name, {key: options[key] for key in self.unused if key in options})
 
     @override
     def resume(self, saved: SavedState) -> tuple[Self, Position]:
@@ -202,9 +187,9 @@ class MixtureJob(Job):
             if name not in saved.tables:
                 continue
             with of_source(name):
-                check_state(source.bound, source.table, self.saved_source(name, saved).alone)
+                check_state(self.kind, self.bound_sources[name], source.table, saved, name)
         newest = mixture.newest if mixture.given == self.given else self.given
-        return replace(self, weights=WeightState(newest)).continued(saved, mixture)
+        return replace(self, asked=AskedWeights(newest=newest)).continued(saved, mixture)
 
     @abstractmethod
     def continued(self, saved: SavedState, mixture: SavedMixture) -> tuple[Self, Position]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 import numpy as np
 import pyarrow as pa
@@ -28,9 +28,9 @@ from torch_table_loader.engine.jobs.table_rows import TableItems, TurnsOf, store
 from torch_table_loader.engine.sizing import TENSOR_BYTES
 from torch_table_loader.engine.state import Bound, SavedTable, check_state
 from torch_table_loader.engine.tokens_in_place import TokensInPlace
-from torch_table_loader.engine.work.packed_work import PackedStream, StoredTokens
+from torch_table_loader.engine.work.packed_work import BalancedBatches, PackedStream, StoredTokens
 from torch_table_loader.errors import ConfigError, ResumeError, TableError
-from torch_table_loader.planning.exclusion import Exclusions
+from torch_table_loader.planning.exclusion import Exclusions, ExclusionVersions
 from torch_table_loader.planning.stages import SamplePosition, Stage
 from torch_table_loader.planning.token_windows import Windows
 from torch_table_loader.read.kept_documents import KeptDocuments, kept_type
@@ -44,8 +44,10 @@ if TYPE_CHECKING:
     from torch_table_loader.options import LoaderOptions
     from torch_table_loader.pack import Pack
     from torch_table_loader.planning.exclusion import Remaining
+    from torch_table_loader.planning.global_batches import GlobalBatches
     from torch_table_loader.planning.pack_counts import PackCounts
     from torch_table_loader.planning.rows_of import RowSpan
+    from torch_table_loader.planning.stages import SampleCount
     from torch_table_loader.source.plan_cache import Plans
 
     Ints: TypeAlias = NDArray[np.int64]
@@ -167,14 +169,16 @@ class PackedItems(TableItems):
     @override
     def resume(self, saved: SavedState) -> tuple[PackedItems, SamplePosition]:
         """Return the job with the state's exclusions, and where it continues."""
-        pack, theirs = self.pack, saved.alone
-        then = theirs.options.get("seq_len") if pack.strategy == "concat" else pack.seq_len
+        pack, own = self.pack, self.bound
+        then: Any = pack.seq_len
+        if pack.strategy == "concat" and saved.mixture is None:
+            then = saved.tables[""].options.get("seq_len")
         if then != pack.seq_len and type(then) is int and 0 < then <= _LONGEST:
-            theirs = replace(theirs, options={**theirs.options, "seq_len": pack.seq_len})  # its place is a token
-        check_state(self.bound, self.table, theirs)
-        count = self._saved_count(saved)
+            own = Bound(own.table, {**own.options, "seq_len": then})  # its place is a token
+        check_state(self.kind, own, self.table, saved)
+        theirs, count = saved.tables[""], cast("SampleCount", saved.taken)
         origin = count.origin
-        excluded = self.saved_exclusions(theirs)
+        excluded = ExclusionVersions.from_state(theirs.exclusions, self.table.layout.num_rows)
         items = self.resumed(excluded, count.epoch)
         taken, now = count.consumed, self._length_at(count.epoch, count.steps)[0]
         stream = items._stream(count.epoch, excluded.running, origin, then)
@@ -218,6 +222,14 @@ class PackedItems(TableItems):
     def stream(self, position: SamplePosition) -> PackedStream:
         length = self._length_at(position.epoch, position.steps_before)[0]
         return self._stream(position.epoch, position.exclusions[""].running, position.origin, length)
+
+    @override
+    def _batches(self, position: SamplePosition) -> GlobalBatches:
+        plan = super()._batches(position)
+        if self.pack.balance is None or plan.topology.num_ranks == 1:
+            return plan
+        first, items = plan.first, self.stream(position)
+        return BalancedBatches(plan.total, plan.start, plan.topology, plan.rank, first, items=items)
 
     @override
     def locate(self, position: SamplePosition, places: Ints) -> list[RowSpan]:

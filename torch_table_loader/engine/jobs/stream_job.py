@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, ClassVar, TypeAlias
+from typing import TYPE_CHECKING, ClassVar, TypeAlias, cast
 
 import numpy as np
 import pyarrow as pa
@@ -21,9 +21,7 @@ from torch_table_loader.engine.state import (
     Bound,
     SavedTable,
     bound,
-    bound_by,
     check_state,
-    refuse_other_kind,
     refuse_unknown,
 )
 from torch_table_loader.engine.table import Table
@@ -124,30 +122,20 @@ class StreamJob(Job):
         self.table.storage.close()
 
     @override
-    def extents(self, saved: SavedState) -> Collection[Extent]:
-        if saved.kind != self.kind or not saved.history:
-            return ()
-        return self._saved_position(saved).extents
-
-    @override
     def grown_from(self, files_of: Mapping[Extent, NDArray[np.int64]]) -> StreamJob:
-        return replace(self, planner=self.planner.grown_from(files_of)) if files_of else self
+        return replace(self, planner=self.planner.grown_from(files_of))
 
     @override
     def saved_tables(self, position: StreamPosition) -> dict[str, SavedTable]:
         return {"": SavedTable(self.bound.table, self.bound.options)}
 
-    def _saved_position(self, saved: SavedState) -> StreamPosition:
-        refuse_other_kind(self.kind, saved)
-        return StreamPosition.of_history(saved.epoch, saved.history)
-
     @override
     def resume(self, saved: SavedState) -> tuple[StreamJob, StreamPosition]:
         """Return this job, with the state's number of lanes if the caller named none, and where it continues."""
         splits_then = lambda extent: {"splits": self.planner.digest(extent)}  # noqa: E731
-        own, grown = bound_by(self.bound, saved.alone, self.planner.files_of, splits_then)
-        check_state(own, self.table, saved.alone)
-        position = self._saved_position(saved)
+        earlier = self.planner.files_of
+        grown = check_state(self.kind, self.bound, self.table, saved, earlier=earlier, options_of=splits_then)
+        position = cast("StreamPosition", saved.taken)
         position = position if grown is None else position.before_growth(grown)
         job = self if self.options.num_workers is not None else self.with_lanes(position.stage.topology.lanes)
         job._check(position)
@@ -167,11 +155,13 @@ class StreamJob(Job):
             )
 
     def _check(self, position: StreamPosition) -> None:
-        refuse_unknown(position.extents, self.planner.files_of)
+        if extents := position.extents:
+            refuse_unknown(extents, self.planner.files_of)
         for stage in (*position.past, position.stage):
-            refuse_shape(stage.topology, self.options, self.planner)
+            if stage.topology != self.topology:
+                refuse_shape(stage.topology, self.options, self.planner)
         self.planner.refuse_steps_beyond(position, self.rank)
-        if position.rank is not None and position.extents:
+        if position.rank is not None and extents:
             raise ResumeError(
                 "the state was saved with count_filtered=False, so it is unknown which rows were taken before the "
                 "table grew; leave on_growth out, or count_filtered=True"
@@ -197,12 +187,11 @@ class StreamJob(Job):
 
     def _stays(self, position: StreamPosition) -> bool:
         """Whether the position's stage continues here, or no rank has a step left in it."""
-        epoch, begun, taken = position.epoch, position.steps_before, position.steps_taken
-        if position.stage.extent is not None or self._length_at(epoch, begun) != self._length_at(epoch, taken):
+        stage, begun = position.stage, position.steps_before
+        then, now = (self._topology_at(position.epoch, step) for step in (begun, begun + stage.steps))
+        if stage.extent is not None or then != now:
             return False
-        if position.stage.topology == self._topology_at(epoch, taken):
-            return True
-        return self.planner.counted and 0 < position.stage.steps >= self.planner.longest(position)
+        return stage.topology == now or (self.planner.counted and 0 < stage.steps >= self.planner.longest(position))
 
     @override
     def start(self, epoch: int) -> StreamPosition:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self, TypeAlias, cast
 
 import numpy as np
 import pyarrow as pa
@@ -16,7 +16,7 @@ from torch_table_loader.arrow.datatypes import width_of
 from torch_table_loader.arrow.reserved import ROW_ID
 from torch_table_loader.batching.codec import make_codec
 from torch_table_loader.batching.policy import TypePolicy
-from torch_table_loader.engine.jobs.exclusion_state import ExclusionState, warn_of_undone
+from torch_table_loader.engine.jobs.exclusion_state import ExclusionState
 from torch_table_loader.engine.jobs.indexed_job import IndexedJob
 from torch_table_loader.engine.jobs.resolve import (
     codec_of,
@@ -34,9 +34,7 @@ from torch_table_loader.engine.state import (
     Bound,
     SavedTable,
     bound,
-    bound_by,
     check_state,
-    refuse_other_kind,
     refuse_unknown,
 )
 from torch_table_loader.engine.table import Table
@@ -51,7 +49,7 @@ from torch_table_loader.planning.mixture import SourceOrder
 from torch_table_loader.planning.permutation import Permutation
 from torch_table_loader.planning.rows_of import RowSpan, spans_of_ids
 from torch_table_loader.planning.splits import whole_files
-from torch_table_loader.planning.stages import SampleCount, SamplePosition, Stage
+from torch_table_loader.planning.stages import SamplePosition, Stage
 from torch_table_loader.units import Size
 from torch_table_loader.weights import as_weights
 
@@ -64,7 +62,7 @@ if TYPE_CHECKING:
     from torch_table_loader.engine.state import SavedState
     from torch_table_loader.engine.tokens_in_place import TokensInPlace
     from torch_table_loader.planning.splits import SegmentTable
-    from torch_table_loader.planning.stages import Extent
+    from torch_table_loader.planning.stages import Extent, SampleCount
     from torch_table_loader.planning.weighted_rows import WeightedRows
     from torch_table_loader.read.kept_documents import KeptDocuments
     from torch_table_loader.source.plan_cache import Plans
@@ -102,9 +100,9 @@ class TableItems(IndexedJob):
         self.exclusions.begin(position.epoch, position.exclusions[""].running)
 
     @override
-    def warn_of_undone(self, other: Job, where: str = "") -> None:
+    def warn_of_undone(self, other: Job) -> None:
         if isinstance(other, TableItems):
-            warn_of_undone(self.exclusions, other.exclusions, where)
+            self.exclusions.warn_of_undone(other.exclusions)
 
     def _bound_to(self, columns: pa.Schema) -> Bound:
         """Return the table and the options that a state is bound to."""
@@ -121,14 +119,6 @@ class TableItems(IndexedJob):
         versions = ExclusionVersions(running, self.exclusions.newest)
         excluded = versions.to_state() if versions != ExclusionVersions() else []
         return SavedTable(own.table, own.options, excluded, list(anchor))
-
-    def saved_exclusions(self, saved: SavedTable) -> ExclusionVersions:
-        """Return what is excluded, as a state says."""
-        return ExclusionVersions.from_state(saved.exclusions, self.table.layout.num_rows)
-
-    def _saved_count(self, saved: SavedState) -> SampleCount:
-        refuse_other_kind(self.kind, saved)
-        return SampleCount.of_history(saved.epoch, saved.history)
 
     def ids_of(self, row_ids: Any) -> Ints:
         """Return the row ids that the caller names, checked."""
@@ -287,10 +277,12 @@ class TableRows(TableItems):
     Args:
         live_starts: int64[F+1] the row of the store that is the first of each file.
         weights: how often each row comes; None: once.
+        samples: rows of an epoch that the caller asked for; None: all that are left.
     """
 
     live_starts: Ints
     weights: RowWeights | None = None
+    samples: int | None = None
     files_of: Mapping[Extent, Ints] = field(default_factory=dict)
 
     @classmethod
@@ -310,6 +302,7 @@ class TableRows(TableItems):
             store=rows.store,
             live_starts=np.concatenate(([0], np.cumsum(rows.segments.live_rows()))).astype(np.int64),
             weights=RowWeights.of(rows.table, options, rows.segments, folder, FetchSettings.of(options)),
+            samples=None if options.weights is None else as_weights(options.weights).samples,
         )
 
     @cached_property
@@ -325,21 +318,16 @@ class TableRows(TableItems):
 
     @property
     def _said_of_weights(self) -> str:
-        return f"Weights(samples={self._samples})" if self.weights is None else self.weights.said
-
-    @property
-    def _samples(self) -> int | None:
-        """Rows of an epoch that the caller asked for; None: all that are left."""
-        return None if self.options.weights is None else as_weights(self.options.weights).samples
+        return f"Weights(samples={self.samples})" if self.weights is None else self.weights.said
 
     def _total(self, rows: int) -> int:
         """Return how many places of an order an epoch has; rows that are drawn by weight are counted already."""
-        return rows if self._samples is None or self.weights is not None else min(rows, self._samples)
+        return rows if self.samples is None or self.weights is not None else min(rows, self.samples)
 
     @property
     @override
     def length(self) -> int:
-        return self.live_rows if self._samples is None else self._samples
+        return self.live_rows if self.samples is None else self.samples
 
     @override
     def start(self, epoch: int) -> SamplePosition:
@@ -348,24 +336,18 @@ class TableRows(TableItems):
         return SamplePosition(epoch, Stage(self.topology), total=total, exclusions={"": versions})
 
     @override
-    def extents(self, saved: SavedState) -> Collection[Extent]:
-        if saved.kind != self.kind or not saved.history:
-            return ()
-        return self._saved_count(saved).extents
-
-    @override
     def grown_from(self, files_of: Mapping[Extent, Ints]) -> TableRows:
-        return replace(self, files_of=dict(files_of)) if files_of else self
+        return replace(self, files_of=dict(files_of))
 
     @override
     def resume(self, saved: SavedState) -> tuple[TableRows, SamplePosition]:
         """Return the job with the state's exclusions, and where it continues."""
-        own, grown = bound_by(self.bound, saved.alone, self.files_of, lambda _: {})
-        check_state(own, self.table, saved.alone)
-        count = self._saved_count(saved)
-        refuse_unknown([*count.extents, *([] if grown is None else [grown])], self.files_of)
+        grown = check_state(self.kind, self.bound, self.table, saved, earlier=self.files_of)
+        count = cast("SampleCount", saved.taken)
+        if extents := [*count.extents, *([] if grown is None else [grown])]:
+            refuse_unknown(extents, self.files_of)
         layout = self.table.layout if grown is None else self.table.layout.part(self.files_of[grown])
-        excluded = ExclusionVersions.from_state(saved.alone.exclusions, layout.num_rows)
+        excluded = ExclusionVersions.from_state(saved.tables[""].exclusions, layout.num_rows)
         if grown is not None:
             count, excluded = self._in_grown_table(count, excluded, grown)
         rows, running = self.resumed(excluded, count.epoch), excluded.running
@@ -417,16 +399,17 @@ class TableRows(TableItems):
 
     @override
     def count(self, turns: TurnsOf) -> int:
-        left = self.remaining(turns.exclusions).num_rows
-        return self._total(self._of_source(turns).num_rows) if left else 0
+        remaining = self.remaining(turns.exclusions)
+        return self._total(self._of_source(turns, remaining).num_rows) if remaining.num_rows else 0
 
     @override
     def by_turn(self, turns: TurnsOf) -> RowStream:
-        order = SourceOrder(self._of_source(turns), turns.seed, turns.name, turns.epoch)
+        order = SourceOrder(
+            self._of_source(turns, self.remaining(turns.exclusions)), turns.seed, turns.name, turns.epoch
+        )
         return RowStream(order, self.store, self.options.row_id)
 
-    def _of_source(self, turns: TurnsOf) -> Remaining | WeightedRows:
-        remaining = self.remaining(turns.exclusions)
+    def _of_source(self, turns: TurnsOf, remaining: Remaining) -> Remaining | WeightedRows:
         if self.weights is None:
             return remaining
         return self.weights.drawn(remaining, turns.seed, turns.epoch, f"places in weights of source {turns.name}")

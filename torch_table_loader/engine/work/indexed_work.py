@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import tee
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -97,10 +97,6 @@ class ItemStream(ABC):
             blocks: the places of each in the epoch's order, and a note of the caller's.
             fetcher: fetches the bytes of stores behind URLs; None if there are none.
         """
-
-    def dealt(self, plan: GlobalBatches, steps: list[int]) -> tuple[Ints, NDArray[np.bool_]]:
-        """Return the places that a rank takes in some steps, and which are padding; see `GlobalBatches.places_of`."""
-        return plan.places_of(steps)
 
     @abstractmethod
     def name_of(self, place: int) -> str:
@@ -265,17 +261,15 @@ class IndexedWork(LaneWork):
 
     @override
     def rows(self, lane: int, start: int, ahead: Fetcher | None = None) -> Iterator[Rows]:
-        found = (self.items.dealt(self.plan, steps) for steps in self.plan.steps_of(lane, start, self.gather_batches))
+        found = (self.plan.places_of(steps) for steps in self.plan.steps_of(lane, start, self.gather_batches))
         blocks = ((places, (places, padding)) for places, padding in found)
         for columns, (places, padding) in self.items.columns(blocks, ahead):
             if self.marks_padding:
                 columns.append(pa.array(padding))
-            yield self._decoded(columns, places)
-
-    def _decoded(self, columns: list[pa.Array], places: Ints) -> Rows:
-        try:
-            return cast("Rows", self.codec.decode_plain(columns))
-        except RowError as error:
-            if error.row is None:
-                raise
-            raise TableError(f"{self.items.name_of(int(places[error.row]))}: {error}") from error
+            try:
+                rows = self.codec.decode_plain(columns)
+            except RowError as error:
+                if error.row is None:
+                    raise
+                raise TableError(f"{self.items.name_of(int(places[error.row]))}: {error}") from error
+            yield rows

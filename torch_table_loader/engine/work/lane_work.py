@@ -10,7 +10,7 @@ from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
 from torch_table_loader.batching.rebatching import ExactBatches
-from torch_table_loader.batching.rows import Batches, counts_of
+from torch_table_loader.batching.rows import Batches, sized
 from torch_table_loader.planning.steps import Steps, step_of
 
 if TYPE_CHECKING:
@@ -80,18 +80,18 @@ class LaneWork(ABC):
         """Return the batches of each lane that were delivered in so many steps; 0 where rows are not counted."""
         return self.plan.batches_before(start) if self.plan.counted else [0] * self.lanes
 
-    def last_batches(self, rests: Sequence[Rows]) -> tuple[list[Any], int]:
+    def last_batches(self, rests: Sequence[Rows]) -> tuple[Batches, int]:
         """Cut the rows left over by lanes whose rows are not counted.
 
         Returns:
             The batches, not collated yet, and how many rows the last one lacks.
         """
         if not rests:
-            return [], 0
+            return Batches(), 0
         size = self.plan.batch_size
         rows = self.codec.concat(rests)
         stop = rows.num_rows // size * size if self.drop_last else rows.num_rows
-        return rows.slice(0, stop).batches(size) if stop else [], -stop % size
+        return sized(rows.slice(0, stop).batches(size) if stop else []), -stop % size
 
     def collated(self, batch: Any, lane: int | None, number: int) -> Any:
         """Call the caller's functions with a batch: those of columns, then `collate_fn`.
@@ -190,6 +190,7 @@ class LaneBatches:
         self.rest: Rows | None = None
         """The rows that are left over when the lane is done, where they are joined with those of other lanes."""
         self._work = work
+        self._calls_functions = work.calls_functions
         self._lane = lane
         self._start = start
         self._keeps_rest = joins or not work.plan.counted
@@ -225,7 +226,7 @@ class LaneBatches:
         try:
             if not self._ready():
                 return None
-            if self._work.calls_functions:
+            if self._calls_functions:
                 return self._collated(self._start + self.metrics.batches, self._finish(1))
             if most is not None:
                 return self._finish(most)
@@ -244,8 +245,8 @@ class LaneBatches:
         self._runs.clear()
         self._source.close()  # type: ignore[attr-defined]
 
-    def _finish(self, most: int) -> list[Any]:
-        return self._next_rows(most).batches(self._work.plan.batch_size)
+    def _finish(self, most: int) -> Batches:
+        return sized(self._next_rows(most).batches(self._work.plan.batch_size))
 
     def _next_rows(self, most: int | None = None) -> Rows:
         run = self.next_run(most)
@@ -253,10 +254,10 @@ class LaneBatches:
         rows: Rows = self._work.codec.as_one(run)
         return rows
 
-    def _collated(self, number: int, batches: list[Any]) -> list[Any]:
+    def _collated(self, number: int, batches: Batches) -> Batches:
         began = time.perf_counter()
         try:
-            return Batches((self._work.collated(each, self._lane, number) for each in batches), counts_of(batches))
+            return Batches((self._work.collated(each, self._lane, number) for each in batches), batches.counts)
         finally:
             self.metrics.seconds_collating += time.perf_counter() - began
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import copy
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import numpy as np
 import pyarrow as pa
+from typing_extensions import override
 
 from torch_table_loader.arrow.arrays import number_type, plain
 from torch_table_loader.arrow.reserved import ROW_ID
@@ -20,7 +21,7 @@ from torch_table_loader.engine.work.indexed_work import PERMUTING, TurnStream
 from torch_table_loader.errors import ResumeError
 from torch_table_loader.pack import IGNORED
 from torch_table_loader.planning.balance import attention_costs, balanced
-from torch_table_loader.planning.global_batches import StepPlaces, concat_places
+from torch_table_loader.planning.global_batches import GlobalBatches, StepPlaces, concat_places
 from torch_table_loader.planning.keys import derive_key
 from torch_table_loader.planning.pack_counts import PackCounts
 from torch_table_loader.planning.sequence_orders import (
@@ -43,7 +44,6 @@ if TYPE_CHECKING:
     from torch_table_loader.pack import Pack
     from torch_table_loader.planning.document_lengths import DocumentLengths
     from torch_table_loader.planning.exclusion import Remaining
-    from torch_table_loader.planning.global_batches import GlobalBatches
     from torch_table_loader.planning.keys import Key
     from torch_table_loader.store.gather import StoredRows
     from torch_table_loader.store.list_values import ListValues
@@ -221,20 +221,6 @@ class PackedStream(TurnStream):
         for rows, documents, (parts, note) in found:
             yield self._sequences(parts, rows, documents), note
 
-    def dealt(self, plan: GlobalBatches, steps: list[int]) -> tuple[Ints, NDArray[np.bool_]]:
-        """Return the places that a rank takes in some steps; a full global batch is dealt by what attention costs."""
-        if self.tokens.pack.balance is None or plan.topology.num_ranks == 1:
-            return super().dealt(plan, steps)
-        return concat_places([self._balanced(plan, number) for number in steps])
-
-    def _balanced(self, plan: GlobalBatches, step: int) -> StepPlaces:
-        if step >= plan.full_steps:
-            return plan.step(step)
-        places = plan.global_batch(step)
-        slices = self.slices(places)
-        own = balanced(attention_costs(slices.length, slices.offsets), plan.topology.num_ranks)[plan.rank]
-        return StepPlaces(places[own], len(own))
-
     def counts(self) -> PackCounts:
         """Return what packing makes of the documents of an epoch; its order is walked to the end."""
         pack, seq_len = self.tokens.pack, self.tokens.pack.seq_len
@@ -312,8 +298,8 @@ class PackedStream(TurnStream):
         slices = parts.slices
         assert rows.values is not None  # noqa: S101 stores of documents have them
         found, values = rows.values, []
-        for number, field in enumerate(self._cut):
-            values.append(_values(found, number, parts.at, slices.length, number_type(field.type.value_type)))
+        for number, entry in enumerate(self._cut):
+            values.append(_values(found, number, parts.at, slices.length, number_type(entry.type.value_type)))
         made = Parts(
             np.cumsum(slices.length) - slices.length,
             slices.length,
@@ -431,3 +417,22 @@ def _values(values: ListValues, column: int, at: Ints, length: Ints, kind: Any) 
     if kind == np.bool_:
         return values.take(column, at, length, np.uint8).view(np.bool_)
     return values.take(column, at, length, kind)
+
+
+@dataclass(frozen=True, slots=True)
+class BalancedBatches(GlobalBatches):
+    """Global batches of sequences of which each rank takes as much work of attention, but for the tail step."""
+
+    items: PackedStream = field(kw_only=True, compare=False)
+
+    @override
+    def places_of(self, steps: list[int]) -> tuple[Ints, NDArray[np.bool_]]:
+        return concat_places([self._dealt(number) for number in steps])
+
+    def _dealt(self, step: int) -> StepPlaces:
+        if step >= self.full_steps:
+            return self.step(step)
+        places = self.global_batch(step)
+        slices = self.items.slices(places)
+        own = balanced(attention_costs(slices.length, slices.offsets), self.topology.num_ranks)[self.rank]
+        return StepPlaces(places[own], len(own))

@@ -35,8 +35,9 @@ if TYPE_CHECKING:
     from torch_table_loader.records import FileNeeds, ReadTask
 
     Read = Callable[[ReadTask], Iterator[pa.RecordBatch]]
+    IsPadding = Callable[[int, int], NDArray[np.bool_]]
 
-_NO_PADDING = np.empty(0, dtype=np.bool_)
+_PADDING = pa.field(PADDING_COLUMN, pa.bool_(), nullable=False)
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -113,8 +114,8 @@ class StreamWork(LaneWork):
         """Join what the lanes left over, and the padding, to the rows of the rank's last batches, one run a batch."""
         size, plan = self.plan.batch_size, self.plan
         parts = list(rests)
-        for batch, name in self._read(self.segments, plan.padding, self._lane_reader(self.lanes, ahead)):
-            parts.append(self._decode(batch, name, np.ones(batch.num_rows, dtype=np.bool_)))
+        read = self._lane_reader(self.lanes, ahead)
+        parts += self._read(self.segments, plan.padding, read, lambda start, stop: np.ones(stop - start, np.bool_))
         if not parts:
             return []
         rows = self.codec.concat(parts)
@@ -178,10 +179,7 @@ class StreamWork(LaneWork):
         """Read what is left of a stretch; where rows are not counted, all rows of its splits."""
         segments, runs = self._rows_read(stretch)
         at = stretch.runs.num_rows - runs.num_rows
-        for batch, name in self._read(segments, runs, read):
-            padding = np.arange(at, at + batch.num_rows) >= padded_from if self.marks_padding else _NO_PADDING
-            yield self._decode(batch, name, padding)
-            at += batch.num_rows
+        return self._read(segments, runs, read, lambda start, stop: np.arange(at + start, at + stop) >= padded_from)
 
     def _permuted(self, stretch: Stretch, size: int, source: Iterator[Rows]) -> Iterator[Rows]:
         """Permute what was read of a stretch, less what was delivered; rows beyond it come as they are."""
@@ -205,30 +203,26 @@ class StreamWork(LaneWork):
         places = window.order(self.seed, self.epoch)[start + stretch.start : stop]
         padding = np.zeros(window.runs.num_rows, dtype=np.bool_)
         padding[places] = np.arange(stretch.start, stop - start) >= padded_from
-        at, parts = 0, []
-        for batch, name in self._read(window.segments, window.runs, read):
-            parts.append(self._decode(batch, name, padding[at : at + batch.num_rows]))
-            at += batch.num_rows
+        parts = list(self._read(window.segments, window.runs, read, lambda start, stop: padding[start:stop]))
         return cast("Rows", self.codec.concat(parts).take(places))
 
-    def _read(self, segments: SegmentTable, runs: Runs, read: Read) -> Iterator[tuple[pa.RecordBatch, str]]:
-        """Read pieces in order; says of each batch which file it is of."""
+    def _read(self, segments: SegmentTable, runs: Runs, read: Read, is_padding: IsPadding) -> Iterator[Rows]:
+        """Read and decode pieces in order; the function says which of the rows from one to another are padding."""
+        at = 0
         for split, begin, end in runs:
             task = self._task(segments, split, begin, end)
-            name = segments.splits.layout.files[task.file_index].name
             for batch in read(task):
-                yield batch, name
+                start, at = at, at + batch.num_rows
+                if self.marks_padding:
+                    batch = batch.append_column(_PADDING, pa.array(is_padding(start, at)))  # noqa: PLW2901
+                try:
+                    rows = self.codec.decode(batch)
+                except TableError as error:
+                    raise TableError(f"{segments.splits.layout.files[task.file_index].name}: {error}") from error
+                yield rows
 
     def _task(self, segments: SegmentTable, split: int, begin: int, end: int) -> ReadTask:
         return segments.task(split, begin, end if self.plan.counted else -1)
-
-    def _decode(self, batch: pa.RecordBatch, name: str, padding: NDArray[np.bool_]) -> Rows:
-        if self.marks_padding:
-            batch = batch.append_column(pa.field(PADDING_COLUMN, pa.bool_(), nullable=False), pa.array(padding))
-        try:
-            return cast("Rows", self.codec.decode(batch))
-        except TableError as error:
-            raise TableError(f"{name}: {error}") from error
 
 
 def _through(shuffle: WindowShuffle[Any], source: Iterator[Rows], left: int | None) -> Iterator[Rows]:

@@ -111,13 +111,13 @@ class LaneIterator(Iterator[Any]):
 
     def _refill(self, source: LaneBatches) -> None:
         """Build the next batches; at the end, those of the remaining rows."""
-        block = source.next_block()
-        if block is None:
-            block = self._last(source)
-            self._metrics.batches += len(block)
-            self._source = None
-            self._close()
-        self._ready = iter(block)
+        if (block := source.next_block()) is not None:
+            self._ready = iter(block)
+            return
+        last = self._last(source)
+        self._metrics.batches += len(last)
+        self._source, self._ready = None, iter(last)
+        self._close()
 
     def _last(self, source: LaneBatches) -> list[Any]:
         batches, _ = self._work.last_batches([] if source.rest is None else [source.rest])

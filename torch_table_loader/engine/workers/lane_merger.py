@@ -89,7 +89,7 @@ class LaneMerger(Iterator[Any]):
         elif (lane := next(self._schedule, None)) is None or self._is_closed:
             made = None
         else:
-            made = next(self._ready[lane], None) or self._promised(lane)
+            made = next(self._ready[lane], None) or self._refilled(lane)
         if made is None or self._is_closed:
             self._is_closed = True
             if self._close.detach() is not None:
@@ -123,17 +123,6 @@ class LaneMerger(Iterator[Any]):
         self._large_arrays.close()
         self._ready = [iter(()) for _ in self._ready]
 
-    def _promised(self, lane: int) -> Made | None:
-        """Wait for the lane whose turn it is in the plan; None if the iterator was closed meanwhile."""
-        made = self._refilled(lane)
-        if made is None and self._close.alive:
-            self.close()
-            raise TableError(
-                f"worker {lane} must deliver as many batches as its file metadata and counts promise, but it ended "
-                "before; build the loader again, without its plan_cache"
-            )
-        return made
-
     def _rotated(self) -> Made | None:
         """Take lanes in turn until each is done; then join the rows that they left over."""
         while self._open and not self._is_closed:
@@ -160,7 +149,10 @@ class LaneMerger(Iterator[Any]):
         return made
 
     def _refilled(self, lane: int) -> Made | None:
-        """Wait for a lane's next block, and return its first batch; None if the lane is done."""
+        """Wait for a lane's next block, and return its first batch; None if the lane is done, or this was closed.
+
+        A lane whose turn it is in the plan cannot be done.
+        """
         began = time.perf_counter()
         try:
             block = self._executor.take(lane)
@@ -168,8 +160,14 @@ class LaneMerger(Iterator[Any]):
             self.close()
             raise
         self.counts.waited += time.perf_counter() - began
-        if block is None:
-            return None
-        ready = counted(block)
-        self._ready[lane] = ready
-        return next(ready, None)
+        made = None
+        if block is not None:
+            self._ready[lane] = counted(block)
+            made = next(self._ready[lane], None)
+        if made is not None or self._schedule is None or not self._close.alive:
+            return made
+        self.close()
+        raise TableError(
+            f"worker {lane} must deliver as many batches as its file metadata and counts promise, but it ended "
+            "before; build the loader again, without its plan_cache"
+        )

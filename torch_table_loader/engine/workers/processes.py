@@ -19,7 +19,7 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset, _utils, get_worker_info
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
-from torch_table_loader.batching.rows import Batches, counts_of
+from torch_table_loader.batching.rows import Batches
 from torch_table_loader.cancellation import SLICE_S, cancellable
 from torch_table_loader.engine.work.lane_work import LaneBatches, LaneMetrics
 from torch_table_loader.engine.workers.executor import LaneExecutor
@@ -112,7 +112,7 @@ class _WorkerLanes(IterableDataset[_Message | None]):
         if work.calls_functions:
             batches = LaneBatches(work, lane, self._begun[lane], ahead)
             while (block := batches.next_block()) is not None:
-                yield _Message(lane, batches.metrics, batch=list(map(pickled_batch, block)), counts=counts_of(block))
+                yield _Message(lane, batches.metrics, batch=list(map(pickled_batch, block)), counts=block.counts)
         else:
             batches = LaneBatches(work, lane, self._begun[lane], ahead, unit=work.block_batches)
             while (run := batches.next_run(work.block_batches)) is not None:
@@ -202,7 +202,7 @@ class ProcessExecutor(LaneExecutor):
         came = ready.popleft()
         if isinstance(came, BaseException):
             raise came
-        return came if isinstance(came, list) else self._work.codec.batches_of([[came]], self._work.plan.batch_size)
+        return came if isinstance(came, Batches) else self._work.codec.batches_of([[came]], self._work.plan.batch_size)
 
     def rest(self, lane: int) -> Rows | None:
         """Return the rows left over by a finished lane."""

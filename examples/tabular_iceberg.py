@@ -8,36 +8,24 @@ import sys
 import torch
 from torch.nn.functional import binary_cross_entropy_with_logits
 
-from torch_table_loader import IcebergDataset, TableLoader, part_of
+from torch_table_loader import Batch, IcebergDataset
 
 FEATURES = ["age", "income"]
-PARTS = {"train": 0.8, "val": 0.1, "test": 0.1}
 PATIENCE = 3
 
 
 def main(warehouse: str) -> None:
     catalog = {"type": "sql", "name": "lake", "uri": f"sqlite:///{warehouse}/catalog.db"}
-    seen = IcebergDataset("shop.customers", catalog, filters=part_of("id", PARTS, "train"))
-    stats = seen.statistics(FEATURES)  # of the training part only
-
-    def part(name: str, shuffle: bool) -> TableLoader:
-        loader, _ = IcebergDataset.create_dataloader(
-            "shop.customers",
-            catalog,
-            snapshot_id=seen.snapshot_id,  # the parts are of one snapshot
-            batch_size=256,
-            columns=[*FEATURES, "churn"],
-            filters=part_of("id", PARTS, name),
-            shuffle=shuffle,
-            transforms={name: each.standardize for name, each in stats.items()},
-        )
-        return loader
-
-    train, val, test = part("train", shuffle=True), part("val", shuffle=False), part("test", shuffle=False)
+    table = IcebergDataset("shop.customers", catalog, batch_size=256, columns=[*FEATURES, "churn"])
+    parts = table.split({"train": 0.8, "val": 0.1, "test": 0.1}, by="id")  # of one snapshot
+    stats = parts["train"].statistics(FEATURES)  # of the training part only
+    scaled = {name: each.standardize for name, each in stats.items()}
+    train = parts["train"].with_options(shuffle=True, transforms=scaled).loader()
+    val, test = (parts[name].with_options(transforms=scaled).loader() for name in ("val", "test"))
     model = torch.nn.Sequential(torch.nn.Linear(2, 32), torch.nn.ReLU(), torch.nn.Linear(32, 1))
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
 
-    def logits(batch: dict[str, torch.Tensor]) -> torch.Tensor:
+    def logits(batch: Batch) -> torch.Tensor:
         output: torch.Tensor = model(torch.stack([batch[name].float() for name in FEATURES], dim=1))
         return output[:, 0]
 

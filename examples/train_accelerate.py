@@ -22,8 +22,7 @@ def main(table: str, checkpoint: Path) -> None:
         batch_size=256,
         columns=["label", "price"],
         shuffle=True,
-        num_ranks="auto",  # Accelerate's rank, since the accelerator is there
-        even_ranks="balance",  # equally many steps on each rank
+        even_ranks="balance",  # of Accelerate's ranks, since the accelerator is there
     )
     model = torch.nn.Linear(1, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

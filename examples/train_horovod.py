@@ -25,7 +25,6 @@ def main(table: Path, epochs: int = 2) -> None:
         files=hvd.broadcast_object(names),  # all ranks read the files that rank 0 saw
         batch_size=256,
         shuffle=True,
-        num_ranks="auto",
         even_ranks="balance",
     )
     model = torch.nn.Linear(1, 1)

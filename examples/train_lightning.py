@@ -1,55 +1,50 @@
-"""Train under Lightning: its checkpoints keep the loader's place, and its sampler is not needed.
+"""Train on an Iceberg table with Lightning: validate, stop early, and resume at the next row on any number of ranks.
 
-torchrun --standalone --nproc-per-node 2 examples/train_lightning.py TABLE CHECKPOINTS
+torchrun --standalone --nproc-per-node 2 examples/train_lightning.py WAREHOUSE CHECKPOINTS
 """
 
 import os
 import sys
-from typing import Any
 
 import lightning
 import torch
-from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
 
-from torch_table_loader import StructuredDataset
+from torch_table_loader import Batch, IcebergDataset, TableLoader
+from torch_table_loader.integrations.lightning import ResumeOnAnyRanks
 
-EPOCHS, SAVE_EVERY = 2, 10
 
-
-class Model(lightning.LightningModule):
-    def __init__(self, table: str) -> None:
+class Churn(lightning.LightningModule):
+    def __init__(self, warehouse: str) -> None:
         super().__init__()
-        self.layer = torch.nn.Linear(1, 1)
-        self.table, self.rows = table, 0
+        self.catalog = {"type": "sql", "name": "lake", "uri": f"sqlite:///{warehouse}/catalog.db"}
+        self.layers = torch.nn.Sequential(torch.nn.BatchNorm1d(2), torch.nn.Linear(2, 1))
 
-    def train_dataloader(self) -> Any:
-        loader, _ = StructuredDataset.create_dataloader(
-            self.table,
-            batch_size=256,
-            columns=["label", "price"],
-            shuffle=True,
-            num_ranks="auto",  # here, and not before, the ranks have found each other
-            even_ranks="balance",  # equally many steps on each rank
-        )
-        return loader
+    def setup(self, stage: str) -> None:  # noqa: ARG002 - the ranks have found each other by now
+        columns = {"x": ["age", "income"], "churn": "churn"}
+        table = IcebergDataset("shop.customers", self.catalog, columns=columns, batch_size=256, even_ranks="balance")
+        self.parts = table.split({"train": 0.9, "val": 0.1}, by="id")
 
-    def training_step(self, batch: dict[str, torch.Tensor]) -> torch.Tensor:
-        self.rows += len(batch["label"]) - int(batch.get("padding", torch.zeros(1)).sum())
-        return torch.nn.functional.mse_loss(self.layer(batch["price"][:, None])[:, 0], batch["label"].float())
+    def train_dataloader(self) -> TableLoader:
+        return self.parts["train"].with_options(shuffle=True).loader()
 
-    def on_train_epoch_end(self) -> None:
-        rows = self.trainer.strategy.reduce(torch.tensor(self.rows, device=self.device), reduce_op="sum")
-        self.print(f"epoch {self.current_epoch}: {rows} rows")
-        self.rows = 0
+    def val_dataloader(self) -> TableLoader:
+        return self.parts["val"].loader()
+
+    def training_step(self, batch: Batch) -> torch.Tensor:
+        real = ~batch["padding"] if "padding" in batch else slice(None)  # repeats give all ranks equally many steps
+        logits = self.layers(batch["x"])[real, 0]
+        return torch.nn.functional.binary_cross_entropy_with_logits(logits, batch["churn"][real])
+
+    def validation_step(self, batch: Batch) -> None:
+        self.log("loss", self.training_step(batch), batch_size=len(batch["churn"]), sync_dist=True)
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
-        return torch.optim.SGD(self.parameters(), lr=0.1)
+        return torch.optim.Adam(self.parameters(), lr=0.1)
 
 
 if __name__ == "__main__":
-    saving = ModelCheckpoint(sys.argv[2], every_n_train_steps=SAVE_EVERY, save_last=True)
-    world = int(os.environ.get("WORLD_SIZE", "1"))
-    trainer = lightning.Trainer(devices=world, max_epochs=EPOCHS, callbacks=[saving], logger=False)
-    trainer.fit(Model(sys.argv[1]), ckpt_path="last")
-    sys.stdout.flush()
-    os._exit(0)  # after DDP on gloo a thread of its own may abort a normal exit (torch 2.13)
+    saving = ModelCheckpoint(sys.argv[2], every_n_train_steps=5, save_last=True)
+    callbacks = [saving, EarlyStopping("loss", patience=3), ResumeOnAnyRanks()]
+    trainer = lightning.Trainer(devices=int(os.environ["WORLD_SIZE"]), max_epochs=20, callbacks=callbacks, logger=False)
+    trainer.fit(Churn(sys.argv[1]), ckpt_path="last")

@@ -23,7 +23,7 @@ EPOCHS, STEPS_BETWEEN_CHECKPOINTS = 2, 20
 def train_worker(config: dict[str, Any]) -> None:
     """Train a model of one weight on the columns `price` and `label`."""
     loader, dataset = StructuredDataset.create_dataloader(
-        config["table"], columns=["price", "label"], shuffle=True, batch_size=64, num_ranks="auto", even_ranks="balance"
+        config["table"], columns=["price", "label"], shuffle=True, batch_size=64, even_ranks="balance"
     )
     model = prepare_model(torch.nn.Linear(1, 1))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

@@ -13,6 +13,7 @@ import tomllib
 from collections.abc import Iterator
 from contextlib import redirect_stderr, redirect_stdout, suppress
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -145,6 +146,20 @@ def own_lines(page: Path) -> Iterator[tuple[int, str]]:
             tag = line.lstrip().removeprefix("```") if tag is None else None
         elif not line.startswith("|") and not is_output:
             yield number, line
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_tables_headings_and_pictures_stand_apart(page: Path) -> None:
+    lines = PICTURE.sub("![", FENCE.sub("```", page.read_text("utf-8"))).splitlines()
+    joined = [below for above, below in pairwise(lines) if len({"", kind_of(above), kind_of(below)}) == 3]
+    assert joined == [], "without an empty line above, it becomes part of what is there"
+
+
+def kind_of(line: str) -> str:
+    """Tell tables, headings and pictures from text; a comment may stand beside anything."""
+    if not line.strip() or line.startswith("<!--"):
+        return ""
+    return line[0] if line.startswith(("|", "#", "![")) else "text"
 
 
 def test_every_block_is_run_or_marked_as_not_run() -> None:

@@ -32,3 +32,9 @@ def test_every_link_of_the_built_site_leads_somewhere(site: Path) -> None:
 def test_the_built_site_loads_nothing_from_elsewhere(site: Path) -> None:
     loads = {page.name: Links(page.read_text("utf-8")).loads for page in site.glob("*.html")}
     assert [(page, each) for page, found in loads.items() for each in found if urlsplit(each).netloc] == []
+
+
+def test_sessions_of_docstrings_are_code_and_no_quotations(site: Path) -> None:
+    pages = {page.stem: page.read_text("utf-8") for page in site.glob("api-*.html")}
+    assert "language-pycon" in pages["api-plugins"]
+    assert [name for name, page in pages.items() if "<blockquote" in page] == []

@@ -184,8 +184,8 @@ FAULTS = (
     ),
     Fault(
         *(2, "an epoch's key is the sum of seed and epoch", "planning/keys.py"),
-        "fields = (_int_bytes(seed), _int_bytes(epoch),",
-        "fields = (_int_bytes(seed + epoch), _int_bytes(0),",
+        "signed=True) for value in (seed, epoch))",
+        "signed=True) for value in (seed + epoch, 0))",
         (
             "tests/laws/test_permutation.py",
             "tests/torch/test_frozen_order.py",
@@ -232,8 +232,8 @@ FAULTS = (
     ),
     Fault(
         *(4, "the tail of row mode is not counted", "planning/global_batches.py"),
-        "return self.full_steps + bool(len(self.tail.places))",
-        "return self.full_steps + (len(self.tail.places) == self.batch_size)",
+        '"steps": full + (bool(rest) if pads else rest > self.rank),',
+        '"steps": full,',
         (*_ROWS, "tests/torch/test_known_length.py"),
     ),
     Fault(
@@ -314,14 +314,14 @@ FAULTS = (
     ),
     Fault(
         *(7, "a state of other options is taken", "engine/state.py"),
-        "    _compare_options(own.options, saved.options)",
-        "    del own",
+        "    _refuse_options(differing, options, theirs.options)",
+        "    del differing",
         _REFUSALS,
     ),
     Fault(
         *(7, "a state of another table is taken", "engine/state.py"),
-        "    _compare_tables(table, own.table, saved.table)",
-        "    del table",
+        "    _refuse_table(table, own.table, theirs.table)",
+        "    return None",
         _REFUSALS,
     ),
     Fault(

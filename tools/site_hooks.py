@@ -17,6 +17,9 @@ HEADER = re.compile(r"^\| option \| default \| meaning \|\n\|[-|]+\|\n", re.MULT
 OPTION = re.compile(r"^\| `(\w+)` \| (.+?) \| (.+) \|$", re.MULTILINE)
 """A row of the table of options, which becomes a heading: search finds headings, and links lead to them."""
 
+BOOSTS = {"options": 2.0, "api": 0.1}
+"""How much more the search makes of pages whose names begin so: who types an option wants its explanation first."""
+
 
 def on_files(files: Files, *, config: MkDocsConfig) -> Files:
     """Add the changelog of the repository's root, and a page for each notebook."""
@@ -32,6 +35,9 @@ def on_files(files: Files, *, config: MkDocsConfig) -> Files:
 
 def on_page_markdown(markdown: str, *, page: Page, **_: object) -> str:
     """Mark each Python session as one, so that its prompts are not copied, and link to the pages of notebooks."""
+    for start, boost in BOOSTS.items():
+        if page.file.src_uri.startswith(start):
+            page.meta["search"] = {"boost": boost}
     if page.file.src_uri == "options.md":
         markdown = OPTION.sub(r"### `\1` {#\1}\n\nDefault: \2. \3.\n", HEADER.sub("", markdown))
     markdown = re.sub(r"^```python\n(?=>>> )", "```pycon\n", markdown, flags=re.MULTILINE)

@@ -162,6 +162,10 @@ def kind_of(line: str) -> str:
     return line[0] if line.startswith(("|", "#", "![")) else "text"
 
 
+def test_the_documentation_stays_short() -> None:
+    assert sum(len(page.read_text("utf-8").split()) for page in PAGES) <= 38_000, "say each thing on one page"
+
+
 def test_every_block_is_run_or_marked_as_not_run() -> None:
     for page in PAGES:
         for block in blocks_of(page):

@@ -1,4 +1,7 @@
-"""Words that users type lead to the place that explains them, first or second, as Material's search would rank them."""
+"""Words that users type lead to the place that explains them, first or second, much as Material's search ranks them.
+
+``test_browser.py`` asks the search itself.
+"""
 
 from __future__ import annotations
 
@@ -50,6 +53,7 @@ class Search:
     """A stand-in for lunr: Okapi BM25 over titles and texts, where titles count a thousand times as much."""
 
     locations: list[str]
+    boosts: list[float]
     titles: list[Counter[str]]
     texts: list[Counter[str]]
 
@@ -57,13 +61,14 @@ class Search:
     def over(cls, site: Path) -> Search:
         entries = json.loads((site / "search" / "search_index.json").read_text("utf-8"))["docs"]
         fields = [[Counter(words(entry[field])) for entry in entries] for field in ("title", "text")]
-        return cls([entry["location"] for entry in entries], *fields)
+        boosts = [float(entry.get("boost", 1)) for entry in entries]
+        return cls([entry["location"] for entry in entries], boosts, *fields)
 
     def find(self, query: str) -> list[str]:
         """Give the locations that hold each word of a query, or the beginning of one, best first."""
         scores = [[*self._scores(word)] for word in words(query)]
         found = [at for at in range(len(self.locations)) if all(each[at] > 0 for each in scores)]
-        found.sort(key=lambda at: -sum(each[at] for each in scores))
+        found.sort(key=lambda at: -self.boosts[at] * sum(each[at] for each in scores))
         return [self.locations[at] for at in found]
 
     def _scores(self, word: str) -> list[float]:

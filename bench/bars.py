@@ -95,6 +95,10 @@ ICEBERG_DUELS = (
     Duel("A-zstd", 8192, "iceberg:keys", "iceberg:plain"),
     *(Duel(table, 8192, "bare:position", "floor") for table in ("A-zstd", "B")),
     Duel("E", 8192, "iceberg:plain", "pyiceberg:plain", 1.5),
+    *(
+        Duel("A-snappy", 8192, "iceberg:plain", f"datasets, Iceberg:{setting}")
+        for setting in ('with_format("torch")', 'with_format("arrow"), tensors by hand')
+    ),
 )
 """The same files as an Iceberg table; rows per second count live rows, of which deletes leave 95 in 100."""
 

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
@@ -33,6 +33,7 @@ KINDS = ("plain", "position", "vector", "equality", "keys")
 """What deletes a table has: none, or 5 % of rows by position, by deletion vector, by a few values of a column, or by
 keys of two columns, one key a row."""
 
+PLAIN = "bench.plain"
 DELETED = 0.05
 _TYPES = {"int64": "long", "int32": "int", "double": "double", "float": "float"}
 _KEYS = {"A-zstd": "l_partkey", "A-snappy": "l_partkey", "B": "cat_3"}
@@ -49,8 +50,7 @@ def location(table: BenchTable, kind: str, url: str | None = None) -> str:
         kind: one of `KINDS`.
         url: of the folder of all tables, where these are served; None for local files.
     """
-    tables = table.folder.parent.resolve()
-    root = tables / f"iceberg-{table.folder.name}-{kind}{'' if url is None else '-served'}-v{_VERSION}"
+    tables, root = table.folder.parent.resolve(), _folder(table, kind, url)
     said = root / "location"
     if not said.exists():
         shutil.rmtree(root, ignore_errors=True)
@@ -63,15 +63,32 @@ def location(table: BenchTable, kind: str, url: str | None = None) -> str:
     return said.read_text()
 
 
-def _write_plain(table: BenchTable, root: Path) -> str:
-    """Let pyiceberg take the files into a table."""
+def _folder(table: BenchTable, kind: str, url: str | None) -> Path:
+    return table.folder.parent.resolve() / (
+        f"iceberg-{table.folder.name}-{kind}{'' if url is None else '-served'}-v{_VERSION}"
+    )
+
+
+def catalog_of(table: BenchTable) -> Any:
+    """Open the catalog of the table without deletes, which is `PLAIN` there."""
+    location(table, "plain")
+    return _catalog(_folder(table, "plain", None))
+
+
+def _catalog(root: Path) -> Any:
     from pyiceberg.catalog import load_catalog
 
-    catalog = load_catalog("bench", type="sql", uri=f"sqlite:///{root}/catalog.db", warehouse=f"file://{root}")
+    return load_catalog("bench", type="sql", uri=f"sqlite:///{root}/catalog.db", warehouse=f"file://{root}")
+
+
+def _write_plain(table: BenchTable, root: Path) -> str:
+    """Let pyiceberg take the files into a table."""
+    catalog = _catalog(root)
     catalog.create_namespace("bench")
-    made = catalog.create_table("bench.plain", pq.read_schema(table.files[0]))
+    made = catalog.create_table(PLAIN, pq.read_schema(table.files[0]))
     made.add_files([str(file.resolve()) for file in table.files])
-    return made.metadata_location
+    written: str = made.metadata_location
+    return written
 
 
 def _write_deletes(table: BenchTable, kind: str, root: Path, served: tuple[str, str]) -> str:

@@ -9,6 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from bench import iceberg
 from bench.ours import rows_of
 from bench.tables import BenchTable
 
@@ -142,6 +143,23 @@ def hugging_face(table: BenchTable, batch_size: int) -> Mapping[str, Run]:
     }
 
 
+def hugging_face_iceberg(table: BenchTable, batch_size: int) -> Mapping[str, Run]:
+    """Hugging Face datasets, streaming an Iceberg table by pyiceberg's scan."""
+    import datasets
+
+    def stream() -> Any:
+        datasets.disable_progress_bars()
+        catalog = iceberg.catalog_of(table)
+        return datasets.load_dataset("iceberg", catalog=catalog, table=iceberg.PLAIN, split="train", streaming=True)
+
+    return {
+        'with_format("torch")': lambda: sum(map(rows_of, stream().with_format("torch").iter(batch_size=batch_size))),
+        'with_format("arrow"), tensors by hand': lambda: sum(
+            rows_of(tensors_of(batch)) for batch in stream().with_format("arrow").iter(batch_size=batch_size)
+        ),
+    }
+
+
 def polars(table: BenchTable, batch_size: int) -> Mapping[str, Run]:
     """polars: a lazy scan collected in batches on all cores, sliced and made tensors by hand."""
     import polars as pl
@@ -185,6 +203,7 @@ RIVALS: dict[str, Callable[[BenchTable, int], Mapping[str, Run]]] = {
     "torch-dataloader-utils": torch_dataloader_utils,
     "torch-dataloader-utils, packed by hand": packed_by_hand,
     "datasets": hugging_face,
+    "datasets, Iceberg": hugging_face_iceberg,
     "polars": polars,
     "lance": lance,
 }

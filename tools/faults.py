@@ -168,8 +168,8 @@ FAULTS = (
     ),
     Fault(
         *(1, "a mixture of streams ends one block early", "planning/dealing.py"),
-        "total=int(places[np.flatnonzero(fits)[-1 if first else 0]])",
-        "total=max(0, int(places[np.flatnonzero(fits)[-1 if first else 0]]) - first * self.block_rows)",
+        "return int(places[np.flatnonzero(fits)[-1 if first else 0]])",
+        "return max(0, int(places[np.flatnonzero(fits)[-1 if first else 0]]) - first * self.block_rows)",
         (
             "tests/laws/test_dealing.py",
             "tests/laws/test_mixed_streams_in_plans.py",

@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from torch_table_loader.predicates.hash_parts import part_of
     from torch_table_loader.ragged import Pad
     from torch_table_loader.row_store_option import RowStore
+    from torch_table_loader.schedules import Schedule, Stop
     from torch_table_loader.text.token_table import tokenize_table
     from torch_table_loader.weights import Weights
 
@@ -75,7 +76,9 @@ _HOMES = {
     "RoundRobinStrategy": "planning.cutting",
     "RowBalancedStrategy": "planning.cutting",
     "RowStore": "row_store_option",
+    "Schedule": "schedules",
     "SizeBalancedStrategy": "planning.cutting",
+    "Stop": "schedules",
     "StorageError": "errors",
     "StorageTimeoutError": "errors",
     "StructuredDataset": "dataset",
@@ -119,7 +122,9 @@ __all__ = [
     "RoundRobinStrategy",
     "RowBalancedStrategy",
     "RowStore",
+    "Schedule",
     "SizeBalancedStrategy",
+    "Stop",
     "StorageError",
     "StorageTimeoutError",
     "StructuredDataset",

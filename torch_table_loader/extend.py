@@ -18,7 +18,7 @@ from torch_table_loader.planning.global_batches import GlobalBatches
 from torch_table_loader.planning.keys import Key, derive_key
 from torch_table_loader.planning.lanes import longest_first
 from torch_table_loader.planning.layout import TableLayout
-from torch_table_loader.planning.mixture import Mixture, SourceOrder, StopRule
+from torch_table_loader.planning.mixture import Mixture, SourceOrder
 from torch_table_loader.planning.packing import Packed, another_best_fit, best_fit, split_long
 from torch_table_loader.planning.permutation import Permutation
 from torch_table_loader.planning.quotas import Quotas
@@ -40,6 +40,7 @@ from torch_table_loader.records import (
     Shard,
     Split,
 )
+from torch_table_loader.schedules import StopRule
 from torch_table_loader.source.listing import PathSource
 from torch_table_loader.source.storage import FileStorage, open_storage
 from torch_table_loader.units import parse_bytes

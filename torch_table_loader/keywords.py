@@ -25,6 +25,7 @@ from torch_table_loader.predicates.filter_text import filter_of
 from torch_table_loader.ragged import RaggedOption
 from torch_table_loader.remote_options import OWN
 from torch_table_loader.row_store_option import RowStore
+from torch_table_loader.schedules import Schedule
 from torch_table_loader.source.store_options import OPTION_NAMES
 from torch_table_loader.weights import Weights
 
@@ -33,6 +34,7 @@ class MixedKeywords(TypedDict, total=False):
     """The options that a mixture takes, as ``python -m tools.options_table`` writes them."""
 
     batch_size: int
+    global_batch_size: int | Mapping[int, int] | Schedule | None
     columns: ColumnsOption | None
     filters: Any
     shuffle_seed: int
@@ -51,7 +53,6 @@ class MixedKeywords(TypedDict, total=False):
     rank: int | None
     even_ranks: EvenRanks | None
     check_plan: bool
-    global_batch_size: int | None
     row_store: RowStore | str | None
     nulls: Mapping[str, Any] | Literal["mask"] | None
     ragged: RaggedOption | None

@@ -230,7 +230,7 @@ class TableLoader(NamedColumns, PreparedForAccelerate, DataLoader[Any]):
         known = all(stage.plan.counted and not stage.plan.endless for stage in planned)
         longest = (stage.plan.steps if stage.longest is None else stage.longest for stage in planned)
         most = sum(longest) if known else None
-        together = None if job.options.batch_by else job.options.batch_size * job.topology.num_ranks
+        together = None if job.options.batch_by else partial(job.step_of_sample, epoch)
         first = None if file is None else partial(job.step_of_file, epoch, file)
         steps = step_at(most, together, step=step, sample=sample, fraction=fraction, file=first)
         self._position.seek(job.at(epoch, steps))

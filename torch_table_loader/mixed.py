@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Unpack, cast
 from torch_table_loader.dataset import TableDataset
 from torch_table_loader.engine.jobs.mixed_rows import MixedRows
 from torch_table_loader.engine.jobs.mixed_streams import MixedStreams
-from torch_table_loader.engine.jobs.mixture_form import by_step, checked_stop, common_form, same
+from torch_table_loader.engine.jobs.mixture_form import checked_stop, common_form, same, scheduled_weights
 from torch_table_loader.engine.jobs.mixture_job import MixtureJob
 from torch_table_loader.engine.jobs.resolve import with_batch_size
 from torch_table_loader.engine.jobs.stream_job import StreamJob
@@ -23,8 +23,9 @@ from torch_table_loader.errors import ConfigError, ConfigTypeError
 from torch_table_loader.keywords import check_names, make_options
 from torch_table_loader.options import ABOUT
 from torch_table_loader.pack import Pack
-from torch_table_loader.planning.mixture import NaturalShares, ShareUnit, StopRule
+from torch_table_loader.planning.mixture import NaturalShares, ShareUnit
 from torch_table_loader.rank_dataset import RankDataset
+from torch_table_loader.schedules import Done, Schedule, Stop, StopRule
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -58,7 +59,7 @@ class MixedDataset(RankDataset):
     def __init__(
         self,
         sources: Mapping[str, TableDataset | Callable[..., TableDataset]],
-        weights: Mapping[str, float] | NaturalShares | Mapping[int, Mapping[str, float] | NaturalShares],
+        weights: Mapping[str, float] | NaturalShares | Mapping[int, Mapping[str, float] | NaturalShares] | Schedule,
         *,
         unit: ShareUnit = "rows",
         stop: StopRule = "first_exhausted",
@@ -75,12 +76,14 @@ class MixedDataset(RankDataset):
             weights: weight of each source, by name, on any scale; 0 leaves a source out. "rows" or "tokens": all of
                 each source, so every row or sequence comes once, and the sizes are the shares. A schedule gives either
                 by the step from which it holds, from 0 on: ``{0: {"web": 9, "code": 1}, 1000: {"web": 1, "code": 1}}``.
-                Steps are those of the first epoch; later epochs have the last weights.
+                Steps are those of the first epoch; later epochs have the last weights. A `Schedule` counts samples or
+                tokens.
             unit: "rows", or "tokens" of packed sequences: each source then has its share after every sequence, to
                 within one; in streams, after every step in either unit.
             stop: when an epoch ends: "first_exhausted": before any source that has a weight would repeat a row;
                 "all_exhausted": when each has delivered all its rows; "forever". Or the most times that sources may
-                come, by name, such as ``{"books": 4}``: before a row of theirs would come a fifth time.
+                come, by name, such as ``{"books": 4}``: before a row of theirs would come a fifth time. Or a `Stop`,
+                which also drops sources that came so often, and ends an epoch after so many rows or tokens.
             block: number of rows in which each source has its share to within one row, from the epoch's start; inside a
                 block, every order is equally likely. A rarer source makes blocks longer. 0: after every row. None: 256;
                 0 with unit="tokens" or without numbers as weights; in streams, as few steps as give each source a row.
@@ -100,14 +103,16 @@ class MixedDataset(RankDataset):
         named = {"num_ranks", "rank"} & set(options)
         of_sources = any(job.options.num_ranks is not None for job in jobs.values())
         ranks = resolve_ranks(asked) if named or not of_sources else _common_ranks(jobs)
-        asked = with_batch_size(asked, ranks.num_ranks, given="batch_size" in options)
+        pack = next(iter(jobs.values())).options.pack
+        asked = with_batch_size(asked, ranks.num_ranks, given="batch_size" in options, pack=pack)
         plan_check = PlanCheck(ranks.rank, ranks.num_ranks, check=asked.check_plan, pinned=True)
         if of_sources:
             asked = replace(asked, num_ranks=ranks.num_ranks, rank=ranks.rank)  # the caller named them
         with plan_check:
             asked = replace(asked, **common_form({name: job.options for name, job in jobs.items()}))
-            first, later = by_step(weights)
-            job = _mixed_job(jobs, asked, ranks, first, checked_stop(stop, jobs), block, unit).following_schedule(later)
+            by_step = scheduled_weights(weights, jobs)
+            first, rule = by_step.at(0, Done()), checked_stop(stop, jobs)
+            job = _mixed_job(jobs, asked, ranks, first, rule, block, unit).following_schedule(by_step)
             plan_check.check({**job.compared, **asdict(job.topology)})
         super().__init__(job, plan_check, self._with_snapshots_of)
         self._sources = opened
@@ -198,7 +203,7 @@ def _mixed_job(
     options: LoaderOptions,
     ranks: RankInfo,
     weights: Mapping[str, float] | NaturalShares,
-    stop: StopRule,
+    stop: Stop,
     block: int | None,
     unit: ShareUnit,
 ) -> MixtureJob:

@@ -13,6 +13,7 @@ from torch_table_loader.messages import did_you_mean
 from torch_table_loader.ragged import check_ragged
 from torch_table_loader.remote_options import RemoteOptions
 from torch_table_loader.row_store_option import as_row_store
+from torch_table_loader.schedules import as_schedule
 from torch_table_loader.scrubbing import shown_url
 from torch_table_loader.units import integer, parse_bytes, seconds
 from torch_table_loader.weights import Weights, as_weights
@@ -33,6 +34,12 @@ def whole(least: int | None, most: int | None) -> Check:
 
 def _integer(least: int | None, most: int | None, name: str, value: Any) -> int:
     return integer(name, value, least, most)
+
+
+def batch_sizes(name: str, value: Any) -> Any:
+    """Check a size of global batches, or a schedule of some; one that does not change is an int."""
+    sizes = as_schedule(value).mapped(partial(_integer, 1, MOST_ROWS, name))
+    return sizes if len(sizes.values) > 1 else sizes.last
 
 
 def one_of(*allowed: Any) -> Check:

@@ -22,6 +22,7 @@ from torch_table_loader.pack import Pack
 from torch_table_loader.ragged import RaggedOption
 from torch_table_loader.remote_options import RemoteOptions
 from torch_table_loader.row_store_option import RowStore, as_row_store
+from torch_table_loader.schedules import Schedule
 from torch_table_loader.sizes import sizes
 from torch_table_loader.units import parse_bytes
 from torch_table_loader.weights import Weights
@@ -83,6 +84,13 @@ class LoaderOptions:
 
     batch_size: int = _option(1024, BATCHES, checks.whole(1, checks.MOST_ROWS), mixture="job")
     """Rows per batch on this rank."""
+
+    global_batch_size: int | Mapping[int, int] | Schedule | None = _option(
+        None, BATCHES, checks.batch_sizes, mixture="job"
+    )
+    """Rows over all ranks in one step of the optimizer. Without `batch_size`, one batch of each rank; with it, and
+    shuffle="rows", as many batches of that size as make it up, over which the optimizer accumulates gradients. A dict
+    gives the size by the step from which it holds, and a `Schedule` by samples or tokens: ``{0: 256, 1000: 512}``."""
 
     columns: ColumnsOption | None = _option(None, BATCHES, checks.columns, mixture="sources")
     """Names to deliver, in this order; None for all. A dict gives the keys of a batch: a column each, or a list of
@@ -152,10 +160,6 @@ class LoaderOptions:
 
     check_plan: bool = _option(True, RANKS, checks.switch, mixture="both")
     """Compare the plans of the ranks of a process group when the loader is made."""
-
-    global_batch_size: int | None = _option(None, ROWS, checks.whole(1, checks.MOST_ROWS), mixture="job")
-    """With shuffle="rows", rows over all ranks in one step of the optimizer. Without `batch_size`, one batch of each
-    rank; with it, as many batches of that size as make it up, over which the optimizer accumulates gradients."""
 
     row_store: RowStore | str | None = _option(None, ROWS, checks.row_store, mixture="sources", shown=False)
     """"memory", a directory or a URL, or `RowStore(place, memory="4GiB")`; None: memory if the store fits into 1GiB and

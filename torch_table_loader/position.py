@@ -14,6 +14,7 @@ from torch_table_loader.engine.state import read_state
 from torch_table_loader.errors import ConfigError, ConfigTypeError, ResumeError
 from torch_table_loader.messages import warn_caller
 from torch_table_loader.planning.steps import ENDLESS_EPOCHS, UNCOUNTED
+from torch_table_loader.schedules import Schedule
 
 if TYPE_CHECKING:
     import numpy as np
@@ -207,6 +208,11 @@ class JobPosition:
             raise ConfigError(
                 "Pack: seq_len_from is for the loader that create_dataloader(...) makes; leave it out for a DataLoader "
                 "of your own"
+            )
+        if isinstance(self.job.options.global_batch_size, Schedule):
+            raise ConfigError(
+                "global_batch_size by step is for the loader that create_dataloader(...) makes; pass a DataLoader of "
+                "your own one size"
             )
         job, position = self.job, self._loaded if self.is_for_any_iterator else None
         if position is None:

@@ -89,10 +89,10 @@ class RankDataset(NamedColumns, IterableDataset[Any]):
 
         ``help(LoaderOptions)`` explains the others, too:
 
-        * Batches and their order: `shuffle_seed`, `epochs`, `output_format`, `row_id`, `pack`
+        * Batches and their order: `global_batch_size`, `shuffle_seed`, `epochs`, `output_format`, `row_id`, `pack`
         * Workers and progress: `worker_type`, `prefetch_batches`, `show_progress`
         * Ranks: `num_ranks`, `rank`, `check_plan`
-        * Rows in any order: `global_batch_size`, `row_store`, `weights`
+        * Rows in any order: `row_store`, `weights`
         * Splits: `split_size`, `split_strategy`, `shuffle_buffer_size`, `count_filtered`, `batch_by`
         * Types of columns: `ragged`, `unsupported`, `transforms`, `decode`
         * Files and stores: `schema`, `files`, `plan_cache`, `on_error`, `on_growth`

@@ -32,6 +32,7 @@ LEVELS = {
     "remote_options": 1,
     "pack": 1,
     "row_store_option": 1,
+    "schedules": 1,
     "weights": 1,
     "arrow": 2,
     "planning": 2,

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from tests.effort import examples
 from tests.strategies import table
-from torch_table_loader import TargetSizeStrategy
+from torch_table_loader import Stop, TargetSizeStrategy
 from torch_table_loader.extend import SegmentTable, StopRule, Topology, resolve_strategy
-from torch_table_loader.planning.mixed_stages import MixedPosition, begun, rests_of
+from torch_table_loader.planning.mixed_stages import MixedPosition, begun, had_of, refuse_other_orders, rests_of
 from torch_table_loader.planning.rounds import DealtStage, Rounds
 from torch_table_loader.planning.runs import Runs
 
@@ -58,7 +58,7 @@ def delivered(position: MixedPosition, rounds: dict[str, Rounds], steps: int) ->
     All items have the same number of rows, except the last of a round.
     """
     deal, rests, found, items = position.deal, rests_of(rounds, position), [], 0
-    places = min(steps * deal.step_rows, deal.total)
+    places = min(steps * deal.step_rows, deal.end)
     taken = deal.dealt(places)
     for name, own in rounds.items():
         source = deal.names.index(name)
@@ -108,6 +108,52 @@ def test_no_row_repeats_before_its_round_ends_over_any_chain(
         assert Counter(seen + Counter(rest)) == Counter(
             chain.from_iterable(rows_of(own, own.order(2, 0)) for own in rounds.values())
         )
+
+
+@settings(max_examples=examples(30), deadline=None)
+@given(
+    rounds=sources,
+    shapes=st.lists(st.tuples(topologies, st.integers(1, 9)), min_size=1, max_size=3),
+    shares=weights.filter(bool),
+    caps=st.fixed_dictionaries({}, optional={name: st.integers(1, 3) for name in "abc"}),
+    samples=st.none() | st.integers(1, 200),
+)
+def test_sources_are_dropped_at_their_caps_to_the_row(
+    rounds: dict[str, Rounds], shapes: list[Any], shares: Any, caps: dict[str, int], samples: int | None
+) -> None:
+    stop = Stop("forever", drop=caps, samples=samples)
+    if samples is None and any(weight and name not in caps for name, weight in shares.items()):
+        stop = Stop("all_exhausted", drop=caps)
+    had, past = Counter[Row](), tuple[DealtStage, ...]()
+    counts = dict.fromkeys(rounds, 0)
+    shapes = [*shapes, (Topology(2, 2, 3), 10**6)]
+    position = begun(1, rounds, shares, shapes[0][0], stop)
+    while position.consumed < position.total:
+        most, drop = shapes[0][1], position.steps_until_drop
+        steps = min(most, 10**6 if drop is None else drop, position.batches(0).longest)
+        found, items = delivered(position, rounds, steps)
+        assert items == min(steps * position.deal.step_rows, position.total - position.start)
+        had.update(found)
+        position = position.after(steps)
+        counts = had_of(rounds, position.stages)
+        assert sum(counts.values()) == position.consumed
+        assert all(counts[name] <= caps[name] * rounds[name].items for name in caps)
+        assert MixedPosition.of_history(1, json.loads(json.dumps(position.history())), SEED) == position
+        refuse_other_orders(position, rounds, stop)
+        shapes = shapes if steps < most else shapes[1:] or shapes
+        past = position.stages
+        if position.consumed < position.total:
+            position = begun(1, rounds, shares, shapes[0][0], stop, past)
+    for name, own in rounds.items():
+        times = [count for row, count in had.items() if row[0] == name]
+        times += [0] * (int(own.live.sum()) - len(times))
+        assert max(times) - min(times) <= 1
+    going = [
+        name for name, weight in shares.items() if weight and counts[name] < caps.get(name, 99) * rounds[name].items
+    ]
+    assert not going or stop.at == "all_exhausted" or sum(counts.values()) == samples
+    if stop.at == "all_exhausted":
+        assert all(counts[name] >= rounds[name].items for name, weight in shares.items() if weight)
 
 
 @settings(max_examples=examples(20), deadline=None)

@@ -12,10 +12,11 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tests.effort import examples
-from torch_table_loader.errors import ConfigError
+from torch_table_loader import ConfigError, Stop
 from torch_table_loader.extend import Mixture, Remaining, SourceOrder, StopRule
 from torch_table_loader.planning.global_batches import ENDLESS
 from torch_table_loader.planning.mixture import Shares, smallest
+from torch_table_loader.schedules import StopWord
 
 weights = st.dictionaries(st.sampled_from("abcde"), st.floats(0.01, 10), min_size=1)
 changes = st.lists(st.tuples(st.integers(0, 700), weights), max_size=3)
@@ -196,6 +197,55 @@ def test_the_epoch_ends_by_its_rule(
             count < most for count, most in zip(mixture.rows_before(length - 1), rows, strict=True)
         )
     assert mixture.length(rows, "forever") == ENDLESS
+
+
+@settings(max_examples=examples(40))
+@given(
+    weights=st.dictionaries(st.sampled_from("abcde"), st.sampled_from([0.5, 1, 2, 7]), min_size=1),
+    data=st.data(),
+    block=blocks,
+    change=st.integers(0, 60),
+    at=st.sampled_from(["first_exhausted", "all_exhausted", "forever"]),
+    budget=st.none() | st.integers(1, 400),
+)
+def test_a_dropped_source_comes_as_often_as_it_may_and_the_others_keep_their_proportions(
+    weights: dict[str, float], data: st.DataObject, block: int, change: int, at: StopWord, budget: int | None
+) -> None:
+    mixture = Mixture.of({"a": 1.5, "b": 1}, 0, 0, block).reweighted(change, weights)
+    names, first = mixture.names, mixture.shares.start
+    rows = {name: data.draw(st.integers(1, 60)) for name in names}
+    caps = {name: data.draw(st.integers(1, 3)) for name in names if data.draw(st.booleans())}
+    if at == "forever" and budget is None:
+        budget = 300
+    mixture, length = mixture.ending(list(rows.values()), Stop(at, drop=caps, samples=budget))
+    assert length >= first
+    source, turn = mixture.places(first, length)
+    counts = dict(zip(names, mixture.shares.before, strict=True))
+    since, run = Counter[str](), 0
+    for place, (number, nth) in enumerate(zip(source.tolist(), turn.tolist(), strict=True), first):
+        name = names[number]
+        assert nth == counts[name]
+        counts[name] += 1
+        assert counts[name] <= caps.get(name, 1 << 30) * rows[name]
+        since[name] += 1
+        run += 1
+        if place % 7 == 0:
+            assert mixture.rows_before(place + 1) == tuple(counts.values())
+        if counts[name] == caps.get(name, 0) * rows[name]:
+            since, run = Counter(), 0
+        going = [each for each in names if counts[each] < caps.get(each, 1 << 30) * rows[each]]
+        if not block and run % 13 == 12 and set(since) <= set(going):  # however long the run is
+            for each in going:
+                share = Fraction(run * mixture.weights[each], sum(mixture.weights[name] for name in going))
+                assert abs(since[each] - share) < 4
+    going = [name for name in names if counts[name] < caps.get(name, 1 << 30) * rows[name]]
+    if budget is not None and length == max(budget, first):
+        return
+    if at == "all_exhausted":
+        assert all(counts[name] >= rows[name] for name in names)
+    else:
+        free = [name for name in names if name not in caps]
+        assert not going if not free else any(counts[name] >= rows[name] for name in free)
 
 
 def test_a_source_without_weight_does_not_end_the_epoch() -> None:

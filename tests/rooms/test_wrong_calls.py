@@ -120,7 +120,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"prefetch_batches": 0}, "prefetch_batches must be at least 1, got 0"),
     ({"worker_type": "threads"}, "worker_type must be one of"),
     ({"plan_cache": True}, "plan_cache must be a directory's path or URL, got True"),
-    ({"global_batch_size": 8}, 'global_batch_size=8 does not work with shuffle=False; .*shuffle="rows"'),
+    ({"global_batch_size": 8, "batch_size": 4}, 'a stream takes one batch of each rank .*shuffle="rows"'),
     ({"decimals": "float64"}, 'unsupported="float64" makes doubles of decimals'),
     ({"unsupported": float}, 'unsupported must be "list" or "float64", or {column: one of these}, got'),
     ({"unsupported": {"x": "skip"}}, r"unsupported\['x'\] must be \"list\" or \"float64\", got 'skip'"),

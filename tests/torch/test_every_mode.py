@@ -351,7 +351,7 @@ REFUSED: list[tuple[list[Any], dict[str, Any], str]] = [
     (ROW_MODES, {"even_ranks": "balance"}, "even_ranks='balance' is for splits"),
     (ROW_MODES, {"global_batch_size": 101, "num_ranks": 2, "rank": 0}, "the nearest is 100"),
     (ROW_MODES, {"global_batch_size": 0}, "global_batch_size must be at least 1"),
-    ([SPLITS], {"global_batch_size": 8}, "global_batch_size=8 does not work with shuffle=True"),
+    ([SPLITS], {"global_batch_size": 8, "batch_size": 4}, "a stream takes one batch of each rank"),
     (
         ROW_MODES,
         {"global_batch_size": 64, "batch_size": 3, "num_ranks": 4, "rank": 1},

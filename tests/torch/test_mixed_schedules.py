@@ -111,8 +111,8 @@ def test_another_world_and_another_schedule_go_on(tables: Path) -> None:
 @pytest.mark.parametrize(
     ("weights", "said"),
     [
-        ({1: {"a": 1, "b": 1, "c": 1}}, "begins with those of step 0, got 1"),
-        ({0: SCHEDULE[0], -3: SCHEDULE[4]}, "begins with those of step 0, got -3"),
+        ({1: {"a": 1, "b": 1, "c": 1}}, "begins with the value of step 0, got 1"),
+        ({0: SCHEDULE[0], -3: SCHEDULE[4]}, "begins with the value of step 0, got -3"),
         ({0: SCHEDULE[0], 3: {"a": 1}}, "must name every source"),
         ({0: SCHEDULE[0], 3: {"a": -1, "b": 1, "c": 1}}, "weight"),
     ],

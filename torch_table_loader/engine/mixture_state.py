@@ -6,10 +6,11 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from torch_table_loader.errors import ConfigError, ResumeError
-from torch_table_loader.planning.mixture import Shares, smallest
+from torch_table_loader.planning.mixture import LEAST_SHARE, Shares, smallest
 
 if TYPE_CHECKING:
     from torch_table_loader.engine.state import Kind, SavedMixture, SavedState, Weights
+    from torch_table_loader.planning.dealing import Deal
     from torch_table_loader.planning.stages import SampleCount
 
 _NAMES = {"splits": "streams", "items": "rows"}
@@ -34,8 +35,9 @@ def mixture_of(saved: SavedState, kind: Kind, options: Mapping[str, Any]) -> Sav
             "one of streams), or start without its state"
         )
     theirs = mixture.options
-    if differing := [name for name in options if options[name] != theirs.get(name)]:
-        shown = "; ".join(f"{name} was {theirs.get(name)!r} and is {options[name]!r}" for name in differing)
+    names = dict.fromkeys((*options, "drop", "samples"))
+    if differing := [name for name in names if options.get(name) != theirs.get(name)]:
+        shown = "; ".join(f"{name} was {theirs.get(name)!r} and is {options.get(name)!r}" for name in differing)
         raise ResumeError(
             f"the state was saved under other options: {shown}; give the mixture the options of the run that was "
             "saved, or start without its state"
@@ -82,6 +84,17 @@ def refuse_unfit(names: tuple[str, ...], *weights: Mapping[str, int] | str) -> N
             fit = False
         if not fit:
             refuse(f"weights {entry!r} for the sources {', '.join(names)}")
+
+
+def refuse_undealt(deal: Deal) -> None:
+    """Refuse weights of a stage in which sources are dropped that no stage has.
+
+    Raises:
+        ResumeError: names the weights.
+    """
+    fit = len(deal.weights) == len(deal.names) and any(deal.weights) and not deal.until % deal.step_rows
+    if not fit or deal.block_rows > LEAST_SHARE + deal.step_rows:
+        refuse(f"the dealt weights {deal.weights!r} until {deal.until} for the sources {', '.join(deal.names)}")
 
 
 def refuse_unasked(running: Mapping[str, int], newest: Weights, *, natural: bool) -> None:

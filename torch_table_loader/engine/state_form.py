@@ -12,7 +12,8 @@ from typing import Any, Literal, NoReturn, TypeAlias, Union, get_args
 
 from torch_table_loader.errors import ResumeError
 from torch_table_loader.option_checks import MOST_LANES, MOST_ROWS
-from torch_table_loader.planning.mixture import NaturalShares, StopWord
+from torch_table_loader.planning.mixture import NaturalShares
+from torch_table_loader.schedules import StopWord
 
 _MOST = 1 << 62
 _MOST_RANKS = 1 << 17
@@ -44,10 +45,15 @@ class _List:
 
 @dataclass(frozen=True, slots=True)
 class _Record:
-    """A list of fixed places, which messages call by names; or an empty list, where that is allowed."""
+    """A list of fixed places, which messages call by names; or an empty list, where that is allowed.
+
+    Args:
+        optional: how many of the last places may be missing.
+    """
 
     places: Mapping[str, _Form]
     may_be_empty: bool = False
+    optional: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,8 +121,9 @@ def _fits(form: _Form, value: Any) -> bool:
             return any(type(value) is type(each) and value == each for each in known)
         case _List(_, least, most):
             return type(value) is list and least <= len(value) <= most
-        case _Record(places, may_be_empty):
-            return type(value) is list and len(value) in (len(places), 0 if may_be_empty else len(places))
+        case _Record(places, may_be_empty, optional):
+            least = len(places) - optional
+            return type(value) is list and (least <= len(value) <= len(places) or (may_be_empty and not value))
     return True
 
 
@@ -168,8 +175,13 @@ _OPTIONS = _Dict({}, others="plain")
 _VERSIONS = _List(_Record({"ids": "text", "digest": "text"}), most=2)
 _ANCHOR = _Record(dict.fromkeys(("round", "place", "before", "seal"), _COUNT), may_be_empty=True)
 _WEIGHTS = _OneOf(get_args(NaturalShares), _Dict({}, others=_COUNT))
-_STOP = _OneOf(get_args(StopWord), _List(_Record({"name": "text", "times": _COUNT}), by_name=True))
-_ORDER = _Dict({"shuffle_seed": "plain", "stop": _STOP, "block": _OneOf((None,), _COUNT)}, others="plain")
+_TIMES = _List(_Record({"name": "text", "times": _COUNT}), by_name=True)
+_STOP = _OneOf(get_args(StopWord), _TIMES)
+_ORDER = _Dict(
+    {"shuffle_seed": "plain", "stop": _STOP, "block": _OneOf((None,), _COUNT)},
+    {"drop": _TIMES, "samples": _COUNT},
+    others="plain",
+)
 _STATE = _Dict(
     {
         "version": _COUNT,
@@ -200,6 +212,7 @@ _DEALT = _SHAPE | {
     "total": _COUNT,
     "natural": _FLAG,
     "weights": _List(_Record({"name": "text", "weight": _COUNT}), by_name=True),
+    "dropped": _Record({"until": _COUNT, "weights": _List(_COUNT, least=1)}),
 }
 _PAST: dict[str, _Form] = {"steps": range(1, _MOST + 1), "ended": _OneOf((False,))}
 """How an earlier stage begins: it has steps, and no rank ended in it."""
@@ -216,7 +229,7 @@ _HISTORY: dict[tuple[str, bool], _Form] = {
         least=1,
         last=_Record({**_NEWEST, **_SHAPE, "extent": _OneOf((None,)), "rank": _OneOf((None,), _COUNT)}),
     ),
-    ("splits", True): _List(_Record(_PAST | _DEALT), least=1, last=_Record(_NEWEST | _DEALT)),
+    ("splits", True): _List(_Record(_PAST | _DEALT, optional=1), least=1, last=_Record(_NEWEST | _DEALT, optional=1)),
     ("items", False): _List(_Record(_SAMPLES), least=1, most=1),
     ("items", True): _List(_Record(_SAMPLES | _SHARES), least=1, most=1),
 }

@@ -24,11 +24,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 
-from torch_table_loader.errors import ConfigError
 from torch_table_loader.planning.global_batches import ENDLESS
 from torch_table_loader.planning.keys import derive_key
-from torch_table_loader.planning.mixture import StopRule
+from torch_table_loader.planning.mixture import refuse_no_end
 from torch_table_loader.planning.permutation import Permutation
+from torch_table_loader.schedules import StopRule, as_stop
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -69,6 +69,8 @@ class Deal:
         topology: the topology of the job. Place p is in step ``p // (R * B)``, which lane ``step mod L`` of each rank
             delivers, and belongs to rank ``p mod R`` (except in the last step under ``even_ranks="pad"``).
         natural: whether the weights are what was left of the sources, so that every remaining row comes once.
+        until: places, whole steps, after which other sources come, since some are dropped; 0: none do.
+        given: the weights that were asked for, if those of the stage are others, since some sources are dropped.
 
     >>> from torch_table_loader.planning.ranks import Topology
     >>> deal = Deal(("a", "b"), (3, 1), Topology(2, 1, 4), seed=0, epoch=0)
@@ -84,11 +86,18 @@ class Deal:
     number: int = 0
     total: int = ENDLESS
     natural: bool = False
+    until: int = 0
+    given: tuple[int, ...] = ()
 
     @property
     def by_name(self) -> dict[str, int]:
-        """Weights by name."""
-        return dict(zip(self.names, self.weights, strict=True))
+        """Weights by name, as they were asked for."""
+        return dict(zip(self.names, self.given or self.weights, strict=True))
+
+    @property
+    def end(self) -> int:
+        """Places of the stage: fewer than `total` if other sources come after them."""
+        return min(self.until or self.total, self.total)
 
     @property
     def step_rows(self) -> int:
@@ -96,10 +105,16 @@ class Deal:
         return self.topology.num_ranks * self.topology.batch_size
 
     @property
+    def optimizer_rows(self) -> int:
+        """Places of a step of the optimizer."""
+        return self.step_rows * self.topology.micro_batches
+
+    @property
     def block_steps(self) -> int:
         """Steps after which each source has its share, to within one row."""
         rarest = min(weight for weight in self.weights if weight)
-        return -(-sum(self.weights) // (rarest * self.step_rows))
+        steps = -(-sum(self.weights) // (rarest * self.step_rows))
+        return min(steps, self.until // self.step_rows) if self.until else steps
 
     @property
     def block_rows(self) -> int:
@@ -110,13 +125,13 @@ class Deal:
         """Count the rows of each source before given places: int64[sources] for each.
 
         Args:
-            places: int64[n] or a single place; each is where a block begins or the stage ends.
+            places: int64[n] or a single place; each is where a block begins or the stage may end.
         """
         counts: Ints = np.diff(self._edges(np.atleast_1d(np.asarray(places, dtype=np.int64))), axis=1)
         return counts
 
     def sources(self, places: Ints) -> NDArray[np.int16]:
-        """Return the source of each place (int64[n], each below `total`), as its number among the names."""
+        """Return the source of each place (int64[n], each below `end`), as its number among the names."""
         found = np.empty(len(places), dtype=np.int16)
         for block, inside, slots in self._by_block(places):
             found[inside] = _sources(self, block)[slots]
@@ -142,18 +157,18 @@ class Deal:
         return counts
 
     def place_of(self, source: int, turn: int) -> int:
-        """Return the place of a source's row, counted from the stage's start; `total` if it has fewer rows."""
+        """Return the place of a source's row, counted from the stage's start; `end` if it has fewer rows."""
         if not self.weights[source]:
-            return self.total
-        near = turn * sum(self.weights) // (self.weights[source] * self.block_rows)
+            return self.end
+        near = min(turn * sum(self.weights) // (self.weights[source] * self.block_rows), self.end // self.block_rows)
         blocks = np.arange(max(0, near - 1), near + 2, dtype=np.int64)  # counts are less than one off the shares
         counts = self.shares(blocks * self.block_rows)[:, source]
         found = int(np.searchsorted(counts, turn, side="right")) - 1
         low, left = int(blocks[found]), turn - int(counts[found])
-        if low * self.block_rows >= self.total:
-            return self.total
+        if low * self.block_rows >= self.end:
+            return self.end
         slots = np.flatnonzero(_sources(self, low) == source)
-        return low * self.block_rows + int(slots[left]) if left < len(slots) else self.total
+        return low * self.block_rows + int(slots[left]) if left < len(slots) else self.end
 
     def portion(self, source: int, left: int, rows: int, number: int) -> Portion:
         """Deal a round of a source: a part of the stage in which each of its rows comes once.
@@ -166,7 +181,7 @@ class Deal:
     def takes(self, source: int, channel: tuple[int, int]) -> bool:
         """Return whether a channel takes any row of a source; in an endless stage, the pattern of blocks repeats."""
         blocks = min(self.topology.lanes * sum(self.weights), _MOST_PLACES // self.block_rows)
-        end = blocks * self.block_rows if self.total == ENDLESS else self.total
+        end = blocks * self.block_rows if self.end == ENDLESS else self.end
         return bool(self.dealt(end)[source][channel])
 
     def ordinals(self, places: Ints) -> tuple[NDArray[np.int16], Ints, Ints]:
@@ -187,7 +202,7 @@ class Deal:
         """Return the same deal, ending at the place where the epoch ends.
 
         Args:
-            left: rows of each source, by name, that may still come before the epoch ends; see `limits_of`.
+            left: rows of each source, by name, that may still come before the epoch ends; see `Stop.limits`.
             rule: "first_exhausted": the last place before which no source with a weight repeats a row and each has its
                 share; "all_exhausted": the first place before which each source has delivered all its rows and has its
                 share; "forever"; or as "first_exhausted", for the sources that it names.
@@ -195,12 +210,65 @@ class Deal:
         Raises:
             ConfigError: no source that ends the epoch has a weight.
         """
-        if rule == "forever":
+        stop = as_stop(rule)
+        refuse_no_end(stop, [name for name, weight in zip(self.names, self.weights, strict=True) if weight])
+        if stop.at == "forever" or not any(self.weights[self.names.index(name)] for name in left if name in self.names):
             return replace(self, total=ENDLESS)
-        first = rule != "all_exhausted"
+        return replace(self, total=self._place_of(left, first=stop.at != "all_exhausted"))
+
+    def dropping(self, left: Mapping[str, int]) -> Deal:
+        """Return the same deal without sources of which nothing is left, up to the step in which another one ends.
+
+        That step is a stage of its own, in which each source that ends delivers just what is left of it.
+
+        Args:
+            left: rows of some sources, by name, after which the others go on without them.
+        """
+        own = {number: left[name] for number, name in enumerate(self.names) if name in left and self.weights[number]}
+        kept = tuple(0 if own.get(number, 1) <= 0 else weight for number, weight in enumerate(self.weights))
+        if not any(kept):
+            return replace(self, total=0)
+        if not (ends := {number: rows for number, rows in own.items() if kept[number]}):
+            return self._with(kept)
+        deal = self._with(kept)
+        by_name = {self.names[number]: rows for number, rows in ends.items()}
+        if steps := deal._place_of(by_name, first=True, every=self.step_rows) // self.step_rows:
+            return replace(deal, until=steps * self.step_rows)
+        return deal._last_step(ends)
+
+    def _with(self, weights: tuple[int, ...]) -> Deal:
+        """Return the same deal with other weights than those that were asked for."""
+        common, asked = gcd(*weights), self.given or self.weights
+        found = tuple(each // common for each in weights)
+        return replace(self, weights=found, given=() if found == asked else asked)
+
+    def _last_step(self, ends: Mapping[int, int]) -> Deal:
+        """Return the step in which sources end; `ends` are the rows left of these, and of any that may end in it."""
+        exact: dict[int, int] = {}
+        while True:
+            others = [0 if number in exact else weight for number, weight in enumerate(self.weights)]
+            rest, whole = self.step_rows - sum(exact.values()), sum(others)
+            if not whole:
+                found = self._with(tuple(exact.get(number, 0) for number in range(len(self.weights))))
+                return replace(found, total=sum(exact.values()))
+            mixed = [
+                exact[number] * whole if number in exact else rest * weight for number, weight in enumerate(others)
+            ]
+            found = replace(self._with(tuple(mixed)), until=self.step_rows)
+            had = found.shares(self.step_rows)[0]
+            over = {number: rows for number, rows in ends.items() if number not in exact and had[number] > rows}
+            if not over:
+                return found
+            exact |= over
+
+    def _place_of(self, left: Mapping[str, int], *, first: bool, every: int = 1) -> int:
+        """Return the last place before which no source has more rows than are left, and each has its share.
+
+        Args:
+            first: False: the first place before which each has as many, instead.
+            every: the place is a multiple of it.
+        """
         wanted = np.array([weight > 0 and name in left for name, weight in zip(self.names, self.weights, strict=True)])
-        if not wanted.any():
-            raise ConfigError(f"no source of stop={rule!r} has a weight, so the epoch would not end; name another one")
         limit = np.array([left.get(name, 0) for name in self.names])[wanted]
 
         def over(blocks: int) -> bool:
@@ -214,11 +282,11 @@ class Deal:
             middle = (low + high) // 2
             low, high = (low, middle) if over(middle) else (middle, high)
         begin = max(0, high - 1) * self.block_rows
-        places = np.arange(begin, high * self.block_rows + 1 if high else 1, dtype=np.int64)
+        places = np.arange(begin, high * self.block_rows + 1 if high else 1, every, dtype=np.int64)
         had = self.shares(places)
         fits = (had >= had[0]).all(axis=1)  # between borders of blocks, a floor may take back a row
         fits &= (had[:, wanted] <= limit).all(axis=1) if first else (had[:, wanted] >= limit).all(axis=1)
-        return replace(self, total=int(places[np.flatnonzero(fits)[-1 if first else 0]]))
+        return int(places[np.flatnonzero(fits)[-1 if first else 0]])
 
     def _by_block(self, places: Ints) -> Iterator[tuple[int, slice, Ints]]:
         """Yield runs of places that share a block: the block, the position of the run, and its slots."""
@@ -310,7 +378,7 @@ def _order_of(deal: Deal) -> Ints:
 def _sources(deal: Deal, block: int) -> NDArray[np.int16]:
     """Return the source of each slot of a block; the last block of a stage may have fewer."""
     begin = block * deal.block_rows
-    size = min(deal.block_rows, deal.total - begin)
+    size = min(deal.block_rows, deal.end - begin)
     order = _order_of(deal)
     if size < deal.block_rows:
         slots = np.argsort(order[:size])
@@ -346,4 +414,4 @@ def _portion(deal: Deal, source: int, left: int, rows: int, number: int) -> Port
     before = deal.dealt(begin)[source]
     count = deal.dealt(end)[source] - before
     ends = np.cumsum(count.reshape(-1)).reshape(count.shape)
-    return Portion(before, ends - count, count, end == deal.total)
+    return Portion(before, ends - count, count, end == deal.end)

@@ -47,6 +47,7 @@ class GlobalBatches:
         start: samples that the job had taken when the stage began.
         topology: the job's topology; `even_ranks` is None or "pad", and lanes only decide who builds a batch.
         first: the place from which padding repeats rows.
+        aligned: a place at which a step of the optimizer begins.
 
     >>> from torch_table_loader.planning.ranks import Topology
     >>> rank_1 = GlobalBatches(total=13, start=0, topology=Topology(2, 1, 3), rank=1)
@@ -59,6 +60,7 @@ class GlobalBatches:
     topology: Topology
     rank: int
     first: int = 0
+    aligned: int = 0
     counted: ClassVar[bool] = True
     batch_size: int = field(init=False, repr=False, compare=False)
     """Rows of a full batch on a rank."""
@@ -78,9 +80,9 @@ class GlobalBatches:
     def __post_init__(self) -> None:
         """Refuse values outside the epoch, and count the steps.
 
-        Rows that are dropped fill no optimizer step. Such steps begin at the epoch's start or, after a stage with other
-        batch sizes, as near to it as this stage's batches allow. A job that continues in the middle of a step ends
-        where it would have ended anyway.
+        Rows that are dropped fill no optimizer step. Such steps begin at the epoch's start, or where their size
+        changed; after a stage with other batches, as near to it as this stage's batches allow. A job that continues in
+        the middle of a step ends where it would have ended anyway.
         """
         if not 0 <= self.start <= self.total:
             raise ConfigError(f"start must be in [0, {self.total}], got {self.start}")
@@ -95,7 +97,8 @@ class GlobalBatches:
             )
         ranks, size, stop = self.topology.num_ranks, self.topology.num_ranks * self.topology.batch_size, self.total
         if self.topology.drop_last:
-            first, unit = self.start % size, self.topology.micro_batches * size
+            first = self.aligned + (self.start - self.aligned) % size
+            unit = self.topology.micro_batches * size
             stop = max(self.start, first + (self.total - first) // unit * unit)
         full, rest = divmod(stop - self.start, size)
         rest = 0 if self.topology.drop_last else rest

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from torch_table_loader.errors import ConfigError, ResumeError
 from torch_table_loader.planning.dealing import Deal, deal_of
 from torch_table_loader.planning.global_batches import ENDLESS, GlobalBatches
-from torch_table_loader.planning.mixture import StopRule, limits_of, natural_shares
+from torch_table_loader.planning.mixture import natural_shares, refuse_no_end
 from torch_table_loader.planning.ranks import Topology
 from torch_table_loader.planning.rounds import DealtStage, Rest, Rounds
 from torch_table_loader.planning.stages import Position, Stage, shape_of
+from torch_table_loader.schedules import StopRule, as_stop
+
+_SHAPE = len(fields(Topology))
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,10 +53,26 @@ class MixedPosition(Position):
         """Samples that the job has taken, or dropped at the end."""
         return self.batches(0).consumed(self.stage.steps)
 
+    @property
+    def steps_until_drop(self) -> int | None:
+        """Steps of the newest stage after which sources are dropped; None: none are, or the epoch ends before."""
+        deal = self.deal
+        return deal.until // deal.step_rows if 0 < deal.until < deal.total else None
+
     def batches(self, rank: int) -> GlobalBatches:
         """Plan the newest stage for a rank; padding repeats from the stage's start."""
         start = self.start
-        return GlobalBatches(self.total, start, self.stage.topology, rank, start)
+        return GlobalBatches(self.total, start, self.stage.topology, rank, start, self._aligned)
+
+    @property
+    def _aligned(self) -> int:
+        """The place at which steps of the optimizer came to have their size."""
+        rows, place = self.deal.optimizer_rows, self.start
+        for stage in reversed(self.past):
+            if stage.deal.optimizer_rows != rows:
+                return place
+            place -= stage.places
+        return 0
 
     @property
     def stages(self) -> tuple[DealtStage, ...]:
@@ -63,14 +82,17 @@ class MixedPosition(Position):
     def history(self) -> list[list[Any]]:
         """Write the stages; each has its topology, places, whether shares are natural, and the weights by name.
 
-        The list of weights is empty if they are those of the stage before.
+        The list of weights is empty if they are those of the stage before. Where sources are dropped, the places until
+        then and the weights of the stage follow.
         """
         history: list[list[Any]] = []
         before: Deal | None = None
         for deal, steps in self.stages:
-            same = before is not None and (before.names, before.weights) == (deal.names, deal.weights)
+            same = before is not None and before.by_name == deal.by_name
             weights = [] if same else [list(pair) for pair in deal.by_name.items()]
             history.append([steps, False, *shape_of(deal.topology), deal.total, deal.natural, weights])
+            if deal.until or deal.given:
+                history[-1].append([deal.until, list(deal.weights)])
             before = deal
         history[-1][1] = self.ended
         return history
@@ -80,9 +102,13 @@ class MixedPosition(Position):
         """Read what `history` wrote, in a checked state."""
         stages: list[DealtStage] = []
         weights: dict[str, int] = {}
-        for number, (steps, _, *shape, total, natural, listed) in enumerate(history):
+        for number, (steps, _, *entry) in enumerate(history):
+            shape, (total, natural, listed, *dropped) = entry[:_SHAPE], entry[_SHAPE:]
             weights = dict(listed) or weights
             deal = deal_of(weights, Topology(*shape), (seed, epoch, number), natural=natural)
+            for until, own in dropped:
+                given = () if tuple(own) == deal.weights else deal.weights
+                deal = replace(deal, until=until, weights=tuple(own), given=given)
             stages.append(DealtStage(replace(deal, total=total), steps))
         *past, (deal, steps) = stages
         return cls(epoch, Stage(deal.topology, steps), deal=deal, past=tuple(past), ended=history[-1][1])
@@ -112,9 +138,14 @@ def begun(
             f"source {empty[0]!r} has no row in this epoch; leave it out of the mixture, or give it the weight 0"
         )
     deal = deal_of(shares, topology, (seed, epoch, len(past)), natural=weights is None)
-    limits = limits_of(stop, {name: own.items for name, own in rounds.items()})
-    deal = deal.ending({name: max(0, limit - had[name]) for name, limit in limits.items()}, stop)
-    return MixedPosition(epoch, Stage(topology), deal=deal, past=tuple(past))
+    rule, items = as_stop(stop), {name: own.items for name, own in rounds.items()}
+    refuse_no_end(rule, [name for name, weight in shares.items() if weight])
+    deal = deal.dropping({name: cap - had[name] for name, cap in rule.caps(items).items()})
+    if deal.total == ENDLESS:
+        deal = deal.ending({name: max(0, limit - had[name]) for name, limit in rule.limits(items).items()}, stop)
+    begin = sum(stage.places for stage in past)
+    total = deal.total if rule.samples is None else min(deal.total, max(0, rule.samples - begin))
+    return MixedPosition(epoch, Stage(topology), deal=replace(deal, total=total), past=tuple(past))
 
 
 def had_of(rounds: Mapping[str, Rounds], past: Sequence[DealtStage]) -> dict[str, int]:
@@ -148,8 +179,9 @@ def refuse_other_orders(position: MixedPosition, rounds: Mapping[str, Rounds], s
             weights = None if deal.natural else deal.by_name
             of_stage = {name: rounds[name] for name in deal.names}
             asked = begun(position.epoch, of_stage, weights, deal.topology, stop, past).deal
-        plan = MixedPosition(position.epoch, Stage(deal.topology), deal=deal, past=past).batches(0)
-        if deal != asked or taken > plan.longest:
+        stage = MixedPosition(position.epoch, Stage(deal.topology), deal=deal, past=past)
+        plan, most = stage.batches(0), stage.steps_until_drop
+        if deal != asked or taken > (plan.longest if most is None else most):
             raise ResumeError(
                 f"the state has taken {taken} of {plan.longest} steps of a stage of {deal.total} rows with the weights "
                 f"{deal.by_name}, and the stage has {asked.total} rows with {asked.by_name}; pass the value of "

@@ -16,7 +16,7 @@ from functools import lru_cache
 from itertools import accumulate
 from math import gcd, lcm
 from numbers import Rational, Real
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, get_args
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -25,6 +25,7 @@ from torch_table_loader.planning.global_batches import ENDLESS
 from torch_table_loader.planning.keys import derive_key, hashes_of, u64
 from torch_table_loader.planning.permutation import Permutation
 from torch_table_loader.planning.quotas import Quotas
+from torch_table_loader.schedules import Stop, StopRule, as_stop
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -33,10 +34,6 @@ if TYPE_CHECKING:
     from torch_table_loader.planning.weighted_rows import WeightedRows
 
     Ints: TypeAlias = NDArray[np.int64]
-
-StopWord = Literal["first_exhausted", "all_exhausted", "forever"]
-StopRule: TypeAlias = StopWord | Mapping[str, int]
-"""When an epoch ends; or how often some sources may come at most, the epoch ending before one of them came oftener."""
 
 ShareUnit = Literal["rows", "tokens"]
 NaturalShares = Literal["rows", "tokens"]
@@ -50,7 +47,7 @@ _LONG_BLOCK = 1 << 14
 """Number of rows from which on a block is kept for the next batches that need it."""
 _FEW_BLOCKS = 2
 """Blocks without shuffling take longer, so that those of small batches are kept too."""
-_LEAST_SHARE = 1 << 20
+LEAST_SHARE = 1 << 20
 """A source with a weight has at least one row in this many."""
 
 
@@ -89,6 +86,7 @@ class Mixture:
         shares: the newest weights.
         block: the least rows of a block; 0: every prefix has the shares.
         natural: whether the weights are what was left of the sources, so that every remaining row comes once.
+        caps: rows of each source after which the others go on without it; 0: it stays. Empty: all stay.
 
     >>> mixture = Mixture.of({"a": 3, "b": 1}, seed=0, epoch=0)
     >>> np.bincount(mixture.places(0, 256).source).tolist()
@@ -101,6 +99,7 @@ class Mixture:
     epoch: int
     block: int = BLOCK_ROWS
     natural: bool = False
+    caps: tuple[int, ...] = ()
     block_rows: int = field(init=False, compare=False, repr=False)
     """Rows of a block: `block`, or more if a source is rarer than that."""
 
@@ -109,8 +108,11 @@ class Mixture:
         if isinstance(self.block, bool) or not isinstance(self.block, int) or not 0 <= self.block <= _MOST_BLOCK_ROWS:
             raise ConfigError(f"block must be an int in [0, {_MOST_BLOCK_ROWS}], got {self.block!r}")
         weights = self.shares.weights
-        rarest = -(-sum(weights) // min(weight for weight in weights if weight))
-        rows = max(self.block, rarest) if self.block else Quotas(weights).block_turns
+        if any(weights):
+            rarest = -(-sum(weights) // min(weight for weight in weights if weight))
+            rows = max(self.block, rarest) if self.block else Quotas(weights).block_turns
+        else:
+            rows = 1  # all sources were dropped
         object.__setattr__(self, "block_rows", rows)
 
     @classmethod
@@ -170,10 +172,28 @@ class Mixture:
     def _with(self, place: int, shares: dict[str, int], had: Mapping[str, int], *, natural: bool) -> Mixture:
         counts = tuple(had.get(name, 0) for name in shares)
         newest = Shares(place, tuple(shares.values()), counts)
-        return replace(self, names=tuple(shares), shares=newest, natural=natural)
+        return replace(self, names=tuple(shares), shares=newest, natural=natural, caps=())
+
+    def ending(self, rows: Sequence[int], rule: StopRule) -> tuple[Mixture, int]:
+        """Return the same mixture without the sources that the rule drops from where it drops them, and its length.
+
+        Args:
+            rows: rows of each source in the epoch, in the order of the names.
+
+        Raises:
+            ConfigError: a source with a weight has no row, or nothing ends the epoch; see `length`.
+        """
+        by_name = dict(zip(self.names, rows, strict=True))
+        caps = as_stop(rule).caps(by_name)
+        mixture = replace(self, caps=tuple(caps.get(name, 0) for name in self.names) if caps else ())
+        return mixture, mixture.length(rows, rule)
 
     def rows_before(self, place: int) -> tuple[int, ...]:
         """Count the rows of each source that come before a place at or after the shares' start."""
+        if place == self.shares.start:
+            return self.shares.before
+        if self.caps:
+            return next(part for part in reversed(_parts(self)) if part.shares.start < place).rows_before(place)
         blocks, rest = divmod(place - self.shares.start, self.block_rows)
         counts = np.array(self.shares.before) + self._had(np.array([blocks]))[0]
         if rest:
@@ -186,6 +206,8 @@ class Mixture:
 
     def take(self, places: Ints) -> Place:
         """Return what comes at each place (int64[n], none before the shares' start)."""
+        if self.caps:
+            return self._take_of_parts(places)
         blocks, slots = np.divmod(places - self.shares.start, self.block_rows)
         touched, which = _distinct(blocks)
         source, turn = np.empty(len(places), dtype=np.int16), np.empty_like(places)
@@ -199,43 +221,72 @@ class Mixture:
             source[inside], turn[inside] = shuffled.source[at], shuffled.turn[at]
         return Place(source, turn)
 
+    def _take_of_parts(self, places: Ints) -> Place:
+        parts = _parts(self)
+        number = np.searchsorted(np.array([part.shares.start for part in parts[1:]]), places, side="right")
+        if len(places) and number[0] == number[-1] and (number == number[0]).all():
+            return parts[int(number[0])].take(places)
+        source, turn = np.empty(len(places), dtype=np.int16), np.empty_like(places)
+        for each in np.flatnonzero(np.bincount(number, minlength=1)).tolist():
+            inside = number == each
+            source[inside], turn[inside] = parts[each].take(places[inside])
+        return Place(source, turn)
+
     def length(self, rows: Sequence[int], rule: StopRule) -> int:
         """Count the places of the epoch: at least the shares' start; `ENDLESS` for "forever".
 
         Args:
             rule: "first_exhausted": until a source with a weight would repeat a row; "all_exhausted": until each source
-                has delivered all its rows; "forever"; or until a source would come oftener than the times by its name.
+                has delivered all its rows; "forever"; or until a source would come oftener than the times by its name;
+                or a `Stop` of those.
 
         Raises:
             ConfigError: a source with a weight has no row, or no source that ends the epoch has a weight.
         """
-        wanted = [number for number, weight in enumerate(self.shares.weights) if weight]
-        if empty := [self.names[number] for number in wanted if not rows[number]]:
+        stop, by_name = as_stop(rule), dict(zip(self.names, rows, strict=True))
+        wanted = [name for name, weight in self.weights.items() if weight]
+        if empty := [name for name in wanted if not by_name[name]]:
             raise ConfigError(
                 f"source {empty[0]!r} has no row in this epoch; leave it out of the mixture, or give it the weight 0"
             )
-        if rule == "forever":
-            return ENDLESS
-        limits = limits_of(rule, dict(zip(self.names, rows, strict=True)))
-        wanted = [number for number in wanted if self.names[number] in limits]
-        if not wanted:
-            raise ConfigError(f"no source of stop={rule!r} has a weight, so the epoch would not end; name another one")
-        every, most = np.full(len(rows), 1 << 62), np.array([limits[self.names[number]] for number in wanted])
+        refuse_no_end(stop, wanted)
+        limits = stop.limits(by_name)
+        return max(self.shares.start, stop.within(self._end(limits, all_of_them=stop.at == "all_exhausted")))
+
+    def _end(self, limits: Mapping[str, int], *, all_of_them: bool) -> int:
+        """Return the place where sources reach their limits, or where none is left; `ENDLESS` where there is none."""
+        parts = _parts(self)
+        for part, following in zip(parts, (*parts[1:], None), strict=True):
+            own = {number: limits[name] for number, name in enumerate(part.names) if name in limits}
+            own = {number: most for number, most in own.items() if part.shares.weights[number]}
+            ends = ENDLESS if following is None else following.shares.start
+            if own and (found := part.place_of_limits(own, all_of_them=all_of_them)) <= ends:
+                return found
+        return ENDLESS if any(parts[-1].shares.weights) else parts[-1].shares.start
+
+    def place_of_limits(self, limits: Mapping[int, int], *, all_of_them: bool = False) -> int:
+        """Return the place before which no source comes oftener than its limit; at the earliest, the shares' start.
+
+        Args:
+            limits: rows by number of a source that has a weight.
+            all_of_them: the place before which each has come as often, instead.
+        """
+        wanted, most = list(limits), np.array(list(limits.values()))
+        every = np.full(len(self.names), -1 if all_of_them else 1 << 62)
         every[wanted] = most
 
         def over(blocks: int) -> bool:
             had = (np.array(self.shares.before) + self._had(np.array([blocks]))[0])[wanted]
-            return bool((had >= most).all() if rule == "all_exhausted" else (had > most).any())
+            return bool((had >= most).all() if all_of_them else (had > most).any())
 
         blocks = _first(over)
         if not blocks:
             return self.shares.start
         first = self.shares.start + (blocks - 1) * self.block_rows
         source, turn = (each[0] for each in self.shuffled(np.array([blocks - 1])))
-        missing = np.array([weight > 0 for weight in self.shares.weights])[source]
-        if rule != "all_exhausted":
-            return first + int(np.argmax(missing & (turn >= every[source])))
-        return first + int(np.flatnonzero(missing & (turn == np.array(rows)[source] - 1))[-1]) + 1
+        if all_of_them:
+            return first + int(np.flatnonzero(turn == every[source] - 1)[-1]) + 1
+        return first + int(np.argmax(turn >= every[source]))
 
     def _had(self, blocks: Ints) -> Ints:
         """Count the rows of each source in the first blocks (int64[n]) of the shares: int64[n, sources]."""
@@ -277,6 +328,28 @@ class Mixture:
         order = (hashes & low).view(np.int64)
         kinds = np.tile(np.arange(len(self.names), dtype=np.int16), len(blocks))
         return np.take_along_axis(np.repeat(kinds, counts).reshape(order.shape), order, axis=1)
+
+
+@lru_cache(maxsize=16)
+def _parts(mixture: Mixture) -> tuple[Mixture, ...]:
+    """Divide a mixture where sources are dropped, into mixtures that drop none; the last may have no weight left."""
+    part, parts = replace(mixture, caps=()), []
+    caps = mixture.caps or (0,) * len(mixture.names)
+    while True:
+        start, weights, before = part.shares.start, part.shares.weights, part.shares.before
+        left = tuple(
+            0 if cap and had >= cap else weight for weight, had, cap in zip(weights, before, caps, strict=True)
+        )
+        if left != weights:
+            shrunk = smallest(dict(zip(part.names, left, strict=True))) if any(left) else {}
+            left = tuple(shrunk.get(name, 0) for name in part.names)
+            part = replace(part, shares=Shares(start, left, before), natural=False)
+        parts.append(part)
+        limits = {number: cap for number, (weight, cap) in enumerate(zip(left, caps, strict=True)) if weight and cap}
+        if not limits:
+            return tuple(parts)
+        place = part.place_of_limits(limits)
+        part = replace(part, shares=Shares(place, left, part.rows_before(place)))
 
 
 @lru_cache(maxsize=4)
@@ -355,9 +428,9 @@ def smallest(weights: Mapping[str, float]) -> dict[str, int]:
             f"weights must be numbers by source name, at least 0, and one of them above it, got {dict(weights)!r}"
         )
     exact = [share for share in shares if share is not None]
-    if sum(exact) / min(share for share in exact if share) > _LEAST_SHARE:
+    if sum(exact) / min(share for share in exact if share) > LEAST_SHARE:
         raise ConfigError(
-            f"the smallest weight must be at least 1/{_LEAST_SHARE} of their sum, got {dict(weights)!r}; "
+            f"the smallest weight must be at least 1/{LEAST_SHARE} of their sum, got {dict(weights)!r}; "
             "leave that source out"
         )
     common = lcm(*(share.denominator for share in exact))
@@ -365,20 +438,16 @@ def smallest(weights: Mapping[str, float]) -> dict[str, int]:
     return dict(zip(names, (number // gcd(*whole) for number in whole), strict=True))
 
 
-def limits_of(rule: StopRule, rows: Mapping[str, int]) -> dict[str, int]:
-    """Return how many rows of each source decide where an epoch ends, by name.
+def refuse_no_end(stop: Stop, wanted: Sequence[str]) -> None:
+    """Refuse a rule by which an epoch would not end, where it should; `wanted` are the sources with a weight.
 
     Raises:
-        ConfigError: the rule is unknown.
-
-    >>> limits_of({"books": 4}, {"books": 10, "web": 90}), limits_of("first_exhausted", {"web": 90})
-    ({'books': 40}, {'web': 90})
+        ConfigError: names the rule.
     """
-    if isinstance(rule, str):
-        if rule not in get_args(StopWord):
-            raise ConfigError(f"stop must be one of {', '.join(map(repr, get_args(StopWord)))}, got {rule!r}")
-        return dict(rows)
-    return {name: times * rows[name] for name, times in rule.items() if name in rows}
+    ends = stop.named or (wanted if isinstance(stop.at, str) else ())
+    if stop.samples is not None or any(name in ends for name in wanted) or all(name in stop.drop for name in wanted):
+        return
+    raise ConfigError(f"no source of stop={stop.at!r} has a weight, so the epoch would not end; name another one")
 
 
 def natural_shares(rows: Mapping[str, int]) -> dict[str, int]:

@@ -44,6 +44,10 @@ class Topology:
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}")
 
+    def has_batches_of(self, other: Topology) -> bool:
+        """Return whether batches are as large as in another topology, and as many of them a step of the optimizer."""
+        return (self.batch_size, self.micro_batches) == (other.batch_size, other.micro_batches)
+
     def batches(self, rows: int) -> int:
         """Return the number of batches for so many rows of a rank."""
         return rows // self.batch_size if self.drop_last else -(-rows // self.batch_size)

@@ -35,7 +35,7 @@ class DealtStage(NamedTuple):
     @property
     def places(self) -> int:
         """Places that the job took."""
-        return min(self.steps * self.deal.step_rows, self.deal.total)
+        return min(self.steps * self.deal.step_rows, self.deal.end)
 
 
 class Rest(NamedTuple):

@@ -14,8 +14,9 @@ from typing import Any, Self
 from torch_table_loader.errors import ConfigError, ResumeError
 from torch_table_loader.planning.exclusion import ExclusionVersions
 from torch_table_loader.planning.global_batches import GlobalBatches
-from torch_table_loader.planning.mixture import Mixture, StopRule
+from torch_table_loader.planning.mixture import Mixture
 from torch_table_loader.planning.ranks import Topology
+from torch_table_loader.schedules import StopRule
 
 shape_of = operator.attrgetter(*(entry.name for entry in fields(Topology)))
 """Returns what a state says of a topology."""
@@ -54,11 +55,13 @@ class Stage:
 
     Args:
         extent: what the table was, if it has grown since; None for the current table.
+        aligned: the sample at which steps of the optimizer came to have their size.
     """
 
     topology: Topology
     steps: int = 0
     extent: Extent | None = None
+    aligned: int = 0
 
     def __post_init__(self) -> None:
         """Refuse a negative number of steps."""
@@ -254,7 +257,7 @@ class SamplePosition(Position):
     def batches(self, rank: int) -> GlobalBatches:
         """Plan the stage for a rank; padding repeats from the epoch's start, or from the last change of weights."""
         first = 0 if self.mixture is None else self.mixture.shares.start
-        return GlobalBatches(self.total, self.start, self.stage.topology, rank, first)
+        return GlobalBatches(self.total, self.start, self.stage.topology, rank, first, self.stage.aligned)
 
     def on(self, topology: Topology) -> SamplePosition:
         """Return the position under a topology, in a new stage."""
@@ -279,8 +282,8 @@ class SamplePosition(Position):
         if mixture is self.mixture:
             return self
         counts = tuple(rows[name] for name in mixture.names)
-        total = mixture.length(counts, stop)
-        stage, before = Stage(self.stage.topology), self.steps_taken
+        mixture, total = mixture.ending(counts, stop)
+        stage, before = replace(self.stage, steps=0), self.steps_taken
         return replace(
             self, total=total, start=at, steps_before=before, stage=stage, ended=False, mixture=mixture, rows=counts
         )

@@ -36,7 +36,7 @@ def step_of(plan: Steps, lane: int, number: int) -> int:
 
 def step_at(
     most: int | None,
-    samples_of_a_step: int | None,
+    step_of_sample: Callable[[int], int] | None,
     *,
     step: int | None = None,
     sample: int | None = None,
@@ -47,13 +47,14 @@ def step_at(
 
     Args:
         most: steps of the rank that takes the most; None if they are not known or have no end.
-        samples_of_a_step: samples over all ranks; None if steps differ.
+        step_of_sample: returns the step that takes a sample of all ranks; None if steps have any number of samples.
 
     Raises:
         ConfigError: more than one was given, or the place is past the end.
         TypeError: a fraction was given of an unknown length.
 
-    >>> step_at(10, 64, step=3), step_at(10, 64, sample=200), step_at(10, 64, fraction=0.55), step_at(10, 64)
+    >>> of = lambda sample: sample // 64
+    >>> step_at(10, of, step=3), step_at(10, of, sample=200), step_at(10, of, fraction=0.55), step_at(10, of)
     (3, 3, 5, 0)
     """
     given = {"step": step, "sample": sample, "fraction": fraction, "file": file}
@@ -68,13 +69,13 @@ def step_at(
         return int(fraction * most)
     if file is not None:
         return file()
-    if sample is not None and samples_of_a_step is None:
+    if sample is not None and step_of_sample is None:
         raise ConfigError(
             'with batch_by="file" steps have different numbers of samples; pass step=, fraction= or file='
         )
     chosen = integer("step", 0 if step is None else step, 0)
-    if sample is not None and samples_of_a_step is not None:
-        chosen = integer("sample", sample, 0) // samples_of_a_step
+    if sample is not None and step_of_sample is not None:
+        chosen = step_of_sample(integer("sample", sample, 0))
     if most is not None and chosen > most:
         raise ConfigError(f"the epoch has {most} steps, and {named[0]}={given[named[0]]} is behind its end; pass less")
     return chosen

@@ -15,6 +15,7 @@ from torch_table_loader.engine.sizing import batches_of_a_gather, rows_in_flight
 from torch_table_loader.engine.work.indexed_work import IndexedWork, ItemStream
 from torch_table_loader.planning.global_batches import GlobalBatches, steps_of_ranks
 from torch_table_loader.planning.stages import SamplePosition, Stage
+from torch_table_loader.schedules import Done
 
 if TYPE_CHECKING:
     import numpy as np
@@ -57,7 +58,11 @@ class IndexedJob(Job):
 
     @override
     def warn_of_uneven_steps(self) -> None:
-        warn_of_uneven_batches(GlobalBatches(self.length, 0, self.topology, self.rank))
+        if self._batch_sizes is None:
+            warn_of_uneven_batches(GlobalBatches(self.length, 0, self.topology, self.rank))
+            return
+        *_, last = self.stages(self.start(0))
+        warn_of_uneven_batches(last.batches(self.rank))
 
     @override
     def kept_shape(self, position: SamplePosition) -> bool:
@@ -65,12 +70,25 @@ class IndexedJob(Job):
         steps, pack = position.steps_before, self.options.pack
         if pack is not None and pack.schedule:
             return not steps or self.next_stage(self.at(position.epoch, steps)).origin == position.origin
+        if self._batch_sizes is not None:
+            return (position.origin, position.start) == (0, self.at(position.epoch, steps).consumed)
         taken = GlobalBatches(position.total, 0, self.topology, self.rank).consumed(steps)
         return (position.origin, position.start) == (0, taken)
 
     @override
     def next_stage(self, position: SamplePosition) -> SamplePosition:
-        return position
+        stage = self._stage(position.epoch, self._done(position))
+        return replace(position.on(stage.topology), stage=stage)
+
+    @override
+    def _done(self, position: SamplePosition) -> Done:
+        return self._did(position.steps_taken, position.consumed)
+
+    def _stage(self, epoch: int, done: Done = Done()) -> Stage:  # noqa: B008 it is frozen
+        """Return a stage that begins at a place of an epoch."""
+        sizes = self._batch_sizes
+        aligned = 0 if sizes is None or sizes.unit == "steps" or epoch else sizes.begin(done)
+        return Stage(self._topology_of(epoch, done), aligned=aligned)
 
     @override
     def schema(self, position: SamplePosition | None = None) -> pa.Schema:
@@ -165,6 +183,6 @@ class IndexedJob(Job):
         return self.topology.even_ranks == "pad"
 
     def _batches(self, position: SamplePosition) -> GlobalBatches:
-        stage = Stage(replace(position.stage.topology, lanes=self.topology.lanes), position.stage.steps)
+        stage = replace(position.stage, topology=replace(position.stage.topology, lanes=self.topology.lanes))
         batches, until = replace(position, stage=stage).batches(self.rank), self._phase(position)[1]
         return batches if until is None else batches.up_to(until)

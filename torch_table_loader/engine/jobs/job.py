@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import numpy as np
@@ -21,6 +22,7 @@ from torch_table_loader.planning.order_sample import OrderSample, sample_order
 from torch_table_loader.planning.ranks import Topology
 from torch_table_loader.planning.size_counts import SizeCounts
 from torch_table_loader.planning.steps import num_steps
+from torch_table_loader.schedules import Done, Schedule
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -110,7 +112,8 @@ class Job(ABC):
         """Options that no state is bound to, and ranks must have in common."""
         pack = self.options.pack
         lengths = [] if pack is None else [list(each) for each in pack.schedule]
-        return {"on_growth": self.options.on_growth, "seq_len_from": lengths}
+        sizes = {} if self._batch_sizes is None else {"global_batch_size": self._batch_sizes.said}
+        return {"on_growth": self.options.on_growth, "seq_len_from": lengths, **sizes}
 
     @property
     def counted(self) -> bool:
@@ -198,6 +201,15 @@ class Job(ABC):
                 break
             position, steps = after, steps - until
         return position.after(steps)
+
+    def step_of_sample(self, epoch: int, sample: int) -> int:
+        """Return the step of an epoch that takes a sample of all ranks."""
+        for stage in self.stages(self.start(epoch)):
+            size, until = self._step(stage.stage.topology).samples, self._phase(stage)[1]
+            if until is None or sample < until * size:
+                break
+            sample -= until * size
+        return int(stage.steps_before) + sample // size
 
     @abstractmethod
     def next_stage(self, position: Any) -> Any:
@@ -381,8 +393,14 @@ class Job(ABC):
         if steps is None:
             return OrderSample.missing("rows are not counted, or the epoch has no end")
         layouts = {name: table.layout for name, table in self.tables.items()}
+        stages = list(self.stages(self.start(epoch)))
+
+        def rows_of(step: int, most: int) -> Sequence[RowSpan | LiveSpan | SourceRow]:
+            stage = stages[bisect_right(stages, step, key=lambda stage: stage.steps_before) - 1]
+            return self.rows_of(stage, step - stage.steps_before, most)
+
         try:
-            return sample_order(partial(self.rows_of, self.start(epoch)), steps, self.topology.batch_size, layouts)
+            return sample_order(rows_of, steps, self.topology.batch_size, layouts)
         except ConfigError as error:  # of mixtures, deletes and filters may decide which row is which
             return OrderSample.missing(str(error))
 
@@ -390,10 +408,45 @@ class Job(ABC):
     def close_clients(self) -> None:
         """Close the stores' clients of this process, so that none crosses into another."""
 
-    def _phase(self, position: Position) -> tuple[int, int | None]:
+    def _phase(self, position: Any) -> tuple[int, int | None]:
         """Return the length of a stage's sequences, and the steps that the stage may have; None: to the epoch's end."""
+        begin, step = position.after(0), self._step(position.stage.topology)
         length, change = self._length_at(position.epoch, position.steps_before)
-        return length, None if change is None else change - position.steps_before
+        lefts = [each.steps_left(position.epoch, self._done(begin), step) for each in self._schedules]
+        lefts.append(None if change is None else change - position.steps_before)
+        return length, min((left for left in lefts if left is not None), default=None)
+
+    @property
+    def _schedules(self) -> tuple[Schedule, ...]:
+        """What begins another stage of an epoch, beside the lengths of sequences."""
+        return () if self._batch_sizes is None else (self._batch_sizes,)
+
+    @property
+    def _batch_sizes(self) -> Schedule | None:
+        """The global batch sizes, if there are several."""
+        sizes = self.options.global_batch_size
+        return sizes if isinstance(sizes, Schedule) else None
+
+    @abstractmethod
+    def _done(self, position: Any) -> Done:
+        """Return what the job has done of a position's epoch."""
+
+    def _step(self, topology: Topology) -> Done:
+        """Return what a step is of a job of some shape."""
+        return self._did(1, topology.num_ranks * topology.batch_size)
+
+    def _did(self, steps: int, samples: int) -> Done:
+        pack = self.options.pack
+        return Done(steps, samples, 0 if pack is None else samples * pack.seq_len)
+
+    def _topology_of(self, epoch: int, done: Done) -> Topology:
+        """Return the job's shape at a place of an epoch."""
+        return self.topology if self._batch_sizes is None else self._sized(self._batch_sizes.at(epoch, done))
+
+    def _sized(self, rows: int) -> Topology:
+        """Return the job's shape with a global batch size."""
+        batch = min(self.options.batch_size, rows // self.topology.num_ranks)
+        return replace(self.topology, batch_size=batch, micro_batches=rows // (self.topology.num_ranks * batch))
 
     def _length_at(self, epoch: int, step: int) -> tuple[int, int | None]:
         """Return the length of sequences at a step, and the step at which it changes; see `Pack.length_at`."""

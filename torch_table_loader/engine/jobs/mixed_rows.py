@@ -16,7 +16,6 @@ from torch_table_loader.engine.jobs.indexed_job import IndexedJob
 from torch_table_loader.engine.jobs.mixture_form import (
     checked_weights,
     common_columns,
-    end_of,
     places_of,
     resolve_block,
     share_notes,
@@ -32,9 +31,9 @@ from torch_table_loader.errors import ConfigError, ConfigTypeError, ResumeError
 from torch_table_loader.planning.distinct import distinct
 from torch_table_loader.planning.exclusion import Exclusions, ExclusionVersions
 from torch_table_loader.planning.global_batches import ENDLESS
-from torch_table_loader.planning.mixture import Mixture, NaturalShares, ShareUnit, StopRule, natural_shares
+from torch_table_loader.planning.mixture import Mixture, NaturalShares, ShareUnit, natural_shares
 from torch_table_loader.planning.rows_of import SourceRow
-from torch_table_loader.planning.stages import SamplePosition, Stage
+from torch_table_loader.planning.stages import SamplePosition
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -44,6 +43,7 @@ if TYPE_CHECKING:
     from torch_table_loader.engine.state import SavedMixture, SavedState, SavedTable
     from torch_table_loader.options import LoaderOptions
     from torch_table_loader.planning.stages import SampleCount
+    from torch_table_loader.schedules import Stop
 
     Ints: TypeAlias = NDArray[np.int64]
 
@@ -69,7 +69,7 @@ class MixedRows(MixtureJob, IndexedJob):
         options: LoaderOptions,
         ranks: RankInfo,
         weights: Mapping[str, float] | NaturalShares,
-        stop: StopRule,
+        stop: Stop,
         block: int | None,
         unit: ShareUnit = "rows",
     ) -> MixedRows:
@@ -110,7 +110,7 @@ class MixedRows(MixtureJob, IndexedJob):
     @cached_property
     @override
     def bound(self) -> Bound:
-        return Bound({}, {"shuffle_seed": self.options.shuffle_seed, "stop": self._said_of_stop, "block": self.block})
+        return Bound({}, {"shuffle_seed": self.options.shuffle_seed, "block": self.block, **self.stop.said})
 
     @property
     @override
@@ -130,7 +130,7 @@ class MixedRows(MixtureJob, IndexedJob):
 
     @override
     def start(self, epoch: int) -> SamplePosition:
-        return self._started(epoch, self._weights_at(epoch, 0), self._exclusions_of(epoch))
+        return self._started(epoch, self._weights_at(epoch), self._exclusions_of(epoch))
 
     def _started(self, epoch: int, weights: Weights, versions: Mapping[str, ExclusionVersions]) -> SamplePosition:
         rows = self._rows(versions, epoch)
@@ -138,7 +138,7 @@ class MixedRows(MixtureJob, IndexedJob):
         shares = natural_shares(rows) if isinstance(weights, str) else weights
         mixture = Mixture.of(shares, self.options.shuffle_seed, epoch, self.block, natural=natural)
         counts = tuple(rows[name] for name in mixture.names)
-        total, stage = mixture.length(counts, self.stop), Stage(self.topology)
+        (mixture, total), stage = mixture.ending(counts, self.stop), self._stage(epoch)
         return SamplePosition(epoch, stage, total=total, exclusions=versions, mixture=mixture, rows=counts)
 
     def _exclusions_of(self, epoch: int) -> dict[str, ExclusionVersions]:
@@ -169,6 +169,13 @@ class MixedRows(MixtureJob, IndexedJob):
     def reweighted(self, position: SamplePosition, weights: Weights) -> SamplePosition:
         by_name = None if isinstance(weights, str) else weights
         return position.reweighted(by_name, position.rows_by_name, self.stop)
+
+    @override
+    def current(self, position: SamplePosition) -> SamplePosition:
+        current: SamplePosition = super().current(position)
+        if current.stage.topology.has_batches_of(self._topology_of(current.epoch, self._done(current))):
+            return current
+        return IndexedJob.next_stage(self, current)
 
     def ids_of(self, row_ids: Mapping[str, Any]) -> dict[str, Ints]:
         """Return the ids that the caller names of each source, checked.
@@ -213,7 +220,8 @@ class MixedRows(MixtureJob, IndexedJob):
         count = cast("SampleCount", saved.taken)
         total, shares = count.total, running_shares(tuple(saved.tables), count, mixture)
         mixed = replace(self, sources={name: self._resumed(name, saved) for name in self.sources})
-        newest = self._weights_at(count.epoch, count.steps)
+        done = self._did(count.steps, count.consumed)
+        newest = self._weights_at(count.epoch, done)
         consumed, epoch = count.consumed, count.epoch
         versions = mixed._exclusions_of(epoch)
         seed, natural = self.options.shuffle_seed, isinstance(mixture.newest, str)
@@ -221,13 +229,14 @@ class MixedRows(MixtureJob, IndexedJob):
         rows = mixed._rows(versions, epoch)
         over = shares.start == consumed == total  # it stays so, whatever comes and goes
         if not over and all(name in rows for name in order.names):
-            self._refuse_other_orders(order, rows, total, consumed)
+            order = self._checked_order(order, rows, total, consumed)
         order = order.of_what_is_left(consumed, rows) if isinstance(newest, str) else order.reweighted(consumed, newest)
         counts = tuple(rows[name] for name in order.names)
+        order, length = order.ending(counts, self.stop)
         position = SamplePosition(
             epoch,
-            Stage(self.topology),
-            total=total if consumed == total else order.length(counts, self.stop),
+            self._stage(epoch, done),
+            total=total if consumed == total else length,
             start=consumed,
             steps_before=count.steps,
             exclusions=versions,
@@ -240,14 +249,17 @@ class MixedRows(MixtureJob, IndexedJob):
                     entry.items.begin_at(list(anchors[name]))
         return mixed, position
 
-    def _refuse_other_orders(self, mixture: Mixture, rows: Mapping[str, int], total: int, consumed: int) -> None:
-        """Refuse an epoch of another length than its weights give, and natural weights that are not what was left.
+    def _checked_order(self, mixture: Mixture, rows: Mapping[str, int], total: int, consumed: int) -> Mixture:
+        """Return the mixture of a state without what its rule dropped.
+
+        Refuse an epoch of another length than its weights give, and natural weights that are not what was left.
 
         Raises:
             ResumeError: no mixture of these sources has such an epoch.
         """
         counts, start = {name: rows[name] for name in mixture.names}, mixture.shares
-        length, asked = mixture.length(tuple(counts.values()), self.stop), None
+        mixture, length = mixture.ending(tuple(counts.values()), self.stop)
+        asked = None
         if mixture.natural and consumed < length:
             left = {name: max(0, rows[name] - had) for name, had in zip(mixture.names, start.before, strict=True)}
             asked = natural_shares(left if any(left.values()) else counts)
@@ -258,6 +270,7 @@ class MixedRows(MixtureJob, IndexedJob):
                 f"{'' if asked is None else f', natural weights being {asked}'}; pass the value of state_dict() "
                 "unchanged"
             )
+        return mixture
 
     def _resumed(self, name: str, saved: SavedState) -> TableItems:
         """Return a source with the exclusions of a state, if it is in the state."""
@@ -333,7 +346,7 @@ class MixedRows(MixtureJob, IndexedJob):
         return [
             *sources,
             *stores,
-            f"{held}; the epoch ends {end_of(self.stop)}",
+            f"{held}; the epoch ends {self.stop.told()}",
         ]
 
     def _rows(self, versions: Mapping[str, ExclusionVersions], epoch: int) -> dict[str, int]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, cast
 
 import numpy as np
@@ -18,7 +19,6 @@ from torch_table_loader.contracts import is_far
 from torch_table_loader.engine.jobs.job import PlannedStage
 from torch_table_loader.engine.jobs.mixture_form import (
     common_columns,
-    end_of,
     flat_columns,
     places_of,
     sequence_form,
@@ -27,19 +27,20 @@ from torch_table_loader.engine.jobs.mixture_form import (
 )
 from torch_table_loader.engine.jobs.mixture_job import AskedWeights, MixtureJob
 from torch_table_loader.engine.jobs.resolve import topology_of, with_padding
-from torch_table_loader.engine.mixture_state import refuse_unasked, refuse_unfit
+from torch_table_loader.engine.mixture_state import refuse_unasked, refuse_undealt, refuse_unfit
 from torch_table_loader.engine.sizing import TENSOR_BYTES, batches_of_a_gather, rows_in_flight
 from torch_table_loader.engine.state import Bound
 from torch_table_loader.engine.work.mixed_stream_work import MixedStreamWork, StreamPart
 from torch_table_loader.engine.work.source_form import PlainForm
 from torch_table_loader.errors import ConfigError
 from torch_table_loader.fetch.settings import FetchSettings
-from torch_table_loader.planning.global_batches import ENDLESS, GlobalBatches, steps_of_ranks
+from torch_table_loader.planning.global_batches import GlobalBatches, steps_of_ranks
 from torch_table_loader.planning.mixed_stages import MixedPosition, begun, refuse_other_orders, rests_of
-from torch_table_loader.planning.mixture import NaturalShares, ShareUnit, StopRule
+from torch_table_loader.planning.mixture import NaturalShares, ShareUnit
 from torch_table_loader.planning.rounds import RoundRuns, Rounds
 from torch_table_loader.planning.rows_of import SourceRow
 from torch_table_loader.planning.stages import refuse_ended
+from torch_table_loader.schedules import Done
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -51,6 +52,7 @@ if TYPE_CHECKING:
     from torch_table_loader.engine.state import Kind, SavedMixture, SavedState, Weights
     from torch_table_loader.engine.work.source_form import SourceForm
     from torch_table_loader.options import LoaderOptions
+    from torch_table_loader.schedules import Stop
 
     Ints: TypeAlias = NDArray[np.int64]
 
@@ -86,7 +88,7 @@ class MixedStreams(MixtureJob):
         options: LoaderOptions,
         ranks: RankInfo,
         weights: Mapping[str, float] | NaturalShares,
-        stop: StopRule,
+        stop: Stop,
         block: int | None,
         unit: ShareUnit,
     ) -> MixedStreams:
@@ -121,9 +123,7 @@ class MixedStreams(MixtureJob):
     @override
     def bound(self) -> Bound:
         packed = {} if self.options.pack is None else {"seq_len": self.options.pack.seq_len}
-        return Bound(
-            {}, {"shuffle_seed": self.options.shuffle_seed, "stop": self._said_of_stop, "block": None, **packed}
-        )
+        return Bound({}, {"shuffle_seed": self.options.shuffle_seed, "block": None, **self.stop.said, **packed})
 
     @property
     @override
@@ -138,21 +138,31 @@ class MixedStreams(MixtureJob):
 
     @override
     def start(self, epoch: int) -> MixedPosition:
-        return self._begun(epoch, self._weights_at(epoch, 0))
+        return self._begun(epoch, self._weights_at(epoch))
 
     @override
     def kept_shape(self, position: MixedPosition) -> bool:
-        return all(stage.deal.topology == self.topology for stage in position.stages)
+        done = Done()
+        for stage in position.stages:
+            if stage.deal.topology != self._topology_of(position.epoch, done):
+                return False
+            done = self._did(done.steps + stage.steps, done.samples + stage.places)
+        return True
+
+    @override
+    def _done(self, position: MixedPosition) -> Done:
+        return self._did(position.steps_taken, position.consumed)
 
     def _begun(self, epoch: int, weights: Weights, before: MixedPosition | None = None) -> MixedPosition:
         """Return the start of a stage, behind another one if one is given."""
         past = () if before is None else before.stages if before.stage.steps else before.past
         by_name = None if isinstance(weights, str) else weights
-        return begun(epoch, self.rounds, by_name, self.topology, self.stop, past)
+        topology = self._topology_of(epoch, Done() if before is None else self._done(before))
+        return begun(epoch, self.rounds, by_name, topology, self.stop, past)
 
     @override
     def reweighted(self, position: MixedPosition, weights: Weights) -> MixedPosition:
-        if position.consumed == position.total or _has(position, weights, self.sources):
+        if position.consumed == position.total or self._stays(position, weights):
             return position
         return self._begun(position.epoch, weights, position)
 
@@ -161,14 +171,17 @@ class MixedStreams(MixtureJob):
         position = cast("MixedPosition", saved.taken)
         for deal, _ in position.stages:
             refuse_unfit(deal.names, deal.by_name)
+            refuse_undealt(deal)
         refuse_unfit(tuple(saved.tables), mixture.given, mixture.newest, position.deal.by_name)
         if position.consumed < position.total:
             refuse_unasked(position.deal.by_name, mixture.newest, natural=position.deal.natural)
         refuse_other_orders(position, self.rounds, self.stop)
         refuse_ended(position.consumed, position.total, ended=position.ended)
         lanes = position.stage.topology.lanes if self.options.num_workers is None else self.topology.lanes
-        job, newest = self.with_lanes(lanes), self._weights_at(position.epoch, position.steps_taken)
-        if position.stage.topology == job.topology and _has(position, newest, job.sources):
+        job, newest = self.with_lanes(lanes), self._weights_at(position.epoch, self._done(position))
+        if position.stage.topology == job._topology_of(position.epoch, job._done(position)) and job._stays(
+            position, newest
+        ):
             return job, position
         if position.consumed == position.total:
             done = job._begun(position.epoch, newest, position)
@@ -183,6 +196,18 @@ class MixedStreams(MixtureJob):
     def planned(self, position: MixedPosition) -> PlannedStage:
         plan = self._plan(position)
         return PlannedStage(plan, plan.longest)
+
+    def _stays(self, position: MixedPosition, weights: Weights) -> bool:
+        """Return whether a position's stage goes on under some weights."""
+        if position.stage.steps == position.steps_until_drop or not _has(position, weights, self.sources):
+            return False
+        return position.stage.topology.has_batches_of(self._topology_of(position.epoch, self._done(position)))
+
+    @override
+    def _phase(self, position: Any) -> tuple[int, int | None]:
+        length, change = super()._phase(position)
+        untils = [steps for steps in (change, position.steps_until_drop) if steps is not None]
+        return length, min(untils, default=None)
 
     def _plan(self, position: MixedPosition) -> GlobalBatches:
         plan, until = position.batches(self.rank), self._phase(position)[1]
@@ -282,20 +307,24 @@ class MixedStreams(MixtureJob):
             ],
             rows_in_flight=read * len(lanes) + 2 * rows_in_flight(self.options, gathered, self.blocks),
             held_bytes=self.fetching.ahead_bytes if far else 0,
-            notes=self._notes(position),
+            notes=self._notes(position, None if endless else self._delivered(position)),
         )
 
-    def _notes(self, position: MixedPosition) -> list[str]:
-        deal, shares = position.deal, sum(position.deal.weights)
-        taken = (
-            None if deal.total == ENDLESS else dict(zip(deal.names, deal.rows_before(deal.total).tolist(), strict=True))
-        )
+    def _delivered(self, position: MixedPosition) -> dict[str, int]:
+        """Count the items of each source in an epoch that ends; a last step that is dropped is counted too."""
+        *before, last = self.stages(position)
+        ends = [(stage.deal, after.start - stage.start) for stage, after in pairwise([*before, last])]
+        found = np.sum([deal.rows_before(places) for deal, places in (*ends, (last.deal, last.deal.end))], axis=0)
+        return dict(zip(last.deal.names, found.tolist(), strict=True))
+
+    def _notes(self, position: MixedPosition, taken: Mapping[str, int] | None) -> list[str]:
+        deal, shares = position.deal, sum(position.deal.by_name.values())
         what = "row" if self.options.pack is None else "sequence"
         weights = {name: weight / shares for name, weight in deal.by_name.items()}
         every = "after every step" if deal.block_steps == 1 else f"after every {deal.block_steps:,} steps"
         return [
             *share_notes(tuple(self.sources), self.sizes, weights, taken, what),
-            (f"{every} each source has its share, to within one {what}; the epoch ends {end_of(self.stop, what)}"),
+            (f"{every} each source has its share, to within one {what}; the epoch ends {self.stop.told(what)}"),
         ]
 
 

@@ -14,13 +14,14 @@ from torch_table_loader.arrow.reserved import DOCUMENTS, PADDING_COLUMN
 from torch_table_loader.arrow.token_rows import columns_of_parts, schema_of_sequences, schema_of_tokens, tokens_are_rows
 from torch_table_loader.batching.codec import make_codec
 from torch_table_loader.batching.policy import TypePolicy
+from torch_table_loader.engine.jobs.resolve import refuse_no_tokens
 from torch_table_loader.engine.work.source_form import SequenceForm
 from torch_table_loader.errors import ConfigError, ConfigTypeError
 from torch_table_loader.options import ABOUT
 from torch_table_loader.pack import Pack
-from torch_table_loader.planning.mixture import BLOCK_ROWS, NaturalShares, ShareUnit, StopRule, StopWord, smallest
+from torch_table_loader.planning.mixture import BLOCK_ROWS, NaturalShares, ShareUnit, smallest
 from torch_table_loader.ragged import Pad
-from torch_table_loader.units import integer
+from torch_table_loader.schedules import Schedule, Stop, as_schedule, as_stop
 
 if TYPE_CHECKING:
     from torch_table_loader.batching.packed import PackedCodec
@@ -146,18 +147,16 @@ def _compare(first: str, schema: pa.Schema, name: str, other: pa.Schema) -> None
             )
 
 
-def by_step(weights: Any) -> tuple[Any, dict[int, Any]]:
-    """Return the weights of the first step, and those of later steps by the step from which they hold.
+def scheduled_weights(weights: Any, sources: Mapping[str, Job]) -> Schedule:
+    """Return the weights by the step or sample from which they hold.
 
     Raises:
-        ConfigError: a schedule does not begin at step 0, or has a step below.
+        ConfigError: a schedule does not begin at step 0, has a step below, or counts tokens where rows differ in them.
     """
-    steps = list(weights) if isinstance(weights, Mapping) else []
-    if not steps or not all(isinstance(step, int) and not isinstance(step, bool) for step in steps):
-        return weights, {}
-    if min(steps) != 0:
-        raise ConfigError(f"a schedule of weights begins with those of step 0, got {min(steps)} as its first step")
-    return weights[0], {step: weights[step] for step in sorted(steps) if step}
+    found, pack = as_schedule(weights), next(iter(sources.values())).options.pack
+    if found.unit == "tokens":
+        refuse_no_tokens('unit="tokens" of Schedule', pack, 'unit="samples", which counts rows or sequences')
+    return found if pack is None else found.in_samples(pack.seq_len)
 
 
 def checked_weights(
@@ -190,12 +189,8 @@ def resolve_block(
     if unit not in get_args(ShareUnit):
         raise ConfigError(f'unit must be "rows" or "tokens", got {unit!r}')
     asked = 'unit="tokens"' if unit == "tokens" else f'weights="{weights}"' if isinstance(weights, str) else ""
-    if "tokens" in asked and (pack is None or pack.strategy == "pad"):
-        came = "sources without pack=" if pack is None else 'strategy="pad"'
-        raise ConfigError(
-            f'{asked} counts tokens, of which sequences of strategy "concat", "windows" or "best_fit" have seq_len '
-            f"each, got {came}; pass pack=Pack(...) with one of these to the sources, or {_shares_of_rows(unit)}"
-        )
+    if "tokens" in asked:
+        refuse_no_tokens(asked, pack, _shares_of_rows(unit))
     if block is None:
         return 0 if asked else BLOCK_ROWS
     if asked and block:
@@ -254,34 +249,18 @@ def share_notes(
     return notes
 
 
-def end_of(stop: StopRule, what: str = "row") -> str:
-    """Say when an epoch of a mixture ends."""
-    ends: dict[StopWord, str] = {
-        "first_exhausted": f"before any source repeats a {what}",
-        "all_exhausted": f"when each source has delivered all its {what}s",
-        "forever": "never",
-    }
-    if isinstance(stop, str):
-        return ends[stop]
-    return f"before {' or '.join(f'{name!r} comes more than {times} times' for name, times in stop.items())}"
-
-
-def checked_stop(stop: Any, sources: Mapping[str, Any]) -> StopRule:
-    """Return when an epoch ends, with the times of sources by name, sorted.
+def checked_stop(stop: Any, sources: Mapping[str, Any]) -> Stop:
+    """Return when an epoch ends, counted in rows or sequences.
 
     Raises:
-        ConfigError: it is no rule, or names no source.
+        ConfigError: it is no rule, names no source, or counts tokens where rows have none, or differ in them.
     """
-    if not isinstance(stop, Mapping):
-        if stop not in get_args(StopWord):
-            known = ", ".join(map(repr, get_args(StopWord)))
-            raise ConfigError(f"stop must be one of {known}, or the most times of sources by name, got {stop!r}")
-        return cast("StopWord", stop)
-    if unknown := [name for name in stop if name not in sources]:
-        raise ConfigError(f"stop names {unknown[0]!r}, and the sources are {', '.join(map(repr, sources))}")
-    if not stop:
+    rule = as_stop(stop)
+    if not rule.at:
         raise ConfigError('stop names no source, so the epoch would not end; pass stop="forever" if that is meant')
-    times = {name: integer(f"stop[{name!r}]", stop[name], 1) for name in sorted(stop)}
+    times = {**rule.named, **rule.drop}
+    if unknown := [name for name in times if name not in sources]:
+        raise ConfigError(f"stop names {unknown[0]!r}, and the sources are {', '.join(map(repr, sources))}")
     for name, most in times.items():
         pack = sources[name].options.pack
         if most > 1 and pack is not None and pack.strategy == "best_fit" and sources[name].kind == "items":
@@ -289,7 +268,11 @@ def checked_stop(stop: Any, sources: Mapping[str, Any]) -> StopRule:
                 f"stop[{name!r}] counts rounds of as many sequences, and best fit of rows packs each round anew; pass "
                 'stop="forever", or another strategy'
             )
-    return times
+    if rule.tokens is None:
+        return rule
+    pack = next(iter(sources.values())).options.pack
+    refuse_no_tokens("tokens= of Stop", pack, "samples=, which counts rows or sequences")
+    return rule.in_samples(pack.seq_len)
 
 
 def _check_source_names(weights: Mapping[str, float], sources: Mapping[str, object]) -> None:

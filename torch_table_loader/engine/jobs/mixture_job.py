@@ -16,12 +16,14 @@ from torch_table_loader.engine.jobs.resolve import warn_of_uneven_batches
 from torch_table_loader.engine.mixture_state import mixture_of
 from torch_table_loader.engine.state import Bound, SavedMixture, SavedTable, Weights, check_state, of_source
 from torch_table_loader.errors import ConfigError
-from torch_table_loader.planning.mixture import NaturalShares, StopRule, natural_shares
+from torch_table_loader.planning.mixture import NaturalShares, natural_shares
+from torch_table_loader.schedules import Done
 
 if TYPE_CHECKING:
     from torch_table_loader.engine.state import SavedState
     from torch_table_loader.engine.table import Table
     from torch_table_loader.planning.stages import Position
+    from torch_table_loader.schedules import Schedule, Stop
 
 
 @dataclass(slots=True, kw_only=True)
@@ -39,14 +41,14 @@ class MixtureJob(Job):
         options: the caller's, with `batch_size` resolved, and the form of rows as the sources have it.
         sources: by name, in the caller's order, in which the column `source` numbers them.
         given: the weights that the loader was made with; see `AskedWeights`.
-        later: weights that a schedule has for later steps of the first epoch, by the step from which they hold.
+        later: the weights of the first epoch, if they change by a schedule.
     """
 
     sources: Mapping[str, Any]
     given: Weights
-    stop: StopRule
+    stop: Stop
     asked: AskedWeights
-    later: tuple[tuple[int, Weights], ...] = ()
+    later: Schedule | None = None
     unused: ClassVar[tuple[str, ...]]
     """Options of a source that have no effect in the mixture."""
 
@@ -59,13 +61,14 @@ class MixtureJob(Job):
     @override
     def compared(self) -> Mapping[str, Any]:
         sources = {name: [own.table, own.options] for name, own in self.bound_sources.items()}
-        later = {"weights by step": list(self.later)} if self.later else {}
+        later = {} if self.later is None else {"weights by step": self.later.said}
         return {
             **self.bound.options,
             "names": list(self.sources),
             "sources": sources,
             "weights": self.given,
             **later,
+            **({} if self._batch_sizes is None else {"global_batch_size": self._batch_sizes.said}),
         }
 
     @cached_property
@@ -83,35 +86,26 @@ class MixtureJob(Job):
 
     @override
     def saved_mixture(self, position: Any) -> SavedMixture:
-        return SavedMixture(self.bound.options, self.given, self._weights_at(position.epoch, position.steps_taken))
+        return SavedMixture(self.bound.options, self.given, self._weights_at(position.epoch, self._done(position)))
 
-    @property
-    def _said_of_stop(self) -> Any:
-        return self.stop if isinstance(self.stop, str) else [[name, times] for name, times in self.stop.items()]
-
-    def following_schedule(self, later: Mapping[int, Mapping[str, float] | NaturalShares]) -> Self:
+    def following_schedule(self, weights: Schedule) -> Self:
         """Return the same mixture with other weights from later steps on.
 
         Raises:
             ConfigError: weights are wrong, as those of `check_weights` are.
         """
-        checked: list[tuple[int, Weights]] = []
-        for step, weights in later.items():
-            newest = self.check_weights(weights, 0)
-            if newest != (checked[-1][1] if checked else self.given):
-                checked.append((step, newest))
-        return replace(self, later=tuple(checked))
+        later = weights.mapped(lambda each: self.check_weights(each, 0))
+        return replace(self, later=later) if len(later.values) > 1 else self
 
-    def _weights_at(self, epoch: int, step: int) -> Weights:
-        """Return the weights of a step: those that were asked for last, or those of the schedule."""
-        if not self.later:
-            return self.asked.newest
-        return next((weights for begin, weights in reversed(self.later) if epoch or step >= begin), self.given)
+    def _weights_at(self, epoch: int, done: Done = Done()) -> Weights:  # noqa: B008 it is frozen
+        """Return the weights of the step that comes next: those that were asked for last, or those of the schedule."""
+        found: Weights = self.asked.newest if self.later is None else self.later.at(epoch, done)
+        return found
 
+    @property
     @override
-    def _phase(self, position: Position) -> tuple[int, int | None]:
-        begins = [] if position.epoch else [begin - position.steps_before for begin, _ in self.later]
-        return super()._phase(position)[0], next((left for left in begins if left > 0), None)
+    def _schedules(self) -> tuple[Schedule, ...]:
+        return super()._schedules if self.later is None else (*super()._schedules, self.later)
 
     @override
     def warn_of_uneven_steps(self) -> None:
@@ -126,7 +120,7 @@ class MixtureJob(Job):
     @property
     def shares(self) -> dict[str, int]:
         """The newest weights, as the smallest integers; natural ones as they are at an epoch's start."""
-        newest = self.later[-1][1] if self.later else self.asked.newest
+        newest = self.asked.newest if self.later is None else self.later.last
         return natural_shares(self.sizes) if isinstance(newest, str) else newest
 
     def with_sources(self, sources: Mapping[str, Any]) -> Self:
@@ -159,7 +153,7 @@ class MixtureJob(Job):
         Raises:
             ConfigError: a weight is wrong, a source is missing or unknown, or one with a weight has no row.
         """
-        if self.later:
+        if self.later is not None:
             raise ConfigError("weights= follows a schedule, which set_weights would leave; make the loader without one")
         newest = self.check_weights(weights, 0 if position is None else position.epoch)
         if position is not None:
@@ -169,7 +163,7 @@ class MixtureJob(Job):
 
     @override
     def current(self, position: Any) -> Any:
-        return self.reweighted(position, self._weights_at(position.epoch, position.steps_taken))
+        return self.reweighted(position, self._weights_at(position.epoch, self._done(position)))
 
     @override
     def next_stage(self, position: Any) -> Any:

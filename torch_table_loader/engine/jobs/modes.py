@@ -15,6 +15,7 @@ from torch_table_loader.engine.sizing import rows_of_a_read
 from torch_table_loader.errors import ConfigError
 from torch_table_loader.fetch.settings import FetchSettings
 from torch_table_loader.read.sequence_stages import stage_of
+from torch_table_loader.schedules import Schedule
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -115,13 +116,21 @@ def _encodable(schema: pa.Schema, columns: Sequence[str], policy: TypePolicy) ->
 
 
 def _check_lengths(job: StreamJob) -> None:
-    """Refuse a schedule of lengths where ranks could change the length at different steps."""
-    if job.options.pack is None or not job.options.pack.schedule:
+    """Refuse a schedule of lengths or batch sizes where ranks could change them at different steps."""
+    pack, sizes = job.options.pack, job.options.global_batch_size
+    changing = ["Pack: seq_len_from"] if pack is not None and pack.schedule else []
+    changing += ["global_batch_size by step"] if isinstance(sizes, Schedule) else []
+    if not changing:
         return
     if job.topology.num_ranks > 1 and job.options.even_ranks is None:
         raise ConfigError(
-            "Pack: seq_len_from changes the length on all ranks at one step, and ranks of a stream may end before "
-            'it; pass even_ranks="balance" (or "drop", "pad")'
+            f"{changing[0]} changes batches on all ranks at one step, and ranks of a stream may end before it; pass "
+            'even_ranks="balance" (or "drop", "pad")'
         )
     if not job.planner.counted:
-        raise ConfigError("Pack: seq_len_from needs the number of tokens; leave count_filtered=True")
+        raise ConfigError(f"{changing[0]} needs the number of rows or tokens; leave count_filtered=True")
+    if isinstance(sizes, Schedule) and (job.options.batch_by is not None or not job.strategy.cuts):
+        raise ConfigError(
+            'global_batch_size by step needs batches that are filled across splits; leave batch_by="file" out, and '
+            "pass a split_strategy that cuts"
+        )

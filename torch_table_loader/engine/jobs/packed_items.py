@@ -31,9 +31,10 @@ from torch_table_loader.engine.tokens_in_place import TokensInPlace
 from torch_table_loader.engine.work.packed_work import BalancedBatches, PackedStream, StoredTokens
 from torch_table_loader.errors import ConfigError, ResumeError, TableError
 from torch_table_loader.planning.exclusion import Exclusions, ExclusionVersions
-from torch_table_loader.planning.stages import SamplePosition, Stage
+from torch_table_loader.planning.stages import SamplePosition
 from torch_table_loader.planning.token_windows import Windows
 from torch_table_loader.read.kept_documents import KeptDocuments, kept_type
+from torch_table_loader.schedules import Done
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -140,15 +141,22 @@ class PackedItems(TableItems):
     def start(self, epoch: int) -> SamplePosition:
         versions = self.exclusions.of(epoch)
         total = self._stream(epoch, versions.running).count
-        return SamplePosition(epoch, Stage(self.topology), total=total, exclusions={"": versions})
+        return SamplePosition(epoch, self._stage(epoch), total=total, exclusions={"": versions})
 
     @override
     def next_stage(self, position: SamplePosition) -> SamplePosition:
         """Return the position with a stage of sequences of the next length, from the next token on."""
-        stage, taken = Stage(position.stage.topology), position.steps_taken
+        stage, taken = self._stage(position.epoch, self._done(position)), position.steps_taken
+        if not self.pack.schedule:
+            return super().next_stage(position)
         origin = self.stream(position).tokens_before(position.consumed)
         after = replace(position, origin=origin, start=0, steps_before=taken, stage=stage)
         return replace(after, total=self.stream(after).count)
+
+    @override
+    def _done(self, position: SamplePosition) -> Done:
+        """Return what the job has done; sequences of other lengths count by their tokens."""
+        return self._did(position.steps_taken, position.consumed + position.origin // self.pack.seq_len)
 
     @override
     def enter(self, before: SamplePosition, position: SamplePosition) -> None:
@@ -195,7 +203,7 @@ class PackedItems(TableItems):
             stream.begin_at(list(theirs.anchor))
         return items, SamplePosition(
             count.epoch,
-            Stage(self.topology),
+            self._stage(count.epoch, self._did(count.steps, taken + origin // pack.seq_len)),
             total=stream.count,
             start=taken,
             exclusions={"": excluded},
@@ -228,8 +236,8 @@ class PackedItems(TableItems):
         plan = super()._batches(position)
         if self.pack.balance is None or plan.topology.num_ranks == 1:
             return plan
-        first, items = plan.first, self.stream(position)
-        return BalancedBatches(plan.total, plan.start, plan.topology, plan.rank, first, items=items)
+        first, aligned, items = plan.first, plan.aligned, self.stream(position)
+        return BalancedBatches(plan.total, plan.start, plan.topology, plan.rank, first, aligned, items=items)
 
     @override
     def locate(self, position: SamplePosition, places: Ints) -> list[RowSpan]:

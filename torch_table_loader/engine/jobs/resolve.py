@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -24,6 +25,7 @@ from torch_table_loader.planning.global_batches import GlobalBatches, rank_batch
 from torch_table_loader.planning.ranks import Topology
 from torch_table_loader.planning.strategies import Strategy, resolve_strategy
 from torch_table_loader.predicates.filter_key import filter_key
+from torch_table_loader.schedules import as_schedule
 
 if TYPE_CHECKING:
     from torch_table_loader.batching.rows import RowsCodec
@@ -266,27 +268,72 @@ def with_padding(schema: pa.Schema, *, marks: bool) -> pa.Schema:
     return schema.append(pa.field(PADDING_COLUMN, pa.bool_(), nullable=False)) if marks else schema
 
 
-def with_batch_size(options: LoaderOptions, num_ranks: int, *, given: bool) -> LoaderOptions:
+def with_batch_size(options: LoaderOptions, num_ranks: int, *, given: bool, pack: Pack | None = None) -> LoaderOptions:
     """Divide `global_batch_size`, if given, over the ranks, and over their batches if the caller gave `batch_size` too.
 
+    Where it has several values, `batch_size` becomes the largest.
+
+    Args:
+        pack: that of the sources of a mixture.
+
     Raises:
-        ConfigError: it is no multiple of these, or a step of the schedule of lengths is none of the batches.
+        ConfigError: it is no multiple of these, or a step of a schedule is none of the batches.
     """
     if options.global_batch_size is None:
         return options
+    pack, sizes = pack or options.pack, as_schedule(options.global_batch_size)
     own = options.batch_size if given else None
-    options = replace(options, batch_size=rank_batch_size(own, options.global_batch_size, num_ranks))
-    micro, schedule = _micro_batches(options, num_ranks), () if options.pack is None else options.pack.schedule
-    if uneven := [step for step, _ in schedule if step % micro]:
+    batch = max(rank_batch_size(own, size, num_ranks) for size in sizes.values.values())
+    micro = max(sizes.values.values()) // (num_ranks * batch)
+    if micro > 1 and options.shuffle != "rows":
         raise ConfigError(
-            f"pack: steps of seq_len_from must be multiples of the {micro} batches that each rank takes for "
-            f"global_batch_size={options.global_batch_size}, got {uneven[0]}"
+            "a stream takes one batch of each rank in a step, got a batch_size= that is a part of global_batch_size=; "
+            'leave batch_size out, or pass shuffle="rows"'
         )
-    return options
+    if sizes.unit == "tokens":
+        refuse_no_tokens('unit="tokens" of Schedule', pack, 'unit="samples", which counts rows or sequences')
+    if pack is not None and pack.schedule and (sizes.unit != "steps" or (micro > 1 and len(sizes.values) > 1)):
+        raise ConfigError(
+            "pack: with seq_len_from, global_batch_size= changes by steps of one batch of each rank; pass a dict of "
+            "sizes by step, and no batch_size"
+        )
+    lengths = () if pack is None else pack.schedule
+    _refuse_parts_of_steps(
+        "pack: steps of seq_len_from", [step for step, _ in lengths], [micro] * len(lengths), options
+    )
+    if sizes.unit == "steps":
+        places, ks = list(sizes.values), [max(1, size // (num_ranks * batch)) for size in sizes.values.values()]
+        _refuse_parts_of_steps("steps of global_batch_size", [b - a for a, b in pairwise(places)], ks, options)
+    sizes = sizes if pack is None else sizes.in_samples(pack.seq_len)
+    sizes = sizes.in_whole_batches(num_ranks * batch if micro > 1 else 0)
+    return replace(options, batch_size=batch, global_batch_size=sizes)
+
+
+def _refuse_parts_of_steps(name: str, steps: Sequence[int], micro: Sequence[int], options: LoaderOptions) -> None:
+    """Refuse a change in the middle of a step of the optimizer."""
+    if uneven := [(step, k) for step, k in zip(steps, micro, strict=False) if step % k]:
+        raise ConfigError(
+            f"{name} must be multiples of the {uneven[0][1]} batches that each rank takes for "
+            f"global_batch_size={options.global_batch_size}, got {uneven[0][0]}"
+        )
+
+
+def refuse_no_tokens(asked: str, pack: Pack | None, remedy: str) -> None:
+    """Refuse to count tokens where sequences differ in them.
+
+    Raises:
+        ConfigError: names what was asked for, and the remedy.
+    """
+    if pack is None or pack.strategy == "pad":
+        came = "sources without pack=" if pack is None else 'strategy="pad"'
+        raise ConfigError(
+            f'{asked} counts tokens, of which sequences of strategy "concat", "windows" or "best_fit" have seq_len '
+            f"each, got {came}; pass pack=Pack(...) with one of these to the sources, or {remedy}"
+        )
 
 
 def _micro_batches(options: LoaderOptions, num_ranks: int) -> int:
     """Count the batches that each rank takes in one step of the optimizer."""
     if options.global_batch_size is None:
         return 1
-    return options.global_batch_size // (num_ranks * options.batch_size)
+    return max(1, int(as_schedule(options.global_batch_size).last) // (num_ranks * options.batch_size))

@@ -47,6 +47,7 @@ from torch_table_loader.planning.rows_of import (
 from torch_table_loader.planning.runs import Runs
 from torch_table_loader.planning.stages import StreamPosition
 from torch_table_loader.read.sequence_stages import stage_of
+from torch_table_loader.schedules import Done
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -187,8 +188,8 @@ class StreamJob(Job):
 
     def _stays(self, position: StreamPosition) -> bool:
         """Whether the position's stage continues here, or no rank has a step left in it."""
-        stage, begun = position.stage, position.steps_before
-        then, now = (self._topology_at(position.epoch, step) for step in (begun, begun + stage.steps))
+        stage, begun = position.stage, position.after(0)
+        then, now = (self._topology_at(position.epoch, self._done(each)) for each in (begun, position))
         if stage.extent is not None or then != now:
             return False
         return stage.topology == now or (self.planner.counted and 0 < stage.steps >= self.planner.longest(position))
@@ -196,28 +197,41 @@ class StreamJob(Job):
     @override
     def start(self, epoch: int) -> StreamPosition:
         """Return the start of an epoch; where rows are not counted, of this rank alone."""
-        start = StreamPosition.at(epoch, self._topology_at(epoch, 0))
+        start = StreamPosition.at(epoch, self._topology_at(epoch, Done()))
         return start if self.planner.counted else replace(start, rank=self.rank)
 
     @override
     def kept_shape(self, position: StreamPosition) -> bool:
-        stages, before = (*position.past, position.stage), 0
-        for stage in stages:
-            if stage.topology != self._topology_at(position.epoch, before):
-                return False
-            before += stage.steps
-        return True
+        stages = (*position.past, position.stage)
+        begins = (
+            replace(position, past=stages[:number], stage=replace(stage, steps=0))
+            for number, stage in enumerate(stages)
+        )
+        return all(each.stage.topology == self._topology_at(position.epoch, self._done(each)) for each in begins)
 
     @override
     def next_stage(self, position: StreamPosition) -> StreamPosition:
-        return position.on(self._topology_at(position.epoch, position.steps_taken), anew=True)
+        return position.on(self._topology_at(position.epoch, self._done(position)), anew=True)
 
-    def _topology_at(self, epoch: int, step: int) -> Topology:
-        """Return the job's shape at a step of an epoch."""
-        pack = self.options.pack
-        if pack is None or not pack.schedule:
-            return self.topology
-        return replace(self.topology, batch_size=self.options.batch_size * pack.length_at(epoch, step)[0])
+    def _topology_at(self, epoch: int, done: Done) -> Topology:
+        """Return the job's shape at a place of an epoch; its batches are of single tokens where sequences are cut."""
+        pack, topology = self.options.pack, self._topology_of(epoch, done)
+        if pack is None or not self.options.tokens_are_rows or not (pack.schedule or self._batch_sizes):
+            return topology
+        sequences = self.options.batch_size if self._batch_sizes is None else topology.batch_size
+        return replace(topology, batch_size=sequences * pack.length_at(epoch, done.steps)[0])
+
+    @override
+    def _done(self, position: StreamPosition) -> Done:
+        """Return what the job has done, as if its ranks had taken full batches."""
+        stages = (*position.past, position.stage)
+        rows = sum(each.steps * self._step(each.topology).samples for each in stages)
+        return self._did(position.steps_taken, rows)
+
+    @override
+    def _step(self, topology: Topology) -> Done:
+        of_sample = self.options.pack.seq_len if self.options.pack and self.options.tokens_are_rows else 1
+        return self._did(1, topology.num_ranks * topology.batch_size // of_sample)
 
     @override
     def schema(self, position: StreamPosition) -> pa.Schema:
@@ -226,7 +240,7 @@ class StreamJob(Job):
     @override
     def planned(self, position: StreamPosition) -> PlannedStream:
         """Plan a stage of an epoch for this rank; of one that another topology has finished, nothing is left."""
-        if position.stage.topology == self._topology_at(position.epoch, position.steps_before):
+        if position.stage.topology == self._topology_at(position.epoch, self._done(position.after(0))):
             planned, until = self.planner.plan(position, self.rank), self._phase(position)[1]
             if until is None:
                 return planned

@@ -49,7 +49,7 @@ from torch_table_loader.planning.mixture import SourceOrder
 from torch_table_loader.planning.permutation import Permutation
 from torch_table_loader.planning.rows_of import RowSpan, spans_of_ids
 from torch_table_loader.planning.splits import whole_files
-from torch_table_loader.planning.stages import SamplePosition, Stage
+from torch_table_loader.planning.stages import SamplePosition
 from torch_table_loader.units import Size
 from torch_table_loader.weights import as_weights
 
@@ -333,7 +333,7 @@ class TableRows(TableItems):
     def start(self, epoch: int) -> SamplePosition:
         versions = self.exclusions.of(epoch)
         total = self._total(self._of_epoch(versions.running, epoch).num_rows)
-        return SamplePosition(epoch, Stage(self.topology), total=total, exclusions={"": versions})
+        return SamplePosition(epoch, self._stage(epoch), total=total, exclusions={"": versions})
 
     @override
     def grown_from(self, files_of: Mapping[Extent, Ints]) -> TableRows:
@@ -357,7 +357,7 @@ class TableRows(TableItems):
         count.check(total)
         return rows, SamplePosition(
             count.epoch,
-            Stage(self.topology),
+            self._stage(count.epoch, self._did(count.steps, count.consumed)),
             total=total,
             start=count.consumed,
             steps_before=count.steps,

@@ -1,0 +1,234 @@
+"""What changes while a job runs, and when its epochs end, as requested by the caller: validated once, then frozen."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, NamedTuple, TypeAlias, cast, get_args
+
+from torch_table_loader.errors import ConfigError, ConfigTypeError
+from torch_table_loader.units import integer, whole
+
+ScheduleUnit = Literal["steps", "samples", "tokens"]
+StopWord = Literal["first_exhausted", "all_exhausted", "forever"]
+
+_MOST = 1 << 61
+
+
+class Done(NamedTuple):
+    """How much of an epoch a job has done, or does in a step; samples and tokens are those of all ranks."""
+
+    steps: int = 0
+    samples: int = 0
+    tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """Values, each from a place of the first epoch on; later epochs have the last value.
+
+    Args:
+        values: by the step, sample or token from which they hold, the first from 0. A value holds from the first step
+            on that begins there, or behind it. A dict alone counts steps.
+        unit: "steps": batches of a rank; "samples": rows (with `pack`, sequences) of all ranks; "tokens": those of
+            packed sequences.
+
+    Raises:
+        ConfigError: there is no value for 0, or a place is below it.
+
+    >>> Schedule({0: 256, 100_000: 512}, unit="samples").at(0, Done(400, 102_400))
+    512
+    """
+
+    values: Mapping[int, Any]
+    unit: ScheduleUnit = "steps"
+
+    def __post_init__(self) -> None:
+        """Check the places, and sort them."""
+        if not isinstance(self.values, Mapping) or not self.values:
+            raise ConfigTypeError(f"a schedule must be values by the step from which they hold, got {self.values!r}")
+        if self.unit not in get_args(ScheduleUnit):
+            known = ", ".join(map(repr, get_args(ScheduleUnit)))
+            raise ConfigError(f"unit of Schedule must be one of {known}, got {self.unit!r}")
+        given = {integer("a step of a schedule", place, None, _MOST): value for place, value in self.values.items()}
+        if min(given) != 0:
+            raise ConfigError(f"a schedule begins with the value of step 0, got {min(given)} as its first step")
+        object.__setattr__(self, "values", {place: given[place] for place in sorted(given)})
+
+    @property
+    def last(self) -> Any:
+        """The value with which it ends."""
+        return self.values[max(self.values)]
+
+    def at(self, epoch: int, done: Done) -> Any:
+        """Return the value of the step that comes next."""
+        return self.last if epoch else self.values[self.begin(done)]
+
+    def steps_left(self, epoch: int, done: Done, of_step: Done) -> int | None:
+        """Return how many steps have the value of the step that comes next; None: all."""
+        had, each = getattr(done, self.unit), getattr(of_step, self.unit)
+        ahead = None if epoch else next((place for place in self.values if place > had), None)
+        return None if ahead is None else -(-(ahead - had) // each)
+
+    def begin(self, done: Done) -> int:
+        """Return from where on the value of the step that comes next holds, in the first epoch."""
+        return max(place for place in self.values if place <= getattr(done, self.unit))
+
+    def mapped(self, change: Callable[[Any], Any]) -> Schedule:
+        """Return the same with other values, each where it is another than the one before."""
+        values: dict[int, Any] = {}
+        for place, value in self.values.items():
+            if (new := change(value)) != next(reversed(values.values()), None):
+                values[place] = new
+        return replace(self, values=values)
+
+    def in_samples(self, seq_len: int) -> Schedule:
+        """Return the same with tokens counted as the sequences of one length that have as many, or more."""
+        if self.unit != "tokens":
+            return self
+        return Schedule({-(-place // seq_len): value for place, value in self.values.items()}, "samples")
+
+    def in_whole_batches(self, step: int = 0) -> Schedule:
+        """Return the same global batch sizes, by samples from places where one of them ends.
+
+        Args:
+            step: the samples of a step, if all steps have as many; else a schedule by steps stays.
+        """
+        if self.unit == "steps":
+            return Schedule({place * step: v for place, v in self.values.items()}, "samples") if step else self
+        values: dict[int, int] = {}
+        at, size = 0, self.values[0]
+        for place, following in self.values.items():
+            at += -(-(place - at) // size) * size if place > at else 0
+            values[at] = size = following
+        return replace(self, values=values)
+
+    @property
+    def said(self) -> list[Any]:
+        """The places and values as lists."""
+        return [self.unit, *([place, value] for place, value in self.values.items())]
+
+
+def as_schedule(given: Any) -> Schedule:
+    """Return what an option says by step as a `Schedule`; any other value holds from 0 on."""
+    if isinstance(given, Schedule):
+        return given
+    if isinstance(given, Mapping) and given and all(whole(place) is not None for place in given):
+        return Schedule(given)
+    return Schedule({0: given})
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """When an epoch of a mixture ends, and how often its sources may come.
+
+    Args:
+        at: a word of `stop=`, or the most times that sources may come, by name, where the epoch ends before one of them
+            came oftener.
+        drop: the most times that other sources may come, by name, such as ``{"books": 4}``: before a row of theirs
+            would come a fifth time, the others go on without them, in the same proportions. They do not end the epoch,
+            unless no source is left.
+        samples: rows (with `pack`, sequences) after which the epoch ends in any case.
+        tokens: the same in tokens of packed sequences, of which the last that fits is delivered.
+
+    Raises:
+        ConfigError: a number is not an integer of at least 1, or a source is named twice.
+
+    >>> Stop("forever", drop={"books": 4}, tokens=1_000_000_000).limits({"books": 10, "web": 90})
+    {}
+    """
+
+    at: StopWord | Mapping[str, int] = "first_exhausted"
+    drop: Mapping[str, int] = field(default_factory=dict)
+    samples: int | None = None
+    tokens: int | None = None
+
+    def __post_init__(self) -> None:
+        """Check the arguments."""
+        if not isinstance(self.at, Mapping) and self.at not in get_args(StopWord):
+            known = ", ".join(map(repr, get_args(StopWord)))
+            raise ConfigError(f"stop must be one of {known}, or the most times of sources by name, got {self.at!r}")
+        if not isinstance(self.drop, Mapping):
+            raise ConfigTypeError(f"drop of Stop must be the most times of sources by name, got {self.drop!r}")
+        if isinstance(self.at, Mapping):
+            object.__setattr__(self, "at", _times("stop", self.at))
+        object.__setattr__(self, "drop", _times("drop", self.drop))
+        if twice := [name for name in self.drop if name in self.named]:
+            raise ConfigError(f"stop ends the epoch by {twice[0]!r}, and drop leaves it out; name it in one of them")
+        for name in ("samples", "tokens"):
+            if getattr(self, name) is not None:
+                object.__setattr__(self, name, integer(f"{name} of Stop", getattr(self, name), 1, _MOST))
+
+    @property
+    def named(self) -> Mapping[str, int]:
+        """The sources that end the epoch, and how often they may come; empty where a word says it."""
+        return {} if isinstance(self.at, str) else self.at
+
+    def limits(self, rows: Mapping[str, int]) -> dict[str, int]:
+        """Return how many rows of each source decide where an epoch ends, by name."""
+        if isinstance(self.at, str):
+            droppable = self.drop if self.at == "first_exhausted" else {}
+            return {} if self.at == "forever" else {name: own for name, own in rows.items() if name not in droppable}
+        return {name: times * rows[name] for name, times in self.at.items() if name in rows}
+
+    def caps(self, rows: Mapping[str, int]) -> dict[str, int]:
+        """Return after how many rows sources are dropped, by name."""
+        return {name: times * rows[name] for name, times in self.drop.items() if name in rows}
+
+    def within(self, total: int) -> int:
+        """Return the samples of an epoch that would have `total` without `samples`."""
+        return total if self.samples is None else min(total, self.samples)
+
+    def in_samples(self, seq_len: int) -> Stop:
+        """Return the same with `tokens` counted as `samples`, the sequences of one length that fit.
+
+        Raises:
+            ConfigError: none fits.
+        """
+        if self.tokens is None:
+            return self
+        if self.tokens < seq_len:
+            raise ConfigError(f"tokens of Stop must be at least those of one sequence, {seq_len}, got {self.tokens}")
+        fit = self.tokens // seq_len
+        return replace(self, tokens=None, samples=fit if self.samples is None else min(fit, self.samples))
+
+    def told(self, what: str = "row") -> str:
+        """Say when an epoch ends."""
+        ends: dict[str, str] = {
+            "first_exhausted": f"before any source repeats a {what}",
+            "all_exhausted": f"when each source has delivered all its {what}s",
+            "forever": "never",
+        }
+        if isinstance(self.at, str):
+            end = ends[self.at]
+        else:
+            end = f"before {' or '.join(f'{name!r} comes more than {times} times' for name, times in self.at.items())}"
+        if self.samples is not None:
+            end = f"{'' if end == 'never' else f'{end}, or '}after {self.samples:,} {what}s"
+        dropped = " and ".join(f"{name!r} after it came {times} times" for name, times in self.drop.items())
+        return f"{end}; the others go on without {dropped}" if dropped else end
+
+    @property
+    def said(self) -> dict[str, Any]:
+        """The arguments that change the order, as plain data for a state."""
+        at = self.at if isinstance(self.at, str) else [[name, times] for name, times in self.at.items()]
+        drop = {"drop": [[name, times] for name, times in self.drop.items()]} if self.drop else {}
+        return {"stop": at, **drop, **({} if self.samples is None else {"samples": self.samples})}
+
+
+StopRule: TypeAlias = StopWord | Mapping[str, int] | Stop
+"""When an epoch ends; or how often some sources may come at most, the epoch ending before one of them came oftener."""
+
+
+def as_stop(rule: StopRule) -> Stop:
+    """Return what ends an epoch as a `Stop`.
+
+    Raises:
+        ConfigError: the rule is unknown.
+    """
+    return rule if isinstance(rule, Stop) else Stop(cast("Any", rule))
+
+
+def _times(name: str, given: Mapping[str, Any]) -> dict[str, int]:
+    """Return times by name, sorted."""
+    return {source: integer(f"{name}[{source!r}]", given[source], 1) for source in sorted(given)}

@@ -225,7 +225,7 @@ def fixed_type(kind: pa.DataType) -> FixedType | None:
     """Describe a plain type of fixed width; None if its values vary in width.
 
     >>> fixed_type(pa.list_(pa.int16(), 3))
-    FixedType(item=DataType(int16), sizes=(3,), width=2)
+    FixedType(item=DataType(int16), sizes=(3,), width=2, count=3)
     >>> fixed_type(pa.string()) is None
     True
     """

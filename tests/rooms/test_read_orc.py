@@ -17,7 +17,7 @@ from torch_table_loader import StructuredDataset
 from torch_table_loader.errors import TableError
 from torch_table_loader.read.orc import OrcReader, read_checks, read_postscript, read_stripes
 from torch_table_loader.read.orc_messages import decompressed
-from torch_table_loader.read.orc_runs import are_within, bounds_of
+from torch_table_loader.read.orc_stripes import are_within, bounds_of
 
 
 @pytest.mark.parametrize("compression", ["uncompressed", "zlib", "snappy", "lz4", "zstd"])

@@ -15,8 +15,7 @@ from torch_table_loader.errors import TableError
 from torch_table_loader.format_contracts import SidecarReader, Traits
 from torch_table_loader.read.failures import reading
 from torch_table_loader.read.far_files import open_at_end
-from torch_table_loader.read.ipc import check_footer, message_starts
-from torch_table_loader.read.ipc_messages import sized
+from torch_table_loader.read.ipc import check_footer, message_starts, sized
 from torch_table_loader.read.reader_base import GroupedFile, WholeGroups, WithoutNulls, refuse_duplicates
 from torch_table_loader.read.token_files import GROUP_BYTES, TOKENS, group_rows
 from torch_table_loader.records import FileMeta

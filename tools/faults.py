@@ -349,7 +349,7 @@ FAULTS = (
         ),
     ),
     Fault(
-        *(7, "the checksum of a deletion vector is not compared", "read/deletion_vectors.py"),
+        *(7, "the checksum of a deletion vector is not compared", "read/deletes.py"),
         'if zlib.crc32(blob[4:-4]) != int.from_bytes(blob[-4:], "big"):',
         "if zlib.crc32(blob[4:-4]) != zlib.crc32(blob[4:-4]):",
         (

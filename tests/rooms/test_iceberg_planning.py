@@ -25,12 +25,11 @@ from torch_table_loader import ConfigError, IcebergDataset, ResumeError, TableEr
 from torch_table_loader.extend import FileStorage
 from torch_table_loader.read.footers import estimated_groups
 from torch_table_loader.records import DataFile, FileVersion, TableColumns
-from torch_table_loader.source.iceberg.cached_plan import read_plan, write_plan
 from torch_table_loader.source.iceberg.catalog import TableAddress
 from torch_table_loader.source.iceberg.manifests import DeletesInfo, Entry, Manifest, Span, read_manifests
 from torch_table_loader.source.iceberg.metadata import SpecField
 from torch_table_loader.source.iceberg.scan import DeleteIndex, Naming, plan_files
-from torch_table_loader.source.iceberg.source import IcebergRequest
+from torch_table_loader.source.iceberg.source import IcebergRequest, read_plan, write_plan
 from torch_table_loader.source.table_storage import TableStorage
 from torch_table_loader.testing import check_source
 

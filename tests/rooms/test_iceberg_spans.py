@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from torch_table_loader.source.iceberg.manifests import Span
-from torch_table_loader.source.iceberg.spans import KeySpans, bound, may_meet
+from torch_table_loader.source.iceberg.scan import KeySpans, bound, may_meet
 
 KEYS = {
     1: ("int", "<i", (-2, 0, 3, 7)),

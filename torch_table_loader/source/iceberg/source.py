@@ -28,7 +28,7 @@ from torch_table_loader.source.iceberg.manifests import (
     read_manifests,
 )
 from torch_table_loader.source.iceberg.pruning import iceberg_schema, make_pruner, row_filter
-from torch_table_loader.source.iceberg.scan import DeleteIndex, Naming, plan_files
+from torch_table_loader.source.iceberg.scan import DeleteIndex, KeySpans, Naming, plan_files
 from torch_table_loader.source.iceberg.schema import (
     CHANGES,
     LINEAGE,
@@ -38,7 +38,6 @@ from torch_table_loader.source.iceberg.schema import (
     names_of,
     parents_of,
 )
-from torch_table_loader.source.iceberg.spans import KeySpans
 from torch_table_loader.source.plan_cache import PlanCache
 from torch_table_loader.source.snapshot_files import TableRequest, listed
 from torch_table_loader.source.table_schema import arrow_schema

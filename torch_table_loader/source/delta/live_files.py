@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from torch_table_loader.records import TableColumns
-    from torch_table_loader.source.delta.vectors import Vector
+    from torch_table_loader.source.delta.log_files import Vector
 
 _ESCAPED = re.compile(rb"(?:\\u00[0-9A-Fa-f]{2})+")
 _PLAIN = re.compile("^[^/:%][^:%]*$")

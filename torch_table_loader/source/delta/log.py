@@ -24,8 +24,7 @@ from torch_table_loader.source.delta.delta_options import DeltaAddress
 from torch_table_loader.source.snapshot_files import shown_time
 
 if TYPE_CHECKING:
-    from torch_table_loader.source.delta.log_files import LogFiles
-    from torch_table_loader.source.delta.vectors import Vector
+    from torch_table_loader.source.delta.log_files import LogFiles, Vector
 
 
 T = TypeVar("T")

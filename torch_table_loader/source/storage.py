@@ -415,6 +415,6 @@ def connect(protocol: str, options: Mapping[str, Any]) -> Client:
         from torch_table_loader.source.s3_client import S3Client
 
         return S3Client(theirs)
-    from torch_table_loader.source.clouds import azure_client, google_client
+    from torch_table_loader.source.object_store import azure_client, google_client
 
     return google_client(theirs) if FAMILIES[protocol] == "gs" else azure_client(theirs)

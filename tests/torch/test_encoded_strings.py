@@ -19,7 +19,7 @@ from tests.effort import examples
 from tests.tables.iceberg import COLUMNS, IcebergWriter
 from torch_table_loader import Hash, IcebergDataset, MixedDataset, StructuredDataset, TableError, Vocabulary
 from torch_table_loader.batching import decoders
-from torch_table_loader.batching.coders import HashCoder, VocabularyCoder
+from torch_table_loader.batching.decoders import HashCoder, VocabularyCoder
 from torch_table_loader.batching.outputs import cut_values
 from torch_table_loader.read.parquet import ParquetFile
 

@@ -33,16 +33,17 @@ from torch_table_loader.arrow.datatypes import children_of, is_string, is_text, 
 from torch_table_loader.arrow.elements import ElementType, mark_of, marked_dtype, opened_type
 from torch_table_loader.batching import outputs
 from torch_table_loader.batching.cells import Cell, FlatCell, GridCell
-from torch_table_loader.batching.coders import HashCoder, VocabularyCoder
 from torch_table_loader.batching.decoders import (
     MASK_SUFFIX,
     ArrowDecoder,
     CodesDecoder,
     Decoder,
     FixedDecoder,
+    HashCoder,
     ListsDecoder,
     Stack,
     StructDecoder,
+    VocabularyCoder,
 )
 from torch_table_loader.batching.python_times import holds_times
 from torch_table_loader.column_options import Hash, UnsupportedForm, Vocabulary
@@ -55,8 +56,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from torch_table_loader.batching.cells import Cell
-    from torch_table_loader.batching.coders import Coder
-    from torch_table_loader.batching.decoders import Cut
+    from torch_table_loader.batching.decoders import Coder, Cut
     from torch_table_loader.batching.policy import TypePolicy
     from torch_table_loader.column_options import Strings, Vocabulary
 

@@ -16,9 +16,8 @@ from torch_table_loader.sizes import small_sizes
 from torch_table_loader.testing.format_readers import check_format_reader, stored_files
 from torch_table_loader.testing.rules import ContractError
 from torch_table_loader.testing.sources import check_source
-from torch_table_loader.testing.split_strategies import check_split_strategy
+from torch_table_loader.testing.split_strategies import check_split_strategy, data_file, zoo
 from torch_table_loader.testing.storages import check_storage
-from torch_table_loader.testing.table_zoo import data_file, zoo
 
 __all__ = [
     "ContractError",

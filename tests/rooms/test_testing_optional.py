@@ -22,7 +22,7 @@ from torch_table_loader.records import DataFile, FileMeta, LeftOut
 from torch_table_loader.source.iceberg.catalog import TableAddress
 from torch_table_loader.source.iceberg.source import IcebergRequest
 from torch_table_loader.testing import ContractError, check_format_reader, check_source, stored_files
-from torch_table_loader.testing.damage import Damaged
+from torch_table_loader.testing.format_readers import Damaged
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -15,6 +15,7 @@ import pyarrow.types as kinds
 from typing_extensions import override
 
 from torch_table_loader.arrow.arrays import plain
+from torch_table_loader.contracts import Storage
 from torch_table_loader.errors import TableError
 from torch_table_loader.format_contracts import (
     BoundsReader,
@@ -27,19 +28,19 @@ from torch_table_loader.format_contracts import (
 from torch_table_loader.read.formats import format_names, reader_for
 from torch_table_loader.records import DataFile, FileMeta, LeftOut
 from torch_table_loader.source.listing import PathSource
-from torch_table_loader.testing.damage import Damaged, Wrapped
 from torch_table_loader.testing.rules import GONE, ContractError, contract_errors, expecting_missing, pickled, require
 
 if TYPE_CHECKING:
-    from torch_table_loader.contracts import Storage
     from torch_table_loader.format_contracts import FormatReader
-    from torch_table_loader.records import DataFile
-
+    from torch_table_loader.records import DataFile, FileVersion
 
 _MAX_ROWS = 7
 _PROBED_COLUMNS = 16
 _ORDERED = (pa.types.is_integer, pa.types.is_float32, pa.types.is_float64, pa.types.is_string, pa.types.is_temporal)
 """Types that pyarrow can compare; half floats are not among them."""
+
+_SPOT = 16
+"""Bytes in the middle that "spot" overwrites."""
 
 
 def check_format_reader(
@@ -518,3 +519,59 @@ def _answer_of(
             f"{error}"
         ) from error
     return meta, tuple(left_out)
+
+
+@dataclass(frozen=True, slots=True)
+class Wrapped(Storage):
+    """A storage that opens the files of another one differently."""
+
+    inner: Storage
+
+    @property
+    @override
+    def is_local(self) -> bool:
+        return self.inner.is_local
+
+    @override
+    def version(self, path: str) -> FileVersion:
+        return self.inner.version(path)
+
+    @override
+    def close(self) -> None:
+        self.inner.close()
+
+
+@dataclass(frozen=True, slots=True)
+class Damaged(Wrapped):
+    """Serves the files of another storage with some harm done to their bytes.
+
+    "cut" keeps the first half; "noise" keeps only the length; "spot" keeps all but some bytes in the middle.
+    """
+
+    harm: Literal["cut", "noise", "spot"]
+
+    @override
+    def open(self, path: str) -> pa.NativeFile:
+        with self.inner.open(path) as handle:
+            content = bytes(handle.read())
+        middle, noise = len(content) // 2, _noise(len(content))
+        harmed = {
+            "cut": content[:middle],
+            "noise": noise,
+            "spot": content[:middle] + noise[middle : middle + _SPOT] + content[middle + _SPOT :],
+        }
+        return pa.BufferReader(harmed[self.harm])
+
+    def listed(self, file: DataFile) -> DataFile:
+        """Return a file as a listing shows it after the damage: a cut file is shorter."""
+        num_bytes = file.version.num_bytes // 2 if self.harm == "cut" else file.version.num_bytes
+        return replace(file, version=replace(file.version, num_bytes=num_bytes))
+
+
+def _noise(length: int) -> bytes:
+    """Return bytes of a fixed generator (Lehmer's, modulo 2**31 − 1), the same in each run."""
+    state, noise = 1, bytearray()
+    for _ in range(length):
+        state = state * 48271 % 0x7FFFFFFF
+        noise.append(state & 0xFF)
+    return bytes(noise)

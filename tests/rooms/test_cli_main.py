@@ -17,7 +17,7 @@ import pytest
 from torch_table_loader import ConfigError, LoaderOptions
 from torch_table_loader.cli import arguments
 from torch_table_loader.cli.main import COMMANDS, main, make_parser
-from torch_table_loader.cli.shell_words import in_shell_words
+from torch_table_loader.cli.printing import in_shell_words
 from torch_table_loader.options import defaults
 from torch_table_loader.text.token_table import IdType, Nulls
 

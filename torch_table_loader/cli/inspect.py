@@ -21,8 +21,7 @@ from torch_table_loader.batching.kinds import DenseKind, ListsKind
 from torch_table_loader.batching.policy import TypePolicy
 from torch_table_loader.cli.arguments import GROUPS, loader_keywords
 from torch_table_loader.cli.named_table import open_table
-from torch_table_loader.cli.printing import note, number_of, show, wants_bar
-from torch_table_loader.cli.shell_words import in_shell_words
+from torch_table_loader.cli.printing import in_shell_words, note, number_of, show, wants_bar
 from torch_table_loader.engine.jobs.resolve import codec_of, columns_of
 from torch_table_loader.engine.jobs.stream_job import StreamJob, decoded_bytes
 from torch_table_loader.errors import ConfigError, TableError

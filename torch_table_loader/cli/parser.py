@@ -10,7 +10,7 @@ from functools import partial
 from importlib import import_module
 from typing import Any, NoReturn
 
-from torch_table_loader.cli.shell_words import in_shell_words
+from torch_table_loader.cli.printing import in_shell_words
 from torch_table_loader.scrubbing import without_logins
 
 PROGRAM = "torch-table-loader"

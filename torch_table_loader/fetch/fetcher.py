@@ -26,8 +26,7 @@ from torch_table_loader.errors import StorageError
 from torch_table_loader.fetch.disk_cache import RangeKey
 from torch_table_loader.fetch.fetch_queue import FetchQueue, Task
 from torch_table_loader.fetch.fetch_stats import FetchStats
-from torch_table_loader.fetch.hedging import HedgePolicy
-from torch_table_loader.fetch.limit import MOST_REQUESTS, Flight, InFlightLimit
+from torch_table_loader.fetch.limit import MOST_REQUESTS, Flight, HedgePolicy, InFlightLimit
 from torch_table_loader.fetch.planned_read import PlannedRead, Request, Requests, Stage, joined
 from torch_table_loader.planning.requests import Piece
 

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from torch_table_loader.cli import looking, printing
+from torch_table_loader.cli import inspect, printing
 from torch_table_loader.cli.main import main, make_parser
 from torch_table_loader.report import Table
 from torch_table_loader.units import Size
@@ -97,7 +97,7 @@ def test_an_interrupted_command_ends_with_130(monkeypatch: pytest.MonkeyPatch) -
     def stop(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(looking, "open_table", stop)
+    monkeypatch.setattr(inspect, "open_table", stop)
     assert main(["schema", "t"]) == 130
 
 

@@ -1,6 +1,7 @@
 """One decoder a column: it turns an Arrow array into the data of one or more leaves.
 
 A leaf is what one key of a batch holds: a kind, and the function that cuts it into batches.
+Strings become integers by a coder: places in a vocabulary, or buckets of a hash.
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ def add_head(parser: Parser) -> None:
     add_arguments(parser, (*OF_FILES, "columns"))
     parser.add_argument("-n", "--rows", type=int, default=5, metavar="N", help="rows to print at most (default: 5)")
     parser.runs(
-        "looking.head",
+        "inspect.head",
         "clicks -n 10",
         "--catalog prod --table db.clicks --columns label,price --json",
         "lake/orders --filter \"day = 'mon'\"",
@@ -42,7 +42,7 @@ def add_head(parser: Parser) -> None:
 def add_schema(parser: Parser) -> None:
     """Add the options of ``schema``."""
     add_arguments(parser, {*OF_FILES, "columns"} - {"filters"})
-    parser.runs("looking.schema", "clicks", "warehouse/db/clicks/metadata/00003-4a.metadata.json --json")
+    parser.runs("inspect.schema", "clicks", "warehouse/db/clicks/metadata/00003-4a.metadata.json --json")
 
 
 def add_plan(parser: Parser) -> None:
@@ -51,7 +51,7 @@ def add_plan(parser: Parser) -> None:
     parser.add_argument("--rank", type=int, default=0, metavar="N", help="rank whose plan to print (default: 0)")
     parser.add_argument("--epoch", type=int, default=0, metavar="N", help="epoch to plan (default: 0)")
     parser.runs(
-        "looking.plan",
+        "inspect.plan",
         "clicks --columns label --ranks 8 --rank 3 --shuffle --epoch 2",
         "--catalog prod --table db.clicks --branch daily --json",
     )

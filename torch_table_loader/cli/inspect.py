@@ -1,4 +1,8 @@
-"""``torch-table-loader inspect``: what a table contains and which rank would read what, as tables."""
+"""What a table contains, as text and tables.
+
+``torch-table-loader inspect`` shows which rank would read what, ``head`` the first rows, ``schema`` the columns, and
+``plan`` what an epoch reads.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +33,6 @@ from torch_table_loader.options import LoaderOptions, defaults
 from torch_table_loader.planning.epoch import uneven_steps
 from torch_table_loader.planning.size_counts import SizeCounts
 from torch_table_loader.ragged import Pad
-from torch_table_loader.report import Table
 from torch_table_loader.report import Table as Printed
 from torch_table_loader.scrubbing import shown_url
 from torch_table_loader.units import Size, integer
@@ -277,7 +280,7 @@ def head(typed: argparse.Namespace) -> None:
     found = [{name: plain(value) for name, value in row.items()} for row in rows.to_pylist()]
     shown = [[_short(value) for value in row.values()] for row in found]
     title = "the first row" if len(found) == 1 else f"the first {len(found):,} rows" if found else "no rows"
-    table = Table(title, {name: name for name in rows.schema.names}, shown)
+    table = Printed(title, {name: name for name in rows.schema.names}, shown)
     show(typed, {"rows": found, "notes": notes}, table, *map(note, notes))
 
 
@@ -291,7 +294,7 @@ def schema(typed: argparse.Namespace) -> None:
     header = {"name": "column", "type": "Arrow type", "nullable": "nulls allowed"}
     notes = table.hints(dataset.options.column_names)
     told = {"table": table.description or None, "snapshot_id": table.snapshot_id, "columns": columns, "notes": notes}
-    show(typed, told, Table(table.description or "schema", header, rows), *map(note, notes))
+    show(typed, told, Printed(table.description or "schema", header, rows), *map(note, notes))
 
 
 def plan(typed: argparse.Namespace) -> None:

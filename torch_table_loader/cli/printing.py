@@ -1,4 +1,4 @@
-"""Output of commands: text and tables for people, or one JSON object for programs."""
+"""Output of commands: text and tables for people in the words of a shell, or one JSON object for programs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""How much may be in flight to one store: the least that reaches nearly the best throughput."""
+"""How much may be in flight to one store, and when a request is sent again.
+
+In flight is the least that reaches nearly the best throughput. A request that is much later than its peers is sent
+again, within an allowance.
+"""
 
 from __future__ import annotations
 

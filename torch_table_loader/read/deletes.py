@@ -1,4 +1,9 @@
-"""What is deleted from data files: position deletes, deletion vectors and equality deletes, each file read once."""
+"""What is deleted from data files: position deletes, deletion vectors and equality deletes, each file read once.
+
+Deletion vectors are roaring bitmaps, framed alike in Puffin files and in those of Delta Lake:
+https://iceberg.apache.org/puffin-spec/, and "Deletion Vector Format" in the protocol of Delta Lake, whose log may hold
+the bitmap itself.
+"""
 
 from __future__ import annotations
 

@@ -2,7 +2,8 @@
 
 pyarrow does not say where the blocks of a file lie. A file ends in: footer, its length in 4 bytes, ``ARROW1``. The
 footer is a flatbuffer (https://arrow.apache.org/docs/format/Columnar.html, "IPC File Format"; ``File.fbs`` in Arrow's
-repository).
+repository). And pyarrow allocates as much memory as a message says, whatever the file's length: if that fails, the
+sizes in the messages (``Message.fbs``) tell whether the file is damaged, or memory too small.
 """
 
 from __future__ import annotations
@@ -154,7 +155,7 @@ def _inspect_file(source: pa.NativeFile, file: DataFile) -> FileMeta:
 
 
 def message_starts(source: pa.NativeFile) -> list[int]:
-    """Return where the messages of a file of the file format begin: see `ipc_messages.sized`."""
+    """Return where the messages of a file of the file format begin: see `sized`."""
     _, dictionaries, batches = read_footer(source)
     return [_STREAM_START, *(block.start for block in (*dictionaries, *batches))]
 

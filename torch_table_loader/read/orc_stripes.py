@@ -2,7 +2,8 @@
 
 ORC's library allocates as much memory as lengths say, without a check: a damaged length ends the process. It scales a
 decimal by as many digits as the file says, one at a time. And it opens a file of the machine by the name of a time
-zone.
+zone. Integers are bounded by the headers of their runs alone where these say enough
+(https://orc.apache.org/specification/ORCv1/, "Run Length Encoding").
 """
 
 from __future__ import annotations

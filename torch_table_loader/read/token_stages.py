@@ -1,4 +1,7 @@
-"""Documents of tokens become rows that batches are made of: tokens, or whole sequences."""
+"""Documents of tokens become rows that batches are made of: tokens, or whole sequences.
+
+A function of the caller's may change documents before they are cut.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Tables and data frames in memory, from any library, as a source."""
+"""Tables and data frames in memory, from any library, as a source.
+
+Worker processes map a file that holds the table.
+"""
 
 from __future__ import annotations
 

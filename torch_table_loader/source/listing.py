@@ -1,4 +1,4 @@
-"""Turn a directory, a glob, a file, or a list of them into a table's files in canonical order."""
+"""Turn a directory, a glob, a file, or a list of them into a table's files in canonical order, with sidecars."""
 
 from __future__ import annotations
 

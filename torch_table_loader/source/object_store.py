@@ -1,6 +1,6 @@
 """S3, Google Cloud Storage and Azure through obstore: bytes do not pass through Python or its GIL.
 
-How to connect is in `s3_client` and `clouds`; the network options of all three are read here.
+How to connect to S3 is in `s3_client`; the network options of all three are read here.
 """
 
 from __future__ import annotations
@@ -26,10 +26,17 @@ from torch_table_loader.source.clients import ChangedFile, Client, Found, bare_t
 
 if TYPE_CHECKING:
     from obstore import GetOptions
-    from obstore.store import AzureStore, ClientConfig, GCSStore, RetryConfig, S3Store
+    from obstore.store import (
+        AzureConfig,
+        AzureCredentialProvider,
+        ClientConfig,
+        GCSConfig,
+        GCSCredentialProvider,
+        RetryConfig,
+        S3Store,
+    )
 
     Bucket = S3Store | GCSStore | AzureStore
-    from obstore.store import AzureConfig, AzureCredentialProvider, GCSConfig, GCSCredentialProvider
 
 B = TypeVar("B")
 

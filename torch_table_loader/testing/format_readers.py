@@ -372,6 +372,26 @@ def _equal(one: pa.ChunkedArray, other: pa.ChunkedArray) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
+class Wrapped(Storage):
+    """A storage that opens the files of another one differently."""
+
+    inner: Storage
+
+    @property
+    @override
+    def is_local(self) -> bool:
+        return self.inner.is_local
+
+    @override
+    def version(self, path: str) -> FileVersion:
+        return self.inner.version(path)
+
+    @override
+    def close(self) -> None:
+        self.inner.close()
+
+
+@dataclass(frozen=True, slots=True)
 class Watched(Wrapped):
     """Serves the files of another storage unchanged, and records what is read."""
 
@@ -519,26 +539,6 @@ def _answer_of(
             f"{error}"
         ) from error
     return meta, tuple(left_out)
-
-
-@dataclass(frozen=True, slots=True)
-class Wrapped(Storage):
-    """A storage that opens the files of another one differently."""
-
-    inner: Storage
-
-    @property
-    @override
-    def is_local(self) -> bool:
-        return self.inner.is_local
-
-    @override
-    def version(self, path: str) -> FileVersion:
-        return self.inner.version(path)
-
-    @override
-    def close(self) -> None:
-        self.inner.close()
 
 
 @dataclass(frozen=True, slots=True)

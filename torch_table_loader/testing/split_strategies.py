@@ -1,4 +1,7 @@
-"""The contract of split strategies, over a zoo of tables, ranks, workers and epochs."""
+"""The contract of split strategies, over a zoo of tables, ranks, workers and epochs.
+
+The zoo holds every shape of table that has broken a split strategy before.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A Delta Lake table at one version, as a source of data files."""
+"""A Delta Lake table at one version, as a source of the data files that a filter leaves."""
 
 from __future__ import annotations
 

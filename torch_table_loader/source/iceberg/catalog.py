@@ -1,4 +1,4 @@
-"""From a catalog's configuration, or a bare metadata file, to a table's metadata and storage."""
+"""From a catalog's configuration, a bare metadata file, or a folder of them, to a table's metadata and storage."""
 
 from __future__ import annotations
 

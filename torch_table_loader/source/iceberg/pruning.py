@@ -1,4 +1,9 @@
-"""The caller's filters, joined for rows, and the manifests and files they keep, by partition values and statistics."""
+"""The caller's filters, joined for rows, and the manifests and files they keep, by partition values and statistics.
+
+A row filter becomes a pyiceberg expression that is true wherever the filter is. pyarrow and Iceberg treat NaN and null
+differently: ``~(x < 3)`` passes NaN, which upper bounds do not include, and ``~x.isin([1])`` passes null. So negation
+is pushed down to the leaves, and each leaf says what passes there.
+"""
 
 from __future__ import annotations
 
@@ -16,9 +21,8 @@ from uuid import UUID
 import numpy as np
 import pyarrow as pa
 from pyiceberg import expressions
-from pyiceberg.expressions import BooleanExpression
+from pyiceberg.expressions import BooleanExpression, parser
 from pyiceberg.expressions.literals import LongLiteral
-from pyiceberg.expressions.parser import parse
 from pyiceberg.expressions.visitors import (
     _InclusiveMetricsEvaluator,
     bind,
@@ -222,7 +226,7 @@ def row_filter(filters: pc.Expression | None, scan_filter: Any, schema: Schema) 
             f"{type(scan_filter).__name__}; a pyarrow Expression goes into filters="
         )
     try:
-        wanted = parse(scan_filter) if isinstance(scan_filter, str) else scan_filter
+        wanted = parser.parse(scan_filter) if isinstance(scan_filter, str) else scan_filter
         bound = bind(schema, wanted, case_sensitive=True)
     except Exception as error:
         names = [field.name for field in schema.fields]

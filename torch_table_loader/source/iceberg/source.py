@@ -1,4 +1,4 @@
-"""An Iceberg table at one snapshot, as a source of data files."""
+"""An Iceberg table at one snapshot, as a source of data files; a plan cache keeps what a filter leaves of them."""
 
 from __future__ import annotations
 

@@ -133,13 +133,13 @@ FAULTS = (
         (*_DELETES, "tests/rooms/test_iceberg_tables.py", "tests/rooms/test_iceberg_planning.py"),
     ),
     Fault(
-        *(1, "the maximum of a statistic is exclusive", "predicates/facts.py"),
+        *(1, "the maximum of a statistic is exclusive", "predicates/expressions.py"),
         "bounds = (field >= low) & (field <= high)",
         "bounds = (field >= low) & (field < high)",
         ("tests/rooms/test_read_prune.py", "tests/rooms/test_iceberg_filters.py", "tests/rooms/test_delta_skipping.py"),
     ),
     Fault(
-        *(1, "the minimum of a statistic is exclusive", "predicates/facts.py"),
+        *(1, "the minimum of a statistic is exclusive", "predicates/expressions.py"),
         "bounds = (field >= low) & (field <= high)",
         "bounds = (field > low) & (field <= high)",
         ("tests/rooms/test_read_prune.py", "tests/rooms/test_iceberg_filters.py", "tests/rooms/test_delta_skipping.py"),

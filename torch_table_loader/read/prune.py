@@ -13,8 +13,7 @@ import pyarrow.types as pt
 from torch_table_loader.arrow import compute as pc
 from torch_table_loader.arrow.datatypes import is_string
 from torch_table_loader.arrow.reserved import LAST_UPDATED_FIELD, ROW_ID_FIELD
-from torch_table_loader.predicates.expressions import expression_columns
-from torch_table_loader.predicates.facts import between, can_pass, equals, nan_can_pass
+from torch_table_loader.predicates.expressions import between, can_pass, equals, expression_columns, nan_can_pass
 from torch_table_loader.read.field_ids import places_of
 from torch_table_loader.read.parquet_statistics import refuse_unsafe
 

@@ -14,8 +14,7 @@ from typing_extensions import override
 
 from torch_table_loader.arrow import compute as pc
 from torch_table_loader.errors import ConfigError, TableError
-from torch_table_loader.predicates.expressions import expression_columns
-from torch_table_loader.predicates.facts import between, can_pass, equals, nan_can_pass
+from torch_table_loader.predicates.expressions import between, can_pass, equals, expression_columns, nan_can_pass
 from torch_table_loader.records import Column
 from torch_table_loader.remote_options import RemoteOptions
 from torch_table_loader.source.delta.delta_options import DeltaAddress

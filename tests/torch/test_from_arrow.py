@@ -35,9 +35,9 @@ from torch_table_loader import (
     TableLoader,
     Vocabulary,
 )
-from torch_table_loader.arrow.content_hash import content_hash
 from torch_table_loader.errors import StorageError
 from torch_table_loader.opening import arrow_source
+from torch_table_loader.source.arrow_source import content_hash
 from torch_table_loader.testing import check_source, small_sizes
 
 ROWS = 1000

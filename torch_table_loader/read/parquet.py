@@ -36,8 +36,8 @@ from torch_table_loader.read.parquet_footer import (
     list_values,
     parse,
     read_footer,
+    refuse_unsafe,
 )
-from torch_table_loader.read.parquet_statistics import refuse_unsafe
 from torch_table_loader.read.prune import kept_row_groups
 from torch_table_loader.read.reader_base import refuse_duplicates
 from torch_table_loader.records import FileMeta

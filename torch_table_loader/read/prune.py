@@ -15,7 +15,7 @@ from torch_table_loader.arrow.datatypes import is_string
 from torch_table_loader.arrow.reserved import LAST_UPDATED_FIELD, ROW_ID_FIELD
 from torch_table_loader.predicates.expressions import between, can_pass, equals, expression_columns, nan_can_pass
 from torch_table_loader.read.field_ids import places_of
-from torch_table_loader.read.parquet_statistics import refuse_unsafe
+from torch_table_loader.read.parquet_footer import refuse_unsafe
 
 if TYPE_CHECKING:
     from torch_table_loader.records import DataFile, FileMeta

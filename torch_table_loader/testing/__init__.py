@@ -15,9 +15,8 @@ Each check returns nothing, or raises `ContractError` and says which rule was br
 from torch_table_loader.sizes import small_sizes
 from torch_table_loader.testing.format_readers import check_format_reader, stored_files
 from torch_table_loader.testing.rules import ContractError
-from torch_table_loader.testing.sources import check_source
+from torch_table_loader.testing.sources import check_source, check_storage
 from torch_table_loader.testing.split_strategies import check_split_strategy, data_file, zoo
-from torch_table_loader.testing.storages import check_storage
 
 __all__ = [
     "ContractError",

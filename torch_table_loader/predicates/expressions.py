@@ -1,4 +1,4 @@
-"""What a filter expression refers to, whether it fits a table, and what it says of a batch.
+"""What a filter expression refers to, whether it fits a table, and what it says of a batch, a row group or a file.
 
 An expression is never parsed: it is bound to schemas, and pyarrow says whether it fits.
 """

@@ -2,7 +2,12 @@
 
 pyarrow does not check a footer. Counts that contradict each other lose rows, and some damage ends the process:
 ``RowGroupMetaData.column`` lets a C++ exception out. So each footer is checked once, and nothing is touched before it
-is known to be safe. `read/parquet_footer.py` checks statistics where those are used.
+is known to be safe. Statistics are checked where those are used.
+
+pyarrow decodes the bounds of a column chunk as soon as any of its statistics is asked for. It does not check the
+chunk's type and the length of its bounds first, and its C++ exception is not caught. So the footer is walked here:
+Thrift's compact protocol (https://github.com/apache/thrift/blob/master/doc/specs/thrift-compact-protocol.md), and of
+parquet.thrift the fields that are named below. The walk takes no memory that the footer does not, and ends with it.
 """
 
 from __future__ import annotations

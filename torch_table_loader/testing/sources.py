@@ -1,4 +1,4 @@
-"""The contract of sources: a table's files, and the storage to open them in."""
+"""The contracts of sources, a table's files and the storage to open them in, and of storages: places with files."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ from torch_table_loader.read.datatrove import DatatroveReader
 from torch_table_loader.read.fms_fsdp import FmsFsdpReader
 from torch_table_loader.read.formats import inspect_file
 from torch_table_loader.read.megatron import MegatronReader
-from torch_table_loader.read.token_files import document_lengths, group_rows, width_of
+from torch_table_loader.read.token_files import AT_ONCE, document_lengths, group_rows, width_of
 from torch_table_loader.records import DataFile, FileMeta
 from torch_table_loader.source.fingerprint import content_key
 from torch_table_loader.source.listing import named_files
@@ -174,11 +174,11 @@ def test_files_written_by_fms_fsdp_are_read(
 @settings(max_examples=examples(100), deadline=None)
 @given(lengths=st.lists(st.integers(0, 50), max_size=60), group_bytes=st.integers(1, 100))
 def test_row_groups_contain_each_document_once_within_the_requested_size(lengths: list[int], group_bytes: int) -> None:
-    ends = np.cumsum(lengths, dtype=np.int64)
-    found = group_rows(ends, group_bytes)
-    assert found.sum() == len(lengths)
-    assert (found > 0).all()
+    found, stops = group_rows(np.array(lengths, dtype=np.int64), 1, group_bytes)
+    assert sum(found) == len(lengths)
+    assert all(rows > 0 for rows in found)
     edges = np.cumsum([0, *found])
+    assert stops == [sum(lengths[:edge]) for edge in edges[1:]]
     for start, stop in itertools.pairwise(edges):
         assert sum(lengths[start : stop - 1]) < group_bytes
 
@@ -251,6 +251,48 @@ def index_with(**changes: Any) -> bytes:
     header = struct.pack("<9sQBQQ", *(parts[name] for name in ("magic", "version", "code", "sequences", "edges")))
     arrays = (("lengths", "<i4"), ("places", "<i8"), ("firsts", "<i8"))
     return header + b"".join(np.array(parts[name], kind).tobytes() for name, kind in arrays) + bytes(parts["rest"])
+
+
+@pytest.mark.parametrize("damage", [None, "place", "edge"])
+def test_a_long_index_is_read_some_documents_at_a_time(tmp_path: Path, damage: str | None) -> None:
+    count = AT_ONCE + 5  # of sequences; documents have two of them, so that both borders of a part lie inside one
+    lengths = np.random.default_rng(1).integers(0, 4, count)
+    places, firsts = (np.cumsum(lengths) - lengths) * 2, np.arange(0, 2 * count, 2).clip(max=count)
+    if damage == "place":
+        places[AT_ONCE] += 2
+    if damage == "edge":
+        firsts = np.arange(count + 1)
+        firsts[AT_ONCE] = AT_ONCE - 2
+    (tmp_path / "x.bin").write_bytes(bytes(2 * int(lengths.sum())))
+    arrays: dict[str, Any] = {"lengths": lengths, "places": places, "firsts": firsts}
+    (tmp_path / "x.idx").write_bytes(index_with(sequences=count, edges=len(firsts), **arrays))
+    if damage is not None:
+        said = {"place": f"sequence {AT_ONCE} begins at byte", "edge": f"document {AT_ONCE - 1} begins at sequence"}
+        with pytest.raises(TableError, match=said[damage]):
+            StructuredDataset(str(tmp_path), "megatron")
+        return
+    (file,) = listed(str(tmp_path), "megatron")
+    meta = MegatronReader(group_bytes=1000).inspect(LocalStorage(), file, None)
+    sums = np.concatenate(([0], np.cumsum(lengths)))
+    assert document_lengths(meta).tolist() == np.diff(sums[firsts]).tolist()
+    edges = np.cumsum([0, *meta.group_rows])
+    stops = (sums[firsts[edges[1:]]] * 2).tolist()
+    assert meta.group_ranges == tuple(zip([0, *stops[:-1]], stops, strict=True))
+
+
+@pytest.mark.parametrize("falls", [False, True])
+def test_a_long_index_of_ends_is_read_some_documents_at_a_time(tmp_path: Path, *, falls: bool) -> None:
+    lengths = np.random.default_rng(1).integers(0, 4, AT_ONCE + 5)
+    all_ends = np.cumsum(lengths)
+    (tmp_path / "x.ds").write_bytes(bytes(2 * int(all_ends[-1])))
+    all_ends[AT_ONCE] -= 5 if falls else 0
+    (tmp_path / "x.ds.index").write_bytes(all_ends.astype("<u8").tobytes())
+    if falls:
+        with pytest.raises(TableError, match=f"document {AT_ONCE} ends at {all_ends[AT_ONCE]}, before it begins"):
+            StructuredDataset(str(tmp_path), "datatrove")
+        return
+    (file,) = listed(str(tmp_path), "datatrove")
+    assert document_lengths(DatatroveReader().inspect(LocalStorage(), file, None)).tolist() == lengths.tolist()
 
 
 WRONG_INDEXES = {

@@ -19,12 +19,16 @@ from typing_extensions import override
 from torch_table_loader.errors import TableError
 from torch_table_loader.format_contracts import Sidecar
 from torch_table_loader.read.token_files import (
+    AT_ONCE,
     GROUP_BYTES,
+    MOST_TOKENS,
     Index,
+    Numbers,
     TokenReader,
     check_total,
     index_of,
     open_sidecar,
+    opened_whole,
     read_exactly,
     read_whole,
     sidecar_of,
@@ -62,7 +66,10 @@ class DatatroveReader(TokenReader):
     @override
     def read_index(self, storage: Storage, file: DataFile) -> Index:
         index = index_of(file, _INDEX)
-        lengths, tokens = _parse(index.name, read_whole(storage, index))
+        if index.version.num_bytes % 8:
+            raise ValueError(f"{index.name} has {index.version.num_bytes} bytes, which is not a multiple of 8")
+        with opened_whole(storage, index) as source:
+            lengths, tokens = _parse(Numbers(source, index.name, "<u8", index.version.num_bytes // 8))
         width = _width(file.version.num_bytes, tokens, index.name)
         if (note := sidecar_of(file, _METADATA)) is not None:
             _check_note(note, storage, tokens, width)
@@ -97,22 +104,27 @@ def _loss_mask(source: pa.NativeFile, name: str, start: int, stop: int) -> pa.Bu
     return found
 
 
-def _parse(name: str, data: pa.Buffer) -> tuple[NDArray[np.uint64], int]:
+def _parse(all_ends: Numbers) -> tuple[NDArray[np.uint32], int]:
     """Return the number of tokens of each document, and of all.
 
     Raises:
-        ValueError: an end is before its beginning.
+        ValueError: an end is before its beginning, or a document is longer than a list can be.
     """
-    if data.size % 8:
-        raise ValueError(f"{name} has {data.size} bytes, which is not a multiple of 8")
-    ends = np.frombuffer(data, "<u8")
-    falls = ends[1:] < ends[:-1]
-    if falls.any():
-        document = int(falls.argmax()) + 1
-        raise ValueError(f"{name} says that document {document} ends at {ends[document]}, before it begins")
-    tokens = int(ends[-1]) if len(ends) else 0
+    name = all_ends.name
+    lengths, tokens = np.empty(all_ends.count, np.uint32), 0
+    for first in range(0, all_ends.count, AT_ONCE):
+        ends = all_ends.part(first, first + AT_ONCE)
+        found = np.diff(ends, prepend=np.uint64(tokens))  # more than any number of tokens where an end falls
+        if int(found.max()) > MOST_TOKENS:
+            at = int((found > MOST_TOKENS).argmax())
+            if int(ends[at]) < (int(ends[at - 1]) if at else tokens):
+                raise ValueError(f"{name} says that document {first + at} ends at {ends[at]}, before it begins")
+            check_total(name, int(ends[at]), 4)
+            raise ValueError(f"{name} says a document of {found[at]} tokens, and a list has at most {MOST_TOKENS}")
+        lengths[first : first + len(found)] = found
+        tokens = int(ends[-1])
     check_total(name, tokens, 4)
-    return np.diff(ends, prepend=np.uint64(0)), tokens
+    return lengths, tokens
 
 
 def _width(num_bytes: int, tokens: int, index: str) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -57,12 +57,12 @@ class FmsFsdpReader(WholeGroups, WithoutNulls, SidecarReader):
                 )
         start = footer.batches[0].start if footer.batches else 0
         ends = np.array([block.stop for block in footer.batches], np.int64) - start
-        rows = group_rows(ends, self.group_bytes)
-        edges = np.cumsum(np.concatenate(([0], rows))).tolist()
+        rows, _ = group_rows(np.diff(ends, prepend=0), 1, self.group_bytes)
+        edges = [0, *accumulate(rows)]
         places = tuple((footer.batches[a].start, footer.batches[b - 1].stop) for a, b in pairwise(edges))
         return FileMeta(
             schema=pa.schema([pa.field(field.name, pa.list_(field.type)) for field in stored]),
-            group_rows=tuple(rows.tolist()),
+            group_rows=tuple(rows),
             group_bytes=tuple(stop - start for start, stop in places),
             group_ranges=places,
         )

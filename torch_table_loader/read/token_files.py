@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import struct
 from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from operator import sub
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -38,8 +40,11 @@ TOKENS = "tokens"
 GROUP_BYTES = 8 * 1024 * 1024
 """The least bytes of tokens of a row group, which ends with the document that reaches them."""
 
-_MOST_TOKENS = 2**31 - 1
+MOST_TOKENS = 2**31 - 1
 """The most values of a list in Arrow."""
+
+AT_ONCE = 1 << 16
+"""Documents of an index at a time: what is made of them stays in the processor's cache."""
 
 _MOST_BYTES = 1 << 60
 _ARRAY = struct.Struct("<cxxxxxxxQ")
@@ -171,9 +176,33 @@ def width_of(meta: FileMeta) -> int:
 
 def read_whole(storage: Storage, file: DataFile) -> pa.Buffer:
     """Read a sidecar whole."""
+    with opened_whole(storage, file) as source:
+        return read_exactly(source, 0, file.version.num_bytes, file.name)
+
+
+@contextmanager
+def opened_whole(storage: Storage, file: DataFile) -> Iterator[pa.NativeFile]:
+    """Open a sidecar that is read once, and whole."""
     with open_at_start(storage, file) as source:
         check_size(file, source)
-        return read_exactly(source, 0, file.version.num_bytes, file.name)
+        yield source
+
+
+@dataclass(frozen=True, slots=True)
+class Numbers:
+    """An array of numbers in a file, which is read some numbers at a time: none of them stays in memory."""
+
+    source: pa.NativeFile
+    name: str
+    dtype: str
+    count: int
+    place: int = 0
+
+    def part(self, start: int, stop: int) -> NDArray[Any]:
+        """Read some of the numbers; `stop` may be behind the last."""
+        width = np.dtype(self.dtype).itemsize
+        first, last = self.place + start * width, self.place + min(stop, self.count) * width
+        return np.frombuffer(read_exactly(self.source, first, last, self.name), self.dtype)
 
 
 def open_sidecar(storage: Storage, file: DataFile) -> pa.NativeFile:
@@ -239,11 +268,15 @@ def pack(*arrays: NDArray[Any]) -> bytes:
     >>> [array.tolist() for array in unpack(pack(np.array([1, 300]), np.array([], np.int64)))]
     [[1, 300], []]
     """
-    parts = []
+    parts: list[bytes | memoryview] = []
     for array in arrays:
-        narrow = array.astype(np.min_scalar_type(int(array.max())) if len(array) else np.uint8)
-        parts += [_ARRAY.pack(narrow.dtype.char.encode(), len(narrow)), narrow.tobytes()]
+        narrow = _narrow(array)
+        parts += [_ARRAY.pack(narrow.dtype.char.encode(), len(narrow)), narrow.data]
     return b"".join(parts)
+
+
+def _narrow(array: NDArray[Any]) -> NDArray[Any]:
+    return array.astype(np.min_scalar_type(int(array.max())) if len(array) else np.uint8, copy=False)
 
 
 def unpack(data: bytes) -> list[NDArray[Any]]:
@@ -264,41 +297,47 @@ def _meta(index: Index, num_bytes: int, group_bytes: int) -> FileMeta:
         ValueError: the file has more or fewer bytes than its documents, or a document is longer than a list can be.
     """
     width = index.kind.bit_width // 8
-    lengths = index.lengths.astype(np.int64, copy=False)
+    lengths = _narrow(index.lengths)
     longest = int(lengths.max()) if len(lengths) else 0
-    if longest > _MOST_TOKENS:
-        raise ValueError(f"its index says a document of {longest} tokens, and a list has at most {_MOST_TOKENS}")
-    ends = np.cumsum(lengths) * width
-    total = int(ends[-1]) if len(ends) else 0
+    if longest > MOST_TOKENS:
+        raise ValueError(f"its index says a document of {longest} tokens, and a list has at most {MOST_TOKENS}")
+    total = int(lengths.sum(dtype=np.int64)) * width
     if total != num_bytes:
         raise ValueError(f"its index says {total} bytes of tokens ({index.kind}), and it has {num_bytes}")
-    rows = group_rows(ends, group_bytes)
-    edges = np.cumsum(rows)
-    stops = ends[edges - 1].tolist() if len(ends) else []
+    rows, stops = group_rows(lengths, width, group_bytes)
     starts = [0, *stops[:-1]] if stops else []
     each = width + sum(max(1, kind.bit_width // 8) for kind in index.columns.values())
     fields = [(TOKENS, pa.list_(index.kind)), *((name, pa.list_(kind)) for name, kind in index.columns.items())]
     return FileMeta(
         schema=pa.schema(fields),
-        group_rows=tuple(rows.tolist()),
+        group_rows=tuple(rows),
         group_bytes=tuple((stop - start) // width * each for start, stop in zip(starts, stops, strict=True)),
         footer=pack(lengths, *index.more),
         group_ranges=tuple(zip(starts, stops, strict=True)),
     )
 
 
-def group_rows(ends: NDArray[np.int64], group_bytes: int) -> NDArray[np.int64]:
-    """Return the number of documents of each row group, of which none is empty, by where each document ends in bytes.
+def group_rows(lengths: NDArray[Any], width: int, group_bytes: int) -> tuple[list[int], list[int]]:
+    """Return the number of documents of each row group, of which none is empty, and where each group ends in bytes.
 
-    A row group ends with the document in which a multiple of `group_bytes` lies.
+    A row group ends with the document in which a multiple of `group_bytes` lies. A token has `width` bytes.
 
-    >>> group_rows(np.array([3, 6, 9, 12, 40, 41]), 10).tolist()
-    [4, 1, 1]
+    >>> group_rows(np.array([3, 3, 3, 3, 28, 1]), 1, 10)
+    ([4, 1, 1], [12, 40, 41])
     """
-    total = int(ends[-1]) if len(ends) else 0
-    cuts = np.searchsorted(ends, np.arange(group_bytes, total, group_bytes)) + 1
-    edges = np.unique(np.concatenate(([0], cuts, [len(ends)])))
-    return np.diff(edges)
+    total = int(lengths.sum(dtype=np.int64)) * width
+    edges, stops, before = [0], [0], 0
+    for first in range(0, len(lengths), AT_ONCE):
+        ends = np.cumsum(lengths[first : first + AT_ONCE], dtype=np.int64) * width + before
+        cuts = np.arange((before // group_bytes + 1) * group_bytes, min(int(ends[-1]) + 1, total), group_bytes)
+        last = np.unique(np.searchsorted(ends, cuts))
+        edges += (last + (first + 1)).tolist()
+        stops += ends[last].tolist()
+        before = int(ends[-1])
+    if edges[-1] < len(lengths):
+        edges.append(len(lengths))
+        stops.append(total)
+    return list(map(sub, edges[1:], edges[:-1])), stops[1:]
 
 
 def check_total(what: str, tokens: int, width: int) -> None:

@@ -170,10 +170,9 @@ class _Survey:
         ranges: list[tuple[int, int]] = []
         for start, parts in self._runs:
             counts, lengths = zip(*parts, strict=True)
-            ends = np.cumsum(np.repeat(np.array(lengths, np.int64), counts))
-            cut = group_rows(ends, group_bytes)
-            stops = [start + stop for stop in ends[np.cumsum(cut) - 1].tolist()]
-            rows += cut.tolist()
+            cut, ends = group_rows(np.repeat(np.array(lengths, np.int64), counts), 1, group_bytes)
+            stops = [start + end for end in ends]
+            rows += cut
             ranges += zip([start, *stops[:-1]], stops, strict=True)
         return FileMeta(
             schema=_schema(self._columns),

@@ -41,7 +41,7 @@ from torch_table_loader.read.token_files import AT_ONCE, document_lengths, group
 from torch_table_loader.records import DataFile, FileMeta
 from torch_table_loader.source.fingerprint import content_key
 from torch_table_loader.source.listing import named_files
-from torch_table_loader.testing import check_format_reader, stored_files
+from torch_table_loader.testing import check_format_reader, small_sizes, stored_files
 
 TOKENS = "tokens"
 SMALL = 64
@@ -492,6 +492,21 @@ def test_a_loss_file_of_a_far_store_is_the_one_that_was_listed(tmp_path: Path) -
     (tmp_path / "x.ds.index").write_bytes(ends(1))
     with pytest.raises(TableError, match="no longer that version"):
         reader.inspect(store, file, None)
+
+
+@pytest.mark.parametrize(("form", "suffixes"), [("megatron", (".bin", ".idx")), ("datatrove", (".ds", ".ds.index"))])
+def test_the_index_of_a_far_store_is_fetched_once(tmp_path: Path, form: str, suffixes: tuple[str, str]) -> None:
+    count, store = 3 * AT_ONCE, FarStore()
+    data, index = (tmp_path / f"x{suffix}" for suffix in suffixes)
+    data.write_bytes(bytes(2 * count))
+    lengths = {"lengths": np.ones(count), "places": np.arange(0, 2 * count, 2), "firsts": np.arange(count + 1)}
+    whole = index_with(sequences=count, edges=count + 1, **lengths) if form == "megatron" else b""
+    index.write_bytes(whole or np.arange(1, count + 1, dtype="<u8").tobytes())
+    (file,) = named_files(store, [str(data)], None, reader_for(form), by_name=True).files
+    with small_sizes(far_request_bytes=1 << 20):
+        assert READERS[form].inspect(store, file, None).group_rows
+    asked = [request for request in store.kinds("range") if request.name == index.name]
+    assert sum(request.stop - request.start for request in asked) == index.stat().st_size
 
 
 def test_caches_of_a_file_depend_on_its_index_too(tmp_path: Path) -> None:

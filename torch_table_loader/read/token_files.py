@@ -182,10 +182,10 @@ def read_whole(storage: Storage, file: DataFile) -> pa.Buffer:
 
 @contextmanager
 def opened_whole(storage: Storage, file: DataFile) -> Iterator[pa.NativeFile]:
-    """Open a sidecar that is read once, and whole."""
+    """Open a sidecar that is read once, and whole; that of a remote store is fetched first, whatever the order."""
     with open_at_start(storage, file) as source:
         check_size(file, source)
-        yield source
+        yield pa.BufferReader(read_exactly(source, 0, source.size(), file.name)) if is_far(storage) else source
 
 
 @dataclass(frozen=True, slots=True)

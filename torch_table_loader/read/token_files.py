@@ -320,7 +320,8 @@ def _meta(index: Index, num_bytes: int, group_bytes: int) -> FileMeta:
 def group_rows(lengths: NDArray[Any], width: int, group_bytes: int) -> tuple[list[int], list[int]]:
     """Return the number of documents of each row group, of which none is empty, and where each group ends in bytes.
 
-    A row group ends with the document in which a multiple of `group_bytes` lies. A token has `width` bytes.
+    A row group ends with the document in which a multiple of `group_bytes` lies; empty documents at the end stay in the
+    last one. A token has `width` bytes.
 
     >>> group_rows(np.array([3, 3, 3, 3, 28, 1]), 1, 10)
     ([4, 1, 1], [12, 40, 41])

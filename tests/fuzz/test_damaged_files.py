@@ -22,7 +22,7 @@ from tests.launchers.sandbox import Outcome, Sandbox, outcome_of
 from tests.tables.every_format import ROWS, SAMPLES, Sample
 
 FILE = "damaged-file"
-FEW, MANY = 4, 40
+FEW, MANY = 4, 25
 """Cases of each kind of file, in every run and in long ones; effort multiplies both."""
 
 

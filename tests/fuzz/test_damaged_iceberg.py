@@ -19,7 +19,7 @@ from tests.fuzz.table_cases import read_table
 from tests.fuzz.tables_to_damage import PLACES, Lake, damage, is_another, make_lake
 from tests.launchers.sandbox import Outcome, Sandbox, outcome_of
 
-FEW, MANY = 4, 40
+FEW, MANY = 4, 25
 """Cases of each file of each table, in every run and in long ones; effort multiplies the latter."""
 
 CASES = [(name, place) for name, places in PLACES.items() for place in places]

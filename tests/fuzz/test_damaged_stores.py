@@ -21,7 +21,7 @@ from tests.fuzz.mutations import damaged
 from tests.fuzz.store_cases import KINDS, WHERES, Where, prepare, read_store
 from tests.launchers.sandbox import Outcome, Sandbox
 
-FEW, MANY = 1, 8
+FEW, MANY = 1, 5
 """Cases of each file of each store, in every run and in long ones; effort multiplies both."""
 
 NOT_COMPARED: dict[Where, tuple[str, ...]] = {

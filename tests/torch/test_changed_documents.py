@@ -121,7 +121,7 @@ def test_seeds_are_of_row_and_epoch_alone(table: str, shuffle: Any, strategy: An
 
 @pytest.mark.parametrize(("shuffle", "strategy"), MODES)
 @pytest.mark.parametrize("served", [{"num_workers": 0}, {"worker_type": "forkserver"}], ids=str)
-@daily(lambda served, strategy: "num_workers" in served or strategy == "best_fit")
+@daily(7)
 def test_it_resumes_with_the_same_documents(table: str, shuffle: Any, strategy: Any, served: dict[str, Any]) -> None:
     pack = Pack(seq_len=5, strategy=strategy, documents=rotated, same_lengths=True)
     loader = loader_of(table, pack, shuffle=shuffle, **served)

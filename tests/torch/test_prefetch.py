@@ -150,7 +150,7 @@ def test_a_dataloader_of_the_callers_own_collates_one_batch_at_a_time(mode: Mode
     ids=str,
 )
 @pytest.mark.parametrize("worker_type", [*ENGINES, "caller"])
-@daily(5)
+@daily(4)
 def test_collated_one_by_one_each_batch_is_what_it_was(
     mode: Mode, table: Path, worker_type: str, options: dict[str, Any]
 ) -> None:

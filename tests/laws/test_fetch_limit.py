@@ -128,4 +128,4 @@ def test_small_requests_fill_the_line_as_well() -> None:
     limit = InFlightLimit()
     while limit.begin(4096, 0.0) is not None:
         pass
-    assert limit.in_flight == limit.window // LEAST_WEIGHT == 16
+    assert limit.in_flight == limit.window // LEAST_WEIGHT == 64

@@ -13,13 +13,13 @@ from typing import NamedTuple
 from torch_table_loader.sizes import sizes
 
 MIB = 1024 * 1024
-LEAST_WEIGHT = MIB
+LEAST_WEIGHT = MIB // 4
 """A smaller request counts as this many bytes: its cost is its latency, not its bytes."""
 
 WINDOWS = tuple(size * MIB for k in range(3, 11) for size in (1 << k, 3 << (k - 1)))
 """The sizes that the window can have: 8 MiB, 12, 16, 24, 32, 48, ... 1.5 GiB."""
 FIRST = 2
-"""The initial window: two requests of 8 MiB, or 16 small ones."""
+"""The initial window: two requests of 8 MiB, or 64 small ones."""
 
 MOST_REQUESTS = 256
 

@@ -3,16 +3,39 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 from hypothesis import strategies as st
 
 from torch_table_loader import MixedDataset, TableLoader
 
 Row = tuple[str, int]
 """The name of a row's source, and its id there."""
+
+
+def write_texts(root: Path, sizes: Mapping[str, int]) -> dict[str, str]:
+    """Write tables of three files whose rows have an `id`, and a `text` that names their table; return their paths."""
+    for name, size in sizes.items():
+        (root / name).mkdir()
+        for part, ids in enumerate(np.array_split(np.arange(size), 3)):
+            columns = {"id": ids, "text": [f"{name} {row}" for row in ids]}
+            pq.write_table(pa.table(columns), root / name / f"{part}.parquet", row_group_size=20)
+    return {name: str(root / name) for name in sizes}
+
+
+def write_fours(root: Path, sizes: Mapping[str, int]) -> Path:
+    """Write tables whose rows have their number as `x`, and four times as `input_ids`; return their folder."""
+    for name, size in sizes.items():
+        (root / name).mkdir()
+        lists = pa.array([[row] * 4 for row in range(size)], pa.list_(pa.int32()))
+        pq.write_table(pa.table({"x": range(size), "input_ids": lists}), root / name / "0.parquet", row_group_size=20)
+    return root
 
 
 def worlds(most_rows: int, most_workers: int = 2) -> st.SearchStrategy[dict[str, Any]]:

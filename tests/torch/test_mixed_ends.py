@@ -11,12 +11,11 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 from tests.effort import daily
 from tests.tables.plain import meant_warnings
+from tests.torch.mixtures import write_fours
 from torch_table_loader import ConfigError, ConfigTypeError, MixedDataset, Pack, ResumeError, Stop, StructuredDataset
 
 SIZES = {"a": 300, "b": 90, "c": 41}
@@ -39,12 +38,7 @@ STOPS = {
 
 @pytest.fixture(scope="module")
 def tables(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    root = tmp_path_factory.mktemp("tables")
-    for name, size in SIZES.items():
-        (root / name).mkdir()
-        lists = pa.array([[row] * 4 for row in range(size)], pa.list_(pa.int32()))
-        pq.write_table(pa.table({"x": range(size), "input_ids": lists}), root / name / "0.parquet", row_group_size=20)
-    return root
+    return write_fours(tmp_path_factory.mktemp("tables"), SIZES)
 
 
 def make(tables: Path, kind: str, stop: Any, weights: Any = WEIGHTS, **options: Any) -> Any:

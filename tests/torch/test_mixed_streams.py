@@ -11,7 +11,6 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
@@ -23,7 +22,7 @@ from tests.effort import examples
 from tests.states import is_ended
 from tests.tables.iceberg import COLUMNS, IcebergWriter
 from tests.tables.plain import meant_warnings
-from tests.torch.mixtures import Row, ranks_take, source_rows, worlds
+from tests.torch.mixtures import Row, ranks_take, source_rows, worlds, write_texts
 from torch_table_loader import ConfigError, IcebergDataset, MixedDataset, ResumeError, StructuredDataset, TableLoader
 from torch_table_loader.extend import DataFileInfo, Split
 from torch_table_loader.testing import small_sizes
@@ -50,13 +49,7 @@ def _small_gathers() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def tables(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    root = tmp_path_factory.mktemp("tables")
-    for name, size in SIZES.items():
-        (root / name).mkdir()
-        for part, ids in enumerate(np.array_split(np.arange(size), 3)):
-            columns = {"id": ids, "text": [f"{name} {row}" for row in ids]}
-            pq.write_table(pa.table(columns), root / name / f"{part}.parquet", row_group_size=20)
-    return {name: str(root / name) for name in SIZES}
+    return write_texts(tmp_path_factory.mktemp("tables"), SIZES)
 
 
 def make(

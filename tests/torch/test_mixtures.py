@@ -9,15 +9,12 @@ from functools import partial
 from itertools import islice
 from typing import Any
 
-import numpy as np
-import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 import pytest
 
 from tests.effort import daily
 from tests.tables.plain import meant_warnings
-from tests.torch.mixtures import Row, source_rows
+from tests.torch.mixtures import Row, source_rows, write_texts
 from torch_table_loader import ConfigError, MixedDataset, ResumeError, StructuredDataset, TableLoader
 from torch_table_loader.testing import small_sizes
 
@@ -39,13 +36,7 @@ def kind(request: pytest.FixtureRequest) -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def tables(tmp_path_factory: pytest.TempPathFactory) -> Tables:
-    root = tmp_path_factory.mktemp("tables")
-    for name, size in SIZES.items():
-        (root / name).mkdir()
-        for part, ids in enumerate(np.array_split(np.arange(size), 3)):
-            columns = {"id": ids, "text": [f"{name} {row}" for row in ids]}
-            pq.write_table(pa.table(columns), root / name / f"{part}.parquet", row_group_size=20)
-    return {name: str(root / name) for name in SIZES}
+    return write_texts(tmp_path_factory.mktemp("tables"), SIZES)
 
 
 def make(kind: str, tables: Mapping[str, str], weights: Any = None, **options: Any) -> tuple[TableLoader, MixedDataset]:

@@ -170,11 +170,7 @@ FAULTS = (
         *(1, "a mixture of streams ends one block early", "planning/dealing.py"),
         "return int(places[np.flatnonzero(fits)[-1 if first else 0]])",
         "return max(0, int(places[np.flatnonzero(fits)[-1 if first else 0]]) - first * self.block_rows)",
-        (
-            "tests/laws/test_dealing.py",
-            "tests/laws/test_mixed_streams_in_plans.py",
-            "tests/torch/test_mixed_streams.py",
-        ),
+        ("tests/laws/test_dealing.py", "tests/torch/test_mixed_streams.py"),
     ),
     Fault(
         *(2, "a window's order ignores the epoch", "planning/windows.py"),

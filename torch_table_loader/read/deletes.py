@@ -25,10 +25,9 @@ from torch_table_loader.arrow.reserved import PATH_FIELD, POSITION_FIELD
 from torch_table_loader.contracts import is_far
 from torch_table_loader.errors import MissingExtraError, TableError
 from torch_table_loader.planning.distinct import distinct
-from torch_table_loader.read.by_id import plan_by_id
+from torch_table_loader.read.by_id import own_ids, plan_by_id
 from torch_table_loader.read.failures import reading
 from torch_table_loader.read.far_files import LEAST_TAIL_BYTES, fetched, open_at_end
-from torch_table_loader.read.field_ids import own_ids
 from torch_table_loader.read.footers import check_rows
 from torch_table_loader.read.formats import inspect_file, reader_of
 from torch_table_loader.read.key_set import KeySet

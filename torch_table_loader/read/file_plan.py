@@ -10,10 +10,9 @@ import numpy as np
 import pyarrow as pa
 
 from torch_table_loader.predicates.expressions import row_mask
-from torch_table_loader.read.by_id import plan_by_id
+from torch_table_loader.read.by_id import places_of, plan_by_id
 from torch_table_loader.read.conform import Conformer, conform_plan
 from torch_table_loader.read.deletes import inside, key_path
-from torch_table_loader.read.field_ids import places_of
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -100,6 +99,8 @@ class FilePlan(NamedTuple):
 
     def positions_in(self, start: int, stop: int) -> int:
         """Count the rows `start` to `stop` of the file that a position deletes."""
+        if not self._by_position:
+            return 0
         low, high = np.searchsorted(self.positions, (start, stop))
         named = int(high - low)
         return stop - start - named if self.keeps_deleted else named

@@ -105,9 +105,6 @@ def plan_by_id(
     """Plan how a file's batches become batches of the `wanted` columns, in this order and with these names.
 
     A column that the file has is read; else comes the partition's value, else the column's default, else null.
-
-    Raises:
-        TableError: the file has no field ids, and the table gives none by name; or types that never fit.
     """
     found = places_of(file_schema, columns, name)
     names = _names_in(file_schema, columns)

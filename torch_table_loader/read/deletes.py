@@ -98,12 +98,7 @@ class Deletes:
         return np.setdiff1d(kept, deleted, assume_unique=True)
 
     def equality(self, file: DataFile) -> list[EqualityKeys]:
-        """Return the keys whose rows are deleted from a data file.
-
-        Raises:
-            TableError: as `positions` does.
-            StorageError: as `positions` does.
-        """
+        """Return the keys whose rows are deleted from a data file."""
         by_columns: dict[tuple[tuple[int, ...], bool], list[DeleteFile]] = {}
         for delete in file.deletes:
             if delete.kind == "equality":
@@ -292,11 +287,7 @@ class Puffin(NamedTuple):
         return len(self.data) + 512 * len(self.blobs)
 
     def check(self, delete: DeleteFile, path: str) -> None:
-        """Refuse a vector that was not written for a data file.
-
-        Raises:
-            TableError: it is of another file, of another length, or deletes more or fewer rows.
-        """
+        """Refuse a vector that was not written for a data file."""
         offset, length = delete.blob or (0, 0)
         found, properties = self.blobs.get(offset, (None, {}))
         if found != length:
@@ -309,11 +300,7 @@ class Puffin(NamedTuple):
 
 
 def read_puffin(storage: Storage, delete: DeleteFile) -> Puffin:
-    """Read the footer of a Puffin file; from a remote store, one request brings a small file whole.
-
-    Raises:
-        TableError: it is gone, torn, or no Puffin file.
-    """
+    """Read the footer of a Puffin file; from a remote store, one request brings a small file whole."""
     with open_at_end(storage, delete.file) as source:
         size = source.size()
         tail = source.read_at(min(size, LEAST_TAIL_BYTES), max(0, size - LEAST_TAIL_BYTES))
@@ -346,9 +333,6 @@ def read_vector(storage: Storage, delete: DeleteFile, data: bytes = b"") -> NDAr
 
     Returns:
         int64 positions in the data file, ascending.
-
-    Raises:
-        TableError: it is gone, torn, or no deletion vector.
     """
     if delete.blob is None:
         return _parse_bitmap(delete.inline, delete)

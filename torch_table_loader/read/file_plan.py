@@ -143,9 +143,6 @@ def plan_file(
         columns: names to deliver, in this order.
         filters: the row filter, or None, and the columns that it refers to.
         encoded: columns of strings that may come as dictionaries; none of the filter's.
-
-    Raises:
-        TableError: the file does not fit the table, or a delete file cannot be read.
     """
     row_filter, empty = _beyond_partition(file, meta, table_schema, *filters)
     chosen_by = [] if row_filter is None else list(filters[1])

@@ -224,12 +224,7 @@ class FileWalk:
         self._reader = reader.encoding(plan.encoded) if plan.encoded and isinstance(reader, EncodingReader) else reader
 
     def parts(self, runs: Sequence[Run]) -> Iterator[Part]:
-        """Open the file; yield the rows of each piece of some runs, batch by batch, as the table has them.
-
-        Raises:
-            TableError: there are more or fewer rows than the row groups were said to have, or they do not fit the
-                table.
-        """
+        """Open the file; yield the rows of each piece of some runs, batch by batch, as the table has them."""
         self.handle = handle = self._reader.open(self._storage, self._plan.file, self._plan.meta)
         if not (self._may_thin and isinstance(handle, ThinningFile)):
             return chain.from_iterable(map(partial(self._whole, handle), runs))

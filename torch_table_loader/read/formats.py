@@ -117,12 +117,7 @@ def is_columnar(file: DataFile) -> bool:
 
 
 def inspect_file(storage: Storage, file: DataFile, schema: pa.Schema | None) -> FileMeta:
-    """Read the metadata of a file (see `FormatReader.inspect`), and check its counts.
-
-    Raises:
-        TableError: the file is damaged or of another format, whatever error its decoder raises.
-        StorageError: the store failed.
-    """
+    """Read the metadata of a file (see `FormatReader.inspect`), and check its counts."""
     with reading(storage, file):
         meta = reader_of(file).inspect(storage, file, schema)
     rows = meta.group_rows

@@ -161,11 +161,7 @@ def message_starts(source: pa.NativeFile) -> list[int]:
 
 
 def read_footer(source: pa.NativeFile) -> Footer:
-    """Read the footer of a file of the file format, with the blocks in its order.
-
-    Raises:
-        ValueError: it does not parse.
-    """
+    """Read the footer of a file of the file format, with the blocks in its order."""
     size = source.size()
     footer_bytes = int.from_bytes(source.read_at(4, size - 4 - len(_FILE_MAGIC)), "little")
     stop = size - 4 - len(_FILE_MAGIC) - footer_bytes
@@ -179,11 +175,7 @@ def read_footer(source: pa.NativeFile) -> Footer:
 
 
 def check_footer(source: pa.NativeFile, num_batches: int) -> Footer:
-    """Check that the footer names everything in a file of the file format; else rows would be missing, or come twice.
-
-    Raises:
-        ValueError: says what is wrong.
-    """
+    """Check that the footer names everything in a file of the file format: no row is missing, or comes twice."""
     footer = read_footer(source)
     if len(footer.batches) != num_batches:
         raise ValueError(f"its footer names {len(footer.batches)} record batches, and {num_batches} are found")
@@ -282,9 +274,6 @@ def _blocks(footer: FlatTable, field: int) -> list[Block]:
 
 def check_blocks(blocks: list[Block], start: int, stop: int) -> None:
     """Check that blocks fill the bytes from `start` to `stop`, so that none is missing, there twice, or elsewhere.
-
-    Raises:
-        ValueError: says where they do not.
 
     >>> check_blocks([Block(120, 200), Block(100, 120)], 100, 208)
     """

@@ -6,7 +6,7 @@ length. Postscript and footer are protocol buffers; metadata and footer are comp
 
 ORC's library allocates as much memory as lengths say, without a check: a damaged length ends the process. It scales a
 decimal by as many digits as the file says, one at a time. And it opens a file of the machine by the name of a time
-zone.
+zone. What is found to be impossible is a ValueError that says so.
 """
 
 from __future__ import annotations
@@ -127,11 +127,7 @@ class Tail(NamedTuple):
 
 
 def read_tail(source: pa.NativeFile, at_once: int = _OPENING_BYTES) -> Tail:
-    """Read the end of a file; `at_once` bytes of it first.
-
-    Raises:
-        ValueError: it is no ORC file's.
-    """
+    """Read the end of a file; `at_once` bytes of it first."""
     size = source.size()
     tail = source.read_at(min(size, at_once), max(0, size - at_once))
     length = tail[-1] if tail else 0
@@ -176,11 +172,7 @@ def _inspected(source: pa.NativeFile, file: DataFile) -> FileMeta:
 
 
 def check_stripes(stripes: list[Stripe], stop: int) -> None:
-    """Check that stripes lie in the file, and each at its own place.
-
-    Raises:
-        ValueError: one lies outside, or where another one does: its rows would come twice.
-    """
+    """Check that stripes lie in the file, and each at its own place."""
     end = 0
     for stripe in sorted(stripes, key=lambda each: each.start):
         if not end <= stripe.start <= stripe.start + stripe.num_bytes <= stop:
@@ -230,11 +222,7 @@ class StripeCheck:
 
     @classmethod
     def of(cls, footer: bytes, compression: int, chunk_bytes: int) -> StripeCheck:
-        """Read the types of a file from its footer.
-
-        Raises:
-            ValueError: they are no tree, or chunks are longer than any writer makes them.
-        """
+        """Read the types of a file from its footer."""
         if compression and chunk_bytes > MOST_CHUNK_BYTES:
             raise ValueError(f"the postscript says chunks of {chunk_bytes} bytes, and none has over {MOST_CHUNK_BYTES}")
         types, names = list[_Type](), list[str]()
@@ -258,11 +246,7 @@ class StripeCheck:
         return self.compression, self.chunk_bytes
 
     def check(self, source: pa.NativeFile, stripe: Stripe, columns: Iterable[str]) -> None:
-        """Check the sizes that a decoder of some columns of a stripe relies on.
-
-        Raises:
-            ValueError: says what is impossible.
-        """
+        """Check the sizes that a decoder of some columns of a stripe relies on."""
         found = _StripeColumns(self, source, self.columns_of(source, stripe))
         numbers = self._numbers_of(columns)
         if stripe.num_rows > _FEW and not any(found.holds(at, stripe.num_rows) for at in numbers):
@@ -277,11 +261,7 @@ class StripeCheck:
         return [0] if None in numbers else [number for number in numbers if number is not None]
 
     def columns_of(self, source: pa.NativeFile, stripe: Stripe) -> Sequence[_Column]:
-        """Read a stripe's footer: how each column is encoded, and where its streams are.
-
-        Raises:
-            ValueError: it does not parse, or a stream is elsewhere.
-        """
+        """Read a stripe's footer: how each column is encoded, and where its streams are."""
         start, stop = stripe.start, stripe.start + stripe.index_bytes + stripe.data_bytes
         footer = decompressed(source.read_at(stripe.footer_bytes, stop), *self.chunks)
         streams: list[dict[int, tuple[int, int]]] = [{} for _ in self.types]
@@ -316,11 +296,7 @@ class _StripeColumns:
     columns: Sequence[_Column]
 
     def check(self, at: int, num_values: int) -> None:
-        """Check the sizes in a column of at most `num_values`, and below it: of texts, lists, dictionaries, decimals.
-
-        Raises:
-            ValueError: says what is impossible.
-        """
+        """Check the sizes in a column of at most `num_values`, and below it: texts, lists, dictionaries, decimals."""
         type_ = self.file.types[at]
         if type_.kind == _DECIMAL:
             self._check_digits(at)
@@ -354,9 +330,6 @@ class _StripeColumns:
 
         Returns:
             A bound of the sum.
-
-        Raises:
-            ValueError: a length is negative, or the sum is impossible.
         """
         data, version = self._read(at, _LENGTH), self._version(at)
         if version > 1 and are_within(data, most := loose // max(1, num_values)):

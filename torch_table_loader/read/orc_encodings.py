@@ -1,7 +1,7 @@
 """How ORC writes: protocol buffers, compressed chunks, and runs of integers, of which bounds are computed.
 
 https://orc.apache.org/specification/ORCv1/, "Compression" and "Run Length Encoding". Integers are bounded by the
-headers of their runs alone where these say enough.
+headers of their runs alone where these say enough. What no writer makes is a ValueError.
 """
 
 from __future__ import annotations
@@ -35,11 +35,7 @@ _SHORT = 16
 
 
 def fields(message: bytes) -> Iterator[tuple[int, int | bytes]]:
-    """Walk a protocol buffer's fields: varints as ints, all else as bytes.
-
-    Raises:
-        ValueError: it does not parse.
-    """
+    """Walk a protocol buffer's fields: varints as ints, all else as bytes."""
     place = 0
     while place < len(message):
         tag, place = varint(message, place)
@@ -60,11 +56,7 @@ def fields(message: bytes) -> Iterator[tuple[int, int | bytes]]:
 
 
 def varint(message: bytes, place: int) -> tuple[int, int]:
-    """Return the number that begins at a byte, and where it ends.
-
-    Raises:
-        ValueError: it does not end.
-    """
+    """Return the number that begins at a byte, and where it ends."""
     value = shift = 0
     while True:
         if place >= len(message) or shift > 63:
@@ -89,11 +81,7 @@ def capacity(source: pa.NativeFile, start: int, length: int, compression: int, c
 
 
 def decompressed(data: bytes, compression: int, chunk_bytes: int = MOST_CHUNK_BYTES) -> bytes:
-    """Return a stream, or a message, decompressed.
-
-    Raises:
-        ValueError: it does not decompress, or a decompressed chunk has more than `chunk_bytes`.
-    """
+    """Return a stream, or a message, decompressed."""
     if compression == _NONE:
         return data
     chunks, place = [], 0
@@ -188,9 +176,6 @@ def bounds_of(data: bytes, *, version: int, signed: bool, exact: bool) -> Bounds
     """Return the bounds of a stream of integers in the encoding's version 1 or 2.
 
     `exact` decodes runs whose headers alone say less.
-
-    Raises:
-        ValueError: a run is cut off, or none that a writer makes.
     """
     try:
         return _version_1(data, signed=signed) if version == 1 else _version_2(data, signed=signed, exact=exact)
@@ -199,11 +184,7 @@ def bounds_of(data: bytes, *, version: int, signed: bool, exact: bool) -> Bounds
 
 
 def are_within(data: bytes, most: int) -> bool:
-    """Return whether all unsigned numbers of a stream of version 2 are at most `most`.
-
-    Raises:
-        ValueError: as `bounds_of` does.
-    """
+    """Return whether all unsigned numbers of a stream of version 2 are at most `most`."""
     if most < 0:
         return False
     small, place, end = _small_runs((1 << min(7, (most + 1).bit_length() - 1)) - 1), 0, len(data)

@@ -119,11 +119,7 @@ def one_group(schema: pa.Schema, num_rows: int, file: DataFile) -> FileMeta:
 
 
 def refuse_duplicates(schema: pa.Schema, file: DataFile) -> None:
-    """Refuse a file with two columns of one name.
-
-    Raises:
-        TableError: names the column.
-    """
+    """Refuse a file with two columns of one name."""
     if len(set(schema.names)) != len(schema.names):
         twice = next(name for name in schema.names if schema.names.count(name) > 1)
         raise TableError(

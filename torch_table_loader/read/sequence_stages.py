@@ -45,11 +45,7 @@ class SequencesAsRows(TokenStage):
         return schema_of_sequences(self._cut, self._columns(given))
 
     def _pieces(self, lengths: Ints) -> Pieces:
-        """Return the pieces of documents, none longer than a sequence.
-
-        Raises:
-            TableError: a document is longer, and the caller wants that to be an error.
-        """
+        """Return the pieces of documents, none longer than a sequence."""
         return split_long(lengths, self.pack.seq_len, self.pack.long_docs)
 
     @abstractmethod

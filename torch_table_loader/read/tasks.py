@@ -176,10 +176,6 @@ class TaskReader:
 
         Returns:
             The bytes; None if there are none, or the file's format does not say.
-
-        Raises:
-            TableError: as `read` does.
-            StorageError: as `read` does.
         """
         return self._needs(self._to_read(task))
 
@@ -190,10 +186,6 @@ class TaskReader:
 
         Returns:
             A count for each segment, and what packing makes of its rows, if a stage says it.
-
-        Raises:
-            TableError: as `read` does.
-            StorageError: as `read` does.
         """
         if isinstance(wanted := self._to_count(task), list):
             return wanted

@@ -50,9 +50,6 @@ def unify_schemas(schemas: Sequence[NamedSchema], *, inferred: bool = False) -> 
     a file lacks, or that is nullable anywhere, is nullable. Nothing else is guessed, except that an int column and a
     double column unify as double if types are `inferred`. The schema has no metadata.
 
-    Raises:
-        TableError: names both files, the column and both types.
-
     >>> small, wide = pa.schema([("a", pa.int32())]), pa.schema([("a", pa.int64()), ("b", pa.string())])
     >>> unify_schemas([("x.parquet", small), ("y.parquet", wide)]).types
     [DataType(int64), DataType(string)]
@@ -117,11 +114,7 @@ def unify_types(one: pa.DataType, other: pa.DataType, *, inferred: bool = False)
 
 
 def check_given_schema(given: pa.Schema, schemas: Sequence[NamedSchema], partition: pa.Schema) -> None:
-    """Refuse a caller's ``schema=`` as which a file cannot be read.
-
-    Raises:
-        TableError: names file, column and types.
-    """
+    """Refuse a caller's ``schema=`` as which a file cannot be read."""
     for name, schema in _distinct(schemas):
         for field in given:
             if field.name in partition.names:

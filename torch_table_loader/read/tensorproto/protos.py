@@ -315,11 +315,7 @@ class SampleWalk:
         return LENGTH.size + int(LENGTH.unpack_from(data, start)[0])
 
     def next(self, data: bytes, start: int, length: int) -> Samples:
-        """Return the samples of one form from a byte on; `length` is that of the first, as `needs` says.
-
-        Raises:
-            DamageError: the first of them cannot be read.
-        """
+        """Return the samples of one form from a byte on; `length` is that of the first, as `needs` says."""
         known = self._forms.get(length, ())
         for form in known:
             if form.matches(data, start):

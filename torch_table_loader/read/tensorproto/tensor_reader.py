@@ -182,11 +182,7 @@ class _Survey:
         """For each run of samples that can be read: its first byte, and how many samples of which length it has."""
 
     def walk(self, source: pa.NativeFile, size: int) -> None:
-        """Walk over the samples of a file of `size` bytes.
-
-        Raises:
-            TableError: a sample cannot be read; names it.
-        """
+        """Walk over the samples of a file of `size` bytes."""
         position, whole = 0, True
         while position < size:
             data = self._read(source, position, min(GROUP_BYTES, size - position))
@@ -334,11 +330,7 @@ def _damaged(file: DataFile, sample: int, damage: DamageError) -> str:
 
 
 def _check_features(columns: Sequence[_Column], places: Sequence[Place]) -> None:
-    """Compare the features of a sample with those of its file's first one.
-
-    Raises:
-        ValueError: they differ in number, name or type; names the feature.
-    """
+    """Compare the features of a sample with those of its file's first one."""
     if len(places) != len(columns):
         raise ValueError(f"it has {len(places)} features, and the first sample has {len(columns)}")
     for number, (place, column) in enumerate(zip(places, columns, strict=True)):
@@ -353,12 +345,7 @@ def _check_features(columns: Sequence[_Column], places: Sequence[Place]) -> None
 
 
 def _named(file: DataFile, places: Sequence[Place], names: Mapping[int | str, str | None]) -> list[_Column]:
-    """Return the columns of a file by its first sample.
-
-    Raises:
-        ConfigError: `names` has a feature that the sample does not have, or two columns have one name.
-        TableError: a feature is of a type that torch does not have.
-    """
+    """Return the columns of a file by its first sample."""
     own = [place.feature.name for place in places]
     if unknown := [key for key in names if not (0 <= key < len(own) if isinstance(key, int) else key in own)]:
         raise ConfigError(f"names has {unknown[0]!r}, but the features of {file.name} are, from 0, {own}")

@@ -107,11 +107,6 @@ class BestFitAsRows(SequencesAsRows):
     def block_rows(self) -> int:
         return self.pack.block_docs
 
-    @property
-    @override
-    def orders_blocks(self) -> bool:
-        return True
-
     @override
     def ordered(self, lengths: Ints) -> tuple[Ints, Ints]:
         if self._order_key is None:

@@ -243,14 +243,14 @@ class TaskReader:
         if lengths is not None:
             return [measured(stage, lengths[each.row_start : each.row_stop]) for each in segments]
         whole = all((each.row_start, each.row_stop) == tuple(starts[each.group : each.group + 2]) for each in segments)
-        if stage.counted_by is None or not isinstance(reader, ListCountingReader) or not whole:
+        if not isinstance(reader, ListCountingReader) or not whole or stage.known_count(0, 0) is None:
             return None
         with naming(self._storage, plan.file):
             totals = reader.list_values(plan.meta, reads[0])
         if totals is None:
             return None
         values, lists = totals
-        return [(stage.known_count(values[each.group], lists[each.group]), None) for each in segments]
+        return [(stage.known_count(values[each.group], lists[each.group]) or 0, None) for each in segments]
 
     def _needs(self, wanted: _ToRead | None) -> FileNeeds | None:
         if wanted is None:

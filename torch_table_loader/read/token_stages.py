@@ -292,11 +292,6 @@ class TokensAsRows(TokenStage):
     def block_rows(self) -> int | None:
         return self._window
 
-    @property
-    @override
-    def orders_blocks(self) -> bool:
-        return self._window is not None
-
     @override
     def of_epoch(self, key: Key, *, shuffle: bool) -> TokenStage:
         return super().of_epoch(key, shuffle=True)  # a window is asked for by its size, whether splits are shuffled
@@ -306,14 +301,9 @@ class TokensAsRows(TokenStage):
     def key(self) -> str:
         return super().key if self._window is None else f"{super().key}-windows of {self._window}"
 
-    @property
     @override
-    def counted_by(self) -> str | None:
-        return None if self.pack.min_length > 1 else self.measured_by
-
-    @override
-    def known_count(self, values: int, lists: int) -> int:
-        return values + lists * (self.pack.sep_id is not None)
+    def known_count(self, values: int, lists: int) -> int | None:
+        return None if self.pack.min_length > 1 else values + lists * (self.pack.sep_id is not None)
 
     @override
     def schema(self, given: pa.Schema) -> pa.Schema:

@@ -14,8 +14,7 @@ from torch_table_loader.plugins import installed_names, load_installed
 from torch_table_loader.read.avro import AvroReader
 from torch_table_loader.read.datatrove import DatatroveReader
 from torch_table_loader.read.failures import reading
-from torch_table_loader.read.fms_fsdp import FmsFsdpReader
-from torch_table_loader.read.ipc import IpcReader
+from torch_table_loader.read.ipc import FmsFsdpReader, IpcReader
 from torch_table_loader.read.megatron import MegatronReader
 from torch_table_loader.read.orc import OrcReader
 from torch_table_loader.read.parquet import ParquetReader

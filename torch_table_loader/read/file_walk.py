@@ -260,7 +260,9 @@ class FileWalk:
                 start, stop = self.row, self.row + batch.num_rows
                 if stop > end:
                     raise other_rows(run.groups, end, f"at least {stop - end} more")
-                self._reach(stop)
+                self.row = stop
+                if self._releasing is not None:
+                    self._reach(stop)
                 while place < len(run.pieces) and run.pieces[place].row_start < stop:
                     piece = run.pieces[place]
                     low, high = max(piece.row_start, start), min(piece.row_stop, stop)

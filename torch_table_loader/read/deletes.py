@@ -62,13 +62,6 @@ class EqualityKeys(NamedTuple):
     after: int
 
 
-class _MadeSet(NamedTuple):
-    """A set, and the files whose keys are in it, oldest first."""
-
-    paths: tuple[str, ...]
-    keys: KeySet
-
-
 class Deletes:
     """Reads deletes, and caches them. Threads share it; pickled, it starts empty."""
 
@@ -172,19 +165,18 @@ class Deletes:
         A delete file reaches all data files of earlier commits. So the deletes of an older data file include those of a
         newer one, and the set that is made for the oldest serves all.
         """
+        paths = [delete.file.path for delete in deletes]
 
-        def holds(made: _MadeSet) -> bool:
-            return made.paths[-len(deletes) :] == tuple(delete.file.path for delete in deletes)
+        def holds(made: tuple[list[str], KeySet]) -> bool:
+            return made[0][-len(paths) :] == paths
 
-        name = ("set", ids, deletes[-1].file.path)
-        return cast("_MadeSet", self._cache.get(name, lambda: self._made(ids, deletes), holds)).keys
+        def make() -> tuple[tuple[list[str], KeySet], int]:
+            tables = [self._keys_of(delete, ids) for delete in deletes]
+            commits = np.repeat([_commit_of(delete.file) for delete in deletes], [table.num_rows for table in tables])
+            keys = KeySet(pa.concat_tables(tables).columns, commits)
+            return (paths, keys), keys.num_bytes
 
-    def _made(self, ids: tuple[int, ...], deletes: Sequence[DeleteFile]) -> tuple[_MadeSet, int]:
-        tables = [self._keys_of(delete, ids) for delete in deletes]
-        commits = np.repeat([_commit_of(delete.file) for delete in deletes], [table.num_rows for table in tables])
-        joined = pa.concat_tables(tables)
-        keys = KeySet(joined.columns, commits)
-        return _MadeSet(tuple(delete.file.path for delete in deletes), keys), keys.num_bytes
+        return cast("KeySet", self._cache.get(("set", ids, paths[-1]), make, holds)[1])
 
     def _keys_of(self, delete: DeleteFile, ids: tuple[int, ...]) -> pa.Table:
         return cast("pa.Table", self._cached(("keys", delete.file.path), delete, lambda: self._read_keys(delete, ids)))

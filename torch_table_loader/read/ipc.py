@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate, pairwise
@@ -90,14 +90,12 @@ class IpcReader(WholeGroups):
     @override
     def open(self, storage: Storage, file: DataFile, meta: FileMeta) -> OpenFile:
         # The footer of a file, a few bytes for each record batch, is read again.
-        source = storage.open(file.path)
-        try:
+        with ExitStack() as opened:
+            source = opened.enter_context(storage.open(file.path))
             if _is_file(source, file):
+                opened.pop_all()
                 return IpcFile(source, meta)
-        except BaseException:
-            source.close()
-            raise
-        return SequentialFile(storage, file, partial(_decode_stream, schema=meta.schema), source)
+        return SequentialFile(storage, file, partial(_decode_stream, schema=meta.schema))
 
     @override
     def ranges(

@@ -111,8 +111,12 @@ class Deletes:
         if delete.kind == "vector":
             data = self._checked_data(delete, path) if delete.file.format == "puffin" else b""
             name = ("vector", delete.file.path, delete.blob, delete.inline)
-            vector = self._cached(name, delete, lambda: self._sized_vector(delete, data))
-            return cast("NDArray[np.int64]", vector)
+
+            def read() -> tuple[NDArray[np.int64], int]:
+                positions = read_vector(self._storage, delete, data)
+                return positions, positions.nbytes
+
+            return cast("NDArray[np.int64]", self._cached(name, delete, read))
         by_path = self._cached(("position", delete.file.path), delete, lambda: self._read_positions(delete))
         return cast("NDArray[np.int64]", by_path.get(path, np.empty(0, dtype=np.int64)))
 
@@ -131,10 +135,6 @@ class Deletes:
         puffin: Puffin = self._cached(("puffin", delete.file.path), delete, read)
         puffin.check(delete, path)
         return puffin.data
-
-    def _sized_vector(self, delete: DeleteFile, data: bytes) -> tuple[Any, int]:
-        positions = read_vector(self._storage, delete, data)
-        return positions, positions.nbytes
 
     def _read_positions(self, delete: DeleteFile) -> tuple[Any, int]:
         """Read a position delete file: for each data file its positions."""
@@ -171,15 +171,15 @@ class Deletes:
             return made[0][-len(paths) :] == paths
 
         def make() -> tuple[tuple[list[str], KeySet], int]:
-            tables = [self._keys_of(delete, ids) for delete in deletes]
+            tables: list[pa.Table] = [
+                self._cached(("keys", delete.file.path), delete, partial(self._read_keys, delete, ids))
+                for delete in deletes
+            ]
             commits = np.repeat([_commit_of(delete.file) for delete in deletes], [table.num_rows for table in tables])
             keys = KeySet(pa.concat_tables(tables).columns, commits)
             return (paths, keys), keys.num_bytes
 
         return cast("KeySet", self._cache.get(("set", ids, paths[-1]), make, holds)[1])
-
-    def _keys_of(self, delete: DeleteFile, ids: tuple[int, ...]) -> pa.Table:
-        return cast("pa.Table", self._cached(("keys", delete.file.path), delete, lambda: self._read_keys(delete, ids)))
 
     def _read_keys(self, delete: DeleteFile, ids: tuple[int, ...]) -> tuple[Any, int]:
         file = delete.file

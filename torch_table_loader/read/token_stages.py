@@ -120,13 +120,10 @@ class TokenStage(RowStage):
         return other
 
     @property
-    def _changes_lengths(self) -> bool:
-        return self.pack.documents is not None and not self.pack.same_lengths
-
-    @property
     @override
     def measured_by(self) -> str | None:
-        return None if self._may_lack_ends or self._changes_lengths else self.pack.ids
+        changes = self.pack.documents is not None and not self.pack.same_lengths
+        return None if self._may_lack_ends or changes else self.pack.ids
 
     @override
     def counted(self, batch: pa.RecordBatch) -> Counted:

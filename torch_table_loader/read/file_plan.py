@@ -91,7 +91,7 @@ class FilePlan(NamedTuple):
 
     def positions_in(self, start: int, stop: int) -> int:
         """Count the rows `start` to `stop` of the file that a position deletes."""
-        if not self._by_position:
+        if not (len(self.positions) or self.keeps_deleted):
             return 0
         low, high = np.searchsorted(self.positions, (start, stop))
         named = int(high - low)

@@ -77,8 +77,7 @@ class Deletes:
     def positions(self, file: DataFile) -> NDArray[np.int64]:
         """Return the deleted rows of a data file that are known by position, or those that stay if `keeps_deleted`.
 
-        Returns:
-            int64 positions, ascending, each once.
+        They are int64, ascending, each once.
 
         Raises:
             TableError: a delete file is gone, torn, or does not say what it must.
@@ -321,11 +320,7 @@ def _decompressed(payload: bytes) -> bytes:
 
 
 def read_vector(storage: Storage, delete: DeleteFile, data: bytes = b"") -> NDArray[np.int64]:
-    """Read a deletion vector, from `data` if that has all bytes of its file.
-
-    Returns:
-        int64 positions in the data file, ascending.
-    """
+    """Read a deletion vector, from `data` if that has all bytes of its file: int64 positions, ascending."""
     if delete.blob is None:
         return _parse_bitmap(delete.inline, delete)
     offset, length = delete.blob

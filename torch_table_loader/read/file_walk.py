@@ -56,11 +56,8 @@ def trim_segments(
     If every row lives, segments are cut at any row; else those are left out that are known to have no live row.
 
     Args:
-        skip: live rows to leave out at the start.
-        take: live rows to deliver after those; −1 for all.
-
-    Returns:
-        The segments to read, and what remains of `skip` and `take` to be done while reading.
+        skip: live rows to leave out at the start; what remains of it to be done while reading is returned.
+        take: live rows to deliver after those, −1 for all; is returned likewise.
 
     >>> parts = [Segment(0, 0, 10, 10), Segment(1, 10, 20, 10)]
     >>> trim_segments(parts, 12, 3, every_row_lives=True)
@@ -95,14 +92,11 @@ def trim_segments(
 def fit_segments(
     segments: Sequence[Segment], group_starts: Sequence[int], live_rows: Callable[[Segment], int] | None
 ) -> tuple[list[Segment], list[int]]:
-    """Cut segments of estimated row groups where the file's row groups begin.
+    """Cut segments of estimated row groups where the file's begin; with each comes the place of the one it is cut from.
 
     Args:
         group_starts: the first row of each row group, then the rows of the file.
         live_rows: counts the live rows of a segment; None where that takes reading.
-
-    Returns:
-        Segments that each lie in one row group, and for each the place of the one it is cut from.
 
     >>> fitted, owners = fit_segments([Segment(0, 5, 15, 10)], [0, 10, 20], None)
     >>> [(part.group, part.row_start, part.row_stop) for part in fitted], owners
@@ -201,11 +195,11 @@ class FileWalk:
         plan: FilePlan,
         max_rows: int,
         *,
-        may_thin: bool = False,
-        live_known: bool = False,
-        verify_checksums: bool = True,
-        adds: Callable[[pa.RecordBatch, int], pa.RecordBatch] | None = None,
-        check: Callable[[], None] | None = None,
+        may_thin: bool,
+        live_known: bool,
+        verify_checksums: bool,
+        adds: Callable[[pa.RecordBatch, int], pa.RecordBatch] | None,
+        check: Callable[[], None] | None,
     ) -> None:
         # Where a row of a row group passes the filter, all columns are decoded anyway, in fewer calls the usual way.
         self._may_thin = may_thin and plan.thins and (plan.filters is None or not live_known)
@@ -420,8 +414,7 @@ def closing_stream(source: Iterator[pa.RecordBatch]) -> Iterator[Iterator[pa.Rec
 class Beside:
     """Streams columns beside others; none is decoded before the first rows are asked for.
 
-    Args:
-        row: the first row of the groups in the file.
+    The first row of the groups is the file's `row`.
     """
 
     def __init__(self, handle: OpenFile, groups: range, names: list[str], max_rows: int, row: int) -> None:

@@ -115,13 +115,10 @@ def check_rows(file: DataFile, meta: FileMeta) -> None:
 
 
 def estimated_groups(file: DataFile) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Estimate the row groups of a file from the table's metadata.
+    """Estimate the row groups of a file from the table's metadata: rows and stored bytes of each.
 
     If the metadata says at which bytes row groups begin, there is one part for each; else one for each 32 MiB. Rows
     are divided in proportion to bytes.
-
-    Returns:
-        Rows and stored bytes of each part.
 
     Raises:
         TableError: the metadata does not say how many rows the file has.

@@ -60,10 +60,7 @@ _INT = rb"(?:[\x14-\x16\x24-\x26\x34-\x36\x44-\x46]" + _VARINT + rb")"
 
 
 def read_footer(storage: Storage, file: DataFile) -> tuple[bytes, int]:
-    """Read the footer of a file.
-
-    Returns:
-        The footer as a file of its own, and the byte of the file at which it begins.
+    """Read the footer of a file, as a file of its own, and return the byte at which it begins too.
 
     Raises:
         TableError: the file is torn, encrypted, or not Parquet.

@@ -172,20 +172,17 @@ class TaskReader:
                 _check_found(plan.file, segments, found)
 
     def needs(self, task: ReadTask) -> FileNeeds | None:
-        """Return which bytes of its file `read` asks for, after reading footer and deletes if they are not read yet.
+        """Return which bytes of its file `read` asks for; None if there are none, or the file's format does not say.
 
-        Returns:
-            The bytes; None if there are none, or the file's format does not say.
+        Footer and deletes are read, if they are not yet.
         """
         return self._needs(self._to_read(task))
 
     def counted(self, task: ReadTask, storage: Storage | None = None) -> list[Counted]:
         """Count the live rows of each segment of a task, whatever its `skip` and `take`.
 
-        Only the columns of the filter are read; without filter, stage and equality deletes no data file is.
-
-        Returns:
-            A count for each segment, and what packing makes of its rows, if a stage says it.
+        Only the columns of the filter are read; without filter, stage and equality deletes no data file is. With each
+        count comes what packing makes of the rows, if a stage says it.
         """
         if isinstance(wanted := self._to_count(task), list):
             return wanted

@@ -103,8 +103,8 @@ def test_the_garbage_collector_may_end_an_epoch_while_the_same_thread_begins_ano
             super().__init__()
 
     monkeypatch.setattr(buffers, "ReusedBlocks", Collecting)
-    monkeypatch.setattr(buffers._large, "blocks", None)  # so that the next epoch allocates them
+    monkeypatch.setattr(LargeArrays, "blocks", None)  # so that the next epoch allocates them
     second = LargeArrays()
-    assert buffers._large.blocks is not None
+    assert LargeArrays.blocks is not None
     second.close()
-    assert buffers._large.blocks is None
+    assert LargeArrays.blocks is None

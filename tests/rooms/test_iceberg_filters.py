@@ -20,7 +20,7 @@ from tests.effort import examples
 from tests.filtered import canonical, filters, rows
 from tests.tables.iceberg import IcebergWriter, column
 from torch_table_loader import ConfigError, ConfigTypeError, IcebergDataset
-from torch_table_loader.predicates.expression_tree import Call, Field, Literal, parse
+from torch_table_loader.predicates.filter_key import Call, Field, Literal, parse
 from torch_table_loader.source.iceberg.pruning import iceberg_schema, translate
 from torch_table_loader.source.iceberg.schema import read_schema
 

@@ -16,7 +16,7 @@ from pyarrow import csv, feather, orc
 from tests.tables.reading import LocalStorage
 from torch_table_loader import ConfigError, StructuredDataset, TableError
 from torch_table_loader.extend import FORMATS, reader_for
-from torch_table_loader.read import compressed
+from torch_table_loader.read import text_files
 from torch_table_loader.read.formats import reader_by_suffix, suffixes_of
 from torch_table_loader.testing import small_sizes
 
@@ -114,13 +114,13 @@ def test_highly_compressed_text_takes_little_memory(tmp_path: Path) -> None:
 
 def test_a_compressed_file_is_not_cut_and_counted_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     opened: list[str] = []
-    real = compressed.text_of
+    real = text_files.text_of
 
     def counting(source: Any, file: Any) -> Any:
         opened.append(file.name)
         return real(source, file)
 
-    monkeypatch.setattr("torch_table_loader.read.compressed.text_of", counting)
+    monkeypatch.setattr("torch_table_loader.read.text_files.text_of", counting)
     for part in range(3):
         (tmp_path / f"t/{part}.csv.zst").parent.mkdir(exist_ok=True)
         (tmp_path / f"t/{part}.csv.zst").write_bytes(_compressed(_text("csv"), ".zst"))

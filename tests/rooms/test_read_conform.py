@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from torch_table_loader.errors import TableError
-from torch_table_loader.read.conform import conform_plan
-from torch_table_loader.read.unify import resolve_schema, unify_schemas, unify_types
+from torch_table_loader.read.conform import conform_plan, resolve_schema, unify_schemas, unify_types
 
 LIST = pa.list_(pa.int32())
 

@@ -16,9 +16,9 @@ from tests.tables.reading import LocalStorage, all_batches, as_table, count, dat
 from tests.tables.token_files import LAYOUTS
 from torch_table_loader.errors import TableError
 from torch_table_loader.extend import FORMATS, reader_for
+from torch_table_loader.read.conform import resolve_schema
 from torch_table_loader.read.formats import infers_types
 from torch_table_loader.read.tasks import TaskReader
-from torch_table_loader.read.unify import resolve_schema
 from torch_table_loader.records import DataFile
 
 ROWS = 1000

@@ -10,8 +10,8 @@ import pytest
 
 from tests.tables.reading import LocalStorage, all_batches, as_table, data_file, inspect, whole_task
 from torch_table_loader.errors import TableError
+from torch_table_loader.read.conform import resolve_schema
 from torch_table_loader.read.tasks import TaskReader
-from torch_table_loader.read.unify import resolve_schema
 from torch_table_loader.records import DataFile
 from torch_table_loader.testing import small_sizes
 

@@ -15,9 +15,8 @@ from tests.launchers.sandbox import Sandbox
 from tests.tables.reading import LocalStorage, all_batches, data_file, inspect
 from torch_table_loader import StructuredDataset
 from torch_table_loader.errors import TableError
-from torch_table_loader.read.orc import OrcReader, read_checks, read_postscript, read_stripes
-from torch_table_loader.read.orc_messages import decompressed
-from torch_table_loader.read.orc_stripes import are_within, bounds_of
+from torch_table_loader.read.orc import OrcReader, read_tail
+from torch_table_loader.read.orc_encodings import are_within, bounds_of, decompressed
 
 
 @pytest.mark.parametrize("compression", ["uncompressed", "zlib", "snappy", "lz4", "zstd"])
@@ -70,7 +69,7 @@ def test_a_damaged_stripe_names_file_and_row_group(tmp_path: Path) -> None:
 def test_invalid_footers_are_never_accepted(data: bytes) -> None:
     tail = data + b"\x03" + b"\x00" * 3
     with pytest.raises(ValueError, match=r"postscript|footer|number|field|type"):
-        read_stripes(tail, read_postscript(tail))
+        read_tail(pa.BufferReader(tail))
 
 
 # What a stripe says of its sizes
@@ -79,8 +78,8 @@ def test_invalid_footers_are_never_accepted(data: bytes) -> None:
 def streams_of(data: bytes, column: int) -> dict[int, tuple[int, int]]:
     """Where the streams of a column of the first stripe are, by kind."""
     source = pa.BufferReader(data)
-    check, places = read_checks(source)
-    return dict(check.columns_of(source, places[0])[column].streams)
+    tail = read_tail(source)
+    return dict(tail.check.columns_of(source, tail.stripes[0])[column].streams)
 
 
 def numbers() -> dict[str, list[int]]:
@@ -111,8 +110,9 @@ def test_bounds_of_runs_hold_and_are_exact_where_asked(name: str, version: str, 
     orc.write_table(table, target, compression=compression, file_version=version)
     data = target.getvalue().to_pybytes()
     source = pa.BufferReader(data)
-    check, places = read_checks(source)
-    check.check(source, places[0], ["x", "s"])
+    tail = read_tail(source)
+    check = tail.check
+    check.check(source, tail.stripes[0], ["x", "s"])
     for column, kind, signed, expected in ((1, 1, True, values), (2, 2, False, lengths)):
         start, length = streams_of(data, column)[kind]
         stored = decompressed(data[start : start + length], *check.chunks)

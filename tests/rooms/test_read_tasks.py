@@ -19,9 +19,9 @@ from hypothesis import strategies as st
 from tests.tables.reading import LocalStorage, as_table, count, data_file, inspect, whole_task, write_parquet
 from torch_table_loader.errors import ConfigError, ConfigTypeError, StorageError, TableError
 from torch_table_loader.predicates.expressions import check_filter, expression_columns, row_mask
+from torch_table_loader.read.conform import resolve_schema
 from torch_table_loader.read.parquet import ParquetFile
 from torch_table_loader.read.tasks import TaskReader
-from torch_table_loader.read.unify import resolve_schema
 from torch_table_loader.records import DataFile, FileMeta, FileVersion, ReadTask, Segment
 
 ROWS = 45

@@ -351,6 +351,18 @@ def test_a_known_form_gives_the_same_as_parsing(messages: list[bytes], noise: st
             assert outcome(known, each) == outcome(FeatureParser(), each)
 
 
+def test_values_that_stand_in_a_message_twice_are_those_of_the_tensor(tmp_path: Path) -> None:
+    """A text may follow the values, and be the same bytes: the text of the next sample is not its values."""
+
+    def message(text: str) -> bytes:
+        proto = TensorProto(name="x", data_type=TensorProto.UINT8, dims=[4], raw_data=b"abcd", doc_string=text)
+        return bytes(proto.SerializeToString())
+
+    shard(tmp_path / "a.pb", [framed(message(text)) for text in ("abcd", "efgh", "abcd")])
+    loader, _ = make(tmp_path / "a.pb", columns=["x"])
+    assert [batch["x"].tolist() for batch in loader] == [[list(b"abcd")] * 3]
+
+
 def outcome(parser: FeatureParser, message: bytes) -> Any:
     try:
         feature = parser.parse(0, message)

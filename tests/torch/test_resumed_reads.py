@@ -21,7 +21,7 @@ from tests.effort import daily
 from tests.tables.plain import meant_warnings
 from torch_table_loader import StructuredDataset, TableLoader
 from torch_table_loader.extend import FileStorage
-from torch_table_loader.read.orc import read_postscript, read_stripes
+from torch_table_loader.read.orc import read_tail
 
 FILES, ROWS, BATCH = 4, 12_000, 1_000
 
@@ -97,8 +97,7 @@ def groups_of(path: Path) -> list[tuple[int, int]]:
         chunks = [group.column(0) for group in groups]
         starts = [chunk.dictionary_page_offset or chunk.data_page_offset for chunk in chunks]
     else:
-        tail = path.read_bytes()
-        stripes = read_stripes(tail, read_postscript(tail))
+        stripes = read_tail(pa.BufferReader(path.read_bytes())).stripes
         sizes = [stripe.num_rows for stripe in stripes]
         starts = [len("ORC"), *(len("ORC") + end for end in accumulate(stripe.num_bytes for stripe in stripes))][:-1]
     assert len(sizes) > 3, "the test needs files of several row groups"

@@ -152,8 +152,7 @@ def valid_mask(array: pa.Array) -> NDArray[np.bool_]:
 def offsets_of(array: pa.Array) -> NDArray[Any]:
     """Return where each value of a list, string or binary array begins, and where the last one ends.
 
-    Returns:
-        A read-only view, int32 or int64 [len + 1], which may start at any number.
+    It is a read-only view, int32 or int64 [len + 1], which may start at any number.
     """
     buffer, kind = array.buffers()[1], array.type
     if buffer is None or len(array) == 0:

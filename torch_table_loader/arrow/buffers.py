@@ -46,7 +46,7 @@ def new_array(shape: tuple[int, ...], dtype: DTypeLike) -> NDArray[Any]:
     num_bytes = count * kind.itemsize
     if num_bytes < _POOLED_BYTES:
         return np.empty(shape, kind)
-    blocks = _large.blocks if num_bytes >= _KEPT_BYTES else None
+    blocks = LargeArrays.blocks if num_bytes >= _KEPT_BYTES else None
     memory = pa.allocate_buffer(num_bytes) if blocks is None else blocks.new(num_bytes)
     return np.frombuffer(memory, kind, count).reshape(shape)
 
@@ -112,40 +112,32 @@ class ReusedBlocks:
             self._free[block.size].append(block)
 
 
-class _Large:
-    """The blocks of this process's large arrays, while an epoch of it runs."""
-
-    def __init__(self) -> None:
-        self.blocks: ReusedBlocks | None = None
-        self._users = 0
-        self._lock = threading.RLock()  # the garbage collector may call `end` wherever it runs
-
-    def begin(self) -> None:
-        with self._lock:
-            self._users += 1
-            self.blocks = self.blocks or ReusedBlocks()
-
-    def end(self) -> None:
-        with self._lock:
-            self._users -= 1
-            if not self._users and self.blocks is not None:
-                self.blocks.close()
-                self.blocks = None
-
-
-_large = _Large()
-"""Lanes allocate what the consumer releases."""
-
-
 class LargeArrays:
-    """Keeps the memory of large arrays that nothing refers to, so that `new_array` reuses it, until it is closed."""
+    """Keeps the memory of large arrays that nothing refers to, so that `new_array` reuses it, until it is closed.
+
+    Several may be open at a time, and share the memory. Lanes allocate what the consumer releases.
+    """
+
+    blocks: ReusedBlocks | None = None
+    """Those of this process; None while none is open."""
+    _open = 0
+    _lock = threading.RLock()  # the garbage collector may call `_end` wherever it runs
 
     def __init__(self) -> None:
-        """Begin; several may be open at a time, and share the memory."""
-        _large.begin()
-        self.close = weakref.finalize(self, _large.end)
+        with LargeArrays._lock:
+            LargeArrays._open += 1
+            LargeArrays.blocks = LargeArrays.blocks or ReusedBlocks()
+        self.close = weakref.finalize(self, LargeArrays._end)
         """Release the unused memory, unless another one is open. It may be called more than once."""
         self.close.atexit = False
+
+    @staticmethod
+    def _end() -> None:
+        with LargeArrays._lock:
+            LargeArrays._open -= 1
+            if not LargeArrays._open and LargeArrays.blocks is not None:
+                LargeArrays.blocks.close()
+                LargeArrays.blocks = None
 
 
 def aligned(num_bytes: int) -> int:

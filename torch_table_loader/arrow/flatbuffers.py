@@ -68,12 +68,7 @@ class FlatTable:
 
 
 def schema_pairs(file: bytes) -> list[tuple[bytes, bytes]]:
-    """Return the metadata of the schema of an Arrow IPC file, in order: pyarrow returns each key only once.
-
-    Raises:
-        ValueError: the footer has no schema.
-        struct.error: the footer ends too early.
-    """
+    """Return the metadata of the schema of an Arrow IPC file, in order: pyarrow returns each key only once."""
     size, _ = _FILE_END.unpack_from(file, len(file) - _FILE_END.size)
     schema = FlatTable.root(file[-_FILE_END.size - size : -_FILE_END.size]).table(_FOOTER_SCHEMA)
     if schema is None:

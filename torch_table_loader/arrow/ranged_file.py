@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 
 
-class _RangedFile:
+class RangedFile:
     """What pyarrow needs of a read-only file; `io.RawIOBase` would do, and takes longer."""
 
     def __init__(self, read: Callable[[int, int], Any], size: int) -> None:
@@ -19,6 +19,7 @@ class _RangedFile:
         self.closed = False
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        """Move the place of the next read, and return it."""
         place = offset + (0, self._place, self._size)[whence]
         if place < 0:
             raise ValueError(f"negative seek position {place}")
@@ -26,6 +27,7 @@ class _RangedFile:
         return place
 
     def tell(self) -> int:
+        """Return the place of the next read."""
         return self._place
 
     def read(self, length: int = -1) -> Any:
@@ -36,6 +38,7 @@ class _RangedFile:
         return b"" if start == stop else self._read(start, stop)
 
     def close(self) -> None:
+        """Do nothing but say so."""
         self.closed = True
 
 
@@ -50,7 +53,7 @@ def open_ranges(read: Callable[[int, int], Any], size: int) -> pa.NativeFile:
     ...     file.seek(1), file.read(3)
     (1, b'ell')
     """
-    return pa.PythonFile(_RangedFile(read, size), mode="r")
+    return pa.PythonFile(RangedFile(read, size), mode="r")
 
 
 class BufferedRanges:

@@ -55,11 +55,7 @@ def sound_text(batch: _Batch) -> _Batch:
 
 
 def check_names(fields: Iterable[pa.Field]) -> None:
-    """Look at all names of a schema, also of nested fields: pyarrow looks at some only where a row becomes a dict.
-
-    Raises:
-        UnicodeDecodeError: a name is not UTF-8.
-    """
+    """Look at all names of a schema, also of nested fields: pyarrow looks at some only where a row becomes a dict."""
     for field in fields:
         field.name  # noqa: B018 - it decodes
         check_names(field.type.field(place) for place in range(field.type.num_fields))

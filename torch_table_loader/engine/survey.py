@@ -22,11 +22,11 @@ from torch_table_loader.messages import warn_caller
 from torch_table_loader.planning.layout import TableLayout
 from torch_table_loader.planning.listed_files import ListedFiles
 from torch_table_loader.predicates.expressions import check_filter
+from torch_table_loader.read.conform import resolve_schema
 from torch_table_loader.read.deletes import Deletes
 from torch_table_loader.read.failures import reading
 from torch_table_loader.read.footers import FooterSizes, LazyFooters, check_rows, estimated_layout
 from torch_table_loader.read.formats import infers_types, inspect_file, reader_of
-from torch_table_loader.read.unify import resolve_schema
 from torch_table_loader.source.fingerprint import fingerprint, fingerprint_without
 from torch_table_loader.source.plan_cache import CacheEntry
 

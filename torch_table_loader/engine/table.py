@@ -15,9 +15,9 @@ from torch_table_loader.errors import ConfigError, TableError
 from torch_table_loader.format_contracts import BoundsReader, ListBoundsReader, NullProvingReader, RangedReader
 from torch_table_loader.messages import did_you_mean, note_of_folders
 from torch_table_loader.planning.layout import TableLayout
+from torch_table_loader.read.by_id import found_by_name
 from torch_table_loader.read.deletes import Deletes
 from torch_table_loader.read.failures import naming
-from torch_table_loader.read.field_ids import found_by_name
 from torch_table_loader.read.footers import LazyFooters
 from torch_table_loader.read.formats import reader_of
 from torch_table_loader.read.tasks import DEFAULT_MAX_ROWS, TaskReader

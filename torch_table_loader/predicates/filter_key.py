@@ -1,16 +1,21 @@
-"""A name for a filter over a schema, the same under every version of pyarrow, in which no value can be read.
+"""What a filter says, by the form in which pyarrow serializes it: a key that names it over a schema, and its tree.
 
-What pyarrow prints of an expression may change, and leaves out the middle of long lists. So the key hashes what an
-expression pickles as: an Arrow IPC file of one row. Its columns are the expression's literals and the options of its
-functions, and its metadata spells the expression in prefix order:
+pyarrow shows no structure of an Expression in Python, and what it prints may change and leaves out the middle of long
+lists. It does write the structure when it pickles: an Arrow IPC file of one row, whose columns are the literals and the
+options of functions, and whose metadata spells the expression in prefix order:
 
     call: less · field_ref: price · literal: 0 · end: less
+
+Substrait, the other form, has no safe casts and no ``is_null`` with NaN, so that ``field("f") > 0.1`` over a float32
+column has no Substrait form.
 """
 
 from __future__ import annotations
 
 import hashlib
+import struct
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -22,27 +27,36 @@ from torch_table_loader.arrow.flatbuffers import schema_pairs
 _INNER_TYPES = ("storage_type", "index_type", "run_end_type", "key_type", "item_type", "value_type")
 
 
+def _spelled(expression: Any) -> Iterator[tuple[str, Any]]:
+    """Yield the words of an expression in prefix order; literals and options with an array of their one value."""
+    _, (pickled,) = expression.__reduce__()
+    row = pa.ipc.open_file(pickled).get_batch(0)
+    for key, value in schema_pairs(bytes(pickled)):
+        word = key.decode()
+        yield word, row.column(int(value)) if word in ("literal", "options") else value.decode()
+
+
 def filter_key(filters: Any, schema: pa.Schema) -> str:
-    """Return 64 hexadecimal digits that name a checked filter (None for no filter) over a table's schema."""
+    """Return 64 hexadecimal digits that name a checked filter (None for no filter) over a table's schema.
+
+    They are the same under every version of pyarrow, and no value can be read in them.
+    """
     hashed = hashlib.sha256(b"filter 2")
-    expression = () if filters is None else _expression(filters)
+    expression = () if filters is None else _hashed_parts(filters)
     for part in (*expression, *(_field(field).encode() for field in schema)):
         hashed.update(len(part).to_bytes(8, "little"))
         hashed.update(part)
     return hashed.hexdigest()
 
 
-def _expression(filters: Any) -> Iterator[bytes]:
-    _, (pickled,) = filters.__reduce__()
-    row = pa.ipc.open_file(pickled).get_batch(0)
-    for key, value in schema_pairs(bytes(pickled)):
-        yield key
-        if key in (b"literal", b"options"):
-            column = row.column(int(value))
-            yield _type(column.type).encode()
-            yield from _values(column)
+def _hashed_parts(filters: Any) -> Iterator[bytes]:
+    for word, content in _spelled(filters):
+        yield word.encode()
+        if isinstance(content, str):
+            yield content.encode()
         else:
-            yield value
+            yield _type(content.type).encode()
+            yield from _values(content)
 
 
 def _field(field: pa.Field) -> str:
@@ -98,3 +112,76 @@ def _byte_width(kind: pa.DataType) -> int:
         return int(kind.bit_width) // 8
     except ValueError:
         return 0
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """A column, or the path to a field inside one."""
+
+    path: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Literal:
+    """A value."""
+
+    value: pa.Scalar
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A function applied to other nodes; `options` is a struct of its settings, or None."""
+
+    function: str
+    arguments: tuple[Node, ...]
+    options: pa.StructScalar | None
+
+
+Node = Field | Literal | Call
+
+
+class UnknownFormError(ValueError):
+    """pyarrow wrote an expression in a form that this module does not know."""
+
+
+def parse(expression: pc.Expression) -> Node:
+    """Parse an expression into a tree.
+
+    Raises:
+        UnknownFormError: the expression cannot be read; a newer pyarrow may write another form.
+
+    >>> parse(pc.field("a") > 3)
+    Call(function='greater', arguments=(Field(path=('a',)), Literal(value=<pyarrow.Int64Scalar: 3>)), options=None)
+    """
+    try:
+        words = _spelled(expression)
+        return _node(*next(words), words)
+    except (StopIteration, IndexError, KeyError, ValueError, TypeError, struct.error, pa.ArrowException) as error:
+        raise UnknownFormError(f"{type(error).__name__}: {error}") from error
+
+
+def _node(word: str, content: Any, words: Iterator[tuple[str, Any]]) -> Node:
+    if word == "literal":
+        return Literal(content[0])
+    if word == "field_ref":
+        return Field((content,))
+    if word == "nested_field_ref":
+        return Field(tuple(_named(*next(words)) for _ in range(int(content))))
+    if word != "call":
+        raise ValueError(f"a node of the kind {word}")
+    arguments: list[Node] = []
+    options = None
+    for inner, value in words:
+        if inner == "end":
+            return Call(content, tuple(arguments), options)
+        if inner == "options":
+            options = value[0]
+        else:
+            arguments.append(_node(inner, value, words))
+    raise ValueError(f"the call of {content} does not end")
+
+
+def _named(word: str, content: str) -> str:
+    if word != "field_ref":
+        raise ValueError(f"expected field_ref, got {word}")
+    return content

@@ -1,24 +1,102 @@
-"""A file's batches become batches of a table whose columns are found by id (Iceberg's column projection)."""
+"""A file's batches become batches of a table whose columns are found by id (Iceberg's column projection).
+
+Field ids are in the file, or the table gives them by names.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
 from torch_table_loader.arrow import compute as pc
 from torch_table_loader.arrow.datatypes import children_of
-from torch_table_loader.arrow.reserved import LAST_UPDATED_FIELD, ROW_ID_FIELD
+from torch_table_loader.arrow.reserved import FIELD_ID_KEY, LAST_UPDATED_FIELD, ROW_ID_FIELD
 from torch_table_loader.errors import TableError
 from torch_table_loader.read.conform import Conformer, Source, cast_to
-from torch_table_loader.read.field_ids import inside_of, names_in, places, places_of
 
 if TYPE_CHECKING:
     from torch_table_loader.read.conform import Convert
     from torch_table_loader.records import Column, FileColumns, NamedIds
 
 _REMEDIES = ("as the table's schema says", "fix the file", "fix the file")
+_ID_KEYS = (FIELD_ID_KEY.encode(), b"iceberg.id")
+
+
+def own_ids(file_schema: pa.Schema) -> dict[int, str]:
+    """Return the names of a file's top-level columns, by the field ids in the file itself."""
+    return {field_id: file_schema.field(place).name for field_id, place in _places(file_schema, None).items()}
+
+
+def found_by_name(file_schema: pa.Schema, columns: FileColumns, names: AbstractSet[str]) -> bool:
+    """Return whether a file has columns under the table's names, so that its statistics can be asked by name.
+
+    A column that the file lacks must be null in all its rows.
+    """
+    at = _places(file_schema, _names_in(file_schema, columns))
+    by_id = {field_id: file_schema.field(place).name for field_id, place in at.items()}
+    for column in columns.table.current:
+        if column.name not in names:
+            continue
+        own = by_id.get(column.field_id)
+        counted = column.field_id in (ROW_ID_FIELD, LAST_UPDATED_FIELD)
+        if own is None and (column.name in file_schema.names or column.default is not None or counted):
+            return False
+        if own is not None and own != column.name:
+            return False
+    return True
+
+
+def places_of(schema: pa.Schema, columns: FileColumns, name: str) -> Mapping[int, int]:
+    """Return the places of the top-level columns of a file, by field id.
+
+    Raises:
+        TableError: the file has no field ids, and the table gives none by name.
+    """
+    names = _names_in(schema, columns)
+    if names is not None or _has_ids(schema):
+        return _places(schema, names)
+    if not len(schema) or not columns.table.current:
+        return {}
+    raise TableError(
+        f"{name} was written without field ids, and the table has no property schema.name-mapping.default that says "
+        "which column is which; set it on an Iceberg table, or write the file again with ids"
+    )
+
+
+def _names_in(schema: pa.Schema, columns: FileColumns) -> NamedIds | None:
+    """Return the names by which the columns of a file are found; None for the ids that it holds itself."""
+    table = columns.table
+    return table.names if table.by_name or not _has_ids(schema) else None
+
+
+def _places(fields: Sequence[pa.Field], names: NamedIds | None) -> Mapping[int, int]:
+    """Return the places of fields by their own ids, or, where names are given, by those."""
+    found: dict[int, int] = {}
+    for place, field in enumerate(fields):
+        field_id = _id_of(field) if names is None else names.ids.get(field.name, (None, None))[0]
+        if field_id is not None:
+            found.setdefault(field_id, place)
+    return found
+
+
+def _id_of(field: pa.Field) -> int | None:
+    for key in _ID_KEYS:
+        if field.metadata and key in field.metadata:
+            return int(field.metadata[key])
+    return None
+
+
+def _has_ids(fields: Iterable[pa.Field]) -> bool:
+    return any(_id_of(field) is not None or _has_ids(children_of(field.type)) for field in fields)
+
+
+def _inside_of(names: NamedIds, name: str) -> NamedIds | None:
+    """Return the names inside a column."""
+    entry = names.ids.get(name)
+    return None if entry is None else entry[1]
 
 
 def plan_by_id(
@@ -27,12 +105,9 @@ def plan_by_id(
     """Plan how a file's batches become batches of the `wanted` columns, in this order and with these names.
 
     A column that the file has is read; else comes the partition's value, else the column's default, else null.
-
-    Raises:
-        TableError: the file has no field ids, and the table gives none by name; or types that never fit.
     """
     found = places_of(file_schema, columns, name)
-    names = names_in(file_schema, columns)
+    names = _names_in(file_schema, columns)
     reads: list[str] = []
     sources: list[Source] = []
     for _, column in wanted:
@@ -43,7 +118,7 @@ def plan_by_id(
             sources.append(absent)
             continue
         field = file_schema.field(place)
-        inner = None if names is None else inside_of(names, field.name)
+        inner = None if names is None else _inside_of(names, field.name)
         convert = _converter(field, column, inner, f"{name}, column {column.name!r}")
         refuse_nulls = field.nullable and column.required
         sources.append(absent._replace(place=len(reads), stored=field.type, convert=convert, refuse_nulls=refuse_nulls))
@@ -116,14 +191,14 @@ def _shape(kind: pa.DataType) -> str:
 
 def _struct(kind: pa.StructType, column: Column, names: NamedIds | None, where: str) -> Convert | None:
     fields = children_of(kind)
-    found = places(fields, names)
+    found = _places(fields, names)
     parts: list[tuple[int, Convert | None, pa.Scalar | None]] = []
     for child in column.children:
         place = found.get(child.field_id)
         if place is None:
             parts.append((-1, None, None if child.default is None else _scalar(child.default, child.type)))
             continue
-        inner = None if names is None else inside_of(names, fields[place].name)
+        inner = None if names is None else _inside_of(names, fields[place].name)
         parts.append((place, _converter(fields[place], child, inner, where), None))
     as_it_is = [place for place, _, _ in parts] == list(range(len(fields))) and all(part[1] is None for part in parts)
     if as_it_is and kind.equals(column.type):
@@ -153,7 +228,7 @@ def _repeated(kind: pa.DataType, column: Column, names: NamedIds | None, where: 
     converts: list[Convert | None] = []
     for field, child, name in zip(children_of(kind), column.children, called, strict=True):
         # A name mapping says "element", "key" and "value", whatever the writer called them.
-        converts.append(_converter(field, child, None if names is None else inside_of(names, name), where))
+        converts.append(_converter(field, child, None if names is None else _inside_of(names, name), where))
     if all(convert is None for convert in converts) and kind.equals(column.type):
         return None
 

@@ -105,11 +105,7 @@ def _loss_mask(source: pa.NativeFile, name: str, start: int, stop: int) -> pa.Bu
 
 
 def _parse(all_ends: Numbers) -> tuple[NDArray[np.uint32], int]:
-    """Return the number of tokens of each document, and of all.
-
-    Raises:
-        ValueError: an end is before its beginning, or a document is longer than a list can be.
-    """
+    """Return the number of tokens of each document, and of all."""
     name = all_ends.name
     lengths, tokens = np.empty(all_ends.count, np.uint32), 0
     for first in range(0, all_ends.count, AT_ONCE):

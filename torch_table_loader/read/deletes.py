@@ -25,10 +25,9 @@ from torch_table_loader.arrow.reserved import PATH_FIELD, POSITION_FIELD
 from torch_table_loader.contracts import is_far
 from torch_table_loader.errors import MissingExtraError, TableError
 from torch_table_loader.planning.distinct import distinct
-from torch_table_loader.read.by_id import plan_by_id
+from torch_table_loader.read.by_id import own_ids, plan_by_id
 from torch_table_loader.read.failures import reading
 from torch_table_loader.read.far_files import LEAST_TAIL_BYTES, fetched, open_at_end
-from torch_table_loader.read.field_ids import own_ids
 from torch_table_loader.read.footers import check_rows
 from torch_table_loader.read.formats import inspect_file, reader_of
 from torch_table_loader.read.key_set import KeySet
@@ -63,13 +62,6 @@ class EqualityKeys(NamedTuple):
     after: int
 
 
-class _MadeSet(NamedTuple):
-    """A set, and the files whose keys are in it, oldest first."""
-
-    paths: tuple[str, ...]
-    keys: KeySet
-
-
 class Deletes:
     """Reads deletes, and caches them. Threads share it; pickled, it starts empty."""
 
@@ -85,8 +77,7 @@ class Deletes:
     def positions(self, file: DataFile) -> NDArray[np.int64]:
         """Return the deleted rows of a data file that are known by position, or those that stay if `keeps_deleted`.
 
-        Returns:
-            int64 positions, ascending, each once.
+        They are int64, ascending, each once.
 
         Raises:
             TableError: a delete file is gone, torn, or does not say what it must.
@@ -99,12 +90,7 @@ class Deletes:
         return np.setdiff1d(kept, deleted, assume_unique=True)
 
     def equality(self, file: DataFile) -> list[EqualityKeys]:
-        """Return the keys whose rows are deleted from a data file.
-
-        Raises:
-            TableError: as `positions` does.
-            StorageError: as `positions` does.
-        """
+        """Return the keys whose rows are deleted from a data file."""
         by_columns: dict[tuple[tuple[int, ...], bool], list[DeleteFile]] = {}
         for delete in file.deletes:
             if delete.kind == "equality":
@@ -124,8 +110,12 @@ class Deletes:
         if delete.kind == "vector":
             data = self._checked_data(delete, path) if delete.file.format == "puffin" else b""
             name = ("vector", delete.file.path, delete.blob, delete.inline)
-            vector = self._cached(name, delete, lambda: self._sized_vector(delete, data))
-            return cast("NDArray[np.int64]", vector)
+
+            def read() -> tuple[NDArray[np.int64], int]:
+                positions = read_vector(self._storage, delete, data)
+                return positions, positions.nbytes
+
+            return cast("NDArray[np.int64]", self._cached(name, delete, read))
         by_path = self._cached(("position", delete.file.path), delete, lambda: self._read_positions(delete))
         return cast("NDArray[np.int64]", by_path.get(path, np.empty(0, dtype=np.int64)))
 
@@ -144,10 +134,6 @@ class Deletes:
         puffin: Puffin = self._cached(("puffin", delete.file.path), delete, read)
         puffin.check(delete, path)
         return puffin.data
-
-    def _sized_vector(self, delete: DeleteFile, data: bytes) -> tuple[Any, int]:
-        positions = read_vector(self._storage, delete, data)
-        return positions, positions.nbytes
 
     def _read_positions(self, delete: DeleteFile) -> tuple[Any, int]:
         """Read a position delete file: for each data file its positions."""
@@ -178,22 +164,21 @@ class Deletes:
         A delete file reaches all data files of earlier commits. So the deletes of an older data file include those of a
         newer one, and the set that is made for the oldest serves all.
         """
+        paths = [delete.file.path for delete in deletes]
 
-        def holds(made: _MadeSet) -> bool:
-            return made.paths[-len(deletes) :] == tuple(delete.file.path for delete in deletes)
+        def holds(made: tuple[list[str], KeySet]) -> bool:
+            return made[0][-len(paths) :] == paths
 
-        name = ("set", ids, deletes[-1].file.path)
-        return cast("_MadeSet", self._cache.get(name, lambda: self._made(ids, deletes), holds)).keys
+        def make() -> tuple[tuple[list[str], KeySet], int]:
+            tables: list[pa.Table] = [
+                self._cached(("keys", delete.file.path), delete, partial(self._read_keys, delete, ids))
+                for delete in deletes
+            ]
+            commits = np.repeat([_commit_of(delete.file) for delete in deletes], [table.num_rows for table in tables])
+            keys = KeySet(pa.concat_tables(tables).columns, commits)
+            return (paths, keys), keys.num_bytes
 
-    def _made(self, ids: tuple[int, ...], deletes: Sequence[DeleteFile]) -> tuple[_MadeSet, int]:
-        tables = [self._keys_of(delete, ids) for delete in deletes]
-        commits = np.repeat([_commit_of(delete.file) for delete in deletes], [table.num_rows for table in tables])
-        joined = pa.concat_tables(tables)
-        keys = KeySet(joined.columns, commits)
-        return _MadeSet(tuple(delete.file.path for delete in deletes), keys), keys.num_bytes
-
-    def _keys_of(self, delete: DeleteFile, ids: tuple[int, ...]) -> pa.Table:
-        return cast("pa.Table", self._cached(("keys", delete.file.path), delete, lambda: self._read_keys(delete, ids)))
+        return cast("KeySet", self._cache.get(("set", ids, paths[-1]), make, holds)[1])
 
     def _read_keys(self, delete: DeleteFile, ids: tuple[int, ...]) -> tuple[Any, int]:
         file = delete.file
@@ -293,11 +278,7 @@ class Puffin(NamedTuple):
         return len(self.data) + 512 * len(self.blobs)
 
     def check(self, delete: DeleteFile, path: str) -> None:
-        """Refuse a vector that was not written for a data file.
-
-        Raises:
-            TableError: it is of another file, of another length, or deletes more or fewer rows.
-        """
+        """Refuse a vector that was not written for a data file."""
         offset, length = delete.blob or (0, 0)
         found, properties = self.blobs.get(offset, (None, {}))
         if found != length:
@@ -310,11 +291,7 @@ class Puffin(NamedTuple):
 
 
 def read_puffin(storage: Storage, delete: DeleteFile) -> Puffin:
-    """Read the footer of a Puffin file; from a remote store, one request brings a small file whole.
-
-    Raises:
-        TableError: it is gone, torn, or no Puffin file.
-    """
+    """Read the footer of a Puffin file; from a remote store, one request brings a small file whole."""
     with open_at_end(storage, delete.file) as source:
         size = source.size()
         tail = source.read_at(min(size, LEAST_TAIL_BYTES), max(0, size - LEAST_TAIL_BYTES))
@@ -343,14 +320,7 @@ def _decompressed(payload: bytes) -> bytes:
 
 
 def read_vector(storage: Storage, delete: DeleteFile, data: bytes = b"") -> NDArray[np.int64]:
-    """Read a deletion vector, from `data` if that has all bytes of its file.
-
-    Returns:
-        int64 positions in the data file, ascending.
-
-    Raises:
-        TableError: it is gone, torn, or no deletion vector.
-    """
+    """Read a deletion vector, from `data` if that has all bytes of its file: int64 positions, ascending."""
     if delete.blob is None:
         return _parse_bitmap(delete.inline, delete)
     offset, length = delete.blob

@@ -10,28 +10,17 @@ import numpy as np
 import pyarrow as pa
 
 from torch_table_loader.predicates.expressions import row_mask
-from torch_table_loader.read.by_id import plan_by_id
+from torch_table_loader.read.by_id import places_of, plan_by_id
 from torch_table_loader.read.conform import Conformer, conform_plan
 from torch_table_loader.read.deletes import inside, key_path
-from torch_table_loader.read.field_ids import places_of
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from torch_table_loader.read.deletes import Deletes, EqualityKeys
-    from torch_table_loader.read.key_set import KeySet
     from torch_table_loader.records import Column, DataFile, FileColumns, FileMeta, Segment
 
-
-class _Keys(NamedTuple):
-    """Keys whose rows are deleted; of each key column the column of a batch, and the way to a field inside of it."""
-
-    columns: tuple[tuple[str, tuple[Column, ...]], ...]
-    keys: KeySet
-    after: int
-
-    def miss(self, batch: pa.RecordBatch) -> NDArray[np.bool_]:
-        return self.keys.lacks([inside(batch.column(name), path) for name, path in self.columns], self.after)
+    _KeyColumn = tuple[str, tuple[Column, ...]]
 
 
 class FilePlan(NamedTuple):
@@ -41,6 +30,8 @@ class FilePlan(NamedTuple):
         columns: those to deliver; `conformer` makes them, and after them those that rows are chosen by.
         group_starts: the first row of each row group, then the rows of the file.
         filters: None where every row passes.
+        keys: those whose rows are deleted, with the column of a batch and the way to a field inside of it for each key
+            column.
         empty: whether partition values let no row pass.
         positions: deleted rows of the file, ascending; where `keeps_deleted`, those that are not.
         chooser: makes the table's columns that rows are chosen by, those of the filter and of `keys`; None where there
@@ -57,7 +48,7 @@ class FilePlan(NamedTuple):
     filters: Any
     empty: bool
     positions: NDArray[np.int64]
-    keys: Sequence[_Keys]
+    keys: Sequence[tuple[Sequence[_KeyColumn], EqualityKeys]]
     chooser: Conformer | None
     encoded: frozenset[str]
     keeps_deleted: bool
@@ -100,6 +91,8 @@ class FilePlan(NamedTuple):
 
     def positions_in(self, start: int, stop: int) -> int:
         """Count the rows `start` to `stop` of the file that a position deletes."""
+        if not (len(self.positions) or self.keeps_deleted):
+            return 0
         low, high = np.searchsorted(self.positions, (start, stop))
         named = int(high - low)
         return stop - start - named if self.keeps_deleted else named
@@ -107,8 +100,8 @@ class FilePlan(NamedTuple):
     def mask(self, batch: pa.RecordBatch, row: int) -> NDArray[np.bool_] | None:
         """Return which rows of a batch, whose first is the file's `row`, live: bool [rows], or None for all."""
         live = self._not_at_positions(row, row + batch.num_rows)
-        for keys in self.keys:
-            missed = keys.miss(batch)
+        for columns, deleted in self.keys:
+            missed = deleted.keys.lacks([inside(batch.column(name), path) for name, path in columns], deleted.after)
             live = missed if live is None else live & missed
         if self.filters is None:
             return live
@@ -142,21 +135,19 @@ def plan_file(
         columns: names to deliver, in this order.
         filters: the row filter, or None, and the columns that it refers to.
         encoded: columns of strings that may come as dictionaries; none of the filter's.
-
-    Raises:
-        TableError: the file does not fit the table, or a delete file cannot be read.
     """
     row_filter, empty = _beyond_partition(file, meta, table_schema, *filters)
     chosen_by = [] if row_filter is None else list(filters[1])
     positions = np.empty(0, dtype=np.int64)
-    keys: list[_Keys] = []
+    keys: list[tuple[Sequence[_KeyColumn], EqualityKeys]] = []
     by_name: dict[str, Column] = {}
     if file.columns is not None:
         by_name = {column.name: column for column in file.columns.table.current}
         if file.deletes and not empty:
             positions = deletes.positions(file)
-            keys = [_keys(found, file.columns, by_name, file.name) for found in deletes.equality(file)]
-            chosen_by = list(dict.fromkeys([*chosen_by, *(name for found in keys for name, _ in found.columns)]))
+            equality = deletes.equality(file)
+            keys = [(_key_columns(found.ids, file.columns, by_name, file.name), found) for found in equality]
+            chosen_by = list(dict.fromkeys([*chosen_by, *(name for columns, _ in keys for name, _ in columns)]))
 
     def conform(names: Sequence[str]) -> Conformer:
         if file.columns is None:
@@ -193,16 +184,18 @@ def as_bits(mask: NDArray[np.bool_]) -> pa.BooleanArray:
     return pa.BooleanArray.from_buffers(pa.bool_(), len(mask), [None, pa.py_buffer(packed)])
 
 
-def _keys(found: EqualityKeys, columns: FileColumns, by_name: dict[str, Column], name: str) -> _Keys:
+def _key_columns(
+    ids: Sequence[int], columns: FileColumns, by_name: dict[str, Column], name: str
+) -> Sequence[_KeyColumn]:
     """Return where the key columns are among a table's columns by name, to which dropped ones are added."""
-    places: list[tuple[str, tuple[Column, ...]]] = []
-    for field_id in found.ids:
+    places: list[_KeyColumn] = []
+    for field_id in ids:
         path = key_path(columns.table, field_id, name)
         dropped = path[0].field_id in columns.table.former
         called = f"\0{path[0].field_id}" if dropped else path[0].name  # the name may be another column's by now
         by_name.setdefault(called, path[0])
         places.append((called, path))
-    return _Keys(tuple(places), found.keys, found.after)
+    return places
 
 
 def _beyond_partition(

@@ -6,7 +6,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from functools import partial
-from itertools import groupby
+from itertools import chain, groupby
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -41,10 +41,11 @@ class Piece(NamedTuple):
 
 
 class Run(NamedTuple):
-    """Consecutive row groups that are read in one go, and the pieces to deliver of them."""
+    """Consecutive row groups that are read in one go, the pieces to deliver of them, and whether only live rows are."""
 
     groups: range
     pieces: tuple[Piece, ...]
+    thinned: bool = False
 
 
 def trim_segments(
@@ -55,11 +56,8 @@ def trim_segments(
     If every row lives, segments are cut at any row; else those are left out that are known to have no live row.
 
     Args:
-        skip: live rows to leave out at the start.
-        take: live rows to deliver after those; −1 for all.
-
-    Returns:
-        The segments to read, and what remains of `skip` and `take` to be done while reading.
+        skip: live rows to leave out at the start; what remains of it to be done while reading is returned.
+        take: live rows to deliver after those, −1 for all; is returned likewise.
 
     >>> parts = [Segment(0, 0, 10, 10), Segment(1, 10, 20, 10)]
     >>> trim_segments(parts, 12, 3, every_row_lives=True)
@@ -94,14 +92,11 @@ def trim_segments(
 def fit_segments(
     segments: Sequence[Segment], group_starts: Sequence[int], live_rows: Callable[[Segment], int] | None
 ) -> tuple[list[Segment], list[int]]:
-    """Cut segments of estimated row groups where the file's row groups begin.
+    """Cut segments of estimated row groups where the file's begin; with each comes the place of the one it is cut from.
 
     Args:
         group_starts: the first row of each row group, then the rows of the file.
         live_rows: counts the live rows of a segment; None where that takes reading.
-
-    Returns:
-        Segments that each lie in one row group, and for each the place of the one it is cut from.
 
     >>> fitted, owners = fit_segments([Segment(0, 5, 15, 10)], [0, 10, 20], None)
     >>> [(part.group, part.row_start, part.row_stop) for part in fitted], owners
@@ -129,7 +124,7 @@ def plan_runs(segments: Sequence[Segment], group_starts: Sequence[int], *, merge
     """Join segments of consecutive row groups into runs, and pieces that touch into one if `merge`.
 
     >>> plan_runs([Segment(0, 5, 10, 5), Segment(1, 10, 20, 10)], [0, 10, 20], merge=True)
-    [Run(groups=range(0, 2), pieces=(Piece(row_start=5, row_stop=20, segment=0),))]
+    [Run(groups=range(0, 2), pieces=(Piece(row_start=5, row_stop=20, segment=0),), thinned=False)]
     """
     runs: list[tuple[int, int, list[Piece]]] = []
     for index, segment in enumerate(segments):
@@ -184,10 +179,6 @@ class Part(NamedTuple):
     counts: PackCounts | None = None
 
 
-_Pieces = Iterator[tuple[Piece, int, pa.RecordBatch, bool]]
-"""A piece, the place of the first row in the file, the rows, and whether those that do not live were left out."""
-
-
 class FileWalk:
     """Opens a file and reads its runs; `row` is the first row not yet read, also when reading has failed.
 
@@ -195,6 +186,7 @@ class FileWalk:
         may_thin: whether rows that do not live may be left out while decoding, if the file can do that.
         live_known: whether some row of each piece is known to live.
         adds: adds columns to consecutive rows, given the first one's place in the file.
+        check: called once rows are decoded, to see that the file that was opened is the one that was listed.
     """
 
     def __init__(
@@ -203,10 +195,11 @@ class FileWalk:
         plan: FilePlan,
         max_rows: int,
         *,
-        may_thin: bool = False,
-        live_known: bool = False,
-        verify_checksums: bool = True,
-        adds: Callable[[pa.RecordBatch, int], pa.RecordBatch] | None = None,
+        may_thin: bool,
+        live_known: bool,
+        verify_checksums: bool,
+        adds: Callable[[pa.RecordBatch, int], pa.RecordBatch] | None,
+        check: Callable[[], None] | None,
     ) -> None:
         # Where a row of a row group passes the filter, all columns are decoded anyway, in fewer calls the usual way.
         self._may_thin = may_thin and plan.thins and (plan.filters is None or not live_known)
@@ -217,45 +210,43 @@ class FileWalk:
         self._storage = storage
         self._releasing = storage if not storage.is_local and isinstance(storage, ReleasingStorage) else None
         self._plan = plan
+        self._masks = plan.masks
         self._adds = adds
+        self._check = check
         self._max_rows = max_rows
         reader = reader_of(plan.file, verify_checksums=verify_checksums)
         self._reader = reader.encoding(plan.encoded) if plan.encoded and isinstance(reader, EncodingReader) else reader
 
     def parts(self, runs: Sequence[Run]) -> Iterator[Part]:
-        """Yield the rows of each piece of some runs, batch by batch, as the table has them.
-
-        Raises:
-            TableError: there are more or fewer rows than the row groups were said to have, or they do not fit the
-                table.
-        """
-        plan, masks = self._plan, self._plan.masks
-        self.handle = handle = self._reader.open(self._storage, plan.file, plan.meta)
-        thinner = handle if self._may_thin and isinstance(handle, ThinningFile) else None
-        for run in runs:
-            read = self._unthinned(handle, run) if thinner is None else self._some(thinner, run)
-            for piece, row, stored, thinned in read:
-                check_wanted()
-                batch = plan.conformer.apply(stored, row)
-                mask = plan.mask(batch, row) if masks and not thinned else None
-                if batch.num_columns > len(plan.columns):
-                    batch = batch.select(plan.columns)
-                if self._adds is not None:
-                    batch = self._adds(batch, row)
-                live = batch.num_rows if mask is None else int(np.count_nonzero(mask))
-                yield Part(piece.segment, live, partial(_live_rows, batch, mask))
+        """Open the file; yield the rows of each piece of some runs, batch by batch, as the table has them."""
+        self.handle = handle = self._reader.open(self._storage, self._plan.file, self._plan.meta)
+        if not (self._may_thin and isinstance(handle, ThinningFile)):
+            return chain.from_iterable(map(partial(self._whole, handle), runs))
+        divided = chain.from_iterable(map(partial(self._divided, handle), runs))
+        return chain.from_iterable((self._some if run.thinned else self._whole)(handle, run) for run in divided)
 
     def close(self) -> None:
         """Close the file."""
         if self.handle is not None:
             self.handle.close()
 
-    def _some(self, thinner: ThinningFile, run: Run) -> _Pieces:
-        """Yield the rows of a run, without those that do not live where that saves work."""
-        for part in self._divided(thinner, run):
-            yield from self._thinned(thinner, part) if self._thins(thinner, part) else self._unthinned(thinner, part)
+    def _part(self, piece: Piece, row: int, stored: pa.RecordBatch, *, thinned: bool = False) -> Part:
+        """Make rows of the file into the table's; `thinned` are those that live, of which `row` is the first."""
+        check_wanted()
+        if self._check is not None:
+            self._check()
+            self._check = None
+        plan = self._plan
+        batch = plan.conformer.apply(stored, row)
+        mask = plan.mask(batch, row) if self._masks and not thinned else None
+        if batch.num_columns > len(plan.columns):
+            batch = batch.select(plan.columns)
+        if self._adds is not None:
+            batch = self._adds(batch, row)
+        live = batch.num_rows if mask is None else int(np.count_nonzero(mask))
+        return Part(piece.segment, live, partial(_live_rows, batch, mask))
 
-    def _unthinned(self, handle: OpenFile, run: Run) -> _Pieces:
+    def _whole(self, handle: OpenFile, run: Run) -> Iterator[Part]:
         starts, place = self._plan.group_starts, 0
         self.row, end = starts[run.groups.start], starts[run.groups.stop]
         with closing_stream(handle.batches(run.groups, self._plan.conformer.reads, self._max_rows)) as source:
@@ -263,13 +254,15 @@ class FileWalk:
                 start, stop = self.row, self.row + batch.num_rows
                 if stop > end:
                     raise other_rows(run.groups, end, f"at least {stop - end} more")
-                self._reach(stop)
+                self.row = stop
+                if self._releasing is not None:
+                    self._reach(stop)
                 while place < len(run.pieces) and run.pieces[place].row_start < stop:
                     piece = run.pieces[place]
                     low, high = max(piece.row_start, start), min(piece.row_stop, stop)
                     if low < high:
                         whole = high - low == batch.num_rows
-                        yield piece, low, batch if whole else batch.slice(low - start, high - low), False
+                        yield self._part(piece, low, batch if whole else batch.slice(low - start, high - low))
                     if piece.row_stop > stop:
                         break
                     place += 1
@@ -285,7 +278,7 @@ class FileWalk:
         single = [Run(range(group, group + 1), tuple(pieces)) for group, pieces in by_group]
         for thins, parts in groupby(single, key=lambda part: self._thins(thinner, part)):
             if thins:
-                yield from parts
+                yield from (part._replace(thinned=True) for part in parts)
                 continue
             others = list(parts)
             groups = range(others[0].groups.start, others[-1].groups.stop)
@@ -293,7 +286,7 @@ class FileWalk:
 
     def _thins(self, thinner: ThinningFile, part: Run) -> bool:
         """Whether a part is a whole row group, which is read in one call, or maybe not at all."""
-        if len(part.groups) > 1 or len(part.pieces) > 1:
+        if len(part.pieces) > 1:
             return False
         (group,), starts = part.groups, self._plan.group_starts
         if part.pieces[0][:2] != (starts[group], starts[group + 1]):
@@ -302,8 +295,9 @@ class FileWalk:
             return self._plan.chooser is not None and not self._live_known
         return thinner.thins(group, self._max_rows)
 
-    def _thinned(self, thinner: ThinningFile, part: Run) -> _Pieces:
-        (group,), (piece,) = part
+    def _some(self, thinner: ThinningFile, run: Run) -> Iterator[Part]:
+        """Yield the rows of a whole row group that live."""
+        (group,), (piece,) = run.groups, run.pieces
         self.row, num_rows, reads = piece.row_start, piece.row_stop - piece.row_start, self._plan.conformer.reads
         chooser = self._plan.chooser
         if chooser is None:
@@ -311,7 +305,7 @@ class FileWalk:
             kept = self._live.among(piece.row_start, piece.row_stop) if some else None
             batch: pa.RecordBatch | None = thinner.thinned(group, reads, num_rows, kept)
         elif num_rows > self._max_rows:
-            yield from self._in_step(thinner, part, chooser)
+            yield from self._in_step(thinner, run, chooser)
             return
         else:  # the columns that choose first: they say which rows of the others are wanted, or that none is
             first = thinner.thinned(group, chooser.reads, num_rows, None)
@@ -322,30 +316,29 @@ class FileWalk:
             batch = None if others is None else self._joined(first, others, kept)
         self._reach(piece.row_stop)
         if batch is not None:
-            yield piece, piece.row_start, batch, True
+            yield self._part(piece, piece.row_start, batch, thinned=True)
 
-    def _in_step(self, handle: OpenFile, part: Run, chooser: Conformer) -> _Pieces:
+    def _in_step(self, handle: OpenFile, run: Run, chooser: Conformer) -> Iterator[Part]:
         """Stream the columns that rows are chosen by, and beside them the others, from the first chosen row on."""
-        (piece,) = part.pieces
-        others = Beside(handle, part.groups, self._others(chooser), self._max_rows, piece.row_start)
-        with closing_stream(handle.batches(part.groups, chooser.reads, self._max_rows)) as source, closing(others):
+        (piece,) = run.pieces
+        others = Beside(handle, run.groups, self._others(chooser), self._max_rows, piece.row_start)
+        with closing_stream(handle.batches(run.groups, chooser.reads, self._max_rows)) as source, closing(others):
             for first in source:
                 start, stop = self.row, self.row + first.num_rows
                 if stop > piece.row_stop:
-                    raise other_rows(part.groups, piece.row_stop, f"at least {stop - piece.row_stop} more")
+                    raise other_rows(run.groups, piece.row_stop, f"at least {stop - piece.row_stop} more")
                 mask = self._plan.mask(chooser.apply(first, start), start)
                 if mask is None or mask.any():
                     for row, batch in others.rows(start, stop):
                         places = slice(row - start, row - start + batch.num_rows)
                         chosen = first.slice(places.start, batch.num_rows)
-                        if mask is None or mask[places].all():
-                            yield piece, row, self._joined(chosen, batch, None), True
-                        elif len(kept := self._live.marked(mask[places])):
-                            taken = pc.take(batch, kept, boundscheck=False)
-                            yield piece, row, self._joined(chosen, taken, kept), True
+                        kept = None if mask is None or mask[places].all() else self._live.marked(mask[places])
+                        if kept is None or len(kept):
+                            taken = batch if kept is None else pc.take(batch, kept, boundscheck=False)
+                            yield self._part(piece, row, self._joined(chosen, taken, kept), thinned=True)
                 self._reach(stop)
         if self.row != piece.row_stop:
-            raise other_rows(part.groups, piece.row_stop, f"{piece.row_stop - self.row} fewer")
+            raise other_rows(run.groups, piece.row_stop, f"{piece.row_stop - self.row} fewer")
 
     def _reach(self, row: int) -> None:
         """Record that the rows before one are decoded, in all columns."""
@@ -421,8 +414,7 @@ def closing_stream(source: Iterator[pa.RecordBatch]) -> Iterator[Iterator[pa.Rec
 class Beside:
     """Streams columns beside others; none is decoded before the first rows are asked for.
 
-    Args:
-        row: the first row of the groups in the file.
+    The first row of the groups is the file's `row`.
     """
 
     def __init__(self, handle: OpenFile, groups: range, names: list[str], max_rows: int, row: int) -> None:

@@ -84,11 +84,7 @@ class LazyFooters:
         return len(self._files)
 
     def __getitem__(self, index: int) -> FileMeta:
-        """Return a footer, from the cache or read now.
-
-        Raises:
-            TableError: the file is gone or torn, or has other rows than the table's metadata says.
-        """
+        """Return a footer, from the cache or read now."""
         file = self._files[index]
 
         def make() -> tuple[FileMeta, int]:
@@ -110,11 +106,7 @@ class LazyFooters:
 
 
 def check_rows(file: DataFile, meta: FileMeta) -> None:
-    """Refuse a file that has other rows than the table's metadata says, if it says so.
-
-    Raises:
-        TableError: names the file and both counts.
-    """
+    """Refuse a file that has other rows than the table's metadata says, if it says so."""
     if file.num_rows is not None and file.num_rows != meta.num_rows:
         raise TableError(
             f"{file.name} must have {file.num_rows} rows, as the table's metadata says, got {meta.num_rows}; "
@@ -123,13 +115,10 @@ def check_rows(file: DataFile, meta: FileMeta) -> None:
 
 
 def estimated_groups(file: DataFile) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Estimate the row groups of a file from the table's metadata.
+    """Estimate the row groups of a file from the table's metadata: rows and stored bytes of each.
 
     If the metadata says at which bytes row groups begin, there is one part for each; else one for each 32 MiB. Rows
     are divided in proportion to bytes.
-
-    Returns:
-        Rows and stored bytes of each part.
 
     Raises:
         TableError: the metadata does not say how many rows the file has.

@@ -12,16 +12,13 @@ from torch_table_loader.format_contracts import SidecarReader
 from torch_table_loader.messages import did_you_mean
 from torch_table_loader.plugins import installed_names, load_installed
 from torch_table_loader.read.avro import AvroReader
-from torch_table_loader.read.compressed import CODECS, split_codec
-from torch_table_loader.read.csv import CsvReader
 from torch_table_loader.read.datatrove import DatatroveReader
 from torch_table_loader.read.failures import reading
-from torch_table_loader.read.fms_fsdp import FmsFsdpReader
-from torch_table_loader.read.ipc import IpcReader
-from torch_table_loader.read.json import JsonReader
+from torch_table_loader.read.ipc import FmsFsdpReader, IpcReader
 from torch_table_loader.read.megatron import MegatronReader
 from torch_table_loader.read.orc import OrcReader
 from torch_table_loader.read.parquet import ParquetReader
+from torch_table_loader.read.text_files import CODECS, CsvReader, JsonReader, split_codec
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -119,12 +116,7 @@ def is_columnar(file: DataFile) -> bool:
 
 
 def inspect_file(storage: Storage, file: DataFile, schema: pa.Schema | None) -> FileMeta:
-    """Read the metadata of a file (see `FormatReader.inspect`), and check its counts.
-
-    Raises:
-        TableError: the file is damaged or of another format, whatever error its decoder raises.
-        StorageError: the store failed.
-    """
+    """Read the metadata of a file (see `FormatReader.inspect`), and check its counts."""
     with reading(storage, file):
         meta = reader_of(file).inspect(storage, file, schema)
     rows = meta.group_rows

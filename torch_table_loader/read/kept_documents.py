@@ -159,11 +159,7 @@ def _narrowest(kind: pa.DataType, low: int, high: int) -> pa.DataType:
 
 
 def _kept(values: NDArray[Any], field: pa.Field) -> pa.Array:
-    """Return values in the type in which they are kept.
-
-    Raises:
-        TableError: a token is outside of the bounds in the files' statistics.
-    """
+    """Return values in the type in which they are kept."""
     kind = field.type.value_type
     if values.dtype == np.bool_:
         return pa.array(values.view(np.uint8), kind)

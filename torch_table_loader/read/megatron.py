@@ -96,11 +96,7 @@ def _modes(ends: NDArray[np.int64], modes: NDArray[np.uint8], start: int, stop: 
 
 
 def _parse(source: pa.NativeFile, file: DataFile) -> Index:
-    """Read an index.
-
-    Raises:
-        ValueError: it contradicts itself; says how.
-    """
+    """Read an index."""
     size, name = file.version.num_bytes, file.name
     if size < _HEADER.size:
         raise ValueError(f"ends in its header of {_HEADER.size} bytes, at byte {size}")

@@ -1,12 +1,18 @@
-"""ORC: cut at stripes, whose row counts come from the footer.
+"""ORC: cut at stripes, whose row counts come from the footer, and whose sizes are checked before they are decoded.
 
 pyarrow does not give those counts. A file ends in: metadata, footer, postscript, and one byte with the postscript's
 length. Postscript and footer are protocol buffers; metadata and footer are compressed in chunks
-(https://orc.apache.org/specification/ORCv1/, "File Tail" and "Compression").
+(https://orc.apache.org/specification/ORCv1/, "File Tail").
+
+ORC's library allocates as much memory as lengths say, without a check: a damaged length ends the process. It scales a
+decimal by as many digits as the file says, one at a time. And it opens a file of the machine by the name of a time
+zone. What is found to be impossible is a ValueError that says so.
 """
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -19,8 +25,16 @@ from torch_table_loader.format_contracts import Traits
 from torch_table_loader.messages import first_line
 from torch_table_loader.read.failures import reading
 from torch_table_loader.read.far_files import open_at_end
-from torch_table_loader.read.orc_messages import decompressed, fields
-from torch_table_loader.read.orc_stripes import Stripe, StripeCheck
+from torch_table_loader.read.orc_encodings import (
+    MOST_CHUNK_BYTES,
+    are_within,
+    bounds_of,
+    capacity,
+    count_of_bytes,
+    decompressed,
+    fields,
+    varint,
+)
 from torch_table_loader.read.reader_base import GroupedFile, WholeGroups, refuse_duplicates
 from torch_table_loader.records import FileMeta
 
@@ -31,6 +45,36 @@ if TYPE_CHECKING:
 _TAIL_BYTES = 64 * 1024
 _OPENING_BYTES = 16 * 1024
 """What ORC's library reads of a file's end to open it, where its footer is not longer."""
+
+_PRESENT, _DATA, _LENGTH, _DICTIONARY_DATA, _, _SECONDARY = range(6)
+"""Kinds of streams."""
+
+_BOOLEAN, _BYTE, _SHORT, _INT, _LONG, _FLOAT, _DOUBLE, _STRING, _BINARY, _TIMESTAMP = range(10)
+_LIST, _MAP, _STRUCT, _UNION, _DECIMAL, _DATE, _VARCHAR, _CHAR, _INSTANT, _GEOMETRY, _GEOGRAPHY = range(10, 21)
+_TEXTS = frozenset({_STRING, _BINARY, _VARCHAR, _CHAR, _GEOMETRY, _GEOGRAPHY})
+_DICTIONARIES = frozenset({1, 3})
+_VALUE_BYTES = {_FLOAT: 4, _DOUBLE: 8}
+
+_FEW = 1 << 22
+"""This many values take little memory, whatever they are."""
+
+_FEW_BYTES = 1 << 26
+_LOOSE = 16
+"""By their headers alone, lengths may add up to this many times what they should."""
+
+_VALUES_A_BYTE = 16
+"""Values that a byte may hold without a check. Runs hold up to 128, and of single bits 520."""
+
+_MOST_DIGITS = 127
+_CHUNK_BYTES = 1 << 18
+"""The largest decompressed chunk, if the postscript does not say."""
+
+_STRIPES, _TYPES = 3, 4
+_STREAMS, _ENCODINGS, _TIME_ZONE = 1, 2, 3
+"""Fields of the file's footer, and of a stripe's."""
+
+_ZONE = re.compile(r"([A-Za-z0-9_+:\-]+(/[A-Za-z0-9_+:\-]+)*)?")
+"""The name of a time zone, which the decoder opens as a file in a folder of the machine."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,16 +89,7 @@ class OrcReader(WholeGroups):
     @override
     def inspect(self, storage: Storage, file: DataFile, schema: pa.Schema | None) -> FileMeta:
         with reading(storage, file, "an ORC file"), open_at_end(storage, file) as source:
-            stripes, file_schema, tail_bytes = _read_tail(source)
-            size = source.size()
-        refuse_duplicates(file_schema, file)
-        return FileMeta(
-            schema=file_schema,
-            group_rows=tuple(stripe.num_rows for stripe in stripes),
-            group_bytes=tuple(stripe.num_bytes for stripe in stripes),
-            group_ranges=tuple((stripe.start, stripe.start + stripe.num_bytes) for stripe in stripes),
-            opening=((max(0, size - max(tail_bytes, _OPENING_BYTES)), size),),
-        )
+            return _inspected(source, file)
 
     @override
     def open(self, storage: Storage, file: DataFile, meta: FileMeta) -> OrcFile:
@@ -73,115 +108,71 @@ class OrcFile(GroupedFile):
     def __init__(self, source: pa.NativeFile, meta: FileMeta) -> None:
         super().__init__(source, meta)
         self._handle = orc.ORCFile(source)
-        self._check, self._stripes = read_checks(source)
+        self._tail = read_tail(source)
 
     @override
     def _group(self, group: int, columns: list[str]) -> pa.RecordBatch:
-        self._check.check(self._source, self._stripes[group], columns)
+        self._tail.check.check(self._source, self._tail.stripes[group], columns)
         # As in Parquet, a name may bring in more than it names, and the file's order is kept.
         return sound_text(self._handle.read_stripe(group, columns=columns).select(columns))
 
 
-def _tail_of(source: pa.NativeFile, num_bytes: int) -> tuple[bytes, Postscript]:
-    """Return the end of a file, from its metadata on at least, and its postscript."""
+class Tail(NamedTuple):
+    """The end of a file: its bytes, `num_bytes` of which are metadata, footer and postscript, and what these say."""
+
+    data: bytes
+    num_bytes: int
+    check: StripeCheck
+    stripes: list[Stripe]
+
+
+def read_tail(source: pa.NativeFile, at_once: int = _OPENING_BYTES) -> Tail:
+    """Read the end of a file; `at_once` bytes of it first."""
     size = source.size()
-    tail = source.read_at(min(size, num_bytes), max(0, size - num_bytes))
-    postscript = read_postscript(tail)
-    if postscript.tail_bytes > size:
-        raise ValueError(f"the footer needs {postscript.tail_bytes} bytes of {size}")
-    if postscript.tail_bytes > len(tail):
-        tail = source.read_at(postscript.tail_bytes, size - postscript.tail_bytes)
-    return tail, postscript
-
-
-def read_checks(source: pa.NativeFile) -> tuple[StripeCheck, list[Stripe]]:
-    """Return the check of a file's stripes, and the stripes."""
-    tail, postscript = _tail_of(source, _OPENING_BYTES)
-    return StripeCheck.of(_footer_of(tail, postscript), *postscript.chunks), read_stripes(tail, postscript)
-
-
-def _read_tail(source: pa.NativeFile) -> tuple[list[Stripe], pa.Schema, int]:
-    """Return stripes, schema, and the bytes of the tail."""
-    size = source.size()
-    tail, postscript = _tail_of(source, _TAIL_BYTES)
-    stripes = read_stripes(tail, postscript)
-    check_stripes(stripes, size - postscript.tail_bytes)
-    StripeCheck.of(_footer_of(tail, postscript), *postscript.chunks)
-    try:
-        parsed = orc.ORCFile(pa.BufferReader(tail))  # the tail alone has the schema: nothing is read twice
-    except OSError as error:
-        raise ValueError(first_line(error)) from error
-    if parsed.nrows != sum(stripe.num_rows for stripe in stripes) or parsed.nstripes != len(stripes):
-        raise ValueError(f"its stripes do not add up to the {parsed.nrows} rows it says")
-    return stripes, parsed.schema, postscript.tail_bytes
-
-
-class Postscript(NamedTuple):
-    """Where the footer lies and how it is compressed."""
-
-    length: int
-    footer_length: int
-    metadata_length: int
-    compression: int
-    chunk_bytes: int
-
-    @property
-    def tail_bytes(self) -> int:
-        """Bytes from the start of the metadata to the end of the file."""
-        return self.metadata_length + self.footer_length + self.length + 1
-
-    @property
-    def chunks(self) -> tuple[int, int]:
-        """The compression, and the most bytes of a decompressed chunk."""
-        return self.compression, self.chunk_bytes
-
-
-def read_postscript(tail: bytes) -> Postscript:
-    """Read the postscript from the end of a file, which must be 256 bytes or the whole file.
-
-    Raises:
-        ValueError: it is no ORC file's.
-    """
+    tail = source.read_at(min(size, at_once), max(0, size - at_once))
     length = tail[-1] if tail else 0
     if not 0 < length < len(tail):
         raise ValueError(f"the postscript's length is {length} of {len(tail)} bytes")
-    found = dict(fields(tail[-1 - length : -1]))
-    if found.get(8000) != b"ORC":
+    postscript = dict(fields(tail[-1 - length : -1]))
+    if postscript.get(8000) != b"ORC":
         raise ValueError("the postscript does not say ORC")
-    numbers = [found.get(key, 0) for key in (1, 5, 2, 3)]
-    if not all(isinstance(number, int) for number in numbers):
-        raise ValueError("the postscript's lengths are not numbers")
-    footer_length, metadata_length, compression, chunk_bytes = (int(number) for number in numbers)
-    return Postscript(length, footer_length, metadata_length, compression, chunk_bytes)
-
-
-def read_stripes(tail: bytes, postscript: Postscript) -> list[Stripe]:
-    """Read the list of stripes from the end of a file, which must have the whole footer.
-
-    Raises:
-        ValueError: the footer does not parse.
-    """
+    footer_length, compression, chunk_bytes, metadata_length = (_number(postscript.get(key, 0)) for key in (1, 2, 3, 5))
+    num_bytes = metadata_length + footer_length + length + 1
+    if num_bytes > size:
+        raise ValueError(f"the footer needs {num_bytes} bytes of {size}")
+    if num_bytes > len(tail):
+        tail = source.read_at(num_bytes, size - num_bytes)
+    stop = len(tail) - 1 - length
+    footer = decompressed(tail[stop - footer_length : stop], compression)
     stripes = []
-    for key, value in fields(_footer_of(tail, postscript)):
-        if key == 3 and isinstance(value, bytes):
+    for key, value in fields(footer):
+        if key == _STRIPES and isinstance(value, bytes):
             numbers = {part: number for part, number in fields(value) if isinstance(number, int)}
             stripes.append(Stripe(*(numbers.get(part, 0) for part in (5, 1, 2, 3, 4))))
-    return stripes
+    return Tail(tail, num_bytes, StripeCheck.of(footer, compression, chunk_bytes), stripes)
 
 
-def _footer_of(tail: bytes, postscript: Postscript) -> bytes:
-    stop = len(tail) - 1 - postscript.length
-    if postscript.footer_length > stop:
-        raise ValueError(f"the footer's length is {postscript.footer_length} of {stop} bytes")
-    return decompressed(tail[stop - postscript.footer_length : stop], postscript.compression)
+def _inspected(source: pa.NativeFile, file: DataFile) -> FileMeta:
+    tail, size = read_tail(source, _TAIL_BYTES), source.size()
+    check_stripes(tail.stripes, size - tail.num_bytes)
+    try:
+        parsed = orc.ORCFile(pa.BufferReader(tail.data))  # the tail alone has the schema: nothing is read twice
+    except OSError as error:
+        raise ValueError(first_line(error)) from error
+    if parsed.nrows != sum(stripe.num_rows for stripe in tail.stripes) or parsed.nstripes != len(tail.stripes):
+        raise ValueError(f"its stripes do not add up to the {parsed.nrows} rows it says")
+    refuse_duplicates(parsed.schema, file)
+    return FileMeta(
+        schema=parsed.schema,
+        group_rows=tuple(stripe.num_rows for stripe in tail.stripes),
+        group_bytes=tuple(stripe.num_bytes for stripe in tail.stripes),
+        group_ranges=tuple((stripe.start, stripe.start + stripe.num_bytes) for stripe in tail.stripes),
+        opening=((max(0, size - max(tail.num_bytes, _OPENING_BYTES)), size),),
+    )
 
 
 def check_stripes(stripes: list[Stripe], stop: int) -> None:
-    """Check that stripes lie in the file, and each at its own place.
-
-    Raises:
-        ValueError: one lies outside, or where another one does: its rows would come twice.
-    """
+    """Check that stripes lie in the file, and each at its own place."""
     end = 0
     for stripe in sorted(stripes, key=lambda each: each.start):
         if not end <= stripe.start <= stripe.start + stripe.num_bytes <= stop:
@@ -190,3 +181,220 @@ def check_stripes(stripes: list[Stripe], stop: int) -> None:
                 f"and byte {stop}"
             )
         end = stripe.start + stripe.num_bytes
+
+
+class Stripe(NamedTuple):
+    """The rows of a stripe, its first byte in the file, and the bytes of its parts as stored."""
+
+    num_rows: int
+    start: int
+    index_bytes: int
+    data_bytes: int
+    footer_bytes: int
+
+    @property
+    def num_bytes(self) -> int:
+        """The bytes of all parts."""
+        return self.index_bytes + self.data_bytes + self.footer_bytes
+
+
+class _Type(NamedTuple):
+    kind: int
+    children: tuple[int, ...]
+
+
+class _Column(NamedTuple):
+    """A column of a stripe: how it is encoded, and by kind where its streams begin and how long they are."""
+
+    encoding: int
+    dictionary_size: int
+    streams: Mapping[int, tuple[int, int]]
+
+
+@dataclass(frozen=True, slots=True)
+class StripeCheck:
+    """Checks the stripes of a file by the types of its columns, the root first, and the names of those at the top."""
+
+    types: Sequence[_Type]
+    names: Sequence[str]
+    compression: int
+    chunk_bytes: int
+
+    @classmethod
+    def of(cls, footer: bytes, compression: int, chunk_bytes: int) -> StripeCheck:
+        """Read the types of a file from its footer."""
+        if compression and chunk_bytes > MOST_CHUNK_BYTES:
+            raise ValueError(f"the postscript says chunks of {chunk_bytes} bytes, and none has over {MOST_CHUNK_BYTES}")
+        types, names = list[_Type](), list[str]()
+        for key, value in fields(footer):
+            if key != _TYPES or not isinstance(value, bytes):
+                continue
+            parts = list(fields(value))
+            children = tuple(number for part, each in parts if part == 2 for number in _packed(each))
+            types.append(_Type(_number(dict(parts).get(1, 0)), children))
+            if len(types) == 1:
+                names = [each.decode() for part, each in parts if part == 3 and isinstance(each, bytes)]
+        below = [child for each in types for child in each.children]
+        malformed = len(set(below)) < len(below) or len(names) != len(types[0].children if types else ())
+        if malformed or any(not at < child < len(types) for at, each in enumerate(types) for child in each.children):
+            raise ValueError("the footer's types are no tree")
+        return cls(types, names, compression, chunk_bytes or _CHUNK_BYTES)
+
+    @property
+    def chunks(self) -> tuple[int, int]:
+        """The compression of the file, and the most bytes of a decompressed chunk."""
+        return self.compression, self.chunk_bytes
+
+    def check(self, source: pa.NativeFile, stripe: Stripe, columns: Iterable[str]) -> None:
+        """Check the sizes that a decoder of some columns of a stripe relies on."""
+        found = _StripeColumns(self, source, self.columns_of(source, stripe))
+        numbers = self._numbers_of(columns)
+        if stripe.num_rows > _FEW and not any(found.holds(at, stripe.num_rows) for at in numbers):
+            raise ValueError(f"no column holds the {stripe.num_rows} rows that the footer says")
+        for at in numbers:
+            found.check(at, stripe.num_rows)
+
+    def _numbers_of(self, columns: Iterable[str]) -> Sequence[int]:
+        """Return the numbers of columns at the top; the root's where a name may mean more."""
+        known = dict(zip(self.names, self.types[0].children, strict=True))
+        numbers = [None if "." in name else known.get(name) for name in columns]
+        return [0] if None in numbers else [number for number in numbers if number is not None]
+
+    def columns_of(self, source: pa.NativeFile, stripe: Stripe) -> Sequence[_Column]:
+        """Read a stripe's footer: how each column is encoded, and where its streams are."""
+        start, stop = stripe.start, stripe.start + stripe.index_bytes + stripe.data_bytes
+        footer = decompressed(source.read_at(stripe.footer_bytes, stop), *self.chunks)
+        streams: list[dict[int, tuple[int, int]]] = [{} for _ in self.types]
+        encodings = list[tuple[int, int]]()
+        for key, value in fields(footer):
+            if key == _STREAMS and isinstance(value, bytes):
+                stream = dict(fields(value))
+                kind, column, length = (_number(stream.get(part, 0)) for part in (1, 2, 3))
+                if start + length > stop:
+                    raise ValueError(
+                        f"a stream of {length} bytes begins at byte {start}, and its stripe ends at {stop}"
+                    )
+                if column < len(streams) and 1 in stream:
+                    streams[column].setdefault(kind, (start, length))
+                start += length
+            elif key == _ENCODINGS and isinstance(value, bytes):
+                encoding = dict(fields(value))
+                encodings.append((_number(encoding.get(1, 0)), _number(encoding.get(2, 0))))
+            elif key == _TIME_ZONE and not (isinstance(value, bytes) and _ZONE.fullmatch(value.decode("latin-1"))):
+                raise ValueError(f"the stripe's time zone is {value!r:.60}")
+        if len(encodings) != len(self.types):
+            raise ValueError(f"the stripe has encodings of {len(encodings)} columns, and the file {len(self.types)}")
+        return [_Column(*each, found) for each, found in zip(encodings, streams, strict=True)]
+
+
+@dataclass(frozen=True, slots=True)
+class _StripeColumns:
+    """The columns of a stripe, of which only the streams of sizes are read."""
+
+    file: StripeCheck
+    source: pa.NativeFile
+    columns: Sequence[_Column]
+
+    def check(self, at: int, num_values: int) -> None:
+        """Check the sizes in a column of at most `num_values`, and below it: texts, lists, dictionaries, decimals."""
+        type_ = self.file.types[at]
+        if type_.kind == _DECIMAL:
+            self._check_digits(at)
+        elif type_.kind in _TEXTS:
+            self._check_texts(at, num_values)
+        elif type_.kind in (_LIST, _MAP):
+            num_values = self._check_lengths(at, num_values, _FEW, lambda total: self._child_holds(at, total))
+        for child in type_.children:
+            self.check(child, num_values)
+
+    def _check_digits(self, at: int) -> None:
+        data, version = self._read(at, _SECONDARY), self._version(at)
+        for exact in (False, True):
+            found = bounds_of(data, version=version, signed=True, exact=exact)
+            if found.least >= 0 and found.most <= _MOST_DIGITS:
+                return
+        raise ValueError(f"decimals of column {at} have {found.least} to {found.most} digits after the point")
+
+    def _check_texts(self, at: int, num_values: int) -> None:
+        column = self.columns[at]
+        kind = _DATA
+        if column.encoding in _DICTIONARIES:
+            kind, num_values = _DICTIONARY_DATA, column.dictionary_size
+            if num_values > _FEW and num_values > self._count(at, _LENGTH):
+                raise ValueError(f"the dictionary of column {at} says {num_values} entries, which are not there")
+        most = max(_FEW_BYTES, capacity(self.source, *column.streams.get(kind, (0, 0)), *self.file.chunks))
+        self._check_lengths(at, num_values, _LOOSE * most, lambda total: total <= most)
+
+    def _check_lengths(self, at: int, num_values: int, loose: int, fits: Callable[[int], bool]) -> int:
+        """Check at most `num_values` lengths, by their headers alone if these bound the sum by `loose`.
+
+        Returns:
+            A bound of the sum.
+        """
+        data, version = self._read(at, _LENGTH), self._version(at)
+        if version > 1 and are_within(data, most := loose // max(1, num_values)):
+            return most * num_values
+        for exact in (False, True):
+            found = bounds_of(data, version=version, signed=False, exact=exact)
+            if found.least >= 0 and (fits(found.total) or (not exact and found.total <= loose)):
+                return found.total
+        raise ValueError(
+            f"lengths of column {at} are {found.least} to {found.most} and add up to {found.total}, which cannot be"
+        )
+
+    def _child_holds(self, at: int, num_values: int) -> bool:
+        return num_values <= _FEW or any(self.holds(child, num_values) for child in self.file.types[at].children)
+
+    def holds(self, at: int, num_values: int) -> bool:
+        """Return whether a column has so many values, or so few that their memory is in proportion to its bytes."""
+        column, type_ = self.columns[at], self.file.types[at]
+        if type_.kind == _STRUCT and _PRESENT not in column.streams:
+            return self._child_holds(at, num_values)
+        kind = _PRESENT if _PRESENT in column.streams else _counting_stream(column, type_.kind)
+        return num_values <= _VALUES_A_BYTE * column.streams.get(kind, (0, 0))[1] or num_values <= self._count(at, kind)
+
+    def _count(self, at: int, kind: int) -> int:
+        """Return how many values a stream of a column holds."""
+        type_, data = self.file.types[at], self._read(at, kind)
+        if kind == _PRESENT or (kind == _DATA and type_.kind == _BOOLEAN):
+            return 8 * count_of_bytes(data)
+        if kind == _DATA and type_.kind in (_BYTE, _UNION):
+            return count_of_bytes(data)
+        if kind == _DATA and type_.kind in _VALUE_BYTES:
+            return len(data) // _VALUE_BYTES[type_.kind]
+        return bounds_of(data, version=self._version(at), signed=False, exact=False).num_values
+
+    def _read(self, at: int, kind: int) -> bytes:
+        return decompressed(self._stored(at, kind), *self.file.chunks)
+
+    def _version(self, at: int) -> int:
+        return 2 if self.columns[at].encoding > 1 else 1
+
+    def _stored(self, at: int, kind: int) -> bytes:
+        start, length = self.columns[at].streams.get(kind, (0, 0))
+        found: bytes = self.source.read_at(length, start) if length else b""
+        return found
+
+
+def _counting_stream(column: _Column, kind: int) -> int:
+    """Return the stream that has an entry for each value of a column."""
+    if kind in (_LIST, _MAP) or (kind in _TEXTS and column.encoding not in _DICTIONARIES):
+        return _LENGTH
+    return _SECONDARY if kind in (_DECIMAL, _TIMESTAMP, _INSTANT) else _DATA
+
+
+def _packed(value: int | bytes) -> Iterable[int]:
+    """Yield the numbers of a field, packed or single."""
+    if isinstance(value, int):
+        yield value
+        return
+    place = 0
+    while place < len(value):
+        number, place = varint(value, place)
+        yield number
+
+
+def _number(value: int | bytes) -> int:
+    if isinstance(value, bytes):
+        raise ValueError("a number of the footer is none")  # noqa: TRY004 - the file's fault
+    return value

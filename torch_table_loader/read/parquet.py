@@ -166,6 +166,7 @@ class ParquetFile(ThinningFile):
     def __init__(self, handle: pq.ParquetFile, source: pa.NativeFile) -> None:
         self._handle = handle
         self._source = source
+        self._values_at_once = sizes().parquet_values
 
     @override
     def batches(self, groups: range, columns: Sequence[str], max_rows: int) -> Iterator[pa.RecordBatch]:
@@ -217,7 +218,7 @@ class ParquetFile(ThinningFile):
 
     def _table(self, group: int, columns: list[str]) -> pa.Table:
         """Read a row group, a few columns at a time, which is faster since caches hold them."""
-        at_once = max(1, sizes().parquet_values // max(1, self._handle.metadata.row_group(group).num_rows))
+        at_once = max(1, self._values_at_once // max(1, self._handle.metadata.row_group(group).num_rows))
         tables = []
         for start in range(0, max(1, len(columns)), at_once):
             part = columns[start : start + at_once]

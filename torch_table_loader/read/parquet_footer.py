@@ -21,7 +21,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+from typing_extensions import override
 
+from torch_table_loader.arrow.ranged_file import RangedFile
 from torch_table_loader.errors import TableError
 from torch_table_loader.messages import first_line
 from torch_table_loader.read.far_files import LEAST_TAIL_BYTES, open_at_end
@@ -58,10 +60,7 @@ _INT = rb"(?:[\x14-\x16\x24-\x26\x34-\x36\x44-\x46]" + _VARINT + rb")"
 
 
 def read_footer(storage: Storage, file: DataFile) -> tuple[bytes, int]:
-    """Read the footer of a file.
-
-    Returns:
-        The footer as a file of its own, and the byte of the file at which it begins.
+    """Read the footer of a file, as a file of its own, and return the byte at which it begins too.
 
     Raises:
         TableError: the file is torn, encrypted, or not Parquet.
@@ -103,11 +102,7 @@ def parse(footer: bytes) -> pq.FileMetaData:
 
 
 def check_footer(file: DataFile, parsed: pq.FileMetaData, data_bytes: int) -> None:
-    """Refuse a footer whose counts, sizes and offsets contradict each other, or the `data_bytes` before the footer.
-
-    Raises:
-        TableError: says which do.
-    """
+    """Refuse a footer whose counts, sizes and offsets contradict each other, or the `data_bytes` before the footer."""
     num_leaves = parsed.num_columns
     total = 0
     for number in range(parsed.num_row_groups):
@@ -276,29 +271,17 @@ def _forgets_dictionary_headers(writer: str) -> bool:
     return match is not None and tuple(int(part or 0) for part in match.groups()) < (1, 2, 9)
 
 
-class _Unread:
+class _Unread(RangedFile):
     """A file of a known size that has no bytes; it remembers whether any were asked for."""
 
-    closed = False
-
     def __init__(self, size: int) -> None:
-        self._size = size
-        self._place = 0
+        super().__init__(lambda _start, _stop: b"", size)
         self.asked = False
 
-    def seek(self, offset: int, whence: int = 0) -> int:
-        self._place = offset + (0, self._place, self._size)[whence]
-        return self._place
-
-    def tell(self) -> int:
-        return self._place
-
-    def read(self, _length: int = -1) -> bytes:
+    @override
+    def read(self, length: int = -1) -> bytes:
         self.asked = True
         return b""
-
-    def close(self) -> None:
-        self.closed = True
 
 
 def _torn(file: DataFile, expected: str, got: str) -> TableError:
@@ -357,11 +340,7 @@ class ChunkStatistics(NamedTuple):
 
 @lru_cache(maxsize=4)
 def statistics_of(footer: bytes) -> list[list[ChunkStatistics]]:
-    """Return the statistics of each column chunk of each row group, from a footer with magic bytes before it.
-
-    Raises:
-        ValueError: the footer is not in Thrift's compact protocol.
-    """
+    """Return the statistics of each column chunk of each row group, from a footer with magic bytes before it."""
     try:
         return _Walk(footer).row_groups()
     except IndexError as error:

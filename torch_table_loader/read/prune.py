@@ -14,7 +14,7 @@ from torch_table_loader.arrow import compute as pc
 from torch_table_loader.arrow.datatypes import is_string
 from torch_table_loader.arrow.reserved import LAST_UPDATED_FIELD, ROW_ID_FIELD
 from torch_table_loader.predicates.expressions import between, can_pass, equals, expression_columns, nan_can_pass
-from torch_table_loader.read.field_ids import places_of
+from torch_table_loader.read.by_id import places_of
 from torch_table_loader.read.parquet_footer import refuse_unsafe
 
 if TYPE_CHECKING:

@@ -85,23 +85,20 @@ class GroupedFile(OpenFile):
 
 
 class SequentialFile(OpenFile):
-    """A file that is decoded from its start on each call, and opened then; `source` saves the first opening."""
+    """A file that is decoded from its start on each call, and opened then."""
 
-    def __init__(self, storage: Storage, file: DataFile, decode: Decode, source: pa.NativeFile | None = None) -> None:
+    def __init__(self, storage: Storage, file: DataFile, decode: Decode) -> None:
         self._storage = storage
         self._file = file
         self._decode = decode
-        self._opened = source
-        self._sources: list[pa.NativeFile] = [] if source is None else [source]
+        self._sources: list[pa.NativeFile] = []
 
     @override
     def batches(self, groups: range, columns: Sequence[str], max_rows: int) -> Iterator[pa.RecordBatch]:
         if not groups:
             return
-        source, self._opened = self._opened, None
-        if source is None:
-            source = open_at_start(self._storage, self._file)
-            self._sources.append(source)
+        source = open_at_start(self._storage, self._file)
+        self._sources.append(source)
         wanted = list(columns)
         for batch in self._decode(source, wanted):
             yield from bounded(batch if batch.schema.names == wanted else batch.select(wanted), max_rows)
@@ -119,11 +116,7 @@ def one_group(schema: pa.Schema, num_rows: int, file: DataFile) -> FileMeta:
 
 
 def refuse_duplicates(schema: pa.Schema, file: DataFile) -> None:
-    """Refuse a file with two columns of one name.
-
-    Raises:
-        TableError: names the column.
-    """
+    """Refuse a file with two columns of one name."""
     if len(set(schema.names)) != len(schema.names):
         twice = next(name for name in schema.names if schema.names.count(name) > 1)
         raise TableError(

@@ -42,14 +42,13 @@ class RowStage(ABC):
 
     @property
     def orders_blocks(self) -> bool:
-        """Whether the rows of a block come in another order under each key; see `of_epoch`."""
-        return False
+        """Whether rows come in another order under each key, within their block; see `of_epoch`."""
+        return self.block_rows is not None
 
     def of_epoch(self, key: Key, *, shuffle: bool) -> RowStage:  # noqa: ARG002 most stages make the same in any epoch
         """Return the same stage for an epoch, whose key decides what is left to chance; never how many rows come out.
 
-        Args:
-            shuffle: whether the rows of a block come in an order of the key's, if the stage orders blocks.
+        With `shuffle` the rows of a block come in an order of the key's.
         """
         return self
 
@@ -77,14 +76,12 @@ class RowStage(ABC):
         """Return what `counted` does, from the lengths of `measured_by` of rows that the stage takes together."""
         return int(lengths.sum()), None
 
-    @property
-    def counted_by(self) -> str | None:
-        """The list column from whose number of values `known_count` counts; None if rows must be looked at."""
-        return None
+    def known_count(self, values: int, lists: int) -> int | None:  # noqa: ARG002 a row a value needs values alone
+        """Return how many rows come out of so many values in the lists of `measured_by`, and of lists with any value.
 
-    def known_count(self, values: int, lists: int) -> int:  # noqa: ARG002 a row a value needs the values alone
-        """Return how many rows come out, from the number of values in lists of `counted_by`, and of lists with any."""
-        return values
+        None, whatever they are, if that says too little.
+        """
+        return None
 
     @abstractmethod
     def schema(self, given: pa.Schema) -> pa.Schema:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING
@@ -31,7 +30,7 @@ _PACKS = LRUCache(8 * 1024 * 1024)
 
 
 class SequencesAsRows(TokenStage):
-    """Each sequence is a row, since documents are not cut anywhere."""
+    """Each sequence is a row: a document, or a piece of one that is too long."""
 
     @property
     @override
@@ -45,16 +44,12 @@ class SequencesAsRows(TokenStage):
         return schema_of_sequences(self._cut, self._columns(given))
 
     def _pieces(self, lengths: Ints) -> Pieces:
-        """Return the pieces of documents, none longer than a sequence.
-
-        Raises:
-            TableError: a document is longer, and the caller wants that to be an error.
-        """
+        """Return the pieces of documents, none longer than a sequence."""
         return split_long(lengths, self.pack.seq_len, self.pack.long_docs)
 
-    @abstractmethod
     def packed(self, lengths: Ints) -> tuple[Ints, Ints]:
         """Return the order of some pieces, and where each sequence begins in it."""
+        return np.arange(len(lengths)), np.arange(len(lengths) + 1)
 
     def ordered(self, lengths: Ints) -> tuple[Ints, Ints]:
         """Return what `packed` does, in the order in which sequences come out."""
@@ -95,14 +90,6 @@ class SequencesAsRows(TokenStage):
         return rows_of_sequences(values, offsets, parts, part_offsets, self.schema(batch.schema))
 
 
-class DocumentsAsRows(SequencesAsRows):
-    """Each document, or each piece of one that is too long, is a sequence."""
-
-    @override
-    def packed(self, lengths: Ints) -> tuple[Ints, Ints]:
-        return np.arange(len(lengths)), np.arange(len(lengths) + 1)
-
-
 class BestFitAsRows(SequencesAsRows):
     """Whole documents are packed into sequences, block by block of the rows of a split's row group."""
 
@@ -110,11 +97,6 @@ class BestFitAsRows(SequencesAsRows):
     @override
     def block_rows(self) -> int:
         return self.pack.block_docs
-
-    @property
-    @override
-    def orders_blocks(self) -> bool:
-        return True
 
     @override
     def ordered(self, lengths: Ints) -> tuple[Ints, Ints]:
@@ -159,4 +141,4 @@ def stage_of(pack: Pack, table: pa.Schema, asked: Sequence[str] = (), window: in
         )
     if pack.strategy == "concat":
         return TokensAsRows(pack, table, asked, window)
-    return (DocumentsAsRows if pack.strategy == "pad" else BestFitAsRows)(pack, table, asked)
+    return (SequencesAsRows if pack.strategy == "pad" else BestFitAsRows)(pack, table, asked)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Collection, Generator, Iterator, Sequence
-from contextlib import closing
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -52,13 +52,15 @@ DEFAULT_MAX_ROWS = 65_536
 
 
 class _ToRead(NamedTuple):
-    """What of a file is read: parts of row groups, of whose live rows `skip` are left out and `take` delivered.
+    """What of a file is read: runs of row groups, of whose live rows `skip` are left out and `take` delivered.
 
-    `owners` has for each segment the place of the task's segment that it is of.
+    The rows of each run are those of some of `segments`; `owners` has for each of these the place of the task's segment
+    that it is of.
     """
 
     plan: FilePlan
     segments: Sequence[Segment]
+    runs: Sequence[Run]
     skip: int
     take: int
     owners: Sequence[int]
@@ -149,10 +151,13 @@ class TaskReader:
         wanted = self._to_read(task)
         if wanted is None:
             return
-        plan, segments, skip, take, _ = wanted
+        plan, segments, runs, skip, take, _ = wanted
+        found = [0] * len(segments)
         _log.debug("%s: reads parts of %d row groups", plan.file.name, len(segments))
-        with closing(self._parts(wanted, task.file_index, storage)) as parts:
-            for part in parts:
+        with self._walking(plan, segments, task.file_index, storage) as walk:
+            parts = walk.parts(runs)
+            for part in parts if self._stage is None else _staged(self._stage, parts, counting=False):
+                found[part.segment] += part.num_live
                 start = min(skip, part.num_live)
                 stop = part.num_live if take < 0 else min(part.num_live, start + take)
                 skip -= start
@@ -162,37 +167,34 @@ class TaskReader:
                 for first in range(start, stop, most):
                     yield part.rows(first, min(first + most, stop))
                 if take == 0:
-                    self._check_version(plan.file, storage)
                     return
+            if not self._knows_live(plan):
+                _check_found(plan.file, segments, found)
 
     def needs(self, task: ReadTask) -> FileNeeds | None:
-        """Return which bytes of its file `read` asks for, after reading footer and deletes if they are not read yet.
+        """Return which bytes of its file `read` asks for; None if there are none, or the file's format does not say.
 
-        Returns:
-            The bytes; None if there are none, or the file's format does not say.
-
-        Raises:
-            TableError: as `read` does.
-            StorageError: as `read` does.
+        Footer and deletes are read, if they are not yet.
         """
         return self._needs(self._to_read(task))
 
     def counted(self, task: ReadTask, storage: Storage | None = None) -> list[Counted]:
         """Count the live rows of each segment of a task, whatever its `skip` and `take`.
 
-        Only the columns of the filter are read; without filter, stage and equality deletes no data file is.
-
-        Returns:
-            A count for each segment, and what packing makes of its rows, if a stage says it.
-
-        Raises:
-            TableError: as `read` does.
-            StorageError: as `read` does.
+        Only the columns of the filter are read; without filter, stage and equality deletes no data file is. With each
+        count comes what packing makes of the rows, if a stage says it.
         """
         if isinstance(wanted := self._to_count(task), list):
             return wanted
-        parts = self._parts(wanted, task.file_index, storage, counting=True)
-        made = ((wanted.owners[part.segment], (part.num_live, part.counts)) for part in parts)
+        plan, segments, runs, _, _, owners = wanted
+        found = [0] * len(segments)
+        made: list[tuple[int, Counted]] = []
+        with self._walking(plan, segments, task.file_index, storage, counting=True) as walk:
+            parts = walk.parts(runs)
+            for part in parts if self._stage is None else _staged(self._stage, parts, counting=True):
+                found[part.segment] += part.num_live
+                made.append((owners[part.segment], (part.num_live, part.counts)))
+            _check_found(plan.file, segments, found)
         return summed(made, len(task.segments))
 
     def needs_of_count(self, task: ReadTask) -> FileNeeds | None:
@@ -209,7 +211,8 @@ class TaskReader:
             _check_found(plan.file, task.segments, [plan.live_rows(segment) for segment in task.segments])
         planned, owners = self._fitted(plan, task.segments)
         segments, skip, take = trim_segments(planned, task.skip, task.take, every_row_lives=not self._masks(plan))
-        return _ToRead(plan, segments, skip, take, owners) if segments and take else None
+        runs = self._runs(plan, segments) if take else []
+        return _ToRead(plan, segments, runs, skip, take, owners) if runs else None
 
     def _to_count(self, task: ReadTask) -> _ToRead | list[Counted]:
         """Return what `counted` reads, or the counts where they are known."""
@@ -222,7 +225,8 @@ class TaskReader:
         known = self._known_counts(task.file_index, plan, segments)
         if known is not None:
             return summed(zip(owners, known, strict=True), len(task.segments))
-        return _ToRead(plan, segments, 0, -1, owners)
+        runs = self._runs(plan, segments)
+        return _ToRead(plan, segments, runs, 0, -1, owners) if runs else summed((), len(task.segments))
 
     def _known_counts(self, file_index: int, plan: FilePlan, segments: Sequence[Segment]) -> list[Counted] | None:
         """Return what the stage makes of segments, if the file's metadata tells; else None."""
@@ -236,20 +240,20 @@ class TaskReader:
         if lengths is not None:
             return [measured(stage, lengths[each.row_start : each.row_stop]) for each in segments]
         whole = all((each.row_start, each.row_stop) == tuple(starts[each.group : each.group + 2]) for each in segments)
-        if stage.counted_by is None or not isinstance(reader, ListCountingReader) or not whole:
+        if not isinstance(reader, ListCountingReader) or not whole or stage.known_count(0, 0) is None:
             return None
         with naming(self._storage, plan.file):
             totals = reader.list_values(plan.meta, reads[0])
         if totals is None:
             return None
         values, lists = totals
-        return [(stage.known_count(values[each.group], lists[each.group]), None) for each in segments]
+        return [(stage.known_count(values[each.group], lists[each.group]) or 0, None) for each in segments]
 
     def _needs(self, wanted: _ToRead | None) -> FileNeeds | None:
         if wanted is None:
             return None
         plan = wanted.plan
-        groups = [group for run in self._runs(plan, wanted.segments) for group in run.groups]
+        groups = [group for run in wanted.runs for group in run.groups]
         with reading(self._storage, plan.file):
             return needs_of(plan.file, plan.meta, groups, plan.conformer.reads, reader_of(plan.file))
 
@@ -276,18 +280,20 @@ class TaskReader:
     def _runs(self, plan: FilePlan, segments: Sequence[Segment]) -> list[Run]:
         return plan_runs(segments, plan.group_starts, merge=not self._masks(plan))
 
-    def _parts(
-        self, wanted: _ToRead, file_index: int, given: Storage | None, *, counting: bool = False
-    ) -> Generator[Part, None, None]:
-        """Open the file, walk the segments' rows, check what came, close the file."""
-        plan, segments = wanted.plan, wanted.segments
-        runs = self._runs(plan, segments)
-        if not runs:
-            return
+    @contextmanager
+    def _walking(
+        self,
+        plan: FilePlan,
+        segments: Sequence[Segment],
+        file_index: int,
+        given: Storage | None,
+        *,
+        counting: bool = False,
+    ) -> Iterator[FileWalk]:
+        """Walk over a file, which is closed at the end; whatever reading it raises becomes an error that names it."""
         storage = self._storage if given is None else given
-        self._check_version(plan.file, given)
-        live = [0] * len(segments)
-        swappable = storage.is_local  # the file that is opened may not be the one that was looked at before
+        check = partial(self._check_version, plan.file, given)
+        check()
         walk = FileWalk(
             storage,
             plan,
@@ -296,47 +302,18 @@ class TaskReader:
             live_known=all(segment.live > 0 for segment in segments),
             verify_checksums=self._deletes.verify_checksums,
             adds=None if self._bases is None or counting else partial(self._with_ids, int(self._bases[file_index])),
+            check=check if storage.is_local else None,
         )
         try:
-            parts = walk.parts(runs)
-            for part in parts if self._stage is None else self._staged(self._stage, parts, counting=counting):
-                if swappable:
-                    self._check_version(plan.file, given)
-                    swappable = False
-                live[part.segment] += part.num_live
-                yield part
-            if not self._knows_live(plan):
-                _check_found(plan.file, segments, live)
+            yield walk
         except Exception as error:
             raise self._explain(error, plan, walk, given) from error
         finally:
             walk.close()
-        self._check_version(plan.file, given)
+        check()
 
     def _with_ids(self, base: int, batch: pa.RecordBatch, row: int) -> pa.RecordBatch:
         return batch_of([*batch.columns, ascending(base + row, batch.num_rows)], self._rows_schema)
-
-    def _staged(self, stage: RowStage, parts: Iterator[Part], *, counting: bool) -> Iterator[Part]:
-        """Yield what the stage makes of the live rows, block by block; when counting, only how many rows that is."""
-        blocks = RowBlocks(stage.block_rows)
-        last: Part | None = None
-
-        def made(part: Part, batches: Sequence[pa.RecordBatch]) -> Iterator[Part]:
-            for batch in batches:
-                if counting:
-                    num_rows, counts = stage.counted(batch)
-                    yield part._replace(num_live=num_rows, counts=counts)
-                else:
-                    num_rows, rows = stage.rows(batch)
-                    yield part._replace(num_live=num_rows, rows=rows)
-
-        for part in parts:
-            if last is not None and part.segment != last.segment:
-                yield from made(last, blocks.rest())
-            last = part
-            yield from made(part, blocks.push(part.rows(0, part.num_live)))
-        if last is not None:
-            yield from made(last, blocks.rest())
 
     def _check_version(self, file: DataFile, given: Storage | None) -> None:
         """Refuse a file that is not what was listed, unless each request has checked that."""
@@ -367,6 +344,29 @@ class TaskReader:
                 groups = range(group, group_at(row + self._max_rows, plan.group_starts) + 1)
                 group, column = find_damage(handle, groups, plan.conformer.reads, self._max_rows) or (group, None)
         return as_reading_error(error, file, is_local=is_local, group=group, column=column)
+
+
+def _staged(stage: RowStage, parts: Iterator[Part], *, counting: bool) -> Iterator[Part]:
+    """Yield what a stage makes of the live rows, block by block; when counting, only how many rows that is."""
+    blocks = RowBlocks(stage.block_rows)
+    last: Part | None = None
+
+    def made(part: Part, batches: Sequence[pa.RecordBatch]) -> Iterator[Part]:
+        for batch in batches:
+            if counting:
+                num_rows, counts = stage.counted(batch)
+                yield part._replace(num_live=num_rows, counts=counts)
+            else:
+                num_rows, rows = stage.rows(batch)
+                yield part._replace(num_live=num_rows, rows=rows)
+
+    for part in parts:
+        if last is not None and part.segment != last.segment:
+            yield from made(last, blocks.rest())
+        last = part
+        yield from made(part, blocks.push(part.rows(0, part.num_live)))
+    if last is not None:
+        yield from made(last, blocks.rest())
 
 
 def _delivered_schema(table_schema: pa.Schema, columns: Sequence[str], *, row_ids: bool) -> pa.Schema:

@@ -206,11 +206,7 @@ class Numbers:
 
 
 def open_sidecar(storage: Storage, file: DataFile) -> pa.NativeFile:
-    """Open a sidecar, which must be what was listed.
-
-    Raises:
-        TableError: it is gone, or another one.
-    """
+    """Open a sidecar, which must be what was listed."""
     source = storage.open(file.path)
     now = storage.version(file.path)
     if not (file.version.immutable or file.version.holds(now)):
@@ -225,11 +221,7 @@ def sidecar_of(file: DataFile, suffix: str) -> DataFile | None:
 
 
 def index_of(file: DataFile, suffix: str) -> DataFile:
-    """Return the index beside a file.
-
-    Raises:
-        ValueError: it has none.
-    """
+    """Return the index beside a file."""
     found = sidecar_of(file, suffix)
     if found is None:
         raise ValueError(
@@ -239,11 +231,7 @@ def index_of(file: DataFile, suffix: str) -> DataFile:
 
 
 def read_exactly(source: pa.NativeFile, start: int, stop: int, name: str) -> pa.Buffer:
-    """Read bytes of a file into new memory.
-
-    Raises:
-        TableError: the file ends before.
-    """
+    """Read bytes of a file into new memory."""
     source.seek(start)
     found = source.read_buffer(stop - start)
     if found.size != stop - start:
@@ -291,11 +279,7 @@ def unpack(data: bytes) -> list[NDArray[Any]]:
 
 
 def _meta(index: Index, num_bytes: int, group_bytes: int) -> FileMeta:
-    """Return the metadata of a file by its index.
-
-    Raises:
-        ValueError: the file has more or fewer bytes than its documents, or a document is longer than a list can be.
-    """
+    """Return the metadata of a file by its index."""
     width = index.kind.bit_width // 8
     lengths = _narrow(index.lengths)
     longest = int(lengths.max()) if len(lengths) else 0

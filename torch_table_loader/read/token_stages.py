@@ -120,13 +120,10 @@ class TokenStage(RowStage):
         return other
 
     @property
-    def _changes_lengths(self) -> bool:
-        return self.pack.documents is not None and not self.pack.same_lengths
-
-    @property
     @override
     def measured_by(self) -> str | None:
-        return None if self._may_lack_ends or self._changes_lengths else self.pack.ids
+        changes = self.pack.documents is not None and not self.pack.same_lengths
+        return None if self._may_lack_ends or changes else self.pack.ids
 
     @override
     def counted(self, batch: pa.RecordBatch) -> Counted:
@@ -292,11 +289,6 @@ class TokensAsRows(TokenStage):
     def block_rows(self) -> int | None:
         return self._window
 
-    @property
-    @override
-    def orders_blocks(self) -> bool:
-        return self._window is not None
-
     @override
     def of_epoch(self, key: Key, *, shuffle: bool) -> TokenStage:
         return super().of_epoch(key, shuffle=True)  # a window is asked for by its size, whether splits are shuffled
@@ -306,14 +298,9 @@ class TokensAsRows(TokenStage):
     def key(self) -> str:
         return super().key if self._window is None else f"{super().key}-windows of {self._window}"
 
-    @property
     @override
-    def counted_by(self) -> str | None:
-        return None if self.pack.min_length > 1 else self.measured_by
-
-    @override
-    def known_count(self, values: int, lists: int) -> int:
-        return values + lists * (self.pack.sep_id is not None)
+    def known_count(self, values: int, lists: int) -> int | None:
+        return None if self.pack.min_length > 1 else values + lists * (self.pack.sep_id is not None)
 
     @override
     def schema(self, given: pa.Schema) -> pa.Schema:

@@ -15,9 +15,8 @@ from torch_table_loader.arrow.datatypes import plain_type
 from torch_table_loader.arrow.elements import ElementType, innermost
 from torch_table_loader.errors import ConfigError, TableError
 from torch_table_loader.format_contracts import FormatWriter
-from torch_table_loader.read.tensorproto.protos import CODES, TensorProto, byte_width
-from torch_table_loader.read.tensorproto.samples import LENGTH
-from torch_table_loader.read.tensorproto.shapes import SHAPE, VALUES
+from torch_table_loader.read.tensorproto.protos import CODES, LENGTH, TensorProto, byte_width
+from torch_table_loader.read.tensorproto.tensor_reader import SHAPE, VALUES
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -52,7 +52,7 @@ from pyiceberg.utils.datetime import date_to_days, datetime_to_micros, time_to_m
 from torch_table_loader.arrow import compute as pc
 from torch_table_loader.errors import ConfigError, ConfigTypeError
 from torch_table_loader.messages import did_you_mean
-from torch_table_loader.predicates.expression_tree import Call, Field, Literal, Node, UnknownFormError, parse
+from torch_table_loader.predicates.filter_key import Call, Field, Literal, Node, UnknownFormError, parse
 from torch_table_loader.source.iceberg.manifests import DATA, by_id
 
 if TYPE_CHECKING:

@@ -35,6 +35,8 @@ class SnapshotFiles:
         request: how the table was found, to open it at another snapshot; None in another process.
         start_snapshot_id: if only appended rows are read, the snapshot after which they were appended; else None.
         changelog: whether rows deleted after it are read as well, with the kind of change of each row.
+        deletes: what reads them and knows those that were read (`read.deletes.Deletes`), of a dataset that this was
+            made of; None for a table that was just opened.
     """
 
     storage: TableStorage
@@ -52,6 +54,7 @@ class SnapshotFiles:
     request: TableRequest | None = field(repr=False, compare=False)
     start_snapshot_id: int | None
     changelog: bool
+    deletes: Any = field(default=None, repr=False, compare=False)
 
     def at_snapshot(self, snapshot_id: int) -> SnapshotFiles:
         """Return the same table at another snapshot (`contracts.TimeTravelSource`)."""

@@ -340,7 +340,7 @@ FAULTS = (
         ),
     ),
     Fault(
-        *(7, "a commit without actions is taken", "source/delta/log_files.py"),
+        *(7, "a commit without actions is taken", "source/delta/log.py"),
         "    if not actions:\n",
         "    if actions is None:\n",
         (
@@ -376,7 +376,7 @@ FAULTS = (
         ),
     ),
     Fault(
-        *(8, "fetched bytes are kept until the file ends", "fetch/planned_read.py"),
+        *(8, "fetched bytes are kept until the file ends", "fetch/fetch_queue.py"),
         "return [] if self._numbers is None else self._left_behind(bisect_left(self._numbers, group))",
         "return []",
         (
@@ -394,7 +394,7 @@ FAULTS = (
         ),
     ),
     Fault(
-        *(9, "bytes are dropped while another column needs them", "fetch/planned_read.py"),
+        *(9, "bytes are dropped while another column needs them", "fetch/fetch_queue.py"),
         "return [] if self._numbers is not None else self._left_behind(",
         "return self._left_behind(",
         (

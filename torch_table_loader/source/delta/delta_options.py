@@ -90,7 +90,7 @@ class DeltaAddress:
     def _login(self, known: Mapping[str, Any]) -> dict[str, str]:
         from botocore.exceptions import BotoCoreError
 
-        from torch_table_loader.source.aws import aws_login
+        from torch_table_loader.source.s3_client import aws_login
 
         try:
             provider = aws_login(known)

@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from torch_table_loader.errors import TableError
 from torch_table_loader.records import Column, NamedIds, TableColumns
-from torch_table_loader.source.table_schema import (
+from torch_table_loader.source.snapshot_files import (
     UnreadableTypeError,
     arrow_schema,
     nested_type,

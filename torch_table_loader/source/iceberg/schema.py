@@ -24,7 +24,7 @@ from torch_table_loader.arrow.reserved import (
 )
 from torch_table_loader.records import Column, NamedIds
 from torch_table_loader.source.iceberg.checked import flag, many, mapping, modelled, text, unfit, unlike, whole
-from torch_table_loader.source.table_schema import UnreadableTypeError, nested_type, primitive_type, readable
+from torch_table_loader.source.snapshot_files import UnreadableTypeError, nested_type, primitive_type, readable
 
 NAME_MAPPING = "schema.name-mapping.default"
 

@@ -41,17 +41,14 @@ from torch_table_loader.source.iceberg.schema import (
     parents_of,
 )
 from torch_table_loader.source.plan_cache import PlanCache
-from torch_table_loader.source.snapshot_files import TableRequest, listed
-from torch_table_loader.source.table_schema import arrow_schema
+from torch_table_loader.source.snapshot_files import TableRequest, arrow_schema, listed
 
 if TYPE_CHECKING:
     from torch_table_loader.records import DataFile
-    from torch_table_loader.source.history import Commit
     from torch_table_loader.source.iceberg.catalog import OpenTable, TableAddress
-    from torch_table_loader.source.iceberg.manifests import Entry, Manifest, Raw
+    from torch_table_loader.source.iceberg.manifests import Manifest, Raw
     from torch_table_loader.source.iceberg.metadata import Snapshot, TableMetadata
     from torch_table_loader.source.iceberg.pruning import Pruner
-    from torch_table_loader.source.iceberg.scan import Naming
     from torch_table_loader.source.iceberg.schema import Schema
     from torch_table_loader.source.snapshot_files import SnapshotFiles
     from torch_table_loader.source.table_storage import TableStorage

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime as dt
 import hashlib
 import json
+import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -17,7 +18,8 @@ from typing_extensions import override
 from torch_table_loader.arrow import compute as pc
 from torch_table_loader.errors import ConfigError, TableError
 from torch_table_loader.planning.listed_files import ListedFiles
-from torch_table_loader.predicates.expressions import between, can_pass, equals, expression_columns, nan_can_pass
+from torch_table_loader.predicates.expressions import expression_columns
+from torch_table_loader.predicates.facts import NULL, Facts, UndecidedError, ordinal, predicate_of
 from torch_table_loader.records import Column, DataFile, FileColumns, FileVersion
 from torch_table_loader.remote_options import RemoteOptions
 from torch_table_loader.scrubbing import shown_url
@@ -313,70 +315,58 @@ def kept_files(adds: pa.Table, columns: DeltaColumns, partition: Sequence[str], 
         used = expression_columns(filters, schema)
     except pa.ArrowException:  # it does not fit the table, and is refused later
         return adds
-    facts = [_partition_facts(adds, name, schema.field(name).type) for name in sorted(used & set(partition))]
-    stored = sorted((used & columns.physical.keys()) - set(partition))
-    bounded = [name for name in stored if _counts(schema.field(name), filters, schema)]
-    facts += [_Bounds(adds, columns.physical[name]).facts(schema.field(name)) for name in bounded]
-    if not facts or not adds.num_rows:
-        return adds
-    known = [[fact for fact in each if fact is not None] for each in zip(*facts, strict=True)]
-    passing = [place for place, facts in enumerate(known) if can_pass(facts, filters, schema)]
-    return adds.take(pa.array(passing, pa.int64()))
+    predicate = predicate_of(filters, schema)
+    values = {name: _partition_scalars(adds, name, schema.field(name).type) for name in used & set(partition)}
+    stored = {name: schema.field(name).type for name in (used & columns.physical.keys()) - set(partition)}
+    facts = {name: _facts(adds, columns.physical[name], kind) for name, kind in stored.items() if _is_bounded(kind)}
+    passing = [
+        predicate.can_pass(
+            {(name,): known[place] for name, known in facts.items()},
+            {name: known[place] for name, known in values.items()},
+        )
+        for place in range(adds.num_rows)
+    ]
+    return adds.filter(pa.array(passing, pa.bool_())) if facts or values else adds
 
 
-def _partition_facts(adds: pa.Table, name: str, kind: pa.DataType) -> list[Any]:
-    facts: dict[Any, Any] = {}
-    found = []
-    for value in partition_array(adds, name).cast(kind):
-        key = value if not value.is_valid else str(value)
-        if key not in facts:
-            nan = value.is_valid and pa.types.is_floating(kind) and value.as_py() != value.as_py()
-            facts[key] = None if nan else equals(name, value)
-        found.append(facts[key])
-    return found
+def _partition_scalars(adds: pa.Table, name: str, kind: pa.DataType) -> list[pa.Scalar | None]:
+    """Return the value of a partition column in each file; None for NaN, which equals nothing."""
+    values = list(partition_array(adds, name).cast(kind))
+    nan = pa.types.is_floating(kind)
+    return [None if nan and value.is_valid and math.isnan(value.as_py()) else value for value in values]
 
 
-def _counts(field: pa.Field, filters: Any, schema: pa.Schema) -> bool:
-    """Return whether a column's statistics can decide a filter: those of floats leave NaN out."""
-    types, kind = pa.types, field.type
-    if types.is_floating(kind):
-        return not nan_can_pass(field.name, kind, (), filters, schema)
-    alike = (types.is_signed_integer, types.is_date32, types.is_timestamp, types.is_string, types.is_decimal)
-    return any(test(kind) for test in alike)
+def _is_bounded(kind: pa.DataType) -> bool:
+    types = pa.types
+    alike = (types.is_signed_integer, types.is_floating, types.is_date32, types.is_timestamp, types.is_string)
+    return any(test(kind) for test in (*alike, types.is_decimal))
 
 
-class _Bounds:
-    """The statistics of one column in each file."""
-
-    def __init__(self, adds: pa.Table, physical: str) -> None:
-        self._rows = adds["num_records"].to_pylist()
-        self._nulls, self._low, self._high = (_inside(adds, name, physical) for name in ("null_count", "min", "max"))
-
-    def facts(self, field: pa.Field) -> list[Any]:
-        """Return what is known of the column in each file; None for nothing."""
-        return [self._fact(place, field) for place in range(len(self._rows))]
-
-    def _fact(self, place: int, field: pa.Field) -> Any:
-        rows = self._rows[place]
-        nulls = None if self._nulls is None else self._nulls[place].as_py()
-        if rows is not None and nulls == rows:
-            return pc.field(field.name).is_null()
-        if self._low is None or self._high is None:
-            return None
-        low, high = self._low[place], self._high[place]
-        if not low.is_valid or not high.is_valid:
-            return None
-        try:
-            low, high = _widened(low, field.type, 0), _widened(high, field.type, _MILLISECOND)
-        except pa.ArrowException:  # of another type than the column is now
-            return None
-        return between(field.name, low, high, nulls=nulls != 0)
+def _facts(adds: pa.Table, physical: str, kind: pa.DataType) -> list[Facts]:
+    """Return what the statistics state of a column in each file."""
+    nothing = [None] * adds.num_rows
+    nulls, low, high = (_inside(adds, name, physical) or nothing for name in ("null_count", "min", "max"))
+    rows = adds["num_records"].to_pylist()
+    return [_fact(kind, *each) for each in zip(rows, nulls, low, high, strict=True)]
 
 
-def _widened(value: pa.Scalar, kind: pa.DataType, by: int) -> pa.Scalar:
-    if not pa.types.is_timestamp(kind):
-        return value.cast(kind)
-    return pa.scalar(value.cast(kind).value + by, pa.int64()).cast(kind)
+def _fact(
+    kind: pa.DataType, rows: int | None, nulls: pa.Scalar | None, low: pa.Scalar | None, high: pa.Scalar | None
+) -> Facts:
+    count = None if nulls is None else nulls.as_py()
+    if rows is not None and count == rows:
+        return NULL
+    if low is None or high is None or not low.is_valid or not high.is_valid:
+        return Facts(nulls=count != 0)
+    try:
+        return Facts(_widened(low, kind, 0), _widened(high, kind, _MILLISECOND), nulls=count != 0)
+    except (UndecidedError, pa.ArrowException):  # of another type than the column is now
+        return Facts(nulls=count != 0)
+
+
+def _widened(value: pa.Scalar, kind: pa.DataType, by: int) -> Any:
+    found = ordinal(value.cast(kind), kind)
+    return found + by if pa.types.is_timestamp(kind) else found
 
 
 def _inside(adds: pa.Table, name: str, physical: str) -> Any:

@@ -1,7 +1,4 @@
-"""What a filter expression refers to, whether it fits a table, and what it says of a batch.
-
-An expression is not parsed here: it is bound to schemas, and pyarrow says whether it fits.
-"""
+"""Whether a filter expression fits a table, and what it says of a batch: pyarrow decides both."""
 
 from __future__ import annotations
 
@@ -16,8 +13,6 @@ from torch_table_loader.arrow import compute as pc
 from torch_table_loader.errors import ConfigError, ConfigTypeError
 from torch_table_loader.messages import first_line, note_of_folders, the_nearest
 from torch_table_loader.predicates.hash_parts import make_known
-
-_last_columns: tuple[Any, pa.Schema, frozenset[str]] | None = None
 
 
 def check_filter(filters: Any, schema: pa.Schema, unread_keys: Sequence[str] = ()) -> None:
@@ -49,22 +44,6 @@ def check_filter(filters: Any, schema: pa.Schema, unread_keys: Sequence[str] = (
         )
 
 
-def expression_columns(filters: Any, schema: pa.Schema) -> frozenset[str]:
-    """Return the top-level columns of a schema without which a checked filter does not bind.
-
-    >>> schema = pa.schema([("a", pa.int32()), ("b", pa.int32()), ("c", pa.int32())])
-    >>> sorted(expression_columns((pc.field("a") > 1) | pc.field("c").is_null(), schema))
-    ['a', 'c']
-    """
-    global _last_columns  # noqa: PLW0603 - one filter is asked about for every file of a table
-    last = _last_columns
-    if last is not None and last[0] is filters and last[1] is schema:
-        return last[2]
-    found = frozenset(_needed(filters, schema, list(schema.names)))
-    _last_columns = (filters, schema, found)
-    return found
-
-
 def row_mask(batch: pa.RecordBatch, filters: Any) -> pa.Array:
     """Evaluate a filter on a batch: a boolean for each row, or null where it cannot say (such a row does not pass)."""
     if batch.num_columns == 0:
@@ -88,23 +67,6 @@ def _bound_type(filters: Any, schema: pa.Schema) -> pa.DataType:
     # `schema.empty_table()` does not know extension types inside lists.
     empty = pa.table([pa.nulls(0, field.type) for field in schema], schema=schema)
     return _project(filters, empty).schema.field(0).type
-
-
-def _needed(filters: Any, schema: pa.Schema, names: list[str]) -> list[str]:
-    if not names or _binds_without(filters, schema, set(names)):
-        return []
-    if len(names) == 1:
-        return names
-    half = len(names) // 2
-    return _needed(filters, schema, names[:half]) + _needed(filters, schema, names[half:])
-
-
-def _binds_without(filters: Any, schema: pa.Schema, names: set[str]) -> bool:
-    try:
-        _bound_type(filters, pa.schema([field for field in schema if field.name not in names]))
-    except pa.ArrowException:
-        return False
-    return True
 
 
 def _misfit(filters: Any, schema: pa.Schema, unread_keys: Sequence[str], error: Exception) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from fractions import Fraction
 from functools import reduce
 from operator import and_
@@ -119,11 +119,16 @@ class Predicate:
         """The parts of the filter that no facts decide."""
         self._filters = filters
         self._schema = schema
+        self._outcomes: _Asked = lambda _: _ANY
+        self.columns = frozenset[str](schema.names)
+        """The top-level columns that the filter names."""
         try:
-            self._outcomes: _Asked = self._asked(parse(filters))
+            tree = parse(filters)
         except UnknownFormError as error:
-            self._outcomes = lambda _: _ANY
             self.undecided.append(f"{filters} ({error})")
+        else:
+            self.columns &= set(_names(tree))
+            self._outcomes = self._asked(tree)
 
     def can_pass(self, facts: Mapping[Path, Facts], values: Mapping[str, pa.Scalar | None] | None = None) -> bool:
         """Return whether the filter can be true of a row of which facts are known; True where nothing decides.
@@ -268,6 +273,14 @@ class Predicate:
         for part in node.path[1:]:
             kind = kind.field(part).type
         return node.path, kind
+
+
+def _names(node: Node) -> Iterator[str]:
+    if isinstance(node, Field):
+        yield node.path[0]
+    elif isinstance(node, Call):
+        for argument in node.arguments:
+            yield from _names(argument)
 
 
 def _both(left: _Outcomes, right: _Outcomes) -> _Outcomes:

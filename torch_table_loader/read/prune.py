@@ -12,7 +12,6 @@ import pyarrow.types as pt
 
 from torch_table_loader.arrow.datatypes import is_string
 from torch_table_loader.arrow.reserved import LAST_UPDATED_FIELD, ROW_ID_FIELD
-from torch_table_loader.predicates.expressions import expression_columns
 from torch_table_loader.predicates.facts import NULL, Facts, Path, UndecidedError, ordinal, predicate_of, single
 from torch_table_loader.read.field_ids import places_of
 from torch_table_loader.read.parquet_footer import refuse_unsafe
@@ -42,8 +41,8 @@ def kept_row_groups(
     Columns whose statistics cannot be compared in the table's type (nested, or of another type in this file) count as
     unknown.
     """
-    leaves, absent = _leaves(file, meta, parsed, expression_columns(filters, schema), schema)
     predicate, values = predicate_of(filters, schema), _known_values(file, schema)
+    leaves, absent = _leaves(file, meta, parsed, predicate.columns, schema)
     values |= {name: pa.scalar(None, schema.field(name).type) for name in absent}
     if not predicate.can_pass({}, values):
         return [False] * len(meta.group_rows)

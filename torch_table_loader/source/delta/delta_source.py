@@ -18,7 +18,6 @@ from typing_extensions import override
 from torch_table_loader.arrow import compute as pc
 from torch_table_loader.errors import ConfigError, TableError
 from torch_table_loader.planning.listed_files import ListedFiles
-from torch_table_loader.predicates.expressions import expression_columns
 from torch_table_loader.predicates.facts import NULL, Facts, UndecidedError, ordinal, predicate_of
 from torch_table_loader.records import Column, DataFile, FileColumns, FileVersion
 from torch_table_loader.remote_options import RemoteOptions
@@ -311,11 +310,8 @@ def _refuse_younger(when: dt.datetime, storage: TableStorage, root: str) -> None
 def kept_files(adds: pa.Table, columns: DeltaColumns, partition: Sequence[str], filters: Any) -> pa.Table:
     """Return the files that may hold a row that passes a filter, a pyarrow Expression over the columns."""
     schema = columns.schema
-    try:
-        used = expression_columns(filters, schema)
-    except pa.ArrowException:  # it does not fit the table, and is refused later
-        return adds
     predicate = predicate_of(filters, schema)
+    used = predicate.columns
     values = {name: _partition_scalars(adds, name, schema.field(name).type) for name in used & set(partition)}
     stored = {name: schema.field(name).type for name in (used & columns.physical.keys()) - set(partition)}
     facts = {name: _facts(adds, columns.physical[name], kind) for name, kind in stored.items() if _is_bounded(kind)}

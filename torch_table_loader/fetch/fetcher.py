@@ -485,12 +485,7 @@ class FileParts:
         self._task = fetcher.add(requests, rows_before)
 
     def read(self, start: int, stop: int) -> Any:
-        """Wait for bytes of the parts, and return them.
-
-        Raises:
-            TableError: the file is missing or changed.
-            StorageError: the store failed, or nobody wants the parts any more.
-        """
+        """Wait for bytes of the parts, and return them."""
         return self._fetcher.read(self._requests, start, stop)
 
     def close(self) -> None:
@@ -509,11 +504,7 @@ class PartsAhead:
         self._storage = storage
 
     def expect(self, needs: FileNeeds, rows_before: int) -> FileParts:
-        """Request parts of a file, with one request each: of each group of `needs` its one range, in this order.
-
-        Raises:
-            StorageError: the epoch was abandoned meanwhile.
-        """
+        """Request parts of a file, with one request each: of each group of `needs` its one range, in this order."""
         pieces = [Piece(tuple(group), range(number, number + 1)) for number, group in enumerate(needs.groups)]
         return FileParts(self._fetcher, Requests(needs, self._storage, pieces), rows_before)
 

@@ -55,9 +55,6 @@ def configured_endpoint(profile: str | None = None) -> str | None:
     The order is that of AWS's SDKs, see https://docs.aws.amazon.com/sdkref/latest/guide/feature-ss-endpoints.html:
     ``AWS_ENDPOINT_URL_S3``, ``AWS_ENDPOINT_URL``, the ``s3`` part of the profile's ``services`` section, and the
     profile's ``endpoint_url``. ``AWS_IGNORE_CONFIGURED_ENDPOINT_URLS`` switches all of them off.
-
-    Raises:
-        ConfigError: a configuration file does not parse, or names a services section that does not exist.
     """
     settings = _settings(profile)
     environ = os.environ
@@ -188,12 +185,7 @@ class S3Client(ObjectStoreClient):
 
     @override
     def _pages(self, name: str, key: str, *, recursive: bool, most: int) -> Iterator[Listed]:
-        """Ask for page after page, and check that they make one listing.
-
-        Raises:
-            StorageError: pages do not make one listing.
-            ClientError: the store answers with an error.
-        """
+        """Ask for page after page, and check that they make one listing."""
         prefix = f"{key.rstrip('/')}/" if key else ""
         shown = f"s3://{name}/{prefix}"
         query = {"list-type": "2", "encoding-type": "url", "max-keys": str(most), "prefix": prefix}

@@ -219,11 +219,7 @@ def listed(files: Sequence[DataFile], storage: TableStorage) -> Sequence[DataFil
 
 
 def read_time(name: str, value: Any, kinds: str = "a datetime or ISO text") -> dt.datetime:
-    """Check a point in time that chooses a snapshot; `name` is the argument that gives it.
-
-    Raises:
-        ConfigError: it is not a time, or has no time zone.
-    """
+    """Check a point in time that chooses a snapshot; `name` is the argument that gives it."""
     if isinstance(value, str):
         try:
             value = dt.datetime.fromisoformat(value)
@@ -277,9 +273,6 @@ def readable(fields: Mapping[str, Callable[[], T]]) -> tuple[list[T], dict[str, 
 
 def primitive_type(kind: str, known: Mapping[str, pa.DataType]) -> pa.DataType:
     """Return the Arrow type of a primitive type: one of the format's types without parameters, or a decimal.
-
-    Raises:
-        UnreadableTypeError: it is neither.
 
     >>> primitive_type("decimal(9, 2)", {})
     Decimal128Type(decimal128(9, 2))

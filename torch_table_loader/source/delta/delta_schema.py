@@ -67,9 +67,6 @@ class DeltaColumns:
 def read_delta_schema(fields: Sequence[Mapping[str, Any]], partition: Sequence[str], mode: str) -> DeltaColumns:
     """Read the top level of a schema; the mode of column mapping is "none", "name" or "id".
 
-    Raises:
-        TableError: a field lacks the id or name that the mode takes.
-
     >>> found = read_delta_schema([{"name": "a", "type": "long", "nullable": True, "metadata": {}}], [], "none")
     >>> found.schema.types, found.table.names.ids["a"][0]
     ([DataType(int64)], -1)

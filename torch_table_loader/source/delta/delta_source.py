@@ -57,12 +57,7 @@ _MILLISECOND = 1000
 
 
 def read_commits(storage: TableStorage, root: str, start: int, end: int) -> list[Commit]:
-    """Read the commits after one version, up to and with another, oldest first.
-
-    Raises:
-        ConfigError: the older version is none of those before the newer one, or a commit was cleaned up.
-        TableError: a commit is torn.
-    """
+    """Read the commits after one version, up to and with another, oldest first."""
     if not 0 <= start <= end:
         raise ConfigError(f"version {start} of {root} must be one of 0 to {end}, the version that is read")
     return [_commit(storage, root, version) for version in range(start + 1, end + 1)]
@@ -389,9 +384,6 @@ def live_files(
     """List the data files of a version, in the order of its adds, and the paths of those that lie outside the root.
 
     `adds` are those of `Log` that a filter leaves; `partition` has the partition columns that can be read.
-
-    Raises:
-        TableError: a file is there twice, and so would its rows be; or more rows are deleted than it has.
     """
     paths = adds["path"].to_pylist()
     sizes, rows = (_numbers(adds, name, root) for name in ("size_bytes", "num_records"))

@@ -83,13 +83,7 @@ class LogReader:
     statistics: bool = True
 
     def read(self, version: int | None = None, timestamp: dt.datetime | None = None) -> Log:
-        """Return what the log says of a version: a given one, the newest one at a time, or the newest.
-
-        Raises:
-            ConfigError: there is no table here, or no such version.
-            TableError: the log is torn, or the table takes more than this library reads.
-            StorageError: the store failed.
-        """
+        """Return what the log says of a version: a given one, the newest one at a time, or the newest."""
         table = self._opened(version)
         if timestamp is not None:
             newest = table
@@ -222,11 +216,7 @@ _MODES = ("none", "name", "id")
 
 
 def check_protocol(reader: int, features: Sequence[str], where: str) -> None:
-    """Refuse a table that needs a newer reader, or reader features that are not known here.
-
-    Raises:
-        TableError: names the version or the features.
-    """
+    """Refuse a table that needs a newer reader, or reader features that are not known here."""
     if reader > _NEWEST_READER:
         raise TableError(
             f"{where} needs reader version {reader} of the Delta Lake protocol, and {_NEWEST_READER} is the newest "
@@ -242,9 +232,6 @@ def check_protocol(reader: int, features: Sequence[str], where: str) -> None:
 
 def mapping_mode(reader: int, features: Sequence[str], settings: Mapping[str, str], where: str) -> str:
     """Return how columns are found: "none" and "name" by names, "id" by the ids in Parquet files.
-
-    Raises:
-        TableError: a mode that the protocol does not have.
 
     >>> mapping_mode(2, (), {"delta.columnMapping.mode": "name"}, "t"), mapping_mode(1, (), {}, "t")
     ('name', 'none')
@@ -281,11 +268,7 @@ def commit_path(root: str, version: int) -> str:
 
 
 def actions_of(content: bytes, path: str) -> list[dict[str, Any]]:
-    """Return the actions of a commit.
-
-    Raises:
-        TableError: it holds none, or something else.
-    """
+    """Return the actions of a commit."""
     try:
         found = [json.loads(line) for line in content.splitlines() if line.strip()]
         actions = [each for each in found if any(isinstance(value, dict) for value in each.values())]
@@ -315,12 +298,7 @@ class LogFiles:
     _read: dict[str, dict[str, Vector | None]] = field(default_factory=dict)
 
     def check(self, version: int) -> None:
-        """Check that each commit that a version is made of holds an action.
-
-        Raises:
-            TableError: one holds none, or is not there.
-            StorageError: the store failed.
-        """
+        """Check that each commit that a version is made of holds an action."""
         _, commits = self._made_of(version)
         unknown = [each for each in commits if each not in self._checked]
         self._each(self._check, unknown)
@@ -330,10 +308,6 @@ class LogFiles:
         """Return the deletion vectors of the files of a version, by the files' paths as the log writes them.
 
         Files that left the table may be among them.
-
-        Raises:
-            TableError: a vector is not described as the protocol says.
-            StorageError: the store failed.
         """
         checkpoint, commits = self._made_of(version)
         names = [*checkpoint, *(_commit_name(each) for each in commits)]
@@ -471,11 +445,7 @@ class Vector(NamedTuple):
 
 
 def vector_of(entry: Mapping[str, Any], root: str) -> Vector:
-    """Read a ``deletionVector`` of the log.
-
-    Raises:
-        ValueError: it is not as the protocol says.
-    """
+    """Read a ``deletionVector`` of the log."""
     kind, where = entry.get("storageType"), entry.get("pathOrInlineDv")
     if not isinstance(where, str) or not where:
         raise ValueError(f"pathOrInlineDv of a deletion vector must be a text that is not empty, got {where!r}")

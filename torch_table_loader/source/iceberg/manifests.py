@@ -62,10 +62,6 @@ def read_records(
 
     Returns:
         The records, the entries of the header, and the size of the file in bytes.
-
-    Raises:
-        TableError: the file is missing, or is not an Avro file of records.
-        StorageError: the store failed.
     """
     shown = shown_url(path)
     try:
@@ -284,11 +280,7 @@ def partition_key(values: tuple[Any, ...]) -> Hashable:
 
 
 def list_manifests(storage: Storage, snapshot: Snapshot) -> list[Manifest]:
-    """Read the manifest list of a snapshot.
-
-    Raises:
-        TableError: the list is missing, or does not parse.
-    """
+    """Read the manifest list of a snapshot."""
     if snapshot.id is None:
         return []
     if snapshot.manifest_list is None:
@@ -352,9 +344,6 @@ def read_manifests(
 
     Returns:
         For each manifest, the live files that are kept, and the number of all live ones.
-
-    Raises:
-        TableError: a manifest is missing, or does not parse.
     """
 
     def read(manifest: Manifest) -> tuple[list[Entry], int]:

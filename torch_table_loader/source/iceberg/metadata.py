@@ -139,12 +139,7 @@ class TableMetadata:
     """
 
     def __init__(self, raw: Mapping[str, Any], place: str) -> None:
-        """Check the metadata.
-
-        Raises:
-            TableError: it is of a version that this library does not know, lacks the format's structure, or contradicts
-                itself.
-        """
+        """Check the metadata."""
         version = raw.get("format-version")
         if version not in (1, 2, 3) or not isinstance(version, int) or isinstance(version, bool):
             raise TableError(
@@ -232,19 +227,11 @@ class TableMetadata:
         return schema_id in self.schemas and (snapshot_id is None or snapshot_id in self.snapshots)
 
     def snapshot_as(self, snapshot_id: int | None, schema_id: int) -> Snapshot:
-        """Return the snapshot (None for a table without any) and schema that another process chose.
-
-        Raises:
-            ConfigError: there is no such snapshot.
-        """
+        """Return the snapshot (None for a table without any) and schema that another process chose."""
         return self._at(NO_SNAPSHOT if snapshot_id is None else snapshot_id, schema_id)
 
     def known(self, snapshot_id: int) -> _Snapshot:
-        """Return what the metadata says of a snapshot.
-
-        Raises:
-            ConfigError: there is no such snapshot.
-        """
+        """Return what the metadata says of a snapshot."""
         if snapshot_id in self.snapshots:
             return self.snapshots[snapshot_id]
         logged = any(entry.snapshot_id == snapshot_id for entry in self._parsed.snapshot_log or ())
@@ -318,11 +305,7 @@ def _one_of(value: int, known: Sequence[int], place: str, what: str) -> None:
 
 
 def read_metadata(storage: Storage, location: str) -> TableMetadata:
-    """Read a metadata file, plain or compressed.
-
-    Raises:
-        TableError: the file is missing, or is not Iceberg metadata.
-    """
+    """Read a metadata file, plain or compressed."""
     data = read_whole(storage, location)
     try:
         raw = mapping(json.loads(_decompressed(data, location)), "the file")

@@ -209,11 +209,7 @@ def _leaves(fields: Sequence[Mapping[str, Any]], arrow: Any, above: Path, *, req
 
 
 def row_filter(filters: pc.Expression | None, scan_filter: Any, schema: TableSchema) -> pc.Expression | None:
-    """Join ``filters`` and ``scan_filter``, a pyiceberg expression or text in its grammar.
-
-    Raises:
-        ConfigError: a filter does not parse, or does not fit the table.
-    """
+    """Join ``filters`` and ``scan_filter``, a pyiceberg expression or text in its grammar."""
     if scan_filter is None:
         return filters
     if not isinstance(scan_filter, str | BooleanExpression):

@@ -85,11 +85,7 @@ class Naming:
         return all(each.transform == "void" for each in self.fields_of(entry))
 
     def fields_of(self, entry: Entry) -> Sequence[SpecField]:
-        """Return the fields of an entry's partition spec.
-
-        Raises:
-            TableError: the table has no such spec, or the entry does not have one value for each of its fields.
-        """
+        """Return the fields of an entry's partition spec."""
         fields = self.specs.get(entry.spec_id)
         if fields is None:
             raise TableError(
@@ -104,11 +100,7 @@ class Naming:
         return fields
 
     def file_of(self, entry: Entry, name: str | None = None, deletes: tuple[DeleteFile, ...] = ()) -> DataFile:
-        """Build a file from an entry.
-
-        Raises:
-            TableError: this library does not read the file's format.
-        """
+        """Build a file from an entry."""
         name = name or self.name_of(entry.path)
         if entry.format not in FORMATS:
             raise TableError(f"{name} is of the format {entry.format}, which this library does not read")
@@ -237,11 +229,7 @@ class DeleteIndex:
 
 
 def plan_files(data: Iterable[Entry], deletes: DeleteIndex, naming: Naming) -> tuple[DataFile, ...]:
-    """Build the data files of a snapshot, in an order that is the same on every rank: oldest first, then by path.
-
-    Raises:
-        TableError: a file occurs twice, which would duplicate its rows.
-    """
+    """Build the data files of a snapshot, in an order that is the same on every rank: oldest first, then by path."""
     files: list[DataFile] = []
     seen: dict[str, int] = {}
     paths: set[str] = set()

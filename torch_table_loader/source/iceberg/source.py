@@ -70,11 +70,7 @@ _TAGS: dict[str, tuple[type, Callable[[Any], str], Callable[[str], Any]]] = {
 
 
 def commits_since(metadata: TableMetadata, start: int, end: int | None) -> list[Commit]:
-    """Return the commits after one snapshot, up to and with another (None for a table without any), oldest first.
-
-    Raises:
-        ConfigError: the older snapshot is not an ancestor of the newer one, or has expired.
-    """
+    """Return the commits after one snapshot, up to and with another (None for a table without any), oldest first."""
     metadata.known(start)
     commits = metadata.snapshots
     found: list[Commit] = []

@@ -25,9 +25,8 @@ from torch_table_loader import ConfigError, ConfigTypeError, IcebergDataset
 from torch_table_loader.predicates.expression_tree import Call, Field, Literal, parse
 from torch_table_loader.predicates.facts import NULL, Facts, Predicate, ordinal
 from torch_table_loader.source.iceberg.manifests import Entry, Manifest
-from torch_table_loader.source.iceberg.metadata import SpecField
+from torch_table_loader.source.iceberg.metadata import SpecField, read_schema
 from torch_table_loader.source.iceberg.pruning import Pruner, iceberg_schema
-from torch_table_loader.source.iceberg.schema import read_schema
 
 ice: Any = expressions
 

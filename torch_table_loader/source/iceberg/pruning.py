@@ -29,8 +29,8 @@ from torch_table_loader.source.iceberg.scan import bound, facts_of
 
 if TYPE_CHECKING:
     from torch_table_loader.source.iceberg.manifests import Entry, Manifest, Raw
+    from torch_table_loader.source.iceberg.metadata import Schema as TableSchema
     from torch_table_loader.source.iceberg.metadata import SpecField
-    from torch_table_loader.source.iceberg.schema import Schema as TableSchema
 
 _WITH_NUMBER = re.compile(r"(bucket|truncate)\[(\d{1,9})\]")
 _BUCKETED = frozenset({"int", "long", "date", "time", "timestamp", "timestamptz", "string", "binary"})

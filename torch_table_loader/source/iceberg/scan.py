@@ -31,8 +31,7 @@ from torch_table_loader.source.iceberg.manifests import (
 
 if TYPE_CHECKING:
     from torch_table_loader.source.iceberg.manifests import Raw
-    from torch_table_loader.source.iceberg.metadata import SpecField
-    from torch_table_loader.source.iceberg.schema import Schema
+    from torch_table_loader.source.iceberg.metadata import Schema, SpecField
 
 FORMATS = {"PARQUET": "parquet", "ORC": "orc", "AVRO": "avro", "PUFFIN": "puffin"}
 _MAY_HIDE = frozenset("@?#")

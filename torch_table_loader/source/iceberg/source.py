@@ -28,18 +28,18 @@ from torch_table_loader.source.iceberg.manifests import (
     partition_key,
     read_manifests,
 )
-from torch_table_loader.source.iceberg.metadata import NO_SNAPSHOT
-from torch_table_loader.source.iceberg.pruning import Pruner, row_filter
-from torch_table_loader.source.iceberg.scan import DeleteIndex, KeySpans, Naming, plan_files
-from torch_table_loader.source.iceberg.schema import (
+from torch_table_loader.source.iceberg.metadata import (
     CHANGES,
     LINEAGE,
     NAME_MAPPING,
+    NO_SNAPSHOT,
     all_columns,
     contradicts,
     names_of,
     parents_of,
 )
+from torch_table_loader.source.iceberg.pruning import Pruner, row_filter
+from torch_table_loader.source.iceberg.scan import DeleteIndex, KeySpans, Naming, plan_files
 from torch_table_loader.source.plan_cache import PlanCache
 from torch_table_loader.source.snapshot_files import TableRequest, arrow_schema, listed
 
@@ -47,8 +47,7 @@ if TYPE_CHECKING:
     from torch_table_loader.records import DataFile
     from torch_table_loader.source.iceberg.catalog import OpenTable, TableAddress
     from torch_table_loader.source.iceberg.manifests import Manifest, Raw
-    from torch_table_loader.source.iceberg.metadata import Snapshot, TableMetadata
-    from torch_table_loader.source.iceberg.schema import Schema
+    from torch_table_loader.source.iceberg.metadata import Schema, Snapshot, TableMetadata
     from torch_table_loader.source.snapshot_files import SnapshotFiles
     from torch_table_loader.source.table_storage import TableStorage
 

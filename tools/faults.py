@@ -133,15 +133,15 @@ FAULTS = (
         (*_DELETES, "tests/rooms/test_iceberg_tables.py", "tests/rooms/test_iceberg_planning.py"),
     ),
     Fault(
-        *(1, "the maximum of a statistic is exclusive", "predicates/expressions.py"),
-        "bounds = (field >= low) & (field <= high)",
-        "bounds = (field >= low) & (field < high)",
+        *(1, "the maximum of a statistic is exclusive", "predicates/facts.py"),
+        "below = self.low is None or self.low <= value, self.high is None or value <= self.high",
+        "below = self.low is None or self.low <= value, self.high is None or value < self.high",
         ("tests/rooms/test_read_prune.py", "tests/rooms/test_iceberg_filters.py", "tests/rooms/test_delta_skipping.py"),
     ),
     Fault(
-        *(1, "the minimum of a statistic is exclusive", "predicates/expressions.py"),
-        "bounds = (field >= low) & (field <= high)",
-        "bounds = (field > low) & (field <= high)",
+        *(1, "the minimum of a statistic is exclusive", "predicates/facts.py"),
+        "below = self.low is None or self.low <= value, self.high is None or value <= self.high",
+        "below = self.low is None or self.low < value, self.high is None or value <= self.high",
         ("tests/rooms/test_read_prune.py", "tests/rooms/test_iceberg_filters.py", "tests/rooms/test_delta_skipping.py"),
     ),
     Fault(
@@ -154,10 +154,9 @@ FAULTS = (
         ),
     ),
     Fault(
-        *(1, "the maximum of a bound in a manifest is exclusive", "source/iceberg/pruning.py"),
-        'upper_bounds=_bounds(by_id(raw, "upper_bounds"), types),',
-        'upper_bounds={name: (int.from_bytes(high, "little") - 1).to_bytes(len(high), "little") '
-        'for name, high in _bounds(by_id(raw, "upper_bounds"), types).items()},',
+        *(1, "the maximum of a bound in a manifest is exclusive", "source/iceberg/scan.py"),
+        "bound(highs.get(field_id), kind),",
+        "(lambda high: high - 1 if isinstance(high, int | float) else high)(bound(highs.get(field_id), kind)),",
         ("tests/rooms/test_iceberg_filters.py", "tests/rooms/test_iceberg_spans.py"),
     ),
     Fault(
@@ -336,7 +335,7 @@ FAULTS = (
         ),
     ),
     Fault(
-        *(7, "a commit without actions is taken", "source/delta/log_files.py"),
+        *(7, "a commit without actions is taken", "source/delta/log.py"),
         "    if not actions:\n",
         "    if actions is None:\n",
         (
@@ -372,7 +371,7 @@ FAULTS = (
         ),
     ),
     Fault(
-        *(8, "fetched bytes are kept until the file ends", "fetch/planned_read.py"),
+        *(8, "fetched bytes are kept until the file ends", "fetch/fetch_queue.py"),
         "return [] if self._numbers is None else self._left_behind(bisect_left(self._numbers, group))",
         "return []",
         (
@@ -390,7 +389,7 @@ FAULTS = (
         ),
     ),
     Fault(
-        *(9, "bytes are dropped while another column needs them", "fetch/planned_read.py"),
+        *(9, "bytes are dropped while another column needs them", "fetch/fetch_queue.py"),
         "return [] if self._numbers is not None else self._left_behind(",
         "return self._left_behind(",
         (

@@ -147,7 +147,7 @@ class TableDataset(RankDataset):
         if isinstance(table.metas, tuple) and not table.left_out:
             self._opening.plans.know(table.files, table.metas)
         if isinstance(source, SnapshotFiles):
-            source = source.asked_anew(asked.column_names, asked.filters, part)
+            source = replace(source.asked_anew(asked.column_names, asked.filters, part), deletes=table.deletes)
         made = copy(self)
         opening = replace(
             self._opening, keywords=keywords, pinned=self._opening.pinned or self.job.topology.num_ranks > 1

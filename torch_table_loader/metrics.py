@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field, replace
 from functools import cache
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
-from torch_table_loader.fetch.fetch_stats import FetchStats
+from torch_table_loader.fetch.fetcher import FetchStats
 from torch_table_loader.planning.pack_counts import PackCounts, sum_of
 from torch_table_loader.units import Size
 

@@ -15,7 +15,7 @@ from torch_table_loader.messages import Part, progress_bar, warn_caller
 if TYPE_CHECKING:
     from torch_table_loader.engine.work.lane_work import LaneMetrics, LaneWork
     from torch_table_loader.engine.workers.lane_merger import Counts
-    from torch_table_loader.fetch.fetch_stats import FetchStats
+    from torch_table_loader.fetch.fetcher import FetchStats
     from torch_table_loader.metrics import Progress
     from torch_table_loader.options import LoaderOptions
 

@@ -35,7 +35,7 @@ _OF_OTHERS = (
 )
 _OF_OURS = (
     *("iceberg", "delta", "mixed", "map_view", "report", "text", "testing", "cli"),
-    *("integrations", "store", "source.iceberg", "source.delta", "source.aws", "source.object_store"),
+    *("integrations", "store", "source.iceberg", "source.delta", "source.s3_client", "source.object_store"),
     *("engine.explanation", "engine.row_store", "engine.row_weights", "engine.measuring", "engine.jobs.indexed_job"),
     *("engine.jobs.table_rows", "engine.jobs.packed_items", "engine.jobs.mixed_rows", "engine.jobs.mixed_streams"),
     *("engine.work.indexed_work", "engine.work.packed_work", "engine.workers.processes", "batching.packed"),

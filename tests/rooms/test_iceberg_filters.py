@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime as dt
 import decimal
 import math
+import struct
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -15,14 +16,17 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pyiceberg import expressions
+from pyiceberg.transforms import parse_transform
 
 from tests.effort import examples
 from tests.filtered import canonical, filters, rows
 from tests.tables.iceberg import IcebergWriter, column
 from torch_table_loader import ConfigError, ConfigTypeError, IcebergDataset
+from torch_table_loader.predicates.facts import NULL, Facts, Predicate, ordinal
 from torch_table_loader.predicates.filter_key import Call, Field, Literal, parse
-from torch_table_loader.source.iceberg.pruning import iceberg_schema, translate
-from torch_table_loader.source.iceberg.schema import read_schema
+from torch_table_loader.source.iceberg.manifests import Entry, Manifest
+from torch_table_loader.source.iceberg.metadata import SpecField, read_schema
+from torch_table_loader.source.iceberg.pruning import Pruner, iceberg_schema
 
 ice: Any = expressions
 
@@ -180,17 +184,6 @@ def test_a_tree_is_parsed_from_a_serialized_expression() -> None:
     assert cast.options.type.field("to_type").type == pa.date32()
 
 
-STRUCT = {
-    "fields": [
-        column(1, "day", "date"),
-        column(2, "at", "timestamptz"),
-        column(3, "d", "decimal(9, 2)"),
-        column(4, "h", "float"),
-        column(5, "o", {"type": "struct", "fields": [column(6, "i", "int")]}),  # type: ignore[arg-type]
-        column(7, "b", "boolean"),
-        column(8, "t", "string"),
-    ]
-}
 ARROW = pa.schema(
     [
         ("day", pa.date32()),
@@ -206,35 +199,42 @@ NOON = dt.datetime(2020, 1, 1, 12, tzinfo=dt.UTC)
 
 
 @pytest.mark.parametrize(
-    ("wanted", "kind", "name", "value"),
+    ("wanted", "kept", "left"),
     [
-        (pc.field("day") < dt.date(2020, 1, 1), ice.LessThan, "day", dt.date(2020, 1, 1)),
-        (pc.field("day") < pc.scalar("2020-01-01").cast(pa.date32()), ice.LessThan, "day", dt.date(2020, 1, 1)),
-        (pc.scalar(3) <= pc.field("o", "i"), ice.GreaterThanOrEqual, "o.i", 3),
-        (pc.field("at") == pa.scalar(NOON, pa.timestamp("ms", "UTC")), ice.EqualTo, "at", 1577880000000000),
-        (pc.field("d") >= decimal.Decimal("1.5"), ice.GreaterThanOrEqual, "d", decimal.Decimal("1.50")),
-        (pc.field("b"), ice.EqualTo, "b", True),
-        (~pc.field("b"), ice.EqualTo, "b", False),
-        (pc.field("h") > 0.5, ice.GreaterThan, "h", 0.5),
-        (~pc.starts_with(pc.field("t"), "a"), ice.NotStartsWith, "t", "a"),
+        (pc.field("day") < dt.date(2020, 1, 1), dt.date(2019, 12, 31), dt.date(2020, 1, 1)),
+        (pc.field("day") < pc.scalar("2020-01-01").cast(pa.date32()), dt.date(2019, 12, 31), dt.date(2020, 1, 1)),
+        (pc.scalar(3) <= pc.field("o", "i"), 3, 2),
+        (pc.field("at") == pa.scalar(NOON, pa.timestamp("ms", "UTC")), NOON, NOON + dt.timedelta(microseconds=1)),
+        (pc.field("d") >= decimal.Decimal("1.5"), decimal.Decimal("1.50"), decimal.Decimal("1.49")),
+        (pc.field("b"), True, False),
+        (~pc.field("b"), False, True),
+        (pc.field("h") > 0.5, 0.75, 0.5),
+        (~pc.starts_with(pc.field("t"), "a"), "b", "a1"),
+        (pc.starts_with(pc.field("t"), "ab"), "abc", "aa"),
+        (pc.field("t").isin(["a", None]), "a", "b"),
+        (~pc.field("t").isin(["a", "b"]), "c", "b"),
     ],
     ids=str,
 )
-def test_literals_keep_their_value(wanted: pc.Expression, kind: Any, name: str, value: Any) -> None:
-    found: Any
-    found, untranslated = translate(wanted, iceberg_schema(read_schema(STRUCT)), ARROW)
-    assert type(found) is kind
-    assert found.term.name == name
-    wanted_value = (value - dt.date(1970, 1, 1)).days if isinstance(value, dt.date) else value
-    assert found.literal.value in (value, wanted_value)
-    assert untranslated == []
+def test_literals_keep_their_value(wanted: pc.Expression, kept: Any, left: Any) -> None:
+    predicate = Predicate(wanted, ARROW)
+    assert predicate.undecided == []
+    [path] = predicate.paths
+    kind = ARROW.field(path[0]).type
+    kind = kind.field(path[1]).type if len(path) > 1 else kind
+    for value, passes in ((kept, True), (left, False)):
+        at = ordinal(pa.scalar(value, kind), kind)
+        assert predicate.can_pass({path: Facts(at, at, nulls=False, nans=False)}) is passes
+    if len(path) == 1:
+        assert predicate.can_pass({}, {path[0]: pa.scalar(kept, kind)})
+        assert not predicate.can_pass({}, {path[0]: pa.scalar(left, kind)})
 
 
 def test_null_compares_to_nothing() -> None:
-    expression, _ = translate(
-        pc.field("day") == pa.scalar(None, pa.date32()), iceberg_schema(read_schema(STRUCT)), ARROW
-    )
-    assert expression == ice.AlwaysFalse()
+    predicate = Predicate(pc.field("day") == pa.scalar(None, pa.date32()), ARROW)
+    assert not predicate.can_pass({})
+    assert not Predicate(pc.field("day") > dt.date(2020, 1, 1), ARROW).can_pass({("day",): NULL})
+    assert not Predicate(~(pc.field("day") > dt.date(2020, 1, 1)), ARROW).can_pass({("day",): NULL})
 
 
 @pytest.mark.parametrize(
@@ -250,6 +250,94 @@ def test_null_compares_to_nothing() -> None:
     ids=str,
 )
 def test_values_that_would_be_rounded_prune_nothing(wanted: pc.Expression) -> None:
-    expression, untranslated = translate(wanted, iceberg_schema(read_schema(STRUCT)), ARROW)
-    assert expression is None
-    assert len(untranslated) == 1
+    predicate = Predicate(wanted, ARROW)
+    assert len(predicate.undecided) == 1
+    assert not predicate.paths
+    assert predicate.can_pass({(field.name,): NULL for field in ARROW})
+
+
+TICK = st.integers(-(10**16), 10**16)
+DAYS = st.integers(-40_000, 40_000)
+TEXTS = st.text("ab\ud7ff\ue000\U0010ffff", max_size=4)
+TRANSFORMED: dict[tuple[str, str], st.SearchStrategy[Any]] = {
+    ("identity", "long"): st.integers(-3, 3),
+    ("identity", "date"): DAYS,
+    ("identity", "double"): st.sampled_from([-0.0, 0.0, 1.5, math.inf]),
+    ("bucket[4]", "long"): st.integers(-9, 9),
+    ("bucket[4]", "string"): TEXTS,
+    ("bucket[3]", "timestamptz"): TICK,
+    ("truncate[10]", "long"): st.integers(-40, 40),
+    ("truncate[2]", "string"): TEXTS,
+    ("truncate[10]", "decimal(9, 2)"): st.integers(-40, 40).map(lambda number: decimal.Decimal(number).scaleb(-2)),
+    ("year", "date"): DAYS,
+    ("month", "timestamptz"): TICK,
+    ("day", "timestamp"): TICK,
+    ("day", "date"): DAYS,
+    ("hour", "timestamptz"): TICK,
+    ("void", "long"): st.integers(-3, 3),
+}
+
+
+def scalar(value: Any, kind: pa.DataType) -> pa.Scalar:
+    is_time = pa.types.is_temporal(kind)
+    return pa.scalar(value, pa.int32() if kind.bit_width == 32 else pa.int64()).cast(kind) if is_time else value
+
+
+@pytest.mark.parametrize(("transform", "kind"), TRANSFORMED, ids=str)
+def test_partition_values_leave_out_what_no_row_of_them_passes(transform: str, kind: str) -> None:
+    schema = read_schema({"fields": [column(1, "v", kind)]})
+    arrow = pa.schema([("v", schema.columns[0].type)])
+    spec = {0: [SpecField.model_validate({"transform": transform, "source-id": 1})]}
+    field = iceberg_schema(schema).find_field("v")
+    part: Any = parse_transform(transform).transform(field.field_type)
+    values = TRANSFORMED[transform, kind]
+    distinct = transform != "void"
+
+    @settings(deadline=None, max_examples=examples(60))
+    @given(own=values | st.none(), other=values, compare=st.sampled_from(["__eq__", "__lt__", "__ge__"]))
+    def holds(own: Any, other: Any, compare: str) -> None:
+        literal = pa.scalar(scalar(other, arrow[0].type), arrow[0].type)
+        pruner = Pruner(getattr(pc.field("v"), compare)(literal), schema, arrow, spec)
+        value = part(own)
+        is_date = (transform, kind) == ("identity", "date") and own is not None
+        written = dt.date(1970, 1, 1) + dt.timedelta(value) if is_date else value
+        kept = pruner.keeps(Entry("a", 0, "PARQUET", 0, (written,), 1, None, 1, 9), {"record_count": 1})
+        passes = own is not None and bool(getattr(own, compare)(other))
+        assert kept or not passes
+        near_1970 = transform in ("year", "month", "day", "hour") and value is not None and value <= 0
+        if distinct and compare == "__eq__" and not near_1970:
+            assert kept == (value == part(other))
+
+    holds()
+
+
+def test_partitions_of_older_writers_keep_times_before_1970() -> None:
+    schema = read_schema({"fields": [column(1, "v", "timestamp")]})
+    wanted = pc.field("v") == pa.scalar(-1, pa.timestamp("us"))
+    spec = {0: [SpecField.model_validate({"transform": "day", "source-id": 1})]}
+    pruner = Pruner(wanted, schema, pa.schema([("v", pa.timestamp("us"))]), spec)
+    kept = [
+        pruner.keeps(Entry("a", 0, "PARQUET", 0, (day,), 1, None, 1, 9), {"record_count": 1}) for day in range(-2, 2)
+    ]
+    assert kept == [False, True, True, False]
+
+
+@pytest.mark.parametrize(("transform", "kind"), [("identity", "long"), ("truncate[10]", "long"), ("bucket[8]", "long")])
+def test_manifests_are_left_out_by_their_partitions(transform: str, kind: str) -> None:
+    schema = read_schema({"fields": [column(1, "v", kind)]})
+    spec = {0: [SpecField.model_validate({"transform": transform, "source-id": 1})]}
+    arrow = pa.schema([("v", pa.int64())])
+    part: Any = parse_transform(transform).transform(iceberg_schema(schema).find_field("v").field_type)
+    form = "<i" if transform.startswith("bucket") else "<q"
+    for value in range(0, 40, 3):
+        at = struct.pack(form, part(value))
+        summary = {"contains_null": False, "contains_nan": False, "lower_bound": at, "upper_bound": at}
+        manifest = Manifest("m", 0, partitions=(summary,))
+        for other in range(0, 40, 3):
+            pruner = Pruner(pc.field("v") == other, schema, arrow, spec)
+            assert pruner.keeps_manifest(manifest) == (part(other) == part(value))
+    assert pruner.keeps_manifest(Manifest("m", 0))
+    assert pruner.keeps_manifest(Manifest("m", 1, partitions=(summary,)))
+    nulls = {"contains_null": True, "lower_bound": None, "upper_bound": None}
+    assert not pruner.keeps_manifest(Manifest("m", 0, partitions=(nulls,)))
+    assert Pruner(pc.field("v").is_null(), schema, arrow, spec).keeps_manifest(Manifest("m", 0, partitions=(nulls,)))

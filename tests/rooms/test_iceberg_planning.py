@@ -23,10 +23,11 @@ from tests.tables.iceberg_many import write_many
 from tests.waiting import PATIENCE_S
 from torch_table_loader import ConfigError, IcebergDataset, ResumeError, TableError
 from torch_table_loader.extend import FileStorage
+from torch_table_loader.predicates.facts import Facts
 from torch_table_loader.read.footers import estimated_groups
 from torch_table_loader.records import DataFile, FileVersion, TableColumns
 from torch_table_loader.source.iceberg.catalog import TableAddress
-from torch_table_loader.source.iceberg.manifests import DeletesInfo, Entry, Manifest, Span, read_manifests
+from torch_table_loader.source.iceberg.manifests import DeletesInfo, Entry, Manifest, read_manifests
 from torch_table_loader.source.iceberg.metadata import SpecField
 from torch_table_loader.source.iceberg.scan import DeleteIndex, Naming, plan_files
 from torch_table_loader.source.iceberg.source import IcebergRequest, read_plan, write_plan
@@ -201,7 +202,7 @@ def test_entries_of_every_kind_round_trip_through_the_cache() -> None:
             2,
             (),
             said,
-            (Span(1, -5, b"a", True, False), Span(2, None, None, nulls=False, values=True)),
+            ((1, Facts(-5, b"a", nulls=True, values=False)), (2, Facts("a", 0.5, nulls=False))),
         ),
     ]
     found, notes = read_plan(write_plan(entries, ["one", "two"]))

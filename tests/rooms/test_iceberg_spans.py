@@ -9,7 +9,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torch_table_loader.source.iceberg.manifests import Span
+from torch_table_loader.predicates.facts import Facts
 from torch_table_loader.source.iceberg.scan import KeySpans, bound, may_meet
 
 KEYS = {
@@ -62,15 +62,23 @@ def test_files_with_a_key_in_common_may_meet(one: Any, other: Any, ids: set[int]
 
 
 def test_spans_of_keys_are_read_from_statistics() -> None:
-    def span(low: Any, high: Any, nulls: bool = False, values: bool = True) -> tuple[Span]:
-        return (Span(1, low, high, nulls, values),)
+    def span(low: Any, high: Any, nulls: bool = False, values: bool = True, nans: bool = False) -> Any:
+        return ((1, Facts(low, high, nulls, nans, values)),)
 
     assert not may_meet(span(0, 5), span(6, 9))
-    assert not may_meet(span(b"b", b"c"), span(b"a", b"az"))
+    assert not may_meet(span("b", "c"), span("a", "az"))
     assert not may_meet(span(0, 5), span(None, None, nulls=True, values=False))
     assert may_meet(span(0, 5, nulls=True), span(6, 9, nulls=True))
-    assert may_meet(span(0, 5), (Span(2, 6, 9, nulls=False, values=True),))
+    assert may_meet(span(0.0, 5.0, nans=True), span(6.0, 9.0, nans=True))
+    assert not may_meet(span(0.0, 5.0, nans=True), span(6.0, 9.0))
+    assert may_meet(span(0.0, 5.0), span(-9.0, -0.0))
+    assert may_meet(span(0, 5), ((2, Facts(6, 9, nulls=False, nans=False)),))
     assert may_meet(span(None, 5), span(2, None))
     assert bound(struct.pack("<i", 7), "timestamp") is None
-    assert bound(struct.pack("<d", 7), "double") is None
+    assert bound(struct.pack("<d", float("nan")), "double") is None
     assert bound(bytes(16), "uuid") is None
+    assert bound(b"\xff", "string") is None
+    [(_, facts)] = replace(SPANS, types={1: "double"}).read(
+        {"record_count": 1, "equality_ids": [1], "content": 2, "lower_bounds": [{"key": 1, "value": bytes(8)}]}
+    )
+    assert facts == Facts(low=0.0)

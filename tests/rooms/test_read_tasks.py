@@ -18,7 +18,8 @@ from hypothesis import strategies as st
 
 from tests.tables.reading import LocalStorage, as_table, count, data_file, inspect, whole_task, write_parquet
 from torch_table_loader.errors import ConfigError, ConfigTypeError, StorageError, TableError
-from torch_table_loader.predicates.expressions import check_filter, expression_columns, row_mask
+from torch_table_loader.predicates.expressions import check_filter, row_mask
+from torch_table_loader.predicates.facts import predicate_of
 from torch_table_loader.read.conform import resolve_schema
 from torch_table_loader.read.parquet import ParquetFile
 from torch_table_loader.read.tasks import TaskReader
@@ -398,7 +399,7 @@ SCHEMA = pa.schema(
 )
 def test_the_columns_of_a_filter_are_found_without_reading_its_text(filters: Any, columns: set[str]) -> None:
     check_filter(filters, SCHEMA)
-    assert expression_columns(filters, SCHEMA) == columns
+    assert predicate_of(filters, SCHEMA).columns == columns
 
 
 @pytest.mark.parametrize(

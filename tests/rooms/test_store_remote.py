@@ -24,8 +24,7 @@ from tests.tables.row_stores import MemoryTable, everything, numbers
 from tests.waiting import PATIENCE_S, threads, until
 from torch_table_loader.errors import MissingFileError, StorageError, TableError
 from torch_table_loader.extend import FileStorage
-from torch_table_loader.fetch.fetcher import reading_parts
-from torch_table_loader.fetch.settings import FetchSettings
+from torch_table_loader.fetch.fetcher import FetchSettings, reading_parts
 from torch_table_loader.planning.ranges import coalesce, in_windows
 from torch_table_loader.records import FileVersion
 from torch_table_loader.store.builder import build_files

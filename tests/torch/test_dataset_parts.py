@@ -208,3 +208,15 @@ def test_what_does_not_fit_is_refused(tables: Path, tmp_path: Path) -> None:
     away = pickle.loads(pickle.dumps(StructuredDataset(str(tmp_path))))  # noqa: S301 ours
     with pytest.raises(ConfigError, match="came from another process"):
         away.with_options(batch_size=3)
+
+
+@pytest.mark.parametrize("filters", [None, SOME], ids=["whole", "filtered"])
+def test_deletes_are_read_once_for_all_parts(tables: Path, opened: list[str], filters: Any) -> None:
+    dataset = LAKE.open(tables, filters=filters)
+    deletes = {Path(delete.file.path).name for file in dataset.table.files for delete in file.deletes}
+    assert deletes & {Path(path).name for path in opened}
+    opened.clear()
+    parts = dataset.split({"train": 0.8, "val": 0.2}, by="x")
+    found = [rows_of(LAKE, part) for part in (*parts.values(), dataset.with_options(batch_size=3))]
+    assert sorted(found[0] + found[1]) == sorted(found[2]) == sorted(LAKE.live(tables, filtered=filters is not None))
+    assert deletes.isdisjoint(Path(path).name for path in opened)

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from torch_table_loader.engine.table import Table
-    from torch_table_loader.fetch.settings import FetchSettings
+    from torch_table_loader.fetch.fetcher import FetchSettings
     from torch_table_loader.planning.splits import SegmentTable
     from torch_table_loader.read.row_stage import Counted
     from torch_table_loader.read.tasks import TaskReader

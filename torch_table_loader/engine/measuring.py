@@ -23,8 +23,7 @@ from torch_table_loader.arrow.elements import ElementType
 from torch_table_loader.cancellation import Threads
 from torch_table_loader.engine.machine import usable_cpus
 from torch_table_loader.errors import ConfigError, ConfigTypeError
-from torch_table_loader.fetch.fetcher import TasksAhead
-from torch_table_loader.fetch.settings import FetchSettings
+from torch_table_loader.fetch.fetcher import FetchSettings, TasksAhead
 from torch_table_loader.messages import progress_bar
 from torch_table_loader.planning.column_statistics import ColumnStatistics
 from torch_table_loader.planning.value_sums import ValueSums

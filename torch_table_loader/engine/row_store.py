@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
     from torch_table_loader.engine.table import Table
     from torch_table_loader.engine.tokens_in_place import TokensInPlace
-    from torch_table_loader.fetch.settings import FetchSettings
+    from torch_table_loader.fetch.fetcher import FetchSettings
     from torch_table_loader.options import LoaderOptions
     from torch_table_loader.planning.splits import SegmentTable
     from torch_table_loader.read.tasks import TaskReader

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from torch_table_loader.engine.table import Table
-    from torch_table_loader.fetch.settings import FetchSettings
+    from torch_table_loader.fetch.fetcher import FetchSettings
     from torch_table_loader.options import LoaderOptions
     from torch_table_loader.planning.exclusion import Remaining
     from torch_table_loader.planning.splits import SegmentTable

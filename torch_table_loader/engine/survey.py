@@ -97,7 +97,9 @@ def survey(
     began = time.perf_counter()
     snapshot = source if isinstance(source, SnapshotSource) else None
     inspect = Inspector(source.storage, given, cache)
-    deletes = Deletes(source.storage, verify_checksums=verify_checksums)
+    deletes: Deletes | None = getattr(source, "deletes", None)
+    if deletes is None or deletes.verify_checksums != verify_checksums:
+        deletes = Deletes(source.storage, verify_checksums=verify_checksums)
     if lazy and snapshot is not None and not skip:
         return _estimate(snapshot, inspect, filters, deletes, split_deletes=split_deletes)
     files = tuple(source.files)

@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing, contextmanager
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -23,17 +24,75 @@ from torch_table_loader.arrow.ranged_file import open_ranges
 from torch_table_loader.cancellation import cancellable, unattended, wait_for
 from torch_table_loader.contracts import ReleasingStorage, is_far
 from torch_table_loader.errors import StorageError
-from torch_table_loader.fetch.disk_cache import RangeKey
-from torch_table_loader.fetch.fetch_queue import FetchQueue, Task
-from torch_table_loader.fetch.fetch_stats import FetchStats
+from torch_table_loader.fetch.disk_cache import DiskCache, RangeKey
+from torch_table_loader.fetch.fetch_queue import FetchQueue, PlannedRead, Request, Requests, Stage, Task, joined
 from torch_table_loader.fetch.limit import MOST_REQUESTS, Flight, HedgePolicy, InFlightLimit
-from torch_table_loader.fetch.planned_read import PlannedRead, Request, Requests, Stage, joined
 from torch_table_loader.planning.requests import Piece
 
 if TYPE_CHECKING:
     from torch_table_loader.contracts import RangeStorage, Storage
-    from torch_table_loader.fetch.settings import FetchSettings
+    from torch_table_loader.options import LoaderOptions
     from torch_table_loader.records import DataFile, FileNeeds, FileVersion
+
+
+@dataclass(slots=True)
+class FetchStats:
+    """What was fetched from an object store for an epoch; all 0 if the files are on this machine.
+
+    Args:
+        num_bytes: compressed bytes that came from the store.
+        requests: requests that the store answered, including hedges.
+        retries: requests that were sent again because they failed.
+        hedges: requests that were sent a second time because they were late.
+        unplanned: requests for bytes that were not fetched ahead.
+        cached_bytes: compressed bytes that came from the disk cache.
+        seconds_waiting: time that decoding waited for bytes, summed over workers.
+    """
+
+    num_bytes: int = 0
+    requests: int = 0
+    retries: int = 0
+    hedges: int = 0
+    unplanned: int = 0
+    cached_bytes: int = 0
+    seconds_waiting: float = 0.0
+
+    @classmethod
+    def sum_of(cls, parts: Iterable[FetchStats]) -> FetchStats:
+        """Return the sum of several statistics."""
+        total = cls()
+        total.become_sum(parts)
+        return total
+
+    def become_sum(self, parts: Iterable[FetchStats]) -> None:
+        """Set this object to the sum of several statistics."""
+        parts = list(parts)
+        for field in fields(self):
+            setattr(self, field.name, sum(getattr(part, field.name) for part in parts))
+
+
+@dataclass(frozen=True, slots=True)
+class FetchSettings:
+    """How remote files are fetched: how many compressed bytes ahead of decoding (0: none), and through which cache."""
+
+    ahead_bytes: int
+    cache: DiskCache | None = None
+
+    @classmethod
+    def of(cls, options: LoaderOptions) -> FetchSettings:
+        """Build from the caller's options. Raises ConfigError if the cache's folder cannot be used."""
+        remote = options.remote
+        cache = None if remote.cache_dir is None else DiskCache(remote.cache_dir, remote.cache_bytes)
+        return cls(remote.read_ahead_bytes, cache)
+
+    def shared_by(self, threads: int) -> FetchSettings:
+        """Return the settings of one of several threads that fetch side by side."""
+        return replace(self, ahead_bytes=self.ahead_bytes // threads)
+
+    def applies_to(self, storage: Storage) -> bool:
+        """Return whether files of a storage are fetched ahead of decoding."""
+        return self.ahead_bytes > 0 and is_far(storage)
+
 
 _log = logging.getLogger(__name__)
 
@@ -426,12 +485,7 @@ class FileParts:
         self._task = fetcher.add(requests, rows_before)
 
     def read(self, start: int, stop: int) -> Any:
-        """Wait for bytes of the parts, and return them.
-
-        Raises:
-            TableError: the file is missing or changed.
-            StorageError: the store failed, or nobody wants the parts any more.
-        """
+        """Wait for bytes of the parts, and return them."""
         return self._fetcher.read(self._requests, start, stop)
 
     def close(self) -> None:
@@ -450,11 +504,7 @@ class PartsAhead:
         self._storage = storage
 
     def expect(self, needs: FileNeeds, rows_before: int) -> FileParts:
-        """Request parts of a file, with one request each: of each group of `needs` its one range, in this order.
-
-        Raises:
-            StorageError: the epoch was abandoned meanwhile.
-        """
+        """Request parts of a file, with one request each: of each group of `needs` its one range, in this order."""
         pieces = [Piece(tuple(group), range(number, number + 1)) for number, group in enumerate(needs.groups)]
         return FileParts(self._fetcher, Requests(needs, self._storage, pieces), rows_before)
 

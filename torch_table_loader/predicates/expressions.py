@@ -1,15 +1,10 @@
-"""What a filter expression refers to, whether it fits a table, and what it says of a batch, a row group or a file.
-
-An expression is never parsed: it is bound to schemas, and pyarrow says whether it fits.
-"""
+"""Whether a filter expression fits a table, and what it says of a batch: pyarrow decides both."""
 
 from __future__ import annotations
 
 import pickle
 import re
 from collections.abc import Sequence
-from functools import reduce
-from operator import and_
 from typing import Any
 
 import pyarrow as pa
@@ -18,8 +13,6 @@ from torch_table_loader.arrow import compute as pc
 from torch_table_loader.errors import ConfigError, ConfigTypeError
 from torch_table_loader.messages import first_line, note_of_folders, the_nearest
 from torch_table_loader.predicates.hash_parts import make_known
-
-_last_columns: tuple[Any, pa.Schema, frozenset[str]] | None = None
 
 
 def check_filter(filters: Any, schema: pa.Schema, unread_keys: Sequence[str] = ()) -> None:
@@ -51,22 +44,6 @@ def check_filter(filters: Any, schema: pa.Schema, unread_keys: Sequence[str] = (
         )
 
 
-def expression_columns(filters: Any, schema: pa.Schema) -> frozenset[str]:
-    """Return the top-level columns of a schema without which a checked filter does not bind.
-
-    >>> schema = pa.schema([("a", pa.int32()), ("b", pa.int32()), ("c", pa.int32())])
-    >>> sorted(expression_columns((pc.field("a") > 1) | pc.field("c").is_null(), schema))
-    ['a', 'c']
-    """
-    global _last_columns  # noqa: PLW0603 - one filter is asked about for every file of a table
-    last = _last_columns
-    if last is not None and last[0] is filters and last[1] is schema:
-        return last[2]
-    found = frozenset(_needed(filters, schema, list(schema.names)))
-    _last_columns = (filters, schema, found)
-    return found
-
-
 def row_mask(batch: pa.RecordBatch, filters: Any) -> pa.Array:
     """Evaluate a filter on a batch: a boolean for each row, or null where it cannot say (such a row does not pass)."""
     if batch.num_columns == 0:
@@ -92,23 +69,6 @@ def _bound_type(filters: Any, schema: pa.Schema) -> pa.DataType:
     return _project(filters, empty).schema.field(0).type
 
 
-def _needed(filters: Any, schema: pa.Schema, names: list[str]) -> list[str]:
-    if not names or _binds_without(filters, schema, set(names)):
-        return []
-    if len(names) == 1:
-        return names
-    half = len(names) // 2
-    return _needed(filters, schema, names[:half]) + _needed(filters, schema, names[half:])
-
-
-def _binds_without(filters: Any, schema: pa.Schema, names: set[str]) -> bool:
-    try:
-        _bound_type(filters, pa.schema([field for field in schema if field.name not in names]))
-    except pa.ArrowException:
-        return False
-    return True
-
-
 def _misfit(filters: Any, schema: pa.Schema, unread_keys: Sequence[str], error: Exception) -> str:
     unknown = re.search(r"No match for FieldRef\.(?:Nested\(FieldRef\.)?Name\((.*?)\)", first_line(error))
     if unknown is None or unknown[1] in schema.names:
@@ -118,48 +78,3 @@ def _misfit(filters: Any, schema: pa.Schema, unread_keys: Sequence[str], error: 
         )
     hint = note_of_folders([unknown[1]]) if unknown[1] in unread_keys else the_nearest(unknown[1], schema.names)
     return f"filters name the column {unknown[1]!r}, which the table does not have; {hint}"
-
-
-def can_pass(facts: Sequence[Any], filters: Any, schema: pa.Schema) -> bool:
-    """Return whether a filter can be true of a row of which some facts hold; True where pyarrow cannot decide.
-
-    >>> schema = pa.schema([("a", pa.int64())])
-    >>> can_pass([pc.field("a") >= 3], pc.field("a") < 3, schema)
-    False
-    """
-    if not facts:
-        return True
-    import pyarrow.dataset as ds  # about 40 MB of libraries, for those who filter
-
-    make_known()
-    # No file is opened: the dataset looks at what is known of its fragment alone.
-    form = ds.IpcFileFormat()
-    fragment = form.make_fragment(pa.BufferReader(b""), partition_expression=reduce(and_, facts))
-    try:
-        return bool(list(ds.FileSystemDataset([fragment], schema, form).get_fragments(filter=filters)))
-    except pa.ArrowException:
-        return True
-
-
-def nan_can_pass(name: str, kind: pa.DataType, facts: Sequence[Any], filters: Any, schema: pa.Schema) -> bool:
-    """Return whether a filter can be true of a row with NaN in a column, which statistics leave out."""
-    if not pa.types.is_floating(kind):
-        return False
-    return can_pass([*facts, equals(name, pa.scalar(float("nan"), kind))], filters, schema)
-
-
-def equals(name: str, value: pa.Scalar) -> Any:
-    """Return the fact that a column has one value, which may be null."""
-    return pc.field(name) == value if value.is_valid else pc.field(name).is_null()
-
-
-def between(name: str, low: pa.Scalar, high: pa.Scalar, *, nulls: bool) -> Any:
-    """Return the fact that a column lies between two values, or is null if it has `nulls`.
-
-    None for zeros: −0 is written as 0, and `isin` tells them apart.
-    """
-    if pa.types.is_floating(low.type) and low.as_py() == 0 == high.as_py():
-        return None
-    field = pc.field(name)
-    bounds = (field >= low) & (field <= high)
-    return bounds | field.is_null() if nulls else bounds

@@ -10,10 +10,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pyarrow.types as pt
 
-from torch_table_loader.arrow import compute as pc
 from torch_table_loader.arrow.datatypes import is_string
 from torch_table_loader.arrow.reserved import LAST_UPDATED_FIELD, ROW_ID_FIELD
-from torch_table_loader.predicates.expressions import between, can_pass, equals, expression_columns, nan_can_pass
+from torch_table_loader.predicates.facts import NULL, Facts, Path, UndecidedError, ordinal, predicate_of, single
 from torch_table_loader.read.by_id import places_of
 from torch_table_loader.read.parquet_footer import refuse_unsafe
 
@@ -31,7 +30,7 @@ _IF_EQUAL: Sequence[Callable[[pa.DataType], bool]] = (
 
 def partition_can_pass(file: DataFile, filters: Any, schema: pa.Schema) -> bool:
     """Return whether a filter can be true of a row of a file, by the file's partition values."""
-    return can_pass(_known_values(file, schema), filters, schema)
+    return predicate_of(filters, schema).can_pass({}, _known_values(file, schema))
 
 
 def kept_row_groups(
@@ -39,29 +38,27 @@ def kept_row_groups(
 ) -> Sequence[bool]:
     """Return for each Parquet row group whether a filter can be true of a row of it; True if statistics cannot decide.
 
-    Statistics leave NaN out, so nothing is concluded from those of float columns where NaN passes. Columns whose
-    statistics cannot be compared in the table's type (nested, or of another type in this file) count as unknown.
+    Columns whose statistics cannot be compared in the table's type (nested, or of another type in this file) count as
+    unknown.
     """
-    leaves, absent = _leaves(file, meta, parsed, expression_columns(filters, schema), schema)
-    facts = [*_known_values(file, schema), *(pc.field(name).is_null() for name in sorted(absent))]
-    if not can_pass(facts, filters, schema):
+    predicate, values = predicate_of(filters, schema), _known_values(file, schema)
+    leaves, absent = _leaves(file, meta, parsed, predicate.columns, schema)
+    values |= {name: pa.scalar(None, schema.field(name).type) for name in absent}
+    if not predicate.can_pass({}, values):
         return [False] * len(meta.group_rows)
     if meta.footer is not None and leaves:
         refuse_unsafe(file.name, meta.footer, parsed, [leaf.place for leaf in leaves])
-    bounded = [leaf for leaf in leaves if not nan_can_pass(leaf.name, leaf.kind, facts, filters, schema)]
+    known: dict[Path, Facts] = {(name,): single(value, schema.field(name).type) for name, value in values.items()}
     kept: list[bool] = []
     for number in range(parsed.num_row_groups):
         group = parsed.row_group(number)
-        bounds = [bound for leaf in bounded if (bound := _bound(leaf, group)) is not None]
-        kept.append(not bounds or can_pass([*facts, *bounds], filters, schema))
+        kept.append(predicate.can_pass({**known, **{(leaf.name,): _facts(leaf, group) for leaf in leaves}}))
     return kept
 
 
-def _known_values(file: DataFile, schema: pa.Schema) -> list[Any]:
-    values = [
-        (name, _as_type(value, schema.field(name).type)) for name, value in file.partition if name in schema.names
-    ]
-    return [equals(name, value) for name, value in values if value is not None]
+def _known_values(file: DataFile, schema: pa.Schema) -> dict[str, pa.Scalar]:
+    values = {name: _as_type(value, schema.field(name).type) for name, value in file.partition if name in schema.names}
+    return {name: value for name, value in values.items() if value is not None}
 
 
 def _as_type(value: Any, kind: pa.DataType) -> pa.Scalar | None:
@@ -126,24 +123,26 @@ def _comparable(stored: pa.DataType, kind: pa.DataType) -> bool:
     return bool(stored.equals(kind)) and any(test(kind) for test in _IF_EQUAL)
 
 
-def _bound(leaf: _Leaf, group: pq.RowGroupMetaData) -> Any:
-    """Return the fact that a row group's statistics state of a column; None if they state none."""
+def _facts(leaf: _Leaf, group: pq.RowGroupMetaData) -> Facts:
+    """Return what a row group's statistics state of a column."""
     chunk = group.column(leaf.place)
     statistics = chunk.statistics
     if statistics is None or not statistics.has_null_count:
-        return None
+        return Facts()
     if statistics.null_count == chunk.num_values:
-        return pc.field(leaf.name).is_null()
+        return NULL
+    nulls = statistics.null_count > 0
     if not statistics.has_min_max:
-        return None
+        return Facts(nulls=nulls)
     try:
         if pt.is_decimal(leaf.stored) or pt.is_unsigned_integer(leaf.stored):
-            low, high = (pa.scalar(value, leaf.kind) for value in (statistics.min, statistics.max))
+            bounds = [pa.scalar(value, leaf.kind) for value in (statistics.min, statistics.max)]
         else:
-            low, high = (_value(leaf, value) for value in (statistics.min_raw, statistics.max_raw))
-    except (ValueError, TypeError, OverflowError, pa.ArrowException):  # cut inside of a character, or of another type
-        return None
-    return between(leaf.name, low, high, nulls=statistics.null_count > 0)
+            bounds = [_value(leaf, value) for value in (statistics.min_raw, statistics.max_raw)]
+        low, high = (ordinal(value, leaf.kind) for value in bounds)
+    except (UndecidedError, ValueError, TypeError, OverflowError, pa.ArrowException):
+        return Facts(nulls=nulls)  # cut inside of a character, or of another type
+    return Facts(low, high, nulls)
 
 
 def _value(leaf: _Leaf, raw: Any) -> pa.Scalar:

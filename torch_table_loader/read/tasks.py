@@ -17,7 +17,8 @@ from torch_table_loader.contracts import has_ranges, is_far
 from torch_table_loader.errors import ConfigError, StorageError, TableError, TableLoaderError
 from torch_table_loader.format_contracts import ListCountingReader, ListMeasuringReader, RangedReader
 from torch_table_loader.planning.requests import FIRST_BYTES
-from torch_table_loader.predicates.expressions import check_filter, expression_columns
+from torch_table_loader.predicates.expressions import check_filter
+from torch_table_loader.predicates.facts import predicate_of
 from torch_table_loader.read.conform import batch_of
 from torch_table_loader.read.deletes import Deletes
 from torch_table_loader.read.failures import (
@@ -103,7 +104,7 @@ class TaskReader:
         if filters is not None:
             check_filter(filters, table_schema)
         self._filters = filters
-        self._filter_columns = () if filters is None else tuple(sorted(expression_columns(filters, table_schema)))
+        self._filter_columns = () if filters is None else tuple(sorted(predicate_of(filters, table_schema).columns))
         self._storage = storage
         self._files = files
         self._metas = metas

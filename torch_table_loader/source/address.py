@@ -112,11 +112,7 @@ def parse_address(path_or_url: str | os.PathLike[str]) -> Address:
 
 
 def check_packages(protocol: str) -> None:
-    """Refuse the protocol of a store whose packages are not installed; plain installs read local files.
-
-    Raises:
-        MissingExtraError: names the extra.
-    """
+    """Refuse the protocol of a store whose packages are not installed; plain installs read local files."""
     extra, *packages = _EXTRAS.get(FAMILIES.get(protocol, protocol), ("",))
     if missing := [name for name in packages if find_spec(name) is None]:
         raise MissingExtraError(
@@ -125,12 +121,7 @@ def check_packages(protocol: str) -> None:
 
 
 def filesystem_class(protocol: str) -> Any:
-    """Return the fsspec class of a protocol.
-
-    Raises:
-        ConfigError: fsspec does not know the protocol.
-        MissingExtraError: its package is not installed.
-    """
+    """Return the fsspec class of a protocol."""
     try:
         return fsspec.get_filesystem_class(protocol)
     except ValueError as error:

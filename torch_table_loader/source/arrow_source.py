@@ -67,12 +67,7 @@ class ArrowSource:
 
     @classmethod
     def of(cls, data: Any, reader: FormatReader) -> ArrowSource:
-        """Take rows from memory; rows of a stream that can be read only once are kept.
-
-        Raises:
-            ConfigTypeError: the data has none of the supported types.
-            ConfigError: the data holds values that Arrow cannot represent, or two columns of one name.
-        """
+        """Take rows from memory; rows of a stream that can be read only once are kept."""
         table, description = _taken(data)
         if twice := next((name for name in table.column_names if table.column_names.count(name) > 1), None):
             raise ConfigError(

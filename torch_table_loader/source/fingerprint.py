@@ -20,9 +20,6 @@ def fingerprint(files: Sequence[DataFile], rows: Sequence[int]) -> str:
     Returns:
         64 hexadecimal digits.
 
-    Raises:
-        ConfigError: the lists have different lengths.
-
     >>> fingerprint([], [])[:16]
     '31f91978c82f9d64'
     """

@@ -76,10 +76,6 @@ class History(ABC, Generic[Part]):
 
         A commit that replaces files by others with the same rows is skipped: rows appended before it are read from the
         files with which they were appended.
-
-        Raises:
-            ConfigError: a commit removed or changed rows.
-            TableError: a commit did more than it says.
         """
         for commit in self.commits:
             if commit.does == "change":
@@ -97,10 +93,6 @@ class History(ABC, Generic[Part]):
 
         A file is there once for each change of its rows. Of one commit come the rows that went, then those that came. A
         commit that replaces files by others with the same rows changes none.
-
-        Raises:
-            ConfigError: a commit deleted rows by keys, or the table changed so that one changelog cannot hold it.
-            TableError: a commit did more than it says.
         """
         changes = list(self._changes())
         kept = [(file, values) for file, values in changes if file.path not in self.pruned]

@@ -24,9 +24,6 @@ PartitionValues = tuple[tuple[str, Any], ...]
 def hive_segments(name: str) -> tuple[tuple[str, str | None], ...]:
     """Split a file's name, relative to the table's root, into its partition keys and values, as text.
 
-    Raises:
-        TableError: a key occurs twice, or a segment is not percent-encoded UTF-8.
-
     >>> hive_segments("day=2024-01-31/city=S%C3%A3o%20Paulo/part-0.parquet")
     (('day', '2024-01-31'), ('city', 'São Paulo'))
     """

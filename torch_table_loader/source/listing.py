@@ -136,12 +136,7 @@ def write_files(path: str, files: Sequence[DataFile], storage_options: Mapping[s
 
 
 def read_files(path: str, storage_options: Mapping[str, Any] | None = None) -> list[str]:
-    """Read the names that `write_files` wrote.
-
-    Raises:
-        ConfigError: the file is not such a list.
-        TableError: the file does not exist.
-    """
+    """Read the names that `write_files` wrote."""
     storage, place = open_storage(path, storage_options)
     try:
         content = json.loads(storage.read_bytes(place))
@@ -459,10 +454,6 @@ def pair(
 
     Args:
         listed: all files of the folders that contain the given ones; empty if no folder was listed.
-
-    Raises:
-        MissingFileError: a required sidecar is missing, or the data file of a sidecar.
-        TableError: there are files, but none of them is named like a data file.
     """
     if not isinstance(reader, SidecarReader) or not (listed or reader.sidecars):
         return [Paired(file) for file in found if has_bytes(file)]

@@ -94,10 +94,6 @@ def client_config(options: Mapping[str, Any], *, http: bool) -> ClientConfig:
     """Return obstore's network settings; obstore itself finds proxies in the environment.
 
     `http` is whether the endpoint does not use TLS.
-
-    Raises:
-        ConfigError: a proxy or a timeout is invalid.
-        OSError: the certificate file cannot be read.
     """
     config: ClientConfig = {
         "allow_http": http,
@@ -131,11 +127,7 @@ def ca_file(options: Mapping[str, Any]) -> str | None:
 
 
 def tls_context(options: Mapping[str, Any]) -> ssl.SSLContext:
-    """Return whom to trust, for clients of Python; `client_config` says the same to obstore.
-
-    Raises:
-        OSError: the certificate file cannot be read.
-    """
+    """Return whom to trust, for clients of Python; `client_config` says the same to obstore."""
     context = ssl.create_default_context()
     if options.get("verify") is False:
         context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
@@ -337,11 +329,7 @@ def _google_tokens(credentials: Any) -> GCSCredentialProvider:
 
 
 def azure_client(options: Mapping[str, Any]) -> ObjectStoreClient:
-    """Return a client of the containers of an Azure account, with the options of `store_options`.
-
-    Raises:
-        ConfigError: no account is named, or a connection string cannot be read.
-    """
+    """Return a client of the containers of an Azure account, with the options of `store_options`."""
     string = options.get("connection_string")
     if string is None and not _LOGINS & set(options) and "skip_signature" not in options:
         string = os.environ.get("AZURE_STORAGE_CONNECTION_STRING")

@@ -6,11 +6,13 @@ import hashlib
 import json
 import logging
 import pickle
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import pyarrow as pa
+from typing_extensions import override
 
 from torch_table_loader.cancellation import Threads
 from torch_table_loader.errors import ConfigError, StorageError, TableError
@@ -48,50 +50,45 @@ class CacheEntry:
                 )
 
 
-class Plans(Protocol):
-    """What is known about data files, wherever it is kept; see `PlanCache`."""
+class Plans(ABC):
+    """What is known about data files, wherever it is kept."""
 
-    @property
-    def fork_safe(self) -> bool:
-        """Whether a forked process can use it."""
-        ...
+    fork_safe: bool | property = True
+    """Whether a forked process can use it."""
 
+    @abstractmethod
     def get(self, file: DataFile) -> CacheEntry | None:
         """Return what is known about a file; None if nothing is."""
-        ...
 
     def get_many(self, files: Sequence[DataFile]) -> list[CacheEntry | None]:
         """Return what is known about each file."""
-        ...
+        return list(map(self.get, files))
 
+    @abstractmethod
     def put(self, file: DataFile, entry: CacheEntry) -> None:
         """Add what is known about a file."""
-        ...
 
+    @abstractmethod
     def get_note(self, key: str) -> bytes | None:
         """Return what `put_note` stored; None if there is nothing."""
-        ...
 
+    @abstractmethod
     def put_note(self, key: str, data: bytes) -> None:
         """Store bytes under a key."""
-        ...
 
+    @abstractmethod
     def versions(self, files: Sequence[DataFile]) -> str | None:
         """Hash what distinguishes these files from any others; None if a version is unknown."""
-        ...
 
-    def close(self) -> None:
+    def close(self) -> None:  # noqa: B027 most have no clients
         """Close this process's clients."""
-        ...
 
 
-class HeldPlans:
-    """What datasets of one open table know of its files, in memory (implements `Plans`). It pickles empty.
+class HeldPlans(Plans):
+    """What datasets of one open table know of its files, in memory. It pickles empty.
 
     Footers are those of a table, which `know` hands over: they are held once, with the schemas that files share.
     """
-
-    fork_safe = True
 
     def __init__(self) -> None:
         self._metas: dict[tuple[str, FileVersion], FileMeta] = {}
@@ -106,40 +103,34 @@ class HeldPlans:
         """Take the footers of a table's files."""
         self._metas.update(((file.path, file.version), meta) for file, meta in zip(files, metas, strict=True))
 
+    @override
     def get(self, file: DataFile) -> CacheEntry | None:
-        """Return the footer and counts of a file, if its footer is known."""
         key = file.path, file.version
         meta = self._metas.get(key)
         return None if meta is None else CacheEntry(meta, dict(self._counts.get(key, ())))
 
-    def get_many(self, files: Sequence[DataFile]) -> list[CacheEntry | None]:
-        """Return what is known about each file."""
-        return list(map(self.get, files))
-
+    @override
     def put(self, file: DataFile, entry: CacheEntry) -> None:
         """Keep the counts of a file."""
         if entry.counts:
             self._counts.setdefault((file.path, file.version), {}).update(entry.counts)
 
+    @override
     def get_note(self, key: str) -> bytes | None:
-        """Return what `put_note` stored."""
         return self._notes.get(key)
 
+    @override
     def put_note(self, key: str, data: bytes) -> None:
-        """Store bytes under a key."""
         self._notes[key] = data
 
+    @override
     def versions(self, files: Sequence[DataFile]) -> str:
-        """Hash what distinguishes these files from others of the table."""
         facts = [[file.path, file.version.num_bytes, file.version.mtime_ns, file.version.etag] for file in files]
         return hashlib.sha256(json.dumps(facts).encode("utf-8")).hexdigest()
 
-    def close(self) -> None:
-        """Do nothing: there are no clients."""
-
 
 @dataclass(frozen=True, slots=True)
-class PlanCache:
+class PlanCache(Plans):
     """Entries of data files in a directory on any file system, each written atomically.
 
     An entry is stored under a hash of the file's location, name, format, size, mtime and etag (size alone, if the
@@ -165,16 +156,16 @@ class PlanCache:
         return cls(storage, root.rstrip("/"), scope)
 
     @property
-    def fork_safe(self) -> bool:
+    def fork_safe(self) -> bool:  # type: ignore[override]
         """Whether a forked process can use it."""
         return getattr(self.storage, "fork_safe", False)
 
+    @override
     def close(self) -> None:
-        """Close this process's clients."""
         self.storage.close()
 
+    @override
     def get(self, file: DataFile) -> CacheEntry | None:
-        """Return what is known about a file; None if nothing is, or if its version cannot be determined."""
         key = self._key(file)
         data = None if key is None else self._read(key, file.name)
         if data is None:
@@ -182,11 +173,12 @@ class PlanCache:
         entry, locals_then = _decode(data)
         return entry if all(map(same_local, locals_then, _locals(file))) else None
 
+    @override
     def get_many(self, files: Sequence[DataFile]) -> list[CacheEntry | None]:
-        """Return what is known about each file, with several requests in parallel."""
         with Threads(STAT_THREADS, "table-loader-ask") as pool:
             return list(pool.map(self.get, files))
 
+    @override
     def put(self, file: DataFile, entry: CacheEntry) -> None:
         """Store an entry, merged with the counts that are already stored for the same version of the file."""
         key = self._key(file)
@@ -199,19 +191,18 @@ class PlanCache:
             entry = CacheEntry(entry.meta, {**known.counts, **entry.counts})
         self._write(key, _encode(entry, _locals(file)))
 
+    @override
     def get_note(self, key: str) -> bytes | None:
-        """Return what `put_note` stored; None if there is nothing, or the note is damaged.
-
-        The key contains everything that the note depends on, except the table's location.
-        """
+        """Return what `put_note` stored: the key has everything that it depends on, except the table's location."""
         return self._read(self._note_key(key), "a note")
 
+    @override
     def put_note(self, key: str, data: bytes) -> None:
         """Store bytes under a key; they must contain nothing secret."""
         self._write(self._note_key(key), data)
 
+    @override
     def versions(self, files: Sequence[DataFile]) -> str | None:
-        """Hash what distinguishes these files from any others, for the keys of notes; None if a version is unknown."""
         keys = [self._key(file) for file in files]
         known = [key.hex() for key in keys if key is not None]
         if len(known) < len(keys):

@@ -44,9 +44,6 @@ class WrongLengthError(OSError):
 def of_length(data: Any, start: int, stop: int) -> Any:
     """Return the response to a request for the bytes from `start` to `stop`, after checking its length.
 
-    Raises:
-        WrongLengthError: the buffer is not as long as the range.
-
     >>> of_length(b"abc", 5, 8)
     b'abc'
     """
@@ -162,11 +159,7 @@ class Attempts:
         return f"; tried {self._tries} times over {self._seconds:.0f} s" if self._tries > 1 else ""
 
     def make(self, ask: Callable[[], T], num_bytes: Callable[[T], int] = lambda _: 0) -> T:
-        """Send a request, repeat it while its failure may be temporary, and return its result.
-
-        Raises:
-            Exception: the error of the last try.
-        """
+        """Send a request, repeat it while its failure may be temporary, and return its result."""
         while True:
             began = self._policy.now()
             self._counter.add(Traffic(requests=1, retries=int(self._tries > 0)))

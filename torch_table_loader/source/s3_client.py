@@ -1,30 +1,35 @@
-"""A client of S3. obstore reads and writes; listings are asked for, and checked, page by page.
+"""A client of S3, with endpoint, region and login as botocore finds them in the environment and ~/.aws.
 
-obstore ends a listing at a page without a token, whatever else that page says. The requests are those of
-ListObjectsV2: https://docs.aws.amazon.com/AmazonS3/latest/API/API_ListObjectsV2.html.
+obstore reads and writes; listings are asked for, and checked, page by page, since obstore ends one
+at a page without a token, whatever else that page says. The requests are those of ListObjectsV2:
+https://docs.aws.amazon.com/AmazonS3/latest/API/API_ListObjectsV2.html.
 """
 
 from __future__ import annotations
 
+import functools
+import os
 import urllib.request
 from collections.abc import Iterator, Mapping
-from datetime import datetime
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import quote, unquote_plus, urlsplit
 from xml.etree import ElementTree as ET
 
 import urllib3
+from botocore import credentials, exceptions
 from botocore.auth import S3SigV4Auth
 from botocore.awsrequest import AWSRequest
 from botocore.credentials import Credentials
 from botocore.exceptions import ClientError
 from botocore.parsers import ResponseParserError
+from botocore.session import Session
 from botocore.utils import percent_encode_sequence
 from obstore.store import S3Store
 from typing_extensions import override
 
 from torch_table_loader.errors import ConfigError, StorageError
-from torch_table_loader.source.aws import aws_login, configured_region
 from torch_table_loader.source.object_store import (
     CONNECT_TIMEOUT_S,
     READ_TIMEOUT_S,
@@ -38,7 +43,128 @@ from torch_table_loader.source.object_store import (
 )
 
 if TYPE_CHECKING:
-    from obstore.store import S3Config
+    from obstore.store import S3Config, S3Credential, S3CredentialProvider
+
+_ASKED_AGAIN = timedelta(minutes=10)
+"""botocore renews credentials at least this long before they expire; obstore asks for them after half of it."""
+
+
+def configured_endpoint(profile: str | None = None) -> str | None:
+    """Return the S3 endpoint that is configured outside the program, for a profile (None: the environment's).
+
+    The order is that of AWS's SDKs, see https://docs.aws.amazon.com/sdkref/latest/guide/feature-ss-endpoints.html:
+    ``AWS_ENDPOINT_URL_S3``, ``AWS_ENDPOINT_URL``, the ``s3`` part of the profile's ``services`` section, and the
+    profile's ``endpoint_url``. ``AWS_IGNORE_CONFIGURED_ENDPOINT_URLS`` switches all of them off.
+    """
+    settings = _settings(profile)
+    environ = os.environ
+    ignored = environ.get("AWS_IGNORE_CONFIGURED_ENDPOINT_URLS") or settings.get("ignore_configured_endpoint_urls", "")
+    if ignored.lower() == "true":
+        return None
+    given = environ.get("AWS_ENDPOINT_URL_S3") or environ.get("AWS_ENDPOINT_URL")
+    if given or "services" not in settings:
+        return given or settings.get("endpoint_url")
+    section = settings["services"]
+    if section not in settings["all services"]:
+        raise ConfigError(
+            f"a profile in {_files()[0]} names services {section!r}, and there is no section [services {section}]; "
+            "add it, or take the line out"
+        )
+    of_s3 = settings["all services"][section].get("s3", {})
+    return of_s3.get("endpoint_url") or settings.get("endpoint_url")
+
+
+def configured_region(profile: str | None = None) -> str | None:
+    """Return the region from the environment or a profile, as AWS's SDKs read them."""
+    given = os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION")
+    return given or _settings(profile).get("region")
+
+
+def aws_login(options: Mapping[str, Any]) -> S3CredentialProvider | None:
+    """Return a provider of credentials for obstore; None for anonymous access.
+
+    It gives the keys among the options (see `store_options`) or, without keys or for a role, what botocore finds.
+
+    Raises:
+        ConfigError: the login is incomplete, or the profile does not exist.
+        botocore.exceptions.BotoCoreError: there is no login, or it cannot be obtained.
+    """
+    if options.get("skip_signature"):
+        return None
+    keys = [options.get(name) for name in ("access_key_id", "secret_access_key", "session_token")]
+    if bool(keys[0]) != bool(keys[1]):
+        raise ConfigError("storage_options must give access key and secret key together, or neither")
+    found = credentials.Credentials(*keys) if keys[0] else None
+    if found is None or "role_arn" in options:
+        found = _of_botocore(options, found)
+    renewed = isinstance(found, credentials.RefreshableCredentials)
+
+    def provide() -> S3Credential:
+        now = found.get_frozen_credentials()
+        return {
+            "access_key_id": now.access_key,
+            "secret_access_key": now.secret_key,
+            "token": now.token,
+            "expires_at": datetime.now(UTC) + _ASKED_AGAIN if renewed else None,
+        }
+
+    provide()  # a failure is raised here, with botocore's own error
+    return provide
+
+
+def _of_botocore(options: Mapping[str, Any], keys: credentials.Credentials | None) -> Any:
+    """Return what botocore finds, or gets for a role."""
+    session = Session(profile=options.get("profile"))
+    try:
+        if region := options.get("region") or configured_region(options.get("profile")):
+            session.set_config_variable("region", region)
+        found = keys or session.get_credentials()
+    except exceptions.ProfileNotFound as error:
+        raise ConfigError(f"{error}; name one of ~/.aws/config as profile, or leave it out") from None
+    if found is None:
+        raise exceptions.NoCredentialsError
+    if "role_arn" not in options:
+        return found
+    named = {"RoleSessionName": options.get("role_session_name"), "ExternalId": options.get("external_id")}
+    fetcher = credentials.AssumeRoleCredentialFetcher(
+        session.create_client, found, options["role_arn"], {name: value for name, value in named.items() if value}
+    )
+    return credentials.DeferredRefreshableCredentials(fetcher.fetch_credentials, "assume-role")
+
+
+def _settings(profile: str | None) -> Mapping[str, Any]:
+    """Return the settings of a profile in both of AWS's files, and all sections of services."""
+    name = profile or os.environ.get("AWS_PROFILE") or os.environ.get("AWS_DEFAULT_PROFILE")
+    return _parsed(name or "default", tuple((path, _stamp(path)) for path in _files()))
+
+
+def _files() -> tuple[Path, Path]:
+    """Return the paths of the configuration and credentials files."""
+    config = os.environ.get("AWS_CONFIG_FILE") or "~/.aws/config"
+    login = os.environ.get("AWS_SHARED_CREDENTIALS_FILE") or "~/.aws/credentials"
+    return Path(config).expanduser(), Path(login).expanduser()
+
+
+def _stamp(path: Path) -> tuple[int, int] | None:
+    try:
+        status = os.stat(path)  # noqa: PTH116 - asked for each path of a list
+    except OSError:
+        return None
+    return status.st_mtime_ns, status.st_size
+
+
+@functools.lru_cache(maxsize=8)
+def _parsed(name: str, _files: object) -> Mapping[str, Any]:
+    try:
+        known = Session().full_config
+    except exceptions.ConfigParseError as error:
+        # Its text quotes the line, which may contain a secret.
+        raise ConfigError(
+            f"{error.kwargs['path']} does not parse as a configuration file of AWS "
+            f"({type(error.kwargs['error']).__name__}); correct it"
+        ) from None
+    return {**known["profiles"].get(name, {}), "all services": known.get("services", {})}
+
 
 _REGION = "us-east-1"
 """The default region: stores without regions expect it, too."""
@@ -59,12 +185,7 @@ class S3Client(ObjectStoreClient):
 
     @override
     def _pages(self, name: str, key: str, *, recursive: bool, most: int) -> Iterator[Listed]:
-        """Ask for page after page, and check that they make one listing.
-
-        Raises:
-            StorageError: pages do not make one listing.
-            ClientError: the store answers with an error.
-        """
+        """Ask for page after page, and check that they make one listing."""
         prefix = f"{key.rstrip('/')}/" if key else ""
         shown = f"s3://{name}/{prefix}"
         query = {"list-type": "2", "encoding-type": "url", "max-keys": str(most), "prefix": prefix}

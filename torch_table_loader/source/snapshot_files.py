@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import datetime as dt
 import hashlib
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import pyarrow as pa
 
 from torch_table_loader.errors import ConfigError, ConfigTypeError, TableError
 from torch_table_loader.planning.listed_files import ListedFiles, packed
+from torch_table_loader.records import Column
 
 if TYPE_CHECKING:
-    from torch_table_loader.records import Column, DataFile
+    from torch_table_loader.records import DataFile
     from torch_table_loader.source.history import Commit
     from torch_table_loader.source.plan_cache import PlanCache
     from torch_table_loader.source.table_storage import TableStorage
@@ -35,6 +37,8 @@ class SnapshotFiles:
         request: how the table was found, to open it at another snapshot; None in another process.
         start_snapshot_id: if only appended rows are read, the snapshot after which they were appended; else None.
         changelog: whether rows deleted after it are read as well, with the kind of change of each row.
+        deletes: what reads them and knows those that were read (`read.deletes.Deletes`), of a dataset that this was
+            made of; None for a table that was just opened.
     """
 
     storage: TableStorage
@@ -52,6 +56,7 @@ class SnapshotFiles:
     request: TableRequest | None = field(repr=False, compare=False)
     start_snapshot_id: int | None
     changelog: bool
+    deletes: Any = field(default=None, repr=False, compare=False)
 
     def at_snapshot(self, snapshot_id: int) -> SnapshotFiles:
         """Return the same table at another snapshot (`contracts.TimeTravelSource`)."""
@@ -214,11 +219,7 @@ def listed(files: Sequence[DataFile], storage: TableStorage) -> Sequence[DataFil
 
 
 def read_time(name: str, value: Any, kinds: str = "a datetime or ISO text") -> dt.datetime:
-    """Check a point in time that chooses a snapshot; `name` is the argument that gives it.
-
-    Raises:
-        ConfigError: it is not a time, or has no time zone.
-    """
+    """Check a point in time that chooses a snapshot; `name` is the argument that gives it."""
     if isinstance(value, str):
         try:
             value = dt.datetime.fromisoformat(value)
@@ -237,3 +238,59 @@ def shown_time(milliseconds: int) -> str:
         return dt.datetime.fromtimestamp(milliseconds / 1000, dt.UTC).isoformat()
     except (ValueError, OverflowError, OSError):  # beyond the range of calendars
         return f"{milliseconds} ms"
+
+
+T = TypeVar("T")
+
+_DECIMAL = re.compile(r"decimal\(\s*(\d{1,9})\s*,\s*(\d{1,9})\s*\)")
+_MOST_DIGITS = 38
+
+
+class UnreadableTypeError(Exception):
+    """A column has a type that this library does not read; the message is the type's name."""
+
+
+def arrow_schema(columns: Sequence[Column]) -> pa.Schema:
+    """Return the Arrow schema of columns, in their order."""
+    return pa.schema([_arrow_field(column) for column in columns])
+
+
+def readable(fields: Mapping[str, Callable[[], T]]) -> tuple[list[T], dict[str, str]]:
+    """Read the top level of a schema, given a function that reads each field.
+
+    Returns:
+        What can be read, and the types of the fields that cannot, by name.
+    """
+    found: list[T] = []
+    unreadable: dict[str, str] = {}
+    for name, read in fields.items():
+        try:
+            found.append(read())
+        except UnreadableTypeError as error:
+            unreadable[name] = str(error)
+    return found, unreadable
+
+
+def primitive_type(kind: str, known: Mapping[str, pa.DataType]) -> pa.DataType:
+    """Return the Arrow type of a primitive type: one of the format's types without parameters, or a decimal.
+
+    >>> primitive_type("decimal(9, 2)", {})
+    Decimal128Type(decimal128(9, 2))
+    """
+    if kind in known:
+        return known[kind]
+    if (match := _DECIMAL.fullmatch(kind)) and 0 < int(match[1]) <= _MOST_DIGITS and int(match[2]) <= int(match[1]):
+        return pa.decimal128(int(match[1]), int(match[2]))
+    raise UnreadableTypeError(kind)
+
+
+def nested_type(kind: str, children: Sequence[Column]) -> pa.DataType:
+    """Return the Arrow type of a "struct" or "map", or of a list, whatever the format calls it."""
+    fields = [_arrow_field(child) for child in children]
+    if kind == "struct":
+        return pa.struct(fields)
+    return pa.map_(*fields) if kind == "map" else pa.list_(fields[0])
+
+
+def _arrow_field(column: Column) -> pa.Field:
+    return pa.field(column.name, column.type, nullable=not column.required)

@@ -136,28 +136,15 @@ class FileStorage:
         return found._replace(path=self.shown(path)).file_version()
 
     def stat(self, path: str) -> Found | None:
-        """Return what is at a path: a file, a directory, or nothing (None).
-
-        Args:
-            path: the path; one that ends with a slash names no file.
-        """
+        """Return what is at a path: a file, a directory, or nothing (None)."""
         return self._ask(path, lambda client: _or_none(client.stat, path))
 
     def probe(self, path: str) -> Found | None:
-        """Return the same with at most one request; `walk` will reveal whether a directory is there.
-
-        Args:
-            path: the path; one that ends with a slash names no file.
-        """
+        """Return the same with at most one request; `walk` will reveal whether a directory is there."""
         return self._ask(path, lambda client: _or_none(client.probe, path))
 
     def walk(self, root: str, *, recursive: bool = True) -> list[Found]:
-        """List a directory in one go, in the store's order.
-
-        Args:
-            root: the directory.
-            recursive: whether to list all files below it, rather than its files and directories.
-        """
+        """List a directory in one go, in the store's order."""
         return self._ask(root, lambda client: list(client.walk(root, recursive=recursive)))
 
     def read_bytes(self, path: str) -> bytes:
@@ -181,12 +168,7 @@ class FileStorage:
             return self._connection("").client.checks_tags
 
     def put_file(self, local: str, path: str) -> None:
-        """Copy a local file to the store.
-
-        Raises:
-            ConfigError: the store does not accept files.
-            StorageError: the store refuses, or does not answer.
-        """
+        """Copy a local file to the store."""
         self._ask(path, lambda client: client.put_file(local, path))
 
     def close(self) -> None:

@@ -189,9 +189,6 @@ def choose_client(protocol: str, options: Mapping[str, Any]) -> tuple[str, Mappi
         "obstore"; or the fsspec package for an option that obstore lacks; or the protocol, for stores that obstore does
         not read.
 
-    Raises:
-        ConfigError: two options each need another client.
-
     >>> choose_client("s3", {"access_key_id": "K", "version_aware": True})
     ('s3fs', {'version_aware': True, 'key': 'K'})
     >>> choose_client("gs", {"token": "browser"})[0], choose_client("gs", {})[0], choose_client("ftp", {})[0]
@@ -260,11 +257,7 @@ def _named(family: str, options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _agree(known: dict[str, Any], ours: str, value: Any, name: str) -> None:
-    """Add an option that may have been given already under another name.
-
-    Raises:
-        ConfigError: it was given with another value.
-    """
+    """Add an option that may have been given already under another name."""
     if value in (None, "") or ours in _WITHOUT_EFFECT:
         return
     if isinstance(value, str) and ours in _FLAGS:
@@ -313,7 +306,7 @@ def _settled_s3(options: dict[str, Any]) -> dict[str, Any]:
     options = _without(options, ["scheme", "use_ssl", "endpoint"])
     if endpoint is None and not options.get("ignore_configured_endpoint_urls"):
         # Imported here, since botocore takes 0.15 s, which only users of S3 should pay.
-        from torch_table_loader.source.aws import configured_endpoint
+        from torch_table_loader.source.s3_client import configured_endpoint
 
         endpoint = configured_endpoint(options.get("profile"))
     if endpoint is not None:

@@ -52,9 +52,6 @@ def refuse_table_formats(storage: FileStorage, seen: Iterable[Found], files: Col
 
     The metadata of such a table says which files belong to it, and which of their rows are deleted. It is among what
     the listing saw, including hidden files, and what `look_around` found.
-
-    Raises:
-        ConfigError: the files belong to such a table; the message names the table, its format, and the call to use.
     """
     marks = [entry for entry in seen if any(mark in entry.path for mark in _MARKS)]
     for pattern, explain in ((_ICEBERG, _iceberg), (_DELTA, _delta), (_HUDI, _hudi)):

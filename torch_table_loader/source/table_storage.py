@@ -110,9 +110,6 @@ def _local_path(path: str) -> str:
 def read_areas(allow_locations: Sequence[str] | None) -> tuple[Area, ...]:
     """Check ``allow_locations``.
 
-    Raises:
-        ConfigError: an entry is neither a URL with a host nor a local path.
-
     >>> read_areas(["s3://bucket", "/mnt/lake/"])[1]
     Area(place=Place(family='file', authority=''), folder='/mnt/lake')
     """
@@ -341,10 +338,6 @@ def read_whole(storage: Storage, path: str, num_bytes: int | None = None) -> byt
     """Read a file of the table's metadata.
 
     If the metadata gives its size, one request is enough for a remote file. A wrong size costs more requests.
-
-    Raises:
-        TableError: the file is missing, or larger than the limit.
-        StorageError: the store failed.
     """
 
     def whole() -> bytes:
@@ -373,9 +366,6 @@ def too_large(path: str, got: str) -> TableError:
 
 def read_overrides(overrides: Mapping[str, str] | None) -> tuple[tuple[str, str], ...]:
     """Check a ``location_override``, and sort it by prefix, longest first.
-
-    Raises:
-        ConfigError: it is not a mapping of prefixes.
 
     >>> read_overrides({"s3://a/": "file:///b/", "s3://a/c/": "file:///c/"})
     (('s3://a/c/', 'file:///c/'), ('s3://a/', 'file:///b/'))

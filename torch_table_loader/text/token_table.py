@@ -38,7 +38,7 @@ from torch_table_loader.units import integer
 if TYPE_CHECKING:
     from torch_table_loader.dataset import TableDataset
     from torch_table_loader.engine.ray_cluster import RayCluster
-    from torch_table_loader.fetch.settings import FetchSettings
+    from torch_table_loader.fetch.fetcher import FetchSettings
     from torch_table_loader.read.tasks import TaskReader
     from torch_table_loader.read.tokenizers import Tokenizer
     from torch_table_loader.records import ReadTask

@@ -33,7 +33,7 @@ from torch_table_loader.engine.state import Bound
 from torch_table_loader.engine.work.mixed_stream_work import MixedStreamWork, StreamPart
 from torch_table_loader.engine.work.source_form import PlainForm
 from torch_table_loader.errors import ConfigError
-from torch_table_loader.fetch.settings import FetchSettings
+from torch_table_loader.fetch.fetcher import FetchSettings
 from torch_table_loader.planning.global_batches import GlobalBatches, steps_of_ranks
 from torch_table_loader.planning.mixed_stages import MixedPosition, begun, refuse_other_orders, rests_of
 from torch_table_loader.planning.mixture import NaturalShares, ShareUnit

@@ -13,7 +13,7 @@ from torch_table_loader.engine.jobs.resolve import columns_of, delivered, planne
 from torch_table_loader.engine.jobs.stream_job import StreamJob
 from torch_table_loader.engine.sizing import rows_of_a_read
 from torch_table_loader.errors import ConfigError
-from torch_table_loader.fetch.settings import FetchSettings
+from torch_table_loader.fetch.fetcher import FetchSettings
 from torch_table_loader.read.sequence_stages import stage_of
 from torch_table_loader.schedules import Schedule
 

@@ -27,7 +27,7 @@ from torch_table_loader.engine.state import (
 from torch_table_loader.engine.table import Table
 from torch_table_loader.engine.work.stream_work import StreamWork
 from torch_table_loader.errors import ConfigError, ResumeError
-from torch_table_loader.fetch.settings import FetchSettings
+from torch_table_loader.fetch.fetcher import FetchSettings
 from torch_table_loader.messages import did_you_mean, warn_caller
 from torch_table_loader.planning.distinct import distinct
 from torch_table_loader.planning.epoch import uneven_steps

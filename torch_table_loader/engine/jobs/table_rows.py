@@ -40,7 +40,7 @@ from torch_table_loader.engine.state import (
 from torch_table_loader.engine.table import Table
 from torch_table_loader.engine.work.indexed_work import RowOrder, RowStream, TurnStream
 from torch_table_loader.errors import ConfigError
-from torch_table_loader.fetch.settings import FetchSettings
+from torch_table_loader.fetch.fetcher import FetchSettings
 from torch_table_loader.options import LoaderOptions
 from torch_table_loader.planning.exclusion import Exclusions, ExclusionVersions, Remaining, checked_ids
 from torch_table_loader.planning.growth import GrownOrder, ids_now

@@ -13,9 +13,8 @@ from typing_extensions import override
 
 from torch_table_loader.engine.work.lane_work import LaneWork
 from torch_table_loader.errors import TableError
-from torch_table_loader.fetch.fetch_queue import in_order
+from torch_table_loader.fetch.fetch_queue import PlannedRead, in_order
 from torch_table_loader.fetch.fetcher import fetch_ahead
-from torch_table_loader.fetch.planned_read import PlannedRead
 from torch_table_loader.planning.rounds import RoundRuns
 from torch_table_loader.planning.runs import Runs
 
@@ -25,8 +24,7 @@ if TYPE_CHECKING:
     from torch_table_loader.batching.rows import Rows
     from torch_table_loader.contracts import RangeStorage, Storage
     from torch_table_loader.engine.work.source_form import SourceForm
-    from torch_table_loader.fetch.fetcher import Fetcher
-    from torch_table_loader.fetch.settings import FetchSettings
+    from torch_table_loader.fetch.fetcher import Fetcher, FetchSettings
     from torch_table_loader.planning.dealing import Deal
     from torch_table_loader.planning.global_batches import GlobalBatches
     from torch_table_loader.planning.rounds import Rest, Rounds

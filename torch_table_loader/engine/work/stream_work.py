@@ -15,9 +15,8 @@ from torch_table_loader.arrow.reserved import PADDING_COLUMN
 from torch_table_loader.batching.rebatching import ExactBatches, PieceBatches, WindowShuffle
 from torch_table_loader.engine.work.lane_work import LaneWork
 from torch_table_loader.errors import TableError
-from torch_table_loader.fetch.fetch_queue import in_order
+from torch_table_loader.fetch.fetch_queue import PlannedRead, in_order
 from torch_table_loader.fetch.fetcher import fetch_ahead
-from torch_table_loader.fetch.planned_read import PlannedRead
 from torch_table_loader.planning.runs import Runs
 from torch_table_loader.planning.taken_files import PlannedFiles
 from torch_table_loader.planning.windows import Stretch, permuted, stretches
@@ -26,8 +25,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from torch_table_loader.batching.rows import Rows
-    from torch_table_loader.fetch.fetcher import Fetcher
-    from torch_table_loader.fetch.settings import FetchSettings
+    from torch_table_loader.fetch.fetcher import Fetcher, FetchSettings
     from torch_table_loader.planning.lanes import RankPlan
     from torch_table_loader.planning.splits import SegmentTable
     from torch_table_loader.planning.windows import Window

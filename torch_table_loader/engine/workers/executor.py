@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from torch_table_loader.engine.work.lane_work import LaneBatches
-from torch_table_loader.fetch.fetch_stats import FetchStats
+from torch_table_loader.fetch.fetcher import FetchStats
 
 if TYPE_CHECKING:
     from torch_table_loader.batching.rows import Rows, SizedBatches

@@ -17,7 +17,7 @@ from torch_table_loader.errors import ResumeError, TableError
 if TYPE_CHECKING:
     from torch_table_loader.engine.work.lane_work import LaneMetrics, LaneWork
     from torch_table_loader.engine.workers.executor import LaneExecutor
-    from torch_table_loader.fetch.fetch_stats import FetchStats
+    from torch_table_loader.fetch.fetcher import FetchStats
     from torch_table_loader.planning.pack_counts import PackCounts
 
 

@@ -33,7 +33,7 @@ from torch_table_loader.engine.workers.shared_memory import (
     shared_zeros,
 )
 from torch_table_loader.errors import ConfigError, OutOfMemoryError, WorkerError
-from torch_table_loader.fetch.fetch_stats import FetchStats
+from torch_table_loader.fetch.fetcher import FetchStats
 
 if TYPE_CHECKING:
     from torch_table_loader.batching.rows import Rows, SizedBatches

@@ -23,7 +23,7 @@ from torch_table_loader.engine.workers.executor import LaneExecutor, begin_lanes
 if TYPE_CHECKING:
     from torch_table_loader.batching.rows import Rows, SizedBatches
     from torch_table_loader.engine.work.lane_work import LaneBatches, LaneMetrics, LaneWork
-    from torch_table_loader.fetch.fetch_stats import FetchStats
+    from torch_table_loader.fetch.fetcher import FetchStats
 
 
 class ThreadPool:

@@ -54,15 +54,7 @@ class DeltaAddress:
         return scrub(str(error).strip().split("\n", 1)[0], secrets_of(self.options))
 
     def for_deltalake(self, retry_seconds: float) -> dict[str, str] | None:
-        """Return the options in deltalake's words; the login is what this library would use itself.
-
-        Args:
-            retry_seconds: how long to try a request that the store does not serve.
-
-        Raises:
-            ConfigError: an option that deltalake does not take.
-            AccessRefusedError: there is no login.
-        """
+        """Return the options in deltalake's words; the login is what this library would use itself."""
         if self.protocol == "file":
             return None
         from torch_table_loader.source.object_store import proxy_url
@@ -90,7 +82,7 @@ class DeltaAddress:
     def _login(self, known: Mapping[str, Any]) -> dict[str, str]:
         from botocore.exceptions import BotoCoreError
 
-        from torch_table_loader.source.aws import aws_login
+        from torch_table_loader.source.s3_client import aws_login
 
         try:
             provider = aws_login(known)
@@ -109,11 +101,7 @@ class DeltaAddress:
 
 
 def find_table(table_uri: Any, storage_options: Mapping[str, Any] | None) -> DeltaAddress:
-    """Return where a table is, given its path or URL. Connects to nothing.
-
-    Raises:
-        ConfigError: no path, or on a store that deltalake does not know.
-    """
+    """Return where a table is, given its path or URL. Connects to nothing."""
     if not isinstance(table_uri, str | os.PathLike):
         raise ConfigTypeError(
             "table_uri must be the path or URL of a table's folder, the one that holds _delta_log, got "

@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from torch_table_loader.errors import TableError
 from torch_table_loader.records import Column, NamedIds, TableColumns
-from torch_table_loader.source.table_schema import (
+from torch_table_loader.source.snapshot_files import (
     UnreadableTypeError,
     arrow_schema,
     nested_type,
@@ -66,9 +66,6 @@ class DeltaColumns:
 
 def read_delta_schema(fields: Sequence[Mapping[str, Any]], partition: Sequence[str], mode: str) -> DeltaColumns:
     """Read the top level of a schema; the mode of column mapping is "none", "name" or "id".
-
-    Raises:
-        TableError: a field lacks the id or name that the mode takes.
 
     >>> found = read_delta_schema([{"name": "a", "type": "long", "nullable": True, "metadata": {}}], [], "none")
     >>> found.schema.types, found.table.names.ids["a"][0]

@@ -1,39 +1,50 @@
-"""A Delta Lake table at one version, as a source of the data files that a filter leaves."""
+"""A Delta Lake table at one version, as a source of the data files that a filter leaves, and of what commits did."""
 
 from __future__ import annotations
 
 import datetime as dt
 import hashlib
 import json
+import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pyarrow as pa
 from typing_extensions import override
 
 from torch_table_loader.arrow import compute as pc
 from torch_table_loader.errors import ConfigError, TableError
-from torch_table_loader.predicates.expressions import between, can_pass, equals, expression_columns, nan_can_pass
-from torch_table_loader.records import Column
+from torch_table_loader.planning.listed_files import ListedFiles
+from torch_table_loader.predicates.facts import NULL, Facts, UndecidedError, ordinal, predicate_of
+from torch_table_loader.records import Column, DataFile, FileColumns, FileVersion
 from torch_table_loader.remote_options import RemoteOptions
-from torch_table_loader.source.delta.delta_options import DeltaAddress
+from torch_table_loader.scrubbing import shown_url
+from torch_table_loader.source.delta.delta_options import DeltaAddress, path_of
 from torch_table_loader.source.delta.delta_schema import DeltaColumns, read_delta_schema
-from torch_table_loader.source.delta.live_files import live_files, partition_array
-from torch_table_loader.source.delta.log import Log, LogReader, in_order, without_statistics
-from torch_table_loader.source.delta.log_files import LogFiles, actions_of, commit_path, torn_commit
+from torch_table_loader.source.delta.log import (
+    Log,
+    LogFiles,
+    LogReader,
+    actions_of,
+    commit_path,
+    in_order,
+    torn_commit,
+    without_statistics,
+)
 from torch_table_loader.source.history import Commit, History
 from torch_table_loader.source.plan_cache import PlanCache
 from torch_table_loader.source.snapshot_files import TableRequest, listed, read_time
-from torch_table_loader.source.table_storage import Area, TableStorage, read_whole
+from torch_table_loader.source.table_storage import MOST_OF_A_FILE, Area, TableStorage, read_whole
 
 if TYPE_CHECKING:
-    from torch_table_loader.records import DataFile
-    from torch_table_loader.source.delta.delta_schema import DeltaColumns
-    from torch_table_loader.source.delta.log import LogReader
-    from torch_table_loader.source.history import Commit
+    from numpy.typing import NDArray
+
+    from torch_table_loader.records import TableColumns
+    from torch_table_loader.source.delta.log import Vector
     from torch_table_loader.source.snapshot_files import SnapshotFiles
-    from torch_table_loader.source.table_storage import TableStorage
 
 CHANGES = (
     Column(2_147_483_500, "_change_type", pa.string(), required=True),
@@ -46,12 +57,7 @@ _MILLISECOND = 1000
 
 
 def read_commits(storage: TableStorage, root: str, start: int, end: int) -> list[Commit]:
-    """Read the commits after one version, up to and with another, oldest first.
-
-    Raises:
-        ConfigError: the older version is none of those before the newer one, or a commit was cleaned up.
-        TableError: a commit is torn.
-    """
+    """Read the commits after one version, up to and with another, oldest first."""
     if not 0 <= start <= end:
         raise ConfigError(f"version {start} of {root} must be one of 0 to {end}, the version that is read")
     return [_commit(storage, root, version) for version in range(start + 1, end + 1)]
@@ -299,74 +305,59 @@ def _refuse_younger(when: dt.datetime, storage: TableStorage, root: str) -> None
 def kept_files(adds: pa.Table, columns: DeltaColumns, partition: Sequence[str], filters: Any) -> pa.Table:
     """Return the files that may hold a row that passes a filter, a pyarrow Expression over the columns."""
     schema = columns.schema
+    predicate = predicate_of(filters, schema)
+    used = predicate.columns
+    values = {name: _partition_scalars(adds, name, schema.field(name).type) for name in used & set(partition)}
+    stored = {name: schema.field(name).type for name in (used & columns.physical.keys()) - set(partition)}
+    facts = {name: _facts(adds, columns.physical[name], kind) for name, kind in stored.items() if _is_bounded(kind)}
+    passing = [
+        predicate.can_pass(
+            {(name,): known[place] for name, known in facts.items()},
+            {name: known[place] for name, known in values.items()},
+        )
+        for place in range(adds.num_rows)
+    ]
+    return adds.filter(pa.array(passing, pa.bool_())) if facts or values else adds
+
+
+def _partition_scalars(adds: pa.Table, name: str, kind: pa.DataType) -> list[pa.Scalar | None]:
+    """Return the value of a partition column in each file; None for NaN, which equals nothing."""
+    values = list(partition_array(adds, name).cast(kind))
+    nan = pa.types.is_floating(kind)
+    return [None if nan and value.is_valid and math.isnan(value.as_py()) else value for value in values]
+
+
+def _is_bounded(kind: pa.DataType) -> bool:
+    types = pa.types
+    alike = (types.is_signed_integer, types.is_floating, types.is_date32, types.is_timestamp, types.is_string)
+    return any(test(kind) for test in (*alike, types.is_decimal))
+
+
+def _facts(adds: pa.Table, physical: str, kind: pa.DataType) -> list[Facts]:
+    """Return what the statistics state of a column in each file."""
+    nothing = [None] * adds.num_rows
+    nulls, low, high = (_inside(adds, name, physical) or nothing for name in ("null_count", "min", "max"))
+    rows = adds["num_records"].to_pylist()
+    return [_fact(kind, *each) for each in zip(rows, nulls, low, high, strict=True)]
+
+
+def _fact(
+    kind: pa.DataType, rows: int | None, nulls: pa.Scalar | None, low: pa.Scalar | None, high: pa.Scalar | None
+) -> Facts:
+    count = None if nulls is None else nulls.as_py()
+    if rows is not None and count == rows:
+        return NULL
+    if low is None or high is None or not low.is_valid or not high.is_valid:
+        return Facts(nulls=count != 0)
     try:
-        used = expression_columns(filters, schema)
-    except pa.ArrowException:  # it does not fit the table, and is refused later
-        return adds
-    facts = [_partition_facts(adds, name, schema.field(name).type) for name in sorted(used & set(partition))]
-    stored = sorted((used & columns.physical.keys()) - set(partition))
-    bounded = [name for name in stored if _counts(schema.field(name), filters, schema)]
-    facts += [_Bounds(adds, columns.physical[name]).facts(schema.field(name)) for name in bounded]
-    if not facts or not adds.num_rows:
-        return adds
-    known = [[fact for fact in each if fact is not None] for each in zip(*facts, strict=True)]
-    passing = [place for place, facts in enumerate(known) if can_pass(facts, filters, schema)]
-    return adds.take(pa.array(passing, pa.int64()))
+        return Facts(_widened(low, kind, 0), _widened(high, kind, _MILLISECOND), nulls=count != 0)
+    except (UndecidedError, pa.ArrowException):  # of another type than the column is now
+        return Facts(nulls=count != 0)
 
 
-def _partition_facts(adds: pa.Table, name: str, kind: pa.DataType) -> list[Any]:
-    facts: dict[Any, Any] = {}
-    found = []
-    for value in partition_array(adds, name).cast(kind):
-        key = value if not value.is_valid else str(value)
-        if key not in facts:
-            nan = value.is_valid and pa.types.is_floating(kind) and value.as_py() != value.as_py()
-            facts[key] = None if nan else equals(name, value)
-        found.append(facts[key])
-    return found
-
-
-def _counts(field: pa.Field, filters: Any, schema: pa.Schema) -> bool:
-    """Return whether a column's statistics can decide a filter: those of floats leave NaN out."""
-    types, kind = pa.types, field.type
-    if types.is_floating(kind):
-        return not nan_can_pass(field.name, kind, (), filters, schema)
-    alike = (types.is_signed_integer, types.is_date32, types.is_timestamp, types.is_string, types.is_decimal)
-    return any(test(kind) for test in alike)
-
-
-class _Bounds:
-    """The statistics of one column in each file."""
-
-    def __init__(self, adds: pa.Table, physical: str) -> None:
-        self._rows = adds["num_records"].to_pylist()
-        self._nulls, self._low, self._high = (_inside(adds, name, physical) for name in ("null_count", "min", "max"))
-
-    def facts(self, field: pa.Field) -> list[Any]:
-        """Return what is known of the column in each file; None for nothing."""
-        return [self._fact(place, field) for place in range(len(self._rows))]
-
-    def _fact(self, place: int, field: pa.Field) -> Any:
-        rows = self._rows[place]
-        nulls = None if self._nulls is None else self._nulls[place].as_py()
-        if rows is not None and nulls == rows:
-            return pc.field(field.name).is_null()
-        if self._low is None or self._high is None:
-            return None
-        low, high = self._low[place], self._high[place]
-        if not low.is_valid or not high.is_valid:
-            return None
-        try:
-            low, high = _widened(low, field.type, 0), _widened(high, field.type, _MILLISECOND)
-        except pa.ArrowException:  # of another type than the column is now
-            return None
-        return between(field.name, low, high, nulls=nulls != 0)
-
-
-def _widened(value: pa.Scalar, kind: pa.DataType, by: int) -> pa.Scalar:
-    if not pa.types.is_timestamp(kind):
-        return value.cast(kind)
-    return pa.scalar(value.cast(kind).value + by, pa.int64()).cast(kind)
+def _widened(value: pa.Scalar, kind: pa.DataType, by: int) -> Any:
+    found = ordinal(value.cast(kind), kind)
+    return found + by if pa.types.is_timestamp(kind) else found
 
 
 def _inside(adds: pa.Table, name: str, physical: str) -> Any:
@@ -377,3 +368,140 @@ def _inside(adds: pa.Table, name: str, physical: str) -> Any:
     if kind.get_field_index(physical) < 0:
         return None
     return pa.chunked_array([chunk.field(physical) for chunk in adds[name].chunks], kind.field(physical).type)
+
+
+_ESCAPED = re.compile(rb"(?:\\u00[0-9A-Fa-f]{2})+")
+_PLAIN = re.compile("^[^/:%][^:%]*$")
+"""Paths of the log that are relative to the table, and written as they are."""
+
+Pairs = tuple[tuple[str, Any], ...]
+"""Column and value of each partition column."""
+
+
+def live_files(
+    adds: pa.Table, vectors: Mapping[str, Vector], columns: TableColumns, partition: Sequence[str], root: str
+) -> tuple[ListedFiles, list[str]]:
+    """List the data files of a version, in the order of its adds, and the paths of those that lie outside the root.
+
+    `adds` are those of `Log` that a filter leaves; `partition` has the partition columns that can be read.
+    """
+    paths = adds["path"].to_pylist()
+    sizes, rows = (_numbers(adds, name, root) for name in ("size_bytes", "num_records"))
+    maker = _FileMaker(columns, root, paths, partition_values(adds, partition), vectors, sizes, rows)
+    if len(set(paths)) < len(paths):
+        twice = next(path for path in paths if paths.count(path) > 1)
+        raise TableError(
+            f"a data file must be in a version once, and the log of {root} has {maker.named(twice)[1]} twice, so that "
+            "its rows would come twice; fix the table, or read another version"
+        )
+    deleted = [place for place, path in enumerate(paths) if path in vectors] if vectors else []
+    for place in deleted:
+        if 0 <= rows[place] < (num_rows := vectors[paths[place]].num_rows):
+            raise TableError(
+                f"the deletion vector of {maker.named(paths[place])[1]} must delete at most its {rows[place]} rows, "
+                f"as the log of {root} says, got {num_rows}; fix the table's log, or read another version"
+            )
+    files = ListedFiles(sizes, rows, np.array(deleted, dtype=np.int64), maker)
+    others = adds["path"].filter(pc.invert(pc.match_substring_regex(adds["path"], _PLAIN.pattern))).to_pylist()
+    located = (maker.named(written)[0] for written in others)
+    return files, [path for path in located if not path.startswith(f"{root.rstrip('/')}/")]
+
+
+def _numbers(adds: pa.Table, name: str, root: str) -> NDArray[np.int64]:
+    """Return a column of counts; −1 where there is none."""
+    column = adds[name].cast(pa.int64())
+    least, most = pc.min_max(column).values()
+    if least.is_valid and not 0 <= least.as_py() <= most.as_py() <= MOST_OF_A_FILE:
+        wrong = column.to_numpy()
+        place = int(np.flatnonzero((wrong < 0) | (wrong > MOST_OF_A_FILE))[0])
+        raise TableError(
+            f"{name} of {adds['path'][place].as_py()} must be a number from 0 to {MOST_OF_A_FILE}, "
+            f"got {column[place].as_py()} in the log of {root}; fix the table's log, or read another version"
+        )
+    found: NDArray[np.int64] = column.fill_null(-1).to_numpy()
+    return found
+
+
+def partition_values(adds: pa.Table, partition: Sequence[str]) -> list[Pairs]:
+    """Return the partition values of each file, times as numbers: microseconds since 1970."""
+    if not partition:
+        return [()] * adds.num_rows
+    lists = [_values(adds, name) for name in partition]
+    return [tuple(zip(partition, row, strict=True)) for row in zip(*lists, strict=True)]
+
+
+def partition_array(adds: pa.Table, name: str) -> pa.ChunkedArray:
+    """Return the values of a partition column, one for each file."""
+    kind = adds.schema.field("partition").type.field(name).type
+    array = pa.chunked_array([chunk.field(name) for chunk in adds["partition"].chunks], kind)
+    if not pa.types.is_binary(kind):
+        return array
+    return pa.chunked_array([pa.array([_unescaped(value) for value in array.to_pylist()], kind)])
+
+
+def _unescaped(value: bytes | None) -> bytes | None:
+    r"""Return binary as it was before it was written as the protocol says, which deltalake leaves to its callers.
+
+    >>> _unescaped(rb"\u0001\u00FF"), _unescaped(b"abc")
+    (b'\x01\xff', b'abc')
+    """
+    if value is None or not _ESCAPED.fullmatch(value):
+        return value
+    return bytes.fromhex(value.replace(rb"\u00", b"").decode("ascii"))
+
+
+def _values(adds: pa.Table, name: str) -> list[Any]:
+    array = partition_array(adds, name)
+    found: list[Any] = (array.cast(pa.int64()) if pa.types.is_timestamp(array.type) else array).to_pylist()
+    return found
+
+
+class _FileMaker:
+    """Makes files by their numbers; those of one partition share objects that are equal. It pickles."""
+
+    def __init__(
+        self,
+        columns: TableColumns,
+        root: str,
+        paths: Sequence[str],
+        values: Sequence[Pairs],
+        vectors: Mapping[str, Vector],
+        sizes: NDArray[np.int64],
+        rows: NDArray[np.int64],
+    ) -> None:
+        self._columns = columns
+        self._ids = {column.name: column.field_id for column in columns.current}
+        self._root = f"{root.rstrip('/')}/"
+        self._paths = paths
+        self._values = values
+        self._vectors = vectors
+        self._sizes, self._rows = sizes, rows
+        self._shared: dict[Pairs, FileColumns] = {}
+        self._versions: dict[int, FileVersion] = {}
+
+    def named(self, written: str) -> tuple[str, str]:
+        """Return a file's path, and its name: relative to the table, or without its protocol; without secrets."""
+        if _PLAIN.match(written):  # most are, of which there may be very many
+            return self._root + written, written
+        path = path_of(self._root, written)
+        if path.startswith(self._root):
+            return path, path[len(self._root) :]
+        name = shown_url(path)
+        return path, name.partition("://")[2].lstrip("/") if "://" in name else name.lstrip("/")
+
+    def __call__(self, place: int) -> DataFile:
+        """Make the file that the log describes."""
+        pairs, written = self._values[place], self._paths[place]
+        columns = self._shared.get(pairs)
+        if columns is None:
+            constants = {self._ids[name]: value for name, value in pairs}
+            columns = self._shared[pairs] = FileColumns(self._columns, constants)
+        path, name = self.named(written)
+        num_bytes, num_rows = int(self._sizes[place]), int(self._rows[place])
+        version = self._versions.get(num_bytes)
+        if version is None:
+            version = self._versions[num_bytes] = FileVersion(num_bytes, immutable=True)
+        file = DataFile(path, name, version, "parquet", pairs, columns, (), None if num_rows < 0 else num_rows)
+        if (vector := self._vectors.get(written)) is None:
+            return file
+        return replace(file, deletes=(vector.delete_of(file, self._root),))

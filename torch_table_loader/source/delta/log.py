@@ -1,18 +1,31 @@
-"""What the log of a Delta Lake table says of one version; the only module that talks to deltalake."""
+"""What the log of a Delta Lake table says of one version; the only module that talks to deltalake.
+
+deltalake replays the checkpoint and the commits that a version is made of. It takes a commit without actions as one,
+and decodes deletion vectors into a value for each position. So commits are looked at here, and what vectors there are
+is read here.
+"""
 
 from __future__ import annotations
 
+import base64
 import datetime as dt
+import io
 import json
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import reduce
+from typing import Any, BinaryIO, NamedTuple, TypeVar
+from uuid import UUID
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError, TableNotFoundError
 
-from torch_table_loader.cancellation import interruptibly
+from torch_table_loader.arrow import compute as pc
+from torch_table_loader.cancellation import Threads, interruptibly
+from torch_table_loader.contracts import is_far
 from torch_table_loader.errors import (
     ConfigError,
     MissingPathError,
@@ -20,12 +33,11 @@ from torch_table_loader.errors import (
     TableError,
     TableLoaderError,
 )
-from torch_table_loader.source.delta.delta_options import DeltaAddress
+from torch_table_loader.records import DataFile, DeleteFile, FileVersion
+from torch_table_loader.scrubbing import shown_url
+from torch_table_loader.source.delta.delta_options import DeltaAddress, path_of
 from torch_table_loader.source.snapshot_files import shown_time
-
-if TYPE_CHECKING:
-    from torch_table_loader.source.delta.log_files import LogFiles, Vector
-
+from torch_table_loader.source.table_storage import TableStorage, read_whole
 
 T = TypeVar("T")
 
@@ -71,13 +83,7 @@ class LogReader:
     statistics: bool = True
 
     def read(self, version: int | None = None, timestamp: dt.datetime | None = None) -> Log:
-        """Return what the log says of a version: a given one, the newest one at a time, or the newest.
-
-        Raises:
-            ConfigError: there is no table here, or no such version.
-            TableError: the log is torn, or the table takes more than this library reads.
-            StorageError: the store failed.
-        """
+        """Return what the log says of a version: a given one, the newest one at a time, or the newest."""
         table = self._opened(version)
         if timestamp is not None:
             newest = table
@@ -210,11 +216,7 @@ _MODES = ("none", "name", "id")
 
 
 def check_protocol(reader: int, features: Sequence[str], where: str) -> None:
-    """Refuse a table that needs a newer reader, or reader features that are not known here.
-
-    Raises:
-        TableError: names the version or the features.
-    """
+    """Refuse a table that needs a newer reader, or reader features that are not known here."""
     if reader > _NEWEST_READER:
         raise TableError(
             f"{where} needs reader version {reader} of the Delta Lake protocol, and {_NEWEST_READER} is the newest "
@@ -231,9 +233,6 @@ def check_protocol(reader: int, features: Sequence[str], where: str) -> None:
 def mapping_mode(reader: int, features: Sequence[str], settings: Mapping[str, str], where: str) -> str:
     """Return how columns are found: "none" and "name" by names, "id" by the ids in Parquet files.
 
-    Raises:
-        TableError: a mode that the protocol does not have.
-
     >>> mapping_mode(2, (), {"delta.columnMapping.mode": "name"}, "t"), mapping_mode(1, (), {}, "t")
     ('name', 'none')
     """
@@ -241,3 +240,245 @@ def mapping_mode(reader: int, features: Sequence[str], settings: Mapping[str, st
     if mode not in _MODES:
         raise TableError(f"{_MODE} of {where} must be one of {', '.join(_MODES)}, got {mode!r}; fix the table")
     return mode if reader == 2 or "columnMapping" in features else "none"
+
+
+_CHECKPOINT = re.compile(r"(\d{20})\.checkpoint(?:\.(\d{10})\.(\d{10})|(\.[0-9A-Za-z-]{36}))?\.(?:parquet|json)")
+_HEAD_BYTES = 64 * 1024
+"""Of a commit: a longer one is looked at so far. It holds many actions, and deltalake parses all of it."""
+
+_WHOLE_BYTES = 8 << 20
+"""A file of the log that is not larger is read with one request."""
+
+_REQUESTS = 16
+
+_Z85 = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ.-:+=^!/*?&<>()[]{}@%$#"
+_PYTHONS = str.maketrans(_Z85, "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz!#$%&()*+-;<=>?@^_`{|}~")
+"""Base 85 as ZeroMQ's RFC 32 spells it, in the letters that Python's `base64` knows."""
+
+_UUID_LETTERS = 20
+_FRAME_BYTES = 8
+"""Of a vector in a file: its length before it, and its checksum after it."""
+
+_MOST = (1 << 63) - 1
+
+
+def commit_path(root: str, version: int) -> str:
+    """Return where the commit of a version is."""
+    return f"{root.rstrip('/')}/_delta_log/{version:020}.json"
+
+
+def actions_of(content: bytes, path: str) -> list[dict[str, Any]]:
+    """Return the actions of a commit."""
+    try:
+        found = [json.loads(line) for line in content.splitlines() if line.strip()]
+        actions = [each for each in found if any(isinstance(value, dict) for value in each.values())]
+    except (ValueError, AttributeError) as error:
+        raise torn_commit(path, f"it does not parse ({error})") from error
+    if not actions:
+        raise torn_commit(path, f"its {len(content)} bytes hold none")
+    return actions
+
+
+def torn_commit(path: str, got: str) -> TableError:
+    """Return the error for a commit that is not what its writer meant to write."""
+    return TableError(
+        f"{shown_url(path)} must hold the actions of a commit, one JSON object per line, but {got}; repair the table's "
+        "log: restore the file from a copy, or, where nothing was committed after it, delete it and write again"
+    )
+
+
+@dataclass(slots=True, eq=False)
+class LogFiles:
+    """The log of a table; what was read of a commit is kept, since versions share commits."""
+
+    storage: TableStorage
+    root: str
+    _sizes: dict[str, int] = field(default_factory=dict)
+    _checked: set[int] = field(default_factory=set)
+    _read: dict[str, dict[str, Vector | None]] = field(default_factory=dict)
+
+    def check(self, version: int) -> None:
+        """Check that each commit that a version is made of holds an action."""
+        _, commits = self._made_of(version)
+        unknown = [each for each in commits if each not in self._checked]
+        self._each(self._check, unknown)
+        self._checked.update(unknown)
+
+    def vectors(self, version: int) -> dict[str, Vector]:
+        """Return the deletion vectors of the files of a version, by the files' paths as the log writes them.
+
+        Files that left the table may be among them.
+        """
+        checkpoint, commits = self._made_of(version)
+        names = [*checkpoint, *(_commit_name(each) for each in commits)]
+        self._each(self._keep, [name for name in names if name not in self._read])
+        found: dict[str, Vector | None] = {}
+        for name in names:  # the newest add of a path says what is deleted from it
+            found |= self._read[name]
+        return {path: vector for path, vector in found.items() if vector is not None}
+
+    def _made_of(self, version: int) -> tuple[tuple[str, ...], range]:
+        """Return the files of the newest checkpoint up to a version, and the commits after it."""
+        if _commit_name(version) not in self._sizes:
+            self._list()
+        checkpoints: dict[tuple[int, str], list[str]] = {}
+        for name in self._sizes:
+            if (match := _CHECKPOINT.fullmatch(name)) and int(match[1]) <= version:
+                checkpoints.setdefault((int(match[1]), match[3] or match[4] or ""), []).append(name)
+        whole = [key for key, names in checkpoints.items() if not key[1].isdecimal() or len(names) == int(key[1])]
+        newest = max(whole, default=None)
+        commits = range(0 if newest is None else newest[0] + 1, version + 1)
+        if missing := [each for each in commits if _commit_name(each) not in self._sizes]:
+            raise TableError(
+                f"{shown_url(commit_path(self.root, missing[0]))} must be there, since version {version} of the table "
+                "is made of it, and is not; restore it, or read another version"
+            )
+        return tuple(sorted(checkpoints[newest])) if newest is not None else (), commits
+
+    def _list(self) -> None:
+        self._sizes = {
+            found.path.rpartition("/")[2]: found.version.num_bytes
+            for found in self.storage.walk(f"{self.root.rstrip('/')}/_delta_log")
+            if found.version is not None
+        }
+
+    def _each(self, do: Any, things: Any) -> None:
+        if len(things) > 1 and is_far(self.storage):
+            with Threads(min(len(things), _REQUESTS), "table-loader-log") as pool:
+                list(pool.map(do, things))
+        else:
+            for each in things:
+                do(each)
+
+    def _path(self, name: str) -> str:
+        return f"{self.root.rstrip('/')}/_delta_log/{name}"
+
+    def _check(self, version: int) -> None:
+        path, size = commit_path(self.root, version), self._sizes[_commit_name(version)]
+        stop = min(size, _HEAD_BYTES)
+        if not stop:
+            head = b""
+        elif is_far(self.storage):
+            head = bytes(self.storage.read_range(path, 0, stop, FileVersion(size, immutable=True)))
+        else:
+            with self.storage.open(path) as source:
+                head = source.read(stop)
+        if size <= _HEAD_BYTES:
+            actions_of(head, path)
+        elif not head.strip():
+            raise torn_commit(path, f"its first {stop} bytes are blank")
+
+    def _keep(self, name: str) -> None:
+        path = self._path(name)
+        try:
+            self._read[name] = dict(self._adds(path, self._sizes.get(name, 0)))
+        except (ValueError, KeyError, TypeError, AttributeError, pa.ArrowException) as error:
+            if isinstance(error, TableLoaderError):
+                raise
+            raise TableError(
+                f"{shown_url(path)} must say what is deleted from the table's files as the protocol says, but does "
+                f"not ({error}); fix the table's log, or read another version"
+            ) from error
+
+    def _opened(self, path: str, size: int) -> BinaryIO:
+        if size <= _WHOLE_BYTES:
+            return io.BytesIO(read_whole(self.storage, path, size))
+        return io.BufferedReader(self.storage.open(path), 1 << 20)
+
+    def _adds(self, path: str, size: int) -> Iterator[tuple[str, Vector | None]]:
+        """Yield the files that a file of the log adds, with what is deleted from them."""
+        with self._opened(path, size) as source:
+            for action in _parquet_actions(source) if path.endswith(".parquet") else _json_actions(source, path):
+                add, sidecar = action.get("add"), action.get("sidecar")
+                if add is not None:
+                    vector = add.get("deletionVector")
+                    yield add["path"], None if vector is None else vector_of(vector, self.root)
+                if sidecar is not None:
+                    name = sidecar["path"]
+                    inner = name if "/" in name else self._path(f"_sidecars/{name}")
+                    yield from self._adds(inner, sidecar.get("sizeInBytes") or 0)
+
+
+def _commit_name(version: int) -> str:
+    return f"{version:020}.json"
+
+
+def _json_actions(source: BinaryIO, path: str) -> Iterator[Mapping[str, Any]]:
+    for line in source:
+        if b'"add"' in line or b'"sidecar"' in line:
+            yield from actions_of(line, path)
+
+
+def _parquet_actions(source: BinaryIO) -> Iterator[Mapping[str, Any]]:
+    """Yield the adds with a deletion vector and the sidecars of a checkpoint; before it there is nothing."""
+    file = pq.ParquetFile(source)
+    schema = file.schema_arrow
+    adds = schema.field("add").type if "add" in schema.names else pa.struct([])
+    names = ["add.path", "add.deletionVector"] if adds.get_field_index("deletionVector") >= 0 else []
+    names += ["sidecar"] if "sidecar" in schema.names else []
+    for batch in file.iter_batches(columns=names) if names else ():
+        wanted = [pc.is_valid(pc.struct_field(batch["add"], "deletionVector"))] if "add" in batch.schema.names else []
+        wanted += [batch["sidecar"].is_valid()] if "sidecar" in batch.schema.names else []
+        yield from batch.filter(reduce(pc.or_, wanted)).to_pylist()
+
+
+class Vector(NamedTuple):
+    """A deletion vector: in a file, or inline where the log itself holds it (then `path` is None).
+
+    The offset is the byte of the file at which the vector begins, including its length.
+    """
+
+    path: str | None
+    offset: int
+    num_bytes: int
+    num_rows: int
+    inline: bytes = b""
+
+    def delete_of(self, file: DataFile, root: str) -> DeleteFile:
+        """Return it as what deletes rows of a data file of the table in the folder `root`."""
+        if self.path is None:
+            return DeleteFile(replace(file, deletes=()), "vector", self.num_rows, inline=self.inline)
+        name = shown_url(self.path).removeprefix(f"{root.rstrip('/')}/")
+        blob = self.offset, self.num_bytes + _FRAME_BYTES
+        holder = DataFile(self.path, name, FileVersion(sum(blob), immutable=True), "deletion vectors")
+        return DeleteFile(holder, "vector", self.num_rows, blob=blob)
+
+
+def vector_of(entry: Mapping[str, Any], root: str) -> Vector:
+    """Read a ``deletionVector`` of the log."""
+    kind, where = entry.get("storageType"), entry.get("pathOrInlineDv")
+    if not isinstance(where, str) or not where:
+        raise ValueError(f"pathOrInlineDv of a deletion vector must be a text that is not empty, got {where!r}")
+    num_bytes, num_rows = (_whole(entry.get(name), name) for name in ("sizeInBytes", "cardinality"))
+    if kind == "i":
+        data = _bytes(where)
+        if not 0 <= len(data) - num_bytes < 4:
+            raise ValueError(f"sizeInBytes of a deletion vector is {num_bytes}, and its inline text has {len(data)}")
+        return Vector(None, 0, num_bytes, num_rows, data[:num_bytes])
+    offset = 1 if entry.get("offset") is None else _whole(entry.get("offset"), "offset")
+    if kind == "p":
+        return Vector(path_of(root, where), offset, num_bytes, num_rows)
+    if kind != "u":
+        raise ValueError(f"storageType of a deletion vector must be 'u', 'p' or 'i', got {kind!r}")
+    prefix, name = where[:-_UUID_LETTERS], UUID(bytes=_bytes(where[-_UUID_LETTERS:]))
+    folder = f"{root.rstrip('/')}/{prefix}".rstrip("/")
+    return Vector(f"{folder}/deletion_vector_{name}.bin", offset, num_bytes, num_rows)
+
+
+def _whole(value: Any, name: str) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= _MOST:
+        raise ValueError(f"{name} of a deletion vector must be a whole number from 0 to {_MOST}, got {value!r:.40}")
+    return value
+
+
+def _bytes(letters: str) -> bytes:
+    """Decode text of base 85.
+
+    >>> _bytes("HelloWorld").hex()
+    '864fd26fb559f75b'
+    """
+    if unknown := set(letters) - set(_Z85):
+        raise ValueError(f"{min(unknown)!r} is no letter of base 85")
+    if len(letters) % 5:
+        raise ValueError(f"text of base 85 must have five letters for four bytes, got {len(letters)} letters")
+    return base64.b85decode(letters.translate(_PYTHONS))

@@ -115,12 +115,7 @@ class OpenTable:
 
 
 def open_table(at: TableAddress) -> OpenTable:
-    """Return the table at an address.
-
-    Raises:
-        ConfigError: there is no such catalog, namespace or table (the nearest are named), or arguments do not fit.
-        StorageError: the catalog does not answer.
-    """
+    """Return the table at an address."""
     overrides = read_overrides(at.location_override)
     allowed = read_areas(at.allow_locations)
     options = of_the_store(at.storage_options)
@@ -435,10 +430,6 @@ def newest_metadata(storage: Storage, folder: str) -> str:
 
     A writer commits by creating the file of the next version, and updates the hint afterwards. The hint may therefore
     be old, so later versions are looked up one by one, as Iceberg's own reader does.
-
-    Raises:
-        ConfigError: there is no hint.
-        TableError: the hint names no existing metadata file.
     """
     hint = hint_of(folder)
     try:

@@ -20,6 +20,7 @@ import fastavro
 from torch_table_loader.arrow.reserved import PATH_FIELD
 from torch_table_loader.cancellation import Threads
 from torch_table_loader.errors import MissingExtraError, MissingFileError, TableLoaderError
+from torch_table_loader.predicates.facts import Facts
 from torch_table_loader.scrubbing import shown_url
 from torch_table_loader.source.clients import STAT_THREADS
 from torch_table_loader.source.iceberg.checked import many, mapping, text, torn, unfit, unlike, whole
@@ -61,10 +62,6 @@ def read_records(
 
     Returns:
         The records, the entries of the header, and the size of the file in bytes.
-
-    Raises:
-        TableError: the file is missing, or is not an Avro file of records.
-        StorageError: the store failed.
     """
     shown = shown_url(path)
     try:
@@ -191,6 +188,10 @@ def _takes_bytes(kind: Any, empty: set[Any]) -> bool:
     return bool(kind.get("size")) if kind.get("type") == "fixed" else _takes_bytes(kind.get("type"), empty)
 
 
+Spans = tuple[tuple[int, Facts], ...]
+"""What is known of columns, by id."""
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Manifest:
     """A manifest, as described in the manifest list.
@@ -227,7 +228,7 @@ class Entry:
         num_rows: its rows; None if the manifest does not have them.
         split_offsets: byte offsets of its row groups, if the writer recorded them.
         deletes: more about a delete file; None for a data file.
-        spans: statistics of key columns, if there are equality deletes.
+        spans: what is known of key columns, by id, if there are equality deletes.
     """
 
     path: str
@@ -241,17 +242,7 @@ class Entry:
     num_bytes: int
     split_offsets: tuple[int, ...] = ()
     deletes: DeletesInfo | None = None
-    spans: tuple[Span, ...] = ()
-
-
-class Span(NamedTuple):
-    """A file's statistics of a column: bounds (None if unknown), and whether there may be nulls, or other values."""
-
-    field_id: int
-    low: int | bytes | None
-    high: int | bytes | None
-    nulls: bool
-    values: bool
+    spans: Spans = ()
 
 
 class DeletesInfo(NamedTuple):
@@ -289,11 +280,7 @@ def partition_key(values: tuple[Any, ...]) -> Hashable:
 
 
 def list_manifests(storage: Storage, snapshot: Snapshot) -> list[Manifest]:
-    """Read the manifest list of a snapshot.
-
-    Raises:
-        TableError: the list is missing, or does not parse.
-    """
+    """Read the manifest list of a snapshot."""
     if snapshot.id is None:
         return []
     if snapshot.manifest_list is None:
@@ -349,7 +336,7 @@ def read_manifests(
     storage: Storage,
     manifests: Sequence[Manifest],
     keep: Callable[[Entry, Raw], bool] | None = None,
-    spans: Callable[[Raw], tuple[Span, ...]] = lambda _: (),
+    spans: Callable[[Raw], Spans] = lambda _: (),
 ) -> list[tuple[list[Entry], int]]:
     """Read manifests in parallel; memory holds compressed bytes and what is kept.
 
@@ -357,9 +344,6 @@ def read_manifests(
 
     Returns:
         For each manifest, the live files that are kept, and the number of all live ones.
-
-    Raises:
-        TableError: a manifest is missing, or does not parse.
     """
 
     def read(manifest: Manifest) -> tuple[list[Entry], int]:
@@ -377,9 +361,7 @@ def read_manifests(
         return list(pool.map(read, manifests))
 
 
-def _entries(
-    storage: Storage, manifest: Manifest, spans: Callable[[Raw], tuple[Span, ...]]
-) -> Iterator[tuple[Entry, Raw]]:
+def _entries(storage: Storage, manifest: Manifest, spans: Callable[[Raw], Spans]) -> Iterator[tuple[Entry, Raw]]:
     rows, header, num_bytes = read_records(storage, manifest.path, "manifest", manifest.num_bytes)
     what = f"the manifest {shown_url(manifest.path)} must match its list and the format, but does not"
     reader = _ManifestReader(manifest, spans)
@@ -399,7 +381,7 @@ def _entries(
 class _ManifestReader:
     """Turns the records of one manifest into entries, and checks them."""
 
-    def __init__(self, manifest: Manifest, spans: Callable[[Raw], tuple[Span, ...]]) -> None:
+    def __init__(self, manifest: Manifest, spans: Callable[[Raw], Spans]) -> None:
         self._manifest = manifest
         self._spans = spans
         self._spec_id = manifest.spec_id

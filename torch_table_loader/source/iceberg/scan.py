@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import datetime as dt
+import math
+import struct
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -14,21 +17,21 @@ from uuid import UUID
 from pyiceberg.utils.datetime import datetime_to_micros
 
 from torch_table_loader.errors import TableError
+from torch_table_loader.predicates.facts import Facts
 from torch_table_loader.records import DataFile, DeleteFile, FileColumns, FileVersion, TableColumns
 from torch_table_loader.scrubbing import shown_url
 from torch_table_loader.source.iceberg.manifests import (
     EQUALITY_DELETES,
     POSITION_DELETES,
     Entry,
-    Span,
+    Spans,
     by_id,
     partition_key,
 )
 
 if TYPE_CHECKING:
     from torch_table_loader.source.iceberg.manifests import Raw
-    from torch_table_loader.source.iceberg.metadata import SpecField
-    from torch_table_loader.source.iceberg.schema import Schema
+    from torch_table_loader.source.iceberg.metadata import Schema, SpecField
 
 FORMATS = {"PARQUET": "parquet", "ORC": "orc", "AVRO": "avro", "PUFFIN": "puffin"}
 _MAY_HIDE = frozenset("@?#")
@@ -39,8 +42,19 @@ T = TypeVar("T")
 _Scope = tuple[int, tuple[Any, ...]]
 """Spec and partition values."""
 
-_LENGTHS = {"boolean": (1,), "int": (4, 8), "long": (4, 8), "date": (4,)}
-_TIMES = ("time", "timestamp", "timestamptz", "timestamp_ns", "timestamptz_ns")
+_FLOATS = ("float", "double")
+_LENGTHS = {
+    "boolean": (1,),
+    "int": (4, 8),
+    "long": (4, 8),
+    "date": (4,),
+    "float": (4,),
+    "double": (4, 8),
+    **dict.fromkeys(("time", "timestamp", "timestamptz", "timestamp_ns", "timestamptz_ns"), (8,)),
+}
+"""How many bytes bounds have, by type; those of other types have any."""
+
+_STATISTICS = ("lower_bounds", "upper_bounds", "null_value_counts", "nan_value_counts", "value_counts")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -70,11 +84,7 @@ class Naming:
         return all(each.transform == "void" for each in self.fields_of(entry))
 
     def fields_of(self, entry: Entry) -> Sequence[SpecField]:
-        """Return the fields of an entry's partition spec.
-
-        Raises:
-            TableError: the table has no such spec, or the entry does not have one value for each of its fields.
-        """
+        """Return the fields of an entry's partition spec."""
         fields = self.specs.get(entry.spec_id)
         if fields is None:
             raise TableError(
@@ -89,11 +99,7 @@ class Naming:
         return fields
 
     def file_of(self, entry: Entry, name: str | None = None, deletes: tuple[DeleteFile, ...] = ()) -> DataFile:
-        """Build a file from an entry.
-
-        Raises:
-            TableError: this library does not read the file's format.
-        """
+        """Build a file from an entry."""
         name = name or self.name_of(entry.path)
         if entry.format not in FORMATS:
             raise TableError(f"{name} is of the format {entry.format}, which this library does not read")
@@ -222,11 +228,7 @@ class DeleteIndex:
 
 
 def plan_files(data: Iterable[Entry], deletes: DeleteIndex, naming: Naming) -> tuple[DataFile, ...]:
-    """Build the data files of a snapshot, in an order that is the same on every rank: oldest first, then by path.
-
-    Raises:
-        TableError: a file occurs twice, which would duplicate its rows.
-    """
+    """Build the data files of a snapshot, in an order that is the same on every rank: oldest first, then by path."""
     files: list[DataFile] = []
     seen: dict[str, int] = {}
     paths: set[str] = set()
@@ -295,67 +297,70 @@ class KeySpans:
         plain = {field["id"]: field["type"] for field in schema.fields if isinstance(field["type"], str)}
         return cls(plain, frozenset(field["id"] for field in schema.fields if field["required"]))
 
-    def read(self, raw: Raw) -> tuple[Span, ...]:
+    def read(self, raw: Raw) -> Spans:
         """Read a file's statistics: an equality delete's of its keys, a data file's of the columns in `ids`."""
         wanted = raw.get("equality_ids") or () if raw.get("content") == EQUALITY_DELETES else self.ids
         known = sorted(field_id for field_id in wanted if field_id in self.types)
         if not known:
             return ()
-        lows, highs = by_id(raw, "lower_bounds"), by_id(raw, "upper_bounds")
-        nulls, counts = by_id(raw, "null_value_counts"), by_id(raw, "value_counts")
+        read = facts_of(raw)
+        return tuple((field_id, read(field_id, self.types[field_id], field_id in self.required)) for field_id in known)
+
+
+def facts_of(raw: Raw) -> Callable[[int, str, bool], Facts]:
+    """Return what gives the facts of a column in a file, by id, from its type and whether it is never null."""
+    lows, highs, nulls, nans, counts = (by_id(raw, name) for name in _STATISTICS)
+    rows = raw["record_count"]
+
+    def read(field_id: int, kind: str, required: bool) -> Facts:
         # If the file lacks the column, no count can be trusted: its rows have null there, or the default.
-        there = {field_id for field_id in known if counts.get(field_id) == raw["record_count"]}
-        return tuple(
-            Span(
-                field_id,
-                bound(lows.get(field_id), self.types[field_id]),
-                bound(highs.get(field_id), self.types[field_id]),
-                nulls=field_id not in self.required and not (field_id in there and nulls.get(field_id) == 0),
-                values=not (field_id in there and nulls.get(field_id) == counts[field_id]),
-            )
-            for field_id in known
+        missing = nulls.get(field_id) if counts.get(field_id) == rows else None
+        others = None if missing is None else missing + (nans.get(field_id) or 0)
+        return Facts(
+            bound(lows.get(field_id), kind),
+            bound(highs.get(field_id), kind),
+            nulls=not required and missing != 0,
+            nans=kind in _FLOATS and nans.get(field_id) != 0,
+            values=others is None or others < rows,
         )
 
+    return read
 
-def bound(data: bytes | None, kind: str) -> int | bytes | None:
-    r"""Read a bound as a value that sorts in the column's order.
 
-    Bounds of floating-point numbers leave out NaN, and writers order UUIDs in two ways: these give None. The encoding
-    is https://iceberg.apache.org/spec/#binary-single-value-serialization.
+def bound(data: bytes | None, kind: str) -> Any:
+    r"""Read a bound as `predicates.facts.ordinal` gives values; None if there is none, or it does not compare.
+
+    Writers order UUIDs in two ways. The encoding is https://iceberg.apache.org/spec/#binary-single-value-serialization.
 
     >>> bound(b"\x05\0\0\0", "long"), bound(b"\xff", "decimal(9, 2)"), bound(b"ab", "string")
-    (5, -1, b'ab')
+    (5, -1, 'ab')
     """
-    if data is None:
+    # A promoted column has bounds of its former width; days that became instants cannot be compared with them.
+    if data is None or len(data) not in _LENGTHS.get(kind, (len(data),)):
         return None
-    if kind in _LENGTHS or kind in _TIMES:
-        # A promoted column has bounds of its former width; days that became instants cannot be compared with them.
-        return int.from_bytes(data, "little", signed=True) if len(data) in _LENGTHS.get(kind, (8,)) else None
-    if kind.startswith("decimal"):
-        return int.from_bytes(data, "big", signed=True)
-    return bytes(data) if kind in ("string", "binary") or kind.startswith("fixed") else None
+    if kind in _FLOATS:
+        number: float = struct.unpack("<f" if len(data) == 4 else "<d", data)[0]
+        return None if math.isnan(number) else number
+    if kind in _LENGTHS or kind.startswith("decimal"):
+        return int.from_bytes(data, "little" if kind in _LENGTHS else "big", signed=True)
+    if kind == "string":
+        with suppress(UnicodeDecodeError):
+            return bytes(data).decode()
+    return bytes(data) if kind == "binary" or kind.startswith("fixed") else None
 
 
-def may_meet(some: Sequence[Span], others: Sequence[Span]) -> bool:
-    """Return whether a row of one file may have the same key as a row of another; null counts as a key.
+def may_meet(some: Spans, others: Spans) -> bool:
+    """Return whether a row of one file may have the same key as a row of another; null and NaN count as keys.
 
     A column of which one file has no statistics decides nothing.
 
-    >>> may_meet([Span(1, 0, 5, False, True)], [Span(1, 6, 9, True, True)])
+    >>> may_meet([(1, Facts(0, 5, nulls=False))], [(1, Facts(6, 9, nans=False))])
     False
     """
-    theirs = {span.field_id: span for span in others}
-    return all(_meet(mine, theirs[mine.field_id]) for mine in some if mine.field_id in theirs)
+    theirs = dict(others)
+    return all(_meet(mine, theirs[field_id]) for field_id, mine in some if field_id in theirs)
 
 
-def _meet(mine: Span, other: Span) -> bool:
-    if mine.nulls and other.nulls:
-        return True
-    if not (mine.values and other.values):
-        return False
-    apart = (_below(mine.high, other.low), _below(other.high, mine.low))
-    return not any(apart)
-
-
-def _below(high: int | bytes | None, low: int | bytes | None) -> bool:
-    return high is not None and low is not None and type(high) is type(low) and high < low  # type: ignore[operator]
+def _meet(mine: Facts, other: Facts) -> bool:
+    both = mine.also(other)
+    return both.nulls or both.nans or (both.values and (both.low is None or both.high is None or both.low <= both.high))

@@ -16,6 +16,7 @@ from uuid import UUID
 from typing_extensions import override
 
 from torch_table_loader.errors import ConfigError, TableError
+from torch_table_loader.predicates.facts import Facts
 from torch_table_loader.records import Column, TableColumns
 from torch_table_loader.scrubbing import shown_url
 from torch_table_loader.source.history import Commit, History
@@ -23,36 +24,30 @@ from torch_table_loader.source.iceberg.catalog import as_it_is_now, open_table
 from torch_table_loader.source.iceberg.manifests import (
     DeletesInfo,
     Entry,
-    Span,
     list_manifests,
     partition_key,
     read_manifests,
 )
-from torch_table_loader.source.iceberg.metadata import NO_SNAPSHOT
-from torch_table_loader.source.iceberg.pruning import iceberg_schema, make_pruner, row_filter
-from torch_table_loader.source.iceberg.scan import DeleteIndex, KeySpans, Naming, plan_files
-from torch_table_loader.source.iceberg.schema import (
+from torch_table_loader.source.iceberg.metadata import (
     CHANGES,
     LINEAGE,
     NAME_MAPPING,
+    NO_SNAPSHOT,
     all_columns,
     contradicts,
     names_of,
     parents_of,
 )
+from torch_table_loader.source.iceberg.pruning import Pruner, row_filter
+from torch_table_loader.source.iceberg.scan import DeleteIndex, KeySpans, Naming, plan_files
 from torch_table_loader.source.plan_cache import PlanCache
-from torch_table_loader.source.snapshot_files import TableRequest, listed
-from torch_table_loader.source.table_schema import arrow_schema
+from torch_table_loader.source.snapshot_files import TableRequest, arrow_schema, listed
 
 if TYPE_CHECKING:
     from torch_table_loader.records import DataFile
-    from torch_table_loader.source.history import Commit
     from torch_table_loader.source.iceberg.catalog import OpenTable, TableAddress
-    from torch_table_loader.source.iceberg.manifests import Entry, Manifest, Raw
-    from torch_table_loader.source.iceberg.metadata import Snapshot, TableMetadata
-    from torch_table_loader.source.iceberg.pruning import Pruner
-    from torch_table_loader.source.iceberg.scan import Naming
-    from torch_table_loader.source.iceberg.schema import Schema
+    from torch_table_loader.source.iceberg.manifests import Manifest, Raw
+    from torch_table_loader.source.iceberg.metadata import Schema, Snapshot, TableMetadata
     from torch_table_loader.source.snapshot_files import SnapshotFiles
     from torch_table_loader.source.table_storage import TableStorage
 
@@ -74,11 +69,7 @@ _TAGS: dict[str, tuple[type, Callable[[Any], str], Callable[[str], Any]]] = {
 
 
 def commits_since(metadata: TableMetadata, start: int, end: int | None) -> list[Commit]:
-    """Return the commits after one snapshot, up to and with another (None for a table without any), oldest first.
-
-    Raises:
-        ConfigError: the older snapshot is not an ancestor of the newer one, or has expired.
-    """
+    """Return the commits after one snapshot, up to and with another (None for a table without any), oldest first."""
     metadata.known(start)
     commits = metadata.snapshots
     found: list[Commit] = []
@@ -234,10 +225,9 @@ class IcebergRequest(TableRequest):
         own = metadata.schemas[snapshot.schema_id]
         current, changes = self._columns(own, metadata.place)
         naming, notes = _naming(metadata, current)
-        ice = iceberg_schema(own)
-        rows = row_filter(self.filters, self.scan_filter, ice)
-        schema = arrow_schema(current)
-        pruner, unasked = make_pruner(rows, ice, schema, metadata.specs)
+        rows, schema = row_filter(self.filters, self.scan_filter, own), arrow_schema(current)
+        pruner = None if rows is None else Pruner(rows, own, schema, metadata.specs)
+        unasked = [] if pruner is None else [f"{part} leaves no file out" for part in pruner.undecided]
         cache = None
         if self.plan_cache is not None:
             cache = PlanCache.open(self.plan_cache, self.at.storage_options, storage.place)
@@ -249,7 +239,7 @@ class IcebergRequest(TableRequest):
             storage=storage,
             files=listed(files, storage),
             schema=schema,
-            notes=(*notes, *found_notes, *(f"{part} leaves no file out" for part in unasked)),
+            notes=(*notes, *found_notes, *unasked),
             partition_schema=arrow_schema([*_identity_columns(metadata, current), *changes]),
             cache=cache,
             row_filter=rows,
@@ -276,7 +266,7 @@ class IcebergRequest(TableRequest):
         if history is not None and self.changelog:
             return history.changelog()
         scan_filter = self.scan_filter if isinstance(self.scan_filter, str | None) else repr(self.scan_filter)
-        kind = "plan 3" if history is None else f"appended 2\n{self.start}"
+        kind = "plan 4" if history is None else f"appended 3\n{self.start}"
         key = f"iceberg {kind}\n{metadata.uuid}\n{snapshot.id}\n{snapshot.schema_id}\n{self.filters}\n{scan_filter}"
         spans = KeySpans.of(metadata.schemas[snapshot.schema_id])
         make = partial(_entries, storage, snapshot, pruner, spans) if history is None else history.appended_entries
@@ -307,7 +297,7 @@ def _entries(storage: TableStorage, snapshot: Snapshot, pruner: Pruner | None, s
         found = read_manifests(storage, part, None if pruner is None else pruner.keeps, spans.read)
         entries += [entry for listed, _ in found for entry in listed]
         num_files += sum(number for _, number in found)
-        spans = replace(spans, ids=frozenset(span.field_id for entry in entries for span in entry.spans))
+        spans = replace(spans, ids=frozenset(field_id for entry in entries for field_id, _ in entry.spans))
     if pruner is None:
         return entries, ()
     note = (
@@ -375,7 +365,9 @@ def read_plan(data: bytes) -> Plan:
     for number, path, content, form, spec_id, sequence, first, num_rows, num_bytes, splits, deletes, spans in rows:
         info = None if deletes is None else DeletesInfo(*_tuples(deletes))
         known = (values[number], sequence, first, num_rows, num_bytes, tuple(splits), info)
-        entries.append(Entry(path, content, form, spec_id, *known, tuple([Span(*span) for span in spans])))
+        entries.append(
+            Entry(path, content, form, spec_id, *known, tuple([(field_id, Facts(*facts)) for field_id, facts in spans]))
+        )
     return entries, tuple(notes)
 
 

@@ -15,7 +15,6 @@ from torch.autograd import profiler
 from torch.utils.data import DataLoader
 
 from torch_table_loader.accelerated import EpochOfAccelerate, PreparedForAccelerate
-from torch_table_loader.column_names import NamedColumns
 from torch_table_loader.engine.device import check_device, moved
 from torch_table_loader.engine.workers.choice import check_processes, executor_of
 from torch_table_loader.engine.workers.lane_merger import LaneMerger
@@ -26,6 +25,7 @@ from torch_table_loader.messages import warn_caller
 from torch_table_loader.metrics import Metrics, Progress
 from torch_table_loader.planning.rows_of import LiveSpan, RowSpan, SourceRow
 from torch_table_loader.planning.steps import step_at
+from torch_table_loader.position import JobPosition, NamedColumns
 from torch_table_loader.sizes import sizes
 from torch_table_loader.units import integer
 from torch_table_loader.watching import Watch, in_span, with_bars
@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from torch_table_loader.engine.work.lane_work import LaneWork
     from torch_table_loader.options import LoaderOptions
     from torch_table_loader.planning.stages import Position
-    from torch_table_loader.position import JobPosition
 
 Batch: TypeAlias = dict[str, Any]
 """A batch as ``output_format="torch"`` gives it: a tensor by column, or a list where no tensor can hold the values."""
@@ -95,7 +94,7 @@ class TableLoader(NamedColumns, PreparedForAccelerate, DataLoader[Any]):
 
     def __repr__(self) -> str:
         """Return a summary of what is read."""
-        return f"<{type(self).__name__} of {type(self.dataset).__name__}: {self._position.told}>"
+        return f"<{type(self).__name__} of {type(self.dataset).__name__}: {self._position.summary}>"
 
     def _repr_html_(self) -> str:
         """Return the summary for a notebook."""

@@ -21,7 +21,7 @@ from torch_table_loader.source.arrow_source import ArrowSource
 from torch_table_loader.source.listing import PathSource, named_files
 from torch_table_loader.source.plan_cache import HeldPlans, PlanCache
 from torch_table_loader.source.snapshot_files import SnapshotFiles
-from torch_table_loader.units import integer
+from torch_table_loader.units import integer, one_of
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -259,8 +259,7 @@ def refuse_plain(options: LoaderOptions, footers: str, table: str, pin: str) -> 
     ):
         if getattr(options, name) is not None:
             raise ConfigError(f"{name}= is for tables of plain files; {remedy}")
-    if footers not in ("eager", "lazy"):
-        raise ConfigError(f"footers must be one of 'eager', 'lazy', got {footers!r}")
+    one_of(("eager", "lazy"), "footers", footers)
     if footers == "lazy" and options.shuffle == "rows":
         raise ConfigError('footers="lazy" does not work with shuffle="rows", which reads every file; leave it out')
 

@@ -34,6 +34,24 @@ def as_it_is(job: Job, saved: SavedState, name: str = "") -> Job:  # noqa: ARG00
     return job
 
 
+class NamedColumns:
+    """The base of datasets and loaders: a table whose columns ``in`` asks for: ``"price" in dataset`` reads nothing."""
+
+    _position: JobPosition
+
+    def __contains__(self, name: object) -> bool:
+        """Return whether a column of this name comes out; see `schema` of the dataset.
+
+        Raises:
+            ConfigTypeError: it is not a name. Python would read the whole epoch and compare it with each batch.
+        """
+        if not isinstance(name, str):
+            raise ConfigTypeError(
+                f"`in` asks for the name of a column, got {type(name).__name__}; iterate to look for rows or batches"
+            )
+        return name in self._position.job.schema(self._position.next).names
+
+
 class JobPosition:
     """The job of a rank, the next epoch, and the progress of the newest iterator.
 
@@ -74,14 +92,14 @@ class JobPosition:
         return int(self._epoch.item()) if self._loaded is None else self._loaded.epoch
 
     @property
-    def told(self) -> str:
+    def summary(self) -> str:
         """A line that says what is read, and how."""
-        told = self.facts
-        tables = f"{told['tables']} tables, " if told["tables"] != "1" else ""
-        share = f"rank {told['rank']}, batch_size={told['batch_size']}"
+        facts = self.facts
+        tables = f"{facts['tables']} tables, " if facts["tables"] != "1" else ""
+        share = f"rank {facts['rank']}, batch_size={facts['batch_size']}"
         return (
-            f"{tables}{told['files']} files, {told['rows']} rows; {share}, shuffle={told['shuffle']}, "
-            f"epoch {told['epoch']}"
+            f"{tables}{facts['files']} files, {facts['rows']} rows; {share}, shuffle={facts['shuffle']}, "
+            f"epoch {facts['epoch']}"
         )
 
     @property

@@ -9,13 +9,12 @@ from typing import TYPE_CHECKING, Any, ClassVar, ParamSpec, TypeVar
 import pyarrow as pa
 from torch.utils.data import IterableDataset, get_worker_info
 
-from torch_table_loader.column_names import NamedColumns
 from torch_table_loader.engine.workers.lane_iterator import LaneCounts, LaneIterator, Taken, WorkersLane
 from torch_table_loader.errors import ConfigError
 from torch_table_loader.keywords import called, shown_classmethod, with_options
 from torch_table_loader.loader import TableLoader
 from torch_table_loader.metrics import Metrics
-from torch_table_loader.position import JobPosition, as_it_is
+from torch_table_loader.position import JobPosition, NamedColumns, as_it_is
 
 if TYPE_CHECKING:
     from torch_table_loader.engine.explanation import Explanation
@@ -122,7 +121,7 @@ class RankDataset(NamedColumns, IterableDataset[Any]):
 
     def __repr__(self) -> str:
         """Describe the table, as far as it is known."""
-        return f"<{type(self).__name__}: {self._position.told}>"
+        return f"<{type(self).__name__}: {self._position.summary}>"
 
     def _repr_html_(self) -> str:
         """Show the table and its columns in a notebook."""

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from torch_table_loader.batching.kinds import Lists
-    from torch_table_loader.ragged import Pad
+    from torch_table_loader.column_options import Pad
 
 _LONG_LIST = 128
 """From so many values a row on, copying row by row is cheaper than a mask over the rectangle."""

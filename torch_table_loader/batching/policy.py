@@ -10,6 +10,9 @@ from torch_table_loader.column_options import (
     ColumnFunctions,
     ColumnsOption,
     Hash,
+    Pad,
+    RaggedLayout,
+    RaggedOption,
     Strings,
     StringsOption,
     UnsupportedForm,
@@ -19,7 +22,6 @@ from torch_table_loader.column_options import (
 from torch_table_loader.errors import ConfigError
 from torch_table_loader.options import LoaderOptions, OutputFormat
 from torch_table_loader.pack import Pack
-from torch_table_loader.ragged import Pad, RaggedLayout, RaggedOption
 
 
 @dataclass(frozen=True, slots=True)

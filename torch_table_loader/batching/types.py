@@ -44,13 +44,12 @@ from torch_table_loader.batching.decoders import (
     Stack,
     StructDecoder,
     VocabularyCoder,
+    holds_times,
 )
-from torch_table_loader.batching.python_times import holds_times
-from torch_table_loader.column_options import Hash, UnsupportedForm, Vocabulary
+from torch_table_loader.column_options import Hash, Pad, UnsupportedForm, Vocabulary
 from torch_table_loader.errors import ConfigError
 from torch_table_loader.messages import the_nearest
 from torch_table_loader.planning.column_statistics import ColumnStatistics
-from torch_table_loader.ragged import Pad
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

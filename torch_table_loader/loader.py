@@ -7,12 +7,13 @@ import time
 from collections.abc import Iterator, Mapping
 from functools import partial
 from itertools import islice
-from typing import TYPE_CHECKING, Any, Self, TypeAlias
+from typing import TYPE_CHECKING, Any, Generic, Self, TypeAlias
 from weakref import WeakSet
 
 import pyarrow as pa
 from torch.autograd import profiler
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, Dataset
+from typing_extensions import TypeVar
 
 from torch_table_loader.accelerated import EpochOfAccelerate, PreparedForAccelerate
 from torch_table_loader.engine.device import check_device, moved
@@ -39,6 +40,9 @@ Batch: TypeAlias = dict[str, Any]
 """A batch as ``output_format="torch"`` gives it: a tensor by column, or a list where no tensor can hold the values."""
 
 
+D_co = TypeVar("D_co", bound=Dataset[Any], default=Dataset[Any], covariant=True)
+
+
 class _EpochSampler:
     """Forwards ``loader.sampler.set_epoch``, which Lightning, Fabric and Accelerate call."""
 
@@ -57,13 +61,16 @@ class _EpochSampler:
             yield None
 
 
-class TableLoader(NamedColumns, PreparedForAccelerate, DataLoader[Any]):
+class TableLoader(NamedColumns, PreparedForAccelerate, DataLoader[Any], Generic[D_co]):
     """A DataLoader of the batches of a table, in an order that depends on neither threads nor processes.
 
     A dataset's ``create_dataloader`` creates it. Frameworks that wrap loaders see that this one needs no wrapper.
     """
 
-    def __init__(self, dataset: Any, *, sampler: None = None, batch_sampler: None = None) -> None:  # noqa: ARG002
+    dataset: D_co
+    """The dataset whose batches these are."""
+
+    def __init__(self, dataset: D_co, *, sampler: None = None, batch_sampler: None = None) -> None:  # noqa: ARG002
         """Serve a dataset's batches.
 
         Args:
@@ -72,7 +79,8 @@ class TableLoader(NamedColumns, PreparedForAccelerate, DataLoader[Any]):
             batch_sampler: must be None, too.
         """
         super().__init__(dataset, batch_size=None)
-        self._position: JobPosition = dataset._position
+        ours: Any = dataset
+        self._position: JobPosition = ours._position
         self._pool = ThreadPool()
         self._iterators: WeakSet[LoaderIterator] = WeakSet()
         self._watch = Watch()

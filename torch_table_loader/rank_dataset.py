@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, ClassVar, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, ParamSpec, Self, TypeVar
 
 import pyarrow as pa
 from torch.utils.data import IterableDataset, get_worker_info
@@ -43,7 +43,7 @@ class RankDataset(NamedColumns, IterableDataset[Any]):
         """
         super().__init__()
         self._position = JobPosition(job, plan_check, reopen)
-        self._loader: TableLoader | None = None
+        self._loader: TableLoader[Self] | None = None
         self._taken: Taken | None = None
         """The batches that the caller's own DataLoader took in this process."""
         self._counts = LaneCounts()
@@ -53,7 +53,7 @@ class RankDataset(NamedColumns, IterableDataset[Any]):
         cls: Callable[P, D],  # noqa: N805
         *args: P.args,
         **kwargs: P.kwargs,
-    ) -> tuple[TableLoader, D]:
+    ) -> tuple[TableLoader[D], D]:
         """Open the table and make its loader.
 
         ```python
@@ -103,7 +103,7 @@ class RankDataset(NamedColumns, IterableDataset[Any]):
             dataset = cls(*args, **kwargs)
         return dataset.loader(), dataset
 
-    def loader(self) -> TableLoader:
+    def loader(self) -> TableLoader[Self]:
         """Return the dataset's loader, which is made by the first call."""
         if self._loader is None:
             self._loader = TableLoader(self)

@@ -1,4 +1,4 @@
-"""What is shown of the API: sessions of docstrings as code, and the defaults of options in place of their declarations."""
+"""What is shown of the API: sessions of docstrings as code, and defaults of options in place of their declarations."""
 
 from __future__ import annotations
 

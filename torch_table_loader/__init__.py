@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from torch_table_loader.predicates.hash_parts import part_of
     from torch_table_loader.row_options import RowStore, Weights
     from torch_table_loader.schedules import Schedule, Stop
-    from torch_table_loader.text.token_table import tokenize_table
+    from torch_table_loader.token_table import tokenize_table
 
 _HOMES = {
     "AccessRefusedError": "errors",
@@ -90,7 +90,7 @@ _HOMES = {
     "WorkerError": "errors",
     "part_of": "predicates.hash_parts",
     "row_seeds": "planning.row_seeds",
-    "tokenize_table": "text.token_table",
+    "tokenize_table": "token_table",
 }
 """The module of each public name."""
 

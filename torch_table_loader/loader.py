@@ -177,7 +177,7 @@ class TableLoader(NamedColumns, PreparedForAccelerate, DataLoader[Any], Generic[
         loaded or set since, it is that position, where the next iterator begins.
 
         Returns:
-            Ints, strings and lists: JSON-able, and loadable under ``torch.load(weights_only=True)``.
+            Ints, strings and lists, which JSON and ``torch.load(weights_only=True)`` take.
         """
         return self._position.state()
 

@@ -229,21 +229,21 @@ def _opened(
                 _refuse_others(name, source.options, handed)
             opened[name] = source
             continue
-        said = source.keywords if isinstance(source, partial) else {}
-        for option in handed.keys() & said.keys():
-            if not same(handed[option], said[option]):
+        own = source.keywords if isinstance(source, partial) else {}
+        for option in handed.keys() & own.keys():
+            if not same(handed[option], own[option]):
                 raise ConfigError(
                     f"{option}= differs between the mixture and its source {name!r}; pass it to only one of them"
                 )
-        told = {"shuffle": "rows", **handed}
+        given = {"shuffle": "rows", **handed}
         with warnings.catch_warnings():  # of the steps of a stream alone, of which the mixture takes none
             warnings.filterwarnings("ignore", ".*a job that synchronises each step", UserWarning)
-            opened[name] = source(**{option: value for option, value in told.items() if option not in said})
+            opened[name] = source(**{option: value for option, value in given.items() if option not in own})
     return opened
 
 
 def _refuse_others(name: str, own: LoaderOptions, handed: Mapping[str, Any]) -> None:
-    """Refuse what a source that is open was not told; its ranks and workers have no meaning in a mixture."""
+    """Refuse what a source that is open was not given; its ranks and workers have no meaning in a mixture."""
     for option in sorted(handed.keys() & _OF_SOURCES):
         has = getattr(own, option)
         if isinstance(has, Pack) and isinstance(handed[option], Pack) and handed[option].tokens is None:

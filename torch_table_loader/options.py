@@ -390,12 +390,12 @@ def meanings() -> dict[str, str]:
     tree = ast.parse(inspect.getsource(LoaderOptions))
     body = cast("ast.ClassDef", tree.body[0]).body
     return {
-        str(declared.target.id): " ".join(str(told.value.value).split())
-        for declared, told in pairwise(body)
+        str(declared.target.id): " ".join(str(words.value.value).split())
+        for declared, words in pairwise(body)
         if isinstance(declared, ast.AnnAssign)
         and isinstance(declared.target, ast.Name)
-        and isinstance(told, ast.Expr)
-        and isinstance(told.value, ast.Constant)
+        and isinstance(words, ast.Expr)
+        and isinstance(words.value, ast.Constant)
     }
 
 
@@ -420,14 +420,7 @@ def defaults() -> dict[str, Any]:
 
 
 def check_beside_pack(options: Mapping[str, Any]) -> None:
-    """Refuse a `pack` that is none, and options that do not go with it.
-
-    Args:
-        options: all of them by name, as the caller gave them.
-
-    Raises:
-        ConfigError: names the two, and the remedy.
-    """
+    """Refuse a `pack` that is none, and options that do not go with it."""
     pack = options["pack"]
     if pack is None:
         return

@@ -310,8 +310,8 @@ class Pack:
                 'labels="shifted", whose slices are those of the next tokens'
             )
         if self.output == "flash" or self.spans:
-            said = 'output="flash" makes one flat row of a batch' if self.output == "flash" else "spans lie over slices"
-            raise ConfigError(f"Pack: {said}, of which context has no slices; leave one of them out")
+            why = 'output="flash" makes one flat row of a batch' if self.output == "flash" else "spans lie over slices"
+            raise ConfigError(f"Pack: {why}, of which context has no slices; leave one of them out")
 
     @property
     def cut_columns(self) -> tuple[str, ...]:

@@ -182,9 +182,6 @@ class JobPosition:
         """Choose the epoch of the next iterator, here and in existing worker processes.
 
         The epoch of a loaded state keeps its position; any other begins at its start.
-
-        Raises:
-            ConfigError: the epoch is not an int of at least 0.
         """
         if isinstance(epoch, bool) or not isinstance(epoch, int):
             raise ConfigTypeError(f"epoch must be an int, got {type(epoch).__name__} {epoch!r}")
@@ -222,15 +219,11 @@ class JobPosition:
                 "epochs= is for the loader that create_dataloader(...) makes; leave it out for a DataLoader of your "
                 "own, and call dataset.set_epoch(epoch) before each epoch"
             )
-        if self.job.options.pack is not None and self.job.options.pack.schedule:
+        pack, sizes = self.job.options.pack, self.job.options.global_batch_size
+        if (pack is not None and pack.schedule) or isinstance(sizes, Schedule):
+            what = "global_batch_size by step" if isinstance(sizes, Schedule) else "Pack: seq_len_from"
             raise ConfigError(
-                "Pack: seq_len_from is for the loader that create_dataloader(...) makes; leave it out for a DataLoader "
-                "of your own"
-            )
-        if isinstance(self.job.options.global_batch_size, Schedule):
-            raise ConfigError(
-                "global_batch_size by step is for the loader that create_dataloader(...) makes; pass a DataLoader of "
-                "your own one size"
+                f"{what} is for the loader that create_dataloader(...) makes; leave it out for a DataLoader of your own"
             )
         job, position = self.job, self._loaded if self.is_for_any_iterator else None
         if position is None:

@@ -44,7 +44,6 @@ LEVELS = {
     "engine": 5,
     "testing": 6,
     "integrations": 7,
-    "text": 7,
     "cli": 8,
     "": 9,
 }
@@ -110,9 +109,7 @@ def inner_faults(entry: Import) -> Iterator[str]:
 def outer_faults(entry: Import) -> Iterator[str]:
     module, name = entry.importer, entry.target.partition(".")[0]
     room = room_of(module)
-    if name in ("torch", "torchvision") and not (
-        is_facade(module) or room in ("batching", "engine", "integrations", "text")
-    ):
+    if name in ("torch", "torchvision") and not (is_facade(module) or room in ("batching", "engine", "integrations")):
         yield f"imports {name}"
     if name in ("lightning", "transformers", "accelerate", "torchdata") and room != "integrations":
         yield f"imports {name}"

@@ -22,7 +22,7 @@ from torch_table_loader.arrow.arrays import null_mask, offsets_of, plain, relist
 from torch_table_loader.arrow.buffers import new_array
 from torch_table_loader.arrow.datatypes import children_of, plain_type
 from torch_table_loader.batching.cells import refuse_long_lists, refuse_null
-from torch_table_loader.batching.kinds import DenseKind, Kind, Lists, ListsKind, TextKind
+from torch_table_loader.batching.kinds import DenseKind, Kind, Lists, ListsKind, TextKind, offsets_from
 from torch_table_loader.errors import TableError
 
 if TYPE_CHECKING:
@@ -203,7 +203,7 @@ class ListsDecoder(Decoder):
         present = self.item.values(plain(array.flatten()), seen)
         lengths = np.diff(offsets).astype(np.int64)
         lengths[nulls] = len(self.fill)
-        new_offsets = np.concatenate((np.zeros(1, np.int64), np.cumsum(lengths)))
+        new_offsets = offsets_from(lengths)
         if len(self.fill) == 0:
             return Lists(new_offsets, present)
         filled = np.repeat(nulls, lengths)
@@ -392,11 +392,7 @@ def holds_times(kind: pa.DataType) -> bool:
 
 
 def check_times(name: str, column: pa.Array) -> None:
-    """Refuse a column with a time that Python has no object for.
-
-    Raises:
-        TableError: names the column.
-    """
+    """Refuse a column with a time that Python has no object for."""
     for times in _times(column):
         try:
             for extreme in pc.min_max(times.view(_number(times.type))).values():

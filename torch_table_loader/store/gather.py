@@ -63,11 +63,7 @@ class TextOfFiles:
     origin: Origin
 
     def check(self, columns: Sequence[pa.Array], numbers: Ints) -> None:
-        """Check gathered columns; `numbers`, int64[rows], says which record batch each row comes from.
-
-        Raises:
-            TableError: a text is not UTF-8.
-        """
+        """Check gathered columns; `numbers`, int64[rows], says which record batch each row comes from."""
         try:
             sound_text(_batch_of(columns))
         except pa.ArrowInvalid as error:

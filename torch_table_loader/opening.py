@@ -47,12 +47,7 @@ class TimeTravel:
     """Finds the table of a state again: at its snapshot, or among the files of a table that has grown since."""
 
     def __init__(self, source: Source, open_job: Callable[[Any], Job]) -> None:
-        """Keep how a table is opened.
-
-        Args:
-            source: the table; one that can travel in time at any snapshot.
-            open_job: makes this rank's job of it.
-        """
+        """Keep a table, at any snapshot if it has some, and what makes this rank's job of it."""
         self.source = source
         """The table as it is read now."""
         self._open_job = open_job

@@ -35,12 +35,7 @@ class RankDataset(NamedColumns, IterableDataset[Any]):
     """Names of the options that the class takes; None for all options."""
 
     def __init__(self, job: Job, plan_check: PlanCheck | None = None, reopen: Reopen = as_it_is) -> None:
-        """Make the dataset of a job.
-
-        Args:
-            plan_check: compares exclusions and mixture weights with the other ranks; None compares nothing.
-            reopen: returns the job over the tables that a state was saved with, such as an older snapshot.
-        """
+        """Make the dataset of a job; the arguments are those of `JobPosition`."""
         super().__init__()
         self._position = JobPosition(job, plan_check, reopen)
         self._loader: TableLoader[Self] | None = None

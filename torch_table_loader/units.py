@@ -78,15 +78,7 @@ def parse_bytes(value: int | str, name: str = "a size") -> int:
 
 
 def integer(name: str, value: Any, least: int | None = None, most: int | None = None) -> int:
-    """Return an integer of any type, including numpy's, as an int.
-
-    Args:
-        name: the name of the option or argument.
-
-    Raises:
-        ConfigTypeError: the value is not an integer.
-        ConfigError: the value is out of range.
-    """
+    """Return an integer of any type, including numpy's, as an int; errors call it by a name."""
     number = whole(value)
     if number is None:
         raise ConfigTypeError(f"{name} must be an int, got {type(value).__name__} {value!r}")

@@ -180,8 +180,7 @@ def _settings(name: str, kind: Any) -> dict[str, Any]:
 def add_arguments(parser: argparse.ArgumentParser, keywords: Collection[str], *, beside: bool = False) -> None:
     """Add the options that name a table and set some keywords; options not given keep the library's defaults.
 
-    Args:
-        beside: whether another positional argument follows PATH, which is then required.
+    PATH is required where another positional argument follows it (`beside`).
     """
     kinds = get_type_hints(LoaderOptions)
     for title, names in GROUPS.items():

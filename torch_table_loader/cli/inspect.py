@@ -104,12 +104,9 @@ def _write_page(path: str, page: str) -> None:
 def tell(
     job: StreamJob, asked: LoaderOptions, loads: Loads, plan: Explanation, most: int
 ) -> tuple[dict[str, Any], list[str | Printed]]:
-    """Return what is known about a table for programs, and the same for people.
+    """Return what is known about a table for programs, and the same for people, for whom lists end at `most` lines.
 
-    Args:
-        job: rank 0's job, of Arrow batches; it is planned for every rank.
-        asked: the options with the requested form of columns.
-        most: the most files, workers and ranks that are listed for people.
+    The job is rank 0's, of Arrow batches; the options are those with the requested form of columns.
     """
     schema = pa.schema([job.table.schema.field(name) for name in columns_of(job.table, job.options)])
     verdicts = [verdict(job.table, field, asked) for field in schema]

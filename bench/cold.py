@@ -23,7 +23,7 @@ import numpy as np
 from bench.pairing import Pairs, Sample, measure
 from torch_table_loader.planning.keys import derive_key
 from torch_table_loader.planning.permutation import Permutation
-from torch_table_loader.store.read_ahead import PAGE, ReadAhead
+from torch_table_loader.store.gather import PAGE, ReadAhead
 
 WINDOW_BYTES = 256 << 20
 """Of pages: what a lane may ask for ahead with two lanes and the default memory of a `RowStore`."""

@@ -86,8 +86,9 @@ class Told:
 def ours(far: Far, path: str | None = None, cache: str | None = None, **options: Any) -> Epoch:
     """Read with this library, or with the one of another checkout that comes first on the path."""
     from bench.ours import rows_of
-    from torch_table_loader import IcebergDataset, StructuredDataset
+    from torch_table_loader import IcebergDataset, StructuredDataset, TableLoader
 
+    loader: TableLoader
     remote = {} if cache is None else {"cache_dir": cache}
     store = {"endpoint_url": far.endpoint, "key": "k", "secret": "s", "region": "us-east-1", **remote}
     options |= {"batch_size": BATCH, "num_workers": LANES, "columns": far.columns, "storage_options": store}

@@ -14,7 +14,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from torch_table_loader import ConfigError
-from torch_table_loader.opening import refuse_plain
+from torch_table_loader.opening import last_snapshot
 from torch_table_loader.options import ABOUT, ROWS, SPLITS, LoaderOptions, defaults, meanings
 
 ROOT = Path(__file__).parents[1]
@@ -59,7 +59,7 @@ def limits(name: str) -> str:
 def _is_of_plain_files(name: str) -> bool:
     asked: Any = SimpleNamespace(**{**defaults(), name: object()})
     try:
-        refuse_plain(asked, "eager", "a table", "snapshot_id=")
+        last_snapshot(asked, "a table", "snapshot_id", (None, None, None), changelog=False, footers="eager")
     except ConfigError:
         return True
     return False

@@ -1,4 +1,4 @@
-"""Shows the sessions of docstrings as code: mkdocstrings takes their prompts for quotations."""
+"""What is shown of the API: sessions of docstrings as code, and defaults of options in place of their declarations."""
 
 from __future__ import annotations
 
@@ -6,13 +6,19 @@ import inspect
 import re
 from typing import Any
 
-from griffe import Extension, Object
+from griffe import Attribute, ExprCall, Extension, Object
 
 SESSION = re.compile(r"^>>> .*(?:\n.+)*", re.MULTILINE)
+"""Its prompts would be taken for quotations."""
 
 
-class SessionsAsCode(Extension):
-    """Puts a fence around each Python session of a docstring."""
+class ApiAsRead(Extension):
+    """Puts a fence around each Python session of a docstring, and shows the default that an option is declared with."""
+
+    def on_attribute_instance(self, *, attr: Attribute, **_: Any) -> None:
+        """Put its default in the place of an option's declaration, of which signatures are made later."""
+        if isinstance(attr.value, ExprCall) and str(attr.value.function) == "_option":
+            attr.value = attr.value.arguments[0]
 
     def on_object(self, *, obj: Object, **_: Any) -> None:
         """Change what is shown of an object."""

@@ -10,7 +10,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from torch_table_loader.column_options import Hash, Vocabulary
+    from torch_table_loader.column_options import Hash, Pad, Vocabulary
     from torch_table_loader.dataset import StructuredDataset
     from torch_table_loader.delta import DeltaDataset
     from torch_table_loader.engine.explanation import Explanation
@@ -46,11 +46,9 @@ if TYPE_CHECKING:
     )
     from torch_table_loader.planning.row_seeds import row_seeds
     from torch_table_loader.predicates.hash_parts import part_of
-    from torch_table_loader.ragged import Pad
-    from torch_table_loader.row_store_option import RowStore
+    from torch_table_loader.row_options import RowStore, Weights
     from torch_table_loader.schedules import Schedule, Stop
-    from torch_table_loader.text.token_table import tokenize_table
-    from torch_table_loader.weights import Weights
+    from torch_table_loader.token_table import tokenize_table
 
 _HOMES = {
     "AccessRefusedError": "errors",
@@ -71,11 +69,11 @@ _HOMES = {
     "MixedDataset": "mixed",
     "OutOfMemoryError": "errors",
     "Pack": "pack",
-    "Pad": "ragged",
+    "Pad": "column_options",
     "ResumeError": "errors",
     "RoundRobinStrategy": "planning.cutting",
     "RowBalancedStrategy": "planning.cutting",
-    "RowStore": "row_store_option",
+    "RowStore": "row_options",
     "Schedule": "schedules",
     "SizeBalancedStrategy": "planning.cutting",
     "Stop": "schedules",
@@ -87,12 +85,12 @@ _HOMES = {
     "TableLoaderError": "errors",
     "TargetSizeStrategy": "planning.cutting",
     "Vocabulary": "column_options",
-    "Weights": "weights",
+    "Weights": "row_options",
     "WholeFileStrategy": "planning.cutting",
     "WorkerError": "errors",
     "part_of": "predicates.hash_parts",
     "row_seeds": "planning.row_seeds",
-    "tokenize_table": "text.token_table",
+    "tokenize_table": "token_table",
 }
 """The module of each public name."""
 

@@ -55,11 +55,7 @@ class EpochOfAccelerate:
     """An iterator's entry in Accelerate's gradient state; it leaves when the iterator ends or goes."""
 
     def __init__(self, loader: PreparedForAccelerate, remainder: int) -> None:
-        """Enter, where Accelerate runs: its gradient state asks the loader that entered last.
-
-        Args:
-            loader: of which this is the newest iterator.
-        """
+        """Enter, where Accelerate runs: its gradient state asks the loader that entered last."""
         loader.end_of_dataloader, loader.remainder = False, remainder
         loader._epochs_entered += 1
         state = _gradient_state()

@@ -1,4 +1,4 @@
-"""What is done to single columns: the forms of strings, and what `strings=`, `transforms=` and `decode=` take."""
+"""What is done to single columns: the forms of lists and strings, and what options by column take."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 from torch_table_loader.errors import ConfigError, ConfigTypeError
-from torch_table_loader.units import integer
+from torch_table_loader.units import integer, one_of
 
+RaggedLayout = Literal["nested", "pad", "offsets"]
+Side = Literal["left", "right"]
 StringLayout = Literal["list", "codes"]
 
 UnsupportedForm = Literal["list", "float64"]
@@ -22,10 +24,77 @@ ColumnFunctions = Mapping[str, Callable[[Any], Any]]
 """Functions of the caller's, by the name of a column."""
 
 _MOST_BUCKETS = 2**62
-_REMEDIES = {
-    "hash": 'pass strings=Hash(buckets=...), or strings={"column": Hash(buckets=...)} for some columns alone',
-    "vocabulary": 'pass strings={"column": Vocabulary(values)}',
-}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pad:
+    """Lists as one rectangle per batch, `Padded(values, lengths)`; `lengths` count the table's own values.
+
+    Args:
+        value: the value that fills a short list; for lists of fixed-size lists, it fills each of their places.
+        length: length of every row; None: that of the longest list of the batch.
+        multiple_of: round the length of rows up to a multiple of it; `length` must be a multiple of it too.
+        truncate: the side on which lists longer than `length` are cut; None refuses them.
+        side: the side on which padding stands.
+
+    Raises:
+        ConfigError: a setting is wrong, or two of them contradict each other.
+    """
+
+    value: float = 0
+    length: int | None = None
+    multiple_of: int | None = None
+    truncate: Side | None = None
+    side: Side = "right"
+
+    def __post_init__(self) -> None:
+        """Check every setting."""
+        given: Any = self.value
+        value = given.item() if hasattr(given, "item") and not getattr(given, "shape", ()) else given
+        if not isinstance(value, int | float):
+            raise ConfigTypeError(f"Pad(value=) must be a number or a bool, got {type(given).__name__} {given!r}")
+        object.__setattr__(self, "value", value)
+        for name in ("length", "multiple_of"):
+            if getattr(self, name) is not None:
+                object.__setattr__(self, name, integer(f"Pad({name}=)", getattr(self, name), 1))
+        one_of((None, *get_args(Side)), "Pad(truncate=)", self.truncate)
+        one_of(get_args(Side), "Pad(side=)", self.side)
+        if self.truncate is not None and self.length is None:
+            raise ConfigError(
+                f"Pad(truncate={self.truncate!r}) says on which side lists are cut, but not at what length; pass "
+                "length= too"
+            )
+        if self.length is not None and self.multiple_of is not None and self.length % self.multiple_of:
+            low = self.length // self.multiple_of * self.multiple_of
+            near = f"{low} or {low + self.multiple_of}" if low else str(self.multiple_of)
+            raise ConfigError(
+                f"Pad(length={self.length}) is not a multiple of multiple_of={self.multiple_of}; the nearest is "
+                f"{near}, or leave one of them out"
+            )
+
+    @property
+    def longest(self) -> int | None:
+        """The longest list that is allowed; None: any length."""
+        return self.length if self.truncate is None else None
+
+    def width(self, longest: int) -> int:
+        """Return how long the rows of a batch are.
+
+        Args:
+            longest: list of the batch.
+
+        >>> Pad().width(5), Pad(multiple_of=8).width(9), Pad(length=4, truncate="left").width(9)
+        (5, 16, 4)
+        """
+        if self.length is not None:
+            return self.length
+        unit = self.multiple_of or 1
+        return -(-longest // unit) * unit
+
+
+Layout = RaggedLayout | Pad
+RaggedOption = Layout | Mapping[str, Layout]
+"""What `ragged=` takes: a layout for all lists, or some by column."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,23 +144,6 @@ StringsOption = Strings | Mapping[str, Strings]
 """What `strings=` takes: a form for all strings, or some by column."""
 
 
-def check_strings(given: Any) -> None:
-    """Refuse what is not a form of strings.
-
-    Raises:
-        ConfigError: says what there is.
-    """
-    forms = f"{', '.join(map(repr, get_args(StringLayout)))}, a Vocabulary(values) or a Hash(buckets=...)"
-    if isinstance(given, Mapping):
-        for name, form in given.items():
-            if not isinstance(name, str):
-                raise ConfigTypeError(f"strings must name columns by str, got {type(name).__name__} {name!r}")
-            if not _is_form(form):
-                raise ConfigError(f"strings[{name!r}] must be one of {forms}, got {form!r}{_hint(form)}")
-    elif not _is_form(given):
-        raise ConfigError(f"strings must be one of {forms}, or {{column: one of these}}, got {given!r}{_hint(given)}")
-
-
 def names_of(columns: ColumnsOption | None) -> Sequence[str] | None:
     """Return the columns that are read, in order; None for all.
 
@@ -101,44 +153,3 @@ def names_of(columns: ColumnsOption | None) -> Sequence[str] | None:
     if not isinstance(columns, Mapping):
         return columns
     return tuple(name for own in columns.values() for name in ([own] if isinstance(own, str) else own))
-
-
-def check_unsupported(given: Any) -> None:
-    """Refuse what is not a form of columns that have none as tensors.
-
-    Raises:
-        ConfigError: says what there is.
-    """
-    forms = " or ".join(f'"{form}"' for form in get_args(UnsupportedForm))
-    for name, form in given.items() if isinstance(given, Mapping) else [("", given)]:
-        if not isinstance(name, str):
-            raise ConfigTypeError(f"unsupported must name columns by str, got {type(name).__name__} {name!r}")
-        if not isinstance(form, str) or form not in get_args(UnsupportedForm):
-            at, beside = (f"[{name!r}]", "") if name else ("", ", or {column: one of these}")
-            raise ConfigError(f"unsupported{at} must be {forms}{beside}, got {form!r}")
-
-
-def check_functions(option: str, given: Any) -> None:
-    """Refuse what is not a dict of functions by column.
-
-    Raises:
-        ConfigTypeError: it is something else.
-    """
-    if given is None:
-        return
-    if not isinstance(given, Mapping):
-        raise ConfigTypeError(f"{option} must be {{column: function}}, got {type(given).__name__} {given!r}")
-    for name, function in given.items():
-        if not isinstance(name, str):
-            raise ConfigTypeError(f"{option} must name columns by str, got {type(name).__name__} {name!r}")
-        if not callable(function):
-            raise ConfigTypeError(f"{option}[{name!r}] must be callable, got {type(function).__name__} {function!r}")
-
-
-def _is_form(given: Any) -> bool:
-    return isinstance(given, Hash | Vocabulary) or (isinstance(given, str) and given in get_args(StringLayout))
-
-
-def _hint(given: Any) -> str:
-    meant = "hash" if given == "hash" or given is Hash else "vocabulary" if not isinstance(given, str) else ""
-    return f"; {_REMEDIES[meant]}" if meant else ""

@@ -6,14 +6,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Protocol, TypeGuard, TypeVar, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, TypeGuard, runtime_checkable
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from torch_table_loader.records import DataFile, DataFileInfo, FileVersion, Split, Traffic
-
-T = TypeVar("T")
+    from torch_table_loader.records import DataFile, FileVersion, Traffic
 
 
 class Storage(Protocol):
@@ -207,23 +205,12 @@ class HistorySource(TimeTravelSource, Protocol):
 
 
 class SplitStrategy(Protocol):
-    """How a table is split: a `Cutter` or a `Generator`. A class may inherit from this, but need not.
+    """How a table is split, in one of two forms. A class may inherit from this, but need not. Both forms are pure.
+
+    A cutter is called with the files, a sequence of `DataFileInfo`, and returns a sequence of `Split` in the order of
+    an unshuffled epoch; the library shuffles, slices by rank and assigns to workers. A generator owns order and
+    assignment: its ``generate(files, num_workers, epoch[, num_ranks, rank])`` returns a list of `Shard`.
 
     The signature tells the form, and whether the object takes ranks. The attribute `coverage` is optional: "once", or
     "any" if the splits of an epoch may leave rows out, or hold them several times.
     """
-
-
-class Cutter(SplitStrategy, Protocol):
-    """A split strategy that cuts; the library shuffles, slices by rank and assigns to workers."""
-
-    def __call__(self, files: Sequence[DataFileInfo]) -> Sequence[Split]:
-        """Cut files into splits, in the order of an unshuffled epoch; see `coverage`. Must be pure."""
-        ...
-
-
-class Generator(SplitStrategy, Protocol):
-    """A split strategy that owns order and assignment (V1: three arguments; V2: also num_ranks and rank)."""
-
-    generate: Any
-    """``generate(files, num_workers, epoch[, num_ranks, rank]) -> list[Shard]``: pure; see `coverage`."""

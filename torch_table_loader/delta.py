@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, Unpack
 from torch_table_loader.dataset import TableDataset
 from torch_table_loader.errors import ConfigError, ConfigTypeError, MissingExtraError
 from torch_table_loader.keywords import LoaderKeywords, make_options
-from torch_table_loader.opening import Opening, check_changelog, last_of, open_snapshot, refuse_plain
+from torch_table_loader.opening import Opening, last_snapshot, open_snapshot
 from torch_table_loader.options import LoaderOptions
 
 if TYPE_CHECKING:
@@ -67,9 +67,8 @@ class DeltaDataset(TableDataset):
             StorageError: the store refused.
         """
         asked = make_options(options, type(self))
-        refuse_plain(asked, footers, "a Delta Lake table", "version=")
-        check_changelog(changelog, start_version, "version", asked)
-        version = last_of(start_version, end_version, version, ("start_version", "end_version", "version"))
+        interval = (start_version, end_version, version)
+        version = last_snapshot(asked, "a Delta Lake table", "version", interval, changelog=changelog, footers=footers)
         _check_chosen(version, timestamp)
         pinned = version is not None or timestamp is not None
         lazy = footers == "lazy"

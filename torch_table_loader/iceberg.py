@@ -11,14 +11,12 @@ from typing import TYPE_CHECKING, Any, Literal, Unpack
 from torch_table_loader.dataset import TableDataset
 from torch_table_loader.errors import ConfigError, MissingExtraError
 from torch_table_loader.keywords import LoaderKeywords, make_options
-from torch_table_loader.opening import Opening, check_changelog, last_of, open_snapshot, refuse_plain
+from torch_table_loader.opening import Opening, last_snapshot, open_snapshot
 from torch_table_loader.options import LoaderOptions
 
 if TYPE_CHECKING:
     from torch_table_loader.engine.plan_check import PlanCheck
     from torch_table_loader.source.snapshot_files import SnapshotFiles
-
-_NAMES = ("start_snapshot_id", "end_snapshot_id", "snapshot_id")
 
 
 class IcebergDataset(TableDataset):
@@ -91,12 +89,13 @@ class IcebergDataset(TableDataset):
             StorageError: the catalog or the store refused.
         """
         asked = make_options(options, type(self))
-        refuse_plain(asked, footers, "an Iceberg table", "snapshot_id=")
         if catalog is not None and catalog_config is not None:
             raise ConfigError("catalog= and catalog_config= name one catalog; pass one of them")
-        check_changelog(changelog, start_snapshot_id, "snapshot_id", asked)
         catalog_config = catalog if catalog_config is None else catalog_config
-        snapshot_id = last_of(start_snapshot_id, end_snapshot_id, snapshot_id, _NAMES)
+        interval = (start_snapshot_id, end_snapshot_id, snapshot_id)
+        snapshot_id = last_snapshot(
+            asked, "an Iceberg table", "snapshot_id", interval, changelog=changelog, footers=footers
+        )
         chosen = {"snapshot_id": snapshot_id, "branch": branch, "tag": tag, "as_of": as_of}
         pinned = any(value is not None for value in chosen.values())
         address = {

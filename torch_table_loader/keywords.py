@@ -15,19 +15,23 @@ from typing import TYPE_CHECKING, Any, Literal, TypedDict
 import pyarrow as pa
 import torch
 
-from torch_table_loader.column_options import ColumnFunctions, ColumnsOption, StringsOption, UnsupportedOption
+from torch_table_loader.column_options import (
+    ColumnFunctions,
+    ColumnsOption,
+    RaggedOption,
+    StringsOption,
+    UnsupportedOption,
+)
 from torch_table_loader.errors import ConfigError, ConfigTypeError, MissingExtraError
 from torch_table_loader.messages import nearest
 from torch_table_loader.option_checks import WorkerType
 from torch_table_loader.options import BatchBy, EvenRanks, LoaderOptions, OnError, OutputFormat
 from torch_table_loader.pack import Pack
 from torch_table_loader.predicates.filter_text import filter_of
-from torch_table_loader.ragged import RaggedOption
 from torch_table_loader.remote_options import OWN
-from torch_table_loader.row_store_option import RowStore
+from torch_table_loader.row_options import RowStore, Weights
 from torch_table_loader.schedules import Schedule
 from torch_table_loader.source.store_options import OPTION_NAMES
-from torch_table_loader.weights import Weights
 
 
 class MixedKeywords(TypedDict, total=False):
@@ -180,12 +184,7 @@ _OF_ICEBERG = frozenset(
 
 
 def make_options(keywords: LoaderKeywords, owner: type) -> LoaderOptions:
-    """Check the keyword arguments of a dataset, and return them as options.
-
-    Raises:
-        ConfigTypeError: an unknown keyword; names the one that is meant.
-        ConfigError: a wrong value.
-    """
+    """Check the keyword arguments of a dataset, and return them as options."""
     check_names(keywords, owner)
     options = LoaderOptions(**keywords)
     if options.schema is not None and not isinstance(options.schema, pa.Schema):
@@ -225,11 +224,7 @@ def called(owner: type, method: str) -> Iterator[None]:
 
 
 def check_names(keywords: Any, owner: type) -> None:
-    """Refuse keyword arguments that are not options.
-
-    Raises:
-        ConfigTypeError: names the option that is meant, or what there is instead.
-    """
+    """Refuse keyword arguments that are not options."""
     if unknown := [name for name in keywords if name not in _FIELDS]:
         takes, call = list(inspect.signature(owner).parameters), owner.__name__
         if (now := _called.get()) is not None and now[0] is owner:  # not of a source that a mixture opens
@@ -238,17 +233,13 @@ def check_names(keywords: Any, owner: type) -> None:
 
 
 def _unknown(names: Sequence[str], call: str, takes: Collection[str]) -> ConfigTypeError:
-    """Return the error for keyword arguments that a call does not take.
-
-    Args:
-        names: at least one.
-    """
+    """Return the error for keyword arguments that a call does not take."""
     if len(names) == 1:
         return ConfigTypeError(
             f"{call}() got an unexpected keyword argument {names[0]!r}; {_hint(names[0], call, takes)}"
         )
-    said = ", ".join(f"{name!r} ({_hint(name, call, takes)})" for name in names)
-    return ConfigTypeError(f"{call}() got unexpected keyword arguments: {said}")
+    given = ", ".join(f"{name!r} ({_hint(name, call, takes)})" for name in names)
+    return ConfigTypeError(f"{call}() got unexpected keyword arguments: {given}")
 
 
 def _hint(name: str, call: str, takes: Collection[str]) -> str:

@@ -7,15 +7,15 @@ import time
 from collections.abc import Iterator, Mapping
 from functools import partial
 from itertools import islice
-from typing import TYPE_CHECKING, Any, Self, TypeAlias
+from typing import TYPE_CHECKING, Any, Generic, Self, TypeAlias
 from weakref import WeakSet
 
 import pyarrow as pa
 from torch.autograd import profiler
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, Dataset
+from typing_extensions import TypeVar
 
 from torch_table_loader.accelerated import EpochOfAccelerate, PreparedForAccelerate
-from torch_table_loader.column_names import NamedColumns
 from torch_table_loader.engine.device import check_device, moved
 from torch_table_loader.engine.workers.choice import check_processes, executor_of
 from torch_table_loader.engine.workers.lane_merger import LaneMerger
@@ -26,6 +26,7 @@ from torch_table_loader.messages import warn_caller
 from torch_table_loader.metrics import Metrics, Progress
 from torch_table_loader.planning.rows_of import LiveSpan, RowSpan, SourceRow
 from torch_table_loader.planning.steps import step_at
+from torch_table_loader.position import JobPosition, NamedColumns
 from torch_table_loader.sizes import sizes
 from torch_table_loader.units import integer
 from torch_table_loader.watching import Watch, in_span, with_bars
@@ -34,10 +35,12 @@ if TYPE_CHECKING:
     from torch_table_loader.engine.work.lane_work import LaneWork
     from torch_table_loader.options import LoaderOptions
     from torch_table_loader.planning.stages import Position
-    from torch_table_loader.position import JobPosition
 
 Batch: TypeAlias = dict[str, Any]
 """A batch as ``output_format="torch"`` gives it: a tensor by column, or a list where no tensor can hold the values."""
+
+
+D_co = TypeVar("D_co", bound=Dataset[Any], default=Dataset[Any], covariant=True)
 
 
 class _EpochSampler:
@@ -58,13 +61,16 @@ class _EpochSampler:
             yield None
 
 
-class TableLoader(NamedColumns, PreparedForAccelerate, DataLoader[Any]):
+class TableLoader(NamedColumns, PreparedForAccelerate, DataLoader[Any], Generic[D_co]):
     """A DataLoader of the batches of a table, in an order that depends on neither threads nor processes.
 
     A dataset's ``create_dataloader`` creates it. Frameworks that wrap loaders see that this one needs no wrapper.
     """
 
-    def __init__(self, dataset: Any, *, sampler: None = None, batch_sampler: None = None) -> None:  # noqa: ARG002
+    dataset: D_co
+    """The dataset whose batches these are."""
+
+    def __init__(self, dataset: D_co, *, sampler: None = None, batch_sampler: None = None) -> None:  # noqa: ARG002
         """Serve a dataset's batches.
 
         Args:
@@ -73,7 +79,8 @@ class TableLoader(NamedColumns, PreparedForAccelerate, DataLoader[Any]):
             batch_sampler: must be None, too.
         """
         super().__init__(dataset, batch_size=None)
-        self._position: JobPosition = dataset._position
+        ours: Any = dataset
+        self._position: JobPosition = ours._position
         self._pool = ThreadPool()
         self._iterators: WeakSet[LoaderIterator] = WeakSet()
         self._watch = Watch()
@@ -95,7 +102,7 @@ class TableLoader(NamedColumns, PreparedForAccelerate, DataLoader[Any]):
 
     def __repr__(self) -> str:
         """Return a summary of what is read."""
-        return f"<{type(self).__name__} of {type(self.dataset).__name__}: {self._position.told}>"
+        return f"<{type(self).__name__} of {type(self.dataset).__name__}: {self._position.summary}>"
 
     def _repr_html_(self) -> str:
         """Return the summary for a notebook."""
@@ -170,7 +177,7 @@ class TableLoader(NamedColumns, PreparedForAccelerate, DataLoader[Any]):
         loaded or set since, it is that position, where the next iterator begins.
 
         Returns:
-            Ints, strings and lists: JSON-able, and loadable under ``torch.load(weights_only=True)``.
+            Ints, strings and lists, which JSON and ``torch.load(weights_only=True)`` take.
         """
         return self._position.state()
 

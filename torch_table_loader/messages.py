@@ -13,11 +13,7 @@ _PACKAGE = __name__.partition(".")[0]
 
 
 def warn_caller(message: str) -> None:
-    """Warn at the line that called into this library, however deep in it the warning is raised.
-
-    Args:
-        message: what is the matter, and the remedy.
-    """
+    """Warn at the line that called into this library, however deep in it the warning is raised."""
     level, frame = 1, inspect.currentframe()
     while frame is not None and frame.f_globals.get("__name__", "").partition(".")[0] == _PACKAGE:
         level, frame = level + 1, frame.f_back

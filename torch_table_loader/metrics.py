@@ -129,14 +129,14 @@ class Metrics:
 
         Times are in seconds, sizes in bytes. What nobody knows is left out.
         """
-        told: dict[str, float] = {name: value for name in _FLAT if (value := getattr(self, name)) is not None}
-        told |= {f"fetch/{name}": value for name, value in asdict(self.fetch).items()}
+        numbers: dict[str, float] = {name: value for name in _FLAT if (value := getattr(self, name)) is not None}
+        numbers |= {f"fetch/{name}": value for name, value in asdict(self.fetch).items()}
         if self.packing is not None:
-            told |= {f"packing/{name}": value for name, value in asdict(self.packing).items() if value is not None}
+            numbers |= {f"packing/{name}": value for name, value in asdict(self.packing).items() if value is not None}
         for worker in self.workers:
             own = {name: value for name, value in asdict(worker).items() if name != "worker" and value is not None}
-            told |= {f"worker_{worker.worker}/{name}": value for name, value in own.items()}
-        return told
+            numbers |= {f"worker_{worker.worker}/{name}": value for name, value in own.items()}
+        return numbers
 
     def after(self, earlier: Metrics) -> Metrics:
         """Add what the iterator had done before, with as many workers, when it changed its course."""
@@ -161,8 +161,8 @@ class Metrics:
             (f"worker {w.worker}", w.rows, w.batches, Size(w.num_bytes), f"{w.seconds_working:.2f} s")
             for w in self.workers
         ]
-        told = [element("p", line) for line in (first, *facts, self.advice())]
-        return fragment(*told, Table("", header, workers, bar="rows").html())
+        paragraphs = [element("p", line) for line in (first, *facts, self.advice())]
+        return fragment(*paragraphs, Table("", header, workers, bar="rows").html())
 
     def __str__(self) -> str:
         """Return the numbers as a table."""
@@ -175,7 +175,7 @@ class Metrics:
         return "\n  ".join((first, *workers, *facts))
 
     def _lines(self) -> list[str]:
-        """Return what is told of all workers together."""
+        """Return lines on all workers together."""
         lines = [
             (
                 f"epoch {self.epoch}: {self.rows:,} rows in {self.batches:,} batches, {self.seconds_total:.2f} s "

@@ -25,7 +25,7 @@ from torch_table_loader.options import ABOUT
 from torch_table_loader.pack import Pack
 from torch_table_loader.planning.mixture import NaturalShares, ShareUnit
 from torch_table_loader.rank_dataset import RankDataset
-from torch_table_loader.schedules import Done, Schedule, Stop, StopRule
+from torch_table_loader.schedules import Done, Schedule, StopRule
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -112,7 +112,9 @@ class MixedDataset(RankDataset):
             asked = replace(asked, **common_form({name: job.options for name, job in jobs.items()}))
             by_step = scheduled_weights(weights, jobs)
             first, rule = by_step.at(0, Done()), checked_stop(stop, jobs)
-            job = _mixed_job(jobs, asked, ranks, first, rule, block, unit).following_schedule(by_step)
+            kind: Any = MixedStreams if any(isinstance(job, StreamJob) for job in jobs.values()) else MixedRows
+            mixture: MixtureJob = kind.of(jobs, asked, ranks, first, rule, block, unit)
+            job = mixture.following_schedule(by_step)
             plan_check.check({**job.compared, **asdict(job.topology)})
         super().__init__(job, plan_check, self._with_snapshots_of)
         self._sources = opened
@@ -198,23 +200,6 @@ class MixedDataset(RankDataset):
         return mixture.with_sources(reopened) if reopened else job
 
 
-def _mixed_job(
-    jobs: Mapping[str, Job],
-    options: LoaderOptions,
-    ranks: RankInfo,
-    weights: Mapping[str, float] | NaturalShares,
-    stop: Stop,
-    block: int | None,
-    unit: ShareUnit,
-) -> MixtureJob:
-    """Mix rows of row stores, or streams; see `MixedRows.of` and `MixedStreams.of`."""
-    streams = {name: job for name, job in jobs.items() if isinstance(job, StreamJob)}
-    if streams:
-        return MixedStreams.of(streams, options, ranks, weights, stop, block, unit)
-    rows = {name: job for name, job in jobs.items() if isinstance(job, TableItems)}
-    return MixedRows.of(rows, options, ranks, weights, stop, block, unit)
-
-
 def _opened(
     sources: Mapping[str, TableDataset | Callable[..., TableDataset]], options: Mapping[str, Any]
 ) -> dict[str, TableDataset]:
@@ -229,21 +214,21 @@ def _opened(
                 _refuse_others(name, source.options, handed)
             opened[name] = source
             continue
-        said = source.keywords if isinstance(source, partial) else {}
-        for option in handed.keys() & said.keys():
-            if not same(handed[option], said[option]):
+        own = source.keywords if isinstance(source, partial) else {}
+        for option in handed.keys() & own.keys():
+            if not same(handed[option], own[option]):
                 raise ConfigError(
                     f"{option}= differs between the mixture and its source {name!r}; pass it to only one of them"
                 )
-        told = {"shuffle": "rows", **handed}
+        given = {"shuffle": "rows", **handed}
         with warnings.catch_warnings():  # of the steps of a stream alone, of which the mixture takes none
             warnings.filterwarnings("ignore", ".*a job that synchronises each step", UserWarning)
-            opened[name] = source(**{option: value for option, value in told.items() if option not in said})
+            opened[name] = source(**{option: value for option, value in given.items() if option not in own})
     return opened
 
 
 def _refuse_others(name: str, own: LoaderOptions, handed: Mapping[str, Any]) -> None:
-    """Refuse what a source that is open was not told; its ranks and workers have no meaning in a mixture."""
+    """Refuse what a source that is open was not given; its ranks and workers have no meaning in a mixture."""
     for option in sorted(handed.keys() & _OF_SOURCES):
         has = getattr(own, option)
         if isinstance(has, Pack) and isinstance(handed[option], Pack) and handed[option].tokens is None:

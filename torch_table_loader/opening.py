@@ -21,7 +21,7 @@ from torch_table_loader.source.arrow_source import ArrowSource
 from torch_table_loader.source.listing import PathSource, named_files
 from torch_table_loader.source.plan_cache import HeldPlans, PlanCache
 from torch_table_loader.source.snapshot_files import SnapshotFiles
-from torch_table_loader.units import integer
+from torch_table_loader.units import integer, one_of
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -47,12 +47,7 @@ class TimeTravel:
     """Finds the table of a state again: at its snapshot, or among the files of a table that has grown since."""
 
     def __init__(self, source: Source, open_job: Callable[[Any], Job]) -> None:
-        """Keep how a table is opened.
-
-        Args:
-            source: the table; one that can travel in time at any snapshot.
-            open_job: makes this rank's job of it.
-        """
+        """Keep a table, at any snapshot if it has some, and what makes this rank's job of it."""
         self.source = source
         """The table as it is read now."""
         self._open_job = open_job
@@ -224,11 +219,7 @@ def open_snapshot(
 
 
 def open_plan_cache(options: LoaderOptions, storage: Storage) -> PlanCache | None:
-    """Open the caller's plan cache for the files of a storage; None where there is none.
-
-    Raises:
-        ConfigError: the storage has no name that sets it apart from others.
-    """
+    """Open the caller's plan cache for the files of a storage; None where there is none."""
     if options.plan_cache is None:
         return None
     place = getattr(storage, "place", None)
@@ -243,71 +234,52 @@ def open_plan_cache(options: LoaderOptions, storage: Storage) -> PlanCache | Non
     return PlanCache.open(options.plan_cache, storage_options, scope)
 
 
-def refuse_plain(options: LoaderOptions, footers: str, table: str, pin: str) -> None:
-    """Refuse options that are for tables of plain files, or that contradict each other.
-
-    Args:
-        table: what kind of table it is, for the message.
-        pin: the argument that chooses a snapshot of it.
-
-    Raises:
-        ConfigError: names the option.
-    """
-    for name, remedy in (
-        ("schema", f"{table} has its own"),
-        ("files", f"pass {pin} to pin the table"),
-    ):
-        if getattr(options, name) is not None:
-            raise ConfigError(f"{name}= is for tables of plain files; {remedy}")
-    if footers not in ("eager", "lazy"):
-        raise ConfigError(f"footers must be one of 'eager', 'lazy', got {footers!r}")
-    if footers == "lazy" and options.shuffle == "rows":
-        raise ConfigError('footers="lazy" does not work with shuffle="rows", which reads every file; leave it out')
-
-
-def check_changelog(changelog: Any, start: Any, name: str, options: LoaderOptions) -> None:
-    """Refuse a changelog without a start, or beside what it does not go with.
-
-    Args:
-        start: the snapshot after which rows are read; or None.
-        name: what a snapshot's argument is called.
-    """
-    if not isinstance(changelog, bool):
-        raise ConfigTypeError(f"changelog must be a bool, got {type(changelog).__name__}")
-    if changelog and start is None:
-        what = name.removesuffix("_id")
-        raise ConfigError(f"changelog=True reads what came and went after a {what}; say which by start_{name}=")
-    if changelog and options.on_growth is not None:
-        raise ConfigError(
-            f"changelog=True reads what happened up to one {name.removesuffix('_id')}, and on_growth= goes on with "
-            "another; leave on_growth= out, and read what came after it as a changelog of its own"
-        )
-
-
-def last_of(start: Any, end: Any, whole: Any, names: tuple[str, str, str]) -> int | None:
+def last_snapshot(
+    options: LoaderOptions, table: str, name: str, interval: tuple[Any, Any, Any], *, changelog: Any, footers: str
+) -> int | None:
     """Return the snapshot that the caller names as the last to be read, or None.
 
-    Args:
-        start: the snapshot after which rows are read; or None.
-        end: beside it, the last one; or None.
-        whole: the snapshot of which all is read; or None.
-        names: the arguments that say them, for the message.
+    Refuse options that are for tables of plain files, and arguments that contradict each other.
 
-    Raises:
-        ConfigError: an end without a start, or beside a whole snapshot.
+    Args:
+        table: what kind of table it is, for messages.
+        name: what the argument for a snapshot is called.
+        interval: the snapshot after which rows are read, the last one beside it, and the one of which all is read; each
+            may be None.
     """
-    for name, value in zip(names, (start, end), strict=False):
+    for option, remedy in (("schema", f"{table} has its own"), ("files", f"pass {name}= to pin the table")):
+        if getattr(options, option) is not None:
+            raise ConfigError(f"{option}= is for tables of plain files; {remedy}")
+    one_of(("eager", "lazy"), "footers", footers)
+    if footers == "lazy" and options.shuffle == "rows":
+        raise ConfigError('footers="lazy" does not work with shuffle="rows", which reads every file; leave it out')
+    start, end, whole = interval
+    _check_changelog(changelog, start, name, options)
+    for edge, value in (("start", start), ("end", end)):
         if value is not None:
-            integer(name, value)
+            integer(f"{edge}_{name}", value)
     if end is None:
         return whole  # type: ignore[no-any-return]
     if start is None or whole is not None:
-        beside = f"{names[2]}, which names the same" if start is not None else f"no {names[0]}"
+        beside = f"{name}, which names the same" if start is not None else f"no start_{name}"
         raise ConfigError(
-            f"{names[1]}={end} is the end of an interval that {names[0]} begins, got it with {beside}; pass both, or "
-            f"{names[2]} alone to read a whole snapshot"
+            f"end_{name}={end} is the end of an interval that start_{name} begins, got it with {beside}; pass both, or "
+            f"{name} alone to read a whole snapshot"
         )
     return int(end)
+
+
+def _check_changelog(changelog: Any, start: Any, name: str, options: LoaderOptions) -> None:
+    if not isinstance(changelog, bool):
+        raise ConfigTypeError(f"changelog must be a bool, got {type(changelog).__name__}")
+    what = name.removesuffix("_id")
+    if changelog and start is None:
+        raise ConfigError(f"changelog=True reads what came and went after a {what}; say which by start_{name}=")
+    if changelog and options.on_growth is not None:
+        raise ConfigError(
+            f"changelog=True reads what happened up to one {what}, and on_growth= goes on with another; leave "
+            "on_growth= out, and read what came after it as a changelog of its own"
+        )
 
 
 def arrow_source(data: Any) -> ArrowSource:
@@ -316,19 +288,7 @@ def arrow_source(data: Any) -> ArrowSource:
 
 
 def check_source(source: Any, path: Any, format: Any, storage: Any, options: LoaderOptions) -> None:  # noqa: A002
-    """Refuse what is not a source, and what a source says by itself.
-
-    Args:
-        source: what the caller gave.
-        path: beside it; must be None.
-        format: beside it; must be left out.
-        storage: beside it; must be None.
-        options: the caller's.
-
-    Raises:
-        ConfigTypeError: it is not a source.
-        ConfigError: something that does not go with it.
-    """
+    """Refuse what is not a source, and what the caller said beside it that a source says by itself."""
     _check_attributes("source", "Source", source, _SOURCE)
     _check_storage("source.storage", source.storage)
     given = {
@@ -343,12 +303,7 @@ def check_source(source: Any, path: Any, format: Any, storage: Any, options: Loa
 
 
 def check_storage(storage: Any, options: LoaderOptions) -> None:
-    """Refuse what is not a storage, and options for another one.
-
-    Raises:
-        ConfigTypeError: it is not a storage.
-        ConfigError: `storage_options` beside it that are not `RemoteOptions`.
-    """
+    """Refuse what is not a storage, and `storage_options` beside it that are not `RemoteOptions`."""
     _check_storage("storage", storage)
     if own := sorted(of_the_store(options.storage_options)):
         raise ConfigError(

@@ -7,16 +7,22 @@ from functools import partial
 from os import PathLike
 from typing import Any, Literal, get_args
 
-from torch_table_loader.column_options import check_functions, check_strings, check_unsupported, names_of
+from torch_table_loader.column_options import (
+    Hash,
+    Pad,
+    RaggedLayout,
+    StringLayout,
+    UnsupportedForm,
+    Vocabulary,
+    names_of,
+)
 from torch_table_loader.errors import ConfigError, ConfigTypeError
-from torch_table_loader.messages import did_you_mean
-from torch_table_loader.ragged import check_ragged
 from torch_table_loader.remote_options import RemoteOptions
-from torch_table_loader.row_store_option import as_row_store
+from torch_table_loader.row_options import Weights, as_row_store, as_weights
 from torch_table_loader.schedules import as_schedule
 from torch_table_loader.scrubbing import shown_url
 from torch_table_loader.units import integer, parse_bytes, seconds
-from torch_table_loader.weights import Weights, as_weights
+from torch_table_loader.units import one_of as chosen
 
 WorkerType = Literal["thread", "process", "fork", "spawn", "forkserver"]
 
@@ -43,14 +49,7 @@ def batch_sizes(name: str, value: Any) -> Any:
 
 
 def one_of(*allowed: Any) -> Check:
-    return partial(_chosen, allowed)
-
-
-def _chosen(allowed: Sequence[Any], name: str, value: Any) -> Any:
-    if value not in allowed:
-        near = did_you_mean(repr(value), [repr(each) for each in allowed]) if isinstance(value, str) else ""
-        raise ConfigError(f"{name} must be one of {', '.join(map(repr, allowed))}, got {value!r}{near}")
-    return value
+    return partial(chosen, allowed)
 
 
 def switch(name: str, value: Any) -> Any:
@@ -111,7 +110,12 @@ def function(name: str, value: Any) -> Any:
 
 
 def functions(name: str, value: Any) -> Any:
-    check_functions(name, value)
+    if not isinstance(value, Mapping):
+        raise ConfigTypeError(f"{name} must be {{column: function}}, got {type(value).__name__} {value!r}")
+    for column, function in value.items():
+        _check_column(name, column)
+        if not callable(function):
+            raise ConfigTypeError(f"{name}[{column!r}] must be callable, got {type(function).__name__} {function!r}")
     return value
 
 
@@ -121,19 +125,52 @@ def fills(name: str, value: Any) -> Any:
     return value
 
 
-def layouts(_: str, value: Any) -> Any:
-    check_ragged(value)
+def _check_column(name: str, column: Any) -> None:
+    if not isinstance(column, str):
+        raise ConfigTypeError(f"{name} must name columns by str, got {type(column).__name__} {column!r}")
+
+
+def _by_column(
+    name: str,
+    value: Any,
+    kinds: Any,
+    words: Sequence[str],
+    each: str,
+    whole: str = "",
+    hint: Callable[[Any], str] | None = None,
+) -> Any:
+    """Check a form of columns, a value of some types or a word: one for all, or some by column."""
+    by_column = isinstance(value, Mapping)
+    for column, form in value.items() if by_column else [("", value)]:
+        _check_column(name, column)
+        if not (isinstance(form, kinds) or (isinstance(form, str) and form in words)):
+            at, forms = (f"[{column!r}]", each) if by_column else ("", f"{whole or each}, or {{column: one of these}}")
+            raise ConfigError(f"{name}{at} must be {forms}, got {form!r}{'' if hint is None else hint(form)}")
     return value
 
 
-def forms(_: str, value: Any) -> Any:
-    check_strings(value)
-    return value
+def layouts(name: str, value: Any) -> Any:
+    words = get_args(RaggedLayout)
+    known = ", ".join(map(repr, words))
+    return _by_column(name, value, Pad, words, f"one of {known} or a Pad(...)", f"one of None, {known}, a Pad(...)")
 
 
-def unsupported(_: str, value: Any) -> Any:
-    check_unsupported(value)
-    return value
+def strings(name: str, value: Any) -> Any:
+    words = get_args(StringLayout)
+    forms = f"one of {', '.join(map(repr, words))}, a Vocabulary(values) or a Hash(buckets=...)"
+    return _by_column(name, value, Hash | Vocabulary, words, forms, hint=_form_of_strings)
+
+
+def _form_of_strings(given: Any) -> str:
+    """Return what to pass in place of a word, or of a class, that is not a form of strings."""
+    if given == "hash" or given is Hash:
+        return '; pass strings=Hash(buckets=...), or strings={"column": Hash(buckets=...)} for some columns alone'
+    return "" if isinstance(given, str) else '; pass strings={"column": Vocabulary(values)}'
+
+
+def unsupported(name: str, value: Any) -> Any:
+    words = get_args(UnsupportedForm)
+    return _by_column(name, value, (), words, " or ".join(f'"{word}"' for word in words))
 
 
 def progress(name: str, value: Any) -> Any:

@@ -15,17 +15,22 @@ from multiprocessing.context import BaseContext
 from typing import Any, Literal, cast, get_args
 
 from torch_table_loader import option_checks as checks
-from torch_table_loader.column_options import ColumnFunctions, ColumnsOption, StringsOption, UnsupportedOption, names_of
+from torch_table_loader.column_options import (
+    ColumnFunctions,
+    ColumnsOption,
+    RaggedOption,
+    StringsOption,
+    UnsupportedOption,
+    names_of,
+)
 from torch_table_loader.errors import ConfigError, ConfigTypeError
 from torch_table_loader.option_checks import Check, WorkerType
 from torch_table_loader.pack import Pack
-from torch_table_loader.ragged import RaggedOption
 from torch_table_loader.remote_options import RemoteOptions
-from torch_table_loader.row_store_option import RowStore, as_row_store
+from torch_table_loader.row_options import RowStore, Weights, as_row_store
 from torch_table_loader.schedules import Schedule
 from torch_table_loader.sizes import sizes
 from torch_table_loader.units import parse_bytes
-from torch_table_loader.weights import Weights
 
 OutputFormat = Literal["torch", "numpy", "arrow", "dict"]
 EvenRanks = Literal["balance", "drop", "pad"]
@@ -196,7 +201,7 @@ class LoaderOptions:
     """Form of lists: "nested" (None for torch), "offsets" (None for numpy), "pad" or a `Pad`, or ``{column: one of
     these}``."""
 
-    strings: StringsOption = _option("list", COLUMNS, checks.forms, mixture="sources", form=True)
+    strings: StringsOption = _option("list", COLUMNS, checks.strings, mixture="sources", form=True)
     """"list", "codes", `Vocabulary` or `Hash`, or ``{column: one of these}``."""
 
     unsupported: UnsupportedOption | None = _option(None, COLUMNS, checks.unsupported, mixture="sources", form=True)
@@ -385,12 +390,12 @@ def meanings() -> dict[str, str]:
     tree = ast.parse(inspect.getsource(LoaderOptions))
     body = cast("ast.ClassDef", tree.body[0]).body
     return {
-        str(declared.target.id): " ".join(str(told.value.value).split())
-        for declared, told in pairwise(body)
+        str(declared.target.id): " ".join(str(words.value.value).split())
+        for declared, words in pairwise(body)
         if isinstance(declared, ast.AnnAssign)
         and isinstance(declared.target, ast.Name)
-        and isinstance(told, ast.Expr)
-        and isinstance(told.value, ast.Constant)
+        and isinstance(words, ast.Expr)
+        and isinstance(words.value, ast.Constant)
     }
 
 
@@ -415,14 +420,7 @@ def defaults() -> dict[str, Any]:
 
 
 def check_beside_pack(options: Mapping[str, Any]) -> None:
-    """Refuse a `pack` that is none, and options that do not go with it.
-
-    Args:
-        options: all of them by name, as the caller gave them.
-
-    Raises:
-        ConfigError: names the two, and the remedy.
-    """
+    """Refuse a `pack` that is none, and options that do not go with it."""
     pack = options["pack"]
     if pack is None:
         return

@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, Literal, cast, get_args
 
 from torch_table_loader.errors import ConfigError, ConfigTypeError
-from torch_table_loader.units import integer
+from torch_table_loader.units import integer, one_of
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -162,9 +162,7 @@ class Pack:
             ("dtype", get_args(IdType)),
             ("context_order", get_args(ContextOrder)),
         ):
-            value = getattr(self, name)
-            if value not in allowed:
-                raise ConfigError(f"Pack: {name} must be one of {', '.join(map(repr, allowed))}, got {value!r}")
+            one_of(allowed, f"Pack: {name}", getattr(self, name))
         self._check_columns()
         self._check_schedule()
         self._check_pairs()
@@ -312,8 +310,8 @@ class Pack:
                 'labels="shifted", whose slices are those of the next tokens'
             )
         if self.output == "flash" or self.spans:
-            said = 'output="flash" makes one flat row of a batch' if self.output == "flash" else "spans lie over slices"
-            raise ConfigError(f"Pack: {said}, of which context has no slices; leave one of them out")
+            why = 'output="flash" makes one flat row of a batch' if self.output == "flash" else "spans lie over slices"
+            raise ConfigError(f"Pack: {why}, of which context has no slices; leave one of them out")
 
     @property
     def cut_columns(self) -> tuple[str, ...]:
@@ -372,7 +370,7 @@ class Pack:
         return replace(self, seq_len=seq_len, seq_len_from=()) if self.seq_len_from else self
 
     @property
-    def told_lengths(self) -> str:
+    def lengths_in_words(self) -> str:
         """The lengths of sequences by step, in words."""
         later = [
             f"{length:,} from step {step:,}{'' if number else ' of the first epoch on'}"

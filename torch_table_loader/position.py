@@ -34,6 +34,24 @@ def as_it_is(job: Job, saved: SavedState, name: str = "") -> Job:  # noqa: ARG00
     return job
 
 
+class NamedColumns:
+    """The base of datasets and loaders: a table whose columns ``in`` asks for: ``"price" in dataset`` reads nothing."""
+
+    _position: JobPosition
+
+    def __contains__(self, name: object) -> bool:
+        """Return whether a column of this name comes out; see `schema` of the dataset.
+
+        Raises:
+            ConfigTypeError: it is not a name. Python would read the whole epoch and compare it with each batch.
+        """
+        if not isinstance(name, str):
+            raise ConfigTypeError(
+                f"`in` asks for the name of a column, got {type(name).__name__}; iterate to look for rows or batches"
+            )
+        return name in self._position.job.schema(self._position.next).names
+
+
 class JobPosition:
     """The job of a rank, the next epoch, and the progress of the newest iterator.
 
@@ -74,14 +92,14 @@ class JobPosition:
         return int(self._epoch.item()) if self._loaded is None else self._loaded.epoch
 
     @property
-    def told(self) -> str:
+    def summary(self) -> str:
         """A line that says what is read, and how."""
-        told = self.facts
-        tables = f"{told['tables']} tables, " if told["tables"] != "1" else ""
-        share = f"rank {told['rank']}, batch_size={told['batch_size']}"
+        facts = self.facts
+        tables = f"{facts['tables']} tables, " if facts["tables"] != "1" else ""
+        share = f"rank {facts['rank']}, batch_size={facts['batch_size']}"
         return (
-            f"{tables}{told['files']} files, {told['rows']} rows; {share}, shuffle={told['shuffle']}, "
-            f"epoch {told['epoch']}"
+            f"{tables}{facts['files']} files, {facts['rows']} rows; {share}, shuffle={facts['shuffle']}, "
+            f"epoch {facts['epoch']}"
         )
 
     @property
@@ -164,9 +182,6 @@ class JobPosition:
         """Choose the epoch of the next iterator, here and in existing worker processes.
 
         The epoch of a loaded state keeps its position; any other begins at its start.
-
-        Raises:
-            ConfigError: the epoch is not an int of at least 0.
         """
         if isinstance(epoch, bool) or not isinstance(epoch, int):
             raise ConfigTypeError(f"epoch must be an int, got {type(epoch).__name__} {epoch!r}")
@@ -204,15 +219,11 @@ class JobPosition:
                 "epochs= is for the loader that create_dataloader(...) makes; leave it out for a DataLoader of your "
                 "own, and call dataset.set_epoch(epoch) before each epoch"
             )
-        if self.job.options.pack is not None and self.job.options.pack.schedule:
+        pack, sizes = self.job.options.pack, self.job.options.global_batch_size
+        if (pack is not None and pack.schedule) or isinstance(sizes, Schedule):
+            what = "global_batch_size by step" if isinstance(sizes, Schedule) else "Pack: seq_len_from"
             raise ConfigError(
-                "Pack: seq_len_from is for the loader that create_dataloader(...) makes; leave it out for a DataLoader "
-                "of your own"
-            )
-        if isinstance(self.job.options.global_batch_size, Schedule):
-            raise ConfigError(
-                "global_batch_size by step is for the loader that create_dataloader(...) makes; pass a DataLoader of "
-                "your own one size"
+                f"{what} is for the loader that create_dataloader(...) makes; leave it out for a DataLoader of your own"
             )
         job, position = self.job, self._loaded if self.is_for_any_iterator else None
         if position is None:

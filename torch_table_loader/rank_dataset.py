@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, ClassVar, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, ParamSpec, Self, TypeVar
 
 import pyarrow as pa
 from torch.utils.data import IterableDataset, get_worker_info
 
-from torch_table_loader.column_names import NamedColumns
 from torch_table_loader.engine.workers.lane_iterator import LaneCounts, LaneIterator, Taken, WorkersLane
 from torch_table_loader.errors import ConfigError
 from torch_table_loader.keywords import called, shown_classmethod, with_options
 from torch_table_loader.loader import TableLoader
 from torch_table_loader.metrics import Metrics
-from torch_table_loader.position import JobPosition, as_it_is
+from torch_table_loader.position import JobPosition, NamedColumns, as_it_is
 
 if TYPE_CHECKING:
     from torch_table_loader.engine.explanation import Explanation
@@ -36,15 +35,10 @@ class RankDataset(NamedColumns, IterableDataset[Any]):
     """Names of the options that the class takes; None for all options."""
 
     def __init__(self, job: Job, plan_check: PlanCheck | None = None, reopen: Reopen = as_it_is) -> None:
-        """Make the dataset of a job.
-
-        Args:
-            plan_check: compares exclusions and mixture weights with the other ranks; None compares nothing.
-            reopen: returns the job over the tables that a state was saved with, such as an older snapshot.
-        """
+        """Make the dataset of a job; the arguments are those of `JobPosition`."""
         super().__init__()
         self._position = JobPosition(job, plan_check, reopen)
-        self._loader: TableLoader | None = None
+        self._loader: TableLoader[Self] | None = None
         self._taken: Taken | None = None
         """The batches that the caller's own DataLoader took in this process."""
         self._counts = LaneCounts()
@@ -54,7 +48,7 @@ class RankDataset(NamedColumns, IterableDataset[Any]):
         cls: Callable[P, D],  # noqa: N805
         *args: P.args,
         **kwargs: P.kwargs,
-    ) -> tuple[TableLoader, D]:
+    ) -> tuple[TableLoader[D], D]:
         """Open the table and make its loader.
 
         ```python
@@ -104,7 +98,7 @@ class RankDataset(NamedColumns, IterableDataset[Any]):
             dataset = cls(*args, **kwargs)
         return dataset.loader(), dataset
 
-    def loader(self) -> TableLoader:
+    def loader(self) -> TableLoader[Self]:
         """Return the dataset's loader, which is made by the first call."""
         if self._loader is None:
             self._loader = TableLoader(self)
@@ -122,7 +116,7 @@ class RankDataset(NamedColumns, IterableDataset[Any]):
 
     def __repr__(self) -> str:
         """Describe the table, as far as it is known."""
-        return f"<{type(self).__name__}: {self._position.told}>"
+        return f"<{type(self).__name__}: {self._position.summary}>"
 
     def _repr_html_(self) -> str:
         """Show the table and its columns in a notebook."""

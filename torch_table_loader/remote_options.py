@@ -40,9 +40,6 @@ class RemoteOptions:
     def of(cls, storage_options: Mapping[str, Any] | None) -> RemoteOptions:
         """Read them from the caller's options, in which sizes may be text.
 
-        Raises:
-            ConfigError: a value is out of range, or has the wrong type.
-
         >>> RemoteOptions.of({"key": "K", "cache_bytes": "1GiB", "retry_seconds": 5}).cache_bytes
         1073741824
         """

@@ -74,11 +74,7 @@ class Table:
         return self.text(sys.maxsize)
 
     def text(self, width: int, strong: Callable[[str], str] = str) -> str:
-        """Format the rows as plain text of a given width; longer cells are folded, and nothing is cut.
-
-        Args:
-            strong: what becomes of the title and the header.
-        """
+        """Format the rows as plain text of a given width; longer cells are folded, and nothing is cut."""
         header, right = list(self.columns.values()), self._are_numbers()
         cells = [list(map(shown, row)) for row in (*self.rows[: self.most], *self.totals)]
         widths = _widths(header, cells, right, width)

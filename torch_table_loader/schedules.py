@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple, TypeAlias, cast, get_args
 
 from torch_table_loader.errors import ConfigError, ConfigTypeError
-from torch_table_loader.units import integer, whole
+from torch_table_loader.units import integer, one_of, whole
 
 ScheduleUnit = Literal["steps", "samples", "tokens"]
 StopWord = Literal["first_exhausted", "all_exhausted", "forever"]
@@ -47,9 +47,7 @@ class Schedule:
         """Check the places, and sort them."""
         if not isinstance(self.values, Mapping) or not self.values:
             raise ConfigTypeError(f"a schedule must be values by the step from which they hold, got {self.values!r}")
-        if self.unit not in get_args(ScheduleUnit):
-            known = ", ".join(map(repr, get_args(ScheduleUnit)))
-            raise ConfigError(f"unit of Schedule must be one of {known}, got {self.unit!r}")
+        one_of(get_args(ScheduleUnit), "unit of Schedule", self.unit)
         given = {integer("a step of a schedule", place, None, _MOST): value for place, value in self.values.items()}
         if min(given) != 0:
             raise ConfigError(f"a schedule begins with the value of step 0, got {min(given)} as its first step")
@@ -104,8 +102,8 @@ class Schedule:
         return replace(self, values=values)
 
     @property
-    def said(self) -> list[Any]:
-        """The places and values as lists."""
+    def as_list(self) -> list[Any]:
+        """The unit, then each place with its value, as plain data."""
         return [self.unit, *([place, value] for place, value in self.values.items())]
 
 
@@ -192,8 +190,8 @@ class Stop:
         fit = self.tokens // seq_len
         return replace(self, tokens=None, samples=fit if self.samples is None else min(fit, self.samples))
 
-    def told(self, what: str = "row") -> str:
-        """Say when an epoch ends."""
+    def in_words(self, what: str = "row") -> str:
+        """Return when an epoch ends, in words."""
         ends: dict[str, str] = {
             "first_exhausted": f"before any source repeats a {what}",
             "all_exhausted": f"when each source has delivered all its {what}s",
@@ -209,7 +207,7 @@ class Stop:
         return f"{end}; the others go on without {dropped}" if dropped else end
 
     @property
-    def said(self) -> dict[str, Any]:
+    def as_dict(self) -> dict[str, Any]:
         """The arguments that change the order, as plain data for a state."""
         at = self.at if isinstance(self.at, str) else [[name, times] for name, times in self.at.items()]
         drop = {"drop": [[name, times] for name, times in self.drop.items()]} if self.drop else {}

@@ -1,13 +1,15 @@
-"""Sizes as people write them, and numbers of any type."""
+"""Sizes as people write them, numbers of any type, and values of a list."""
 
 from __future__ import annotations
 
 import operator
 import re
+from collections.abc import Sequence
 from numbers import Real
 from typing import Any
 
 from torch_table_loader.errors import ConfigError, ConfigTypeError
+from torch_table_loader.messages import did_you_mean
 
 _UNITS = {"": 1, "b": 1} | {
     f"{prefix}{suffix}": base**power
@@ -76,15 +78,7 @@ def parse_bytes(value: int | str, name: str = "a size") -> int:
 
 
 def integer(name: str, value: Any, least: int | None = None, most: int | None = None) -> int:
-    """Return an integer of any type, including numpy's, as an int.
-
-    Args:
-        name: the name of the option or argument.
-
-    Raises:
-        ConfigTypeError: the value is not an integer.
-        ConfigError: the value is out of range.
-    """
+    """Return an integer of any type, including numpy's, as an int; errors call it by a name."""
     number = whole(value)
     if number is None:
         raise ConfigTypeError(f"{name} must be an int, got {type(value).__name__} {value!r}")
@@ -103,3 +97,11 @@ def seconds(name: str, value: Any) -> float:
     if not number >= 0:
         raise ConfigError(f"{name} must be at least 0, got {value!r}")
     return number
+
+
+def one_of(allowed: Sequence[Any], name: str, value: Any) -> Any:
+    """Return a value if it is one of those that are allowed; the error names the nearest."""
+    if value not in allowed:
+        near = did_you_mean(repr(value), [repr(each) for each in allowed]) if isinstance(value, str) else ""
+        raise ConfigError(f"{name} must be one of {', '.join(map(repr, allowed))}, got {value!r}{near}")
+    return value

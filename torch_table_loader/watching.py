@@ -80,11 +80,7 @@ class Watch:
         self._has_warned = False
 
     def look(self, progress: Progress) -> None:
-        """Log the first batch; at later ones check whether training waits.
-
-        Args:
-            progress: the progress of the iterator that yielded a batch.
-        """
+        """Log the first batch; at later ones check whether training waits."""
         batches = progress.leg.batches
         if batches == 1 and progress.leg.earlier is None and _log.isEnabledFor(logging.INFO):
             metrics = progress.metrics()
@@ -93,11 +89,7 @@ class Watch:
             self._warn_of_waiting(progress)
 
     def epoch_ended(self, progress: Progress) -> None:
-        """Log statistics of the epoch, and warn if training waited.
-
-        Args:
-            progress: the progress of the iterator that ends.
-        """
+        """Log statistics of the epoch, and warn if training waited."""
         if _log.isEnabledFor(logging.INFO):
             metrics = progress.metrics()
             _log.info(
@@ -117,10 +109,6 @@ def waits_for_data(waiting: float, total: float) -> bool:
     """Return whether training waits for data so long that a warning is due.
 
     A loop that does nothing with its batches waits all the time, but does not train.
-
-    Args:
-        waiting: seconds that it waited.
-        total: seconds since it began.
 
     >>> waits_for_data(40.0, 100.0), waits_for_data(99.0, 100.0)
     (True, False)

@@ -19,7 +19,6 @@ LEVELS = {
     "local_files": 0,
     "plugins": 0,
     "messages": 0,
-    "ragged": 0,
     "column_options": 0,
     "records": 0,
     "scrubbing": 0,
@@ -31,9 +30,8 @@ LEVELS = {
     "options": 1,
     "remote_options": 1,
     "pack": 1,
-    "row_store_option": 1,
+    "row_options": 1,
     "schedules": 1,
-    "weights": 1,
     "arrow": 2,
     "planning": 2,
     "report": 2,
@@ -46,7 +44,6 @@ LEVELS = {
     "engine": 5,
     "testing": 6,
     "integrations": 7,
-    "text": 7,
     "cli": 8,
     "": 9,
 }
@@ -112,9 +109,7 @@ def inner_faults(entry: Import) -> Iterator[str]:
 def outer_faults(entry: Import) -> Iterator[str]:
     module, name = entry.importer, entry.target.partition(".")[0]
     room = room_of(module)
-    if name in ("torch", "torchvision") and not (
-        is_facade(module) or room in ("batching", "engine", "integrations", "text")
-    ):
+    if name in ("torch", "torchvision") and not (is_facade(module) or room in ("batching", "engine", "integrations")):
         yield f"imports {name}"
     if name in ("lightning", "transformers", "accelerate", "torchdata") and room != "integrations":
         yield f"imports {name}"

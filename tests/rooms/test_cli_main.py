@@ -17,9 +17,9 @@ import pytest
 from torch_table_loader import ConfigError, LoaderOptions
 from torch_table_loader.cli import arguments
 from torch_table_loader.cli.main import COMMANDS, main, make_parser
-from torch_table_loader.cli.printing import in_shell_words
+from torch_table_loader.cli.terminal import in_shell_words
 from torch_table_loader.options import defaults
-from torch_table_loader.text.token_table import IdType, Nulls
+from torch_table_loader.token_table import IdType, Nulls
 
 
 @pytest.fixture

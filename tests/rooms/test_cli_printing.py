@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from torch_table_loader.cli import inspect, printing
+from torch_table_loader.cli import inspect, terminal
 from torch_table_loader.cli.main import main, make_parser
 from torch_table_loader.report import Table
 from torch_table_loader.units import Size
@@ -113,7 +113,7 @@ WIDE = Table("files [b]", {"name": "file", "num_bytes": "size"}, [["[red]x/" * 4
 
 
 def shown(capsys: pytest.CaptureFixture[str]) -> str:
-    printing.show(argparse.Namespace(json=False), None, WIDE)
+    terminal.show(argparse.Namespace(json=False), None, WIDE)
     return capsys.readouterr().out
 
 

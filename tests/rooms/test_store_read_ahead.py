@@ -10,8 +10,8 @@ import pytest
 
 from tests.tables.row_stores import MemoryTable, everything, numbers
 from torch_table_loader.store.builder import build_files
+from torch_table_loader.store.gather import GAP_PAGES, PAGE, ReadAhead
 from torch_table_loader.store.opened import open_store
-from torch_table_loader.store.read_ahead import GAP_PAGES, PAGE, ReadAhead
 from torch_table_loader.store.spec import RECORDS
 
 

@@ -42,6 +42,7 @@ for epoch in range(dataset.epoch, 2):
     train.set_epoch(epoch)
     print(sum(rows(batch) for batch in train), sum(rows(batch) for batch in val), len(train), train.remaining)
 print(train.metrics().advice(), dataset.explain().memory_bound, train.state_dict())
+print(train.dataset.left_out, parts["val"].loader().dataset.fit_vocabulary("ad"))
 """
 
 

@@ -43,11 +43,7 @@ def refuse_null(path: str, nulls: NDArray[np.bool_]) -> RowError:
 
 
 def refuse_long_lists(path: str, offsets: NDArray[Any], most: int) -> None:
-    """Refuse lists that are longer than padded rows.
-
-    Raises:
-        RowError: names the first list that is longer.
-    """
+    """Refuse lists that are longer than padded rows."""
     lengths = np.diff(offsets)
     if lengths.max(initial=0) <= most:
         return

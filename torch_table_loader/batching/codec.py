@@ -16,9 +16,8 @@ from torch_table_loader.arrow.elements import opened_type
 from torch_table_loader.arrow.token_rows import columns_of_parts
 from torch_table_loader.batching import outputs
 from torch_table_loader.batching.column_functions import column_functions
-from torch_table_loader.batching.decoders import Branch, Decoder, Leaf, Shape, Stack
+from torch_table_loader.batching.decoders import Branch, Decoder, Leaf, Shape, Stack, check_times, holds_times
 from torch_table_loader.batching.kinds import ipc_read, ipc_size, ipc_write
-from torch_table_loader.batching.python_times import check_times, holds_times
 from torch_table_loader.batching.rows import Rows, RowsCodec, new_block, pieces_of
 from torch_table_loader.batching.types import choose, keyed
 from torch_table_loader.errors import TableError
@@ -32,11 +31,7 @@ if TYPE_CHECKING:
 
 
 def make_codec(schema: pa.Schema, policy: TypePolicy) -> RowsCodec[Any]:
-    """Choose how record batches whose columns come out in the schema's order become outputs.
-
-    Raises:
-        ConfigError: a column that the output cannot hold; names column, type and remedy.
-    """
+    """Choose how record batches whose columns come out in the schema's order become outputs."""
     if policy.pack is not None:
         from torch_table_loader.batching.packed import PackedCodec
 
@@ -57,35 +52,31 @@ def make_codec(schema: pa.Schema, policy: TypePolicy) -> RowsCodec[Any]:
 class TensorRows(Rows):
     """A run of rows, with one entry of data for each leaf of the codec."""
 
-    __slots__ = ("_codec", "_data", "num_rows")
+    __slots__ = ("_codec", "data", "num_rows")
 
     num_rows: int
 
     def __init__(self, codec: TensorCodec, num_rows: int, data: Sequence[Any]) -> None:
         self._codec = codec
-        self._data = data
         self.num_rows = num_rows
-
-    @property
-    def data(self) -> Sequence[Any]:
+        self.data = data
         """One entry a leaf of the codec, in its kind's form."""
-        return self._data
 
     @property
     def num_bytes(self) -> int:
         """Bytes of their values."""
-        leaves, data = self._codec.leaves, self._data
+        leaves, data = self._codec.leaves, self.data
         varying = sum(leaves[index].kind.num_bytes(data[index]) for index in self._codec.varying)
         return self.num_rows * self._codec.row_bytes + varying
 
     def slice(self, start: int, stop: int) -> Self:
         """View rows `start` to `stop`."""
-        data = [leaf.kind.slice(data, start, stop) for leaf, data in zip(self._codec.leaves, self._data, strict=True)]
+        data = [leaf.kind.slice(data, start, stop) for leaf, data in zip(self._codec.leaves, self.data, strict=True)]
         return type(self)(self._codec, stop - start, data)
 
     def take(self, indices: NDArray[np.int64]) -> Self:
         """Copy the rows at `indices`."""
-        data = [leaf.kind.take(data, indices) for leaf, data in zip(self._codec.leaves, self._data, strict=True)]
+        data = [leaf.kind.take(data, indices) for leaf, data in zip(self._codec.leaves, self.data, strict=True)]
         return type(self)(self._codec, len(indices), data)
 
     def batches(self, batch_size: int) -> list[dict[str, Any]]:
@@ -93,7 +84,7 @@ class TensorRows(Rows):
         num_batches = -(-self.num_rows // batch_size)
         if num_batches == 0:
             return []
-        return _dicts(self._codec.shapes, self._codec.cut(self._data, batch_size), num_batches)
+        return _dicts(self._codec.shapes, self._codec.cut(self.data, batch_size), num_batches)
 
 
 def _dicts(shapes: Sequence[Shape], cuts: Iterator[Sequence[Any]], num_batches: int) -> list[dict[str, Any]]:
@@ -117,11 +108,7 @@ def _leaves(shapes: Sequence[Shape]) -> list[Leaf]:
 
 
 class TensorCodec(RowsCodec[TensorRows]):
-    """Makes, joins and ships rows of one schema; see `RowsCodec`.
-
-    Raises:
-        ConfigError: a column that has no tensor form.
-    """
+    """Makes, joins and ships rows of one schema; see `RowsCodec`."""
 
     def __init__(self, schema: pa.Schema, policy: TypePolicy) -> None:
         self._schema = schema
@@ -323,9 +310,6 @@ def _check_columns(came: pa.Schema, expected: pa.Schema, encoded: Container[str]
     """Refuse a record batch with other columns; nullability and metadata do not matter.
 
     Columns in `encoded` may come as dictionaries.
-
-    Raises:
-        TableError: names the first column that differs.
     """
     if came.names != expected.names:
         raise TableError(

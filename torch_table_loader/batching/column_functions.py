@@ -44,11 +44,7 @@ class ColumnFunction:
         return f"{self.option}[{self.name!r}]"
 
     def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:
-        """Put what the function returns in the column's place; the batch is changed and returned.
-
-        Raises:
-            ConfigError: that has not one entry for each row.
-        """
+        """Put what the function returns in the column's place; the batch is changed and returned."""
         inside = batch
         for key in self.keys[:-1]:
             inside = inside[key]
@@ -78,11 +74,7 @@ class ColumnFunction:
 
 
 def column_functions(shapes: Sequence[Shape], policy: TypePolicy) -> tuple[ColumnFunction, ...]:
-    """Return the functions that a policy names, in the order in which they are called.
-
-    Raises:
-        ConfigError: a name that no column has.
-    """
+    """Return the functions that a policy names, in the order in which they are called."""
     known = dict(_keys(shapes))
     return tuple(
         ColumnFunction(option, name, _place(option, name, known), function, policy.output_format == "numpy")

@@ -145,8 +145,7 @@ class ListsKind(Kind):
         starts = data.offsets[:-1].take(indices).astype(np.int64, copy=False)
         stops = data.offsets[1:].take(indices).astype(np.int64, copy=False)
         lengths = stops - starts
-        offsets = np.zeros(len(indices) + 1, np.int64)
-        np.cumsum(lengths, out=offsets[1:])
+        offsets = offsets_from(lengths)
         if offsets[-1] > _LONG_LIST * len(indices):
             runs = [data.values[start:stop] for start, stop in zip(starts.tolist(), stops.tolist(), strict=True)]
             return Lists(offsets, joined(runs))
@@ -179,7 +178,15 @@ def _used(data: Lists) -> NDArray[Any]:
 
 
 def _joined_offsets(parts: Sequence[Lists]) -> NDArray[np.int64]:
-    lengths = np.concatenate([np.diff(part.offsets) for part in parts])
+    return offsets_from(np.concatenate([np.diff(part.offsets) for part in parts]))
+
+
+def offsets_from(lengths: NDArray[Any]) -> NDArray[np.int64]:
+    """Return where each list begins and the last ends, from 0, for some lengths.
+
+    >>> offsets_from(np.array([2, 0, 3]))
+    array([0, 2, 2, 5])
+    """
     offsets = np.zeros(len(lengths) + 1, np.int64)
     np.cumsum(lengths, out=offsets[1:])
     return offsets

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from torch_table_loader.arrow.elements import mark_of, unmarked
+from torch_table_loader.batching.kinds import offsets_from
 from torch_table_loader.errors import MissingExtraError
 
 if TYPE_CHECKING:
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from torch_table_loader.batching.kinds import Lists
-    from torch_table_loader.ragged import Pad
+    from torch_table_loader.column_options import Pad
 
 _LONG_LIST = 128
 """From so many values a row on, copying row by row is cheaper than a mask over the rectangle."""
@@ -84,11 +85,7 @@ def array_of(values: NDArray[Any]) -> NDArray[Any]:
 
 
 def numpy_dtype(element: str) -> np.dtype[Any]:
-    """Return the dtype that ml_dtypes adds to numpy for a type of torch's.
-
-    Raises:
-        MissingExtraError: it is not installed.
-    """
+    """Return the dtype that ml_dtypes adds to numpy for a type of torch's."""
     try:
         import ml_dtypes
     except ImportError as error:
@@ -161,7 +158,7 @@ def cut_nested_together(columns: Sequence[Lists], batch_size: int) -> list[list[
             part = each[start : start + batch_size]
             same = part.tobytes() if len(distinct) > 1 else b""
             if same not in known:
-                known[same] = torch.from_numpy(_offsets_of(part))
+                known[same] = torch.from_numpy(offsets_from(part))
             offsets[key].append(known[same])
     longest = {key: np.maximum.reduceat(each, starts).tolist() for key, each in distinct.items()}
     return [
@@ -171,12 +168,6 @@ def cut_nested_together(columns: Sequence[Lists], batch_size: int) -> list[list[
         ]
         for key, data in zip(keys, columns, strict=True)
     ]
-
-
-def _offsets_of(lengths: NDArray[np.int64]) -> NDArray[np.int64]:
-    offsets = np.zeros(len(lengths) + 1, np.int64)
-    np.cumsum(lengths, out=offsets[1:])
-    return offsets
 
 
 def _values_of(data: Lists, starts: NDArray[np.int64]) -> list[torch.Tensor]:
@@ -211,7 +202,7 @@ def _padded(values: NDArray[Any], offsets: NDArray[np.int64], pad: Pad, value: A
             row[place : place + length] = values[start : start + length]
         return Padded(padded, cut)
     if num_values < len(values):
-        values = values.take(np.repeat(starts - _offsets_of(cut)[:-1], cut) + np.arange(num_values), axis=0)
+        values = values.take(np.repeat(starts - offsets_from(cut)[:-1], cut) + np.arange(num_values), axis=0)
     along = np.arange(width)
     padded[along >= width - cut[:, None] if pad.side == "left" else along < cut[:, None]] = values
     return Padded(padded, cut)
@@ -237,7 +228,7 @@ def cut_text_lists(data: pa.Array, batch_size: int) -> list[list[list[Any] | Non
     """Cut lists of strings or bytes into lists of Python lists; a null, inside or outside, is None."""
     values = _objects(data.flatten())
     lengths = data.value_lengths().fill_null(0).to_numpy(zero_copy_only=False)
-    bounds = np.concatenate(([0], np.cumsum(lengths))).tolist()
+    bounds = offsets_from(lengths).tolist()
     rows: list[list[Any] | None] = [values[start:stop] for start, stop in pairwise(bounds)]
     if data.null_count:
         for row in np.flatnonzero(data.is_null().to_numpy(zero_copy_only=False)).tolist():

@@ -10,6 +10,8 @@ from torch_table_loader.column_options import (
     ColumnFunctions,
     ColumnsOption,
     Hash,
+    Pad,
+    RaggedOption,
     Strings,
     StringsOption,
     UnsupportedForm,
@@ -19,30 +21,14 @@ from torch_table_loader.column_options import (
 from torch_table_loader.errors import ConfigError
 from torch_table_loader.options import LoaderOptions, OutputFormat
 from torch_table_loader.pack import Pack
-from torch_table_loader.ragged import Pad, RaggedLayout, RaggedOption
 
 
 @dataclass(frozen=True, slots=True)
 class TypePolicy:
     """How each Arrow type comes out; the fields are those of `LoaderOptions`.
 
-    Args:
-        output_format: "torch", "numpy", "arrow" or "dict".
-        nulls: ``{column: fill}``, "mask" or None. A struct's child is "struct.child", a list's values are
-            "column.item".
-        ragged: "nested", "pad", "offsets" or a `Pad`, for all lists or by column; None is "nested" for torch and
-            "offsets" for numpy.
-        strings: "list", "codes", `Vocabulary` or `Hash`, for all strings or by column; those that it does not name are
-            lists.
-        unsupported: "list" or "float64" (for decimals), for all columns without a form as tensors or by column; or
-            None.
-        transforms: ``{key: function}``, called with a column's values in each batch; or None.
-        decode: ``{column: function}``, called with each value of a column of strings, which come as a list; or None.
-        pack: how documents become sequences, or None.
-        columns: as a dict, what a batch has under its keys; else the columns of the schema.
-
-    Raises:
-        ConfigError: an option that the output format cannot follow.
+    In options by column a struct's child is "struct.child", and a list's values are "column.item". Strings that
+    `strings` does not name are lists.
     """
 
     output_format: OutputFormat = "torch"
@@ -69,12 +55,12 @@ class TypePolicy:
                     f"{self.output_format!r} delivers every column as it is; leave {option.name} out"
                 )
         for name in self.decode or {}:
-            if (form := self.strings_by_column.get(name, "list")) != "list":
+            if (form := self.by_column("strings").get(name, "list")) != "list":
                 raise ConfigError(
                     f"decode[{name!r}] is called with strings or bytes, and strings={{{name!r}: {form!r}}} turns them "
                     "into numbers; name the column in only one of the two"
                 )
-        if self.output_format == "numpy" and "nested" in (self.ragged, *self.ragged_by_column.values()):
+        if self.output_format == "numpy" and "nested" in (self.ragged, *self.by_column("ragged").values()):
             raise ConfigError(
                 'ragged="nested" is a torch layout, but output_format="numpy"; choose ragged="offsets" or ragged="pad"'
             )
@@ -92,28 +78,18 @@ class TypePolicy:
     @property
     def fills(self) -> Mapping[str, Any]:
         """The fills by column; empty where there are none."""
-        return {} if self.nulls is None or self.nulls == "mask" else self.nulls
+        return self.by_column("nulls")
 
-    @property
-    def ragged_by_column(self) -> Mapping[str, RaggedLayout | Pad]:
-        """The layouts of lists by column; empty where one is for all."""
-        return self.ragged if isinstance(self.ragged, Mapping) else {}
-
-    @property
-    def strings_by_column(self) -> Mapping[str, Strings]:
-        """The forms of strings by column; empty where one is for all."""
-        return self.strings if isinstance(self.strings, Mapping) else {}
+    def by_column(self, option: str) -> Mapping[str, Any]:
+        """Return what an option says by column; empty where it says one thing for all."""
+        given = getattr(self, option)
+        return given if isinstance(given, Mapping) else {}
 
     def strings_of(self, path: str) -> Strings:
         """Return the form of a column of strings."""
         if path in (self.decode or {}):
             return "list"
         return self.strings.get(path, "list") if isinstance(self.strings, Mapping) else self.strings
-
-    @property
-    def unsupported_by_column(self) -> Mapping[str, UnsupportedForm]:
-        """What becomes of columns without a form as tensors, by column; empty where it is the same for all."""
-        return self.unsupported if isinstance(self.unsupported, Mapping) else {}
 
     def unsupported_of(self, path: str) -> UnsupportedForm | None:
         """Return what becomes of a column, a child or an item without a form as a tensor: its own or that above it."""

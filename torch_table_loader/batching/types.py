@@ -44,13 +44,12 @@ from torch_table_loader.batching.decoders import (
     Stack,
     StructDecoder,
     VocabularyCoder,
+    holds_times,
 )
-from torch_table_loader.batching.python_times import holds_times
-from torch_table_loader.column_options import Hash, UnsupportedForm, Vocabulary
+from torch_table_loader.column_options import Hash, Pad, UnsupportedForm, Vocabulary
 from torch_table_loader.errors import ConfigError
 from torch_table_loader.messages import the_nearest
 from torch_table_loader.planning.column_statistics import ColumnStatistics
-from torch_table_loader.ragged import Pad
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -83,11 +82,14 @@ _OUTPUTS: Mapping[str, outputs.Output] = {"torch": outputs.tensor_of, "numpy": o
 _LEAVE_OUT = 'leave it out with columns=[...], or use output_format="arrow"'
 _AS_VALUES = f'take it as Python values with unsupported="list", {_LEAVE_OUT}'
 
-_FILLABLE = {"number", "fixed-size list", "list", "string", "list of codes"}
-_CODABLE = {"string", "list of codes"}
-_RAGGED = {"list", "list of codes"}
 _LISTS_OF_STRINGS = "list of strings, where null comes as None"
-_STRINGS = _CODABLE | {_LISTS_OF_STRINGS}
+_USABLE = {
+    "nulls": {"number", "fixed-size list", "list", "string", "list of codes"},
+    "ragged": {"list", "list of codes"},
+    "strings": {"string", "list of codes", _LISTS_OF_STRINGS},
+    "decode": {"string"},
+}
+"""The kinds of columns for which an option by column can be used."""
 
 T = TypeVar("T")
 
@@ -96,17 +98,12 @@ def choose(schema: pa.Schema, policy: TypePolicy) -> tuple[list[Decoder], frozen
     """Choose the node that decodes each column, and return the top-level columns in which a null is an error.
 
     Those columns have single values.
-
-    Raises:
-        ConfigError: a type without a tensor form, a fill or vocabulary that fits no column, two equal keys.
     """
     chooser = Chooser(policy)
     columns = [chooser.column(entry, entry.name, nullable=entry.nullable) for entry in schema]
     check_keys(columns, "the table")
-    check_names("nulls", policy.fills, chooser.known, _FILLABLE)
-    check_names("ragged", policy.ragged_by_column, chooser.known, _RAGGED)
-    check_names("strings", policy.strings_by_column, chooser.known, _STRINGS)
-    check_names("decode", policy.decode or {}, chooser.known, {"string"})
+    for option, usable in _USABLE.items():
+        check_names(option, policy.by_column(option), chooser.known, usable)
     _check_unsupported(policy, chooser)
     sensitive = frozenset(
         entry.name
@@ -119,11 +116,7 @@ def choose(schema: pa.Schema, policy: TypePolicy) -> tuple[list[Decoder], frozen
 def keyed(
     schema: pa.Schema, columns: Sequence[Decoder], policy: TypePolicy
 ) -> list[tuple[Decoder | Stack, tuple[int, ...]]]:
-    """Return what makes each key of a batch, with the places of its columns; those that no key names come behind.
-
-    Raises:
-        ConfigError: columns that are to be one tensor are no single numbers, or two keys are equal.
-    """
+    """Return what makes each key of a batch, with the places of its columns; those that no key names come behind."""
     asked = policy.columns if isinstance(policy.columns, Mapping) else {}
     found: list[tuple[Decoder | Stack, tuple[int, ...]]] = []
     for key, names in asked.items():
@@ -151,11 +144,7 @@ def _why_none(column: Decoder) -> str:
 
 
 def check_keys(columns: Sequence[Decoder | Stack], where: str) -> None:
-    """Refuse columns of which two would come under one key of a batch.
-
-    Raises:
-        ConfigError: with the key and what to do.
-    """
+    """Refuse columns of which two would come under one key of a batch."""
     names = [shape.name for column in columns for shape in column.shapes()]
     for name in names:
         if names.count(name) > 1:
@@ -176,11 +165,7 @@ class Chooser:
     """The dotted paths without a form as tensors."""
 
     def column(self, entry: pa.Field, path: str, *, nullable: bool) -> Decoder:
-        """Choose the node of a column, or of a struct's child; any schema above it may allow its nulls.
-
-        Raises:
-            ConfigError: the type has no tensor form, or a fill or vocabulary does not fit it.
-        """
+        """Choose the node of a column, or of a struct's child; any schema above it may allow its nulls."""
         kind = opened_type(entry.type)
         entry = entry.with_type(kind)
         if pt.is_struct(kind):
@@ -329,7 +314,7 @@ class Chooser:
 
 
 def _check_unsupported(policy: TypePolicy, chooser: Chooser) -> None:
-    for name in policy.unsupported_by_column:
+    for name in policy.by_column("unsupported"):
         if name in chooser.formless or any(path.startswith(f"{name}.") for path in chooser.formless):
             continue
         if name in chooser.known:
@@ -386,11 +371,7 @@ def is_float(given: object) -> bool:
 
 
 def _float_fill(path: str, given: Any, dtype: np.dtype[Any], kind: pa.DataType) -> Any:
-    """Return NaN, or the mean of statistics, in a cell's dtype.
-
-    Raises:
-        ConfigError: the cell holds no floats, or the statistics have no mean.
-    """
+    """Return NaN, or the mean of statistics, in a cell's dtype."""
     if dtype.kind != "f":
         what, inside = (plain_type(kind).value_type, ".item") if pt.is_nested(plain_type(kind)) else (kind, "")
         remedy = f"name '{path}{inside}'" if inside and pt.is_integer(what) else "give a value of that type"
@@ -418,9 +399,6 @@ def fixed_fill(path: str, given: Any, cell: Cell, kind: pa.DataType) -> Any:
     Args:
         given: a value, or for fixed-size lists also a list of values; "nan"; statistics, whose mean is taken.
         cell: decodes the column, and makes the fill too, so that both follow one rule.
-
-    Raises:
-        ConfigError: it is None, or of another type or range.
     """
     _refuse_none(path, given)
     if is_float(given):
@@ -443,11 +421,7 @@ def fixed_fill(path: str, given: Any, cell: Cell, kind: pa.DataType) -> Any:
 
 
 def list_fill(path: str, given: Any, item: Cell) -> NDArray[Any]:
-    """Return the list that a null list becomes, often [], in the values' dtype.
-
-    Raises:
-        ConfigError: it is not a list, or its values are of another type or shape.
-    """
+    """Return the list that a null list becomes, often [], in the values' dtype."""
     _refuse_none(path, given)
     kind = item.kind
     if not isinstance(given, list | tuple | np.ndarray):
@@ -469,11 +443,7 @@ def list_fill(path: str, given: Any, item: Cell) -> NDArray[Any]:
 
 
 def pad_value(path: str, given: float, item: Cell) -> Any:
-    """Return the value that pads a column of lists, in the values' dtype.
-
-    Raises:
-        ConfigError: the dtype does not hold it.
-    """
+    """Return the value that pads a column of lists, in the values' dtype."""
     dtype = item.kind.dtype
     element = mark_of(dtype)
     if element is not None and given == 0:
@@ -493,11 +463,7 @@ def pad_value(path: str, given: float, item: Cell) -> Any:
 
 
 def text_fill(path: str, given: Any, wide: pa.DataType) -> str | bytes:
-    """Check the fill of a string or binary column.
-
-    Raises:
-        ConfigError: it is None, or no string (bytes).
-    """
+    """Check the fill of a string or binary column."""
     _refuse_none(path, given)
     scalar = _typed("nulls", path, given, wide, partial(pa.scalar, given, wide))
     found: str | bytes = scalar.as_py()
@@ -505,11 +471,7 @@ def text_fill(path: str, given: Any, wide: pa.DataType) -> str | bytes:
 
 
 def vocabulary_array(path: str, given: Any, wide: pa.DataType) -> pa.Array:
-    """Check a vocabulary and make it an Arrow array.
-
-    Raises:
-        ConfigError: it holds another type, or a value twice, or None.
-    """
+    """Check a vocabulary and make it an Arrow array."""
     values = _typed("the Vocabulary of strings", path, given, wide, lambda: pa.array(given, wide))
     if values.null_count or len(values.unique()) != len(values):
         raise ConfigError(
@@ -524,9 +486,6 @@ def check_names(option: str, names: Mapping[str, Any], known: Mapping[str, str],
     Args:
         known: every path of the schema, and its kind.
         usable_for: the kinds for which the option can be used.
-
-    Raises:
-        ConfigError: with the nearest names.
     """
     usable = [path for path, what in known.items() if what in usable_for]
     for name in names:

@@ -69,80 +69,79 @@ TABLE_FORMATS = ("iceberg", "delta")
 SNAPSHOTS = ("catalog", "table", "snapshot_id", "branch", "tag", "as_of")
 """The keywords that name a table of Iceberg or Delta Lake, and the snapshot to read."""
 
-GROUPS = {
-    "which table": ("path", "format", *SNAPSHOTS),
-    "what is read of it": ("columns", "filters", "storage_options", "on_error", "plan_cache"),
-    "order and batches": (
-        *("batch_size", "shuffle", "shuffle_seed", "drop_last", "split_size", "split_strategy", "count_filtered"),
-        *("num_workers", "worker_type", "num_ranks", "even_ranks"),
-    ),
-    "form of columns": ("output_format", "nulls", "ragged", "strings", "unsupported"),
+GROUPS: dict[str, dict[str, dict[str, Any]]] = {
+    "which table": {
+        "path": {
+            "flag": "path",
+            "nargs": "*",
+            "metavar": "PATH",
+            "help": "files, folder or metadata.json; or name in --catalog",
+        },
+        "format": {"metavar": "NAME", "help": "iceberg, delta, or of files (default: by their names)"},
+        "catalog": {"metavar": "NAME", "help": "Iceberg catalog, as pyiceberg is configured"},
+        "table": {"metavar": "NAME", "help": "in the catalog, such as db.t, in place of PATH"},
+        "snapshot_id": {"type": int, "metavar": "N", "help": "Iceberg snapshot or Delta version (default: newest)"},
+        "branch": {"metavar": "NAME", "help": "newest snapshot of an Iceberg branch"},
+        "tag": {"metavar": "NAME", "help": "snapshot of an Iceberg tag"},
+        "as_of": {"metavar": "TIME", "help": "snapshot of a time: 2026-01-31T12:00:00+00:00"},
+    },
+    "what is read of it": {
+        "columns": {"action": "extend", "type": comma_separated, "metavar": "A,B", "help": "columns, in this order"},
+        "filters": {
+            "flag": "--filter",
+            "action": "append",
+            "metavar": "TEXT",
+            "help": 'such as "day >= 2026-01-03"; of several, all hold',
+        },
+        "storage_options": {
+            "flag": "--storage-option",
+            "action": "append",
+            "type": storage_option,
+            "metavar": "NAME=TEXT",
+            "help": "for the file system; or NAME:=JSON; never printed",
+        },
+        "on_error": {"metavar": "HOW", "help": "raise, or skip to leave damage out"},
+        "plan_cache": {"metavar": "DIR", "help": "folder that keeps footers, counts and plans"},
+    },
+    "order and batches": {
+        "batch_size": {"help": "rows per batch of a rank"},
+        "shuffle": {"action": "store_true", "help": "permute the splits in each epoch"},
+        "shuffle_seed": {"flag": "--seed", "help": "key of every permutation"},
+        "drop_last": {"help": "leave out a rank's last batch if it is short"},
+        "split_size": {"help": "of a split: rows, or bytes such as 128MiB"},
+        "split_strategy": {"flag": "--strategy", "help": "name of an installed split strategy"},
+        "count_filtered": {
+            "flag": "--no-count",
+            "action": "store_false",
+            "help": "do not count the rows that pass a filter",
+        },
+        "num_workers": {"flag": "--workers", "help": "workers (lanes) of a rank (default: 4)"},
+        "worker_type": {"metavar": "KIND", "choices": ["thread", "process"], "help": "thread or process"},
+        "num_ranks": {"flag": "--ranks", "choices": None, "metavar": "N", "help": "ranks of the job (default: 1)"},
+        "even_ranks": {"metavar": "HOW", "help": "balance, drop or pad: equally many steps"},
+    },
+    "form of columns": {
+        "output_format": {"metavar": "NAME", "help": "torch, numpy, arrow or dict"},
+        "nulls": {
+            "action": "append",
+            "type": null_fill,
+            "metavar": "COLUMN=VALUE",
+            "help": "value for a column's nulls; or mask",
+        },
+        "ragged": {"metavar": "FORM", "help": "of lists: nested, pad or offsets"},
+        "strings": {"metavar": "FORM", "help": "of strings: list or codes"},
+        "unsupported": {"metavar": "FORM", "help": "of columns without tensor form: list or float64"},
+    },
 }
-"""The keywords that commands take, under the titles of the help."""
+"""By the titles of the help, the keywords that commands take, and how a command line takes each."""
 
-OPTIONS = tuple(name for names in GROUPS.values() for name in names if name not in SNAPSHOTS)
+_OWN = {name: own for group in GROUPS.values() for name, own in group.items()}
+
+OPTIONS = tuple(name for name in _OWN if name not in SNAPSHOTS)
 """The keywords of a dataset of files."""
 
 OF_FILES = ("path", "format", "filters", "storage_options", "plan_cache")
 """The keywords of commands that read a table's files."""
-
-_OWN: dict[str, dict[str, Any]] = {
-    "path": {
-        "flag": "path",
-        "nargs": "*",
-        "metavar": "PATH",
-        "help": "files, folder or metadata.json; or name in --catalog",
-    },
-    "format": {"metavar": "NAME", "help": "iceberg, delta, or of files (default: by their names)"},
-    "catalog": {"metavar": "NAME", "help": "Iceberg catalog, as pyiceberg is configured"},
-    "table": {"metavar": "NAME", "help": "in the catalog, such as db.t, in place of PATH"},
-    "snapshot_id": {"type": int, "metavar": "N", "help": "Iceberg snapshot or Delta version (default: newest)"},
-    "branch": {"metavar": "NAME", "help": "newest snapshot of an Iceberg branch"},
-    "tag": {"metavar": "NAME", "help": "snapshot of an Iceberg tag"},
-    "as_of": {"metavar": "TIME", "help": "snapshot of a time: 2026-01-31T12:00:00+00:00"},
-    "columns": {"action": "extend", "type": comma_separated, "metavar": "A,B", "help": "columns, in this order"},
-    "filters": {
-        "flag": "--filter",
-        "action": "append",
-        "metavar": "TEXT",
-        "help": 'such as "day >= 2026-01-03"; of several, all hold',
-    },
-    "storage_options": {
-        "flag": "--storage-option",
-        "action": "append",
-        "type": storage_option,
-        "metavar": "NAME=TEXT",
-        "help": "for the file system; or NAME:=JSON; never printed",
-    },
-    "on_error": {"metavar": "HOW", "help": "raise, or skip to leave damage out"},
-    "plan_cache": {"metavar": "DIR", "help": "folder that keeps footers, counts and plans"},
-    "batch_size": {"help": "rows per batch of a rank"},
-    "num_workers": {"flag": "--workers", "help": "workers (lanes) of a rank (default: 4)"},
-    "worker_type": {"metavar": "KIND", "choices": ["thread", "process"], "help": "thread or process"},
-    "num_ranks": {"flag": "--ranks", "choices": None, "metavar": "N", "help": "ranks of the job (default: 1)"},
-    "even_ranks": {"metavar": "HOW", "help": "balance, drop or pad: equally many steps"},
-    "drop_last": {"help": "leave out a rank's last batch if it is short"},
-    "count_filtered": {
-        "flag": "--no-count",
-        "action": "store_false",
-        "help": "do not count the rows that pass a filter",
-    },
-    "shuffle": {"action": "store_true", "help": "permute the splits in each epoch"},
-    "shuffle_seed": {"flag": "--seed", "help": "key of every permutation"},
-    "split_size": {"help": "of a split: rows, or bytes such as 128MiB"},
-    "split_strategy": {"flag": "--strategy", "help": "name of an installed split strategy"},
-    "output_format": {"metavar": "NAME", "help": "torch, numpy, arrow or dict"},
-    "nulls": {
-        "action": "append",
-        "type": null_fill,
-        "metavar": "COLUMN=VALUE",
-        "help": "value for a column's nulls; or mask",
-    },
-    "ragged": {"metavar": "FORM", "help": "of lists: nested, pad or offsets"},
-    "strings": {"metavar": "FORM", "help": "of strings: list or codes"},
-    "unsupported": {"metavar": "FORM", "help": "of columns without tensor form: list or float64"},
-}
-"""By keyword, how a command line takes it."""
 
 
 def flag_of(name: str) -> str:
@@ -181,8 +180,7 @@ def _settings(name: str, kind: Any) -> dict[str, Any]:
 def add_arguments(parser: argparse.ArgumentParser, keywords: Collection[str], *, beside: bool = False) -> None:
     """Add the options that name a table and set some keywords; options not given keep the library's defaults.
 
-    Args:
-        beside: whether another positional argument follows PATH, which is then required.
+    PATH is required where another positional argument follows it (`beside`).
     """
     kinds = get_type_hints(LoaderOptions)
     for title, names in GROUPS.items():
@@ -196,14 +194,7 @@ def add_arguments(parser: argparse.ArgumentParser, keywords: Collection[str], *,
 
 
 def loader_keywords(typed: argparse.Namespace) -> dict[str, Any]:
-    """Turn parsed options into keyword arguments of `StructuredDataset`.
-
-    Args:
-        typed: the options, from a parser with `add_arguments`.
-
-    Raises:
-        ConfigError: a filter cannot be parsed.
-    """
+    """Turn parsed options into keyword arguments of `StructuredDataset`."""
     given = {name: getattr(typed, name, None) for name in OPTIONS}
     keywords = {name: value for name, value in given.items() if value is not None}
     if len(path := keywords.pop("path", [])):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from torch_table_loader.cli.arguments import OF_FILES, OPTIONS, add_arguments, comma_separated
-from torch_table_loader.cli.parser import Parser
+from torch_table_loader.cli.terminal import Parser
 
 SHELLS = ("bash", "zsh", "fish")
 
@@ -123,7 +123,7 @@ def add_tokenize(parser: Parser) -> None:
     parser.add_argument("--rank", type=int, metavar="N", help="rank of this process")
     parser.add_argument("--quiet", action="store_true", help="draw no progress bar on a terminal (with tqdm)")
     parser.runs(
-        "tokenize.run",
+        "writing.tokenize",
         "stories tokens --tokenizer models/llama",
         "db.stories tokens --catalog prod --tokenizer tiktoken:cl100k_base",
     )
@@ -140,7 +140,7 @@ def add_convert(parser: Parser) -> None:
     to = "format to write (default: parquet; for Parquet files, tensorproto)"
     parser.add_argument("--to", metavar="NAME", help=to)
     parser.add_argument("--quiet", action="store_true", help="draw no progress bar on a terminal (with tqdm)")
-    parser.runs("convert.run", "clicks shards", "db.clicks clicks --catalog prod --to parquet")
+    parser.runs("writing.convert", "clicks shards", "db.clicks clicks --catalog prod --to parquet")
 
 
 def add_sample(parser: Parser) -> None:
@@ -166,7 +166,7 @@ def add_completion(parser: Parser) -> None:
         "~/.config/fish/completions/torch-table-loader.fish."
     )
     parser.add_argument("shell", choices=SHELLS, metavar="SHELL", help=", ".join(SHELLS))
-    parser.runs("completion.run", *SHELLS, prints_json=False)
+    parser.runs("main.complete", *SHELLS, prints_json=False)
 
 
 def _add_cluster(parser: Parser, what: str) -> None:

@@ -25,14 +25,14 @@ from torch_table_loader.batching.kinds import DenseKind, ListsKind
 from torch_table_loader.batching.policy import TypePolicy
 from torch_table_loader.cli.arguments import GROUPS, loader_keywords
 from torch_table_loader.cli.named_table import open_table
-from torch_table_loader.cli.printing import in_shell_words, note, number_of, show, wants_bar
+from torch_table_loader.cli.terminal import in_shell_words, note, number_of, show, wants_bar
+from torch_table_loader.column_options import Pad
 from torch_table_loader.engine.jobs.resolve import codec_of, columns_of
 from torch_table_loader.engine.jobs.stream_job import StreamJob, decoded_bytes
 from torch_table_loader.errors import ConfigError, TableError
 from torch_table_loader.options import LoaderOptions, defaults
 from torch_table_loader.planning.epoch import uneven_steps
 from torch_table_loader.planning.size_counts import SizeCounts
-from torch_table_loader.ragged import Pad
 from torch_table_loader.report import Table as Printed
 from torch_table_loader.scrubbing import shown_url
 from torch_table_loader.units import Size, integer
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from torch_table_loader.engine.explanation import Explanation
     from torch_table_loader.engine.table import Table
 
-FORM = GROUPS["form of columns"]
+FORM = tuple(GROUPS["form of columns"])
 """Keywords that decide the form of columns: the table is opened without them, to show columns that they refuse."""
 
 REFUSED = "refused"
@@ -104,12 +104,9 @@ def _write_page(path: str, page: str) -> None:
 def tell(
     job: StreamJob, asked: LoaderOptions, loads: Loads, plan: Explanation, most: int
 ) -> tuple[dict[str, Any], list[str | Printed]]:
-    """Return what is known about a table for programs, and the same for people.
+    """Return what is known about a table for programs, and the same for people, for whom lists end at `most` lines.
 
-    Args:
-        job: rank 0's job, of Arrow batches; it is planned for every rank.
-        asked: the options with the requested form of columns.
-        most: the most files, workers and ranks that are listed for people.
+    The job is rank 0's, of Arrow batches; the options are those with the requested form of columns.
     """
     schema = pa.schema([job.table.schema.field(name) for name in columns_of(job.table, job.options)])
     verdicts = [verdict(job.table, field, asked) for field in schema]
@@ -142,11 +139,7 @@ def tell(
 
 
 def verdict(table: Table, field: pa.Field, asked: LoaderOptions) -> str:
-    """Return what the loader makes of a column: its form, or why it is refused.
-
-    Raises:
-        ConfigError: the options do not fit each other, whatever the column.
-    """
+    """Return what the loader makes of a column: its form, or why it is refused."""
     layout = TypePolicy.of(asked).layout_of(field.name)
     own = _for_columns(asked, {field.name})
     try:
@@ -171,7 +164,7 @@ def _for_columns(asked: LoaderOptions, names: Collection[str]) -> LoaderOptions:
 
 def _together(table: Table, schema: pa.Schema, asked: LoaderOptions, verdicts: Sequence[str]) -> list[str]:
     """Return errors about columns that are fine one by one: two under one name, a fill without a column."""
-    taken = [field for field, told in zip(schema, verdicts, strict=True) if not told.startswith(REFUSED)]
+    taken = [field for field, form in zip(schema, verdicts, strict=True) if not form.startswith(REFUSED)]
     left = set(schema.names) - {field.name for field in taken}
     fills = asked.nulls if isinstance(asked.nulls, Mapping) else {}
     named = {path.split(".")[0] for path in fills} - left
@@ -293,8 +286,8 @@ def schema(typed: argparse.Namespace) -> None:
     rows = [(each["name"], each["type"], "yes" if each["nullable"] else "no") for each in columns]
     header = {"name": "column", "type": "Arrow type", "nullable": "nulls allowed"}
     notes = table.hints(dataset.options.column_names)
-    told = {"table": table.description or None, "snapshot_id": table.snapshot_id, "columns": columns, "notes": notes}
-    show(typed, told, Printed(table.description or "schema", header, rows), *map(note, notes))
+    value = {"table": table.description or None, "snapshot_id": table.snapshot_id, "columns": columns, "notes": notes}
+    show(typed, value, Printed(table.description or "schema", header, rows), *map(note, notes))
 
 
 def plan(typed: argparse.Namespace) -> None:

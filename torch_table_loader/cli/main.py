@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 import sys
 import warnings
@@ -10,7 +11,7 @@ from contextlib import contextmanager
 from importlib import import_module
 from importlib.metadata import version
 
-from torch_table_loader.cli.parser import PROGRAM, USAGE_ERROR, Parser, say
+from torch_table_loader.cli.terminal import PROGRAM, USAGE_ERROR, Parser, say
 from torch_table_loader.errors import TableLoaderError
 
 COMMANDS = {
@@ -33,9 +34,6 @@ _BARE = ((), ("store", "build"), *((name,) for name in COMMANDS if name != "form
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; without anything to work on, show the help.
-
-    Args:
-        arguments: arguments without the program's name; None for those of this process.
 
     Returns:
         The exit code: 0 for success; 1 if the reader of the output has gone; 2 for an error of the caller, the table or
@@ -87,6 +85,69 @@ def warnings_in_one_line(*, always: bool) -> Iterator[None]:
             warnings.simplefilter("always", UserWarning)
             warnings.showwarning = lambda message, *_args, **_named: say("warning", str(message))
         yield
+
+
+_BASH = """\
+_torch_table_loader() {
+  local word=${COMP_WORDS[COMP_CWORD]} typed="" at options=""
+  for at in "${COMP_WORDS[@]:1:COMP_CWORD-1}"; do
+    case "$at" in -*) ;; *) typed="$typed $at" ;; esac
+  done
+  while :; do
+    case "${typed# }" in
+CASES
+    esac
+    [[ -z $typed ]] && break
+    typed=${typed% *}
+  done
+  COMPREPLY=($(compgen -W "$options" -- "$word"))
+}
+complete -o default -F _torch_table_loader torch-table-loader
+"""
+"""The longest run of words that is a command decides; the names of files complete what it does not know."""
+
+_ZSH = f"""\
+autoload -U +X bashcompinit && bashcompinit
+{_BASH}"""
+
+
+def complete(typed: argparse.Namespace) -> None:
+    """Print the script."""
+    words = dict(_words((), make_parser()))
+    if typed.shell == "fish":
+        lines = [_fish(path, word, text) for path, found in words.items() for word, text in found.items()]
+        sys.stdout.write("\n".join([f"complete -c {PROGRAM} -f -n __fish_use_subcommand", *lines]) + "\n")
+        return
+    cases = [f'      "{" ".join(path)}") options="{" ".join(found)}"; break ;;' for path, found in words.items()]
+    script = _ZSH if typed.shell == "zsh" else _BASH
+    sys.stdout.write(script.replace("CASES", "\n".join(cases)))
+
+
+def _words(path: tuple[str, ...], parser: argparse.ArgumentParser) -> Iterator[tuple[tuple[str, ...], dict[str, str]]]:
+    """Yield what may follow a command, with what each word means, and the same of the commands below it."""
+    found: dict[str, str] = {}
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            texts = {choice.dest: choice.help or "" for choice in action._choices_actions}
+            found |= {name: texts.get(name, "") for name in action.choices}
+            for name, below in action.choices.items():
+                yield from _words((*path, name), below)
+        elif action.option_strings:
+            found |= {flag: action.help or "" for flag in action.option_strings if flag.startswith("--")}
+        elif action.choices:
+            found |= {str(choice): "" for choice in action.choices}
+    yield path, found
+
+
+def _fish(path: tuple[str, ...], word: str, text: str) -> str:
+    where = (
+        f"'{'; and '.join(f'__fish_seen_subcommand_from {name}' for name in path)}'"
+        if path
+        else "__fish_use_subcommand"
+    )
+    what = f"-l {word[2:]}" if word.startswith("--") else f"-f -a {word}"
+    meaning = text.replace("%%", "%").replace("'", "\\'")
+    return f"complete -c {PROGRAM} -n {where} {what}" + (f" -d '{meaning}'" if meaning else "")
 
 
 if __name__ == "__main__":

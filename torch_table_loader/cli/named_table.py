@@ -25,9 +25,6 @@ def asked_for(typed: argparse.Namespace, **own: Any) -> tuple[type[TableDataset]
     Args:
         typed: the options, from a parser with `add_arguments`.
         own: keywords that the command itself sets, and that take precedence.
-
-    Raises:
-        ConfigError: no table was named, or two; or an option is for another kind of table.
     """
     keywords = {**loader_keywords(typed), **own}
     chosen = {name: getattr(typed, name) for name in SNAPSHOTS if hasattr(typed, name)}
@@ -87,11 +84,7 @@ def open_table(typed: argparse.Namespace, **own: Any) -> TableDataset:
 
 @contextmanager
 def cluster_of(typed: argparse.Namespace) -> Iterator[RayCluster | None]:
-    """Connect to the cluster that was asked for, if any.
-
-    Raises:
-        ConfigError: an address without an engine.
-    """
+    """Connect to the cluster that was asked for, if any."""
     if typed.engine is not None:
         with ray_cluster(typed.address) as cluster:
             yield cluster

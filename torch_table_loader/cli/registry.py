@@ -8,8 +8,7 @@ from importlib.metadata import version
 from importlib.util import find_spec
 from typing import Any
 
-from torch_table_loader.cli.parser import PROGRAM
-from torch_table_loader.cli.printing import show
+from torch_table_loader.cli.terminal import PROGRAM, show
 from torch_table_loader.errors import ConfigError
 from torch_table_loader.format_contracts import ListCountingReader, RangedReader, Traits
 from torch_table_loader.plugins import origins

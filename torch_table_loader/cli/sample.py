@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from torch_table_loader.cli.printing import show
+from torch_table_loader.cli.terminal import show
 from torch_table_loader.errors import ConfigError
 
 DAYS = 7

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torch_table_loader.cli.named_table import asked_for, cluster_of
-from torch_table_loader.cli.printing import number_of, show, width_of_output
+from torch_table_loader.cli.terminal import number_of, show, width_of_output
 from torch_table_loader.dataset import StructuredDataset, table_rows
 from torch_table_loader.engine.machine import usable_cpus
 from torch_table_loader.engine.rank_info import resolve_ranks
@@ -63,11 +63,7 @@ def list_stores(typed: argparse.Namespace) -> None:
 
 
 def verify(typed: argparse.Namespace) -> None:
-    """Compare the checksums of whole stores.
-
-    Raises:
-        TableError: stores are damaged.
-    """
+    """Compare the checksums of whole stores."""
     faults, states = [], {}
     for place, manifest, fault in _stores(_folder(typed)):
         found = fault or (None if manifest is None else _fault_of(place, manifest))
@@ -99,8 +95,8 @@ def prune(typed: argparse.Namespace) -> None:
             else:
                 shutil.rmtree(place)
             removed.append(place.name)
-    told = [f"removed {name}" for name in removed]
-    show(typed, {"folder": str(_folder(typed)), "removed": removed}, *(["\n".join(told)] if told else []))
+    lines = [f"removed {name}" for name in removed]
+    show(typed, {"folder": str(_folder(typed)), "removed": removed}, *(["\n".join(lines)] if lines else []))
 
 
 def _stores(folder: Path) -> Iterator[tuple[Path, Manifest | None, str]]:

@@ -25,10 +25,10 @@ from torch_table_loader.planning.keys import derive_key
 from torch_table_loader.planning.splits import Chunks
 from torch_table_loader.planning.weighted_rows import WeightedRows, WeightSums, cumulate
 from torch_table_loader.predicates.filter_key import filter_key
+from torch_table_loader.row_options import as_weights
 from torch_table_loader.sizes import sizes
 from torch_table_loader.source.fingerprint import content_key
 from torch_table_loader.store.sums_file import build_sums, digest_of, open_sums
-from torch_table_loader.weights import as_weights
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from torch_table_loader.options import LoaderOptions
     from torch_table_loader.planning.exclusion import Remaining
     from torch_table_loader.planning.splits import SegmentTable
-    from torch_table_loader.weights import Weights
+    from torch_table_loader.row_options import Weights
 
     Ints: TypeAlias = NDArray[np.int64]
 
@@ -104,7 +104,7 @@ class RowWeights:
     @property
     def said(self) -> str:
         """What a state is bound to: what was asked for, and the hash of what the rows weigh."""
-        return f"Weights({self.asked.said}, samples={self.asked.samples}), which are {self.digest}"
+        return f"Weights({self.asked.argument}, samples={self.asked.samples}), which are {self.digest}"
 
     def drawn(self, remaining: Remaining, seed: int, epoch: int, purpose: str = "places in weights") -> WeightedRows:
         """Return the rows that an epoch draws.
@@ -258,15 +258,15 @@ def _check_type(table: Table, weights: Weights, name: str) -> None:
     names = table.schema.names
     if name not in names:
         raise ConfigError(
-            f"{weights.said} of weights: the table has no such column{did_you_mean(name, names, spare=20)}"
+            f"{weights.argument} of weights: the table has no such column{did_you_mean(name, names, spare=20)}"
         )
     kind = plain_type(table.schema.field(name).type)
     if weights.balance is not None:
         if pt.is_nested(kind):
-            raise ConfigError(f"{weights.said} of weights must be a column of classes, got one of {kind}")
+            raise ConfigError(f"{weights.argument} of weights must be a column of classes, got one of {kind}")
     elif not (pt.is_integer(kind) or pt.is_floating(kind) or pt.is_decimal(kind)):
         raise ConfigError(
-            f"{weights.said} of weights must be a column of numbers, got one of {kind}; "
+            f"{weights.argument} of weights must be a column of numbers, got one of {kind}; "
             f"Weights(balance={name!r}) balances its values, and filters= leaves rows out"
         )
 
@@ -277,7 +277,7 @@ def _name(table: Table, options: LoaderOptions, weights: Weights, column: str) -
         _FORMAT,
         content_key(table.fingerprint, table.files),
         None if options.filters is None else filter_key(options.filters, table.schema),
-        weights.said,
+        weights.argument,
         str(table.schema.field(column).type),
     )
     return f"weights-{hashlib.sha256(repr(key).encode()).hexdigest()[:32]}"

@@ -79,7 +79,7 @@ class Strategy:
     def shards(
         self, files: Sequence[DataFileInfo], lanes: int, epoch: int, num_ranks: int, rank: int
     ) -> Sequence[Shard]:
-        """Call a generator for one rank, as its signature requires; see `contracts.Generator`."""
+        """Call a generator for one rank, as its signature requires; see `contracts.SplitStrategy`."""
         values = {"num_workers": lanes, "epoch": epoch, "num_ranks": num_ranks, "rank": rank}
         by_place, by_name = _calling(inspect.signature(self.target.generate)) or ((), ())
         placed, named = [values[name] for name in by_place], {name: values[name] for name in by_name}
@@ -94,7 +94,7 @@ class Strategy:
         rank: int,
         files: Sequence[DataFileInfo] | None = None,
     ) -> tuple[SplitTable, NDArray[np.int64]]:
-        """Run a generator for one rank; see `contracts.Generator`.
+        """Run a generator for one rank; see `contracts.SplitStrategy`.
 
         Returns:
             Its splits, shard by shard in reading order, and int64[S]: the lane of each.

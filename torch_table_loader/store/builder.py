@@ -71,12 +71,7 @@ _SPARE = 0.02
 
 
 def build_files(place: Path, spec: StoreSpec, read: ReadChunk, threads: int, report: Report | None = None) -> None:
-    """Build a store in a folder, or help other builders, and return when it is complete.
-
-    Raises:
-        StorageError: the disk is full, or has too little room to begin.
-        TableError: the table's rows differ from what was counted.
-    """
+    """Build a store in a folder, or help other builders, and return when it is complete."""
     with naming_disk_errors(place):
         for folder in (place, place / PARTS, place / LEASES):
             make_folder(folder)
@@ -96,12 +91,7 @@ def build_files(place: Path, spec: StoreSpec, read: ReadChunk, threads: int, rep
 def build_memory(
     spec: StoreSpec, read: ReadChunk, threads: int, report: Report | None = None, room: int | None = None
 ) -> StoredRows:
-    """Build a store in the memory of this process, of which it may use `room` bytes; None if unknown.
-
-    Raises:
-        TableError: the table's rows differ from what was counted.
-        OutOfMemoryError: the store does not fit in memory.
-    """
+    """Build a store in the memory of this process, of which it may use `room` bytes; None if unknown."""
     check_memory(spec.num_bytes, room)
     try:
         return _built_in_memory(spec, read, threads, report, room)
@@ -145,11 +135,7 @@ def _built_in_memory(
 
 
 def check_memory(num_bytes: int, room: int | None) -> None:
-    """Refuse a store that needs more bytes of memory than it may use; None if that is unknown.
-
-    Raises:
-        OutOfMemoryError: the store does not fit; the message has the remedy.
-    """
+    """Refuse a store that needs more bytes of memory than it may use; None if that is unknown."""
     if room is not None and num_bytes > room:
         raise OutOfMemoryError(f"{_TOO_LARGE.format(num_bytes)}, and {room:,} are free for it; {_SMALLER}")
 
@@ -352,9 +338,6 @@ def write_lengths(place: Path, wide: NDArray[Any], parts: Sequence[Part]) -> dic
 
     Returns:
         The XXH3 hash of the file, under its name.
-
-    Raises:
-        TableError: the lengths do not match the chunks.
     """
     row = 0
     for chunk, part in enumerate(parts):
@@ -382,9 +365,6 @@ def write_codes(place: Path, spec: StoreSpec) -> tuple[dict[str, int], Mapping[i
     Returns:
         The XXH3 hashes of the files, and for each column with codes, whether it contains a null. There are none if no
         strings repeat, or a chunk was built without codes.
-
-    Raises:
-        StorageError: the disk is full.
     """
     paths = [place / chunk_codes_file(chunk) for chunk, rows in enumerate(spec.chunk_rows) if rows]
     if not all(path.exists() for path in paths):

@@ -56,12 +56,7 @@ class Sink(ABC):
 
 
 def write_chunk(spec: StoreSpec, chunk: int, batches: Iterable[pa.RecordBatch], sink: Sink) -> Part:
-    """Write one chunk.
-
-    Raises:
-        TableError: the rows differ from what was counted.
-        StorageError: the disk is full.
-    """
+    """Write one chunk."""
     layout = spec.layout
     heap: ChunkFile | _ChunkList | None = sink.heap(chunk, layout.heap_schema) if layout.heap else None
     values: ChunkFile | _ChunkList | None = sink.values(chunk) if layout.flat else None

@@ -46,11 +46,7 @@ class CodedStrings:
     origin: Origin | None = None
 
     def gather(self, places: Ints) -> list[pa.DictionaryArray]:
-        """Return the rows at some places, one array for each column, in new memory.
-
-        Raises:
-            TableError: a code has no string.
-        """
+        """Return the rows at some places, one array for each column, in new memory."""
         width = 4 * len(self.columns)
         records = self.codes.reshape(-1).view(f"V{width}").take(places, mode="clip")
         by_column = new_array((len(self.columns), len(places)), np.int32)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
@@ -15,18 +16,21 @@ from torch_table_loader.arrow.buffers import Arena, aligned, new_array
 from torch_table_loader.arrow.datatypes import plain_type
 from torch_table_loader.arrow.sound import sound_text
 from torch_table_loader.errors import OutOfMemoryError
+from torch_table_loader.local_files import open_regular
+from torch_table_loader.planning.distinct import distinct
+from torch_table_loader.planning.ranges import coalesce, in_windows
 from torch_table_loader.sizes import sizes
 from torch_table_loader.store.spec import IDS, NULLS, RECORDS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
+    from pathlib import Path
 
     from numpy.typing import NDArray
 
     from torch_table_loader.planning.document_lengths import DocumentLengths
     from torch_table_loader.store.coded_strings import CodedStrings
     from torch_table_loader.store.list_values import ListValues, Spans
-    from torch_table_loader.store.read_ahead import ReadAhead
     from torch_table_loader.store.record_layout import FixedType, RecordLayout, Slot
     from torch_table_loader.store.spec import Origin
 
@@ -35,6 +39,11 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _NO_BYTES = np.empty(0, dtype=np.uint8)
+
+PAGE = 4096
+GAP_PAGES = 4
+"""Unneeded pages that are read to avoid a second request: 16 KiB."""
+REQUEST_PAGES = 1024
 
 _LONG = 48
 """From this many values a list on, copying each list costs less than computing the index of each value."""
@@ -54,11 +63,7 @@ class TextOfFiles:
     origin: Origin
 
     def check(self, columns: Sequence[pa.Array], numbers: Ints) -> None:
-        """Check gathered columns; `numbers`, int64[rows], says which record batch each row comes from.
-
-        Raises:
-            TableError: a text is not UTF-8.
-        """
+        """Check gathered columns; `numbers`, int64[rows], says which record batch each row comes from."""
         try:
             sound_text(_batch_of(columns))
         except pa.ArrowInvalid as error:
@@ -72,6 +77,48 @@ class TextOfFiles:
 
 def _batch_of(arrays: Sequence[pa.Array]) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(list(arrays), list(map(str, range(len(arrays)))))
+
+
+class ReadAhead:
+    """Asks the system for the pages of a store that are needed next, if the store is larger than memory.
+
+    One page fault at a time leaves a disk idle. So the pages of a window of the order are sorted, neighbors are joined,
+    and all are requested at once, while the window before is being read.
+    """
+
+    def __init__(self, files: Sequence[tuple[Path, int]], window_bytes: int) -> None:
+        """Open files of records, each with the bytes of a record; a window may ask for `window_bytes` of pages."""
+        self._files = [(open_regular(path), width) for path, width in files]
+        self._window_rows = max(sizes().window_rows, window_bytes // PAGE)
+
+    def windows(self, blocks: Iterator[tuple[Ints, T]], most_blocks: int | None = None) -> Iterator[tuple[Ints, T]]:
+        """Pass blocks on (see `StoredRows.windows`); while one window is read, the pages of the next are requested."""
+        current: list[tuple[Ints, T]] = []
+        for window in in_windows(blocks, sizes().window_rows, self._window_rows, most_blocks):
+            self.expect(np.concatenate([places for places, _ in window]))
+            yield from current
+            current = window
+        yield from current
+
+    def expect(self, places: Ints) -> int:
+        """Request the pages of some rows; return how many requests that took."""
+        requests = 0
+        for file, width in self._files:
+            begin = places * width
+            pages = distinct(np.concatenate((begin // PAGE, (begin + width - 1) // PAGE)))
+            if not len(pages):
+                continue
+            parts = coalesce(pages, GAP_PAGES, REQUEST_PAGES)
+            starts, lengths = parts.first * PAGE, (parts.stop - parts.first) * PAGE
+            for start, length in zip(starts.tolist(), lengths.tolist(), strict=True):
+                os.posix_fadvise(file, start, length, os.POSIX_FADV_WILLNEED)
+            requests += len(parts.first)
+        return requests
+
+    def __del__(self) -> None:
+        """Close the files."""
+        for file, _ in self._files:
+            os.close(file)
 
 
 class StoredRows:

@@ -55,9 +55,6 @@ class ListValues:
             column: its number among the flat columns.
             at: int64[n] the first element of each part, no part crossing the end of a list.
             length: int64[n] its number of elements.
-
-        Raises:
-            TableError: a part is not among the stretches.
         """
         total = int(length.sum())
         kind = np.dtype(kind)

@@ -202,11 +202,7 @@ def read_manifest(place: Path) -> Manifest | None:
 
 
 def parse_manifest(text: bytes, name: str) -> Manifest:
-    """Parse the content that `write_manifest` wrote.
-
-    Raises:
-        TableError: the manifest is damaged, or of another format.
-    """
+    """Parse the content that `write_manifest` wrote."""
     try:
         whole = json.loads(text)
         content = whole["store"]
@@ -234,11 +230,7 @@ def parse_manifest(text: bytes, name: str) -> Manifest:
 
 
 def check_fits(manifest: Manifest, spec: StoreSpec, name: str) -> None:
-    """Check that a store, in a folder of that name, is the one wanted.
-
-    Raises:
-        TableError: it contains something else.
-    """
+    """Check that a store, in a folder of that name, is the one wanted."""
     if manifest.name != spec.name or tuple(part.rows for part in manifest.parts) != spec.chunk_rows:
         raise TableError(
             f"the row store {name!r} holds {manifest.num_rows} rows of {manifest.name!r}, expected "
@@ -253,9 +245,6 @@ def check_store(place: Path, manifest: Manifest, *, contents: bool, threads: int
 
     Returns:
         Whether a file was written to.
-
-    Raises:
-        TableError: the store is damaged; the message names the file and the chunk.
     """
     origin, touched = Origin(place.name), False
     for name, (length, *times) in manifest.files.items():

@@ -21,10 +21,9 @@ from torch_table_loader.errors import OutOfMemoryError
 from torch_table_loader.local_files import open_regular
 from torch_table_loader.planning.document_lengths import SUMMED, DocumentLengths
 from torch_table_loader.store.coded_strings import CodedStrings
-from torch_table_loader.store.gather import StoredRows, TextOfFiles
+from torch_table_loader.store.gather import ReadAhead, StoredRows, TextOfFiles
 from torch_table_loader.store.list_values import ListValues
 from torch_table_loader.store.manifest import Manifest, Summed, check_fits, check_store, read_manifest, write_manifest
-from torch_table_loader.store.read_ahead import ReadAhead
 from torch_table_loader.store.spec import CODES, IDS, LENGTHS, WORDS, Origin, StoreSpec, heap_file, values_file
 
 if TYPE_CHECKING:
@@ -54,9 +53,6 @@ def open_store(
 
     Returns:
         None if there is no store, or it is not complete yet.
-
-    Raises:
-        TableError: the store is damaged, or contains something else.
     """
     manifest = read_manifest(place)
     if manifest is None:
@@ -118,9 +114,6 @@ def compare(parts: Sequence[Summed], files: Mapping[str, Any], origin: Origin, e
     """Compare parts of files with their checksums, given the bytes of each file that is not empty.
 
     `each` is `map`, or that of a pool.
-
-    Raises:
-        TableError: a part is not what was written.
     """
 
     def one(part: Summed) -> None:
@@ -132,11 +125,7 @@ def compare(parts: Sequence[Summed], files: Mapping[str, Any], origin: Origin, e
 
 
 def heap_batches(manifest: Manifest, chunk: int, data: Any, origin: Origin) -> list[pa.RecordBatch]:
-    """Return the columns of a chunk's heap that are read, after validating its bytes.
-
-    Raises:
-        TableError: the heap is damaged.
-    """
+    """Return the columns of a chunk's heap that are read, after validating its bytes."""
     name, wanted, rows = heap_file(chunk), manifest.layout.heap_schema, manifest.parts[chunk].rows
     batches = arrow_batches(data, name, origin, text=False)
     if any(batch.schema != wanted for batch in batches) or sum(batch.num_rows for batch in batches) != rows:
@@ -145,11 +134,7 @@ def heap_batches(manifest: Manifest, chunk: int, data: Any, origin: Origin) -> l
 
 
 def lengths_of(data: Any, manifest: Manifest, origin: Origin) -> DocumentLengths:
-    """Return the lengths in a file, from its bytes, whose checksum was compared.
-
-    Raises:
-        TableError: the lengths do not fit the store.
-    """
+    """Return the lengths in a file, from its bytes, whose checksum was compared."""
     rows, wanted = manifest.num_rows, int(manifest.value_starts[-1])
     sums = np.frombuffer(data, dtype="<i8", count=-(-rows // SUMMED) + 1)
     if sums[-1] != wanted:
@@ -159,11 +144,7 @@ def lengths_of(data: Any, manifest: Manifest, origin: Origin) -> DocumentLengths
 
 
 def words_of(data: Any, manifest: Manifest, origin: Origin) -> tuple[pa.Array, ...]:
-    """Return the distinct strings of each column, from the bytes of ``words.arrow``, whose checksum was compared.
-
-    Raises:
-        TableError: they do not fit the store.
-    """
+    """Return the distinct strings of each column, from the bytes of ``words.arrow``, whose checksum was compared."""
     wanted = [pa.large_list(plain_type(manifest.schema.types[column])) for column in manifest.codes]
     batches = arrow_batches(data, WORDS, origin, text=False)
     if [batch.num_rows for batch in batches] != [1] or batches[0].schema.types != wanted:
@@ -206,11 +187,7 @@ def scattered(mapped: mmap.mmap) -> NDArray[np.uint8]:
 
 
 def arrow_batches(data: Any, what: str, origin: Origin, *, text: bool) -> list[pa.RecordBatch]:
-    """Return the record batches of an Arrow IPC file as views of its bytes, after validating them and maybe their text.
-
-    Raises:
-        TableError: the file is damaged.
-    """
+    """Return the record batches of an Arrow IPC file as views of its bytes, after validating these."""
     try:
         with pa.ipc.open_file(pa.BufferReader(pa.py_buffer(data))) as reader:
             return [sound(reader.get_batch(number), text=text) for number in range(reader.num_record_batches)]

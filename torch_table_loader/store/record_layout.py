@@ -190,11 +190,7 @@ class RecordLayout:
         return together, alone
 
     def flat_of(self, batch: pa.RecordBatch) -> tuple[Bytes, NDArray[Any]]:
-        """Return the bytes of each row's length, uint8[rows, 4], and the values of the flat lists, [all elements].
-
-        Raises:
-            TableError: a list is too long for a four-byte length.
-        """
+        """Return the bytes of each row's length, uint8[rows, 4], and the values of the flat lists, [all elements]."""
         lists = [batch.column(column) for column in range(self.flat)]
         offsets = lists[0].offsets.to_numpy()
         lengths = np.diff(offsets)
@@ -245,11 +241,7 @@ def fixed_type(kind: pa.DataType) -> FixedType | None:
 
 
 def check_storable(schema: pa.Schema) -> None:
-    """Refuse columns that the store could not return.
-
-    Raises:
-        ConfigError: a column cannot be stored; the message names it and its type.
-    """
+    """Refuse columns that the store could not return."""
     for entry in schema:
         try:
             probe = pa.nulls(2, plain_type(entry.type))

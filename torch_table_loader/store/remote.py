@@ -229,10 +229,6 @@ class _Window:
             lengths: the lengths of the lists of all rows of the store, if parts of lists were requested.
             words: the distinct strings of the columns that the store has codes of.
             whole: whether these are all rows and lists of the store, whose checksums are then compared.
-
-        Raises:
-            TableError: a file of the store is missing, changed or damaged.
-            StorageError: the store failed, or nobody wants the rows any more.
         """
         manifest, origin, values = self._files.manifest, self._files.origin, None
         with closing(self):
@@ -284,11 +280,7 @@ class RemoteRows:
 
     @cached_property
     def lengths(self) -> DocumentLengths | None:
-        """The lengths of all flat lists, fetched once; None if there are none.
-
-        Raises:
-            TableError: the lengths are damaged.
-        """
+        """The lengths of all flat lists, fetched once; None if there are none."""
         manifest = self._files.manifest
         return lengths_of(self._whole(LENGTHS), manifest, self._files.origin) if manifest.flat else None
 

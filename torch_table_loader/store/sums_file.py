@@ -43,9 +43,6 @@ def open_sums(path: Path, rows: int) -> tuple[Ints, str] | None:
 
     Returns:
         The sums, read-only, and their hash; None if there is no such file.
-
-    Raises:
-        StorageError: the file is damaged, or something else.
     """
     wanted = 8 * (rows + 1) + _HASH_BYTES
     try:
@@ -65,9 +62,6 @@ def build_sums(path: Path, rows: int, fill: Callable[[Ints], None]) -> None:
     """Make a file of sums, or wait for another process that makes it.
 
     `fill` writes the sums into an array of ``rows + 1`` zeros.
-
-    Raises:
-        StorageError: the disk is full, or the folder is not writable.
     """
     leases_folder, number = path.parent / LEASES, int.from_bytes(hashlib.sha256(path.name.encode()).digest()[:6])
     with naming_disk_errors(path.parent):

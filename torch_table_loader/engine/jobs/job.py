@@ -112,7 +112,7 @@ class Job(ABC):
         """Options that no state is bound to, and ranks must have in common."""
         pack = self.options.pack
         lengths = [] if pack is None else [list(each) for each in pack.schedule]
-        sizes = {} if self._batch_sizes is None else {"global_batch_size": self._batch_sizes.said}
+        sizes = {} if self._batch_sizes is None else {"global_batch_size": self._batch_sizes.as_list}
         return {"on_growth": self.options.on_growth, "seq_len_from": lengths, **sizes}
 
     @property

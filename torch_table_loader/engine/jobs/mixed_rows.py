@@ -110,7 +110,7 @@ class MixedRows(MixtureJob, IndexedJob):
     @cached_property
     @override
     def bound(self) -> Bound:
-        return Bound({}, {"shuffle_seed": self.options.shuffle_seed, "block": self.block, **self.stop.said})
+        return Bound({}, {"shuffle_seed": self.options.shuffle_seed, "block": self.block, **self.stop.as_dict})
 
     @property
     @override
@@ -346,7 +346,7 @@ class MixedRows(MixtureJob, IndexedJob):
         return [
             *sources,
             *stores,
-            f"{held}; the epoch ends {self.stop.told()}",
+            f"{held}; the epoch ends {self.stop.in_words()}",
         ]
 
     def _rows(self, versions: Mapping[str, ExclusionVersions], epoch: int) -> dict[str, int]:

@@ -123,7 +123,7 @@ class MixedStreams(MixtureJob):
     @override
     def bound(self) -> Bound:
         packed = {} if self.options.pack is None else {"seq_len": self.options.pack.seq_len}
-        return Bound({}, {"shuffle_seed": self.options.shuffle_seed, "block": None, **self.stop.said, **packed})
+        return Bound({}, {"shuffle_seed": self.options.shuffle_seed, "block": None, **self.stop.as_dict, **packed})
 
     @property
     @override
@@ -324,7 +324,7 @@ class MixedStreams(MixtureJob):
         every = "after every step" if deal.block_steps == 1 else f"after every {deal.block_steps:,} steps"
         return [
             *share_notes(tuple(self.sources), self.sizes, weights, taken, what),
-            (f"{every} each source has its share, to within one {what}; the epoch ends {self.stop.told(what)}"),
+            (f"{every} each source has its share, to within one {what}; the epoch ends {self.stop.in_words(what)}"),
         ]
 
 

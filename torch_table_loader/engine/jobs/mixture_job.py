@@ -61,14 +61,14 @@ class MixtureJob(Job):
     @override
     def compared(self) -> Mapping[str, Any]:
         sources = {name: [own.table, own.options] for name, own in self.bound_sources.items()}
-        later = {} if self.later is None else {"weights by step": self.later.said}
+        later = {} if self.later is None else {"weights by step": self.later.as_list}
         return {
             **self.bound.options,
             "names": list(self.sources),
             "sources": sources,
             "weights": self.given,
             **later,
-            **({} if self._batch_sizes is None else {"global_batch_size": self._batch_sizes.said}),
+            **({} if self._batch_sizes is None else {"global_batch_size": self._batch_sizes.as_list}),
         }
 
     @cached_property

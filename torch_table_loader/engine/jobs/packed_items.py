@@ -304,7 +304,7 @@ class PackedItems(TableItems):
         }
         sequences = "" if pack.schedule else f"{position.total:,} sequences of "
         return [
-            f"{orders[pack.strategy]}, {pack.told_lengths} a sequence, from {self.where}",
+            f"{orders[pack.strategy]}, {pack.lengths_in_words} a sequence, from {self.where}",
             f"{sequences}{tokens:,} tokens in {self.live_rows:,} documents",
             f"{left:,} of {self.live_rows:,} live documents are in the epoch; the others are excluded",
             *([self.store.note] if self.store.note else []),

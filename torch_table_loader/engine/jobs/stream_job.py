@@ -462,7 +462,7 @@ class StreamJob(Job):
         layout, options = self.table.layout, self.options
         notes = [note for note in (self.table.description, *self.table.notes) if note]
         if options.pack is not None and options.pack.schedule:
-            notes.append(f"sequences have {options.pack.told_lengths}")
+            notes.append(f"sequences have {options.pack.lengths_in_words}")
         if layout.has_deletes:
             fewer = np.flatnonzero(layout.group_live != layout.group_rows)
             deleting = len(distinct(np.searchsorted(layout.group_offsets, fewer, side="right")))

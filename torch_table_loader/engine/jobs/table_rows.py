@@ -50,8 +50,8 @@ from torch_table_loader.planning.permutation import Permutation
 from torch_table_loader.planning.rows_of import RowSpan, spans_of_ids
 from torch_table_loader.planning.splits import whole_files
 from torch_table_loader.planning.stages import SamplePosition
+from torch_table_loader.row_options import as_weights
 from torch_table_loader.units import Size
-from torch_table_loader.weights import as_weights
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -453,7 +453,7 @@ class TableRows(TableItems):
         if self.options.weights is None:
             return f"{position.total:,} of {self.live_rows:,} live rows are in the epoch; the others are excluded"
         left = self.remaining(position.exclusions[""].running).num_rows
-        how = "" if self.weights is None else f" by weight, {self.weights.asked.said},"
+        how = "" if self.weights is None else f" by weight, {self.weights.asked.argument},"
         of = f"from {left:,} of {self.live_rows:,} live rows; the others are excluded"
         return f"{position.total:,} rows an epoch are drawn{how} {of}"
 

@@ -33,7 +33,7 @@ from torch_table_loader.predicates.filter_key import filter_key
 from torch_table_loader.read.tokenizers import Encode, RowFaultError, Tokenizer, load_tokenizer
 from torch_table_loader.sizes import sizes
 from torch_table_loader.source.fingerprint import content_key
-from torch_table_loader.units import integer
+from torch_table_loader.units import integer, one_of
 
 if TYPE_CHECKING:
     from torch_table_loader.dataset import TableDataset
@@ -115,8 +115,7 @@ def tokenize_table(
         WorkerError: a process was killed.
     """
     loaded = load_tokenizer(tokenizer, special_tokens=special_tokens)
-    if nulls not in get_args(Nulls):
-        raise ConfigError(f"nulls must be one of {', '.join(map(repr, get_args(Nulls)))}, got {nulls!r}")
+    one_of(get_args(Nulls), "nulls", nulls)
     form = TokenForm(column, ids, _id_type(dtype, loaded), nulls, lengths)
     workers = integer("workers", workers, 1, 1 << 10)
     job = _job_of(dataset)
@@ -197,11 +196,9 @@ def _id_type(dtype: str, tokenizer: Tokenizer) -> IdType:
     known = tokenizer.vocabulary
     if dtype == "auto":
         return "uint16" if known is not None and known <= 1 << 16 else "int32"
-    if dtype not in get_args(IdType):
-        raise ConfigError(f"dtype must be one of 'auto', {', '.join(map(repr, get_args(IdType)))}, got {dtype!r}")
+    found: IdType = one_of(("auto", *get_args(IdType)), "dtype", dtype)
     if known is not None and known > 1 << (ID_TYPES[dtype].bit_width - (dtype == "int32")):
         raise ConfigError(f"the tokenizer {tokenizer.name!r} has ids up to {known - 1}, which {dtype} does not hold")
-    found: IdType = dtype  # type: ignore[assignment] # it was looked up above
     return found
 
 

@@ -1,27 +1,31 @@
-"""``torch-table-loader convert``: write a table's files in another format."""
+"""The commands that write a table anew: ``convert`` its files, and ``tokenize`` its text."""
 
 from __future__ import annotations
 
 import argparse
 import shutil
+import time
 import uuid
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO, cast
+from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from torch_table_loader.cli.named_table import open_table
-from torch_table_loader.cli.printing import number_of, show, wants_bar
+from torch_table_loader.cli.named_table import cluster_of, open_table
+from torch_table_loader.cli.terminal import number_of, show, wants_bar
+from torch_table_loader.engine.machine import ranks_on_this_node, usable_cpus
 from torch_table_loader.errors import ConfigError, StorageError, TableError, TableLoaderError
 from torch_table_loader.format_contracts import FormatWriter
 from torch_table_loader.local_files import new_file
 from torch_table_loader.messages import did_you_mean, progress_bar
 from torch_table_loader.planning.splits import whole_files
 from torch_table_loader.plugins import installed_names, load_installed
+from torch_table_loader.token_table import tokenize_table
 
 if TYPE_CHECKING:
     from torch_table_loader.dataset import TableDataset
@@ -59,14 +63,8 @@ def _joined(batches: list[pa.RecordBatch], schema: pa.Schema) -> pa.Table:
     return pa.Table.from_batches(batches, schema).combine_chunks()
 
 
-def run(typed: argparse.Namespace) -> None:
-    """Write the folder, and print a summary.
-
-    Raises:
-        ConfigError: the format cannot store a column, or the folder exists.
-        TableError: the format cannot store a row, or the table is damaged.
-        StorageError: the folder cannot be written.
-    """
+def convert(typed: argparse.Namespace) -> None:
+    """Write the folder, and print a summary."""
     if typed.to is not None:
         _writer(typed.to)  # a wrong name is refused before the table is read
     dataset = open_table(typed, output_format="arrow", num_workers=0, count_filtered=False)
@@ -162,3 +160,52 @@ def _new_folder(out: str) -> Iterator[Path]:
         raise StorageError(f"{out!r} cannot be written: {error}") from error
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
+
+
+def tokenize(typed: argparse.Namespace) -> None:
+    """Write this rank's part, and print a summary."""
+    began = time.perf_counter()
+    given = [name for name in ("workers", "num_ranks") if getattr(typed, name) is not None]
+    if typed.engine is not None and given:
+        raise ConfigError(
+            f"--engine ray takes all CPUs of the cluster for one job; leave --{given[0].replace('_', '-')} out"
+        )
+    with cluster_of(typed) as cluster:
+        share = tokenize_table(
+            _open_text(typed),
+            typed.out,
+            typed.tokenizer,
+            column=typed.column,
+            ids=typed.ids,
+            lengths=typed.lengths,
+            dtype=typed.dtype,
+            nulls=typed.text_nulls,
+            special_tokens=typed.special_tokens,
+            workers=_workers(typed),
+            cluster=cluster,
+        )
+    text = f"{share.written:,} of {number_of(share.num_parts, 'file')} written: {number_of(share.documents, 'row')}"
+    text += f", {number_of(share.tokens, 'token')}"
+    text += f", {number_of(share.dropped, 'row')} without text left out" if share.dropped else ""
+    seconds = time.perf_counter() - began
+    end = "is whole" if share.finished else "will appear when the other ranks are done"
+    value = {**asdict(share), "seconds": seconds}
+    show(typed, value, f"{text}, {seconds:.1f} s\n{typed.out} {end}")
+
+
+def _workers(typed: argparse.Namespace) -> int:
+    if typed.engine is not None:
+        return 1
+    return max(1, usable_cpus() // ranks_on_this_node()) if typed.workers is None else int(typed.workers)
+
+
+def _open_text(typed: argparse.Namespace) -> TableDataset:
+    if (typed.rank is None) != (typed.num_ranks is None):
+        raise ConfigError("pass --rank and --num-ranks together, or neither of them")
+    alone = {"num_ranks": 1} if typed.engine else {"num_ranks": "auto"}
+    ranks = alone if typed.rank is None else {"num_ranks": typed.num_ranks, "rank": typed.rank}
+    # Every row comes once, in any number of steps: nothing is counted, and no rank is warned of unequal steps.
+    own: dict[str, Any] = {"drop_last": True, "count_filtered": False, "output_format": "arrow"}
+    own["show_progress"] = wants_bar(typed)
+    own |= {"columns": list(dict.fromkeys([typed.column, *typed.keep])), **ranks}
+    return open_table(typed, **own)

@@ -1,11 +1,12 @@
-"""How often rows come, as requested by the caller: validated once, then frozen."""
+"""What options of row mode take: how often rows come, and where they are kept."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import os
+from dataclasses import dataclass, field
 
 from torch_table_loader.errors import ConfigError, ConfigTypeError
-from torch_table_loader.units import integer
+from torch_table_loader.units import integer, parse_bytes
 
 MOST_SAMPLES = 2**40
 
@@ -23,7 +24,7 @@ class Weights:
     Raises:
         ConfigError: both columns or no argument is given, or `samples` is not an integer of at least 1.
 
-    >>> Weights(balance="label").said
+    >>> Weights(balance="label").argument
     "balance='label'"
     """
 
@@ -53,8 +54,8 @@ class Weights:
         return self.balance if self.column is None else self.column
 
     @property
-    def said(self) -> str:
-        """The weights' arguments, as the caller wrote them."""
+    def argument(self) -> str:
+        """The argument that names the column, as the caller wrote it."""
         return f"column={self.column!r}" if self.balance is None else f"balance={self.balance!r}"
 
 
@@ -73,3 +74,41 @@ def as_weights(given: object) -> Weights:
             "MixedDataset(sources, weights)"
         )
     return Weights(column=given)
+
+
+@dataclass(frozen=True, slots=True)
+class RowStore:
+    """Where a row store is kept, and how much of it each rank may hold in memory.
+
+    Args:
+        place: "memory", a directory or a URL; None: memory if the store fits into `memory` and the free memory, else a
+            cache directory.
+        memory: the most bytes that a rank holds in memory, as an int or such as "4GiB". Of a larger store behind a URL,
+            these many are fetched at a time.
+
+    Raises:
+        ConfigTypeError: `place` is something else.
+        ConfigError: `memory` is no size.
+
+    >>> RowStore(memory="4GiB").memory_bytes
+    4294967296
+    """
+
+    place: str | os.PathLike[str] | None = field(default=None, repr=False)
+    memory: int | str = "1GiB"
+
+    def __post_init__(self) -> None:
+        """Check the arguments."""
+        if self.place is not None and (not self.place or not isinstance(self.place, str | os.PathLike)):
+            raise ConfigTypeError(f'row_store must be "memory", a directory, or a URL, got {self.place!r}')
+        parse_bytes(self.memory, "RowStore(memory=)")
+
+    @property
+    def memory_bytes(self) -> int:
+        """The most bytes that a rank holds in memory."""
+        return parse_bytes(self.memory)
+
+
+def as_row_store(given: object) -> RowStore:
+    """Return what an option says of a row store: a `RowStore`, or its place."""
+    return given if isinstance(given, RowStore) else RowStore("" if given is None else given)  # type: ignore[arg-type]

@@ -309,7 +309,10 @@ def _outcome(name: str, value: float | str, bar: float | None, *, at_least: bool
 
 
 def _outcomes(races: Races) -> Iterator[Outcome]:
-    for scene, least in ((LINEITEM, bars.SHARE_OF_LINE), (NOISE, bars.SHARE_OF_LINE_NOISE)):
+    for scene, least in (
+        *((each, bars.SHARE_OF_LINE) for each in (LINEITEM, LARGE_GROUPS)),
+        (NOISE, bars.SHARE_OF_LINE_NOISE),
+    ):
         at_best = races.needed(scene).num_bytes / TOGETHER / 1e6
         share = races.median((scene, OURS), lambda told: 1 / _epoch(told), times=at_best)
         note = f"{at_best:.2f} s at best"
@@ -322,7 +325,8 @@ def _outcomes(races: Races) -> Iterator[Outcome]:
         (LINEITEM, POLARS, bars.LINEITEM_OVER_POLARS),
         (NOISE, POLARS, None),
         (FAR, POLARS, None),
-        *((scene, POLARS, bars.COLUMNS_OVER_POLARS) for scene in (COLUMNS, *PROJECTIONS)),
+        *((scene, POLARS, bars.LARGE_GROUPS_OVER_POLARS) for scene in (COLUMNS, LARGE_GROUPS)),
+        *((scene, POLARS, bars.COLUMNS_OVER_POLARS) for scene in (SMALL_GROUPS, WIDE, MANY_FILES)),
         (SMALL_FILES, BEST, bars.SMALL_FILES_OVER_SCANNER),
         (SMALL_FILES, AS_IT_COMES, None),
     ):
@@ -361,7 +365,7 @@ def _cost_of_endpoint(races: Races) -> Iterator[Outcome]:
 
 
 def _requests_asked(races: Races) -> Iterator[Outcome]:
-    for scene in (LINEITEM, NOISE, COLUMNS, *PROJECTIONS, SMALL_FILES):
+    for scene in (LINEITEM, NOISE, COLUMNS, SMALL_GROUPS, LARGE_GROUPS, WIDE, SMALL_FILES):
         must, ours = races.needed(scene), (scene, OURS)
         note = f"{must.requests} merged ranges; of whole files {must.of_files}"
         gets = races.median(ours, lambda told: told.served[0]["requests"]["GET"], times=1 / must.requests)

@@ -97,7 +97,11 @@ ICEBERG_DUELS = (
     Duel("E", 8192, "iceberg:plain", "pyiceberg:plain", 1.5),
     *(
         Duel("A-snappy", 8192, "iceberg:plain", f"datasets, Iceberg:{setting}")
-        for setting in ('with_format("torch")', 'with_format("arrow"), tensors by hand')
+        for setting in (
+            'with_format("torch")',
+            'with_format("arrow"), tensors by hand',
+            'with_format("arrow"), its own batches',
+        )
     ),
 )
 """The same files as an Iceberg table; rows per second count live rows, of which deletes leave 95 in 100."""

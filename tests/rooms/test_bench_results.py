@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import platform
 import re
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,7 +16,9 @@ from bench.bars import BATCH_SIZE_DUELS, COLUMN_DUELS
 from bench.pairing import Pairs, Sample
 from bench.report import PAGE, PARTS, page
 from bench.results import FarRow, Found, Outcome, Row, keep, machines, model_of, newest_complete
+from bench.rivals import RIVALS
 from bench.run import DUELS
+from bench.tables import BenchTable
 from tools.machines_table import BEGIN, END, table, written
 from tools.speed_lines import CHARTS, READERS, Chart, drawn, speeds
 
@@ -144,6 +148,30 @@ def test_a_duel_of_two_parts_stays_with_the_first(tmp_path: Path) -> None:
 def test_names_of_numbers_hold_nothing_that_was_measured() -> None:
     names = [number["name"] for machine in machines() for number in machine["numbers"]]
     assert [name for name in names if re.search(r"\(.*\d\.\d.*\)", name)] == []
+
+
+def test_a_rival_opens_its_table_once_as_ours_does(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    opened: list[str] = []
+
+    class Stream:
+        def with_format(self, _kind: str) -> Stream:
+            return self
+
+        def iter(self, batch_size: int) -> list[dict[str, list[int]]]:
+            return [{"x": [0] * batch_size}]
+
+    def load_dataset(kind: str, **_options: Any) -> Stream:
+        opened.append(kind)
+        return Stream()
+
+    fake = SimpleNamespace(load_dataset=load_dataset, disable_progress_bars=lambda: None)
+    monkeypatch.setitem(sys.modules, "datasets", fake)
+    monkeypatch.setattr("bench.iceberg.catalog_of", lambda _table: None)
+    table = BenchTable("A", tmp_path, 8)
+    for name in ("datasets", "datasets, Iceberg"):
+        runs = RIVALS[name](table, 8)
+        assert [runs['with_format("torch")']() for _ in range(3)] == [8, 8, 8]
+    assert opened == ["parquet", "iceberg"]
 
 
 def test_the_newest_machine_that_has_all_races_is_drawn(tmp_path: Path) -> None:

@@ -34,6 +34,10 @@ DUELS = (
     *(Duel(table, 1024, "ours:thread", "floor", 0.70) for table in ("A-zstd", "A-snappy")),
     *(Duel(table, 128, "ours:thread", "floor", 0.45) for table in ("A-zstd", "A-snappy")),
     Duel("D", 8192, "ours:thread", "floor", 0.80),
+    *(
+        Duel(table, size, "one tensor:columns", "floor", bar)
+        for table, size, bar in (("A-zstd", 128, 0.7), ("A-zstd", 1024, 0.95), ("C", 8192, 1.0))
+    ),
     *(Duel(table, 8192, "ours:process", "ours:thread", 0.40) for table in ("A-zstd", "B")),
     Duel("A-zstd, 8 times", 8192, "ours:process", "ours:thread", 0.75),
     Duel("A-zstd", 8192, "ours:thread", f"{_THEIRS}:best", 2.2),

@@ -34,6 +34,10 @@ DUELS = (
     *(Duel(table, 1024, "ours:thread", "floor", 0.70) for table in ("A-zstd", "A-snappy")),
     *(Duel(table, 128, "ours:thread", "floor", 0.45) for table in ("A-zstd", "A-snappy")),
     Duel("D", 8192, "ours:thread", "floor", 0.80),
+    *(
+        Duel(table, size, "one tensor:columns", "floor", bar)
+        for table, size, bar in (("A-zstd", 128, 0.7), ("A-zstd", 1024, 0.95), ("C", 8192, 1.0))
+    ),
     *(Duel(table, 8192, "ours:process", "ours:thread", 0.40) for table in ("A-zstd", "B")),
     Duel("A-zstd, 8 times", 8192, "ours:process", "ours:thread", 0.75),
     Duel("A-zstd", 8192, "ours:thread", f"{_THEIRS}:best", 2.2),
@@ -97,7 +101,11 @@ ICEBERG_DUELS = (
     Duel("E", 8192, "iceberg:plain", "pyiceberg:plain", 1.5),
     *(
         Duel("A-snappy", 8192, "iceberg:plain", f"datasets, Iceberg:{setting}")
-        for setting in ('with_format("torch")', 'with_format("arrow"), tensors by hand')
+        for setting in (
+            'with_format("torch")',
+            'with_format("arrow"), tensors by hand',
+            'with_format("arrow"), its own batches',
+        )
     ),
 )
 """The same files as an Iceberg table; rows per second count live rows, of which deletes leave 95 in 100."""
@@ -182,7 +190,9 @@ SHARE_OF_LINE_NOISE = 0.90
 SHARE_OF_LINE_ROWS = 0.70
 LINEITEM_OVER_POLARS = 1.05
 FAR_OVER_NEAR = 1.4
-COLUMNS_OVER_POLARS = 1.0
+COLUMNS_OVER_POLARS = 0.5
+"""Of projections that cost requests; where row groups are large, both readers wait for the line."""
+LARGE_GROUPS_OVER_POLARS = 1.0
 BYTES_OVER_NEEDED = 1.2
 SMALL_FILES_OVER_SCANNER = 1.0
 REQUESTS_A_FILE = 1.05
@@ -222,6 +232,7 @@ __all__ = [
     "ICEBERG_DUELS",
     "ICEBERG_MEMORY",
     "ICEBERG_PLANNING",
+    "LARGE_GROUPS_OVER_POLARS",
     "LINEITEM_OVER_POLARS",
     "MEMORY_GROWTH",
     "MEMORY_OVER_BUDGET",

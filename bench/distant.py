@@ -13,7 +13,7 @@ import statistics
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -23,7 +23,8 @@ from tqdm import tqdm
 from bench import bars, iceberg
 from bench.endpoint import Endpoint, endpoint
 from bench.far import BUCKET, SCANNER, SHUFFLED_ROWS, WINDOW_ROWS, Told, build_store
-from bench.report import FarRow, Outcome
+from bench.report import FAR_FIGURES
+from bench.results import FarRow, Found, Outcome
 from bench.tables import BenchTable, build
 
 EACH, TOGETHER = 90.0, 125.0
@@ -41,6 +42,7 @@ _FROM_CACHE = "from the disk cache over local files"
 
 _GAP, _REQUEST = 256 << 10, 8 << 20
 _MOST_SECONDS = 300
+_NOT_RUN = "not run"
 _FULL = 0.8
 
 
@@ -69,7 +71,16 @@ LINEITEM = Scene("lineitem, 15 ms", "A-snappy", 15)
 FAR = Scene("lineitem, 100 ms", "A-snappy", 100)
 TAIL = Scene("lineitem, 15 ms, p99 = 150 ms", "A-snappy", 15, SIGMA)
 NOISE = Scene("hardly compresses, 15 ms", "noise", 15)
-COLUMNS = Scene("4 of 40 columns, 40 ms", "noise", 40, columns=("f0", "f11", "f22", "f33"))
+COLUMNS = Scene("4 of 40 columns, row groups of 131,072, 40 ms", "noise", 40, columns=("f0", "f11", "f22", "f33"))
+_FOUR, _FORTY = ("f0", "f11", "f22", "f33"), tuple(f"f{place}" for place in range(0, 500, 12))[:40]
+SMALL_GROUPS, LARGE_GROUPS, WIDE, MANY_FILES = PROJECTIONS = (
+    Scene("4 of 40 columns, row groups of 25,000, 40 ms", "6 files, row groups of 25,000", 40, columns=_FOUR),
+    Scene("4 of 40 columns, row groups of 250,000, 40 ms", "6 files, row groups of 250,000", 40, columns=_FOUR),
+    Scene("40 of 500 columns, row groups of 12,500, 40 ms", "C", 40, columns=_FORTY),
+    Scene("4 of 40 columns, 400 files, 40 ms", "400 files of 40 columns", 40, columns=_FOUR),
+)
+"""Projections: what they cost is requests where chunks are small, and the line where they are large."""
+
 SMALL_FILES = Scene("400 files of 190 kB, 40 ms", "400-files", 40)
 PLAIN, POSITION, VECTOR = (
     Scene(f"lineitem in Iceberg, {kind}, 15 ms", "A-snappy", 15, deletes=kind)
@@ -89,6 +100,7 @@ RACES: tuple[tuple[tuple[Scene, str], ...], ...] = (
     ),
     tuple((NOISE, who) for who in (OURS, POLARS, BEST)),
     tuple((COLUMNS, who) for who in (OURS, BEFORE, POLARS, BEST)),
+    *(tuple((scene, who) for who in (OURS, POLARS)) for scene in PROJECTIONS),
     tuple((SMALL_FILES, who) for who in (OURS, POLARS, AS_IT_COMES, BEST)),
     tuple((scene, OURS) for scene in (PLAIN, POSITION, VECTOR)),
     ((LINEITEM, CACHED), (LINEITEM, LOCAL)),
@@ -105,11 +117,13 @@ class Needed:
         num_bytes: of the column chunks.
         requests: of the merged ranges of each row group.
         of_files: of the merged ranges of each file, were row groups not decoded one by one.
+        files: of the table.
     """
 
     num_bytes: int
     requests: int
     of_files: int
+    files: int
 
 
 def needed(table: BenchTable, columns: Sequence[str] | None) -> Needed:
@@ -121,7 +135,7 @@ def needed(table: BenchTable, columns: Sequence[str] | None) -> Needed:
         total += sum(stop - start for group in groups for start, stop in group)
         requests += sum(map(_requests, groups))
         of_files += _requests([chunk for group in groups for chunk in group])
-    return Needed(total, requests, of_files)
+    return Needed(total, requests, of_files, len(table.files))
 
 
 def _chunks(group: pq.RowGroupMetaData, columns: Sequence[str] | None) -> list[tuple[int, int]]:
@@ -144,26 +158,32 @@ def _requests(ranges: Sequence[tuple[int, int]]) -> int:
 class Races:
     """Runs readers in turn, each in a process of its own."""
 
-    def __init__(self, root: Path, rounds: int, before: Path | None) -> None:
+    def __init__(self, root: Path, rounds: int, before: Path | None, only: str) -> None:
         """Remember what to run.
 
         Args:
             root: the folder of all bench tables.
             rounds: runs of each reader.
             before: another checkout of this library, which is the one of yesterday.
+            only: races of which a title contains this.
         """
         self._root, self._rounds, self._before = root.resolve(), rounds, before
-        self.tables = {scene.table: build(scene.table, self._root) for race in RACES for scene, _ in race}
+        self._races = [
+            [entry for entry in race if entry[1] != BEFORE or before is not None]
+            for race in RACES
+            if any(only in scene.title for scene, _ in race)
+        ]
+        self.tables = {scene.table: build(scene.table, self._root) for race in self._races for scene, _ in race}
         self.found: dict[tuple[Scene, str], list[Told] | str] = {}
         self.best: dict[Scene, str] = {}
 
     def run(self) -> None:
         """Run all races."""
-        races = [[entry for entry in race if entry[1] != BEFORE or self._before is not None] for race in RACES]
         for scene in (ROWS, TEXTS):
-            build_store(self.tables[scene.table].folder, self._root)
+            if scene.table in self.tables:
+                build_store(self.tables[scene.table].folder, self._root)
         with endpoint(self._root) as served, tqdm(unit="run", disable=None) as progress:
-            for race in races:
+            for race in self._races:
                 for scene, who in race:
                     if who == BEST:
                         self.best[scene] = self._sweep(served, scene)
@@ -173,16 +193,21 @@ class Races:
                         self._add((scene, who), self._one(served, scene, who))
                         progress.update()
 
+    def needed(self, scene: Scene) -> Needed:
+        """Say what an epoch of a scene must fetch; of a scene that was not raced nothing is told."""
+        table = self.tables.get(scene.table)
+        return Needed(1, 1, 1, 1) if table is None else needed(table, scene.columns)
+
     def over(self, left: tuple[Scene, str], right: tuple[Scene, str], what: Callable[[Told], float]) -> float | str:
         """Give the median ratio of two readers that ran in turn, or why there is none."""
-        mine, other = self.found.get(left, "not run"), self.found.get(right, "not run: --against names no checkout")
+        mine, other = self.found.get(left, _NOT_RUN), self.found.get(right, _NOT_RUN)
         if isinstance(mine, str) or isinstance(other, str):
             return str(mine if isinstance(mine, str) else other)
         return statistics.median(what(a) / what(b) for a, b in zip(mine, other, strict=True))
 
     def median(self, entry: tuple[Scene, str], what: Callable[[Told], float], times: float = 1) -> float | str:
         """Give a reader's median times something, or why there is none."""
-        found = self.found.get(entry, "not run: --against names no checkout")
+        found = self.found.get(entry, _NOT_RUN)
         return found if isinstance(found, str) else times * statistics.median(map(what, found))
 
     def _add(self, entry: tuple[Scene, str], told: Told | str) -> None:
@@ -230,33 +255,32 @@ class Races:
         return told
 
 
-def measure(root: Path, rounds: int, before: Path | None) -> tuple[list[FarRow], list[Outcome]]:
-    """Run all readers of distant tables.
+def measure(root: Path, rounds: int, before: Path | None, only: str = "") -> Iterator[Found]:
+    """Run all readers of distant tables; give what each did, then what has a bar.
 
     Args:
         root: the folder of all bench tables.
         rounds: runs of each reader.
         before: another checkout, which first batches and memory are compared with; None leaves that out.
-
-    Returns:
-        A row for each reader, and what has a bar.
+        only: races of which a scene's title contains this; others are neither run nor told of.
     """
-    races = Races(root, rounds, before)
+    races = Races(root, rounds, before, only)
     races.run()
-    return list(_rows(races)), list(_outcomes(races))
+    yield from _rows(races)
+    yield from (replace(each, runs=rounds) for each in _outcomes(races) if each.note != _NOT_RUN)
 
 
 def _rows(races: Races) -> Iterator[FarRow]:
     for (scene, who), found in races.found.items():
         shown = races.best[scene] if who == BEST else who
         if isinstance(found, str):
-            yield FarRow(scene.title, shown, (found,))
+            yield FarRow(scene.title, shown, {"remark": found})
             continue
         one = found[0]
         seconds = [told.seconds[-1] for told in found]
         table = races.tables[scene.table]
         read = SHUFFLED_ROWS / table.num_rows if who == SHUFFLED else 1
-        must = read * needed(table, scene.columns).num_bytes
+        must = read * races.needed(scene).num_bytes
         spent = f"{statistics.median(seconds):.2f} ({min(seconds):.2f} to {max(seconds):.2f})"
         figures = (
             f"{statistics.median(told.construct for told in found):.2f}",
@@ -270,24 +294,29 @@ def _rows(races: Races) -> Iterator[FarRow]:
             f"{statistics.median(told.cpu[-1] for told in found):.2f}",
             f"{statistics.median(told.peak for told in found):.0f}",
         )
-        yield FarRow(scene.title, f"{shown}, epoch {len(one.seconds)}" if len(one.seconds) > 1 else shown, figures)
+        name = f"{shown}, epoch {len(one.seconds)}" if len(one.seconds) > 1 else shown
+        yield FarRow(scene.title, name, dict(zip(FAR_FIGURES, figures, strict=True)), runs=len(found))
 
 
 def _asked(requests: dict[str, int]) -> str:
     return " + ".join(str(requests[kind]) for kind in ("GET", "HEAD", "LIST"))
 
 
-def _outcome(name: str, value: float | str, bar: float | None, *, at_least: bool = False) -> Outcome:
+def _outcome(name: str, value: float | str, bar: float | None, *, at_least: bool = False, note: str = "") -> Outcome:
     if isinstance(value, str):
         return Outcome(name, None, bar, at_least, value)
-    return Outcome(name, value, bar, at_least)
+    return Outcome(name, value, bar, at_least, note)
 
 
 def _outcomes(races: Races) -> Iterator[Outcome]:
-    for scene, least in ((LINEITEM, bars.SHARE_OF_LINE), (NOISE, bars.SHARE_OF_LINE_NOISE)):
-        at_best = needed(races.tables[scene.table], scene.columns).num_bytes / TOGETHER / 1e6
+    for scene, least in (
+        *((each, bars.SHARE_OF_LINE) for each in (LINEITEM, LARGE_GROUPS)),
+        (NOISE, bars.SHARE_OF_LINE_NOISE),
+    ):
+        at_best = races.needed(scene).num_bytes / TOGETHER / 1e6
         share = races.median((scene, OURS), lambda told: 1 / _epoch(told), times=at_best)
-        yield _outcome(f"{scene.title}: share of the line ({at_best:.2f} s)", share, least, at_least=True)
+        note = f"{at_best:.2f} s at best"
+        yield _outcome(f"{scene.title}: share of the line", share, least, at_least=True, note=note)
     for scene in (ROWS, TEXTS):
         share = races.median((scene, SHUFFLED), lambda told: told.served[0]["bytes"] / _epoch(told), 1e-6 / TOGETHER)
         name = f"{scene.title}: share of the line, by bytes asked for in windows of {WINDOW_ROWS:,} rows"
@@ -296,7 +325,8 @@ def _outcomes(races: Races) -> Iterator[Outcome]:
         (LINEITEM, POLARS, bars.LINEITEM_OVER_POLARS),
         (NOISE, POLARS, None),
         (FAR, POLARS, None),
-        (COLUMNS, POLARS, bars.COLUMNS_OVER_POLARS),
+        *((scene, POLARS, bars.LARGE_GROUPS_OVER_POLARS) for scene in (COLUMNS, LARGE_GROUPS)),
+        *((scene, POLARS, bars.COLUMNS_OVER_POLARS) for scene in (SMALL_GROUPS, WIDE, MANY_FILES)),
         (SMALL_FILES, BEST, bars.SMALL_FILES_OVER_SCANNER),
         (SMALL_FILES, AS_IT_COMES, None),
     ):
@@ -335,18 +365,17 @@ def _cost_of_endpoint(races: Races) -> Iterator[Outcome]:
 
 
 def _requests_asked(races: Races) -> Iterator[Outcome]:
-    for scene in (LINEITEM, NOISE, COLUMNS, SMALL_FILES):
-        must, ours = needed(races.tables[scene.table], scene.columns), (scene, OURS)
-        merged = f"{must.requests}; of whole files {must.of_files}"
+    for scene in (LINEITEM, NOISE, COLUMNS, SMALL_GROUPS, LARGE_GROUPS, WIDE, SMALL_FILES):
+        must, ours = races.needed(scene), (scene, OURS)
+        note = f"{must.requests} merged ranges; of whole files {must.of_files}"
         gets = races.median(ours, lambda told: told.served[0]["requests"]["GET"], times=1 / must.requests)
-        yield _outcome(
-            f"{scene.title}: GETs of an epoch over merged ranges ({merged})", gets, bars.REQUESTS_OVER_MERGED
-        )
+        name = f"{scene.title}: GETs of an epoch over merged ranges"
+        yield _outcome(name, gets, bars.REQUESTS_OVER_MERGED, note=note)
         heads = races.median(ours, lambda told: told.served[0]["requests"]["HEAD"])
         yield _outcome(f"{scene.title}: HEADs of an epoch", heads, bars.HEADS)
         sent = races.median(ours, lambda told: told.served[0]["bytes"], times=1 / must.num_bytes)
         yield _outcome(f"{scene.title}: bytes over needed", sent, bars.BYTES_OVER_NEEDED)
-    small, num_files = (SMALL_FILES, OURS), len(races.tables[SMALL_FILES.table].files)
+    small, num_files = (SMALL_FILES, OURS), races.needed(SMALL_FILES).files
     asked = races.median(small, lambda told: sum(told.constructing["requests"].values()), times=1 / num_files)
     yield _outcome(f"{SMALL_FILES.title}: constructing, requests a file", asked, bars.REQUESTS_A_FILE)
     seconds = races.median(small, lambda told: told.construct)
@@ -365,9 +394,10 @@ def _against_before(races: Races) -> Iterator[Outcome]:
     mine, theirs = (races.median(entry, lambda told: told.peak) for entry in (ours, before))
     name = f"{LINEITEM.title}: peak less the other checkout's, over the budget of {BUDGET_MIB} MiB"
     if isinstance(mine, str) or isinstance(theirs, str):
-        yield Outcome(name, None, bars.MEMORY_OVER_BUDGET, remark=str(mine if isinstance(mine, str) else theirs))
+        yield _outcome(name, str(mine if isinstance(mine, str) else theirs), bars.MEMORY_OVER_BUDGET)
     else:
-        yield Outcome(f"{name} ({mine:.0f} and {theirs:.0f})", (mine - theirs) / BUDGET_MIB, bars.MEMORY_OVER_BUDGET)
+        note = f"{mine:.0f} and {theirs:.0f} MiB"
+        yield _outcome(name, (mine - theirs) / BUDGET_MIB, bars.MEMORY_OVER_BUDGET, note=note)
 
 
 def _cache(races: Races) -> Iterator[Outcome]:

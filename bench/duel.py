@@ -3,6 +3,7 @@
 A contender is "floor", "ours:thread", "ours:process", "package:setting" of a rival, or, of the same files as an Iceberg
 table, "iceberg:deletes" and "pyiceberg:deletes", where deletes are a kind of `bench.iceberg`, and "bare:position": the
 floor, which also leaves out rows that it knows; as a Delta Lake table "delta:deletes", with a kind of `bench.delta`.
+"one tensor:columns" is ours, with all columns in one tensor.
 Of rows that pass a filter of `bench.filtered` there are "filtered:order" and "polars filtered:order".
 Of documents there are "tokens", the floor of the list column `tokens` alone, and "packed:setting" of
 `bench.ours.PACKED`.
@@ -43,6 +44,7 @@ def contender(name: str, table: BenchTable, batch_size: int) -> Callable[[], int
         "tokens": lambda: _floor_of_tokens(table),
         "packed": lambda: ours.packed(table, batch_size, setting),
         "ours": lambda: ours.epochs(table, batch_size, "process" if setting == "process" else "thread"),
+        "one tensor": lambda: ours.one_tensor(table, batch_size),
         "filtered": lambda: filtered.ours(table, batch_size, setting),
         "polars filtered": lambda: filtered.polars(table, batch_size, setting),
         "iceberg": lambda: iceberg.ours(table, batch_size, setting),

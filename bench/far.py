@@ -252,6 +252,8 @@ def _imported(name: str, checkout: Path | None) -> None:
 
     if checkout is not None and not Path(torch_table_loader.__file__).is_relative_to(checkout.resolve()):
         raise RuntimeError(f"the package must come from {checkout}, got {torch_table_loader.__file__}")
+    for entrance in ("IcebergDataset", "StructuredDataset"):
+        getattr(torch_table_loader, entrance)  # imports torch and pyarrow, which are imported when first used
 
 
 def main(argv: Sequence[str] | None = None) -> None:

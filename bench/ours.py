@@ -22,7 +22,11 @@ def values(table: str) -> dict[str, Any]:
 
 
 def epochs(
-    table: BenchTable, batch_size: int, worker_type: Literal["thread", "process"] = "thread", num_workers: int = 2
+    table: BenchTable,
+    batch_size: int,
+    worker_type: Literal["thread", "process"] = "thread",
+    num_workers: int = 2,
+    **options: Any,
 ) -> Callable[[], int]:
     """Open a table once; each call of what comes back is one epoch and returns its rows.
 
@@ -31,6 +35,7 @@ def epochs(
         batch_size: rows of a batch.
         worker_type: "thread" or "process".
         num_workers: lanes.
+        options: of the loader.
     """
     from torch_table_loader import StructuredDataset
 
@@ -42,8 +47,14 @@ def epochs(
         worker_type=worker_type,
         ragged="offsets",
         **values(table.name),
+        **options,
     )
     return lambda: sum(rows_of(batch) for batch in loader)
+
+
+def one_tensor(table: BenchTable, batch_size: int) -> Callable[[], int]:
+    """Open a table once, whose columns become one float32 tensor [batch, columns]; see `epochs`."""
+    return epochs(table, batch_size, columns={"x": pq.read_schema(table.files[0]).names})
 
 
 _ALL = {"output": ["input_ids", "labels", "position_ids", "doc_ids", "cu_seqlens", "max_seqlen"]}
@@ -110,4 +121,4 @@ def rows_of(batch: Any) -> int:
     return len(batch[next(reversed(batch.keys()))] if isinstance(batch, Mapping) else batch)  # type: ignore[call-overload]
 
 
-__all__ = ["PACKED", "epochs", "packed", "rows_of", "tokens_of"]
+__all__ = ["PACKED", "epochs", "one_tensor", "packed", "rows_of", "tokens_of"]

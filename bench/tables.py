@@ -156,6 +156,13 @@ def _noise(folder: Path, _root: Path) -> None:
         _write(pa.table(columns), folder, place, "snappy", use_dictionary=False)
 
 
+def _projected(folder: Path, _root: Path, files: int, rows: int, group_rows: int) -> None:
+    """Forty columns, of which some are read."""
+    for place, rng in _seeded(files):
+        columns = {f"f{i}": rng.standard_normal(rows, dtype=np.float32) for i in range(40)}
+        _write(pa.table(columns), folder, place, "snappy", row_group_rows=group_rows, use_dictionary=False)
+
+
 def _records(folder: Path, _root: Path) -> None:
     """Four million rows of 64 bytes."""
     for place, rng in _seeded(4):
@@ -247,6 +254,9 @@ TABLES: dict[str, Callable[[Path, Path], None]] = {
     "fifty-files": _many_small,
     "noise": _noise,
     "400-files": _four_hundred,
+    "6 files, row groups of 25,000": partial(_projected, files=6, rows=150_000, group_rows=25_000),
+    "6 files, row groups of 250,000": partial(_projected, files=6, rows=500_000, group_rows=250_000),
+    "400 files of 40 columns": partial(_projected, files=400, rows=5_000, group_rows=5_000),
     "records": _records,
     "lines": _lines,
     "strings": _strings,

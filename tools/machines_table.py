@@ -5,13 +5,13 @@ Run it after the bench: ``python -m tools.machines_table docs/speed.md``.
 
 from __future__ import annotations
 
-import json
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from bench.results import FOLDER
+from bench.results import FOLDER, days_of, duels_of
+from bench.results import machines as measured
 
 BEGIN, END = "<!-- made by tools/machines_table.py -->", "<!-- made until here -->"
 
@@ -53,21 +53,18 @@ def table(machines: Sequence[Mapping[str, Any]]) -> str:
         machines: their results, as `bench.results` keeps them.
     """
     raced = [_duels(machine) for machine in machines]
-    names = [_named(machine["machine"], duels.values()) for machine, duels in zip(machines, raced, strict=True)]
+    names = [
+        f"{machine['machine'].partition(',')[0]}, {days_of(list(duels.values()))}"
+        for machine, duels in zip(machines, raced, strict=True)
+    ]
     head = (f"| speed | {' | '.join(names)} |", f"|---|{'---|' * len(names)}")
     return "\n".join((BEGIN, *head, *_lines(raced), END))
 
 
 def _duels(machine: Mapping[str, Any]) -> dict[Key, Mapping[str, Any]]:
     """Return the races of a machine that the table shows."""
-    found = {(duel["table"], duel["batch"], duel["left"], duel["asked"]): duel for duel in machine["duels"]}
-    return {key: found[key] for key in LINES.values() if "ratio" in found.get(key, {})}
-
-
-def _named(machine: str, duels: Iterable[Mapping[str, Any]]) -> str:
-    """Return the machine's name with the first and the last day of its races."""
-    days = sorted({duel["at"].partition(" ")[0] for duel in duels})
-    return f"{machine.partition(',')[0]}, {' to '.join(dict.fromkeys((*days[:1], *days[-1:])))}"
+    found = duels_of(machine)
+    return {key: found[key] for key in LINES.values() if key in found}
 
 
 def _lines(raced: Sequence[Mapping[Key, Mapping[str, Any]]]) -> Iterator[str]:
@@ -97,7 +94,7 @@ def written(page: str, folder: Path = FOLDER) -> str:
     _, end, after = rest.partition(END)
     if not begin or not end:
         raise ValueError(f"the page must have the lines {BEGIN!r} and {END!r}")
-    return before + table([json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))]) + after
+    return before + table(measured(folder)) + after
 
 
 def main() -> None:

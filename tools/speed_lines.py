@@ -1,18 +1,19 @@
-"""Draw speed over the size of a batch and over the number of columns, from the bench's results as JSON.
+"""Draw speed over the size of a batch and over the number of columns, each of the newest machine that has all of it.
 
-Run it after ``python -m bench.run batch-sizes columns``:
-``python tools/speed_lines.py bench/results/MACHINE.json docs/images``.
+Run it after ``python -m bench.run batch-sizes columns``: ``python -m tools.speed_lines docs/images``.
 """
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 from typing import Any
+
+from bench.results import Entry, duels_of, machines, newest_complete
+from tools.speed_charts import measured_on
 
 READERS = {
     "torch-table-loader": "",
@@ -81,9 +82,9 @@ def speeds(results: Mapping[str, Any], places: Sequence[tuple[str, str, int]]) -
         places: of a chart.
     """
     ratios = {
-        (duel["table"], duel["batch"], duel["asked"]): duel["ratio"]
-        for duel in results["duels"]
-        if duel["left"] == "ours:thread" and "ratio" in duel
+        (table, size, asked): duel["ratio"]
+        for (table, size, left, asked), duel in duels_of(results).items()
+        if left == "ours:thread"
     }
     found: dict[str, list[float | None]] = {}
     for reader, asked in READERS.items():
@@ -94,14 +95,22 @@ def speeds(results: Mapping[str, Any], places: Sequence[tuple[str, str, int]]) -
     return found
 
 
-def drawn(results: Mapping[str, Any], chart: Chart) -> str:
+def needed(chart: Chart) -> list[tuple[str, int, str, str]]:
+    """Return the duels that a chart shows, by the names in `bench.results.Row.KEY`."""
+    return [
+        (table, size, "ours:thread", asked or "floor") for _, table, size in chart.places for asked in READERS.values()
+    ]
+
+
+def drawn(measured: Sequence[Entry], chart: Chart) -> str:
     """Return a chart.
 
     Args:
-        results: of a machine, as `bench.results` keeps them.
+        measured: what machines measured, as `bench.results.machines` gives it.
         chart: which.
     """
-    found = speeds(results, chart.places)
+    newest = newest_complete(measured, needed(chart))
+    found = speeds(newest, chart.places)
     most = max(speed for each in found.values() for speed in each if speed is not None)
     top = max(1.0, -(-most // 0.25) * 0.25)
     step = (WIDTH - LEFT - RIGHT - 60) / (len(chart.places) - 1)
@@ -120,7 +129,9 @@ def drawn(results: Mapping[str, Any], chart: Chart) -> str:
     for number, reader, y in zip(count(), found, count(bottom + 70, 22)):
         body.append(f'<polyline class="r{number}" points="{LEFT},{y - 5} {LEFT + 36},{y - 5}"/>')
         body.append(_text(LEFT + 46, y, reader, "name"))
-    tall = bottom + 70 + 22 * len(found)
+    tall = bottom + 78 + 22 * len(found)
+    body.append(_text(LEFT, tall - 8, measured_on(newest, needed(chart)), "name"))
+    tall += 4
     size = f'viewBox="0 0 {WIDTH} {tall}" width="{WIDTH}" height="{tall}"'
     head = f'<svg xmlns="http://www.w3.org/2000/svg" {size} role="img" aria-label="{chart.title}">'
     return "\n".join([head, f"<title>{chart.title}</title>", f"<style>\n{STYLE}\n</style>", *body, "</svg>", ""])
@@ -138,6 +149,5 @@ def _text(x: float, y: float, text: str, kind: str) -> str:
 
 
 if __name__ == "__main__":
-    measured = json.loads(Path(sys.argv[1]).read_text())
     for each in CHARTS:
-        Path(sys.argv[2], each.file).write_text(drawn(measured, each))
+        Path(sys.argv[1], each.file).write_text(drawn(machines(), each))

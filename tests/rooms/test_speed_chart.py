@@ -4,30 +4,32 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-
-from tools.speed_charts import READERS, TABLES, drawn, measured, speeds
+from bench.bars import DUELS
+from bench.results import machines
+from tools.speed_charts import NEEDED, drawn, speeds
 
 ROOT = Path(__file__).parents[2]
-RESULTS = (ROOT / "bench" / "RESULTS.md").read_text()
 
 
 def test_the_chart_is_up_to_date_with_its_script() -> None:
     chart = (ROOT / "docs" / "images" / "speed.svg").read_text()
-    assert chart == drawn(RESULTS), "run: python tools/speed_charts.py bench/RESULTS.md docs/images/speed.svg"
+    assert chart == drawn(machines()), "run: python -m tools.speed_charts docs/images/speed.svg"
 
 
-@pytest.mark.parametrize("table", TABLES)
-def test_every_reader_is_in_the_results(table: str) -> None:
-    assert list(speeds(measured(RESULTS), table)) == list(READERS)
+def test_the_bench_races_every_reader_of_the_chart() -> None:
+    assert set(NEEDED) <= {(duel.table, duel.batch_size, duel.left, duel.right) for duel in DUELS}
 
 
-def test_the_best_setting_of_a_reader_is_drawn() -> None:
-    lines = [
-        "| B | 8,192 | ours:thread | floor | **0.80** |",
-        "| B | 8,192 | ours:thread | polars:one | **2.00** |",
-        "| B | 8,192 | ours:thread | polars:two, slower | **4.00** |",
-        "| B | 1,024 | ours:thread | polars:one | **0.10** |",
-        "| B | 8,192 | ours:process | ours:thread | **0.50** |",
+def test_a_bar_is_a_reader_over_ours() -> None:
+    ratios = {
+        "floor": 0.8,
+        "lance:best": 1.0,
+        "polars:best": 2.0,
+        "datasets:best": 4.0,
+        "torch-dataloader-utils:best": 5.0,
+    }
+    duels = [
+        {"table": "B", "batch": 8192, "left": "ours:thread", "asked": asked, "ratio": ratio}
+        for asked, ratio in ratios.items()
     ]
-    assert speeds(measured("\n".join(lines)), "B") == {"floor": 1.25, "ours": 1.0, "polars": 0.5}
+    assert list(speeds({"duels": duels}, "B").values()) == [1.25, 1.0, 1.0, 0.5, 0.25, 0.2]

@@ -359,9 +359,9 @@ class Fetcher:
 
     def _fetch(self, request: Request, flight: Flight | None) -> None:
         file, data, error, cached = request.file, None, None, False
-        key = self._key(request)
+        key = None if self._cache is None else self._key(request)  # costs a tenth of a small request
         try:
-            data = None if self._cache is None else self._cache.get(key)
+            data = None if self._cache is None or key is None else self._cache.get(key)
             cached = data is not None
             if not cached:
                 data = request.storage.read_range(file.path, request.start, request.stop, file.version)
@@ -371,13 +371,13 @@ class Fetcher:
             self._count(request, cached=cached, served=error is None)
             self._learn(request, flight, cached=cached, served=error is None)
             self._queue.arrived(request, data, error)
-            keeps = self._cache is not None and not cached and error is None
+            keeps = key is not None and not cached and error is None
             if keeps:
                 self._writing.add(threading.get_ident())
             self._arrived.notify_all()
             self._wanted.notify()
         _log.debug("%s: requested bytes %d to %d", file.name, request.start, request.stop)
-        if keeps:
+        if keeps and key is not None:
             self._keep(key, data)
 
     def _keep(self, key: RangeKey, data: Any) -> None:

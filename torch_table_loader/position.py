@@ -294,6 +294,7 @@ class JobPosition:
         worker = get_worker_info()
         if not self._may_read and (worker is None or worker.id == 0):
             self.job.refuse_nulls()
+            self.job.check_alone()
             warn_of_a_whole_table(self.job.options)
             self._warn_of_no_steps()
             self._may_read.fill_(True)

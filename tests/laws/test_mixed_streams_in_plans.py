@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from dataclasses import replace
 from itertools import chain
 from typing import Any
 
@@ -24,18 +25,15 @@ SEED = 7
 Row = tuple[str, int, int]
 
 
-def rounds_of(name: str, groups: list[list[int]], target: int, width: int, *, shuffle: bool) -> Rounds:
+def rounds_of(name: str, groups: list[list[int]], target: int, *, shuffle: bool) -> Rounds:
     strategy = resolve_strategy(TargetSizeStrategy(target_rows=target), {})
-    return Rounds(name, SegmentTable.of(strategy.cut(table(groups)), filtered=False), shuffle, SEED, width)
+    return Rounds(name, SegmentTable.of(strategy.cut(table(groups)), filtered=False), shuffle, SEED)
 
 
 filled = st.lists(st.lists(st.integers(1, 8), min_size=1, max_size=3), min_size=1, max_size=3)
 widths = st.sampled_from([1, 1, 2, 3, 50])  # rows of an item, such as the tokens of a sequence
 sources = st.fixed_dictionaries(
-    {
-        name: st.builds(rounds_of, st.just(name), filled, st.integers(3, 20), widths, shuffle=st.booleans())
-        for name in "abc"
-    }
+    {name: st.builds(rounds_of, st.just(name), filled, st.integers(3, 20), shuffle=st.booleans()) for name in "abc"}
 )
 weights = st.none() | st.fixed_dictionaries({name: st.sampled_from([0, 1, 2, 3, 9]) for name in "abc"}).filter(
     lambda found: any(found.values())
@@ -43,7 +41,7 @@ weights = st.none() | st.fixed_dictionaries({name: st.sampled_from([0, 1, 2, 3, 
 topologies = st.builds(
     Topology, st.integers(1, 3), st.integers(1, 3), st.integers(1, 6), even_ranks=st.sampled_from([None, "pad"])
 )
-stages = st.lists(st.tuples(topologies, st.integers(0, 5), weights), min_size=1, max_size=3)
+stages = st.lists(st.tuples(topologies, st.integers(0, 5), weights, widths), min_size=1, max_size=3)
 
 
 def rows_of(rounds: Rounds, runs: Runs) -> list[Row]:
@@ -69,25 +67,31 @@ def delivered(position: MixedPosition, rounds: dict[str, Rounds], steps: int) ->
             wanted = int(taken[(source, *channel)])
             while wanted:
                 number, runs = next(parts)
-                rows = min(runs.num_rows, wanted * own.width)
+                rows = min(runs.num_rows, wanted * deal.width)
                 found += rows_of(own, runs.slice(0, rows))
-                short[number] += rows % own.width > 0
-                wanted -= -(-rows // own.width)
-                items += -(-rows // own.width)
+                short[number] += rows % deal.width > 0
+                wanted -= -(-rows // deal.width)
+                items += -(-rows // deal.width)
         assert max(short.values(), default=0) <= 1
     return found, items
 
 
 @settings(max_examples=examples(20), deadline=None)
-@given(rounds=sources, chain_of=stages, stop=st.sampled_from(["first_exhausted", "all_exhausted", "forever"]))
+@given(
+    rounds=sources,
+    chain_of=stages,
+    stop=st.sampled_from(["first_exhausted", "all_exhausted", "forever"]),
+    last_width=widths,
+)
 def test_no_row_repeats_before_its_round_ends_over_any_chain(
-    rounds: dict[str, Rounds], chain_of: list[Any], stop: StopRule
+    rounds: dict[str, Rounds], chain_of: list[Any], stop: StopRule, last_width: int
 ) -> None:
     past: tuple[DealtStage, ...] = ()
-    seen, had = Counter[Row](), 0
-    for topology, steps, shares in chain_of:
-        position = begun(2, rounds, shares, topology, stop, past)
+    seen, had, over = Counter[Row](), 0, False
+    for topology, most, shares, width in chain_of:
+        position = begun(2, rounds, shares, topology, stop, past, width)
         assert position.consumed == had
+        steps = min(most, position.batches(0).longest)
         found, items = delivered(position, rounds, steps)
         had += items
         assert items == min(steps * position.deal.step_rows, position.deal.total)
@@ -100,8 +104,12 @@ def test_no_row_repeats_before_its_round_ends_over_any_chain(
             assert max(times) <= 1 or stop != "first_exhausted"
         restored = MixedPosition.of_history(2, json.loads(json.dumps(position.history())), SEED)
         assert restored == position
+        if not over:
+            again = {name: replace(own) for name, own in rounds.items()}  # which remember no stage
+            refuse_other_orders(position, again, stop)
+        over = over or position.consumed == position.total
         past = position.stages if position.stage.steps else position.past
-    left = begun(2, rounds, None, chain_of[-1][0], "first_exhausted", past)
+    left = begun(2, rounds, None, chain_of[-1][0], "first_exhausted", past, last_width)
     assert left.total >= had
     if stop == "first_exhausted":
         rest, _ = delivered(left, rounds, -(-left.deal.total // left.deal.step_rows))
@@ -113,13 +121,14 @@ def test_no_row_repeats_before_its_round_ends_over_any_chain(
 @settings(max_examples=examples(30), deadline=None)
 @given(
     rounds=sources,
+    width=widths,
     shapes=st.lists(st.tuples(topologies, st.integers(1, 9)), min_size=1, max_size=3),
     shares=weights.filter(bool),
     caps=st.fixed_dictionaries({}, optional={name: st.integers(1, 3) for name in "abc"}),
     samples=st.none() | st.integers(1, 200),
 )
 def test_sources_are_dropped_at_their_caps_to_the_row(
-    rounds: dict[str, Rounds], shapes: list[Any], shares: Any, caps: dict[str, int], samples: int | None
+    rounds: dict[str, Rounds], width: int, shapes: list[Any], shares: Any, caps: dict[str, int], samples: int | None
 ) -> None:
     stop = Stop("forever", drop=caps, samples=samples)
     if samples is None and any(weight and name not in caps for name, weight in shares.items()):
@@ -127,7 +136,7 @@ def test_sources_are_dropped_at_their_caps_to_the_row(
     had, past = Counter[Row](), tuple[DealtStage, ...]()
     counts = dict.fromkeys(rounds, 0)
     shapes = [*shapes, (Topology(2, 2, 3), 10**6)]
-    position = begun(1, rounds, shares, shapes[0][0], stop)
+    position = begun(1, rounds, shares, shapes[0][0], stop, width=width)
     while position.consumed < position.total:
         most, drop = shapes[0][1], position.steps_until_drop
         steps = min(most, 10**6 if drop is None else drop, position.batches(0).longest)
@@ -135,33 +144,35 @@ def test_sources_are_dropped_at_their_caps_to_the_row(
         assert items == min(steps * position.deal.step_rows, position.total - position.start)
         had.update(found)
         position = position.after(steps)
-        counts = had_of(rounds, position.stages)
+        counts = had_of(rounds, 1, position.stages, width)
         assert sum(counts.values()) == position.consumed
-        assert all(counts[name] <= caps[name] * rounds[name].items for name in caps)
+        assert all(counts[name] <= caps[name] * rounds[name].items(width) for name in caps)
         assert MixedPosition.of_history(1, json.loads(json.dumps(position.history())), SEED) == position
         refuse_other_orders(position, rounds, stop)
         shapes = shapes if steps < most else shapes[1:] or shapes
         past = position.stages
         if position.consumed < position.total:
-            position = begun(1, rounds, shares, shapes[0][0], stop, past)
+            position = begun(1, rounds, shares, shapes[0][0], stop, past, width)
     for name, own in rounds.items():
         times = [count for row, count in had.items() if row[0] == name]
         times += [0] * (int(own.live.sum()) - len(times))
         assert max(times) - min(times) <= 1
     going = [
-        name for name, weight in shares.items() if weight and counts[name] < caps.get(name, 99) * rounds[name].items
+        name
+        for name, weight in shares.items()
+        if weight and counts[name] < caps.get(name, 99) * rounds[name].items(width)
     ]
     assert not going or stop.at == "all_exhausted" or sum(counts.values()) == samples
     if stop.at == "all_exhausted":
-        assert all(counts[name] >= rounds[name].items for name, weight in shares.items() if weight)
+        assert all(counts[name] >= rounds[name].items(width) for name, weight in shares.items() if weight)
 
 
 @settings(max_examples=examples(20), deadline=None)
-@given(rounds=sources, topology=topologies, before=st.integers(0, 3))
-def test_a_row_is_found_at_its_place(rounds: dict[str, Rounds], topology: Topology, before: int) -> None:
+@given(rounds=sources, topology=topologies, before=st.integers(0, 3), width=widths)
+def test_a_row_is_found_at_its_place(rounds: dict[str, Rounds], topology: Topology, before: int, width: int) -> None:
     stop: StopRule = "all_exhausted"
     past = begun(0, rounds, {"a": 1, "b": 2, "c": 3}, topology, stop).after(before).stages if before else ()
-    position = begun(0, rounds, {"a": 3, "b": 1, "c": 1}, topology, stop, past)
+    position = begun(0, rounds, {"a": 3, "b": 1, "c": 1}, topology, stop, past, width)
     deal, rests = position.deal, rests_of(rounds, position)
     if not deal.total:
         return

@@ -63,9 +63,9 @@ def ranks_take(
     steps: int | None,
     change: Callable[[MixedDataset], Any] | None = None,
     *,
-    rows: Callable[[Any, tuple[str, ...]], list[Row]] = source_rows,
+    rows: Callable[[Any, tuple[str, ...]], list[Any]] = source_rows,
     **world: Any,
-) -> tuple[list[list[list[Row]]], list[Any]]:
+) -> tuple[list[list[list[Any]]], list[Any]]:
     """Give what each rank of a job delivers, step by step, and the state of each.
 
     Args:

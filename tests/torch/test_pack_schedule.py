@@ -21,7 +21,7 @@ from tests.torch.packing_reference import (
     places_of,
     write_documents,
 )
-from torch_table_loader import ConfigError, ConfigTypeError, MixedDataset, Pack, StructuredDataset, TableLoader
+from torch_table_loader import ConfigError, ConfigTypeError, Pack, StructuredDataset, TableLoader
 
 PACK = full_pack(seq_len=3, seq_len_from={2: 7, 4: 2, 9: 11}, labels="shifted")
 
@@ -152,6 +152,3 @@ def test_what_does_not_fit_is_refused(table: Path) -> None:
     dataset = StructuredDataset(str(table), pack=PACK, shuffle=True)
     with pytest.raises(ConfigError, match="create_dataloader"):
         next(iter(dataset))
-    source = StructuredDataset(str(table), pack=PACK, shuffle="rows", check_plan=False)
-    with pytest.raises(ConfigError, match="sequences of one length"):
-        MixedDataset({"a": source}, {"a": 1}, check_plan=False)

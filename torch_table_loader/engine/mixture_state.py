@@ -53,7 +53,8 @@ def running_shares(names: tuple[str, ...], count: SampleCount, mixture: SavedMix
     """
     since, taken, total, before = count.since, count.consumed, count.total, count.before
     refuse_unfit(names, mixture.given, mixture.newest, count.weights)
-    if not since <= taken <= total or sum(before.values()) > since:
+    beyond = not count.origins and sum(before.values()) > since  # where lengths changed, other sequences are counted
+    if not since <= taken <= total or beyond:
         refuse(f"rows of sources {before}, weights from {since}, taken {taken}, of the epoch {total}")
     count.check(total)
     if taken < total:
@@ -86,12 +87,14 @@ def refuse_unfit(names: tuple[str, ...], *weights: Mapping[str, int] | str) -> N
             refuse(f"weights {entry!r} for the sources {', '.join(names)}")
 
 
-def refuse_undealt(deal: Deal) -> None:
-    """Refuse weights of a stage in which sources are dropped that no stage has.
+def refuse_undealt(deal: Deal, *, cuts: bool) -> None:
+    """Refuse a stage with weights that no stage has where sources are dropped, or with tokens where nothing is cut.
 
     Raises:
-        ResumeError: names the weights.
+        ResumeError: names the weights, or the tokens of a sequence.
     """
+    if deal.width > 1 and not cuts:
+        refuse(f"sequences of {deal.width} tokens, and here documents are not cut anywhere")
     fit = len(deal.weights) == len(deal.names) and any(deal.weights) and not deal.until % deal.step_rows
     if not fit or deal.block_rows > LEAST_SHARE + deal.step_rows:
         refuse(f"the dealt weights {deal.weights!r} until {deal.until} for the sources {', '.join(deal.names)}")

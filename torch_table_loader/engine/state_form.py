@@ -212,16 +212,20 @@ _DEALT = _SHAPE | {
     "total": _COUNT,
     "natural": _FLAG,
     "weights": _List(_Record({"name": "text", "weight": _COUNT}), by_name=True),
-    "dropped": _Record({"until": _COUNT, "weights": _List(_COUNT, least=1)}),
+    "dropped": _Record({"until": _COUNT, "weights": _List(_COUNT, least=1)}, may_be_empty=True),
+    "width": range(2, MOST_ROWS + 1),
 }
 _PAST: dict[str, _Form] = {"steps": range(1, _MOST + 1), "ended": _OneOf((False,))}
 """How an earlier stage begins: it has steps, and no rank ended in it."""
 _NEWEST: dict[str, _Form] = {"steps": _COUNT, "ended": _FLAG}
 _SAMPLES = _NEWEST | {"consumed": _COUNT, "origin": _COUNT, "extents": _List(_EXTENT)}
+_ORIGIN = _Record({"round": _COUNT, "tokens": range(-MOST_ROWS, MOST_ROWS + 1)})
 _SHARES: dict[str, _Form] = {
     "total": _COUNT,
     "start": _COUNT,
-    "weights": _List(_Record({"name": "text", "weight": _COUNT, "before": _COUNT}), by_name=True),
+    "weights": _List(
+        _Record({"name": "text", "weight": _COUNT, "before": _COUNT, "origin": _ORIGIN}, optional=1), by_name=True
+    ),
 }
 _HISTORY: dict[tuple[str, bool], _Form] = {
     ("splits", False): _List(
@@ -229,7 +233,7 @@ _HISTORY: dict[tuple[str, bool], _Form] = {
         least=1,
         last=_Record({**_NEWEST, **_SHAPE, "extent": _OneOf((None,)), "rank": _OneOf((None,), _COUNT)}),
     ),
-    ("splits", True): _List(_Record(_PAST | _DEALT, optional=1), least=1, last=_Record(_NEWEST | _DEALT, optional=1)),
+    ("splits", True): _List(_Record(_PAST | _DEALT, optional=2), least=1, last=_Record(_NEWEST | _DEALT, optional=2)),
     ("items", False): _List(_Record(_SAMPLES), least=1, most=1),
     ("items", True): _List(_Record(_SAMPLES | _SHARES), least=1, most=1),
 }

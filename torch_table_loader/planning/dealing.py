@@ -71,6 +71,7 @@ class Deal:
         natural: whether the weights are what was left of the sources, so that every remaining row comes once.
         until: places, whole steps, after which other sources come, since some are dropped; 0: none do.
         given: the weights that were asked for, if those of the stage are others, since some sources are dropped.
+        width: rows of a source that are an item: 1, or the tokens of a sequence. Places and shares count items.
 
     >>> from torch_table_loader.planning.ranks import Topology
     >>> deal = Deal(("a", "b"), (3, 1), Topology(2, 1, 4), seed=0, epoch=0)
@@ -88,6 +89,7 @@ class Deal:
     natural: bool = False
     until: int = 0
     given: tuple[int, ...] = ()
+    width: int = 1
 
     @property
     def by_name(self) -> dict[str, int]:
@@ -332,11 +334,11 @@ class Deal:
 
 
 def deal_of(
-    weights: Mapping[str, int], topology: Topology, key: tuple[int, int, int], *, natural: bool = False
+    weights: Mapping[str, int], topology: Topology, key: tuple[int, int, int], *, natural: bool = False, width: int = 1
 ) -> Deal:
     """Deal sources by weights, without an end; the key is the seed, the epoch and the number of the stage."""
     names = tuple(sorted(weights))
-    return Deal(names, tuple(weights[name] for name in names), topology, *key, natural=natural)
+    return Deal(names, tuple(weights[name] for name in names), topology, *key, natural=natural, width=width)
 
 
 def floor_sum(number: int, modulus: int, factor: int, offset: int) -> int:

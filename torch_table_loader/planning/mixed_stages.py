@@ -83,7 +83,7 @@ class MixedPosition(Position):
         """Write the stages; each has its topology, places, whether shares are natural, and the weights by name.
 
         The list of weights is empty if they are those of the stage before. Where sources are dropped, the places until
-        then and the weights of the stage follow.
+        then and the weights of the stage follow; behind them the tokens of a sequence, where rows are tokens.
         """
         history: list[list[Any]] = []
         before: Deal | None = None
@@ -91,8 +91,10 @@ class MixedPosition(Position):
             same = before is not None and before.by_name == deal.by_name
             weights = [] if same else [list(pair) for pair in deal.by_name.items()]
             history.append([steps, False, *shape_of(deal.topology), deal.total, deal.natural, weights])
-            if deal.until or deal.given:
-                history[-1].append([deal.until, list(deal.weights)])
+            if deal.until or deal.given or deal.width > 1:
+                history[-1].append([deal.until, list(deal.weights)] if deal.until or deal.given else [])
+            if deal.width > 1:
+                history[-1].append(deal.width)
             before = deal
         history[-1][1] = self.ended
         return history
@@ -103,10 +105,12 @@ class MixedPosition(Position):
         stages: list[DealtStage] = []
         weights: dict[str, int] = {}
         for number, (steps, _, *entry) in enumerate(history):
-            shape, (total, natural, listed, *dropped) = entry[:_SHAPE], entry[_SHAPE:]
+            shape, (total, natural, listed, *more) = entry[:_SHAPE], entry[_SHAPE:]
             weights = dict(listed) or weights
-            deal = deal_of(weights, Topology(*shape), (seed, epoch, number), natural=natural)
-            for until, own in dropped:
+            dropped, width = more[0] if more else [], more[1] if len(more) > 1 else 1
+            deal = deal_of(weights, Topology(*shape), (seed, epoch, number), natural=natural, width=width)
+            if dropped:
+                until, own = dropped
                 given = () if tuple(own) == deal.weights else deal.weights
                 deal = replace(deal, until=until, weights=tuple(own), given=given)
             stages.append(DealtStage(replace(deal, total=total), steps))
@@ -121,24 +125,28 @@ def begun(
     topology: Topology,
     stop: StopRule,
     past: Sequence[DealtStage] = (),
+    width: int = 1,
 ) -> MixedPosition:
     """Return the start of a stage; without weights, sources have theirs in proportion to what is left of each.
+
+    Args:
+        width: rows of an item; see `Deal`.
 
     Raises:
         ConfigError: no source has a row, or a source with a weight has none.
     """
-    had = had_of(rounds, past)
-    left = {name: max(0, own.items - had[name]) for name, own in rounds.items()}
+    had, items = had_of(rounds, epoch, past, width), {name: own.items(width) for name, own in rounds.items()}
+    left = {name: max(0, own - had[name]) for name, own in items.items()}
     seed = next(iter(rounds.values())).seed
     shares = weights
     if shares is None:
-        shares = natural_shares(left if any(left.values()) else {name: own.items for name, own in rounds.items()})
-    if empty := [name for name, weight in shares.items() if weight and not rounds[name].items]:
+        shares = natural_shares(left if any(left.values()) else items)
+    if empty := [name for name, weight in shares.items() if weight and not items[name]]:
         raise ConfigError(
             f"source {empty[0]!r} has no row in this epoch; leave it out of the mixture, or give it the weight 0"
         )
-    deal = deal_of(shares, topology, (seed, epoch, len(past)), natural=weights is None)
-    rule, items = as_stop(stop), {name: own.items for name, own in rounds.items()}
+    deal = deal_of(shares, topology, (seed, epoch, len(past)), natural=weights is None, width=width)
+    rule = as_stop(stop)
     refuse_no_end(rule, [name for name, weight in shares.items() if weight])
     deal = deal.dropping({name: cap - had[name] for name, cap in rule.caps(items).items()})
     if deal.total == ENDLESS:
@@ -148,13 +156,9 @@ def begun(
     return MixedPosition(epoch, Stage(topology), deal=replace(deal, total=total), past=tuple(past))
 
 
-def had_of(rounds: Mapping[str, Rounds], past: Sequence[DealtStage]) -> dict[str, int]:
-    """Count the items that each source delivered in stages; a source that a stage lacked starts over at zero."""
-    found = dict.fromkeys(rounds, 0)
-    for stage in past:
-        taken = dict(zip(stage.deal.names, stage.deal.rows_before(stage.places).tolist(), strict=True))
-        found = {name: had + taken[name] if name in taken else 0 for name, had in found.items()}
-    return found
+def had_of(rounds: Mapping[str, Rounds], epoch: int, past: Sequence[DealtStage], width: int = 1) -> dict[str, int]:
+    """Count what each source delivered in stages, in items of so many rows; one that a stage lacked starts over."""
+    return {name: own.rest(epoch, past).had(own.rows, width) for name, own in rounds.items()}
 
 
 def rests_of(rounds: Mapping[str, Rounds], position: MixedPosition) -> dict[str, Rest]:
@@ -178,7 +182,7 @@ def refuse_other_orders(position: MixedPosition, rounds: Mapping[str, Rounds], s
         if known and not over:
             weights = None if deal.natural else deal.by_name
             of_stage = {name: rounds[name] for name in deal.names}
-            asked = begun(position.epoch, of_stage, weights, deal.topology, stop, past).deal
+            asked = begun(position.epoch, of_stage, weights, deal.topology, stop, past, deal.width).deal
         stage = MixedPosition(position.epoch, Stage(deal.topology), deal=deal, past=past)
         plan, most = stage.batches(0), stage.steps_until_drop
         if deal != asked or taken > (plan.longest if most is None else most):

@@ -147,7 +147,7 @@ class Mixture:
         shares = smallest(weights)
         if shares == self.weights and not self.natural:
             return self
-        return self._with(place, shares, self._had_by_name(place), natural=False)
+        return self._with(place, shares, self._had_by_name(place))
 
     def of_what_is_left(self, place: int, rows: Mapping[str, int]) -> Mixture:
         """Take the weights from what is left of each source, so that every remaining row comes once.
@@ -162,14 +162,25 @@ class Mixture:
         """
         if self.natural and tuple(sorted(rows)) == self.names:
             return self
-        had = self._had_by_name(place)
+        return self._of_left(place, self._had_by_name(place), rows)
+
+    def _of_left(self, place: int, had: Mapping[str, int], rows: Mapping[str, int]) -> Mixture:
         left = {name: max(0, count - had.get(name, 0)) for name, count in rows.items()}
         return self._with(place, natural_shares(left if any(left.values()) else rows), had, natural=True)
+
+    def recounted(self, place: int, before: Mapping[str, int], rows: Mapping[str, int]) -> Mixture:
+        """Count the rows of sources otherwise from a place on, such as sequences of another length.
+
+        Args:
+            before: rows of each source that came before the place, by name.
+            rows: rows of each source in the epoch.
+        """
+        return self._of_left(place, before, rows) if self.natural else self._with(place, self.weights, before)
 
     def _had_by_name(self, place: int) -> dict[str, int]:
         return dict(zip(self.names, self.rows_before(place), strict=True))
 
-    def _with(self, place: int, shares: dict[str, int], had: Mapping[str, int], *, natural: bool) -> Mixture:
+    def _with(self, place: int, shares: dict[str, int], had: Mapping[str, int], *, natural: bool = False) -> Mixture:
         counts = tuple(had.get(name, 0) for name in shares)
         newest = Shares(place, tuple(shares.values()), counts)
         return replace(self, names=tuple(shares), shares=newest, natural=natural, caps=())

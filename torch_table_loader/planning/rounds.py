@@ -1,7 +1,7 @@
 """The items of a source in a mixture of streams: round after round of its splits, and what earlier stages left.
 
-An item is a row of a split, or several consecutive rows in a round's order: a sequence of tokens. The last item of a
-round may have fewer.
+An item is a row of a split, or several consecutive rows in a round's order: a sequence of tokens, of the length that
+sequences have in a stage. The last item of a round may have fewer.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from torch_table_loader.planning.runs import Runs
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from torch_table_loader.planning.dealing import Deal
+    from torch_table_loader.planning.dealing import Deal, Portion
     from torch_table_loader.planning.keys import Key
     from torch_table_loader.planning.splits import SegmentTable
 
@@ -39,11 +39,20 @@ class DealtStage(NamedTuple):
 
 
 class Rest(NamedTuple):
-    """What is left of a source where a stage begins: no items only if the source has no rows."""
+    """What is left of a source where a stage begins: no rows only if the source has none.
+
+    Args:
+        left: rows of the round that is open.
+    """
 
     round: int
     consumed: Consumption
     left: int
+
+    def had(self, rows: int, width: int) -> int:
+        """Return how many items a source of so many rows has delivered, if all had so many rows."""
+        whole = items_of(rows, width)
+        return (self.round + 1) * whole - items_of(self.left, width)
 
 
 class RoundRuns(NamedTuple):
@@ -61,22 +70,26 @@ class Rounds:
 
     Args:
         segments: its splits; all live rows are known.
-        width: rows of an item: 1, or the tokens of a sequence.
     """
 
     name: str
     segments: SegmentTable
     shuffle: bool
     seed: int
-    width: int = 1
     live: NDArray[np.int64] = field(init=False)
-    items: int = field(init=False)
-    """Items of a round."""
+    rows: int = field(init=False)
+    """Rows of a round."""
+    _known: list[tuple[int, tuple[DealtStage, ...], Rest]] = field(default_factory=list, init=False, repr=False)
+    """What stages left that were asked for last: an epoch's stages come one after the other."""
 
     def __post_init__(self) -> None:
         """Count the rows."""
         object.__setattr__(self, "live", self.segments.live_rows())
-        object.__setattr__(self, "items", self._items_of(int(self.live.sum())))
+        object.__setattr__(self, "rows", int(self.live.sum()))
+
+    def items(self, width: int) -> int:
+        """Count the items of a round, of so many rows each."""
+        return items_of(self.rows, width)
 
     def order(self, epoch: int, number: int) -> Runs:
         """Return the splits of a round of an epoch, in its order."""
@@ -90,10 +103,14 @@ class Rounds:
 
     def rest(self, epoch: int, past: Sequence[DealtStage]) -> Rest:
         """Return what the stages of an epoch left, oldest first; a source starts over after a stage that lacked it."""
-        nothing = Rest(0, Consumption.none(), self.items)
-        rest = nothing
-        for stage in past:
+        past, done = tuple(past), 0
+        nothing = rest = Rest(0, Consumption.none(), self.rows)
+        for known_epoch, stages, known in self._known:
+            if known_epoch == epoch and past[: len(stages)] == stages:
+                rest, done = known, len(stages)
+        for stage in past[done:]:
             rest = self.after(rest, epoch, stage) if self.name in stage.deal.names else nothing
+        self._known[:] = [(epoch, past, rest)]
         return rest
 
     def after(self, rest: Rest, epoch: int, stage: DealtStage) -> Rest:
@@ -103,15 +120,15 @@ class Rounds:
         had = int(deal.rows_before(places)[source])
         if not had:
             return rest
-        number = self._round_of(rest, had)
+        number = self._round_of(rest, had, deal.width)
         runs, bases = self.left(rest, epoch, number), self.segments.bases()
-        portion = deal.portion(source, rest.left, self.items, number)
+        portion = self._portion(rest, deal, source, number)
         taken = deal.dealt(places)[source] - portion.before
         consumed = Consumption.none() if number else rest.consumed
         pairs = zip(portion.first.reshape(-1).tolist(), taken.reshape(-1).tolist(), strict=True)
-        delivered = Runs.concat([self._slice(runs, first, first + items) for first, items in pairs if items])
-        left = self._items_of(runs.num_rows - delivered.num_rows)
-        return Rest(rest.round + number, consumed.with_runs(delivered, bases), left)
+        items = (_items(runs, deal.width, first, first + count) for first, count in pairs if count)
+        delivered = Runs.concat(list(items))
+        return Rest(rest.round + number, consumed.with_runs(delivered, bases), runs.num_rows - delivered.num_rows)
 
     def left(self, rest: Rest, epoch: int, number: int) -> Runs:
         """Return what is left of a round, in its order; number 0 is the round that is open there."""
@@ -129,12 +146,12 @@ class Rounds:
             return
         taken = int(deal.dealt(place)[source][channel])
         had = int(deal.rows_before(place)[source])
-        for number in count(self._round_of(rest, had)):
-            portion = deal.portion(source, rest.left, self.items, number)
+        for number in count(self._round_of(rest, had, deal.width)):
+            portion = self._portion(rest, deal, source, number)
             first, items = int(portion.first[channel]), int(portion.rows[channel])
             skip = max(0, taken - int(portion.before[channel]))
             if skip < items:
-                runs = self._slice(self.left(rest, epoch, number), first + skip, first + items)
+                runs = _items(self.left(rest, epoch, number), deal.width, first + skip, first + items)
                 yield RoundRuns(rest.round + number, runs)
             if portion.is_last:
                 return
@@ -146,22 +163,29 @@ class Rounds:
         left: dict[int, Runs] = {}
         found = []
         for place, channel, ordinal in zip(places.tolist(), channels.tolist(), ordinals.tolist(), strict=True):
-            number = self._round_of(rest, int(deal.rows_before(place)[source]))
-            portion = deal.portion(source, rest.left, self.items, number)
+            number = self._round_of(rest, int(deal.rows_before(place)[source]), deal.width)
+            portion = self._portion(rest, deal, source, number)
             at = divmod(channel, deal.topology.lanes)
             item = int(portion.first[at]) + ordinal - int(portion.before[at])
             if number not in left:
                 left[number] = self.left(rest, epoch, number)
-            found.append(RoundRuns(rest.round + number, self._slice(left[number], item, item + 1)))
+            found.append(RoundRuns(rest.round + number, _items(left[number], deal.width, item, item + 1)))
         return found
 
-    def _slice(self, runs: Runs, start: int, stop: int) -> Runs:
-        """Return the rows of some items of a round."""
-        return runs.slice(start * self.width, stop * self.width)
+    def _portion(self, rest: Rest, deal: Deal, source: int, number: int) -> Portion:
+        return deal.portion(source, items_of(rest.left, deal.width), self.items(deal.width), number)
 
-    def _items_of(self, rows: int) -> int:
-        return -(-rows // self.width)
-
-    def _round_of(self, rest: Rest, had: int) -> int:
+    def _round_of(self, rest: Rest, had: int, width: int) -> int:
         """Return the round of the item after so many items of a stage, counted from the open round."""
-        return 0 if had < rest.left else 1 + (had - rest.left) // self.items
+        left = items_of(rest.left, width)
+        return 0 if had < left else 1 + (had - left) // self.items(width)
+
+
+def items_of(rows: int, width: int) -> int:
+    """Count the items of so many rows each; the last may have fewer."""
+    return -(-rows // width)
+
+
+def _items(runs: Runs, width: int, start: int, stop: int) -> Runs:
+    """Return the rows of some items."""
+    return runs.slice(start * width, stop * width)

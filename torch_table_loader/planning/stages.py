@@ -203,12 +203,14 @@ class SamplePosition(Position):
         extents: what the table was in earlier parts of the epoch, oldest first, if it has grown since.
         origin: tokens of the epoch that were taken as sequences of another length; `start` and `total` count the
             sequences after them.
+        origins: the same of sources of a mixture, with the round of each; see `PackedStream`. Places go on counting.
         steps_before: steps of the epoch that the job took before the stage.
     """
 
     total: int = 0
     start: int = 0
     origin: int = field(default=0, kw_only=True)
+    origins: Mapping[str, tuple[int, int]] = field(default_factory=dict, kw_only=True)
     steps_before: int = field(default=0, kw_only=True)
     exclusions: Mapping[str, ExclusionVersions] = field(default_factory=dict)
     mixture: Mixture | None = None
@@ -251,8 +253,10 @@ class SamplePosition(Position):
         if self.mixture is None:
             return [taken]
         shares = self.mixture.shares
-        entries = zip(self.mixture.names, shares.weights, shares.before, strict=True)
-        return [[*taken, self.total, shares.start, [list(entry) for entry in entries]]]
+        names = self.mixture.names
+        origins = [[list(self.origins[name])] if name in self.origins else [] for name in names]
+        entries = [[*entry, *more] for *entry, more in zip(names, shares.weights, shares.before, origins, strict=True)]
+        return [[*taken, self.total, shares.start, entries]]
 
     def batches(self, rank: int) -> GlobalBatches:
         """Plan the stage for a rank; padding repeats from the epoch's start, or from the last change of weights."""
@@ -301,6 +305,7 @@ class SampleCount:
         since: the item from which on the weights apply.
         weights: of each source.
         before: items of each source that came before.
+        origins: as in `SamplePosition`.
     """
 
     epoch: int
@@ -313,6 +318,7 @@ class SampleCount:
     since: int = 0
     weights: Mapping[str, int] = field(default_factory=dict)
     before: Mapping[str, int] = field(default_factory=dict)
+    origins: Mapping[str, tuple[int, int]] = field(default_factory=dict)
 
     @classmethod
     def of_history(cls, epoch: int, history: Sequence[Sequence[Any]]) -> SampleCount:
@@ -320,8 +326,9 @@ class SampleCount:
         steps, ended, consumed, origin, extents, *mixed = history[0]
         total, since, listed = mixed or (0, 0, [])
         weights, before = ({entry[0]: entry[place] for entry in listed} for place in (1, 2))
+        origins = {entry[0]: (entry[3][0], entry[3][1]) for entry in listed if len(entry) > 3}
         grown = tuple(Extent(*entry) for entry in extents)
-        return cls(epoch, consumed, steps, ended, origin, grown, total, since, weights, before)
+        return cls(epoch, consumed, steps, ended, origin, grown, total, since, weights, before, origins)
 
     def check(self, total: int) -> None:
         """Refuse a count that does not fit an epoch.

@@ -259,6 +259,13 @@ class Job(ABC):
             TableError: names the column, a file, and the remedies.
         """
 
+    def check_alone(self) -> None:  # noqa: B027 most jobs may all that sources of a mixture may
+        """Refuse what a source of a mixture may be, and a job that is read itself may not.
+
+        Raises:
+            ConfigError: names the option.
+        """
+
     @abstractmethod
     def warn_of_uneven_steps(self) -> None:
         """Warn if ranks take different numbers of steps, which hangs a job that synchronises each step."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
@@ -21,9 +21,10 @@ from torch_table_loader.engine.jobs.mixture_form import (
     share_notes,
 )
 from torch_table_loader.engine.jobs.mixture_job import AskedWeights, MixtureJob
+from torch_table_loader.engine.jobs.packed_items import LONGEST
 from torch_table_loader.engine.jobs.resolve import topology_of, with_padding
 from torch_table_loader.engine.jobs.table_rows import TableItems, TurnsOf
-from torch_table_loader.engine.mixture_state import running_shares
+from torch_table_loader.engine.mixture_state import refuse, running_shares
 from torch_table_loader.engine.row_store import crosses_by_fork
 from torch_table_loader.engine.state import Bound, Weights, of_source
 from torch_table_loader.engine.work.indexed_work import MixedStream, SourceStream
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
     from torch_table_loader.engine.jobs.job import Job
     from torch_table_loader.engine.rank_info import RankInfo
     from torch_table_loader.engine.state import SavedMixture, SavedState, SavedTable
+    from torch_table_loader.engine.work.packed_work import PackedStream
     from torch_table_loader.options import LoaderOptions
     from torch_table_loader.planning.stages import SampleCount
     from torch_table_loader.schedules import Stop
@@ -133,7 +135,7 @@ class MixedRows(MixtureJob, IndexedJob):
         return self._started(epoch, self._weights_at(epoch), self._exclusions_of(epoch))
 
     def _started(self, epoch: int, weights: Weights, versions: Mapping[str, ExclusionVersions]) -> SamplePosition:
-        rows = self._rows(versions, epoch)
+        rows = self._rows(versions, epoch, self._length_at(epoch, 0)[0])
         natural = isinstance(weights, str)
         shares = natural_shares(rows) if isinstance(weights, str) else weights
         mixture = Mixture.of(shares, self.options.shuffle_seed, epoch, self.block, natural=natural)
@@ -156,7 +158,7 @@ class MixedRows(MixtureJob, IndexedJob):
     @property
     @override
     def sizes(self) -> dict[str, int]:
-        return self._rows(self._newest_exclusions, 0)
+        return self._rows(self._newest_exclusions, 0, self._length_at(0, 0)[0])
 
     @override
     def check_weights(self, weights: Mapping[str, float] | NaturalShares, epoch: int) -> Weights:
@@ -172,10 +174,61 @@ class MixedRows(MixtureJob, IndexedJob):
 
     @override
     def current(self, position: SamplePosition) -> SamplePosition:
-        current: SamplePosition = super().current(position)
+        current: SamplePosition = super().current(self._cut_anew(position))
         if current.stage.topology.has_batches_of(self._topology_of(current.epoch, self._done(current))):
             return current
         return IndexedJob.next_stage(self, current)
+
+    def _cut_anew(self, position: SamplePosition) -> SamplePosition:
+        """Return the position with sequences of the next step's length, in a new stage, if they have another."""
+        epoch, taken, place = position.epoch, position.steps_taken, position.consumed
+        before, after = (self._length_at(epoch, steps)[0] for steps in (position.steps_before, taken))
+        if before == after or place == position.total:
+            return position
+        exclusions = position.exclusions
+        mixture, origins = self._recounted(position.mixed, place, self._turns(position), exclusions, after)
+        rows = self._rows(exclusions, epoch, after)
+        counts = tuple(rows[name] for name in mixture.names)
+        mixture, total = mixture.ending(counts, self.stop)
+        cut = replace(position, origins=origins, total=total, mixture=mixture, rows=counts, ended=False)
+        return replace(cut, start=place, steps_before=taken, stage=replace(position.stage, steps=0))
+
+    def _recounted(
+        self,
+        mixture: Mixture,
+        place: int,
+        turns: Mapping[str, TurnsOf],
+        versions: Mapping[str, ExclusionVersions],
+        seq_len: int,
+    ) -> tuple[Mixture, dict[str, tuple[int, int]]]:
+        """Return the mixture from a place on in sequences of another length, and the origins of its sources."""
+        rows = self._rows(versions, mixture.epoch, seq_len)
+        before, origins = dict(zip(mixture.names, mixture.rows_before(place), strict=True)), {}
+        for name, own in turns.items():
+            if not rows[name]:
+                continue
+            then = own._replace(seq_len=seq_len, origin=(0, 0))
+            number, tokens = self._packed(own).came_before(before[name])
+            before[name], origin = self._packed(then).turn_behind(number, tokens)
+            origins[name] = (number, origin)
+        return mixture.recounted(place, before, rows), origins
+
+    def _packed(self, turns: TurnsOf) -> PackedStream:
+        return cast("PackedStream", self.sources[turns.name].by_turn(turns))
+
+    @override
+    def enter(self, before: SamplePosition, position: SamplePosition) -> None:
+        """Note where the walk of sequences of one length has come, of which those of the next go on."""
+        if self._length_at(before.epoch, before.steps_before) != self._length_at(position.epoch, position.steps_before):
+            self._begin_at(position, self._anchors(before))
+
+    @override
+    def kept_shape(self, position: SamplePosition) -> bool:
+        steps, pack = position.steps_before, self.options.pack
+        if pack is None or not pack.schedule:
+            return super().kept_shape(position)
+        there = self.current(self.at(position.epoch, steps))
+        return not steps or (there.consumed, there.origins) == (position.start, position.origins)
 
     def ids_of(self, row_ids: Mapping[str, Any]) -> dict[str, Ints]:
         """Return the ids that the caller names of each source, checked.
@@ -201,10 +254,22 @@ class MixedRows(MixtureJob, IndexedJob):
     @override
     def saved_tables(self, position: SamplePosition) -> dict[str, SavedTable]:
         anchors, exclusions = self._anchors(position), position.exclusions
+        length = self._length_at(position.epoch, position.steps_before)[0]
         return {
-            name: self.sources[name].saved_table(exclusions[name].running, own, anchors.get(name, ()))
+            name: self.sources[name].saved_table(
+                exclusions[name].running, _of_length(own, length), anchors.get(name, ())
+            )
             for name, own in self.bound_sources.items()
         }
+
+    @override
+    def _bound_then(self, name: str, saved: SavedState) -> Bound:
+        own = self.bound_sources[name]
+        return _of_length(own, length_then(saved)) if self._cuts_anywhere else own
+
+    @property
+    def _cuts_anywhere(self) -> bool:
+        return self.options.pack is not None and self.options.pack.strategy == "concat"
 
     def _anchors(self, position: SamplePosition) -> dict[str, list[int]]:
         """Return from where sources that are walked find their next items."""
@@ -212,8 +277,13 @@ class MixedRows(MixtureJob, IndexedJob):
             return {}
         mixture, streams = position.mixed, self.stream(position).sources
         turns = zip(mixture.names, mixture.rows_before(position.consumed), streams, strict=True)
-        found = {name: entry.items.anchor(turn) for name, turn, entry in turns if turn}
+        found = {name: entry.items.anchor(turn) for name, turn, entry in turns if turn or position.origins}
         return {name: anchor for name, anchor in found.items() if anchor}
+
+    def _begin_at(self, position: SamplePosition, anchors: Mapping[str, Sequence[int]]) -> None:
+        for name, entry in zip(position.mixed.names, self.stream(position).sources, strict=True) if anchors else ():
+            if name in anchors:
+                entry.items.begin_at(list(anchors[name]))
 
     @override
     def continued(self, saved: SavedState, mixture: SavedMixture) -> tuple[MixedRows, SamplePosition]:
@@ -223,13 +293,19 @@ class MixedRows(MixtureJob, IndexedJob):
         done = self._did(count.steps, count.consumed)
         newest = self._weights_at(count.epoch, done)
         consumed, epoch = count.consumed, count.epoch
+        now = self._length_at(epoch, count.steps)[0]
+        then = length_then(saved) if self._cuts_anywhere else now
         versions = mixed._exclusions_of(epoch)
         seed, natural = self.options.shuffle_seed, isinstance(mixture.newest, str)
         order = Mixture(tuple(saved.tables), shares, seed, epoch, self.block, natural)
-        rows = mixed._rows(versions, epoch)
+        rows, origins = mixed._rows(versions, epoch, then), dict(count.origins)
+        turns = mixed._checked_turns(order, versions, then, origins)
         over = shares.start == consumed == total  # it stays so, whatever comes and goes
         if not over and all(name in rows for name in order.names):
             order = self._checked_order(order, rows, total, consumed)
+        if then != now:
+            order, origins = mixed._recounted(order, consumed, turns, versions, now)
+            rows = mixed._rows(versions, epoch, now)
         order = order.of_what_is_left(consumed, rows) if isinstance(newest, str) else order.reweighted(consumed, newest)
         counts = tuple(rows[name] for name in order.names)
         order, length = order.ending(counts, self.stop)
@@ -242,12 +318,35 @@ class MixedRows(MixtureJob, IndexedJob):
             exclusions=versions,
             mixture=order,
             rows=counts,
+            origins={name: origins[name] for name in order.names if name in origins},
         )
-        if anchors := {name: theirs.anchor for name, theirs in saved.tables.items() if theirs.anchor}:
-            for name, entry in zip(order.names, mixed.stream(position).sources, strict=True):
-                if name in anchors:
-                    entry.items.begin_at(list(anchors[name]))
+        mixed._begin_at(position, {name: theirs.anchor for name, theirs in saved.tables.items() if theirs.anchor})
         return mixed, position
+
+    def _checked_turns(
+        self,
+        mixture: Mixture,
+        versions: Mapping[str, ExclusionVersions],
+        seq_len: int,
+        origins: Mapping[str, tuple[int, int]],
+    ) -> dict[str, TurnsOf]:
+        """Return what decides which items of the sources come that a state has.
+
+        Raises:
+            ResumeError: sequences of no other length begin where the state says.
+        """
+        if origins and not self._cuts_anywhere:
+            refuse(f"origins {origins!r} of sequences, and here documents are not cut anywhere")
+        turns, before = {}, dict(zip(mixture.names, mixture.shares.before, strict=True))
+        for name in mixture.names:
+            if name not in self.sources:
+                continue
+            turns[name] = self._turns_of(
+                name, versions[name].running, mixture.epoch, seq_len, origins.get(name, (0, 0))
+            )
+            if name in origins and not self._packed(turns[name]).has_at(before[name]):
+                refuse(f"the origin {origins[name]!r} of source {name!r}, before {before[name]} of its sequences")
+        return turns
 
     def _checked_order(self, mixture: Mixture, rows: Mapping[str, int], total: int, consumed: int) -> Mixture:
         """Return the mixture of a state without what its rule dropped.
@@ -297,8 +396,8 @@ class MixedRows(MixtureJob, IndexedJob):
     @override
     def stream(self, position: SamplePosition) -> MixedStream:
         streams = []
-        for name in position.mixed.names:
-            rows, turns = self.sources[name], self._turns(name, position.exclusions[name].running, position.epoch)
+        for name, turns in self._turns(position).items():
+            rows = self.sources[name]
             places = places_of(self.columns, rows.columns)
             streams.append(SourceStream(turns.number, rows.by_turn(turns), places))
         return MixedStream(position.mixed, tuple(streams), self._marks_source)
@@ -330,12 +429,14 @@ class MixedRows(MixtureJob, IndexedJob):
     def notes(self, position: SamplePosition) -> list[str]:
         mixture = position.mixed
         shares = sum(mixture.shares.weights)
-        taken = None if position.total == ENDLESS else mixture.rows_before(position.total)
+        sizes, taken = self._told_sizes(position)
+        pack = self.options.pack if self.options.pack is not None and self.options.pack.schedule else None
         sources = share_notes(
             tuple(self.sources),
-            dict(zip(mixture.names, position.rows, strict=True)),
+            sizes,
             {name: weight / shares for name, weight in mixture.weights.items()},
-            None if taken is None else dict(zip(mixture.names, taken, strict=True)),
+            taken,
+            "row" if pack is None else "token",
         )
         held = (
             f"in every run of {mixture.block_rows:,} rows each source has its share"
@@ -345,16 +446,61 @@ class MixedRows(MixtureJob, IndexedJob):
         stores = [f"source {name!r}: {own.store.note}" for name, own in self.sources.items() if own.store.note]
         return [
             *sources,
+            *([] if pack is None else [f"sequences have {pack.lengths_in_words}"]),
             *stores,
             f"{held}; the epoch ends {self.stop.in_words()}",
         ]
 
-    def _rows(self, versions: Mapping[str, ExclusionVersions], epoch: int) -> dict[str, int]:
-        """Count what is left of each source in an epoch."""
+    def _told_sizes(self, position: SamplePosition) -> tuple[dict[str, int], dict[str, int] | None]:
+        """Return the rows of each source and those that an epoch delivers; tokens, where sequences change length."""
+        *_, last = self.stages(position)
+        names, endless = position.mixed.names, last.total == ENDLESS
+        taken = None if endless else dict(zip(names, last.mixed.rows_before(last.total), strict=True))
+        if self.options.pack is None or not self.options.pack.schedule:
+            return dict(zip(names, position.rows, strict=True)), taken
+        streams = {name: self._packed(own) for name, own in self._turns(last).items()}
+        sizes = {name: own.tokens_of_a_round for name, own in streams.items()}
+        if taken is None:
+            return sizes, None
+        came = {name: streams[name].came_before(turn) for name, turn in taken.items()}
+        return sizes, {name: number * sizes[name] + tokens for name, (number, tokens) in came.items()}
+
+    def _rows(self, versions: Mapping[str, ExclusionVersions], epoch: int, seq_len: int) -> dict[str, int]:
+        """Count what is left of each source in an epoch; where they are packed, in sequences of a length."""
         return {
-            name: rows.count(self._turns(name, versions[name].running, epoch)) for name, rows in self.sources.items()
+            name: rows.count(self._turns_of(name, versions[name].running, epoch, seq_len))
+            for name, rows in self.sources.items()
         }
 
-    def _turns(self, name: str, exclusions: Exclusions, epoch: int) -> TurnsOf:
-        number = list(self.sources).index(name)
-        return TurnsOf(name, number, self.columns, exclusions, self.options.shuffle_seed, epoch)
+    def _turns(self, position: SamplePosition) -> dict[str, TurnsOf]:
+        """Return what decides which items of each source come, in the order of the mixture's names."""
+        epoch, length = position.epoch, self._length_at(position.epoch, position.steps_before)[0]
+        return {
+            name: self._turns_of(
+                name, position.exclusions[name].running, epoch, length, position.origins.get(name, (0, 0))
+            )
+            for name in position.mixed.names
+        }
+
+    def _turns_of(
+        self, name: str, exclusions: Exclusions, epoch: int, seq_len: int, origin: tuple[int, int] = (0, 0)
+    ) -> TurnsOf:
+        number, seed = list(self.sources).index(name), self.options.shuffle_seed
+        return TurnsOf(name, number, self.columns, exclusions, seed, epoch, seq_len, origin)
+
+
+def length_then(saved: SavedState) -> int:
+    """Return the tokens of a sequence in a state of a mixture.
+
+    Raises:
+        ResumeError: its sources have sequences of several lengths, or of none.
+    """
+    lengths = [theirs.options.get("seq_len") for theirs in saved.tables.values()]
+    then: Any = lengths[0]
+    if any(each != then for each in lengths) or type(then) is not int or not 0 < then <= LONGEST:
+        refuse(f"sequences of {lengths!r} tokens")
+    return int(then)
+
+
+def _of_length(own: Bound, seq_len: int) -> Bound:
+    return Bound(own.table, {**own.options, "seq_len": seq_len}) if "seq_len" in own.options else own

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import pairwise
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, cast
 
 import numpy as np
@@ -35,7 +34,7 @@ from torch_table_loader.engine.work.source_form import PlainForm
 from torch_table_loader.errors import ConfigError
 from torch_table_loader.fetch.fetcher import FetchSettings
 from torch_table_loader.planning.global_batches import GlobalBatches, steps_of_ranks
-from torch_table_loader.planning.mixed_stages import MixedPosition, begun, refuse_other_orders, rests_of
+from torch_table_loader.planning.mixed_stages import MixedPosition, begun, had_of, refuse_other_orders, rests_of
 from torch_table_loader.planning.mixture import NaturalShares, ShareUnit
 from torch_table_loader.planning.rounds import RoundRuns, Rounds
 from torch_table_loader.planning.rows_of import SourceRow
@@ -73,10 +72,9 @@ class MixedStreams(MixtureJob):
 
     def __post_init__(self) -> None:
         """Count the items of all sources."""
-        pack, seed = self.options.pack, self.options.shuffle_seed
-        width = pack.seq_len if pack is not None and pack.strategy == "concat" else 1
+        seed = self.options.shuffle_seed
         rounds = {
-            name: Rounds(name, job.planner.whole(), bool(job.options.shuffle), seed, width)
+            name: Rounds(name, job.planner.whole(), bool(job.options.shuffle), seed)
             for name, job in self.sources.items()
         }
         object.__setattr__(self, "rounds", rounds)
@@ -122,13 +120,23 @@ class MixedStreams(MixtureJob):
     @cached_property
     @override
     def bound(self) -> Bound:
-        packed = {} if self.options.pack is None else {"seq_len": self.options.pack.seq_len}
+        pack = self.options.pack
+        packed = {} if pack is None or self._cuts_anywhere else {"seq_len": pack.seq_len}
         return Bound({}, {"shuffle_seed": self.options.shuffle_seed, "block": None, **self.stop.as_dict, **packed})
 
     @property
     @override
     def sizes(self) -> dict[str, int]:
-        return {name: rounds.items for name, rounds in self.rounds.items()}
+        width = self._width_at(0, 0)
+        return {name: rounds.items(width) for name, rounds in self.rounds.items()}
+
+    def _width_at(self, epoch: int, step: int) -> int:
+        """Return the rows of an item at a step: the tokens of a sequence, where documents are cut anywhere."""
+        return self._length_at(epoch, step)[0] if self._cuts_anywhere else 1
+
+    @property
+    def _cuts_anywhere(self) -> bool:
+        return self.options.pack is not None and self.options.pack.strategy == "concat"
 
     @override
     def check_weights(self, weights: Mapping[str, float] | NaturalShares, epoch: int) -> Weights:
@@ -144,7 +152,8 @@ class MixedStreams(MixtureJob):
     def kept_shape(self, position: MixedPosition) -> bool:
         done = Done()
         for stage in position.stages:
-            if stage.deal.topology != self._topology_of(position.epoch, done):
+            deal, width = stage.deal, self._width_at(position.epoch, done.steps)
+            if (deal.topology, deal.width) != (self._topology_of(position.epoch, done), width):
                 return False
             done = self._did(done.steps + stage.steps, done.samples + stage.places)
         return True
@@ -157,8 +166,9 @@ class MixedStreams(MixtureJob):
         """Return the start of a stage, behind another one if one is given."""
         past = () if before is None else before.stages if before.stage.steps else before.past
         by_name = None if isinstance(weights, str) else weights
-        topology = self._topology_of(epoch, Done() if before is None else self._done(before))
-        return begun(epoch, self.rounds, by_name, topology, self.stop, past)
+        done = Done() if before is None else self._done(before)
+        topology, width = self._topology_of(epoch, done), self._width_at(epoch, done.steps)
+        return begun(epoch, self.rounds, by_name, topology, self.stop, past, width)
 
     @override
     def reweighted(self, position: MixedPosition, weights: Weights) -> MixedPosition:
@@ -171,7 +181,7 @@ class MixedStreams(MixtureJob):
         position = cast("MixedPosition", saved.taken)
         for deal, _ in position.stages:
             refuse_unfit(deal.names, deal.by_name)
-            refuse_undealt(deal)
+            refuse_undealt(deal, cuts=self._cuts_anywhere)
         refuse_unfit(tuple(saved.tables), mixture.given, mixture.newest, position.deal.by_name)
         if position.consumed < position.total:
             refuse_unasked(position.deal.by_name, mixture.newest, natural=position.deal.natural)
@@ -179,9 +189,8 @@ class MixedStreams(MixtureJob):
         refuse_ended(position.consumed, position.total, ended=position.ended)
         lanes = position.stage.topology.lanes if self.options.num_workers is None else self.topology.lanes
         job, newest = self.with_lanes(lanes), self._weights_at(position.epoch, self._done(position))
-        if position.stage.topology == job._topology_of(position.epoch, job._done(position)) and job._stays(
-            position, newest
-        ):
+        same_shape = position.stage.topology == job._topology_of(position.epoch, job._done(position))
+        if same_shape and job._stays(position, newest):
             return job, position
         if position.consumed == position.total:
             done = job._begun(position.epoch, newest, position)
@@ -200,6 +209,8 @@ class MixedStreams(MixtureJob):
     def _stays(self, position: MixedPosition, weights: Weights) -> bool:
         """Return whether a position's stage goes on under some weights."""
         if position.stage.steps == position.steps_until_drop or not _has(position, weights, self.sources):
+            return False
+        if position.deal.width != self._width_at(position.epoch, position.steps_taken):
             return False
         return position.stage.topology.has_batches_of(self._topology_of(position.epoch, self._done(position)))
 
@@ -253,17 +264,17 @@ class MixedStreams(MixtureJob):
         rests, each = rests_of(self.rounds, position), {}
         for number, name in enumerate(names):
             found = self.rounds[name].at(rests[name], position.epoch, position.deal, places[source == number])
-            each[number] = iter([self._row_ids(name, position.epoch, item) for item in found])
+            each[number] = iter([self._row_ids(name, position, item) for item in found])
         return [SourceRow(names[number], row) for number in source.tolist() for row in next(each[number])]
 
-    def _row_ids(self, name: str, epoch: int, item: RoundRuns) -> list[int]:
+    def _row_ids(self, name: str, position: MixedPosition, item: RoundRuns) -> list[int]:
         """Return the row ids under an item: of a row from the plan, and of a sequence by reading its documents."""
         if self.options.pack is None:
             return [self._row_id(name, split, row) for split, row, _ in item.runs]
         rounds = self.rounds[name]
-        key = rounds.packs_key(epoch, item.round)
+        key = rounds.packs_key(position.epoch, item.round)
         tasks = (rounds.segments.task(*run) for run in item.runs)
-        found: list[int] = self.sources[name].documents_under(tasks, key, rounds.width).tolist()
+        found: list[int] = self.sources[name].documents_under(tasks, key, position.deal.width).tolist()
         return found
 
     def _row_id(self, name: str, split: int, live: int) -> int:
@@ -311,19 +322,26 @@ class MixedStreams(MixtureJob):
         )
 
     def _delivered(self, position: MixedPosition) -> dict[str, int]:
-        """Count the items of each source in an epoch that ends; a last step that is dropped is counted too."""
-        *before, last = self.stages(position)
-        ends = [(stage.deal, after.start - stage.start) for stage, after in pairwise([*before, last])]
-        found = np.sum([deal.rows_before(places) for deal, places in (*ends, (last.deal, last.deal.end))], axis=0)
-        return dict(zip(last.deal.names, found.tolist(), strict=True))
+        """Count what an epoch that ends delivers of each source; a last step that is dropped is counted too."""
+        *_, last = self.stages(position)
+        done = last.after(-(-last.deal.end // last.deal.step_rows))
+        return had_of(self.rounds, position.epoch, done.stages, self._told_width)
+
+    @property
+    def _told_width(self) -> int:
+        """The rows of what `explain()` counts: of sequences of several lengths, their tokens."""
+        return 1 if self.options.pack is not None and self.options.pack.schedule else self._width_at(0, 0)
 
     def _notes(self, position: MixedPosition, taken: Mapping[str, int] | None) -> list[str]:
-        deal, shares = position.deal, sum(position.deal.by_name.values())
-        what = "row" if self.options.pack is None else "sequence"
+        deal, shares, pack = position.deal, sum(position.deal.by_name.values()), self.options.pack
+        what = "row" if pack is None else "sequence"
+        counted = "token" if pack is not None and pack.schedule else what
+        sizes = {name: own.items(self._told_width) for name, own in self.rounds.items()}
         weights = {name: weight / shares for name, weight in deal.by_name.items()}
         every = "after every step" if deal.block_steps == 1 else f"after every {deal.block_steps:,} steps"
         return [
-            *share_notes(tuple(self.sources), self.sizes, weights, taken, what),
+            *share_notes(tuple(self.sources), sizes, weights, taken, counted),
+            *([f"sequences have {pack.lengths_in_words}"] if pack is not None and pack.schedule else []),
             (f"{every} each source has its share, to within one {what}; the epoch ends {self.stop.in_words(what)}"),
         ]
 
@@ -342,7 +360,7 @@ def _item_bytes(source: StreamJob) -> int:
     if pack is None:
         return source.row_bytes
     cut = flat_columns(source.reader.schema)
-    return pack.seq_len * (TENSOR_BYTES + sum(map(width_of, cut.types[: len(pack.cut_columns)])))
+    return pack.longest * (TENSOR_BYTES + sum(map(width_of, cut.types[: len(pack.cut_columns)])))
 
 
 def _common_fetching(sources: Mapping[str, StreamJob]) -> FetchSettings:
@@ -367,10 +385,6 @@ def _refuse_unfit(name: str, source: StreamJob) -> None:
     """Refuse what a source of a mixture of streams cannot be."""
     options = source.options
     remedies = {
-        "Pack(seq_len_from=...)": (
-            options.pack is not None and bool(options.pack.schedule),
-            "leave it out, since places of the mixture are sequences of one length",
-        ),
         "shuffle_buffer_size=": (options.row_window is not None, "leave it out; splits are shuffled"),
         "batch_by=": (options.batch_by is not None, "leave it out; a batch has rows of several sources"),
         "even_ranks=": (options.even_ranks is not None, "pass it to the mixture"),

@@ -156,7 +156,14 @@ def scheduled_weights(weights: Any, sources: Mapping[str, Job]) -> Schedule:
     found, pack = as_schedule(weights), next(iter(sources.values())).options.pack
     if found.unit == "tokens":
         refuse_no_tokens('unit="tokens" of Schedule', pack, 'unit="samples", which counts rows or sequences')
+        _refuse_lengths('unit="tokens" of Schedule', pack, 'unit="steps" or "samples"')
     return found if pack is None else found.in_samples(pack.seq_len)
+
+
+def _refuse_lengths(asked: str, pack: Pack | None, remedy: str) -> None:
+    """Refuse to count tokens of a mixture whose sequences change their length."""
+    if pack is not None and pack.schedule:
+        raise ConfigError(f"{asked} counts sequences of one length, got seq_len_from; pass {remedy}")
 
 
 def checked_weights(
@@ -272,6 +279,7 @@ def checked_stop(stop: Any, sources: Mapping[str, Any]) -> Stop:
         return rule
     pack = next(iter(sources.values())).options.pack
     refuse_no_tokens("tokens= of Stop", pack, "samples=, which counts rows or sequences")
+    _refuse_lengths("tokens= of Stop", pack, "samples=")
     return rule.in_samples(pack.seq_len)
 
 

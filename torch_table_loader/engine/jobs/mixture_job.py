@@ -181,9 +181,13 @@ class MixtureJob(Job):
             if name not in saved.tables:
                 continue
             with of_source(name):
-                check_state(self.kind, self.bound_sources[name], source.table, saved, name)
+                check_state(self.kind, self._bound_then(name, saved), source.table, saved, name)
         newest = mixture.newest if mixture.given == self.given else self.given
         return replace(self, asked=AskedWeights(newest=newest)).continued(saved, mixture)
+
+    def _bound_then(self, name: str, saved: SavedState) -> Bound:  # noqa: ARG002 see `MixedRows`
+        """Return what a state of a source must be bound to, whatever may have changed since."""
+        return self.bound_sources[name]
 
     @abstractmethod
     def continued(self, saved: SavedState, mixture: SavedMixture) -> tuple[Self, Position]:

@@ -12,10 +12,8 @@ from torch_table_loader.batching.policy import TypePolicy
 from torch_table_loader.engine.jobs.resolve import columns_of, delivered, planner_of, strategy_of, surveyed
 from torch_table_loader.engine.jobs.stream_job import StreamJob
 from torch_table_loader.engine.sizing import rows_of_a_read
-from torch_table_loader.errors import ConfigError
 from torch_table_loader.fetch.fetcher import FetchSettings
 from torch_table_loader.read.sequence_stages import stage_of
-from torch_table_loader.schedules import Schedule
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -106,31 +104,9 @@ def open_stream(
         fork_safe=all(getattr(store, "fork_safe", False) for store in stores),
     )
     planner.plan(planner.start(0), ranks.rank)  # what cannot be planned is refused here, not in the first epoch
-    _check_lengths(job)
     return job
 
 
 def _encodable(schema: pa.Schema, columns: Sequence[str], policy: TypePolicy) -> list[str]:
     """Return the columns of which each distinct string is looked up once, where a file has them in a dictionary."""
     return [name for name in columns if kinds.is_string(schema.field(name).type) and policy.codes(name)]
-
-
-def _check_lengths(job: StreamJob) -> None:
-    """Refuse a schedule of lengths or batch sizes where ranks could change them at different steps."""
-    pack, sizes = job.options.pack, job.options.global_batch_size
-    changing = ["Pack: seq_len_from"] if pack is not None and pack.schedule else []
-    changing += ["global_batch_size by step"] if isinstance(sizes, Schedule) else []
-    if not changing:
-        return
-    if job.topology.num_ranks > 1 and job.options.even_ranks is None:
-        raise ConfigError(
-            f"{changing[0]} changes batches on all ranks at one step, and ranks of a stream may end before it; pass "
-            'even_ranks="balance" (or "drop", "pad")'
-        )
-    if not job.planner.counted:
-        raise ConfigError(f"{changing[0]} needs the number of rows or tokens; leave count_filtered=True")
-    if isinstance(sizes, Schedule) and (job.options.batch_by is not None or not job.strategy.cuts):
-        raise ConfigError(
-            'global_batch_size by step needs batches that are filled across splits; leave batch_by="file" out, and '
-            "pass a split_strategy that cuts"
-        )

@@ -54,7 +54,7 @@ if TYPE_CHECKING:
     Ints: TypeAlias = NDArray[np.int64]
 
 _KEPT_STREAMS = 4
-_LONGEST = 1 << 40
+LONGEST = 1 << 40
 """Tokens of a sequence at most, in a state of sequences of another length."""
 
 
@@ -181,7 +181,7 @@ class PackedItems(TableItems):
         then: Any = pack.seq_len
         if pack.strategy == "concat" and saved.mixture is None:
             then = saved.tables[""].options.get("seq_len")
-        if then != pack.seq_len and type(then) is int and 0 < then <= _LONGEST:
+        if then != pack.seq_len and type(then) is int and 0 < then <= LONGEST:
             own = Bound(own.table, {**own.options, "seq_len": then})  # its place is a token
         check_state(self.kind, own, self.table, saved)
         theirs, count = saved.tables[""], cast("SampleCount", saved.taken)
@@ -252,22 +252,19 @@ class PackedItems(TableItems):
                 f"a mixture deals sequences in turn, got balance={self.pack.balance!r}; leave balance out of the packs "
                 "of its sources"
             )
-        if self.pack.schedule:
-            raise ConfigError(
-                "a mixture has sequences of one length, got seq_len_from; leave it out of the packs of its sources"
-            )
         if not self.remaining(turns.exclusions).num_rows:
             return 0
-        return (
-            self.by_turn(turns).count if self.pack.strategy == "best_fit" else self._stream(0, turns.exclusions).count
-        )
+        if self.pack.strategy == "best_fit":
+            return self.by_turn(turns).count
+        return self._stream(0, turns.exclusions, seq_len=turns.seq_len).count
 
     @override
     def by_turn(self, turns: TurnsOf) -> PackedStream:
-        name, number, columns, exclusions, seed, epoch = turns
-        constants = {SOURCE_COLUMN: number}
-        made = partial(PackedStream, self.tokens, columns, seed=seed, epoch=epoch, source=name, constants=constants)
-        return self._kept((epoch, exclusions.digest, seed, name, number), exclusions, made)
+        name, number, columns, exclusions, seed, epoch, seq_len, (since, origin) = turns
+        own: dict[str, Any] = {"seed": seed, "epoch": epoch, "source": name, "origin": origin, "since": since}
+        tokens, constants = self.tokens.of_length(seq_len), {SOURCE_COLUMN: number}
+        made = partial(PackedStream, tokens, columns, constants=constants, **own)
+        return self._kept((exclusions.digest, number, seq_len, *own.values()), exclusions, made)
 
     @property
     @override

@@ -47,7 +47,7 @@ from torch_table_loader.planning.rows_of import (
 from torch_table_loader.planning.runs import Runs
 from torch_table_loader.planning.stages import StreamPosition
 from torch_table_loader.read.sequence_stages import stage_of
-from torch_table_loader.schedules import Done
+from torch_table_loader.schedules import Done, Schedule
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -362,10 +362,37 @@ class StreamJob(Job):
     def refuse_nulls(self) -> None:
         codec_of(self.table, self.columns, columns_of(self.table, self.options), self.options)
 
+    @property
+    def _changing(self) -> list[str]:
+        """The options that change batches on all ranks at one step."""
+        pack, sizes = self.options.pack, self.options.global_batch_size
+        lengths = ["Pack: seq_len_from"] if pack is not None and pack.schedule else []
+        return lengths + (["global_batch_size by step"] if isinstance(sizes, Schedule) else [])
+
+    @override
+    def check_alone(self) -> None:
+        if not (changing := self._changing):
+            return
+        if self.topology.num_ranks > 1 and self.options.even_ranks is None:
+            raise ConfigError(
+                f"{changing[0]} changes batches on all ranks at one step, and ranks of a stream may end before it; "
+                'pass even_ranks="balance" (or "drop", "pad")'
+            )
+        if not self.planner.counted:
+            raise ConfigError(f"{changing[0]} needs the number of rows or tokens; leave count_filtered=True")
+        sizes = self.options.global_batch_size
+        if isinstance(sizes, Schedule) and (self.options.batch_by is not None or not self.strategy.cuts):
+            raise ConfigError(
+                'global_batch_size by step needs batches that are filled across splits; leave batch_by="file" out, and '
+                "pass a split_strategy that cuts"
+            )
+
     @override
     def warn_of_uneven_steps(self) -> None:
         if self.topology.num_ranks == 1 or self.options.even_ranks is not None or self.strategy.form == "generator":
             return
+        if self._changing:
+            return  # `check_alone` refuses it
         remedy = 'pass even_ranks="balance" (or "drop", "pad")' if self.strategy.cuts else "let the strategy even them"
         steps = self.planner.steps_of_ranks(self.planner.start(0))
         if steps is None:

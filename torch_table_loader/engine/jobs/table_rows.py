@@ -71,7 +71,12 @@ if TYPE_CHECKING:
 
 
 class TurnsOf(NamedTuple):
-    """What decides which items of a source come in an epoch; the column `source` has its number."""
+    """What decides which items of a source come in an epoch; the column `source` has its number.
+
+    Args:
+        seq_len: tokens of a sequence; 0 where rows are not packed.
+        origin: `since` and `origin` of a `PackedStream`.
+    """
 
     name: str
     number: int
@@ -79,6 +84,8 @@ class TurnsOf(NamedTuple):
     exclusions: Exclusions
     seed: int
     epoch: int
+    seq_len: int = 0
+    origin: tuple[int, int] = (0, 0)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

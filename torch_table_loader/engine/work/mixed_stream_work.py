@@ -127,7 +127,7 @@ class MixedStreamWork(LaneWork):
         """Return what a lane reads of a source, and after how many rows of all sources it comes to it."""
         part, before = self.parts[number], 0
         storage = cast("RangeStorage", part.reader.storage)
-        scale, weight = sum(self.deal.weights), self.deal.weights[number] * part.rounds.width
+        scale, weight = sum(self.deal.weights), self.deal.weights[number] * self.deal.width
         for _, runs in self._runs(lane, start, number):
             for split, begin, end in runs:
                 find = partial(part.reader.needs, part.rounds.segments.task(split, begin, end))
@@ -180,7 +180,7 @@ class MixedStreamWork(LaneWork):
         """Read the items at some places of one source: rows that follow one another are read together."""
         part = self.parts[number]
         items = part.rounds.at(part.rest, self.epoch, self.deal, places)
-        if part.rounds.width > 1:
+        if self.deal.width > 1:
             return [rows for item in items for rows in self._items(number, item, padding=padding)]
         rows = [(round_, split, begin) for round_, runs in items for split, begin, _ in runs]
         found, back = np.unique(np.array(rows, dtype=np.int64), axis=0, return_inverse=True)

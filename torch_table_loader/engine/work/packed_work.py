@@ -115,7 +115,9 @@ class PackedStream(TurnStream):
     Args:
         schema: of what comes out, from `schema_of_sequences`; a column `row_id` is the documents' row ids.
         source: the name of a source of a mixture, which goes round and round; None for a table alone.
-        origin: tokens of the epoch that come before its first sequence; only of "concat".
+        origin: tokens that come before the first sequence of a round, since they came as sequences of another length;
+            only of "concat". Of a source it may be negative, and sequences that begin before token 0 do not come.
+        since: that round.
     """
 
     def __init__(
@@ -129,6 +131,7 @@ class PackedStream(TurnStream):
         source: str | None = None,
         constants: dict[str, int] | None = None,
         origin: int = 0,
+        since: int = 0,
     ) -> None:
         """Order nothing yet."""
         self.tokens = tokens
@@ -136,7 +139,7 @@ class PackedStream(TurnStream):
         self._remaining = remaining
         self._seed, self._epoch, self._source = seed, epoch, source
         self._constants = constants or {}
-        self._origin = origin
+        self._origin, self._since = origin, since
         self._anchors: dict[int, Anchor] = {}
         self._ends: dict[int, Ints] = {}
         """Of rounds of best fit, which are counted once."""
@@ -157,10 +160,38 @@ class PackedStream(TurnStream):
 
     def tokens_before(self, turn: int) -> int:
         """Return the tokens of the epoch before a sequence; only of "concat"."""
+        return self._concat(0).tokens_before(turn)
+
+    def came_before(self, turn: int) -> tuple[int, int]:
+        """Return the round of a sequence, and the tokens of that round before it; only of "concat"."""
+        number, place = divmod(turn, max(1, self.count))
+        return number, self._concat(number).tokens_before(place)
+
+    def turn_behind(self, number: int, tokens: int) -> tuple[int, int]:
+        """Return the sequence that begins behind some tokens of a round, and the `origin` by which it does so.
+
+        It is counted from the end of the round, so that all rounds have as many; only of "concat".
+        """
+        count, seq_len = self.count, self.tokens.pack.seq_len
+        left = -(-(self.tokens_of_a_round - tokens) // seq_len)
+        return (number + 1) * count - left, tokens - (count - left) * seq_len
+
+    @property
+    def tokens_of_a_round(self) -> int:
+        """All tokens of a round; only of "concat"."""
+        return self.tokens_before(self.count)
+
+    def has_at(self, turn: int) -> bool:
+        """Return whether a sequence can be the next behind `origin`."""
+        number, tokens = self.came_before(turn)
+        as_many = self._concat(self._since).count == self._concat(self._since + 1).count
+        return as_many and number >= self._since and tokens >= 0 and abs(self._origin) < self.tokens.pack.seq_len
+
+    def _concat(self, number: int) -> ConcatOrder:
         with PERMUTING.lock:
-            order = self._order(0)
-            assert isinstance(order, ConcatOrder)  # noqa: S101 asked only then
-            return order.tokens_before(turn)
+            order = self._order(number)
+        assert isinstance(order, ConcatOrder)  # noqa: S101 asked only then
+        return order
 
     def anchor(self, turn: int) -> list[int]:
         """Return the round of a sequence, the place in it from which a walk finds the sequence, and their seal.
@@ -371,7 +402,8 @@ class PackedStream(TurnStream):
         if pack.strategy == "windows":
             return WindowOrder(pack, lengths, key)
         if pack.strategy == "concat":
-            return ConcatOrder(pack, lengths, self._remaining, key, self._origin)
+            origin = self._origin if number == self._since else 0
+            return ConcatOrder(pack, lengths, self._remaining, key, origin)
         if pack.strategy == "pad":
             return PadOrder(pack, lengths, self._remaining, key, self.tokens.pieces)
         order = BestFitOrder(pack, lengths, self._remaining, key, self._ends.get(number))

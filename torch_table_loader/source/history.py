@@ -8,15 +8,13 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
-from torch_table_loader.errors import ConfigError
+from torch_table_loader.errors import ConfigError, TableError
 
 if TYPE_CHECKING:
     from torch_table_loader.records import Column, DataFile, DeleteFile, FileColumns
     from torch_table_loader.source.table_storage import TableStorage
-
-Part = TypeVar("Part")
 
 
 class Commit(NamedTuple):
@@ -38,7 +36,7 @@ class Commit(NamedTuple):
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
-class History(ABC, Generic[Part]):
+class History(ABC):
     """The commits after one snapshot, up to and with another, oldest first."""
 
     storage: TableStorage
@@ -60,19 +58,31 @@ class History(ABC, Generic[Part]):
     came: ClassVar[str]
 
     @abstractmethod
-    def added(self, run: Sequence[Commit]) -> Part:
-        """Return the files that a run of commits (see `_runs`) appended."""
+    def touched(self, commits: Sequence[Commit], last: Commit) -> tuple[Sequence[DataFile], Sequence[DataFile]]:
+        """Return the files of which commits may have changed rows, as they were before and after them, in order.
 
-    @abstractmethod
-    def touched(self, commit: Commit, last: Commit) -> tuple[Sequence[DataFile], Sequence[DataFile]]:
-        """Return the files of which a commit may have changed rows, as they were before and after it, in order.
-
-        Each has the deletes that applied then. `pruned` gets those that a filter leaves out. `last` is the last of the
-        commits after it that only append.
+        They are one commit, or a run (see `_runs`). Each file has the deletes that applied then. `pruned` gets those
+        that a filter leaves out. `last` is the last of the commits after them that only append.
         """
 
-    def appended(self) -> tuple[list[Part], tuple[str, ...]]:
-        """Return the files whose rows were appended, and notes.
+    def files(self, *, changelog: bool) -> tuple[tuple[DataFile, ...], tuple[str, ...]]:
+        """Return the files whose rows were appended or, for a changelog, came or went, and notes."""
+        changes = list(self._changes() if changelog else self._appended())
+        kept = [(file, values) for file, values in changes if file.path not in self.pruned]
+        self.storage.require(file.path for file, _ in kept)
+        self.storage.require(delete.file.path for file, _ in kept for delete in file.deletes)
+        notes = []
+        replaced = [str(commit.id) for commit in self.commits if commit.does == "replace"]
+        if replaced and not changelog:
+            notes.append(f"nothing is read from {self._noun}s {', '.join(replaced)}, which replace files")
+        if self.filtered:
+            what = "changed files" if changelog else "files"
+            pruned = len(changes) - len(kept)
+            notes.append(f"the filter prunes {pruned:,} of {len(changes):,} {what} by partition values and statistics")
+        return _marked(kept, self.columns if changelog else ()), tuple(notes)
+
+    def _appended(self) -> Iterator[tuple[DataFile, tuple[Any, ...]]]:
+        """Yield each file whose rows were appended.
 
         A commit that replaces files by others with the same rows is skipped: rows appended before it are read from the
         files with which they were appended.
@@ -84,29 +94,28 @@ class History(ABC, Generic[Part]):
                     f"changes rows ({commit.operation}), and only rows that were appended can be read by themselves; "
                     f"{self._around(commit)}, or what came and what went (changelog=True), or the whole table"
                 )
-        replaced = [str(commit.id) for commit in self.commits if commit.does == "replace"]
-        note = f"nothing is read from {self._noun}s {', '.join(replaced)}, which replace files"
-        return [self.added(run) for run in _runs(self.commits)], (note,) if replaced else ()
-
-    def changelog(self) -> tuple[tuple[DataFile, ...], tuple[str, ...]]:
-        """Return the files whose rows came or went, commit by commit, and notes.
-
-        A file is there once for each change of its rows. Of one commit come the rows that went, then those that came. A
-        commit that replaces files by others with the same rows changes none.
-        """
-        changes = list(self._changes())
-        kept = [(file, values) for file, values in changes if file.path not in self.pruned]
-        self.storage.require(file.path for file, _ in kept)
-        self.storage.require(delete.file.path for file, _ in kept for delete in file.deletes)
-        note = f"the filter prunes {len(changes) - len(kept):,} of {len(changes):,} changed files by their statistics"
-        return _marked(kept, self.columns), (note,) if self.filtered else ()
+        for run in _runs(self.commits):
+            before, after = self.touched(run, run[-1])
+            if before:
+                gone = {file.path for file in before} - {file.path for file in after}
+                was, now = ({_identity(each) for file in files for each in file.deletes} for files in (before, after))
+                did = f"{len(gone)} files are gone" if gone else f"{len(now - was)} delete files were added"
+                raise TableError(
+                    f"the {self._noun}s after {run[0].parent} up to {run[-1].id} say that they append, but {did}; the "
+                    "writer broke the format: read the whole table instead"
+                )
+            yield from ((file, ()) for file in after)
 
     def _changes(self) -> Iterator[tuple[DataFile, tuple[Any, ...]]]:
-        """Yield each changed file with what the changelog says of its rows."""
+        """Yield each file whose rows came or went, with what the changelog says of them, commit by commit.
+
+        A file comes once for each change of its rows. Of one commit come the rows that went, then those that came. A
+        commit that replaces files by others with the same rows changes none.
+        """
         ordinal = 0
         for run in _runs(self.commits):
             for commit in run:
-                before, after = self.touched(commit, run[-1])
+                before, after = self.touched([commit], run[-1])
                 self._refuse_keys(commit, before, after)
                 for kind, here, there in ((self.went, before, after), (self.came, after, before)):
                     known = {"_change_type": kind, "_change_ordinal": ordinal}
@@ -170,7 +179,7 @@ def _keys(file: DataFile) -> frozenset[str]:
 
 
 def _marked(changed: Iterable[tuple[DataFile, tuple[Any, ...]]], columns: Sequence[Column]) -> tuple[DataFile, ...]:
-    """Return the files of a changelog, each with the changelog's values for all its rows.
+    """Return files, each with the changelog's values for all its rows.
 
     A file that comes several times gets another name each time, since plans and states know files by their names.
     """

@@ -30,9 +30,7 @@ from torch_table_loader.source.delta.log import (
     LogReader,
     actions_of,
     commit_path,
-    in_order,
     torn_commit,
-    without_statistics,
 )
 from torch_table_loader.source.history import Commit, History
 from torch_table_loader.source.plan_cache import PlanCache
@@ -92,7 +90,7 @@ def _read(version: int, actions: Sequence[Mapping[str, Any]]) -> Commit:
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
-class DeltaHistory(History[Log]):
+class DeltaHistory(History):
     """The commits between two versions of a table.
 
     Args:
@@ -113,22 +111,16 @@ class DeltaHistory(History[Log]):
     went, came = "delete", "insert"
 
     @override
-    def added(self, run: Sequence[Commit]) -> Log:
-        paths = frozenset[str]().union(*(commit.added for commit in run))
-        version, last = self.log, run[-1].id
-        if paths and last != self.end:
-            version = self.reader.read(last)
-        return replace(version, adds=self._only(version, paths))
-
-    @override
-    def touched(self, commit: Commit, last: Commit) -> tuple[Sequence[DataFile], Sequence[DataFile]]:
-        if commit.removed:
-            before, after = self._at(commit.id - 1), self._at(commit.id)
-            return self._files(before, _of(before, commit.removed)), self._files(after, _of(after, commit.added))
-        if not commit.added:
+    def touched(self, commits: Sequence[Commit], last: Commit) -> tuple[Sequence[DataFile], Sequence[DataFile]]:
+        added = frozenset[str]().union(*(commit.added for commit in commits))
+        removed = frozenset[str]().union(*(commit.removed for commit in commits))
+        if removed:
+            before, after = self._at(commits[0].id - 1), self._at(commits[-1].id)
+            return self._files(before, _of(before, removed)), self._files(after, _of(after, added))
+        if not added:
             return (), ()
         after = self._at(last.id)
-        return (), self._files(after, self._only(after, commit.added))
+        return (), self._files(after, self._only(after, added))
 
     def _files(self, log: Log, adds: pa.Table) -> Sequence[DataFile]:
         files = live_files(adds, log.vectors, self.read_columns.table, self.partition, self.place)[0][:]
@@ -255,7 +247,6 @@ class DeltaRequest(TableRequest):
         def kept(adds: pa.Table) -> pa.Table:
             return adds if self.filters is None else kept_files(adds, columns, partition, self.filters)
 
-        parts, notes = [log], tuple[str, ...]()
         if self.start is not None:
             history = DeltaHistory(
                 storage=storage,
@@ -270,18 +261,12 @@ class DeltaRequest(TableRequest):
                 partition=partition,
                 kept=kept,
             )
-            if self.changelog:
-                return history.changelog()
-            parts, notes = history.appended()
-            parts = [part for part in parts if part.adds.num_rows] or [replace(log, adds=log.adds.slice(0, 0))]
-        found = [kept(part.adds) for part in parts]
-        adds = found[0] if len(found) == 1 else in_order(pa.concat_tables(map(without_statistics, found)))
-        vectors = {path: vector for part in parts for path, vector in part.vectors.items()}
-        files, elsewhere = live_files(adds, vectors, columns.table, partition, self._root)
+            return history.files(changelog=self.changelog)
+        adds = kept(log.adds)
+        files, elsewhere = live_files(adds, log.vectors, columns.table, partition, self._root)
         storage.require(elsewhere)
-        num_files = sum(len(part.adds) for part in parts)
-        note = f"the filter prunes {num_files - len(adds):,} of {num_files:,} files"
-        return files, (*notes, note) if self.filters is not None else notes
+        note = f"the filter prunes {len(log.adds) - len(adds):,} of {len(log.adds):,} files"
+        return files, (note,) if self.filters is not None else ()
 
     def _cache(self, log: Log, storage: TableStorage) -> PlanCache | None:
         """Open the plan cache, for the table as its schema is now: a column may have had another's name before."""

@@ -227,6 +227,14 @@ class DeleteIndex:
         return DeleteFile(file, "position", num_rows)
 
 
+def listed_twice(name: str) -> TableError:
+    """Return the error for a data file that manifests of one snapshot list twice."""
+    return TableError(
+        f"a data file must be in a snapshot once, and its manifests list {name} twice, so that its rows would come "
+        "twice; delete the file from the table and add it once, or read an older snapshot"
+    )
+
+
 def plan_files(data: Iterable[Entry], deletes: DeleteIndex, naming: Naming) -> tuple[DataFile, ...]:
     """Build the data files of a snapshot, in an order that is the same on every rank: oldest first, then by path."""
     files: list[DataFile] = []
@@ -235,10 +243,7 @@ def plan_files(data: Iterable[Entry], deletes: DeleteIndex, naming: Naming) -> t
     for entry in sorted(data, key=lambda each: (each.sequence_number, each.path)):
         name = naming.name_of(entry.path)
         if entry.path in paths:
-            raise TableError(
-                f"a data file must be in a snapshot once, and its manifests list {name} twice, so that its rows would "
-                "come twice; delete the file from the table and add it once, or read an older snapshot"
-            )
+            raise listed_twice(name)
         paths.add(entry.path)
         seen[name] = times = seen.get(name, 0) + 1
         unique = name if times == 1 else f"{name}#{times}"  # two roots have a file of this name

@@ -15,7 +15,7 @@ from uuid import UUID
 
 from typing_extensions import override
 
-from torch_table_loader.errors import ConfigError, TableError
+from torch_table_loader.errors import ConfigError
 from torch_table_loader.predicates.facts import Facts
 from torch_table_loader.records import Column, TableColumns
 from torch_table_loader.scrubbing import shown_url
@@ -39,7 +39,7 @@ from torch_table_loader.source.iceberg.metadata import (
     parents_of,
 )
 from torch_table_loader.source.iceberg.pruning import Pruner, row_filter
-from torch_table_loader.source.iceberg.scan import DeleteIndex, KeySpans, Naming, plan_files
+from torch_table_loader.source.iceberg.scan import DeleteIndex, KeySpans, Naming, listed_twice, plan_files
 from torch_table_loader.source.plan_cache import PlanCache
 from torch_table_loader.source.snapshot_files import TableRequest, arrow_schema, listed
 
@@ -91,7 +91,7 @@ def commits_since(metadata: TableMetadata, start: int, end: int | None) -> list[
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
-class IcebergHistory(History[list[Entry]]):
+class IcebergHistory(History):
     """The commits between two snapshots. Each manifest is read once; commits share most of them."""
 
     metadata: TableMetadata
@@ -105,51 +105,17 @@ class IcebergHistory(History[list[Entry]]):
     went, came = "DELETE", "INSERT"
 
     @override
-    def added(self, run: Sequence[Commit]) -> list[Entry]:
-        first, last = run[0].id if run[0].does == "replace" else run[0].parent, run[-1].id
-        before, after = self._manifests_of(first), self._manifests_of(last)
-        old = self._listed({path: each for path, each in before.items() if path not in after})
-        new = self._listed({path: each for path, each in after.items() if path not in before})
-        there, here = set(map(_same, old)), set(map(_same, new))
-        gone = there - here
-        added = [entry for entry in new if _same(entry) not in there]
-        deleting = [entry for entry in added if entry.content]
-        if gone or deleting:
-            did = f"{len(gone)} files are gone" if gone else f"{len(deleting)} delete files were added"
-            raise TableError(
-                f"the snapshots after {first} up to {last} say that they append, but {did}; the writer broke the "
-                "format: read the whole table instead"
-            )
-        return added
-
-    def appended_entries(self) -> tuple[list[Entry], tuple[str, ...]]:
-        """Return the files that were appended and that the filter keeps, and notes.
-
-        Merged manifests may have lost statistics, so files are compared before they are left out.
-        """
-        parts, notes = self.appended()
-        appended = [entry for part in parts for entry in part]
-        kept = [entry for entry in appended if entry.path not in self.pruned]
-        note = (
-            f"the filter prunes {len(appended) - len(kept):,} of {len(appended):,} appended files by partition values "
-            "and statistics"
-        )
-        return kept, (*notes, note) if self.filtered else notes
-
-    @override
-    def touched(self, commit: Commit, last: Commit) -> tuple[Sequence[DataFile], Sequence[DataFile]]:
-        if commit.does == "replace":
+    def touched(self, commits: Sequence[Commit], last: Commit) -> tuple[Sequence[DataFile], Sequence[DataFile]]:
+        first = commits[0]
+        snapshots = (first.id if first.does == "replace" else first.parent, commits[-1].id)
+        if snapshots[0] == snapshots[1]:
             return (), ()
-        snapshots = (commit.parent, commit.id)
         deletes = [self._listed(self._manifests_of(each, deletes=True)) for each in snapshots]
         before, after = (DeleteIndex(entries, self.naming) for entries in deletes)
         data = [self._manifests_of(each, deletes=False) for each in snapshots]
         same_deletes = set(map(_same, deletes[0])) == set(map(_same, deletes[1]))
         shared = data[0].keys() & data[1].keys() if same_deletes else frozenset()
-        old, new = (
-            {entry.path: entry for entry in self._listed({path: each[path] for path in each.keys() - shared})}
-            for each in data
-        )
+        old, new = (self._by_path({path: each[path] for path in each.keys() - shared}) for each in data)
         both = old.keys() & new.keys()
         same = {path for path in both if same_deletes or before.deletes_of(old[path]) == after.deletes_of(new[path])}
         return self._files(old, before, same), self._files(new, after, same)
@@ -159,6 +125,14 @@ class IcebergHistory(History[list[Entry]]):
         changed.sort(key=lambda entry: (entry.sequence_number, entry.path))
         name = self.naming.name_of
         return [self.naming.file_of(entry, name(entry.path), index.deletes_of(entry)) for entry in changed]
+
+    def _by_path(self, manifests: Mapping[str, Manifest]) -> dict[str, Entry]:
+        """Return the files that manifests list, each of them once."""
+        found: dict[str, Entry] = {}
+        for entry in self._listed(manifests):
+            if found.setdefault(entry.path, entry) is not entry:
+                raise listed_twice(self.naming.name_of(entry.path))
+        return found
 
     def _manifests_of(self, snapshot: int | None, *, deletes: bool | None = None) -> dict[str, Manifest]:
         """Return a snapshot's manifests by their paths: all, or those of data or of deletes."""
@@ -250,7 +224,7 @@ class IcebergRequest(TableRequest):
         self, found: OpenTable, snapshot: Snapshot, pruner: Pruner | None, naming: Naming, cache: PlanCache | None
     ) -> tuple[tuple[DataFile, ...], tuple[str, ...]]:
         """Return the data files that the filter leaves, and notes."""
-        metadata, storage, history = found.metadata, found.storage, None
+        metadata, storage = found.metadata, found.storage
         if self.start is not None:
             history = IcebergHistory(
                 storage=storage,
@@ -263,14 +237,11 @@ class IcebergRequest(TableRequest):
                 pruner=pruner,
                 naming=naming,
             )
-        if history is not None and self.changelog:
-            return history.changelog()
+            return history.files(changelog=self.changelog)
         scan_filter = self.scan_filter if isinstance(self.scan_filter, str | None) else repr(self.scan_filter)
-        kind = "plan 4" if history is None else f"appended 3\n{self.start}"
-        key = f"iceberg {kind}\n{metadata.uuid}\n{snapshot.id}\n{snapshot.schema_id}\n{self.filters}\n{scan_filter}"
+        key = f"iceberg plan 4\n{metadata.uuid}\n{snapshot.id}\n{snapshot.schema_id}\n{self.filters}\n{scan_filter}"
         spans = KeySpans.of(metadata.schemas[snapshot.schema_id])
-        make = partial(_entries, storage, snapshot, pruner, spans) if history is None else history.appended_entries
-        entries, notes = cached_plan(cache, key, make)
+        entries, notes = cached_plan(cache, key, partial(_entries, storage, snapshot, pruner, spans))
         storage.require(entry.path for entry in entries)
         index = DeleteIndex((entry for entry in entries if entry.content), naming)
         return plan_files((entry for entry in entries if not entry.content), index, naming), notes

@@ -47,11 +47,12 @@ to meet."""
 
 
 def table(machines: Sequence[Mapping[str, Any]]) -> str:
-    """Return the table: a line for each duel, a column for each machine.
+    """Return the table: a line for each duel, a column for each machine that fought one.
 
     Args:
         machines: their results, as `bench.results` keeps them.
     """
+    machines = [machine for machine in machines if _duels(machine)]
     raced = [_duels(machine) for machine in machines]
     names = [
         f"{machine['machine'].partition(',')[0]}, {days_of(list(duels.values()))}"

@@ -203,7 +203,8 @@ def test_a_machine_without_a_race_has_a_dash_in_its_line(tmp_path: Path) -> None
             "Slow, 8 GiB": [row("B", "floor", 0.7)],
         }.items()
     )
-    head, _, first, second = table([both, one]).splitlines()[1:-1]
+    other = {"machine": "Distant, 8 GiB", "duels": []}
+    head, _, first, second = table([both, other, one]).splitlines()[1:-1]
     assert [cell.partition(",")[0] for cell in head.split(" | ")] == ["| speed", "Fast", "Slow"]
     assert first == "| 40 numbers, over decoding | 0.90 (0.90–0.90) | 0.70 (0.70–0.70) |"
     assert second == "| documents of 800 tokens, over decoding | 0.80 (0.80–0.80) | – |"

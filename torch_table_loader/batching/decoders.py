@@ -81,7 +81,7 @@ class Decoder(ABC):
         return False
 
 
-_STACKED_ROWS = 1024
+_STACKED_ROWS = 4096
 
 MASK_SUFFIX = "_valid"
 """What the key of a mask is called behind the name of its column."""
@@ -136,12 +136,10 @@ class Stack:
             member.into(array, columns, seen)
         rows = len(arrays[0])
         found = new_array((rows, len(columns)), np.dtype(np.float32))
-        block = np.empty((len(columns), min(rows, _STACKED_ROWS)), np.float32)
-        for first in range(0, rows, _STACKED_ROWS):  # blocks that a core's cache holds are transposed faster
-            stop = min(first + _STACKED_ROWS, rows)
+        for first in range(0, rows, _STACKED_ROWS):  # a few rows at a time, which a core's cache holds
+            part = found[first : first + _STACKED_ROWS]
             for number, values in enumerate(columns):
-                block[number, : stop - first] = values[first:stop]
-            found[first:stop] = block[:, : stop - first].T
+                part[:, number] = values[first : first + _STACKED_ROWS]
         sink.append(found)
 
 

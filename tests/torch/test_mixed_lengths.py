@@ -226,7 +226,9 @@ def test_rows_of_names_the_documents_of_any_length(tables: dict[str, str], kind:
         other.seek(step=step)
         rows = other.rows_of(step - max(begin for begin in (0, *dict(PACK.seq_len_from)) if begin <= step))
         owners = np.asarray(batch["documents"]["id"]).tolist()
-        assert [(each[0], FIRST[str(each[0])] + each[1]) for each in rows] == [(NAMES[own // 100], own) for own in owners]
+        assert [(each[0], FIRST[str(each[0])] + each[1]) for each in rows] == [
+            (NAMES[own // 100], own) for own in owners
+        ]
 
 
 @pytest.mark.parametrize("kind", KINDS)

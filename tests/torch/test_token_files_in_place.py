@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import pytest
 
 from tests.tables.plain import meant_warnings
 from tests.tables.token_files import LAYOUTS, some_documents, write_megatron
-from torch_table_loader import MixedDataset, Pack, StructuredDataset, TableError, TableLoader
+from torch_table_loader import MixedDataset, Pack, RowStore, StructuredDataset, TableError, TableLoader
 
 STRATEGIES = ("concat", "windows", "pad", "best_fit")
 IN_PLACE = tuple(form for form in LAYOUTS if form != "fms-fsdp")
@@ -24,6 +25,12 @@ def stores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], list
     cache = tmp_path / "cache"
     monkeypatch.setenv("TORCH_TABLE_LOADER_CACHE", str(cache))
     return lambda: [path.name for path in cache.glob("row-stores/*")]
+
+
+@pytest.fixture
+def stack() -> Iterator[ExitStack]:
+    with ExitStack() as opened:
+        yield opened
 
 
 def write(folder: Path, form: str, seed: int = 1) -> str:
@@ -59,6 +66,59 @@ def test_sequences_are_those_of_a_store(tmp_path: Path, stores: Any, form: str, 
             assert batch["input_ids"].tolist() == base["input_ids"].tolist()
             assert batch["labels"].tolist() == base["labels"].tolist()
             assert batch["documents"]["row_id"].tolist() == base["documents"]["row_id"].tolist()
+    assert stores() == []
+
+
+@pytest.mark.parametrize("form", IN_PLACE)
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_files_that_are_far_away_are_read_by_ranges(
+    tmp_path: Path, stores: Any, far: Callable[[], Any], form: str, strategy: Any
+) -> None:
+    path, pack = write(tmp_path / "t", form), Pack(seq_len=9, strategy=strategy)
+    expected = ids_of(make(path, form, pack)[0])
+    with far():
+        loader, dataset = make(path, form, pack, row_store=RowStore(memory=64))
+        assert "from the table's own files" in dataset.explain().notes[0]
+        with loader:
+            assert ids_of(loader) == expected
+            fetched = loader.metrics().fetch
+        assert fetched.requests > 0
+        held, _ = make(path, form, pack)  # what fits into memory is read once
+        assert ids_of(held) == expected
+        begun, _ = make(path, form, pack, row_store=RowStore(memory=64))
+        with begun:
+            taken, state = ids_of(islice(begun, 4)), begun.state_dict()
+        again, _ = make(path, form, pack, row_store=RowStore(memory=64))
+        again.load_state_dict(state)
+        assert taken + ids_of(again) == expected
+    assert stores() == []
+
+
+def test_far_files_are_mixed_and_excluded(tmp_path: Path, stores: Any, far: Callable[[], Any]) -> None:
+    paths = {
+        "a": (write(tmp_path / "a", "megatron"), "megatron"),
+        "b": (write(tmp_path / "b", "datatrove"), "datatrove"),
+    }
+    pack, small = Pack(seq_len=9), RowStore(memory=64)
+
+    def mixed(**options: Any) -> Any:
+        with meant_warnings():
+            sources = {
+                name: StructuredDataset(path, form, pack=pack, shuffle="rows", row_store=small)
+                for name, (path, form) in paths.items()
+            }
+            return MixedDataset.create_dataloader(sources, "rows", batch_size=3, check_plan=False, **options)
+
+    near, dataset = mixed()
+    dataset.exclude({"a": range(9)})
+    near.set_epoch(1)
+    expected = ids_of(near)
+    with far():
+        loader, dataset = mixed(num_workers=2)
+        dataset.exclude({"a": range(9)})
+        loader.set_epoch(1)
+        with loader:
+            assert ids_of(loader) == expected
     assert stores() == []
 
 
@@ -119,9 +179,14 @@ def test_what_files_do_not_hold_as_it_is_makes_a_store(tmp_path: Path, stores: A
 
 
 @pytest.mark.parametrize("how", ["changed", "cut", "gone"])
-def test_a_file_that_changes_is_an_error_that_names_it(tmp_path: Path, how: str) -> None:
+@pytest.mark.parametrize("where", ["near", "far"])
+def test_a_file_that_changes_is_an_error_that_names_it(
+    tmp_path: Path, how: str, where: str, request: pytest.FixtureRequest
+) -> None:
     path = write(tmp_path / "t", "megatron")
-    loader, _ = make(path, "megatron", Pack(seq_len=9))
+    if where == "far":
+        request.getfixturevalue("stack").enter_context(request.getfixturevalue("far")())
+    loader, _ = make(path, "megatron", Pack(seq_len=9), row_store=RowStore(memory=64))
     list(loader)
     file = tmp_path / "t" / "2.bin"
     if how == "gone":

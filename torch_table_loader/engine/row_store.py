@@ -40,6 +40,7 @@ from torch_table_loader.store.spec import StoreSpec
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from torch_table_loader.contracts import RangeStorage
     from torch_table_loader.engine.table import Table
     from torch_table_loader.engine.tokens_in_place import TokensInPlace
     from torch_table_loader.fetch.fetcher import FetchSettings
@@ -86,7 +87,8 @@ class RowStoreHandle:
             reader: reads those columns, and row ids where live rows are not all rows.
             made: key of what the reader makes of the table's rows, or None.
             flat: columns, from the first on, whose lists are kept flat.
-            in_place: the table's own files, where they serve as the store, so that none is built.
+            in_place: the table's own files, where they can serve as the store, so that none is built. Remote ones do
+                only if a store would not be in memory.
 
         Raises:
             ConfigError: a column that cannot be kept, or a place that does not fit the workers.
@@ -133,7 +135,7 @@ class RowStoreHandle:
 
     def _choose(self, options: LoaderOptions, *, fork_safe: bool) -> Path | None:
         """Return the folder of the store; None keeps it in memory."""
-        if self.in_place is not None:
+        if self.in_place is not None and self.in_place.remote is None:
             return None
         if self.url is not None:
             return default_folder() / self.spec.name
@@ -154,8 +156,9 @@ class RowStoreHandle:
             except OutOfMemoryError as error:
                 self.note = _NOT_IN_MEMORY.format(error)
             else:
+                self.in_place = None
                 return None
-        return default_folder() / self.spec.name
+        return default_folder() / self.spec.name if self.in_place is None else None
 
     def _room(self, sharers: int) -> int | None:
         """Return the bytes of memory that the store may take where so many hold one; None where nobody says.
@@ -173,7 +176,14 @@ class RowStoreHandle:
     @property
     def fork_safe(self) -> bool:
         """Whether a process that asked for the store may still fork."""
-        return self.url is None or self.url.storage.fork_safe
+        return self._far is None or bool(getattr(self._far, "fork_safe", False))
+
+    @property
+    def _far(self) -> RangeStorage | None:
+        """Where rows are fetched from; None where they are on this machine."""
+        if self.in_place is not None:
+            return self.in_place.remote
+        return None if self.url is None else self.url.storage
 
     def close_clients(self) -> None:
         """Close this process's client of the store behind a URL."""
@@ -189,7 +199,8 @@ class RowStoreHandle:
     def memory_bytes(self) -> int:
         """Bytes of the store that are held in memory at most, beside what lanes gather."""
         if self.in_place is not None:
-            return self.in_place.num_bytes
+            ahead = 0 if self._far is None else self._memory + self._fetching.ahead_bytes
+            return self.in_place.num_bytes + ahead
         if self.place is None:
             return self.spec.num_bytes
         if self.url is None:
@@ -198,7 +209,7 @@ class RowStoreHandle:
 
     def begin_fetching(self) -> Fetcher | None:
         """Return what fetches the rows of an epoch for all lanes; None where the store is on this machine."""
-        return None if self.url is None else Fetcher(self.url.storage, iter(()), self._fetching)
+        return None if self._far is None else Fetcher(self._far, iter(()), self._fetching)
 
     def windows(
         self,
@@ -217,7 +228,7 @@ class RowStoreHandle:
         rows = self.rows()
         if isinstance(rows, StoredRows):
             return rows.windows(blocks, most_blocks)
-        ahead = None if fetcher is None or self.url is None else PartsAhead(fetcher, self.url.storage)
+        ahead = None if fetcher is None or self._far is None else PartsAhead(fetcher, self._far)
         return rows.windows(blocks, most_blocks, ahead, spans)
 
     def open(self) -> None:
@@ -237,7 +248,7 @@ class RowStoreHandle:
             if self._rows is None:
                 threads = max(1, usable_cpus() // ranks_on_this_node())
                 if self.in_place is not None:
-                    self._rows = self.in_place.open(self.spec.layout)
+                    self._rows = self._of_files(self.in_place)
                 elif self.place is None:
                     self._rows = self._in_memory(threads)
                 elif self.url is None:
@@ -246,6 +257,12 @@ class RowStoreHandle:
                     self._rows = self._behind_url(self.place, self.url, threads)
                 _log.info("the row store of %d rows is ready", self.spec.num_rows)
             return self._rows
+
+    def _of_files(self, files: TokensInPlace) -> StoredRows | RemoteRows:
+        if self._far is None:
+            return files.open(self.spec.layout)
+        reader = partial(reading_parts, self._far, self._fetching)
+        return files.open_remote(self.spec.layout, reader, self.window_bytes)
 
     def _in_memory(self, threads: int) -> StoredRows:
         """Build the store in memory, or, where it does not fit and was not asked for, in files.

@@ -1,4 +1,4 @@
-"""Token files as they lie, gathered by place like a row store: mapped, with the lengths of documents in memory."""
+"""Token files as they lie, gathered by place like a row store: mapped or read by ranges; lengths are in memory."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from torch_table_loader.contracts import is_far
 from torch_table_loader.planning.document_lengths import DocumentLengths
 from torch_table_loader.read.failures import changed_error
 from torch_table_loader.read.footers import LazyFooters
@@ -14,21 +15,25 @@ from torch_table_loader.read.formats import reader_of
 from torch_table_loader.read.token_files import TOKENS, TokenReader, document_lengths
 from torch_table_loader.store.gather import StoredRows
 from torch_table_loader.store.list_values import ListValues
+from torch_table_loader.store.manifest import Manifest
+from torch_table_loader.store.remote import RemoteFiles, RemoteRows
+from torch_table_loader.store.spec import Origin, Part, values_file
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from torch_table_loader.contracts import Storage
+    from torch_table_loader.contracts import RangeStorage, Storage
     from torch_table_loader.engine.table import Table
     from torch_table_loader.options import LoaderOptions
     from torch_table_loader.read.kept_documents import KeptDocuments
     from torch_table_loader.records import DataFile, FileMeta
     from torch_table_loader.store.record_layout import RecordLayout
+    from torch_table_loader.store.remote import OpenReader
 
 
 @dataclass(frozen=True, slots=True)
 class TokensInPlace:
-    """The token files of a table on this machine, each of them tokens and nothing else. It pickles."""
+    """The token files of a table, each of them tokens and nothing else. It pickles."""
 
     storage: Storage
     files: Sequence[DataFile]
@@ -36,7 +41,7 @@ class TokensInPlace:
 
     @classmethod
     def of(cls, table: Table, options: LoaderOptions, stage: KeptDocuments) -> TokensInPlace | None:
-        """Return the files of a table; None if they are not here, or not all that a store would keep of them.
+        """Return the files of a table; None if they are not all that a store would keep of them.
 
         A store that the caller asked for is built.
         """
@@ -45,11 +50,16 @@ class TokensInPlace:
         if options.rows_kept.place is not None or not (whole and alone) or isinstance(table.metas, LazyFooters):
             return None
         tokens = all(isinstance(reader_of(file), TokenReader) for file in table.files)
-        if not (tokens and table.storage.is_local):
+        if not (tokens and (table.storage.is_local or is_far(table.storage))):
             return None
         kept = stage.schema(table.schema).field(0).type.value_type
         alike = all(meta.schema.field(TOKENS).type.value_type == kept for meta in table.metas)
         return cls(table.storage, table.files, table.metas) if alike else None
+
+    @property
+    def remote(self) -> RangeStorage | None:
+        """Where the files are, if that is not this machine."""
+        return self.storage if is_far(self.storage) else None
 
     @property
     def num_bytes(self) -> int:
@@ -57,12 +67,14 @@ class TokensInPlace:
         return sum(document_lengths(meta).nbytes for meta in self.metas)
 
     def check(self) -> None:
-        """Refuse files that are no longer those that were listed.
+        """Refuse files that are no longer those that were listed; where they have tags, each request compares these.
 
         Raises:
             TableError: names the file.
         """
         for file in self.files:
+            if self.remote is not None and file.version.etag is not None:
+                continue
             now = self.storage.version(file.path)
             if not file.version.holds(now):
                 raise changed_error(file, now)
@@ -77,8 +89,21 @@ class TokensInPlace:
         # As plain arrays, of which a slice costs a tenth of one of a memmap.
         values = [np.asarray(np.memmap(path, layout.value_dtype, mode="r")) for path in some]
         self.check()
-        none = [np.empty(0, np.uint8)]
-        lengths = DocumentLengths.of(np.concatenate([*none, *map(document_lengths, self.metas)]))
+        lengths = self._lengths()
         return StoredRows(
             layout, lengths.count, {}, frozenset(), [], lengths=lengths, values=ListValues.consecutive(values)
         )
+
+    def open_remote(self, layout: RecordLayout, open_reader: OpenReader, window_bytes: int) -> RemoteRows:
+        """Return what reads parts of the files as if they were those of a store; see `RemoteRows`."""
+        parts, width = [], layout.value_dtype.itemsize
+        for file, meta in zip(self.files, self.metas, strict=True):
+            parts.append(Part(sum(meta.group_rows), {}, 0, file.version.num_bytes // width, ()))
+        manifest = Manifest("", layout.schema, tuple(parts), {}, 0.0, layout.flat, {}, {})
+        named = {values_file(number): file for number, file in enumerate(self.files)}
+        self.check()
+        files = RemoteFiles(manifest, named, Origin("of the table's own token files", "build the loader again"))
+        return RemoteRows(files, open_reader, window_bytes, self._lengths())
+
+    def _lengths(self) -> DocumentLengths:
+        return DocumentLengths.of(np.concatenate([np.empty(0, np.uint8), *map(document_lengths, self.metas)]))

@@ -21,7 +21,7 @@ from torch_table_loader.errors import TableError
 from torch_table_loader.local_files import make_folder, read_regular
 from torch_table_loader.planning.ranges import coalesce, in_windows, joined
 from torch_table_loader.planning.requests import Range
-from torch_table_loader.records import DataFile, FileNeeds, FileVersion
+from torch_table_loader.records import DataFile, FileNeeds
 from torch_table_loader.sizes import sizes
 from torch_table_loader.store.gather import StoredRows
 from torch_table_loader.store.leases import Leases
@@ -89,11 +89,10 @@ Ask: TypeAlias = Callable[[str, Sequence[Range]], FileParts]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RemoteFiles:
-    """The files of a store at a URL, with their versions when it was opened."""
+    """The files of a store at a URL, by their names in it, with their versions when it was opened."""
 
-    root: str
     manifest: Manifest
-    versions: Mapping[str, FileVersion]
+    files: Mapping[str, DataFile]
     origin: Origin
 
     def come_whole(self, rows: int) -> bool:
@@ -102,13 +101,12 @@ class RemoteFiles:
         if self.manifest.heap_names:
             return rows >= len(self.manifest.parts)
         values = int(self.manifest.value_starts[-1]) * layout.value_dtype.itemsize
-        return rows * sizes().far_gap_bytes >= max(self.manifest.files[RECORDS][0], values)
+        records = self.manifest.files[RECORDS][0] if RECORDS in self.manifest.files else 0
+        return rows * sizes().far_gap_bytes >= max(records, values)
 
     def expect(self, reader: PartsReader, name: str, parts: Sequence[Range], rows_before: int) -> FileParts:
         """Request parts of a file."""
-        path = f"{self.root}/{name}"
-        file = DataFile(path, path, self.versions[name], "row store")
-        return reader.expect(FileNeeds(file, tuple((part,) for part in parts)), rows_before)
+        return reader.expect(FileNeeds(self.files[name], tuple((part,) for part in parts)), rows_before)
 
     def whole(self, ask: Ask, name: str, made: Callable[[Any], T]) -> Callable[[], T]:
         """Request a whole file; return what waits for it, compares its checksum, and returns what is made of it."""
@@ -254,9 +252,20 @@ class _Window:
 class RemoteRows:
     """All rows of a store at a URL; only the rows of a window stay in memory."""
 
-    def __init__(self, files: RemoteFiles, open_reader: OpenReader, window_bytes: int) -> None:
-        """Start without reading; outside an epoch, `open_reader` opens a reader."""
+    def __init__(
+        self,
+        files: RemoteFiles,
+        open_reader: OpenReader,
+        window_bytes: int,
+        known_lengths: DocumentLengths | None = None,
+    ) -> None:
+        """Start without reading; outside an epoch, `open_reader` opens a reader.
+
+        Args:
+            known_lengths: of the flat lists; None: a file of the store has them.
+        """
         self._files = files
+        self._known_lengths = known_lengths
         self._open_reader = open_reader
         self.layout = files.manifest.layout
         self.num_rows = files.manifest.num_rows
@@ -282,6 +291,8 @@ class RemoteRows:
     def lengths(self) -> DocumentLengths | None:
         """The lengths of all flat lists, fetched once; None if there are none."""
         manifest = self._files.manifest
+        if self._known_lengths is not None:
+            return self._known_lengths
         return lengths_of(self._whole(LENGTHS), manifest, self._files.origin) if manifest.flat else None
 
     def _words(self) -> tuple[pa.Array, ...]:
@@ -424,18 +435,19 @@ def open_remote(
 
     origin = Origin(storage.shown(root), "remove that folder, and it is built again")
 
-    def checked(entry: tuple[str, tuple[int, ...]]) -> FileVersion:
+    def checked(entry: tuple[str, tuple[int, ...]]) -> DataFile:
         name, (length, *_) = entry
-        found = storage.version(f"{root}/{name}")
+        path = f"{root}/{name}"
+        found = storage.version(path)
         if found.num_bytes != length:
             raise origin.damaged(name, f"must have {length} bytes, got {found.num_bytes}")
-        return found
+        return DataFile(path, path, found, "row store")
 
     with Threads(_THREADS, "table-loader-verify") as pool:
-        versions = dict(zip(manifest.files, pool.map(checked, manifest.files.items()), strict=True))
+        files = dict(zip(manifest.files, pool.map(checked, manifest.files.items()), strict=True))
     if manifest.files[RECORDS][0]:
         storage.read_range(f"{root}/{RECORDS}", 0, 1)  # a server without range support fails here
-    return RemoteRows(RemoteFiles(root, manifest, versions, origin), open_reader, window_bytes)
+    return RemoteRows(RemoteFiles(manifest, files, origin), open_reader, window_bytes)
 
 
 def upload_store(place: Path, storage: PartStorage, root: str, spec: StoreSpec) -> None:

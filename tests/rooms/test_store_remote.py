@@ -26,7 +26,7 @@ from torch_table_loader.errors import MissingFileError, StorageError, TableError
 from torch_table_loader.extend import FileStorage
 from torch_table_loader.fetch.fetcher import reading_parts
 from torch_table_loader.fetch.settings import FetchSettings
-from torch_table_loader.planning.ranges import coalesce, in_windows
+from torch_table_loader.planning.requests import coalesce, in_windows
 from torch_table_loader.records import FileVersion
 from torch_table_loader.store.builder import build_files
 from torch_table_loader.store.record_layout import RecordLayout

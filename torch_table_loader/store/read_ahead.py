@@ -15,7 +15,7 @@ import numpy as np
 
 from torch_table_loader.local_files import open_regular
 from torch_table_loader.planning.distinct import distinct
-from torch_table_loader.planning.ranges import coalesce, in_windows
+from torch_table_loader.planning.requests import coalesce, in_windows
 from torch_table_loader.sizes import sizes
 
 if TYPE_CHECKING:

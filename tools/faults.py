@@ -188,7 +188,7 @@ FAULTS = (
         ),
     ),
     Fault(
-        *(2, "seeds of rows ignore the epoch", "planning/row_seeds.py"),
+        *(2, "seeds of rows ignore the epoch", "planning/keys.py"),
         'derive_key(seed, epoch, "row seeds")',
         'derive_key(seed, 0, "row seeds")',
         ("tests/laws/test_row_seeds.py", "tests/torch/test_frozen_order.py", "tests/torch/test_row_stage.py"),

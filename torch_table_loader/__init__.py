@@ -44,7 +44,7 @@ if TYPE_CHECKING:
         TargetSizeStrategy,
         WholeFileStrategy,
     )
-    from torch_table_loader.planning.row_seeds import row_seeds
+    from torch_table_loader.planning.keys import row_seeds
     from torch_table_loader.predicates.hash_parts import part_of
     from torch_table_loader.row_options import RowStore, Weights
     from torch_table_loader.schedules import Schedule, Stop
@@ -89,7 +89,7 @@ _HOMES = {
     "WholeFileStrategy": "planning.cutting",
     "WorkerError": "errors",
     "part_of": "predicates.hash_parts",
-    "row_seeds": "planning.row_seeds",
+    "row_seeds": "planning.keys",
     "tokenize_table": "token_table",
 }
 """The module of each public name."""

@@ -19,7 +19,7 @@ from tests.rooms.test_read_needs import WRITERS
 from tests.servers.remote_files import FarStore, View
 from tests.tables.iceberg import IcebergWriter, some
 from tests.tables.reading import LocalStorage, inspect, whole_task
-from torch_table_loader.engine.parallel import FAR_REQUESTS
+from torch_table_loader.engine.machine import FAR_REQUESTS
 from torch_table_loader.engine.survey import survey
 from torch_table_loader.errors import TableError
 from torch_table_loader.extend import reader_for

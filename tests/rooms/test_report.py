@@ -23,9 +23,8 @@ from hypothesis import strategies as st
 from tests.tables.plain import key, meant_warnings, write_table
 from torch_table_loader import Explanation, MixedDataset, Pack, StructuredDataset, TableLoader
 from torch_table_loader.cli.main import main
-from torch_table_loader.engine.explanation import FetchPlan
+from torch_table_loader.engine.explanation import FetchPlan, SizeCounts
 from torch_table_loader.planning.pack_counts import PackCounts
-from torch_table_loader.planning.size_counts import SizeCounts
 from torch_table_loader.report import MOST_BARS, Table, element, page
 from torch_table_loader.units import Size
 

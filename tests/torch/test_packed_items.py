@@ -466,14 +466,15 @@ def test_a_mixture_goes_on_where_each_source_stood(tables: dict[str, Path]) -> N
 
 
 @pytest.mark.parametrize("stop", ["forever", "first_exhausted"])
-def test_a_mixture_refuses_places_of_sequences_of_another_length(
-    tables: dict[str, Path], stop: Any, small_gathers: None
+@pytest.mark.parametrize("strategy", ["pad", "best_fit"])
+def test_a_mixture_refuses_whole_documents_in_sequences_of_another_length(
+    tables: dict[str, Path], strategy: Any, stop: Any, small_gathers: None
 ) -> None:
     weights = {"a": 1, "b": 1, "c": 1}
-    loader, _ = mix(tables, full_pack(seq_len=8), weights, batch_size=2, stop=stop)
+    loader, _ = mix(tables, full_pack(seq_len=8, strategy=strategy), weights, batch_size=2, stop=stop)
     for _ in zip(range(3), loader, strict=False):
         pass
-    other, _ = mix(tables, full_pack(seq_len=16), weights, batch_size=2, stop=stop)
+    other, _ = mix(tables, full_pack(seq_len=16, strategy=strategy), weights, batch_size=2, stop=stop)
     with pytest.raises(ResumeError, match=r"source 'a': .* seq_len was 8 and is 16"):
         other.load_state_dict(copied(loader.state_dict()))
 

@@ -1,13 +1,22 @@
-"""What the process may use of this machine: CPUs, and memory within every limit that it is under."""
+"""What the process may use of this machine: CPUs, threads, and memory within every limit that it is under."""
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from functools import cache
 from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING, TypeVar
+
+from torch_table_loader.cancellation import Threads
+
+if TYPE_CHECKING:
+    from torch_table_loader.contracts import Storage
+
+T = TypeVar("T")
+R = TypeVar("R")
 
 _KIB = 1024
 _LOCAL_RANKS = {
@@ -184,3 +193,34 @@ def _number(text: str) -> int | None:
     with suppress(ValueError):
         return int(text)
     return None
+
+
+FAR_REQUESTS = 128
+"""Footers that are asked for at once where the store is far away: stores answer small requests in tens of
+milliseconds, and a footer takes less than one of them to check."""
+
+
+def in_parallel(work: Callable[[T], R], items: Sequence[T], *, asks: Storage | None = None) -> list[R]:
+    """Map over threads, and return the results in the order of the items; the first error is raised.
+
+    If the work waits for a storage (`asks`) that is remote, many items are asked for at once, however few
+    CPUs there are. The first of those lie all over the table, so that what they teach holds for the others.
+    """
+    if len(items) <= 1:
+        return [work(item) for item in items]
+    near = asks is None or asks.is_local
+    threads = min(4 * (os.cpu_count() or 1), FAR_REQUESTS) if near else FAR_REQUESTS
+    order = range(len(items)) if near else halving(len(items))
+    with Threads(min(len(items), threads), "table-loader-survey") as pool:
+        found = dict(zip(order, pool.map(lambda place: work(items[place]), order), strict=True))
+    return [found[place] for place in range(len(items))]
+
+
+def halving(count: int) -> Sequence[int]:
+    """Return all numbers below a count in an order of which each beginning is spread over them evenly.
+
+    >>> halving(8)
+    [0, 4, 2, 6, 1, 5, 3, 7]
+    """
+    width = count.bit_length()
+    return sorted(range(count), key=lambda number: f"{number:0{width}b}"[::-1])

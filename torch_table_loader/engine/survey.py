@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from torch_table_loader.arrow.sound import check_names
 from torch_table_loader.contracts import SnapshotSource
-from torch_table_loader.engine.parallel import in_parallel
+from torch_table_loader.engine.machine import in_parallel
 from torch_table_loader.engine.salvage import salvage_file, told
 from torch_table_loader.engine.table import Table
 from torch_table_loader.errors import ConfigError, TableError

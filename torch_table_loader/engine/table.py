@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from torch_table_loader.arrow.datatypes import is_variable, width_of
-from torch_table_loader.engine.parallel import in_parallel
+from torch_table_loader.engine.machine import in_parallel
 from torch_table_loader.errors import ConfigError, TableError
 from torch_table_loader.format_contracts import BoundsReader, ListBoundsReader, NullProvingReader, RangedReader
 from torch_table_loader.messages import did_you_mean, note_of_folders

@@ -35,8 +35,8 @@ PEERS = 128
 """Requests that are remembered."""
 LEAST_PEERS = 16
 """Number of requests below which none counts as late."""
-REFRESH = 4
-"""The peers are evaluated again when one in this many is new."""
+REFRESH = 8
+"""Requests after which the peers are evaluated again."""
 
 LATE_SHARE = 0.95
 """A late request took longer than this share of its peers ..."""
@@ -195,7 +195,7 @@ class HedgePolicy:
         self._peers.append((num_bytes, seconds))
         self._budget = min(float(ALLOWANCE), self._budget + BUDGET)
         self._unseen += 1
-        if len(self._peers) >= LEAST_PEERS and (not self._known or self._unseen * REFRESH >= len(self._peers)):
+        if len(self._peers) >= LEAST_PEERS and (not self._known or self._unseen >= REFRESH):
             self._look()
 
     def late_after(self, num_bytes: int) -> float | None:

@@ -1,4 +1,4 @@
-"""Keys and keyed hashes for the epoch's order: a hash of (seed, epoch, purpose), never a sum.
+"""Keys and keyed hashes for the epoch's order, and seeds of rows: a hash of (seed, epoch, purpose), never a sum.
 
 With ``seed + epoch``, seed 1 would show at epoch 0 what seed 0 shows at epoch 1. A hash of an encoding that no two
 triples share has no such neighbors.
@@ -10,7 +10,7 @@ import operator
 import struct
 from dataclasses import dataclass
 from hashlib import blake2b
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -153,3 +153,27 @@ def as_int(name: str, value: object) -> int:
         return operator.index(value)  # type: ignore[arg-type]  # the call is the check
     except TypeError:
         raise ConfigTypeError(f"{name} must be an integer, got {value!r}; pass int({name})") from None
+
+
+def row_seeds(row_ids: Any, *, epoch: int, seed: int = 0) -> NDArray[np.int64]:
+    """Return a seed for each row, int64[n] from 0 to 2^63 − 1: the same for any ranks, workers and batches of an epoch.
+
+    With these seeds, random changes to a row stay the same when a job continues on other machines.
+
+    Args:
+        row_ids: int[n], as the column ``row_id`` gives them: a tensor, an array or a list.
+        seed: a different value gives unrelated seeds.
+
+    Raises:
+        ConfigTypeError: the ids are not integers.
+
+    >>> row_seeds([0, 1], epoch=0).tolist()
+    [1073068205629341916, 3443160574030500380]
+    >>> row_seeds([1], epoch=1).tolist()
+    [7929402630430648056]
+    """
+    ids = np.asarray(row_ids)
+    if ids.dtype.kind not in "iu" and ids.size:
+        raise ConfigTypeError(f"row_ids must be integers, as the column row_id gives them, got {ids.dtype}")
+    hashes = hashes_of(ids.astype(np.uint64), derive_key(seed, epoch, "row seeds"))
+    return (hashes >> np.uint64(1)).astype(np.int64)

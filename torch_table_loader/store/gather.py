@@ -18,7 +18,7 @@ from torch_table_loader.arrow.sound import sound_text
 from torch_table_loader.errors import OutOfMemoryError
 from torch_table_loader.local_files import open_regular
 from torch_table_loader.planning.distinct import distinct
-from torch_table_loader.planning.ranges import coalesce, in_windows
+from torch_table_loader.planning.requests import coalesce, in_windows
 from torch_table_loader.sizes import sizes
 from torch_table_loader.store.spec import IDS, NULLS, RECORDS
 

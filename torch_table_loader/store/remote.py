@@ -19,8 +19,7 @@ import pyarrow as pa
 from torch_table_loader.cancellation import Threads, result_of
 from torch_table_loader.errors import TableError
 from torch_table_loader.local_files import make_folder, read_regular
-from torch_table_loader.planning.ranges import coalesce, in_windows, joined
-from torch_table_loader.planning.requests import Range
+from torch_table_loader.planning.requests import Range, coalesce, in_windows, joined
 from torch_table_loader.records import DataFile, FileNeeds
 from torch_table_loader.sizes import sizes
 from torch_table_loader.store.gather import StoredRows

@@ -20,7 +20,6 @@ from torch_table_loader.engine.state import write_state
 from torch_table_loader.errors import ConfigError
 from torch_table_loader.planning.order_sample import OrderSample, sample_order
 from torch_table_loader.planning.ranks import Topology
-from torch_table_loader.planning.size_counts import SizeCounts
 from torch_table_loader.planning.steps import num_steps
 from torch_table_loader.schedules import Done, Schedule
 
@@ -339,7 +338,7 @@ class Job(ABC):
             held_bytes: other bytes in memory, such as a row store.
             fetched: requests to the store, bytes that they fetch, and those of them that are decoded.
         """
-        from torch_table_loader.engine.explanation import Explanation, FetchPlan, WorkerLoad
+        from torch_table_loader.engine.explanation import Explanation, FetchPlan, SizeCounts, WorkerLoad
 
         tables, lane_bytes = list(self.tables.values()), rows_in_flight * self.row_bytes
         layouts = [table.layout for table in tables]

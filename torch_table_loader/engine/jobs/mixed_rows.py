@@ -24,9 +24,8 @@ from torch_table_loader.engine.jobs.mixture_job import AskedWeights, MixtureJob
 from torch_table_loader.engine.jobs.packed_items import LONGEST
 from torch_table_loader.engine.jobs.resolve import topology_of, with_padding
 from torch_table_loader.engine.jobs.table_rows import TableItems, TurnsOf
-from torch_table_loader.engine.mixture_state import refuse, running_shares
 from torch_table_loader.engine.row_store import crosses_by_fork
-from torch_table_loader.engine.state import Bound, Weights, of_source
+from torch_table_loader.engine.state import Bound, Weights, of_source, refuse, running_shares
 from torch_table_loader.engine.work.indexed_work import MixedStream, SourceStream
 from torch_table_loader.errors import ConfigError, ConfigTypeError, ResumeError
 from torch_table_loader.planning.distinct import distinct

@@ -26,9 +26,8 @@ from torch_table_loader.engine.jobs.mixture_form import (
 )
 from torch_table_loader.engine.jobs.mixture_job import AskedWeights, MixtureJob
 from torch_table_loader.engine.jobs.resolve import topology_of, with_padding
-from torch_table_loader.engine.mixture_state import refuse_unasked, refuse_undealt, refuse_unfit
 from torch_table_loader.engine.sizing import TENSOR_BYTES, batches_of_a_gather, rows_in_flight
-from torch_table_loader.engine.state import Bound
+from torch_table_loader.engine.state import Bound, refuse_unasked, refuse_undealt, refuse_unfit
 from torch_table_loader.engine.work.mixed_stream_work import MixedStreamWork, StreamPart
 from torch_table_loader.engine.work.source_form import PlainForm
 from torch_table_loader.errors import ConfigError

@@ -13,8 +13,7 @@ from typing_extensions import override
 from torch_table_loader.engine.jobs.job import Asked, Job
 from torch_table_loader.engine.jobs.mixture_form import common_columns
 from torch_table_loader.engine.jobs.resolve import warn_of_uneven_batches
-from torch_table_loader.engine.mixture_state import mixture_of
-from torch_table_loader.engine.state import Bound, SavedMixture, SavedTable, Weights, check_state, of_source
+from torch_table_loader.engine.state import Bound, SavedMixture, SavedTable, Weights, check_state, mixture_of, of_source
 from torch_table_loader.errors import ConfigError
 from torch_table_loader.planning.mixture import NaturalShares, natural_shares
 from torch_table_loader.schedules import Done

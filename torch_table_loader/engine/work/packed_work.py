@@ -20,7 +20,6 @@ from torch_table_loader.arrow.token_rows import Parts, columns_of_parts, rows_of
 from torch_table_loader.engine.work.indexed_work import PERMUTING, TurnStream
 from torch_table_loader.errors import ResumeError
 from torch_table_loader.pack import IGNORED
-from torch_table_loader.planning.balance import attention_costs, balanced
 from torch_table_loader.planning.global_batches import GlobalBatches, StepPlaces, concat_places
 from torch_table_loader.planning.keys import derive_key
 from torch_table_loader.planning.pack_counts import PackCounts
@@ -30,6 +29,8 @@ from torch_table_loader.planning.sequence_orders import (
     PadOrder,
     SequenceOrder,
     WindowOrder,
+    attention_costs,
+    balanced,
     pieces_of,
 )
 from torch_table_loader.planning.token_order import Anchor

@@ -188,8 +188,8 @@ class StreamJob(Job):
 
     def _stays(self, position: StreamPosition) -> bool:
         """Whether the position's stage continues here, or no rank has a step left in it."""
-        stage, begun = position.stage, position.after(0)
-        then, now = (self._topology_at(position.epoch, self._done(each)) for each in (begun, position))
+        stage = position.stage
+        then, now = self._topology_at(position.after(0)), self._topology_at(position)
         if stage.extent is not None or then != now:
             return False
         return stage.topology == now or (self.planner.counted and 0 < stage.steps >= self.planner.longest(position))
@@ -197,7 +197,7 @@ class StreamJob(Job):
     @override
     def start(self, epoch: int) -> StreamPosition:
         """Return the start of an epoch; where rows are not counted, of this rank alone."""
-        start = StreamPosition.at(epoch, self._topology_at(epoch, Done()))
+        start = StreamPosition.at(epoch, self._shape_after(epoch, Done()))
         return start if self.planner.counted else replace(start, rank=self.rank)
 
     @override
@@ -207,13 +207,17 @@ class StreamJob(Job):
             replace(position, past=stages[:number], stage=replace(stage, steps=0))
             for number, stage in enumerate(stages)
         )
-        return all(each.stage.topology == self._topology_at(position.epoch, self._done(each)) for each in begins)
+        return all(each.stage.topology == self._topology_at(each) for each in begins)
 
     @override
     def next_stage(self, position: StreamPosition) -> StreamPosition:
-        return position.on(self._topology_at(position.epoch, self._done(position)), anew=True)
+        return position.on(self._topology_at(position), anew=True)
 
-    def _topology_at(self, epoch: int, done: Done) -> Topology:
+    def _topology_at(self, position: StreamPosition) -> Topology:
+        """Return the job's shape where a position is."""
+        return self._shape_after(position.epoch, self._done(position)) if self._changing else self.topology
+
+    def _shape_after(self, epoch: int, done: Done) -> Topology:
         """Return the job's shape at a place of an epoch; its batches are of single tokens where sequences are cut."""
         pack, topology = self.options.pack, self._topology_of(epoch, done)
         if pack is None or not self.options.tokens_are_rows or not (pack.schedule or self._batch_sizes):
@@ -240,7 +244,7 @@ class StreamJob(Job):
     @override
     def planned(self, position: StreamPosition) -> PlannedStream:
         """Plan a stage of an epoch for this rank; of one that another topology has finished, nothing is left."""
-        if position.stage.topology == self._topology_at(position.epoch, self._done(position.after(0))):
+        if position.stage.topology == self._topology_at(position.after(0)):
             planned, until = self.planner.plan(position, self.rank), self._phase(position)[1]
             if until is None:
                 return planned

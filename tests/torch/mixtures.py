@@ -13,10 +13,20 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from hypothesis import strategies as st
 
+from tests.torch.packing_reference import write_documents
 from torch_table_loader import MixedDataset, TableLoader
 
 Row = tuple[str, int]
 """The name of a row's source, and its id there."""
+
+SOURCES: dict[str, list[list[int | None]]] = {
+    "a": [[5, 0, 17, 1], [None, 40, 3], [9, 9, 2, 2, 30], [1], [12, 33, 4, 6], [20] * 9],
+    "b": [[7, 8, 9], [3, 3, 3, 50], [16, 16]],
+    "c": [[11, 2]],
+}
+NAMES = tuple(SOURCES)
+FIRST = {"a": 0, "b": 100, "c": 200}
+"""Sources number their documents apart, so that a token says which it is of."""
 
 
 def write_texts(root: Path, sizes: Mapping[str, int]) -> dict[str, str]:
@@ -27,6 +37,13 @@ def write_texts(root: Path, sizes: Mapping[str, int]) -> dict[str, str]:
             columns = {"id": ids, "text": [f"{name} {row}" for row in ids]}
             pq.write_table(pa.table(columns), root / name / f"{part}.parquet", row_group_size=20)
     return {name: str(root / name) for name in sizes}
+
+
+def write_sources(root: Path) -> dict[str, str]:
+    """Write the documents of each source of `SOURCES` as a table; return their paths by name."""
+    for name, groups in SOURCES.items():
+        write_documents(root / name, groups, first=FIRST[name])
+    return {name: str(root / name) for name in SOURCES}
 
 
 def write_fours(root: Path, sizes: Mapping[str, int]) -> Path:

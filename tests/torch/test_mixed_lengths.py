@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from tests.effort import daily, examples
 from tests.tables.plain import meant_warnings
-from tests.torch.mixtures import ranks_take, worlds
+from tests.torch.mixtures import FIRST, NAMES, SOURCES, ranks_take, worlds, write_sources
 from tests.torch.packing_reference import (
     Place,
     Whole,
@@ -25,18 +25,10 @@ from tests.torch.packing_reference import (
     full_pack,
     length_of_step,
     places_of,
-    write_documents,
 )
 from torch_table_loader import ConfigError, MixedDataset, Pack, Stop, StructuredDataset, TableLoader
 from torch_table_loader.schedules import Schedule
 
-GROUPS: dict[str, list[list[int | None]]] = {
-    "a": [[5, 0, 17, 1], [None, 40, 3], [9, 9, 2, 2, 30], [1], [12, 33, 4, 6], [20] * 9],
-    "b": [[7, 8, 9], [3, 3, 3, 50], [16, 16]],
-    "c": [[11, 2]],
-}
-NAMES = tuple(GROUPS)
-FIRST = {"a": 0, "b": 100, "c": 200}
 KINDS: dict[str, dict[str, Any]] = {
     "streams": {"shuffle": True},
     "streams in order": {"shuffle": False},
@@ -55,14 +47,11 @@ class Taken(NamedTuple):
 
 @pytest.fixture(scope="module")
 def tables(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    root = tmp_path_factory.mktemp("documents")
-    for name, groups in GROUPS.items():
-        write_documents(root / name, groups, first=FIRST[name])
-    return {name: str(root / name) for name in GROUPS}
+    return write_sources(tmp_path_factory.mktemp("documents"))
 
 
 def wholes(name: str) -> dict[int, Whole]:
-    return documents_of(GROUPS[name], PACK, FIRST[name])
+    return documents_of(SOURCES[name], PACK, FIRST[name])
 
 
 TOKENS = {name: places_of(wholes(name)) for name in NAMES}

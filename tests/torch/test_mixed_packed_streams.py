@@ -20,18 +20,10 @@ from hypothesis import strategies as st
 
 from tests.effort import examples
 from tests.tables.plain import meant_warnings
+from tests.torch.mixtures import FIRST, NAMES, SOURCES, write_sources
 from tests.torch.packing_reference import Place, Whole, check_batch, documents_of, full_pack, places_of, write_documents
 from torch_table_loader import ConfigError, MixedDataset, Pack, ResumeError, StructuredDataset, TableLoader
 from torch_table_loader.pack import PackStrategy
-
-GROUPS: dict[str, list[list[int | None]]] = {
-    "a": [[5, 0, 17, 1], [None, 40, 3], [9, 9, 2, 2, 30], [1], [12, 33, 4, 6], [20] * 9],
-    "b": [[7, 8, 9], [3, 3, 3, 50], [16, 16]],
-    "c": [[11, 2]],
-}
-NAMES = tuple(GROUPS)
-FIRST = {"a": 0, "b": 100, "c": 200}
-"""Sources number their documents apart, so that a token says which it is of."""
 
 WEIGHTS = {"a": 5, "b": 3, "c": 1}
 STRATEGIES: tuple[PackStrategy, ...] = ("concat", "pad", "best_fit")
@@ -46,14 +38,11 @@ class Packed(NamedTuple):
 
 @pytest.fixture(scope="module")
 def tables(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    root = tmp_path_factory.mktemp("documents")
-    for name, groups in GROUPS.items():
-        write_documents(root / name, groups, first=FIRST[name])
-    return {name: str(root / name) for name in GROUPS}
+    return write_sources(tmp_path_factory.mktemp("documents"))
 
 
 def wholes_of(pack: Pack, name: str) -> dict[int, Whole]:
-    return documents_of(GROUPS[name], pack, FIRST[name])
+    return documents_of(SOURCES[name], pack, FIRST[name])
 
 
 def make(

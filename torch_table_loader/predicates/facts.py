@@ -1,8 +1,8 @@
 """Whether rows of which some facts are known can pass a filter: one answer for row groups, files and manifests.
 
-Whoever knows something of rows states it as `Facts` of columns. A `Predicate` asks each part of a filter whether it can
-be true of such rows, and whether it can be false. pyarrow treats null and NaN in its own way: ``~(x < 3)`` passes NaN,
-which bounds leave out, and ``~x.isin([1])`` passes null.
+Callers state what they know of rows as `Facts` of columns. A `Predicate` asks each part of a filter whether it can be
+true of such rows, and whether it can be false. Nulls and NaN follow pyarrow: ``~(x < 3)`` passes NaN, which bounds
+leave out, and ``~x.isin([1])`` passes null.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ def single(value: pa.Scalar, kind: pa.DataType) -> Facts:
 
 
 class UndecidedError(Exception):
-    """A part of a filter says nothing of rows whose facts are known; the message says why."""
+    """No facts decide a part of a filter; the message says why."""
 
 
 class Predicate:

@@ -26,6 +26,7 @@ settings.register_profile("unshrunk", settings.get_profile("repeatable"), phases
 settings.register_profile("explore", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("explore" if os.environ.get("LAWS_EXPLORE") else "repeatable")
 
+collect_ignore = ["launchers/scripts"]  # they are run, and import frameworks
 multiprocessing.set_forkserver_preload(["torch_table_loader.dataset"])  # or each of its workers would import torch
 
 

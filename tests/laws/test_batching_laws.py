@@ -204,7 +204,7 @@ def _rest(exact: ExactBatches[Any], batch_size: int) -> list[Any]:
     return [] if rest is None else rest.batches(batch_size)
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=examples(120), deadline=None)
 @given(table=tables, policy=policies, cuts=chunkings, batch_size=st.integers(1, 40), packed=st.booleans())
 def test_all_batches_together_are_the_table(
     table: pa.RecordBatch, policy: TypePolicy, cuts: list[int], batch_size: int, packed: bool
@@ -230,7 +230,7 @@ def test_all_batches_together_are_the_table(
             assert mask == column.is_valid().to_pylist()
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(table=tables, cuts=chunkings, batch_size=st.integers(1, 40), python=st.booleans())
 def test_arrow_and_dict_batches_are_the_table(
     table: pa.RecordBatch, cuts: list[int], batch_size: int, python: bool
@@ -248,7 +248,7 @@ def test_arrow_and_dict_batches_are_the_table(
         assert _same([value for batch in plain for value in batch[name]], table[name].to_pylist())
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=examples(80), deadline=None)
 @given(
     table=tables,
     output=st.sampled_from(["torch", "numpy", "arrow", "dict"]),
@@ -328,7 +328,7 @@ def _taken(table: pa.RecordBatch, rows: Iterable[int]) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(arrays, schema=table.schema)
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=examples(80), deadline=None)
 @given(
     table=tables,
     output=st.sampled_from(["torch", "numpy", "arrow"]),
@@ -360,7 +360,7 @@ def test_slice_take_and_concat_agree_with_arrow(
     assert _same(plain(codec.unpack(codec.pack(*parts))), plain(rows))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(
     length=st.integers(0, 90),
     window=st.integers(1, 40),
@@ -432,7 +432,7 @@ def test_writing_into_one_batch_changes_no_other(
 
 
 @pytest.mark.parametrize("output", ["torch", "numpy"])
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 @given(
     words=st.lists(st.one_of(st.none(), st.sampled_from("abcdef")), max_size=40),
     known=st.lists(st.sampled_from("abcdefgh"), unique=True),

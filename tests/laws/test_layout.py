@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.effort import examples
 from tests.strategies import cutters, table, tables
 from torch_table_loader import TargetSizeStrategy
 from torch_table_loader.errors import ConfigError, ConfigTypeError
@@ -142,7 +143,7 @@ def test_a_split_without_a_range_is_the_whole_file(layout: TableLayout) -> None:
     whole.check_coverage("me")
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(cut=cut_tables(), complete=st.booleans())
 def test_coverage_agrees_with_counting_each_row(cut: tuple[TableLayout, list[Split]], complete: bool) -> None:
     layout, splits = cut

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -74,9 +75,12 @@ def is_facade(module: str) -> bool:
     return level_of(module) == FACADE and room_of(module) == ""
 
 
+parsed = functools.cache(Sources.of)
+
+
 def violations(root: Path) -> list[str]:
     """Return every violation of the table, with module and line."""
-    sources = Sources.of(root)
+    sources = parsed(root)
     imports = list(sources.imports())
     found = [f"{entry.importer}:{entry.line} {fault}" for entry in imports for fault in faults(entry)]
     found += [f"circle: {' -> '.join(circle)}" for circle in circles(imports)]
@@ -188,7 +192,7 @@ def test_file_names_are_unique(root: Path) -> None:
 
 
 def test_every_module_of_the_package_is_checked() -> None:
-    sources = Sources.of(ROOT)
+    sources = parsed(ROOT)
     assert {"", "errors", "planning", "planning.lanes", "source.storage"} <= set(sources.modules)
     targets = {entry.target for entry in sources.imports() if entry.importer == "planning.lanes"}
     assert {"planning.runs", "numpy", "heapq"} <= targets

@@ -20,6 +20,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from tests.effort import examples
 from torch_table_loader.errors import ConfigError, ConfigTypeError
 from torch_table_loader.extend import Key, Permutation, derive_key
 from torch_table_loader.planning import permutation
@@ -101,7 +102,7 @@ def tables(draw: st.DrawFn) -> tuple[Permutation, Ints]:
 
 
 @given(tables())
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 def test_take_and_inverse_undo_each_other(table: tuple[Permutation, Ints]) -> None:
     p, numbers = table
     items = p.take(numbers)

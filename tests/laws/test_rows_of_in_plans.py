@@ -7,6 +7,7 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.effort import examples
 from tests.generators import HalvesV1, HalvesV2
 from tests.strategies import SEED, cutters, tables, topologies
 from tests.tables.planned import World
@@ -15,7 +16,7 @@ from torch_table_loader.planning.rows_of import spans_of_batch
 from torch_table_loader.planning.stages import StreamPosition
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=examples(120), deadline=None)
 @given(
     layout=tables,
     strategy=st.one_of(cutters, st.sampled_from([HalvesV2(), HalvesV1()])),

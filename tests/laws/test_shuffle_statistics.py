@@ -17,6 +17,7 @@ def test_it_is_a_bijection_for_every_small_n_and_around_powers_of_two() -> None:
         assert np.array_equal(np.bincount(ours(n, 1, 2), minlength=n), np.ones(n)), n
 
 
+@pytest.mark.slow
 def test_every_statistic_is_explained_by_chance() -> None:
     found = [*battery(ours, SIZES), *every_small_order(ours), *parity(ours, 65_537, keys=120), *parity(ours, 50)]
     assert len(found) > 100

@@ -14,6 +14,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tests.effort import examples
 from tests.tables.iceberg import IcebergWriter, Row, column, some
 from torch_table_loader import IcebergDataset, TableError
 from torch_table_loader.read import deletes
@@ -384,7 +385,7 @@ def thinned(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 @given(deleted=st.sets(st.integers(0, 63)), data=st.data())
-@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(25), suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_rows_left_out_while_a_group_is_decoded_are_those_left_out_afterwards(
     tmp_path_factory: pytest.TempPathFactory, thinned: list[int], deleted: set[int], data: st.DataObject
 ) -> None:
@@ -417,7 +418,7 @@ KEYED = [["x", "k", "s"], ["s", "x"], ["x"], ["x", "s", "k"]]
     at=st.sets(st.integers(0, 63), max_size=8),
     columns=st.sampled_from(KEYED),
 )
-@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(25), suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_rows_of_deleted_keys_left_out_while_a_group_is_decoded_are_those_left_out_afterwards(
     tmp_path_factory: pytest.TempPathFactory,
     thinned: list[int],

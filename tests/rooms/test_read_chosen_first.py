@@ -13,6 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tests.effort import examples
 from tests.tables.reading import LocalStorage, as_table, count, data_file, inspect, whole_task, write_parquet
 from torch_table_loader.errors import TableError
 from torch_table_loader.read.file_walk import Beside
@@ -87,7 +88,7 @@ class _Asked:
         monkeypatch.setattr(ParquetFile, "batches", noting_stream)
 
 
-@settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(120), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     filters=st.sampled_from(FILTERS),
     columns=st.sampled_from(COLUMNS),

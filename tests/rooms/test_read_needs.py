@@ -243,7 +243,7 @@ def iceberg(folder: Path) -> tuple[IcebergWriter, Table]:
     return table, survey(source, None, None, None)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 @given(data=st.data())
 def test_tables_with_deletes_declare_what_they_read(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject

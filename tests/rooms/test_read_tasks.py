@@ -16,6 +16,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tests.effort import examples
 from tests.tables.reading import LocalStorage, as_table, count, data_file, inspect, whole_task, write_parquet
 from torch_table_loader.errors import ConfigError, ConfigTypeError, StorageError, TableError
 from torch_table_loader.predicates.expressions import check_filter, row_mask
@@ -84,7 +85,7 @@ FILTERS = [
 ]
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(150), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     st.sampled_from(FILTERS),
     st.lists(st.integers(0, ROWS), max_size=6),

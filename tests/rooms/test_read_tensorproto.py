@@ -17,6 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import TensorProto
 
+from tests.effort import examples
 from tests.tables.reading import LocalStorage, data_file
 from tests.tables.tensor_shards import WIDTHS, Tensor, sample, tensor, write_shard
 from torch_table_loader import ConfigError, ResumeError, StructuredDataset, TableError
@@ -122,7 +123,7 @@ def test_a_file_that_ends_inside_a_sample_is_named_or_left_out_from_there(tmp_pa
     assert ids(loader) == [0, 1, 2]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(data=st.data())
 def test_any_cut_of_a_shard_is_an_error_that_names_it(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
@@ -339,7 +340,7 @@ def concatenated(parts: Sequence[tuple[str, Any]]) -> bytes:
     return message
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=examples(400), deadline=None)
 @given(messages=st.lists(fields.map(concatenated), min_size=1, max_size=4), noise=st.data())
 def test_a_known_form_gives_the_same_as_parsing(messages: list[bytes], noise: st.DataObject) -> None:
     """Messages like one that was parsed, with other bytes at their ends."""

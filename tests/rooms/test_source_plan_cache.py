@@ -17,6 +17,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tests.effort import examples
 from tests.logs import said_by
 from torch_table_loader.errors import ConfigError, StorageError
 from torch_table_loader.extend import FileStorage, PathSource
@@ -114,7 +115,7 @@ def test_a_file_of_unknown_version_is_not_cached(tmp_path: Path) -> None:
     assert entry_files(tmp_path) == []
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=examples(60))
 @given(st.data())
 def test_a_damaged_entry_is_never_believed(tmp_path: Path, data: st.DataObject) -> None:
     cache = PlanCache.open(str(tmp_path))

@@ -100,7 +100,7 @@ def test_an_empty_table_and_one_row(rows: int, tmp_path: Path) -> None:
 KINDS = st.sampled_from([pa.int8(), pa.int64(), pa.float32(), pa.bool_(), pa.binary(3), pa.decimal128(9), pa.int16()])
 
 
-@settings(max_examples=50)
+@settings(max_examples=examples(50))
 @given(kinds=st.lists(KINDS, min_size=1, max_size=6), sizes=st.lists(st.integers(0, 3), min_size=6, max_size=6))
 def test_a_record_has_each_column_once_and_aligned(kinds: list[pa.DataType], sizes: list[int]) -> None:
     types = [pa.list_(kind, size) if size else kind for kind, size in zip(kinds, sizes, strict=False)]
@@ -115,7 +115,7 @@ def test_a_record_has_each_column_once_and_aligned(kinds: list[pa.DataType], siz
     assert {slot.column for slot in layout.slots} == set(range(len(types)))
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=examples(50), deadline=None)
 @given(
     kinds=st.lists(KINDS, min_size=1, max_size=12),
     sizes=st.lists(st.integers(0, 2), min_size=12, max_size=12),

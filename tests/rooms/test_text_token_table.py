@@ -18,6 +18,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pyiceberg.catalog import load_catalog
 
+from tests.effort import examples
 from tests.leaks import children
 from tests.rooms.word_tokenizers import STOP_FILE, words
 from torch_table_loader import (
@@ -99,7 +100,7 @@ def test_a_loader_reads_it(table: Path, tmp_path: Path) -> None:
     ranks=st.integers(1, 4),
     nulls=st.sampled_from(["drop", "empty"]),
 )
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(25), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_any_table_in_any_splits_on_any_ranks(
     rows: list[str | None], group: int, split: int, ranks: int, nulls: Any, tmp_path_factory: pytest.TempPathFactory
 ) -> None:

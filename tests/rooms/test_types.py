@@ -83,6 +83,7 @@ def found_by_pyright(folder: Path) -> dict[str, list[str]]:
     return found
 
 
+@pytest.mark.slow
 def test_strict_pyright_finds_nothing_in_scripts_of_users(tmp_path: Path) -> None:
     for name, text in scripts():
         (tmp_path / f"{name}.py").write_text(text)

@@ -114,7 +114,7 @@ def gate_before(url: str) -> Iterator[Gate]:
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     server.daemon_threads = True
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
     thread.start()
     gate.url = f"http://127.0.0.1:{server.server_port}"
     try:

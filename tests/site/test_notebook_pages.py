@@ -10,8 +10,9 @@ import pytest
 from tools.site_hooks import rendered
 from torch_table_loader.options import defaults
 
+pytestmark = pytest.mark.slow
 
-@pytest.mark.slow
+
 @pytest.mark.parametrize("name", ["first-steps", "language-model", "recommender"])
 def test_a_notebook_is_a_page_that_can_be_downloaded(name: str, site: Path) -> None:
     page = (site / "notebooks" / f"{name}.html").read_text("utf-8")

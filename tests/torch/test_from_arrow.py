@@ -25,6 +25,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.effort import examples
 from tests.tables.plain import meant_warnings
 from torch_table_loader import (
     ConfigError,
@@ -147,7 +148,7 @@ KINDS: dict[str, tuple[st.SearchStrategy[Any], pa.DataType]] = {
 }  # fmt: skip
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(st.data(), st.sampled_from(sorted(KINDS)), st.integers(0, 8), st.integers(0, 8))
 def test_the_hash_tells_rows_apart_and_chunks_not(data: st.DataObject, kind: str, one: int, other: int) -> None:
     values, form = KINDS[kind]

@@ -95,20 +95,24 @@ def check_lengths(steps: list[list[Taken]], pack: Pack, first: int) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("worker_type", ["thread", "process"])
-@daily(4)
+@daily(2)
 def test_each_token_comes_once_and_every_step_resumes(tables: dict[str, str], kind: str, worker_type: Any) -> None:
     world = {"num_workers": 2, "worker_type": worker_type, "num_ranks": 1}
     whole, _ = job(tables, kind, None, None, **world)
     assert [step[0].length for step in whole[:10]] == [3, 3, 7, 7, 2, 2, 2, 2, 2, 11]
     check_lengths(whole, PACK, 0)
     assert sorted(tokens_of(whole).elements()) == ALL
-    for steps in range(len(whole) + 1) if worker_type == "thread" else (len(whole) // 2,):
-        begun, state = job(tables, kind, None, steps, **world)
-        loader, _ = make(tables, kind, num_workers=2)
-        loader.load_state_dict(json.loads(json.dumps(state)))
-        assert (len(loader), loader.remaining) == (len(whole), len(whole) - steps)
-        rest, _ = job(tables, kind, state, None, **world)
-        assert begun + rest == whole
+    loader, _ = make(tables, kind, **world)
+    batches = iter(loader)
+    for steps in range(len(whole) + 1):
+        state = loader.state_dict()
+        fresh, _ = make(tables, kind, num_workers=2)
+        fresh.load_state_dict(json.loads(json.dumps(state)))
+        assert (len(fresh), fresh.remaining) == (len(whole), len(whole) - steps)
+        if worker_type == "thread" or steps == len(whole) // 2:
+            rest, _ = job(tables, kind, state, None, **world)
+            assert rest == whole[steps:]
+        assert [taken(batch) for batch in islice(batches, 1)] == whole[steps : steps + 1]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -159,6 +163,7 @@ def test_a_schedule_goes_on_from_one_length_and_back(tables: dict[str, str], kin
 
 
 @pytest.mark.parametrize("kind", KINDS)
+@daily(2)
 def test_seek_and_later_epochs(tables: dict[str, str], kind: str) -> None:
     loader, _ = make(tables, kind, epochs=2)
     length, whole = len(loader), [taken(batch) for batch in loader]
@@ -174,6 +179,7 @@ def test_seek_and_later_epochs(tables: dict[str, str], kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
+@daily(1)
 def test_lengths_weights_and_batch_sizes_change_together(tables: dict[str, str], kind: str) -> None:
     options: dict[str, Any] = {
         "weights": {0: WEIGHTS, 3: {"a": 1, "b": 1, "c": 0}, 8: {"a": 1, "b": 4, "c": 3}},
@@ -208,6 +214,7 @@ def test_sources_come_at_most_so_often(tables: dict[str, str], kind: str, most: 
 
 
 @pytest.mark.parametrize("kind", KINDS)
+@daily(2)
 def test_rows_of_names_the_documents_of_any_length(tables: dict[str, str], kind: str) -> None:
     loader, _ = make(tables, kind, num_workers=1)
     for step, batch in enumerate(loader):

@@ -101,7 +101,7 @@ def test_saved_after_every_batch_a_fresh_loader_goes_on_with_the_rest(
 
 
 @pytest.mark.slow
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 @given(chain=chains(), steps=st.lists(st.integers(0, 5), min_size=5, max_size=5), epoch=st.integers(0, 2))
 def test_every_row_comes_once_over_a_chain_of_topologies(
     table: Path, chain: tuple[dict[str, Any], list[dict[str, Any]]], steps: list[int], epoch: int

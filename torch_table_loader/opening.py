@@ -14,7 +14,7 @@ from torch_table_loader.engine.state import oldest_files
 from torch_table_loader.errors import ConfigError, ConfigTypeError, ResumeError
 from torch_table_loader.planning.stages import Extent
 from torch_table_loader.read.formats import reader_by_suffix
-from torch_table_loader.read.held import HeldReader
+from torch_table_loader.read.reader_base import HeldReader
 from torch_table_loader.remote_options import anywhere, of_the_store
 from torch_table_loader.source.address import parse_address
 from torch_table_loader.source.arrow_source import ArrowSource

@@ -21,7 +21,7 @@ from torch_table_loader.arrow.token_rows import (
     sequences_of,
     tokens_are_rows,
 )
-from torch_table_loader.batching.kinds import ipc_read, ipc_size, ipc_write
+from torch_table_loader.batching.outputs import ipc_read, ipc_size, ipc_write
 from torch_table_loader.batching.packed_outputs import Documents, Sequences
 from torch_table_loader.batching.rows import Batches, Block, Rows, RowsCodec, new_block, pieces_of
 from torch_table_loader.pack import IGNORED
@@ -29,7 +29,7 @@ from torch_table_loader.pack import IGNORED
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from torch_table_loader.batching.column_functions import ColumnFunction
+    from torch_table_loader.batching.policy import ColumnFunction
     from torch_table_loader.batching.rows import Allocate
     from torch_table_loader.pack import Pack
 

@@ -32,13 +32,15 @@ import torch
 from torch_table_loader.arrow.datatypes import children_of, is_string, is_text, plain_type
 from torch_table_loader.arrow.elements import ElementType, mark_of, marked_dtype, opened_type
 from torch_table_loader.batching import outputs
-from torch_table_loader.batching.cells import Cell, FlatCell, GridCell
 from torch_table_loader.batching.decoders import (
     MASK_SUFFIX,
     ArrowDecoder,
+    Cell,
     CodesDecoder,
     Decoder,
     FixedDecoder,
+    FlatCell,
+    GridCell,
     HashCoder,
     ListsDecoder,
     Stack,
@@ -54,8 +56,7 @@ from torch_table_loader.planning.column_statistics import ColumnStatistics
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from torch_table_loader.batching.cells import Cell
-    from torch_table_loader.batching.decoders import Coder, Cut
+    from torch_table_loader.batching.decoders import Cell, Coder, Cut
     from torch_table_loader.batching.policy import TypePolicy
     from torch_table_loader.column_options import Strings, Vocabulary
 

@@ -21,7 +21,7 @@ import numpy as np
 import pyarrow as pa
 
 from torch_table_loader.batching.codec import TensorCodec
-from torch_table_loader.batching.kinds import DenseKind, ListsKind
+from torch_table_loader.batching.outputs import DenseKind, ListsKind
 from torch_table_loader.batching.policy import TypePolicy
 from torch_table_loader.cli.arguments import GROUPS, loader_keywords
 from torch_table_loader.cli.named_table import open_table

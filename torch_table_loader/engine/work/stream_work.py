@@ -12,7 +12,7 @@ import pyarrow as pa
 from typing_extensions import override
 
 from torch_table_loader.arrow.reserved import PADDING_COLUMN
-from torch_table_loader.batching.rebatching import ExactBatches, PieceBatches, WindowShuffle
+from torch_table_loader.batching.rows import ExactBatches, PieceBatches, WindowShuffle
 from torch_table_loader.engine.work.lane_work import LaneWork
 from torch_table_loader.errors import TableError
 from torch_table_loader.fetch.fetch_queue import PlannedRead, in_order

@@ -26,7 +26,7 @@ except ImportError as error:
         f"tensor shards are parsed by onnx, which is not installed ({error}); pip install 'torch-table-loader[onnx]'"
     ) from error
 
-__all__ = ["TensorProto"]  # for the writer
+__all__ = ["TensorProto"]  # for what writes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

@@ -320,7 +320,7 @@ FAULTS = (
         _REFUSALS,
     ),
     Fault(
-        *(7, "a hive value is not decoded", "source/hive.py"),
+        *(7, "a hive value is not decoded", "source/folders.py"),
         'value = None if raw_value == NULL_SEGMENT else unquote(raw_value, errors="strict")',
         "value = None if raw_value == NULL_SEGMENT else raw_value",
         ("tests/rooms/test_source_hive.py",),

@@ -11,8 +11,7 @@ import pyarrow as pa
 
 from torch_table_loader.arrow.arrays import encoded, plain
 from torch_table_loader.arrow.buffers import Arena, aligned
-from torch_table_loader.arrow.datatypes import decoded_type
-from torch_table_loader.arrow.elements import opened_type
+from torch_table_loader.arrow.datatypes import decoded_type, opened_type
 from torch_table_loader.arrow.token_rows import columns_of_parts
 from torch_table_loader.batching import outputs
 from torch_table_loader.batching.decoders import Branch, Decoder, Leaf, Shape, Stack, check_times, holds_times

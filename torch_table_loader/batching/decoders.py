@@ -526,7 +526,7 @@ class VocabularyCoder(Coder):
 
 @dataclass(frozen=True, slots=True)
 class HashCoder(Coder):
-    """The bucket of each string; see `column_options.Hash`. Each distinct string of an array is hashed once.
+    """The bucket of each string; see `option_values.Hash`. Each distinct string of an array is hashed once.
 
     Null is in bucket 0, and no string is.
     """

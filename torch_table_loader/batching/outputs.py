@@ -23,13 +23,13 @@ import pyarrow as pa
 import torch
 
 from torch_table_loader.arrow.buffers import NewArray, joined, new_array
-from torch_table_loader.arrow.elements import mark_of, unmarked
+from torch_table_loader.arrow.datatypes import mark_of, unmarked
 from torch_table_loader.errors import MissingExtraError
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from torch_table_loader.column_options import Pad
+    from torch_table_loader.option_values import Pad
 
 
 _TAKEN_ALONE = 32

@@ -11,7 +11,9 @@ import torch
 
 from torch_table_loader.batching.decoders import Branch
 from torch_table_loader.batching.outputs import Codes, Padded, Ragged
-from torch_table_loader.column_options import (
+from torch_table_loader.errors import ConfigError
+from torch_table_loader.messages import the_nearest
+from torch_table_loader.option_values import (
     ColumnFunctions,
     ColumnsOption,
     Hash,
@@ -23,8 +25,6 @@ from torch_table_loader.column_options import (
     UnsupportedOption,
     Vocabulary,
 )
-from torch_table_loader.errors import ConfigError
-from torch_table_loader.messages import the_nearest
 from torch_table_loader.options import LoaderOptions, OutputFormat
 from torch_table_loader.pack import Pack
 

@@ -10,7 +10,7 @@
 | list, large list, list view of those | jagged, padded, or values and offsets (`ragged=`) |
 | string, binary, their large, view and fixed-size forms | Python list, codes or buckets (`strings=`) |
 | list of strings or binary | list of Python lists, or lists of codes with a vocabulary or of buckets |
-| bfloat16, floats of 8 bits and complex numbers (`arrow/elements.py`) | tensor of torch's type |
+| bfloat16, floats of 8 bits and complex numbers (`arrow/datatypes.py`) | tensor of torch's type |
 | struct | nested dict, its children as above |
 | dictionary, run-end encoded, extension | as what is inside |
 | null, map, union, interval, list of list, list of struct | refused; Python values with ``unsupported="list"`` |
@@ -29,8 +29,16 @@ import pyarrow as pa
 import pyarrow.types as pt
 import torch
 
-from torch_table_loader.arrow.datatypes import children_of, is_string, is_text, plain_type
-from torch_table_loader.arrow.elements import ElementType, mark_of, marked_dtype, opened_type
+from torch_table_loader.arrow.datatypes import (
+    ElementType,
+    children_of,
+    is_string,
+    is_text,
+    mark_of,
+    marked_dtype,
+    opened_type,
+    plain_type,
+)
 from torch_table_loader.batching import outputs
 from torch_table_loader.batching.decoders import (
     MASK_SUFFIX,
@@ -48,9 +56,9 @@ from torch_table_loader.batching.decoders import (
     VocabularyCoder,
     holds_times,
 )
-from torch_table_loader.column_options import Hash, Pad, UnsupportedForm, Vocabulary
 from torch_table_loader.errors import ConfigError
 from torch_table_loader.messages import the_nearest
+from torch_table_loader.option_values import Hash, Pad, UnsupportedForm, Vocabulary
 from torch_table_loader.planning.column_statistics import ColumnStatistics
 
 if TYPE_CHECKING:
@@ -58,7 +66,7 @@ if TYPE_CHECKING:
 
     from torch_table_loader.batching.decoders import Cell, Coder, Cut
     from torch_table_loader.batching.policy import TypePolicy
-    from torch_table_loader.column_options import Strings, Vocabulary
+    from torch_table_loader.option_values import Strings, Vocabulary
 
 _INT64 = np.dtype(np.int64)
 _FLOAT64 = np.dtype(np.float64)

@@ -18,13 +18,13 @@ import pyarrow.parquet as pq
 
 from torch_table_loader.cli.named_table import cluster_of, open_table
 from torch_table_loader.cli.terminal import number_of, show, wants_bar
+from torch_table_loader.contracts import installed_names, load_installed
 from torch_table_loader.engine.machine import ranks_on_this_node, usable_cpus
 from torch_table_loader.errors import ConfigError, StorageError, TableError, TableLoaderError
 from torch_table_loader.format_contracts import FormatWriter
 from torch_table_loader.local_files import new_file
 from torch_table_loader.messages import did_you_mean, progress_bar
 from torch_table_loader.planning.splits import whole_files
-from torch_table_loader.plugins import installed_names, load_installed
 from torch_table_loader.token_table import tokenize_table
 
 if TYPE_CHECKING:

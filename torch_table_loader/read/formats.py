@@ -7,10 +7,10 @@ import pickle
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from torch_table_loader.contracts import installed_names, load_installed
 from torch_table_loader.errors import ConfigError, ConfigTypeError, TableError
 from torch_table_loader.format_contracts import SidecarReader
 from torch_table_loader.messages import did_you_mean
-from torch_table_loader.plugins import installed_names, load_installed
 from torch_table_loader.read.avro import AvroReader
 from torch_table_loader.read.failures import reading
 from torch_table_loader.read.ipc import FmsFsdpReader, IpcReader

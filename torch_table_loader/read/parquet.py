@@ -14,7 +14,6 @@ from typing_extensions import override
 
 from torch_table_loader.arrow import compute as pc
 from torch_table_loader.arrow.datatypes import is_string
-from torch_table_loader.arrow.reserved import LAST_UPDATED_FIELD, ROW_ID_FIELD
 from torch_table_loader.arrow.sound import sound_text
 from torch_table_loader.errors import TableError
 from torch_table_loader.format_contracts import (
@@ -45,7 +44,7 @@ from torch_table_loader.read.parquet_footer import (
     refuse_unsafe,
 )
 from torch_table_loader.read.reader_base import known_values, refuse_duplicates
-from torch_table_loader.records import FileMeta
+from torch_table_loader.records import LAST_UPDATED_FIELD, ROW_ID_FIELD, FileMeta
 from torch_table_loader.sizes import sizes
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from torch_table_loader.arrow.elements import ELEMENTS, ElementType
+from torch_table_loader.arrow.datatypes import ELEMENTS, ElementType
 from torch_table_loader.errors import MissingExtraError, TableLoaderError
 
 try:

@@ -24,8 +24,7 @@ import pyarrow.types as pt
 from typing_extensions import override
 
 from torch_table_loader.arrow.arrays import lists_of, plain
-from torch_table_loader.arrow.datatypes import plain_type
-from torch_table_loader.arrow.elements import ElementType, innermost
+from torch_table_loader.arrow.datatypes import ElementType, innermost, plain_type
 from torch_table_loader.contracts import is_far
 from torch_table_loader.errors import ConfigError, ConfigTypeError, TableError
 from torch_table_loader.format_contracts import FormatWriter, SalvagingReader, SettlingReader, SidecarReader, Traits

@@ -6,15 +6,10 @@ holds the bits, so that readers that do not know the type get unsigned integers 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Self
+from typing import Self
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.types as pt
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
 
 _VARIABLE_BYTES = 64
 """Estimated bytes of a value of variable width."""
@@ -159,31 +154,6 @@ for _name in ELEMENTS:
 def opened_type(kind: pa.DataType) -> pa.DataType:
     """Return the plain type, except of numbers that Arrow lacks: they keep theirs."""
     return kind if isinstance(kind, ElementType) else plain_type(kind)
-
-
-def marked_dtype(element: str) -> np.dtype[Any]:
-    """Return the dtype in which arrays hold numbers of a name among `ELEMENTS`.
-
-    numpy has complex numbers. For the others it is a record of one field, named after the element, so that bits are
-    moved unchanged and nothing can be computed with them by mistake.
-
-    >>> marked_dtype("complex64"), marked_dtype("bfloat16").names
-    (dtype('complex64'), ('bfloat16',))
-    """
-    if element.startswith("complex"):
-        return np.dtype(element)
-    return np.dtype([(element, f"u{_STORAGE[element].bit_width // 8}")])
-
-
-def mark_of(dtype: np.dtype[Any]) -> str | None:
-    """Return the element of a dtype from `marked_dtype`, if numpy lacks it; None for any other dtype."""
-    return None if dtype.names is None else dtype.names[0]
-
-
-def unmarked(values: NDArray[Any], element: str) -> NDArray[Any]:
-    """View marked values as the unsigned integers of their bits."""
-    found: NDArray[Any] = values.view(f"u{_STORAGE[element].bit_width // 8}")
-    return found
 
 
 def innermost(kind: pa.DataType) -> pa.DataType:

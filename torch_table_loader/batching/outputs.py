@@ -23,7 +23,7 @@ import pyarrow as pa
 import torch
 
 from torch_table_loader.arrow.buffers import NewArray, joined, new_array
-from torch_table_loader.arrow.datatypes import mark_of, unmarked
+from torch_table_loader.arrow.datatypes import ElementType
 from torch_table_loader.errors import MissingExtraError
 
 if TYPE_CHECKING:
@@ -307,12 +307,37 @@ class Codes(NamedTuple):
     values: list[Any]
 
 
+def marked_dtype(element: str) -> np.dtype[Any]:
+    """Return the dtype in which arrays hold numbers of a name among `arrow.datatypes.ELEMENTS`.
+
+    numpy has complex numbers. For the others it is a record of one field, named after the element, so that bits are
+    moved unchanged and nothing can be computed with them by mistake.
+
+    >>> marked_dtype("complex64"), marked_dtype("bfloat16").names
+    (dtype('complex64'), ('bfloat16',))
+    """
+    if element.startswith("complex"):
+        return np.dtype(element)
+    return np.dtype([(element, f"u{ElementType(element).storage_type.bit_width // 8}")])
+
+
+def mark_of(dtype: np.dtype[Any]) -> str | None:
+    """Return the element of a dtype from `marked_dtype`, if numpy lacks it; None for any other dtype."""
+    return None if dtype.names is None else dtype.names[0]
+
+
+def unmarked(values: NDArray[Any]) -> NDArray[Any]:
+    """View marked values as the unsigned integers of their bits."""
+    found: NDArray[Any] = values.view(f"u{values.dtype.itemsize}")
+    return found
+
+
 def tensor_of(values: NDArray[Any]) -> torch.Tensor:
     """View an array as a tensor, of numbers that numpy has not as torch's own."""
     element = mark_of(values.dtype)
     if element is None:
         return torch.from_numpy(values)
-    return torch.from_numpy(unmarked(values, element)).view(getattr(torch, element))
+    return torch.from_numpy(unmarked(values)).view(getattr(torch, element))
 
 
 def array_of(values: NDArray[Any]) -> NDArray[Any]:
@@ -320,7 +345,7 @@ def array_of(values: NDArray[Any]) -> NDArray[Any]:
     element = mark_of(values.dtype)
     if element is None:
         return values
-    found: NDArray[Any] = unmarked(values, element).view(numpy_dtype(element))
+    found: NDArray[Any] = unmarked(values).view(numpy_dtype(element))
     return found
 
 

@@ -34,8 +34,6 @@ from torch_table_loader.arrow.datatypes import (
     children_of,
     is_string,
     is_text,
-    mark_of,
-    marked_dtype,
     opened_type,
     plain_type,
 )
@@ -275,9 +273,9 @@ class Chooser:
             cell = self._flat(kind, path)
         dtype = cell.kind.dtype
         if path in self.policy.fills:
-            if mark_of(dtype) is not None:
+            if (element := outputs.mark_of(dtype)) is not None:
                 raise ConfigError(
-                    f"nulls fills column {path!r}, whose values are {mark_of(dtype)}, which numpy does not have; "
+                    f"nulls fills column {path!r}, whose values are {element}, which numpy does not have; "
                     'leave it out of nulls, or pass nulls="mask"'
                 )
             return replace(cell, fill=fixed_fill(path, self.policy.fills[path], cell, kind))
@@ -302,8 +300,8 @@ class Chooser:
         raise unsupported(path, kind, remedy)
 
     def _element(self, element: str, path: str) -> FlatCell:
-        dtype = marked_dtype(element)
-        if self.policy.output_format == "numpy" and mark_of(dtype) is not None:
+        dtype = outputs.marked_dtype(element)
+        if self.policy.output_format == "numpy" and outputs.mark_of(dtype) is not None:
             outputs.numpy_dtype(element)
         elif not hasattr(torch, element):
             raise unsupported(
@@ -454,7 +452,7 @@ def list_fill(path: str, given: Any, item: Cell) -> NDArray[Any]:
 def pad_value(path: str, given: float, item: Cell) -> Any:
     """Return the value that pads a column of lists, in the values' dtype."""
     dtype = item.kind.dtype
-    element = mark_of(dtype)
+    element = outputs.mark_of(dtype)
     if element is not None and given == 0:
         return np.zeros((), dtype)[()]
     try:

@@ -41,6 +41,11 @@ if TYPE_CHECKING:
     from torch_table_loader.options import LoaderOptions
     from torch_table_loader.planning.stages import Position
 
+Batch: TypeAlias = dict[str, Any]
+"""A batch as ``output_format="torch"`` gives it: a tensor by column, or a list where no tensor can hold the values."""
+
+D_co = TypeVar("D_co", bound=Dataset[Any], default=Dataset[Any], covariant=True)
+
 
 class PreparedForAccelerate:
     """The attributes by which Accelerate knows a loader that it need not wrap."""
@@ -102,13 +107,6 @@ def _gradient_state() -> Any:
     """Return Accelerate's gradient state; None where no Accelerator was made."""
     kind = getattr(sys.modules.get("accelerate.state"), "GradientState", None)
     return kind() if kind is not None and kind._shared_state else None
-
-
-Batch: TypeAlias = dict[str, Any]
-"""A batch as ``output_format="torch"`` gives it: a tensor by column, or a list where no tensor can hold the values."""
-
-
-D_co = TypeVar("D_co", bound=Dataset[Any], default=Dataset[Any], covariant=True)
 
 
 class _EpochSampler:

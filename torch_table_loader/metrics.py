@@ -54,6 +54,17 @@ _FLAT = (
     *("seconds_waiting", "seconds_total", "share_waiting", "servers"),
 )
 
+T = TypeVar("T")
+
+_log = logging.getLogger(__name__)
+
+_SPAN = "enumerate(DataLoader)#TableLoader.__next__"
+"""Profilers recognize the time of a DataLoader by this prefix."""
+
+_LEAST_SECONDS = 60.0
+_WARNED_SHARE = 0.25
+_LEAST_TRAINED = 0.1
+
 
 @dataclass(frozen=True, slots=True)
 class Metrics:
@@ -297,18 +308,6 @@ class Progress:
             files=files,
         )
         return since if leg.earlier is None else since.after(leg.earlier)
-
-
-T = TypeVar("T")
-
-_log = logging.getLogger(__name__)
-
-_SPAN = "enumerate(DataLoader)#TableLoader.__next__"
-"""Profilers recognize the time of a DataLoader by this prefix."""
-
-_LEAST_SECONDS = 60.0
-_WARNED_SHARE = 0.25
-_LEAST_TRAINED = 0.1
 
 
 def in_span(take: Callable[[], T]) -> T:

@@ -32,6 +32,10 @@ ColumnFunctions = Mapping[str, Callable[[Any], Any]]
 
 _MOST_BUCKETS = 2**62
 
+MOST_SAMPLES = 2**40
+
+DEFAULT_RETRY_SECONDS = 120.0
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pad:
@@ -162,9 +166,6 @@ def names_of(columns: ColumnsOption | None) -> Sequence[str] | None:
     return tuple(name for own in columns.values() for name in ([own] if isinstance(own, str) else own))
 
 
-MOST_SAMPLES = 2**40
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Weights:
     """How often each row comes in an epoch of row mode: in proportion to its weight, with repeats.
@@ -266,9 +267,6 @@ class RowStore:
 def as_row_store(given: object) -> RowStore:
     """Return what an option says of a row store: a `RowStore`, or its place."""
     return given if isinstance(given, RowStore) else RowStore("" if given is None else given)  # type: ignore[arg-type]
-
-
-DEFAULT_RETRY_SECONDS = 120.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,6 +42,8 @@ COMMIT_SNAPSHOT_FIELD = 2147483541
 DOCUMENTS = "documents"
 """The column of packed rows that describes the parts of documents in them; see `arrow.token_rows`."""
 
+_DOMAIN = b"torch-table-loader fingerprint 1\n"
+
 
 @dataclass(frozen=True, slots=True)
 class RowRange:
@@ -437,9 +439,6 @@ class Traffic:
             self.retries + other.retries,
             self.seconds_waiting + other.seconds_waiting,
         )
-
-
-_DOMAIN = b"torch-table-loader fingerprint 1\n"
 
 
 def fingerprint(files: Sequence[DataFile], rows: Sequence[int]) -> str:

@@ -14,6 +14,20 @@ import pyarrow.types as pt
 _VARIABLE_BYTES = 64
 """Estimated bytes of a value of variable width."""
 
+_STORAGE = {
+    "bfloat16": pa.uint16(),
+    "float8_e4m3fn": pa.uint8(),
+    "float8_e4m3fnuz": pa.uint8(),
+    "float8_e5m2": pa.uint8(),
+    "float8_e5m2fnuz": pa.uint8(),
+    "float8_e8m0fnu": pa.uint8(),
+    "complex64": pa.binary(8),
+    "complex128": pa.binary(16),
+}
+
+ELEMENTS = tuple(_STORAGE)
+"""The names, which are torch's, of numbers that Arrow lacks."""
+
 
 def plain_type(kind: pa.DataType) -> pa.DataType:
     """Return a type without extensions, dictionaries, run-ends and views.
@@ -100,21 +114,6 @@ def is_variable(kind: pa.DataType) -> bool:
         return kind.bit_width is None
     except ValueError:
         return True
-
-
-_STORAGE = {
-    "bfloat16": pa.uint16(),
-    "float8_e4m3fn": pa.uint8(),
-    "float8_e4m3fnuz": pa.uint8(),
-    "float8_e5m2": pa.uint8(),
-    "float8_e5m2fnuz": pa.uint8(),
-    "float8_e8m0fnu": pa.uint8(),
-    "complex64": pa.binary(8),
-    "complex128": pa.binary(16),
-}
-
-ELEMENTS = tuple(_STORAGE)
-"""Their names, which are torch's."""
 
 
 class ElementType(pa.ExtensionType):  # type: ignore[misc]  # pyarrow is not typed

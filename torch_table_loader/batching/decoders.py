@@ -29,6 +29,13 @@ from torch_table_loader.errors import TableError
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+Cut = Callable[[Any, int], Sequence[Any]]
+
+_STACKED_ROWS = 4096
+
+MASK_SUFFIX = "_valid"
+"""What the key of a mask is called behind the name of its column."""
+
 
 class RowError(TableError):
     """A fault in one row of a record batch; whoever knows which row of the table that is raises another in its place.
@@ -196,9 +203,6 @@ class GridCell(Cell):
         return values
 
 
-Cut = Callable[[Any, int], Sequence[Any]]
-
-
 class Leaf(NamedTuple):
     """One key of a batch."""
 
@@ -245,12 +249,6 @@ class Decoder(ABC):
     def refuses_null(self) -> bool:
         """Whether a null, at whatever depth, is an error."""
         return False
-
-
-_STACKED_ROWS = 4096
-
-MASK_SUFFIX = "_valid"
-"""What the key of a mask is called behind the name of its column."""
 
 
 def _mask_leaf(name: str, cut: Cut) -> Leaf:

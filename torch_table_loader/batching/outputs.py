@@ -33,6 +33,13 @@ if TYPE_CHECKING:
 
 
 _TAKEN_ALONE = 32
+"""From so many values a list on, each list is copied by itself."""
+
+_LONG_LIST = 128
+"""From so many values a row on, copying row by row is cheaper than a mask over the rectangle."""
+
+Output = Callable[[Any], Any]
+"""Makes what comes out of an array: `tensor_of` or `array_of`."""
 
 
 class Lists(NamedTuple):
@@ -261,14 +268,6 @@ def ipc_read(piece: NDArray[np.uint8]) -> pa.RecordBatch:
     """View what `ipc_write` wrote."""
     with pa.ipc.open_stream(pa.py_buffer(piece)) as reader:
         return reader.read_next_batch()
-
-
-_LONG_LIST = 128
-"""From so many values a row on, copying row by row is cheaper than a mask over the rectangle."""
-
-
-Output = Callable[[Any], Any]
-"""Makes what comes out of an array: `tensor_of` or `array_of`."""
 
 
 class Ragged(NamedTuple):

@@ -31,6 +31,9 @@ from torch_table_loader.pack import Pack
 if TYPE_CHECKING:
     from torch_table_loader.batching.decoders import Shape
 
+_NUMBERS = {bool: np.bool_, int: np.int64, float: np.float64}
+"""What numbers of Python are stacked as; by default torch would make float32 of floats."""
+
 
 @dataclass(frozen=True, slots=True)
 class TypePolicy:
@@ -118,10 +121,6 @@ class TypePolicy:
         if chosen is None:
             return "offsets" if self.output_format == "numpy" else "nested"
         return Pad() if chosen == "pad" else chosen
-
-
-_NUMBERS = {bool: np.bool_, int: np.int64, float: np.float64}
-"""What numbers of Python are stacked as; by default torch would make float32 of floats."""
 
 
 @dataclass(frozen=True, slots=True)

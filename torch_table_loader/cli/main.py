@@ -35,6 +35,31 @@ COMMANDS = {
 _BARE = ((), ("store", "build"), *((name,) for name in COMMANDS if name != "formats"))
 """Calls that have nothing to work on, and show the help."""
 
+_BASH = """\
+_torch_table_loader() {
+  local word=${COMP_WORDS[COMP_CWORD]} typed="" at options=""
+  for at in "${COMP_WORDS[@]:1:COMP_CWORD-1}"; do
+    case "$at" in -*) ;; *) typed="$typed $at" ;; esac
+  done
+  while :; do
+    case "${typed# }" in
+CASES
+    esac
+    [[ -z $typed ]] && break
+    typed=${typed% *}
+  done
+  COMPREPLY=($(compgen -W "$options" -- "$word"))
+}
+complete -o default -F _torch_table_loader torch-table-loader
+"""
+"""The longest run of words that is a command decides; the names of files complete what it does not know."""
+
+_ZSH = f"""\
+autoload -U +X bashcompinit && bashcompinit
+{_BASH}"""
+
+SHELLS = ("bash", "zsh", "fish")
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; without anything to work on, show the help.
@@ -91,30 +116,6 @@ def warnings_in_one_line(*, always: bool) -> Iterator[None]:
         yield
 
 
-_BASH = """\
-_torch_table_loader() {
-  local word=${COMP_WORDS[COMP_CWORD]} typed="" at options=""
-  for at in "${COMP_WORDS[@]:1:COMP_CWORD-1}"; do
-    case "$at" in -*) ;; *) typed="$typed $at" ;; esac
-  done
-  while :; do
-    case "${typed# }" in
-CASES
-    esac
-    [[ -z $typed ]] && break
-    typed=${typed% *}
-  done
-  COMPREPLY=($(compgen -W "$options" -- "$word"))
-}
-complete -o default -F _torch_table_loader torch-table-loader
-"""
-"""The longest run of words that is a command decides; the names of files complete what it does not know."""
-
-_ZSH = f"""\
-autoload -U +X bashcompinit && bashcompinit
-{_BASH}"""
-
-
 def complete(typed: argparse.Namespace) -> None:
     """Print the script."""
     words = dict(_words((), make_parser()))
@@ -152,13 +153,6 @@ def _fish(path: tuple[str, ...], word: str, text: str) -> str:
     what = f"-l {word[2:]}" if word.startswith("--") else f"-f -a {word}"
     meaning = text.replace("%%", "%").replace("'", "\\'")
     return f"complete -c {PROGRAM} -n {where} {what}" + (f" -d '{meaning}'" if meaning else "")
-
-
-if __name__ == "__main__":
-    sys.exit(main())
-
-
-SHELLS = ("bash", "zsh", "fish")
 
 
 def add_inspect(parser: Parser) -> None:
@@ -325,3 +319,7 @@ def _add_cluster(parser: Parser, what: str) -> None:
     parser.add_argument("--engine", choices=["ray"], help=what)
     address = "address of the Ray cluster (default: the one that Ray finds)"
     parser.add_argument("--address", metavar="HOST:PORT", help=address)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -38,6 +38,12 @@ ENTRY_POINT_GROUP = "torch_table_loader.writers"
 _ROWS_OF_A_BATCH = 1 << 14
 _GROUP_BYTES = 64 << 20
 
+DAYS = 7
+ROWS = 1200
+"""Rows of each day's file of the sample."""
+
+GROUP_ROWS = 400
+
 
 class ParquetWriter:
     """Writes Parquet: a `FormatWriter`."""
@@ -211,13 +217,6 @@ def _open_text(typed: argparse.Namespace) -> TableDataset:
     own["show_progress"] = wants_bar(typed)
     own |= {"columns": list(dict.fromkeys([typed.column, *typed.keep])), **ranks}
     return open_table(typed, **own)
-
-
-DAYS = 7
-ROWS = 1200
-"""Rows of each day's file."""
-
-GROUP_ROWS = 400
 
 
 def write_sample(root: Path) -> int:

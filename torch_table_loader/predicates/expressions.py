@@ -25,6 +25,12 @@ from torch_table_loader.errors import ConfigError, ConfigTypeError
 from torch_table_loader.messages import did_you_mean, first_line, note_of_folders, the_nearest
 from torch_table_loader.units import integer
 
+_FUNCTION = "torch_table_loader_hash_between"
+_REGISTERING = threading.Lock()
+_HASHES = 1 << 64
+_NULL = "\x00"
+"""What stands for null among the values of several columns."""
+
 
 def check_filter(filters: Any, schema: pa.Schema, unread_keys: Sequence[str] = ()) -> None:
     """Refuse a filter that is not a boolean expression over a schema; `unread_keys` of folders are no columns of it.
@@ -89,13 +95,6 @@ def _misfit(filters: Any, schema: pa.Schema, unread_keys: Sequence[str], error: 
         )
     hint = note_of_folders([unknown[1]]) if unknown[1] in unread_keys else the_nearest(unknown[1], schema.names)
     return f"filters name the column {unknown[1]!r}, which the table does not have; {hint}"
-
-
-_FUNCTION = "torch_table_loader_hash_between"
-_REGISTERING = threading.Lock()
-_HASHES = 1 << 64
-_NULL = "\x00"
-"""What stands for null among the values of several columns."""
 
 
 def part_of(columns: str | Sequence[str], shares: Mapping[Any, float], part: Hashable, *, seed: int = 0) -> Any:

@@ -55,6 +55,14 @@ if TYPE_CHECKING:
 _VALUES_TO_COPY = 1 << 18
 """The most values that are read before rows of them are copied: caches must hold both."""
 
+_ALIKE: Sequence[Callable[[pa.DataType], bool]] = (pt.is_integer, pt.is_floating, pt.is_date32, is_string)
+"""Types whose bounds mean the same, however wide a file has them."""
+
+_IF_EQUAL: Sequence[Callable[[pa.DataType], bool]] = (
+    *(pt.is_timestamp, pt.is_time, pt.is_duration, pt.is_boolean, pt.is_decimal),
+    *(pt.is_binary, pt.is_large_binary, pt.is_fixed_size_binary),
+)
+
 
 @dataclass(frozen=True, slots=True)
 class ParquetReader(
@@ -305,15 +313,6 @@ def _null_counts(meta: FileMeta, columns: Sequence[str], kept: Sequence[bool]) -
     return {
         name: [group[index].nulls if nullable else 0 for group in groups] for name, (index, nullable) in wanted.items()
     }
-
-
-_ALIKE: Sequence[Callable[[pa.DataType], bool]] = (pt.is_integer, pt.is_floating, pt.is_date32, is_string)
-"""Types whose bounds mean the same, however wide a file has them."""
-
-_IF_EQUAL: Sequence[Callable[[pa.DataType], bool]] = (
-    *(pt.is_timestamp, pt.is_time, pt.is_duration, pt.is_boolean, pt.is_decimal),
-    *(pt.is_binary, pt.is_large_binary, pt.is_fixed_size_binary),
-)
 
 
 def kept_row_groups(

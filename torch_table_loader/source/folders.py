@@ -29,6 +29,15 @@ _DATE = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}")
 
 PartitionValues = tuple[tuple[str, Any], ...]
 
+_ICEBERG = re.compile(r"(?P<table>(?:.*/)?)metadata/[^/]*\.metadata\.json")
+_DELTA = re.compile(r"(?P<table>(?:.*/)?)_delta_log(?:/.*)?")
+_HUDI = re.compile(r"(?P<table>(?:.*/)?)(?:\.hoodie(?:/.*)?|\.hoodie_partition_metadata[^/]*)")
+
+_MARKS = ("metadata/", "_delta_log", ".hoodie")
+"""Text that every pattern requires: most names contain none of it."""
+
+_VERSION = re.compile(r"v?(\d+)")
+
 
 def hive_segments(name: str) -> tuple[tuple[str, str | None], ...]:
     """Split a file's name, relative to the table's root, into its partition keys and values, as text.
@@ -177,16 +186,6 @@ def _typed(kind: pa.Field, texts: dict[str | None, str]) -> dict[str | None, Any
                 "give the column another type in schema, or leave it out there"
             ) from error
     return values
-
-
-_ICEBERG = re.compile(r"(?P<table>(?:.*/)?)metadata/[^/]*\.metadata\.json")
-_DELTA = re.compile(r"(?P<table>(?:.*/)?)_delta_log(?:/.*)?")
-_HUDI = re.compile(r"(?P<table>(?:.*/)?)(?:\.hoodie(?:/.*)?|\.hoodie_partition_metadata[^/]*)")
-
-_MARKS = ("metadata/", "_delta_log", ".hoodie")
-"""Text that every pattern requires: most names contain none of it."""
-
-_VERSION = re.compile(r"v?(\d+)")
 
 
 def look_around(

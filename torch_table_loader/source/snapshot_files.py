@@ -25,6 +25,11 @@ if TYPE_CHECKING:
     from torch_table_loader.source.plan_cache import PlanCache
     from torch_table_loader.source.table_storage import TableStorage
 
+T = TypeVar("T")
+
+_DECIMAL = re.compile(r"decimal\(\s*(\d{1,9})\s*,\s*(\d{1,9})\s*\)")
+_MOST_DIGITS = 38
+
 
 @dataclass(frozen=True, kw_only=True)
 class SnapshotFiles:
@@ -241,12 +246,6 @@ def shown_time(milliseconds: int) -> str:
         return dt.datetime.fromtimestamp(milliseconds / 1000, dt.UTC).isoformat()
     except (ValueError, OverflowError, OSError):  # beyond the range of calendars
         return f"{milliseconds} ms"
-
-
-T = TypeVar("T")
-
-_DECIMAL = re.compile(r"decimal\(\s*(\d{1,9})\s*,\s*(\d{1,9})\s*\)")
-_MOST_DIGITS = 38
 
 
 class UnreadableTypeError(Exception):

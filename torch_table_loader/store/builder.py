@@ -87,6 +87,8 @@ _SMALLER = (
 _SPARE = 0.02
 """Share of a store's bytes that must be free in addition to them."""
 
+_HASH_BYTES = 16
+
 
 def build_files(place: Path, spec: StoreSpec, read: ReadChunk, threads: int, report: Report | None = None) -> None:
     """Build a store in a folder, or help other builders, and return when it is complete."""
@@ -412,9 +414,6 @@ def _read_parts(place: Path, count: int) -> Iterator[Part]:
                 f"the row store in {str(place)!r} cannot be finished: {path.name} is damaged ({error}); remove that "
                 "folder, and it is built again"
             ) from error
-
-
-_HASH_BYTES = 16
 
 
 def digest_of(sums: Ints) -> str:

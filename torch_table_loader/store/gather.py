@@ -38,6 +38,21 @@ if TYPE_CHECKING:
 
     Ints: TypeAlias = NDArray[np.int64]
 
+T = TypeVar("T")
+
+_NO_BYTES = np.empty(0, dtype=np.uint8)
+
+PAGE = 4096
+GAP_PAGES = 4
+"""Unneeded pages that are read to avoid a second request: 16 KiB."""
+REQUEST_PAGES = 1024
+
+_LONG = 48
+"""From this many values a list on, copying each list costs less than computing the index of each value."""
+
+_BLOCK = 1 << 21
+"""Bytes of records that are transposed at a time: measured on two threads, which wait for each other at every call."""
+
 
 class Spans(NamedTuple):
     """Parts of lists, from element `start` to before element `stop` among those of all rows: int64[n] each.
@@ -99,22 +114,6 @@ class ListValues:
             for number, start, stop in zip(stretch.tolist(), low.tolist(), high.tolist(), strict=True)
         ]
         return np.concatenate(runs, out=out, casting="safe")
-
-
-T = TypeVar("T")
-
-_NO_BYTES = np.empty(0, dtype=np.uint8)
-
-PAGE = 4096
-GAP_PAGES = 4
-"""Unneeded pages that are read to avoid a second request: 16 KiB."""
-REQUEST_PAGES = 1024
-
-_LONG = 48
-"""From this many values a list on, copying each list costs less than computing the index of each value."""
-
-_BLOCK = 1 << 21
-"""Bytes of records that are transposed at a time: measured on two threads, which wait for each other at every call."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -44,6 +44,23 @@ _LEAST_TOGETHER = 3
 WIDE_BYTES = 4
 """Bytes of a list's length while a store is built."""
 
+FORMAT = 5
+"""Increase it when the files' layout changes: names of stores contain it."""
+
+REMEDY = "remove it with `torch-table-loader store prune --damaged`, and it is built again"
+
+MANIFEST = "manifest.json"
+RECORDS = "records.bin"
+NULLS = "nulls.bin"
+IDS = "row_ids.bin"
+LENGTHS = "lengths.bin"
+CODES = "codes.bin"
+WORDS = "words.arrow"
+PARTS = "parts"
+WIDE_LENGTHS = f"{PARTS}/lengths.bin"
+"""The lengths of lists while a store is built, each of `WIDE_BYTES`."""
+LEASES = "leases"
+
 
 @dataclass(frozen=True, slots=True)
 class FixedType:
@@ -308,24 +325,6 @@ def _values(array: pa.Array, kind: FixedType) -> NDArray[Any]:
     if buffer is None or not len(array):
         return np.zeros(len(array), dtype=dtype)
     return np.frombuffer(buffer, dtype, len(array), array.offset * kind.width)
-
-
-FORMAT = 5
-"""Increase it when the files' layout changes: names of stores contain it."""
-
-REMEDY = "remove it with `torch-table-loader store prune --damaged`, and it is built again"
-
-MANIFEST = "manifest.json"
-RECORDS = "records.bin"
-NULLS = "nulls.bin"
-IDS = "row_ids.bin"
-LENGTHS = "lengths.bin"
-CODES = "codes.bin"
-WORDS = "words.arrow"
-PARTS = "parts"
-WIDE_LENGTHS = f"{PARTS}/lengths.bin"
-"""The lengths of lists while a store is built, each of `WIDE_BYTES`."""
-LEASES = "leases"
 
 
 @dataclass(frozen=True, eq=False)

@@ -61,6 +61,8 @@ Pattern: TypeAlias = "tuple[int | None, ...] | None"
 VALUES, SHAPE = "values", "shape"
 """The fields of a struct."""
 
+_MOST_BYTES = 2**31 - 1
+
 
 def joint(one: Pattern, other: Pattern) -> Pattern:
     """Return what the shapes of two patterns have in common.
@@ -464,9 +466,6 @@ def _nested(kinds: Sequence[pa.DataType], values: pa.Array) -> pa.Array:
 def _fixed(kind: pa.DataType, values: pa.Array) -> pa.Array:
     count = len(values) // kind.list_size
     return pa.Array.from_buffers(kind, count, [None], null_count=0, children=[values])
-
-
-_MOST_BYTES = 2**31 - 1
 
 
 class TensorProtoWriter(FormatWriter):

@@ -114,7 +114,6 @@ def _modes(ends: NDArray[np.int64], modes: NDArray[np.uint8], start: int, stop: 
 
 
 def _parse_index(source: pa.NativeFile, file: DataFile) -> Index:
-    """Read an index."""
     size, name = file.version.num_bytes, file.name
     if size < _HEADER.size:
         raise ValueError(f"ends in its header of {_HEADER.size} bytes, at byte {size}")

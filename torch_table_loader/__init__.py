@@ -45,7 +45,7 @@ if TYPE_CHECKING:
         WholeFileStrategy,
     )
     from torch_table_loader.planning.keys import row_seeds
-    from torch_table_loader.predicates.expressions import part_of
+    from torch_table_loader.predicates.hash_parts import part_of
     from torch_table_loader.schedules import Schedule, Stop
     from torch_table_loader.token_table import tokenize_table
 
@@ -87,7 +87,7 @@ _HOMES = {
     "Weights": "option_values",
     "WholeFileStrategy": "planning.cutting",
     "WorkerError": "errors",
-    "part_of": "predicates.expressions",
+    "part_of": "predicates.hash_parts",
     "row_seeds": "planning.keys",
     "tokenize_table": "token_table",
 }

@@ -30,8 +30,8 @@ from torch_table_loader.opening import (
     open_plan_cache,
 )
 from torch_table_loader.options import ABOUT
-from torch_table_loader.predicates.expressions import part_of
 from torch_table_loader.predicates.filter_text import filter_of
+from torch_table_loader.predicates.hash_parts import part_of
 from torch_table_loader.rank_dataset import RankDataset
 from torch_table_loader.read.formats import reader_for
 from torch_table_loader.source.arrow_source import is_arrow

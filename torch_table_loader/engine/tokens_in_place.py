@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from torch_table_loader.contracts import RangeStorage, Storage
     from torch_table_loader.engine.table import Table
     from torch_table_loader.options import LoaderOptions
-    from torch_table_loader.read.document_stages import KeptDocuments
+    from torch_table_loader.read.kept_documents import KeptDocuments
     from torch_table_loader.records import DataFile, FileMeta
     from torch_table_loader.store.record_layout import RecordLayout
     from torch_table_loader.store.remote import OpenReader

@@ -20,8 +20,8 @@ import pyarrow.types as pt
 
 from torch_table_loader.arrow import compute as pc
 from torch_table_loader.arrow.datatypes import is_string
-from torch_table_loader.predicates.expressions import make_known
 from torch_table_loader.predicates.filter_form import Call, Field, Literal, Node, UnknownFormError, parse
+from torch_table_loader.predicates.hash_parts import make_known
 
 _SWAPPED = {
     "equal": "equal",

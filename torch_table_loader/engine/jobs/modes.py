@@ -12,7 +12,7 @@ from torch_table_loader.engine.jobs.resolve import columns_of, delivered, planne
 from torch_table_loader.engine.jobs.stream_job import StreamJob
 from torch_table_loader.engine.sizing import rows_of_a_read
 from torch_table_loader.fetch.fetcher import FetchSettings
-from torch_table_loader.read.document_stages import stage_of
+from torch_table_loader.read.sequence_stages import stage_of
 from torch_table_loader.records import ROW_ID
 
 if TYPE_CHECKING:

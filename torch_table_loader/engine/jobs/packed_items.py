@@ -33,7 +33,7 @@ from torch_table_loader.errors import ConfigError, ResumeError, TableError
 from torch_table_loader.planning.exclusion import Exclusions, ExclusionVersions
 from torch_table_loader.planning.stages import SamplePosition
 from torch_table_loader.planning.token_windows import Windows
-from torch_table_loader.read.document_stages import KeptDocuments, kept_type
+from torch_table_loader.read.kept_documents import KeptDocuments, kept_type
 from torch_table_loader.schedules import Done
 
 if TYPE_CHECKING:

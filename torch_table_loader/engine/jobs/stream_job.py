@@ -45,7 +45,7 @@ from torch_table_loader.planning.rows_of import (
 )
 from torch_table_loader.planning.runs import Runs
 from torch_table_loader.planning.stages import StreamPosition
-from torch_table_loader.read.document_stages import stage_of
+from torch_table_loader.read.sequence_stages import stage_of
 from torch_table_loader.records import ROW_ID
 from torch_table_loader.schedules import Done, Schedule
 

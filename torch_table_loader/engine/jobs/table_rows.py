@@ -65,7 +65,7 @@ if TYPE_CHECKING:
     from torch_table_loader.planning.splits import SegmentTable
     from torch_table_loader.planning.stages import Extent, SampleCount
     from torch_table_loader.planning.weighted_rows import WeightedRows
-    from torch_table_loader.read.document_stages import KeptDocuments
+    from torch_table_loader.read.kept_documents import KeptDocuments
     from torch_table_loader.source.plan_cache import Plans
 
     Ints: TypeAlias = NDArray[np.int64]

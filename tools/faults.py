@@ -203,13 +203,13 @@ FAULTS = (
         ),
     ),
     Fault(
-        *(3, "a chunk's rest is lost between batches", "batching/rebatching.py"),
+        *(3, "a chunk's rest is lost between batches", "batching/rows.py"),
         "        self._carry.add(rows, stop)\n        return ready\n\n    def rest",
         "        self._carry.add(rows, max(stop, rows.num_rows - 1))\n        return ready\n\n    def rest",
         _BATCHES,
     ),
     Fault(
-        *(3, "a batch ends where a chunk does", "batching/rebatching.py"),
+        *(3, "a batch ends where a chunk does", "batching/rows.py"),
         "stop = rows.num_rows - (rows.num_rows - start) % size",
         "stop = rows.num_rows",
         _BATCHES,
@@ -284,7 +284,7 @@ FAULTS = (
         ("tests/rooms/test_fetch_disk_cache.py", "tests/torch/test_disk_cache.py::test_damage_is_fetched_anew"),
     ),
     Fault(
-        *(7, "nulls are delivered as numbers", "batching/cells.py"),
+        *(7, "nulls are delivered as numbers", "batching/decoders.py"),
         "            elif nulls.any():\n                raise refuse_null(self.path, nulls)",
         "            elif nulls.any() and len(nulls) > 10**9:\n                raise refuse_null(self.path, nulls)",
         _NULLS,
@@ -320,7 +320,7 @@ FAULTS = (
         _REFUSALS,
     ),
     Fault(
-        *(7, "a hive value is not decoded", "source/hive.py"),
+        *(7, "a hive value is not decoded", "source/folders.py"),
         'value = None if raw_value == NULL_SEGMENT else unquote(raw_value, errors="strict")',
         "value = None if raw_value == NULL_SEGMENT else raw_value",
         ("tests/rooms/test_source_hive.py",),
@@ -353,7 +353,7 @@ FAULTS = (
         ),
     ),
     Fault(
-        *(8, "views keep whole chunks in memory", "batching/rebatching.py"),
+        *(8, "views keep whole chunks in memory", "batching/rows.py"),
         "            if left <= start:\n                part = self._codec.concat([part])",
         "            if left <= start and not part.num_rows:\n                part = self._codec.concat([part])",
         (
@@ -398,7 +398,7 @@ FAULTS = (
         ),
     ),
     Fault(
-        *(9, "row groups without a row that passes are read", "read/prune.py"),
+        *(9, "row groups without a row that passes are read", "read/parquet.py"),
         "    return kept\n",
         "    return [True] * len(kept)\n",
         (

@@ -10,7 +10,6 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from torch_table_loader.column_options import Hash, Pad, Vocabulary
     from torch_table_loader.dataset import StructuredDataset
     from torch_table_loader.delta import DeltaDataset
     from torch_table_loader.engine.explanation import Explanation
@@ -34,6 +33,7 @@ if TYPE_CHECKING:
     from torch_table_loader.loader import Batch, TableLoader
     from torch_table_loader.metrics import Metrics
     from torch_table_loader.mixed import MixedDataset
+    from torch_table_loader.option_values import Hash, Pad, RowStore, Vocabulary, Weights
     from torch_table_loader.options import LoaderOptions
     from torch_table_loader.pack import Pack
     from torch_table_loader.planning.column_statistics import ColumnStatistics
@@ -46,7 +46,6 @@ if TYPE_CHECKING:
     )
     from torch_table_loader.planning.keys import row_seeds
     from torch_table_loader.predicates.hash_parts import part_of
-    from torch_table_loader.row_options import RowStore, Weights
     from torch_table_loader.schedules import Schedule, Stop
     from torch_table_loader.token_table import tokenize_table
 
@@ -58,7 +57,7 @@ _HOMES = {
     "ConfigTypeError": "errors",
     "DeltaDataset": "delta",
     "Explanation": "engine.explanation",
-    "Hash": "column_options",
+    "Hash": "option_values",
     "IcebergDataset": "iceberg",
     "LoaderKeywords": "keywords",
     "LoaderOptions": "options",
@@ -69,11 +68,11 @@ _HOMES = {
     "MixedDataset": "mixed",
     "OutOfMemoryError": "errors",
     "Pack": "pack",
-    "Pad": "column_options",
+    "Pad": "option_values",
     "ResumeError": "errors",
     "RoundRobinStrategy": "planning.cutting",
     "RowBalancedStrategy": "planning.cutting",
-    "RowStore": "row_options",
+    "RowStore": "option_values",
     "Schedule": "schedules",
     "SizeBalancedStrategy": "planning.cutting",
     "Stop": "schedules",
@@ -84,8 +83,8 @@ _HOMES = {
     "TableLoader": "loader",
     "TableLoaderError": "errors",
     "TargetSizeStrategy": "planning.cutting",
-    "Vocabulary": "column_options",
-    "Weights": "row_options",
+    "Vocabulary": "option_values",
+    "Weights": "option_values",
     "WholeFileStrategy": "planning.cutting",
     "WorkerError": "errors",
     "part_of": "predicates.hash_parts",

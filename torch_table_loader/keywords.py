@@ -15,21 +15,22 @@ from typing import TYPE_CHECKING, Any, Literal, TypedDict
 import pyarrow as pa
 import torch
 
-from torch_table_loader.column_options import (
-    ColumnFunctions,
-    ColumnsOption,
-    RaggedOption,
-    StringsOption,
-    UnsupportedOption,
-)
 from torch_table_loader.errors import ConfigError, ConfigTypeError, MissingExtraError
 from torch_table_loader.messages import nearest
 from torch_table_loader.option_checks import WorkerType
+from torch_table_loader.option_values import (
+    OWN,
+    ColumnFunctions,
+    ColumnsOption,
+    RaggedOption,
+    RowStore,
+    StringsOption,
+    UnsupportedOption,
+    Weights,
+)
 from torch_table_loader.options import BatchBy, EvenRanks, LoaderOptions, OnError, OutputFormat
 from torch_table_loader.pack import Pack
 from torch_table_loader.predicates.filter_text import filter_of
-from torch_table_loader.remote_options import OWN
-from torch_table_loader.row_options import RowStore, Weights
 from torch_table_loader.schedules import Schedule
 from torch_table_loader.source.store_options import OPTION_NAMES
 

@@ -1,9 +1,16 @@
-"""The loader: a torch DataLoader whose batches come from the lanes."""
+"""The loader: a torch DataLoader whose batches come from the lanes.
+
+Accelerate finds on it a loader that is prepared, and that does itself what Accelerate's wrapper would do: the wrapper
+would shard the batches of a rank once more, and rows would be lost. Accelerate is looked up among the modules that were
+imported, and never imported.
+"""
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
+import weakref
 from collections.abc import Iterator, Mapping
 from functools import partial
 from itertools import islice
@@ -15,7 +22,6 @@ from torch.autograd import profiler
 from torch.utils.data import DataLoader, Dataset
 from typing_extensions import TypeVar
 
-from torch_table_loader.accelerated import EpochOfAccelerate, PreparedForAccelerate
 from torch_table_loader.engine.device import check_device, moved
 from torch_table_loader.engine.workers.choice import check_processes, executor_of
 from torch_table_loader.engine.workers.lane_merger import LaneMerger
@@ -23,13 +29,12 @@ from torch_table_loader.engine.workers.pickling import twin_of
 from torch_table_loader.engine.workers.threads import ThreadPool
 from torch_table_loader.errors import ConfigError
 from torch_table_loader.messages import warn_caller
-from torch_table_loader.metrics import Metrics, Progress
+from torch_table_loader.metrics import Metrics, Progress, Watch, in_span, with_bars
 from torch_table_loader.planning.rows_of import LiveSpan, RowSpan, SourceRow
 from torch_table_loader.planning.steps import step_at
 from torch_table_loader.position import JobPosition, NamedColumns
 from torch_table_loader.sizes import sizes
 from torch_table_loader.units import integer
-from torch_table_loader.watching import Watch, in_span, with_bars
 
 if TYPE_CHECKING:
     from torch_table_loader.engine.work.lane_work import LaneWork
@@ -39,8 +44,69 @@ if TYPE_CHECKING:
 Batch: TypeAlias = dict[str, Any]
 """A batch as ``output_format="torch"`` gives it: a tensor by column, or a list where no tensor can hold the values."""
 
-
 D_co = TypeVar("D_co", bound=Dataset[Any], default=Dataset[Any], covariant=True)
+
+
+class PreparedForAccelerate:
+    """The attributes by which Accelerate knows a loader that it need not wrap."""
+
+    use_stateful_dataloader = True
+    """That an Accelerator's `save_state` and `load_state` keep the loader's state."""
+
+    end_of_dataloader = False
+    """Whether the newest iterator has given its last batch, with which gradients are synchronised."""
+
+    remainder = -1
+    """Real rows of all ranks in the last step, where `gather_for_metrics` cuts; −1 where padding is not at the end."""
+
+    _device_of_accelerate: Any = None
+    _epochs_entered = 0
+
+    @property
+    def _is_accelerate_prepared(self) -> bool:
+        """True, which keeps `Accelerator.prepare` from wrapping the loader.
+
+        Where the wrapper would put batches is known to the function that asks this and to no other: it is read from
+        its frame.
+        """
+        asking = sys._getframe(1).f_locals
+        accelerator: Any = asking.get("self")
+        if hasattr(accelerator, "device_placement") and hasattr(accelerator, "device"):
+            asked = asking.get("device_placement")
+            places = accelerator.device_placement if asked is None else asked
+            self._device_of_accelerate = accelerator.device if places else None
+        return True
+
+    @_is_accelerate_prepared.setter
+    def _is_accelerate_prepared(self, prepared: bool) -> None:
+        """Accelerate says it of all that it prepared; here it was so before."""
+
+    def _leave_accelerate(self, number: int) -> None:
+        state = _gradient_state()
+        if state is not None and number == self._epochs_entered:
+            state._remove_dataloader(self)
+
+
+class EpochOfAccelerate:
+    """An iterator's entry in Accelerate's gradient state; it leaves when the iterator ends or goes."""
+
+    def __init__(self, loader: PreparedForAccelerate, remainder: int) -> None:
+        """Enter, where Accelerate runs: its gradient state asks the loader that entered last."""
+        loader.end_of_dataloader, loader.remainder = False, remainder
+        loader._epochs_entered += 1
+        state = _gradient_state()
+        self.runs = state is not None
+        if state is not None:
+            state._remove_dataloader(loader)
+            state._add_dataloader(loader)
+        self.leave = weakref.finalize(self, loader._leave_accelerate, loader._epochs_entered)
+        self.leave.atexit = False
+
+
+def _gradient_state() -> Any:
+    """Return Accelerate's gradient state; None where no Accelerator was made."""
+    kind = getattr(sys.modules.get("accelerate.state"), "GradientState", None)
+    return kind() if kind is not None and kind._shared_state else None
 
 
 class _EpochSampler:

@@ -9,8 +9,8 @@ import numpy as np
 import pyarrow as pa
 import torch
 
-from torch_table_loader.batching.cells import RowError
 from torch_table_loader.batching.codec import make_codec
+from torch_table_loader.batching.decoders import RowError
 from torch_table_loader.batching.outputs import Codes, Padded, Ragged
 from torch_table_loader.batching.packed_outputs import one_sequence
 from torch_table_loader.batching.policy import TypePolicy

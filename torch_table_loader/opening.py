@@ -12,10 +12,10 @@ from torch_table_loader.contracts import HistorySource, SnapshotSource, TimeTrav
 from torch_table_loader.engine.jobs.modes import open_job
 from torch_table_loader.engine.state import oldest_files
 from torch_table_loader.errors import ConfigError, ConfigTypeError, ResumeError
+from torch_table_loader.option_values import anywhere, of_the_store
 from torch_table_loader.planning.stages import Extent
 from torch_table_loader.read.formats import reader_by_suffix
-from torch_table_loader.read.held import HeldReader
-from torch_table_loader.remote_options import anywhere, of_the_store
+from torch_table_loader.read.reader_base import HeldReader
 from torch_table_loader.source.address import parse_address
 from torch_table_loader.source.arrow_source import ArrowSource
 from torch_table_loader.source.listing import PathSource, named_files

@@ -7,18 +7,20 @@ from functools import partial
 from os import PathLike
 from typing import Any, Literal, get_args
 
-from torch_table_loader.column_options import (
+from torch_table_loader.errors import ConfigError, ConfigTypeError
+from torch_table_loader.option_values import (
     Hash,
     Pad,
     RaggedLayout,
+    RemoteOptions,
     StringLayout,
     UnsupportedForm,
     Vocabulary,
+    Weights,
+    as_row_store,
+    as_weights,
     names_of,
 )
-from torch_table_loader.errors import ConfigError, ConfigTypeError
-from torch_table_loader.remote_options import RemoteOptions
-from torch_table_loader.row_options import Weights, as_row_store, as_weights
 from torch_table_loader.schedules import as_schedule
 from torch_table_loader.scrubbing import shown_url
 from torch_table_loader.units import integer, parse_bytes, seconds

@@ -15,19 +15,21 @@ from multiprocessing.context import BaseContext
 from typing import Any, Literal, cast, get_args
 
 from torch_table_loader import option_checks as checks
-from torch_table_loader.column_options import (
+from torch_table_loader.errors import ConfigError, ConfigTypeError
+from torch_table_loader.option_checks import Check, WorkerType
+from torch_table_loader.option_values import (
     ColumnFunctions,
     ColumnsOption,
     RaggedOption,
+    RemoteOptions,
+    RowStore,
     StringsOption,
     UnsupportedOption,
+    Weights,
+    as_row_store,
     names_of,
 )
-from torch_table_loader.errors import ConfigError, ConfigTypeError
-from torch_table_loader.option_checks import Check, WorkerType
 from torch_table_loader.pack import Pack
-from torch_table_loader.remote_options import RemoteOptions
-from torch_table_loader.row_options import RowStore, Weights, as_row_store
 from torch_table_loader.schedules import Schedule
 from torch_table_loader.sizes import sizes
 from torch_table_loader.units import parse_bytes

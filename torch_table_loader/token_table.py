@@ -29,10 +29,10 @@ from torch_table_loader.fetch.fetcher import TasksAhead
 from torch_table_loader.local_files import new_file, read_regular
 from torch_table_loader.messages import did_you_mean, progress_bar
 from torch_table_loader.planning.splits import SegmentTable
-from torch_table_loader.predicates.filter_key import filter_key
+from torch_table_loader.predicates.filter_form import filter_key
 from torch_table_loader.read.tokenizers import Encode, RowFaultError, Tokenizer, load_tokenizer
+from torch_table_loader.records import content_key
 from torch_table_loader.sizes import sizes
-from torch_table_loader.source.fingerprint import content_key
 from torch_table_loader.units import integer, one_of
 
 if TYPE_CHECKING:

@@ -27,7 +27,7 @@ from tests.fuzz.cases import Rows
 from torch_table_loader import Pack, RowStore, StructuredDataset
 from torch_table_loader.engine import row_store
 from torch_table_loader.store import manifest
-from torch_table_loader.store.spec import MANIFEST
+from torch_table_loader.store.record_layout import MANIFEST
 from torch_table_loader.testing import small_sizes
 
 ROWS = 900

@@ -21,7 +21,7 @@ from torch_table_loader import Vocabulary
 from torch_table_loader.batching.codec import make_codec
 from torch_table_loader.batching.outputs import Codes, Padded, Ragged
 from torch_table_loader.batching.policy import TypePolicy
-from torch_table_loader.batching.rebatching import ExactBatches, WindowShuffle
+from torch_table_loader.batching.rows import ExactBatches, WindowShuffle
 from torch_table_loader.testing import small_sizes
 
 Make = Callable[[np.random.Generator], Any]

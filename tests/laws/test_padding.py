@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from torch_table_loader.batching.codec import make_codec
 from torch_table_loader.batching.outputs import Padded
 from torch_table_loader.batching.policy import TypePolicy
-from torch_table_loader.column_options import Pad, Side
 from torch_table_loader.errors import TableError
+from torch_table_loader.option_values import Pad, Side
 
 sides: st.SearchStrategy[Side] = st.sampled_from(["left", "right"])
 lengths_of_lists = st.lists(st.one_of(st.integers(0, 9), st.integers(120, 300)), min_size=1, max_size=25)

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from tests.strategies import table
-from torch_table_loader import RoundRobinStrategy, TargetSizeStrategy, plugins
+from torch_table_loader import RoundRobinStrategy, TargetSizeStrategy, contracts
 from torch_table_loader.errors import ConfigError, ConfigTypeError
 from torch_table_loader.extend import resolve_strategy
 from torch_table_loader.records import DataFileInfo, RowRange, Shard, Split
@@ -277,7 +277,7 @@ def fake(monkeypatch: pytest.MonkeyPatch, points: list[EntryPoint]) -> None:
         assert group == "torch_table_loader.strategies"
         return points
 
-    monkeypatch.setattr(plugins, "entry_points", entry_points)
+    monkeypatch.setattr(contracts, "entry_points", entry_points)
 
 
 @dataclass(frozen=True)

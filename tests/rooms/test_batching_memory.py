@@ -16,8 +16,7 @@ import torch
 from torch_table_loader.arrow.buffers import joined
 from torch_table_loader.batching.codec import make_codec
 from torch_table_loader.batching.policy import TypePolicy
-from torch_table_loader.batching.rebatching import ExactBatches, WindowShuffle
-from torch_table_loader.batching.rows import Block, RowsCodec
+from torch_table_loader.batching.rows import Block, ExactBatches, RowsCodec, WindowShuffle
 
 
 def _read(path: Path, rows: int) -> pa.RecordBatch:

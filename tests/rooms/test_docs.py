@@ -24,7 +24,7 @@ import torch_table_loader
 from tools.options_table import written
 from torch_table_loader import errors, extend
 from torch_table_loader.cli.main import main
-from torch_table_loader.cli.sample import write_sample
+from torch_table_loader.cli.writing import write_sample
 from torch_table_loader.options import defaults
 
 ROOT = Path(__file__).parents[2]

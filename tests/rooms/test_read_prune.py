@@ -18,7 +18,7 @@ from tests.tables.reading import data_file, inspect, write_parquet
 from torch_table_loader.predicates.expressions import row_mask
 from torch_table_loader.read.conform import conform_plan
 from torch_table_loader.read.parquet import ParquetReader
-from torch_table_loader.read.prune import partition_can_pass
+from torch_table_loader.read.reader_base import partition_can_pass
 from torch_table_loader.records import Column, FileColumns, NamedIds, TableColumns
 
 DAY = dt.date(2024, 1, 1)

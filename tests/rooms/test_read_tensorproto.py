@@ -302,7 +302,7 @@ def test_the_reader_keeps_the_contract(tmp_path: Path) -> None:
 
 
 def test_it_is_found_by_name_and_names_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    from torch_table_loader.plugins import load_installed
+    from torch_table_loader.contracts import load_installed
 
     assert load_installed("torch_table_loader.formats", "tensorproto", "format reader") is TensorProtoReader
     for module in [name for name in sys.modules if name.startswith("torch_table_loader.read.tensorproto")]:

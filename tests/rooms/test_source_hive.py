@@ -23,9 +23,8 @@ from hypothesis import strategies as st
 from torch_table_loader import StructuredDataset
 from torch_table_loader.errors import ConfigError, TableError
 from torch_table_loader.extend import PathSource
-from torch_table_loader.records import DataFile, FileVersion
-from torch_table_loader.source.fingerprint import fingerprint
-from torch_table_loader.source.hive import NULL_SEGMENT, decode_hive, hive_segments
+from torch_table_loader.records import DataFile, FileVersion, fingerprint
+from torch_table_loader.source.folders import NULL_SEGMENT, decode_hive, hive_segments
 
 
 def typed(*values: str | None) -> tuple[pa.DataType, list[Any]]:

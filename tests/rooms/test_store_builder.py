@@ -31,7 +31,7 @@ from torch_table_loader.store.builder import build_files, done_chunks, write_cod
 from torch_table_loader.store.leases import Leases
 from torch_table_loader.store.manifest import _crc, check_store, read_manifest, write_manifest
 from torch_table_loader.store.opened import open_store
-from torch_table_loader.store.spec import (
+from torch_table_loader.store.record_layout import (
     CODES,
     LEASES,
     MANIFEST,

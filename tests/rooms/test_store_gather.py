@@ -19,8 +19,7 @@ from torch_table_loader.errors import ConfigError
 from torch_table_loader.store.builder import build_files, build_memory
 from torch_table_loader.store.manifest import read_manifest, write_manifest
 from torch_table_loader.store.opened import open_store
-from torch_table_loader.store.record_layout import RecordLayout, check_storable
-from torch_table_loader.store.spec import CODES, WORDS
+from torch_table_loader.store.record_layout import CODES, WORDS, RecordLayout, check_storable
 from torch_table_loader.testing import small_sizes
 
 ORDERS = [

@@ -25,12 +25,11 @@ from torch_table_loader.extend import FileStorage
 from torch_table_loader.fetch.fetcher import FetchSettings, reading_parts
 from torch_table_loader.store import builder, manifest, remote
 from torch_table_loader.store.builder import build_files, write_lengths
-from torch_table_loader.store.gather import StoredRows
-from torch_table_loader.store.list_values import Spans
+from torch_table_loader.store.gather import Spans, StoredRows
 from torch_table_loader.store.manifest import read_manifest
 from torch_table_loader.store.opened import open_store
+from torch_table_loader.store.record_layout import LENGTHS, MANIFEST, PARTS, StoreSpec, values_file
 from torch_table_loader.store.remote import RemoteRows, open_remote, row_width, upload_store
-from torch_table_loader.store.spec import LENGTHS, MANIFEST, PARTS, StoreSpec, values_file
 from torch_table_loader.testing import small_sizes
 
 Ints = NDArray[np.int64]

@@ -12,7 +12,7 @@ from tests.tables.row_stores import MemoryTable, everything, numbers
 from torch_table_loader.store.builder import build_files
 from torch_table_loader.store.gather import GAP_PAGES, PAGE, ReadAhead
 from torch_table_loader.store.opened import open_store
-from torch_table_loader.store.spec import RECORDS
+from torch_table_loader.store.record_layout import RECORDS
 
 
 @pytest.fixture

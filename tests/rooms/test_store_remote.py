@@ -28,9 +28,18 @@ from torch_table_loader.fetch.fetcher import FetchSettings, reading_parts
 from torch_table_loader.planning.requests import coalesce, in_windows
 from torch_table_loader.records import FileVersion
 from torch_table_loader.store.builder import build_files
-from torch_table_loader.store.record_layout import RecordLayout
+from torch_table_loader.store.record_layout import (
+    CODES,
+    IDS,
+    MANIFEST,
+    NULLS,
+    RECORDS,
+    WORDS,
+    RecordLayout,
+    StoreSpec,
+    heap_file,
+)
 from torch_table_loader.store.remote import RemoteRows, open_remote, row_width, upload_store
-from torch_table_loader.store.spec import CODES, IDS, MANIFEST, NULLS, RECORDS, WORDS, StoreSpec, heap_file
 from torch_table_loader.testing import small_sizes
 
 

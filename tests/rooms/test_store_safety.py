@@ -23,7 +23,7 @@ from torch_table_loader.store import gather
 from torch_table_loader.store.builder import build_files, build_memory
 from torch_table_loader.store.leases import Leases
 from torch_table_loader.store.opened import open_store
-from torch_table_loader.store.spec import IDS, LEASES, MANIFEST, NULLS, PARTS, RECORDS, heap_file
+from torch_table_loader.store.record_layout import IDS, LEASES, MANIFEST, NULLS, PARTS, RECORDS, heap_file
 from torch_table_loader.testing import small_sizes
 
 THEIRS = "what others wrote"

@@ -15,8 +15,8 @@ import pyarrow as pa
 from tests.waiting import PATIENCE_S
 from torch_table_loader.arrow.ranged_file import open_ranges
 from torch_table_loader.errors import MissingFileError, StorageError, TableError
+from torch_table_loader.option_values import OWN
 from torch_table_loader.records import FileVersion, Traffic
-from torch_table_loader.remote_options import OWN
 
 
 def in_storage_options(options: Mapping[str, Any]) -> dict[str, Any]:

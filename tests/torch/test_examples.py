@@ -22,7 +22,7 @@ from demo.moto import serving_moto
 from tests.launchers.frameworks import ROOT, clean_environment, run_job
 from tests.launchers.killed_jobs import wait_until
 from torch_table_loader import StructuredDataset
-from torch_table_loader.cli.sample import write_sample
+from torch_table_loader.cli.writing import write_sample
 
 LINES = {
     "pretrain_mixture": 85,

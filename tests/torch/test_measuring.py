@@ -27,7 +27,7 @@ from torch_table_loader import (
     TableLoaderError,
     Vocabulary,
 )
-from torch_table_loader.arrow.elements import ElementType
+from torch_table_loader.arrow.datatypes import ElementType
 from torch_table_loader.read.tasks import TaskReader
 from torch_table_loader.testing import small_sizes
 

@@ -24,7 +24,7 @@ from tests.torch.packing_reference import EOS, full_pack, write_documents
 from tests.torch.test_every_pack import packs
 from tests.waiting import threads, until
 from torch_table_loader import MissingFileError, MixedDataset, Pack, StructuredDataset, TableError, TableLoader
-from torch_table_loader.store.spec import LENGTHS
+from torch_table_loader.store.record_layout import LENGTHS
 from torch_table_loader.testing import small_sizes
 
 LENGTHS_OF: list[int | None] = [5, 0, 17, 1, None, 400, 3, 9, 9, 2, 2, 30, 1, 12, 33, 4, 6] * 3

@@ -16,7 +16,7 @@ from tests.tables.plain import meant_warnings
 from torch_table_loader import StructuredDataset, TableError
 from torch_table_loader.engine import row_store
 from torch_table_loader.store import manifest
-from torch_table_loader.store.spec import MANIFEST
+from torch_table_loader.store.record_layout import MANIFEST
 from torch_table_loader.testing import small_sizes
 
 ROWS = 2_000

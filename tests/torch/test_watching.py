@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from tests.tables.plain import write_table
-from torch_table_loader import StructuredDataset, TableLoader, watching
+from torch_table_loader import StructuredDataset, TableLoader, metrics
 from torch_table_loader.metrics import Progress
 from torch_table_loader.read.tasks import TaskReader
 from torch_table_loader.testing import small_sizes
@@ -48,7 +48,7 @@ def test_info_tells_of_the_plan_the_first_batch_and_the_end(table: Path, caplog:
         list(loader)
     ours = [entry for entry in caplog.records if entry.name.startswith("torch_table_loader.")]
     told = [(entry.name.removeprefix("torch_table_loader."), entry.getMessage()) for entry in ours]
-    assert [room for room, _ in told] == ["engine.survey", "engine.counting", "watching", "watching"]
+    assert [room for room, _ in told] == ["engine.survey", "engine.counting", "metrics", "metrics"]
     assert "3 files" in told[0][1]
     assert "1 files and 2 row groups are pruned" in told[0][1]
     assert "epoch 0: first batch after" in told[2][1]
@@ -70,7 +70,7 @@ def test_debug_names_each_file_that_is_read(table: Path, caplog: pytest.LogCaptu
 
 
 def test_each_epoch_of_an_iteration_has_an_end(table: Path, caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.INFO, "torch_table_loader.watching"):
+    with caplog.at_level(logging.INFO, "torch_table_loader.metrics"):
         list(loader_of(table, epochs=2, shuffle=True))
     ends = [text for entry in caplog.records if " ends: " in (text := entry.getMessage())]
     assert [text.split(",")[0] for text in ends] == [
@@ -119,8 +119,8 @@ def test_what_limits_the_speed_is_found(table: Path, monkeypatch: pytest.MonkeyP
 
 
 def test_training_that_waits_is_told_once(table: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("_SECONDS", "_WAITS", "_TRAINS"):
-        monkeypatch.setattr(watching, name, 0.0)
+    for name in ("_LEAST_SECONDS", "_WARNED_SHARE", "_LEAST_TRAINED"):
+        monkeypatch.setattr(metrics, name, 0.0)
     loader = loader_of(table, collate_fn=slowly, num_workers=0)
     told = []
     for epoch in range(2):
@@ -139,7 +139,7 @@ def test_training_that_waits_is_told_once(table: Path, monkeypatch: pytest.Monke
 )
 def test_who_waits_for_data(waited: float, total: float, expected: bool) -> None:
     """A short run says nothing, and a loop that does nothing but wait is no training."""
-    assert watching.waits_for_data(waited, total) == expected
+    assert metrics.waits_for_data(waited, total) == expected
 
 
 @small_sizes(watched_batches=2)

@@ -1,1 +1,1 @@
-"""Arrow helpers shared by reading, the row store and batching: types, arrays, memory and reserved names."""
+"""Arrow helpers shared by reading, the row store and batching: types, arrays and memory."""

@@ -1,12 +1,32 @@
-"""The parts of an Arrow type: encodings around its values, types nested inside, and the width of its values."""
+"""The parts of an Arrow type: encodings around its values, types nested inside, and the width of its values.
+
+Numbers that torch has and Arrow lacks (bfloat16, 8-bit floats, complex numbers) are extension types. Their storage
+holds the bits, so that readers that do not know the type get unsigned integers or bytes.
+"""
 
 from __future__ import annotations
+
+from typing import Self
 
 import pyarrow as pa
 import pyarrow.types as pt
 
 _VARIABLE_BYTES = 64
 """Estimated bytes of a value of variable width."""
+
+_STORAGE = {
+    "bfloat16": pa.uint16(),
+    "float8_e4m3fn": pa.uint8(),
+    "float8_e4m3fnuz": pa.uint8(),
+    "float8_e5m2": pa.uint8(),
+    "float8_e5m2fnuz": pa.uint8(),
+    "float8_e8m0fnu": pa.uint8(),
+    "complex64": pa.binary(8),
+    "complex128": pa.binary(16),
+}
+
+ELEMENTS = tuple(_STORAGE)
+"""The names, which are torch's, of numbers that Arrow lacks."""
 
 
 def plain_type(kind: pa.DataType) -> pa.DataType:
@@ -94,3 +114,58 @@ def is_variable(kind: pa.DataType) -> bool:
         return kind.bit_width is None
     except ValueError:
         return True
+
+
+class ElementType(pa.ExtensionType):  # type: ignore[misc]  # pyarrow is not typed
+    """Numbers of a type that Arrow lacks.
+
+    >>> ElementType("bfloat16").storage_type
+    DataType(uint16)
+    """
+
+    def __init__(self, element: str) -> None:
+        """Create the type for a name among `ELEMENTS`."""
+        self.element = element
+        super().__init__(_STORAGE[element], f"torch.{element}")
+
+    def __arrow_ext_serialize__(self) -> bytes:
+        """Write the name."""
+        return self.element.encode()
+
+    @classmethod
+    def __arrow_ext_deserialize__(cls, storage_type: pa.DataType, serialized: bytes) -> Self:
+        """Read what `__arrow_ext_serialize__` wrote."""
+        return cls(serialized.decode())
+
+    def __str__(self) -> str:
+        """Return the name."""
+        return self.element
+
+    def __hash__(self) -> int:
+        """Hash the name: equal types have equal names."""
+        return hash((ElementType, self.element))
+
+
+for _name in ELEMENTS:
+    pa.register_extension_type(ElementType(_name))
+
+
+def opened_type(kind: pa.DataType) -> pa.DataType:
+    """Return the plain type, except of numbers that Arrow lacks: they keep theirs."""
+    return kind if isinstance(kind, ElementType) else plain_type(kind)
+
+
+def innermost(kind: pa.DataType) -> pa.DataType:
+    """Return the type of the innermost values inside lists and encodings.
+
+    >>> str(innermost(pa.list_(pa.list_(ElementType("bfloat16"), 3))))
+    'bfloat16'
+    """
+    while not isinstance(kind, ElementType):
+        inner = plain_type(kind)
+        if inner.equals(kind):
+            if not (pt.is_list(kind) or pt.is_large_list(kind) or pt.is_fixed_size_list(kind)):
+                return kind
+            inner = kind.value_type
+        kind = inner
+    return kind

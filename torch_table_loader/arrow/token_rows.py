@@ -23,7 +23,7 @@ import pyarrow.types as pt
 
 from torch_table_loader.arrow import compute as pc
 from torch_table_loader.arrow.arrays import array_of, numbers_of
-from torch_table_loader.arrow.reserved import DOCUMENTS, ROW_ID
+from torch_table_loader.records import DOCUMENTS, ROW_ID
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -12,7 +12,6 @@ from typing_extensions import override
 
 from torch_table_loader.arrow.arrays import number_type, numbers_of
 from torch_table_loader.arrow.buffers import joined, new_array
-from torch_table_loader.arrow.reserved import DOCUMENTS, PADDING_COLUMN
 from torch_table_loader.arrow.token_rows import (
     Parts,
     columns_of_parts,
@@ -21,15 +20,16 @@ from torch_table_loader.arrow.token_rows import (
     sequences_of,
     tokens_are_rows,
 )
-from torch_table_loader.batching.kinds import ipc_read, ipc_size, ipc_write
+from torch_table_loader.batching.outputs import ipc_read, ipc_size, ipc_write
 from torch_table_loader.batching.packed_outputs import Documents, Sequences
 from torch_table_loader.batching.rows import Batches, Block, Rows, RowsCodec, new_block, pieces_of
 from torch_table_loader.pack import IGNORED
+from torch_table_loader.records import DOCUMENTS, PADDING_COLUMN
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from torch_table_loader.batching.column_functions import ColumnFunction
+    from torch_table_loader.batching.policy import ColumnFunction
     from torch_table_loader.batching.rows import Allocate
     from torch_table_loader.pack import Pack
 

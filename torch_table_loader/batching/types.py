@@ -10,7 +10,7 @@
 | list, large list, list view of those | jagged, padded, or values and offsets (`ragged=`) |
 | string, binary, their large, view and fixed-size forms | Python list, codes or buckets (`strings=`) |
 | list of strings or binary | list of Python lists, or lists of codes with a vocabulary or of buckets |
-| bfloat16, floats of 8 bits and complex numbers (`arrow/elements.py`) | tensor of torch's type |
+| bfloat16, floats of 8 bits and complex numbers (`arrow/datatypes.py`) | tensor of torch's type |
 | struct | nested dict, its children as above |
 | dictionary, run-end encoded, extension | as what is inside |
 | null, map, union, interval, list of list, list of struct | refused; Python values with ``unsupported="list"`` |
@@ -29,16 +29,24 @@ import pyarrow as pa
 import pyarrow.types as pt
 import torch
 
-from torch_table_loader.arrow.datatypes import children_of, is_string, is_text, plain_type
-from torch_table_loader.arrow.elements import ElementType, mark_of, marked_dtype, opened_type
+from torch_table_loader.arrow.datatypes import (
+    ElementType,
+    children_of,
+    is_string,
+    is_text,
+    opened_type,
+    plain_type,
+)
 from torch_table_loader.batching import outputs
-from torch_table_loader.batching.cells import Cell, FlatCell, GridCell
 from torch_table_loader.batching.decoders import (
     MASK_SUFFIX,
     ArrowDecoder,
+    Cell,
     CodesDecoder,
     Decoder,
     FixedDecoder,
+    FlatCell,
+    GridCell,
     HashCoder,
     ListsDecoder,
     Stack,
@@ -46,18 +54,17 @@ from torch_table_loader.batching.decoders import (
     VocabularyCoder,
     holds_times,
 )
-from torch_table_loader.column_options import Hash, Pad, UnsupportedForm, Vocabulary
 from torch_table_loader.errors import ConfigError
 from torch_table_loader.messages import the_nearest
+from torch_table_loader.option_values import Hash, Pad, UnsupportedForm, Vocabulary
 from torch_table_loader.planning.column_statistics import ColumnStatistics
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from torch_table_loader.batching.cells import Cell
-    from torch_table_loader.batching.decoders import Coder, Cut
+    from torch_table_loader.batching.decoders import Cell, Coder, Cut
     from torch_table_loader.batching.policy import TypePolicy
-    from torch_table_loader.column_options import Strings, Vocabulary
+    from torch_table_loader.option_values import Strings, Vocabulary
 
 _INT64 = np.dtype(np.int64)
 _FLOAT64 = np.dtype(np.float64)
@@ -266,9 +273,9 @@ class Chooser:
             cell = self._flat(kind, path)
         dtype = cell.kind.dtype
         if path in self.policy.fills:
-            if mark_of(dtype) is not None:
+            if (element := outputs.mark_of(dtype)) is not None:
                 raise ConfigError(
-                    f"nulls fills column {path!r}, whose values are {mark_of(dtype)}, which numpy does not have; "
+                    f"nulls fills column {path!r}, whose values are {element}, which numpy does not have; "
                     'leave it out of nulls, or pass nulls="mask"'
                 )
             return replace(cell, fill=fixed_fill(path, self.policy.fills[path], cell, kind))
@@ -293,8 +300,8 @@ class Chooser:
         raise unsupported(path, kind, remedy)
 
     def _element(self, element: str, path: str) -> FlatCell:
-        dtype = marked_dtype(element)
-        if self.policy.output_format == "numpy" and mark_of(dtype) is not None:
+        dtype = outputs.marked_dtype(element)
+        if self.policy.output_format == "numpy" and outputs.mark_of(dtype) is not None:
             outputs.numpy_dtype(element)
         elif not hasattr(torch, element):
             raise unsupported(
@@ -445,7 +452,7 @@ def list_fill(path: str, given: Any, item: Cell) -> NDArray[Any]:
 def pad_value(path: str, given: float, item: Cell) -> Any:
     """Return the value that pads a column of lists, in the values' dtype."""
     dtype = item.kind.dtype
-    element = mark_of(dtype)
+    element = outputs.mark_of(dtype)
     if element is not None and given == 0:
         return np.zeros((), dtype)[()]
     try:

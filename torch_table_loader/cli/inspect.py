@@ -21,16 +21,16 @@ import numpy as np
 import pyarrow as pa
 
 from torch_table_loader.batching.codec import TensorCodec
-from torch_table_loader.batching.kinds import DenseKind, ListsKind
+from torch_table_loader.batching.outputs import DenseKind, ListsKind
 from torch_table_loader.batching.policy import TypePolicy
 from torch_table_loader.cli.arguments import GROUPS, loader_keywords
 from torch_table_loader.cli.named_table import open_table
 from torch_table_loader.cli.terminal import in_shell_words, note, number_of, show, wants_bar
-from torch_table_loader.column_options import Pad
 from torch_table_loader.engine.explanation import SizeCounts
 from torch_table_loader.engine.jobs.resolve import codec_of, columns_of
 from torch_table_loader.engine.jobs.stream_job import StreamJob, decoded_bytes
 from torch_table_loader.errors import ConfigError, TableError
+from torch_table_loader.option_values import Pad
 from torch_table_loader.options import LoaderOptions, defaults
 from torch_table_loader.planning.epoch import uneven_steps
 from torch_table_loader.report import Table as Printed

@@ -13,7 +13,7 @@ from torch_table_loader.delta import DeltaDataset
 from torch_table_loader.engine.ray_cluster import RayCluster, ray_cluster
 from torch_table_loader.errors import ConfigError
 from torch_table_loader.iceberg import IcebergDataset
-from torch_table_loader.source.table_formats import format_of_folder
+from torch_table_loader.source.folders import format_of_folder
 
 
 def asked_for(typed: argparse.Namespace, **own: Any) -> tuple[type[TableDataset], dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""The commands that write a table anew: ``convert`` its files, and ``tokenize`` its text."""
+"""The commands that write a table: ``convert`` its files, ``tokenize`` its text, ``sample`` one to try things with."""
 
 from __future__ import annotations
 
@@ -13,28 +13,36 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from torch_table_loader.cli.named_table import cluster_of, open_table
 from torch_table_loader.cli.terminal import number_of, show, wants_bar
+from torch_table_loader.contracts import installed_names, load_installed
 from torch_table_loader.engine.machine import ranks_on_this_node, usable_cpus
 from torch_table_loader.errors import ConfigError, StorageError, TableError, TableLoaderError
 from torch_table_loader.format_contracts import FormatWriter
 from torch_table_loader.local_files import new_file
 from torch_table_loader.messages import did_you_mean, progress_bar
 from torch_table_loader.planning.splits import whole_files
-from torch_table_loader.plugins import installed_names, load_installed
 from torch_table_loader.token_table import tokenize_table
 
 if TYPE_CHECKING:
     from torch_table_loader.dataset import TableDataset
     from torch_table_loader.engine.table import Table
 
+
 ENTRY_POINT_GROUP = "torch_table_loader.writers"
 
 _ROWS_OF_A_BATCH = 1 << 14
 _GROUP_BYTES = 64 << 20
+
+DAYS = 7
+ROWS = 1200
+"""Rows of each day's file of the sample."""
+
+GROUP_ROWS = 400
 
 
 class ParquetWriter:
@@ -209,3 +217,36 @@ def _open_text(typed: argparse.Namespace) -> TableDataset:
     own["show_progress"] = wants_bar(typed)
     own |= {"columns": list(dict.fromkeys([typed.column, *typed.keep])), **ranks}
     return open_table(typed, **own)
+
+
+def write_sample(root: Path) -> int:
+    """Write a log of clicks: one Parquet file per day with three row groups, in ``day=2026-01-01`` and so on.
+
+    Columns are `label` (int32, 0 or 1), `price` (float) and `ad` (int32). The values are the same every time.
+
+    Returns:
+        The number of rows written.
+
+    Raises:
+        ConfigError: `root` is not empty.
+    """
+    if root.exists() and (not root.is_dir() or any(root.iterdir())):
+        raise ConfigError(f"OUT must be a new or empty folder, but {str(root)!r} holds something; name another")
+    random = np.random.default_rng(1)
+    for day in range(1, DAYS + 1):
+        folder = root / f"day=2026-01-0{day}"
+        folder.mkdir(parents=True)
+        columns = {
+            "label": random.integers(0, 2, ROWS, dtype=np.int32),
+            "price": random.random(ROWS, dtype=np.float32),
+            "ad": np.arange(ROWS, dtype=np.int32),
+        }
+        pq.write_table(pa.table(columns), folder / "part-0.parquet", row_group_size=GROUP_ROWS)
+    return DAYS * ROWS
+
+
+def sample(typed: argparse.Namespace) -> None:
+    """Write the table of the documentation, and print a summary."""
+    rows = write_sample(Path(typed.out))
+    value = {"out": typed.out, "rows": rows, "files": DAYS}
+    show(typed, value, f"wrote {rows:,} rows in {DAYS} files to {typed.out}")

@@ -23,19 +23,18 @@ from torch_table_loader.errors import ConfigError, OutOfMemoryError, StorageErro
 from torch_table_loader.fetch.fetcher import Fetcher, PartsAhead, TasksAhead, reading_parts
 from torch_table_loader.local_files import check_owned
 from torch_table_loader.messages import warn_caller
+from torch_table_loader.option_values import anywhere
 from torch_table_loader.planning.splits import Chunks
-from torch_table_loader.predicates.filter_key import filter_key
-from torch_table_loader.remote_options import anywhere
+from torch_table_loader.predicates.filter_form import filter_key
+from torch_table_loader.records import content_key
 from torch_table_loader.sizes import sizes
 from torch_table_loader.source.address import HTTP_PROTOCOLS, parse_address
-from torch_table_loader.source.fingerprint import content_key
 from torch_table_loader.source.storage import FileStorage, open_storage
 from torch_table_loader.store.builder import Report, build_files, build_memory, check_memory
 from torch_table_loader.store.gather import StoredRows
 from torch_table_loader.store.opened import open_store
-from torch_table_loader.store.record_layout import check_storable
+from torch_table_loader.store.record_layout import StoreSpec, check_storable
 from torch_table_loader.store.remote import open_remote, upload_store
-from torch_table_loader.store.spec import StoreSpec
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -48,7 +47,7 @@ if TYPE_CHECKING:
     from torch_table_loader.planning.splits import SegmentTable
     from torch_table_loader.read.tasks import TaskReader
     from torch_table_loader.records import ReadTask
-    from torch_table_loader.store.list_values import Spans
+    from torch_table_loader.store.gather import Spans
     from torch_table_loader.store.remote import RemoteRows
 
 

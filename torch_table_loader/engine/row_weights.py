@@ -21,24 +21,24 @@ from torch_table_loader.engine.machine import usable_cpus
 from torch_table_loader.engine.row_store import check_owner, read_tasks
 from torch_table_loader.errors import ConfigError, StorageError, TableError
 from torch_table_loader.messages import did_you_mean, progress_bar
+from torch_table_loader.option_values import as_weights
 from torch_table_loader.planning.keys import derive_key
 from torch_table_loader.planning.splits import Chunks
 from torch_table_loader.planning.weighted_rows import WeightedRows, WeightSums, cumulate
-from torch_table_loader.predicates.filter_key import filter_key
-from torch_table_loader.row_options import as_weights
+from torch_table_loader.predicates.filter_form import filter_key
+from torch_table_loader.records import content_key
 from torch_table_loader.sizes import sizes
-from torch_table_loader.source.fingerprint import content_key
-from torch_table_loader.store.sums_file import build_sums, digest_of, open_sums
+from torch_table_loader.store.builder import build_sums, digest_of, open_sums
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from torch_table_loader.engine.table import Table
     from torch_table_loader.fetch.fetcher import FetchSettings
+    from torch_table_loader.option_values import Weights
     from torch_table_loader.options import LoaderOptions
     from torch_table_loader.planning.exclusion import Remaining
     from torch_table_loader.planning.splits import SegmentTable
-    from torch_table_loader.row_options import Weights
 
     Ints: TypeAlias = NDArray[np.int64]
 

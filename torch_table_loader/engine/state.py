@@ -23,8 +23,8 @@ from torch_table_loader.options import DEFAULT_SPLIT_BYTES
 from torch_table_loader.planning.mixed_stages import MixedPosition
 from torch_table_loader.planning.mixture import LEAST_SHARE, Shares, smallest
 from torch_table_loader.planning.stages import SampleCount, StreamPosition
-from torch_table_loader.predicates.filter_key import filter_key
-from torch_table_loader.source.fingerprint import fingerprint
+from torch_table_loader.predicates.filter_form import filter_key
+from torch_table_loader.records import fingerprint
 
 if TYPE_CHECKING:
     import pyarrow as pa

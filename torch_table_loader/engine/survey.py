@@ -27,7 +27,7 @@ from torch_table_loader.read.deletes import Deletes
 from torch_table_loader.read.failures import reading
 from torch_table_loader.read.footers import FooterSizes, LazyFooters, check_rows, estimated_layout
 from torch_table_loader.read.formats import infers_types, inspect_file, reader_of
-from torch_table_loader.source.fingerprint import fingerprint, fingerprint_without
+from torch_table_loader.records import fingerprint, fingerprint_without
 from torch_table_loader.source.plan_cache import CacheEntry
 
 if TYPE_CHECKING:

@@ -13,11 +13,10 @@ from torch_table_loader.read.failures import changed_error
 from torch_table_loader.read.footers import LazyFooters
 from torch_table_loader.read.formats import reader_of
 from torch_table_loader.read.token_files import TOKENS, TokenReader, document_lengths
-from torch_table_loader.store.gather import StoredRows
-from torch_table_loader.store.list_values import ListValues
+from torch_table_loader.store.gather import ListValues, StoredRows
 from torch_table_loader.store.manifest import Manifest
+from torch_table_loader.store.record_layout import Origin, Part, values_file
 from torch_table_loader.store.remote import RemoteFiles, RemoteRows
-from torch_table_loader.store.spec import Origin, Part, values_file
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

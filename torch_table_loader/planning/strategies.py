@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
 
+from torch_table_loader.contracts import load_installed
 from torch_table_loader.errors import ConfigError, ConfigTypeError
 from torch_table_loader.planning.cutting import TargetSizeStrategy
 from torch_table_loader.planning.splits import SplitTable
-from torch_table_loader.plugins import load_installed
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -19,7 +19,8 @@ import pyarrow as pa
 import pyarrow.types as pt
 
 from torch_table_loader.arrow import compute as pc
-from torch_table_loader.predicates.filter_key import Call, Field, Literal, Node, UnknownFormError, parse
+from torch_table_loader.arrow.datatypes import is_string
+from torch_table_loader.predicates.filter_form import Call, Field, Literal, Node, UnknownFormError, parse
 from torch_table_loader.predicates.hash_parts import make_known
 
 _SWAPPED = {
@@ -261,7 +262,7 @@ class Predicate:
                 raise UndecidedError("no float column")
             return self._of(path, lambda known: (known.nans, known.values))
         options = _options(node)
-        if options["ignore_case"].as_py() or not _is_text(kind):
+        if options["ignore_case"].as_py() or not is_string(kind):
             raise UndecidedError("a prefix in any case")
         prefix = options["pattern"].as_py()
         return self._of(path, lambda known: _begins(known, prefix))
@@ -356,7 +357,7 @@ def ordinal(value: pa.Scalar, kind: pa.DataType) -> Any:
         return _whole(Fraction(value.value * _TICKS[kind.unit], _TICKS[own.unit]), "a time finer than the column's")
     if pt.is_date32(kind) and pt.is_date32(own):
         return value.value
-    if any(test(kind) and test(own) for test in (pt.is_boolean, _is_text, _is_bytes)):
+    if any(test(kind) and test(own) for test in (pt.is_boolean, is_string, _is_bytes)):
         return value.as_py()
     raise UndecidedError(f"a {own} for a column of {kind}")
 
@@ -381,10 +382,6 @@ def _number(literal: pa.Scalar, kind: pa.DataType) -> int | float:
     if not pt.is_float64(kind) and float(kind.to_pandas_dtype()(value)) != value:
         raise UndecidedError(f"{value}, which no {kind} is")
     return float(value)
-
-
-def _is_text(kind: pa.DataType) -> bool:
-    return bool(pt.is_string(kind) or pt.is_large_string(kind) or pt.is_string_view(kind))
 
 
 def _is_bytes(kind: pa.DataType) -> bool:

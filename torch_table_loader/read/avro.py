@@ -13,13 +13,13 @@ import pyarrow as pa
 from typing_extensions import override
 
 from torch_table_loader.arrow.datatypes import children_of
-from torch_table_loader.arrow.reserved import FIELD_ID_KEY
 from torch_table_loader.errors import MissingExtraError
 from torch_table_loader.format_contracts import Traits
 from torch_table_loader.messages import first_line
 from torch_table_loader.read.failures import reading
 from torch_table_loader.read.far_files import open_at_start
 from torch_table_loader.read.reader_base import SequentialFile, WithoutStatistics, one_group
+from torch_table_loader.records import FIELD_ID_KEY
 
 if TYPE_CHECKING:
     from torch_table_loader.contracts import Storage

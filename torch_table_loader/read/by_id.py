@@ -13,9 +13,9 @@ import pyarrow as pa
 
 from torch_table_loader.arrow import compute as pc
 from torch_table_loader.arrow.datatypes import children_of
-from torch_table_loader.arrow.reserved import FIELD_ID_KEY, LAST_UPDATED_FIELD, ROW_ID_FIELD
 from torch_table_loader.errors import TableError
 from torch_table_loader.read.conform import Conformer, Source, cast_to
+from torch_table_loader.records import FIELD_ID_KEY, LAST_UPDATED_FIELD, ROW_ID_FIELD
 
 if TYPE_CHECKING:
     from torch_table_loader.read.conform import Convert

@@ -21,7 +21,6 @@ import pyarrow as pa
 
 from torch_table_loader.arrow import compute as pc
 from torch_table_loader.arrow.datatypes import decoded_type, is_string
-from torch_table_loader.arrow.reserved import PATH_FIELD, POSITION_FIELD
 from torch_table_loader.contracts import is_far
 from torch_table_loader.errors import MissingExtraError, TableError
 from torch_table_loader.planning.distinct import distinct
@@ -32,6 +31,7 @@ from torch_table_loader.read.footers import check_rows
 from torch_table_loader.read.formats import inspect_file, reader_of
 from torch_table_loader.read.key_set import KeySet
 from torch_table_loader.read.lru_cache import LRUCache
+from torch_table_loader.records import PATH_FIELD, POSITION_FIELD
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

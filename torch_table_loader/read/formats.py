@@ -7,18 +7,17 @@ import pickle
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from torch_table_loader.contracts import installed_names, load_installed
 from torch_table_loader.errors import ConfigError, ConfigTypeError, TableError
 from torch_table_loader.format_contracts import SidecarReader
 from torch_table_loader.messages import did_you_mean
-from torch_table_loader.plugins import installed_names, load_installed
 from torch_table_loader.read.avro import AvroReader
-from torch_table_loader.read.datatrove import DatatroveReader
 from torch_table_loader.read.failures import reading
 from torch_table_loader.read.ipc import FmsFsdpReader, IpcReader
-from torch_table_loader.read.megatron import MegatronReader
 from torch_table_loader.read.orc import OrcReader
 from torch_table_loader.read.parquet import ParquetReader
 from torch_table_loader.read.text_files import CODECS, CsvReader, JsonReader, split_codec
+from torch_table_loader.read.token_formats import DatatroveReader, MegatronReader
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -1,23 +1,28 @@
-"""What format readers share: readers of files without statistics, open files, and batches cut to length."""
+"""What format readers share, such as what partition values rule out; and the reader of tables in memory."""
 
 from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pyarrow as pa
 from typing_extensions import override
 
+from torch_table_loader.arrow.sound import sound
 from torch_table_loader.errors import TableError
-from torch_table_loader.format_contracts import FormatReader, NullProvingReader, OpenFile, RangedReader
+from torch_table_loader.format_contracts import FormatReader, NullProvingReader, OpenFile, RangedReader, Traits
+from torch_table_loader.predicates.facts import predicate_of
+from torch_table_loader.read.failures import reading
 from torch_table_loader.read.far_files import open_at_start
-from torch_table_loader.read.prune import partition_can_pass
 from torch_table_loader.records import FileMeta
 
 if TYPE_CHECKING:
     from torch_table_loader.contracts import Storage
     from torch_table_loader.records import DataFile
+
 
 Decode = Callable[[pa.NativeFile, Sequence[str]], Iterable[pa.RecordBatch]]
 """Decodes a file from its start into batches that have the named columns, at least one."""
@@ -109,6 +114,30 @@ class SequentialFile(OpenFile):
             source.close()
 
 
+def partition_can_pass(file: DataFile, filters: Any, schema: pa.Schema) -> bool:
+    """Return whether a filter can be true of a row of a file, by the file's partition values."""
+    return predicate_of(filters, schema).can_pass({}, known_values(file, schema))
+
+
+def known_values(file: DataFile, schema: pa.Schema) -> dict[str, pa.Scalar]:
+    """Return what a file's partition says of columns of the table, in their types."""
+    values = {name: _as_type(value, schema.field(name).type) for name, value in file.partition if name in schema.names}
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def _as_type(value: Any, kind: pa.DataType) -> pa.Scalar | None:
+    """Return a partition value as its column's type; None if that says nothing: NaN, or a value of another type.
+
+    Where the file lacks the column, reading refuses such a value.
+    """
+    if value != value:  # noqa: PLR0124 - NaN equals nothing
+        return None
+    try:
+        return pa.scalar(value, kind)
+    except (pa.ArrowException, TypeError, ValueError, OverflowError):
+        return None
+
+
 def one_group(schema: pa.Schema, num_rows: int, file: DataFile) -> FileMeta:
     """Return the metadata of a file that is one row group, as large as the file, or none if it has no rows."""
     rows, sizes = ((num_rows,), (file.version.num_bytes,)) if num_rows else ((), ())
@@ -145,3 +174,49 @@ def rows_without_columns(num_rows: int) -> pa.RecordBatch:
     3
     """
     return pa.record_batch([pa.nulls(num_rows)], names=["none"]).select([])
+
+
+@dataclass(frozen=True, slots=True)
+class HeldReader(WithoutStatistics):
+    """Reads the one file of a table in memory, whose storage has the table."""
+
+    name: str = "a table in memory"
+    suffixes = ()
+    traits = Traits(cut="runs of rows", pruned="partitions", counted="the table")
+    columnar = True
+
+    @override
+    def inspect(self, storage: Any, file: DataFile, schema: pa.Schema | None) -> FileMeta:
+        with reading(storage, file):
+            storage.version(file.path)
+            rows, table = storage.table.group_rows, storage.table
+            total = max(1, table.num_rows)
+            return FileMeta(table.schema, rows, tuple(table.num_bytes * count // total for count in rows))
+
+    @override
+    def open(self, storage: Any, file: DataFile, meta: FileMeta) -> HeldFile:
+        storage.version(file.path)
+        return HeldFile(storage.table, meta)
+
+
+class HeldFile(OpenFile):
+    """The rows of a table in memory; each batch gets memory of its own."""
+
+    def __init__(self, table: Any, meta: FileMeta) -> None:
+        self._table = table
+        self._starts = np.cumsum([0, *meta.group_rows], dtype=np.int64)
+
+    @override
+    def batches(self, groups: range, columns: Sequence[str], max_rows: int) -> Iterator[pa.RecordBatch]:
+        if not groups:
+            return
+        start, stop = int(self._starts[groups.start]), int(self._starts[groups.stop])
+        if not columns:
+            yield from bounded(rows_without_columns(stop - start), max_rows)
+            return
+        for first in range(start, stop, max_rows):
+            yield sound(self._table.rows(first, min(first + max_rows, stop), columns))
+
+    @override
+    def close(self) -> None:
+        pass

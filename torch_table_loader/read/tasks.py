@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import pyarrow as pa
 
 from torch_table_loader.arrow.arrays import ascending
-from torch_table_loader.arrow.reserved import ROW_ID
 from torch_table_loader.contracts import has_ranges, is_far
 from torch_table_loader.errors import ConfigError, StorageError, TableError, TableLoaderError
 from torch_table_loader.format_contracts import ListCountingReader, ListMeasuringReader, RangedReader
@@ -34,7 +33,7 @@ from torch_table_loader.read.file_walk import FileWalk, Run, fit_segments, group
 from torch_table_loader.read.footers import LazyFooters
 from torch_table_loader.read.formats import is_columnar, reader_of
 from torch_table_loader.read.row_stage import Counted, RowBlocks, measured, summed
-from torch_table_loader.records import FileNeeds
+from torch_table_loader.records import ROW_ID, FileNeeds
 
 if TYPE_CHECKING:
     import numpy as np

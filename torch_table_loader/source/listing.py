@@ -22,9 +22,8 @@ from torch_table_loader.format_contracts import SidecarReader
 from torch_table_loader.records import DataFile
 from torch_table_loader.source.address import HTTP_PROTOCOLS, parse_address
 from torch_table_loader.source.clients import STAT_THREADS, Found
-from torch_table_loader.source.hive import columns_of_folders, hive_root
+from torch_table_loader.source.folders import columns_of_folders, hive_root, look_around, refuse_table_formats
 from torch_table_loader.source.storage import FileStorage, open_storage
-from torch_table_loader.source.table_formats import look_around, refuse_table_formats
 
 if TYPE_CHECKING:
     from torch_table_loader.contracts import Storage

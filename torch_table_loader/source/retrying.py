@@ -13,8 +13,8 @@ from typing import Any, TypeVar
 
 from torch_table_loader.cancellation import cancelled
 from torch_table_loader.causes import may_be_refusal, may_pass
+from torch_table_loader.option_values import DEFAULT_RETRY_SECONDS
 from torch_table_loader.records import Traffic
-from torch_table_loader.remote_options import DEFAULT_RETRY_SECONDS
 from torch_table_loader.sizes import sizes
 
 T = TypeVar("T")

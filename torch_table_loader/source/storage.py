@@ -26,8 +26,8 @@ from torch_table_loader.errors import (
     TableError,
     TableLoaderError,
 )
+from torch_table_loader.option_values import DEFAULT_RETRY_SECONDS, RemoteOptions, of_the_store
 from torch_table_loader.records import FileVersion, Traffic
-from torch_table_loader.remote_options import DEFAULT_RETRY_SECONDS, RemoteOptions, of_the_store
 from torch_table_loader.scrubbing import public_options, scrub, secrets_of
 from torch_table_loader.source.address import (
     FAMILIES,

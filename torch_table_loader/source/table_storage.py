@@ -14,8 +14,8 @@ from urllib.parse import unquote
 
 from torch_table_loader.contracts import Storage, is_far
 from torch_table_loader.errors import ConfigError, ConfigTypeError, StorageError, TableError
+from torch_table_loader.option_values import DEFAULT_RETRY_SECONDS
 from torch_table_loader.records import FileVersion, Traffic
-from torch_table_loader.remote_options import DEFAULT_RETRY_SECONDS
 from torch_table_loader.scrubbing import shown_url
 from torch_table_loader.source.address import FAMILIES, HTTP_PROTOCOLS, LOCAL_PROTOCOLS, parse_address
 from torch_table_loader.source.storage import FileStorage

@@ -15,12 +15,12 @@ import pyarrow as pa
 import xxhash
 from typing_extensions import override
 
-from torch_table_loader.arrow.reserved import ROW_ID
 from torch_table_loader.causes import store_error_type
 from torch_table_loader.errors import StorageError, TableError
 from torch_table_loader.local_files import new_file, open_regular
+from torch_table_loader.records import ROW_ID
 from torch_table_loader.store.coded_strings import ChunkStrings, encoded_batches
-from torch_table_loader.store.spec import (
+from torch_table_loader.store.record_layout import (
     IDS,
     NULLS,
     RECORDS,

@@ -18,7 +18,7 @@ from torch_table_loader.store.record_layout import heap_name
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from torch_table_loader.store.spec import Origin
+    from torch_table_loader.store.record_layout import Origin
 
     Ints: TypeAlias = NDArray[np.int64]
 

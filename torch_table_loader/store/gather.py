@@ -1,11 +1,15 @@
-"""Rows of a store by place, in any order: whole records are taken, then transposed a block at a time."""
+"""Rows of a store by place, in any order: whole records are taken, then transposed a block at a time.
+
+Of lists that a store keeps flat, such as tokens of documents, parts can be taken without the rest.
+"""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -15,24 +19,22 @@ from torch_table_loader.arrow.arrays import null_mask, offsets_of
 from torch_table_loader.arrow.buffers import Arena, aligned, new_array
 from torch_table_loader.arrow.datatypes import plain_type
 from torch_table_loader.arrow.sound import sound_text
-from torch_table_loader.errors import OutOfMemoryError
+from torch_table_loader.errors import OutOfMemoryError, TableError
 from torch_table_loader.local_files import open_regular
 from torch_table_loader.planning.distinct import distinct
 from torch_table_loader.planning.requests import coalesce, in_windows
 from torch_table_loader.sizes import sizes
-from torch_table_loader.store.spec import IDS, NULLS, RECORDS
+from torch_table_loader.store.record_layout import IDS, NULLS, RECORDS, REMEDY
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping
     from pathlib import Path
 
     from numpy.typing import NDArray
 
     from torch_table_loader.planning.document_lengths import DocumentLengths
     from torch_table_loader.store.coded_strings import CodedStrings
-    from torch_table_loader.store.list_values import ListValues, Spans
-    from torch_table_loader.store.record_layout import FixedType, RecordLayout, Slot
-    from torch_table_loader.store.spec import Origin
+    from torch_table_loader.store.record_layout import FixedType, Origin, RecordLayout, Slot
 
     Ints: TypeAlias = NDArray[np.int64]
 
@@ -50,6 +52,68 @@ _LONG = 48
 
 _BLOCK = 1 << 21
 """Bytes of records that are transposed at a time: measured on two threads, which wait for each other at every call."""
+
+
+class Spans(NamedTuple):
+    """Parts of lists, from element `start` to before element `stop` among those of all rows: int64[n] each.
+
+    None crosses the end of a list.
+    """
+
+    start: Ints
+    stop: Ints
+
+
+class ListValues:
+    """Values of the elements of lists: all elements, or some stretches of them.
+
+    Args:
+        starts: int64[stretches] the first element of each stretch, ascending.
+        stretches: for each stretch, an array with a record of values for each element.
+    """
+
+    def __init__(self, starts: Ints, stretches: Sequence[NDArray[Any]]) -> None:
+        self._starts = starts
+        self._sizes = np.array([len(stretch) for stretch in stretches], dtype=np.int64)
+        names = stretches[0].dtype.names or () if len(stretches) else ()
+        self._values = [[stretch[name] for stretch in stretches] for name in names]
+
+    @classmethod
+    def consecutive(cls, stretches: Sequence[NDArray[Any]]) -> ListValues:
+        """Build from consecutive stretches that together are all elements of a store."""
+        some = [stretch for stretch in stretches if len(stretch)]
+        ends = np.cumsum([0, *(len(stretch) for stretch in some)], dtype=np.int64)
+        return cls(ends[:-1], some)
+
+    def take(self, column: int, at: Ints, length: Ints, kind: Any) -> NDArray[Any]:
+        """Return parts of lists, concatenated, in a numpy type that all values fit in.
+
+        Args:
+            column: its number among the flat columns.
+            at: int64[n] the first element of each part, no part crossing the end of a list.
+            length: int64[n] its number of elements.
+        """
+        total = int(length.sum())
+        kind = np.dtype(kind)
+        out = new_array((total, *kind.shape), kind.base)
+        if not total:
+            return out
+        first = np.searchsorted(self._starts, at, side="right") - 1
+        # Consecutive parts are taken as one.
+        breaks = np.flatnonzero((at[1:] != at[:-1] + length[:-1]) | (first[1:] != first[:-1])) + 1
+        heads = np.concatenate(([0], breaks))
+        tails = np.append(breaks, len(at)) - 1
+        stretch = first[heads]
+        low = at[heads] - self._starts[stretch]
+        high = at[tails] + length[tails] - self._starts[stretch]
+        if low.min() < 0 or length.min() < 0 or (high > self._sizes[stretch]).any():
+            raise TableError(f"the lengths of the lists of a row store do not fit their values; {REMEDY}")
+        views = self._values[column]
+        runs = [
+            views[number][start:stop]
+            for number, start, stop in zip(stretch.tolist(), low.tolist(), high.tolist(), strict=True)
+        ]
+        return np.concatenate(runs, out=out, casting="safe")
 
 
 @dataclass(frozen=True, slots=True)

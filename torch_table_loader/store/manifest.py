@@ -21,8 +21,7 @@ from torch_table_loader.cancellation import Threads
 from torch_table_loader.errors import StorageError, TableError
 from torch_table_loader.local_files import open_regular, read_regular, stat_regular, write_whole
 from torch_table_loader.planning.document_lengths import SUMMED
-from torch_table_loader.store.record_layout import RecordLayout
-from torch_table_loader.store.spec import (
+from torch_table_loader.store.record_layout import (
     CODES,
     FORMAT,
     IDS,
@@ -34,6 +33,7 @@ from torch_table_loader.store.spec import (
     WORDS,
     Origin,
     Part,
+    RecordLayout,
     StoreSpec,
     decode_schema,
     encode_schema,

@@ -21,10 +21,9 @@ from torch_table_loader.errors import OutOfMemoryError
 from torch_table_loader.local_files import open_regular
 from torch_table_loader.planning.document_lengths import SUMMED, DocumentLengths
 from torch_table_loader.store.coded_strings import CodedStrings
-from torch_table_loader.store.gather import ReadAhead, StoredRows, TextOfFiles
-from torch_table_loader.store.list_values import ListValues
+from torch_table_loader.store.gather import ListValues, ReadAhead, StoredRows, TextOfFiles
 from torch_table_loader.store.manifest import Manifest, Summed, check_fits, check_store, read_manifest, write_manifest
-from torch_table_loader.store.spec import CODES, IDS, LENGTHS, WORDS, Origin, StoreSpec, heap_file, values_file
+from torch_table_loader.store.record_layout import CODES, IDS, LENGTHS, WORDS, Origin, StoreSpec, heap_file, values_file
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

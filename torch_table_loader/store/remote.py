@@ -22,12 +22,11 @@ from torch_table_loader.local_files import make_folder, read_regular
 from torch_table_loader.planning.requests import Range, coalesce, in_windows, joined
 from torch_table_loader.records import DataFile, FileNeeds
 from torch_table_loader.sizes import sizes
-from torch_table_loader.store.gather import StoredRows
+from torch_table_loader.store.gather import ListValues, Spans, StoredRows
 from torch_table_loader.store.leases import Leases
-from torch_table_loader.store.list_values import ListValues, Spans
 from torch_table_loader.store.manifest import Manifest, check_fits, parse_manifest, read_manifest
 from torch_table_loader.store.opened import compare, heap_batches, lengths_of, stored_rows, words_of
-from torch_table_loader.store.spec import (
+from torch_table_loader.store.record_layout import (
     IDS,
     LENGTHS,
     MANIFEST,

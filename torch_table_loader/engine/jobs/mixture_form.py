@@ -10,17 +10,17 @@ import numpy as np
 import pyarrow as pa
 
 from torch_table_loader.arrow import compute as pc
-from torch_table_loader.arrow.reserved import DOCUMENTS, PADDING_COLUMN
 from torch_table_loader.arrow.token_rows import columns_of_parts, schema_of_sequences, schema_of_tokens, tokens_are_rows
 from torch_table_loader.batching.codec import make_codec
 from torch_table_loader.batching.policy import TypePolicy
-from torch_table_loader.column_options import Pad
 from torch_table_loader.engine.jobs.resolve import refuse_no_tokens
 from torch_table_loader.engine.work.source_form import SequenceForm
 from torch_table_loader.errors import ConfigError, ConfigTypeError
+from torch_table_loader.option_values import Pad
 from torch_table_loader.options import ABOUT
 from torch_table_loader.pack import Pack
 from torch_table_loader.planning.mixture import BLOCK_ROWS, NaturalShares, ShareUnit, smallest
+from torch_table_loader.records import DOCUMENTS, PADDING_COLUMN
 from torch_table_loader.schedules import Schedule, Stop, as_schedule, as_stop
 
 if TYPE_CHECKING:

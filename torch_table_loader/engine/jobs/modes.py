@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 
 import pyarrow.types as kinds
 
-from torch_table_loader.arrow.reserved import ROW_ID
 from torch_table_loader.batching.codec import make_codec
 from torch_table_loader.batching.policy import TypePolicy
 from torch_table_loader.engine.jobs.resolve import columns_of, delivered, planner_of, strategy_of, surveyed
@@ -14,6 +13,7 @@ from torch_table_loader.engine.jobs.stream_job import StreamJob
 from torch_table_loader.engine.sizing import rows_of_a_read
 from torch_table_loader.fetch.fetcher import FetchSettings
 from torch_table_loader.read.sequence_stages import stage_of
+from torch_table_loader.records import ROW_ID
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

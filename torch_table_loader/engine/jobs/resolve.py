@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.types as kinds
 
-from torch_table_loader.arrow.reserved import PADDING_COLUMN
 from torch_table_loader.batching.codec import make_codec
 from torch_table_loader.batching.policy import TypePolicy
 from torch_table_loader.engine.counting import LiveCounter
@@ -24,7 +23,8 @@ from torch_table_loader.planning.epoch import uneven_steps
 from torch_table_loader.planning.global_batches import GlobalBatches, rank_batch_size, steps_of_ranks
 from torch_table_loader.planning.ranks import Topology
 from torch_table_loader.planning.strategies import Strategy, resolve_strategy
-from torch_table_loader.predicates.filter_key import filter_key
+from torch_table_loader.predicates.filter_form import filter_key
+from torch_table_loader.records import PADDING_COLUMN
 from torch_table_loader.schedules import as_schedule
 
 if TYPE_CHECKING:

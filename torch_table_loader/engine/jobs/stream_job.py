@@ -11,7 +11,6 @@ import numpy as np
 import pyarrow as pa
 from typing_extensions import override
 
-from torch_table_loader.arrow.reserved import ROW_ID
 from torch_table_loader.arrow.token_rows import ids_under
 from torch_table_loader.engine.jobs.job import Job
 from torch_table_loader.engine.jobs.planner import PlannedStream
@@ -47,6 +46,7 @@ from torch_table_loader.planning.rows_of import (
 from torch_table_loader.planning.runs import Runs
 from torch_table_loader.planning.stages import StreamPosition
 from torch_table_loader.read.sequence_stages import stage_of
+from torch_table_loader.records import ROW_ID
 from torch_table_loader.schedules import Done, Schedule
 
 if TYPE_CHECKING:

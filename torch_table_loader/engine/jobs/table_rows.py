@@ -14,7 +14,6 @@ import pyarrow as pa
 from typing_extensions import override
 
 from torch_table_loader.arrow.datatypes import width_of
-from torch_table_loader.arrow.reserved import ROW_ID
 from torch_table_loader.batching.codec import make_codec
 from torch_table_loader.batching.policy import TypePolicy
 from torch_table_loader.engine.jobs.indexed_job import IndexedJob
@@ -42,6 +41,7 @@ from torch_table_loader.engine.work.indexed_work import RowOrder, RowStream, Tur
 from torch_table_loader.errors import ConfigError
 from torch_table_loader.fetch.fetcher import FetchSettings
 from torch_table_loader.messages import warn_caller
+from torch_table_loader.option_values import as_weights
 from torch_table_loader.options import LoaderOptions
 from torch_table_loader.planning.exclusion import Exclusions, ExclusionVersions, Remaining, checked_ids
 from torch_table_loader.planning.growth import GrownOrder, ids_now
@@ -51,7 +51,7 @@ from torch_table_loader.planning.permutation import Permutation
 from torch_table_loader.planning.rows_of import RowSpan, spans_of_ids
 from torch_table_loader.planning.splits import whole_files
 from torch_table_loader.planning.stages import SamplePosition
-from torch_table_loader.row_options import as_weights
+from torch_table_loader.records import ROW_ID
 from torch_table_loader.units import Size
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from typing_extensions import override
 
 from torch_table_loader.arrow import compute as pc
 from torch_table_loader.arrow.arrays import plain
-from torch_table_loader.batching.cells import RowError
+from torch_table_loader.batching.decoders import RowError
 from torch_table_loader.engine.work.lane_work import LaneWork
 from torch_table_loader.errors import TableError
 

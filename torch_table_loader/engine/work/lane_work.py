@@ -9,8 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
-from torch_table_loader.batching.rebatching import ExactBatches
-from torch_table_loader.batching.rows import Batches, sized
+from torch_table_loader.batching.rows import Batches, ExactBatches, sized
 from torch_table_loader.planning.steps import Steps, step_of
 
 if TYPE_CHECKING:

@@ -15,7 +15,6 @@ import pyarrow as pa
 from typing_extensions import override
 
 from torch_table_loader.arrow.arrays import number_type, plain
-from torch_table_loader.arrow.reserved import ROW_ID
 from torch_table_loader.arrow.token_rows import Parts, columns_of_parts, rows_of_sequences
 from torch_table_loader.engine.work.indexed_work import PERMUTING, TurnStream
 from torch_table_loader.errors import ResumeError
@@ -35,7 +34,8 @@ from torch_table_loader.planning.sequence_orders import (
 )
 from torch_table_loader.planning.token_order import Anchor
 from torch_table_loader.planning.token_windows import Slices, in_order
-from torch_table_loader.store.list_values import Spans
+from torch_table_loader.records import ROW_ID
+from torch_table_loader.store.gather import Spans
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -46,8 +46,7 @@ if TYPE_CHECKING:
     from torch_table_loader.planning.document_lengths import DocumentLengths
     from torch_table_loader.planning.exclusion import Remaining
     from torch_table_loader.planning.keys import Key
-    from torch_table_loader.store.gather import StoredRows
-    from torch_table_loader.store.list_values import ListValues
+    from torch_table_loader.store.gather import ListValues, StoredRows
 
     Ints: TypeAlias = NDArray[np.int64]
 

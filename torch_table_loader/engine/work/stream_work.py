@@ -11,8 +11,7 @@ import numpy as np
 import pyarrow as pa
 from typing_extensions import override
 
-from torch_table_loader.arrow.reserved import PADDING_COLUMN
-from torch_table_loader.batching.rebatching import ExactBatches, PieceBatches, WindowShuffle
+from torch_table_loader.batching.rows import ExactBatches, PieceBatches, WindowShuffle
 from torch_table_loader.engine.work.lane_work import LaneWork
 from torch_table_loader.errors import TableError
 from torch_table_loader.fetch.fetch_queue import PlannedRead, in_order
@@ -20,6 +19,7 @@ from torch_table_loader.fetch.fetcher import fetch_ahead
 from torch_table_loader.planning.runs import Runs
 from torch_table_loader.planning.taken_files import PlannedFiles
 from torch_table_loader.planning.windows import Stretch, permuted, stretches
+from torch_table_loader.records import PADDING_COLUMN
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

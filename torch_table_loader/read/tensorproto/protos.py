@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from torch_table_loader.arrow.elements import ELEMENTS, ElementType
+from torch_table_loader.arrow.datatypes import ELEMENTS, ElementType
 from torch_table_loader.errors import MissingExtraError, TableLoaderError
 
 try:
@@ -26,7 +26,7 @@ except ImportError as error:
         f"tensor shards are parsed by onnx, which is not installed ({error}); pip install 'torch-table-loader[onnx]'"
     ) from error
 
-__all__ = ["TensorProto"]  # for the writer
+__all__ = ["TensorProto"]  # for what writes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

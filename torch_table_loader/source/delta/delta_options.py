@@ -10,7 +10,7 @@ from typing import Any, cast
 from urllib.parse import unquote
 
 from torch_table_loader.errors import AccessRefusedError, ConfigError, ConfigTypeError
-from torch_table_loader.remote_options import of_the_store
+from torch_table_loader.option_values import of_the_store
 from torch_table_loader.scrubbing import scrub, secrets_of
 from torch_table_loader.source.address import AZURE_PROTOCOLS, parse_address
 from torch_table_loader.source.store_options import store_options

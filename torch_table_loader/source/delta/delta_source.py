@@ -17,10 +17,10 @@ from typing_extensions import override
 
 from torch_table_loader.arrow import compute as pc
 from torch_table_loader.errors import ConfigError, TableError
+from torch_table_loader.option_values import RemoteOptions
 from torch_table_loader.planning.listed_files import ListedFiles
 from torch_table_loader.predicates.facts import NULL, Facts, UndecidedError, ordinal, predicate_of
 from torch_table_loader.records import Column, DataFile, FileColumns, FileVersion
-from torch_table_loader.remote_options import RemoteOptions
 from torch_table_loader.scrubbing import shown_url
 from torch_table_loader.source.delta.delta_options import DeltaAddress, path_of
 from torch_table_loader.source.delta.delta_schema import DeltaColumns, read_delta_schema
@@ -32,9 +32,8 @@ from torch_table_loader.source.delta.log import (
     commit_path,
     torn_commit,
 )
-from torch_table_loader.source.history import Commit, History
 from torch_table_loader.source.plan_cache import PlanCache
-from torch_table_loader.source.snapshot_files import TableRequest, listed, read_time
+from torch_table_loader.source.snapshot_files import Commit, History, TableRequest, listed, read_time
 from torch_table_loader.source.table_storage import MOST_OF_A_FILE, Area, TableStorage, read_whole
 
 if TYPE_CHECKING:

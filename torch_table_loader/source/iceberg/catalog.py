@@ -36,7 +36,7 @@ from torch_table_loader.errors import (
     TableError,
 )
 from torch_table_loader.messages import did_you_mean, the_nearest, warn_caller
-from torch_table_loader.remote_options import RemoteOptions, of_the_store
+from torch_table_loader.option_values import RemoteOptions, of_the_store
 from torch_table_loader.scrubbing import scrub, secrets_of, shown_url
 from torch_table_loader.source.iceberg.metadata import TableMetadata, read_metadata
 from torch_table_loader.source.retrying import Attempts, RetryPolicy, TrafficCounter

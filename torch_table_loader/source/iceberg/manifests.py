@@ -17,10 +17,10 @@ from uuid import UUID
 
 import fastavro
 
-from torch_table_loader.arrow.reserved import PATH_FIELD
 from torch_table_loader.cancellation import Threads
 from torch_table_loader.errors import MissingExtraError, MissingFileError, TableLoaderError
 from torch_table_loader.predicates.facts import Facts
+from torch_table_loader.records import PATH_FIELD
 from torch_table_loader.scrubbing import shown_url
 from torch_table_loader.source.clients import STAT_THREADS
 from torch_table_loader.source.iceberg.checked import many, mapping, text, torn, unfit, unlike, whole

@@ -18,16 +18,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 import pyarrow as pa
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
-from torch_table_loader.arrow.reserved import (
+from torch_table_loader.errors import ConfigError, TableError
+from torch_table_loader.messages import the_nearest
+from torch_table_loader.records import (
     CHANGE_ORDINAL_FIELD,
     CHANGE_TYPE_FIELD,
     COMMIT_SNAPSHOT_FIELD,
     LAST_UPDATED_FIELD,
     ROW_ID_FIELD,
+    Column,
+    NamedIds,
 )
-from torch_table_loader.errors import ConfigError, TableError
-from torch_table_loader.messages import the_nearest
-from torch_table_loader.records import Column, NamedIds
 from torch_table_loader.scrubbing import shown_url
 from torch_table_loader.source.iceberg.checked import (
     flag,

@@ -19,7 +19,6 @@ from torch_table_loader.errors import ConfigError
 from torch_table_loader.predicates.facts import Facts
 from torch_table_loader.records import Column, TableColumns
 from torch_table_loader.scrubbing import shown_url
-from torch_table_loader.source.history import Commit, History
 from torch_table_loader.source.iceberg.catalog import as_it_is_now, open_table
 from torch_table_loader.source.iceberg.manifests import (
     DeletesInfo,
@@ -41,7 +40,7 @@ from torch_table_loader.source.iceberg.metadata import (
 from torch_table_loader.source.iceberg.pruning import Pruner, row_filter
 from torch_table_loader.source.iceberg.scan import DeleteIndex, KeySpans, Naming, listed_twice, plan_files
 from torch_table_loader.source.plan_cache import PlanCache
-from torch_table_loader.source.snapshot_files import TableRequest, arrow_schema, listed
+from torch_table_loader.source.snapshot_files import Commit, History, TableRequest, arrow_schema, listed
 
 if TYPE_CHECKING:
     from torch_table_loader.records import DataFile

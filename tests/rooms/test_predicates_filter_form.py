@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
-from torch_table_loader.predicates.filter_key import filter_key
+from torch_table_loader.predicates.filter_form import filter_key
 
 SCHEMA = pa.schema([("k", pa.int32()), ("s", pa.string())])
 K = pc.field("k")

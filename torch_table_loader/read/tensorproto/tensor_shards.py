@@ -1,4 +1,4 @@
-"""The format reader of tensor shards, and the Arrow form of a tensor column.
+"""The format of tensor shards, its reader and its writer, and the Arrow form of a tensor column.
 
 | shapes | Arrow type |
 |---|---|
@@ -13,30 +13,33 @@ Arrow has no fixed-size lists of no value: shapes with a 0 behind the first dime
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import prod
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, TypeAlias
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.types as pt
 from typing_extensions import override
 
-from torch_table_loader.arrow.arrays import lists_of
-from torch_table_loader.arrow.elements import ElementType
+from torch_table_loader.arrow.arrays import lists_of, plain
+from torch_table_loader.arrow.datatypes import ElementType, innermost, plain_type
 from torch_table_loader.contracts import is_far
 from torch_table_loader.errors import ConfigError, ConfigTypeError, TableError
-from torch_table_loader.format_contracts import SalvagingReader, SettlingReader, SidecarReader, Traits
+from torch_table_loader.format_contracts import FormatWriter, SalvagingReader, SettlingReader, SidecarReader, Traits
 from torch_table_loader.read.failures import reading
 from torch_table_loader.read.far_files import open_at_start
 from torch_table_loader.read.reader_base import GroupedFile, WholeGroups, WithoutNulls
 from torch_table_loader.read.tensorproto.protos import (
+    CODES,
+    LENGTH,
     TYPES,
     DamageError,
     Place,
     Samples,
     SampleWalk,
+    TensorProto,
     byte_width,
     type_name,
 )
@@ -49,12 +52,16 @@ if TYPE_CHECKING:
     from torch_table_loader.contracts import Storage
     from torch_table_loader.records import DataFile
 
+    Tensors = tuple[list[tuple[int, ...]], list[int], NDArray[np.uint8]]
+
 
 Pattern: TypeAlias = "tuple[int | None, ...] | None"
 """For each dimension its length in all shapes, or None; None if shapes differ in their number of dimensions."""
 
 VALUES, SHAPE = "values", "shape"
 """The fields of a struct."""
+
+_MOST_BYTES = 2**31 - 1
 
 
 def joint(one: Pattern, other: Pattern) -> Pattern:
@@ -459,3 +466,116 @@ def _nested(kinds: Sequence[pa.DataType], values: pa.Array) -> pa.Array:
 def _fixed(kind: pa.DataType, values: pa.Array) -> pa.Array:
     count = len(values) // kind.list_size
     return pa.Array.from_buffers(kind, count, [None], null_count=0, children=[values])
+
+
+class TensorProtoWriter(FormatWriter):
+    """Writes rows as samples, and each column as a feature with `raw_data`."""
+
+    name = "tensorproto"
+    suffix = ".pb"
+
+    @override
+    def check(self, schema: pa.Schema) -> None:
+        if not schema.names:
+            raise ConfigError("a sample needs at least one feature, but the table has no columns")
+        for column in schema:
+            kind = plain_type(column.type) if not isinstance(column.type, ElementType) else column.type
+            if _is_tensor_struct(kind):
+                kind = kind.field(VALUES).type
+            if innermost(kind) not in CODES:
+                raise ConfigError(
+                    f"column {column.name!r} is of type {column.type}, which a tensor shard cannot hold; leave it out "
+                    "with --columns"
+                )
+
+    @override
+    def write(self, batches: Iterable[pa.RecordBatch], schema: pa.Schema, file: BinaryIO) -> None:
+        done = 0
+        for batch in batches:
+            columns = [_features(name, column, done) for name, column in zip(schema.names, batch.columns, strict=True)]
+            for features in zip(*columns, strict=True):
+                length = sum(LENGTH.size + len(feature) for feature in features)
+                if length > _MOST_BYTES:
+                    raise TableError(f"row {done} has {length} bytes, but a sample has at most {_MOST_BYTES}")
+                file.write(LENGTH.pack(length))
+                for feature in features:
+                    file.write(LENGTH.pack(len(feature)))
+                    file.write(feature)
+                done += 1
+
+
+def _features(name: str, column: pa.Array, done: int) -> list[bytes]:
+    """Return a column's rows as serialized TensorProtos."""
+    if not isinstance(column.type, ElementType):
+        column = plain(column)
+    kind, shapes = column.type, None
+    if _is_tensor_struct(kind):
+        _refuse_nulls(column, name, done)
+        values, lengths = column.flatten()
+        _refuse_nulls(lengths, name, done)
+        shapes = [tuple(shape) for shape in lengths.to_pylist()]
+        column, kind = values, values.type
+    element = innermost(kind)
+    rows, data = _bytes_of(column, name, done)
+    made: list[bytes] = []
+    message = TensorProto(name=name, data_type=CODES[element])
+    width = byte_width(element)
+    for row, (start, stop, own) in enumerate(rows):
+        dims = own if shapes is None else shapes[row]
+        if int(np.prod(dims, dtype=np.int64)) != stop - start or min(dims, default=0) < 0:
+            raise TableError(
+                f"row {done + row} of column {name!r} has {stop - start} values, and the shape {list(dims)}"
+            )
+        message.dims[:] = dims
+        message.raw_data = data[start * width : stop * width].tobytes()
+        made.append(message.SerializeToString())
+    return made
+
+
+def _bytes_of(
+    column: pa.Array, name: str, done: int
+) -> tuple[list[tuple[int, int, tuple[int, ...]]], NDArray[np.uint8]]:
+    """Return for each row where its values are, and its shape; and the bytes of all values."""
+    rows, lengths, inside = len(column), None, []
+    _refuse_nulls(column, name, done)
+    while pt.is_nested(column.type):
+        if pt.is_fixed_size_list(column.type):
+            inside.append(column.type.list_size)
+            column = column.flatten()
+        elif lengths is None and not inside:
+            lengths = column.value_lengths().to_numpy(zero_copy_only=False).astype(np.int64)
+            column = column.flatten()
+        else:
+            raise TableError(
+                f"column {name!r} has lists inside lists, which cannot become tensors; leave it out with --columns"
+            )
+        column = column if isinstance(column.type, ElementType) else plain(column)
+        _refuse_nulls(column, name, done)
+    each = int(np.prod(inside, dtype=np.int64))
+    counts = np.full(rows, each) if lengths is None else lengths * each
+    ends = np.cumsum(counts).tolist()
+    firsts = [()] * rows if lengths is None else [(length,) for length in lengths.tolist()]
+    places = [
+        (end - count, end, (*first, *inside)) for end, count, first in zip(ends, counts.tolist(), firsts, strict=True)
+    ]
+    return places, _flat_bytes(column)
+
+
+def _flat_bytes(values: pa.Array) -> NDArray[np.uint8]:
+    if isinstance(values.type, ElementType):
+        width = byte_width(values.type)
+        return np.frombuffer(values.buffers()[1] or b"", np.uint8)[values.offset * width :][: len(values) * width]
+    return np.ascontiguousarray(values.to_numpy(zero_copy_only=False)).view(np.uint8)
+
+
+def _is_tensor_struct(kind: pa.DataType) -> bool:
+    return bool(pt.is_struct(kind)) and [field.name for field in kind] == [VALUES, SHAPE]
+
+
+def _refuse_nulls(array: pa.Array, name: str, done: int) -> None:
+    if array.null_count:
+        at = int(np.flatnonzero(array.is_null().to_numpy(zero_copy_only=False))[0])
+        raise TableError(
+            f"column {name!r} has a null, which a tensor cannot hold: value {at} of those from row {done} on; "
+            "filter such rows out, or leave the column out with --columns"
+        )

@@ -1,8 +1,13 @@
-"""Megatron's ``.bin`` and ``.idx``: tokens, and an index of sequences and documents.
+"""The formats of flat token files: Megatron's, and datatrove's, which is nanotron's too.
 
-The index begins with magic, version and the code of the tokens' type, then the numbers of sequences and of documents
-plus one; then int32 lengths of sequences in tokens, int64 places of sequences in the ``.bin`` in bytes, and int64 first
-sequences of documents; of multimodal data then int8 modes of sequences. Arrays are not aligned.
+Megatron's ``.idx`` beside a ``.bin`` begins with magic, version and the code of the tokens' type, then the numbers of
+sequences and of documents plus one; then int32 lengths of sequences in tokens, int64 places of sequences in the
+``.bin`` in bytes, and int64 first sequences of documents; of multimodal data then int8 modes of sequences. Arrays are
+not aligned.
+
+datatrove's ``X.ds`` is uint16 or uint32 tokens; ``X.ds.index`` uint64 ends of documents in tokens, cumulative;
+``X.ds.loss`` a byte a token, 0 or 1; ``X.ds.metadata`` lines of text: the tokenizer and, behind the last ``|``, the
+bytes of a token; the number of tokens; the same for people.
 """
 
 from __future__ import annotations
@@ -17,18 +22,23 @@ import numpy as np
 import pyarrow as pa
 from typing_extensions import override
 
+from torch_table_loader.errors import TableError
 from torch_table_loader.format_contracts import Sidecar
 from torch_table_loader.read.token_files import (
     AT_ONCE,
     GROUP_BYTES,
+    MOST_TOKENS,
     Index,
     Numbers,
     TokenReader,
     check_total,
     index_of,
+    open_sidecar,
     opened_whole,
     owned,
     read_exactly,
+    read_whole,
+    sidecar_of,
 )
 
 if TYPE_CHECKING:
@@ -40,12 +50,13 @@ if TYPE_CHECKING:
     from torch_table_loader.read.token_files import Values
     from torch_table_loader.records import DataFile
 
+
 MODES = "modes"
 """The column of a multimodal file: for each token the mode of its sequence."""
 
 _MAGIC = b"MMIDIDX\0\0"
 _HEADER = struct.Struct("<9sQBQQ")
-_TYPES = {
+_TYPE_OF_CODE = {
     1: pa.uint8(),
     2: pa.int8(),
     3: pa.int16(),
@@ -56,6 +67,13 @@ _TYPES = {
     8: pa.uint16(),
 }
 _SEQUENCE_BYTES, _DOCUMENT_BYTES = 12, 8
+
+LOSS_MASK = "loss_mask"
+"""The column of the loss file: 1 for a token that is trained on."""
+
+_INDEX, _LOSS, _METADATA = ".ds.index", ".ds.loss", ".ds.metadata"
+_TYPE_OF_WIDTH = {2: pa.uint16(), 4: pa.uint32()}
+_MOST_METADATA = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +93,7 @@ class MegatronReader(TokenReader):
         index = index_of(file, ".idx")
         try:
             with opened_whole(storage, index) as source:
-                return _parse(source, index)
+                return _parse_index(source, index)
         except ValueError as error:
             raise ValueError(f"{index.name} {error}") from error
 
@@ -95,8 +113,7 @@ def _modes(ends: NDArray[np.int64], modes: NDArray[np.uint8], start: int, stop: 
     return owned(np.repeat(modes[first:last], np.diff(edges)))
 
 
-def _parse(source: pa.NativeFile, file: DataFile) -> Index:
-    """Read an index."""
+def _parse_index(source: pa.NativeFile, file: DataFile) -> Index:
     size, name = file.version.num_bytes, file.name
     if size < _HEADER.size:
         raise ValueError(f"ends in its header of {_HEADER.size} bytes, at byte {size}")
@@ -105,7 +122,7 @@ def _parse(source: pa.NativeFile, file: DataFile) -> Index:
         raise ValueError(f"begins with {magic!r}, not with {_MAGIC!r}")
     if version != 1:
         raise ValueError(f"has version {version}, and 1 is read")
-    if code not in _TYPES:
+    if code not in _TYPE_OF_CODE:
         raise ValueError(f"has the type code {code}, and 1 to 8 are known")
     plain = _HEADER.size + _SEQUENCE_BYTES * sequences + _DOCUMENT_BYTES * edges
     if edges < 1 or size not in (plain, plain + sequences):
@@ -113,15 +130,15 @@ def _parse(source: pa.NativeFile, file: DataFile) -> Index:
             f"says {sequences} sequences and {edges} edges of documents, which take {plain} bytes "
             f"(multimodal {plain + sequences}), and has {size}"
         )
-    width = _TYPES[code].bit_width // 8
+    width = _TYPE_OF_CODE[code].bit_width // 8
     all_places = Numbers(source, name, "<i8", sequences, _HEADER.size + 4 * sequences)
     all_firsts = Numbers(source, name, "<i8", edges, _HEADER.size + _SEQUENCE_BYTES * sequences)
     lengths = _sequence_lengths(Numbers(source, name, "<i4", sequences, _HEADER.size), all_places, width)
     documents = _document_lengths(lengths, all_firsts)
     if size == plain or not sequences:
-        return Index(_TYPES[code], documents, {})
+        return Index(_TYPE_OF_CODE[code], documents, {})
     modes = Numbers(source, name, "u1", sequences, plain).part(0, sequences)
-    return Index(_TYPES[code], documents, {MODES: pa.int8()}, (lengths, modes))
+    return Index(_TYPE_OF_CODE[code], documents, {MODES: pa.int8()}, (lengths, modes))
 
 
 def _sequence_lengths(all_lengths: Numbers, all_places: Numbers, width: int) -> NDArray[np.int32]:
@@ -179,3 +196,94 @@ def _fall(edges: NDArray[np.int64], first: int) -> str:
 def _first(marks: NDArray[np.bool_]) -> int | None:
     """Return the place of the first True; None if there is none."""
     return int(marks.argmax()) if marks.any() else None
+
+
+@dataclass(frozen=True, slots=True)
+class DatatroveReader(TokenReader):
+    """Reads datatrove's tokenised documents, which nanotron trains on: a row is a document.
+
+    Each row group but the last has at least `group_bytes` of tokens.
+    """
+
+    name: str = "datatrove"
+    group_bytes: int = GROUP_BYTES
+    data_suffix = ".ds"
+    sidecars = (Sidecar(_INDEX), Sidecar(_LOSS, required=False), Sidecar(_METADATA, required=False))
+
+    @override
+    def read_index(self, storage: Storage, file: DataFile) -> Index:
+        index = index_of(file, _INDEX)
+        if index.version.num_bytes % 8:
+            raise ValueError(f"{index.name} has {index.version.num_bytes} bytes, which is not a multiple of 8")
+        with opened_whole(storage, index) as source:
+            lengths, tokens = _parse_ends(Numbers(source, index.name, "<u8", index.version.num_bytes // 8))
+        width = _width(file.version.num_bytes, tokens, index.name)
+        if (note := sidecar_of(file, _METADATA)) is not None:
+            _check_note(note, storage, tokens, width)
+        columns: dict[str, pa.DataType] = {}
+        if (loss := sidecar_of(file, _LOSS)) is not None:
+            if loss.version.num_bytes != tokens:
+                raise ValueError(f"{loss.name} has {loss.version.num_bytes} bytes for {tokens} tokens")
+            columns[LOSS_MASK] = pa.uint8()
+        return Index(_TYPE_OF_WIDTH[width], lengths, columns)
+
+    @override
+    def column(
+        self, name: str, storage: Storage, file: DataFile, more: Sequence[NDArray[Any]], opened: ExitStack
+    ) -> Values:
+        loss = sidecar_of(file, _LOSS)
+        if loss is None:
+            raise TableError(f"{file.name} had a loss mask when it was planned, and has none; build the loader again")
+        source = opened.enter_context(open_sidecar(storage, loss))
+        return partial(_loss_mask, source, f"{loss.name} (of {file.name})")
+
+
+def _loss_mask(source: pa.NativeFile, name: str, start: int, stop: int) -> pa.Buffer:
+    """Return the mask of a run of tokens, checked to be 0 or 1."""
+    found = read_exactly(source, start, stop, name)
+    mask = np.frombuffer(found, np.uint8)
+    if len(mask) and mask.max() > 1:
+        token = int((mask > 1).argmax())
+        raise TableError(
+            f"{name} must be 0 or 1 for each token, got {mask[token]} for token {start + token}; "
+            "it is damaged: restore it, or leave loss_mask out of columns="
+        )
+    return found
+
+
+def _parse_ends(all_ends: Numbers) -> tuple[NDArray[np.uint32], int]:
+    """Return the number of tokens of each document, and of all."""
+    name = all_ends.name
+    lengths, tokens = np.empty(all_ends.count, np.uint32), 0
+    for first in range(0, all_ends.count, AT_ONCE):
+        ends = all_ends.part(first, first + AT_ONCE)
+        found = np.diff(ends, prepend=np.uint64(tokens))  # more than any number of tokens where an end falls
+        if int(found.max()) > MOST_TOKENS:
+            at = int((found > MOST_TOKENS).argmax())
+            if int(ends[at]) < (int(ends[at - 1]) if at else tokens):
+                raise ValueError(f"{name} says that document {first + at} ends at {ends[at]}, before it begins")
+            check_total(name, int(ends[at]), 4)
+            raise ValueError(f"{name} says a document of {found[at]} tokens, and a list has at most {MOST_TOKENS}")
+        lengths[first : first + len(found)] = found
+        tokens = int(ends[-1])
+    check_total(name, tokens, 4)
+    return lengths, tokens
+
+
+def _width(num_bytes: int, tokens: int, index: str) -> int:
+    """Return the bytes of a token, from those of all the tokens that the index says."""
+    width = num_bytes // tokens if tokens else 2
+    if width not in _TYPE_OF_WIDTH or width * tokens != num_bytes:
+        raise ValueError(f"{index} says that {tokens} tokens of 2 or 4 bytes lie in {num_bytes} bytes")
+    return width
+
+
+def _check_note(note: DataFile, storage: Storage, tokens: int, width: int) -> None:
+    """Compare the numbers in the note with the files; anything else in their place is ignored."""
+    if note.version.num_bytes > _MOST_METADATA:
+        raise ValueError(f"{note.name} has {note.version.num_bytes} bytes, which is too long for a note")
+    lines = [*bytes(read_whole(storage, note)).decode("utf-8", "replace").split("\n"), "", ""]
+    claims = {"bytes a token": (lines[0].rpartition("|")[2], width), "tokens": (lines[1], tokens)}
+    for what, (text, found) in claims.items():
+        if text.strip().isdecimal() and "|" in lines[0] and int(text) != found:
+            raise ValueError(f"{note.name} says {int(text)} {what} instead of {found}")

@@ -185,19 +185,18 @@ class Mixture:
         newest = Shares(place, tuple(shares.values()), counts)
         return replace(self, names=tuple(shares), shares=newest, natural=natural, caps=())
 
-    def ending(self, rows: Sequence[int], rule: StopRule) -> tuple[Mixture, int]:
+    def ending(self, rows: Mapping[str, int], rule: StopRule) -> tuple[Mixture, int]:
         """Return the same mixture without the sources that the rule drops from where it drops them, and its length.
 
+        What was found last is kept: an epoch that runs is asked for again by its states.
+
         Args:
-            rows: rows of each source in the epoch, in the order of the names.
+            rows: rows of each source in the epoch.
 
         Raises:
             ConfigError: a source with a weight has no row, or nothing ends the epoch; see `length`.
         """
-        by_name = dict(zip(self.names, rows, strict=True))
-        caps = as_stop(rule).caps(by_name)
-        mixture = replace(self, caps=tuple(caps.get(name, 0) for name in self.names) if caps else ())
-        return mixture, mixture.length(rows, rule)
+        return _ending(self, tuple(rows[name] for name in self.names), as_stop(rule))
 
     def rows_before(self, place: int) -> tuple[int, ...]:
         """Count the rows of each source that come before a place at or after the shares' start."""
@@ -339,6 +338,13 @@ class Mixture:
         order = (hashes & low).view(np.int64)
         kinds = np.tile(np.arange(len(self.names), dtype=np.int16), len(blocks))
         return np.take_along_axis(np.repeat(kinds, counts).reshape(order.shape), order, axis=1)
+
+
+@lru_cache(maxsize=64)
+def _ending(mixture: Mixture, rows: tuple[int, ...], stop: Stop) -> tuple[Mixture, int]:
+    caps = stop.caps(dict(zip(mixture.names, rows, strict=True)))
+    mixture = replace(mixture, caps=tuple(caps.get(name, 0) for name in mixture.names) if caps else ())
+    return mixture, mixture.length(rows, stop)
 
 
 @lru_cache(maxsize=16)

@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 
 from tests.effort import examples
 from tests.strategies import row_topologies
-from torch_table_loader.extend import Exclusions, ExclusionVersions, Mixture, Remaining, SourceOrder, StopRule, Topology
+from torch_table_loader.extend import Exclusions, ExclusionVersions, Mixture, Remaining, SourceOrder, Topology
 from torch_table_loader.planning.stages import SamplePosition, Stage
+from torch_table_loader.schedules import StopWord
 
 SEED = 11
 
@@ -46,7 +47,7 @@ def sources(draw: st.DrawFn) -> Sources:
     return Sources(rows, gone)
 
 
-def start(tables: Sources, weights: dict[str, float], epoch: int, block: int, stop: StopRule) -> SamplePosition:
+def start(tables: Sources, weights: dict[str, float], epoch: int, block: int, stop: StopWord) -> SamplePosition:
     mixture = Mixture.of(weights, SEED, epoch, block)
     rows = {name: tables.left[name] for name in mixture.names}
     versions = {name: ExclusionVersions(*2 * [Exclusions(np.array(sorted(tables.gone[name])))]) for name in tables.rows}
@@ -90,7 +91,7 @@ def told(cursor: SamplePosition, tables: Sources, places: list[int]) -> list[tup
     epoch=st.integers(0, 3),
 )
 def test_a_chain_of_topologies_and_weights_repeats_and_skips_nothing(
-    tables: Sources, first: dict[str, float], chain: list[Any], block: int, stop: StopRule, epoch: int
+    tables: Sources, first: dict[str, float], chain: list[Any], block: int, stop: StopWord, epoch: int
 ) -> None:
     cursor = start(tables, first, epoch, block, stop)
     runs: list[tuple[Mixture, int, int]] = []

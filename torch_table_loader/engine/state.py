@@ -408,9 +408,9 @@ def _refuse_unfit(names: tuple[str, ...], mixture: SavedMixture, taken: SamplePo
             refuse(f"rows of sources {before}, weights from {since}, taken {start}, of the epoch {total}")
         taken.check(total)
     else:
-        for deal, _ in taken.stages:
-            _refuse_weights(deal.names, deal.by_name)
-            _refuse_undealt(deal)
+        for stage in taken.stages:
+            _refuse_weights(stage.deal.names, stage.deal.by_name)
+            _refuse_undealt(stage.deal)
         running, natural, start, total = taken.deal.by_name, taken.deal.natural, taken.consumed, taken.total
         _refuse_weights(names, mixture.given, mixture.newest, running)
         refuse_ended(start, total, ended=taken.ended)

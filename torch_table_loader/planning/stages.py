@@ -16,7 +16,7 @@ from torch_table_loader.planning.exclusion import ExclusionVersions
 from torch_table_loader.planning.global_batches import GlobalBatches
 from torch_table_loader.planning.mixture import Mixture, Shares
 from torch_table_loader.planning.ranks import Topology
-from torch_table_loader.schedules import StopRule
+from torch_table_loader.schedules import Stop, StopWord
 
 shape_of = operator.attrgetter(*(entry.name for entry in fields(Topology)))
 """Returns what a state says of a topology."""
@@ -120,14 +120,48 @@ class Position(ABC):
 
 
 @dataclass(frozen=True, slots=True)
-class StreamPosition(Position):
-    """How much of an epoch of splits a job has done.
+class StagedPosition(Position):
+    """How much of an epoch of splits a job has done: some steps of each of its stages, oldest first."""
+
+    past: tuple[Stage, ...] = ()
+
+    @property
+    def stages(self) -> tuple[Any, ...]:
+        """All stages of the epoch, oldest first."""
+        return (*self.past, self.stage)
+
+    @property
+    def steps_before(self) -> int:
+        """Steps of the stages before the newest."""
+        return sum(stage.steps for stage in self.past)
+
+    def history(self) -> list[list[Any]]:
+        """Write the stages, each with its steps, `ended`, its topology, and what `_said` adds.
+
+        >>> StreamPosition(2, Stage(Topology(4, 2, 1024), 17)).history()
+        [[17, False, 4, 2, 1024, None, None, False, 1, None, None]]
+        """
+        stages = self.stages
+        history = [
+            [stage.steps, False, *shape_of(stage.topology), *self._said(stage, before)]
+            for stage, before in zip(stages, (None, *stages), strict=False)
+        ]
+        history[-1][1] = self.ended
+        return history
+
+    @abstractmethod
+    def _said(self, stage: Any, before: Any) -> list[Any]:
+        """Return what a state says of a stage beside its steps and topology, given the one before it, if any."""
+
+
+@dataclass(frozen=True, slots=True)
+class StreamPosition(StagedPosition):
+    """How much of an epoch of splits of one table a job has done.
 
     Args:
         rank: only set if rows are not counted: the one rank that can continue from here.
     """
 
-    past: tuple[Stage, ...] = ()
     rank: int | None = None
 
     @classmethod
@@ -141,14 +175,9 @@ class StreamPosition(Position):
         return StreamPosition(self.epoch, replace(self.stage, steps=0), self.past)
 
     @property
-    def steps_before(self) -> int:
-        """Steps of the stages before the newest."""
-        return sum(stage.steps for stage in self.past)
-
-    @property
     def extents(self) -> tuple[Extent, ...]:
         """What the table was in earlier stages, oldest first, each once where it stays the same."""
-        found = [each.extent for each in (*self.past, self.stage)]
+        found = [each.extent for each in self.stages]
         return tuple(each for each, before in zip(found, [None, *found], strict=False) if each not in (None, before))
 
     def on(self, topology: Topology, *, anew: bool = False) -> StreamPosition:
@@ -166,18 +195,9 @@ class StreamPosition(Position):
         past = tuple(replace(each, extent=each.extent or extent) for each in self.past)
         return replace(self, past=past, stage=replace(self.stage, extent=self.stage.extent or extent))
 
-    def history(self) -> list[list[Any]]:
-        """Write the stages; beside steps and `ended`, each has its topology, what the table was, and `rank`.
-
-        >>> StreamPosition(2, Stage(Topology(4, 2, 1024), 17)).history()
-        [[17, False, 4, 2, 1024, None, None, False, 1, None, None]]
-        """
-        history = [
-            [stage.steps, False, *shape_of(stage.topology), stage.extent and stage.extent.to_state(), None]
-            for stage in (*self.past, self.stage)
-        ]
-        history[-1][1], history[-1][-1] = self.ended, self.rank
-        return history
+    def _said(self, stage: Any, before: Any) -> list[Any]:  # noqa: ARG002 each stage has its own table
+        """Return what the table was, and `rank` of the newest stage."""
+        return [stage.extent and stage.extent.to_state(), self.rank if stage is self.stage else None]
 
     @classmethod
     def of_history(cls, epoch: int, history: Sequence[Sequence[Any]]) -> StreamPosition:
@@ -235,7 +255,7 @@ class SamplePosition(Position):
     @property
     def consumed(self) -> int:
         """Samples that the job has taken."""
-        return self.batches(0).consumed(self.stage.steps)
+        return self.batches(0).consumed(self.stage.steps) if self.stage.steps else self.start
 
     def history(self) -> list[list[Any]]:
         """Write one stage, with all steps of the epoch, the samples they took, and what these are counted from.
@@ -303,7 +323,7 @@ class SamplePosition(Position):
         before = self.steps_taken
         return replace(self, start=self.consumed, steps_before=before, stage=Stage(topology), ended=False)
 
-    def reweighted(self, weights: Mapping[str, float] | None, stop: StopRule) -> SamplePosition:
+    def reweighted(self, weights: Mapping[str, float] | None, stop: Stop | StopWord) -> SamplePosition:
         """Return the position with other weights, of the sources that have `rows`, in a new stage.
 
         A finished epoch stays finished.
@@ -320,7 +340,7 @@ class SamplePosition(Position):
         mixture = mixture.of_what_is_left(at, self.rows) if weights is None else mixture.reweighted(at, weights)
         return self if mixture is self.mixture else self.mixed_anew(mixture, stop)
 
-    def mixed_anew(self, mixture: Mixture, stop: StopRule) -> SamplePosition:
+    def mixed_anew(self, mixture: Mixture, stop: Stop | StopWord) -> SamplePosition:
         """Return the position in a new stage of a mixture that begins there.
 
         Raises:

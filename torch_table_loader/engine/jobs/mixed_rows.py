@@ -268,7 +268,7 @@ class MixedRows(MixtureJob, IndexedJob):
         return {name: anchor for name, anchor in found.items() if anchor}
 
     def _begin_at(self, position: SamplePosition, anchors: Mapping[str, Sequence[int]]) -> None:
-        for name, entry in zip(position.mixed.names, self.stream(position).sources, strict=True) if anchors else ():
+        for name, entry in zip(position.mixed.names, self.stream(position).sources, strict=True):
             if name in anchors:
                 entry.items.begin_at(list(anchors[name]))
 
@@ -290,7 +290,8 @@ class MixedRows(MixtureJob, IndexedJob):
         position = mixed.reweighted(position, self._weights_at(epoch, done))
         origins = {name: origin for name, origin in position.origins.items() if name in sources}
         position = replace(position, origins=origins)
-        mixed._begin_at(position, {name: theirs.anchor for name, theirs in tables.items() if theirs.anchor})
+        if anchors := {name: theirs.anchor for name, theirs in tables.items() if theirs.anchor}:
+            mixed._begin_at(position, anchors)
         return mixed, position
 
     def _checked_turns(self, position: SamplePosition, seq_len: int) -> dict[str, TurnsOf]:

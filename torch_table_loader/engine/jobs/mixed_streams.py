@@ -177,7 +177,7 @@ class MixedStreams(MixtureJob):
     @override
     def continued(self, saved: SavedState) -> tuple[MixedStreams, MixedPosition]:
         position = cast("MixedPosition", saved.taken)
-        if not self._cuts_anywhere and (cut := [deal.width for deal, _ in position.stages if deal.width > 1]):
+        if not self._cuts_anywhere and (cut := [each.deal.width for each in position.stages if each.deal.width > 1]):
             refuse(f"sequences of {cut[0]} tokens, and here documents are not cut anywhere")
         refuse_other_orders(position, self.rounds, self.stop)
         lanes = position.stage.topology.lanes if self.options.num_workers is None else self.topology.lanes
@@ -187,7 +187,7 @@ class MixedStreams(MixtureJob):
             return job, position
         if position.consumed == position.total:
             done = job._begun(position.epoch, newest, position)
-            return job, replace(done, deal=replace(done.deal, total=0))
+            return job, MixedPosition.at(done.epoch, replace(done.deal, total=0), done.past)
         return job, job._begun(position.epoch, newest, position)
 
     @override

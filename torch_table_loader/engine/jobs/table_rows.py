@@ -452,18 +452,16 @@ class TableRows(TableItems):
 
     @override
     def count(self, turns: TurnsOf) -> int:
-        remaining = self.remaining(turns.exclusions)
-        return self._total(self._of_source(turns, remaining).num_rows) if remaining.num_rows else 0
+        return self._total(self._of_source(turns).num_rows)
 
     @override
     def by_turn(self, turns: TurnsOf) -> RowStream:
-        order = SourceOrder(
-            self._of_source(turns, self.remaining(turns.exclusions)), turns.seed, turns.name, turns.epoch
-        )
+        order = SourceOrder(self._of_source(turns), turns.seed, turns.name, turns.epoch)
         return RowStream(order, self.store, self.options.row_id)
 
-    def _of_source(self, turns: TurnsOf, remaining: Remaining) -> Remaining | WeightedRows:
-        if self.weights is None:
+    def _of_source(self, turns: TurnsOf) -> Remaining | WeightedRows:
+        remaining = self.remaining(turns.exclusions)
+        if self.weights is None or not remaining.num_rows:
             return remaining
         return self.weights.drawn(remaining, turns.seed, turns.epoch, f"places in weights of source {turns.name}")
 

@@ -19,7 +19,7 @@ import pyarrow as pa
 from torch_table_loader.cancellation import Threads, check_wanted, result_of, wait_for
 from torch_table_loader.errors import OutOfMemoryError, StorageError, TableError
 from torch_table_loader.local_files import allocate, make_folder, open_regular, read_regular, write_whole
-from torch_table_loader.planning.document_lengths import DocumentLengths
+from torch_table_loader.planning.slices import DocumentLengths
 from torch_table_loader.sizes import sizes
 from torch_table_loader.store.chunk_writer import (
     ArrowFile,

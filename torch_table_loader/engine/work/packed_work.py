@@ -23,18 +23,9 @@ from torch_table_loader.pack import IGNORED
 from torch_table_loader.planning.global_batches import GlobalBatches, StepPlaces, concat_places
 from torch_table_loader.planning.keys import derive_key
 from torch_table_loader.planning.pack_counts import PackCounts
-from torch_table_loader.planning.sequence_orders import (
-    BestFitOrder,
-    ConcatOrder,
-    PadOrder,
-    SequenceOrder,
-    WindowOrder,
-    attention_costs,
-    balanced,
-    pieces_of,
-)
-from torch_table_loader.planning.token_order import Anchor
-from torch_table_loader.planning.token_windows import Slices, in_order
+from torch_table_loader.planning.packing import packer_of
+from torch_table_loader.planning.sequence_orders import Anchor, SequenceOrder, Walk, attention_costs, balanced
+from torch_table_loader.planning.slices import Slices, in_order
 from torch_table_loader.store.list_values import Spans
 
 if TYPE_CHECKING:
@@ -43,9 +34,10 @@ if TYPE_CHECKING:
     from torch_table_loader.engine.row_store import RowStoreHandle
     from torch_table_loader.fetch.fetcher import Fetcher
     from torch_table_loader.pack import Pack
-    from torch_table_loader.planning.document_lengths import DocumentLengths
     from torch_table_loader.planning.exclusion import Remaining
     from torch_table_loader.planning.keys import Key
+    from torch_table_loader.planning.packing import Packer
+    from torch_table_loader.planning.slices import DocumentLengths, Windows
     from torch_table_loader.store.gather import StoredRows
     from torch_table_loader.store.list_values import ListValues
 
@@ -66,7 +58,6 @@ class StoredTokens:
         """Open nothing yet; the store has the documents as `KeptDocuments` makes them."""
         self.store = store
         self.pack = pack
-        self._pieces: int | None = None
 
     def of_length(self, seq_len: int) -> StoredTokens:
         """Return the same tokens, cut to sequences of one length."""
@@ -84,11 +75,22 @@ class StoredTokens:
         return lengths
 
     @property
-    def pieces(self) -> int:
-        """The sequences of all documents, where each is one or several; counted once."""
-        if self._pieces is None:
-            self._pieces = sum(int(pieces_of(self.pack, lengths).sum()) for _, lengths in self.lengths.batches())
-        return self._pieces
+    def packer(self) -> Packer:
+        """What makes sequences of them."""
+        return packer_of(self.pack)
+
+    @cached_property
+    def units(self) -> int | None:
+        """The units of all documents, counted once; None if their order decides that."""
+        return self.packer.units(self.lengths)
+
+    def order(self, remaining: Remaining, key: Key, ends: Ints | None = None, origin: int = 0) -> SequenceOrder:
+        """Return an order of the sequences of some documents; see `SequenceOrder`."""
+        if self.pack.permutes_documents:
+            return SequenceOrder.of_documents(
+                self.packer, self.lengths, remaining, key, units=self.units, ends=ends, origin=origin
+            )
+        return SequenceOrder.of_windows(self.packer, self.lengths, key)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -161,12 +163,12 @@ class PackedStream(TurnStream):
 
     def tokens_before(self, turn: int) -> int:
         """Return the tokens of the epoch before a sequence; only of "concat"."""
-        return self._concat(0).tokens_before(turn)
+        return self._windows(0).before(turn)
 
     def came_before(self, turn: int) -> tuple[int, int]:
         """Return the round of a sequence, and the tokens of that round before it; only of "concat"."""
         number, place = divmod(turn, max(1, self.count))
-        return number, self._concat(number).tokens_before(place)
+        return number, self._windows(number).before(place)
 
     def turn_behind(self, number: int, tokens: int) -> tuple[int, int]:
         """Return the sequence that begins behind some tokens of a round, and the `origin` by which it does so.
@@ -185,14 +187,12 @@ class PackedStream(TurnStream):
     def has_at(self, turn: int) -> bool:
         """Return whether a sequence can be the next behind `origin`."""
         number, tokens = self.came_before(turn)
-        as_many = self._concat(self._since).count == self._concat(self._since + 1).count
+        as_many = self._windows(self._since).count == self._windows(self._since + 1).count
         return as_many and number >= self._since and tokens >= 0 and abs(self._origin) < self.tokens.pack.seq_len
 
-    def _concat(self, number: int) -> ConcatOrder:
+    def _windows(self, number: int) -> Windows:
         with PERMUTING.lock:
-            order = self._order(number)
-        assert isinstance(order, ConcatOrder)  # noqa: S101 asked only then
-        return order
+            return self._order(number).windows
 
     def anchor(self, turn: int) -> list[int]:
         """Return the round of a sequence, the place in it from which a walk finds the sequence, and their seal.
@@ -255,34 +255,13 @@ class PackedStream(TurnStream):
 
     def counts(self) -> PackCounts:
         """Return what packing makes of the documents of an epoch; its order is walked to the end."""
-        pack, seq_len = self.tokens.pack, self.tokens.pack.seq_len
-        made = PackCounts(seq_len, *self._too_long())
+        pack, lengths, dropped = self.tokens.pack, self.tokens.lengths, self.tokens.packer.dropped
+        too_long = sum(dropped(some) for _, some in lengths.batches()) - dropped(lengths.take(self._remaining.gone))
+        made = PackCounts(pack.seq_len, dropped=too_long)
         for first in range(0, self.count, _COUNTED_SEQUENCES):
             slices = self.slices(np.arange(first, min(first + _COUNTED_SEQUENCES, self.count), dtype=np.int64))
-            tokens, parts, cut = int(slices.length.sum()), len(slices.document), 0
-            if pack.strategy == "concat":  # the part that begins a document has not all of it
-                whole = self.tokens.lengths.take(slices.document)
-                cut = int(np.count_nonzero((slices.start == 0) & (slices.length < whole)))
-            made += PackCounts(seq_len, len(slices.offsets) - 1, tokens, parts, cut)
+            made += PackCounts.of(pack, slices, lengths.take(slices.document))
         return made
-
-    def _too_long(self) -> tuple[int, ...]:
-        """Return the fields of `PackCounts` with the documents that are cut or left out since they are too long."""
-        pack, all_lengths = self.tokens.pack, self.tokens.lengths
-        if pack.strategy == "concat":
-            return ()
-        if pack.strategy == "windows":
-            stride, before, number = pack.stride or pack.seq_len, 0, 0
-            for _, lengths in all_lengths.batches():
-                ends = before + np.cumsum(lengths)
-                nearest = np.minimum((ends - lengths) // stride, self.count - 1)  # the last that has the first token
-                number += int(np.count_nonzero(ends > nearest * stride + pack.seq_len))
-                before = int(ends[-1])
-            return (0, 0, 0, number)
-        number = sum(int(np.count_nonzero(lengths > pack.seq_len)) for _, lengths in all_lengths.batches())
-        number -= int(np.count_nonzero(all_lengths.take(self._remaining.gone) > pack.seq_len))
-        hows = ("split", "truncate", "drop")
-        return (0, 0, 0, *(number if pack.long_docs == how else 0 for how in hows))
 
     def found(self, turns: Ints) -> tuple[Ints, Ints]:
         """Return the row ids of the documents under some sequences, and how many each sequence has."""
@@ -314,11 +293,9 @@ class PackedStream(TurnStream):
 
     def _parts(self, slices: Slices) -> _Parts:
         """Return where the parts of documents under sequences are."""
-        pack, lengths = self.tokens.pack, self.tokens.lengths
+        lengths = self.tokens.lengths
         at = lengths.starts(slices.document) + slices.start
-        if pack.strategy in ("pad", "best_fit") and pack.long_docs == "truncate":
-            return _Parts(slices, at, np.zeros(len(at), dtype=np.bool_))
-        return _Parts(slices, at, slices.start + slices.length < lengths.take(slices.document))
+        return _Parts(slices, at, self.tokens.packer.goes_on(slices, lengths.take(slices.document)))
 
     def _sequences(self, parts: _Parts, rows: StoredRows, documents: Ints) -> list[pa.Array]:
         """Return sequences, as one array for each column of the schema.
@@ -347,7 +324,7 @@ class PackedStream(TurnStream):
     @property
     def _walks_rounds(self) -> bool:
         """Whether rounds differ in how many sequences they have."""
-        return self._source is not None and self.tokens.pack.strategy == "best_fit"
+        return self._source is not None and self.tokens.packer.block_docs is not None
 
     def _places(self, turns: Ints) -> tuple[Ints, Ints]:
         """Return the rounds of some sequences and their places there; the caller has the lock."""
@@ -390,26 +367,17 @@ class PackedStream(TurnStream):
         if (known := self._orders.get(number)) is not None:
             return known
         purpose = "rows" if self._source is None else f"mixture source {number} {self._source}"
-        made = self._made(derive_key(self._seed, self._epoch, purpose), self.tokens.pack, number)
+        origin = self._origin if number == self._since else 0
+        key, ends = derive_key(self._seed, self._epoch, purpose), self._ends.get(number)
+        made = self.tokens.order(self._remaining, key, ends, origin)
+        if isinstance(made.row, Walk) and made.row.ends is not None:
+            self._ends[number] = made.row.ends
         if number in self._anchors:
             made.begin_at(self._anchors[number])
         if len(self._orders) > _KEPT_ORDERS:
             del self._orders[min(other for other in self._orders if other)]
         self._orders[number] = made
         return made
-
-    def _made(self, key: Key, pack: Pack, number: int = 0) -> SequenceOrder:
-        lengths = self.tokens.lengths
-        if pack.strategy == "windows":
-            return WindowOrder(pack, lengths, key)
-        if pack.strategy == "concat":
-            origin = self._origin if number == self._since else 0
-            return ConcatOrder(pack, lengths, self._remaining, key, origin)
-        if pack.strategy == "pad":
-            return PadOrder(pack, lengths, self._remaining, key, self.tokens.pieces)
-        order = BestFitOrder(pack, lengths, self._remaining, key, self._ends.get(number))
-        self._ends[number] = order.ends
-        return order
 
     def _behind(self, parts: _Parts, values: ListValues) -> Ints:
         """Return the token behind each part, where its document continues and the loss takes that token."""

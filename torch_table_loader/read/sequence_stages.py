@@ -55,16 +55,17 @@ class SequencesAsRows(TokenStage):
 
     def _packed(self, lengths: Ints) -> Slices:
         """Return the sequences of documents."""
+        packer, pack = cast("Alone", self.packer), self.pack
+        if packer.block_docs is None:
+            return packer.row(lengths)
 
         # Cached, since a block is counted before it is read, and read in each epoch.
         def make() -> tuple[Slices, int]:
-            found = cast("Alone", self.packer).row(lengths)
-            return found, len(given) + sum(values.nbytes for values in found)
+            found = packer.row(lengths)
+            return found, lengths.nbytes + sum(values.nbytes for values in found)
 
-        if self.block_rows is None:
-            return make()[0]
-        given = lengths.tobytes()
-        found: Slices = _PACKS.get((given, self.pack.seq_len, self.pack.long_docs, self.pack.max_docs_per_row), make)
+        key = (lengths.tobytes(), pack.seq_len, pack.long_docs, pack.max_docs_per_row)
+        found: Slices = _PACKS.get(key, make)
         return found
 
     @override

@@ -13,13 +13,15 @@ Nothing here may change the result: the packs are part of the saved state's form
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 from typing_extensions import override
 
 from torch_table_loader.errors import TableError
+from torch_table_loader.pack import IGNORED
 from torch_table_loader.planning.keys import keyed_hashes, u64
 from torch_table_loader.planning.slices import Slices, TokenRow, Windows
 
@@ -67,6 +69,22 @@ class Packer(ABC):
     def goes_on(self, slices: Slices, wholes: Ints) -> NDArray[np.bool_]:
         """Return of each slice of a document of so many tokens whether the token behind it comes too, as a label."""
         return slices.start + slices.length < wholes
+
+    def behind(self, goes_on: NDArray[np.bool_], stops: Ints, values: Callable[[int, Ints], NDArray[Any]]) -> Ints:
+        """Return the token behind each slice as a label: −100 where none comes, or the loss leaves it out.
+
+        Args:
+            goes_on: bool[n] whether one comes.
+            stops: int64[n] its place.
+            values: returns values of one of the columns that are cut, at some places.
+        """
+        found = np.full(len(goes_on), IGNORED, dtype=np.int64)
+        cut = np.flatnonzero(goes_on)
+        places, pack = stops[cut], self.pack
+        found[cut] = values(0, places)
+        if pack.loss_mask is not None:
+            found[cut[values(pack.cut_columns.index(pack.loss_mask), places) == 0]] = IGNORED
+        return found
 
     def dropped(self, lengths: Ints) -> int:  # noqa: ARG002 most drop none
         """Return how many documents are left out because they are too long."""

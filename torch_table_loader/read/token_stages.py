@@ -26,7 +26,7 @@ from torch_table_loader.arrow.token_rows import (
     schema_of_tokens,
 )
 from torch_table_loader.errors import ConfigError
-from torch_table_loader.pack import IGNORED, Pack
+from torch_table_loader.pack import Pack
 from torch_table_loader.planning.keys import derive_key, hashes_of
 from torch_table_loader.planning.packing import packer_of
 from torch_table_loader.planning.slices import TokenRow
@@ -261,9 +261,9 @@ class TokenStage(RowStage):
         """Return slices of the documents in a batch, with the token behind each and the other columns of its row."""
         document, offsets = slices.document, found.offsets
         at, rows = offsets[document] + slices.start, found.kept[document]
-        behind = np.full(len(at), IGNORED, dtype=np.int64)
-        cut = np.flatnonzero(self.packer.goes_on(slices, offsets[document + 1] - offsets[document]))
-        behind[cut] = self.targets(found.values, at[cut] + slices.length[cut])
+        goes_on = self.packer.goes_on(slices, offsets[document + 1] - offsets[document])
+        values = found.values
+        behind = self.packer.behind(goes_on, at + slices.length, lambda column, places: values[column][places])
         names = [field.name for field in self._columns(batch.schema)]
         columns = None
         if names:
@@ -273,13 +273,6 @@ class TokenStage(RowStage):
             columns = pa.StructArray.from_arrays(taken.columns, fields=list(taken.schema))
         length = slices.length
         return Parts(np.cumsum(length) - length, length, slices.start - found.added[document], behind, columns)
-
-    def targets(self, values: Sequence[NDArray[Any]], places: Ints) -> Ints:
-        """Return the tokens at some places as labels."""
-        found = values[0][places].astype(np.int64)
-        if self.pack.loss_mask is not None:
-            found[values[self.pack.cut_columns.index(self.pack.loss_mask)][places] == 0] = IGNORED
-        return found
 
 
 class TokensAsRows(TokenStage):

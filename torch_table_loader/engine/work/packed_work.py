@@ -19,7 +19,6 @@ from torch_table_loader.arrow.reserved import ROW_ID
 from torch_table_loader.arrow.token_rows import Parts, columns_of_parts, rows_of_sequences
 from torch_table_loader.engine.work.indexed_work import PERMUTING, TurnStream
 from torch_table_loader.errors import ResumeError
-from torch_table_loader.pack import IGNORED
 from torch_table_loader.planning.global_batches import GlobalBatches, StepPlaces, concat_places
 from torch_table_loader.planning.keys import derive_key
 from torch_table_loader.planning.pack_counts import PackCounts
@@ -86,11 +85,10 @@ class StoredTokens:
 
     def order(self, remaining: Remaining, key: Key, ends: Ints | None = None, origin: int = 0) -> SequenceOrder:
         """Return an order of the sequences of some documents; see `SequenceOrder`."""
-        if self.pack.permutes_documents:
-            return SequenceOrder.of_documents(
-                self.packer, self.lengths, remaining, key, units=self.units, ends=ends, origin=origin
-            )
-        return SequenceOrder.of_windows(self.packer, self.lengths, key)
+        if not self.pack.permutes_documents:
+            return SequenceOrder.of_windows(self.packer, self.lengths, key)
+        found = self.packer, self.lengths, remaining, key
+        return SequenceOrder.of_documents(*found, units=self.units, ends=ends, origin=origin)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -304,20 +302,23 @@ class PackedStream(TurnStream):
             rows: has at least those parts.
             documents: the row there of each part's document.
         """
-        slices = parts.slices
-        assert rows.values is not None  # noqa: S101 stores of documents have them
-        found, values = rows.values, []
-        for number, entry in enumerate(self._cut):
-            values.append(_values(found, number, parts.at, slices.length, number_type(entry.type.value_type)))
+        slices, values = parts.slices, rows.values
+        assert values is not None  # noqa: S101 stores of documents have them
+        kinds = [number_type(entry.type.value_type) for entry in self._cut]
+        cut = [_values(values, number, parts.at, slices.length, kind) for number, kind in enumerate(kinds)]
+
+        def at(column: int, places: Ints) -> NDArray[Any]:
+            return _values(values, column, places, np.ones(len(places), dtype=np.int64), kinds[column])
+
         made = Parts(
             np.cumsum(slices.length) - slices.length,
             slices.length,
             slices.start,
-            self._behind(parts, found),
+            self.tokens.packer.behind(parts.goes_on, parts.at + slices.length, at),
             self._documents(rows, documents),
         )
         ends = np.concatenate(([0], np.cumsum(slices.length)))
-        batch = rows_of_sequences(values, ends[slices.offsets], made, slices.offsets, self._schema)
+        batch = rows_of_sequences(cut, ends[slices.offsets], made, slices.offsets, self._schema)
         columns: list[pa.Array] = batch.columns
         return columns
 
@@ -378,19 +379,6 @@ class PackedStream(TurnStream):
             del self._orders[min(other for other in self._orders if other)]
         self._orders[number] = made
         return made
-
-    def _behind(self, parts: _Parts, values: ListValues) -> Ints:
-        """Return the token behind each part, where its document continues and the loss takes that token."""
-        pack = self.tokens.pack
-        found = np.full(len(parts.at), IGNORED, dtype=np.int64)
-        cut = np.flatnonzero(parts.goes_on)
-        places, one = parts.spans.stop[cut] - 1, np.ones(len(cut), dtype=np.int64)
-        found[cut] = values.take(0, places, one, np.int64)
-        if pack.loss_mask is not None:
-            mask = pack.cut_columns.index(pack.loss_mask)
-            kind = number_type(self._cut[mask].type.value_type)
-            found[cut[_values(values, mask, places, one, kind) == 0]] = IGNORED
-        return found
 
     def _documents(self, rows: StoredRows, documents: Ints) -> pa.StructArray | None:
         """Return the other columns of documents, by their rows."""

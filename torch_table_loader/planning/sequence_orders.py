@@ -188,7 +188,7 @@ class SequenceOrder:
     def __init__(self, windows: Windows, row: Walk | DocumentLengths, permutation: Permutation | None = None) -> None:
         """Look at no document yet."""
         self.windows = windows
-        self.row = row
+        self._row = row
         self._permutation = permutation
         self.count = windows.count
         """Number of sequences."""
@@ -230,19 +230,23 @@ class SequenceOrder:
         windows = packer.windows(lengths.total)
         return cls(windows, lengths, None if key is None else Permutation(windows.count, key))
 
+    @property
+    def ends(self) -> Ints | None:
+        """The sequences up to the end of each block, if all documents were packed to count them."""
+        return self._row.ends if isinstance(self._row, Walk) else None
+
     def slices(self, places: Ints) -> Slices:
         """Return the parts of documents in the sequences at given places."""
-        return self.row.cut(
-            *self.windows.spans(places if self._permutation is None else self._permutation.take(places))
-        )
+        numbers = places if self._permutation is None else self._permutation.take(places)
+        return self._row.cut(*self.windows.spans(numbers))
 
     def anchor(self, place: int) -> Anchor | None:
         """Return what lets another process begin at a place without a walk; None if no walk is needed."""
-        return self.row.anchor(self.windows.before(place)) if isinstance(self.row, Walk) else None
+        return self._row.anchor(self.windows.before(place)) if isinstance(self._row, Walk) else None
 
     def begin_at(self, anchor: Anchor) -> None:
         """Take over what `anchor` returned in another process."""
-        cast("Walk", self.row).begin_at(anchor)
+        cast("Walk", self._row).begin_at(anchor)
 
 
 def attention_costs(lengths: Ints, offsets: Ints) -> Ints:

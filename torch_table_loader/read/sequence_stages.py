@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     Ints = NDArray[np.int64]
 
 
-_PACKS = LRUCache(8 * 1024 * 1024)
+_PACKS = LRUCache(16 * 1024 * 1024)
 """The sequences of recent blocks, by the lengths of their documents."""
 
 

@@ -23,7 +23,7 @@ from torch_table_loader.planning.global_batches import GlobalBatches, StepPlaces
 from torch_table_loader.planning.keys import derive_key
 from torch_table_loader.planning.pack_counts import PackCounts
 from torch_table_loader.planning.packing import packer_of
-from torch_table_loader.planning.sequence_orders import Anchor, SequenceOrder, Walk, attention_costs, balanced
+from torch_table_loader.planning.sequence_orders import Anchor, SequenceOrder, attention_costs, balanced
 from torch_table_loader.planning.slices import Slices, in_order
 from torch_table_loader.store.list_values import Spans
 
@@ -371,8 +371,8 @@ class PackedStream(TurnStream):
         origin = self._origin if number == self._since else 0
         key, ends = derive_key(self._seed, self._epoch, purpose), self._ends.get(number)
         made = self.tokens.order(self._remaining, key, ends, origin)
-        if isinstance(made.row, Walk) and made.row.ends is not None:
-            self._ends[number] = made.row.ends
+        if made.ends is not None:
+            self._ends[number] = made.ends
         if number in self._anchors:
             made.begin_at(self._anchors[number])
         if len(self._orders) > _KEPT_ORDERS:

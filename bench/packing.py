@@ -10,7 +10,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from torch_table_loader.planning.packing import best_fit, split_long
+from torch_table_loader import Pack
+from torch_table_loader.extend import packer_of
 
 SEQ_LEN = 4096
 
@@ -36,12 +37,13 @@ def measure(block: int, blocks: int = 40) -> PackingFigures:
         blocks: how many.
     """
     micros, fills = [], []
+    packer = packer_of(Pack(seq_len=SEQ_LEN, strategy="best_fit"))
     for seed in range(blocks):
         lengths = np.random.default_rng(seed).lognormal(np.log(600), 1.1, block).astype(np.int64)
         begin = time.thread_time()
-        packed = best_fit(split_long(lengths, SEQ_LEN, "split").length, SEQ_LEN)
+        packed = packer.row(lengths)
         micros.append((time.thread_time() - begin) / block * 1e6)
-        fills.append(int(lengths.sum()) / (SEQ_LEN * (len(packed.offsets) - 1)))
+        fills.append(int(lengths.sum()) / (SEQ_LEN * packed.total))
     return PackingFigures(statistics.median(micros), statistics.median(fills))
 
 

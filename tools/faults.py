@@ -303,8 +303,8 @@ FAULTS = (
     ),
     Fault(
         *(7, "a pack takes one token too few", "planning/packing.py"),
-        "return Pieces(document, start, np.minimum(lengths[document] - start, seq_len))",
-        "return Pieces(document, start, np.minimum(lengths[document] - start, seq_len - 1))",
+        "length = np.minimum(lengths[document] - start, seq_len)",
+        "length = np.minimum(lengths[document] - start, seq_len - 1)",
         _PACKING,
     ),
     Fault(

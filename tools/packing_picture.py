@@ -11,8 +11,8 @@ from pathlib import Path
 
 import numpy as np
 
-from torch_table_loader.planning.packing import best_fit, split_long
-from torch_table_loader.planning.token_windows import Slices, Windows, cut
+from torch_table_loader import Pack
+from torch_table_loader.extend import Slices, packer_of
 
 LENGTHS = np.array([5, 3, 7, 4])
 SEQ_LEN, STRIDE = 6, 4
@@ -37,22 +37,21 @@ text { font: 13px system-ui, sans-serif; fill: #24292f; }
 """.strip()
 
 
-def ways() -> list[tuple[str, str, Slices]]:
+def ways() -> Sequence[tuple[str, str, Slices]]:
     """Return each strategy's name, what it does, and which parts of documents its sequences have."""
-    offsets = np.concatenate(([0], np.cumsum(LENGTHS)))
-    total = int(offsets[-1])
-    pieces = split_long(LENGTHS, SEQ_LEN, "split")
-    alone = Slices(pieces.document, pieces.start, pieces.length, np.arange(len(pieces.length) + 1))
-    packed = best_fit(pieces.length, SEQ_LEN)
-    chosen = packed.order
-    fitted = Slices(pieces.document[chosen], pieces.start[chosen], pieces.length[chosen], packed.offsets)
-    joined, windows = Windows(total, SEQ_LEN, SEQ_LEN), Windows(total, SEQ_LEN, STRIDE)
-    return [
-        ("concat", "cut where a sequence ends", cut(offsets, *joined.spans(np.arange(joined.count)))),
-        ("pad", "one document a sequence", alone),
-        ("best_fit", "whole documents, if they fit", fitted),
-        ("windows", f"table order, here stride={STRIDE}", cut(offsets, *windows.spans(np.arange(windows.count)))),
-    ]
+    packs = {
+        "cut where a sequence ends": Pack(seq_len=SEQ_LEN),
+        "one document a sequence": Pack(seq_len=SEQ_LEN, strategy="pad"),
+        "whole documents, if they fit": Pack(seq_len=SEQ_LEN, strategy="best_fit"),
+        f"table order, here stride={STRIDE}": Pack(seq_len=SEQ_LEN, strategy="windows", stride=STRIDE),
+    }
+    found = []
+    for what, pack in packs.items():
+        packer = packer_of(pack)
+        row = packer.row(LENGTHS)
+        windows = packer.windows(row.total)
+        found.append((pack.strategy, what, row.cut(*windows.spans(np.arange(windows.count)))))
+    return found
 
 
 def drawn() -> str:

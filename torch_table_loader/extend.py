@@ -19,12 +19,13 @@ from torch_table_loader.planning.keys import Key, derive_key
 from torch_table_loader.planning.lanes import longest_first
 from torch_table_loader.planning.layout import TableLayout
 from torch_table_loader.planning.mixture import Mixture, SourceOrder
-from torch_table_loader.planning.packing import Packed, another_best_fit, best_fit, split_long
+from torch_table_loader.planning.packing import Packer, packer_of
 from torch_table_loader.planning.permutation import Permutation
 from torch_table_loader.planning.quotas import Quotas
 from torch_table_loader.planning.ranks import Topology
 from torch_table_loader.planning.requests import plan_pieces
 from torch_table_loader.planning.rows_of import LiveSpan, RowSpan, SourceRow
+from torch_table_loader.planning.slices import Slices
 from torch_table_loader.planning.splits import SegmentTable, SplitTable
 from torch_table_loader.planning.strategies import resolve_strategy
 from torch_table_loader.planning.value_sums import ValueSums
@@ -61,7 +62,7 @@ __all__ = [
     "LiveSpan",
     "Mixture",
     "OpenFile",
-    "Packed",
+    "Packer",
     "PathSource",
     "Permutation",
     "Quotas",
@@ -72,6 +73,7 @@ __all__ = [
     "SegmentTable",
     "Shard",
     "Sidecar",
+    "Slices",
     "SnapshotSource",
     "Source",
     "SourceOrder",
@@ -88,15 +90,13 @@ __all__ = [
     "ValueSums",
     "WeightSums",
     "WeightedRows",
-    "another_best_fit",
-    "best_fit",
     "cumulate",
     "derive_key",
     "longest_first",
     "open_storage",
+    "packer_of",
     "parse_bytes",
     "plan_pieces",
     "reader_for",
     "resolve_strategy",
-    "split_long",
 ]

@@ -350,7 +350,7 @@ class LoaderOptions:
     @property
     def tokens_are_rows(self) -> bool:
         """Whether batches are made of single tokens, since documents are cut anywhere."""
-        return self.pack is not None and self.pack.strategy == "concat" and self.shuffle != "rows"
+        return self.pack is not None and self.pack.joins_documents and self.shuffle != "rows"
 
     @property
     def lanes(self) -> int:
@@ -445,7 +445,7 @@ def check_beside_pack(options: Mapping[str, Any]) -> None:
             "columns as a dict makes tensors of columns of rows, and pack makes sequences of tokens; pass a list of "
             "the columns of documents"
         )
-    if pack.strategy == "concat" and options["batch_by"] is not None:
+    if pack.joins_documents and options["batch_by"] is not None:
         raise ConfigError(
             'strategy="concat" runs sequences on over the ends of files, where batch_by="file" ends batches; leave '
             'batch_by out, or use strategy="best_fit" or "pad"'

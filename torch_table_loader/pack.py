@@ -50,6 +50,14 @@ _OF_DOCUMENTS = frozenset(
 )
 """What a pack says of documents alone, and not of the sequences that come of them."""
 
+_SHAPED_BY: dict[str, tuple[str, ...]] = {
+    "concat": (),
+    "windows": ("stride",),
+    "pad": ("long_docs",),
+    "best_fit": ("long_docs", "block_docs", "max_docs_per_row"),
+}
+"""What decides by strategy which sequences come of documents, beside `seq_len`."""
+
 IGNORED = -100
 """The label that losses leave out, in torch and in Hugging Face."""
 
@@ -193,7 +201,7 @@ class Pack:
             lengths = dict(given)
         except (TypeError, ValueError) as error:
             raise ConfigTypeError(f"Pack: seq_len_from must be a dict of lengths by step, got {given!r}") from error
-        if lengths and self.strategy != "concat":
+        if lengths and not self.joins_documents:
             raise ConfigError(
                 f"Pack: sequences change their length where documents are cut anywhere, got strategy={self.strategy!r} "
                 'with seq_len_from; leave it out, or use strategy="concat"'
@@ -239,14 +247,14 @@ class Pack:
         return tuple(name for name in named if name != "labels" or self.labels is not None)
 
     def _check_pairs(self) -> None:
-        if self.stride is not None and self.strategy != "windows":
+        if self.stride is not None and "stride" not in _SHAPED_BY[self.strategy]:
             raise ConfigError(f'Pack: stride is for strategy="windows", got strategy={self.strategy!r}')
         if self.stride is not None and self.stride > self.seq_len:
             raise ConfigError(
                 f"Pack: stride must be at most seq_len={self.seq_len}, or tokens between windows would be lost, got "
                 f"{self.stride}"
             )
-        if self.strategy in ("concat", "windows") and self.long_docs != "split":
+        if not self.keeps_documents and self.long_docs != "split":
             raise ConfigError(
                 f"Pack: long_docs={self.long_docs!r} does not work with strategy={self.strategy!r}, which cuts "
                 'documents where a sequence ends; use "best_fit" or "pad"'
@@ -312,6 +320,27 @@ class Pack:
         if self.output == "flash" or self.spans:
             why = 'output="flash" makes one flat row of a batch' if self.output == "flash" else "spans lie over slices"
             raise ConfigError(f"Pack: {why}, of which context has no slices; leave one of them out")
+
+    @property
+    def joins_documents(self) -> bool:
+        """Whether documents follow one another in any order, and are cut where a sequence ends."""
+        return self.strategy == "concat"
+
+    @property
+    def permutes_documents(self) -> bool:
+        """Whether ``shuffle="rows"`` permutes documents, rather than windows of the table's tokens."""
+        return self.strategy != "windows"
+
+    @property
+    def keeps_documents(self) -> bool:
+        """Whether a document is cut only if it is longer than a sequence."""
+        return "long_docs" in _SHAPED_BY[self.strategy]
+
+    @property
+    def shape(self) -> dict[str, Any]:
+        """What decides which sequences come of documents, by name."""
+        shaped = {name: getattr(self, name) for name in ("seq_len", *_SHAPED_BY[self.strategy])}
+        return {name: self.seq_len if name == "stride" and value is None else value for name, value in shaped.items()}
 
     @property
     def cut_columns(self) -> tuple[str, ...]:

@@ -8,8 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.laws.test_sequence_orders import tokens_of
-from torch_table_loader.planning.document_lengths import DocumentLengths
-from torch_table_loader.planning.token_windows import cut
+from torch_table_loader.planning.slices import DocumentLengths, TokenRow
 from torch_table_loader.testing import small_sizes
 
 LENGTHS = st.one_of(
@@ -43,7 +42,7 @@ def test_cuts_equal_those_of_plain_offsets(lengths: list[int], data: st.DataObje
     starts = np.array([start for start, _ in stretches], dtype=np.int64)
     stops = np.array([stop for _, stop in stretches], dtype=np.int64)
     found = DocumentLengths.of(np.array(lengths, dtype=np.int64)).cut(starts, stops)
-    assert tokens_of(found) == tokens_of(cut(offsets, starts, stops))
+    assert tokens_of(found) == tokens_of(TokenRow(offsets).cut(starts, stops))
 
 
 @small_sizes(lookups_at_once=7, lengths_at_once=7)

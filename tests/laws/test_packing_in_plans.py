@@ -12,16 +12,20 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from tests.effort import examples
-from torch_table_loader.errors import ConfigError, ConfigTypeError, TableError
-from torch_table_loader.extend import Packed, another_best_fit, best_fit, derive_key, split_long
-from torch_table_loader.pack import LongDocs
-from torch_table_loader.planning.packing import Pieces
+from torch_table_loader.errors import TableError
+from torch_table_loader.extend import Slices, derive_key
+from torch_table_loader.pack import LongDocs, Pack
+from torch_table_loader.planning.packing import Alone, Packed, another_best_fit, best_fit
 
 Ints = NDArray[np.int64]
 
 
 def int64(numbers: list[int]) -> Ints:
     return np.array(numbers, dtype=np.int64)
+
+
+def pieces_of(lengths: Ints, seq_len: int, how: LongDocs = "split") -> Slices:
+    return Alone(Pack(seq_len=seq_len, strategy="pad", long_docs=how)).row(lengths)
 
 
 def packs(packed: Packed) -> list[list[int]]:
@@ -127,7 +131,7 @@ def test_packs_of_few_and_of_many_documents_are_mixed() -> None:
     """A block of shuffled documents gives packs in random order: sizes do not drift from its start to its end."""
     halves = np.zeros(2)
     for seed in range(20):
-        lengths = split_long(log_normal(1000, seed), 4096, "split").length
+        lengths = pieces_of(log_normal(1000, seed), 4096).length
         documents = np.diff(best_fit(lengths, 4096).offsets)
         half = len(documents) // 2
         halves += documents[:half].mean(), documents[-half:].mean()
@@ -145,7 +149,7 @@ def log_normal(documents: int, seed: int) -> Ints:
 def test_packs_of_real_lengths_are_full(documents: int, least: float) -> None:
     fills = []
     for seed in range(10):
-        lengths = split_long(log_normal(documents, seed), 4096, "split").length
+        lengths = pieces_of(log_normal(documents, seed), 4096).length
         fills.append(lengths.sum() / 4096 / (len(best_fit(lengths, 4096).offsets) - 1))
     assert np.mean(fills) >= least
 
@@ -214,7 +218,7 @@ def digest(packed: Packed) -> str:
 @given(st.lists(st.integers(0, 50), max_size=30), st.integers(1, 20))
 @settings(max_examples=examples(150), deadline=None)
 def test_pieces_of_split_documents_are_the_documents(lengths: list[int], seq_len: int) -> None:
-    pieces = split_long(int64(lengths), seq_len, "split")
+    pieces = pieces_of(int64(lengths), seq_len, "split")
     tokens = [(document, start + token) for document, start, length in triples(pieces) for token in range(length)]
     assert tokens == [(document, token) for document, length in enumerate(lengths) for token in range(length)]
     last = {document: (start, length) for document, start, length in triples(pieces)}
@@ -226,51 +230,27 @@ def test_pieces_of_split_documents_are_the_documents(lengths: list[int], seq_len
 @settings(max_examples=examples(100), deadline=None)
 def test_truncated_and_dropped_documents(lengths: list[int], seq_len: int) -> None:
     truncated = [(document, 0, min(length, seq_len)) for document, length in enumerate(lengths) if length]
-    assert triples(split_long(int64(lengths), seq_len, "truncate")) == truncated
+    assert triples(pieces_of(int64(lengths), seq_len, "truncate")) == truncated
     whole = [(document, 0, length) for document, length in enumerate(lengths) if 0 < length <= seq_len]
-    assert triples(split_long(int64(lengths), seq_len, "drop")) == whole
+    assert triples(pieces_of(int64(lengths), seq_len, "drop")) == whole
     if max(lengths, default=0) <= seq_len:
-        assert triples(split_long(int64(lengths), seq_len, "error")) == whole
+        assert triples(pieces_of(int64(lengths), seq_len, "error")) == whole
     else:
         with pytest.raises(TableError, match=f"more than seq_len={seq_len}"):
-            split_long(int64(lengths), seq_len, "error")
+            pieces_of(int64(lengths), seq_len, "error")
 
 
-def triples(pieces: Pieces) -> list[tuple[int, int, int]]:
+def triples(pieces: Slices) -> list[tuple[int, int, int]]:
     assert {pieces.document.dtype, pieces.start.dtype, pieces.length.dtype} == {np.dtype(np.int64)}
     return list(zip(pieces.document.tolist(), pieces.start.tolist(), pieces.length.tolist(), strict=True))
 
 
-# ---- bad input -------------------------------------------------------------------------------------------
-
-
 def test_a_refusal_names_the_document() -> None:
-    with pytest.raises(ConfigError, match=r"got 0 of document 1"):
-        best_fit(int64([3, 0, 9]), 4)
-    with pytest.raises(ConfigError, match=r"seq_len=4 tokens, got 9 of document 2"):
-        best_fit(int64([3, 4, 9]), 4)
     with pytest.raises(TableError, match=r"document 2 has 9 tokens, more than seq_len=4"):
-        split_long(int64([3, 4, 9, 8]), 4, "error")
-    with pytest.raises(ConfigError, match=r"got -1 of document 1"):
-        split_long(int64([3, -1]), 4, "split")
+        pieces_of(int64([3, 4, 9, 8]), 4, "error")
 
 
-@pytest.mark.parametrize("bound", [0, -5])
-def test_bounds_below_one_are_refused(bound: int) -> None:
-    with pytest.raises(ConfigError, match="seq_len must be at least 1"):
-        best_fit(int64([]), bound)
-    with pytest.raises(ConfigError, match="seq_len must be at least 1"):
-        split_long(int64([]), bound, "split")
-    with pytest.raises(ConfigError, match="max_documents must be at least 1"):
-        best_fit(int64([1]), 1, bound)
-
-
-def test_wrong_types_and_words_are_refused() -> None:
-    with pytest.raises(ConfigTypeError, match="seq_len must be an integer"):
-        best_fit(int64([1]), 2.5)  # type: ignore[arg-type]
-    how: LongDocs = "cut"  # type: ignore[assignment]
-    with pytest.raises(ConfigError, match=r"'split', 'truncate', 'drop', 'error', got 'cut'"):
-        split_long(int64([1]), 2, how)
+# ---- another grouping ------------------------------------------------------------------------------------
 
 
 @settings(max_examples=examples(60), deadline=None)

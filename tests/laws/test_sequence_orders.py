@@ -11,10 +11,9 @@ from numpy.typing import NDArray
 from torch_table_loader.errors import ResumeError
 from torch_table_loader.extend import Permutation, Remaining, derive_key
 from torch_table_loader.pack import Pack
-from torch_table_loader.planning.document_lengths import DocumentLengths
-from torch_table_loader.planning.sequence_orders import BestFitOrder, ConcatOrder, PadOrder, SequenceOrder, pieces_of
-from torch_table_loader.planning.token_order import Anchor, TokenOrder
-from torch_table_loader.planning.token_windows import Slices, Windows, cut
+from torch_table_loader.planning.packing import packer_of
+from torch_table_loader.planning.sequence_orders import Anchor, SequenceOrder, Walk
+from torch_table_loader.planning.slices import DocumentLengths, Slices, TokenRow, Windows
 
 Ints = NDArray[np.int64]
 Place = tuple[int, int]
@@ -45,7 +44,7 @@ def test_cutting_finds_every_token_of_every_stretch(lengths: list[int], data: st
     stretches = data.draw(st.lists(st.tuples(edge, edge).map(sorted), max_size=8))
     starts = np.array([start for start, _ in stretches], dtype=np.int64)
     stops = np.array([stop for _, stop in stretches], dtype=np.int64)
-    found = cut(np.concatenate(([0], np.cumsum(lengths))), starts, stops)
+    found = TokenRow.of(np.array(lengths)).cut(starts, stops)
     assert tokens_of(found) == [row[start:stop] for start, stop in stretches]
     assert (found.length > 0).all()
 
@@ -75,13 +74,15 @@ def test_a_walk_finds_any_sequence_from_any_anchor(
     order = remaining.select(permutation.slice(0, remaining.num_rows)).tolist()
     row = [(number, at) for number in order for at in range(lengths[number])]
 
-    class Order:
-        def take(self, places: Ints) -> Ints:
-            return remaining.select(permutation.take(places))
-
-    def walk() -> TokenOrder:
+    def walk() -> Walk:
         each = np.array(lengths, dtype=np.int64)
-        return TokenOrder(len(order), Order(), lambda documents: each[documents], len(row), block)
+        return Walk(
+            len(order),
+            lambda places: remaining.select(permutation.take(places)),
+            lambda documents: TokenRow.of(each[documents]),
+            len(row),
+            block=block,
+        )
 
     count = -(-len(row) // seq_len)
     numbers = np.array(
@@ -90,12 +91,14 @@ def test_a_walk_finds_any_sequence_from_any_anchor(
     wanted = [row[number * seq_len : (number + 1) * seq_len] for number in numbers.tolist()]
     starts, stops = numbers * seq_len, np.minimum((numbers + 1) * seq_len, len(row))
     first = walk()
-    assert tokens_of(first.slices(starts, stops)) == wanted
+    assert tokens_of(first.cut(starts, stops)) == wanted
     other = walk()
-    place, tokens = anchor = first.anchor(data.draw(st.integers(0, len(row))))
+    anchor = first.anchor(data.draw(st.integers(0, len(row))))
+    assert anchor is not None
+    place, tokens = anchor
     assert sum(lengths[number] for number in order[:place]) == tokens
     other.begin_at(anchor)
-    assert tokens_of(other.slices(starts, stops)) == wanted, "before the anchor as behind it"
+    assert tokens_of(other.cut(starts, stops)) == wanted, "before the anchor as behind it"
 
 
 @pytest.mark.parametrize("strategy", ["concat", "pad", "best_fit"])
@@ -106,12 +109,8 @@ def test_sequences_contain_every_token_once_for_any_block_size(
     pack = Pack(seq_len=seq_len, strategy=strategy, block_docs=7)  # type: ignore[arg-type]
     known = DocumentLengths.of(np.array(lengths))
     remaining, key = Remaining(len(lengths), np.array([0])), derive_key(3, 0, "rows")
-    if strategy == "concat":
-        order: SequenceOrder = ConcatOrder(pack, known, remaining, key)
-    elif strategy == "pad":
-        order = PadOrder(pack, known, remaining, key, int(pieces_of(pack, np.array(lengths)).sum()))
-    else:
-        order = BestFitOrder(pack, known, remaining, key)
+    packer = packer_of(pack)
+    order = SequenceOrder.of_documents(packer, known, remaining, key, units=packer.units(known))
     whole = tokens_of(order.slices(np.arange(order.count)))
     assert sorted(place for sequence in whole for place in sequence) == [
         (number, at) for number, length in enumerate(lengths) if number for at in range(length)
@@ -122,15 +121,37 @@ def test_sequences_contain_every_token_once_for_any_block_size(
         assert tokens_of(order.slices(np.array(places, dtype=np.int64))) == [whole[place] for place in places]
 
 
+@pytest.mark.parametrize("strategy", ["concat", "pad", "best_fit", "windows"])
+@given(lengths=LENGTHS, seq_len=st.integers(1, 30))
+def test_an_order_has_what_the_packer_makes_of_the_documents_in_its_order(
+    strategy: str, lengths: list[int], seq_len: int
+) -> None:
+    """A stream gives a packer its documents as they come; items give it the documents of an order."""
+    packer = packer_of(Pack(seq_len=seq_len, strategy=strategy))  # type: ignore[arg-type]
+    known, key = DocumentLengths.of(np.array(lengths)), derive_key(3, 0, "rows")
+    documents = np.arange(len(lengths))
+    if strategy == "windows":
+        order = SequenceOrder.of_windows(packer, known)
+    else:
+        remaining = Remaining(len(lengths), np.array([], dtype=np.int64))
+        order = SequenceOrder.of_documents(packer, known, remaining, key, units=packer.units(known))
+        documents = Permutation(len(lengths), key).take(documents)
+    row = packer.row(np.array(lengths)[documents])
+    wanted = row.cut(*packer.windows(row.total).spans(np.arange(order.count)))
+    assert tokens_of(order.slices(np.arange(order.count))) == tokens_of(
+        wanted._replace(document=documents[wanted.document])
+    )
+
+
 class Counted:
     """Made-up lengths of documents, which count how many are requested."""
 
     def __init__(self) -> None:
         self.asked = 0
 
-    def __call__(self, documents: Ints) -> Ints:
+    def __call__(self, documents: Ints) -> TokenRow:
         self.asked += len(documents)
-        return 200 + documents * 7919 % 1200
+        return TokenRow.of(200 + documents * 7919 % 1200)
 
 
 def test_an_epoch_of_a_hundred_million_documents_begins_anywhere_without_a_walk() -> None:
@@ -140,24 +161,27 @@ def test_an_epoch_of_a_hundred_million_documents_begins_anywhere_without_a_walk(
     total = 200 * documents + rounds * sum(range(1200)) + sum(each * 7919 % 1200 for each in range(rest))
 
     lengths = Counted()
-    order = TokenOrder(documents, permutation, lengths, total)
-    order.slices(np.array([0]), np.array([seq_len]))
+    order = Walk(documents, permutation.take, lengths, total)
+    order.cut(np.array([0]), np.array([seq_len]))
     assert lengths.asked == 65_536
 
     lengths = Counted()
-    order = TokenOrder(documents, permutation, lengths, total)
+    order = Walk(documents, permutation.take, lengths, total)
     anchor = Anchor(50_000_000, 40_000_000_000)  # as a state says; what comes before it is not looked at
     order.begin_at(anchor)
-    found = order.slices(np.array([anchor.tokens]), np.array([anchor.tokens + seq_len]))
+    found = order.cut(np.array([anchor.units]), np.array([anchor.units + seq_len]))
     assert found.document[0] == permutation.take(np.array([anchor.place]))[0]
     assert found.start[0] == 0
-    assert order.anchor(anchor.tokens + seq_len).place >= anchor.place
+    later = order.anchor(anchor.units + seq_len)
+    assert later is not None
+    assert later.place >= anchor.place
     assert lengths.asked <= 2 * 65_536
 
 
 def test_an_anchor_outside_the_epoch_is_refused() -> None:
-    def order() -> TokenOrder:
-        return TokenOrder(10, Permutation(10, derive_key(0, 0, "rows")), lambda each: np.full(len(each), 3), 30, 4)
+    def order() -> Walk:
+        take = Permutation(10, derive_key(0, 0, "rows")).take
+        return Walk(10, take, lambda each: TokenRow.of(np.full(len(each), 3)), 30, block=4)
 
     with pytest.raises(ResumeError, match="document 11"):
         order().begin_at(Anchor(11, 30))
@@ -166,4 +190,4 @@ def test_an_anchor_outside_the_epoch_is_refused() -> None:
     late = order()
     late.begin_at(Anchor(8, 12))
     with pytest.raises(ResumeError, match="30 were counted"):
-        late.slices(np.array([27]), np.array([30]))
+        late.cut(np.array([27]), np.array([30]))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from torch_table_loader.contracts import is_far
-from torch_table_loader.planning.document_lengths import DocumentLengths
+from torch_table_loader.planning.slices import DocumentLengths
 from torch_table_loader.read.failures import changed_error
 from torch_table_loader.read.footers import LazyFooters
 from torch_table_loader.read.formats import reader_of

@@ -12,7 +12,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from torch_table_loader.pack import LongDocs
+    from torch_table_loader.pack import Pack
+    from torch_table_loader.planning.slices import Slices
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,26 +41,27 @@ class PackCounts:
     dropped: int | None = 0
 
     @classmethod
-    def of_pieces(
-        cls, seq_len: int, how: LongDocs, lengths: NDArray[np.int64], num_pieces: int, sequences: int
-    ) -> Self:
-        """Count the results for documents that are cut only if they are too long.
+    def of(cls, pack: Pack, slices: Slices, wholes: NDArray[np.int64], dropped: int = 0) -> Self:
+        """Count sequences that have each of their documents from its first token on.
 
         Args:
-            lengths: int64[n] tokens of each document.
-            num_pieces: pieces into which they are cut.
+            wholes: int64[n] the tokens of the document of each slice.
+            dropped: documents that are left out because they are too long.
         """
-        long = lengths > seq_len
-        too_long = int(np.count_nonzero(long))
-        left = {"truncate": np.minimum(lengths, seq_len), "drop": lengths[~long]}.get(how, lengths)
+        before = np.cumsum(slices.length) - slices.length
+        inside = before - np.repeat(before[slices.offsets[:-1]], np.diff(slices.offsets))
+        # Of windows that overlap, the last that begins a document is the one that holds most of it.
+        last = inside < (pack.stride or pack.seq_len)
+        cut = int(np.count_nonzero((slices.start == 0) & (slices.length < wholes) & last))
+        truncates = pack.long_docs == "truncate"
         return cls(
-            seq_len,
-            sequences,
-            int(left.sum()),
-            num_pieces,
-            split=too_long if how == "split" else 0,
-            truncated=too_long if how == "truncate" else 0,
-            dropped=too_long if how == "drop" else 0,
+            pack.seq_len,
+            slices.total,
+            int(slices.length.sum()),
+            len(slices.document),
+            split=0 if truncates else cut,
+            truncated=cut if truncates else 0,
+            dropped=dropped,
         )
 
     def __add__(self, other: Self) -> Self:

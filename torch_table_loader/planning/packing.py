@@ -1,28 +1,36 @@
-"""Pack documents into packs of at most so many tokens: best fit decreasing, a pure function of a block's lengths.
+"""How documents become sequences: a packer turns the lengths of documents into slices, for streams and for items.
 
-The longest document comes first, and goes into the fullest pack in which it fits; if it fits in none, it opens one.
-Free space is looked up in a two-level bit set, so that a document costs under a microsecond whatever the lengths.
-Packs are ordered by their longest documents: in a block of shuffled documents that is a random order of packs, in
-which packs of few long documents and packs of many short ones are mixed.
+The sequences of documents are windows over a row of units. Where documents are cut anywhere, the units are tokens;
+where documents stay whole, they are sequences, packed block by block. Best fit decreasing is a pure function of a
+block's lengths: the longest document comes first, and goes into the fullest pack in which it fits; if it fits in none,
+it opens one. Free space is looked up in a two-level bit set, so that a document costs under a microsecond whatever the
+lengths. Packs are ordered by their longest documents: in a block of shuffled documents that is a random order of packs,
+in which packs of few long documents and packs of many short ones are mixed.
 
 Nothing here may change the result: the packs are part of the saved state's format.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeAlias, get_args
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
+from typing_extensions import override
 
-from torch_table_loader.errors import ConfigError, TableError
-from torch_table_loader.pack import LongDocs
-from torch_table_loader.planning.keys import as_int, keyed_hashes, u64
+from torch_table_loader.errors import TableError
+from torch_table_loader.pack import IGNORED
+from torch_table_loader.planning.keys import keyed_hashes, u64
+from torch_table_loader.planning.slices import Slices, TokenRow, Windows
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from torch_table_loader.pack import Pack
     from torch_table_loader.planning.keys import Key
+    from torch_table_loader.planning.slices import DocumentLengths
 
     Ints: TypeAlias = NDArray[np.int64]
 
@@ -35,8 +43,157 @@ _BLURS = (4, 6, 8, 9, 63)
 _BLUR_BITS = 20
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Packed:
+@dataclass(frozen=True, slots=True)
+class Packer(ABC):
+    """What a strategy makes of documents."""
+
+    pack: Pack
+
+    @property
+    def block_docs(self) -> int | None:
+        """How many documents are packed together, whose order decides how many sequences come; None: none are."""
+        return None
+
+    @abstractmethod
+    def row(self, lengths: Ints) -> TokenRow | Slices:
+        """Return the units of a block of documents of some lengths."""
+
+    def windows(self, total: int, origin: int = 0) -> Windows:
+        """Return the sequences over a row of so many units, from one of them on."""
+        return Windows(total, 1, 1, origin)
+
+    def units(self, lengths: DocumentLengths) -> int | None:
+        """Return the units of all documents; None if their order decides that."""
+        return sum(self.row(some).total for _, some in lengths.batches())
+
+    def goes_on(self, slices: Slices, wholes: Ints) -> NDArray[np.bool_]:
+        """Return of each slice of a document of so many tokens whether the token behind it comes too, as a label."""
+        return slices.start + slices.length < wholes
+
+    def behind(self, goes_on: NDArray[np.bool_], stops: Ints, values: Callable[[int, Ints], NDArray[Any]]) -> Ints:
+        """Return the token behind each slice as a label: −100 where none comes, or the loss leaves it out.
+
+        Args:
+            goes_on: bool[n] whether one comes.
+            stops: int64[n] its place.
+            values: returns values of one of the columns that are cut, at some places.
+        """
+        found = np.full(len(goes_on), IGNORED, dtype=np.int64)
+        cut = np.flatnonzero(goes_on)
+        places, pack = stops[cut], self.pack
+        found[cut] = values(0, places)
+        if pack.loss_mask is not None:
+            found[cut[values(pack.cut_columns.index(pack.loss_mask), places) == 0]] = IGNORED
+        return found
+
+    def dropped(self, lengths: Ints) -> int:  # noqa: ARG002 most drop none
+        """Return how many documents are left out because they are too long."""
+        return 0
+
+
+class Joined(Packer):
+    """Documents follow one another, and are cut where a sequence ends: "concat" and "windows"."""
+
+    @override
+    def row(self, lengths: Ints) -> TokenRow:
+        return TokenRow.of(lengths)
+
+    @override
+    def windows(self, total: int, origin: int = 0) -> Windows:
+        return Windows(total, self.pack.seq_len, self.pack.stride or self.pack.seq_len, origin)
+
+    @override
+    def units(self, lengths: DocumentLengths) -> int | None:
+        return lengths.total
+
+
+class Alone(Packer):
+    """Each document is a sequence, or each piece of one that is too long: "pad"."""
+
+    @override
+    def row(self, lengths: Ints) -> Slices:
+        """Return the sequences of documents. An empty document has none.
+
+        A document of more than `seq_len` tokens gives sequences of `seq_len` and one of the rest, or its first
+        `seq_len` tokens, or nothing, as `long_docs` says.
+
+        Raises:
+            TableError: a document is too long, and `long_docs` refuses that.
+
+        >>> from torch_table_loader.pack import Pack
+        >>> found = Alone(Pack(seq_len=5, strategy="pad")).row(np.array([5, 0, 12]))
+        >>> found.document.tolist(), found.start.tolist(), found.length.tolist()
+        ([0, 2, 2, 2], [0, 0, 5, 10], [5, 5, 5, 2])
+        """
+        seq_len, how, long = self.pack.seq_len, self.pack.long_docs, lengths > self.pack.seq_len
+        if how == "error" and long.any():
+            raise TableError(
+                f"document {long.argmax()} has {lengths[long.argmax()]} tokens, more than seq_len={seq_len}; pass "
+                "long_docs='split', 'truncate' or 'drop', or a larger seq_len"
+            )
+        if how == "drop":
+            lengths = np.where(long, 0, lengths)
+        elif how == "truncate":
+            lengths = np.minimum(lengths, seq_len)
+        counts = -(-lengths // seq_len)
+        document = np.repeat(np.arange(len(lengths), dtype=np.int64), counts)
+        start = (np.arange(len(document), dtype=np.int64) - np.repeat(np.cumsum(counts) - counts, counts)) * seq_len
+        length = np.minimum(lengths[document] - start, seq_len)
+        return Slices(document, start, length, np.arange(len(document) + 1))
+
+    def another(self, lengths: Ints, key: Key, sequences: int) -> Slices:  # noqa: ARG002 a document alone stays alone
+        """Return as many sequences in another grouping under each key."""
+        return self.row(lengths)
+
+    @override
+    def goes_on(self, slices: Slices, wholes: Ints) -> NDArray[np.bool_]:
+        if self.pack.long_docs == "truncate":
+            return np.zeros(len(wholes), dtype=np.bool_)
+        return super().goes_on(slices, wholes)
+
+    @override
+    def dropped(self, lengths: Ints) -> int:
+        return int(np.count_nonzero(lengths > self.pack.seq_len)) if self.pack.long_docs == "drop" else 0
+
+
+class Fitted(Alone):
+    """Whole documents, or pieces of them, are packed so that little space is empty: "best_fit"."""
+
+    @property
+    @override
+    def block_docs(self) -> int:
+        return self.pack.block_docs
+
+    @override
+    def row(self, lengths: Ints) -> Slices:
+        pieces = super().row(lengths)
+        return _packed(pieces, best_fit(pieces.length, self.pack.seq_len, self.pack.max_docs_per_row))
+
+    @override
+    def another(self, lengths: Ints, key: Key, sequences: int) -> Slices:
+        pieces, pack = super().row(lengths), self.pack
+        return _packed(pieces, another_best_fit(pieces.length, pack.seq_len, sequences, key, pack.max_docs_per_row))
+
+    @override
+    def units(self, lengths: DocumentLengths) -> int | None:
+        return None
+
+
+_PACKERS: dict[str, type[Joined | Alone]] = {"concat": Joined, "windows": Joined, "pad": Alone, "best_fit": Fitted}
+
+
+def packer_of(pack: Pack) -> Packer:
+    """Return what packs documents as asked.
+
+    >>> from torch_table_loader.pack import Pack
+    >>> row = packer_of(Pack(seq_len=10, strategy="best_fit")).row(np.array([3, 6, 2, 5, 4]))
+    >>> row.total, row.cut(np.array([0]), np.array([1])).document.tolist()
+    (2, [1, 4])
+    """
+    return _PACKERS[pack.strategy](pack)
+
+
+class Packed(NamedTuple):
     """Documents in packs.
 
     Args:
@@ -46,21 +203,6 @@ class Packed:
 
     order: Ints
     offsets: Ints
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Pieces:
-    """Parts of documents, in the order of the documents.
-
-    Args:
-        document: int64[n] the document of each.
-        start: int64[n] its first token in the document.
-        length: int64[n] its tokens, at least 1.
-    """
-
-    document: Ints
-    start: Ints
-    length: Ints
 
 
 def best_fit(lengths: Ints, seq_len: int, max_documents: int | None = None) -> Packed:
@@ -78,36 +220,13 @@ def best_fit(lengths: Ints, seq_len: int, max_documents: int | None = None) -> P
         seq_len: the most tokens of a pack.
         max_documents: the most documents of a pack; None for any number.
 
-    Raises:
-        ConfigError: a length is outside [1, seq_len], or a bound is below 1.
-
     >>> packed = best_fit(np.array([3, 6, 2, 5, 4]), seq_len=10)
     >>> packed.order.tolist(), packed.offsets.tolist()
     ([1, 4, 0, 2, 3], [0, 2, 5])
     """
-    lengths, seq_len = np.asarray(lengths, dtype=np.int64), _at_least_one("seq_len", seq_len)
-    most = len(lengths) if max_documents is None else _at_least_one("max_documents", max_documents)
-    if wrong := np.flatnonzero((lengths < 1) | (lengths > seq_len))[:1].tolist():
-        raise ConfigError(
-            f"documents to pack must have 1 to seq_len={seq_len} tokens, got {lengths[wrong[0]]} of document "
-            f"{wrong[0]}; split or drop longer ones, and leave out empty ones"
-        )
     missing = seq_len - lengths
     turns = np.argsort(missing.astype(np.uint16) if seq_len <= _RADIX_LENGTHS else missing, kind="stable")
-    return _filled(lengths, turns, np.arange(len(lengths)), seq_len, most)
-
-
-def _filled(lengths: Ints, turns: Ints, ranks: Ints, seq_len: int, most: int) -> Packed:
-    """Place documents in turn, and order packs by the ranks of their first documents."""
-    pack_of_turn = np.array(_place(lengths[turns].tolist(), seq_len, most), dtype=np.int64)
-    # Packs are numbered as they are opened, in the order of the turns.
-    opener = turns[np.unique(pack_of_turn, return_index=True)[1]]
-    rank = np.empty_like(opener)
-    rank[np.argsort(ranks[opener], kind="stable")] = np.arange(len(opener))
-    pack = np.empty_like(lengths)
-    pack[turns] = rank[pack_of_turn]
-    counts = np.bincount(pack, minlength=len(opener))
-    return Packed(np.argsort(pack, kind="stable"), np.concatenate(([0], np.cumsum(counts, dtype=np.int64))))
+    return _filled(lengths, turns, np.arange(len(lengths)), seq_len, max_documents)
 
 
 def another_best_fit(lengths: Ints, seq_len: int, packs: int, key: Key, max_documents: int | None = None) -> Packed:
@@ -126,58 +245,32 @@ def another_best_fit(lengths: Ints, seq_len: int, packs: int, key: Key, max_docu
     >>> another_best_fit(np.array([3, 1, 3, 1]), 4, 2, derive_key(0, 0, "packs")).order.tolist()
     [0, 1, 2, 3]
     """
-    most = len(lengths) if max_documents is None else max_documents
     random = (keyed_hashes(len(lengths), key) >> u64(64 - _BLUR_BITS)).astype(np.int64)
     for blur in _BLURS:
         blurred = (lengths << _BLUR_BITS) - (lengths * random >> blur)
         turns = np.lexsort((random, -blurred))
-        found = _filled(lengths, turns, random, seq_len, most)
+        found = _filled(lengths, turns, random, seq_len, max_documents)
         if len(found.offsets) - 1 == packs:
             break
     return found
 
 
-def split_long(lengths: Ints, seq_len: int, how: LongDocs) -> Pieces:
-    """Cut documents into pieces of at most `seq_len` tokens. An empty document has no piece.
-
-    Args:
-        how: for a longer document, "split" makes pieces of `seq_len` tokens and one of the rest, "truncate" keeps the
-            first `seq_len` tokens, "drop" keeps nothing, and "error" refuses it.
-
-    Raises:
-        ConfigError: `how` is unknown, `seq_len` is below 1, or a length below 0.
-        TableError: `how` is "error", and a document is longer than `seq_len`.
-
-    >>> pieces = split_long(np.array([5, 0, 12]), seq_len=5, how="split")
-    >>> pieces.document.tolist(), pieces.start.tolist(), pieces.length.tolist()
-    ([0, 2, 2, 2], [0, 0, 5, 10], [5, 5, 5, 2])
-    """
-    lengths, seq_len = np.asarray(lengths, dtype=np.int64), _at_least_one("seq_len", seq_len)
-    if how not in get_args(LongDocs):
-        raise ConfigError(f"long documents must be one of {', '.join(map(repr, get_args(LongDocs)))}, got {how!r}")
-    if lengths.min(initial=0) < 0:
-        raise ConfigError(f"a document has at least 0 tokens, got {lengths.min()} of document {lengths.argmin()}")
-    long = lengths > seq_len
-    if how == "error" and long.any():
-        raise TableError(
-            f"document {long.argmax()} has {lengths[long.argmax()]} tokens, more than seq_len={seq_len}; pass "
-            "long_docs='split', 'truncate' or 'drop', or a larger seq_len"
-        )
-    if how == "drop":
-        lengths = np.where(long, 0, lengths)
-    elif how == "truncate":
-        lengths = np.minimum(lengths, seq_len)
-    counts = -(-lengths // seq_len)
-    document = np.repeat(np.arange(len(lengths), dtype=np.int64), counts)
-    start = (np.arange(len(document), dtype=np.int64) - np.repeat(np.cumsum(counts) - counts, counts)) * seq_len
-    return Pieces(document, start, np.minimum(lengths[document] - start, seq_len))
+def _packed(pieces: Slices, packed: Packed) -> Slices:
+    order = packed.order
+    return Slices(pieces.document[order], pieces.start[order], pieces.length[order], packed.offsets)
 
 
-def _at_least_one(name: str, value: int) -> int:
-    number = as_int(name, value)
-    if number < 1:
-        raise ConfigError(f"{name} must be at least 1, got {number}")
-    return number
+def _filled(lengths: Ints, turns: Ints, ranks: Ints, seq_len: int, most: int | None) -> Packed:
+    """Place documents in turn, and order packs by the ranks of their first documents."""
+    pack_of_turn = np.array(_place(lengths[turns].tolist(), seq_len, most or len(lengths)), dtype=np.int64)
+    # Packs are numbered as they are opened, in the order of the turns.
+    opener = turns[np.unique(pack_of_turn, return_index=True)[1]]
+    rank = np.empty_like(opener)
+    rank[np.argsort(ranks[opener], kind="stable")] = np.arange(len(opener))
+    pack = np.empty_like(lengths)
+    pack[turns] = rank[pack_of_turn]
+    counts = np.bincount(pack, minlength=len(opener))
+    return Packed(np.argsort(pack, kind="stable"), np.concatenate(([0], np.cumsum(counts, dtype=np.int64))))
 
 
 def _place(lengths: list[int], seq_len: int, most: int) -> list[int]:

@@ -1,202 +1,252 @@
-"""The orders of an epoch's sequences, one class for each way in which documents become sequences."""
+"""The order of an epoch's sequences: windows over a row of documents, permuted and walked block by block.
+
+For each block that was walked, one number is kept: the units before it. A position in a saved state has such a number
+too, so that an epoch can continue in the middle without walking there.
+"""
 
 from __future__ import annotations
 
 import heapq
-from abc import ABC, abstractmethod
+from bisect import bisect_right
 from collections import OrderedDict
-from typing import TYPE_CHECKING, TypeAlias
+from collections.abc import Callable
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias, cast
 
 import numpy as np
 
-from torch_table_loader.planning.packing import best_fit, split_long
+from torch_table_loader.errors import ResumeError
 from torch_table_loader.planning.permutation import Permutation
-from torch_table_loader.planning.token_order import Anchor, TokenOrder
-from torch_table_loader.planning.token_windows import Slices, Windows, in_order
+from torch_table_loader.planning.slices import Slices, TokenRow, in_order
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from torch_table_loader.pack import Pack
-    from torch_table_loader.planning.document_lengths import DocumentLengths
     from torch_table_loader.planning.exclusion import Remaining
     from torch_table_loader.planning.keys import Key
+    from torch_table_loader.planning.packing import Packer
+    from torch_table_loader.planning.slices import DocumentLengths, Windows
 
     Ints: TypeAlias = NDArray[np.int64]
 
+BLOCK_DOCUMENTS = 1 << 16
 _KEPT_BLOCKS = 8
 
 
-class SequenceOrder(ABC):
-    """The sequences of an epoch, by their place in its order. Threads that call it take turns."""
+class Anchor(NamedTuple):
+    """A place in an order of documents, and how many units come before it."""
 
-    count: int
-    """Number of sequences."""
-
-    @abstractmethod
-    def slices(self, places: Ints) -> Slices:
-        """Return the parts of documents in the sequences at given places."""
-
-    def anchor(self, place: int) -> Anchor | None:  # noqa: ARG002 most orders find any place at once
-        """Return what lets another process begin at a place without a walk; None if no walk is needed."""
-        return None
-
-    def begin_at(self, anchor: Anchor) -> None:  # noqa: B027 most orders need none
-        """Take over what `anchor` returned in another process."""
+    place: int
+    units: int
 
 
-class WindowOrder(SequenceOrder):
-    """Windows of the table's tokens, permuted."""
+class _Block(NamedTuple):
+    """Consecutive documents of an order, the units before them, and theirs."""
 
-    def __init__(self, pack: Pack, lengths: DocumentLengths, key: Key) -> None:
-        self._windows = Windows(lengths.total, pack.seq_len, pack.stride or pack.seq_len)
-        self._lengths = lengths
-        self.count = self._windows.count
-        self._permutation = Permutation(self.count, key)
-
-    def slices(self, places: Ints) -> Slices:
-        """Return the parts of documents in the windows at given places."""
-        return self._lengths.cut(*self._windows.spans(self._permutation.take(places)))
+    documents: Ints
+    first: int
+    row: TokenRow | Slices
 
 
-class _Documents:
-    """The remaining documents, permuted, and their lengths."""
+class Walk:
+    """A row of documents in an order that need not be known before: it is walked block by block.
 
-    def __init__(self, lengths: DocumentLengths, remaining: Remaining, key: Key) -> None:
-        self.lengths, self._remaining = lengths.take, remaining
-        self._permutation = Permutation(remaining.num_rows, key)
-        self.count = remaining.num_rows
-
-    def take(self, places: Ints) -> Ints:
-        """Return the document at each place."""
-        return self._remaining.select(self._permutation.take(places))
-
-
-class ConcatOrder(SequenceOrder):
-    """Documents, permuted and concatenated after `origin` tokens, and cut where a sequence is full."""
-
-    def __init__(self, pack: Pack, lengths: DocumentLengths, remaining: Remaining, key: Key, origin: int = 0) -> None:
-        documents = _Documents(lengths, remaining, key)
-        total = lengths.total - int(documents.lengths(remaining.gone).sum())
-        self._seq_len, self._origin = pack.seq_len, origin
-        self._order = TokenOrder(documents.count, documents, documents.lengths, total)
-        self.count = -(-(total - origin) // pack.seq_len)
-
-    def tokens_before(self, place: int) -> int:
-        """Return the tokens of the epoch before a sequence; the place may be one past the last."""
-        return min(self._origin + place * self._seq_len, self._order.total)
-
-    def slices(self, places: Ints) -> Slices:
-        """Return the parts of documents in the sequences at given places."""
-        starts = self._origin + places * self._seq_len
-        return self._order.slices(starts, np.minimum(starts + self._seq_len, self._order.total))
-
-    def anchor(self, place: int) -> Anchor:
-        """Return the document at which a sequence begins, and the tokens before that document."""
-        return self._order.anchor(self._origin + place * self._seq_len)
-
-    def begin_at(self, anchor: Anchor) -> None:
-        """Take over a document's place and the number of tokens before it."""
-        self._order.begin_at(anchor)
-
-
-class PadOrder(SequenceOrder):
-    """Documents, permuted; each document, or each of its `pieces` if it is too long, is a sequence."""
-
-    def __init__(self, pack: Pack, lengths: DocumentLengths, remaining: Remaining, key: Key, pieces: int) -> None:
-        self._pack = pack
-        self._documents = documents = _Documents(lengths, remaining, key)
-        self.count = pieces - int(pieces_of(pack, documents.lengths(remaining.gone)).sum())
-        self._order = TokenOrder(documents.count, documents, self._pieces, self.count)
-
-    def slices(self, places: Ints) -> Slices:
-        """Return the document, or the piece of one, that is the sequence at each place."""
-        found = self._order.slices(places, places + 1)
-        start = found.start * self._pack.seq_len
-        length = np.minimum(self._documents.lengths(found.document) - start, self._pack.seq_len)
-        return found._replace(start=start, length=length)
-
-    def anchor(self, place: int) -> Anchor:
-        """Return the document of a sequence, and the number of sequences before that document."""
-        return self._order.anchor(place)
-
-    def begin_at(self, anchor: Anchor) -> None:
-        """Take over a document's place and the number of sequences before it."""
-        self._order.begin_at(anchor)
-
-    def _pieces(self, documents: Ints) -> Ints:
-        return pieces_of(self._pack, self._documents.lengths(documents))
-
-
-class BestFitOrder(SequenceOrder):
-    """Documents, permuted and packed block by block; counting the sequences requires packing all documents.
-
-    The ends are taken from an equal order, if given, so that nothing is counted again.
+    Args:
+        count: number of documents.
+        take: returns the documents at given places of the order.
+        row: returns the units of given documents.
+        total: number of units; None walks the whole order to count them, unless `ends` says it.
+        ends: the units up to the end of each block, from an equal order.
+        block: documents that are walked at a time.
     """
 
     def __init__(
-        self, pack: Pack, lengths: DocumentLengths, remaining: Remaining, key: Key, ends: Ints | None = None
+        self,
+        count: int,
+        take: Callable[[Ints], Ints],
+        row: Callable[[Ints], TokenRow | Slices],
+        total: int | None,
+        ends: Ints | None = None,
+        block: int = BLOCK_DOCUMENTS,
     ) -> None:
-        self._pack = pack
-        self._documents = _Documents(lengths, remaining, key)
-        self._blocks: OrderedDict[int, Slices] = OrderedDict()
-        blocks = -(-remaining.num_rows // pack.block_docs)
-        if ends is None:
-            ends = np.cumsum([len(self._packed(block).offsets) - 1 for block in range(blocks)], dtype=np.int64)
+        """Look at no document yet, if the total is known."""
+        self._count, self._take, self._row, self._size = count, take, row, block
+        self._blocks: OrderedDict[int, _Block] = OrderedDict()
+        if total is None and ends is None:
+            rows = (self._walked(number)[1] for number in range(-(-count // block)))
+            ends = np.cumsum([found.total for found in rows], dtype=np.int64)
         self.ends = ends
-        """The sequences up to the end of each block."""
-        self.count = int(ends[-1]) if len(ends) else 0
+        """The units up to the end of each block, if all were counted."""
+        firsts = [0] if ends is None else [0, *ends.tolist()]
+        self.total = firsts[-1] if total is None else total
+        self._firsts = firsts[: max(1, len(firsts) - 1)]
+        """The units before each known block, ascending."""
+        self._numbers = list(range(len(self._firsts)))
 
-    def slices(self, places: Ints) -> Slices:
-        """Return the documents of the sequences at given places."""
-        blocks = np.searchsorted(self.ends, places, side="right")
+    def begin_at(self, anchor: Anchor) -> None:
+        """Take over a place from a saved state.
+
+        Raises:
+            ResumeError: the order has no such place.
+        """
+        place, units = anchor
+        if not (0 <= place <= self._count and 0 <= units <= self.total):
+            raise ResumeError(
+                f"the state stands at document {place} of the epoch's order, behind {units} tokens or sequences, and "
+                f"the epoch has {self._count} documents of {self.total}; pass state_dict() unchanged"
+            )
+        number = min(place, max(self._count - 1, 0)) // self._size
+        documents, row = self._walked(number)
+        first = units - row.before(place - number * self._size)
+        if first < 0:
+            raise ResumeError(
+                f"the state says that {units} tokens or sequences come before document {place} of the epoch's order, "
+                "and the documents before it have more; pass state_dict() unchanged"
+            )
+        self._keep(number, _Block(documents, first, row))
+
+    def anchor(self, unit: int) -> Anchor | None:
+        """Return the document of a unit, which may be one past the last; None if any place is found without a walk."""
+        if self.ends is not None:
+            return None
+        if unit >= self.total:
+            return Anchor(self._count, self.total)
+        number, (_, first, row) = self._block_of(unit)
+        at = int(row.cut(np.array([unit - first]), np.array([unit - first + 1])).document[0])
+        return Anchor(number * self._size + at, first + row.before(at))
+
+    def cut(self, starts: Ints, stops: Ints) -> Slices:
+        """Return the parts of documents in stretches of the row.
+
+        Args:
+            starts: int64[n] the first unit of each stretch, in any order.
+            stops: int64[n] the unit after its last; a stretch that begins later does not end sooner.
+        """
+        order = np.argsort(starts, kind="stable")
+        starts, stops = starts[order], stops[order]
         parts: list[Slices] = []
         whose: list[Ints] = []
-        for number in np.unique(blocks).tolist():
-            mine = np.flatnonzero(blocks == number)
-            block = self._block(number)
-            inside = places[mine] - (int(self.ends[number - 1]) if number else 0)
-            firsts, stops = block.offsets[inside], block.offsets[inside + 1]
-            counts = stops - firsts
-            ends = np.cumsum(counts)
-            chosen = np.arange(int(ends[-1])) - np.repeat(ends - counts - firsts, counts)
-            parts.append(
-                Slices(block.document[chosen], block.start[chosen], block.length[chosen], np.concatenate(([0], ends)))
-            )
-            whose.append(mine)
-        return in_order(parts, whose, len(places))
+        at = 0
+        while at < len(order):
+            _, (documents, first, row) = self._block_of(int(starts[at]))
+            end = first + row.total
+            last = int(np.searchsorted(starts, end, side="left"))
+            until = np.minimum(stops[at:last], end)
+            found = row.cut(starts[at:last] - first, until - first)
+            parts.append(found._replace(document=documents[found.document]))
+            whose.append(order[at:last])
+            starts[at:last] = until
+            at += int(np.count_nonzero(stops[at:last] <= end))
+        return in_order(parts, whose, len(order))
 
-    def _block(self, number: int) -> Slices:
+    def _block_of(self, unit: int) -> tuple[int, _Block]:
+        """Return the block with a unit, walking on from the nearest known block."""
+        at = bisect_right(self._firsts, unit) - 1
+        number = self._numbers[at]
+        block = self._block(number, self._firsts[at])
+        while unit >= (end := block.first + block.row.total):
+            number += 1
+            if number * self._size >= self._count:
+                raise ResumeError(
+                    f"the epoch's documents have {end} tokens or sequences behind the place of the state, and "
+                    f"{self.total} were counted; pass state_dict() unchanged"
+                )
+            block = self._block(number, end)
+        return number, block
+
+    def _block(self, number: int, first: int) -> _Block:
         if (known := self._blocks.get(number)) is not None:
             self._blocks.move_to_end(number)
             return known
-        found = self._blocks[number] = self._packed(number)
+        documents, row = self._walked(number)
+        return self._keep(number, _Block(documents, first, row))
+
+    def _walked(self, number: int) -> tuple[Ints, TokenRow | Slices]:
+        start = number * self._size
+        documents = self._take(np.arange(start, min(start + self._size, self._count), dtype=np.int64))
+        return documents, self._row(documents)
+
+    def _keep(self, number: int, block: _Block) -> _Block:
+        at = bisect_right(self._numbers, number)
+        if self._numbers[at - 1] != number:
+            self._numbers.insert(at, number)
+            self._firsts.insert(at, block.first)
+        self._blocks[number] = block
         if len(self._blocks) > _KEPT_BLOCKS:
             self._blocks.popitem(last=False)
-        return found
-
-    def _packed(self, number: int) -> Slices:
-        pack, size = self._pack, self._pack.block_docs
-        stop = min((number + 1) * size, self._documents.count)
-        documents = self._documents.take(np.arange(number * size, stop, dtype=np.int64))
-        pieces = split_long(self._documents.lengths(documents), pack.seq_len, pack.long_docs)
-        packed = best_fit(pieces.length, pack.seq_len, pack.max_docs_per_row)
-        order = packed.order
-        return Slices(documents[pieces.document[order]], pieces.start[order], pieces.length[order], packed.offsets)
+        return block
 
 
-def pieces_of(pack: Pack, lengths: Ints) -> Ints:
-    """Return how many sequences each document becomes under the strategy "pad".
+class SequenceOrder:
+    """The sequences of an epoch, by their place in its order. Threads that call it take turns.
 
-    >>> from torch_table_loader.pack import Pack
-    >>> pieces_of(Pack(seq_len=4, strategy="pad", long_docs="drop"), np.array([0, 4, 5])).tolist()
-    [0, 1, 0]
+    Args:
+        windows: the sequences in the order of the row.
+        row: has the documents.
+        permutation: of the windows; None leaves them in the order of the row.
     """
-    if pack.long_docs == "split":
-        return -(-lengths // pack.seq_len)
-    if pack.long_docs == "drop":
-        return ((lengths > 0) & (lengths <= pack.seq_len)).astype(np.int64)
-    return (lengths > 0).astype(np.int64)
+
+    def __init__(self, windows: Windows, row: Walk | DocumentLengths, permutation: Permutation | None = None) -> None:
+        """Look at no document yet."""
+        self.windows = windows
+        self._row = row
+        self._permutation = permutation
+        self.count = windows.count
+        """Number of sequences."""
+
+    @classmethod
+    def of_documents(
+        cls,
+        packer: Packer,
+        lengths: DocumentLengths,
+        remaining: Remaining,
+        key: Key,
+        *,
+        units: int | None,
+        ends: Ints | None = None,
+        origin: int = 0,
+    ) -> SequenceOrder:
+        """Order the remaining documents, permuted and packed.
+
+        Args:
+            units: those of all documents, as the packer counts them.
+            ends: see `Walk`.
+            origin: units that no sequence has, since they came before.
+        """
+        permutation = Permutation(remaining.num_rows, key)
+        gone = remaining.gone
+        walk = Walk(
+            remaining.num_rows,
+            lambda places: remaining.select(permutation.take(places)),
+            lambda documents: packer.row(lengths.take(documents)),
+            None if units is None else units - packer.row(lengths.take(gone)).total,
+            ends,
+            packer.block_docs or BLOCK_DOCUMENTS,
+        )
+        return cls(packer.windows(walk.total, origin), walk)
+
+    @classmethod
+    def of_windows(cls, packer: Packer, lengths: DocumentLengths, key: Key | None = None) -> SequenceOrder:
+        """Order windows of the table's tokens, permuted if there is a key."""
+        windows = packer.windows(lengths.total)
+        return cls(windows, lengths, None if key is None else Permutation(windows.count, key))
+
+    @property
+    def ends(self) -> Ints | None:
+        """The sequences up to the end of each block, if all documents were packed to count them."""
+        return self._row.ends if isinstance(self._row, Walk) else None
+
+    def slices(self, places: Ints) -> Slices:
+        """Return the parts of documents in the sequences at given places."""
+        numbers = places if self._permutation is None else self._permutation.take(places)
+        return self._row.cut(*self.windows.spans(numbers))
+
+    def anchor(self, place: int) -> Anchor | None:
+        """Return what lets another process begin at a place without a walk; None if no walk is needed."""
+        return self._row.anchor(self.windows.before(place)) if isinstance(self._row, Walk) else None
+
+    def begin_at(self, anchor: Anchor) -> None:
+        """Take over what `anchor` returned in another process."""
+        cast("Walk", self._row).begin_at(anchor)
 
 
 def attention_costs(lengths: Ints, offsets: Ints) -> Ints:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 import pyarrow as pa
@@ -12,9 +12,8 @@ from typing_extensions import override
 
 from torch_table_loader.arrow.token_rows import rows_of_sequences, schema_of_sequences, sequences_of
 from torch_table_loader.errors import ConfigError
-from torch_table_loader.pack import IGNORED, Pack
+from torch_table_loader.pack import Pack
 from torch_table_loader.planning.pack_counts import PackCounts
-from torch_table_loader.planning.packing import Packed, Pieces, another_best_fit, best_fit, split_long
 from torch_table_loader.read.lru_cache import LRUCache
 from torch_table_loader.read.row_stage import Counted, Made
 from torch_table_loader.read.token_stages import Documents, TokensAsRows, TokenStage
@@ -22,15 +21,26 @@ from torch_table_loader.read.token_stages import Documents, TokensAsRows, TokenS
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from torch_table_loader.planning.packing import Alone
+    from torch_table_loader.planning.slices import Slices
+
     Ints = NDArray[np.int64]
 
 
-_PACKS = LRUCache(8 * 1024 * 1024)
-"""The packs of recent blocks, by the lengths of their documents."""
+_PACKS = LRUCache(16 * 1024 * 1024)
+"""The sequences of recent blocks, by the lengths of their documents."""
 
 
 class SequencesAsRows(TokenStage):
-    """Each sequence is a row: a document, or a piece of one that is too long."""
+    """Each sequence is a row: a document, a piece of one that is too long, or several that are packed.
+
+    Documents are packed block by block of the rows of a split's row group.
+    """
+
+    @property
+    @override
+    def block_rows(self) -> int | None:
+        return self.packer.block_docs
 
     @property
     @override
@@ -43,79 +53,46 @@ class SequencesAsRows(TokenStage):
     def schema(self, given: pa.Schema) -> pa.Schema:
         return schema_of_sequences(self._cut, self._columns(given))
 
-    def _pieces(self, lengths: Ints) -> Pieces:
-        """Return the pieces of documents, none longer than a sequence."""
-        return split_long(lengths, self.pack.seq_len, self.pack.long_docs)
+    def _packed(self, lengths: Ints) -> Slices:
+        """Return the sequences of documents."""
+        packer, pack = cast("Alone", self.packer), self.pack
+        if packer.block_docs is None:
+            return packer.row(lengths)
 
-    def packed(self, lengths: Ints) -> tuple[Ints, Ints]:
-        """Return the order of some pieces, and where each sequence begins in it."""
-        return np.arange(len(lengths)), np.arange(len(lengths) + 1)
+        # Cached, since a block is counted before it is read, and read in each epoch.
+        def make() -> tuple[Slices, int]:
+            found = packer.row(lengths)
+            return found, lengths.nbytes + sum(values.nbytes for values in found)
 
-    def ordered(self, lengths: Ints) -> tuple[Ints, Ints]:
-        """Return what `packed` does, in the order in which sequences come out."""
-        return self.packed(lengths)
+        key = (lengths.tobytes(), pack.seq_len, pack.long_docs, pack.max_docs_per_row)
+        found: Slices = _PACKS.get(key, make)
+        return found
 
     @override
     def _made_of(self, whole: Ints) -> Counted:
         whole = whole[whole > 0]
-        pieces = self._pieces(whole)
-        sequences = len(self.packed(pieces.length)[1]) - 1
-        counts = PackCounts.of_pieces(self.pack.seq_len, self.pack.long_docs, whole, len(pieces.length), sequences)
-        return sequences, counts
+        slices = self._packed(whole)
+        return slices.total, PackCounts.of(self.pack, slices, whole[slices.document], self.packer.dropped(whole))
 
     @override
     def rows(self, batch: pa.RecordBatch) -> Made:
         found = self.documents(batch)
-        pieces = self._pieces(np.diff(found.offsets))
-        order, firsts = self.ordered(pieces.length)
-        return len(firsts) - 1, partial(self._sequences, batch, found, pieces, (order, firsts))
+        lengths = np.diff(found.offsets)
+        slices = self._packed(lengths)
+        if self._order_key is not None:
+            slices = cast("Alone", self.packer).another(lengths, self._order_key, slices.total)
+        return slices.total, partial(self._sequences, batch, found, slices)
 
     def _sequences(
-        self, batch: pa.RecordBatch, found: Documents, pieces: Pieces, packed: tuple[Ints, Ints], start: int, stop: int
+        self, batch: pa.RecordBatch, found: Documents, packed: Slices, start: int, stop: int
     ) -> pa.RecordBatch:
         """Return some sequences of the documents in a batch, and the parts of documents under them."""
-        order, firsts = packed
-        part_offsets = firsts[start : stop + 1] - firsts[start]
-        chosen = order[firsts[start] : firsts[stop]]
-        document, begun, length = pieces.document[chosen], pieces.start[chosen], pieces.length[chosen]
-        at = found.offsets[document] + begun
-        behind = np.full(len(at), IGNORED, dtype=np.int64)
-        if self.pack.long_docs == "split":
-            cut = np.flatnonzero(begun + length < np.diff(found.offsets)[document])
-            behind[cut] = self.targets(found.values, at[cut] + length[cut])
-        parts = self.parts(batch, found.kept[document], begun - found.added[document], length, behind)
-        width = self.pack.seq_len
-        values = [sequences_of(column, at, length, part_offsets, width) for column in found.values]
-        offsets = np.arange(len(part_offsets)) * width
-        return rows_of_sequences(values, offsets, parts, part_offsets, self.schema(batch.schema))
-
-
-class BestFitAsRows(SequencesAsRows):
-    """Whole documents are packed into sequences, block by block of the rows of a split's row group."""
-
-    @property
-    @override
-    def block_rows(self) -> int:
-        return self.pack.block_docs
-
-    @override
-    def ordered(self, lengths: Ints) -> tuple[Ints, Ints]:
-        if self._order_key is None:
-            return self.packed(lengths)
-        packs, pack = len(self.packed(lengths)[1]) - 1, self.pack
-        packed = another_best_fit(lengths, pack.seq_len, packs, self._order_key, pack.max_docs_per_row)
-        return packed.order, packed.offsets
-
-    @override
-    def packed(self, lengths: Ints) -> tuple[Ints, Ints]:
-        # Cached, since a block is counted before it is read, and read in each epoch.
-        def make() -> tuple[Packed, int]:
-            packed = best_fit(lengths, self.pack.seq_len, self.pack.max_docs_per_row)
-            return packed, len(given) + packed.order.nbytes + packed.offsets.nbytes
-
-        given = lengths.astype(np.int32).tobytes()  # none is longer than a sequence
-        packed: Packed = _PACKS.get((given, self.pack.seq_len, self.pack.max_docs_per_row), make)
-        return packed.order, packed.offsets
+        places, width = np.arange(start, stop), self.pack.seq_len
+        slices = packed.cut(places, places + 1)
+        at = found.offsets[slices.document] + slices.start
+        values = [sequences_of(column, at, slices.length, slices.offsets, width) for column in found.values]
+        offsets, parts = np.arange(len(slices.offsets)) * width, self.parts(batch, found, slices)
+        return rows_of_sequences(values, offsets, parts, slices.offsets, self.schema(batch.schema))
 
 
 def stage_of(pack: Pack, table: pa.Schema, asked: Sequence[str] = (), window: int | None = None) -> TokenStage:
@@ -127,7 +104,7 @@ def stage_of(pack: Pack, table: pa.Schema, asked: Sequence[str] = (), window: in
     Raises:
         ConfigError: the columns do not fit, or the strategy is one of ``shuffle="rows"``.
     """
-    if pack.strategy == "windows":
+    if not pack.permutes_documents:
         raise ConfigError(f'Pack: strategy={pack.strategy!r} needs shuffle="rows"; pass that, or use strategy="concat"')
     if pack.tokenizer is not None:
         raise ConfigError(
@@ -139,6 +116,4 @@ def stage_of(pack: Pack, table: pa.Schema, asked: Sequence[str] = (), window: in
             f'Pack: balance={pack.balance!r} needs shuffle="rows": a rank of a stream reads files of its own, and to '
             "take a sequence of another rank it would have to read that rank's files too; leave balance out"
         )
-    if pack.strategy == "concat":
-        return TokensAsRows(pack, table, asked, window)
-    return (SequencesAsRows if pack.strategy == "pad" else BestFitAsRows)(pack, table, asked)
+    return TokensAsRows(pack, table, asked, window) if pack.joins_documents else SequencesAsRows(pack, table, asked)

@@ -22,8 +22,10 @@ from torch_table_loader.arrow.datatypes import plain_type
 from torch_table_loader.arrow.token_rows import Parts, rows_of_tokens, runs_of, schema_of_tokens
 from torch_table_loader.errors import ConfigError, TableError
 from torch_table_loader.messages import did_you_mean
-from torch_table_loader.pack import IGNORED, Pack
+from torch_table_loader.pack import Pack
 from torch_table_loader.planning.keys import derive_key, hashes_of
+from torch_table_loader.planning.packing import packer_of
+from torch_table_loader.planning.slices import TokenRow
 from torch_table_loader.read.row_stage import Counted, Made, RowStage
 from torch_table_loader.read.tokenizers import name_of
 from torch_table_loader.records import ROW_ID
@@ -32,9 +34,9 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from torch_table_loader.planning.keys import Key
+    from torch_table_loader.planning.slices import Slices
 
     Ints = NDArray[np.int64]
-
 
 IDS = "input_ids"
 """What the column of tokens is called once documents are read."""
@@ -73,6 +75,7 @@ class TokenStage(RowStage):
 
     def __init__(self, pack: Pack, table: pa.Schema, asked: Sequence[str] = ()) -> None:
         self.pack = pack
+        self.packer = packer_of(pack)
         self._not_delivered = {*pack.cut_columns, *({pack.lengths, *([ROW_ID] if self.takes_ids else [])} - set(asked))}
         text = pack.tokenizer is not None
         self._cut = [cut_field(table, name, text=text, vectors=name in pack.aligned) for name in pack.cut_columns]
@@ -241,8 +244,13 @@ class TokenStage(RowStage):
         whole = lengths + begin + end + (self.pack.sep_id is not None)
         return np.where(lengths >= self.pack.min_length, whole, 0)
 
-    def parts(self, batch: pa.RecordBatch, rows: Ints, start: Ints, length: Ints, behind: Ints) -> Parts:
-        """Return parts with the other columns of their rows."""
+    def parts(self, batch: pa.RecordBatch, found: Documents, slices: Slices) -> Parts:
+        """Return slices of the documents in a batch, with the token behind each and the other columns of its row."""
+        document, offsets = slices.document, found.offsets
+        at, rows = offsets[document] + slices.start, found.kept[document]
+        goes_on = self.packer.goes_on(slices, offsets[document + 1] - offsets[document])
+        values = found.values
+        behind = self.packer.behind(goes_on, at + slices.length, lambda column, places: values[column][places])
         names = [field.name for field in self._columns(batch.schema)]
         columns = None
         if names:
@@ -250,14 +258,8 @@ class TokenStage(RowStage):
             if len(rows) != batch.num_rows or (np.diff(rows) != 1).any():
                 taken = taken.take(pa.array(rows))
             columns = pa.StructArray.from_arrays(taken.columns, fields=list(taken.schema))
-        return Parts(np.cumsum(length) - length, length, start, behind, columns)
-
-    def targets(self, values: Sequence[NDArray[Any]], places: Ints) -> Ints:
-        """Return the tokens at some places as labels."""
-        found = values[0][places].astype(np.int64)
-        if self.pack.loss_mask is not None:
-            found[values[self.pack.cut_columns.index(self.pack.loss_mask)][places] == 0] = IGNORED
-        return found
+        length = slices.length
+        return Parts(np.cumsum(length) - length, length, slices.start - found.added[document], behind, columns)
 
 
 class TokensAsRows(TokenStage):
@@ -307,17 +309,9 @@ class TokensAsRows(TokenStage):
 
     def _tokens(self, batch: pa.RecordBatch, found: Documents, start: int, stop: int) -> pa.RecordBatch:
         """Return some tokens of the documents in a batch, and the parts of documents that they are."""
-        first = int(np.searchsorted(found.offsets, start, side="right")) - 1
-        last = int(np.searchsorted(found.offsets, stop, side="left"))
-        begins, ends = found.offsets[first:last], found.offsets[first + 1 : last + 1]
-        at, until = np.maximum(begins, start), np.minimum(ends, stop)
-        behind = np.full(len(at), IGNORED, dtype=np.int64)
-        if len(at) and until[-1] < ends[-1]:
-            behind[-1] = self.targets(found.values, until[-1:])[0]
-        begun = at - begins - found.added[first:last]
-        parts = self.parts(batch, found.kept[first:last], begun, until - at, behind)
+        slices = TokenRow(found.offsets).cut(np.array([start]), np.array([stop]))
         values = [column[start:stop] for column in found.values]
-        return rows_of_tokens(values, parts, self.schema(batch.schema))
+        return rows_of_tokens(values, self.parts(batch, found, slices), self.schema(batch.schema))
 
 
 def _shuffled(found: Documents, key: Key) -> Documents:

@@ -35,7 +35,7 @@ from torch_table_loader.local_files import (
     stat_regular,
     write_whole,
 )
-from torch_table_loader.planning.document_lengths import DocumentLengths
+from torch_table_loader.planning.slices import DocumentLengths
 from torch_table_loader.sizes import sizes
 from torch_table_loader.store.chunk_writer import (
     ArrowFile,

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from torch_table_loader.planning.document_lengths import DocumentLengths
+    from torch_table_loader.planning.slices import DocumentLengths
     from torch_table_loader.store.coded_strings import CodedStrings
     from torch_table_loader.store.record_layout import FixedType, Origin, RecordLayout, Slot
 

@@ -19,7 +19,7 @@ from torch_table_loader.arrow.sound import sound
 from torch_table_loader.cancellation import Threads
 from torch_table_loader.errors import OutOfMemoryError
 from torch_table_loader.local_files import open_regular
-from torch_table_loader.planning.document_lengths import SUMMED, DocumentLengths
+from torch_table_loader.planning.slices import SUMMED, DocumentLengths
 from torch_table_loader.store.coded_strings import CodedStrings
 from torch_table_loader.store.gather import ListValues, ReadAhead, StoredRows, TextOfFiles
 from torch_table_loader.store.manifest import Manifest, Summed, check_fits, check_store, read_manifest, write_manifest

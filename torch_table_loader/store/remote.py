@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from torch_table_loader.contracts import PartStorage
-    from torch_table_loader.planning.document_lengths import DocumentLengths
+    from torch_table_loader.planning.slices import DocumentLengths
     from torch_table_loader.store.record_layout import RecordLayout
 
     Ints: TypeAlias = NDArray[np.int64]

@@ -31,8 +31,8 @@ from torch_table_loader.engine.tokens_in_place import TokensInPlace
 from torch_table_loader.engine.work.packed_work import BalancedBatches, PackedStream, StoredTokens
 from torch_table_loader.errors import ConfigError, ResumeError, TableError
 from torch_table_loader.planning.exclusion import Exclusions
+from torch_table_loader.planning.sequence_orders import SequenceOrder
 from torch_table_loader.planning.stages import SamplePosition
-from torch_table_loader.planning.token_windows import Windows
 from torch_table_loader.read.kept_documents import KeptDocuments, kept_type
 from torch_table_loader.schedules import Done
 
@@ -108,13 +108,7 @@ class PackedItems(TableItems):
     @override
     def bound(self) -> Bound:
         pack, own = self.pack, self._bound_to(self._documents_as_delivered)
-        packed: dict[str, Any] = {"stage": f"{pack.strategy}-{self.store.spec.made}", "seq_len": pack.seq_len}
-        if pack.strategy == "windows":
-            packed["stride"] = pack.stride or pack.seq_len
-        elif pack.strategy != "concat":
-            packed["long_docs"] = pack.long_docs
-        if pack.strategy == "best_fit":
-            packed |= {"block_docs": pack.block_docs, "max_docs_per_row": pack.max_docs_per_row}
+        packed = {"stage": f"{pack.strategy}-{self.store.spec.made}", **pack.shape}
         return Bound(own.table, {**own.options, **packed})
 
     @property
@@ -178,7 +172,7 @@ class PackedItems(TableItems):
         """Return the job with the state's exclusions, and where it continues."""
         pack, own = self.pack, self.bound
         then: Any = pack.seq_len
-        if pack.strategy == "concat" and saved.mixture is None:
+        if pack.joins_documents and saved.mixture is None:
             then = saved.tables[""].options.get("seq_len")
         if then != pack.seq_len and type(then) is int and 0 < then <= LONGEST:
             own = Bound(own.table, {**own.options, "seq_len": then})  # its place is a token
@@ -188,7 +182,7 @@ class PackedItems(TableItems):
         excluded = items.exclusions.of(count.epoch)
         taken, now = count.start, self._length_at(count.epoch, count.steps_before)[0]
         stream = items._stream(count.epoch, excluded.running, origin, then)
-        if origin and (pack.strategy != "concat" or stream.tokens_before(0) != origin):
+        if origin and (not pack.joins_documents or stream.tokens_before(0) != origin):
             raise ResumeError(
                 f"the state has taken {origin} tokens as sequences of another length, and the epoch has fewer, or "
                 "sequences of one length; pass the value of state_dict() unchanged"
@@ -252,7 +246,7 @@ class PackedItems(TableItems):
             )
         if not self.remaining(turns.exclusions).num_rows:
             return 0
-        if self.pack.strategy == "best_fit":
+        if self.tokens.packer.block_docs is not None:
             return self.by_turn(turns).count
         return self._stream(0, turns.exclusions, seq_len=turns.seq_len).count
 
@@ -271,16 +265,12 @@ class PackedItems(TableItems):
 
     @override
     def columns_at(self, places: Ints) -> list[pa.Array]:
-        return self._stream(0, Exclusions()).gather(self.tokens.lengths.cut(*self._windows.spans(places)))
+        return self._stream(0, Exclusions()).gather(self._windows.slices(places))
 
     @override
     def ids_at(self, places: Ints) -> Ints:
         """Return the row ids of the documents under the windows at some places of the table, window by window."""
-        slices = self.tokens.lengths.cut(*self._windows.spans(places))
-        return self._document_ids(slices.document)
-
-    def _document_ids(self, documents: Ints) -> Ints:
-        return self.store.rows().ids(documents)
+        return self.store.rows().ids(self._windows.slices(places).document)
 
     @property
     @override
@@ -314,17 +304,17 @@ class PackedItems(TableItems):
         return None if self.pack.schedule else self.stream(position).counts()
 
     @property
-    def _windows(self) -> Windows:
-        pack = self.pack
-        if pack.strategy != "windows":
+    def _windows(self) -> SequenceOrder:
+        """The windows in the order of the table."""
+        if self.pack.permutes_documents:
             raise ConfigError(
                 f'as_map() needs sequences in table order, as strategy="windows" makes them, got '
-                f"{pack.strategy!r}; leave pack out for documents"
+                f"{self.pack.strategy!r}; leave pack out for documents"
             )
-        return Windows(self.tokens.lengths.total, pack.seq_len, pack.stride or pack.seq_len)
+        return SequenceOrder.of_windows(self.tokens.packer, self.tokens.lengths)
 
     def _refuse_windows(self, what: str) -> None:
-        if self.pack.strategy == "windows":
+        if not self.pack.permutes_documents:
             raise ConfigError(
                 f'{what} removes documents, but strategy="windows" cuts tokens without regard to documents; use '
                 'strategy="concat", or filters='
@@ -352,12 +342,12 @@ class PackedItems(TableItems):
 
     def _refuse_long_documents(self) -> None:
         pack = self.pack
-        if pack.long_docs != "error" or pack.strategy not in ("pad", "best_fit"):
+        if pack.long_docs != "error":
             return
         most, longest = self.tokens.lengths.longest
         if most <= pack.seq_len:
             return
-        [span] = self.spans_of(self._document_ids(np.array([longest])))
+        [span] = self.spans_of(self.store.rows().ids(np.array([longest])))
         raise TableError(
             f"row {span.row_start} of {span.file!r} has {most} tokens, more than seq_len={pack.seq_len}; "
             'pass long_docs="split", "truncate" or "drop", or a larger seq_len'

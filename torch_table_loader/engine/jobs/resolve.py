@@ -178,7 +178,7 @@ def counter_of(
         threads=usable_cpus(),
         progress=progress_bar("counting", show=options.show_progress, interval=options.progress_interval),
         fetching=fetching,
-        seq_len=0 if options.pack is None or options.pack.strategy == "concat" else options.pack.seq_len,
+        seq_len=0 if options.pack is None or options.pack.joins_documents else options.pack.seq_len,
     )
 
 

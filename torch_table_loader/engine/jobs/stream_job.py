@@ -298,7 +298,7 @@ class StreamJob(Job):
         reader = self.table.reader(columns, filters, row_ids=True, max_rows=self.read_rows, stage=stage)
         reader = reader.of_epoch(key, shuffle=bool(self.options.shuffle))
         batches = (batch for task in tasks for batch in reader.read(task))
-        return ids_under(batches, seq_len if pack.strategy == "concat" else None)
+        return ids_under(batches, seq_len if pack.joins_documents else None)
 
     def _packs_key(self, epoch: int) -> Key:
         """Return what decides by chance how documents come and are packed in an epoch."""
@@ -451,7 +451,7 @@ class StreamJob(Job):
         pack, nobody_knows = self.options.pack, (None, None, None, None, None, None)
         if pack is None or pack.schedule:
             return None
-        if pack.strategy == "concat":
+        if pack.joins_documents:
             tokens = self.planner.rows_of_ranks(start) if self.planner.counted else None
             if tokens is None:
                 return PackCounts(pack.seq_len, *nobody_knows)

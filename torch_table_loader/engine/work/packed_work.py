@@ -18,22 +18,12 @@ from torch_table_loader.arrow.arrays import number_type, plain
 from torch_table_loader.arrow.token_rows import Parts, columns_of_parts, rows_of_sequences
 from torch_table_loader.engine.work.indexed_work import PERMUTING, TurnStream
 from torch_table_loader.errors import ResumeError
-from torch_table_loader.pack import IGNORED
 from torch_table_loader.planning.global_batches import GlobalBatches, StepPlaces, concat_places
 from torch_table_loader.planning.keys import derive_key
 from torch_table_loader.planning.pack_counts import PackCounts
-from torch_table_loader.planning.sequence_orders import (
-    BestFitOrder,
-    ConcatOrder,
-    PadOrder,
-    SequenceOrder,
-    WindowOrder,
-    attention_costs,
-    balanced,
-    pieces_of,
-)
-from torch_table_loader.planning.token_order import Anchor
-from torch_table_loader.planning.token_windows import Slices, in_order
+from torch_table_loader.planning.packing import packer_of
+from torch_table_loader.planning.sequence_orders import Anchor, SequenceOrder, attention_costs, balanced
+from torch_table_loader.planning.slices import Slices, in_order
 from torch_table_loader.records import ROW_ID
 from torch_table_loader.store.gather import Spans
 
@@ -43,9 +33,10 @@ if TYPE_CHECKING:
     from torch_table_loader.engine.row_store import RowStoreHandle
     from torch_table_loader.fetch.fetcher import Fetcher
     from torch_table_loader.pack import Pack
-    from torch_table_loader.planning.document_lengths import DocumentLengths
     from torch_table_loader.planning.exclusion import Remaining
     from torch_table_loader.planning.keys import Key
+    from torch_table_loader.planning.packing import Packer
+    from torch_table_loader.planning.slices import DocumentLengths, Windows
     from torch_table_loader.store.gather import ListValues, StoredRows
 
     Ints: TypeAlias = NDArray[np.int64]
@@ -65,7 +56,6 @@ class StoredTokens:
         """Open nothing yet; the store has the documents as `KeptDocuments` makes them."""
         self.store = store
         self.pack = pack
-        self._pieces: int | None = None
 
     def of_length(self, seq_len: int) -> StoredTokens:
         """Return the same tokens, cut to sequences of one length."""
@@ -83,11 +73,21 @@ class StoredTokens:
         return lengths
 
     @property
-    def pieces(self) -> int:
-        """The sequences of all documents, where each is one or several; counted once."""
-        if self._pieces is None:
-            self._pieces = sum(int(pieces_of(self.pack, lengths).sum()) for _, lengths in self.lengths.batches())
-        return self._pieces
+    def packer(self) -> Packer:
+        """What makes sequences of them."""
+        return packer_of(self.pack)
+
+    @cached_property
+    def units(self) -> int | None:
+        """The units of all documents, counted once; None if their order decides that."""
+        return self.packer.units(self.lengths)
+
+    def order(self, remaining: Remaining, key: Key, ends: Ints | None = None, origin: int = 0) -> SequenceOrder:
+        """Return an order of the sequences of some documents; see `SequenceOrder`."""
+        if not self.pack.permutes_documents:
+            return SequenceOrder.of_windows(self.packer, self.lengths, key)
+        found = self.packer, self.lengths, remaining, key
+        return SequenceOrder.of_documents(*found, units=self.units, ends=ends, origin=origin)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -160,12 +160,12 @@ class PackedStream(TurnStream):
 
     def tokens_before(self, turn: int) -> int:
         """Return the tokens of the epoch before a sequence; only of "concat"."""
-        return self._concat(0).tokens_before(turn)
+        return self._windows(0).before(turn)
 
     def came_before(self, turn: int) -> tuple[int, int]:
         """Return the round of a sequence, and the tokens of that round before it; only of "concat"."""
         number, place = divmod(turn, max(1, self.count))
-        return number, self._concat(number).tokens_before(place)
+        return number, self._windows(number).before(place)
 
     def turn_behind(self, number: int, tokens: int) -> tuple[int, int]:
         """Return the sequence that begins behind some tokens of a round, and the `origin` by which it does so.
@@ -184,14 +184,12 @@ class PackedStream(TurnStream):
     def has_at(self, turn: int) -> bool:
         """Return whether a sequence can be the next behind `origin`."""
         number, tokens = self.came_before(turn)
-        as_many = self._concat(self._since).count == self._concat(self._since + 1).count
+        as_many = self._windows(self._since).count == self._windows(self._since + 1).count
         return as_many and number >= self._since and tokens >= 0 and abs(self._origin) < self.tokens.pack.seq_len
 
-    def _concat(self, number: int) -> ConcatOrder:
+    def _windows(self, number: int) -> Windows:
         with PERMUTING.lock:
-            order = self._order(number)
-        assert isinstance(order, ConcatOrder)  # noqa: S101 asked only then
-        return order
+            return self._order(number).windows
 
     def anchor(self, turn: int) -> list[int]:
         """Return the round of a sequence, the place in it from which a walk finds the sequence, and their seal.
@@ -254,34 +252,13 @@ class PackedStream(TurnStream):
 
     def counts(self) -> PackCounts:
         """Return what packing makes of the documents of an epoch; its order is walked to the end."""
-        pack, seq_len = self.tokens.pack, self.tokens.pack.seq_len
-        made = PackCounts(seq_len, *self._too_long())
+        pack, lengths, dropped = self.tokens.pack, self.tokens.lengths, self.tokens.packer.dropped
+        too_long = sum(dropped(some) for _, some in lengths.batches()) - dropped(lengths.take(self._remaining.gone))
+        made = PackCounts(pack.seq_len, dropped=too_long)
         for first in range(0, self.count, _COUNTED_SEQUENCES):
             slices = self.slices(np.arange(first, min(first + _COUNTED_SEQUENCES, self.count), dtype=np.int64))
-            tokens, parts, cut = int(slices.length.sum()), len(slices.document), 0
-            if pack.strategy == "concat":  # the part that begins a document has not all of it
-                whole = self.tokens.lengths.take(slices.document)
-                cut = int(np.count_nonzero((slices.start == 0) & (slices.length < whole)))
-            made += PackCounts(seq_len, len(slices.offsets) - 1, tokens, parts, cut)
+            made += PackCounts.of(pack, slices, lengths.take(slices.document))
         return made
-
-    def _too_long(self) -> tuple[int, ...]:
-        """Return the fields of `PackCounts` with the documents that are cut or left out since they are too long."""
-        pack, all_lengths = self.tokens.pack, self.tokens.lengths
-        if pack.strategy == "concat":
-            return ()
-        if pack.strategy == "windows":
-            stride, before, number = pack.stride or pack.seq_len, 0, 0
-            for _, lengths in all_lengths.batches():
-                ends = before + np.cumsum(lengths)
-                nearest = np.minimum((ends - lengths) // stride, self.count - 1)  # the last that has the first token
-                number += int(np.count_nonzero(ends > nearest * stride + pack.seq_len))
-                before = int(ends[-1])
-            return (0, 0, 0, number)
-        number = sum(int(np.count_nonzero(lengths > pack.seq_len)) for _, lengths in all_lengths.batches())
-        number -= int(np.count_nonzero(all_lengths.take(self._remaining.gone) > pack.seq_len))
-        hows = ("split", "truncate", "drop")
-        return (0, 0, 0, *(number if pack.long_docs == how else 0 for how in hows))
 
     def found(self, turns: Ints) -> tuple[Ints, Ints]:
         """Return the row ids of the documents under some sequences, and how many each sequence has."""
@@ -313,11 +290,9 @@ class PackedStream(TurnStream):
 
     def _parts(self, slices: Slices) -> _Parts:
         """Return where the parts of documents under sequences are."""
-        pack, lengths = self.tokens.pack, self.tokens.lengths
+        lengths = self.tokens.lengths
         at = lengths.starts(slices.document) + slices.start
-        if pack.strategy in ("pad", "best_fit") and pack.long_docs == "truncate":
-            return _Parts(slices, at, np.zeros(len(at), dtype=np.bool_))
-        return _Parts(slices, at, slices.start + slices.length < lengths.take(slices.document))
+        return _Parts(slices, at, self.tokens.packer.goes_on(slices, lengths.take(slices.document)))
 
     def _sequences(self, parts: _Parts, rows: StoredRows, documents: Ints) -> list[pa.Array]:
         """Return sequences, as one array for each column of the schema.
@@ -326,27 +301,30 @@ class PackedStream(TurnStream):
             rows: has at least those parts.
             documents: the row there of each part's document.
         """
-        slices = parts.slices
-        assert rows.values is not None  # noqa: S101 stores of documents have them
-        found, values = rows.values, []
-        for number, entry in enumerate(self._cut):
-            values.append(_values(found, number, parts.at, slices.length, number_type(entry.type.value_type)))
+        slices, values = parts.slices, rows.values
+        assert values is not None  # noqa: S101 stores of documents have them
+        kinds = [number_type(entry.type.value_type) for entry in self._cut]
+        cut = [_values(values, number, parts.at, slices.length, kind) for number, kind in enumerate(kinds)]
+
+        def at(column: int, places: Ints) -> NDArray[Any]:
+            return _values(values, column, places, np.ones(len(places), dtype=np.int64), kinds[column])
+
         made = Parts(
             np.cumsum(slices.length) - slices.length,
             slices.length,
             slices.start,
-            self._behind(parts, found),
+            self.tokens.packer.behind(parts.goes_on, parts.at + slices.length, at),
             self._documents(rows, documents),
         )
         ends = np.concatenate(([0], np.cumsum(slices.length)))
-        batch = rows_of_sequences(values, ends[slices.offsets], made, slices.offsets, self._schema)
+        batch = rows_of_sequences(cut, ends[slices.offsets], made, slices.offsets, self._schema)
         columns: list[pa.Array] = batch.columns
         return columns
 
     @property
     def _walks_rounds(self) -> bool:
         """Whether rounds differ in how many sequences they have."""
-        return self._source is not None and self.tokens.pack.strategy == "best_fit"
+        return self._source is not None and self.tokens.packer.block_docs is not None
 
     def _places(self, turns: Ints) -> tuple[Ints, Ints]:
         """Return the rounds of some sequences and their places there; the caller has the lock."""
@@ -389,39 +367,17 @@ class PackedStream(TurnStream):
         if (known := self._orders.get(number)) is not None:
             return known
         purpose = "rows" if self._source is None else f"mixture source {number} {self._source}"
-        made = self._made(derive_key(self._seed, self._epoch, purpose), self.tokens.pack, number)
+        origin = self._origin if number == self._since else 0
+        key, ends = derive_key(self._seed, self._epoch, purpose), self._ends.get(number)
+        made = self.tokens.order(self._remaining, key, ends, origin)
+        if made.ends is not None:
+            self._ends[number] = made.ends
         if number in self._anchors:
             made.begin_at(self._anchors[number])
         if len(self._orders) > _KEPT_ORDERS:
             del self._orders[min(other for other in self._orders if other)]
         self._orders[number] = made
         return made
-
-    def _made(self, key: Key, pack: Pack, number: int = 0) -> SequenceOrder:
-        lengths = self.tokens.lengths
-        if pack.strategy == "windows":
-            return WindowOrder(pack, lengths, key)
-        if pack.strategy == "concat":
-            origin = self._origin if number == self._since else 0
-            return ConcatOrder(pack, lengths, self._remaining, key, origin)
-        if pack.strategy == "pad":
-            return PadOrder(pack, lengths, self._remaining, key, self.tokens.pieces)
-        order = BestFitOrder(pack, lengths, self._remaining, key, self._ends.get(number))
-        self._ends[number] = order.ends
-        return order
-
-    def _behind(self, parts: _Parts, values: ListValues) -> Ints:
-        """Return the token behind each part, where its document continues and the loss takes that token."""
-        pack = self.tokens.pack
-        found = np.full(len(parts.at), IGNORED, dtype=np.int64)
-        cut = np.flatnonzero(parts.goes_on)
-        places, one = parts.spans.stop[cut] - 1, np.ones(len(cut), dtype=np.int64)
-        found[cut] = values.take(0, places, one, np.int64)
-        if pack.loss_mask is not None:
-            mask = pack.cut_columns.index(pack.loss_mask)
-            kind = number_type(self._cut[mask].type.value_type)
-            found[cut[_values(values, mask, places, one, kind) == 0]] = IGNORED
-        return found
 
     def _documents(self, rows: StoredRows, documents: Ints) -> pa.StructArray | None:
         """Return the other columns of documents, by their rows."""

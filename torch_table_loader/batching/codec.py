@@ -125,6 +125,8 @@ class TensorCodec(RowsCodec[TensorRows]):
             for place, (entry, column) in enumerate(columns)
             if not column.takes_encoded and opened_type(entry.type) != entry.type
         ]
+        found = [column.together(places) for column, places in self._keys if isinstance(column, Stack)]
+        self.together = [some for some in found if some is not None]
         self.functions = column_functions(self.shapes, policy)
         self.leaves = _leaves(self.shapes)
         self.row_bytes = sum(leaf.kind.row_bytes for leaf in self.leaves)

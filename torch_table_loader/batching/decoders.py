@@ -21,7 +21,7 @@ from torch_table_loader.arrow import compute as pc
 from torch_table_loader.arrow.arrays import null_mask, offsets_of, plain, relisted, valid_mask
 from torch_table_loader.arrow.buffers import new_array
 from torch_table_loader.arrow.datatypes import children_of, plain_type
-from torch_table_loader.batching.cells import refuse_long_lists, refuse_null
+from torch_table_loader.batching.cells import FlatCell, GridCell, refuse_long_lists, refuse_null
 from torch_table_loader.batching.kinds import DenseKind, Kind, Lists, ListsKind, TextKind, offsets_from
 from torch_table_loader.errors import TableError
 
@@ -129,8 +129,23 @@ class Stack:
         """Return the one key."""
         return [Leaf(self.name, DenseKind(np.dtype(np.float32), (len(self.members),)), self.cut)]
 
+    def together(self, places: Sequence[int]) -> dict[int, np.dtype[Any]] | None:
+        """Return the stored types of the columns at some places; None where values are more than casts of those."""
+        cells = [member.cell for member in self.members]
+        types = [cell.stored for cell in cells if isinstance(cell, FlatCell) and not cell.cast]
+        if types != [cell.kind.dtype for cell in cells] or any(dtype.kind not in "iuf" for dtype in types):
+            return None
+        return dict(zip(places, types, strict=True))
+
     def into(self, arrays: Sequence[pa.Array], sink: list[Any], seen: set[int]) -> None:
-        """Append the values of all columns; see `Decoder.into`."""
+        """Append the values of all columns; see `Decoder.into`.
+
+        Columns that come together are one array of lists, given for each of them.
+        """
+        if pt.is_fixed_size_list(arrays[0].type):
+            single = np.dtype(np.float32)
+            sink.append(GridCell(self.name, FlatCell(self.name, single, single), len(arrays)).values(arrays[0], seen))
+            return
         columns: list[Any] = []
         for member, array in zip(self.members, arrays, strict=True):
             member.into(array, columns, seen)

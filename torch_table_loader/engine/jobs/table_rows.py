@@ -454,7 +454,8 @@ class TableRows(TableItems):
     @override
     def stream(self, position: SamplePosition) -> RowStream:
         order = self._order_of(position.epoch, position.extents, position.exclusions[""].running)
-        return RowStream(order, self.store, self.options.row_id)
+        codec = self._codec(self.schema(position), self.options)
+        return RowStream(order, self.store, self.options.row_id, codec.together)
 
     @override
     def locate(self, position: SamplePosition, places: Ints) -> list[RowSpan]:

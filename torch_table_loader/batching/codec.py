@@ -92,6 +92,8 @@ def _dicts(shapes: Sequence[Shape], cuts: Iterator[Sequence[Any]], num_batches: 
         return [{} for _ in range(num_batches)]
     columns = (_dicts(shape.nodes, cuts, num_batches) if isinstance(shape, Branch) else next(cuts) for shape in shapes)
     names = [shape.name for shape in shapes]
+    if len(names) == 1:
+        return [{names[0]: values} for values in next(columns)]
     if num_batches == 1:  # a list of each of many columns would make Python collect garbage at every batch
         return [dict(zip(names, chain.from_iterable(columns), strict=True))]
     return list(map(dict, map(zip, repeat(names), zip(*columns, strict=True))))  # twice as fast as a comprehension

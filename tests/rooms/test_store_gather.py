@@ -44,6 +44,27 @@ def test_every_type_round_trips(table: MemoryTable, places: list[int]) -> None:
     table.check(in_memory(table), places)
 
 
+@pytest.mark.parametrize("count", [0, 1, 5000, 40_000])
+def test_columns_come_together_unless_one_has_nulls(count: int) -> None:
+    rng = np.random.default_rng(3)
+    columns: dict[str, object] = {f"f{place}": rng.standard_normal(900).astype(np.float32) for place in range(9)}
+    columns |= {"d": rng.standard_normal(900), "i": rng.integers(-(2**62), 2**62, 900), "n": [None, 1.0] * 450}
+    table = MemoryTable(pa.record_batch(columns), [0, 300, 900])
+    kinds = {name: np.dtype(table.batch.schema.field(name).type.to_pandas_dtype()) for name in columns}
+    sets = (("f2", "f3", "f4", "f5", "f6", "f7", "f8", "f0"), ("i", "d"), ("n", "f1"))
+    named = {name: place for place, name in enumerate(columns)}
+    places = rng.integers(0, 900, count)
+    rows, plain = in_memory(table), in_memory(table).gather(places)
+    found = rows.gather(places, [{named[name]: kinds[name] for name in some} for some in sets])
+    for some in sets[:2]:
+        wanted = np.stack([plain[named[name]].to_numpy().astype(np.float32) for name in some], axis=1)
+        for name in some:
+            assert found[named[name]].type == pa.list_(pa.float32(), len(some))
+            assert found[named[name]].values.to_numpy().tobytes() == wanted.tobytes()
+    for name in sets[2]:
+        assert found[named[name]].equals(plain[named[name]])
+
+
 def test_threads_that_store_their_first_nulls_at_once_lose_none() -> None:
     values = [None, 1] * 8
     table = MemoryTable(pa.record_batch({"x": pa.array(values, pa.int8())}), list(range(0, 17, 2)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from decimal import Decimal
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -35,6 +36,106 @@ def table(tmp_path_factory: pytest.TempPathFactory) -> str:
         }
         pq.write_table(pa.table(columns), root / f"{file}.parquet", row_group_size=37)
     return str(root)
+
+
+@pytest.fixture(scope="module")
+def numbers(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Numbers of every type; `n` alone has nulls."""
+    root = tmp_path_factory.mktemp("numbers")
+    rng = np.random.default_rng(7)
+    types = ("i1", "u1", "i2", "u2", "f2", "i4", "u4", "f4", "i8", "u8", "f8")
+    for file in range(2):
+        rows = ROWS // 2
+        columns: dict[str, Any] = {kind: rng.integers(0, 100, rows).astype(kind) for kind in types}
+        columns |= {f"f{place}": rng.standard_normal(rows).astype(np.float32) for place in range(20)}
+        columns |= {f"d{place}": rng.standard_normal(rows) for place in range(9)}
+        columns |= {"big": rng.integers(2**53, 2**62, rows), "flag": rng.random(rows) < 0.5}
+        columns |= {"time": pa.array(rng.integers(0, 2**40, rows), pa.timestamp("us"))}
+        columns |= {"n": pa.array(rng.standard_normal(rows), mask=rng.random(rows) < 0.2)}
+        columns |= {"vector": pa.array(rng.random((rows, 3)).tolist(), pa.list_(pa.float32(), 3))}
+        columns |= {"row": np.arange(file * rows, (file + 1) * rows), "name": [f"n{row}" for row in range(rows)]}
+        pq.write_table(pa.table(columns), root / f"{file}.parquet", row_group_size=41)
+    return str(root)
+
+
+TOGETHER: dict[str, Any] = {
+    "every type": {"x": ["i1", "f8", "u1", "i2", "u2", "f2", "i4", "u4", "f4", "i8", "u8", "big", "time"]},
+    "one type, in the order of the table": {"x": [f"f{place}" for place in range(20)]},
+    "one type, in another order": {"x": [f"f{place}" for place in range(20)][::-1], "z": [f"d{n}" for n in range(9)]},
+    "a part of it": {"x": ["d1", "d2", "f3", "f4", "f5", "d0"], "alone": "f6", "vector": "vector", "name": "name"},
+    "with nulls": {"x": ["d1", "n", "f1"], "z": ["f2", "f3"]},
+    "with bools": {"x": ["flag", "f1"], "z": ["d1", "d2"]},
+    "with an integer that becomes a double": {"x": ["big", "f1"], "z": ["i8"]},
+}
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"batch_size": 32},
+        {"batch_size": 32, "shuffle": True, "shuffle_buffer_size": 50},
+        {"batch_size": 32, "shuffle": "rows"},
+        {"batch_size": 1, "shuffle": "rows", "num_workers": 0},
+        {"batch_size": 500, "shuffle": "rows", "row_id": True, "filters": [("i1", "<", 60)]},
+        {"batch_size": 9, "shuffle": "rows", "worker_type": "process", "even_ranks": "pad", "num_ranks": 7, "rank": 6},
+        {"batch_size": 32, "shuffle": "rows", "output_format": "numpy"},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("columns", TOGETHER.values(), ids=TOGETHER.keys())
+def test_a_tensor_is_its_columns_side_by_side(
+    numbers: str, columns: dict[str, Any], options: dict[str, Any], tmp_path: Path
+) -> None:
+    nulls: Any = {"big": "nan"} if columns["x"] == ["big", "f1"] else None
+    names = [name for own in columns.values() for name in ([own] if isinstance(own, str) else own)]
+    asked = (
+        {"num_workers": 2, "row_store": str(tmp_path) if options["shuffle"] == "rows" else None}
+        if ("shuffle" in options)
+        else {}
+    )
+    given: dict[str, Any] = {"check_plan": False, "nulls": nulls, **asked, **options}
+    with meant_warnings():
+        together, alone = (
+            StructuredDataset.create_dataloader(numbers, columns=each, **given)[0]
+            for each in ({**columns, "row": "row"}, [*names, "row"])
+        )
+    every = list(zip(together, alone, strict=True))
+    assert sum(len(batch["row"]) for batch, _ in every) > 30
+    for batch, single in every:
+        assert {key for key in batch if key not in columns} == {key for key in single if key not in names}
+        for key, own in columns.items():
+            if isinstance(own, str):
+                np.testing.assert_equal(np.asarray(batch[key]), np.asarray(single[own]))
+                continue
+            values = np.asarray(batch[key])
+            stacked = np.stack([np.asarray(single[name]).astype(np.float32) for name in own], axis=1)
+            assert values.dtype == np.float32
+            assert values.tobytes() == stacked.tobytes()
+            assert values.flags.c_contiguous
+            assert values.flags.writeable
+
+
+@pytest.mark.parametrize("shuffle", [True, "rows"])
+def test_tensors_are_the_same_after_a_resume_and_share_no_memory(numbers: str, shuffle: Any) -> None:
+    def loader() -> Any:
+        options: dict[str, Any] = {"batch_size": 16, "num_workers": 2, "shuffle": shuffle}
+        with meant_warnings():
+            return StructuredDataset.create_dataloader(
+                numbers, columns=TOGETHER["every type"], check_plan=False, **options
+            )[0]
+
+    whole = loader()
+    wanted = [batch["x"].clone() for batch in whole]
+    first, kept = loader(), []
+    for batch in first:
+        kept.append(batch["x"])
+        if len(kept) == 5:
+            state = first.state_dict()
+        batch["x"] += 1  # what is done to one batch is not seen in another
+    second = loader()
+    second.load_state_dict(state)
+    assert [batch["x"].tolist() for batch in second] == [each.tolist() for each in wanted[5:]]
+    assert [each.tolist() for each in kept] == [(each + 1).tolist() for each in wanted]
 
 
 def make(table: str, columns: Any = KEYS, **options: Any) -> Any:

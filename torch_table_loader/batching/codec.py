@@ -91,6 +91,8 @@ def _dicts(shapes: Sequence[Shape], cuts: Iterator[Sequence[Any]], num_batches: 
         return [{} for _ in range(num_batches)]
     columns = (_dicts(shape.nodes, cuts, num_batches) if isinstance(shape, Branch) else next(cuts) for shape in shapes)
     names = [shape.name for shape in shapes]
+    if len(names) == 1:
+        return [{names[0]: values} for values in next(columns)]
     if num_batches == 1:  # a list of each of many columns would make Python collect garbage at every batch
         return [dict(zip(names, chain.from_iterable(columns), strict=True))]
     return list(map(dict, map(zip, repeat(names), zip(*columns, strict=True))))  # twice as fast as a comprehension
@@ -124,6 +126,8 @@ class TensorCodec(RowsCodec[TensorRows]):
             for place, (entry, column) in enumerate(columns)
             if not column.takes_encoded and opened_type(entry.type) != entry.type
         ]
+        found = [column.together(places) for column, places in self._keys if isinstance(column, Stack)]
+        self.together = [some for some in found if some is not None]
         self.functions = column_functions(self.shapes, policy)
         self.leaves = _leaves(self.shapes)
         self.row_bytes = sum(leaf.kind.row_bytes for leaf in self.leaves)

@@ -293,8 +293,23 @@ class Stack:
         """Return the one key."""
         return [Leaf(self.name, DenseKind(np.dtype(np.float32), (len(self.members),)), self.cut)]
 
+    def together(self, places: Sequence[int]) -> dict[int, np.dtype[Any]] | None:
+        """Return the stored types of the columns at some places; None where values are more than casts of those."""
+        cells = [member.cell for member in self.members]
+        types = [cell.stored for cell in cells if isinstance(cell, FlatCell) and not cell.cast]
+        if types != [cell.kind.dtype for cell in cells] or any(dtype.kind not in "iuf" for dtype in types):
+            return None
+        return dict(zip(places, types, strict=True))
+
     def into(self, arrays: Sequence[pa.Array], sink: list[Any], seen: set[int]) -> None:
-        """Append the values of all columns; see `Decoder.into`."""
+        """Append the values of all columns; see `Decoder.into`.
+
+        Columns that come together are one array of lists, given for each of them.
+        """
+        if pt.is_fixed_size_list(arrays[0].type):
+            single = np.dtype(np.float32)
+            sink.append(GridCell(self.name, FlatCell(self.name, single, single), len(arrays)).values(arrays[0], seen))
+            return
         columns: list[Any] = []
         for member, array in zip(self.members, arrays, strict=True):
             member.into(array, columns, seen)

@@ -6,7 +6,7 @@ Chunks of rows become batches of one size, or windows in which rows are permuted
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, repeat
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeAlias, TypeVar
@@ -154,6 +154,9 @@ class RowsCodec(ABC, Generic[R]):
     view_objects: int = 0
     """Objects of Python that a batch is made of, where cutting only makes views; 0 where it does more."""
 
+    together: Sequence[Mapping[int, np.dtype[Any]]] = ()
+    """Columns that `decode_plain` may be given as one array, of lists of float32: their places, and their types."""
+
     @abstractmethod
     def decode(self, batch: pa.RecordBatch) -> R:
         """View a record batch as rows.
@@ -166,7 +169,7 @@ class RowsCodec(ABC, Generic[R]):
     def decode_plain(self, columns: Sequence[pa.Array]) -> R:
         """View columns in their plain types (`arrow.datatypes.plain_type`), as a row store gathers them, as rows.
 
-        Strings may come as dictionaries of their plain type.
+        Strings may come as dictionaries of their plain type, and columns together as `together` says.
 
         Raises:
             TableError: a null in a column that may have none.

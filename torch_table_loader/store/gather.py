@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
@@ -40,6 +40,9 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+Together: TypeAlias = "Mapping[int, np.dtype[Any]]"
+"""Columns of numbers, each with its numpy type, whose values come as one array."""
+
 _NO_BYTES = np.empty(0, dtype=np.uint8)
 
 PAGE = 4096
@@ -49,6 +52,12 @@ REQUEST_PAGES = 1024
 
 _LONG = 48
 """From this many values a list on, copying each list costs less than computing the index of each value."""
+
+_WIDE = 8
+"""From this many values side by side on, copying row by row costs less than column by column."""
+
+_FEW_ROWS = 4096
+"""Rows whose columns are copied one by one at a time: caches of a core hold them."""
 
 _BLOCK = 1 << 21
 """Bytes of records that are transposed at a time: measured on two threads, which wait for each other at every call."""
@@ -245,31 +254,39 @@ class StoredRows:
         """Return a store that has some rows, and their places in it."""
         return self, places
 
-    def gather(self, places: Ints) -> list[pa.Array]:
+    def gather(self, places: Ints, together: Sequence[Together] = ()) -> list[pa.Array]:
         """Return the rows at some places: one array for each column that is not flat, in new memory.
 
         Args:
             places: int64[n], each in [0, num_rows).
+            together: columns that come as one array of float32, unless one of them has nulls.
 
         Returns:
-            Arrays of the plain types; strings may be dictionary-encoded.
+            Arrays of the plain types; strings may be dictionary-encoded. An array of columns that come together is one
+            of fixed-size lists, and stands at the place of each of them.
 
         Raises:
             OutOfMemoryError: there is too little memory for the arrays.
         """
         try:
-            return self._gathered(places)
+            return self._gathered(places, together)
         except MemoryError as error:
             raise OutOfMemoryError(
                 f"there is too little memory for {len(places):,} rows of the row store ({error}); use a smaller "
                 "batch_size, fewer workers or fewer columns=[...], or give the process more memory"
             ) from error
 
-    def _gathered(self, places: Ints) -> list[pa.Array]:
+    def _gathered(self, places: Ints, together: Sequence[Together]) -> list[pa.Array]:
         columns: list[Any] = [None] * len(self.layout.schema)
-        values = self._slot_values(places)
+        together = [some for some in together if self.null_columns.isdisjoint(some)]
+        values, tables = self._from_records(places, together)
+        for some, table in zip(together, tables, strict=True):
+            numbers = pa.Array.from_buffers(pa.float32(), table.size, [None, pa.py_buffer(table)])
+            array = pa.FixedSizeListArray.from_arrays(numbers, len(some))
+            for column in some:
+                columns[column] = array
         bits = self._null_bits(places) if self.null_columns else None
-        for slot, bare in zip(self.layout.slots, values, strict=True):
+        for slot, bare in values:
             nulls = None
             if bits is not None and slot.column in self.null_columns:
                 nulls = bits[:, slot.bit : slot.bit + slot.kind.null_bits]
@@ -284,33 +301,41 @@ class StoredRows:
                 columns[column] = array
         return columns[self.layout.flat :]
 
-    def _slot_values(self, places: Ints) -> list[NDArray[Any]]:
-        """Return each slot's values: contiguous, one row of its group's rectangle."""
+    def _from_records(
+        self, places: Ints, together: Sequence[Together]
+    ) -> tuple[list[tuple[Slot, NDArray[Any]]], list[NDArray[np.float32]]]:
+        """Return the values of the slots that come alone, each contiguous, and of those that come together."""
         layout, rows = self.layout, len(places)
-        arena = Arena(sum(aligned(group.count * rows * group.dtype.itemsize) for group in layout.groups))
-        out = [arena.array((group.count, rows), group.dtype) for group in layout.groups]
+        groups = layout.groups
+        if together:
+            groups = tuple(layout.groups_without(frozenset(chain.from_iterable(together))))
+        arena = Arena(sum(aligned(group.count * rows * group.dtype.itemsize) for group in groups))
+        out = [arena.array((group.count, rows), group.dtype) for group in groups]
+        tables = [new_array((rows, len(some)), np.float32) for some in together]
         if layout.width:
             step = max(_BLOCK // layout.width, sizes().record_block_rows)
             buffer = np.empty(min(step, rows), dtype=self._records.dtype)
             flat = buffer.view(np.uint8).reshape(len(buffer), layout.width)
-            ends = [group.offset + group.count * group.dtype.itemsize for group in layout.groups]
-            views = [
-                flat[:, group.offset : end].view(group.dtype) for group, end in zip(layout.groups, ends, strict=True)
-            ]
+            ends = [group.offset + group.count * group.dtype.itemsize for group in groups]
+            views = [flat[:, group.offset : end].view(group.dtype) for group, end in zip(groups, ends, strict=True)]
+            runs = [list(_runs(layout, flat, some)) for some in together]
             for start in range(0, rows, step):
                 count = min(step, rows - start)
                 np.take(self._records, places[start : start + count], out=buffer[:count], mode="clip")
                 for into, view in zip(out, views, strict=True):
                     into[:, start : start + count] = view[:count].T
+                for table, parts in zip(tables, runs, strict=True):
+                    _fill(table[start : start + count], parts)
         values = []
-        for group, found in zip(layout.groups, out, strict=True):
+        for group, found in zip(groups, out, strict=True):
             at = 0
             for number in group.slots:
                 count = layout.slots[number].kind.count
                 part = found[at : at + count]
-                values.append(part[0] if count == 1 else np.ascontiguousarray(part.T).reshape(-1))
+                bare = part[0] if count == 1 else np.ascontiguousarray(part.T).reshape(-1)
+                values.append((layout.slots[number], bare))
                 at += count
-        return values
+        return values, tables
 
     def _null_bits(self, places: Ints) -> NDArray[np.uint8] | None:
         if self._nulls is None:
@@ -345,6 +370,33 @@ class StoredRows:
         if self.text is not None:
             self.text.check(columns, np.searchsorted(self._heap_starts, places, side="right") - 1)
         return columns
+
+
+def _runs(layout: RecordLayout, records: NDArray[np.uint8], together: Together) -> Iterator[tuple[int, NDArray[Any]]]:
+    """View the columns that come together in records, those side by side as one; yield the place of the first too."""
+    slots = {slot.column: slot for slot in layout.slots}
+    offsets = [slots[column].offset for column in together]
+    dtypes = list(together.values())
+    first = 0
+    for place, dtype in enumerate(dtypes):
+        stop = offsets[place] + dtype.itemsize
+        if place + 1 < len(dtypes) and dtypes[place + 1] == dtype and offsets[place + 1] == stop:
+            continue
+        yield first, records[:, offsets[first] : stop].view(dtype)
+        first = place + 1
+
+
+def _fill(table: NDArray[np.float32], parts: Sequence[tuple[int, NDArray[Any]]]) -> None:
+    """Copy columns, as `_runs` yields them, from the first records of a block into a table of as many rows."""
+    for begin in range(0, len(table), _FEW_ROWS):
+        some = table[begin : begin + _FEW_ROWS]
+        for first, part in parts:
+            values, columns = part[begin : begin + len(some)], part.shape[1]
+            if columns >= _WIDE:
+                some[:, first : first + columns] = values
+                continue
+            for place in range(columns):
+                some[:, first + place] = values[:, place]
 
 
 def _array(slot: Slot, values: NDArray[Any], nulls: NDArray[np.uint8] | None) -> pa.Array:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import accumulate, groupby
@@ -145,12 +145,16 @@ class RecordLayout:
     @cached_property
     def groups(self) -> tuple[Group, ...]:
         """Groups of adjacent slots of one width."""
-        groups = []
-        for width, run in groupby(range(len(self.slots)), key=lambda number: self.slots[number].kind.width):
-            numbers = tuple(run)
+        return tuple(self.groups_without(frozenset()))
+
+    def groups_without(self, columns: Container[int]) -> Iterator[Group]:
+        """Yield groups of adjacent slots of one width, less the slots of some columns."""
+        left = [number for number, slot in enumerate(self.slots) if slot.column not in columns]
+        runs = groupby(enumerate(left), key=lambda pair: (self.slots[pair[1]].kind.width, pair[1] - pair[0]))
+        for (width, _), run in runs:
+            numbers = tuple(number for _, number in run)
             count = sum(self.slots[number].kind.count for number in numbers)
-            groups.append(Group(numbers, _dtype_of(width), self.slots[numbers[0]].offset, count))
-        return tuple(groups)
+            yield Group(numbers, _dtype_of(width), self.slots[numbers[0]].offset, count)
 
     def encode(self, batch: pa.RecordBatch) -> tuple[list[NDArray[Any]], Bytes | None, set[int]]:
         """Prepare rows for records: nulls become 0.

@@ -440,11 +440,12 @@ class TableRows(TableItems):
     @override
     def stream(self, position: SamplePosition) -> RowStream:
         epoch, running = position.epoch, position.exclusions[""].running
+        together = self._codec(self.schema(position), self.options).together
         if position.extents:
-            return RowStream(self._grown(epoch, position.extents, running), self.store, self.options.row_id)
+            return RowStream(self._grown(epoch, position.extents, running), self.store, self.options.row_id, together)
         remaining, key = self._of_epoch(running, epoch), derive_key(self.options.shuffle_seed, epoch, "rows")
         order = RowOrder(Permutation(remaining.num_rows, key), remaining)
-        return RowStream(order, self.store, self.options.row_id)
+        return RowStream(order, self.store, self.options.row_id, together)
 
     @override
     def locate(self, position: SamplePosition, places: Ints) -> list[RowSpan]:

@@ -135,11 +135,15 @@ class TurnStream(ItemStream):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RowStream(TurnStream):
-    """The rows of one store by their place in an order, with row ids as the last column if `row_id` is set."""
+    """The rows of one store by their place in an order, with row ids as the last column if `row_id` is set.
+
+    `together` are columns that are gathered as one array; see `RowsCodec.together`.
+    """
 
     order: Order
     store: RowStoreHandle
     row_id: bool
+    together: Sequence[Mapping[int, np.dtype[Any]]] = ()
 
     @property
     def stores(self) -> Sequence[RowStoreHandle]:
@@ -152,7 +156,7 @@ class RowStream(TurnStream):
     ) -> Iterator[tuple[list[pa.Array], T]]:
         found = ((self._found(places), note) for places, note in blocks)
         for stored, rows, note in self.store.windows(found, most_blocks, fetcher):
-            columns = stored.gather(rows)
+            columns = stored.gather(rows, self.together)
             yield [*columns, pa.array(stored.ids(rows))] if self.row_id else columns, note
 
     def ids(self, places: Ints) -> Ints:

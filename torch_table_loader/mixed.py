@@ -191,11 +191,12 @@ class MixedDataset(RankDataset):
         mixture, reopened = cast("MixtureJob", job), {}
         if saved.mixture is None:
             return job  # which refuses it
-        for name, position in ((name, dataset._position) for name, dataset in self._sources.items()):
-            if name in saved.tables:
+        for name, dataset in self._sources.items():
+            table, theirs = mixture.sources[name].table, saved.tables.get(name)
+            if theirs is not None and theirs.table["fingerprint"] != table.fingerprint:
                 with of_source(name):
-                    source = position.reopen(position.job, saved, name)
-                if source.tables[""] is not mixture.sources[name].table:
+                    source = dataset._position.reopen(dataset._position.job, saved, name)
+                if source.tables[""] is not table:
                     reopened[name] = source
         return mixture.with_sources(reopened) if reopened else job
 

@@ -68,11 +68,11 @@ class TimeTravel:
         """
         if name not in saved.tables:
             return job  # which refuses it
-        theirs, table, wanted = saved.tables[name].table, job.tables[""], list(saved.taken.extents)
-        if theirs["fingerprint"] != table.fingerprint:
+        theirs, own, wanted = saved.tables[name].table, job.bound.table, list(saved.taken.extents)
+        if theirs["fingerprint"] != own["fingerprint"]:
             if job.options.on_growth == "continue":
                 wanted.append(Extent.of(theirs))
-            elif (other := theirs.get("snapshot_id")) not in (None, table.snapshot_id):
+            elif (other := theirs.get("snapshot_id")) not in (None, own.get("snapshot_id")):
                 job = self._at(job, other)
         if not wanted:
             return job

@@ -205,7 +205,7 @@ class JobPosition:
 
         Warn if that undoes an earlier request of the caller.
         """
-        if job is not None:
+        if job is not None and job is not self.job:
             self.job.warn_of_undone(job)
             self.job = job
         self._epoch.fill_(position.epoch)

@@ -136,8 +136,8 @@ class Stop:
     {}
     """
 
-    at: StopWord | Mapping[str, int] = "first_exhausted"
-    drop: Mapping[str, int] = field(default_factory=dict)
+    at: StopWord | Mapping[str, int] = field(default="first_exhausted", hash=False)
+    drop: Mapping[str, int] = field(default_factory=dict, hash=False)
     samples: int | None = None
     tokens: int | None = None
 

@@ -217,7 +217,7 @@ def test_a_dropped_source_comes_as_often_as_it_may_and_the_others_keep_their_pro
     caps = {name: data.draw(st.integers(1, 3)) for name in names if data.draw(st.booleans())}
     if at == "forever" and budget is None:
         budget = 300
-    mixture, length = mixture.ending(list(rows.values()), Stop(at, drop=caps, samples=budget))
+    mixture, length = mixture.ending(rows, Stop(at, drop=caps, samples=budget))
     assert length >= first
     source, turn = mixture.places(first, length)
     counts = dict(zip(names, mixture.shares.before, strict=True))

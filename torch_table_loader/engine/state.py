@@ -21,8 +21,8 @@ from torch_table_loader.engine.state_form import checked_state
 from torch_table_loader.errors import ConfigError, ResumeError
 from torch_table_loader.options import DEFAULT_SPLIT_BYTES
 from torch_table_loader.planning.mixed_stages import MixedPosition
-from torch_table_loader.planning.mixture import LEAST_SHARE, Shares, smallest
-from torch_table_loader.planning.stages import SampleCount, StreamPosition
+from torch_table_loader.planning.mixture import LEAST_SHARE, smallest
+from torch_table_loader.planning.stages import SamplePosition, StreamPosition, refuse_ended
 from torch_table_loader.predicates.filter_key import filter_key
 from torch_table_loader.source.fingerprint import fingerprint
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from torch_table_loader.engine.table import Table
     from torch_table_loader.options import LoaderOptions
     from torch_table_loader.planning.dealing import Deal
-    from torch_table_loader.planning.stages import Extent, Position, SampleCount
+    from torch_table_loader.planning.stages import Extent, Position
 
 State: TypeAlias = Mapping[str, Any]
 
@@ -107,7 +107,7 @@ class SavedState:
     kind: Kind
     tables: Mapping[str, SavedTable]
     mixture: SavedMixture | None
-    taken: StreamPosition | SampleCount | MixedPosition
+    taken: StreamPosition | SamplePosition | MixedPosition
 
 
 def bound(table: Table, columns: pa.Schema, options: LoaderOptions, strategy: str, splits: str) -> Bound:
@@ -173,13 +173,18 @@ def read_state(state: Mapping[str, Any]) -> SavedState:
     found = checked_state(state)
     kind, epoch, history = found["kind"], found["epoch"], found["history"]
     tables = {name: SavedTable(*saved) for name, *saved in found["tables"]}
-    mixture = SavedMixture(*found["mixture"]) if found["mixture"] else None
-    if kind == "items":
-        return SavedState(kind, tables, mixture, SampleCount.of_history(epoch, history))
-    if mixture is None:
-        return SavedState(kind, tables, mixture, StreamPosition.of_history(epoch, history))
-    seed = mixture.options["shuffle_seed"]
-    return SavedState(kind, tables, mixture, MixedPosition.of_history(epoch, history, seed))
+    if not found["mixture"]:
+        alone: type[SamplePosition | StreamPosition] = SamplePosition if kind == "items" else StreamPosition
+        return SavedState(kind, tables, None, alone.of_history(epoch, history))
+    mixture = SavedMixture(*found["mixture"])
+    seed, natural = mixture.options["shuffle_seed"], isinstance(mixture.newest, str)
+    taken = (
+        SamplePosition.of_history(epoch, history, seed, mixture.options["block"], natural=natural)
+        if kind == "items"
+        else MixedPosition.of_history(epoch, history, seed)
+    )
+    _refuse_unfit(tuple(tables), mixture, taken)
+    return SavedState(kind, tables, mixture, taken)
 
 
 def _pairs(values: Mapping[str, Any]) -> list[list[Any]]:
@@ -192,45 +197,47 @@ def _weights(weights: Weights) -> str | list[list[Any]]:
 
 @contextmanager
 def of_source(name: str) -> Iterator[None]:
-    """Name the source in errors about its part of a state."""
+    """Name the source in errors about its part of a state; a table alone has the name ""."""
     try:
         yield
     except ResumeError as error:
-        raise ResumeError(f"source {name!r}: {error}") from error
+        raise ResumeError(f"source {name!r}: {error}" if name else str(error)) from error
 
 
 def check_state(
-    kind: Kind,
-    own: Bound,
-    table: Table,
     saved: SavedState,
-    name: str = "",
+    kind: Kind,
+    own: Mapping[str, Bound],
+    tables: Mapping[str, Table],
+    order: Mapping[str, Any] | None = None,
     earlier: Mapping[Extent, Any] = MappingProxyType({}),
     options_of: Callable[[Extent], Mapping[str, Any]] = lambda _: {},
 ) -> Extent | None:
-    """Refuse a state of something else than a table of the job; return what the table was, if it has grown since.
+    """Refuse a state of something else than a job; return what its table was, if it is one that has grown since.
 
     Args:
         kind: what the job takes that is to continue.
-        own: the table and options that the job has.
-        name: of the source; a table alone has the name "".
+        own: the table and options that the job has, by name of their source. Others may be in a mixture's state.
+        order: the options that decide the order of a mixture; None for a table alone.
         earlier: extents of the table before it grew, as far as they are known.
         options_of: returns the options that differ for a job of the table as it was.
 
     Raises:
-        ResumeError: the state is of another table, other options or a mixture; the message names what differs.
+        ResumeError: the state is of another table, other options or another kind of job; names what differs.
     """
-    if name not in saved.tables:
-        raise ResumeError("the state is of a mixture, and this is one table; load it with a MixedDataset's loader")
-    theirs, options, grown = saved.tables[name], own.options, None
-    if (digest := theirs.table["fingerprint"]) != own.table["fingerprint"]:
-        grown = next((extent for extent in earlier if extent.fingerprint == digest), None)
-        if grown is None:
-            _refuse_table(table, own.table, theirs.table)
-        options = {**options, **options_of(grown)}
-    asked = dict.fromkeys((*options, "stage", "weights", "batch_by"))
-    if differing := [each for each in asked if options.get(each) != theirs.options.get(each)]:
-        _refuse_options(differing, options, theirs.options)
+    _refuse_mixture(saved, kind, order)
+    grown = None
+    for name in (name for name in own if name in saved.tables):
+        with of_source(name):
+            theirs, options = saved.tables[name], own[name].options
+            if (digest := theirs.table["fingerprint"]) != own[name].table["fingerprint"]:
+                grown = next((extent for extent in earlier if extent.fingerprint == digest), None)
+                if grown is None:
+                    _refuse_table(tables[name], own[name].table, theirs.table)
+                options = {**options, **options_of(grown)}
+            asked = dict.fromkeys((*options, "stage", "weights", "batch_by"))
+            if differing := [each for each in asked if options.get(each) != theirs.options.get(each)]:
+                _refuse_options(differing, options, theirs.options)
     if saved.kind != kind:
         raise ResumeError(
             f"the state counts {saved.kind}, and its options are those of a job that counts {kind}; pass the value of "
@@ -349,14 +356,13 @@ def _shown(value: Any) -> str:
 _NAMES = {"splits": "streams", "items": "rows"}
 
 
-def mixture_of(saved: SavedState, kind: Kind, options: Mapping[str, Any]) -> SavedMixture:
-    """Return what a state says of the mixture, for a job of a kind with options of its own that decide the order.
-
-    Raises:
-        ResumeError: the state is of something else, or was saved under other options; names what differs.
-    """
-    mixture = saved.mixture
-    if mixture is None:
+def _refuse_mixture(saved: SavedState, kind: Kind, order: Mapping[str, Any] | None) -> None:
+    """Refuse a mixture's state for a table alone, a table's for a mixture, and a mixture of other options."""
+    if order is None:
+        if "" not in saved.tables:
+            raise ResumeError("the state is of a mixture, and this is one table; load it with a MixedDataset's loader")
+        return
+    if saved.mixture is None:
         raise ResumeError(
             "the state is of one table, and this is a mixture; load it with the loader of that table, or start "
             "without the state"
@@ -367,32 +373,14 @@ def mixture_of(saved: SavedState, kind: Kind, options: Mapping[str, Any]) -> Sav
             'shuffle= of the run that was saved to the sources (shuffle="rows" makes a mixture of rows, True or False '
             "one of streams), or start without its state"
         )
-    theirs = mixture.options
-    names = dict.fromkeys((*options, "drop", "samples"))
-    if differing := [name for name in names if options.get(name) != theirs.get(name)]:
-        shown = "; ".join(f"{name} was {theirs.get(name)!r} and is {options.get(name)!r}" for name in differing)
+    theirs = saved.mixture.options
+    names = dict.fromkeys((*order, "drop", "samples"))
+    if differing := [name for name in names if order.get(name) != theirs.get(name)]:
+        shown = "; ".join(f"{name} was {theirs.get(name)!r} and is {order.get(name)!r}" for name in differing)
         raise ResumeError(
             f"the state was saved under other options: {shown}; give the mixture the options of the run that was "
             "saved, or start without its state"
         )
-    return mixture
-
-
-def running_shares(names: tuple[str, ...], count: SampleCount, mixture: SavedMixture) -> Shares:
-    """Return the shares that an epoch of a mixture of rows had.
-
-    Raises:
-        ResumeError: the parts of the state do not fit each other.
-    """
-    since, taken, total, before = count.since, count.consumed, count.total, count.before
-    refuse_unfit(names, mixture.given, mixture.newest, count.weights)
-    beyond = not count.origins and sum(before.values()) > since  # where lengths changed, other sequences are counted
-    if not since <= taken <= total or beyond:
-        refuse(f"rows of sources {before}, weights from {since}, taken {taken}, of the epoch {total}")
-    count.check(total)
-    if taken < total:
-        refuse_unasked(count.weights, mixture.newest, natural=isinstance(mixture.newest, str))
-    return Shares(since, tuple(count.weights.values()), tuple(before.values()))
 
 
 def refuse(what: str) -> NoReturn:
@@ -403,12 +391,36 @@ def refuse(what: str) -> NoReturn:
     )
 
 
-def refuse_unfit(names: tuple[str, ...], *weights: Mapping[str, int] | str) -> None:
-    """Refuse weights of other sources, and those that nobody can have asked for.
+def _refuse_unfit(names: tuple[str, ...], mixture: SavedMixture, taken: SamplePosition | MixedPosition) -> None:
+    """Refuse a state of a mixture whose parts do not fit each other.
 
     Raises:
-        ResumeError: names the weights.
+        ResumeError: names them.
     """
+    if isinstance(taken, SamplePosition):
+        mixed, start, total = taken.mixed, taken.start, taken.total
+        running, natural, since = mixed.weights, mixed.natural, mixed.shares.start
+        _refuse_weights(names, mixture.given, mixture.newest, running)
+        # Where lengths changed, other sequences are counted.
+        beyond = not taken.origins and sum(mixed.shares.before) > since
+        if not since <= start <= total or beyond:
+            before = dict(zip(mixed.names, mixed.shares.before, strict=True))
+            refuse(f"rows of sources {before}, weights from {since}, taken {start}, of the epoch {total}")
+        taken.check(total)
+    else:
+        for stage in taken.stages:
+            _refuse_weights(stage.deal.names, stage.deal.by_name)
+            _refuse_undealt(stage.deal)
+        running, natural, start, total = taken.deal.by_name, taken.deal.natural, taken.consumed, taken.total
+        _refuse_weights(names, mixture.given, mixture.newest, running)
+        refuse_ended(start, total, ended=taken.ended)
+    newest = mixture.newest
+    if start < total and (natural != isinstance(newest, str) or not (natural or newest == running)):
+        refuse(f"the running weights {running!r}, {'' if natural else 'not '}natural, and the newest {newest!r}")
+
+
+def _refuse_weights(names: tuple[str, ...], *weights: Mapping[str, int] | str) -> None:
+    """Refuse weights of other sources, and those that nobody can have asked for."""
     for entry in weights:
         if isinstance(entry, str):
             continue
@@ -420,24 +432,8 @@ def refuse_unfit(names: tuple[str, ...], *weights: Mapping[str, int] | str) -> N
             refuse(f"weights {entry!r} for the sources {', '.join(names)}")
 
 
-def refuse_undealt(deal: Deal, *, cuts: bool) -> None:
-    """Refuse a stage with weights that no stage has where sources are dropped, or with tokens where nothing is cut.
-
-    Raises:
-        ResumeError: names the weights, or the tokens of a sequence.
-    """
-    if deal.width > 1 and not cuts:
-        refuse(f"sequences of {deal.width} tokens, and here documents are not cut anywhere")
+def _refuse_undealt(deal: Deal) -> None:
+    """Refuse a stage with weights that no stage has where sources are dropped."""
     fit = len(deal.weights) == len(deal.names) and any(deal.weights) and not deal.until % deal.step_rows
     if not fit or deal.block_rows > LEAST_SHARE + deal.step_rows:
         refuse(f"the dealt weights {deal.weights!r} until {deal.until} for the sources {', '.join(deal.names)}")
-
-
-def refuse_unasked(running: Mapping[str, int], newest: Weights, *, natural: bool) -> None:
-    """Refuse weights of a running epoch that are not the newest ones.
-
-    Raises:
-        ResumeError: names both.
-    """
-    if natural != isinstance(newest, str) or not (natural or newest == running):
-        refuse(f"the running weights {running!r}, {'' if natural else 'not '}natural, and the newest {newest!r}")

@@ -20,8 +20,10 @@ _MOST_RANKS = 1 << 17
 _MOST_PLACES = 1 << 24
 """Rows of a step over all ranks, or lanes of all ranks, of a mixture of streams, which deals each of them."""
 
-_Form: TypeAlias = Union[range, "_OneOf", "_List", "_Record", "_Dict", Literal["text", "plain", "anything"]]
-"""What a value may be: an int of a range, a string, plain data as options are, or what the classes below say."""
+_Form: TypeAlias = Union[range, "_OneOf", "_List", "_Record", "_Dict", Literal["text", "whole", "plain", "anything"]]
+"""What a value may be: an int of a range, a string, any int, plain data as options are, or what the classes say."""
+
+_TYPES = {"text": (str,), "whole": (int,), "plain": (type(None), bool, int, str)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,51 +92,36 @@ def checked_state(state: Mapping[str, Any]) -> dict[str, Any]:
 
 def _checked(form: _Form, value: Any, at: str) -> Any:
     """Return a value that has a form."""
+    fits = True
     match form:
         case _Dict(places, optional, others, as_pairs):
             value = dict(_checked(_PAIRS, value, at)) if as_pairs else value
             dot = f"{at}." if at else ""
             if missing := [name for name in places if name not in value]:
                 raise ResumeError(f"the state has no {dot}{missing[0]}; pass the value of state_dict() unchanged")
-            known = {**places, **optional}
-            return {name: _checked(known.get(name, others), each, f"{dot}{name}") for name, each in value.items()}
-        case _OneOf(values, other) if other is not None and type(value) not in map(type, values):
-            return _checked(other, value, at)
-    if not _fits(form, value):
-        _refuse(at, _told(form), value)
-    if type(value) is not list or form == "anything":
-        return value
-    found = [_checked(*part) for part in _parts(form, value, at)]
-    if isinstance(form, _List) and form.by_name and (names := [each[0] for each in found]) != sorted(set(names)):
-        _refuse(at, "sorted by names that differ", names)
-    return found
-
-
-def _fits(form: _Form, value: Any) -> bool:
-    """Return whether a value has a form, its parts left aside."""
-    match form:
+            named = {**places, **optional}
+            return {name: _checked(named.get(name, others), each, f"{dot}{name}") for name, each in value.items()}
+        case _OneOf(known, other):
+            if other is not None and type(value) not in map(type, known):
+                return _checked(other, value, at)
+            fits = any(type(value) is type(each) and value == each for each in known)
+        case _List(each, least, most, last) if type(value) is list and least <= len(value) <= most:
+            parts = zip([each] * (len(value) - 1) + [last or each], value, strict=False)
+            value = [_checked(own, entry, f"{at}[{number}]") for number, (own, entry) in enumerate(parts)]
+            if form.by_name and (names := [entry[0] for entry in value]) != sorted(set(names)):
+                _refuse(at, "sorted by names that differ", names)
+        case _Record(places) if type(value) is list and (
+            len(places) - form.optional <= len(value) <= len(places) or (form.may_be_empty and not value)
+        ):
+            entries = zip(places.items(), value, strict=False)
+            value = [_checked(own, entry, f"{at}.{name}") for (name, own), entry in entries]
+        case "plain" if type(value) is list:
+            value = [_checked(form, entry, at) for entry in value]
         case range():
-            return type(value) is int and value in form
-        case "text" | "plain":
-            return type(value) in ((str,) if form == "text" else (type(None), bool, int, str, list))
-        case _OneOf(known):
-            return any(type(value) is type(each) and value == each for each in known)
-        case _List(_, least, most):
-            return type(value) is list and least <= len(value) <= most
-        case _Record(places, may_be_empty, optional):
-            least = len(places) - optional
-            return type(value) is list and (least <= len(value) <= len(places) or (may_be_empty and not value))
-    return True
-
-
-def _parts(form: _Form, values: list[Any], at: str) -> list[tuple[_Form, Any, str]]:
-    """Return the entries of a list that has a form, each with its own and where it stands."""
-    if isinstance(form, _Record):
-        return [(own, each, f"{at}.{name}") for (name, own), each in zip(form.places.items(), values, strict=False)]
-    if isinstance(form, _List):
-        forms = [form.each] * (len(values) - 1) + [form.last or form.each]
-        return [(own, each, f"{at}[{i}]") for i, (own, each) in enumerate(zip(forms, values, strict=False))]
-    return [(form, each, at) for each in values]
+            fits = type(value) is int and value in form
+        case _:
+            fits = form == "anything" or (isinstance(form, str) and type(value) in _TYPES[form])
+    return value if fits else _refuse(at, _told(form), value)
 
 
 def _told(form: _Form) -> str:
@@ -148,7 +135,7 @@ def _told(form: _Form) -> str:
             return f"a list of at least {least} entries" + ("" if most == _MOST else f", and {most} at most")
         case _Record(places):
             return f"a list of {', '.join(places)}"
-    return "a string" if form == "text" else "plain data"
+    return {"text": "a string", "whole": "an int"}.get(str(form), "plain data")
 
 
 def _refuse(at: str, expected: str, value: Any) -> NoReturn:
@@ -178,7 +165,7 @@ _WEIGHTS = _OneOf(get_args(NaturalShares), _Dict({}, others=_COUNT))
 _TIMES = _List(_Record({"name": "text", "times": _COUNT}), by_name=True)
 _STOP = _OneOf(get_args(StopWord), _TIMES)
 _ORDER = _Dict(
-    {"shuffle_seed": "plain", "stop": _STOP, "block": _OneOf((None,), _COUNT)},
+    {"shuffle_seed": "whole", "stop": _STOP, "block": _OneOf((None,), _COUNT)},
     {"drop": _TIMES, "samples": _COUNT},
     others="plain",
 )

@@ -12,21 +12,28 @@ from torch_table_loader.planning.global_batches import ENDLESS, GlobalBatches
 from torch_table_loader.planning.mixture import natural_shares, refuse_no_end
 from torch_table_loader.planning.ranks import Topology
 from torch_table_loader.planning.rounds import DealtStage, Rest, Rounds
-from torch_table_loader.planning.stages import Position, Stage, shape_of
+from torch_table_loader.planning.stages import StagedPosition
 from torch_table_loader.schedules import StopRule, as_stop
 
 _SHAPE = len(fields(Topology))
 
 
 @dataclass(frozen=True, slots=True)
-class MixedPosition(Position):
-    """How much of an epoch of a mixture of streams a job has done.
+class MixedPosition(StagedPosition):
+    """How much of an epoch of a mixture of streams a job has done."""
 
-    The newest stage has the topology of its deal; the stages before it come oldest first.
-    """
-
-    deal: Deal
+    stage: DealtStage
     past: tuple[DealtStage, ...] = ()
+
+    @classmethod
+    def at(cls, epoch: int, deal: Deal, past: Sequence[DealtStage] = ()) -> MixedPosition:
+        """Return the start of a stage, behind others."""
+        return cls(epoch, DealtStage.of(deal), tuple(past))
+
+    @property
+    def deal(self) -> Deal:
+        """The deal of the newest stage."""
+        return self.stage.deal
 
     @property
     def weights(self) -> tuple[int, Mapping[str, int]]:
@@ -37,11 +44,6 @@ class MixedPosition(Position):
     def start(self) -> int:
         """Samples that the job had taken when the newest stage began."""
         return sum(stage.places for stage in self.past)
-
-    @property
-    def steps_before(self) -> int:
-        """Steps of the epoch that were taken before the newest stage."""
-        return sum(stage.steps for stage in self.past)
 
     @property
     def total(self) -> int:
@@ -74,30 +76,18 @@ class MixedPosition(Position):
             place -= stage.places
         return 0
 
-    @property
-    def stages(self) -> tuple[DealtStage, ...]:
-        """All stages of the epoch, oldest first."""
-        return (*self.past, DealtStage(self.deal, self.stage.steps))
-
-    def history(self) -> list[list[Any]]:
-        """Write the stages; each has its topology, places, whether shares are natural, and the weights by name.
+    def _said(self, stage: Any, before: Any) -> list[Any]:
+        """Return the places, whether shares are natural, and the weights by name.
 
         The list of weights is empty if they are those of the stage before. Where sources are dropped, the places until
         then and the weights of the stage follow; behind them the tokens of a sequence, where rows are tokens.
         """
-        history: list[list[Any]] = []
-        before: Deal | None = None
-        for deal, steps in self.stages:
-            same = before is not None and before.by_name == deal.by_name
-            weights = [] if same else [list(pair) for pair in deal.by_name.items()]
-            history.append([steps, False, *shape_of(deal.topology), deal.total, deal.natural, weights])
-            if deal.until or deal.given or deal.width > 1:
-                history[-1].append([deal.until, list(deal.weights)] if deal.until or deal.given else [])
-            if deal.width > 1:
-                history[-1].append(deal.width)
-            before = deal
-        history[-1][1] = self.ended
-        return history
+        deal: Deal = stage.deal
+        same = before is not None and before.deal.by_name == deal.by_name
+        said: list[Any] = [deal.total, deal.natural, [] if same else [list(pair) for pair in deal.by_name.items()]]
+        dropped = [deal.until, list(deal.weights)] if deal.until or deal.given else []
+        cut = [deal.width] if deal.width > 1 else []
+        return [*said, dropped, *cut] if dropped or cut else said
 
     @classmethod
     def of_history(cls, epoch: int, history: Sequence[Sequence[Any]], seed: int) -> MixedPosition:
@@ -113,9 +103,8 @@ class MixedPosition(Position):
                 until, own = dropped
                 given = () if tuple(own) == deal.weights else deal.weights
                 deal = replace(deal, until=until, weights=tuple(own), given=given)
-            stages.append(DealtStage(replace(deal, total=total), steps))
-        *past, (deal, steps) = stages
-        return cls(epoch, Stage(deal.topology, steps), deal=deal, past=tuple(past), ended=history[-1][1])
+            stages.append(DealtStage.of(replace(deal, total=total), steps))
+        return cls(epoch, stages[-1], tuple(stages[:-1]), ended=history[-1][1])
 
 
 def begun(
@@ -153,7 +142,7 @@ def begun(
         deal = deal.ending({name: max(0, limit - had[name]) for name, limit in rule.limits(items).items()}, stop)
     begin = sum(stage.places for stage in past)
     total = deal.total if rule.samples is None else min(deal.total, max(0, rule.samples - begin))
-    return MixedPosition(epoch, Stage(topology), deal=replace(deal, total=total), past=tuple(past))
+    return MixedPosition.at(epoch, replace(deal, total=total), past)
 
 
 def had_of(rounds: Mapping[str, Rounds], epoch: int, past: Sequence[DealtStage], width: int = 1) -> dict[str, int]:
@@ -176,14 +165,15 @@ def refuse_other_orders(position: MixedPosition, rounds: Mapping[str, Rounds], s
     """
     past: tuple[DealtStage, ...] = ()
     over, known = False, True
-    for deal, taken in position.stages:
+    for own in position.stages:
+        deal, taken = own.deal, own.steps
         known = known and all(name in rounds for name in deal.names)
         asked = replace(deal, total=0) if over else deal
         if known and not over:
             weights = None if deal.natural else deal.by_name
             of_stage = {name: rounds[name] for name in deal.names}
             asked = begun(position.epoch, of_stage, weights, deal.topology, stop, past, deal.width).deal
-        stage = MixedPosition(position.epoch, Stage(deal.topology), deal=deal, past=past)
+        stage = MixedPosition.at(position.epoch, deal, past)
         plan, most = stage.batches(0), stage.steps_until_drop
         if deal != asked or taken > (plan.longest if most is None else most):
             raise ResumeError(
@@ -192,4 +182,4 @@ def refuse_other_orders(position: MixedPosition, rounds: Mapping[str, Rounds], s
                 "state_dict() unchanged"
             )
         over = over or plan.consumed(taken) == plan.total
-        past = (*past, DealtStage(deal, taken))
+        past = (*past, own)

@@ -25,7 +25,7 @@ from torch_table_loader.planning.global_batches import ENDLESS
 from torch_table_loader.planning.keys import derive_key, hashes_of, u64
 from torch_table_loader.planning.permutation import Permutation
 from torch_table_loader.planning.quotas import Quotas
-from torch_table_loader.schedules import Stop, StopRule, as_stop
+from torch_table_loader.schedules import Stop, StopRule, StopWord, as_stop
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -185,19 +185,18 @@ class Mixture:
         newest = Shares(place, tuple(shares.values()), counts)
         return replace(self, names=tuple(shares), shares=newest, natural=natural, caps=())
 
-    def ending(self, rows: Sequence[int], rule: StopRule) -> tuple[Mixture, int]:
+    def ending(self, rows: Mapping[str, int], rule: Stop | StopWord) -> tuple[Mixture, int]:
         """Return the same mixture without the sources that the rule drops from where it drops them, and its length.
 
+        What was found last is kept: an epoch that runs is asked for again by its states.
+
         Args:
-            rows: rows of each source in the epoch, in the order of the names.
+            rows: rows of each source in the epoch.
 
         Raises:
             ConfigError: a source with a weight has no row, or nothing ends the epoch; see `length`.
         """
-        by_name = dict(zip(self.names, rows, strict=True))
-        caps = as_stop(rule).caps(by_name)
-        mixture = replace(self, caps=tuple(caps.get(name, 0) for name in self.names) if caps else ())
-        return mixture, mixture.length(rows, rule)
+        return _ending(self, tuple(rows[name] for name in self.names), rule)
 
     def rows_before(self, place: int) -> tuple[int, ...]:
         """Count the rows of each source that come before a place at or after the shares' start."""
@@ -339,6 +338,14 @@ class Mixture:
         order = (hashes & low).view(np.int64)
         kinds = np.tile(np.arange(len(self.names), dtype=np.int16), len(blocks))
         return np.take_along_axis(np.repeat(kinds, counts).reshape(order.shape), order, axis=1)
+
+
+@lru_cache(maxsize=64)
+def _ending(mixture: Mixture, rows: tuple[int, ...], rule: Stop | StopWord) -> tuple[Mixture, int]:
+    stop = as_stop(rule)
+    caps = stop.caps(dict(zip(mixture.names, rows, strict=True)))
+    mixture = replace(mixture, caps=tuple(caps.get(name, 0) for name in mixture.names) if caps else ())
+    return mixture, mixture.length(rows, stop)
 
 
 @lru_cache(maxsize=16)

@@ -17,6 +17,7 @@ from torch_table_loader.planning.consumption import Consumption
 from torch_table_loader.planning.epoch import epoch_order
 from torch_table_loader.planning.keys import derive_key
 from torch_table_loader.planning.runs import Runs
+from torch_table_loader.planning.stages import Stage
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -26,11 +27,16 @@ if TYPE_CHECKING:
     from torch_table_loader.planning.splits import SegmentTable
 
 
-class DealtStage(NamedTuple):
-    """A part of an epoch of a mixture of streams, of some steps, in which neither the job nor the weights changed."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DealtStage(Stage):
+    """A stage of an epoch of a mixture of streams, in which neither the job nor the weights changed."""
 
     deal: Deal
-    steps: int
+
+    @classmethod
+    def of(cls, deal: Deal, steps: int = 0) -> DealtStage:
+        """Return the stage with the topology of its deal."""
+        return cls(deal.topology, steps, deal=deal)
 
     @property
     def places(self) -> int:

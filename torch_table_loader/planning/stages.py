@@ -11,12 +11,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Self
 
-from torch_table_loader.errors import ConfigError, ResumeError
+from torch_table_loader.errors import ResumeError
 from torch_table_loader.planning.exclusion import ExclusionVersions
 from torch_table_loader.planning.global_batches import GlobalBatches
-from torch_table_loader.planning.mixture import Mixture
+from torch_table_loader.planning.mixture import Mixture, Shares
 from torch_table_loader.planning.ranks import Topology
-from torch_table_loader.schedules import StopRule
+from torch_table_loader.schedules import Stop, StopWord
 
 shape_of = operator.attrgetter(*(entry.name for entry in fields(Topology)))
 """Returns what a state says of a topology."""
@@ -63,10 +63,9 @@ class Stage:
     extent: Extent | None = None
     aligned: int = 0
 
-    def __post_init__(self) -> None:
-        """Refuse a negative number of steps."""
-        if self.steps < 0:
-            raise ConfigError(f"steps must be at least 0, got {self.steps}")
+
+_NO_STEP = Stage(Topology(1, 1, 1))
+"""The stage of a position in a state that has no shape of a job, since samples are counted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,14 +120,48 @@ class Position(ABC):
 
 
 @dataclass(frozen=True, slots=True)
-class StreamPosition(Position):
-    """How much of an epoch of splits a job has done.
+class StagedPosition(Position):
+    """How much of an epoch of splits a job has done: some steps of each of its stages, oldest first."""
+
+    past: tuple[Stage, ...] = ()
+
+    @property
+    def stages(self) -> tuple[Any, ...]:
+        """All stages of the epoch, oldest first."""
+        return (*self.past, self.stage)
+
+    @property
+    def steps_before(self) -> int:
+        """Steps of the stages before the newest."""
+        return sum(stage.steps for stage in self.past)
+
+    def history(self) -> list[list[Any]]:
+        """Write the stages, each with its steps, `ended`, its topology, and what `_said` adds.
+
+        >>> StreamPosition(2, Stage(Topology(4, 2, 1024), 17)).history()
+        [[17, False, 4, 2, 1024, None, None, False, 1, None, None]]
+        """
+        stages = self.stages
+        history = [
+            [stage.steps, False, *shape_of(stage.topology), *self._said(stage, before)]
+            for stage, before in zip(stages, (None, *stages), strict=False)
+        ]
+        history[-1][1] = self.ended
+        return history
+
+    @abstractmethod
+    def _said(self, stage: Any, before: Any) -> list[Any]:
+        """Return what a state says of a stage beside its steps and topology, given the one before it, if any."""
+
+
+@dataclass(frozen=True, slots=True)
+class StreamPosition(StagedPosition):
+    """How much of an epoch of splits of one table a job has done.
 
     Args:
         rank: only set if rows are not counted: the one rank that can continue from here.
     """
 
-    past: tuple[Stage, ...] = ()
     rank: int | None = None
 
     @classmethod
@@ -142,14 +175,9 @@ class StreamPosition(Position):
         return StreamPosition(self.epoch, replace(self.stage, steps=0), self.past)
 
     @property
-    def steps_before(self) -> int:
-        """Steps of the stages before the newest."""
-        return sum(stage.steps for stage in self.past)
-
-    @property
     def extents(self) -> tuple[Extent, ...]:
         """What the table was in earlier stages, oldest first, each once where it stays the same."""
-        found = [each.extent for each in (*self.past, self.stage)]
+        found = [each.extent for each in self.stages]
         return tuple(each for each, before in zip(found, [None, *found], strict=False) if each not in (None, before))
 
     def on(self, topology: Topology, *, anew: bool = False) -> StreamPosition:
@@ -167,18 +195,9 @@ class StreamPosition(Position):
         past = tuple(replace(each, extent=each.extent or extent) for each in self.past)
         return replace(self, past=past, stage=replace(self.stage, extent=self.stage.extent or extent))
 
-    def history(self) -> list[list[Any]]:
-        """Write the stages; beside steps and `ended`, each has its topology, what the table was, and `rank`.
-
-        >>> StreamPosition(2, Stage(Topology(4, 2, 1024), 17)).history()
-        [[17, False, 4, 2, 1024, None, None, False, 1, None, None]]
-        """
-        history = [
-            [stage.steps, False, *shape_of(stage.topology), stage.extent and stage.extent.to_state(), None]
-            for stage in (*self.past, self.stage)
-        ]
-        history[-1][1], history[-1][-1] = self.ended, self.rank
-        return history
+    def _said(self, stage: Any, before: Any) -> list[Any]:  # noqa: ARG002 each stage has its own table
+        """Return what the table was, and `rank` of the newest stage."""
+        return [stage.extent and stage.extent.to_state(), self.rank if stage is self.stage else None]
 
     @classmethod
     def of_history(cls, epoch: int, history: Sequence[Sequence[Any]]) -> StreamPosition:
@@ -199,7 +218,7 @@ class SamplePosition(Position):
         start: samples that the job had taken when the stage began.
         exclusions: what is excluded from each source, for this epoch and the next. A single table has the name "".
         mixture: the order of several sources since the last change of weights; None for one table.
-        rows: rows of each source of the mixture in the epoch, in the order of its names.
+        rows: rows that each source of the mixture has in the epoch.
         extents: what the table was in earlier parts of the epoch, oldest first, if it has grown since.
         origin: tokens of the epoch that were taken as sequences of another length; `start` and `total` count the
             sequences after them.
@@ -214,7 +233,7 @@ class SamplePosition(Position):
     steps_before: int = field(default=0, kw_only=True)
     exclusions: Mapping[str, ExclusionVersions] = field(default_factory=dict)
     mixture: Mixture | None = None
-    rows: tuple[int, ...] = ()
+    rows: Mapping[str, int] = field(default_factory=dict)
     extents: tuple[Extent, ...] = ()
 
     @property
@@ -234,14 +253,9 @@ class SamplePosition(Position):
         return self.mixture
 
     @property
-    def rows_by_name(self) -> dict[str, int]:
-        """Rows of each source of the mixture in the epoch."""
-        return dict(zip(self.mixed.names, self.rows, strict=True))
-
-    @property
     def consumed(self) -> int:
         """Samples that the job has taken."""
-        return self.batches(0).consumed(self.stage.steps)
+        return self.batches(0).consumed(self.stage.steps) if self.stage.steps else self.start
 
     def history(self) -> list[list[Any]]:
         """Write one stage, with all steps of the epoch, the samples they took, and what these are counted from.
@@ -258,6 +272,47 @@ class SamplePosition(Position):
         entries = [[*entry, *more] for *entry, more in zip(names, shares.weights, shares.before, origins, strict=True)]
         return [[*taken, self.total, shares.start, entries]]
 
+    @classmethod
+    def of_history(
+        cls, epoch: int, history: Sequence[Sequence[Any]], seed: int = 0, block: int = 0, *, natural: bool = False
+    ) -> SamplePosition:
+        """Read what `history` wrote, in a checked state: the start of a stage, of a shape that is for the job to say.
+
+        So is what a state does not have: the rows of a single table, those of each source, and the exclusions.
+
+        Args:
+            seed: with `block` and `natural` as in `Mixture`, if it is one.
+        """
+        [[steps, ended, consumed, origin, extents, *mixed]] = history
+        grown = tuple(Extent(*entry) for entry in extents)
+        counted: dict[str, Any] = {"start": consumed, "steps_before": steps, "origin": origin, "extents": grown}
+        if mixed:
+            counted["total"], since, listed = mixed
+            names, weights, before = (tuple(entry[place] for entry in listed) for place in range(3))
+            counted["mixture"] = Mixture(names, Shares(since, weights, before), seed, epoch, block, natural)
+            counted["origins"] = {name: tuple(*more) for name, _, _, *more in listed if more}
+        return cls(epoch, _NO_STEP, ended=ended, **counted)
+
+    def check(self, total: int) -> None:
+        """Refuse what a state has counted, and what does not fit an epoch of so many items.
+
+        Raises:
+            ResumeError: the epoch has fewer rows, the steps took others, or other ranks may still take a step that this
+                rank does not know of.
+        """
+        steps, consumed = self.steps_before, self.start + self.origin
+        if steps > consumed or bool(steps) != bool(consumed):
+            raise ResumeError(
+                f"the state has taken {consumed} samples in {steps} steps, and a step takes one at least; pass the "
+                "value of state_dict() unchanged"
+            )
+        if self.start > total:
+            raise ResumeError(
+                f"the state has taken {self.start} samples of an epoch that has {total}; load it with the table and "
+                "filter of the run that was saved"
+            )
+        refuse_ended(self.start, total, ended=self.ended)
+
     def batches(self, rank: int) -> GlobalBatches:
         """Plan the stage for a rank; padding repeats from the epoch's start, or from the last change of weights."""
         first = 0 if self.mixture is None else self.mixture.shares.start
@@ -268,87 +323,33 @@ class SamplePosition(Position):
         before = self.steps_taken
         return replace(self, start=self.consumed, steps_before=before, stage=Stage(topology), ended=False)
 
-    def reweighted(
-        self, weights: Mapping[str, float] | None, rows: Mapping[str, int], stop: StopRule
-    ) -> SamplePosition:
-        """Return the position with other weights, in a new stage; a finished epoch stays finished.
+    def reweighted(self, weights: Mapping[str, float] | None, stop: Stop | StopWord) -> SamplePosition:
+        """Return the position with other weights, of the sources that have `rows`, in a new stage.
+
+        A finished epoch stays finished.
 
         Args:
-            weights: by name; sources may come and go. None: in proportion to what is left of each source.
+            weights: by name. None: in proportion to what is left of each source.
 
         Raises:
             ConfigError: a weight is invalid, or a source with a weight has no row.
         """
-        at = self.consumed
-        if at == self.total:
+        at, mixture = self.consumed, self.mixed
+        if at == self.total and mixture.names == tuple(sorted(self.rows)):
             return self
-        mixture = self.mixed.of_what_is_left(at, rows) if weights is None else self.mixed.reweighted(at, weights)
-        if mixture is self.mixture:
-            return self
-        counts = tuple(rows[name] for name in mixture.names)
-        mixture, total = mixture.ending(counts, stop)
-        stage, before = replace(self.stage, steps=0), self.steps_taken
-        return replace(
-            self, total=total, start=at, steps_before=before, stage=stage, ended=False, mixture=mixture, rows=counts
-        )
+        mixture = mixture.of_what_is_left(at, self.rows) if weights is None else mixture.reweighted(at, weights)
+        return self if mixture is self.mixture else self.mixed_anew(mixture, stop)
 
-
-@dataclass(frozen=True, slots=True)
-class SampleCount:
-    """How far the job came, as a state says, before its rows are counted again.
-
-    The fields are those of `SamplePosition`; `ended` says whether they were counted on a rank that had
-    taken all its batches while others continued. Of a mixture it has the shares, too.
-
-    Args:
-        total: items of the epoch; 0 where it is no mixture.
-        since: the item from which on the weights apply.
-        weights: of each source.
-        before: items of each source that came before.
-        origins: as in `SamplePosition`.
-    """
-
-    epoch: int
-    consumed: int
-    steps: int
-    ended: bool = False
-    origin: int = 0
-    extents: tuple[Extent, ...] = ()
-    total: int = 0
-    since: int = 0
-    weights: Mapping[str, int] = field(default_factory=dict)
-    before: Mapping[str, int] = field(default_factory=dict)
-    origins: Mapping[str, tuple[int, int]] = field(default_factory=dict)
-
-    @classmethod
-    def of_history(cls, epoch: int, history: Sequence[Sequence[Any]]) -> SampleCount:
-        """Read what `SamplePosition.history` wrote, in a checked state."""
-        steps, ended, consumed, origin, extents, *mixed = history[0]
-        total, since, listed = mixed or (0, 0, [])
-        weights, before = ({entry[0]: entry[place] for entry in listed} for place in (1, 2))
-        origins = {entry[0]: (entry[3][0], entry[3][1]) for entry in listed if len(entry) > 3}
-        grown = tuple(Extent(*entry) for entry in extents)
-        return cls(epoch, consumed, steps, ended, origin, grown, total, since, weights, before, origins)
-
-    def check(self, total: int) -> None:
-        """Refuse a count that does not fit an epoch.
+    def mixed_anew(self, mixture: Mixture, stop: Stop | StopWord) -> SamplePosition:
+        """Return the position in a new stage of a mixture that begins there.
 
         Raises:
-            ResumeError: the epoch has fewer rows, the steps took others, or other ranks may still take a step that this
-                rank does not know of.
+            ConfigError: a source with a weight has no row.
         """
-        steps, consumed = self.steps, self.consumed + self.origin
-        if steps > consumed or bool(steps) != bool(consumed):
-            raise ResumeError(
-                f"the state has taken {consumed} samples in {steps} steps, and a step takes one at least; pass the "
-                "value of state_dict() unchanged"
-            )
-        if self.consumed > total:
-            raise ResumeError(
-                f"the state has taken {self.consumed} samples of an epoch that has {total}; load it with the table and "
-                "filter of the run that was saved"
-            )
-        refuse_ended(self.consumed, total, ended=self.ended)
+        at, before = self.consumed, self.steps_taken
+        mixture, total = mixture.ending(self.rows, stop)
+        total, stage = at if at == self.total else total, replace(self.stage, steps=0)
+        return replace(self, total=total, start=at, steps_before=before, stage=stage, ended=False, mixture=mixture)
 
 
 def refuse_ended(consumed: int, total: int, *, ended: bool) -> None:

@@ -86,8 +86,9 @@ class IndexedJob(Job):
 
     def _stage(self, epoch: int, done: Done = Done()) -> Stage:  # noqa: B008 it is frozen
         """Return a stage that begins at a place of an epoch."""
-        sizes = self._batch_sizes
-        aligned = 0 if sizes is None or sizes.unit == "steps" or epoch else sizes.begin(done)
+        if (sizes := self._batch_sizes) is None:
+            return Stage(self.topology)
+        aligned = 0 if sizes.unit == "steps" or epoch else sizes.begin(done)
         return Stage(self._topology_of(epoch, done), aligned=aligned)
 
     @override

@@ -25,7 +25,7 @@ from torch_table_loader.engine.jobs.packed_items import LONGEST
 from torch_table_loader.engine.jobs.resolve import topology_of, with_padding
 from torch_table_loader.engine.jobs.table_rows import TableItems, TurnsOf
 from torch_table_loader.engine.row_store import crosses_by_fork
-from torch_table_loader.engine.state import Bound, Weights, of_source, refuse, running_shares
+from torch_table_loader.engine.state import Bound, Weights, of_source, refuse
 from torch_table_loader.engine.work.indexed_work import MixedStream, SourceStream
 from torch_table_loader.errors import ConfigError, ConfigTypeError, ResumeError
 from torch_table_loader.planning.distinct import distinct
@@ -40,10 +40,9 @@ if TYPE_CHECKING:
 
     from torch_table_loader.engine.jobs.job import Job
     from torch_table_loader.engine.rank_info import RankInfo
-    from torch_table_loader.engine.state import SavedMixture, SavedState, SavedTable
+    from torch_table_loader.engine.state import SavedState, SavedTable
     from torch_table_loader.engine.work.packed_work import PackedStream
     from torch_table_loader.options import LoaderOptions
-    from torch_table_loader.planning.stages import SampleCount
     from torch_table_loader.schedules import Stop
 
     Ints: TypeAlias = NDArray[np.int64]
@@ -138,9 +137,8 @@ class MixedRows(MixtureJob, IndexedJob):
         natural = isinstance(weights, str)
         shares = natural_shares(rows) if isinstance(weights, str) else weights
         mixture = Mixture.of(shares, self.options.shuffle_seed, epoch, self.block, natural=natural)
-        counts = tuple(rows[name] for name in mixture.names)
-        (mixture, total), stage = mixture.ending(counts, self.stop), self._stage(epoch)
-        return SamplePosition(epoch, stage, total=total, exclusions=versions, mixture=mixture, rows=counts)
+        (mixture, total), stage = mixture.ending(rows, self.stop), self._stage(epoch)
+        return SamplePosition(epoch, stage, total=total, exclusions=versions, mixture=mixture, rows=rows)
 
     def _exclusions_of(self, epoch: int) -> dict[str, ExclusionVersions]:
         return {name: rows.exclusions.of(epoch) for name, rows in self.sources.items()}
@@ -168,8 +166,7 @@ class MixedRows(MixtureJob, IndexedJob):
 
     @override
     def reweighted(self, position: SamplePosition, weights: Weights) -> SamplePosition:
-        by_name = None if isinstance(weights, str) else weights
-        return position.reweighted(by_name, position.rows_by_name, self.stop)
+        return position.reweighted(None if isinstance(weights, str) else weights, self.stop)
 
     @override
     def current(self, position: SamplePosition) -> SamplePosition:
@@ -180,28 +177,16 @@ class MixedRows(MixtureJob, IndexedJob):
 
     def _cut_anew(self, position: SamplePosition) -> SamplePosition:
         """Return the position with sequences of the next step's length, in a new stage, if they have another."""
-        epoch, taken, place = position.epoch, position.steps_taken, position.consumed
+        epoch, taken = position.epoch, position.steps_taken
         before, after = (self._length_at(epoch, steps)[0] for steps in (position.steps_before, taken))
-        if before == after or place == position.total:
+        if before == after or position.consumed == position.total:
             return position
-        exclusions = position.exclusions
-        mixture, origins = self._recounted(position.mixed, place, self._turns(position), exclusions, after)
-        rows = self._rows(exclusions, epoch, after)
-        counts = tuple(rows[name] for name in mixture.names)
-        mixture, total = mixture.ending(counts, self.stop)
-        cut = replace(position, origins=origins, total=total, mixture=mixture, rows=counts, ended=False)
-        return replace(cut, start=place, steps_before=taken, stage=replace(position.stage, steps=0))
+        return self._recounted(position, self._turns(position), after)
 
-    def _recounted(
-        self,
-        mixture: Mixture,
-        place: int,
-        turns: Mapping[str, TurnsOf],
-        versions: Mapping[str, ExclusionVersions],
-        seq_len: int,
-    ) -> tuple[Mixture, dict[str, tuple[int, int]]]:
-        """Return the mixture from a place on in sequences of another length, and the origins of its sources."""
-        rows = self._rows(versions, mixture.epoch, seq_len)
+    def _recounted(self, position: SamplePosition, turns: Mapping[str, TurnsOf], seq_len: int) -> SamplePosition:
+        """Return the position in a new stage of sequences of another length, which begin at origins of their own."""
+        mixture, place = position.mixed, position.consumed
+        rows = self._rows(position.exclusions, position.epoch, seq_len)
         before, origins = dict(zip(mixture.names, mixture.rows_before(place), strict=True)), {}
         for name, own in turns.items():
             if not rows[name]:
@@ -210,7 +195,8 @@ class MixedRows(MixtureJob, IndexedJob):
             number, tokens = self._packed(own).came_before(before[name])
             before[name], origin = self._packed(then).turn_behind(number, tokens)
             origins[name] = (number, origin)
-        return mixture.recounted(place, before, rows), origins
+        cut = replace(position, origins=origins, rows=rows)
+        return cut.mixed_anew(mixture.recounted(place, before, rows), self.stop)
 
     def _packed(self, turns: TurnsOf) -> PackedStream:
         return cast("PackedStream", self.sources[turns.name].by_turn(turns))
@@ -262,9 +248,11 @@ class MixedRows(MixtureJob, IndexedJob):
         }
 
     @override
-    def _bound_then(self, name: str, saved: SavedState) -> Bound:
-        own = self.bound_sources[name]
-        return _of_length(own, length_then(saved)) if self._cuts_anywhere else own
+    def _bound_then(self, saved: SavedState) -> Mapping[str, Bound]:
+        if not self._cuts_anywhere:
+            return self.bound_sources
+        length = length_then(saved)
+        return {name: _of_length(own, length) for name, own in self.bound_sources.items()}
 
     @property
     def _cuts_anywhere(self) -> bool:
@@ -280,85 +268,67 @@ class MixedRows(MixtureJob, IndexedJob):
         return {name: anchor for name, anchor in found.items() if anchor}
 
     def _begin_at(self, position: SamplePosition, anchors: Mapping[str, Sequence[int]]) -> None:
-        for name, entry in zip(position.mixed.names, self.stream(position).sources, strict=True) if anchors else ():
+        for name, entry in zip(position.mixed.names, self.stream(position).sources, strict=True):
             if name in anchors:
                 entry.items.begin_at(list(anchors[name]))
 
     @override
-    def continued(self, saved: SavedState, mixture: SavedMixture) -> tuple[MixedRows, SamplePosition]:
-        count = cast("SampleCount", saved.taken)
-        total, shares = count.total, running_shares(tuple(saved.tables), count, mixture)
-        mixed = replace(self, sources={name: self._resumed(name, saved) for name in self.sources})
-        done = self._did(count.steps, count.consumed)
-        newest = self._weights_at(count.epoch, done)
-        consumed, epoch = count.consumed, count.epoch
-        now = self._length_at(epoch, count.steps)[0]
+    def continued(self, saved: SavedState) -> tuple[MixedRows, SamplePosition]:
+        taken, tables, sources = cast("SamplePosition", saved.taken), saved.tables, dict(self.sources)
+        for name in (name for name in sources if name in tables):
+            with of_source(name):
+                sources[name] = sources[name].resumed(tables[name], taken.epoch)
+        mixed, epoch = replace(self, sources=sources), taken.epoch
+        now = self._length_at(epoch, taken.steps_before)[0]
         then = length_then(saved) if self._cuts_anywhere else now
-        versions = mixed._exclusions_of(epoch)
-        seed, natural = self.options.shuffle_seed, isinstance(mixture.newest, str)
-        order = Mixture(tuple(saved.tables), shares, seed, epoch, self.block, natural)
-        rows, origins = mixed._rows(versions, epoch, then), dict(count.origins)
-        turns = mixed._checked_turns(order, versions, then, origins)
-        over = shares.start == consumed == total  # it stays so, whatever comes and goes
-        if not over and all(name in rows for name in order.names):
-            order = self._checked_order(order, rows, total, consumed)
+        versions, done = mixed._exclusions_of(epoch), self._did(taken.steps_before, taken.start)
+        rows, stage = mixed._rows(versions, epoch, then), self._stage(epoch, done)
+        position = mixed._checked(replace(taken, stage=stage, exclusions=versions, rows=rows, ended=False))
+        turns = mixed._checked_turns(position, then) if position.origins or then != now else {}
         if then != now:
-            order, origins = mixed._recounted(order, consumed, turns, versions, now)
-            rows = mixed._rows(versions, epoch, now)
-        order = order.of_what_is_left(consumed, rows) if isinstance(newest, str) else order.reweighted(consumed, newest)
-        counts = tuple(rows[name] for name in order.names)
-        order, length = order.ending(counts, self.stop)
-        position = SamplePosition(
-            epoch,
-            self._stage(epoch, done),
-            total=total if consumed == total else length,
-            start=consumed,
-            steps_before=count.steps,
-            exclusions=versions,
-            mixture=order,
-            rows=counts,
-            origins={name: origins[name] for name in order.names if name in origins},
-        )
-        mixed._begin_at(position, {name: theirs.anchor for name, theirs in saved.tables.items() if theirs.anchor})
+            position = mixed._recounted(position, turns, now)
+        position = mixed.reweighted(position, self._weights_at(epoch, done))
+        origins = {name: origin for name, origin in position.origins.items() if name in sources}
+        position = replace(position, origins=origins)
+        if anchors := {name: theirs.anchor for name, theirs in tables.items() if theirs.anchor}:
+            mixed._begin_at(position, anchors)
         return mixed, position
 
-    def _checked_turns(
-        self,
-        mixture: Mixture,
-        versions: Mapping[str, ExclusionVersions],
-        seq_len: int,
-        origins: Mapping[str, tuple[int, int]],
-    ) -> dict[str, TurnsOf]:
+    def _checked_turns(self, position: SamplePosition, seq_len: int) -> dict[str, TurnsOf]:
         """Return what decides which items of the sources come that a state has.
 
         Raises:
             ResumeError: sequences of no other length begin where the state says.
         """
+        mixture, origins = position.mixed, position.origins
         if origins and not self._cuts_anywhere:
             refuse(f"origins {origins!r} of sequences, and here documents are not cut anywhere")
         turns, before = {}, dict(zip(mixture.names, mixture.shares.before, strict=True))
         for name in mixture.names:
             if name not in self.sources:
                 continue
-            turns[name] = self._turns_of(
-                name, versions[name].running, mixture.epoch, seq_len, origins.get(name, (0, 0))
-            )
+            running = position.exclusions[name].running
+            turns[name] = self._turns_of(name, running, mixture.epoch, seq_len, origins.get(name, (0, 0)))
             if name in origins and not self._packed(turns[name]).has_at(before[name]):
                 refuse(f"the origin {origins[name]!r} of source {name!r}, before {before[name]} of its sequences")
         return turns
 
-    def _checked_order(self, mixture: Mixture, rows: Mapping[str, int], total: int, consumed: int) -> Mixture:
-        """Return the mixture of a state without what its rule dropped.
+    def _checked(self, position: SamplePosition) -> SamplePosition:
+        """Return the position of a state with its mixture without what its rule dropped.
 
-        Refuse an epoch of another length than its weights give, and natural weights that are not what was left.
+        Refuse an epoch of another length than its weights give, and natural weights that are not what was left. An
+        epoch that is over stays so, whatever comes and goes, and the rows of sources that are gone are not known.
 
         Raises:
             ResumeError: no mixture of these sources has such an epoch.
         """
-        counts, start = {name: rows[name] for name in mixture.names}, mixture.shares
-        mixture, length = mixture.ending(tuple(counts.values()), self.stop)
+        mixture, start, total, rows = position.mixed, position.mixed.shares, position.total, position.rows
+        if start.start == position.start == total or not all(name in rows for name in mixture.names):
+            return position
+        mixture, length = mixture.ending(rows, self.stop)
         asked = None
-        if mixture.natural and consumed < length:
+        if mixture.natural and position.start < length:
+            counts = {name: rows[name] for name in mixture.names}
             left = {name: max(0, rows[name] - had) for name, had in zip(mixture.names, start.before, strict=True)}
             asked = natural_shares(left if any(left.values()) else counts)
         if total != length or asked not in (None, mixture.weights):
@@ -368,16 +338,7 @@ class MixedRows(MixtureJob, IndexedJob):
                 f"{'' if asked is None else f', natural weights being {asked}'}; pass the value of state_dict() "
                 "unchanged"
             )
-        return mixture
-
-    def _resumed(self, name: str, saved: SavedState) -> TableItems:
-        """Return a source with the exclusions of a state, if it is in the state."""
-        rows = self.sources[name]
-        if name not in saved.tables:
-            return rows
-        with of_source(name):
-            versions = ExclusionVersions.from_state(saved.tables[name].exclusions, rows.table.layout.num_rows)
-        return rows.resumed(versions, saved.taken.epoch)
+        return replace(position, mixture=mixture)
 
     @override
     def warn_of_undone(self, other: Job) -> None:
@@ -456,7 +417,7 @@ class MixedRows(MixtureJob, IndexedJob):
         names, endless = position.mixed.names, last.total == ENDLESS
         taken = None if endless else dict(zip(names, last.mixed.rows_before(last.total), strict=True))
         if self.options.pack is None or not self.options.pack.schedule:
-            return dict(zip(names, position.rows, strict=True)), taken
+            return dict(position.rows), taken
         streams = {name: self._packed(own) for name, own in self._turns(last).items()}
         sizes = {name: own.tokens_of_a_round for name, own in streams.items()}
         if taken is None:

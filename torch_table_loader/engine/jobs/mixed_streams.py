@@ -27,7 +27,7 @@ from torch_table_loader.engine.jobs.mixture_form import (
 from torch_table_loader.engine.jobs.mixture_job import AskedWeights, MixtureJob
 from torch_table_loader.engine.jobs.resolve import topology_of, with_padding
 from torch_table_loader.engine.sizing import TENSOR_BYTES, batches_of_a_gather, rows_in_flight
-from torch_table_loader.engine.state import Bound, refuse_unasked, refuse_undealt, refuse_unfit
+from torch_table_loader.engine.state import Bound, refuse
 from torch_table_loader.engine.work.mixed_stream_work import MixedStreamWork, StreamPart
 from torch_table_loader.engine.work.source_form import PlainForm
 from torch_table_loader.errors import ConfigError
@@ -37,7 +37,6 @@ from torch_table_loader.planning.mixed_stages import MixedPosition, begun, had_o
 from torch_table_loader.planning.mixture import NaturalShares, ShareUnit
 from torch_table_loader.planning.rounds import RoundRuns, Rounds
 from torch_table_loader.planning.rows_of import SourceRow
-from torch_table_loader.planning.stages import refuse_ended
 from torch_table_loader.schedules import Done
 
 if TYPE_CHECKING:
@@ -47,7 +46,7 @@ if TYPE_CHECKING:
     from torch_table_loader.engine.explanation import Explanation
     from torch_table_loader.engine.jobs.stream_job import StreamJob
     from torch_table_loader.engine.rank_info import RankInfo
-    from torch_table_loader.engine.state import Kind, SavedMixture, SavedState, Weights
+    from torch_table_loader.engine.state import Kind, SavedState, Weights
     from torch_table_loader.engine.work.source_form import SourceForm
     from torch_table_loader.options import LoaderOptions
     from torch_table_loader.schedules import Stop
@@ -176,16 +175,11 @@ class MixedStreams(MixtureJob):
         return self._begun(position.epoch, weights, position)
 
     @override
-    def continued(self, saved: SavedState, mixture: SavedMixture) -> tuple[MixedStreams, MixedPosition]:
+    def continued(self, saved: SavedState) -> tuple[MixedStreams, MixedPosition]:
         position = cast("MixedPosition", saved.taken)
-        for deal, _ in position.stages:
-            refuse_unfit(deal.names, deal.by_name)
-            refuse_undealt(deal, cuts=self._cuts_anywhere)
-        refuse_unfit(tuple(saved.tables), mixture.given, mixture.newest, position.deal.by_name)
-        if position.consumed < position.total:
-            refuse_unasked(position.deal.by_name, mixture.newest, natural=position.deal.natural)
+        if not self._cuts_anywhere and (cut := [each.deal.width for each in position.stages if each.deal.width > 1]):
+            refuse(f"sequences of {cut[0]} tokens, and here documents are not cut anywhere")
         refuse_other_orders(position, self.rounds, self.stop)
-        refuse_ended(position.consumed, position.total, ended=position.ended)
         lanes = position.stage.topology.lanes if self.options.num_workers is None else self.topology.lanes
         job, newest = self.with_lanes(lanes), self._weights_at(position.epoch, self._done(position))
         same_shape = position.stage.topology == job._topology_of(position.epoch, job._done(position))
@@ -193,7 +187,7 @@ class MixedStreams(MixtureJob):
             return job, position
         if position.consumed == position.total:
             done = job._begun(position.epoch, newest, position)
-            return job, replace(done, deal=replace(done.deal, total=0))
+            return job, MixedPosition.at(done.epoch, replace(done.deal, total=0), done.past)
         return job, job._begun(position.epoch, newest, position)
 
     @override

@@ -13,7 +13,7 @@ from typing_extensions import override
 from torch_table_loader.engine.jobs.job import Asked, Job
 from torch_table_loader.engine.jobs.mixture_form import common_columns
 from torch_table_loader.engine.jobs.resolve import warn_of_uneven_batches
-from torch_table_loader.engine.state import Bound, SavedMixture, SavedTable, Weights, check_state, mixture_of, of_source
+from torch_table_loader.engine.state import Bound, SavedMixture, SavedTable, Weights, check_state
 from torch_table_loader.errors import ConfigError
 from torch_table_loader.planning.mixture import NaturalShares, natural_shares
 from torch_table_loader.schedules import Done
@@ -175,21 +175,18 @@ class MixtureJob(Job):
         Sources may have come and gone since, and the loader may have been made with other weights: they hold from
         there on. Otherwise the state's weights continue.
         """
-        mixture = mixture_of(saved, self.kind, self.bound.options)
-        for name, source in self.sources.items():
-            if name not in saved.tables:
-                continue
-            with of_source(name):
-                check_state(self.kind, self._bound_then(name, saved), source.table, saved, name)
+        check_state(saved, self.kind, self._bound_then(saved), self.tables, order=self.bound.options)
+        mixture = saved.mixture
+        assert mixture is not None  # noqa: S101 checked
         newest = mixture.newest if mixture.given == self.given else self.given
-        return replace(self, asked=AskedWeights(newest=newest)).continued(saved, mixture)
+        return replace(self, asked=AskedWeights(newest=newest)).continued(saved)
 
-    def _bound_then(self, name: str, saved: SavedState) -> Bound:  # noqa: ARG002 see `MixedRows`
-        """Return what a state of a source must be bound to, whatever may have changed since."""
-        return self.bound_sources[name]
+    def _bound_then(self, saved: SavedState) -> Mapping[str, Bound]:  # noqa: ARG002 see `MixedRows`
+        """Return what a state of the sources must be bound to, whatever may have changed since."""
+        return self.bound_sources
 
     @abstractmethod
-    def continued(self, saved: SavedState, mixture: SavedMixture) -> tuple[Self, Position]:
+    def continued(self, saved: SavedState) -> tuple[Self, Position]:
         """Return the job at a saved position, with the weights that hold from there on.
 
         Raises:

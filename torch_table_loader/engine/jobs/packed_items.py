@@ -30,7 +30,7 @@ from torch_table_loader.engine.state import Bound, SavedTable, check_state
 from torch_table_loader.engine.tokens_in_place import TokensInPlace
 from torch_table_loader.engine.work.packed_work import BalancedBatches, PackedStream, StoredTokens
 from torch_table_loader.errors import ConfigError, ResumeError, TableError
-from torch_table_loader.planning.exclusion import Exclusions, ExclusionVersions
+from torch_table_loader.planning.exclusion import Exclusions
 from torch_table_loader.planning.stages import SamplePosition
 from torch_table_loader.planning.token_windows import Windows
 from torch_table_loader.read.kept_documents import KeptDocuments, kept_type
@@ -49,7 +49,6 @@ if TYPE_CHECKING:
     from torch_table_loader.planning.global_batches import GlobalBatches
     from torch_table_loader.planning.pack_counts import PackCounts
     from torch_table_loader.planning.rows_of import RowSpan
-    from torch_table_loader.planning.stages import SampleCount
     from torch_table_loader.source.plan_cache import Plans
 
     Ints: TypeAlias = NDArray[np.int64]
@@ -186,12 +185,11 @@ class PackedItems(TableItems):
             then = saved.tables[""].options.get("seq_len")
         if then != pack.seq_len and type(then) is int and 0 < then <= LONGEST:
             own = Bound(own.table, {**own.options, "seq_len": then})  # its place is a token
-        check_state(self.kind, own, self.table, saved)
-        theirs, count = saved.tables[""], cast("SampleCount", saved.taken)
-        origin = count.origin
-        excluded = ExclusionVersions.from_state(theirs.exclusions, self.table.layout.num_rows)
-        items = self.resumed(excluded, count.epoch)
-        taken, now = count.consumed, self._length_at(count.epoch, count.steps)[0]
+        check_state(saved, self.kind, {"": own}, self.tables)
+        theirs, count = saved.tables[""], cast("SamplePosition", saved.taken)
+        items, origin = self.resumed(theirs, count.epoch), count.origin
+        excluded = items.exclusions.of(count.epoch)
+        taken, now = count.start, self._length_at(count.epoch, count.steps_before)[0]
         stream = items._stream(count.epoch, excluded.running, origin, then)
         if origin and (pack.strategy != "concat" or stream.tokens_before(0) != origin):
             raise ResumeError(
@@ -206,12 +204,12 @@ class PackedItems(TableItems):
             stream.begin_at(list(theirs.anchor))
         return items, SamplePosition(
             count.epoch,
-            self._stage(count.epoch, self._did(count.steps, taken + origin // pack.seq_len)),
+            self._stage(count.epoch, self._did(count.steps_before, taken + origin // pack.seq_len)),
             total=stream.count,
             start=taken,
             exclusions={"": excluded},
             origin=origin,
-            steps_before=count.steps,
+            steps_before=count.steps_before,
         )
 
     @override

@@ -169,7 +169,7 @@ class Planner:
         Raises:
             ResumeError: the message says how many steps there are.
         """
-        stages = (*position.past, position.stage) if self.counted else ()
+        stages = position.stages if self.counted else ()
         for number, stage in enumerate(stages):
             at, topology, taken = replace(position, stage=stage, past=stages[:number]), stage.topology, stage.steps
             known = not taken or (rank < topology.num_ranks and taken <= self.plan(at, rank).plan.steps)

@@ -134,8 +134,8 @@ class StreamJob(Job):
     def resume(self, saved: SavedState) -> tuple[StreamJob, StreamPosition]:
         """Return this job, with the state's number of lanes if the caller named none, and where it continues."""
         splits_then = lambda extent: {"splits": self.planner.digest(extent)}  # noqa: E731
-        earlier = self.planner.files_of
-        grown = check_state(self.kind, self.bound, self.table, saved, earlier=earlier, options_of=splits_then)
+        own, earlier = {"": self.bound}, self.planner.files_of
+        grown = check_state(saved, self.kind, own, self.tables, earlier=earlier, options_of=splits_then)
         position = cast("StreamPosition", saved.taken)
         position = position if grown is None else position.before_growth(grown)
         job = self if self.options.num_workers is not None else self.with_lanes(position.stage.topology.lanes)
@@ -158,7 +158,7 @@ class StreamJob(Job):
     def _check(self, position: StreamPosition) -> None:
         if extents := position.extents:
             refuse_unknown(extents, self.planner.files_of)
-        for stage in (*position.past, position.stage):
+        for stage in position.stages:
             if stage.topology != self.topology:
                 refuse_shape(stage.topology, self.options, self.planner)
         self.planner.refuse_steps_beyond(position, self.rank)
@@ -202,7 +202,7 @@ class StreamJob(Job):
 
     @override
     def kept_shape(self, position: StreamPosition) -> bool:
-        stages = (*position.past, position.stage)
+        stages = position.stages
         begins = (
             replace(position, past=stages[:number], stage=replace(stage, steps=0))
             for number, stage in enumerate(stages)
@@ -228,8 +228,7 @@ class StreamJob(Job):
     @override
     def _done(self, position: StreamPosition) -> Done:
         """Return what the job has done, as if its ranks had taken full batches."""
-        stages = (*position.past, position.stage)
-        rows = sum(each.steps * self._step(each.topology).samples for each in stages)
+        rows = sum(each.steps * self._step(each.topology).samples for each in position.stages)
         return self._did(position.steps_taken, rows)
 
     @override

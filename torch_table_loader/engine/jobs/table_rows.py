@@ -64,7 +64,7 @@ if TYPE_CHECKING:
     from torch_table_loader.engine.state import SavedState
     from torch_table_loader.engine.tokens_in_place import TokensInPlace
     from torch_table_loader.planning.splits import SegmentTable
-    from torch_table_loader.planning.stages import Extent, SampleCount
+    from torch_table_loader.planning.stages import Extent
     from torch_table_loader.planning.weighted_rows import WeightedRows
     from torch_table_loader.read.kept_documents import KeptDocuments
     from torch_table_loader.source.plan_cache import Plans
@@ -228,9 +228,19 @@ class TableItems(IndexedJob):
         """Return the same with exclusions of its own, which begin with what is excluded now."""
         return replace(self, exclusions=self.exclusions.apart())
 
-    def resumed(self, exclusions: ExclusionVersions, epoch: int) -> Self:
-        """Return the same with the exclusions of a state."""
-        return replace(self, exclusions=ExclusionState(exclusions, epoch))
+    def resumed(self, theirs: SavedTable, epoch: int, files: Ints | None = None) -> Self:
+        """Return the same with what a state excludes from an epoch that began.
+
+        Args:
+            files: those that the table had then, if it has grown since.
+        """
+        layout = self.table.layout
+        then = layout if files is None else layout.part(files)
+        excluded = ExclusionVersions.from_state(theirs.exclusions, then.num_rows)
+        if files is not None:
+            both = (excluded.running, excluded.newest)
+            excluded = ExclusionVersions(*(ids_now(layout, files, each) for each in both))
+        return replace(self, exclusions=ExclusionState(excluded, epoch))
 
     @abstractmethod
     def count(self, turns: TurnsOf) -> int:
@@ -409,55 +419,35 @@ class TableRows(TableItems):
     @override
     def resume(self, saved: SavedState) -> tuple[TableRows, SamplePosition]:
         """Return the job with the state's exclusions, and where it continues."""
-        grown = check_state(self.kind, self.bound, self.table, saved, earlier=self.files_of)
-        count = cast("SampleCount", saved.taken)
-        if extents := [*count.extents, *([] if grown is None else [grown])]:
-            refuse_unknown(extents, self.files_of)
-        layout = self.table.layout if grown is None else self.table.layout.part(self.files_of[grown])
-        excluded = ExclusionVersions.from_state(saved.tables[""].exclusions, layout.num_rows)
-        if grown is not None:
-            count, excluded = self._in_grown_table(count, excluded, grown)
-        rows, running = self.resumed(excluded, count.epoch), excluded.running
-        grew = bool(count.extents)
-        order = rows._order_of(count.epoch, count.extents, running) if grew else rows._of_epoch(running, count.epoch)
-        total = self._total(order.num_rows)
-        count.check(total)
-        return rows, SamplePosition(
-            count.epoch,
-            self._stage(count.epoch, self._did(count.steps, count.consumed)),
-            total=total,
-            start=count.consumed,
-            steps_before=count.steps,
-            exclusions={"": excluded},
-            extents=count.extents,
-        )
-
-    def _in_grown_table(
-        self, count: SampleCount, excluded: ExclusionVersions, extent: Extent
-    ) -> tuple[SampleCount, ExclusionVersions]:
-        """Return how far a job came before the table grew, and exclusions as row ids of the table as it is now."""
-        files, both = self.files_of[extent], (excluded.running, excluded.newest)
-        moved = ExclusionVersions(*(ids_now(self.table.layout, files, each) for each in both))
-        tables = [self.files_of[each] for each in (*count.extents, extent)]
-        gone = self._places_of(moved.running.ids)
-        before = GrownOrder.of(self.live_starts, tables, gone, self.options.shuffle_seed, count.epoch)
-        count.check(before.num_rows)
-        return replace(count, ended=False, extents=(*count.extents, extent)), moved
-
-    def _order_of(self, epoch: int, extents: Sequence[Extent], running: Exclusions) -> RowOrder | GrownOrder:
-        """Return the order of an epoch, in which the table may have grown."""
+        grown = check_state(saved, self.kind, {"": self.bound}, self.tables, earlier=self.files_of)
+        taken = cast("SamplePosition", saved.taken)
+        extents = (*taken.extents, *([] if grown is None else [grown]))
         if extents:
-            tables = [*(self.files_of[each] for each in extents), np.arange(len(self.table.files), dtype=np.int64)]
-            gone = self._places_of(running.ids)
-            return GrownOrder.of(self.live_starts, tables, gone, self.options.shuffle_seed, epoch)
-        remaining = self._of_epoch(running, epoch)
-        return RowOrder(
-            Permutation(remaining.num_rows, derive_key(self.options.shuffle_seed, epoch, "rows")), remaining
-        )
+            refuse_unknown(extents, self.files_of)
+        rows = self.resumed(saved.tables[""], taken.epoch, None if grown is None else self.files_of[grown])
+        versions = rows.exclusions.of(taken.epoch)
+        order = self._grown(taken.epoch, extents, versions.running) if extents else None
+        if order is not None and grown is not None:
+            taken.check(int(order.ends[len(extents) - 1]))
+            taken = replace(taken, ended=False, extents=extents)
+        total = self._total((order or self._of_epoch(versions.running, taken.epoch)).num_rows)
+        taken.check(total)
+        stage = self._stage(taken.epoch, self._did(taken.steps_before, taken.start))
+        return rows, replace(taken, stage=stage, ended=False, total=total, exclusions={"": versions})
+
+    def _grown(self, epoch: int, extents: Sequence[Extent], running: Exclusions) -> GrownOrder:
+        """Return the order of an epoch in which the table grew, from one extent to the next and to what it is now."""
+        tables = [*(self.files_of[each] for each in extents), np.arange(len(self.table.files), dtype=np.int64)]
+        gone = self._places_of(running.ids)
+        return GrownOrder.of(self.live_starts, tables, gone, self.options.shuffle_seed, epoch)
 
     @override
     def stream(self, position: SamplePosition) -> RowStream:
-        order = self._order_of(position.epoch, position.extents, position.exclusions[""].running)
+        epoch, running = position.epoch, position.exclusions[""].running
+        if position.extents:
+            return RowStream(self._grown(epoch, position.extents, running), self.store, self.options.row_id)
+        remaining, key = self._of_epoch(running, epoch), derive_key(self.options.shuffle_seed, epoch, "rows")
+        order = RowOrder(Permutation(remaining.num_rows, key), remaining)
         return RowStream(order, self.store, self.options.row_id)
 
     @override
@@ -466,18 +456,16 @@ class TableRows(TableItems):
 
     @override
     def count(self, turns: TurnsOf) -> int:
-        remaining = self.remaining(turns.exclusions)
-        return self._total(self._of_source(turns, remaining).num_rows) if remaining.num_rows else 0
+        return self._total(self._of_source(turns).num_rows)
 
     @override
     def by_turn(self, turns: TurnsOf) -> RowStream:
-        order = SourceOrder(
-            self._of_source(turns, self.remaining(turns.exclusions)), turns.seed, turns.name, turns.epoch
-        )
+        order = SourceOrder(self._of_source(turns), turns.seed, turns.name, turns.epoch)
         return RowStream(order, self.store, self.options.row_id)
 
-    def _of_source(self, turns: TurnsOf, remaining: Remaining) -> Remaining | WeightedRows:
-        if self.weights is None:
+    def _of_source(self, turns: TurnsOf) -> Remaining | WeightedRows:
+        remaining = self.remaining(turns.exclusions)
+        if self.weights is None or not remaining.num_rows:
             return remaining
         return self.weights.drawn(remaining, turns.seed, turns.epoch, f"places in weights of source {turns.name}")
 

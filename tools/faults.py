@@ -315,8 +315,8 @@ FAULTS = (
     ),
     Fault(
         *(7, "a state of another table is taken", "engine/state.py"),
-        "    _refuse_table(table, own.table, theirs.table)",
-        "    return None",
+        "_refuse_table(tables[name], own[name].table, theirs.table)",
+        "continue",
         _REFUSALS,
     ),
     Fault(

@@ -177,7 +177,7 @@ class StreamPosition(StagedPosition):
     @property
     def extents(self) -> tuple[Extent, ...]:
         """What the table was in earlier stages, oldest first, each once where it stays the same."""
-        found = [each.extent for each in self.stages]
+        found = [*(each.extent for each in self.past), self.stage.extent]
         return tuple(each for each, before in zip(found, [None, *found], strict=False) if each not in (None, before))
 
     def on(self, topology: Topology, *, anew: bool = False) -> StreamPosition:

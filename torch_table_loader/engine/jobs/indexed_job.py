@@ -1,11 +1,11 @@
-"""One rank's share of items that are gathered by index: rows of a table, sequences, or a mixture of several tables."""
+"""One rank's share of items that have a place in one order, most of which are gathered by index."""
 
 from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, ClassVar, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 from typing_extensions import override
 
@@ -26,12 +26,82 @@ if TYPE_CHECKING:
     from torch_table_loader.engine.state import Kind
     from torch_table_loader.planning.pack_counts import PackCounts
     from torch_table_loader.planning.rows_of import RowSpan, SourceRow
+    from torch_table_loader.planning.stages import Position
 
     Ints: TypeAlias = NDArray[np.int64]
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class IndexedJob(Job):
+class PlacedJob(Job):
+    """One rank's share of items that have a place in one order each, of which a step of all ranks takes the next."""
+
+    @override
+    def _done(self, position: Any) -> Done:
+        return self._did(position.steps_taken, position.consumed)
+
+    @override
+    def schema(self, position: Any = None) -> pa.Schema:
+        return with_padding(self.columns, marks=self._marks_padding)
+
+    @property
+    def _marks_padding(self) -> bool:
+        return self.topology.even_ranks == "pad"
+
+    @override
+    def planned(self, position: Any) -> PlannedStage:
+        plan = self._batches(position)
+        return PlannedStage(plan, plan.longest)
+
+    def _batches(self, position: Any) -> GlobalBatches:
+        stage = replace(position.stage, topology=replace(position.stage.topology, lanes=self.topology.lanes))
+        batches: GlobalBatches = replace(position, stage=stage).batches(self.rank)
+        until = self._phase(position)[1]
+        return batches if until is None else batches.up_to(until)
+
+    def _explained_by_places(
+        self,
+        position: Position,
+        *,
+        strategy: str,
+        live_rows: int,
+        rows_in_flight: int,
+        held_bytes: int,
+        notes: Sequence[str],
+        splits: int = 0,
+        packing: PackCounts | None = None,
+    ) -> Explanation:
+        """Explain an epoch from its start; see `Job._explained`."""
+        lanes, ranks = range(self.topology.lanes), range(self.topology.num_ranks)
+        plans = [self._batches(stage) for stage in self.stages(position)]
+        endless = any(own.endless for own in plans)
+        steps = [sum(own.batches_before(own.steps)[lane] for own in plans) for lane in lanes]
+        rows = [0 if endless else sum(own.rows_of(lane) for own in plans) for lane in lanes]
+        return self._explained(
+            position.epoch,
+            strategy=strategy,
+            splits=splits,
+            live_rows=live_rows,
+            rows_per_rank=None
+            if endless
+            else [sum(replace(own, rank=rank).num_rows for own in plans) for rank in ranks],
+            steps_per_rank=None if endless else [sum(each) for each in zip(*map(steps_of_ranks, plans), strict=True)],
+            steps=None if endless else sum(own.steps for own in plans),
+            loads=[(0, rows[lane], 0, 0 if endless else steps[lane]) for lane in lanes],
+            rows_in_flight=rows_in_flight,
+            held_bytes=held_bytes,
+            notes=[*notes, *self._notes_of_steps(plans[0])],
+            packing=packing,
+        )
+
+    def _notes_of_steps(self, plan: GlobalBatches) -> list[str]:
+        """Say what a step of the optimizer is, where it is not one batch."""
+        micro = self.topology.micro_batches
+        rows = micro * plan.global_batch_size
+        return [f"a step of the optimizer is {micro} batches of each rank, {rows:,} rows"] if micro > 1 else []
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class IndexedJob(PlacedJob):
     """One rank's share of items that are gathered by index.
 
     Every item has a place in an order that neither ranks nor lanes nor batch size decide; a step takes the next ones.
@@ -80,25 +150,12 @@ class IndexedJob(Job):
         stage = self._stage(position.epoch, self._done(position))
         return replace(position.on(stage.topology), stage=stage)
 
-    @override
-    def _done(self, position: SamplePosition) -> Done:
-        return self._did(position.steps_taken, position.consumed)
-
     def _stage(self, epoch: int, done: Done = Done()) -> Stage:  # noqa: B008 it is frozen
         """Return a stage that begins at a place of an epoch."""
         if (sizes := self._batch_sizes) is None:
             return Stage(self.topology)
         aligned = 0 if sizes.unit == "steps" or epoch else sizes.begin(done)
         return Stage(self._topology_of(epoch, done), aligned=aligned)
-
-    @override
-    def schema(self, position: SamplePosition | None = None) -> pa.Schema:
-        return with_padding(self.columns, marks=self._marks_padding)
-
-    @override
-    def planned(self, position: SamplePosition) -> PlannedStage:
-        plan = self._batches(position)
-        return PlannedStage(plan, plan.longest)
 
     @abstractmethod
     def open(self, position: SamplePosition) -> None:
@@ -149,41 +206,13 @@ class IndexedJob(Job):
 
     @override
     def explain(self, epoch: int) -> Explanation:
-        position, lanes = self.start(epoch), range(self.topology.lanes)
-        plans = [self._batches(stage) for stage in self.stages(position)]
-        plan, endless = plans[0], any(own.endless for own in plans)
-        steps = [sum(own.batches_before(own.steps)[lane] for own in plans) for lane in lanes]
-        rows = [0 if endless else sum(own.rows_of(lane) for own in plans) for lane in lanes]
-        gathered = self.gather_batches * self.options.batch_size
-        ranks = range(self.topology.num_ranks)
-        return self._explained(
-            epoch,
+        position, gathered = self.start(epoch), self.gather_batches * self.options.batch_size
+        return self._explained_by_places(
+            position,
             strategy=self.strategy,
-            splits=0,
             live_rows=self.live_rows,
-            rows_per_rank=None
-            if endless
-            else [sum(replace(own, rank=rank).num_rows for own in plans) for rank in ranks],
-            steps_per_rank=None if endless else [sum(each) for each in zip(*map(steps_of_ranks, plans), strict=True)],
-            steps=None if endless else sum(own.steps for own in plans),
-            loads=[(0, rows[lane], 0, 0 if endless else steps[lane]) for lane in lanes],
             rows_in_flight=self.copies * rows_in_flight(self.options, gathered, self.blocks),
             held_bytes=self.held_bytes,
-            notes=[*self.notes(position), *self._notes_of_steps(plan)],
+            notes=self.notes(position),
             packing=self.packing(position),
         )
-
-    def _notes_of_steps(self, plan: GlobalBatches) -> list[str]:
-        """Say what a step of the optimizer is, where it is not one batch."""
-        micro = self.topology.micro_batches
-        rows = micro * plan.global_batch_size
-        return [f"a step of the optimizer is {micro} batches of each rank, {rows:,} rows"] if micro > 1 else []
-
-    @property
-    def _marks_padding(self) -> bool:
-        return self.topology.even_ranks == "pad"
-
-    def _batches(self, position: SamplePosition) -> GlobalBatches:
-        stage = replace(position.stage, topology=replace(position.stage.topology, lanes=self.topology.lanes))
-        batches, until = replace(position, stage=stage).batches(self.rank), self._phase(position)[1]
-        return batches if until is None else batches.up_to(until)

@@ -288,10 +288,6 @@ class MixedRows(MixtureJob, IndexedJob):
         length = length_then(saved)
         return {name: _of_length(own, length) for name, own in self.bound_sources.items()}
 
-    @property
-    def _cuts_anywhere(self) -> bool:
-        return self.options.pack is not None and self.options.pack.strategy == "concat"
-
     def _anchors(self, position: SamplePosition) -> dict[str, list[int]]:
         """Return from where sources that are walked find their next items."""
         if self.options.pack is None or not position.consumed:

@@ -8,14 +8,13 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, cast
 
 import numpy as np
-import pyarrow as pa
 from typing_extensions import override
 
 from torch_table_loader.arrow.datatypes import width_of
 from torch_table_loader.batching.codec import make_codec
 from torch_table_loader.batching.policy import TypePolicy
 from torch_table_loader.contracts import is_far
-from torch_table_loader.engine.jobs.job import PlannedStage
+from torch_table_loader.engine.jobs.indexed_job import PlacedJob
 from torch_table_loader.engine.jobs.mixture_form import (
     common_columns,
     flat_columns,
@@ -32,7 +31,7 @@ from torch_table_loader.engine.work.mixed_stream_work import MixedStreamWork, St
 from torch_table_loader.engine.work.source_form import PlainForm
 from torch_table_loader.errors import ConfigError
 from torch_table_loader.fetch.fetcher import FetchSettings
-from torch_table_loader.planning.global_batches import GlobalBatches, steps_of_ranks
+from torch_table_loader.planning.global_batches import ENDLESS
 from torch_table_loader.planning.mixed_stages import (
     MixedPosition,
     begun,
@@ -62,7 +61,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class MixedStreams(MixtureJob):
+class MixedStreams(MixtureJob, PlacedJob):
     """One rank's share of several tables that are read split by split.
 
     Args:
@@ -139,10 +138,6 @@ class MixedStreams(MixtureJob):
         """Return the rows of an item at a step: the tokens of a sequence, where documents are cut anywhere."""
         return self._length_at(epoch, step)[0] if self._cuts_anywhere else 1
 
-    @property
-    def _cuts_anywhere(self) -> bool:
-        return self.options.pack is not None and self.options.pack.strategy == "concat"
-
     @override
     def check_weights(self, weights: Mapping[str, float] | NaturalShares, epoch: int) -> Weights:
         newest = stream_weights(weights, self.sources, "rows", None, self.options.pack)
@@ -165,7 +160,7 @@ class MixedStreams(MixtureJob):
 
     @override
     def _done(self, position: MixedPosition) -> Done:
-        done, pack = self._did(position.steps_taken, position.consumed), self.options.pack
+        done, pack = super()._done(position), self.options.pack
         changes = pack is not None and pack.schedule
         return done._replace(tokens=done_in(position.stages).tokens) if changes else done
 
@@ -199,15 +194,6 @@ class MixedStreams(MixtureJob):
             return job, MixedPosition.at(done.epoch, replace(done.deal, total=0), done.past)
         return job, job._begun(position.epoch, newest, position)
 
-    @override
-    def schema(self, position: MixedPosition | None = None) -> pa.Schema:
-        return with_padding(self.columns, marks=self.topology.even_ranks == "pad")
-
-    @override
-    def planned(self, position: MixedPosition) -> PlannedStage:
-        plan = self._plan(position)
-        return PlannedStage(plan, plan.longest)
-
     def _stays(self, position: MixedPosition, weights: Weights) -> bool:
         """Return whether a position's stage goes on under some weights."""
         if position.stage.steps == position.steps_until_drop or not _has(position, weights, self.sources):
@@ -222,17 +208,13 @@ class MixedStreams(MixtureJob):
         untils = [steps for steps in (change, position.steps_until_drop) if steps is not None]
         return length, min(untils, default=None)
 
-    def _plan(self, position: MixedPosition) -> GlobalBatches:
-        plan, until = position.batches(self.rank), self._phase(position)[1]
-        return plan if until is None else plan.up_to(until)
-
     @override
     def work(self, position: MixedPosition) -> MixedStreamWork:
-        common = self._common_work(position, marks_padding=self.topology.even_ranks == "pad")
+        common = self._common_work(position, marks_padding=self._marks_padding)
         rests = rests_of(self.rounds, position)
         return MixedStreamWork(
             **common,
-            plan=self._plan(position),
+            plan=self._batches(position),
             deal=position.deal,
             parts=tuple(
                 StreamPart(self.rounds[name], rests[name], self.sources[name].reader, self._form(name, common["codec"]))
@@ -252,9 +234,7 @@ class MixedStreams(MixtureJob):
         number, schema = list(self.sources).index(name), self.sources[name].reader.schema
         if self.options.pack is not None:
             return sequence_form(number, codec, self.columns, schema, TypePolicy.of(self.options))
-        return PlainForm(
-            number, codec, self.schema(), places_of(self.columns, schema), self.topology.even_ranks == "pad"
-        )
+        return PlainForm(number, codec, self.schema(), places_of(self.columns, schema), self._marks_padding)
 
     @override
     def rows_of(self, position: MixedPosition, step: int, most: int | None = None) -> list[SourceRow]:
@@ -297,35 +277,24 @@ class MixedStreams(MixtureJob):
 
     @override
     def explain(self, epoch: int) -> Explanation:
-        position, lanes = self.start(epoch), range(self.topology.lanes)
-        plans = [self._plan(stage) for stage in self.stages(position)]
-        endless = any(plan.endless for plan in plans)
-        steps = [sum(plan.batches_before(plan.steps)[lane] for plan in plans) for lane in lanes]
-        gathered = self._joined_batches * self.options.batch_size
+        position, gathered = self.start(epoch), self._joined_batches * self.options.batch_size
         read = sum(-(-source.read_rows * source.row_bytes // self.row_bytes) for source in self.sources.values())
         far = any(source.is_far for source in self.sources.values())
-        return self._explained(
-            epoch,
+        return self._explained_by_places(
+            position,
             strategy="a mixture of streams",
-            splits=sum(len(rounds.segments.splits) for rounds in self.rounds.values()),
             live_rows=sum(self.sizes.values()),
-            rows_per_rank=None
-            if endless
-            else [sum(replace(plan, rank=rank).num_rows for plan in plans) for rank in range(self.topology.num_ranks)],
-            steps_per_rank=None if endless else [sum(each) for each in zip(*map(steps_of_ranks, plans), strict=True)],
-            steps=None if endless else sum(plan.steps for plan in plans),
-            loads=[
-                (0, 0 if endless else sum(plan.rows_of(lane) for plan in plans), 0, 0 if endless else steps[lane])
-                for lane in lanes
-            ],
-            rows_in_flight=read * len(lanes) + 2 * rows_in_flight(self.options, gathered, self.blocks),
+            rows_in_flight=read * self.topology.lanes + 2 * rows_in_flight(self.options, gathered, self.blocks),
             held_bytes=self.fetching.ahead_bytes if far else 0,
-            notes=self._notes(position, None if endless else self._delivered(position)),
+            notes=self._notes(position),
+            splits=sum(len(rounds.segments.splits) for rounds in self.rounds.values()),
         )
 
-    def _delivered(self, position: MixedPosition) -> dict[str, int]:
-        """Count what an epoch that ends delivers of each source; a last step that is dropped is counted too."""
+    def _delivered(self, position: MixedPosition) -> dict[str, int] | None:
+        """Count what an epoch delivers of each source; a last step that is dropped is counted too. None: no end."""
         *_, last = self.stages(position)
+        if last.total == ENDLESS:
+            return None
         done = last.after(-(-last.deal.end // last.deal.step_rows))
         return had_of(self.rounds, position.epoch, done.stages, self._told_width)
 
@@ -334,7 +303,7 @@ class MixedStreams(MixtureJob):
         """The rows of what `explain()` counts: of sequences of several lengths, their tokens."""
         return 1 if self.options.pack is not None and self.options.pack.schedule else self._width_at(0, 0)
 
-    def _notes(self, position: MixedPosition, taken: Mapping[str, int] | None) -> list[str]:
+    def _notes(self, position: MixedPosition) -> list[str]:
         deal, shares, pack = position.deal, sum(position.deal.by_name.values()), self.options.pack
         what = "row" if pack is None else "sequence"
         counted = "token" if pack is not None and pack.schedule else what
@@ -342,7 +311,7 @@ class MixedStreams(MixtureJob):
         weights = {name: weight / shares for name, weight in deal.by_name.items()}
         every = "after every step" if deal.block_steps == 1 else f"after every {deal.block_steps:,} steps"
         return [
-            *share_notes(tuple(self.sources), sizes, weights, taken, counted),
+            *share_notes(tuple(self.sources), sizes, weights, self._delivered(position), counted),
             *([f"sequences have {pack.lengths_in_words}"] if pack is not None and pack.schedule else []),
             (f"{every} each source has its share, to within one {what}; the epoch ends {self.stop.in_words(what)}"),
         ]

@@ -102,6 +102,11 @@ class MixtureJob(Job):
         return found
 
     @property
+    def _cuts_anywhere(self) -> bool:
+        """Whether sequences are cut of documents put behind one another, so that their length may change."""
+        return self.options.pack is not None and self.options.pack.strategy == "concat"
+
+    @property
     @override
     def _schedules(self) -> tuple[Schedule, ...]:
         return super()._schedules if self.later is None else (*super()._schedules, self.later)

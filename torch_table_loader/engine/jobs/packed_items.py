@@ -185,7 +185,7 @@ class PackedItems(TableItems):
             then = saved.tables[""].options.get("seq_len")
         if then != pack.seq_len and type(then) is int and 0 < then <= LONGEST:
             own = Bound(own.table, {**own.options, "seq_len": then})  # its place is a token
-        check_state(saved, self.kind, {"": own}, self.tables)
+        check_state(saved, self.kind, {"": own}, {"": self.table})
         theirs, count = saved.tables[""], cast("SamplePosition", saved.taken)
         items, origin = self.resumed(theirs, count.epoch), count.origin
         excluded = items.exclusions.of(count.epoch)

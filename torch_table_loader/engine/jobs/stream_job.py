@@ -134,8 +134,8 @@ class StreamJob(Job):
     def resume(self, saved: SavedState) -> tuple[StreamJob, StreamPosition]:
         """Return this job, with the state's number of lanes if the caller named none, and where it continues."""
         splits_then = lambda extent: {"splits": self.planner.digest(extent)}  # noqa: E731
-        own, earlier = {"": self.bound}, self.planner.files_of
-        grown = check_state(saved, self.kind, own, self.tables, earlier=earlier, options_of=splits_then)
+        own, table, earlier = {"": self.bound}, {"": self.table}, self.planner.files_of
+        grown = check_state(saved, self.kind, own, table, earlier=earlier, options_of=splits_then)
         position = cast("StreamPosition", saved.taken)
         position = position if grown is None else position.before_growth(grown)
         job = self if self.options.num_workers is not None else self.with_lanes(position.stage.topology.lanes)

@@ -419,7 +419,7 @@ class TableRows(TableItems):
     @override
     def resume(self, saved: SavedState) -> tuple[TableRows, SamplePosition]:
         """Return the job with the state's exclusions, and where it continues."""
-        grown = check_state(saved, self.kind, {"": self.bound}, self.tables, earlier=self.files_of)
+        grown = check_state(saved, self.kind, {"": self.bound}, {"": self.table}, earlier=self.files_of)
         taken = cast("SamplePosition", saved.taken)
         extents = (*taken.extents, *([] if grown is None else [grown]))
         if extents:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Self, Unpack
 
 import pyarrow as pa
 
+from torch_table_loader.engine.counting import Parts
 from torch_table_loader.engine.jobs.resolve import with_batch_size
 from torch_table_loader.engine.plan_check import PlanCheck
 from torch_table_loader.engine.rank_info import resolve_ranks
@@ -70,7 +71,7 @@ class TableDataset(RankDataset):
         ranks = resolve_ranks(options)
         options = with_batch_size(options, ranks.num_ranks, given="batch_size" in opening.keywords)
         plan_check = PlanCheck(ranks.rank, ranks.num_ranks, check=options.check_plan, pinned=opening.pinned)
-        open_at = partial(opening.open_source, options, ranks, plans=opening.plans)
+        open_at = partial(opening.open_source, options, ranks, plans=opening.plans, parts=opening.parts)
         with plan_check:
             source = find(options, plan_check)
             job = open_at(source)
@@ -103,7 +104,8 @@ class TableDataset(RankDataset):
         """Return a dataset for each part of this dataset's rows; each row is in exactly one.
 
         The parts are those of `part_of`, within the dataset's own `filters`: a hash of the columns decides, so that
-        they are the same in every epoch, process and order, and rows with equal values stay together.
+        they are the same in every epoch, process and order, and rows with equal values stay together. What is read to
+        count the rows of one part counts those of all.
 
         Args:
             parts: the share of each part, by name, such as ``{"train": 0.8, "val": 0.2}``; they sum to 1.
@@ -123,10 +125,11 @@ class TableDataset(RankDataset):
         for name in [by] if isinstance(by, str) else by:
             if name not in self.table.schema.names:
                 raise self.table.no_column(name)
-        return {part: self._derived({}, chosen) for part, chosen in filters.items()}
+        shared = Parts(self.options.filters, tuple(filters.values()))
+        return {part: self._derived({}, chosen, shared) for part, chosen in filters.items()}
 
-    def _derived(self, changes: LoaderKeywords, part: Any = None) -> Self:
-        """Return a dataset of the same table with other options; `part` is joined with the filter."""
+    def _derived(self, changes: LoaderKeywords, part: Any = None, parts: Parts | None = None) -> Self:
+        """Return a dataset of the same table with other options; `part`, which is one of `parts`, joins the filter."""
         if self._opening is None:
             raise ConfigError(
                 "the dataset came from another process, which alone can make others of its table: call with_options "
@@ -150,7 +153,10 @@ class TableDataset(RankDataset):
             source = replace(source.asked_anew(asked.column_names, asked.filters, part), deletes=table.deletes)
         made = copy(self)
         opening = replace(
-            self._opening, keywords=keywords, pinned=self._opening.pinned or self.job.topology.num_ranks > 1
+            self._opening,
+            keywords=keywords,
+            pinned=self._opening.pinned or self.job.topology.num_ranks > 1,
+            parts=self._opening.parts if parts is None and "filters" not in changes else parts,
         )
         made._plan(asked, lambda _, plan_check: agreed_source(source, plan_check), opening)
         return made

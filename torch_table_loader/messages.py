@@ -78,6 +78,11 @@ class Part(NamedTuple):
     done: Callable[[], int]
 
 
+def no_bar(items: Iterable[Any], _total: int | None) -> Iterable[Any]:
+    """Leave an iterable as it is, instead of drawing a progress bar around it."""
+    return items
+
+
 def progress_bar(
     label: str,
     *,
@@ -94,7 +99,7 @@ def progress_bar(
         beside: returns what it says at its end by now.
     """
     if not show:
-        return lambda items, _total: items
+        return no_bar
     from tqdm.auto import tqdm
 
     often = {"mininterval": interval, "maxinterval": max(interval, 10.0)}

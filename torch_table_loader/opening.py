@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from torch_table_loader.contracts import Source, Storage
+    from torch_table_loader.engine.counting import Parts
     from torch_table_loader.engine.jobs.job import Job
     from torch_table_loader.engine.plan_check import PlanCheck
     from torch_table_loader.engine.rank_info import RankInfo
@@ -188,32 +189,44 @@ class Opening:
 
     Args:
         keywords: the caller's options.
-        open_source: takes options, ranks, source and plans; returns the job, and closes the source's storage.
+        open_source: takes options, ranks, source, plans and parts; returns the job, and closes the source's storage.
         pinned: whether the caller said which files or snapshot to read.
         plans: what these datasets know of the table's files together, where no plan cache keeps it.
+        parts: those of which the dataset is one, if `split` made it.
     """
 
     keywords: LoaderKeywords
     open_source: Callable[..., Job]
     pinned: bool
     plans: HeldPlans = field(default_factory=HeldPlans)
+    parts: Parts | None = None
 
 
-def open_plain(options: LoaderOptions, ranks: RankInfo, source: Source, plans: Plans) -> Job:
+def open_plain(
+    options: LoaderOptions, ranks: RankInfo, source: Source, plans: Plans, parts: Parts | None = None
+) -> Job:
     """Open this rank's share of a table of files, and close its storage; see `open_job`."""
     cache = open_plan_cache(options, source.storage) or plans
-    job = open_job(source, options, ranks, cache)
+    job = open_job(source, options, ranks, cache, parts=parts)
     source.storage.close()
     cache.close()
     return job
 
 
 def open_snapshot(
-    options: LoaderOptions, ranks: RankInfo, source: SnapshotFiles, plans: Plans, *, split_deletes: bool, lazy: bool
+    options: LoaderOptions,
+    ranks: RankInfo,
+    source: SnapshotFiles,
+    plans: Plans,
+    parts: Parts | None = None,
+    *,
+    split_deletes: bool,
+    lazy: bool,
 ) -> Job:
     """Open this rank's share of a table with snapshots, and close its storage; see `open_job`."""
     asked = replace(options, filters=source.row_filter)
-    job = open_job(source, asked, ranks, source.cache or plans, split_deletes=split_deletes, lazy=lazy)
+    cache = source.cache or plans
+    job = open_job(source, asked, ranks, cache, split_deletes=split_deletes, lazy=lazy, parts=parts)
     source.storage.close()
     return job
 

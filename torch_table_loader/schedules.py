@@ -31,7 +31,7 @@ class Schedule:
         values: by the step, sample or token from which they hold, the first from 0. A value holds from the first step
             on that begins there, or behind it. A dict alone counts steps.
         unit: "steps": batches of a rank; "samples": rows (with `pack`, sequences) of all ranks; "tokens": those of
-            packed sequences.
+            packed sequences, each of which counts its length.
 
     Raises:
         ConfigError: there is no value for 0, or a place is below it.
@@ -127,7 +127,8 @@ class Stop:
             would come a fifth time, the others go on without them, in the same proportions. They do not end the epoch,
             unless no source is left.
         samples: rows (with `pack`, sequences) after which the epoch ends in any case.
-        tokens: the same in tokens of packed sequences, of which the last that fits is delivered.
+        tokens: the same in tokens of packed sequences, of which the last that fits is delivered: of the length that
+            they have then.
 
     Raises:
         ConfigError: a number is not an integer of at least 1, or a source is named twice.
@@ -177,17 +178,20 @@ class Stop:
         """Return the samples of an epoch that would have `total` without `samples`."""
         return total if self.samples is None else min(total, self.samples)
 
-    def in_samples(self, seq_len: int) -> Stop:
-        """Return the same with `tokens` counted as `samples`, the sequences of one length that fit.
+    def in_samples(self, seq_len: int, done: Done = Done()) -> Stop:  # noqa: B008 it is frozen
+        """Return the same with `tokens` counted as `samples`: what is done, and the sequences that fit behind it.
+
+        Args:
+            seq_len: tokens of each of these sequences.
 
         Raises:
-            ConfigError: none fits.
+            ConfigError: none fits, and none came.
         """
         if self.tokens is None:
             return self
-        if self.tokens < seq_len:
+        if not done.samples and self.tokens < seq_len:
             raise ConfigError(f"tokens of Stop must be at least those of one sequence, {seq_len}, got {self.tokens}")
-        fit = self.tokens // seq_len
+        fit = done.samples + max(0, self.tokens - done.tokens) // seq_len
         return replace(self, tokens=None, samples=fit if self.samples is None else min(fit, self.samples))
 
     def in_words(self, what: str = "row") -> str:
@@ -203,6 +207,8 @@ class Stop:
             end = f"before {' or '.join(f'{name!r} comes more than {times} times' for name, times in self.at.items())}"
         if self.samples is not None:
             end = f"{'' if end == 'never' else f'{end}, or '}after {self.samples:,} {what}s"
+        if self.tokens is not None:
+            end = f"{'' if end == 'never' else f'{end}, or '}after {self.tokens:,} tokens"
         dropped = " and ".join(f"{name!r} after it came {times} times" for name, times in self.drop.items())
         return f"{end}; the others go on without {dropped}" if dropped else end
 
@@ -211,7 +217,8 @@ class Stop:
         """The arguments that change the order, as plain data for a state."""
         at = self.at if isinstance(self.at, str) else [[name, times] for name, times in self.at.items()]
         drop = {"drop": [[name, times] for name, times in self.drop.items()]} if self.drop else {}
-        return {"stop": at, **drop, **({} if self.samples is None else {"samples": self.samples})}
+        most = {"samples": self.samples, "tokens": self.tokens}
+        return {"stop": at, **drop, **{name: number for name, number in most.items() if number is not None}}
 
 
 StopRule: TypeAlias = StopWord | Mapping[str, int] | Stop

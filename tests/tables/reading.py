@@ -110,7 +110,8 @@ def inspect(file: DataFile, schema: pa.Schema | None = None) -> FileMeta:
 
 def count(reader: Any, task: ReadTask, storage: Storage | None = None) -> list[int]:
     """Return the live rows of each segment of a task, as a `TaskReader` counts them."""
-    return [live for live, _ in reader.counted(task, storage)]
+    [counts] = reader.counted(task, storage)
+    return [live for live, _ in counts]
 
 
 def all_batches(

@@ -26,8 +26,8 @@ from tests.torch.packing_reference import (
     length_of_step,
     places_of,
 )
-from torch_table_loader import ConfigError, MixedDataset, Pack, Stop, StructuredDataset, TableLoader
-from torch_table_loader.schedules import Schedule
+from torch_table_loader import ConfigError, MixedDataset, Pack, ResumeError, Stop, StructuredDataset, TableLoader
+from torch_table_loader.schedules import Done, Schedule
 
 KINDS: dict[str, dict[str, Any]] = {
     "streams": {"shuffle": True},
@@ -237,11 +237,113 @@ def test_explain_speaks_of_all_lengths(tables: dict[str, str], kind: str) -> Non
     assert loader.metrics().batches == len(loader)
 
 
+def counted(steps: list[list[Taken]]) -> int:
+    """Count the tokens of sequences, each by its length."""
+    return sum(each.length for step in steps for each in step)
+
+
+def sources_of(step: list[Taken]) -> set[str]:
+    return {NAMES[each.tokens[0][0] // 100] for each in step}
+
+
+ONE_BY_ONE = Schedule(
+    {0: {"a": 1, "b": 0, "c": 0}, 20: {"a": 0, "b": 1, "c": 0}, 47: {"a": 0, "b": 0, "c": 1}}, unit="tokens"
+)
+
+
+def check_tokens(steps: list[list[Taken]], pack: Pack, most: int, size: int = 2) -> None:
+    """Check that weights by tokens hold from their tokens on, and that no sequence more fits into the epoch.
+
+    Where the last step filled it and the next one has shorter sequences, those need not come.
+
+    Args:
+        size: sequences of the last step, if it is full.
+    """
+    came = 0
+    for step in steps:
+        [name] = sources_of(step)
+        assert ONE_BY_ONE.at(0, Done(tokens=came))[name] == 1
+        came += counted([step])
+    steps_with_room = range(len(steps) - 1, len(steps) + (len(steps[-1]) == size))
+    assert came <= most < came + max(length_of_step(pack, 0, step) for step in steps_with_room)
+
+
 @pytest.mark.parametrize("kind", KINDS)
-def test_tokens_are_not_counted_where_lengths_change(tables: dict[str, str], kind: str) -> None:
-    for options in ({"stop": Stop(tokens=50)}, {"weights": Schedule({0: WEIGHTS, 40: WEIGHTS}, "tokens")}):
-        with pytest.raises(ConfigError, match="one length, got seq_len_from"):
-            make(tables, kind, **options)
+@settings(max_examples=examples(8), deadline=None, suppress_health_check=list(HealthCheck))
+@given(chain=st.lists(st.tuples(worlds(3), st.integers(0, 4)), max_size=3), last=worlds(3), most=st.integers(60, 130))
+def test_tokens_are_counted_in_any_chain_of_worlds(
+    tables: dict[str, str], kind: str, chain: Any, last: Any, most: int
+) -> None:
+    options: dict[str, Any] = {"weights": ONE_BY_ONE, "stop": Stop("forever", tokens=most)}
+    found: list[list[Taken]] = []
+    state: Any = None
+    size = 0
+    for world, steps in [*chain, (last, None)]:
+        steps_taken, state = job(tables, kind, state, steps, **options, **world)
+        check_lengths(steps_taken, PACK, len(found))
+        found += steps_taken
+        size = world["num_ranks"] * world["batch_size"] if steps_taken else size
+    check_tokens(found, PACK, most, size)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("most", [3, 6, 17, 46, 60, 61, 200])
+@daily(6)
+def test_every_step_resumes_where_tokens_are_counted(tables: dict[str, str], kind: str, most: int) -> None:
+    options: dict[str, Any] = {"weights": ONE_BY_ONE, "stop": Stop("forever", tokens=most), "num_ranks": 1}
+    whole, _ = job(tables, kind, None, None, **options)
+    check_tokens(whole, PACK, most)
+    for steps in range(len(whole) + 1):
+        begun, state = job(tables, kind, None, steps, **options)
+        loader, _ = make(tables, kind, **options, rank=0)
+        loader.load_state_dict(json.loads(json.dumps(state)))
+        assert (len(loader), loader.remaining) == (len(whole), len(whole) - steps)
+        rest, _ = job(tables, kind, state, None, **options)
+        assert begun + rest == whole
+        sought, _ = make(tables, kind, **options, rank=0)
+        sought.seek(step=steps)
+        assert [taken(batch) for batch in sought] == whole[steps:]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_tokens_count_as_in_a_mixture_of_one_length(tables: dict[str, str], kind: str) -> None:
+    later = full_pack(seq_len=3, seq_len_from={10_000: 7}, labels="shifted")
+    for most in (30, 31, 95):
+        options: dict[str, Any] = {"weights": ONE_BY_ONE, "stop": Stop("forever", tokens=most), "num_ranks": 1}
+        alike = [
+            job(tables, kind, None, None, pack=pack, **options)[0]
+            for pack in (later, full_pack(seq_len=3, labels="shifted"))
+        ]
+        assert alike[0] == alike[1]
+        assert counted(alike[0]) == most // 3 * 3
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_tokens_of_a_source_that_is_gone_stay_counted(tables: dict[str, str], kind: str) -> None:
+    stop, few = Stop("forever", tokens=150), {name: tables[name] for name in ("a", "b")}
+    begun, state = job(tables, kind, None, 7, stop=stop, weights=WEIGHTS, num_ranks=1)
+    names: Any = ("a", "b")
+    loader, _ = make(few, kind, stop=stop, weights={"a": 1, "b": 1}, num_ranks=1, rank=0)
+    loader.load_state_dict(state)
+    rest = [taken(batch, names) for batch in loader]
+    assert 150 - 11 < counted(begun) + counted(rest) <= 150
+
+
+def test_a_state_that_does_not_say_its_tokens_is_refused_where_they_are_asked_for(tables: dict[str, str]) -> None:
+    _, state = job(tables, "rows", None, 6, weights=WEIGHTS, stop="forever", num_ranks=1)
+    assert state["history"][0][3] == counted(job(tables, "rows", None, 4, weights=WEIGHTS, num_ranks=1)[0])
+    state["history"][0][3] = 0  # as states were before tokens were counted
+    rest, _ = job(tables, "rows", state, 3, weights=WEIGHTS, stop="forever", num_ranks=1)
+    assert [step[0].length for step in rest] == [2, 2, 2]
+    loader, _ = make(tables, "rows", weights=ONE_BY_ONE, stop="forever", num_ranks=1, rank=0)
+    with pytest.raises(ResumeError, match="does not say how many tokens"):
+        loader.load_state_dict(state)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_does_not_fit_is_refused(tables: dict[str, str], kind: str) -> None:
+    with pytest.raises(ConfigError, match="at least those of one sequence, 3, got 2"):
+        make(tables, kind, stop=Stop(tokens=2))
     packs = {"a": PACK, "b": full_pack(seq_len=3, labels="shifted")}
     sources = {name: partial(StructuredDataset, tables[name], pack=pack, **KINDS[kind]) for name, pack in packs.items()}
     with pytest.raises(ConfigError, match=r"pack.seq_len_from is .* in 'a'"):

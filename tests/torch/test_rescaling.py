@@ -256,7 +256,7 @@ def test_a_counted_state_counts_the_whole_table_only_for_another_topology(
     counted: list[int] = []
     count = TaskReader.counted
 
-    def watched(reader: TaskReader, task: ReadTask, storage: Storage | None = None) -> list[Counted]:
+    def watched(reader: TaskReader, task: ReadTask, storage: Storage | None = None) -> list[list[Counted]]:
         counted.append(task.file_index)
         return count(reader, task, storage)
 

@@ -6,7 +6,7 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import closing
-from dataclasses import fields
+from dataclasses import dataclass, field, fields
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +14,7 @@ import numpy as np
 
 from torch_table_loader.cancellation import Threads
 from torch_table_loader.fetch.fetcher import TasksAhead
+from torch_table_loader.messages import no_bar
 from torch_table_loader.planning.distinct import distinct
 from torch_table_loader.planning.pack_counts import PackCounts, sum_of
 from torch_table_loader.records import ReadTask, Segment
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
     from torch_table_loader.engine.table import Table
     from torch_table_loader.fetch.fetcher import FetchSettings
+    from torch_table_loader.planning.layout import TableLayout
     from torch_table_loader.planning.splits import SegmentTable
     from torch_table_loader.read.row_stage import Counted
     from torch_table_loader.read.tasks import TaskReader
@@ -31,41 +33,116 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
+_Part = tuple[int, int, int]
+"""A row group, counted over the table, and the rows of its file where a part of it begins and ends."""
+
 Progress = Callable[[Iterable[Any], int | None], Iterable[Any]]
 """Wraps the items of a pass, of which there are so many (None: unknown), to show how it goes."""
 
 
+class Counts:
+    """The live rows under one filter, of whole row groups and of parts of them, as far as they were counted."""
+
+    def __init__(self, layout: TableLayout, part: Any = None) -> None:
+        """Know nothing yet of a table's row groups; `part` is the filter beyond that of the reader that counts."""
+        self.part = part
+        self._group_rows = layout.group_rows
+        self.group_live = np.full(len(layout.group_rows), -1, dtype=np.int64)
+        self.parts: dict[_Part, int] = {}
+        self.part_starts: dict[tuple[int, int], int] = {}
+        self.packed: dict[_Part, PackCounts] = {}
+        """What packing makes of the rows, where that was counted."""
+        self.cached = np.zeros(len(layout), dtype=np.bool_)
+        """bool[F]: the files of which a cache has the counts."""
+
+    def add(self, part: _Part, counted: Counted) -> None:
+        """Add the live rows of a part of a row group, or of a whole one."""
+        (group, start, stop), (live, packed) = part, counted
+        if packed is not None:
+            self.packed[part] = packed
+        if stop - start == self._group_rows[group]:
+            self.group_live[group] = live
+        else:
+            self.parts[part] = live
+            self.part_starts[group, stop] = start
+
+    def of(self, segments: SegmentTable) -> NDArray[np.int64]:
+        """int64[T]: the live rows of each segment; −1 if unknown. Parts of row groups are looked up one by one."""
+        whole = segments.row_stop - segments.row_start == self._group_rows[segments.group]
+        live = segments.live.copy()
+        take = (live < 0) & whole
+        live[take] = self.group_live[segments.group[take]]
+        if self.parts:
+            for at in np.flatnonzero((live < 0) & ~whole).tolist():
+                live[at] = self.parts.get(_part(segments, at), -1)
+        return live
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """Filters that divide the rows of one table, each for a dataset of its own; what one counts, it counts for all.
+
+    All filters name the same columns, so that counting for all reads no more than counting for one.
+
+    Args:
+        base: what the rows of all parts pass; None for all rows.
+        filters: those of the parts, among these rows.
+        counts: what was counted, by key, and of which table.
+    """
+
+    base: Any
+    filters: tuple[Any, ...]
+    counts: dict[str, tuple[TableLayout, Counts]] = field(default_factory=dict, repr=False)
+
+    def joined(self, part: Any) -> Any:
+        """Return the whole filter of a part."""
+        return part if self.base is None else self.base & part
+
+    def counts_of(self, key: str, part: Any, layout: TableLayout) -> Counts:
+        """Return what the datasets of all parts know of one part, of the table that has this layout."""
+        known = self.counts.get(key)
+        if known is None or not known[0].same_rows(layout):
+            known = self.counts[key] = layout, Counts(layout, part)
+        return known[1]
+
+
 class LiveCounter:
-    """Counts live rows under one filter; each part of a row group once, however often it is asked for."""
+    """Counts live rows under a filter; each part of a row group once, however often it is asked for."""
 
     def __init__(
         self,
         table: Table,
         reader: TaskReader,
-        filter_key: str,
+        counts: Mapping[str, Counts],
         cache: Plans | None,
         threads: int,
         progress: Progress,
         fetching: FetchSettings,
         seq_len: int = 0,
     ) -> None:
-        """Count nothing yet; the filter's key names its counts in the cache.
+        """Count nothing yet.
 
-        If rows are packed, `seq_len` is the tokens of a sequence.
+        Args:
+            counts: what is known, by the key that names it in the cache. The first is what is asked for, the others
+                are counted where it is.
+            seq_len: the tokens of a sequence, if rows are packed.
         """
         self._seq_len = seq_len
-        self._packed: dict[tuple[int, int, int], PackCounts] = {}
         self._table = table
-        self._reader = reader
-        self._key = filter_key
+        self._reader = reader.counting([each.part for each in counts.values() if each.part is not None])
+        self._all = counts
+        self._key = next(iter(counts))
+        self._own = counts[self._key]
         self._cache = cache
         self._threads = threads
         self._progress = progress
         self._fetching = fetching
-        self._group_live = np.full(len(table.layout.group_rows), -1, dtype=np.int64)
-        self._parts: dict[tuple[int, int, int], int] = {}
-        self._part_starts: dict[tuple[int, int], int] = {}
         self._load()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Count for no other dataset in another process, which has none, and draw no bar there."""
+        reader = self._reader.counting([] if self._own.part is None else [self._own.part])
+        return {**vars(self), "_reader": reader, "_all": {self._key: self._own}, "_progress": no_bar}
 
     def count(self, segments: SegmentTable, splits: NDArray[np.int64]) -> SegmentTable:
         """Fill in the live rows of some splits, and of what else their row groups hold."""
@@ -74,26 +151,28 @@ class LiveCounter:
         of_wanted = np.repeat(wanted, np.diff(segments.offsets))
         if not ((segments.live < 0) & of_wanted).any():
             return segments
-        live = self._known(segments)
-        touched = np.zeros(len(self._group_live), dtype=np.bool_)
+        live = self._own.of(segments)
+        touched = np.zeros(len(self._own.group_live), dtype=np.bool_)
         touched[segments.group[(live < 0) & of_wanted]] = True
         missing = np.flatnonzero((live < 0) & touched[segments.group])
         began = time.perf_counter()
-        for part, counts in self._read(segments, missing):
-            live[part] = [count for count, _ in counts]
-            self._remember(segments, part, counts)
+        for part, counted in self._read(segments, missing):
+            live[part] = [count for count, _ in counted[0]]
+            for counts, found in zip(self._all.values(), counted, strict=True):
+                for at, each in zip(part.tolist(), found, strict=True):
+                    counts.add(_part(segments, at), each)
         _log.info(
             "counted live rows in %.2f s: %d in %d parts of row groups",
             *(time.perf_counter() - began, live[missing].sum(), len(missing)),
         )
-        self._save(segments, missing)
+        self._save(segments.group[of_wanted & (segments.live < 0)])
         return segments.counted(live)
 
     def packed(self, segments: SegmentTable) -> PackCounts | None:
         """Add up what packing makes of the rows of some splits; None where that was not counted."""
         rows, kept = self._table.layout.group_rows, self._table.layout.group_kept
-        parts = (self._part(segments, at) for at in range(len(segments.group)))
-        found = [self._packed.get(part) for part in parts if kept[part[0]] and rows[part[0]]]
+        parts = (_part(segments, at) for at in range(len(segments.group)))
+        found = [self._own.packed.get(part) for part in parts if kept[part[0]] and rows[part[0]]]
         return sum_of(found) if found else PackCounts(self._seq_len)
 
     def live_before(self, group: int, row: int) -> int:
@@ -106,31 +185,14 @@ class LiveCounter:
         first = int(layout.group_starts[group] - layout.file_starts[file])
         total = 0
         while row > first:
-            start = self._part_starts[group, row]
-            total += self._parts[group, start, row]
+            start = self._own.part_starts[group, row]
+            total += self._own.parts[group, start, row]
             row = start
         return total
 
-    def _known(self, segments: SegmentTable) -> NDArray[np.int64]:
-        """Return the live rows that were counted before; parts of row groups are looked up one by one."""
-        whole = self._is_whole(segments)
-        live = segments.live.copy()
-        take = (live < 0) & whole
-        live[take] = self._group_live[segments.group[take]]
-        if self._parts:
-            for at in np.flatnonzero((live < 0) & ~whole).tolist():
-                live[at] = self._parts.get(self._part(segments, at), -1)
-        return live
-
-    def _is_whole(self, segments: SegmentTable) -> NDArray[np.bool_]:
-        result: NDArray[np.bool_] = (
-            segments.row_stop - segments.row_start == self._table.layout.group_rows[segments.group]
-        )
-        return result
-
     def _read(
         self, segments: SegmentTable, missing: NDArray[np.int64]
-    ) -> Iterable[tuple[NDArray[np.int64], list[Counted]]]:
+    ) -> Iterable[tuple[NDArray[np.int64], list[list[Counted]]]]:
         """Count the missing segments file by file, in parallel."""
         if not len(missing):
             return
@@ -148,7 +210,7 @@ class LiveCounter:
             )
             return ReadTask(number, tuple(Segment(*row, -1) for row in rows))
 
-        def count(place: int) -> tuple[NDArray[np.int64], list[Counted]]:
+        def count(place: int) -> tuple[NDArray[np.int64], list[list[Counted]]]:
             with tasks.storage_of(place) as storage:
                 return parts[place], reader.counted(task_of(parts[place]), storage)
 
@@ -156,23 +218,6 @@ class LiveCounter:
         tasks = TasksAhead(reader.storage, needs, self._fetching)
         with Threads(self._threads, "table-loader-count", joined=True) as pool, closing(tasks):
             yield from self._progress(pool.map(count, range(len(parts))), len(parts))
-
-    def _remember(self, segments: SegmentTable, part: NDArray[np.int64], counts: list[Counted]) -> None:
-        rows = self._table.layout.group_rows
-        for at, (count, packed) in zip(part.tolist(), counts, strict=True):
-            if packed is not None:
-                self._packed[self._part(segments, at)] = packed
-            group = int(segments.group[at])
-            if segments.row_stop[at] - segments.row_start[at] == rows[group]:
-                self._group_live[group] = count
-            else:
-                group, start, stop = part_key = self._part(segments, at)
-                self._parts[part_key] = count
-                self._part_starts[group, stop] = start
-
-    @staticmethod
-    def _part(segments: SegmentTable, at: int) -> tuple[int, int, int]:
-        return int(segments.group[at]), int(segments.row_start[at]), int(segments.row_stop[at])
 
     def _load(self) -> None:
         """Load the counts of other ranks and runs from the cache."""
@@ -182,7 +227,8 @@ class LiveCounter:
         for number, entry in enumerate(self._cache.get_many(layout.files)):
             if entry is not None and self._key in entry.counts:
                 groups = layout.groups_of(number)
-                self._group_live[groups.start : groups.stop] = entry.counts[self._key]
+                self._own.group_live[groups.start : groups.stop] = entry.counts[self._key]
+                self._own.cached[number] = True
                 self._load_packed(groups, entry.counts)
 
     def _load_packed(self, groups: range, counts: Mapping[str, tuple[int, ...]]) -> None:
@@ -191,38 +237,39 @@ class LiveCounter:
             return
         each = zip(*(counts[name] for name in (self._key, *self._packed_keys)), strict=True)
         for group, numbers in zip(groups, each, strict=True):
-            self._packed[self._whole(group)] = PackCounts(self._seq_len, *numbers)
+            self._own.packed[self._whole(group)] = PackCounts(self._seq_len, *numbers)
 
     @property
     def _packed_keys(self) -> list[str]:
         """What the cache calls the fields of what packing makes of a row group; the sequences are those that live."""
         return [f"{self._key}-{each.name}" for each in fields(PackCounts)[2:]]
 
-    def _whole(self, group: int) -> tuple[int, int, int]:
+    def _whole(self, group: int) -> _Part:
         layout = self._table.layout
         file = int(np.searchsorted(layout.group_offsets, group, side="right")) - 1
         start = int(layout.group_starts[group] - layout.file_starts[file])
         return group, start, start + int(layout.group_rows[group])
 
-    def _save(self, segments: SegmentTable, counted: NDArray[np.int64]) -> None:
-        """Put the files that are now counted whole into the cache."""
-        if self._cache is None or not len(counted):
+    def _save(self, groups: NDArray[np.int64]) -> None:
+        """Put the files of some row groups into the cache, if they are counted whole and it does not have them."""
+        if self._cache is None or not len(groups):
             return
-        layout = self._table.layout
-        numbers = distinct(np.searchsorted(layout.group_offsets, segments.group[counted], side="right") - 1)
-        for number in numbers.tolist():
-            groups = layout.groups_of(number)
-            part = slice(groups.start, groups.stop)
-            live = np.where(layout.group_kept[part] & (layout.group_rows[part] > 0), self._group_live[part], 0)
+        layout, own = self._table.layout, self._own
+        numbers = distinct(np.searchsorted(layout.group_offsets, groups, side="right") - 1)
+        for number in numbers[~own.cached[numbers]].tolist():
+            here = layout.groups_of(number)
+            part = slice(here.start, here.stop)
+            live = np.where(layout.group_kept[part] & (layout.group_rows[part] > 0), own.group_live[part], 0)
             if (live >= 0).all():
-                counts = {self._key: tuple(live.tolist()), **self._packed_to_save(groups, live)}
+                counts = {self._key: tuple(live.tolist()), **self._packed_to_save(here, live)}
                 self._cache.put(layout.files[number], CacheEntry(self._table.metas[number], counts))
+                own.cached[number] = True
 
     def _packed_to_save(self, groups: range, live: NDArray[np.int64]) -> dict[str, tuple[int, ...]]:
         """Return what packing makes of the row groups of a file, by key of the cache; empty where nobody counted."""
         nothing = PackCounts(self._seq_len)
         found = [
-            self._packed.get(self._whole(group), None if count else nothing)
+            self._own.packed.get(self._whole(group), None if count else nothing)
             for group, count in zip(groups, live.tolist(), strict=True)
         ]
         if not self._seq_len or None in found:
@@ -232,3 +279,7 @@ class LiveCounter:
             key: tuple(getattr(each, name) for each in found)
             for key, name in zip(self._packed_keys, names, strict=True)
         }
+
+
+def _part(segments: SegmentTable, at: int) -> _Part:
+    return int(segments.group[at]), int(segments.row_start[at]), int(segments.row_stop[at])

@@ -166,7 +166,7 @@ _TIMES = _List(_Record({"name": "text", "times": _COUNT}), by_name=True)
 _STOP = _OneOf(get_args(StopWord), _TIMES)
 _ORDER = _Dict(
     {"shuffle_seed": "whole", "stop": _STOP, "block": _OneOf((None,), _COUNT)},
-    {"drop": _TIMES, "samples": _COUNT},
+    {"drop": _TIMES, "samples": _COUNT, "tokens": _COUNT},
     others="plain",
 )
 _STATE = _Dict(

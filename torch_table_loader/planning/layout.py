@@ -121,6 +121,14 @@ class TableLayout(Sequence[DataFileInfo]):
         )
         return replace(layout, snapshot_id=next((file.snapshot_id for file in files), None))
 
+    def same_rows(self, other: TableLayout) -> bool:
+        """Whether the same files have the same row groups in another layout, so that numbers mean the same in both."""
+        numbers = ((self.group_offsets, other.group_offsets), (self.group_rows, other.group_rows))
+        if not all(np.array_equal(mine, others) for mine, others in numbers):
+            return False
+        pairs = zip(self.files, other.files, strict=True)
+        return self.files is other.files or all(mine.path == others.path for mine, others in pairs)
+
     @property
     def num_rows(self) -> int:
         """All rows, before deletes and filters."""

@@ -13,7 +13,7 @@ from torch_table_loader.planning.mixture import natural_shares, refuse_no_end
 from torch_table_loader.planning.ranks import Topology
 from torch_table_loader.planning.rounds import DealtStage, Rest, Rounds
 from torch_table_loader.planning.stages import StagedPosition
-from torch_table_loader.schedules import StopRule, as_stop
+from torch_table_loader.schedules import Done, StopRule, as_stop
 
 _SHAPE = len(fields(Topology))
 
@@ -135,14 +135,19 @@ def begun(
             f"source {empty[0]!r} has no row in this epoch; leave it out of the mixture, or give it the weight 0"
         )
     deal = deal_of(shares, topology, (seed, epoch, len(past)), natural=weights is None, width=width)
-    rule = as_stop(stop)
+    rule = as_stop(stop).in_samples(width, done_in(past))
     refuse_no_end(rule, [name for name, weight in shares.items() if weight])
     deal = deal.dropping({name: cap - had[name] for name, cap in rule.caps(items).items()})
     if deal.total == ENDLESS:
         deal = deal.ending({name: max(0, limit - had[name]) for name, limit in rule.limits(items).items()}, stop)
-    begin = sum(stage.places for stage in past)
-    total = deal.total if rule.samples is None else min(deal.total, max(0, rule.samples - begin))
+    total = deal.total if rule.samples is None else min(deal.total, max(0, rule.samples - done_in(past).samples))
     return MixedPosition.at(epoch, replace(deal, total=total), past)
+
+
+def done_in(stages: Sequence[DealtStage]) -> Done:
+    """Return what a job has done in some stages; each item has the tokens of a sequence."""
+    taken = [(stage.steps, stage.places, stage.places * stage.deal.width) for stage in stages]
+    return Done(*map(sum, zip(*taken, strict=True)))
 
 
 def had_of(rounds: Mapping[str, Rounds], epoch: int, past: Sequence[DealtStage], width: int = 1) -> dict[str, int]:

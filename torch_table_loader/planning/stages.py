@@ -221,7 +221,7 @@ class SamplePosition(Position):
         rows: rows that each source of the mixture has in the epoch.
         extents: what the table was in earlier parts of the epoch, oldest first, if it has grown since.
         origin: tokens of the epoch that were taken as sequences of another length; `start` and `total` count the
-            sequences after them.
+            sequences after them. Of a mixture whose sequences change their length, those before its newest weights.
         origins: the same of sources of a mixture, with the round of each; see `PackedStream`. Places go on counting.
         steps_before: steps of the epoch that the job took before the stage.
     """

@@ -5,14 +5,18 @@ from __future__ import annotations
 import pickle
 import re
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
 from torch_table_loader.arrow import compute as pc
 from torch_table_loader.errors import ConfigError, ConfigTypeError
 from torch_table_loader.messages import first_line, note_of_folders, the_nearest
-from torch_table_loader.predicates.hash_parts import make_known
+from torch_table_loader.predicates.hash_parts import hashed_once, make_known
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 
 def check_filter(filters: Any, schema: pa.Schema, unread_keys: Sequence[str] = ()) -> None:
@@ -46,27 +50,40 @@ def check_filter(filters: Any, schema: pa.Schema, unread_keys: Sequence[str] = (
 
 def row_mask(batch: pa.RecordBatch, filters: Any) -> pa.Array:
     """Evaluate a filter on a batch: a boolean for each row, or null where it cannot say (such a row does not pass)."""
+    return row_masks(batch, [filters])[0]
+
+
+def row_masks(batch: pa.RecordBatch, filters: Sequence[Any]) -> list[pa.Array]:
+    """Evaluate several filters on a batch, each as `row_mask` does; the parts of one table hash its values once."""
     if batch.num_columns == 0:
         one = pa.record_batch([pa.nulls(1)], names=["none"])
-        return pa.repeat(row_mask(one, filters)[0], batch.num_rows)
-    mask = _project(filters, pa.Table.from_batches([batch])).column(0)
-    return mask.chunk(0) if mask.num_chunks == 1 else mask.combine_chunks()
+        return [pa.repeat(mask[0], batch.num_rows) for mask in row_masks(one, filters)]
+    masks = _project(filters, pa.Table.from_batches([batch])).columns
+    return [mask.chunk(0) if mask.num_chunks == 1 else mask.combine_chunks() for mask in masks]
 
 
-def _project(filters: Any, table: pa.Table) -> pa.Table:
+def known_true(mask: pa.BooleanArray) -> NDArray[np.bool_]:
+    """Return which rows pass: bool [rows]."""
+    known: NDArray[np.bool_] = (mask.fill_null(False) if mask.null_count else mask).to_numpy(zero_copy_only=False)
+    return known
+
+
+def _project(filters: Sequence[Any], table: pa.Table) -> pa.Table:
     from pyarrow import acero  # about 40 MB of libraries, for those who filter
 
     make_known()
+    names = list(map(str, range(len(filters))))
     source = acero.Declaration("table_source", acero.TableSourceNodeOptions(table))
-    project = acero.Declaration("project", acero.ProjectNodeOptions([filters], ["mask"]))
+    project = acero.Declaration("project", acero.ProjectNodeOptions(list(filters), names))
     # One thread: with more, acero hands out chunks in the order in which they are ready.
-    return acero.Declaration.from_sequence([source, project]).to_table(use_threads=False)
+    with hashed_once():
+        return acero.Declaration.from_sequence([source, project]).to_table(use_threads=False)
 
 
 def _bound_type(filters: Any, schema: pa.Schema) -> pa.DataType:
     # `schema.empty_table()` does not know extension types inside lists.
     empty = pa.table([pa.nulls(0, field.type) for field in schema], schema=schema)
-    return _project(filters, empty).schema.field(0).type
+    return _project([filters], empty).schema.field(0).type
 
 
 def _misfit(filters: Any, schema: pa.Schema, unread_keys: Sequence[str], error: Exception) -> str:

@@ -7,11 +7,12 @@ and release. It is a function that pyarrow knows by a name, so that a part is an
 from __future__ import annotations
 
 import threading
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from fractions import Fraction
 from functools import cache
 from itertools import accumulate
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
@@ -22,8 +23,13 @@ from torch_table_loader.errors import ConfigError, ConfigTypeError
 from torch_table_loader.messages import did_you_mean
 from torch_table_loader.units import integer
 
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
 _FUNCTION = "torch_table_loader_hash_between"
 _REGISTERING = threading.Lock()
+_shared = threading.local()
+"""Of a thread that asks for several parts: the seed, texts and hashes of the newest texts."""
 _HASHES = 1 << 64
 _NULL = "\x00"
 """What stands for null among the values of several columns."""
@@ -103,11 +109,33 @@ def _hash_between(_: Any, texts: Any, seed: Any, low: Any, high: Any) -> Any:
     key, first, last = (
         (number if isinstance(number, pa.Scalar) else number[0]).as_py() for number in (seed, low, high)
     )
+    hashes = _hashes(texts, key)
+    return pa.array((hashes >= np.uint64(first)) & (hashes <= np.uint64(last)))
+
+
+@contextmanager
+def hashed_once() -> Iterator[None]:
+    """Hash the same values once while this thread asks for several parts of them, one after another."""
+    _shared.newest = None
+    try:
+        yield
+    finally:
+        del _shared.newest
+
+
+def _hashes(texts: pa.Array, seed: int) -> NDArray[np.uint64]:
+    """uint64[n]: the hash of each text."""
+    newest = getattr(_shared, "newest", None)
+    if newest is not None and newest[0] == seed and newest[1].equals(texts):
+        known: NDArray[np.uint64] = newest[2]
+        return known
     encoded = texts.dictionary_encode(null_encoding="encode")
     values = encoded.dictionary.to_pylist()
-    hashes = np.fromiter((_hash_of(value, key) for value in values), dtype=np.uint64, count=len(values))
-    inside = (hashes >= np.uint64(first)) & (hashes <= np.uint64(last))
-    return pa.array(inside[encoded.indices.to_numpy()])
+    distinct = np.fromiter((_hash_of(value, seed) for value in values), dtype=np.uint64, count=len(values))
+    hashes: NDArray[np.uint64] = distinct[encoded.indices.to_numpy()]
+    if hasattr(_shared, "newest"):
+        _shared.newest = seed, texts, hashes
+    return hashes
 
 
 def _hash_of(text: str | None, seed: int) -> int:

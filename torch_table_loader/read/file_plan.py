@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from torch_table_loader.predicates.expressions import row_mask
+from torch_table_loader.predicates.expressions import known_true, row_mask
 from torch_table_loader.read.by_id import places_of, plan_by_id
 from torch_table_loader.read.conform import Conformer, conform_plan
 from torch_table_loader.read.deletes import inside, key_path
@@ -105,9 +105,7 @@ class FilePlan(NamedTuple):
             live = missed if live is None else live & missed
         if self.filters is None:
             return live
-        passing = row_mask(batch, self.filters)
-        known = passing.fill_null(False) if passing.null_count else passing
-        mask: NDArray[np.bool_] = known.to_numpy(zero_copy_only=False)
+        mask = known_true(row_mask(batch, self.filters))
         return mask if live is None else mask & live
 
     def _not_at_positions(self, start: int, stop: int) -> NDArray[np.bool_] | None:
@@ -136,7 +134,7 @@ def plan_file(
         filters: the row filter, or None, and the columns that it refers to.
         encoded: columns of strings that may come as dictionaries; none of the filter's.
     """
-    row_filter, empty = _beyond_partition(file, meta, table_schema, *filters)
+    row_filter, empty = beyond_partition(file, meta, table_schema, *filters)
     chosen_by = [] if row_filter is None else list(filters[1])
     positions = np.empty(0, dtype=np.int64)
     keys: list[tuple[Sequence[_KeyColumn], EqualityKeys]] = []
@@ -198,7 +196,7 @@ def _key_columns(
     return places
 
 
-def _beyond_partition(
+def beyond_partition(
     file: DataFile, meta: FileMeta, schema: pa.Schema, filters: Any, filter_columns: Sequence[str]
 ) -> tuple[Any, bool]:
     """Decide a filter over partition columns alone: return what remains of it, and whether no row passes."""

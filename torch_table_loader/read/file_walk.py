@@ -244,7 +244,7 @@ class FileWalk:
         if self._adds is not None:
             batch = self._adds(batch, row)
         live = batch.num_rows if mask is None else int(np.count_nonzero(mask))
-        return Part(piece.segment, live, partial(_live_rows, batch, mask))
+        return Part(piece.segment, live, partial(live_rows, batch, mask))
 
     def _whole(self, handle: OpenFile, run: Run) -> Iterator[Part]:
         starts, place = self._plan.group_starts, 0
@@ -391,7 +391,7 @@ class _LivePlaces:
         return pc.filter(self._ascending.slice(0, len(bits)), bits)
 
 
-def _live_rows(batch: pa.RecordBatch, mask: NDArray[np.bool_] | None, start: int, stop: int) -> pa.RecordBatch:
+def live_rows(batch: pa.RecordBatch, mask: NDArray[np.bool_] | None, start: int, stop: int) -> pa.RecordBatch:
     """Return the live rows `start` to `stop` of a batch."""
     if mask is None or stop - start == batch.num_rows:
         return batch if stop - start == batch.num_rows else batch.slice(start, stop - start)

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
 import pyarrow as pa
 
 from torch_table_loader.arrow.arrays import ascending
@@ -16,7 +17,7 @@ from torch_table_loader.contracts import has_ranges, is_far
 from torch_table_loader.errors import ConfigError, StorageError, TableError, TableLoaderError
 from torch_table_loader.format_contracts import ListCountingReader, ListMeasuringReader, RangedReader
 from torch_table_loader.planning.requests import FIRST_BYTES
-from torch_table_loader.predicates.expressions import check_filter
+from torch_table_loader.predicates.expressions import check_filter, known_true, row_masks
 from torch_table_loader.predicates.facts import predicate_of
 from torch_table_loader.read.conform import batch_of
 from torch_table_loader.read.deletes import Deletes
@@ -28,16 +29,14 @@ from torch_table_loader.read.failures import (
     naming,
     reading,
 )
-from torch_table_loader.read.file_plan import FilePlan, plan_file
-from torch_table_loader.read.file_walk import FileWalk, Run, fit_segments, group_at, plan_runs, trim_segments
+from torch_table_loader.read.file_plan import FilePlan, beyond_partition, plan_file
+from torch_table_loader.read.file_walk import FileWalk, Run, fit_segments, group_at, live_rows, plan_runs, trim_segments
 from torch_table_loader.read.footers import LazyFooters
 from torch_table_loader.read.formats import is_columnar, reader_of
 from torch_table_loader.read.row_stage import Counted, RowBlocks, measured, summed
 from torch_table_loader.records import ROW_ID, FileNeeds
 
 if TYPE_CHECKING:
-    import numpy as np
-
     from torch_table_loader.contracts import Storage
     from torch_table_loader.format_contracts import FormatReader
     from torch_table_loader.planning.keys import Key
@@ -114,6 +113,8 @@ class TaskReader:
         self._deletes = Deletes(storage) if deletes is None else deletes
         self._stage = stage
         self._encoded = frozenset(encoded).difference(self._filter_columns)
+        self._apart: Sequence[Any] = ()
+        self._apart_columns: tuple[str, ...] = ()
         self._rows_schema = _delivered_schema(table_schema, columns, row_ids=row_id_bases is not None)
         self._schema = self._rows_schema if stage is None else stage.schema(self._rows_schema)
 
@@ -123,6 +124,13 @@ class TaskReader:
             return self
         other = copy.copy(self)
         other._stage = self._stage.of_epoch(key, shuffle=shuffle)
+        return other
+
+    def counting(self, apart: Sequence[Any]) -> TaskReader:
+        """Return the same reader, of which `counted` counts each of some filters apart, among the rows that pass."""
+        other = copy.copy(self)
+        named = [predicate_of(each, self._table_schema).columns for each in apart]
+        other._apart, other._apart_columns = tuple(apart), tuple(sorted(frozenset[str]().union(*named)))
         return other
 
     @property
@@ -156,7 +164,7 @@ class TaskReader:
         _log.debug("%s: reads parts of %d row groups", plan.file.name, len(segments))
         with self._walking(plan, segments, task.file_index, storage) as walk:
             parts = walk.parts(runs)
-            for part in parts if self._stage is None else _staged(self._stage, parts, counting=False):
+            for part in parts if self._stage is None else _staged(self._stage, parts):
                 found[part.segment] += part.num_live
                 start = min(skip, part.num_live)
                 stop = part.num_live if take < 0 else min(part.num_live, start + take)
@@ -178,29 +186,62 @@ class TaskReader:
         """
         return self._needs(self._to_read(task))
 
-    def counted(self, task: ReadTask, storage: Storage | None = None) -> list[Counted]:
-        """Count the live rows of each segment of a task, whatever its `skip` and `take`.
+    def counted(self, task: ReadTask, storage: Storage | None = None) -> list[list[Counted]]:
+        """Count the live rows of each segment of a task, whatever its `skip` and `take`; for each filter of `counting`.
 
-        Only the columns of the filter are read; without filter, stage and equality deletes no data file is. With each
-        count comes what packing makes of the rows, if a stage says it.
+        Without such filters, all rows that pass are counted once. Only the columns of the filters are read; without
+        filter, stage and equality deletes no data file is. With each count comes what packing makes of the rows, if a
+        stage says it.
         """
-        if isinstance(wanted := self._to_count(task), list):
-            return wanted
-        plan, segments, runs, _, _, owners = wanted
-        found = [0] * len(segments)
-        made: list[tuple[int, Counted]] = []
-        with self._walking(plan, segments, task.file_index, storage, counting=True) as walk:
-            parts = walk.parts(runs)
-            for part in parts if self._stage is None else _staged(self._stage, parts, counting=True):
-                found[part.segment] += part.num_live
-                made.append((owners[part.segment], (part.num_live, part.counts)))
-            _check_found(plan.file, segments, found)
-        return summed(made, len(task.segments))
+        decided = self._decided(task.file_index)
+        apart = self._apart if decided is None else ()
+        wanted = self._to_count(task, apart)
+        found = wanted if isinstance(wanted, list) else self._read_to_count(task, wanted, apart, storage)
+        if decided is None:
+            return found
+        return [found[0] if passes else summed((), len(task.segments)) for passes in decided]
 
     def needs_of_count(self, task: ReadTask) -> FileNeeds | None:
         """Return which bytes of its file `counted` asks for: see `needs`."""
-        wanted = self._to_count(task)
+        wanted = self._to_count(task, self._apart if self._decided(task.file_index) is None else ())
         return None if isinstance(wanted, list) else self._needs(wanted)
+
+    def _decided(self, file_index: int) -> list[bool] | None:
+        """Return for each filter of `counting` whether all rows of a file pass, or none; None where its rows decide."""
+        if not self._apart:
+            return [True]
+        file, meta = self._files[file_index], self._metas[file_index]
+        with reading(self._storage, file):
+            found = [
+                beyond_partition(file, meta, self._table_schema, each, self._apart_columns) for each in self._apart
+            ]
+        return None if any(left is not None for left, _ in found) else [not empty for _, empty in found]
+
+    def _read_to_count(
+        self, task: ReadTask, wanted: _ToRead, apart: Sequence[Any], storage: Storage | None
+    ) -> list[list[Counted]]:
+        """Read the rows that pass `filters`, and count those that pass each filter of `apart` too."""
+        plan, segments, runs, _, _, owners = wanted
+        made: list[list[tuple[int, Counted]]] = [[] for _ in apart or (None,)]
+        stages = [_Staged(self._stage, counting=True) for _ in made]
+        with self._walking(plan, segments, task.file_index, storage, counting=True) as walk:
+            for part in walk.parts(runs):
+                for counts, stage, rows in zip(made, stages, self._under(apart, part), strict=True):
+                    counts += [(owners[each.segment], (each.num_live, each.counts)) for each in stage.push(rows)]
+            for counts, stage in zip(made, stages, strict=True):
+                counts += [(owners[each.segment], (each.num_live, each.counts)) for each in stage.rest()]
+        return [summed(counts, len(task.segments)) for counts in made]
+
+    def _under(self, filters: Sequence[Any], part: Part) -> Sequence[Part]:
+        """Return what of a part passes each of some filters; without any, the part."""
+        if not filters:
+            return [part]
+        batch = part.rows(0, part.num_live)
+        rows = batch.select(self._reads_to_count)
+        masks = [known_true(mask) for mask in row_masks(batch, filters)]
+        return [
+            part._replace(num_live=int(np.count_nonzero(mask)), rows=partial(live_rows, rows, mask)) for mask in masks
+        ]
 
     def _to_read(self, task: ReadTask) -> _ToRead | None:
         """Return what `read` reads; None for nothing."""
@@ -214,19 +255,25 @@ class TaskReader:
         runs = self._runs(plan, segments) if take else []
         return _ToRead(plan, segments, runs, skip, take, owners) if runs else None
 
-    def _to_count(self, task: ReadTask) -> _ToRead | list[Counted]:
+    @property
+    def _reads_to_count(self) -> tuple[str, ...]:
+        """The columns that `counted` needs beside those of filters."""
+        return () if self._stage is None else self._stage.reads
+
+    def _to_count(self, task: ReadTask, apart: Sequence[Any]) -> _ToRead | list[list[Counted]]:
         """Return what `counted` reads, or the counts where they are known."""
-        plan = self._plan(task.file_index, () if self._stage is None else self._stage.reads)
+        reads, number = self._reads_to_count, len(task.segments)
+        plan = self._plan(task.file_index, tuple(dict.fromkeys((*reads, *self._apart_columns))) if apart else reads)
         if plan.empty:
-            return summed((), len(task.segments))
-        if self._knows_live(plan):
-            return [(plan.live_rows(segment), None) for segment in task.segments]
+            return [summed((), number) for _ in apart or (None,)]
+        if self._knows_live(plan) and not apart:
+            return [[(plan.live_rows(segment), None) for segment in task.segments]]
         segments, owners = self._fitted(plan, task.segments)
-        known = self._known_counts(task.file_index, plan, segments)
+        known = None if apart else self._known_counts(task.file_index, plan, segments)
         if known is not None:
-            return summed(zip(owners, known, strict=True), len(task.segments))
-        runs = self._runs(plan, segments)
-        return _ToRead(plan, segments, runs, 0, -1, owners) if runs else summed((), len(task.segments))
+            return [summed(zip(owners, known, strict=True), number)]
+        runs = plan_runs(segments, plan.group_starts, merge=False)
+        return _ToRead(plan, segments, runs, 0, -1, owners) if runs else [summed((), number) for _ in apart or (None,)]
 
     def _known_counts(self, file_index: int, plan: FilePlan, segments: Sequence[Segment]) -> list[Counted] | None:
         """Return what the stage makes of segments, if the file's metadata tells; else None."""
@@ -346,27 +393,47 @@ class TaskReader:
         return as_reading_error(error, file, is_local=is_local, group=group, column=column)
 
 
-def _staged(stage: RowStage, parts: Iterator[Part], *, counting: bool) -> Iterator[Part]:
-    """Yield what a stage makes of the live rows, block by block; when counting, only how many rows that is."""
-    blocks = RowBlocks(stage.block_rows)
-    last: Part | None = None
+class _Staged:
+    """What a stage makes of live rows, block by block; when counting, only how many rows that is. None changes none."""
 
-    def made(part: Part, batches: Sequence[pa.RecordBatch]) -> Iterator[Part]:
+    def __init__(self, stage: RowStage | None, *, counting: bool) -> None:
+        self._stage = stage
+        self._counting = counting
+        self._blocks = RowBlocks(None if stage is None else stage.block_rows)
+        self._last: Part | None = None
+
+    def push(self, part: Part) -> Iterator[Part]:
+        """Add the next rows; yield what is made of the blocks that are full."""
+        if self._stage is None:
+            yield part
+            return
+        if self._last is not None and part.segment != self._last.segment:
+            yield from self.rest()
+        self._last = part
+        yield from self._made(self._blocks.push(part.rows(0, part.num_live)))
+
+    def rest(self) -> Iterator[Part]:
+        """Yield what is made of the rows that wait."""
+        yield from self._made(self._blocks.rest())
+
+    def _made(self, batches: Sequence[pa.RecordBatch]) -> Iterator[Part]:
+        if self._stage is None or self._last is None:
+            return
         for batch in batches:
-            if counting:
-                num_rows, counts = stage.counted(batch)
-                yield part._replace(num_live=num_rows, counts=counts)
+            if self._counting:
+                num_rows, counts = self._stage.counted(batch)
+                yield self._last._replace(num_live=num_rows, counts=counts)
             else:
-                num_rows, rows = stage.rows(batch)
-                yield part._replace(num_live=num_rows, rows=rows)
+                num_rows, rows = self._stage.rows(batch)
+                yield self._last._replace(num_live=num_rows, rows=rows)
 
+
+def _staged(stage: RowStage, parts: Iterator[Part]) -> Iterator[Part]:
+    """Yield what a stage makes of the live rows."""
+    staged = _Staged(stage, counting=False)
     for part in parts:
-        if last is not None and part.segment != last.segment:
-            yield from made(last, blocks.rest())
-        last = part
-        yield from made(part, blocks.push(part.rows(0, part.num_live)))
-    if last is not None:
-        yield from made(last, blocks.rest())
+        yield from staged.push(part)
+    yield from staged.rest()
 
 
 def _delivered_schema(table_schema: pa.Schema, columns: Sequence[str], *, row_ids: bool) -> pa.Schema:

@@ -418,6 +418,7 @@ class Job(ABC):
         """Return the length of a stage's sequences, and the steps that the stage may have; None: to the epoch's end."""
         begin, step = position.after(0), self._step(position.stage.topology)
         length, change = self._length_at(position.epoch, position.steps_before)
+        step = step._replace(tokens=step.samples * length)
         lefts = [each.steps_left(position.epoch, self._done(begin), step) for each in self._schedules]
         lefts.append(None if change is None else change - position.steps_before)
         return length, min((left for left in lefts if left is not None), default=None)

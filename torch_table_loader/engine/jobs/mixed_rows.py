@@ -34,6 +34,7 @@ from torch_table_loader.planning.global_batches import ENDLESS
 from torch_table_loader.planning.mixture import Mixture, NaturalShares, ShareUnit, natural_shares
 from torch_table_loader.planning.rows_of import SourceRow
 from torch_table_loader.planning.stages import SamplePosition
+from torch_table_loader.schedules import Done
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -137,7 +138,8 @@ class MixedRows(MixtureJob, IndexedJob):
         natural = isinstance(weights, str)
         shares = natural_shares(rows) if isinstance(weights, str) else weights
         mixture = Mixture.of(shares, self.options.shuffle_seed, epoch, self.block, natural=natural)
-        (mixture, total), stage = mixture.ending(rows, self.stop), self._stage(epoch)
+        stop, stage = self.stop.in_samples(self._length_at(epoch, 0)[0]), self._stage(epoch)
+        mixture, total = mixture.ending(rows, stop)
         return SamplePosition(epoch, stage, total=total, exclusions=versions, mixture=mixture, rows=rows)
 
     def _exclusions_of(self, epoch: int) -> dict[str, ExclusionVersions]:
@@ -166,7 +168,33 @@ class MixedRows(MixtureJob, IndexedJob):
 
     @override
     def reweighted(self, position: SamplePosition, weights: Weights) -> SamplePosition:
-        return position.reweighted(None if isinstance(weights, str) else weights, self.stop)
+        length = self._length_at(position.epoch, position.steps_before)[0]
+        stop, tokens = self._stop_behind(position, length, length), self._tokens_before(position, length)
+        after = position.reweighted(None if isinstance(weights, str) else weights, stop)
+        return after if after is position else replace(after, origin=tokens)
+
+    @override
+    def _done(self, position: SamplePosition) -> Done:
+        done, pack = super()._done(position), self.options.pack
+        if pack is None or not pack.schedule:
+            return done
+        return done._replace(
+            tokens=self._tokens_before(position, self._length_at(position.epoch, position.steps_before)[0])
+        )
+
+    def _tokens_before(self, position: SamplePosition, seq_len: int) -> int:
+        """Return the tokens before a position, whose sequences have one length since its newest weights.
+
+        0 where no sequence changes its length, and behind a state that did not say it.
+        """
+        pack, since = self.options.pack, position.mixed.shares.start
+        if pack is None or not pack.schedule or (since and not position.origin):
+            return 0
+        return position.origin + (position.consumed - since) * seq_len
+
+    def _stop_behind(self, position: SamplePosition, then: int, seq_len: int) -> Stop:
+        """Return when an epoch ends, in sequences, of which those before a position had a length of their own."""
+        return self.stop.in_samples(seq_len, Done(0, position.consumed, self._tokens_before(position, then)))
 
     @override
     def current(self, position: SamplePosition) -> SamplePosition:
@@ -181,22 +209,28 @@ class MixedRows(MixtureJob, IndexedJob):
         before, after = (self._length_at(epoch, steps)[0] for steps in (position.steps_before, taken))
         if before == after or position.consumed == position.total:
             return position
-        return self._recounted(position, self._turns(position), after)
+        return self._recounted(position, self._turns(position), before, after)
 
-    def _recounted(self, position: SamplePosition, turns: Mapping[str, TurnsOf], seq_len: int) -> SamplePosition:
-        """Return the position in a new stage of sequences of another length, which begin at origins of their own."""
+    def _recounted(
+        self, position: SamplePosition, turns: Mapping[str, TurnsOf], then: int, seq_len: int
+    ) -> SamplePosition:
+        """Return the position in a new stage of sequences of another length, which begin at origins of their own.
+
+        Args:
+            then: the length that sequences had before.
+        """
         mixture, place = position.mixed, position.consumed
         rows = self._rows(position.exclusions, position.epoch, seq_len)
         before, origins = dict(zip(mixture.names, mixture.rows_before(place), strict=True)), {}
         for name, own in turns.items():
             if not rows[name]:
                 continue
-            then = own._replace(seq_len=seq_len, origin=(0, 0))
             number, tokens = self._packed(own).came_before(before[name])
-            before[name], origin = self._packed(then).turn_behind(number, tokens)
+            anew = self._packed(own._replace(seq_len=seq_len, origin=(0, 0)))
+            before[name], origin = anew.turn_behind(number, tokens)
             origins[name] = (number, origin)
-        cut = replace(position, origins=origins, rows=rows)
-        return cut.mixed_anew(mixture.recounted(place, before, rows), self.stop)
+        cut = replace(position, origins=origins, rows=rows, origin=self._tokens_before(position, then))
+        return cut.mixed_anew(mixture.recounted(place, before, rows), self._stop_behind(position, then, seq_len))
 
     def _packed(self, turns: TurnsOf) -> PackedStream:
         return cast("PackedStream", self.sources[turns.name].by_turn(turns))
@@ -279,11 +313,13 @@ class MixedRows(MixtureJob, IndexedJob):
         then = length_then(saved) if self._cuts_anywhere else now
         versions, done = mixed._exclusions_of(epoch), self._did(taken.steps_before, taken.start)
         rows, stage = mixed._rows(versions, epoch, then), self._stage(epoch, done)
-        position = mixed._checked(replace(taken, stage=stage, exclusions=versions, rows=rows, ended=False))
+        origin = self._origin_of(taken, then)
+        position = replace(taken, stage=stage, exclusions=versions, rows=rows, ended=False, origin=origin)
+        position = mixed._checked(position, then)
         turns = mixed._checked_turns(position, then) if position.origins or then != now else {}
         if then != now:
-            position = mixed._recounted(position, turns, now)
-        position = mixed.reweighted(position, self._weights_at(epoch, done))
+            position = mixed._recounted(position, turns, then, now)
+        position = mixed.reweighted(position, self._weights_at(epoch, mixed._done(position)))
         origins = {name: origin for name, origin in position.origins.items() if name in sources}
         position = replace(position, origins=origins)
         if anchors := {name: theirs.anchor for name, theirs in tables.items() if theirs.anchor}:
@@ -309,7 +345,27 @@ class MixedRows(MixtureJob, IndexedJob):
                 refuse(f"the origin {origins[name]!r} of source {name!r}, before {before[name]} of its sequences")
         return turns
 
-    def _checked(self, position: SamplePosition) -> SamplePosition:
+    def _origin_of(self, taken: SamplePosition, seq_len: int) -> int:
+        """Return the tokens before the weights of a state, whose sequences have one length since then.
+
+        Raises:
+            ResumeError: they are asked for, and the state does not say them.
+        """
+        pack, since, origin = self.options.pack, taken.mixed.shares.start, taken.origin
+        if pack is None or not pack.schedule:
+            return 0
+        if origin and not 0 < since <= origin:
+            refuse(f"{origin} tokens before the weights, and these begin at sequence {since}")
+        if origin or not taken.origins:
+            return origin or since * seq_len
+        if self.stop.tokens is not None or (self.later is not None and self.later.unit == "tokens"):
+            raise ResumeError(
+                "the state does not say how many tokens came before its sequences changed their length, and this "
+                "mixture counts tokens; finish the epoch without that, or start the next one"
+            )
+        return 0
+
+    def _checked(self, position: SamplePosition, seq_len: int) -> SamplePosition:
         """Return the position of a state with its mixture without what its rule dropped.
 
         Refuse an epoch of another length than its weights give, and natural weights that are not what was left. An
@@ -321,7 +377,8 @@ class MixedRows(MixtureJob, IndexedJob):
         mixture, start, total, rows = position.mixed, position.mixed.shares, position.total, position.rows
         if start.start == position.start == total or not all(name in rows for name in mixture.names):
             return position
-        mixture, length = mixture.ending(rows, self.stop)
+        stop = self.stop.in_samples(seq_len, Done(0, start.start, position.origin))
+        mixture, length = mixture.ending(rows, stop)
         asked = None
         if mixture.natural and position.start < length:
             counts = {name: rows[name] for name in mixture.names}

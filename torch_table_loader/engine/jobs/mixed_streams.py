@@ -32,7 +32,14 @@ from torch_table_loader.engine.work.source_form import PlainForm
 from torch_table_loader.errors import ConfigError
 from torch_table_loader.fetch.fetcher import FetchSettings
 from torch_table_loader.planning.global_batches import ENDLESS
-from torch_table_loader.planning.mixed_stages import MixedPosition, begun, had_of, refuse_other_orders, rests_of
+from torch_table_loader.planning.mixed_stages import (
+    MixedPosition,
+    begun,
+    done_in,
+    had_of,
+    refuse_other_orders,
+    rests_of,
+)
 from torch_table_loader.planning.mixture import NaturalShares, ShareUnit
 from torch_table_loader.planning.rounds import RoundRuns, Rounds
 from torch_table_loader.planning.rows_of import SourceRow
@@ -150,6 +157,12 @@ class MixedStreams(MixtureJob, PlacedJob):
                 return False
             done = self._did(done.steps + stage.steps, done.samples + stage.places)
         return True
+
+    @override
+    def _done(self, position: MixedPosition) -> Done:
+        done, pack = super()._done(position), self.options.pack
+        changes = pack is not None and pack.schedule
+        return done._replace(tokens=done_in(position.stages).tokens) if changes else done
 
     def _begun(self, epoch: int, weights: Weights, before: MixedPosition | None = None) -> MixedPosition:
         """Return the start of a stage, behind another one if one is given."""

@@ -156,14 +156,7 @@ def scheduled_weights(weights: Any, sources: Mapping[str, Job]) -> Schedule:
     found, pack = as_schedule(weights), next(iter(sources.values())).options.pack
     if found.unit == "tokens":
         refuse_no_tokens('unit="tokens" of Schedule', pack, 'unit="samples", which counts rows or sequences')
-        _refuse_lengths('unit="tokens" of Schedule', pack, 'unit="steps" or "samples"')
-    return found if pack is None else found.in_samples(pack.seq_len)
-
-
-def _refuse_lengths(asked: str, pack: Pack | None, remedy: str) -> None:
-    """Refuse to count tokens of a mixture whose sequences change their length."""
-    if pack is not None and pack.schedule:
-        raise ConfigError(f"{asked} counts sequences of one length, got seq_len_from; pass {remedy}")
+    return found if pack is None or pack.schedule else found.in_samples(pack.seq_len)
 
 
 def checked_weights(
@@ -257,7 +250,7 @@ def share_notes(
 
 
 def checked_stop(stop: Any, sources: Mapping[str, Any]) -> Stop:
-    """Return when an epoch ends, counted in rows or sequences.
+    """Return when an epoch ends, counted in rows or sequences; in tokens, where sequences change their length.
 
     Raises:
         ConfigError: it is no rule, names no source, or counts tokens where rows have none, or differ in them.
@@ -279,8 +272,8 @@ def checked_stop(stop: Any, sources: Mapping[str, Any]) -> Stop:
         return rule
     pack = next(iter(sources.values())).options.pack
     refuse_no_tokens("tokens= of Stop", pack, "samples=, which counts rows or sequences")
-    _refuse_lengths("tokens= of Stop", pack, "samples=")
-    return rule.in_samples(pack.seq_len)
+    counted = rule.in_samples(pack.seq_len)
+    return rule if pack.schedule else counted
 
 
 def _check_source_names(weights: Mapping[str, float], sources: Mapping[str, object]) -> None:

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from torch_table_loader.contracts import Source
+    from torch_table_loader.engine.counting import Parts
     from torch_table_loader.engine.jobs.job import Job
     from torch_table_loader.engine.rank_info import RankInfo
     from torch_table_loader.options import LoaderOptions
@@ -36,6 +37,7 @@ def open_job(
     *,
     split_deletes: bool = False,
     lazy: bool = False,
+    parts: Parts | None = None,
 ) -> Job:
     """Open this rank's share of a table, in the order that the caller asked for; see `open_stream`.
 
@@ -46,8 +48,8 @@ def open_job(
         from torch_table_loader.engine.jobs.table_rows import TableRows
 
         items = TableRows if options.pack is None else PackedItems
-        return items.of(source, options, ranks, cache)
-    return open_stream(source, options, ranks, cache, split_deletes=split_deletes, lazy=lazy)
+        return items.of(source, options, ranks, cache, parts)
+    return open_stream(source, options, ranks, cache, split_deletes=split_deletes, lazy=lazy, parts=parts)
 
 
 def open_stream(
@@ -59,6 +61,7 @@ def open_stream(
     split_deletes: bool = False,
     lazy: bool = False,
     stage: RowStage | None = None,
+    parts: Parts | None = None,
 ) -> StreamJob:
     """Survey the table, check the options against it, and cut it.
 
@@ -66,6 +69,7 @@ def open_stream(
         split_deletes: whether files that have deletes may be cut.
         lazy: plan by the table's metadata, and read footers when their files are read.
         stage: makes other rows from the live ones; None delivers them as they are.
+        parts: those of which the options' filter is one, if datasets of the others count with this one.
 
     Raises:
         ConfigError: an option does not fit the table or another option.
@@ -85,7 +89,7 @@ def open_stream(
     schema = delivered(table, reader.schema, options)
     make_codec(schema, TypePolicy.of(options))
     strategy, fetching = strategy_of(options, ranks), FetchSettings.of(options)
-    planner = planner_of(table, options, strategy, ranks.num_ranks, cache, fetching, stage)
+    planner = planner_of(table, options, strategy, ranks.num_ranks, cache, fetching, stage, parts)
     stores = [table.storage, *([] if cache is None else [cache])]
     job = StreamJob(
         options=options,

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from torch_table_loader.contracts import Source
+    from torch_table_loader.engine.counting import Parts
     from torch_table_loader.engine.rank_info import RankInfo
     from torch_table_loader.engine.state import SavedState
     from torch_table_loader.options import LoaderOptions
@@ -66,7 +67,9 @@ class PackedItems(TableItems):
     _streams: dict[tuple[Any, ...], PackedStream] = field(default_factory=dict, init=False, repr=False)
 
     @classmethod
-    def of(cls, source: Source, options: LoaderOptions, ranks: RankInfo, cache: Plans | None) -> PackedItems:
+    def of(
+        cls, source: Source, options: LoaderOptions, ranks: RankInfo, cache: Plans | None, parts: Parts | None = None
+    ) -> PackedItems:
         """Survey a table, check the options against it, and count its documents; see `stored_rows`."""
         table, options = surveyed(source, options, cache)
         pack = options.pack
@@ -74,7 +77,7 @@ class PackedItems(TableItems):
         bounds = table.list_bounds(pack.ids) if pack.tokenizer is None else None
         stage = KeptDocuments(pack, table.schema, options.column_names or (), bounds)
         in_place = TokensInPlace.of(table, options, stage)
-        rows = stored_rows(table, _of_documents(options, pack), cache, stage, in_place)
+        rows = stored_rows(table, _of_documents(options, pack), cache, stage, in_place, parts)
         cut_fields = stage.token_fields
         others = list(rows.columns)[len(cut_fields) :]
         columns = schema_of_sequences(cut_fields, [entry.with_type(plain_type(entry.type)) for entry in others])

@@ -12,7 +12,7 @@ import pyarrow.types as kinds
 
 from torch_table_loader.batching.codec import make_codec
 from torch_table_loader.batching.policy import TypePolicy
-from torch_table_loader.engine.counting import LiveCounter
+from torch_table_loader.engine.counting import Counts, LiveCounter
 from torch_table_loader.engine.jobs.planner import Planner
 from torch_table_loader.engine.machine import usable_cpus
 from torch_table_loader.engine.survey import survey
@@ -30,6 +30,7 @@ from torch_table_loader.schedules import as_schedule
 if TYPE_CHECKING:
     from torch_table_loader.batching.rows import RowsCodec
     from torch_table_loader.contracts import Source
+    from torch_table_loader.engine.counting import Parts
     from torch_table_loader.engine.rank_info import RankInfo
     from torch_table_loader.engine.table import Table
     from torch_table_loader.fetch.fetcher import FetchSettings
@@ -162,17 +163,29 @@ def counter_of(
     cache: Plans | None,
     fetching: FetchSettings,
     stage: RowStage | None = None,
+    parts: Parts | None = None,
 ) -> LiveCounter | None:
-    """Make the counting pass, where a row filter, deletes or a stage need one and the caller did not give it up."""
+    """Make the counting pass, where a row filter, deletes or a stage need one and the caller did not give it up.
+
+    Args:
+        stage: makes other rows from the live ones; or None.
+        parts: those of which the options' filter is one, if datasets of the others count with this one.
+    """
     layout, reads = table.layout, options.filters is not None or table.layout.must_count or stage is not None
     if (reads and not options.count_filtered) or not (reads or layout.has_deletes):
         return None
-    key = filter_key(options.filters, table.schema) + (f"-{table.fingerprint}" if layout.has_deletes else "")
-    key += "" if stage is None else f"-{stage.key}"
+    depends = (f"-{table.fingerprint}" if layout.has_deletes else "") + ("" if stage is None else f"-{stage.key}")
+    key = filter_key(options.filters, table.schema) + depends
+    filters, counts = options.filters, {key: Counts(layout)}
+    if parts is not None:
+        of_parts = {filter_key(parts.joined(each), table.schema) + depends: each for each in parts.filters}
+        if key in of_parts:  # not so where the table's own format joined the filters in another way
+            filters, of_parts = parts.base, {key: of_parts[key], **of_parts}
+            counts = {name: parts.counts_of(name, each, layout) for name, each in of_parts.items()}
     return LiveCounter(
         table,
-        table.reader(() if stage is None else stage.reads, options.filters, stage=stage),
-        key,
+        table.reader(() if stage is None else stage.reads, filters, stage=stage),
+        counts,
         # What is counted of estimated row groups, or of a file of which parts are left out, fits no entry.
         None if table.estimated or table.left_out else cache,
         threads=usable_cpus(),
@@ -227,11 +240,9 @@ def planner_of(
     cache: Plans | None,
     fetching: FetchSettings,
     stage: RowStage | None,
+    parts: Parts | None = None,
 ) -> Planner:
-    """Make what plans the epochs of a job.
-
-    Args:
-        stage: makes other rows from the live ones; or None.
+    """Make what plans the epochs of a job; for stage and parts see `counter_of`.
 
     Raises:
         ConfigError: ranks are to be even, and the caller gave up the count that this needs.
@@ -243,7 +254,7 @@ def planner_of(
         shuffle=bool(options.shuffle),
         seed=options.shuffle_seed,
         filtered=options.filters is not None or stage is not None,
-        counter=counter_of(table, options, cache, fetching, stage),
+        counter=counter_of(table, options, cache, fetching, stage, parts),
         by_file=options.batch_by == "file",
     )
     if options.even_ranks is not None and not planner.counted:

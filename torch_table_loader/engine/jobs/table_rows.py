@@ -58,6 +58,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from torch_table_loader.contracts import Source
+    from torch_table_loader.engine.counting import Parts
     from torch_table_loader.engine.jobs.job import Job
     from torch_table_loader.engine.rank_info import RankInfo
     from torch_table_loader.engine.state import SavedState
@@ -308,8 +309,9 @@ def stored_rows(
     cache: Plans | None,
     stage: KeptDocuments | None = None,
     in_place: TokensInPlace | None = None,
+    parts: Parts | None = None,
 ) -> SurveyedRows:
-    """Check the options against a table, and count its live rows.
+    """Check the options against a table, and count its live rows; for parts see `counter_of`.
 
     Args:
         stage: makes one row to keep from each row of the table; None keeps rows as they are.
@@ -331,7 +333,7 @@ def stored_rows(
     make_codec(with_padding(with_ids, marks=options.even_ranks == "pad"), TypePolicy.of(options))
     segments = whole_files(table.layout, filtered=options.filters is not None)
     fetching = FetchSettings.of(options)
-    if (counter := counter_of(table, options, cache, fetching)) is not None:
+    if (counter := counter_of(table, options, cache, fetching, parts=parts)) is not None:
         segments = counter.count(segments, np.arange(len(segments.splits)))
     row_bytes = table.row_bytes(columns) if stage is None else sum(map(width_of, schema.types)) or 1
     keeps_ids = int(segments.live.sum()) != table.layout.num_rows
@@ -359,9 +361,11 @@ class TableRows(TableItems):
     files_of: Mapping[Extent, Ints] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, source: Source, options: LoaderOptions, ranks: RankInfo, cache: Plans | None) -> TableRows:
-        """Survey a table, check the options against it, and count its live rows."""
-        rows = stored_rows(*surveyed(source, options, cache), cache)
+    def of(
+        cls, source: Source, options: LoaderOptions, ranks: RankInfo, cache: Plans | None, parts: Parts | None = None
+    ) -> TableRows:
+        """Survey a table, check the options against it, and count its live rows; see `stored_rows`."""
+        rows = stored_rows(*surveyed(source, options, cache), cache, parts=parts)
         folder = None if rows.store.place is None else rows.store.place.parent
         return cls(
             options=options,

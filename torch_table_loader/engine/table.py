@@ -221,8 +221,6 @@ class Table:
 
         The row group is the largest one: others may lack a column that was added later, or hold only nulls.
         What the file stores under other names than the table counts as the columns'.
-
-        The row group is the largest one: others may lack a column that was added later, or hold nulls alone.
         """
         index = int(np.searchsorted(self.layout.group_offsets, group, side="right")) - 1
         if self.estimated or index >= len(self.files) or not isinstance(reader_of(self.files[index]), RangedReader):

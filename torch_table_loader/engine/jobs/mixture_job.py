@@ -104,7 +104,7 @@ class MixtureJob(Job):
     @property
     def _cuts_anywhere(self) -> bool:
         """Whether sequences are cut of documents put behind one another, so that their length may change."""
-        return self.options.pack is not None and self.options.pack.strategy == "concat"
+        return self.options.pack is not None and self.options.pack.joins_documents
 
     @property
     @override

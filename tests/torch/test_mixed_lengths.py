@@ -34,6 +34,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "streams in order": {"shuffle": False},
     "rows": {"shuffle": "rows", "row_store": "memory"},
 }
+EVERY_KIND = [pytest.param(kind, marks=[pytest.mark.slow] if "order" in kind else []) for kind in KINDS]
 PACK = full_pack(seq_len=3, seq_len_from={2: 7, 4: 2, 9: 11}, labels="shifted")
 WEIGHTS = {"a": 5, "b": 3, "c": 1}
 
@@ -93,7 +94,7 @@ def check_lengths(steps: list[list[Taken]], pack: Pack, first: int) -> None:
         assert {each.length for each in found} <= {length_of_step(pack, 0, step)}
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", EVERY_KIND)
 @pytest.mark.parametrize("worker_type", ["thread", "process"])
 @daily(2)
 def test_each_token_comes_once_and_every_step_resumes(tables: dict[str, str], kind: str, worker_type: Any) -> None:
@@ -115,7 +116,7 @@ def test_each_token_comes_once_and_every_step_resumes(tables: dict[str, str], ki
         assert [taken(batch) for batch in islice(batches, 1)] == whole[steps : steps + 1]
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", EVERY_KIND)
 @settings(max_examples=examples(8), deadline=None, suppress_health_check=list(HealthCheck))
 @given(
     chain=st.lists(st.tuples(worlds(3), st.integers(0, 4)), min_size=1, max_size=3),
@@ -140,7 +141,7 @@ def test_any_chain_of_worlds_delivers_each_token_once(
         assert weights != "rows" or max(times) == 1
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", EVERY_KIND)
 def test_shares_hold_in_sequences_of_any_length(tables: dict[str, str], kind: str) -> None:
     loader, _ = make(tables, kind, weights=WEIGHTS, stop={"a": 3}, unit="tokens", batch_size=9)
     counts = Counter[str]()
@@ -150,7 +151,7 @@ def test_shares_hold_in_sequences_of_any_length(tables: dict[str, str], kind: st
         assert all(abs(counts[name] - WEIGHTS[name] * (step + 1)) <= 1 for name in NAMES)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", EVERY_KIND)
 def test_a_schedule_goes_on_from_one_length_and_back(tables: dict[str, str], kind: str) -> None:
     plain = full_pack(seq_len=5, labels="shifted")
     found: list[list[Taken]] = []
@@ -162,7 +163,7 @@ def test_a_schedule_goes_on_from_one_length_and_back(tables: dict[str, str], kin
     assert sorted(tokens_of(found).elements()) == ALL
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", EVERY_KIND)
 @daily(2)
 def test_seek_and_later_epochs(tables: dict[str, str], kind: str) -> None:
     loader, _ = make(tables, kind, epochs=2)
@@ -178,7 +179,7 @@ def test_seek_and_later_epochs(tables: dict[str, str], kind: str) -> None:
         assert [taken(batch) for batch in sought] == whole[step:first]
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", EVERY_KIND)
 @daily(1)
 def test_lengths_weights_and_batch_sizes_change_together(tables: dict[str, str], kind: str) -> None:
     options: dict[str, Any] = {
@@ -201,7 +202,7 @@ def test_lengths_weights_and_batch_sizes_change_together(tables: dict[str, str],
         assert begun + rest == whole
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", EVERY_KIND)
 @pytest.mark.parametrize("most", [{"c": 3}, {"b": 1, "c": 2}], ids=str)
 def test_sources_come_at_most_so_often(tables: dict[str, str], kind: str, most: dict[str, int]) -> None:
     dropped = {"stop": Stop("all_exhausted", drop={"c": most["c"]})} if "b" not in most else {"stop": most}
@@ -213,7 +214,7 @@ def test_sources_come_at_most_so_often(tables: dict[str, str], kind: str, most: 
     assert reached
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", EVERY_KIND)
 @daily(2)
 def test_rows_of_names_the_documents_of_any_length(tables: dict[str, str], kind: str) -> None:
     loader, _ = make(tables, kind, num_workers=1)
@@ -227,7 +228,7 @@ def test_rows_of_names_the_documents_of_any_length(tables: dict[str, str], kind:
         ]
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", EVERY_KIND)
 def test_explain_speaks_of_all_lengths(tables: dict[str, str], kind: str) -> None:
     loader, dataset = make(tables, kind, num_ranks=2, rank=0, even_ranks="pad")
     told = dataset.explain()
@@ -268,7 +269,7 @@ def check_tokens(steps: list[list[Taken]], pack: Pack, most: int, size: int = 2)
     assert came <= most < came + max(length_of_step(pack, 0, step) for step in steps_with_room)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", EVERY_KIND)
 @settings(max_examples=examples(8), deadline=None, suppress_health_check=list(HealthCheck))
 @given(chain=st.lists(st.tuples(worlds(3), st.integers(0, 4)), max_size=3), last=worlds(3), most=st.integers(60, 130))
 def test_tokens_are_counted_in_any_chain_of_worlds(
@@ -286,9 +287,9 @@ def test_tokens_are_counted_in_any_chain_of_worlds(
     check_tokens(found, PACK, most, size)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", EVERY_KIND)
 @pytest.mark.parametrize("most", [3, 6, 17, 46, 60, 61, 200])
-@daily(6)
+@daily(3)
 def test_every_step_resumes_where_tokens_are_counted(tables: dict[str, str], kind: str, most: int) -> None:
     options: dict[str, Any] = {"weights": ONE_BY_ONE, "stop": Stop("forever", tokens=most), "num_ranks": 1}
     whole, _ = job(tables, kind, None, None, **options)
@@ -305,7 +306,7 @@ def test_every_step_resumes_where_tokens_are_counted(tables: dict[str, str], kin
         assert [taken(batch) for batch in sought] == whole[steps:]
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", EVERY_KIND)
 def test_tokens_count_as_in_a_mixture_of_one_length(tables: dict[str, str], kind: str) -> None:
     later = full_pack(seq_len=3, seq_len_from={10_000: 7}, labels="shifted")
     for most in (30, 31, 95):
@@ -318,7 +319,7 @@ def test_tokens_count_as_in_a_mixture_of_one_length(tables: dict[str, str], kind
         assert counted(alike[0]) == most // 3 * 3
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", EVERY_KIND)
 def test_tokens_of_a_source_that_is_gone_stay_counted(tables: dict[str, str], kind: str) -> None:
     stop, few = Stop("forever", tokens=150), {name: tables[name] for name in ("a", "b")}
     begun, state = job(tables, kind, None, 7, stop=stop, weights=WEIGHTS, num_ranks=1)
@@ -340,7 +341,7 @@ def test_a_state_that_does_not_say_its_tokens_is_refused_where_they_are_asked_fo
         loader.load_state_dict(state)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", EVERY_KIND)
 def test_what_does_not_fit_is_refused(tables: dict[str, str], kind: str) -> None:
     with pytest.raises(ConfigError, match="at least those of one sequence, 3, got 2"):
         make(tables, kind, stop=Stop(tokens=2))

@@ -12,9 +12,10 @@ import pyarrow as pa
 from torch_table_loader.arrow.arrays import encoded, plain
 from torch_table_loader.arrow.buffers import Arena, aligned
 from torch_table_loader.arrow.datatypes import decoded_type, opened_type
+from torch_table_loader.arrow.sound import check_times, holds_times
 from torch_table_loader.arrow.token_rows import columns_of_parts
 from torch_table_loader.batching import outputs
-from torch_table_loader.batching.decoders import Branch, Decoder, Leaf, Shape, Stack, check_times, holds_times
+from torch_table_loader.batching.decoders import Branch, Decoder, Leaf, Shape, Stack
 from torch_table_loader.batching.outputs import ipc_read, ipc_size, ipc_write
 from torch_table_loader.batching.policy import column_functions
 from torch_table_loader.batching.rows import Rows, RowsCodec, new_block, pieces_of

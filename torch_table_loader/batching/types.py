@@ -37,6 +37,7 @@ from torch_table_loader.arrow.datatypes import (
     opened_type,
     plain_type,
 )
+from torch_table_loader.arrow.sound import holds_times
 from torch_table_loader.batching import outputs
 from torch_table_loader.batching.decoders import (
     MASK_SUFFIX,
@@ -52,7 +53,6 @@ from torch_table_loader.batching.decoders import (
     Stack,
     StructDecoder,
     VocabularyCoder,
-    holds_times,
 )
 from torch_table_loader.errors import ConfigError
 from torch_table_loader.messages import the_nearest

@@ -260,15 +260,15 @@ def test_batches_that_are_cut_late_are_those_that_are_cut_at_once(
     table: pa.RecordBatch, output: Any, cuts: list[int], batch_size: int, few: int
 ) -> None:
     nulls: Any = "mask" if output in ("torch", "numpy") else None
-    codec = make_codec(table.schema, TypePolicy(output_format=output, nulls=nulls, ragged=None))
+    with small_sizes(cut_objects=few):
+        codec = make_codec(table.schema, TypePolicy(output_format=output, nulls=nulls, ragged=None))
     runs = [rows for chunk in _chunks(table, cuts) if (rows := codec.decode(chunk)).num_rows]
     if not runs:
         return
     at_once = [batch for rows in runs for batch in rows.batches(batch_size)]
-    with small_sizes(cut_objects=few):
-        late = codec.batches_of([[run] for run in runs], batch_size)
-        assert len(late) == len(at_once)
-        came = list(late)
+    late = codec.batches_of([[run] for run in runs], batch_size)
+    assert len(late) == len(at_once)
+    came = list(late)
     assert [_plain(batch) for batch in came] == [_plain(batch) for batch in at_once]
 
 

@@ -21,6 +21,7 @@ from torch_table_loader.batching.policy import column_functions
 from torch_table_loader.batching.rows import Rows, RowsCodec, new_block, pieces_of
 from torch_table_loader.batching.types import choose, keyed
 from torch_table_loader.errors import TableError
+from torch_table_loader.sizes import sizes
 
 if TYPE_CHECKING:
     import numpy as np
@@ -134,7 +135,7 @@ class TensorCodec(RowsCodec[TensorRows]):
         self.row_bytes = sum(leaf.kind.row_bytes for leaf in self.leaves)
         self.varying = [index for index, leaf in enumerate(self.leaves) if not leaf.kind.row_bytes]
         views = all(leaf.cut in (outputs.cut_tensors, outputs.cut_arrays) for leaf in self.leaves)
-        self.view_objects = 1 + len(self.leaves) if views else 0
+        self.views_at_once = max(1, sizes().cut_objects // (1 + len(self.leaves))) if views else 0
         self._nested = [index for index, leaf in enumerate(self.leaves) if leaf.cut is outputs.cut_nested]
 
     def decode(self, batch: pa.RecordBatch) -> TensorRows:
@@ -190,8 +191,8 @@ class TensorCodec(RowsCodec[TensorRows]):
     def pack(self, *parts: TensorRows, out: Allocate | None = None) -> Block:
         """Copy runs into one flat block."""
         prepared = [leaf.kind.prepare([part.data[index] for part in parts]) for index, leaf in enumerate(self.leaves)]
-        sizes = [size for _, leaf_sizes in prepared for size in leaf_sizes]
-        block, pieces = new_block(sizes, sum(part.num_rows for part in parts), out)
+        all_sizes = [size for _, leaf_sizes in prepared for size in leaf_sizes]
+        block, pieces = new_block(all_sizes, sum(part.num_rows for part in parts), out)
         start = 0
         for leaf, (form, leaf_sizes) in zip(self.leaves, prepared, strict=True):
             leaf.kind.write(form, pieces[start : start + len(leaf_sizes)])
@@ -261,7 +262,7 @@ class ArrowCodec(RowsCodec[ArrowRows]):
     def __init__(self, schema: pa.Schema, *, python: bool) -> None:
         self._schema = schema
         self._python = python
-        self.view_objects = 0 if python else 1
+        self.views_at_once = 0 if python else max(1, sizes().cut_objects)
         self._times = [entry.name for entry in schema if python and holds_times(entry.type)]
 
     def decode(self, batch: pa.RecordBatch) -> ArrowRows:

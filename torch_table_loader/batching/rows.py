@@ -15,7 +15,6 @@ import numpy as np
 import torch
 
 from torch_table_loader.arrow.buffers import aligned, new_array
-from torch_table_loader.sizes import sizes
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -66,16 +65,16 @@ class LateBatches:
 
     Args:
         runs: consecutive runs of at least one row; all but the last have whole batches.
-        view_objects: objects of Python that a batch is made of.
+        at_once: how many are cut at a time.
     """
 
-    __slots__ = ("_batch_size", "_runs", "_view_objects")
+    __slots__ = ("_at_once", "_batch_size", "_runs")
     counts: Sequence[PackCounts] = ()
 
-    def __init__(self, runs: Sequence[Rows], batch_size: int, view_objects: int) -> None:
+    def __init__(self, runs: Sequence[Rows], batch_size: int, at_once: int) -> None:
         self._runs = runs
         self._batch_size = batch_size
-        self._view_objects = view_objects
+        self._at_once = at_once
 
     def __len__(self) -> int:
         """How many."""
@@ -84,7 +83,7 @@ class LateBatches:
     def __iter__(self) -> Iterator[Any]:
         """Yield them."""
         size = self._batch_size
-        few = max(1, sizes().cut_objects // self._view_objects) * size
+        few = self._at_once * size
         for rows in self._runs:
             for start in range(0, rows.num_rows, few):
                 part = rows if rows.num_rows <= few else rows.slice(start, min(start + few, rows.num_rows))
@@ -151,8 +150,8 @@ class RowsCodec(ABC, Generic[R]):
     functions: tuple[ColumnFunction, ...] = ()
     """The caller's functions over single columns, to be called with each batch in this order."""
 
-    view_objects: int = 0
-    """Objects of Python that a batch is made of, where cutting only makes views; 0 where it does more."""
+    views_at_once: int = 0
+    """How many batches are cut at a time when they are taken, where cutting only makes views; 0 where it does more."""
 
     together: Sequence[Mapping[int, np.dtype[Any]]] = ()
     """Columns that `decode_plain` may be given as one array, of lists of float32: their places, and their types."""
@@ -191,8 +190,8 @@ class RowsCodec(ABC, Generic[R]):
             batch_size: rows of a batch; the last may be short.
         """
         rows = [self.as_one(parts) for parts in runs]
-        if self.view_objects:
-            return LateBatches(rows, batch_size, self.view_objects)
+        if self.views_at_once:
+            return LateBatches(rows, batch_size, self.views_at_once)
         return Batches.joined([each.batches(batch_size) for each in rows])
 
     @abstractmethod

@@ -210,15 +210,17 @@ def _text_passes(text: str) -> bool | None:
 def _is_refusal(error: BaseException) -> bool:
     names = _REFUSED_NAMES | _OBSTORE_REFUSED if _is_obstore(error) else _REFUSED_NAMES
     known = isinstance(error, PermissionError) or type(error).__name__ in names
-    said = _status(error) in _REFUSED_STATUS or _code(error) in _REFUSED_CODES
-    return known or said or (type(error) is OSError and _ARROW_REFUSED.search(str(error)) is not None)
+    by_code = _status(error) in _REFUSED_STATUS or _code(error) in _REFUSED_CODES
+    return known or by_code or (type(error) is OSError and _ARROW_REFUSED.search(str(error)) is not None)
 
 
 def _is_timeout(error: BaseException) -> bool:
     # botocore, requests, urllib3 and httpx have roots of their own, and "Timeout" in the names.
     named = isinstance(error, TimeoutError) or any("Timeout" in kind.__name__ for kind in type(error).__mro__)
-    said = _status(error) in _TIMEOUT_STATUS or (_is_obstore(error) and _OBSTORE_TIMEOUT.search(str(error)) is not None)
-    return named or said or (type(error) is OSError and _ARROW_TIMEOUT.search(str(error)) is not None)
+    by_code = _status(error) in _TIMEOUT_STATUS or (
+        _is_obstore(error) and _OBSTORE_TIMEOUT.search(str(error)) is not None
+    )
+    return named or by_code or (type(error) is OSError and _ARROW_TIMEOUT.search(str(error)) is not None)
 
 
 def _is_obstore(error: BaseException) -> bool:

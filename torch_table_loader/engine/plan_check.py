@@ -251,17 +251,17 @@ class PlanCheck:
             raise
         try:
             if self._rank == 0:
-                said = self._join(result, ids, group.get_world_size())
+                answer = self._join(result, ids, group.get_world_size())
             else:
                 self._unions.set(place, _packed(ids))
-                said = self._awaited(self._unions, result, "rank 0 to join the rows of all ranks", _JOIN)
+                answer = self._awaited(self._unions, result, "rank 0 to join the rows of all ranks", _JOIN)
         except StorageTimeoutError as error:
-            said = json.dumps({"missing": str(error)})
+            answer = json.dumps({"missing": str(error)})
         else:
             if self._rank:
-                return _unpacked(said)
+                return _unpacked(answer)
         # One result for all: whoever gives up first makes the others give up too, also those that come later.
-        return _unpacked(str(self._unions.compare_set(result, "", said), "utf-8"))
+        return _unpacked(str(self._unions.compare_set(result, "", answer), "utf-8"))
 
     def _join(self, result: str, ids: IdsBySource, ranks: int) -> str:
         """Join what the other ranks give with rank 0's ids, overwrite what was read, and return the answer for all.
@@ -271,11 +271,11 @@ class PlanCheck:
         """
         parts, end = [ids], time.monotonic() + self._timeout.total_seconds()
         for rank in range(1, ranks):
-            said = self._awaited(self._unions, f"{result}/{rank}", f"rank {rank} to name its rows", _JOIN, end=end)
+            answer = self._awaited(self._unions, f"{result}/{rank}", f"rank {rank} to name its rows", _JOIN, end=end)
             try:
-                parts.append(_unpacked(said))
+                parts.append(_unpacked(answer))
             except ConfigError:
-                return said
+                return answer
             self._unions.set(f"{result}/{rank}", "")
         if self._joined > 1:  # every rank has read that result: it has come to this one since
             self._unions.set(f"joined/{self._joined - 1}", "")
@@ -313,7 +313,7 @@ class PlanCheck:
 
         Raises:
             TableError: a rank has failed.
-            StorageTimeoutError: nothing was said in time.
+            StorageTimeoutError: no rank answered in time.
         """
         end, look = time.monotonic() + self._timeout.total_seconds() if end is None else end, FIRST_LOOK
         while True:
@@ -350,13 +350,13 @@ def _packed(ids: IdsBySource) -> str:
 
 
 def _unpacked(text: str) -> IdsBySource:
-    """Read what a rank said: ids, or why there are none."""
-    said = json.loads(text)
-    if "refused" in said:
-        raise ConfigError(said["refused"])
-    if "missing" in said:
-        raise StorageTimeoutError(said["missing"])
-    return {name: decode_ids(own) for name, own in said["ids"].items()}
+    """Read what a rank answered: ids, or why there are none."""
+    answer = json.loads(text)
+    if "refused" in answer:
+        raise ConfigError(answer["refused"])
+    if "missing" in answer:
+        raise StorageTimeoutError(answer["missing"])
+    return {name: decode_ids(own) for name, own in answer["ids"].items()}
 
 
 def _digest(value: Any) -> str:

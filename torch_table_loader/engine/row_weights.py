@@ -102,7 +102,7 @@ class RowWeights:
         return cls(weights, place, *found)
 
     @property
-    def said(self) -> str:
+    def identity(self) -> str:
         """What a state is bound to: what was asked for, and the hash of what the rows weigh."""
         return f"Weights({self.asked.argument}, samples={self.asked.samples}), which are {self.digest}"
 

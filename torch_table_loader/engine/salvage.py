@@ -53,7 +53,7 @@ def salvage_file(
     return None, [LeftOut(file.name, "all", 0, file.version.num_bytes, first_line(damage))]
 
 
-def told(left_out: Sequence[LeftOut]) -> str:
+def described(left_out: Sequence[LeftOut]) -> str:
     """Return what is left out, for people."""
     shown = "; ".join(map(str, left_out[:_SHOWN]))
     more = f"; and {len(left_out) - _SHOWN} more" if len(left_out) > _SHOWN else ""

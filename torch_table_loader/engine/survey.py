@@ -14,7 +14,7 @@ import pyarrow as pa
 from torch_table_loader.arrow.sound import check_names
 from torch_table_loader.contracts import SnapshotSource
 from torch_table_loader.engine.machine import in_parallel
-from torch_table_loader.engine.salvage import salvage_file, told
+from torch_table_loader.engine.salvage import described, salvage_file
 from torch_table_loader.engine.table import Table
 from torch_table_loader.errors import ConfigError, TableError
 from torch_table_loader.format_contracts import SettlingReader
@@ -232,7 +232,9 @@ def _salvage(
     left_out = [part for _, parts in found for part in parts]
     sound = [(file, meta) for file, (meta, _) in zip(files, found, strict=True) if meta is not None]
     if files and not sound:
-        raise TableError(f"every file of the table is damaged: {told(left_out)}; restore them, or write them again")
+        raise TableError(
+            f"every file of the table is damaged: {described(left_out)}; restore them, or write them again"
+        )
     kept, metas = tuple(file for file, _ in sound), [meta for _, meta in sound]
     return kept, _sharing_schemas(kept, _settled(kept, metas), inspect.storage), left_out
 
@@ -255,7 +257,7 @@ def _without(table: Table, left_out: Sequence[LeftOut]) -> Table:
     """Report what is left out of a table, and bind its fingerprint to it."""
     if not left_out:
         return table
-    warn_caller(told(left_out) + "; dataset.left_out lists all")
+    warn_caller(described(left_out) + "; dataset.left_out lists all")
     bound = fingerprint_without(table.fingerprint, left_out)
     return replace(table, fingerprint=bound, left_out=tuple(left_out))
 

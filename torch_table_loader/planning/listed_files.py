@@ -92,8 +92,8 @@ def _rest_of(file: DataFile) -> tuple[Any, ...]:
     """Return what two files must have in common to be built from one example; large values by their id."""
     version = file.version
     shared = (file.partition, file.columns, file.deletes, file.reader, file.sidecars)
-    told = (version.mtime_ns, version.etag, version.immutable, version.local)
-    return (file.format, file.tail_bytes, *told, *map(id, shared))
+    facts = (version.mtime_ns, version.etag, version.immutable, version.local)
+    return (file.format, file.tail_bytes, *facts, *map(id, shared))
 
 
 def _ints(numbers: Iterable[int]) -> NDArray[np.int64]:
@@ -112,7 +112,7 @@ class _Unpacking:
     Args:
         examples: files that have everything in common but path, name, size, rows and row groups.
         like: int32[F] the example of each file.
-        told: int64[F] size and int64[F] rows; see `ListedFiles`.
+        facts: int64[F] size and int64[F] rows; see `ListedFiles`.
         paths: the paths of all files, concatenated, and int64[F+1] where each begins.
         name_bytes: int32[F] how many of the last bytes of its path are a file's name.
         names: names of files whose path does not contain their name.
@@ -121,7 +121,7 @@ class _Unpacking:
 
     examples: tuple[DataFile, ...]
     like: NDArray[np.int32]
-    told: tuple[NDArray[np.int64], NDArray[np.int64]]
+    facts: tuple[NDArray[np.int64], NDArray[np.int64]]
     paths: tuple[bytes, NDArray[np.int64]] = field(repr=False)  # a presigned URL is a credential
     name_bytes: NDArray[np.int32]
     names: dict[int, str]
@@ -139,11 +139,11 @@ class _Unpacking:
         if self.splits is not None:
             flat, starts = self.splits
             offsets = tuple(flat[starts[place] : starts[place + 1]].tolist())
-        like, num_rows = example.version, int(self.told[1][place])
+        like, num_rows = example.version, int(self.facts[1][place])
         return DataFile(
             path.decode("utf-8", "surrogatepass"),
             name,
-            FileVersion(int(self.told[0][place]), like.mtime_ns, like.etag, like.immutable, like.local),
+            FileVersion(int(self.facts[0][place]), like.mtime_ns, like.etag, like.immutable, like.local),
             example.format,
             example.partition,
             example.columns,

@@ -76,7 +76,7 @@ class MixedPosition(StagedPosition):
             place -= stage.places
         return 0
 
-    def _said(self, stage: Any, before: Any) -> list[Any]:
+    def _stage_fields(self, stage: Any, before: Any) -> list[Any]:
         """Return the places, whether shares are natural, and the weights by name.
 
         The list of weights is empty if they are those of the stage before. Where sources are dropped, the places until
@@ -84,10 +84,10 @@ class MixedPosition(StagedPosition):
         """
         deal: Deal = stage.deal
         same = before is not None and before.deal.by_name == deal.by_name
-        said: list[Any] = [deal.total, deal.natural, [] if same else [list(pair) for pair in deal.by_name.items()]]
+        found: list[Any] = [deal.total, deal.natural, [] if same else [list(pair) for pair in deal.by_name.items()]]
         dropped = [deal.until, list(deal.weights)] if deal.until or deal.given else []
         cut = [deal.width] if deal.width > 1 else []
-        return [*said, dropped, *cut] if dropped or cut else said
+        return [*found, dropped, *cut] if dropped or cut else found
 
     @classmethod
     def of_history(cls, epoch: int, history: Sequence[Sequence[Any]], seed: int) -> MixedPosition:

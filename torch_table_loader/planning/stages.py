@@ -136,21 +136,21 @@ class StagedPosition(Position):
         return sum(stage.steps for stage in self.past)
 
     def history(self) -> list[list[Any]]:
-        """Write the stages, each with its steps, `ended`, its topology, and what `_said` adds.
+        """Write the stages, each with its steps, `ended`, its topology, and what `_stage_fields` adds.
 
         >>> StreamPosition(2, Stage(Topology(4, 2, 1024), 17)).history()
         [[17, False, 4, 2, 1024, None, None, False, 1, None, None]]
         """
         stages = self.stages
         history = [
-            [stage.steps, False, *shape_of(stage.topology), *self._said(stage, before)]
+            [stage.steps, False, *shape_of(stage.topology), *self._stage_fields(stage, before)]
             for stage, before in zip(stages, (None, *stages), strict=False)
         ]
         history[-1][1] = self.ended
         return history
 
     @abstractmethod
-    def _said(self, stage: Any, before: Any) -> list[Any]:
+    def _stage_fields(self, stage: Any, before: Any) -> list[Any]:
         """Return what a state says of a stage beside its steps and topology, given the one before it, if any."""
 
 
@@ -195,7 +195,7 @@ class StreamPosition(StagedPosition):
         past = tuple(replace(each, extent=each.extent or extent) for each in self.past)
         return replace(self, past=past, stage=replace(self.stage, extent=self.stage.extent or extent))
 
-    def _said(self, stage: Any, before: Any) -> list[Any]:  # noqa: ARG002 each stage has its own table
+    def _stage_fields(self, stage: Any, before: Any) -> list[Any]:  # noqa: ARG002 each stage has its own table
         """Return what the table was, and `rank` of the newest stage."""
         return [stage.extent and stage.extent.to_state(), self.rank if stage is self.stage else None]
 

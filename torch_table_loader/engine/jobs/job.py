@@ -14,7 +14,7 @@ import numpy as np
 from torch_table_loader.batching.codec import make_codec
 from torch_table_loader.batching.policy import TypePolicy
 from torch_table_loader.engine.machine import ranks_on_this_node, threads_for, usable_cpus
-from torch_table_loader.engine.salvage import told
+from torch_table_loader.engine.salvage import described
 from torch_table_loader.engine.sizing import blocks_of_a_process, collated_ahead
 from torch_table_loader.engine.state import write_state
 from torch_table_loader.errors import ConfigError
@@ -371,7 +371,7 @@ class Job(ABC):
             footer_bytes=sum(table.footer_bytes for table in tables),
             notes=(
                 *notes,
-                *(told(table.left_out) for table in tables if table.left_out),
+                *(described(table.left_out) for table in tables if table.left_out),
                 *(hint for table in alone for hint in table.hints(self.options.column_names)),
             ),
             kept_rows=sum(int(layout.group_rows[layout.group_kept].sum()) for layout in layouts),

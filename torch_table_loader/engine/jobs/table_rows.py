@@ -395,7 +395,7 @@ class TableRows(TableItems):
 
     @property
     def _said_of_weights(self) -> str:
-        return f"Weights(samples={self.samples})" if self.weights is None else self.weights.said
+        return f"Weights(samples={self.samples})" if self.weights is None else self.weights.identity
 
     def _total(self, rows: int) -> int:
         """Return how many places of an order an epoch has; rows that are drawn by weight are counted already."""

@@ -206,8 +206,8 @@ class PackedStream(TurnStream):
 
     def _sealed(self, number: int, place: int, before: int) -> list[int]:
         """Return an anchor with the hash of it and of the order that it is of."""
-        told = f"anchor {number} {place} {before} without {self._gone} of {self._source!r}"
-        return [number, place, before, derive_key(self._seed, self._epoch, told).hashing[0] >> 2]
+        sealed = f"anchor {number} {place} {before} without {self._gone} of {self._source!r}"
+        return [number, place, before, derive_key(self._seed, self._epoch, sealed).hashing[0] >> 2]
 
     @cached_property
     def _gone(self) -> str:

@@ -46,5 +46,5 @@ class Churn(lightning.LightningModule):
 if __name__ == "__main__":
     saving = ModelCheckpoint(sys.argv[2], every_n_train_steps=5, save_last=True)
     callbacks = [saving, EarlyStopping("loss", min_delta=0.01), ResumeOnAnyRanks()]
-    trainer = lightning.Trainer(devices=int(os.environ["WORLD_SIZE"]), max_epochs=100, callbacks=callbacks, logger=False)
+    trainer = lightning.Trainer(devices=int(os.environ["WORLD_SIZE"]), max_epochs=50, callbacks=callbacks, logger=False)
     trainer.fit(Churn(sys.argv[1]), ckpt_path="last")

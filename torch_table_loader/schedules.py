@@ -31,7 +31,7 @@ class Schedule:
         values: by the step, sample or token from which they hold, the first from 0. A value holds from the first step
             on that begins there, or behind it. A dict alone counts steps.
         unit: "steps": batches of a rank; "samples": rows (with `pack`, sequences) of all ranks; "tokens": those of
-            packed sequences, each of which counts its length.
+            packed sequences, each of which counts the length that it has.
 
     Raises:
         ConfigError: there is no value for 0, or a place is below it.
@@ -127,8 +127,8 @@ class Stop:
             would come a fifth time, the others go on without them, in the same proportions. They do not end the epoch,
             unless no source is left.
         samples: rows (with `pack`, sequences) after which the epoch ends in any case.
-        tokens: the same in tokens of packed sequences, of which the last that fits is delivered: of the length that
-            they have then.
+        tokens: the same in tokens of packed sequences, each of which counts the length that it has; the last one that
+            fits is delivered.
 
     Raises:
         ConfigError: a number is not an integer of at least 1, or a source is named twice.
@@ -185,7 +185,7 @@ class Stop:
             seq_len: tokens of each of these sequences.
 
         Raises:
-            ConfigError: none fits, and none came.
+            ConfigError: no sequence fits, and none came before.
         """
         if self.tokens is None:
             return self

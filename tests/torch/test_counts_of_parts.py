@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import deltalake
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
@@ -270,7 +271,6 @@ def test_a_plan_cache_has_the_counts_of_all_parts(tmp_path: Path, reads: Reads) 
 
 
 def test_delta_tables_count_their_parts_together(tmp_path: Path, reads: Reads) -> None:
-    deltalake = pytest.importorskip("deltalake")
     for start in (0, 50):
         deltalake.write_deltalake(str(tmp_path / "t"), _table(start, 50), mode="append")
 

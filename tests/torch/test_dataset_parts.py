@@ -7,6 +7,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import deltalake
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
@@ -152,7 +153,6 @@ def test_the_dataset_that_it_was_made_of_goes_on(tables: Path) -> None:
 
 
 def test_delta_tables_have_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    deltalake = pytest.importorskip("deltalake")
     for start in (0, 50):
         deltalake.write_deltalake(str(tmp_path / "t"), pa.table({"x": range(start, start + 50)}), mode="append")
     choices: list[dict[str, Any]] = [{}, {"filters": "x >= 50"}]

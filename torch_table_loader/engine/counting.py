@@ -33,48 +33,48 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-_Part = tuple[int, int, int]
-"""A row group, counted over the table, and the rows of its file where a part of it begins and ends."""
+_Piece = tuple[int, int, int]
+"""A row group, numbered over the table, and the rows of its file where a piece of it begins and ends."""
 
 Progress = Callable[[Iterable[Any], int | None], Iterable[Any]]
 """Wraps the items of a pass, of which there are so many (None: unknown), to show how it goes."""
 
 
 class Counts:
-    """The live rows under one filter, of whole row groups and of parts of them, as far as they were counted."""
+    """The live rows under one filter, of whole row groups and of pieces of them, as far as they were counted."""
 
     def __init__(self, layout: TableLayout, part: Any = None) -> None:
         """Know nothing yet of a table's row groups; `part` is the filter beyond that of the reader that counts."""
         self.part = part
         self._group_rows = layout.group_rows
         self.group_live = np.full(len(layout.group_rows), -1, dtype=np.int64)
-        self.parts: dict[_Part, int] = {}
-        self.part_starts: dict[tuple[int, int], int] = {}
-        self.packed: dict[_Part, PackCounts] = {}
+        self.pieces: dict[_Piece, int] = {}
+        self.piece_starts: dict[tuple[int, int], int] = {}
+        self.packed: dict[_Piece, PackCounts] = {}
         """What packing makes of the rows, where that was counted."""
         self.cached = np.zeros(len(layout), dtype=np.bool_)
         """bool[F]: the files of which a cache has the counts."""
 
-    def add(self, part: _Part, counted: Counted) -> None:
-        """Add the live rows of a part of a row group, or of a whole one."""
-        (group, start, stop), (live, packed) = part, counted
+    def add(self, piece: _Piece, counted: Counted) -> None:
+        """Add the live rows of a piece of a row group, or of a whole one."""
+        (group, start, stop), (live, packed) = piece, counted
         if packed is not None:
-            self.packed[part] = packed
+            self.packed[piece] = packed
         if stop - start == self._group_rows[group]:
             self.group_live[group] = live
         else:
-            self.parts[part] = live
-            self.part_starts[group, stop] = start
+            self.pieces[piece] = live
+            self.piece_starts[group, stop] = start
 
     def of(self, segments: SegmentTable) -> NDArray[np.int64]:
-        """int64[T]: the live rows of each segment; −1 if unknown. Parts of row groups are looked up one by one."""
+        """int64[T]: the live rows of each segment; −1 if unknown. Pieces of row groups are looked up one by one."""
         whole = segments.row_stop - segments.row_start == self._group_rows[segments.group]
         live = segments.live.copy()
         take = (live < 0) & whole
         live[take] = self.group_live[segments.group[take]]
-        if self.parts:
+        if self.pieces:
             for at in np.flatnonzero((live < 0) & ~whole).tolist():
-                live[at] = self.parts.get(_part(segments, at), -1)
+                live[at] = self.pieces.get(_piece(segments, at), -1)
         return live
 
 
@@ -107,7 +107,7 @@ class Parts:
 
 
 class LiveCounter:
-    """Counts live rows under a filter; each part of a row group once, however often it is asked for."""
+    """Counts live rows under a filter; each piece of a row group once, however often it is asked for."""
 
     def __init__(
         self,
@@ -140,7 +140,7 @@ class LiveCounter:
         self._load()
 
     def __getstate__(self) -> dict[str, Any]:
-        """Count for no other dataset in another process, which has none, and draw no bar there."""
+        """Leave out the other parts, whose datasets stay in this process, and the progress bar."""
         reader = self._reader.counting([] if self._own.part is None else [self._own.part])
         return {**vars(self), "_reader": reader, "_all": {self._key: self._own}, "_progress": no_bar}
 
@@ -160,9 +160,9 @@ class LiveCounter:
             live[part] = [count for count, _ in counted[0]]
             for counts, found in zip(self._all.values(), counted, strict=True):
                 for at, each in zip(part.tolist(), found, strict=True):
-                    counts.add(_part(segments, at), each)
+                    counts.add(_piece(segments, at), each)
         _log.info(
-            "counted live rows in %.2f s: %d in %d parts of row groups",
+            "counted live rows in %.2f s: %d in %d pieces of row groups",
             *(time.perf_counter() - began, live[missing].sum(), len(missing)),
         )
         self._save(segments.group[of_wanted & (segments.live < 0)])
@@ -171,22 +171,22 @@ class LiveCounter:
     def packed(self, segments: SegmentTable) -> PackCounts | None:
         """Add up what packing makes of the rows of some splits; None where that was not counted."""
         rows, kept = self._table.layout.group_rows, self._table.layout.group_kept
-        parts = (_part(segments, at) for at in range(len(segments.group)))
-        found = [self._own.packed.get(part) for part in parts if kept[part[0]] and rows[part[0]]]
+        pieces = (_piece(segments, at) for at in range(len(segments.group)))
+        found = [self._own.packed.get(piece) for piece in pieces if kept[piece[0]] and rows[piece[0]]]
         return sum_of(found) if found else PackCounts(self._seq_len)
 
     def live_before(self, group: int, row: int) -> int:
         """Add up what was counted of a row group (numbered over the table) before a row of its file.
 
-        The row is where one of the parts begins in which `count` has counted the row group.
+        The row is where one of the pieces begins in which `count` has counted the row group.
         """
         layout = self._table.layout
         file = int(np.searchsorted(layout.group_offsets, group, side="right")) - 1
         first = int(layout.group_starts[group] - layout.file_starts[file])
         total = 0
         while row > first:
-            start = self._own.part_starts[group, row]
-            total += self._own.parts[group, start, row]
+            start = self._own.piece_starts[group, row]
+            total += self._own.pieces[group, start, row]
             row = start
         return total
 
@@ -244,7 +244,7 @@ class LiveCounter:
         """What the cache calls the fields of what packing makes of a row group; the sequences are those that live."""
         return [f"{self._key}-{each.name}" for each in fields(PackCounts)[2:]]
 
-    def _whole(self, group: int) -> _Part:
+    def _whole(self, group: int) -> _Piece:
         layout = self._table.layout
         file = int(np.searchsorted(layout.group_offsets, group, side="right")) - 1
         start = int(layout.group_starts[group] - layout.file_starts[file])
@@ -281,5 +281,5 @@ class LiveCounter:
         }
 
 
-def _part(segments: SegmentTable, at: int) -> _Part:
+def _piece(segments: SegmentTable, at: int) -> _Piece:
     return int(segments.group[at]), int(segments.row_start[at]), int(segments.row_stop[at])

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 _FUNCTION = "torch_table_loader_hash_between"
 _REGISTERING = threading.Lock()
 _shared = threading.local()
-"""Of a thread that asks for several parts: the seed, texts and hashes of the newest texts."""
+"""The seed, texts and hashes of the newest texts, for each thread that asks for several parts of them."""
 _HASHES = 1 << 64
 _NULL = "\x00"
 """What stands for null among the values of several columns."""

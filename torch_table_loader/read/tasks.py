@@ -394,7 +394,10 @@ class TaskReader:
 
 
 class _Staged:
-    """What a stage makes of live rows, block by block; when counting, only how many rows that is. None changes none."""
+    """What a stage makes of live rows, block by block; when counting, only how many rows that is.
+
+    Without a stage, rows stay as they are.
+    """
 
     def __init__(self, stage: RowStage | None, *, counting: bool) -> None:
         self._stage = stage

@@ -361,12 +361,12 @@ class MixedRows(MixtureJob, IndexedJob):
         if self.stop.tokens is not None or (self.later is not None and self.later.unit == "tokens"):
             raise ResumeError(
                 "the state does not say how many tokens came before its sequences changed their length, and this "
-                "mixture counts tokens; finish the epoch without that, or start the next one"
+                "mixture counts tokens; finish the epoch without counting tokens, or start the next one"
             )
         return 0
 
     def _checked(self, position: SamplePosition, seq_len: int) -> SamplePosition:
-        """Return the position of a state with its mixture without what its rule dropped.
+        """Return the position of a state, with a mixture of the sources that its rule has not dropped.
 
         Refuse an epoch of another length than its weights give, and natural weights that are not what was left. An
         epoch that is over stays so, whatever comes and goes, and the rows of sources that are gone are not known.

@@ -54,6 +54,7 @@ def test_ranks_take_all_bytes_of_all_files(table: Path, shape: dict[str, Any], s
         )
 
 
+@pytest.mark.filterwarnings("ignore:drop_last=True leaves rank . no step")
 @settings(max_examples=examples(25), deadline=None)
 @given(shape=topologies(), shuffle=st.booleans(), steps=st.integers(0, 9))
 def test_files_are_those_of_the_rows_that_were_taken(

@@ -114,7 +114,7 @@ check: lint test
 
 # faulthandler reads the stacks of threads that run on, which may crash them: it speaks only when a test is lost anyway.
 test: $(READY)
-	LAWS_EFFORT=0.5 $(PYTEST) $(EVERY_DAY) $(SHARED)
+	LAWS_EFFORT=0.34 $(PYTEST) $(EVERY_DAY) $(SHARED)
 
 # uv takes the lowest version of every direct dependency. torch stays the one of constraints.txt, unless another is
 # asked for (make test-lowest LOWEST_TORCH=2.5.0): an old one comes with gigabytes of CUDA. Docs show today's messages.
@@ -130,7 +130,7 @@ test-lowest: $(LOWEST)/.ready
 	$(LOWEST)/bin/python -m pytest $(LOWEST_TESTS) $(EVERY_DAY) --timeout 400 -o faulthandler_timeout=390
 
 test-slow: $(READY)
-	LAWS_EFFORT=2 $(PYTEST) $(SLOW) $(SHARED)
+	LAWS_EFFORT=1 $(PYTEST) $(SLOW) $(SHARED)
 
 test-all: $(WRITERS_READY) $(DOCS_READY) $(ENGINES_READY) $(HOROVOD_READY)
 	LAWS_EFFORT=10 LAWS_EXPLORE=1 $(PYTEST) --timeout 1800 -o faulthandler_timeout=1790

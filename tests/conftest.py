@@ -13,6 +13,8 @@ from collections.abc import Callable
 import pyarrow as pa
 import pytest
 from hypothesis import HealthCheck, Phase, settings
+from hypothesis.internal.conjecture.providers import HypothesisProvider
+from hypothesis.internal.constants_ast import Constants
 
 from tests.leaks import children, lane_threads
 
@@ -25,6 +27,9 @@ settings.register_profile(
 settings.register_profile("unshrunk", settings.get_profile("repeatable"), phases=[Phase.explicit, Phase.generate])
 settings.register_profile("explore", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("explore" if os.environ.get("LAWS_EXPLORE") else "repeatable")
+
+# hypothesis also draws constants of the modules that happen to be loaded: examples would depend on the order of tests.
+pytest.MonkeyPatch().setattr(HypothesisProvider, "_local_constants", Constants())
 
 collect_ignore = ["launchers/scripts"]  # they are run, and import frameworks
 multiprocessing.set_forkserver_preload(["torch_table_loader.dataset"])  # or each of its workers would import torch

@@ -15,5 +15,5 @@ The others are slow.
 
 
 def examples(usual: int) -> int:
-    """Return the number of examples: the usual one, times LAWS_EFFORT, which `make test` sets to a half."""
+    """Return the number of examples: the usual one, times LAWS_EFFORT, which `make test` sets to a third."""
     return math.ceil(usual * float(os.environ.get("LAWS_EFFORT", "1")))

@@ -9,6 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Unpack, cast
 
 from torch_table_loader.dataset import TableDataset
+from torch_table_loader.engine.jobs.bound import of_source
 from torch_table_loader.engine.jobs.mixed_rows import MixedRows
 from torch_table_loader.engine.jobs.mixed_streams import MixedStreams
 from torch_table_loader.engine.jobs.mixture_form import checked_stop, common_form, same, scheduled_weights
@@ -18,7 +19,6 @@ from torch_table_loader.engine.jobs.stream_job import StreamJob
 from torch_table_loader.engine.jobs.table_rows import TableItems
 from torch_table_loader.engine.plan_check import PlanCheck
 from torch_table_loader.engine.rank_info import RankInfo, resolve_ranks
-from torch_table_loader.engine.state import of_source
 from torch_table_loader.errors import ConfigError, ConfigTypeError
 from torch_table_loader.keywords import check_names, make_options
 from torch_table_loader.options import ABOUT
@@ -186,19 +186,17 @@ class MixedDataset(RankDataset):
         mixed = self._mixed
         return self._position.of_all_ranks(lambda: mixed.ids_of(row_ids)) if gather else mixed.ids_of(row_ids)
 
-    def _with_snapshots_of(self, job: Job, saved: SavedState) -> Job:
-        """Return the job with each source at the snapshot that a state was saved with."""
+    def _with_snapshots_of(self, job: Job, saved: SavedState) -> tuple[Job, SavedState]:
+        """Return the job with each source at the snapshot that a state was saved with, and the state."""
         mixture, reopened = cast("MixtureJob", job), {}
-        if saved.mixture is None:
-            return job  # which refuses it
         for name, dataset in self._sources.items():
             table, theirs = mixture.sources[name].table, saved.tables.get(name)
             if theirs is not None and theirs.table["fingerprint"] != table.fingerprint:
                 with of_source(name):
-                    source = dataset._position.reopen(dataset._position.job, saved, name)
+                    source, _ = dataset._position.reopen(dataset._position.job, saved, name)
                 if source.tables[""] is not table:
                     reopened[name] = source
-        return mixture.with_sources(reopened) if reopened else job
+        return mixture.with_sources(reopened) if reopened else job, saved
 
 
 def _opened(

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from torch_table_loader.contracts import HistorySource, SnapshotSource, TimeTravelSource, has_ranges
+from torch_table_loader.engine.jobs.bound import oldest_files
 from torch_table_loader.engine.jobs.modes import open_job
-from torch_table_loader.engine.state import oldest_files
 from torch_table_loader.errors import ConfigError, ConfigTypeError, ResumeError
 from torch_table_loader.option_values import anywhere, of_the_store
 from torch_table_loader.planning.stages import Extent
@@ -53,11 +53,11 @@ class TimeTravel:
         """The table as it is read now."""
         self._open_job = open_job
 
-    def __call__(self, job: Job, saved: SavedState, name: str = "") -> Job:
-        """Return the job that can continue from a state.
+    def __call__(self, job: Job, saved: SavedState, name: str = "") -> tuple[Job, SavedState]:
+        """Return the job that can continue from a state, and the state with what the table's files were then.
 
-        With ``on_growth="continue"`` this is the job that there is, told which of its files the state's table had;
-        else one over the state's snapshot, where the source can travel in time and the caller chose none.
+        With ``on_growth="continue"`` this is the job that there is; else one over the state's snapshot, where the
+        source can travel in time and the caller chose none.
 
         Args:
             job: the one that there is, which serves states of its own table.
@@ -66,18 +66,16 @@ class TimeTravel:
         Raises:
             ResumeError: that snapshot cannot be read, or the table did not grow from it by new files alone.
         """
-        if name not in saved.tables:
-            return job  # which refuses it
-        theirs, own, wanted = saved.tables[name].table, job.bound.table, list(saved.taken.extents)
+        theirs, own, grown = saved.tables[name].table, job.bound.table, None
         if theirs["fingerprint"] != own["fingerprint"]:
             if job.options.on_growth == "continue":
-                wanted.append(Extent.of(theirs))
+                grown = Extent.of(theirs)
             elif (other := theirs.get("snapshot_id")) not in (None, own.get("snapshot_id")):
                 job = self._at(job, other)
-        if not wanted:
-            return job
-        files_of = {extent: self._files_of(extent, job.tables[""]) for extent in wanted}
-        return job.grown_from({extent: files for extent, files in files_of.items() if files is not None})
+        wanted = (*saved.taken.extents, *([] if grown is None else [grown]))
+        found = {extent: self._files_of(extent, job.tables[""]) for extent in wanted}
+        files_of = {extent: files for extent, files in found.items() if files is not None}
+        return job, replace(saved, files_of=files_of, grown=grown if grown in files_of else None)
 
     def _at(self, job: Job, snapshot_id: int) -> Job:
         """Return the job over another snapshot."""

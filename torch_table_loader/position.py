@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils.data import get_worker_info
 
+from torch_table_loader.engine.jobs.bound import check_state
 from torch_table_loader.engine.rank_info import warn_of_a_whole_table
 from torch_table_loader.engine.state import read_state
 from torch_table_loader.errors import ConfigError, ConfigTypeError, ResumeError
@@ -26,12 +27,12 @@ if TYPE_CHECKING:
     from torch_table_loader.metrics import Progress
     from torch_table_loader.planning.stages import Position
 
-    Reopen = Callable[..., Job]
+    Reopen = Callable[..., tuple[Job, SavedState]]
 
 
-def as_it_is(job: Job, saved: SavedState, name: str = "") -> Job:  # noqa: ARG001 see `TimeTravel`
+def as_it_is(job: Job, saved: SavedState, name: str = "") -> tuple[Job, SavedState]:  # noqa: ARG001 see `TimeTravel`
     """Return the job over the tables that are open."""
-    return job
+    return job, saved
 
 
 class NamedColumns:
@@ -63,7 +64,8 @@ class JobPosition:
 
         Args:
             plan_check: compares exclusions and weights with the other ranks; None compares nothing.
-            reopen: returns the job over the tables that a state was saved with, such as an older snapshot.
+            reopen: returns the job over the tables that a state was saved with, such as an older snapshot, and the
+                state; asked only if these are not, or no longer, those of the job.
         """
         self.job = job
         self.newest: Progress | None = None
@@ -259,8 +261,10 @@ class JobPosition:
             ResumeError: the state belongs to another table or other options; the message names what differs.
         """
         try:
-            saved = read_state(state)
-            opened = self.reopen(self.job, saved) if lanes is None else self.job.with_lanes(lanes)
+            saved, opened = read_state(state), self.job if lanes is None else self.job.with_lanes(lanes)
+            if lanes is None and not saved.is_of(opened.bound_then(saved)):
+                opened, saved = self.reopen(opened, saved)
+            check_state(saved, opened)
             job, position = opened.resume(saved)
         except ConfigError as error:  # such as one without rows
             raise ResumeError(f"the state is of an epoch that cannot be: {error}") from error

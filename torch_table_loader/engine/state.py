@@ -1,38 +1,29 @@
 """The state of a loader: small plain data that says what the job has done, and on which tables.
 
 Every job writes the same keys. Anything that grows or shrinks is a list of plain values, because checkpoint stores that
-save key by key then keep it whole.
+save key by key then keep it whole. The form of a state is data: the type and the range of each value, checked once. So
+what reads a state finds nothing but ints, strings, bools, None, lists and dicts where it expects them, and no number
+that would take time or memory. Whether they fit the tables and the plan is for the job to say (`engine/jobs/bound.py`).
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
-from itertools import pairwise
-from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeAlias
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import gcd
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeAlias, Union, get_args
 
-import numpy as np
-
-from torch_table_loader.engine.state_form import checked_state
-from torch_table_loader.errors import ConfigError, ResumeError
-from torch_table_loader.options import DEFAULT_SPLIT_BYTES
+from torch_table_loader.errors import ResumeError
+from torch_table_loader.option_checks import MOST_LANES, MOST_ROWS
 from torch_table_loader.planning.mixed_stages import MixedPosition
-from torch_table_loader.planning.mixture import LEAST_SHARE, smallest
+from torch_table_loader.planning.mixture import LEAST_SHARE, NaturalShares
 from torch_table_loader.planning.stages import SamplePosition, StreamPosition, refuse_ended
-from torch_table_loader.predicates.filter_form import filter_key
-from torch_table_loader.records import fingerprint
+from torch_table_loader.schedules import StopWord
 
 if TYPE_CHECKING:
-    import pyarrow as pa
+    import numpy as np
     from numpy.typing import NDArray
 
-    from torch_table_loader.engine.table import Table
-    from torch_table_loader.options import LoaderOptions
-    from torch_table_loader.planning.dealing import Deal
     from torch_table_loader.planning.stages import Extent, Position
 
 State: TypeAlias = Mapping[str, Any]
@@ -47,14 +38,6 @@ STATE_VERSION = 1
 
 UPGRADES: dict[int, Callable[[State], State]] = {}
 """For each version before the current one, a function that upgrades a state to the next version."""
-
-_COLUMN_NAMES_BYTES = 1024
-"""Names of columns are written out up to this many bytes, and hashed beyond."""
-
-_REMEDIES = {
-    "table": "pin the files of the first run with files= (dataset.save_files(path) keeps them), or start a new epoch",
-    "options": "give the loader the options of the run that was saved, or start without its state",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,36 +85,22 @@ class SavedState:
     Args:
         tables: by name of their source; a single table has the name "".
         taken: what the job has done in the epoch; of a mixture of streams with all its deals.
+        files_of: which files the table had at earlier extents, in their order then, as far as that is known.
+        grown: what the table was, if it is known to have grown since.
     """
 
     kind: Kind
     tables: Mapping[str, SavedTable]
     mixture: SavedMixture | None
     taken: StreamPosition | SamplePosition | MixedPosition
+    files_of: Mapping[Extent, NDArray[np.int64]] = field(default_factory=dict)
+    grown: Extent | None = None
 
-
-def bound(table: Table, columns: pa.Schema, options: LoaderOptions, strategy: str, splits: str) -> Bound:
-    """Return the table and options that a state is bound to; `strategy` is a name, and `splits` a hash."""
-    about = {
-        "fingerprint": table.fingerprint,
-        "files": len(table.files),
-        "rows": table.layout.num_rows,
-        "bytes": table.layout.num_bytes,
-        **({} if table.snapshot_id is None else {"snapshot_id": table.snapshot_id}),
-        **({} if table.start_snapshot_id is None else {"start_snapshot_id": table.start_snapshot_id}),
-        **({"changelog": True} if table.changelog else {}),
-        **({"left_out": len(table.left_out)} if table.left_out else {}),
-    }
-    asked = {
-        "columns": _columns(columns),
-        "filters": None if options.filters is None else filter_key(options.filters, table.schema),
-        "shuffle": bool(options.shuffle),
-        "shuffle_seed": options.shuffle_seed,
-        "split_strategy": strategy,
-        "split_size": options.split_rows or f"{options.split_bytes or DEFAULT_SPLIT_BYTES} B",
-        "splits": splits,
-    }
-    return Bound(about, asked)
+    def is_of(self, tables: Mapping[str, Bound]) -> bool:
+        """Return whether the epoch was read of some tables as they are now, those by other names left out."""
+        common = (name for name in self.tables if name in tables)
+        same = (self.tables[name].table["fingerprint"] == tables[name].table["fingerprint"] for name in common)
+        return all(same) and not self.taken.extents
 
 
 def write_state(
@@ -170,19 +139,21 @@ def read_state(state: Mapping[str, Any]) -> SavedState:
             f"expected a state of version {STATE_VERSION}, got version {given!r}; "
             "load it with the release of torch-table-loader that wrote it"
         )
-    found = checked_state(state)
-    kind, epoch, history = found["kind"], found["epoch"], found["history"]
+    found: dict[str, Any] = _checked(_STATE, state, "")
+    kind, epoch, mixture = found["kind"], found["epoch"], SavedMixture(*found["mixture"]) if found["mixture"] else None
+    history = _checked(_HISTORY[kind, mixture is not None], found["history"], "history")
     tables = {name: SavedTable(*saved) for name, *saved in found["tables"]}
-    if not found["mixture"]:
+    if mixture is None:
+        if list(tables) != [""]:
+            _refuse("tables", 'one, named "", where there is no mixture', list(tables))
         alone: type[SamplePosition | StreamPosition] = SamplePosition if kind == "items" else StreamPosition
         return SavedState(kind, tables, None, alone.of_history(epoch, history))
-    mixture = SavedMixture(*found["mixture"])
-    seed, natural = mixture.options["shuffle_seed"], isinstance(mixture.newest, str)
-    taken = (
-        SamplePosition.of_history(epoch, history, seed, mixture.options["block"], natural=natural)
-        if kind == "items"
-        else MixedPosition.of_history(epoch, history, seed)
-    )
+    seed, block, natural = mixture.options["shuffle_seed"], mixture.options["block"], isinstance(mixture.newest, str)
+    taken: SamplePosition | MixedPosition
+    if kind == "items":
+        taken = SamplePosition.of_history(epoch, history, seed, block, natural=natural)
+    else:
+        taken = MixedPosition.of_history(epoch, history, seed)
     _refuse_unfit(tuple(tables), mixture, taken)
     return SavedState(kind, tables, mixture, taken)
 
@@ -193,194 +164,6 @@ def _pairs(values: Mapping[str, Any]) -> list[list[Any]]:
 
 def _weights(weights: Weights) -> str | list[list[Any]]:
     return weights if isinstance(weights, str) else _pairs(weights)
-
-
-@contextmanager
-def of_source(name: str) -> Iterator[None]:
-    """Name the source in errors about its part of a state; a table alone has the name ""."""
-    try:
-        yield
-    except ResumeError as error:
-        raise ResumeError(f"source {name!r}: {error}" if name else str(error)) from error
-
-
-def check_state(
-    saved: SavedState,
-    kind: Kind,
-    own: Mapping[str, Bound],
-    tables: Mapping[str, Table],
-    order: Mapping[str, Any] | None = None,
-    earlier: Mapping[Extent, Any] = MappingProxyType({}),
-    options_of: Callable[[Extent], Mapping[str, Any]] = lambda _: {},
-) -> Extent | None:
-    """Refuse a state of something else than a job; return what its table was, if it is one that has grown since.
-
-    Args:
-        kind: what the job takes that is to continue.
-        own: the table and options that the job has, by name of their source. Others may be in a mixture's state.
-        order: the options that decide the order of a mixture; None for a table alone.
-        earlier: extents of the table before it grew, as far as they are known.
-        options_of: returns the options that differ for a job of the table as it was.
-
-    Raises:
-        ResumeError: the state is of another table, other options or another kind of job; names what differs.
-    """
-    _refuse_mixture(saved, kind, order)
-    grown = None
-    for name in (name for name in own if name in saved.tables):
-        with of_source(name):
-            theirs, options = saved.tables[name], own[name].options
-            if (digest := theirs.table["fingerprint"]) != own[name].table["fingerprint"]:
-                grown = next((extent for extent in earlier if extent.fingerprint == digest), None)
-                if grown is None:
-                    _refuse_table(tables[name], own[name].table, theirs.table)
-                options = {**options, **options_of(grown)}
-            asked = dict.fromkeys((*options, "stage", "weights", "batch_by"))
-            if differing := [each for each in asked if options.get(each) != theirs.options.get(each)]:
-                _refuse_options(differing, options, theirs.options)
-    if saved.kind != kind:
-        raise ResumeError(
-            f"the state counts {saved.kind}, and its options are those of a job that counts {kind}; pass the value of "
-            "state_dict() unchanged"
-        )
-    return grown
-
-
-def refuse_unknown(extents: Sequence[Extent], files_of: Mapping[Extent, NDArray[np.int64]]) -> None:
-    """Refuse to continue from a table whose earlier extent is not known, or that shrank from one to the next.
-
-    Raises:
-        ResumeError: the message says what was expected.
-    """
-    if unknown := [extent for extent in extents if extent not in files_of]:
-        raise ResumeError(
-            f"the state's epoch began before the table grew, when it had {unknown[0].files} files, and this process "
-            "does not know which; load it into a loader made by create_dataloader(...), in the process that trains"
-        )
-    for before, after in pairwise(extents):
-        # A commit may bring no file, but makes another snapshot.
-        if before == after or not np.isin(files_of[before], files_of[after]).all():
-            raise ResumeError(
-                f"the state's epoch began before the table grew, and a table of {before.files} files does not grow to "
-                f"one of {after.files} files by these; pass the value of state_dict() unchanged"
-            )
-
-
-def _columns(schema: pa.Schema) -> list[str] | str:
-    names = sorted(f"{field.name}: {field.type}" for field in schema)
-    if len(json.dumps(names)) <= _COLUMN_NAMES_BYTES:
-        return names
-    return f"{len(names)} columns, {hashlib.sha256(repr(names).encode()).hexdigest()[:32]}"
-
-
-def _refuse_table(table: Table, own: Mapping[str, Any], theirs: Mapping[str, Any]) -> NoReturn:
-    """Say in what another table differs from the job's own."""
-    if "snapshot_id" in own and "snapshot_id" in theirs and own["snapshot_id"] != theirs["snapshot_id"]:
-        raise ResumeError(
-            f"the state is of snapshot {theirs['snapshot_id']}, and this is snapshot {own['snapshot_id']}; "
-            f"pass snapshot_id={theirs['snapshot_id']} (version={theirs['snapshot_id']} of a Delta Lake table) to "
-            "continue, or start a new epoch without the state"
-        )
-    then, now = map(_interval, (theirs, own))
-    if then != now:
-        raise ResumeError(
-            f"the state is of {then}, and this is {now}; pass the start_snapshot_id of the run that was saved, and "
-            "its changelog=, or start a new epoch without the state"
-        )
-    if table.left_out or "left_out" in theirs:
-        raise ResumeError(
-            f"the state is of a table of which on_error left out {theirs.get('left_out', 0)} damaged parts, but here "
-            f"it leaves out {len(table.left_out)}, or others; {_REMEDIES['table']}"
-        )
-    if younger := _files_since(table, theirs):
-        shown = ", ".join(map(repr, younger[:5])) + (f" and {len(younger) - 5} more" if len(younger) > 5 else "")
-        raise ResumeError(
-            f"the table grew since the state was saved: {len(younger)} new files: {shown}; {_REMEDIES['table']}; or "
-            'pass on_growth="continue" to continue with the new rows too'
-        )
-    counts = "; ".join(f"{name}: {theirs[name]} then, {own[name]} now" for name in ("files", "rows", "bytes"))
-    raise ResumeError(f"the state is of another table ({counts}); {_REMEDIES['table']}")
-
-
-def _interval(table: Mapping[str, Any]) -> str:
-    start = table.get("start_snapshot_id")
-    if start is None:
-        return "a whole snapshot"
-    return f"the {'changelog' if table.get('changelog') else 'rows'} after snapshot {start}"
-
-
-def _files_since(table: Table, theirs: Mapping[str, Any]) -> list[str]:
-    """Return the names of the youngest files, if the table without them is the state's table."""
-    old = oldest_files(table, theirs["files"], theirs["fingerprint"])
-    younger = sorted(set(range(len(table.files))).difference(old or ()))
-    return [] if old is None else [table.files[at].name for at in younger]
-
-
-def oldest_files(table: Table, count: int, digest: Any) -> list[int] | None:
-    """Return the oldest `count` files of a table that may have grown, if they have a given fingerprint; else None.
-
-    Files come in the table's order.
-    """
-    by_age = sorted(range(len(table.files)), key=lambda at: (table.files[at].version.mtime_ns or 0, at))
-    old, rows = sorted(by_age[:count]), table.layout.file_rows
-    restored = fingerprint([table.files[at] for at in old], [int(rows[at]) for at in old])
-    return old if restored == digest else None
-
-
-_LABELS = {"stage": "stage (what pack= makes of the rows)"}
-"""Names in messages for options of a state that the caller knows by another name."""
-
-
-def _refuse_options(differing: list[str], own: Mapping[str, Any], theirs: Mapping[str, Any]) -> NoReturn:
-    """Say which options differ from the job's own."""
-    if "shuffle" in differing:  # splits matter only to streams
-        differing = [name for name in differing if not name.startswith("split")]
-    if differing == ["splits"]:
-        raise ResumeError(
-            "the state was saved with the table split differently (by the same strategy, with other parameters); "
-            + _REMEDIES["options"]
-        )
-    shown = "; ".join(
-        f"{_LABELS.get(name, name)} was {_shown(theirs.get(name))} and is {_shown(own.get(name))}"
-        for name in differing
-        if name != "splits"
-    )
-    raise ResumeError(f"the state was saved under other options: {shown}; {_REMEDIES['options']}")
-
-
-def _shown(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 200 else f"{text[:200]}…"
-
-
-_NAMES = {"splits": "streams", "items": "rows"}
-
-
-def _refuse_mixture(saved: SavedState, kind: Kind, order: Mapping[str, Any] | None) -> None:
-    """Refuse a mixture's state for a table alone, a table's for a mixture, and a mixture of other options."""
-    if order is None:
-        if "" not in saved.tables:
-            raise ResumeError("the state is of a mixture, and this is one table; load it with a MixedDataset's loader")
-        return
-    if saved.mixture is None:
-        raise ResumeError(
-            "the state is of one table, and this is a mixture; load it with the loader of that table, or start "
-            "without the state"
-        )
-    if saved.kind != kind:
-        raise ResumeError(
-            f"the state is of a mixture of {_NAMES[saved.kind]}, and this is a mixture of {_NAMES[kind]}; pass the "
-            'shuffle= of the run that was saved to the sources (shuffle="rows" makes a mixture of rows, True or False '
-            "one of streams), or start without its state"
-        )
-    theirs = saved.mixture.options
-    names = dict.fromkeys((*order, "drop", "samples"))
-    if differing := [name for name in names if order.get(name) != theirs.get(name)]:
-        shown = "; ".join(f"{name} was {theirs.get(name)!r} and is {order.get(name)!r}" for name in differing)
-        raise ResumeError(
-            f"the state was saved under other options: {shown}; give the mixture the options of the run that was "
-            "saved, or start without its state"
-        )
 
 
 def refuse(what: str) -> NoReturn:
@@ -397,43 +180,235 @@ def _refuse_unfit(names: tuple[str, ...], mixture: SavedMixture, taken: SamplePo
     Raises:
         ResumeError: names them.
     """
+    newest, asked = mixture.newest, [(names, mixture.given), (names, mixture.newest)]
     if isinstance(taken, SamplePosition):
-        mixed, start, total = taken.mixed, taken.start, taken.total
-        running, natural, since = mixed.weights, mixed.natural, mixed.shares.start
-        _refuse_weights(names, mixture.given, mixture.newest, running)
-        # Where lengths changed, other sequences are counted.
-        beyond = not taken.origins and sum(mixed.shares.before) > since
-        if not since <= start <= total or beyond:
-            before = dict(zip(mixed.names, mixed.shares.before, strict=True))
-            refuse(f"rows of sources {before}, weights from {since}, taken {start}, of the epoch {total}")
-        taken.check(total)
+        running, natural, start = taken.mixed.weights, taken.mixed.natural, taken.start
     else:
-        for stage in taken.stages:
-            _refuse_weights(stage.deal.names, stage.deal.by_name)
-            _refuse_undealt(stage.deal)
-        running, natural, start, total = taken.deal.by_name, taken.deal.natural, taken.consumed, taken.total
-        _refuse_weights(names, mixture.given, mixture.newest, running)
-        refuse_ended(start, total, ended=taken.ended)
-    newest = mixture.newest
-    if start < total and (natural != isinstance(newest, str) or not (natural or newest == running)):
+        running, natural, start = taken.deal.by_name, taken.deal.natural, 0
+        asked += [(stage.deal.names, stage.deal.by_name) for stage in taken.stages]
+    for beside, weights in [*asked, (names, running)]:
+        if isinstance(weights, str):
+            continue
+        least, shares = min(filter(None, weights.values()), default=0), sum(weights.values())
+        if tuple(weights) != beside or gcd(*weights.values()) != 1 or shares > least * LEAST_SHARE:
+            refuse(f"weights {weights!r} for the sources {', '.join(beside)}")
+    if isinstance(taken, SamplePosition):
+        since, before = taken.mixed.shares.start, taken.mixed.shares.before
+        # Where lengths changed, other sequences are counted.
+        if not since <= start <= taken.total or (not taken.origins and sum(before) > since):
+            rows = dict(zip(taken.mixed.names, before, strict=True))
+            refuse(f"rows of sources {rows}, weights from {since}, taken {start}, of the epoch {taken.total}")
+    else:
+        _refuse_undealt(taken)
+        start = taken.consumed
+    refuse_ended(start, taken.total, ended=taken.ended)
+    if start < taken.total and (natural != isinstance(newest, str) or not (natural or newest == running)):
         refuse(f"the running weights {running!r}, {'' if natural else 'not '}natural, and the newest {newest!r}")
 
 
-def _refuse_weights(names: tuple[str, ...], *weights: Mapping[str, int] | str) -> None:
-    """Refuse weights of other sources, and those that nobody can have asked for."""
-    for entry in weights:
-        if isinstance(entry, str):
-            continue
-        try:
-            fit = tuple(entry) == names and smallest(entry) == entry
-        except ConfigError:
-            fit = False
-        if not fit:
-            refuse(f"weights {entry!r} for the sources {', '.join(names)}")
+def _refuse_undealt(taken: MixedPosition) -> None:
+    """Refuse a stage with weights that no stage has where sources are dropped, and one too large to deal."""
+    for deal in (stage.deal for stage in taken.stages):
+        topology = deal.topology
+        if topology.num_ranks * max(topology.lanes, topology.batch_size) > _MOST_PLACES or (
+            deal.optimizer_rows > MOST_ROWS
+        ):
+            _refuse("history", f"of jobs with at most {_MOST_PLACES} rows of a step and as many workers", topology)
+        fit = len(deal.weights) == len(deal.names) and any(deal.weights) and not deal.until % deal.step_rows
+        if not fit or deal.block_rows > LEAST_SHARE + deal.step_rows:
+            refuse(f"the dealt weights {deal.weights!r} until {deal.until} for the sources {', '.join(deal.names)}")
 
 
-def _refuse_undealt(deal: Deal) -> None:
-    """Refuse a stage with weights that no stage has where sources are dropped."""
-    fit = len(deal.weights) == len(deal.names) and any(deal.weights) and not deal.until % deal.step_rows
-    if not fit or deal.block_rows > LEAST_SHARE + deal.step_rows:
-        refuse(f"the dealt weights {deal.weights!r} until {deal.until} for the sources {', '.join(deal.names)}")
+_MOST = 1 << 62
+_MOST_RANKS = 1 << 17
+_MOST_PLACES = 1 << 24
+"""Rows of a step over all ranks, or lanes of all ranks, of a mixture of streams, which deals each of them."""
+
+_Form: TypeAlias = Union[range, "_OneOf", "_List", "_Record", "_Dict", Literal["text", "whole", "plain", "anything"]]
+"""What a value may be: an int of a range, a string, any int, plain data as options are, or what the classes say."""
+
+_TYPES = {"text": (str,), "whole": (int,), "plain": (type(None), bool, int, str)}
+
+
+@dataclass(frozen=True, slots=True)
+class _OneOf:
+    """One of some values; a value of another type than theirs may have another form."""
+
+    known: tuple[Any, ...]
+    other: _Form | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _List:
+    """A list of some entries, the last of which may have another form; sorted `by_name` if they begin with names."""
+
+    each: _Form
+    least: int = 0
+    most: int = _MOST
+    last: _Form | None = None
+    by_name: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class _Record:
+    """A list of fixed places, which messages call by names; or an empty list, where that is allowed.
+
+    Args:
+        optional: how many of the last places may be missing.
+    """
+
+    places: Mapping[str, _Form]
+    may_be_empty: bool = False
+    optional: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Dict:
+    """A dict, of which some keys may be missing; `others` are all that are not named.
+
+    Args:
+        as_pairs: whether it is written as sorted pairs, since the keys of a state never change.
+    """
+
+    places: Mapping[str, _Form]
+    optional: Mapping[str, _Form] = field(default_factory=dict)
+    others: _Form = "anything"
+    as_pairs: bool = True
+
+
+def _checked(form: _Form, value: Any, at: str) -> Any:
+    """Return a value that has a form."""
+    fits = True
+    match form:
+        case _Dict(places, optional, others, as_pairs):
+            value = dict(_checked(_PAIRS, value, at)) if as_pairs else value
+            dot = f"{at}." if at else ""
+            if missing := [name for name in places if name not in value]:
+                raise ResumeError(f"the state has no {dot}{missing[0]}; pass the value of state_dict() unchanged")
+            named = {**places, **optional}
+            return {name: _checked(named.get(name, others), each, f"{dot}{name}") for name, each in value.items()}
+        case _OneOf(known, other):
+            if other is not None and type(value) not in map(type, known):
+                return _checked(other, value, at)
+            fits = any(type(value) is type(each) and value == each for each in known)
+        case _List(each, least, most, last) if type(value) is list and least <= len(value) <= most:
+            parts = zip([each] * (len(value) - 1) + [last or each], value, strict=False)
+            value = [_checked(own, entry, f"{at}[{number}]") for number, (own, entry) in enumerate(parts)]
+            if form.by_name and (names := [entry[0] for entry in value]) != sorted(set(names)):
+                _refuse(at, "sorted by names that differ", names)
+        case _Record(places) if type(value) is list and (
+            len(places) - form.optional <= len(value) <= len(places) or (form.may_be_empty and not value)
+        ):
+            entries = zip(places.items(), value, strict=False)
+            value = [_checked(own, entry, f"{at}.{name}") for (name, own), entry in entries]
+        case "plain" if type(value) is list:
+            value = [_checked(form, entry, at) for entry in value]
+        case range():
+            fits = type(value) is int and value in form
+        case _:
+            fits = form == "anything" or (isinstance(form, str) and type(value) in _TYPES[form])
+    return value if fits else _refuse(at, _told(form), value)
+
+
+def _told(form: _Form) -> str:
+    """Return what a message calls the values of a form."""
+    match form:
+        case range():
+            return f"an int from {form[0]} to {form[-1]}"
+        case _OneOf(known):
+            return f"one of {', '.join(map(repr, known))}"
+        case _List(_, least, most):
+            return f"a list of at least {least} entries" + ("" if most == _MOST else f", and {most} at most")
+        case _Record(places):
+            return f"a list of {', '.join(places)}"
+    return {"text": "a string", "whole": "an int"}.get(str(form), "plain data")
+
+
+def _refuse(at: str, expected: str, value: Any) -> NoReturn:
+    text = repr(value)
+    shown = text if len(text) <= 200 else f"{text[:200]}…"
+    raise ResumeError(
+        f"the state's {at} must be {expected}, as state_dict() writes it, got {shown}; pass the value of state_dict() "
+        "unchanged"
+    )
+
+
+_COUNT = range(_MOST + 1)
+_FLAG = _OneOf((False, True))
+_ROWS, _SOME_ROWS = range(1, MOST_ROWS + 1), _OneOf((None,), range(1, MOST_ROWS + 1))
+_SNAPSHOT = _OneOf((None,), range(-(1 << 63), 1 << 63))
+_EXTENT = _Record({"snapshot_id": _SNAPSHOT, "files": _COUNT, "fingerprint": "text"})
+_PAIRS = _List(_Record({"name": "text", "value": "anything"}), by_name=True)
+_TABLE = _Dict(
+    {"fingerprint": "text", "files": _COUNT, "rows": _COUNT, "bytes": _COUNT},
+    {"snapshot_id": _SNAPSHOT, "start_snapshot_id": _SNAPSHOT, "changelog": _FLAG, "left_out": _COUNT},
+    others="plain",
+)
+_OPTIONS = _Dict({}, others="plain")
+_VERSIONS = _List(_Record({"ids": "text", "digest": "text"}), most=2)
+_ANCHOR = _Record(dict.fromkeys(("round", "place", "before", "seal"), _COUNT), may_be_empty=True)
+_WEIGHTS = _OneOf(get_args(NaturalShares), _Dict({}, others=_COUNT))
+_TIMES = _List(_Record({"name": "text", "times": _COUNT}), by_name=True)
+_STOP = _OneOf(get_args(StopWord), _TIMES)
+_ORDER = _Dict(
+    {"shuffle_seed": "whole", "stop": _STOP, "block": _OneOf((None,), _COUNT)},
+    {"drop": _TIMES, "samples": _COUNT, "tokens": _COUNT},
+    others="plain",
+)
+_STATE = _Dict(
+    {
+        "version": _COUNT,
+        "kind": _OneOf(("splits", "items")),
+        "tables": _List(
+            _Record({"name": "text", "table": _TABLE, "options": _OPTIONS, "exclusions": _VERSIONS, "anchor": _ANCHOR}),
+            by_name=True,
+        ),
+        "mixture": _Record({"options": _ORDER, "given": _WEIGHTS, "newest": _WEIGHTS}, may_be_empty=True),
+        "epoch": _COUNT,
+        "history": "anything",  # see `_HISTORY`
+    },
+    as_pairs=False,
+)
+_SHAPE: dict[str, _Form] = {
+    "num_ranks": range(1, _MOST_RANKS + 1),
+    "lanes": range(1, MOST_LANES + 1),
+    "batch_size": _ROWS,
+    "shuffle_buffer_size": _SOME_ROWS,
+    "even_ranks": _OneOf((None, "balance", "drop", "pad")),
+    "drop_last": _FLAG,
+    "micro_batches": _OneOf((1,)),
+}
+"""A topology; a single stream has no micro-batches."""
+_DEALT = _SHAPE | {
+    "shuffle_buffer_size": _OneOf((None,)),
+    "micro_batches": _ROWS,
+    "total": _COUNT,
+    "natural": _FLAG,
+    "weights": _List(_Record({"name": "text", "weight": _COUNT}), by_name=True),
+    "dropped": _Record({"until": _COUNT, "weights": _List(_COUNT, least=1)}, may_be_empty=True),
+    "width": range(2, MOST_ROWS + 1),
+}
+_PAST: dict[str, _Form] = {"steps": range(1, _MOST + 1), "ended": _OneOf((False,))}
+"""How an earlier stage begins: it has steps, and no rank ended in it."""
+_NEWEST: dict[str, _Form] = {"steps": _COUNT, "ended": _FLAG}
+_SAMPLES = _NEWEST | {"consumed": _COUNT, "origin": _COUNT, "extents": _List(_EXTENT)}
+_ORIGIN = _Record({"round": _COUNT, "tokens": range(-MOST_ROWS, MOST_ROWS + 1)})
+_SHARES: dict[str, _Form] = {
+    "extents": _List(_EXTENT, most=0),
+    "total": _COUNT,
+    "start": _COUNT,
+    "weights": _List(
+        _Record({"name": "text", "weight": _COUNT, "before": _COUNT, "origin": _ORIGIN}, optional=1), by_name=True
+    ),
+}
+_HISTORY: dict[tuple[str, bool], _Form] = {
+    ("splits", False): _List(
+        _Record({**_PAST, **_SHAPE, "extent": _OneOf((None,), _EXTENT), "rank": _OneOf((None,))}),
+        least=1,
+        last=_Record({**_NEWEST, **_SHAPE, "extent": _OneOf((None,)), "rank": _OneOf((None,), _COUNT)}),
+    ),
+    ("splits", True): _List(_Record(_PAST | _DEALT, optional=2), least=1, last=_Record(_NEWEST | _DEALT, optional=2)),
+    ("items", False): _List(_Record(_SAMPLES), least=1, most=1),
+    ("items", True): _List(_Record(_SAMPLES | _SHARES), least=1, most=1),
+}
+"""Of the history, by the kind of job, and whether it is a mixture."""

@@ -9,7 +9,7 @@ a row back. Either way, the order depends only on seed, epoch, weights and the p
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import lru_cache
@@ -133,6 +133,12 @@ class Mixture:
         """The newest weights by name."""
         return dict(zip(self.names, self.shares.weights, strict=True))
 
+    def has(self, weights: Mapping[str, int] | str, names: Collection[str]) -> bool:
+        """Return whether the sources and their newest weights are these; a word stands for natural shares."""
+        if self.names != tuple(sorted(names)):
+            return False
+        return self.natural if isinstance(weights, str) else not self.natural and self.weights == weights
+
     def reweighted(self, place: int, weights: Mapping[str, float]) -> Mixture:
         """Change the weights from a place on; return the same mixture if the weights do not change.
 
@@ -145,7 +151,7 @@ class Mixture:
         if place < self.shares.start:
             raise ConfigError(f"weights were changed at place {self.shares.start}, which is behind {place}")
         shares = smallest(weights)
-        if shares == self.weights and not self.natural:
+        if self.has(shares, shares):
             return self
         return self._with(place, shares, self._had_by_name(place))
 
@@ -160,7 +166,7 @@ class Mixture:
         Raises:
             ConfigError: no source has a row, or one has too few compared to the others.
         """
-        if self.natural and tuple(sorted(rows)) == self.names:
+        if self.has("rows", rows):
             return self
         return self._of_left(place, self._had_by_name(place), rows)
 

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from torch_table_loader.errors import ConfigError
 from torch_table_loader.planning.runs import Runs
 
 if TYPE_CHECKING:
@@ -37,12 +36,6 @@ class Topology:
     even_ranks: EvenRanks | None = None
     drop_last: bool = False
     micro_batches: int = 1
-
-    def __post_init__(self) -> None:
-        """Refuse sizes below one."""
-        for name in ("num_ranks", "lanes", "batch_size", "micro_batches"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}")
 
     def has_batches_of(self, other: Topology) -> bool:
         """Return whether batches are as large as in another topology, and as many of them a step of the optimizer."""

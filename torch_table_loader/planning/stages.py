@@ -170,11 +170,6 @@ class StreamPosition(StagedPosition):
         return cls(epoch, Stage(topology))
 
     @property
-    def start_of_stage(self) -> StreamPosition:
-        """The position at which the newest stage began."""
-        return StreamPosition(self.epoch, replace(self.stage, steps=0), self.past)
-
-    @property
     def extents(self) -> tuple[Extent, ...]:
         """What the table was in earlier stages, oldest first, each once where it stays the same."""
         found = [*(each.extent for each in self.past), self.stage.extent]
@@ -282,8 +277,16 @@ class SamplePosition(Position):
 
         Args:
             seed: with `block` and `natural` as in `Mixture`, if it is one.
+
+        Raises:
+            ResumeError: the steps cannot have taken so many samples.
         """
         [[steps, ended, consumed, origin, extents, *mixed]] = history
+        if steps > consumed + origin or bool(steps) != bool(consumed + origin):
+            raise ResumeError(
+                f"the state has taken {consumed + origin} samples in {steps} steps, and a step takes one at least; "
+                "pass the value of state_dict() unchanged"
+            )
         grown = tuple(Extent(*entry) for entry in extents)
         counted: dict[str, Any] = {"start": consumed, "steps_before": steps, "origin": origin, "extents": grown}
         if mixed:
@@ -294,18 +297,11 @@ class SamplePosition(Position):
         return cls(epoch, _NO_STEP, ended=ended, **counted)
 
     def check(self, total: int) -> None:
-        """Refuse what a state has counted, and what does not fit an epoch of so many items.
+        """Refuse what a state has counted, if it does not fit an epoch of so many items.
 
         Raises:
-            ResumeError: the epoch has fewer rows, the steps took others, or other ranks may still take a step that this
-                rank does not know of.
+            ResumeError: the epoch has fewer rows, or other ranks may still take a step that this rank does not know of.
         """
-        steps, consumed = self.steps_before, self.start + self.origin
-        if steps > consumed or bool(steps) != bool(consumed):
-            raise ResumeError(
-                f"the state has taken {consumed} samples in {steps} steps, and a step takes one at least; pass the "
-                "value of state_dict() unchanged"
-            )
         if self.start > total:
             raise ResumeError(
                 f"the state has taken {self.start} samples of an epoch that has {total}; load it with the table and "

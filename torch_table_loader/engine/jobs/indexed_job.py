@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 from typing_extensions import override
 
-from torch_table_loader.engine.jobs.job import Job, PlannedStage
+from torch_table_loader.engine.jobs.job import Job
+from torch_table_loader.engine.jobs.planner import PlannedStage
 from torch_table_loader.engine.jobs.resolve import warn_of_uneven_batches, with_padding
 from torch_table_loader.engine.sizing import batches_of_a_gather, rows_in_flight
 from torch_table_loader.engine.work.indexed_work import IndexedWork, ItemStream
@@ -137,8 +138,8 @@ class IndexedJob(PlacedJob):
     @override
     def kept_shape(self, position: SamplePosition) -> bool:
         """Return whether as many steps of this topology take the samples that were taken before a position's stage."""
-        steps, pack = position.steps_before, self.options.pack
-        if pack is not None and pack.schedule:
+        steps = position.steps_before
+        if self._lengths:
             return not steps or self.next_stage(self.at(position.epoch, steps)).origin == position.origin
         if self._batch_sizes is not None:
             return (position.origin, position.start) == (0, self.at(position.epoch, steps).consumed)

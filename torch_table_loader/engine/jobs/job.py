@@ -13,6 +13,7 @@ import numpy as np
 
 from torch_table_loader.batching.codec import make_codec
 from torch_table_loader.batching.policy import TypePolicy
+from torch_table_loader.engine.jobs.resolve import codec_of, columns_of
 from torch_table_loader.engine.machine import ranks_on_this_node, threads_for, usable_cpus
 from torch_table_loader.engine.salvage import described
 from torch_table_loader.engine.sizing import blocks_of_a_process, collated_ahead
@@ -25,36 +26,23 @@ from torch_table_loader.schedules import Done, Schedule
 
 if TYPE_CHECKING:
     import pyarrow as pa
-    from numpy.typing import NDArray
 
     from torch_table_loader.batching.rows import RowsCodec
     from torch_table_loader.engine.explanation import Explanation
+    from torch_table_loader.engine.jobs.planner import PlannedStage
     from torch_table_loader.engine.state import Bound, Kind, SavedMixture, SavedState, SavedTable
     from torch_table_loader.engine.table import Table
     from torch_table_loader.engine.work.lane_work import LaneWork
     from torch_table_loader.options import LoaderOptions
     from torch_table_loader.planning.pack_counts import PackCounts
     from torch_table_loader.planning.rows_of import LiveSpan, RowSpan, SourceRow
-    from torch_table_loader.planning.stages import Extent, Position
-    from torch_table_loader.planning.steps import Steps
+    from torch_table_loader.planning.stages import Position
 
 
 _NO_FILES = (
     '{} needs batches that each come from one file, but shuffle="rows" and mixtures draw rows from all files; pass '
     'batch_by="file" and another shuffle='
 )
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class PlannedStage:
-    """What one rank delivers in a stage of an epoch, from the stage's start.
-
-    Args:
-        longest: steps of the rank that takes most; None where a rank knows its own rows alone.
-    """
-
-    plan: Steps
-    longest: int | None
 
 
 @dataclass(slots=True)
@@ -109,8 +97,7 @@ class Job(ABC):
     @property
     def _compared_options(self) -> dict[str, Any]:
         """Options that no state is bound to, and ranks must have in common."""
-        pack = self.options.pack
-        lengths = [] if pack is None else [list(each) for each in pack.schedule]
+        lengths = [list(each) for each in self._lengths]
         sizes = {} if self._batch_sizes is None else {"global_batch_size": self._batch_sizes.as_list}
         return {"on_growth": self.options.on_growth, "seq_len_from": lengths, **sizes}
 
@@ -231,32 +218,32 @@ class Job(ABC):
         """Return what a state says of a mixture beside its tables; None for one table."""
         return None
 
-    def grown_from(self, files_of: Mapping[Extent, NDArray[np.int64]]) -> Self:  # noqa: ARG002 most tables do not grow
-        """Return the same job, able to continue from states of the table as it was.
-
-        Args:
-            files_of: for each earlier extent, the files that the table had, in their order then.
-        """
-        return self
+    def bound_then(self, saved: SavedState) -> Mapping[str, Bound]:  # noqa: ARG002 mostly it is as now
+        """Return what binds a state, by name of its source, whatever may have changed since; a table alone is ""."""
+        return {"": self.bound}
 
     @abstractmethod
     def resume(self, saved: SavedState) -> tuple[Self, Position]:
         """Return the job that continues from a state, written on any rank of a job of any size, and its position.
 
+        Args:
+            saved: of the tables and options of this job; see `check_state`.
+
         Raises:
-            ResumeError: the state does not fit; names what differs.
+            ResumeError: no job over these tables has such a position.
         """
 
     def warn_of_undone(self, other: Self) -> None:  # noqa: B027 nothing of a stream can be undone
         """Warn of the caller's changes to this job that its replacement does not have."""
 
-    @abstractmethod
     def refuse_nulls(self) -> None:
         """Refuse columns in which statistics prove a null, and the output cannot hold one.
 
         Raises:
             TableError: names the column, a file, and the remedies.
         """
+        for table in self.tables.values():
+            codec_of(table, self.columns, columns_of(table, self.options), self.options)
 
     def check_alone(self) -> None:  # noqa: B027 most jobs may all that sources of a mixture may
         """Refuse what a source of a mixture may be, and a job that is read itself may not.
@@ -429,6 +416,11 @@ class Job(ABC):
         return () if self._batch_sizes is None else (self._batch_sizes,)
 
     @property
+    def _lengths(self) -> tuple[tuple[int, int], ...]:
+        """The lengths of sequences, each with the step from which it holds, if there are several."""
+        return () if self.options.pack is None else self.options.pack.schedule
+
+    @property
     def _batch_sizes(self) -> Schedule | None:
         """The global batch sizes, if there are several."""
         sizes = self.options.global_batch_size
@@ -462,7 +454,7 @@ class Job(ABC):
     def _options_at(self, position: Position) -> LoaderOptions:
         """Return the options with the length that the sequences of a stage have."""
         pack = self.options.pack
-        if pack is None or not pack.schedule:
+        if pack is None or not self._lengths:
             return self.options
         return replace(self.options, pack=pack.of_length(self._phase(position)[0]))
 

@@ -12,6 +12,7 @@ from typing_extensions import override
 
 from torch_table_loader.batching.codec import make_codec
 from torch_table_loader.batching.policy import TypePolicy
+from torch_table_loader.engine.jobs.bound import of_source
 from torch_table_loader.engine.jobs.indexed_job import IndexedJob
 from torch_table_loader.engine.jobs.mixture_form import (
     checked_weights,
@@ -23,9 +24,9 @@ from torch_table_loader.engine.jobs.mixture_form import (
 from torch_table_loader.engine.jobs.mixture_job import AskedWeights, MixtureJob
 from torch_table_loader.engine.jobs.packed_items import LONGEST
 from torch_table_loader.engine.jobs.resolve import topology_of, with_padding
-from torch_table_loader.engine.jobs.table_rows import TableItems, TurnsOf
+from torch_table_loader.engine.jobs.table_rows import ExclusionState, TableItems, TurnsOf
 from torch_table_loader.engine.row_store import crosses_by_fork
-from torch_table_loader.engine.state import Bound, Weights, of_source, refuse
+from torch_table_loader.engine.state import Bound, Weights, refuse
 from torch_table_loader.engine.work.indexed_work import MixedStream, SourceStream
 from torch_table_loader.errors import ConfigError, ConfigTypeError, ResumeError
 from torch_table_loader.planning.distinct import distinct
@@ -41,7 +42,7 @@ if TYPE_CHECKING:
 
     from torch_table_loader.engine.jobs.job import Job
     from torch_table_loader.engine.rank_info import RankInfo
-    from torch_table_loader.engine.state import SavedState, SavedTable
+    from torch_table_loader.engine.state import SavedMixture, SavedState, SavedTable
     from torch_table_loader.engine.work.packed_work import PackedStream
     from torch_table_loader.options import LoaderOptions
     from torch_table_loader.schedules import Stop
@@ -168,6 +169,8 @@ class MixedRows(MixtureJob, IndexedJob):
 
     @override
     def reweighted(self, position: SamplePosition, weights: Weights) -> SamplePosition:
+        if position.mixed.has(weights, self.sources):
+            return position
         length = self._length_at(position.epoch, position.steps_before)[0]
         stop, tokens = self._stop_behind(position, length, length), self._tokens_before(position, length)
         after = position.reweighted(None if isinstance(weights, str) else weights, stop)
@@ -175,8 +178,8 @@ class MixedRows(MixtureJob, IndexedJob):
 
     @override
     def _done(self, position: SamplePosition) -> Done:
-        done, pack = super()._done(position), self.options.pack
-        if pack is None or not pack.schedule:
+        done = super()._done(position)
+        if not self._lengths:
             return done
         return done._replace(
             tokens=self._tokens_before(position, self._length_at(position.epoch, position.steps_before)[0])
@@ -187,8 +190,8 @@ class MixedRows(MixtureJob, IndexedJob):
 
         0 where no sequence changes its length, and behind a state that did not say it.
         """
-        pack, since = self.options.pack, position.mixed.shares.start
-        if pack is None or not pack.schedule or (since and not position.origin):
+        since = position.mixed.shares.start
+        if not self._lengths or (since and not position.origin):
             return 0
         return position.origin + (position.consumed - since) * seq_len
 
@@ -199,12 +202,16 @@ class MixedRows(MixtureJob, IndexedJob):
     @override
     def current(self, position: SamplePosition) -> SamplePosition:
         current: SamplePosition = super().current(self._cut_anew(position))
-        if current.stage.topology.has_batches_of(self._topology_of(current.epoch, self._done(current))):
+        if self._batch_sizes is None or current.stage.topology.has_batches_of(
+            self._topology_of(current.epoch, self._done(current))
+        ):
             return current
         return IndexedJob.next_stage(self, current)
 
     def _cut_anew(self, position: SamplePosition) -> SamplePosition:
         """Return the position with sequences of the next step's length, in a new stage, if they have another."""
+        if not self._lengths:
+            return position
         epoch, taken = position.epoch, position.steps_taken
         before, after = (self._length_at(epoch, steps)[0] for steps in (position.steps_before, taken))
         if before == after or position.consumed == position.total:
@@ -243,8 +250,8 @@ class MixedRows(MixtureJob, IndexedJob):
 
     @override
     def kept_shape(self, position: SamplePosition) -> bool:
-        steps, pack = position.steps_before, self.options.pack
-        if pack is None or not pack.schedule:
+        steps = position.steps_before
+        if not self._lengths:
             return super().kept_shape(position)
         there = self.current(self.at(position.epoch, steps))
         return not steps or (there.consumed, there.origins) == (position.start, position.origins)
@@ -282,8 +289,8 @@ class MixedRows(MixtureJob, IndexedJob):
         }
 
     @override
-    def _bound_then(self, saved: SavedState) -> Mapping[str, Bound]:
-        if not self._cuts_anywhere:
+    def bound_then(self, saved: SavedState) -> Mapping[str, Bound]:
+        if not self._cuts_anywhere or saved.mixture is None:
             return self.bound_sources
         length = length_then(saved)
         return {name: _of_length(own, length) for name, own in self.bound_sources.items()}
@@ -303,23 +310,34 @@ class MixedRows(MixtureJob, IndexedJob):
                 entry.items.begin_at(list(anchors[name]))
 
     @override
-    def continued(self, saved: SavedState) -> tuple[MixedRows, SamplePosition]:
+    def resume(self, saved: SavedState) -> tuple[MixedRows, SamplePosition]:
+        """Return the mixture with the state's exclusions and weights, and where it continues.
+
+        Sources may have come and gone since; weights that the loader was made with hold if they are others than then.
+        """
         taken, tables, sources = cast("SamplePosition", saved.taken), saved.tables, dict(self.sources)
-        for name in (name for name in sources if name in tables):
+        epoch, versions = taken.epoch, {}
+        for name, own in self.sources.items():
+            if name not in tables:
+                versions[name] = own.exclusions.of(epoch)
+                continue
             with of_source(name):
-                sources[name] = sources[name].resumed(tables[name], taken.epoch)
-        mixed, epoch = replace(self, sources=sources), taken.epoch
+                versions[name] = ExclusionVersions.from_state(tables[name].exclusions, own.table.layout.num_rows)
+            sources[name] = replace(own, exclusions=ExclusionState(versions[name], epoch))
+        mixture = cast("SavedMixture", saved.mixture)
+        newest = mixture.newest if mixture.given == self.given else self.given
+        mixed = replace(self, sources=sources, asked=AskedWeights(newest=newest))
         now = self._length_at(epoch, taken.steps_before)[0]
         then = length_then(saved) if self._cuts_anywhere else now
-        versions, done = mixed._exclusions_of(epoch), self._did(taken.steps_before, taken.start)
-        rows, stage = mixed._rows(versions, epoch, then), self._stage(epoch, done)
-        origin = self._origin_of(taken, then)
+        rows = mixed._rows(versions, epoch, then)
+        stage = self._stage(epoch, self._did(taken.steps_before, taken.start))
+        origin = self._origin_of(taken, then) if self._lengths else 0
         position = replace(taken, stage=stage, exclusions=versions, rows=rows, ended=False, origin=origin)
         position = mixed._checked(position, then)
         turns = mixed._checked_turns(position, then) if position.origins or then != now else {}
         if then != now:
             position = mixed._recounted(position, turns, then, now)
-        position = mixed.reweighted(position, self._weights_at(epoch, mixed._done(position)))
+        position = mixed.reweighted(position, mixed._weights_at(epoch, position))
         origins = {name: origin for name, origin in position.origins.items() if name in sources}
         position = replace(position, origins=origins)
         if anchors := {name: theirs.anchor for name, theirs in tables.items() if theirs.anchor}:
@@ -351,9 +369,7 @@ class MixedRows(MixtureJob, IndexedJob):
         Raises:
             ResumeError: they are asked for, and the state does not say them.
         """
-        pack, since, origin = self.options.pack, taken.mixed.shares.start, taken.origin
-        if pack is None or not pack.schedule:
-            return 0
+        since, origin = taken.mixed.shares.start, taken.origin
         if origin and not 0 < since <= origin:
             refuse(f"{origin} tokens before the weights, and these begin at sequence {since}")
         if origin or not taken.origins:
@@ -443,7 +459,7 @@ class MixedRows(MixtureJob, IndexedJob):
         mixture = position.mixed
         shares = sum(mixture.shares.weights)
         sizes, taken = self._told_sizes(position)
-        pack = self.options.pack if self.options.pack is not None and self.options.pack.schedule else None
+        pack = self.options.pack if self._lengths else None
         sources = share_notes(
             tuple(self.sources),
             sizes,
@@ -469,7 +485,7 @@ class MixedRows(MixtureJob, IndexedJob):
         *_, last = self.stages(position)
         names, endless = position.mixed.names, last.total == ENDLESS
         taken = None if endless else dict(zip(names, last.mixed.rows_before(last.total), strict=True))
-        if self.options.pack is None or not self.options.pack.schedule:
+        if not self._lengths:
             return dict(position.rows), taken
         streams = {name: self._packed(own) for name, own in self._turns(last).items()}
         sizes = {name: own.tokens_of_a_round for name, own in streams.items()}

@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from torch_table_loader.engine.explanation import Explanation
     from torch_table_loader.engine.jobs.stream_job import StreamJob
     from torch_table_loader.engine.rank_info import RankInfo
-    from torch_table_loader.engine.state import Kind, SavedState, Weights
+    from torch_table_loader.engine.state import Kind, SavedMixture, SavedState, Weights
     from torch_table_loader.engine.work.source_form import SourceForm
     from torch_table_loader.options import LoaderOptions
     from torch_table_loader.schedules import Stop
@@ -160,9 +160,8 @@ class MixedStreams(MixtureJob, PlacedJob):
 
     @override
     def _done(self, position: MixedPosition) -> Done:
-        done, pack = super()._done(position), self.options.pack
-        changes = pack is not None and pack.schedule
-        return done._replace(tokens=done_in(position.stages).tokens) if changes else done
+        done = super()._done(position)
+        return done._replace(tokens=done_in(position.stages).tokens) if self._lengths else done
 
     def _begun(self, epoch: int, weights: Weights, before: MixedPosition | None = None) -> MixedPosition:
         """Return the start of a stage, behind another one if one is given."""
@@ -179,13 +178,16 @@ class MixedStreams(MixtureJob, PlacedJob):
         return self._begun(position.epoch, weights, position)
 
     @override
-    def continued(self, saved: SavedState) -> tuple[MixedStreams, MixedPosition]:
-        position = cast("MixedPosition", saved.taken)
+    def resume(self, saved: SavedState) -> tuple[MixedStreams, MixedPosition]:
+        """Return the mixture with the state's weights, and where it continues; see `MixedRows.resume`."""
+        position, mixture = cast("MixedPosition", saved.taken), cast("SavedMixture", saved.mixture)
         if not self._cuts_anywhere and (cut := [each.deal.width for each in position.stages if each.deal.width > 1]):
             refuse(f"sequences of {cut[0]} tokens, and here documents are not cut anywhere")
         refuse_other_orders(position, self.rounds, self.stop)
         lanes = position.stage.topology.lanes if self.options.num_workers is None else self.topology.lanes
-        job, newest = self.with_lanes(lanes), self._weights_at(position.epoch, self._done(position))
+        asked = AskedWeights(newest=mixture.newest if mixture.given == self.given else self.given)
+        job = replace(self.with_lanes(lanes), asked=asked)
+        newest = job._weights_at(position.epoch, position)
         same_shape = position.stage.topology == job._topology_of(position.epoch, job._done(position))
         if same_shape and job._stays(position, newest):
             return job, position
@@ -301,18 +303,18 @@ class MixedStreams(MixtureJob, PlacedJob):
     @property
     def _told_width(self) -> int:
         """The rows of what `explain()` counts: of sequences of several lengths, their tokens."""
-        return 1 if self.options.pack is not None and self.options.pack.schedule else self._width_at(0, 0)
+        return 1 if self._lengths else self._width_at(0, 0)
 
     def _notes(self, position: MixedPosition) -> list[str]:
         deal, shares, pack = position.deal, sum(position.deal.by_name.values()), self.options.pack
         what = "row" if pack is None else "sequence"
-        counted = "token" if pack is not None and pack.schedule else what
+        counted = "token" if self._lengths else what
         sizes = {name: own.items(self._told_width) for name, own in self.rounds.items()}
         weights = {name: weight / shares for name, weight in deal.by_name.items()}
         every = "after every step" if deal.block_steps == 1 else f"after every {deal.block_steps:,} steps"
         return [
             *share_notes(tuple(self.sources), sizes, weights, self._delivered(position), counted),
-            *([f"sequences have {pack.lengths_in_words}"] if pack is not None and pack.schedule else []),
+            *([f"sequences have {pack.lengths_in_words}"] if pack is not None and self._lengths else []),
             (f"{every} each source has its share, to within one {what}; the epoch ends {self.stop.in_words(what)}"),
         ]
 

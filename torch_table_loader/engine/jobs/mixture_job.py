@@ -13,7 +13,7 @@ from typing_extensions import override
 from torch_table_loader.engine.jobs.job import Asked, Job
 from torch_table_loader.engine.jobs.mixture_form import common_columns
 from torch_table_loader.engine.jobs.resolve import warn_of_uneven_batches
-from torch_table_loader.engine.state import Bound, SavedMixture, SavedTable, Weights, check_state
+from torch_table_loader.engine.state import Bound, SavedMixture, SavedTable, Weights
 from torch_table_loader.errors import ConfigError
 from torch_table_loader.planning.mixture import NaturalShares, natural_shares
 from torch_table_loader.schedules import Done
@@ -70,6 +70,10 @@ class MixtureJob(Job):
             **({} if self._batch_sizes is None else {"global_batch_size": self._batch_sizes.as_list}),
         }
 
+    @override
+    def bound_then(self, saved: SavedState) -> Mapping[str, Bound]:
+        return self.bound_sources
+
     @cached_property
     def bound_sources(self) -> dict[str, Bound]:
         """The tables and options that a state is bound to, by name of their source."""
@@ -85,7 +89,7 @@ class MixtureJob(Job):
 
     @override
     def saved_mixture(self, position: Any) -> SavedMixture:
-        return SavedMixture(self.bound.options, self.given, self._weights_at(position.epoch, self._done(position)))
+        return SavedMixture(self.bound.options, self.given, self._weights_at(position.epoch, position))
 
     def following_schedule(self, weights: Schedule) -> Self:
         """Return the same mixture with other weights from later steps on.
@@ -96,9 +100,15 @@ class MixtureJob(Job):
         later = weights.mapped(lambda each: self.check_weights(each, 0))
         return replace(self, later=later) if len(later.values) > 1 else self
 
-    def _weights_at(self, epoch: int, done: Done = Done()) -> Weights:  # noqa: B008 it is frozen
-        """Return the weights of the step that comes next: those that were asked for last, or those of the schedule."""
-        found: Weights = self.asked.newest if self.later is None else self.later.at(epoch, done)
+    def _weights_at(self, epoch: int, position: Any = None) -> Weights:
+        """Return the weights of the step that comes next: those that were asked for last, or those of the schedule.
+
+        Args:
+            position: where the job is; None: at the epoch's start.
+        """
+        if self.later is None:
+            return self.asked.newest
+        found: Weights = self.later.at(epoch, Done() if position is None else self._done(position))
         return found
 
     @property
@@ -167,36 +177,11 @@ class MixtureJob(Job):
 
     @override
     def current(self, position: Any) -> Any:
-        return self.reweighted(position, self._weights_at(position.epoch, self._done(position)))
+        return self.reweighted(position, self._weights_at(position.epoch, position))
 
     @override
     def next_stage(self, position: Any) -> Any:
         return self.current(position)
-
-    @override
-    def resume(self, saved: SavedState) -> tuple[Self, Position]:
-        """Return the job that continues from a state, and where.
-
-        Sources may have come and gone since, and the loader may have been made with other weights: they hold from
-        there on. Otherwise the state's weights continue.
-        """
-        check_state(saved, self.kind, self._bound_then(saved), self.tables, order=self.bound.options)
-        mixture = saved.mixture
-        assert mixture is not None  # noqa: S101 checked
-        newest = mixture.newest if mixture.given == self.given else self.given
-        return replace(self, asked=AskedWeights(newest=newest)).continued(saved)
-
-    def _bound_then(self, saved: SavedState) -> Mapping[str, Bound]:  # noqa: ARG002 see `MixedRows`
-        """Return what a state of the sources must be bound to, whatever may have changed since."""
-        return self.bound_sources
-
-    @abstractmethod
-    def continued(self, saved: SavedState) -> tuple[Self, Position]:
-        """Return the job at a saved position, with the weights that hold from there on.
-
-        Raises:
-            ResumeError: no epoch of these sources has such a position.
-        """
 
     @override
     def refuse_nulls(self) -> None:

@@ -24,13 +24,13 @@ from torch_table_loader.engine.jobs.resolve import (
     topology_of,
     with_padding,
 )
-from torch_table_loader.engine.jobs.table_rows import TableItems, TurnsOf, stored_rows
+from torch_table_loader.engine.jobs.table_rows import ExclusionState, TableItems, TurnsOf, stored_rows
 from torch_table_loader.engine.sizing import TENSOR_BYTES
-from torch_table_loader.engine.state import Bound, SavedTable, check_state
+from torch_table_loader.engine.state import Bound, SavedTable
 from torch_table_loader.engine.tokens_in_place import TokensInPlace
 from torch_table_loader.engine.work.packed_work import BalancedBatches, PackedStream, StoredTokens
 from torch_table_loader.errors import ConfigError, ResumeError, TableError
-from torch_table_loader.planning.exclusion import Exclusions
+from torch_table_loader.planning.exclusion import Exclusions, ExclusionVersions
 from torch_table_loader.planning.sequence_orders import SequenceOrder
 from torch_table_loader.planning.stages import SamplePosition
 from torch_table_loader.read.kept_documents import KeptDocuments, kept_type
@@ -98,7 +98,7 @@ class PackedItems(TableItems):
 
     @override
     def refuse_nulls(self) -> None:
-        """Refuse columns of the documents in which statistics prove a null, and the output cannot hold one."""
+        """Refuse nulls in columns of the documents; see `Job.refuse_nulls`."""
         options = _of_documents(self.options, self.pack)
         codec_of(self.table, self.documents, columns_of(self.table, options), options)
 
@@ -171,40 +171,36 @@ class PackedItems(TableItems):
         return {"": self.saved_table(position.exclusions[""].running, own, anchor)}
 
     @override
+    def bound_then(self, saved: SavedState) -> Mapping[str, Bound]:
+        """Return what binds a state: where documents are cut anywhere its place is a token, whatever the length."""
+        then, own = saved.tables.get("", self.bound).options.get("seq_len"), self.bound
+        if self.pack.joins_documents and type(then) is int and 0 < then <= LONGEST:
+            own = Bound(own.table, {**own.options, "seq_len": then})
+        return {"": own}
+
+    @override
     def resume(self, saved: SavedState) -> tuple[PackedItems, SamplePosition]:
         """Return the job with the state's exclusions, and where it continues."""
-        pack, own = self.pack, self.bound
-        then: Any = pack.seq_len
-        if pack.joins_documents and saved.mixture is None:
-            then = saved.tables[""].options.get("seq_len")
-        if then != pack.seq_len and type(then) is int and 0 < then <= LONGEST:
-            own = Bound(own.table, {**own.options, "seq_len": then})  # its place is a token
-        check_state(saved, self.kind, {"": own}, {"": self.table})
-        theirs, count = saved.tables[""], cast("SamplePosition", saved.taken)
-        items, origin = self.resumed(theirs, count.epoch), count.origin
-        excluded = items.exclusions.of(count.epoch)
-        taken, now = count.start, self._length_at(count.epoch, count.steps_before)[0]
-        stream = items._stream(count.epoch, excluded.running, origin, then)
-        if origin and (not pack.joins_documents or stream.tokens_before(0) != origin):
+        position, theirs = cast("SamplePosition", saved.taken), saved.tables[""]
+        epoch, taken, steps = position.epoch, position.start, position.steps_before
+        excluded = ExclusionVersions.from_state(theirs.exclusions, self.table.layout.num_rows)
+        items = replace(self, exclusions=ExclusionState(excluded, epoch))
+        then, now, origin = theirs.options["seq_len"], self._length_at(epoch, steps)[0], position.origin
+        stream = items._stream(epoch, excluded.running, origin, then)
+        if origin and (not self.pack.joins_documents or stream.tokens_before(0) != origin):
             raise ResumeError(
                 f"the state has taken {origin} tokens as sequences of another length, and the epoch has fewer, or "
                 "sequences of one length; pass the value of state_dict() unchanged"
             )
-        count.check(stream.count)
-        if then != now or pack.schedule:  # a stage ends at a step, and begins with a token
+        position.check(stream.count)
+        if then != now or self.pack.schedule:  # a stage ends at a step, and begins with a token
             origin, taken = stream.tokens_before(taken), 0
-            stream = items._stream(count.epoch, excluded.running, origin, now)
+            stream = items._stream(epoch, excluded.running, origin, now)
         if theirs.anchor:
             stream.begin_at(list(theirs.anchor))
-        return items, SamplePosition(
-            count.epoch,
-            self._stage(count.epoch, self._did(count.steps_before, taken + origin // pack.seq_len)),
-            total=stream.count,
-            start=taken,
-            exclusions={"": excluded},
-            origin=origin,
-            steps_before=count.steps_before,
-        )
+        stage = self._stage(epoch, self._did(steps, taken + origin // self.pack.seq_len))
+        counts: dict[str, Any] = {"total": stream.count, "start": taken, "origin": origin, "steps_before": steps}
+        return items, SamplePosition(epoch, stage, exclusions={"": excluded}, **counts)
 
     @override
     def exclude(self, row_ids: Any) -> Exclusions:

@@ -8,8 +8,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from torch_table_loader.engine.jobs.job import PlannedStage
-from torch_table_loader.errors import ResumeError
 from torch_table_loader.planning.consumption import Consumption
 from torch_table_loader.planning.distinct import distinct
 from torch_table_loader.planning.epoch import CutEpoch, DealtEpoch, epoch_order
@@ -28,8 +26,21 @@ if TYPE_CHECKING:
     from torch_table_loader.planning.pack_counts import PackCounts
     from torch_table_loader.planning.ranks import Topology
     from torch_table_loader.planning.stages import Extent, Stage
+    from torch_table_loader.planning.steps import Steps
     from torch_table_loader.planning.strategies import Strategy
     from torch_table_loader.planning.windows import Window
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PlannedStage:
+    """What one rank delivers in a stage of an epoch, from the stage's start.
+
+    Args:
+        longest: steps of the rank that takes most; None where a rank knows its own rows alone.
+    """
+
+    plan: Steps
+    longest: int | None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -100,7 +111,7 @@ class Planner:
         return other
 
     def grown_from(self, files_of: Mapping[Extent, NDArray[np.int64]]) -> Planner:
-        """Plan the same table with stages of an epoch that began before it grew; see `Job.grown_from`."""
+        """Plan the same table with stages of an epoch that began before it grew; see `SavedState.files_of`."""
         other = copy.copy(self)
         other.files_of = dict(files_of)
         other._segments = {extent: each for extent, each in self._segments.items() if extent is None}
@@ -137,7 +148,7 @@ class Planner:
 
         The steps of the position's newest stage do not matter.
         """
-        position = position.start_of_stage
+        position = position.after(0)
         if self._newest is None or self._newest[0] != (position, rank):
             planned = self._cut(position, rank) if self.strategy.cuts else self._dealt(position, rank)
             self._newest = ((position, rank), planned)
@@ -151,7 +162,7 @@ class Planner:
         topology = position.stage.topology
         if not self.strategy.cuts:
             return [self.plan(position, rank).plan.steps for rank in range(topology.num_ranks)]
-        job = self._cut_epoch(position.start_of_stage, None if count else ())
+        job = self._cut_epoch(position.after(0), None if count else ())
         if not self._all_known(job):
             return None
         _, steps = job.quotas()
@@ -161,29 +172,11 @@ class Planner:
         """Return the steps of the rank that takes most in the position's stage; the rows of all ranks are counted."""
         return max(self.steps_of_ranks(position, count=True) or [0])
 
-    def refuse_steps_beyond(self, position: StreamPosition, rank: int) -> None:
-        """Refuse a position that took more steps in a stage than any rank has, if rows are counted.
-
-        Other ranks are not counted if this one has as many steps.
-
-        Raises:
-            ResumeError: the message says how many steps there are.
-        """
-        stages = position.stages if self.counted else ()
-        for number, stage in enumerate(stages):
-            at, topology, taken = replace(position, stage=stage, past=stages[:number]), stage.topology, stage.steps
-            known = not taken or (rank < topology.num_ranks and taken <= self.plan(at, rank).plan.steps)
-            if not known and taken > (longest := self.longest(at)):
-                raise ResumeError(
-                    f"the state has taken {taken} steps in stage {number} of its epoch, which has {longest} under "
-                    f"{topology}; pass the value of state_dict() unchanged"
-                )
-
     def rows_of_ranks(self, position: StreamPosition) -> list[int] | None:
         """Rows of every rank in the position's stage, padding left out; None where a rank knows its own alone."""
         if not self.strategy.cuts:
             return [self.plan(position, rank).plan.own_rows for rank in range(position.stage.topology.num_ranks)]
-        job = self._cut_epoch(position.start_of_stage, ())
+        job = self._cut_epoch(position.after(0), ())
         if not self._all_known(job):
             return None
         return [int(each) for each in job.rows_of_ranks]

@@ -12,17 +12,12 @@ import pyarrow as pa
 from typing_extensions import override
 
 from torch_table_loader.arrow.token_rows import ids_under
+from torch_table_loader.engine.jobs.bound import bound, refuse_unknown
 from torch_table_loader.engine.jobs.job import Job
 from torch_table_loader.engine.jobs.planner import PlannedStream
-from torch_table_loader.engine.jobs.resolve import codec_of, columns_of, packed_columns, refuse_shape, with_padding
+from torch_table_loader.engine.jobs.resolve import packed_columns, refuse_shape, with_padding
 from torch_table_loader.engine.sizing import rows_in_flight
-from torch_table_loader.engine.state import (
-    Bound,
-    SavedTable,
-    bound,
-    check_state,
-    refuse_unknown,
-)
+from torch_table_loader.engine.state import Bound, SavedTable
 from torch_table_loader.engine.table import Table
 from torch_table_loader.engine.work.stream_work import StreamWork
 from torch_table_loader.errors import ConfigError, ResumeError
@@ -58,7 +53,6 @@ if TYPE_CHECKING:
     from torch_table_loader.planning.keys import Key
     from torch_table_loader.planning.ranks import Topology
     from torch_table_loader.planning.splits import SegmentTable
-    from torch_table_loader.planning.stages import Extent
     from torch_table_loader.planning.strategies import Strategy
     from torch_table_loader.read.row_stage import RowStage
     from torch_table_loader.read.tasks import TaskReader
@@ -123,45 +117,52 @@ class StreamJob(Job):
         self.table.storage.close()
 
     @override
-    def grown_from(self, files_of: Mapping[Extent, NDArray[np.int64]]) -> StreamJob:
-        return replace(self, planner=self.planner.grown_from(files_of))
-
-    @override
     def saved_tables(self, position: StreamPosition) -> dict[str, SavedTable]:
         return {"": SavedTable(self.bound.table, self.bound.options)}
 
     @override
+    def bound_then(self, saved: SavedState) -> Mapping[str, Bound]:
+        own = self.bound
+        if saved.grown is not None:
+            splits = self.planner.grown_from(saved.files_of).digest(saved.grown)
+            own = Bound(own.table, {**own.options, "splits": splits})
+        return {"": own}
+
+    @override
     def resume(self, saved: SavedState) -> tuple[StreamJob, StreamPosition]:
         """Return this job, with the state's number of lanes if the caller named none, and where it continues."""
-        splits_then = lambda extent: {"splits": self.planner.digest(extent)}  # noqa: E731
-        own, table, earlier = {"": self.bound}, {"": self.table}, self.planner.files_of
-        grown = check_state(saved, self.kind, own, table, earlier=earlier, options_of=splits_then)
-        position = cast("StreamPosition", saved.taken)
-        position = position if grown is None else position.before_growth(grown)
-        job = self if self.options.num_workers is not None else self.with_lanes(position.stage.topology.lanes)
+        position, job = cast("StreamPosition", saved.taken), self
+        if saved.files_of:
+            job = replace(self, planner=self.planner.grown_from(saved.files_of))
+        if saved.grown is not None:
+            position = position.before_growth(saved.grown)
+        if self.options.num_workers is None:
+            job = job.with_lanes(position.stage.topology.lanes)
         job._check(position)
-        if job._stays(position):
+        stage, then, now = position.stage, job._topology_at(position.after(0)), job._topology_at(position)
+        if then == now and stage.extent is None and (stage.topology == now or job._is_over(position)):
             return job, position
-        job._check_rescaling(position)
-        return job, job.next_stage(position)
-
-    def _check_rescaling(self, position: StreamPosition) -> None:
-        """Refuse to deal what is left of an epoch again where nobody can say what that is."""
-        then, now = position.stage.topology, self.topology
-        if self.strategy.coverage == "any" and not self.strategy.cuts and position.stage.steps:
+        if self.strategy.coverage == "any" and not self.strategy.cuts and stage.steps:
             raise ResumeError(
                 f"{self.strategy.name} declares coverage='any' and deals rows to ranks and workers, so only a job of "
-                f"the same shape can continue the epoch: {then} was saved, and this is {now}; use that shape, or "
-                "start a new epoch"
+                f"the same shape can continue the epoch: {stage.topology} was saved, and this is {job.topology}; use "
+                "that shape, or start a new epoch"
             )
+        return job, job.next_stage(position)
+
+    def _is_over(self, position: StreamPosition) -> bool:
+        """Return whether no rank has a step left in the newest stage."""
+        return self.planner.counted and 0 < position.stage.steps >= self.planner.longest(position)
 
     def _check(self, position: StreamPosition) -> None:
+        """Refuse a position that no job over the table can have had, or that this rank cannot continue from."""
         if extents := position.extents:
             refuse_unknown(extents, self.planner.files_of)
-        for stage in position.stages:
+        for number, stage in enumerate(stages := position.stages):
             if stage.topology != self.topology:
                 refuse_shape(stage.topology, self.options, self.planner)
-        self.planner.refuse_steps_beyond(position, self.rank)
+            if stage.steps and self.planner.counted:
+                self._refuse_steps_beyond(number, replace(position, stage=stage, past=stages[:number]))
         if position.rank is not None and extents:
             raise ResumeError(
                 "the state was saved with count_filtered=False, so it is unknown which rows were taken before the "
@@ -177,22 +178,23 @@ class StreamJob(Job):
             raise ResumeError(
                 "the state counts rows that pass the filter, but count_filtered=False does not; leave it True"
             )
-        if position.ended:
-            longest = self.planner.longest(position)
-            if longest > position.stage.steps:
-                raise ResumeError(
-                    f"the state was taken on a rank that had ended after {position.stage.steps} steps, while others "
-                    f"take up to {longest}; load the state of a rank that was still running, or the start of the next "
-                    "epoch"
-                )
+        if position.ended and (longest := self.planner.longest(position)) > position.stage.steps:
+            raise ResumeError(
+                f"the state was taken on a rank that had ended after {position.stage.steps} steps, while others "
+                f"take up to {longest}; load the state of a rank that was still running, or the start of the next "
+                "epoch"
+            )
 
-    def _stays(self, position: StreamPosition) -> bool:
-        """Whether the position's stage continues here, or no rank has a step left in it."""
-        stage = position.stage
-        then, now = self._topology_at(position.after(0)), self._topology_at(position)
-        if stage.extent is not None or then != now:
-            return False
-        return stage.topology == now or (self.planner.counted and 0 < stage.steps >= self.planner.longest(position))
+    def _refuse_steps_beyond(self, number: int, position: StreamPosition) -> None:
+        """Refuse more steps of a stage than any rank has; other ranks are not counted if this one has as many."""
+        topology, taken = position.stage.topology, position.stage.steps
+        if self.rank < topology.num_ranks and taken <= self.planner.plan(position, self.rank).plan.steps:
+            return
+        if taken > (longest := self.planner.longest(position)):
+            raise ResumeError(
+                f"the state has taken {taken} steps in stage {number} of its epoch, which has {longest} under "
+                f"{topology}; pass the value of state_dict() unchanged"
+            )
 
     @override
     def start(self, epoch: int) -> StreamPosition:
@@ -220,7 +222,7 @@ class StreamJob(Job):
     def _shape_after(self, epoch: int, done: Done) -> Topology:
         """Return the job's shape at a place of an epoch; its batches are of single tokens where sequences are cut."""
         pack, topology = self.options.pack, self._topology_of(epoch, done)
-        if pack is None or not self.options.tokens_are_rows or not (pack.schedule or self._batch_sizes):
+        if pack is None or not self.options.tokens_are_rows or not (self._lengths or self._batch_sizes):
             return topology
         sequences = self.options.batch_size if self._batch_sizes is None else topology.batch_size
         return replace(topology, batch_size=sequences * pack.length_at(epoch, done.steps)[0])
@@ -361,10 +363,6 @@ class StreamJob(Job):
         if self.options.batch_by != "file":
             raise ConfigError(f'{what} needs batches that each come from one file; pass batch_by="file"')
 
-    @override
-    def refuse_nulls(self) -> None:
-        codec_of(self.table, self.columns, columns_of(self.table, self.options), self.options)
-
     @property
     def _changing(self) -> list[str]:
         """The options that change batches on all ranks at one step."""
@@ -449,7 +447,7 @@ class StreamJob(Job):
     def _packing(self, start: StreamPosition, planned: PlannedStream, *, whole_table: bool) -> PackCounts | None:
         """Return what packing makes of the table in an epoch; sequences of "concat" end where a rank's tokens do."""
         pack, nobody_knows = self.options.pack, (None, None, None, None, None, None)
-        if pack is None or pack.schedule:
+        if pack is None or self._lengths:
             return None
         if pack.joins_documents:
             tokens = self.planner.rows_of_ranks(start) if self.planner.counted else None
@@ -491,7 +489,7 @@ class StreamJob(Job):
     def _notes(self) -> list[str]:
         layout, options = self.table.layout, self.options
         notes = [note for note in (self.table.description, *self.table.notes) if note]
-        if options.pack is not None and options.pack.schedule:
+        if options.pack is not None and self._lengths:
             notes.append(f"sequences have {options.pack.lengths_in_words}")
         if layout.has_deletes:
             fewer = np.flatnonzero(layout.group_live != layout.group_rows)

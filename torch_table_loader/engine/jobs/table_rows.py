@@ -16,9 +16,9 @@ from typing_extensions import override
 from torch_table_loader.arrow.datatypes import width_of
 from torch_table_loader.batching.codec import make_codec
 from torch_table_loader.batching.policy import TypePolicy
+from torch_table_loader.engine.jobs.bound import bound, refuse_unknown
 from torch_table_loader.engine.jobs.indexed_job import IndexedJob
 from torch_table_loader.engine.jobs.resolve import (
-    codec_of,
     columns_of,
     counter_of,
     delivered,
@@ -29,13 +29,7 @@ from torch_table_loader.engine.jobs.resolve import (
 from torch_table_loader.engine.row_store import RowStoreHandle
 from torch_table_loader.engine.row_weights import RowWeights
 from torch_table_loader.engine.sizing import rows_of_a_read
-from torch_table_loader.engine.state import (
-    Bound,
-    SavedTable,
-    bound,
-    check_state,
-    refuse_unknown,
-)
+from torch_table_loader.engine.state import Bound, SavedTable
 from torch_table_loader.engine.table import Table
 from torch_table_loader.engine.work.indexed_work import RowOrder, RowStream, TurnStream
 from torch_table_loader.errors import ConfigError
@@ -198,7 +192,15 @@ class TableItems(IndexedJob):
 
     def remaining(self, exclusions: Exclusions) -> Remaining:
         """Return the rows of the store that are left."""
-        return Remaining(self.live_rows, self._places_of(exclusions.ids))
+        gone = exclusions.ids
+        if len(gone) and self.store.spec.keeps_ids:  # rows that a filter leaves out have no place
+            kept = self.store.rows().row_ids
+            assert kept is not None  # noqa: S101 the store keeps them
+            places = np.searchsorted(kept, gone)
+            present = places < len(kept)
+            present[present] = kept[places[present]] == gone[present]
+            gone = places[present]
+        return Remaining(self.live_rows, gone)
 
     def _some(self, exclusions: Exclusions) -> Remaining:
         """Return the rows of the store that are left, and refuse an epoch that has none."""
@@ -209,17 +211,6 @@ class TableItems(IndexedJob):
             )
         return remaining
 
-    def _places_of(self, ids: Ints) -> Ints:
-        """Turn row ids into rows of the store; those that a filter leaves out have none."""
-        if not len(ids) or not self.store.spec.keeps_ids:
-            return ids
-        kept = self.store.rows().row_ids
-        assert kept is not None  # noqa: S101 the store keeps them
-        places = np.searchsorted(kept, ids)
-        present = places < len(kept)
-        present[present] = kept[places[present]] == ids[present]
-        return places[present]
-
     @override
     def open(self, position: SamplePosition) -> None:
         self.store.open()
@@ -227,20 +218,6 @@ class TableItems(IndexedJob):
     def apart(self) -> Self:
         """Return the same with exclusions of its own, which begin with what is excluded now."""
         return replace(self, exclusions=self.exclusions.apart())
-
-    def resumed(self, theirs: SavedTable, epoch: int, files: Ints | None = None) -> Self:
-        """Return the same with what a state excludes from an epoch that began.
-
-        Args:
-            files: those that the table had then, if it has grown since.
-        """
-        layout = self.table.layout
-        then = layout if files is None else layout.part(files)
-        excluded = ExclusionVersions.from_state(theirs.exclusions, then.num_rows)
-        if files is not None:
-            both = (excluded.running, excluded.newest)
-            excluded = ExclusionVersions(*(ids_now(layout, files, each) for each in both))
-        return replace(self, exclusions=ExclusionState(excluded, epoch))
 
     @abstractmethod
     def count(self, turns: TurnsOf) -> int:
@@ -389,10 +366,6 @@ class TableRows(TableItems):
         weighted = {} if self.options.weights is None else {"weights": self._said_of_weights}
         return Bound(own.table, {**own.options, **weighted})
 
-    @override
-    def refuse_nulls(self) -> None:
-        codec_of(self.table, self.columns, columns_of(self.table, self.options), self.options)
-
     @property
     def _said_of_weights(self) -> str:
         return f"Weights(samples={self.samples})" if self.weights is None else self.weights.identity
@@ -413,32 +386,34 @@ class TableRows(TableItems):
         return SamplePosition(epoch, self._stage(epoch), total=total, exclusions={"": versions})
 
     @override
-    def grown_from(self, files_of: Mapping[Extent, Ints]) -> TableRows:
-        return replace(self, files_of=dict(files_of))
-
-    @override
     def resume(self, saved: SavedState) -> tuple[TableRows, SamplePosition]:
         """Return the job with the state's exclusions, and where it continues."""
-        grown = check_state(saved, self.kind, {"": self.bound}, {"": self.table}, earlier=self.files_of)
-        taken = cast("SamplePosition", saved.taken)
-        extents = (*taken.extents, *([] if grown is None else [grown]))
+        taken, layout = cast("SamplePosition", saved.taken), self.table.layout
+        epoch, extents = taken.epoch, taken.extents
+        if saved.grown is None:
+            excluded = ExclusionVersions.from_state(saved.tables[""].exclusions, layout.num_rows)
+        else:
+            extents, files = (*extents, saved.grown), saved.files_of[saved.grown]
+            then = ExclusionVersions.from_state(saved.tables[""].exclusions, layout.part(files).num_rows)
+            excluded = ExclusionVersions(*(ids_now(layout, files, each) for each in (then.running, then.newest)))
+        rows = replace(self, exclusions=ExclusionState(excluded, epoch), files_of=saved.files_of or self.files_of)
         if extents:
-            refuse_unknown(extents, self.files_of)
-        rows = self.resumed(saved.tables[""], taken.epoch, None if grown is None else self.files_of[grown])
-        versions = rows.exclusions.of(taken.epoch)
-        order = self._grown(taken.epoch, extents, versions.running) if extents else None
-        if order is not None and grown is not None:
-            taken.check(int(order.ends[len(extents) - 1]))
-            taken = replace(taken, ended=False, extents=extents)
-        total = self._total((order or self._of_epoch(versions.running, taken.epoch)).num_rows)
+            refuse_unknown(extents, rows.files_of)
+            order = rows._grown(epoch, extents, excluded.running)
+            if saved.grown is not None:
+                taken.check(int(order.ends[len(extents) - 1]))
+                taken = replace(taken, ended=False, extents=extents)
+            total = self._total(order.num_rows)
+        else:
+            total = self._total(self._of_epoch(excluded.running, epoch).num_rows)
         taken.check(total)
-        stage = self._stage(taken.epoch, self._did(taken.steps_before, taken.start))
-        return rows, replace(taken, stage=stage, ended=False, total=total, exclusions={"": versions})
+        stage = self._stage(epoch, self._did(taken.steps_before, taken.start))
+        return rows, replace(taken, stage=stage, ended=False, total=total, exclusions={"": excluded})
 
     def _grown(self, epoch: int, extents: Sequence[Extent], running: Exclusions) -> GrownOrder:
         """Return the order of an epoch in which the table grew, from one extent to the next and to what it is now."""
         tables = [*(self.files_of[each] for each in extents), np.arange(len(self.table.files), dtype=np.int64)]
-        gone = self._places_of(running.ids)
+        gone = self.remaining(running).gone
         return GrownOrder.of(self.live_starts, tables, gone, self.options.shuffle_seed, epoch)
 
     @override

@@ -216,7 +216,7 @@ def repeated(values: NDArray[Any], ends: Ints) -> NDArray[Any]:
 
 
 def sequences_of(values: NDArray[Any], at: Ints, length: Ints, offsets: Ints, width: int) -> NDArray[Any]:
-    """Return runs of values (see `runs_of`) as sequences of one width, each padded with zeros.
+    """Return runs of values (see `runs_of`) as sequences of one width, each padded with arbitrary values.
 
     Args:
         offsets: int64[sequences + 1], where the runs of each sequence begin.
@@ -225,10 +225,9 @@ def sequences_of(values: NDArray[Any], at: Ints, length: Ints, offsets: Ints, wi
     ends = np.concatenate(([0], np.cumsum(length)))[offsets]
     missing = width - np.diff(ends)
     if missing.any():
-        added = np.cumsum(missing)  # behind the values, so that no two runs overlap
-        at = np.insert(at, offsets[1:], len(values) + added - missing)
-        length = np.insert(length, offsets[1:], missing)
-        values = np.concatenate([values, np.zeros((added[-1], *values.shape[1:]), dtype=values.dtype)])
+        at, length = np.insert(at, offsets[1:], 0), np.insert(length, offsets[1:], missing)
+        if len(values) < width:
+            values = np.concatenate([values, np.zeros((width, *values.shape[1:]), dtype=values.dtype)])
     return runs_of(values, at, length)
 
 

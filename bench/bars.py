@@ -82,6 +82,8 @@ PACKED_DUELS = (
     Duel("D", 8, "packed:concat", "tokens", 0.8),
     Duel("D", 8, "packed:concat, ids and labels", "tokens"),
     Duel("D", 8, "packed:concat, ids", "tokens"),
+    Duel("D", 8, "widened tokens", "tokens"),
+    Duel("D", 8, "packed:concat, windows of documents", "packed:concat, ids and labels", 0.95),
     Duel("D", 8, "packed:best fit", "tokens", 0.5),
     Duel("D", 8, "packed:windows", "tokens", 1.0),
     Duel("D", 8, "packed:windows, ids and labels", "tokens"),

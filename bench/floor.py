@@ -19,7 +19,11 @@ _COLUMNS_TO_COPY = 2
 
 
 def decode(
-    files: Sequence[Path], columns: Sequence[str] | None = None, threads: int = 2, live: Live | None = None
+    files: Sequence[Path],
+    columns: Sequence[str] | None = None,
+    threads: int = 2,
+    live: Live | None = None,
+    widened: int = 0,
 ) -> int:
     """Decode every row group once and drop it; see `decode_on_threads`.
 
@@ -28,6 +32,7 @@ def decode(
         columns: names; None for all.
         threads: how many decode.
         live: rows to copy out of what was decoded; None leaves all as it is.
+        widened: how many copies as int64 are made of the values of the first column, a list.
 
     Returns:
         The rows that came out.
@@ -40,7 +45,10 @@ def decode(
 
     def read(file: pq.ParquetFile, place: int, group: int) -> pa.Table | pa.RecordBatch:
         if live is None:
-            return file.read_row_group(group, columns=names, use_threads=False)
+            table = file.read_row_group(group, columns=names, use_threads=False)
+            for _ in range(widened):
+                table.column(0).chunk(0).values.to_numpy().astype("int64")
+            return table
         return _copied(file, group, live[place, group], file.schema_arrow.names if names is None else names)
 
     groups = [(place, group) for place, footer in enumerate(footers) for group in range(footer.num_row_groups)]

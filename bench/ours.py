@@ -64,11 +64,12 @@ PACKED: dict[str, dict[str, Any]] = {
     "concat, ids and labels": {"output": ["input_ids", "labels"]},
     "concat, ids": {"output": ["input_ids"]},
     "concat, int32 ids and labels": {"dtype": "int32"},
+    "concat, windows of documents": {"shuffle_buffer_size": 10_000},
     "best fit": {"strategy": "best_fit", **_ALL},
     "windows": {"strategy": "windows", **_ALL},
     "windows, ids and labels": {"strategy": "windows", "output": ["input_ids", "labels"]},
 }
-"""How documents become sequences of 4,096 tokens; windows come from a row store in memory."""
+"""How documents become sequences of 4,096 tokens; windows come from a row store in memory. A buffer is the loader's."""
 
 
 def packed(table: BenchTable, batch_size: int, setting: str, num_workers: int = 2) -> Callable[[], int]:
@@ -82,15 +83,17 @@ def packed(table: BenchTable, batch_size: int, setting: str, num_workers: int = 
     """
     from torch_table_loader import Pack, StructuredDataset
 
-    options = PACKED[setting]
-    rows: dict[str, Any] = {"shuffle": "rows", "row_store": "memory"} if options.get("strategy") == "windows" else {}
+    options = dict(PACKED[setting])
+    own: dict[str, Any] = {"shuffle": "rows", "row_store": "memory"} if options.get("strategy") == "windows" else {}
+    if (size := options.pop("shuffle_buffer_size", None)) is not None:
+        own["shuffle_buffer_size"] = size
     loader, _ = StructuredDataset.create_dataloader(
         str(table.folder),
         "parquet",
         batch_size=batch_size,
         num_workers=num_workers,
         pack=Pack(seq_len=4096, tokens="tokens", **options),
-        **rows,
+        **own,
     )
     tokens = tokens_of(table)
 

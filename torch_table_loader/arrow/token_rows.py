@@ -15,6 +15,7 @@ the loss ignores that token), and the other columns of the document, if any are 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from math import prod
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -160,16 +161,46 @@ def runs_of(values: NDArray[Any], at: Ints, length: Ints) -> NDArray[Any]:
 
     >>> runs_of(np.array([1, 2, 3, 4]), np.array([2, 0]), np.array([2, 3])).tolist()
     [3, 4, 1, 2, 3]
+    >>> runs_of(np.array([1, 2, 3, 4]), np.array([3, 0]), np.array([1, 2])).tolist()
+    [4, 1, 2]
     """
     if not len(at):
         return values[:0]
     if (at[1:] == at[:-1] + length[:-1]).all():
         return values[at[0] : at[-1] + length[-1]]
+    order = np.argsort(at, kind="stable")
+    begins = at[order]
+    ends = begins + length[order]
+    if (begins[1:] >= ends[:-1]).all():
+        return _distinct_runs(values, order, begins, ends)
     plain = values.view(np.uint8) if values.dtype == np.bool_ else values
     kind = pa.from_numpy_dtype(plain.dtype)
     runs = array_of(plain, kind if plain.ndim == 1 else pa.list_(kind, plain.shape[1]))
     taken = pa.LargeListViewArray.from_arrays(pa.array(at), pa.array(length), runs).flatten()
     return numbers_of(taken).view(values.dtype)
+
+
+def _distinct_runs(values: NDArray[Any], order: Ints, begins: Ints, ends: Ints) -> NDArray[Any]:
+    """Return runs that do not overlap: Arrow takes them as strings of bytes three times as fast as parts of lists.
+
+    Args:
+        order: int64[n], the runs as they lie in `values`.
+        begins: int64[n], where each of these begins, ascending.
+        ends: int64[n], where it ends.
+    """
+    place = np.arange(len(order))
+    place[1:] += np.cumsum(begins[1:] > ends[:-1])  # what lies between two runs is a string that is not taken
+    offsets = np.empty(place[-1] + 2, dtype=np.int64)
+    offsets[place + 1] = ends
+    offsets[place] = begins
+    offsets *= values.itemsize * prod(values.shape[1:])
+    strings = pa.Array.from_buffers(
+        pa.large_binary(), len(offsets) - 1, [None, pa.py_buffer(offsets), pa.py_buffer(values)], null_count=0
+    )
+    wanted = np.empty_like(place)
+    wanted[order] = place
+    taken = pc.take(strings, pa.array(wanted), boundscheck=False).buffers()[2]
+    return np.frombuffer(taken, values.dtype).reshape(-1, *values.shape[1:])
 
 
 def repeated(values: NDArray[Any], ends: Ints) -> NDArray[Any]:

@@ -37,6 +37,9 @@ if TYPE_CHECKING:
 TOKENS = "tokens"
 """The column of the tokens, whatever the format."""
 
+PLACE = "place in the file"
+"""A column that a reader adds where it is asked for: the first token of a document, counted from the file's start."""
+
 GROUP_BYTES = 8 * 1024 * 1024
 """The least bytes of tokens of a row group, which ends with the document that reaches them."""
 

@@ -401,6 +401,13 @@ def test_aligned_columns_of_an_arrow_file_come_along(tmp_path: Path) -> None:
     assert rows(file, reader_for("fms-fsdp"), meta, "w", "tokens") == [[[1.0, 2.0], [], [3.0]], [[1, 2], [], [3]]]
 
 
+@pytest.mark.parametrize("form", ["megatron", "datatrove"])
+def test_longer_documents_come_after_shorter_ones(tmp_path: Path, form: str) -> None:
+    documents = [[1]] * (AT_ONCE + 7) + [[2] * 300] * 3 + [[1]] * AT_ONCE + [[3] * 70_000, [4]]
+    file = write(form, tmp_path, documents)
+    assert document_lengths(inspect_file(LocalStorage(), file, None)).tolist() == list(map(len, documents))
+
+
 @pytest.mark.parametrize("kind", [pa.uint8(), pa.uint16(), pa.int64()], ids=str)
 def test_an_arrow_file_says_where_its_documents_begin(tmp_path: Path, kind: pa.DataType) -> None:
     documents = [[token % 100 for token in document] for document in DOCUMENTS]

@@ -46,7 +46,7 @@ GROUP_BYTES = 8 * 1024 * 1024
 MOST_TOKENS = 2**31 - 1
 """The most values of a list in Arrow."""
 
-AT_ONCE = 1 << 16
+AT_ONCE = 1 << 15
 """Documents of an index at a time: what is made of them stays in the processor's cache."""
 
 _MOST_BYTES = 1 << 60

@@ -61,9 +61,9 @@ class PlacedDocuments:
     put_in: PutIn
     first: int = 0
 
-    def inside(self, at: Ints, length: Ints) -> Inside:
+    def inside(self, at: Ints, length: Ints, document: Ints | None = None) -> Inside:
         """Return where the stored tokens of parts are; each begins at a token of all that come out, in one document."""
-        document = self.lengths.find(at)
+        document = self.lengths.find(at) if document is None else document
         start, whole = at - self.lengths.starts(document), self.lengths.take(document)
         lacks = np.zeros(len(at), np.uint8) if self.lacks is None else self.lacks.take(document)
         before = (lacks & LACKS_BEGIN).astype(np.int64)

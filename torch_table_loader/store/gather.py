@@ -96,17 +96,18 @@ class ListValues:
         ends = np.cumsum([0, *(len(stretch) for stretch in some)], dtype=np.int64)
         return cls(ends[:-1], some, placed)
 
-    def take(self, column: int, at: Ints, length: Ints, kind: Any) -> NDArray[Any]:
+    def take(self, column: int, at: Ints, length: Ints, kind: Any, lists: Ints | None = None) -> NDArray[Any]:
         """Return parts of lists, concatenated, in a numpy type that all values fit in.
 
         Args:
             column: its number among the flat columns.
             at: int64[n] the first element of each part, no part crossing the end of a list.
             length: int64[n] its number of elements.
+            lists: int64[n] the row of the list that each is of; None: they are looked up where they are needed.
         """
         if self._placed is None:
             return self._stored(column, at, length, kind)
-        inside = self._placed.inside(at, length)
+        inside = self._placed.inside(at, length, lists)
         some = inside.length > 0
         stored = self._stored(column, inside.at[some], inside.length[some], kind)
         if len(stored) == (total := int(length.sum())):

@@ -276,8 +276,8 @@ class RemoteOptions:
     Args:
         retry_seconds: how long to retry a request that the store does not serve; 0: one try. Outages of stores, and
             restarts of those that one runs oneself, are mostly over after the default.
-        read_ahead_bytes: the most compressed bytes that each process fetches ahead of decoding; 0 fetches nothing
-            ahead. The default is enough for a line of 10 Gbit/s over 100 ms.
+        read_ahead_bytes: the most compressed bytes that each process fetches ahead of decoding, of files on this
+            machine too; 0: none. None: `ahead_bytes`, and files on this machine are read when they are decoded.
         cache_dir: a directory of this machine that keeps what was fetched, for all its ranks; None keeps nothing.
         cache_bytes: the most bytes that are kept there; the least recently used are removed first.
         verify_checksums: refuse pages of Parquet files, and files of row stores, that differ from their checksums;
@@ -285,10 +285,15 @@ class RemoteOptions:
     """
 
     retry_seconds: float = DEFAULT_RETRY_SECONDS
-    read_ahead_bytes: int = 128 << 20
+    read_ahead_bytes: int | None = None
     cache_dir: str | None = None
     cache_bytes: int = 64 << 30
     verify_checksums: bool | Literal["all"] = True
+
+    @property
+    def ahead_bytes(self) -> int:
+        """The bytes that are fetched ahead; unless the caller says so, enough for a line of 10 Gbit/s over 100 ms."""
+        return 128 << 20 if self.read_ahead_bytes is None else self.read_ahead_bytes
 
     @classmethod
     def of(cls, storage_options: Mapping[str, Any] | None) -> RemoteOptions:

@@ -35,7 +35,7 @@ from torch_table_loader.extend import PathSource, reader_for
 from torch_table_loader.format_contracts import NullProvingReader, RangedReader, SidecarReader
 from torch_table_loader.read.formats import inspect_file
 from torch_table_loader.read.ipc import FmsFsdpReader
-from torch_table_loader.read.token_files import AT_ONCE, document_lengths, group_rows, width_of
+from torch_table_loader.read.token_files import AT_ONCE, PLACE, document_lengths, group_rows, width_of
 from torch_table_loader.read.token_formats import DatatroveReader, MegatronReader
 from torch_table_loader.records import DataFile, FileMeta, content_key
 from torch_table_loader.source.listing import named_files
@@ -399,6 +399,39 @@ def test_aligned_columns_of_an_arrow_file_come_along(tmp_path: Path) -> None:
     (file,) = listed(str(tmp_path), "fms-fsdp")
     meta = inspect_file(LocalStorage(), file, None)
     assert rows(file, reader_for("fms-fsdp"), meta, "w", "tokens") == [[[1.0, 2.0], [], [3.0]], [[1, 2], [], [3]]]
+
+
+@pytest.mark.parametrize("form", ["megatron", "datatrove"])
+def test_longer_documents_come_after_shorter_ones(tmp_path: Path, form: str) -> None:
+    documents = [[1]] * (AT_ONCE + 7) + [[2] * 300] * 3 + [[1]] * AT_ONCE + [[3] * 70_000, [4]]
+    file = write(form, tmp_path, documents)
+    assert document_lengths(inspect_file(LocalStorage(), file, None)).tolist() == list(map(len, documents))
+
+
+@pytest.mark.parametrize("kind", [pa.uint8(), pa.uint16(), pa.int64()], ids=str)
+def test_an_arrow_file_says_where_its_documents_begin(tmp_path: Path, kind: pa.DataType) -> None:
+    documents = [[token % 100 for token in document] for document in DOCUMENTS]
+    (tmp_path / "x.arrow").write_bytes(fms_bytes(documents, kind))
+    (file,) = listed(str(tmp_path), "fms-fsdp")
+    meta = READERS["fms-fsdp"].placed(LocalStorage(), file, inspect_file(LocalStorage(), file, None))
+    (places,) = rows(file, READERS["fms-fsdp"], meta, PLACE)
+    data = (tmp_path / "x.arrow").read_bytes()
+    width = kind.bit_width // 8
+    stored = np.frombuffer(data[: len(data) // width * width], kind.to_pandas_dtype())
+    found = [stored[place : place + len(each)].tolist() for place, each in zip(places, documents, strict=True)]
+    assert found == documents
+    assert places == sorted(places)
+
+
+def test_compressed_documents_do_not_lie_in_an_arrow_file(tmp_path: Path) -> None:
+    reader = READERS["fms-fsdp"]
+    (tmp_path / "x.arrow").write_bytes(fms_bytes([[1] * 90] * 9, compression="zstd"))
+    (file,) = listed(str(tmp_path), "fms-fsdp")
+    meta = inspect_file(LocalStorage(), file, None)
+    assert reader.placed(LocalStorage(), file, meta) is None
+    asked = replace(meta, schema=meta.schema.append(pa.field(PLACE, pa.int64())))
+    with pytest.raises(TableError, match=r"x\.arrow.* not compressed"):
+        rows(file, reader, asked, PLACE)
 
 
 @FORMS

@@ -29,7 +29,7 @@ from tests.effort import daily, examples
 from tests.tables.iceberg import IcebergWriter, column
 from tests.torch.forms import FORMS, rows_of_many_kinds
 from tests.torch.modes import LAKE, SOME, SPLITS, Mode
-from torch_table_loader import IcebergDataset, StructuredDataset, TableLoader
+from torch_table_loader import IcebergDataset, StructuredDataset, TableError, TableLoader
 from torch_table_loader.extend import FileStorage
 from torch_table_loader.testing import small_sizes
 
@@ -398,3 +398,19 @@ def test_row_groups_that_are_decoded_are_let_go(
         )
         held = [sum(alive.values()) for _ in loader]
     assert 0 < max(held) < table.nbytes * 3 / groups
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_file_of_this_machine_that_changes_while_it_is_read_ahead_is_an_error(tmp_path: Path, workers: int) -> None:
+    write(tmp_path / "t", "parquet")
+    asked: dict[str, Any] = {"batch_size": 8, "num_workers": workers, "storage_options": {"read_ahead_bytes": 1 << 20}}
+    loader = StructuredDataset.create_dataloader(str(tmp_path / "t"), check_plan=False, columns=["id"], **asked)[0]
+    whole = [batch["id"].tolist() for batch in loader]
+    assert loader.metrics().fetch.requests > 0
+    copy = tmp_path / "copy"
+    copy.write_bytes((tmp_path / "t" / "2.parquet").read_bytes())
+    copy.replace(tmp_path / "t" / "2.parquet")
+    loader.set_epoch(1)
+    with pytest.raises(TableError, match=r"2\.parquet"):
+        list(loader)
+    assert len(whole) == len(loader)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -79,11 +80,14 @@ def test_one_file_is_evaluated_on_one_process_beside_a_job_of_several(shards: Pa
         assert (len(evaluation), files_of(evaluation)) == (3, in_files(3))
 
 
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("where", ["near", "far"])
 def test_k_files_are_fetched_ahead_within_so_many_bytes(
-    shards: Path, far: Callable[[], Any], monkeypatch: pytest.MonkeyPatch
+    shards: Path, far: Callable[[], Any], monkeypatch: pytest.MonkeyPatch, where: str, workers: int
 ) -> None:
     size, ahead = (shards / "00.pb").stat().st_size, 3
     asked: list[int] = []
+    batches: list[list[int]] = []
     read_range = FileStorage.read_range
 
     def noted(self: FileStorage, path: str, start: int, stop: int, version: Any = None) -> Any:
@@ -91,15 +95,17 @@ def test_k_files_are_fetched_ahead_within_so_many_bytes(
         assert stop - start == size, "a small file comes whole"
         return read_range(self, path, start, stop, version)
 
-    with far():
-        loader = make(shards, num_workers=0, storage_options={"read_ahead_bytes": ahead * size})
+    with far() if where == "far" else nullcontext():
+        loader = make(shards, num_workers=workers, storage_options={"read_ahead_bytes": ahead * size})
         monkeypatch.setattr(FileStorage, "read_range", noted)
         for step, batch in enumerate(loader):
             current = int(batch["id"][0]) // 10
             wanted = min(current + ahead, FILES)
             until(lambda: len(asked) >= wanted)  # noqa: B023 it is waited for here
-            assert len(asked) <= current + 1 + ahead, f"at step {step}"
+            assert workers or len(asked) <= current + 1 + ahead, f"at step {step}"
+            batches.append(batch["id"].tolist())
     assert sorted(asked) == list(range(FILES))
+    assert batches == [batch["id"].tolist() for batch in make(shards, num_workers=workers)]
 
 
 def test_k_files_are_open_at_once_where_there_are_k_workers(shards: Path) -> None:

@@ -12,19 +12,28 @@ import pyarrow.compute as pc
 import pytest
 
 from tests.tables.plain import meant_warnings
-from tests.tables.token_files import LAYOUTS, some_documents, write_megatron
+from tests.tables.token_files import LAYOUTS, fms_bytes, some_documents, write_megatron
 from torch_table_loader import MixedDataset, Pack, RowStore, StructuredDataset, TableError, TableLoader
+from torch_table_loader.testing import small_sizes
 
 STRATEGIES = ("concat", "windows", "pad", "best_fit")
-IN_PLACE = tuple(form for form in LAYOUTS if form != "fms-fsdp")
+IN_PLACE = tuple(LAYOUTS)
+BEGIN, END = 1, 2
+PUT_IN: list[dict[str, int]] = [
+    {},
+    {"sep_id": 3},
+    {"min_length": 4},
+    {"bos_id": BEGIN, "eos_id": END},
+    {"bos_id": BEGIN, "eos_id": END, "sep_id": 3, "min_length": 4},
+]
 
 
 @pytest.fixture
 def stores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], list[str]]:
-    """List what was kept for later."""
+    """List the tokens that were kept for later."""
     cache = tmp_path / "cache"
     monkeypatch.setenv("TORCH_TABLE_LOADER_CACHE", str(cache))
-    return lambda: [path.name for path in cache.glob("row-stores/*")]
+    return lambda: [str(path) for path in cache.glob("row-stores/*/values-*")]
 
 
 @pytest.fixture
@@ -37,7 +46,10 @@ def write(folder: Path, form: str, seed: int = 1) -> str:
     suffix, writer = LAYOUTS[form]
     folder.mkdir()
     for number, size in enumerate((40, 1, 25)):
-        writer(folder / f"{number}{suffix}", some_documents(seed + number, size))
+        documents = some_documents(seed + number, size)
+        for document in documents[::3]:  # some have the tokens that others lack
+            document[:1], document[-1:] = [BEGIN], [END]
+        writer(folder / f"{number}{suffix}", documents)
     return str(folder)
 
 
@@ -51,10 +63,13 @@ def ids_of(batches: Any) -> list[Any]:
     return [batch["input_ids"].tolist() for batch in batches]
 
 
+@pytest.mark.parametrize("put_in", PUT_IN, ids=str)
 @pytest.mark.parametrize("form", IN_PLACE)
 @pytest.mark.parametrize("strategy", STRATEGIES)
-def test_sequences_are_those_of_a_store(tmp_path: Path, stores: Any, form: str, strategy: Any) -> None:
-    path, pack = write(tmp_path / "t", form), Pack(seq_len=9, strategy=strategy)
+def test_sequences_are_those_of_a_store(
+    tmp_path: Path, stores: Any, form: str, strategy: Any, put_in: dict[str, Any]
+) -> None:
+    path, pack = write(tmp_path / "t", form), Pack(seq_len=9, strategy=strategy, **put_in)
     world: dict[str, Any] = {"num_ranks": 2, "rank": 1, "even_ranks": "pad", "row_id": True}
     loader, dataset = make(path, form, pack, **world)
     stored, _ = make(path, form, pack, row_store=str(tmp_path / "stores"), **world)
@@ -62,19 +77,22 @@ def test_sequences_are_those_of_a_store(tmp_path: Path, stores: Any, form: str, 
     for epoch in range(2):
         for each in (loader, stored):
             each.set_epoch(epoch)
+        assert len(loader) == len(stored)
         for batch, base in zip(loader, stored, strict=True):
             assert batch["input_ids"].tolist() == base["input_ids"].tolist()
             assert batch["labels"].tolist() == base["labels"].tolist()
             assert batch["documents"]["row_id"].tolist() == base["documents"]["row_id"].tolist()
+        assert loader.state_dict() == stored.state_dict()
     assert stores() == []
 
 
+@pytest.mark.parametrize("put_in", PUT_IN, ids=str)
 @pytest.mark.parametrize("form", IN_PLACE)
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_files_that_are_far_away_are_read_by_ranges(
-    tmp_path: Path, stores: Any, far: Callable[[], Any], form: str, strategy: Any
+    tmp_path: Path, stores: Any, far: Callable[[], Any], form: str, strategy: Any, put_in: dict[str, Any]
 ) -> None:
-    path, pack = write(tmp_path / "t", form), Pack(seq_len=9, strategy=strategy)
+    path, pack = write(tmp_path / "t", form), Pack(seq_len=9, strategy=strategy, **put_in)
     expected = ids_of(make(path, form, pack)[0])
     with far():
         loader, dataset = make(path, form, pack, row_store=RowStore(memory=64))
@@ -123,20 +141,83 @@ def test_far_files_are_mixed_and_excluded(tmp_path: Path, stores: Any, far: Call
 
 
 SERVED: list[dict[str, Any]] = [{"num_workers": 0}, {"worker_type": "fork"}, {"worker_type": "forkserver"}]
+SOME = [("megatron", PUT_IN[0]), ("megatron", PUT_IN[4]), ("fms-fsdp", PUT_IN[3])]
 
 
+@pytest.mark.parametrize(("form", "put_in"), SOME, ids=str)
 @pytest.mark.parametrize("served", SERVED, ids=str)
-def test_anyone_makes_the_same_and_goes_on(tmp_path: Path, stores: Any, served: dict[str, Any]) -> None:
-    path, pack = write(tmp_path / "t", "megatron"), Pack(seq_len=9)
-    expected = ids_of(make(path, "megatron", pack)[0])
-    loader, _ = make(path, "megatron", pack, **served)
+def test_anyone_makes_the_same_and_goes_on(
+    tmp_path: Path, stores: Any, served: dict[str, Any], form: str, put_in: dict[str, Any]
+) -> None:
+    path, pack = write(tmp_path / "t", form), Pack(seq_len=9, **put_in)
+    expected = ids_of(make(path, form, pack)[0])
+    loader, _ = make(path, form, pack, **served)
     batches = iter(loader)
     taken, state = ids_of(islice(batches, 4)), loader.state_dict()
     assert taken + ids_of(batches) == expected
     for other in ({}, {"row_store": "memory"}):  # a state says nothing of where the tokens are
-        again, _ = make(path, "megatron", pack, **other)
+        again, _ = make(path, form, pack, **other)
         again.load_state_dict(state)
         assert taken + ids_of(again) == expected
+    assert stores() == []
+
+
+@pytest.mark.parametrize(("form", "put_in"), SOME, ids=str)
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_a_state_goes_on_in_another_world(
+    tmp_path: Path, stores: Any, strategy: Any, form: str, put_in: dict[str, Any]
+) -> None:
+    path, pack = write(tmp_path / "t", form), Pack(seq_len=9, strategy=strategy, **put_in)
+
+    def world(ranks: int, **options: Any) -> list[TableLoader]:
+        return [make(path, form, pack, num_ranks=ranks, rank=rank, **options)[0] for rank in range(ranks)]
+
+    def sequences(loaders: list[TableLoader], steps: int | None = None) -> list[Any]:
+        return sorted(
+            row for loader in loaders for batch in islice(loader, steps) for row in batch["input_ids"].tolist()
+        )
+
+    whole, before = sequences(world(1)), world(2)
+    taken = sequences(before, 2)
+    for options in ({}, {"row_store": "memory"}):
+        after = world(3, **options)
+        for loader in after:
+            loader.load_state_dict(before[0].state_dict())
+        assert sorted(taken + sequences(after)) == whole
+    assert stores() == []
+
+
+def test_a_compressed_arrow_file_makes_a_store(tmp_path: Path, stores: Any) -> None:
+    (tmp_path / "t").mkdir()
+    documents, pack = some_documents(1, 30), Pack(seq_len=9, strategy="windows")
+    (tmp_path / "t" / "0.arrow").write_bytes(fms_bytes(documents))
+    (tmp_path / "t" / "1.arrow").write_bytes(fms_bytes(documents, compression="zstd"))
+    loader, dataset = make(str(tmp_path / "t"), "fms-fsdp", pack, row_store=RowStore(memory=1))
+    assert "from a row store in" in dataset.explain().notes[0]
+    assert len(list(loader)) == len(loader)
+    assert stores() != []
+
+
+@pytest.mark.parametrize("put_in", [PUT_IN[0], PUT_IN[3]], ids=str)
+@pytest.mark.parametrize("form", IN_PLACE)
+def test_a_rank_reads_the_bytes_of_its_sequences_alone(
+    tmp_path: Path, stores: Any, far: Callable[[], Any], form: str, put_in: dict[str, Any]
+) -> None:
+    (tmp_path / "t").mkdir()
+    suffix, writer = LAYOUTS[form]
+    for number in range(2):
+        writer(tmp_path / "t" / f"{number}{suffix}", [[7] * 9_000] * 20)
+    width = 4 if form == "fms-fsdp" else 2
+    world: dict[str, Any] = {"num_ranks": 10, "rank": 3, "batch_size": 1, "num_workers": 1}
+    with far(), small_sizes(far_gap_bytes=16):
+        loader, _ = make(str(tmp_path / "t"), form, Pack(seq_len=100, **put_in), row_store=RowStore(memory=64), **world)
+        assert len(loader) == 360  # lengths are measured here, if they must be
+        with loader:
+            rows = sum(len(batch["input_ids"]) for batch in loader)
+            fetched = loader.metrics().fetch
+    tokens = rows * 101  # with the label of the last one
+    sent_twice = fetched.hedges * 101 * width
+    assert 0.95 * tokens * width <= fetched.num_bytes - sent_twice <= tokens * width
     assert stores() == []
 
 
@@ -162,8 +243,7 @@ def test_documents_are_excluded_and_mixed(tmp_path: Path, stores: Any) -> None:
 @pytest.mark.parametrize(
     "options",
     [
-        {"pack": {"eos_id": 7}},
-        {"pack": {"min_length": 3}},
+        {"pack": {"eos_id": 1 << 20}},
         {"filters": pc.list_value_length(pc.field("tokens")) > 2},
         {"row_store": "STORES"},
     ],

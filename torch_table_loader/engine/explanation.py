@@ -152,8 +152,7 @@ class Explanation:
         file_sizes: sizes of the files, as stored.
         group_sizes: sizes of the row groups, before compression.
         order: a sample of this rank's rows, in the epoch's order.
-        fetch: bytes and requests to an object store; None if the files are on this machine, or if footers are read with
-            them.
+        fetch: bytes and requests that are fetched ahead; None if none are, or if footers are read with them.
         packing: sequences made of the epoch's documents, over all ranks and before `drop_last` and padding of ranks;
             None if rows are not packed.
     """

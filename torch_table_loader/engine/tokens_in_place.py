@@ -1,46 +1,71 @@
-"""Token files as they lie, gathered by place like a row store: mapped or read by ranges; lengths are in memory."""
+"""Token files as they lie, gathered by place like a row store: mapped or read by ranges; lengths are in memory.
+
+Where only the tokens themselves tell how long documents become, or where they lie, the files are read once, and a row
+store keeps that: a few bytes a document.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import pyarrow as pa
 
+from torch_table_loader.arrow.arrays import number_type, numbers_of
 from torch_table_loader.contracts import is_far
+from torch_table_loader.engine.machine import in_parallel
+from torch_table_loader.planning.placed_documents import PlacedDocuments, PutIn
 from torch_table_loader.planning.slices import DocumentLengths
 from torch_table_loader.read.failures import changed_error
 from torch_table_loader.read.footers import LazyFooters
 from torch_table_loader.read.formats import reader_of
-from torch_table_loader.read.token_files import TOKENS, TokenReader, document_lengths
+from torch_table_loader.read.ipc import FmsFsdpReader
+from torch_table_loader.read.kept_documents import KEPT, LACKS
+from torch_table_loader.read.token_files import PLACE, TOKENS, TokenReader, document_lengths
 from torch_table_loader.store.gather import ListValues, StoredRows
 from torch_table_loader.store.manifest import Manifest
-from torch_table_loader.store.record_layout import Origin, Part, values_file
+from torch_table_loader.store.record_layout import WIDE_BYTES, Origin, Part, values_file
 from torch_table_loader.store.remote import RemoteFiles, RemoteRows
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable
 
-    from torch_table_loader.contracts import RangeStorage, Storage
+    from numpy.typing import NDArray
+
+    from torch_table_loader.contracts import RangeStorage
     from torch_table_loader.engine.table import Table
     from torch_table_loader.options import LoaderOptions
     from torch_table_loader.read.kept_documents import KeptDocuments
-    from torch_table_loader.records import DataFile, FileMeta
+    from torch_table_loader.records import FileMeta
     from torch_table_loader.store.record_layout import RecordLayout
     from torch_table_loader.store.remote import OpenReader
+
+_AT_ONCE = 1 << 20
+"""Documents that are looked up together."""
+
+_MEASURED_BYTES = 24
+"""Bytes of memory at most that a document takes whose length was measured, the store of that included."""
 
 
 @dataclass(frozen=True, slots=True)
 class TokensInPlace:
-    """The token files of a table, each of them tokens and nothing else. It pickles."""
+    """The token files of a table, each of them read as it lies. It pickles.
 
-    storage: Storage
-    files: Sequence[DataFile]
-    metas: Sequence[FileMeta]
+    Args:
+        stage: makes of documents what a store would keep of them.
+        measured: opens the rows that `MeasuredDocuments` makes of `table`; None where indexes of files say all.
+    """
+
+    table: Table
+    stage: KeptDocuments
+    measured: Callable[[], StoredRows | RemoteRows] | None = None
 
     @classmethod
     def of(cls, table: Table, options: LoaderOptions, stage: KeptDocuments) -> TokensInPlace | None:
-        """Return the files of a table; None if they are not all that a store would keep of them.
+        """Return the files of a table; None if they do not hold all that a store would keep of them, or compressed.
 
         A store that the caller asked for is built.
         """
@@ -48,22 +73,40 @@ class TokensInPlace:
         alone = stage.keeps_as_stored and set(options.column_names or ()) <= {stage.pack.ids}
         if options.rows_kept.place is not None or not (whole and alone) or isinstance(table.metas, LazyFooters):
             return None
-        tokens = all(isinstance(reader_of(file), TokenReader) for file in table.files)
-        if not (tokens and (table.storage.is_local or is_far(table.storage))):
+        if stage.pack.ids != TOKENS or not (table.storage.is_local or is_far(table.storage)):
             return None
-        kept = stage.schema(table.schema).field(0).type.value_type
-        alike = all(meta.schema.field(TOKENS).type.value_type == kept for meta in table.metas)
-        return cls(table.storage, table.files, table.metas) if alike else None
+        kept, readers = stage.schema(table.schema).field(0).type.value_type, list(map(reader_of, table.files))
+        if any(meta.schema.field(TOKENS).type.value_type != kept for meta in table.metas):
+            return None
+        if all(isinstance(reader, TokenReader) for reader in readers):
+            return cls(table, stage)
+        found = in_parallel(partial(_placed, table), range(len(readers)), asks=table.storage)
+        metas = tuple(meta for meta in found if meta is not None)
+        if len(metas) < len(found):
+            return None
+        field = pa.field(PLACE, pa.int64(), nullable=False)
+        return cls(replace(table, metas=metas, schema=table.schema.append(field)), stage)
+
+    @property
+    def to_measure(self) -> list[str]:
+        """The columns of `table` that are read once, since only they say how long documents become; empty: none."""
+        if PLACE in self.table.schema.names:
+            return [TOKENS, PLACE]
+        return [TOKENS] if self.stage.measured_by is None else []
 
     @property
     def remote(self) -> RangeStorage | None:
         """Where the files are, if that is not this machine."""
-        return self.storage if is_far(self.storage) else None
+        storage = self.table.storage
+        return storage if is_far(storage) else None
 
     @property
     def num_bytes(self) -> int:
         """Bytes in memory: of the lengths of documents."""
-        return sum(document_lengths(meta).nbytes for meta in self.metas)
+        rows = self.table.layout.num_rows
+        if self.measured is not None:
+            return rows * _MEASURED_BYTES
+        return self._stored().nbytes + (rows * WIDE_BYTES if self.stage.changes_lengths else 0)
 
     def check(self) -> None:
         """Refuse files that are no longer those that were listed; where they have tags, each request compares these.
@@ -71,10 +114,10 @@ class TokensInPlace:
         Raises:
             TableError: names the file.
         """
-        for file in self.files:
+        for file in self.table.files:
             if self.remote is not None and file.version.etag is not None:
                 continue
-            now = self.storage.version(file.path)
+            now = self.table.storage.version(file.path)
             if not file.version.holds(now):
                 raise changed_error(file, now)
 
@@ -84,25 +127,70 @@ class TokensInPlace:
         Raises:
             TableError: a file has changed since it was listed.
         """
-        some = [file.path for file in self.files if file.version.num_bytes]
+        some = [(file.path, count) for file, count in zip(self.table.files, self._values(layout), strict=True) if count]
         # As plain arrays, of which a slice costs a tenth of one of a memmap.
-        values = [np.asarray(np.memmap(path, layout.value_dtype, mode="r")) for path in some]
+        values = [np.asarray(np.memmap(path, layout.value_dtype, "r", shape=(count,))) for path, count in some]
         self.check()
-        lengths = self._lengths()
-        return StoredRows(
-            layout, lengths.count, {}, frozenset(), [], lengths=lengths, values=ListValues.consecutive(values)
-        )
+        lengths, placed = self._documents(layout)
+        consecutive = ListValues.consecutive(values, placed)
+        return StoredRows(layout, lengths.count, {}, frozenset(), [], lengths=lengths, values=consecutive)
 
     def open_remote(self, layout: RecordLayout, open_reader: OpenReader, window_bytes: int) -> RemoteRows:
         """Return what reads parts of the files as if they were those of a store; see `RemoteRows`."""
-        parts, width = [], layout.value_dtype.itemsize
-        for file, meta in zip(self.files, self.metas, strict=True):
-            parts.append(Part(sum(meta.group_rows), {}, 0, file.version.num_bytes // width, ()))
+        table = self.table
+        parts = [
+            Part(sum(meta.group_rows), {}, 0, count, ())
+            for meta, count in zip(table.metas, self._values(layout), strict=True)
+        ]
         manifest = Manifest("", layout.schema, tuple(parts), {}, 0.0, layout.flat, {}, {})
-        named = {values_file(number): file for number, file in enumerate(self.files)}
+        named = {values_file(number): file for number, file in enumerate(table.files)}
         self.check()
-        files = RemoteFiles(manifest, named, Origin("of the table's own token files", "build the loader again"))
-        return RemoteRows(files, open_reader, window_bytes, self._lengths())
+        lengths, placed = self._documents(layout)
+        origin = Origin("of the table's own token files", "build the loader again")
+        return RemoteRows(RemoteFiles(manifest, named, origin, placed), open_reader, window_bytes, lengths)
 
-    def _lengths(self) -> DocumentLengths:
-        return DocumentLengths.of(np.concatenate([np.empty(0, np.uint8), *map(document_lengths, self.metas)]))
+    def _values(self, layout: RecordLayout) -> list[int]:
+        """Return how many values each file has room for."""
+        return [file.version.num_bytes // layout.value_dtype.itemsize for file in self.table.files]
+
+    def _documents(self, layout: RecordLayout) -> tuple[DocumentLengths, PlacedDocuments | None]:
+        """Return how long documents are, and where, unless they lie one behind another and nothing is put in."""
+        pack = self.stage.pack
+        put_in = PutIn(pack.bos_id, pack.eos_id, pack.sep_id)
+        stored = self._stored()
+        if self.measured is None and not self.stage.changes_lengths:
+            return DocumentLengths.of(stored), None
+        if self.measured is None:
+            lengths = DocumentLengths.of(self.stage.kept_lengths(stored))
+            return lengths, PlacedDocuments(lengths, DocumentLengths.of(stored), None, put_in)
+        found = _read(self.measured())
+        lengths, first = DocumentLengths.of(found[KEPT]), 0
+        if (places := found.get(PLACE)) is not None:
+            before = np.cumsum([0, *self._values(layout)])
+            for file, (start, stop) in enumerate(pairwise(self.table.layout.file_starts.tolist())):
+                places[start:stop] += before[file]
+            first, stored = int(places[:1].sum()), np.diff(places, append=places[-1:])
+        lacks = found[LACKS] if found[LACKS].any() else None
+        return lengths, PlacedDocuments(lengths, DocumentLengths.of(stored), lacks, put_in, first)
+
+    def _stored(self) -> NDArray[Any]:
+        """Return the lengths that indexes of files say; none where files have no index."""
+        if PLACE in self.table.schema.names:
+            return np.empty(0, np.uint8)
+        return np.concatenate([np.empty(0, np.uint8), *map(document_lengths, self.table.metas)])
+
+
+def _placed(table: Table, number: int) -> FileMeta | None:
+    file, reader = table.files[number], reader_of(table.files[number])
+    return reader.placed(table.storage, file, table.metas[number]) if isinstance(reader, FmsFsdpReader) else None
+
+
+def _read(rows: StoredRows | RemoteRows) -> dict[str, NDArray[Any]]:
+    """Return the columns of all rows."""
+    schema = rows.layout.schema
+    found = {field.name: np.empty(rows.num_rows, number_type(field.type)) for field in schema}
+    for first in range(0, rows.num_rows, _AT_ONCE):
+        some = slice(first, min(first + _AT_ONCE, rows.num_rows))
+        for name, column in zip(schema.names, rows.gather(np.arange(some.start, some.stop)), strict=True):
+            found[name][some] = numbers_of(column)
+    return found

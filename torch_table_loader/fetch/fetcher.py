@@ -22,7 +22,7 @@ from typing_extensions import override
 from torch_table_loader.arrow.buffers import ReusedBlocks
 from torch_table_loader.arrow.ranged_file import open_ranges
 from torch_table_loader.cancellation import cancellable, unattended, wait_for
-from torch_table_loader.contracts import ReleasingStorage, is_far
+from torch_table_loader.contracts import ReleasingStorage, has_ranges
 from torch_table_loader.errors import StorageError
 from torch_table_loader.fetch.disk_cache import DiskCache, RangeKey
 from torch_table_loader.fetch.fetch_queue import FetchQueue, PlannedRead, Request, Requests, Stage, Task, joined
@@ -30,6 +30,8 @@ from torch_table_loader.fetch.limit import MOST_REQUESTS, Flight, HedgePolicy, I
 from torch_table_loader.planning.requests import Piece
 
 if TYPE_CHECKING:
+    from typing import TypeGuard
+
     from torch_table_loader.contracts import RangeStorage, Storage
     from torch_table_loader.options import LoaderOptions
     from torch_table_loader.records import DataFile, FileNeeds, FileVersion
@@ -37,7 +39,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class FetchStats:
-    """What was fetched from an object store for an epoch; all 0 if the files are on this machine.
+    """What was fetched ahead of decoding for an epoch; all 0 if nothing was.
 
     Args:
         num_bytes: compressed bytes that came from the store.
@@ -73,25 +75,29 @@ class FetchStats:
 
 @dataclass(frozen=True, slots=True)
 class FetchSettings:
-    """How remote files are fetched: how many compressed bytes ahead of decoding (0: none), and through which cache."""
+    """How files are fetched: how many compressed bytes ahead of decoding (0: none), and through which cache.
+
+    Those on this machine only if they are asked for (`near`).
+    """
 
     ahead_bytes: int
     cache: DiskCache | None = None
+    near: bool = False
 
     @classmethod
     def of(cls, options: LoaderOptions) -> FetchSettings:
         """Build from the caller's options. Raises ConfigError if the cache's folder cannot be used."""
         remote = options.remote
         cache = None if remote.cache_dir is None else DiskCache(remote.cache_dir, remote.cache_bytes)
-        return cls(remote.read_ahead_bytes, cache)
+        return cls(remote.ahead_bytes, cache, near=remote.read_ahead_bytes is not None and cache is None)
 
     def shared_by(self, threads: int) -> FetchSettings:
         """Return the settings of one of several threads that fetch side by side."""
         return replace(self, ahead_bytes=self.ahead_bytes // threads)
 
-    def applies_to(self, storage: Storage) -> bool:
+    def applies_to(self, storage: Storage) -> TypeGuard[RangeStorage]:
         """Return whether files of a storage are fetched ahead of decoding."""
-        return self.ahead_bytes > 0 and is_far(storage)
+        return self.ahead_bytes > 0 and has_ranges(storage) and (self.near or not storage.is_local)
 
 
 _log = logging.getLogger(__name__)
@@ -448,8 +454,8 @@ class ReadStorage(ReleasingStorage):
 
 
 def fetch_ahead(storage: Storage, plan: Iterator[PlannedRead], settings: FetchSettings) -> Fetcher | None:
-    """Start to fetch what reads need; None if the files are local, or their storage does not serve ranges."""
-    return Fetcher(storage, plan, settings) if is_far(storage) and settings.applies_to(storage) else None
+    """Start to fetch what reads need; None if that was not asked for, or the files' storage does not serve ranges."""
+    return Fetcher(storage, plan, settings) if settings.applies_to(storage) else None
 
 
 class TasksAhead:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, NamedTuple
@@ -34,7 +34,7 @@ from torch_table_loader.read.reader_base import (
     one_group,
     refuse_duplicates,
 )
-from torch_table_loader.read.token_files import GROUP_BYTES, TOKENS, group_rows
+from torch_table_loader.read.token_files import GROUP_BYTES, PLACE, TOKENS, group_rows
 from torch_table_loader.records import FileMeta
 
 if TYPE_CHECKING:
@@ -291,6 +291,16 @@ class FmsFsdpReader(WholeGroups, WithoutNulls, SidecarReader):
     def open(self, storage: Storage, file: DataFile, meta: FileMeta) -> FmsFsdpFile:
         return FmsFsdpFile(storage.open(file.path), file, meta)
 
+    def placed(self, storage: Storage, file: DataFile, meta: FileMeta) -> FileMeta | None:
+        """Return the metadata of a file with the column `PLACE`; None if its first record batch is compressed."""
+        for start, _ in (meta.group_ranges or ())[:1]:
+            with reading(storage, file, "an Arrow IPC file"), storage.open(file.path) as source:
+                found = _message(source, start)
+                batch = None if found is None else _record_batch(found[0])
+                if batch is None or batch.table(_COMPRESSION) is not None:
+                    return None
+        return replace(meta, schema=meta.schema.append(pa.field(PLACE, pa.int64(), nullable=False)))
+
 
 class FmsFsdpFile(GroupedFile):
     """An open file, whose record batches become rows."""
@@ -298,11 +308,13 @@ class FmsFsdpFile(GroupedFile):
     def __init__(self, source: pa.NativeFile, file: DataFile, meta: FileMeta) -> None:
         super().__init__(source, meta)
         self._file = file
-        self._stored = pa.schema([pa.field(field.name, field.type.value_type) for field in meta.schema])
+        columns = [field for field in meta.schema if field.name != PLACE]
+        self._stored = pa.schema([pa.field(field.name, field.type.value_type) for field in columns])
 
     @override
     def _group(self, group: int, columns: list[str]) -> pa.RecordBatch:
-        documents = self._documents(group)
+        data = self._bytes_of(group)
+        documents = self._documents(data)
         rows = self._meta.group_rows[group]
         if len(documents) != rows:
             raise TableError(
@@ -318,8 +330,11 @@ class FmsFsdpFile(GroupedFile):
             )
         table = pa.Table.from_batches(documents, self._stored)
         table.validate()
+        ends = pa.array(offsets.astype(np.int32))
         arrays = [
-            pa.ListArray.from_arrays(pa.array(offsets.astype(np.int32)), self._flat(group, name, table.column(name)))
+            self._places(group, data, documents)
+            if name == PLACE
+            else pa.ListArray.from_arrays(ends, self._flat(group, name, table.column(name)))
             for name in columns
         ]
         schema = pa.schema([self._meta.schema.field(name) for name in columns])
@@ -335,13 +350,35 @@ class FmsFsdpFile(GroupedFile):
             )
         return column.combine_chunks()  # it copies, even a single chunk
 
-    def _documents(self, group: int) -> list[pa.RecordBatch]:
-        """Decode the record batches of a row group, which follow one another as in a stream."""
+    def _places(self, group: int, data: pa.Buffer, documents: Sequence[pa.RecordBatch]) -> pa.Array:
+        """Return where the tokens of each document begin in the file; those of an empty one, where others may."""
+        (start, _), column = (self._meta.group_ranges or ())[group], self._stored.get_field_index(TOKENS)
+        width = self._stored.field(column).type.bit_width // 8
+        places, place = [], -(-start // width)
+        for number, document in enumerate(documents):
+            if document.num_rows:
+                at = document.column(column).buffers()[1].address - data.address
+                place, odd = divmod(start + at, width)
+                if odd or not 0 <= at <= data.size - document.num_rows * width:
+                    raise TableError(
+                        f"{self._file.name}, row group {group}: record batch {number} must lie in the file as "
+                        "its first one does, not compressed, to be read where it is; pass row_store= a folder or "
+                        '"memory", or write it again'
+                    )
+            places.append(place)
+        return pa.array(places, pa.int64())
+
+    def _bytes_of(self, group: int) -> pa.Buffer:
+        """Read a row group."""
         start, stop = (self._meta.group_ranges or ())[group]
         self._source.seek(start)
         data = self._source.read_buffer(stop - start)
         if data.size != stop - start:
             raise TableError(f"{self._file.name} ends before byte {stop}; it was cut: restore it, or write it again")
+        return data
+
+    def _documents(self, data: pa.Buffer) -> list[pa.RecordBatch]:
+        """Decode the record batches of a row group, which follow one another as in a stream."""
         with sized(pa.BufferReader(data)):
             messages = pa.ipc.MessageReader.open_stream(data)
             return [pa.ipc.read_record_batch(message, self._stored) for message in messages]
@@ -433,8 +470,8 @@ def _check_sizes(source: pa.NativeFile, starts: Callable[[], Sequence[int]] | No
         place = _check_message(source, place)
 
 
-def _check_message(source: pa.NativeFile, start: int) -> int | None:
-    """Check the message that begins at a byte, and return where the next one does; None after the last."""
+def _message(source: pa.NativeFile, start: int) -> tuple[FlatTable, int] | None:
+    """Return the header of the message that begins at a byte, and where its body does; None after the last."""
     size = source.size()
     head = source.read_at(min(8, max(0, size - start)), start)
     if len(head) < 8:
@@ -447,8 +484,15 @@ def _check_message(source: pa.NativeFile, start: int) -> int | None:
         return None
     if not 0 < length <= size - body:
         raise ValueError(f"the message at byte {start} of {size} says that its header has {length} bytes")
-    message = FlatTable.root(source.read_at(length, body))
-    body += length
+    return FlatTable.root(source.read_at(length, body)), body + length
+
+
+def _check_message(source: pa.NativeFile, start: int) -> int | None:
+    """Check the message that begins at a byte, and return where the next one does; None after the last."""
+    found, size = _message(source, start), source.size()
+    if found is None:
+        return None
+    message, body = found
     place = message.place(_BODY_LENGTH)
     num_bytes = struct.unpack_from("<q", message.data, place)[0] if place else 0
     if not 0 <= num_bytes <= size - body:

@@ -13,11 +13,19 @@ from typing_extensions import override
 from torch_table_loader.arrow import compute as pc
 from torch_table_loader.arrow.arrays import array_of, number_type, plain, relisted
 from torch_table_loader.errors import TableError
+from torch_table_loader.planning.placed_documents import LACKS_BEGIN, LACKS_END
+from torch_table_loader.read.token_files import PLACE
 from torch_table_loader.read.token_stages import TokenStage
 from torch_table_loader.read.tokenizers import RowFaultError, load_tokenizer
 
 _TEXTS = 256
 """Texts in one call of a tokenizer: enough to keep it busy, and few enough if they are books."""
+
+KEPT, LACKS = "kept", "lacks"
+"""The columns of `MeasuredDocuments`: the tokens that are kept of a document, and which of its ends it lacks."""
+
+_AT_ONCE = 1 << 20
+"""Documents whose lengths are made together."""
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -72,10 +80,23 @@ class KeptDocuments(TokenStage):
 
     @property
     def keeps_as_stored(self) -> bool:
-        """Whether a document is kept as its tokens are stored, and nothing beside them."""
+        """Whether of a document its stored tokens are kept, with begin and end tokens put in, and nothing beside."""
         pack = self.pack
         alone = pack.cut_columns == (pack.ids,) and not pack.spans and pack.lengths is None
-        return alone and not self._adds and pack.min_length == 1 and pack.documents is None and pack.tokenizer is None
+        return alone and pack.documents is None and pack.tokenizer is None
+
+    @property
+    def changes_lengths(self) -> bool:
+        """Whether documents have other lengths than their stored tokens."""
+        return self._adds or self.pack.min_length > 1
+
+    def kept_lengths(self, stored: NDArray[Any]) -> NDArray[np.uint32]:
+        """Return how many tokens are kept of documents from those stored, if none may lack a begin or end token."""
+        kept = np.empty(len(stored), np.uint32)
+        for first in range(0, len(stored), _AT_ONCE):
+            some = stored[first : first + _AT_ONCE].astype(np.int64)
+            kept[first : first + len(some)] = self._token_counts(some, *np.zeros((2, len(some)), np.int64))
+        return kept
 
     @override
     def schema(self, given: pa.Schema) -> pa.Schema:
@@ -138,6 +159,38 @@ class KeptDocuments(TokenStage):
             for name in names
         ]
         made = pa.RecordBatch.from_arrays([*lists, *others], schema=schema)
+        return made.num_rows, lambda start, stop: made.slice(start, stop - start)
+
+
+class MeasuredDocuments(KeptDocuments):
+    """Makes a row of each document that says what `KeptDocuments` would keep of it: how long it is, and what it lacks.
+
+    A column `PLACE` comes as it is.
+    """
+
+    @property
+    @override
+    def key(self) -> str:
+        return f"measured-{super().key}"
+
+    @property
+    @override
+    def token_fields(self) -> list[pa.Field]:
+        return []  # no lists are kept
+
+    @override
+    def schema(self, given: pa.Schema) -> pa.Schema:
+        fields = [pa.field(KEPT, pa.uint32(), nullable=False), pa.field(LACKS, pa.uint8(), nullable=False)]
+        return pa.schema([*fields, *(field for field in given if field.name == PLACE)])
+
+    @override
+    def rows(self, batch: pa.RecordBatch) -> Made:
+        stored, _, begin, end = self._lengths(batch)
+        schema = self.schema(batch.schema)
+        kept, lacks = self._token_counts(stored, begin, end), begin * LACKS_BEGIN + end * LACKS_END
+        arrays = [pa.array(each, field.type) for each, field in zip((kept, lacks), schema, strict=False)]
+        arrays += [batch.column(name) for name in schema.names[len(arrays) :]]
+        made = pa.RecordBatch.from_arrays(arrays, schema=schema)
         return made.num_rows, lambda start, stop: made.slice(start, stop - start)
 
 

@@ -37,13 +37,16 @@ if TYPE_CHECKING:
 TOKENS = "tokens"
 """The column of the tokens, whatever the format."""
 
+PLACE = "place in the file"
+"""A column that a reader adds where it is asked for: the first token of a document, counted from the file's start."""
+
 GROUP_BYTES = 8 * 1024 * 1024
 """The least bytes of tokens of a row group, which ends with the document that reaches them."""
 
 MOST_TOKENS = 2**31 - 1
 """The most values of a list in Arrow."""
 
-AT_ONCE = 1 << 16
+AT_ONCE = 1 << 15
 """Documents of an index at a time: what is made of them stays in the processor's cache."""
 
 _MOST_BYTES = 1 << 60

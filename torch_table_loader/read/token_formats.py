@@ -141,30 +141,44 @@ def _parse_index(source: pa.NativeFile, file: DataFile) -> Index:
     return Index(_TYPE_OF_CODE[code], documents, {MODES: pa.int8()}, (lengths, modes))
 
 
-def _sequence_lengths(all_lengths: Numbers, all_places: Numbers, width: int) -> NDArray[np.int32]:
+def _sequence_lengths(all_lengths: Numbers, all_places: Numbers, width: int) -> NDArray[Any]:
     """Return the lengths of sequences, of which each must begin where the one before it ends."""
-    kept, end = np.empty(all_lengths.count, np.int32), 0
+    kept: NDArray[Any] = np.empty(all_lengths.count, np.uint8)
+    end, room = 0, np.empty(AT_ONCE + 1, np.int64)
     for first in range(0, all_lengths.count, AT_ONCE):
         lengths = all_lengths.part(first, first + AT_ONCE)
-        if (wrong := _first(lengths < 0)) is not None:
+        if lengths.min() < 0:
+            wrong = int((lengths < 0).argmax())
             raise ValueError(f"says a length of {lengths[wrong]} tokens for sequence {first + wrong}")
         places = all_places.part(first, first + AT_ONCE)
         # Those that are right up to one place say where the next must begin: there is nothing to sum.
-        begins = np.empty(len(places) + 1, np.int64)
+        begins = room[: len(places) + 1]
         begins[0] = end
-        np.add(places, lengths * np.int64(width), out=begins[1:])
-        if (wrong := _first(begins[:-1] != places)) is not None:
+        np.multiply(lengths, np.int64(width), out=begins[1:])
+        begins[1:] += places
+        if not np.array_equal(begins[:-1], places):
+            wrong = int((begins[:-1] != places).argmax())
             raise ValueError(
                 f"says that sequence {first + wrong} begins at byte {places[wrong]}, and those before it end at byte "
                 f"{begins[wrong]}"
             )
+        kept = _wide_enough(kept, first, int(lengths.max()))
         kept[first : first + len(lengths)] = lengths
         end = int(begins[-1])
     check_total("it", end // width, width)
     return kept
 
 
-def _document_lengths(lengths: NDArray[np.int32], all_firsts: Numbers) -> NDArray[Any]:
+def _wide_enough(kept: NDArray[Any], count: int, most: int) -> NDArray[Any]:
+    """Return an array for greater numbers, with the first `count` in it; narrow ones cost least to fill."""
+    if most <= np.iinfo(kept.dtype).max:
+        return kept
+    wider = np.empty(len(kept), np.min_scalar_type(most))
+    wider[:count] = kept[:count]
+    return wider
+
+
+def _document_lengths(lengths: NDArray[Any], all_firsts: Numbers) -> NDArray[Any]:
     """Return the tokens of each document, by the first sequence of each."""
     count, sequences = all_firsts.count, len(lengths)
     alike, begin, end, fall = count == sequences + 1, 0, 0, ""
@@ -251,10 +265,11 @@ def _loss_mask(source: pa.NativeFile, name: str, start: int, stop: int) -> pa.Bu
     return found
 
 
-def _parse_ends(all_ends: Numbers) -> tuple[NDArray[np.uint32], int]:
+def _parse_ends(all_ends: Numbers) -> tuple[NDArray[Any], int]:
     """Return the number of tokens of each document, and of all."""
     name = all_ends.name
-    lengths, tokens = np.empty(all_ends.count, np.uint32), 0
+    lengths: NDArray[Any] = np.empty(all_ends.count, np.uint8)
+    tokens = 0
     for first in range(0, all_ends.count, AT_ONCE):
         ends = all_ends.part(first, first + AT_ONCE)
         found = np.diff(ends, prepend=np.uint64(tokens))  # more than any number of tokens where an end falls
@@ -264,6 +279,7 @@ def _parse_ends(all_ends: Numbers) -> tuple[NDArray[np.uint32], int]:
                 raise ValueError(f"{name} says that document {first + at} ends at {ends[at]}, before it begins")
             check_total(name, int(ends[at]), 4)
             raise ValueError(f"{name} says a document of {found[at]} tokens, and a list has at most {MOST_TOKENS}")
+        lengths = _wide_enough(lengths, first, int(found.max()))
         lengths[first : first + len(found)] = found
         tokens = int(ends[-1])
     check_total(name, tokens, 4)

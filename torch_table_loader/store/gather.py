@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from torch_table_loader.planning.placed_documents import PlacedDocuments
     from torch_table_loader.planning.slices import DocumentLengths
     from torch_table_loader.store.coded_strings import CodedStrings
     from torch_table_loader.store.record_layout import FixedType, Origin, RecordLayout, Slot
@@ -79,29 +80,43 @@ class ListValues:
     Args:
         starts: int64[stretches] the first element of each stretch, ascending.
         stretches: for each stretch, an array with a record of values for each element.
+        placed: where the lists lie among the elements; None: one behind another, as their lengths say.
     """
 
-    def __init__(self, starts: Ints, stretches: Sequence[NDArray[Any]]) -> None:
-        self._starts = starts
+    def __init__(self, starts: Ints, stretches: Sequence[NDArray[Any]], placed: PlacedDocuments | None = None) -> None:
+        self._starts, self._placed = starts, placed
         self._sizes = np.array([len(stretch) for stretch in stretches], dtype=np.int64)
         names = stretches[0].dtype.names or () if len(stretches) else ()
         self._values = [[stretch[name] for stretch in stretches] for name in names]
 
     @classmethod
-    def consecutive(cls, stretches: Sequence[NDArray[Any]]) -> ListValues:
+    def consecutive(cls, stretches: Sequence[NDArray[Any]], placed: PlacedDocuments | None = None) -> ListValues:
         """Build from consecutive stretches that together are all elements of a store."""
         some = [stretch for stretch in stretches if len(stretch)]
         ends = np.cumsum([0, *(len(stretch) for stretch in some)], dtype=np.int64)
-        return cls(ends[:-1], some)
+        return cls(ends[:-1], some, placed)
 
-    def take(self, column: int, at: Ints, length: Ints, kind: Any) -> NDArray[Any]:
+    def take(self, column: int, at: Ints, length: Ints, kind: Any, lists: Ints | None = None) -> NDArray[Any]:
         """Return parts of lists, concatenated, in a numpy type that all values fit in.
 
         Args:
             column: its number among the flat columns.
             at: int64[n] the first element of each part, no part crossing the end of a list.
             length: int64[n] its number of elements.
+            lists: int64[n] the row of the list that each is of; None: they are looked up where they are needed.
         """
+        if self._placed is None:
+            return self._stored(column, at, length, kind)
+        inside = self._placed.inside(at, length, lists)
+        some = inside.length > 0
+        stored = self._stored(column, inside.at[some], inside.length[some], kind)
+        if len(stored) == (total := int(length.sum())):
+            return stored
+        out = new_array((total, *stored.shape[1:]), stored.dtype)
+        self._placed.complete(stored, length, inside, out)
+        return out
+
+    def _stored(self, column: int, at: Ints, length: Ints, kind: Any) -> NDArray[Any]:
         total = int(length.sum())
         kind = np.dtype(kind)
         out = new_array((total, *kind.shape), kind.base)

@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from torch_table_loader.contracts import PartStorage
+    from torch_table_loader.planning.placed_documents import PlacedDocuments
     from torch_table_loader.planning.slices import DocumentLengths
     from torch_table_loader.store.record_layout import RecordLayout
 
@@ -87,11 +88,15 @@ Ask: TypeAlias = Callable[[str, Sequence[Range]], FileParts]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RemoteFiles:
-    """The files of a store at a URL, by their names in it, with their versions when it was opened."""
+    """The files of a store at a URL, by their names in it, with their versions when it was opened.
+
+    `placed` is as in `ListValues`.
+    """
 
     manifest: Manifest
     files: Mapping[str, DataFile]
     origin: Origin
+    placed: PlacedDocuments | None = None
 
     def come_whole(self, rows: int) -> bool:
         """Return whether so many scattered rows take nearly all of the store, so that more rows would cost no more."""
@@ -214,6 +219,9 @@ class _Window:
             for chunk in np.flatnonzero(np.diff(ends)).tolist():
                 rows = self._wanted[ends[chunk] : ends[chunk + 1]] - starts[chunk]
                 self._heaps.append(files.heap(ask, chunk, rows))
+        if spans is not None and files.placed is not None:
+            inside = files.placed.inside(spans.start, spans.stop - spans.start)
+            spans = Spans(inside.at, inside.at + inside.length)
         self._values = None if spans is None else _Values(manifest, ask, spans)
 
     def gather(
@@ -232,7 +240,7 @@ class _Window:
             heap = [batch for take in self._heaps for batch in take()]
             stretches = [] if self._values is None else self._values.take()
         if self._values is not None:
-            values = ListValues(self._values.first, stretches)
+            values = ListValues(self._values.first, stretches, self._files.placed)
         if whole:
             named = {} if self._values is None else dict(zip(self._values.names, stretches, strict=True))
             files = taken | {name: data.view(np.uint8) for name, data in named.items()}

@@ -366,7 +366,7 @@ class Job(ABC):
             file_sizes=SizeCounts.of(np.concatenate([layout.file_bytes for layout in layouts])),
             group_sizes=SizeCounts.of(np.concatenate([layout.group_bytes for layout in layouts])),
             order=self._order(epoch, steps),
-            fetch=fetched and FetchPlan.of(*fetched, self.options.remote.read_ahead_bytes),
+            fetch=fetched and FetchPlan.of(*fetched, self.options.remote.ahead_bytes),
             packing=packing,
         )
 

@@ -33,7 +33,7 @@ from torch_table_loader.errors import ConfigError, ResumeError, TableError
 from torch_table_loader.planning.exclusion import Exclusions, ExclusionVersions
 from torch_table_loader.planning.sequence_orders import SequenceOrder
 from torch_table_loader.planning.stages import SamplePosition
-from torch_table_loader.read.kept_documents import KeptDocuments, kept_type
+from torch_table_loader.read.kept_documents import KeptDocuments, MeasuredDocuments, kept_type
 from torch_table_loader.schedules import Done
 
 if TYPE_CHECKING:
@@ -77,6 +77,11 @@ class PackedItems(TableItems):
         bounds = table.list_bounds(pack.ids) if pack.tokenizer is None else None
         stage = KeptDocuments(pack, table.schema, options.column_names or (), bounds)
         in_place = TokensInPlace.of(table, options, stage)
+        if in_place is not None and (columns := in_place.to_measure):
+            measure = MeasuredDocuments(pack, in_place.table.schema)
+            own = replace(_of_documents(options, pack), columns=columns, row_id=False)
+            measured = stored_rows(in_place.table, own, cache, measure, parts=parts)
+            in_place = replace(in_place, measured=measured.store.rows)
         rows = stored_rows(table, _of_documents(options, pack), cache, stage, in_place, parts)
         cut_fields = stage.token_fields
         others = list(rows.columns)[len(cut_fields) :]

@@ -304,10 +304,12 @@ class PackedStream(TurnStream):
         slices, values = parts.slices, rows.values
         assert values is not None  # noqa: S101 stores of documents have them
         kinds = [number_type(entry.type.value_type) for entry in self._cut]
-        cut = [_values(values, number, parts.at, slices.length, kind) for number, kind in enumerate(kinds)]
+        whole = parts.at, slices.length, slices.document
+        cut = [_values(values, number, *whole, kind) for number, kind in enumerate(kinds)]
+        go_on = slices.document[parts.goes_on]
 
         def at(column: int, places: Ints) -> NDArray[Any]:
-            return _values(values, column, places, np.ones(len(places), dtype=np.int64), kinds[column])
+            return _values(values, column, places, np.ones(len(places), dtype=np.int64), go_on, kinds[column])
 
         made = Parts(
             np.cumsum(slices.length) - slices.length,
@@ -400,11 +402,11 @@ class PackedStream(TurnStream):
         return {**vars(self), "_orders": {}}
 
 
-def _values(values: ListValues, column: int, at: Ints, length: Ints, kind: Any) -> NDArray[Any]:
+def _values(values: ListValues, column: int, at: Ints, length: Ints, document: Ints, kind: Any) -> NDArray[Any]:
     """Return values of parts of documents; those of a boolean column are kept as bytes."""
     if kind == np.bool_:
-        return values.take(column, at, length, np.uint8).view(np.bool_)
-    return values.take(column, at, length, kind)
+        return values.take(column, at, length, np.uint8, document).view(np.bool_)
+    return values.take(column, at, length, kind, document)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,54 @@
+"""Documents that lie in files: what is taken of them is what a list of their tokens gives."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.effort import examples
+from torch_table_loader.planning.placed_documents import LACKS_BEGIN, LACKS_END, PlacedDocuments, PutIn
+from torch_table_loader.planning.slices import DocumentLengths
+
+BEGIN, END, BEHIND = 1000, 1001, 1002
+
+
+@settings(max_examples=examples(200), deadline=None)
+@given(data=st.data(), first=st.integers(0, 5), behind=st.booleans())
+def test_parts_are_those_of_whole_documents(data: Any, first: int, behind: bool) -> None:
+    documents = data.draw(
+        st.lists(st.tuples(st.integers(0, 6), st.integers(0, 4), st.integers(0, 3), st.booleans()), min_size=1)
+    )
+    file, whole, strides, lacking = list(range(first)), list[list[int]](), list[int](), list[int]()
+    for stored, gap, lacks, left_out in documents:
+        tokens = list(range(len(file), len(file) + stored))
+        file += range(len(file), len(file) + stored + gap)
+        strides.append(stored + gap)
+        out = left_out or not stored
+        lacking.append(0 if out else lacks)
+        begin, end = [BEGIN] * (lacks & LACKS_BEGIN > 0), [END] * (lacks & LACKS_END > 0)
+        whole.append([] if out else [*begin, *tokens, *end, *[BEHIND] * behind])
+    joined = [token for document in whole for token in document]
+    lengths = DocumentLengths.of(np.array(list(map(len, whole))))
+    placed = PlacedDocuments(
+        lengths,
+        DocumentLengths.of(np.array(strides)),
+        np.array(lacking, np.uint8),
+        PutIn(BEGIN, END, BEHIND if behind else None),
+        first,
+    )
+    some = [number for number, document in enumerate(whole) if document]
+    at, length = list[int](), list[int]()
+    for number in data.draw(st.lists(st.sampled_from(some)) if some else st.just([])):
+        start = data.draw(st.integers(0, len(whole[number]) - 1))
+        at.append(sum(map(len, whole[:number])) + start)
+        length.append(data.draw(st.integers(1, len(whole[number]) - start)))
+    parts = np.array(length, np.int64)
+    inside = placed.inside(np.array(at, np.int64), parts)
+    runs = [file[a : a + n] for a, n in zip(inside.at.tolist(), inside.length.tolist(), strict=True)]
+    stored_tokens = np.array([token for run in runs for token in run], np.int64)
+    out_of = np.full(int(parts.sum()), -1)
+    placed.complete(stored_tokens, parts, inside, out_of)
+    assert out_of.tolist() == [token for a, n in zip(at, length, strict=True) for token in joined[a : a + n]]

@@ -195,7 +195,10 @@ def _distinct_runs(values: NDArray[Any], order: Ints, begins: Ints, ends: Ints) 
     offsets[place] = begins
     offsets *= values.itemsize * prod(values.shape[1:])
     strings = pa.Array.from_buffers(
-        pa.large_binary(), len(offsets) - 1, [None, pa.py_buffer(offsets), pa.py_buffer(values)], null_count=0
+        pa.large_binary(),
+        len(offsets) - 1,
+        [None, pa.py_buffer(offsets), pa.py_buffer(np.ascontiguousarray(values))],
+        null_count=0,
     )
     wanted = np.empty_like(place)
     wanted[order] = place

@@ -66,10 +66,9 @@ class Conformer:
         remedies: tuple[str, str, str] = _REMEDIES,
     ) -> Conformer:
         """Build a conformer, which knows whether batches need any change."""
-        plain = len(reads) == len(sources) and all(
-            source == Source(place, source.stored) for place, source in enumerate(sources)
-        )
-        as_they_are = plain and schema.equals(_chosen(file_schema, reads))
+        own = pa.schema([file_schema.field(read) for read in reads])
+        plain = list(sources) == [Source(place, field.type) for place, field in enumerate(own)]
+        as_they_are = plain and schema.equals(own)
         return cls(name, tuple(reads), schema, tuple(sources), as_they_are, remedies)
 
     @property
@@ -157,7 +156,8 @@ def conform_plan(
     >>> plan.apply(pa.record_batch({"a": pa.array([1, 2], pa.int32())})).to_pydict()
     {'a': [1, 2], 'day': [3, 3]}
     """
-    schema = _chosen(table_schema, table_schema.names if columns is None else columns)
+    names = table_schema.names if columns is None else list(columns)
+    schema = pa.schema([table_schema.field(column) for column in names])
     constants = dict(partition)
     reads: list[str] = []
     sources: list[Source] = []
@@ -172,13 +172,6 @@ def conform_plan(
         sources.append(Source(len(reads), own.type, convert, refuse_nulls=refuse_nulls))
         reads.append(field.name)
     return Conformer.of(file_schema, schema, sources, reads, name)
-
-
-def _chosen(schema: pa.Schema, names: Sequence[str]) -> pa.Schema:
-    """Return some fields of a schema, without its metadata; looking up each of many names would take long."""
-    if list(names) == schema.names:
-        return schema.remove_metadata()
-    return pa.schema([schema.field(name) for name in names])
 
 
 def cast_to(kind: pa.DataType) -> Convert:

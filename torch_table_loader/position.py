@@ -15,7 +15,6 @@ from torch_table_loader.engine.state import read_state
 from torch_table_loader.errors import ConfigError, ConfigTypeError, ResumeError
 from torch_table_loader.messages import warn_caller
 from torch_table_loader.planning.steps import ENDLESS_EPOCHS, UNCOUNTED
-from torch_table_loader.schedules import Schedule
 
 if TYPE_CHECKING:
     import numpy as np
@@ -221,11 +220,10 @@ class JobPosition:
                 "epochs= is for the loader that create_dataloader(...) makes; leave it out for a DataLoader of your "
                 "own, and call dataset.set_epoch(epoch) before each epoch"
             )
-        pack, sizes = self.job.options.pack, self.job.options.global_batch_size
-        if (pack is not None and pack.schedule) or isinstance(sizes, Schedule):
-            what = "global_batch_size by step" if isinstance(sizes, Schedule) else "Pack: seq_len_from"
+        if changing := self.job.changing:
             raise ConfigError(
-                f"{what} is for the loader that create_dataloader(...) makes; leave it out for a DataLoader of your own"
+                f"{changing[0]} is for the loader that create_dataloader(...) makes; leave it out for a DataLoader of "
+                "your own"
             )
         job, position = self.job, self._loaded if self.is_for_any_iterator else None
         if position is None:

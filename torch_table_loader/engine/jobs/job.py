@@ -426,6 +426,12 @@ class Job(ABC):
         sizes = self.options.global_batch_size
         return sizes if isinstance(sizes, Schedule) else None
 
+    @property
+    def changing(self) -> list[str]:
+        """The options that change batches on all ranks at one step."""
+        lengths = ["Pack: seq_len_from"] if self._lengths else []
+        return lengths + ([] if self._batch_sizes is None else ["global_batch_size by step"])
+
     @abstractmethod
     def _done(self, position: Any) -> Done:
         """Return what the job has done of a position's epoch."""

@@ -42,7 +42,7 @@ from torch_table_loader.planning.runs import Runs
 from torch_table_loader.planning.stages import StreamPosition
 from torch_table_loader.read.sequence_stages import stage_of
 from torch_table_loader.records import ROW_ID
-from torch_table_loader.schedules import Done, Schedule
+from torch_table_loader.schedules import Done
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -217,7 +217,7 @@ class StreamJob(Job):
 
     def _topology_at(self, position: StreamPosition) -> Topology:
         """Return the job's shape where a position is."""
-        return self._shape_after(position.epoch, self._done(position)) if self._changing else self.topology
+        return self._shape_after(position.epoch, self._done(position)) if self.changing else self.topology
 
     def _shape_after(self, epoch: int, done: Done) -> Topology:
         """Return the job's shape at a place of an epoch; its batches are of single tokens where sequences are cut."""
@@ -363,16 +363,9 @@ class StreamJob(Job):
         if self.options.batch_by != "file":
             raise ConfigError(f'{what} needs batches that each come from one file; pass batch_by="file"')
 
-    @property
-    def _changing(self) -> list[str]:
-        """The options that change batches on all ranks at one step."""
-        pack, sizes = self.options.pack, self.options.global_batch_size
-        lengths = ["Pack: seq_len_from"] if pack is not None and pack.schedule else []
-        return lengths + (["global_batch_size by step"] if isinstance(sizes, Schedule) else [])
-
     @override
     def check_alone(self) -> None:
-        if not (changing := self._changing):
+        if not (changing := self.changing):
             return
         if self.topology.num_ranks > 1 and self.options.even_ranks is None:
             raise ConfigError(
@@ -381,8 +374,7 @@ class StreamJob(Job):
             )
         if not self.planner.counted:
             raise ConfigError(f"{changing[0]} needs the number of rows or tokens; leave count_filtered=True")
-        sizes = self.options.global_batch_size
-        if isinstance(sizes, Schedule) and (self.options.batch_by is not None or not self.strategy.cuts):
+        if self._batch_sizes is not None and (self.options.batch_by is not None or not self.strategy.cuts):
             raise ConfigError(
                 'global_batch_size by step needs batches that are filled across splits; leave batch_by="file" out, and '
                 "pass a split_strategy that cuts"
@@ -392,7 +384,7 @@ class StreamJob(Job):
     def warn_of_uneven_steps(self) -> None:
         if self.topology.num_ranks == 1 or self.options.even_ranks is not None or self.strategy.form == "generator":
             return
-        if self._changing:
+        if self.changing:
             return  # `check_alone` refuses it
         remedy = 'pass even_ranks="balance" (or "drop", "pad")' if self.strategy.cuts else "let the strategy even them"
         steps = self.planner.steps_of_ranks(self.planner.start(0))

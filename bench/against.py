@@ -166,6 +166,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         return
     if asked.other is None:
         parser.error("name the other checkout")
+    if asked.rounds < 2:
+        parser.error("--rounds must be at least 2: one pair has no quartiles")
     for name in sorted({CASES[case][0] for case in asked.case or CASES}):
         build(name, asked.data)  # once, before two sides would
     print(f"speed of {ROOT} over {asked.other}: median of {asked.rounds} pairs (quartiles), {os.cpu_count()} cores")

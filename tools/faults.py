@@ -309,7 +309,7 @@ FAULTS = (
     ),
     Fault(
         *(7, "a state of other options is taken", "engine/jobs/bound.py"),
-        "                _refuse_options(own[name].options, theirs.options)",
+        "                _check_options(own[name].options, theirs.options)",
         "                continue",
         _REFUSALS,
     ),

@@ -78,7 +78,7 @@ def check_state(saved: SavedState, job: Job) -> None:
     if ("" in own) != (mixture is None) or (
         mixture is not None and (saved.kind, mixture.options) != (job.kind, job.bound.options)
     ):
-        _refuse_mixture(saved, job)
+        _check_mixture(saved, job)
     for name, theirs in saved.tables.items():
         if name not in own:
             continue
@@ -87,7 +87,7 @@ def check_state(saved: SavedState, job: Job) -> None:
                 _refuse_table(job.tables[name], own[name].table, theirs.table)
         if theirs.options != own[name].options:
             with of_source(name):
-                _refuse_options(own[name].options, theirs.options)
+                _check_options(own[name].options, theirs.options)
     if saved.kind != job.kind:
         raise ResumeError(
             f"the state counts {saved.kind}, and its options are those of a job that counts {job.kind}; pass the value "
@@ -180,9 +180,11 @@ _LABELS = {"stage": "stage (what pack= makes of the rows)"}
 """Names in messages for options of a state that the caller knows by another name."""
 
 
-def _refuse_options(own: Mapping[str, Any], theirs: Mapping[str, Any], whose: str = "loader") -> NoReturn:
-    """Say which options differ from the job's own."""
+def _check_options(own: Mapping[str, Any], theirs: Mapping[str, Any], whose: str = "loader") -> None:
+    """Refuse options that differ from the job's own; one that is left out is None."""
     differing = [name for name in dict.fromkeys((*own, *theirs)) if own.get(name) != theirs.get(name)]
+    if not differing:
+        return
     remedy = f"give the {whose} the options of the run that was saved, or start without its state"
     if "shuffle" in differing:  # splits matter only to streams
         differing = [name for name in differing if not name.startswith("split")]
@@ -207,7 +209,7 @@ def _shown(value: Any) -> str:
 _NAMES = {"splits": "streams", "items": "rows"}
 
 
-def _refuse_mixture(saved: SavedState, job: Job) -> NoReturn:
+def _check_mixture(saved: SavedState, job: Job) -> None:
     """Refuse a state of a mixture of other options or of another kind, and one of a table for a mixture or back."""
     if saved.mixture is None:
         raise ResumeError(
@@ -222,4 +224,4 @@ def _refuse_mixture(saved: SavedState, job: Job) -> NoReturn:
             'shuffle= of the run that was saved to the sources (shuffle="rows" makes a mixture of rows, True or False '
             "one of streams), or start without its state"
         )
-    _refuse_options(job.bound.options, saved.mixture.options, "mixture")
+    _check_options(job.bound.options, saved.mixture.options, "mixture")

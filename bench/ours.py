@@ -69,7 +69,10 @@ PACKED: dict[str, dict[str, Any]] = {
     "windows": {"strategy": "windows", **_ALL},
     "windows, ids and labels": {"strategy": "windows", "output": ["input_ids", "labels"]},
 }
-"""How documents become sequences of 4,096 tokens; windows come from a row store in memory. A buffer is the loader's."""
+"""How documents become sequences of 4,096 tokens; windows come from a row store in memory.
+
+`shuffle_buffer_size` is an option of the loader, the others are those of `Pack`.
+"""
 
 
 def packed(table: BenchTable, batch_size: int, setting: str, num_workers: int = 2) -> Callable[[], int]:

@@ -65,7 +65,7 @@ class TokensInPlace:
 
     @classmethod
     def of(cls, table: Table, options: LoaderOptions, stage: KeptDocuments) -> TokensInPlace | None:
-        """Return the files of a table; None if they do not hold all that a store would keep of them, or compressed.
+        """Return the files of a table; None if they are compressed, or lack what a store would keep of them.
 
         A store that the caller asked for is built.
         """

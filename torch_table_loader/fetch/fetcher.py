@@ -77,7 +77,7 @@ class FetchStats:
 class FetchSettings:
     """How files are fetched: how many compressed bytes ahead of decoding (0: none), and through which cache.
 
-    Those on this machine only if they are asked for (`near`).
+    Files on this machine are fetched only where `near` is set.
     """
 
     ahead_bytes: int

@@ -62,7 +62,13 @@ class PlacedDocuments:
     first: int = 0
 
     def inside(self, at: Ints, length: Ints, document: Ints | None = None) -> Inside:
-        """Return where the stored tokens of parts are; each begins at a token of all that come out, in one document."""
+        """Return where the stored tokens of parts of documents are.
+
+        Args:
+            at: int64[n] the first token of each part, counted over the tokens of all documents that come out.
+            length: int64[n] its tokens, those put in counted.
+            document: int64[n] the document of each part; None: it is looked up.
+        """
         document = self.lengths.find(at) if document is None else document
         start, whole = at - self.lengths.starts(document), self.lengths.take(document)
         lacks = np.zeros(len(at), np.uint8) if self.lacks is None else self.lacks.take(document)

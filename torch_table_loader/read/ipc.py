@@ -351,7 +351,7 @@ class FmsFsdpFile(GroupedFile):
         return column.combine_chunks()  # it copies, even a single chunk
 
     def _places(self, group: int, data: pa.Buffer, documents: Sequence[pa.RecordBatch]) -> pa.Array:
-        """Return where the tokens of each document begin in the file; those of an empty one, where others may."""
+        """Return where the tokens of each document begin in the file; an empty one has the place of the one before."""
         (start, _), column = (self._meta.group_ranges or ())[group], self._stored.get_field_index(TOKENS)
         width = self._stored.field(column).type.bit_width // 8
         places, place = [], -(-start // width)
@@ -361,8 +361,8 @@ class FmsFsdpFile(GroupedFile):
                 place, odd = divmod(start + at, width)
                 if odd or not 0 <= at <= data.size - document.num_rows * width:
                     raise TableError(
-                        f"{self._file.name}, row group {group}: record batch {number} must lie in the file as "
-                        "its first one does, not compressed, to be read where it is; pass row_store= a folder or "
+                        f"{self._file.name}, row group {group}: record batch {number} must be aligned, and "
+                        "not compressed, as the file's first one is, to be read in place; pass row_store= a folder or "
                         '"memory", or write it again'
                     )
             places.append(place)

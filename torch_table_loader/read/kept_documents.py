@@ -80,7 +80,7 @@ class KeptDocuments(TokenStage):
 
     @property
     def keeps_as_stored(self) -> bool:
-        """Whether of a document its stored tokens are kept, with begin and end tokens put in, and nothing beside."""
+        """Whether a document is kept as its stored tokens, with begin and end tokens put in, and nothing else."""
         pack = self.pack
         alone = pack.cut_columns == (pack.ids,) and not pack.spans and pack.lengths is None
         return alone and pack.documents is None and pack.tokenizer is None

@@ -67,7 +67,7 @@ def of_source(name: str) -> Iterator[None]:
 
 
 def check_state(saved: SavedState, job: Job) -> None:
-    """Refuse a state of something else than a job, or of a table that has not grown to that of the job.
+    """Refuse a state that is not one of a job, or whose table has not grown into the job's.
 
     A state of a mixture may have other sources; those that both have must be the same.
 

@@ -218,8 +218,8 @@ class Job(ABC):
         """Return what a state says of a mixture beside its tables; None for one table."""
         return None
 
-    def bound_then(self, saved: SavedState) -> Mapping[str, Bound]:  # noqa: ARG002 mostly it is as now
-        """Return what binds a state, by name of its source, whatever may have changed since; a table alone is ""."""
+    def bound_then(self, saved: SavedState) -> Mapping[str, Bound]:  # noqa: ARG002 see `PackedItems`
+        """Return what a state must be bound to, by name of its source; what may have changed is as it was then."""
         return {"": self.bound}
 
     @abstractmethod

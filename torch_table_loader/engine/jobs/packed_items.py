@@ -204,8 +204,15 @@ class PackedItems(TableItems):
         if theirs.anchor:
             stream.begin_at(list(theirs.anchor))
         stage = self._stage(epoch, self._did(steps, taken + origin // self.pack.seq_len))
-        counts: dict[str, Any] = {"total": stream.count, "start": taken, "origin": origin, "steps_before": steps}
-        return items, SamplePosition(epoch, stage, exclusions={"": excluded}, **counts)
+        return items, SamplePosition(
+            epoch,
+            stage,
+            total=stream.count,
+            start=taken,
+            exclusions={"": excluded},
+            origin=origin,
+            steps_before=steps,
+        )
 
     @override
     def exclude(self, row_ids: Any) -> Exclusions:

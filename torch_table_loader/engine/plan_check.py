@@ -136,7 +136,8 @@ class PlanCheck:
         # Ranks of one tensor-parallel group have one part: the first of them counts for it.
         if self._store.add(f"compared/{self._part}", 1) == 1 and self._store.add("compared", 1) == self._num_ranks:
             self._store.compare_set("verdict", "", AGREED)  # unless one has refused
-        verdict = self._wait_for("verdict", f"all {self._num_ranks} ranks to compare what they plan")
+        everyone = f"all {self._num_ranks} ranks to compare what they plan"
+        verdict = self._awaited(self._store, "verdict", everyone, _CONSTRUCT)
         if verdict != AGREED:
             raise TableError(verdict)
 
@@ -296,10 +297,7 @@ class PlanCheck:
         if self._rank == 0:
             self._store.set(key, value)
             return value
-        return self._wait_for(key, "rank 0 to say what it plans")
-
-    def _wait_for(self, key: str, what: str) -> str:
-        return self._awaited(self._store, key, what, _CONSTRUCT, refusal="verdict")
+        return self._awaited(self._store, key, "rank 0 to say what it plans", _CONSTRUCT, refusal="verdict")
 
     def _awaited(
         self, store: Any, key: str, what: str, remedy: str, *, refusal: str | None = None, end: float | None = None

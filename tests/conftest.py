@@ -37,28 +37,32 @@ multiprocessing.set_forkserver_preload(["torch_table_loader.dataset"])  # or eac
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark as slow what `daily` does not choose of a test's cases."""
-    cases: dict[str, list[pytest.Function]] = {}
+    """Mark what `daily` does not choose of a test's cases: twice as many as it chooses as slow, the others as rare."""
+    of_tests: dict[str, list[pytest.Function]] = {}
     for item in items:
         if item.get_closest_marker("daily"):
             assert isinstance(item, pytest.Function)
-            cases.setdefault(item.nodeid.partition("[")[0], []).append(item)
-    for of_test in cases.values():
-        for mark in of_test[0].iter_markers("daily"):
-            (choice,) = mark.args
-            for item in set(of_test).difference(_chosen(choice, of_test)):
-                item.add_marker(pytest.mark.slow)
+            of_tests.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    for cases in of_tests.values():
+        marker = cases[0].get_closest_marker("daily")
+        assert marker is not None
+        (choice,) = marker.args
+        spread = _spread(cases)
+        chosen = spread[:choice] if isinstance(choice, int) else [case for case in spread if _holds(choice, case)]
+        others = [case for case in spread if case not in chosen]
+        for number, case in enumerate(others):
+            case.add_marker(pytest.mark.slow if number < 2 * len(chosen) else pytest.mark.rare)
 
 
-def _chosen(choice: int | Callable[..., bool], cases: list[pytest.Function]) -> list[pytest.Function]:
-    """Return the cases of every day; a function is given parameters by their names."""
-    if callable(choice):
-        names = inspect.signature(choice).parameters
-        return [case for case in cases if choice(**{name: case.callspec.params[name] for name in names})]
-    if len(cases) <= choice:
-        return cases
-    # Multiples of the golden ratio meet the combinations of several parameters about equally often.
-    return [cases[int(number * 0.618034 % 1 * len(cases))] for number in range(choice)]
+def _holds(choice: Callable[..., bool], case: pytest.Function) -> bool:
+    """Return what a function says of a case, of which it is given parameters by their names."""
+    return choice(**{name: case.callspec.params[name] for name in inspect.signature(choice).parameters})
+
+
+def _spread(cases: list[pytest.Function]) -> list[pytest.Function]:
+    """Return cases in an order of which each beginning has the combinations of parameters about equally often."""
+    # Multiples of the golden ratio fill an interval evenly.
+    return [cases[at] for at in sorted(range(len(cases)), key=lambda at: (at + 1) * 0.618034 % 1)]
 
 
 def pytest_collection_finish() -> None:

@@ -28,7 +28,7 @@ from tools.faults import FAULTS, Fault
 
 ROOT = Path(__file__).parents[1]
 LEAST_TESTS, LEAST_PUBLIC = 2, 1
-_EVERY_DAY = ("-m", "not slow and not kills and not heavy")
+_EVERY_DAY = ("-m", "not slow and not rare and not kills and not heavy")
 # A test that hangs fails after 30 seconds, and the next one runs; what hangs otherwise ends with pytest as a whole.
 _OPTIONS = ("-v", "--tb=no", "-p", "no:cacheprovider", "--hypothesis-profile", "unshrunk")
 _LIMITS = ("--timeout", "30", "-o", "timeout_method=signal")

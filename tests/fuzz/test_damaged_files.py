@@ -82,13 +82,14 @@ def faults(sandbox: Sandbox, name: str, path: Path, seeds: range) -> list[str]:
 
 
 @pytest.mark.parametrize("name", SAMPLES)
-@daily(9)
+@daily(4)
 def test_a_damaged_file_gives_its_rows_or_an_error_that_names_it(sandbox: Sandbox, tmp_path: Path, name: str) -> None:
     assert faults(sandbox, name, tmp_path, range(FEW)) == []
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SAMPLES)
+@daily(3)
 def test_many_damaged_files(sandbox: Sandbox, tmp_path: Path, name: str) -> None:
     assert faults(sandbox, name, tmp_path, range(FEW, FEW + examples(MANY))) == []
 

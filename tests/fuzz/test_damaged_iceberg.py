@@ -73,7 +73,7 @@ def faults(sandbox: Sandbox, name: str, place: str, folder: Path, seeds: range) 
 
 
 @pytest.mark.parametrize(("name", "place"), CASES)
-@daily(5)
+@daily(2)
 def test_a_damaged_table_gives_its_rows_or_an_error_that_names_a_file(
     sandbox: Sandbox, tmp_path: Path, name: str, place: str
 ) -> None:
@@ -84,6 +84,7 @@ def test_a_damaged_table_gives_its_rows_or_an_error_that_names_a_file(
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "place"), CASES)
+@daily(3)
 def test_many_damaged_tables(sandbox: Sandbox, tmp_path: Path, name: str, place: str) -> None:
     wanted = examples(MANY)
     found, num_cases = faults(sandbox, name, place, tmp_path, range(FEW, FEW + wanted))

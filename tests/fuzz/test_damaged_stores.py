@@ -89,7 +89,7 @@ def faults(sandbox: Sandbox, kind: str, where: Where, folder: Path, seeds: range
 
 @pytest.mark.parametrize("where", WHERES)
 @pytest.mark.parametrize("kind", KINDS)
-@daily(5)
+@daily(2)
 def test_a_damaged_store_gives_its_rows_or_an_error_that_names_the_file(
     sandbox: Sandbox, tmp_path: Path, kind: str, where: Where
 ) -> None:
@@ -99,6 +99,7 @@ def test_a_damaged_store_gives_its_rows_or_an_error_that_names_the_file(
 @pytest.mark.slow
 @pytest.mark.parametrize("where", WHERES)
 @pytest.mark.parametrize("kind", KINDS)
+@daily(3)
 def test_many_damaged_stores(sandbox: Sandbox, tmp_path: Path, kind: str, where: Where) -> None:
     assert faults(sandbox, kind, where, tmp_path, range(FEW, FEW + examples(MANY))) == []
 

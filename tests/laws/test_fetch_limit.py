@@ -40,7 +40,7 @@ def share_of_the_best(store: Store, sizes: list[int]) -> float:
 
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("store", STORES)
-@daily(7)
+@daily(3)
 def test_a_long_epoch_is_as_fast_as_with_the_best_fixed_number(store: str, size: str) -> None:
     num_bytes = EPOCH * (100 if STORES[store].total > 1000 * MB and SIZES[size] > 190_000 else 10)
     sizes = [SIZES[size]] * int(num_bytes / SIZES[size])

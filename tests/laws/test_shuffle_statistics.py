@@ -40,7 +40,7 @@ NOT_CHANCE: list[tuple[str, Maker]] = [
 
 
 @pytest.mark.parametrize(("name", "make"), NOT_CHANCE, ids=[name for name, _ in NOT_CHANCE])
-@daily(3)
+@daily(2)
 def test_what_is_not_chance_is_rejected_by_a_test_other_than_parity(name: str, make: Maker) -> None:
     found = battery(make, [65_536])
     assert not any("parity" in entry for entry, _ in found)

@@ -104,7 +104,7 @@ def what_the_loader_does(path: str, name: str, options: dict[str, Any]) -> str:
 
 
 @pytest.mark.parametrize(("flags", "options"), CHOICES, ids=lambda value: str(value)[:50])
-@daily(8)
+@daily(3)
 def test_the_verdict_of_inspect_on_a_column_is_what_the_loader_does(
     table: str, flags: list[str], options: dict[str, Any], capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -86,7 +86,7 @@ def test_no_row_is_lost_and_none_is_won(
         (pc.field("x") + 1 > 95, 10),
     ],
 )
-@daily(6)
+@daily(3)
 def test_files_are_left_out_before_they_are_opened(tmp_path: Path, wanted: pc.Expression, kept: int) -> None:
     for at in range(10):
         day = dt.datetime(2026, 1, 1 + at, tzinfo=dt.UTC)

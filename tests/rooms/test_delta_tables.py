@@ -96,7 +96,7 @@ PARTITIONS: dict[str, tuple[pa.DataType, list[Any]]] = {
 
 @whenever_footers_are_read
 @pytest.mark.parametrize("kind", PARTITIONS)
-@daily(9)
+@daily(4)
 def test_partition_values_of_every_type(tmp_path: Path, kind: str, footers: str) -> None:
     arrow, values = PARTITIONS[kind]
     table = pa.table({"x": list(range(len(values))), "p": pa.array(values, arrow)})

@@ -21,6 +21,7 @@ from typing import Any
 import pytest
 
 import torch_table_loader
+from tests.effort import daily
 from tools.options_table import written
 from torch_table_loader import errors, extend
 from torch_table_loader.cli.main import main
@@ -80,6 +81,7 @@ def clicks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@daily(17)
 def test_examples_on_a_page_do_what_it_shows(page: Path, clicks: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert clicks.is_dir()
     module = ModuleType(f"page_{page.stem}")

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from pyiceberg import expressions
 from pyiceberg.transforms import parse_transform
 
-from tests.effort import examples
+from tests.effort import daily, examples
 from tests.filtered import canonical, filters, rows
 from tests.tables.iceberg import IcebergWriter, column
 from torch_table_loader import ConfigError, ConfigTypeError, IcebergDataset
@@ -101,6 +101,7 @@ def test_row_groups_of_renamed_and_promoted_columns_are_left_out(
 
 @pytest.mark.parametrize("former", [False, True])
 @pytest.mark.parametrize("name", ["x", "k", "f", "s"])
+@daily(3)
 def test_the_least_and_the_greatest_value_of_a_row_group_are_its_own(tmp_path: Path, name: str, former: bool) -> None:
     table = IcebergWriter(tmp_path, FORMER if former else COLUMNS)
     called = dict(zip("xkfs", [c["name"] for c in FORMER] if former else "xkfs", strict=True))

@@ -235,7 +235,7 @@ def test_a_rank_opens_only_the_footers_of_its_own_files(tmp_path: Path, opened: 
 @pytest.mark.parametrize("worker_type", ["thread", "process"])
 @pytest.mark.parametrize("split_deletes", [False, True])
 @pytest.mark.parametrize("num_ranks", [1, 3])
-@daily(3)
+@daily(2)
 def test_rows_come_once_whenever_footers_are_read(
     tmp_path: Path, worker_type: str, split_deletes: bool, num_ranks: int
 ) -> None:

@@ -13,6 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 from pyarrow import csv, feather, orc
 
+from tests.effort import daily
 from tests.tables.reading import LocalStorage
 from torch_table_loader import ConfigError, StructuredDataset, TableError
 from torch_table_loader.extend import FORMATS, reader_for
@@ -47,6 +48,7 @@ def _rows(path: Path, **options: Any) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("form", ["csv", "json"])
 @pytest.mark.parametrize("suffix", CODECS)
+@daily(4)
 def test_compressed_text_is_read_as_its_text(tmp_path: Path, form: str, suffix: str) -> None:
     data = _text(form)
     (tmp_path / f"0.{form}").write_bytes(data)

@@ -6,6 +6,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from tests.effort import daily
 from tests.tables.reading import LocalStorage, all_batches, data_file, inspect
 from torch_table_loader.errors import TableError
 from torch_table_loader.read.failures import reading
@@ -91,6 +92,7 @@ def test_feather_version_1_is_refused_with_the_remedy(tmp_path: Path) -> None:
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("compression", [None, "zstd", "lz4"])
 @pytest.mark.parametrize("giant", [1 << 44, (1 << 62) + 8])
+@daily(4)
 def test_a_length_that_no_file_can_have_is_an_error_of_the_file(
     tmp_path: Path, stream: bool, compression: str | None, giant: int
 ) -> None:

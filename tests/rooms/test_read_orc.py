@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyarrow import orc
 
+from tests.effort import daily
 from tests.launchers.sandbox import Sandbox
 from tests.tables.reading import LocalStorage, all_batches, data_file, inspect
 from torch_table_loader import StructuredDataset
@@ -102,6 +103,7 @@ def numbers() -> dict[str, list[int]]:
 @pytest.mark.parametrize("name", numbers())
 @pytest.mark.parametrize("version", ["0.11", "0.12"])
 @pytest.mark.parametrize("compression", ["uncompressed", "zlib", "snappy", "lz4", "zstd"])
+@daily(40)
 def test_bounds_of_runs_hold_and_are_exact_where_asked(name: str, version: str, compression: str) -> None:
     values = numbers()[name]
     target = pa.BufferOutputStream()

@@ -288,7 +288,7 @@ CALLS: dict[str, Callable[[FileStorage, str], Any]] = {
 
 
 @pytest.mark.parametrize("call", CALLS)
-@daily(4)
+@daily(2)
 def test_every_call_is_retried_and_reported_without_secrets(call: str, monkeypatch: pytest.MonkeyPatch) -> None:
     failing = Failing(OSError("AWS Error SLOW_DOWN for hidden/secret"))
     monkeypatch.setattr("torch_table_loader.source.storage.connect", lambda *_: failing)

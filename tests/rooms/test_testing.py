@@ -194,13 +194,13 @@ FAULTY: dict[str, tuple[Any, str]] = {
 
 
 @pytest.mark.parametrize("strategy", SOUND, ids=lambda strategy: getattr(strategy, "__name__", str(strategy)))
-@daily(3)
+@daily(2)
 def test_sound_strategies_pass(strategy: Any) -> None:
     check_split_strategy(strategy, other_process=False)
 
 
 @pytest.mark.parametrize("fault", FAULTY)
-@daily(6)
+@daily(3)
 def test_a_faulty_strategy_is_refused(fault: str) -> None:
     strategy, message = FAULTY[fault]
     with pytest.raises(ContractError, match=message):
@@ -675,6 +675,7 @@ def test_a_sound_reader_passes(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("fault", READERS)
+@daily(9)
 def test_a_faulty_reader_is_refused(tmp_path: Path, fault: str) -> None:
     source = lake(tmp_path / "lake")
     with pytest.raises(ContractError, match=f"Faulty on 'day=1/a.parquet'.*{READERS[fault]}"):

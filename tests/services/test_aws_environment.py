@@ -66,6 +66,7 @@ def configure(folder: Path, text: str, name: str = "config") -> None:
 
 
 @pytest.mark.parametrize("name", ["AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3"])
+@daily(2)
 def test_an_endpoint_in_the_environment_is_enough(
     table: str, moto_url: str, options: dict[str, Any], name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -80,6 +81,7 @@ def test_an_endpoint_in_the_environment_is_enough(
         "[default]\nservices = mine\n[services mine]\ns3 =\n  endpoint_url = {url}\n",
     ],
 )
+@daily(2)
 def test_so_is_one_of_the_profile(
     table: str, moto_url: str, options: dict[str, Any], text: str, tmp_path: Path
 ) -> None:
@@ -265,6 +267,7 @@ CREDENTIALS = "[bare]\nendpoint_url = http://credentials\n"
     ],
     ids=str,
 )
+@daily(5)
 def test_the_order_is_botocores(environ: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     configure(tmp_path, CONFIG)
     configure(tmp_path, CREDENTIALS, "credentials")

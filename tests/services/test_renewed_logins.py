@@ -61,7 +61,7 @@ def make(table: str, gate: Gate, **options: Any) -> TableLoader:
     [("thread", FORBIDDEN), ("thread", EXPIRED), pytest.param("process", EXPIRED, marks=pytest.mark.slow)],
 )
 @pytest.mark.parametrize(("ahead", "left"), [("64MB", 0), ("64MB", 3), ("64MB", 6), (0, 20)])
-@daily(3)
+@daily(2)
 def test_reading_goes_on_with_the_key_that_is_there_by_then(
     table: str, gate: Gate, keys: Path, refusal: Any, worker_type: str, ahead: Any, left: int
 ) -> None:

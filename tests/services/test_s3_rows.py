@@ -29,6 +29,7 @@ MORE: list[Any] = [
 @pytest.mark.parametrize("client", ["obstore", "s3fs"])
 @pytest.mark.parametrize("more", MORE, ids=str)
 @small_sizes(far_gap_bytes=64)
+@daily(2)
 def test_a_store_in_a_bucket_delivers_the_same(
     tmp_path: Path,
     s3_options: dict[str, Any],
@@ -95,7 +96,7 @@ def values_of(batches: Any) -> list[Any]:
 @pytest.mark.parametrize("client", ["obstore", "s3fs"])
 @pytest.mark.parametrize("strategy", ["windows", "concat", "pad", "best_fit"])
 @small_sizes(far_gap_bytes=64)
-@daily(3)
+@daily(2)
 def test_sequences_of_a_store_in_a_bucket_are_the_same_and_resume(
     tmp_path: Path,
     s3_options: dict[str, Any],

@@ -132,7 +132,7 @@ EVERY_ROW = list(range(FILES * ROWS))
 
 
 @pytest.mark.parametrize("faults", FLAKY.values(), ids=FLAKY)
-@daily(4)
+@daily(2)
 def test_reads_are_right_however_often_they_fail(store: FaultyStore, client: str, faults: Mapping[str, Any]) -> None:
     storage, path = opened(store, client)
     store.fail(*faults["kinds"], **{name: value for name, value in faults.items() if name != "kinds"})
@@ -142,7 +142,7 @@ def test_reads_are_right_however_often_they_fail(store: FaultyStore, client: str
 
 
 @pytest.mark.parametrize("faults", FLAKY.values(), ids=FLAKY)
-@daily(4)
+@daily(2)
 def test_an_epoch_has_every_row_once(store: FaultyStore, client: str, faults: Mapping[str, Any]) -> None:
     store.fail(*faults["kinds"], **{name: value for name, value in faults.items() if name != "kinds"})
     assert rows(made(store, client)) == EVERY_ROW
@@ -166,7 +166,7 @@ def test_a_loader_that_is_gone_is_not_kept_by_idle_connections(store: FaultyStor
 
 
 @pytest.mark.parametrize("faults", STORMS.values(), ids=STORMS)
-@daily(3)
+@daily(2)
 def test_a_storm_passes(store: FaultyStore, client: str, faults: Mapping[str, Any]) -> None:
     check_storm(store, client, faults, planned=True)
 
@@ -177,7 +177,7 @@ def test_planning_waits_for_a_store_that_is_gone(store: FaultyStore, client: str
 
 @pytest.mark.parametrize("planned", [True, False], ids=["planned", "unplanned"])
 @pytest.mark.parametrize("faults", STORMS.values(), ids=STORMS)
-@daily(3)
+@daily(2)
 def test_a_storm_that_lasts_is_said(
     store: FaultyStore, client: str, faults: Mapping[str, Any], planned: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -284,7 +284,7 @@ def replaced(path: Path) -> Callable[[], None]:
 
 
 @pytest.mark.parametrize("tag", ['"{}"', 'W/"{}"', "{}"])
-@daily(3)
+@daily(2)
 def test_a_file_replaced_in_an_epoch_is_found_where_the_store_ignores_if_match(
     store: FaultyStore, client: str, tag: str
 ) -> None:

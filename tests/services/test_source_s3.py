@@ -77,7 +77,7 @@ def test_both_clients_list_the_same_files_with_the_same_bytes(table: str, s3_opt
         ("/**/é*", SEEN[1:2]),
     ],
 )
-@daily(6)
+@daily(3)
 def test_directories_globs_and_files(table: str, options: dict[str, Any], suffix: str, expected: list[str]) -> None:
     assert names(table + suffix, options) == expected
 

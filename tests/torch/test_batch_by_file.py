@@ -17,7 +17,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pyarrow import feather
 
-from tests.effort import examples
+from tests.effort import daily, examples
 from tests.tables.plain import meant_warnings
 from tests.tables.tensor_shards import tensor, write_shard
 from torch_table_loader import ConfigError, MixedDataset, Pack, ResumeError, StructuredDataset, TableLoader
@@ -253,6 +253,7 @@ def test_a_small_rest_of_a_chunk_does_not_keep_the_chunk(tmp_path: Path) -> None
 
 @pytest.mark.parametrize("shuffle", [False, True])
 @pytest.mark.parametrize("ranks", [1, 2, 3])
+@daily(2)
 def test_each_rank_begins_with_its_own_file_of_a_number(tmp_path: Path, shuffle: bool, ranks: int) -> None:
     path = write(tmp_path / "t", [5, 3, 8, 1, 9, 4, 6])
     options: dict[str, Any] = {"num_workers": 1, "batch_size": 4, "shuffle": shuffle, "num_ranks": ranks}

@@ -148,7 +148,7 @@ def test_a_state_goes_on_on_any_world(tables: Path, kind: str, mixed: bool, ramp
 
 @pytest.mark.parametrize("kind", ["rows", "packed rows", "mixed rows", "mixed streams"])
 @pytest.mark.parametrize("unit", ["steps", "samples"])
-@daily(4)
+@daily(2)
 def test_steps_of_the_optimizer_grow_in_batches_of_one_size(tables: Path, kind: str, unit: str) -> None:
     ramp = Schedule({0: 8, 20: 16, 50: 32}, unit="samples") if unit == "samples" else {0: 8, 3: 16, 7: 32}
     mixed, of = "mixed" in kind, {"mixed streams": "stream", "mixed rows": "rows"}.get(kind, kind)

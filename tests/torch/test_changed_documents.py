@@ -88,6 +88,7 @@ def tokens_by_row(*loaders: Any) -> dict[int, Counter[int]]:
 
 
 @pytest.mark.parametrize(("shuffle", "strategy"), MODES)
+@daily(3)
 def test_what_the_function_returns_comes_once(table: str, shuffle: Any, strategy: Any) -> None:
     expected = {}
     for row, length in enumerate(LENGTHS):
@@ -100,6 +101,7 @@ def test_what_the_function_returns_comes_once(table: str, shuffle: Any, strategy
 
 
 @pytest.mark.parametrize(("shuffle", "strategy"), MODES)
+@daily(3)
 def test_seeds_are_of_row_and_epoch_alone(table: str, shuffle: Any, strategy: Any) -> None:
     pack = Pack(seq_len=5, strategy=strategy, documents=seeded, same_lengths=True)
     alone = loader_of(table, pack, shuffle=shuffle, num_workers=0)
@@ -121,7 +123,7 @@ def test_seeds_are_of_row_and_epoch_alone(table: str, shuffle: Any, strategy: An
 
 @pytest.mark.parametrize(("shuffle", "strategy"), MODES)
 @pytest.mark.parametrize("served", [{"num_workers": 0}, {"worker_type": "forkserver"}], ids=str)
-@daily(7)
+@daily(3)
 def test_it_resumes_with_the_same_documents(table: str, shuffle: Any, strategy: Any, served: dict[str, Any]) -> None:
     pack = Pack(seq_len=5, strategy=strategy, documents=rotated, same_lengths=True)
     loader = loader_of(table, pack, shuffle=shuffle, **served)

@@ -16,6 +16,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
+from tests.effort import daily
 from tests.tables.plain import meant_warnings
 from tests.torch.modes import TABLE_MODES, Mode, write_tables
 from torch_table_loader import (
@@ -72,6 +73,7 @@ def halved(values: Any) -> Any:
 
 @pytest.mark.parametrize("served", SERVED)
 @pytest.mark.parametrize("order", [{}, {"shuffle": True, "split_size": 5}, {"shuffle": "rows"}], ids=str)
+@daily(3)
 def test_batches_are_those_without_functions_with_the_functions_called(
     table: str, served: str, order: dict[str, Any]
 ) -> None:
@@ -88,6 +90,7 @@ def test_batches_are_those_without_functions_with_the_functions_called(
 
 @pytest.mark.parametrize("mode", TABLE_MODES, ids=str)
 @pytest.mark.parametrize("served", ["threads", "processes"])
+@daily(4)
 def test_every_mode_calls_them(tmp_path: Path, mode: Mode, served: str) -> None:
     write_tables(tmp_path)
     options = {"transforms": {"f": halved}, "decode": {"s": len}, **SERVED[served]}
@@ -365,6 +368,7 @@ def test_a_result_that_cannot_come_back_is_refused(table: str) -> None:
 @pytest.mark.parametrize("served", SERVED)
 @pytest.mark.parametrize("shuffle", [True, "rows"])
 @pytest.mark.parametrize("strategy", ["concat", "best_fit"])
+@daily(4)
 def test_columns_of_documents_take_them(table: str, served: str, shuffle: Any, strategy: Any) -> None:
     pack = Pack(seq_len=4, tokens="ids", strategy=strategy, labels=None)
     options = {"columns": ["x", "image"], "pack": pack, "shuffle": shuffle, **SERVED[served]}

@@ -12,6 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
+from tests.effort import daily
 from tests.tables.plain import meant_warnings
 from torch_table_loader import ConfigError, ConfigTypeError, MixedDataset, Pack, StructuredDataset
 
@@ -83,6 +84,7 @@ TOGETHER: dict[str, Any] = {
     ids=str,
 )
 @pytest.mark.parametrize("columns", TOGETHER.values(), ids=TOGETHER.keys())
+@daily(12)
 def test_a_tensor_is_its_columns_side_by_side(
     numbers: str, columns: dict[str, Any], options: dict[str, Any], tmp_path: Path
 ) -> None:

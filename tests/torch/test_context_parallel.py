@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.effort import daily
 from tests.tables.plain import meant_warnings
 from tests.torch.packing_reference import GROUPS, full_pack, write_documents
 from torch_table_loader import ConfigError, ConfigTypeError, MixedDataset, Pack, StructuredDataset, TableLoader
@@ -51,6 +52,7 @@ def joined(slices: list[Any], order: str) -> Any:
 @pytest.mark.parametrize("order", ["balanced", "contiguous"])
 @pytest.mark.parametrize("ranks", [1, 2, 4])
 @pytest.mark.parametrize(("strategy", "shuffle"), [("concat", True), ("best_fit", "rows"), ("windows", "rows")])
+@daily(6)
 def test_slices_of_all_ranks_are_the_whole(table: str, order: Any, ranks: int, strategy: Any, shuffle: Any) -> None:
     about: dict[str, Any] = {"seq_len": 16, "strategy": strategy, "labels": "shifted", "aligned": ["weight"]}
     whole = make(table, full_pack(**about), shuffle=shuffle)

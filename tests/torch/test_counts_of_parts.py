@@ -133,7 +133,7 @@ def check(reads: Reads, dataset: Any, alone: Any, shares: dict[Any, float], filt
 @pytest.mark.parametrize("filters", [None, SOME], ids=["whole", "filtered"])
 @pytest.mark.parametrize("shares", SHARES)
 @pytest.mark.parametrize("mode", [SPLITS, ROWS, LAKE], ids=str, scope="session")
-@daily(8)
+@daily(3)
 def test_all_parts_cost_one_counting_read(mode: Mode, tables: Path, shares: str, filters: Any, reads: Reads) -> None:
     def opened(chosen: Any) -> Any:
         return mode.open(tables, filters=chosen)
@@ -154,7 +154,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("filters", [None, SOME], ids=["whole", "filtered"])
 @pytest.mark.parametrize("by", ["x", "s", ("x", "s")], ids=str)
 @pytest.mark.parametrize("options", OPTIONS)
-@daily(12)
+@daily(5)
 def test_parts_of_any_form_cost_one_counting_read(
     tmp_path: Path, options: str, by: Any, filters: Any, reads: Reads
 ) -> None:

@@ -53,7 +53,7 @@ def rows_of(mode: Mode, dataset: Any) -> list[int]:
 @pytest.mark.parametrize("filters", [None, SOME], ids=["whole", "filtered"])
 @pytest.mark.parametrize("shares", SHARES, ids=len)
 @pytest.mark.parametrize("mode", [SPLITS, ROWS, LAKE], ids=str, scope="session")
-@daily(8)
+@daily(3)
 def test_parts_are_disjoint_and_complete_and_know_their_length(
     mode: Mode, tables: Path, shares: dict[Any, float], filters: Any
 ) -> None:

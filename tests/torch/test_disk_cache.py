@@ -93,7 +93,7 @@ WORLDS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("second", WORLDS.values(), ids=WORLDS)
 @pytest.mark.parametrize("first", [WORLDS["alone"], WORLDS["small splits"], WORLDS["three ranks"]], ids=str)
-@daily(5)
+@daily(2)
 def test_the_second_epoch_reads_no_byte_from_the_store(
     make: Callable[..., TableLoader], first: dict[str, Any], second: dict[str, Any]
 ) -> None:
@@ -156,6 +156,7 @@ def test_worker_processes_share_it(make: Callable[..., TableLoader], store: Faul
 
 @pytest.mark.parametrize("step", [1, 9, 20])
 @pytest.mark.parametrize("options", [{}, {"shuffle": True, "shuffle_buffer_size": 50, "split_size": 45}], ids=str)
+@daily(2)
 def test_a_resumed_epoch_finds_what_the_first_part_left(
     make: Callable[..., TableLoader], step: int, options: dict[str, Any]
 ) -> None:

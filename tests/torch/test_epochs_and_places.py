@@ -34,6 +34,7 @@ def epoch_by_epoch(mode: Mode, tables: Path, epochs: range, **options: Any) -> l
 
 
 @pytest.mark.parametrize("mode", MODES, ids=str, scope="session")
+@daily(3)
 def test_an_iteration_runs_through_its_epochs(mode: Mode, tables: Path) -> None:
     loader = mode.make(tables, epochs=3)
     for epochs in (range(3), range(3, 6)):
@@ -44,6 +45,7 @@ def test_an_iteration_runs_through_its_epochs(mode: Mode, tables: Path) -> None:
 
 
 @pytest.mark.parametrize("mode", MODES, ids=str, scope="session")
+@daily(3)
 def test_one_epoch_an_iteration_shuffles_each_anew(mode: Mode, tables: Path, recwarn: pytest.WarningsRecorder) -> None:
     loader = mode.make(tables, epochs=1)
     assert [mode.read(loader) for _ in range(2)] == [
@@ -78,7 +80,7 @@ def test_an_epoch_asks_the_system_and_the_schema_for_nothing_that_the_last_one_k
 
 @pytest.mark.parametrize("epochs", [3, "forever"])
 @pytest.mark.parametrize("mode", MODES, ids=str, scope="session")
-@daily(3)
+@daily(2)
 def test_a_state_of_any_step_gives_the_rest(mode: Mode, tables: Path, epochs: Any) -> None:
     whole = epoch_by_epoch(mode, tables, range(3))
     for taken in range(0, len(whole) + 1, 11):
@@ -93,6 +95,7 @@ def test_a_state_of_any_step_gives_the_rest(mode: Mode, tables: Path, epochs: An
 
 
 @pytest.mark.parametrize("mode", MODES, ids=str, scope="session")
+@daily(3)
 def test_another_number_of_ranks_goes_on_in_a_later_epoch(mode: Mode, tables: Path) -> None:
     steps = len(mode.make(tables, num_ranks=2, rank=0, even_ranks="pad")) + 2
     ranks = [mode.make(tables, num_ranks=2, rank=rank, even_ranks="pad", epochs=2) for rank in range(2)]
@@ -153,6 +156,7 @@ def test_wrong_epochs_are_refused(tables: Path, wrong: Any) -> None:
 
 
 @pytest.mark.parametrize("mode", MODES, ids=str, scope="session")
+@daily(3)
 def test_a_loader_begins_where_it_is_told(mode: Mode, tables: Path) -> None:
     whole, loader = epoch_by_epoch(mode, tables, range(2, 3)), mode.make(tables)
     for step in (0, 1, len(whole) // 2, len(whole)):
@@ -169,6 +173,7 @@ def test_a_loader_begins_where_it_is_told(mode: Mode, tables: Path) -> None:
 
 
 @pytest.mark.parametrize("mode", MODES, ids=str, scope="session")
+@daily(3)
 def test_ranks_that_seek_alike_deliver_the_rest_once(mode: Mode, tables: Path) -> None:
     ranks = [mode.make(tables, num_ranks=2, rank=rank, even_ranks="pad") for rank in range(2)]
     whole = [mode.read(loader) for loader in ranks]

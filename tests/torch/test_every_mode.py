@@ -74,7 +74,7 @@ SAME: list[tuple[list[Any], dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize(("mode", "options"), [(mode, options) for modes, options in SAME for mode in modes], ids=str)
-@daily(14)
+@daily(5)
 def test_batches_are_the_same_whoever_makes_them(
     mode: Mode, tables: Path, options: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -289,6 +289,7 @@ def test_ranks_without_a_group_cannot_gather_and_one_rank_need_not(mode: RowMode
 
 @pytest.mark.parametrize("mode", [ROWS, MIXTURE], ids=str, scope="session")
 @pytest.mark.parametrize("options", FORMS, ids=str)
+@daily(4)
 def test_every_form_holds_the_values_that_splits_mode_gives(
     mode: Mode, tmp_path: Path, options: dict[str, Any]
 ) -> None:
@@ -420,7 +421,7 @@ def without_steps(state: State) -> State:
 
 @in_row_modes
 @pytest.mark.parametrize("options", [{}, {"drop_last": True}, {"even_ranks": "pad"}], ids=str)
-@daily(3)
+@daily(2)
 def test_steps_of_the_optimizer_are_the_same_on_any_ranks_in_any_micro_batches(
     mode: RowMode, tables: Path, options: dict[str, Any]
 ) -> None:
@@ -435,7 +436,7 @@ def test_steps_of_the_optimizer_are_the_same_on_any_ranks_in_any_micro_batches(
 
 
 @pytest.mark.parametrize("options", [{}, {"num_workers": 0}, PROCESSES, {"batch_size": 11}], ids=str)
-@daily(12)
+@daily(5)
 def test_rows_that_fill_up_a_ranks_steps_are_marked_and_no_others(
     mode: Mode, tables: Path, options: dict[str, Any]
 ) -> None:

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.effort import examples
+from tests.effort import daily, examples
 from tests.states import State, is_ended, steps_of
 from tests.torch.modes import (
     STRATEGIES,
@@ -86,6 +86,7 @@ def worlds(draw: st.DrawFn, kind: type[Packed], pack: Pack) -> dict[str, Any]:
     stops=st.lists(st.integers(0, 6), max_size=2),
     mixed=st.sampled_from([("rows", "first_exhausted"), (WEIGHTS, "first_exhausted"), (WEIGHTS, "all_exhausted")]),
 )
+@daily(2)
 def test_every_token_comes_once_over_any_chain_of_worlds(
     tables: Path, kind: type[Packed], data: st.DataObject, epoch: int, stops: list[int], mixed: Any
 ) -> None:

@@ -25,7 +25,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.effort import examples
+from tests.effort import daily, examples
 from tests.tables.plain import meant_warnings
 from torch_table_loader import (
     ConfigError,
@@ -92,6 +92,7 @@ def _all(loaders: list[Any]) -> list[tuple[Any, ...]]:
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize(("ranks", "lanes"), [(1, 0), (1, 3), (3, 2)])
+@daily(6)
 def test_rows_are_those_of_the_same_table_in_parquet(tmp_path: Path, mode: str, ranks: int, lanes: int) -> None:
     pq.write_table(TABLE, tmp_path / "x.parquet", row_group_size=64)
     stored = _all(_world(tmp_path, ranks, lanes, **MODES[mode]))

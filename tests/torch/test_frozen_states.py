@@ -193,7 +193,7 @@ FROZEN = [
 
 
 @pytest.mark.parametrize(("case", "frozen"), FROZEN)
-@daily(10)
+@daily(4)
 def test_a_state_of_old_goes_on_with_the_batches_that_followed_it(case: str, frozen: dict[str, Any]) -> None:
     assert {"state": frozen["state"], **what_follows(CASES[case]["go on"], frozen["state"])} == frozen
 

@@ -50,7 +50,7 @@ def made(mode: str, table: str, worker_type: str, **options: Any) -> TableLoader
 
 @pytest.mark.parametrize("worker_type", ["caller", "thread", "process"])
 @pytest.mark.parametrize("mode", MODES)
-@daily(6)
+@daily(3)
 def test_a_gap_is_the_mean_of_the_training_part(mode: str, table: str, worker_type: str) -> None:
     training = StructuredDataset(table, filters=part_of("id", {"train": 0.8, "val": 0.2}, "train"))
     stats = training.statistics(["age"])["age"]

@@ -64,7 +64,7 @@ def holds(case: Case, num_ranks: int, **options: Any) -> None:
 
 @pytest.mark.parametrize("num_ranks", [1, 3])
 @pytest.mark.parametrize("name", CASES)
-@daily(16)
+@daily(6)
 def test_in_threads(made: Callable[[str], Case], name: str, num_ranks: int) -> None:
     holds(made(name), num_ranks)
     holds(made(name), num_ranks, shuffle=True, split_deletes=True, split_size=6)

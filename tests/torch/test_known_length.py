@@ -52,7 +52,7 @@ def state_after(loader: TableLoader, steps: int) -> State:
 
 
 @pytest.mark.parametrize("options", [*SHAPES, {"filters": SOME}], ids=str)
-@daily(9)
+@daily(4)
 def test_it_is_the_same_before_in_and_after_an_epoch_and_after_resuming(
     mode: Mode, tables: Path, options: dict[str, Any]
 ) -> None:

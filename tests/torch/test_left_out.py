@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from tests.effort import daily
 from tests.tables.delta import DeltaWriter
 from tests.tables.delta import some as some_of_delta
 from tests.tables.iceberg import IcebergWriter, some
@@ -86,6 +87,7 @@ def taken(loaders: list[TableLoader], steps: int | None = None) -> Counter[int]:
 @pytest.mark.filterwarnings("ignore:ranks take different numbers of steps")
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("kind", TABLES)
+@daily(2)
 def test_what_is_sound_comes_once_on_any_number_of_ranks(tmp_path: Path, kind: str, mode: str) -> None:
     make, rows, damaged = TABLES[kind](tmp_path / "t")
     with pytest.raises(TableError, match=damaged.name):

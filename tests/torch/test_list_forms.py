@@ -13,6 +13,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
+from tests.effort import daily
 from tests.tables.plain import meant_warnings
 from torch_table_loader import ConfigError, MixedDataset, Pad, StructuredDataset, TableError
 from torch_table_loader.batching.outputs import Padded
@@ -145,6 +146,7 @@ def table(tmp_path: Path) -> str:
 
 
 @pytest.mark.parametrize("mode", MODES)
+@daily(6)
 def test_every_mode_delivers_the_form(form: Form, lists: str, mode: str) -> None:
     form.check(StructuredDataset.create_dataloader(lists, **form.options, **MODES[mode])[0])
 

@@ -90,7 +90,7 @@ PASSES: dict[str, Callable[[int], bool]] = {
 @pytest.mark.parametrize("options", [{}, {"shuffle_buffer_size": 7}, {"batch_by": "file"}], ids=str)
 @pytest.mark.parametrize("kind", FILTERS)
 @pytest.mark.parametrize(("ranks", "others"), [(1, 3), (3, 1)])
-@daily(6)
+@daily(3)
 def test_what_a_strategy_holds_comes_as_often_on_any_number_of_ranks(
     table: Path, options: dict[str, Any], kind: str, ranks: int, others: int
 ) -> None:

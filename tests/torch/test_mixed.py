@@ -159,6 +159,7 @@ def test_each_source_has_its_share_and_repeats_no_row_before_its_wrap(
 
 @pytest.mark.parametrize("block", [0, 64, 256])
 @pytest.mark.parametrize("options", [{"num_workers": 0}, {}, {"num_ranks": 2, "rank": 0}], ids=str)
+@daily(3)
 def test_the_first_source_to_be_exhausted_ends_the_epoch_at_the_row_that_would_repeat(
     tables: Tables, block: int, options: dict[str, Any]
 ) -> None:

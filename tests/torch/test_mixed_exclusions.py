@@ -12,6 +12,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
+from tests.effort import daily
 from tests.tables.iceberg import IcebergWriter
 from torch_table_loader import ConfigError, IcebergDataset, MixedDataset, ResumeError, StructuredDataset, TableLoader
 
@@ -41,6 +42,7 @@ def rows(batches: Any) -> list[tuple[int, int]]:
 
 @pytest.mark.parametrize("stop", ["first_exhausted", "all_exhausted"])
 @pytest.mark.parametrize("worker_type", ["thread", "process"])
+@daily(2)
 def test_a_source_without_weight_and_rows_is_no_error_at_the_start_and_on_resume(
     tables: Path, stop: Any, worker_type: Any
 ) -> None:

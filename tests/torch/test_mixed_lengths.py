@@ -124,6 +124,7 @@ def test_each_token_comes_once_and_every_step_resumes(tables: dict[str, str], ki
     last=worlds(3),
     weights=st.sampled_from(["rows", WEIGHTS]),
 )
+@daily(1)
 def test_any_chain_of_worlds_delivers_each_token_once(
     tables: dict[str, str], kind: str, chain: Any, last: Any, weights: Any
 ) -> None:
@@ -273,6 +274,7 @@ def check_tokens(steps: list[list[Taken]], pack: Pack, most: int, size: int = 2)
 @pytest.mark.parametrize("kind", EVERY_KIND)
 @settings(max_examples=examples(8), deadline=None, suppress_health_check=list(HealthCheck))
 @given(chain=st.lists(st.tuples(worlds(3), st.integers(0, 4)), max_size=3), last=worlds(3), most=st.integers(60, 130))
+@daily(1)
 def test_tokens_are_counted_in_any_chain_of_worlds(
     tables: dict[str, str], kind: str, chain: Any, last: Any, most: int
 ) -> None:
@@ -290,7 +292,7 @@ def test_tokens_are_counted_in_any_chain_of_worlds(
 
 @pytest.mark.parametrize("kind", EVERY_KIND)
 @pytest.mark.parametrize("most", [3, 6, 17, 46, 60, 61, 200])
-@daily(3)
+@daily(2)
 def test_every_step_resumes_where_tokens_are_counted(tables: dict[str, str], kind: str, most: int) -> None:
     options: dict[str, Any] = {"weights": ONE_BY_ONE, "stop": Stop("forever", tokens=most), "num_ranks": 1}
     whole, _ = job(tables, kind, None, None, **options)
@@ -308,6 +310,7 @@ def test_every_step_resumes_where_tokens_are_counted(tables: dict[str, str], kin
 
 
 @pytest.mark.parametrize("kind", EVERY_KIND)
+@daily(1)
 def test_tokens_count_as_in_a_mixture_of_one_length(tables: dict[str, str], kind: str) -> None:
     later = full_pack(seq_len=3, seq_len_from={10_000: 7}, labels="shifted")
     for most in (30, 31, 95):

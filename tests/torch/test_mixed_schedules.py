@@ -55,6 +55,7 @@ def plain(batch: Any) -> Any:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("rank", [0, 1])
+@daily(3)
 def test_a_schedule_is_weights_that_are_set_at_its_steps(tables: Path, kind: str, rank: int) -> None:
     world: dict[str, Any] = {"num_ranks": 2, "rank": rank, "even_ranks": "pad"}
     loader, _ = make(tables, kind, SCHEDULE, **world)
@@ -138,7 +139,7 @@ def test_weights_are_not_set_beside_a_schedule(tables: Path) -> None:
     "weights", [{"a": 1, "b": 1, "c": 1}, {"a": 5, "b": 1, "c": 2}, {"a": 1, "b": 1, "c": 0}], ids=str
 )
 @pytest.mark.parametrize("stop", [{"c": 3, "b": 2}, {"a": 2, "b": 1}], ids=str)
-@daily(9)
+@daily(4)
 def test_an_epoch_ends_before_a_source_comes_oftener(tables: Path, kind: str, weights: Any, stop: Any) -> None:
     loader, dataset = make(tables, kind, weights, stop=stop, batch_size=1)
     sources: list[int] = []

@@ -86,7 +86,7 @@ FORMS: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize("options", FORMS, ids=str)
 @pytest.mark.parametrize("strategy", STRATEGIES)
-@daily(5)
+@daily(2)
 def test_any_machine_reads_the_sequences_of_one(
     table: Path, machine: Callable[[str], None], tmp_path: Path, url: str, strategy: Any, options: dict[str, Any]
 ) -> None:

@@ -17,7 +17,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.effort import examples
+from tests.effort import daily, examples
 from tests.states import is_ended, source_of, with_anchor
 from tests.tables.plain import meant_warnings
 from tests.torch.modes import STRATEGIES
@@ -339,6 +339,7 @@ def test_what_does_not_fit_is_refused_by_name(table: Path, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("strategy", ["windows", "concat", "pad", "best_fit"])
+@daily(2)
 def test_each_epoch_has_an_order_of_its_own_and_places_are_uniform(tmp_path: Path, strategy: Any) -> None:
     write_documents(tmp_path, [[4] * 8])
     pack = full_pack(seq_len=4, strategy=strategy)
@@ -412,6 +413,7 @@ def test_weights_are_shares_of_tokens_at_every_prefix(tables: dict[str, Path], s
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
 @pytest.mark.parametrize("block", [0, 256])
+@daily(3)
 def test_a_mixture_of_which_weights_change_goes_on_in_another_world(
     tables: dict[str, Path], strategy: Any, block: int
 ) -> None:
@@ -508,6 +510,7 @@ def test_sources_of_a_mixture_must_be_packed_alike(tables: dict[str, Path]) -> N
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
 @pytest.mark.parametrize("stop", ["first_exhausted", "all_exhausted"])
+@daily(3)
 def test_natural_shares_deliver_each_token_once(tables: dict[str, Path], strategy: Any, stop: Any) -> None:
     pack = full_pack(seq_len=9, strategy=strategy, long_docs="split", block_docs=7)
     weights = "rows" if strategy == "pad" else "tokens"

@@ -83,7 +83,7 @@ in_each_mode = pytest.mark.parametrize("mode", [SPLITS, ROWS, MIXTURE], ids=str)
 @pytest.mark.parametrize("worker_type", [*ENGINES, "caller"])
 @pytest.mark.parametrize(("mode", "options"), [(SPLITS, {}), (SPLITS, UNCOUNTED), (ROWS, {}), (MIXTURE, {})], ids=str)
 @pytest.mark.parametrize("prefetch", [None, 1])
-@daily(8)
+@daily(3)
 def test_a_collate_fn_runs_no_further_ahead_than_was_asked_for(
     table: Path, mode: Mode, options: dict[str, Any], worker_type: str, prefetch: int | None
 ) -> None:
@@ -150,7 +150,7 @@ def test_a_dataloader_of_the_callers_own_collates_one_batch_at_a_time(mode: Mode
     ids=str,
 )
 @pytest.mark.parametrize("worker_type", [*ENGINES, "caller"])
-@daily(4)
+@daily(2)
 def test_collated_one_by_one_each_batch_is_what_it_was(
     mode: Mode, table: Path, worker_type: str, options: dict[str, Any]
 ) -> None:
@@ -179,7 +179,7 @@ def test_explain_counts_the_collated_batches_apart(table: Path, mode: Mode) -> N
 
 @in_each_mode
 @pytest.mark.parametrize("options", [{}, {"prefetch_batches": 1}, {"prefetch_batches": 40}, {"collate_fn": dict}])
-@daily(4)
+@daily(2)
 def test_no_more_rows_are_decoded_ahead_than_explained(
     tmp_path: Path, mode: Mode, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:

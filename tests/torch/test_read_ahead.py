@@ -96,7 +96,7 @@ ENGINES: list[dict[str, Any]] = [{"num_workers": 0}, {}, {"num_workers": 2, "wor
     ("form", "options"), [(form, options) for form, each in TABLES.items() for options in each], ids=str
 )
 @pytest.mark.parametrize("budget", [SMALL, "128MiB"])
-@daily(12)
+@daily(5)
 def test_batches_are_those_of_a_table_on_this_machine(
     tmp_path: Path, far: Callable[[], Any], form: str, options: dict[str, Any], budget: Any
 ) -> None:
@@ -137,7 +137,7 @@ def test_every_form_comes_out_the_same(tmp_path: Path, far: Callable[[], Any], o
     [{}, {"num_workers": 0}, {"worker_type": "process"}, {"filters": SOME}, {"batch_size": 3, "columns": ["k"]}],
     ids=str,
 )
-@daily(10)
+@daily(4)
 def test_every_mode_delivers_the_same(
     tables: Path, mode: Mode, far: Callable[[], Any], options: dict[str, Any]
 ) -> None:
@@ -266,7 +266,7 @@ def _write_groups(path: Path, form: str, groups: list[pa.Table]) -> None:
     phases=[Phase.generate],  # to shrink an example would write hundreds of tables
 )
 @given(data=st.data())
-@daily(3)
+@daily(2)
 def test_every_planned_byte_is_fetched_once_and_no_other(
     tmp_path_factory: pytest.TempPathFactory,
     far: Callable[[], Any],

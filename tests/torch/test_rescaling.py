@@ -148,6 +148,7 @@ def test_every_rank_reads_all_under_a_generator_that_takes_no_ranks(
 
 @pytest.mark.parametrize("form", list(SUFFIX))
 @pytest.mark.parametrize("filtered", [False, True])
+@daily(4)
 def test_every_format_goes_on_at_the_next_row(tmp_path: Path, form: str, filtered: bool) -> None:
     write_table(tmp_path, [sizes for sizes in GROUPS if sum(sizes)], form)
     options: dict[str, Any] = {"form": form, "shuffle": True, "batch_size": 3}

@@ -131,7 +131,7 @@ def resume(
 @pytest.mark.parametrize(
     ("taken", "window"), [(1, None), (17, None), (30, 2_500), (24, 5_000), (12, 4_000), (47, 7_000), (12, None)]
 )
-@daily(8)
+@daily(3)
 def test_reading_begins_at_the_row_group_of_the_cut_or_of_the_open_window(
     tables: dict[str, Path], watch: Watch, form: str, worker_type: str, taken: int, window: int | None
 ) -> None:
@@ -150,6 +150,7 @@ def test_reading_begins_at_the_row_group_of_the_cut_or_of_the_open_window(
 
 @pytest.mark.parametrize("form", ["parquet", "orc"])
 @pytest.mark.parametrize("taken", [3, 16, 25])
+@daily(2)
 def test_under_a_filter_reading_begins_at_the_row_group_of_the_next_row_that_passes(
     tables: dict[str, Path], watch: Watch, form: str, taken: int
 ) -> None:

@@ -68,7 +68,7 @@ FORMS: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("options", FORMS, ids=str)
-@daily(3)
+@daily(2)
 def test_any_machine_reads_what_one_built(
     table: str, machine: Callable[[str], None], tmp_path: Path, url: str, options: dict[str, Any]
 ) -> None:

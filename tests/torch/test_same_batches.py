@@ -40,7 +40,7 @@ def cpus(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
 
 
 @pytest.mark.parametrize("variant", sorted(VARIANTS))
-@daily(3)
+@daily(2)
 def test_threads_and_processes_of_any_number_give_the_same_batches(
     table: Path, variant: str, cpus: Callable[[int], None]
 ) -> None:
@@ -54,6 +54,7 @@ def test_threads_and_processes_of_any_number_give_the_same_batches(
 
 
 @pytest.mark.parametrize("prefetch", [1, 2, 5, 1000])
+@daily(2)
 def test_prefetching_never_changes_a_batch(table: Path, prefetch: int) -> None:
     for worker_type in ("thread", "process"):
         found = deliver(table, worker_type=worker_type, prefetch_batches=prefetch, **OPTIONS)

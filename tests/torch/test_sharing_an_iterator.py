@@ -84,7 +84,7 @@ def made(mode: Mode, table: Path, worker_type: str, **options: Any) -> TableLoad
     [(SPLITS, {}), (SPLITS, {"collate_fn": dict}), (SPLITS, {"prefetch_batches": 1}), (MIXTURE, {})],
     ids=str,
 )
-@daily(4)
+@daily(2)
 def test_each_batch_goes_to_one_thread(mode: Mode, table: Path, worker_type: str, options: dict[str, Any]) -> None:
     loader = made(mode, table, worker_type, **options)
     expected = sorted(mode.read(loader))

@@ -27,7 +27,7 @@ FREE = list(takewhile(lambda name: name != "csv_block_bytes", (field.name for fi
 
 @pytest.mark.parametrize("is_far", [False, True], ids=["near", "far"])
 @pytest.mark.parametrize("mode", MODES, ids=str, scope="session")
-@daily(5)
+@daily(2)
 def test_small_steps_give_the_same_batches(mode: Mode, tables: Path, far: Callable[[], Any], is_far: bool) -> None:
     wanted = mode.read(mode.make(tables))
     with small_sizes(**dict.fromkeys(FREE, 3)), far() if is_far else nullcontext():

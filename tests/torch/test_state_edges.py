@@ -181,7 +181,7 @@ def test_a_second_state_replaces_the_first(mode: Mode, tables: Path) -> None:
 
 
 @pytest.mark.parametrize("worker_type", ["thread", "process"])
-@daily(4)
+@daily(2)
 def test_two_iterators_at_once(mode: Mode, tables: Path, worker_type: str) -> None:
     [first, second] = epochs_of(mode, tables, 2)
     loader = mode.make(tables, worker_type=worker_type)
@@ -254,7 +254,7 @@ def test_the_dataset_keeps_the_state_of_its_own_loader(mode: Mode, tables: Path)
 @pytest.mark.parametrize(
     ("mode", "context"), [*((mode, "fork") for mode in MODES), (SPLITS, "spawn")], ids=str, scope="session"
 )
-@daily(4)
+@daily(2)
 def test_persistent_workers_of_a_callers_loader_see_the_new_epoch(mode: Mode, tables: Path, context: str) -> None:
     """Where rows are in memory, workers that do not fork cannot see them."""
     dataset: Any = mode.make(tables).dataset

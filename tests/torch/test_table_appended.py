@@ -10,6 +10,7 @@ from typing import Any
 import pyarrow.compute as pc
 import pytest
 
+from tests.effort import daily
 from tests.states import table_of
 from tests.tables.kinds import KeptTable, TableKind, rows_of, some
 from torch_table_loader import ConfigError, ResumeError, TableLoader
@@ -34,6 +35,7 @@ def make(kind: TableKind, table: KeptTable, **options: Any) -> TableLoader:
     ("shuffle", "footers"), [(False, "eager"), (True, "eager"), ("rows", "eager"), (False, "lazy"), (True, "lazy")]
 )
 @pytest.mark.parametrize(("start", "end", "rows"), [(1, 4, (20, 50)), (2, 3, (30, 40)), (3, 3, (0, 0))])
+@daily(10)
 def test_the_rows_after_one_commit_up_to_another(
     kind: TableKind, tmp_path: Path, shuffle: Any, footers: str, start: int, end: int, rows: tuple[int, int]
 ) -> None:

@@ -95,7 +95,7 @@ def test_every_row_of_a_table_that_grows_comes_once(
 
 @pytest.mark.parametrize("footers", ["eager", "lazy"])
 @pytest.mark.parametrize("split_deletes", [False, True])
-@daily(4)
+@daily(2)
 def test_an_epoch_goes_on_over_newer_commits_and_other_worlds(
     kind: TableKind, tmp_path: Path, split_deletes: bool, footers: str
 ) -> None:
@@ -219,7 +219,7 @@ def test_a_file_of_which_more_rows_were_deleted_since_is_refused(kind: TableKind
 
 @pytest.mark.parametrize("shuffle", [True, "rows"])
 @pytest.mark.parametrize("worker_type", ["thread", "process"])
-@daily(3)
+@daily(2)
 def test_deletes_of_the_older_commit_hold_in_the_newer_one(
     kind: TableKind, tmp_path: Path, shuffle: Any, worker_type: str
 ) -> None:

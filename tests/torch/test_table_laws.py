@@ -225,6 +225,7 @@ def test_threads_and_processes_deliver_the_same(
 @pytest.mark.parametrize(
     "options", [{"footers": "eager"}, {"footers": "lazy"}, {"shuffle": "rows"}], ids=["eager", "lazy", "rows"]
 )
+@daily(2)
 def test_a_state_goes_on_in_the_table_of_its_own_commit(
     kind: TableKind, tmp_path: Path, options: dict[str, Any]
 ) -> None:
@@ -257,6 +258,7 @@ def test_a_state_goes_on_in_the_table_of_its_own_commit(
 
 @pytest.mark.parametrize("num_ranks", [1, 3])
 @pytest.mark.parametrize("filters", [None, pc.field("k") < 5])
+@daily(3)
 def test_rows_that_are_shuffled_one_by_one_go_on_beside_newer_ones(
     kind: TableKind, tmp_path: Path, num_ranks: int, filters: Any
 ) -> None:

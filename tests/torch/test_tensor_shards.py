@@ -15,7 +15,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.effort import examples
+from tests.effort import daily, examples
 from tests.tables.plain import meant_warnings
 from tests.tables.tensor_shards import WIDTHS, Tensor, bits, rows_of, tensor, values_of, write_shard
 from torch_table_loader import StructuredDataset, TableError, TableLoader
@@ -118,6 +118,7 @@ def test_every_sample_comes_once(
 
 @pytest.mark.parametrize("kind", sorted(WIDTHS))
 @pytest.mark.parametrize("raw", [True, False])
+@daily(14)
 def test_each_element_type_comes_in_its_dtype(tmp_path: Path, kind: str, raw: bool) -> None:
     written = shard_samples([(kind, shape, raw) for shape in SHAPES], range(20))
     write_shard(tmp_path / "a.pb", written)

@@ -11,6 +11,7 @@ from typing import Any
 import pyarrow.compute as pc
 import pytest
 
+from tests.effort import daily
 from tests.tables.plain import meant_warnings
 from tests.tables.token_files import LAYOUTS, fms_bytes, some_documents, write_megatron
 from torch_table_loader import MixedDataset, Pack, RowStore, StructuredDataset, TableError, TableLoader
@@ -66,6 +67,7 @@ def ids_of(batches: Any) -> list[Any]:
 @pytest.mark.parametrize("put_in", PUT_IN, ids=str)
 @pytest.mark.parametrize("form", IN_PLACE)
 @pytest.mark.parametrize("strategy", STRATEGIES)
+@daily(4)
 def test_sequences_are_those_of_a_store(
     tmp_path: Path, stores: Any, form: str, strategy: Any, put_in: dict[str, Any]
 ) -> None:
@@ -89,6 +91,7 @@ def test_sequences_are_those_of_a_store(
 @pytest.mark.parametrize("put_in", PUT_IN, ids=str)
 @pytest.mark.parametrize("form", IN_PLACE)
 @pytest.mark.parametrize("strategy", STRATEGIES)
+@daily(4)
 def test_files_that_are_far_away_are_read_by_ranges(
     tmp_path: Path, stores: Any, far: Callable[[], Any], form: str, strategy: Any, put_in: dict[str, Any]
 ) -> None:

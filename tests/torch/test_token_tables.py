@@ -78,6 +78,7 @@ def test_every_document_comes_once(write: Callable[[str], str], form: str, optio
 
 @FORMS
 @pytest.mark.parametrize("shuffle", [False, True, "rows"])
+@daily(4)
 def test_a_stopped_job_goes_on_at_the_next_document(write: Callable[[str], str], form: str, shuffle: Any) -> None:
     path = write(form)
     loader = make(path, form, shuffle=shuffle)

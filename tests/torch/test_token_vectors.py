@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from tests.effort import daily
 from tests.tables.plain import meant_warnings
 from torch_table_loader import ConfigError, MixedDataset, Pack, StructuredDataset, TableError, TableLoader
 
@@ -61,6 +62,7 @@ PACKINGS = [(strategy, options) for strategy in ("concat", "pad", "best_fit") fo
 
 
 @pytest.mark.parametrize(("strategy", "options"), [*PACKINGS, ("windows", OPTIONS[1])], ids=str)
+@daily(5)
 def test_vectors_are_those_of_their_tokens(tmp_path: Path, strategy: Any, options: dict[str, Any]) -> None:
     root = write(tmp_path / "t")
     total = sum(len(tokens) for tokens in pq.read_table(root)["input_ids"].to_pylist())

@@ -53,6 +53,7 @@ def test_a_mask_means_the_rows_where_it_is_true(mask: list[bool], before: set[in
             assert start.include(given_mask, rows).ids.tolist() == sorted({*start.ids.tolist()} - {*ids})
 
 
+@pytest.mark.slow
 def test_millions_stay_compact() -> None:
     rows = 100_000_000
     scattered = np.unique(np.random.default_rng(0).integers(0, rows, 2_000_000))

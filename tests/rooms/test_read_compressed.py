@@ -94,6 +94,7 @@ def test_unsupported_compression_is_refused_by_name(tmp_path: Path) -> None:
         StructuredDataset(tmp_path)
 
 
+@pytest.mark.slow
 def test_highly_compressed_text_takes_little_memory(tmp_path: Path) -> None:
     line = b'{"x": 1}\n'
     (tmp_path / "x.jsonl.gz").write_bytes(_compressed(line * 3_000_000, ".gz"))

@@ -207,6 +207,7 @@ def test_a_faulty_strategy_is_refused(fault: str) -> None:
         check_split_strategy(strategy, other_process=False)
 
 
+@pytest.mark.slow
 def test_string_hashes_are_detected_in_another_process() -> None:
     check_split_strategy(ByHash(), other_process=False)
     with pytest.raises(ContractError, match=r"ByHash on .* asked in another process it answers otherwise"):

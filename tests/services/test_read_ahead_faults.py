@@ -179,6 +179,7 @@ def test_a_flipped_bit_names_the_file(make: Make, store: FaultyStore, engine: di
 
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("deleted", [False, True], ids=["changed", "deleted"])
+@daily(2)
 def test_a_file_that_changes_in_the_middle_of_an_epoch_is_named(
     tmp_path: Path, engine: dict[str, Any], *, deleted: bool
 ) -> None:

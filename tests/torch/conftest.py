@@ -12,12 +12,12 @@ import fsspec
 import pytest
 
 from tests.tables.kinds import DELTA, ICEBERG, TableKind
-from tests.torch.modes import MIXTURE, MODES, PACKED_SPLITS, ROWS, SPLITS, STREAMS, Mode, write_tables
+from tests.torch.modes import MIXTURE, MODES, ROWS, SPLITS, STREAMS, Mode, write_tables
 from torch_table_loader.extend import FileStorage
 from torch_table_loader.source.table_storage import TableStorage
 from torch_table_loader.testing import small_sizes
 
-EVERY_DAY = [SPLITS, ROWS, MIXTURE, STREAMS, PACKED_SPLITS]
+EVERY_DAY = [SPLITS, ROWS, MIXTURE, STREAMS]
 
 
 @pytest.fixture(
@@ -25,7 +25,7 @@ EVERY_DAY = [SPLITS, ROWS, MIXTURE, STREAMS, PACKED_SPLITS]
     params=[pytest.param(mode, id=str(mode), marks=[] if mode in EVERY_DAY else pytest.mark.slow) for mode in MODES],
 )
 def mode(request: pytest.FixtureRequest) -> Mode:
-    """Each mode in turn; Iceberg tables and packs of rows, which their own laws look at every day, are slow here."""
+    """Each mode in turn; Iceberg tables and packs, which their own laws look at every day, are slow here."""
     found: Mode = request.param
     return found
 

@@ -115,7 +115,7 @@ def test_steps_take_as_much_as_the_schedule_says(tables: Path, kind: str, mixed:
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("mixed", [False, True], ids=["alone", "mixed"])
 @pytest.mark.parametrize("ramp", RAMPS.values(), ids=list(RAMPS))
-@daily(lambda kind, mixed, ramp: ramp == RAMPS["samples"] and ("packed" in kind) == mixed)
+@daily(2)
 def test_a_state_goes_on_on_any_world(tables: Path, kind: str, mixed: bool, ramp: Any) -> None:
     loader, _ = make(tables, kind, mixed=mixed, global_batch_size=ramp)
     whole = [items(batch) for batch in loader]

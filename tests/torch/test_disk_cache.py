@@ -324,6 +324,7 @@ print(json.dumps([rows, said, loader.metrics().fetch.cached_bytes]))
 """
 
 
+@pytest.mark.slow
 def test_the_epoch_goes_on_where_the_disk_is_full(store: FaultyStore, tmp_path: Path) -> None:
     words = [f"s3://{BUCKET}/t", str(tmp_path), json.dumps(store.options)]
     rows, said, cached = json.loads(run_with_small(str(tmp_path), "700k", FULL, *words))
@@ -339,6 +340,7 @@ def test_the_epoch_goes_on_where_the_disk_is_full(store: FaultyStore, tmp_path: 
 
 @pytest.mark.parametrize("mode", [SPLITS, LAKE], ids=str)
 @pytest.mark.parametrize("options", [{}, {"worker_type": "process"}], ids=str)
+@daily(2)
 def test_tables_of_this_machine_that_play_far_ones(
     tables: Path, far: Callable[[], Any], tmp_path: Path, mode: Any, options: dict[str, Any]
 ) -> None:

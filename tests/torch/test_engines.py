@@ -61,6 +61,7 @@ def returns_odd_things(batch: Any) -> Any:
 
 @pytest.mark.parametrize("form", ["torch", "numpy", "arrow", "dict"])
 @pytest.mark.parametrize("worker_type", ["thread", "process"])
+@daily(3)
 def test_every_output_form_comes_from_both_engines(table: Path, worker_type: str, form: Any) -> None:
     def values(batch: Any) -> list[int]:
         column = batch.column("x").to_pylist() if form == "arrow" else batch["x"]
@@ -125,6 +126,7 @@ def test_servers_are_fitted_to_the_machine(
 
 @pytest.mark.parametrize("worker_type", ["thread", "process"])
 @pytest.mark.parametrize("window", [None, 16])
+@daily(2)
 def test_tensors_may_be_written_without_touching_others(table: Path, worker_type: str, window: int | None) -> None:
     loader = make(table, worker_type, shuffle_buffer_size=window)
     wanted = [as_values(batch).rows for batch in loader]

@@ -60,7 +60,7 @@ GOES_ON: list[tuple[list[Any], dict[str, Any]]] = [
 @pytest.mark.parametrize(
     ("mode", "options"), [(mode, options) for modes, options in GOES_ON for mode in modes], ids=str
 )
-@daily(6)
+@daily(5)
 def test_a_fresh_loader_goes_on_with_the_batches_that_would_have_come(
     mode: Mode, tables: Path, options: dict[str, Any]
 ) -> None:

@@ -144,7 +144,7 @@ def test_rows_of_a_store_are_delivered_once(
 
 @pytest.mark.parametrize("form", sorted(SUFFIX))
 @pytest.mark.parametrize("worker_type", ["thread", "process"])
-@daily(lambda worker_type, form: worker_type == "thread" or form == "parquet")
+@daily(3)
 def test_every_format_delivers_every_row_once(tmp_path: Path, form: str, worker_type: str) -> None:
     total = write_table(tmp_path, [[5, 3], [], [1], [0, 4], [7], [2, 2]], form)
     options = {"batch_size": 4, "drop_last": False, "filters": None, "even_ranks": None, "num_workers": 2}

@@ -267,6 +267,7 @@ def test_an_interrupt_while_the_caller_waits_stops_the_workers(
 
 
 @pytest.mark.parametrize("worker_type", ENGINES)
+@daily(2)
 def test_iterating_again_begins_anew(mode: Mode, table: Path, worker_type: str) -> None:
     loader = make(mode, table, worker_type)
     for _ in zip(range(3), loader, strict=False):
@@ -277,6 +278,7 @@ def test_iterating_again_begins_anew(mode: Mode, table: Path, worker_type: str) 
 
 
 @pytest.mark.parametrize("worker_type", ENGINES)
+@daily(2)
 def test_two_iterators_at_once_each_deliver_all(mode: Mode, table: Path, worker_type: str) -> None:
     loader = make(mode, table, worker_type)
     wanted = mode.read(loader)

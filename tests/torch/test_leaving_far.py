@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from tests.effort import daily
 from tests.leaks import children, lane_threads
 from tests.servers.faults import serving_faults
 from tests.torch.leaving import LEAVE, leave_by_break, run_script
@@ -95,6 +96,7 @@ def make(table: Path, **options: Any) -> TableLoader:
 
 @pytest.mark.parametrize("leave", LEAVE, ids=lambda leave: str(leave.__name__))
 @pytest.mark.parametrize("workers", [0, 2])
+@daily(4)
 def test_what_is_in_flight_ends_and_nothing_more_is_sent(
     table: Path, gate: Gate, leave: Callable[[TableLoader], None], workers: int
 ) -> None:
@@ -183,6 +185,7 @@ print("in the middle", flush=True)
 
 
 @pytest.mark.parametrize("worker_type", ["thread", pytest.param("process", marks=pytest.mark.slow)])
+@pytest.mark.slow
 def test_the_interpreter_ends_while_the_store_does_not_answer(tmp_path: Path, worker_type: str) -> None:
     write_table(tmp_path / "t")
     with serving_faults(tmp_path) as store:

@@ -12,14 +12,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tests.effort import daily
-
 ROWS = 200_000
 SCRIPT = Path(__file__).parents[1] / "launchers" / "scripts" / "resident.py"
 
 
 @pytest.mark.parametrize("shuffle", ["splits", "rows"])
-@daily(lambda shuffle: shuffle == "rows")
+@pytest.mark.slow
 def test_memory_is_flat_over_epochs(tmp_path: Path, shuffle: str) -> None:
     columns = {name: np.arange(ROWS) for name in ("id", "b", "c", "d")}
     pq.write_table(pa.table(columns), tmp_path / "t.parquet", row_group_size=ROWS // 8)

@@ -175,7 +175,7 @@ def test_the_first_source_to_be_exhausted_ends_the_epoch_at_the_row_that_would_r
 
 @pytest.mark.parametrize("worker_type", ["thread", "fork"])
 @pytest.mark.parametrize("where", ["behind a URL", "larger than memory"])
-@daily(lambda worker_type, where: worker_type == "thread" or where == "behind a URL")
+@daily(2)
 def test_stores_that_are_not_in_memory_give_the_same(
     tables: Tables, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str, worker_type: str
 ) -> None:

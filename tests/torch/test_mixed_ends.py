@@ -112,7 +112,7 @@ def check(steps: Iterable[list[tuple[str, int]]], stop: Stop, *, slack: int) -> 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("stop", STOPS.values(), ids=list(STOPS))
 @pytest.mark.parametrize("world", [{"num_ranks": 1}, {"num_ranks": 3, "batch_size": 5, "even_ranks": "pad"}], ids=str)
-@daily(lambda kind, stop, world: (kind in ("rows", "streams")) == (world["num_ranks"] == 1) and kind != "packed rows")
+@daily(5)
 def test_sources_are_dropped_when_they_came_often_enough(tables: Path, kind: str, stop: Stop, world: Any) -> None:
     steps = on_all_ranks(tables, kind, stop, **world)
     slack = 64 if "rows" in kind else 2  # of rows, shares hold over a block
@@ -135,7 +135,7 @@ def test_sources_are_dropped_when_they_came_often_enough(tables: Path, kind: str
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("stop", STOPS.values(), ids=list(STOPS))
-@daily(lambda kind, stop: stop == STOPS["one is dropped, another ends"] and kind != "packed rows")
+@daily(2)
 def test_a_state_goes_on_on_any_world(tables: Path, kind: str, stop: Stop) -> None:
     loader, _ = make(tables, kind, stop)
     whole = [items(batch) for batch in loader]

@@ -73,7 +73,7 @@ def of_source(name: str) -> Counter[Row]:
 
 @pytest.mark.parametrize("worker_type", ["thread", "process"])
 @pytest.mark.parametrize("at", [0, 1, 4])
-@daily(lambda worker_type, at: worker_type == "thread" or at == 1)
+@daily(3)
 def test_weights_change_at_the_next_step(kind: str, tables: Tables, worker_type: str, at: int) -> None:
     options: dict[str, Any] = {"worker_type": worker_type, "num_workers": 2}
     before = batches(make(kind, tables, **options)[0])

@@ -47,7 +47,7 @@ def own_loader(table: Path, workers: int, **options: Any) -> tuple[DataLoader[An
     ],
     ids=["plain", "shuffled", "dropped", "filtered", "padded"],
 )
-@daily(lambda workers, options: workers < 3 or options.get("shuffle"))
+@daily(4)
 def test_its_batches_are_those_of_as_many_lanes(table: Path, workers: int, options: dict[str, Any]) -> None:
     loader, _ = own_loader(table, workers, row_id=True, **options)
     with meant_warnings():

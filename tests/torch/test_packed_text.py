@@ -54,7 +54,7 @@ def begun(texts: list[str]) -> list[list[int]]:
 @pytest.mark.parametrize("tokenizer", ["bytes", "tests.rooms.word_tokenizers:sized", begun])
 @pytest.mark.parametrize("strategy", ["concat", "best_fit"])
 @pytest.mark.parametrize("worker_type", ["thread", "process"])
-@daily(lambda worker_type, tokenizer: worker_type == "thread" or tokenizer == "bytes")
+@daily(3)
 def test_every_text_comes_once_as_its_tokens(
     table: Path, tmp_path: Path, tokenizer: Any, strategy: Any, worker_type: Any
 ) -> None:

@@ -124,6 +124,7 @@ def test_batches_are_those_of_a_table_on_this_machine(
 
 
 @pytest.mark.parametrize("options", FORMS, ids=str)
+@daily(2)
 def test_every_form_comes_out_the_same(tmp_path: Path, far: Callable[[], Any], options: dict[str, Any]) -> None:
     write(tmp_path / "t", "parquet")
     local = StructuredDataset.create_dataloader(str(tmp_path / "t"), batch_size=7, **options)[0]

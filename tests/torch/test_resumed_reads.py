@@ -166,7 +166,7 @@ def test_under_a_filter_reading_begins_at_the_row_group_of_the_next_row_that_pas
 @pytest.mark.parametrize("worker_type", ["thread", "process"])
 @pytest.mark.parametrize("window", [None, 600])
 @pytest.mark.parametrize("form", ["parquet", "orc"])
-@daily(lambda worker_type, window: worker_type == "thread" or window)
+@daily(2)
 def test_no_consumed_file_is_opened_on_any_lane(
     tables: dict[str, Path], watch: Watch, form: str, window: int | None, worker_type: str
 ) -> None:

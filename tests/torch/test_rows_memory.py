@@ -17,7 +17,6 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from tests.effort import daily
 from tests.launchers.small_disks import run_with_small
 from torch_table_loader import MixedDataset, OutOfMemoryError, RowStore, StorageError, StructuredDataset
 from torch_table_loader.engine import row_store
@@ -162,7 +161,7 @@ except StorageError as error:
 
 @pytest.mark.parametrize("order", ["rows", "splits"])
 @pytest.mark.parametrize("size", ["8k", "64k"], ids=["no room for a lock", "no room for a batch"])
-@daily(lambda order, size: order == "splits" and size == "64k")
+@pytest.mark.slow
 def test_a_tiny_dev_shm_is_named(table: str, order: str, size: str) -> None:
     said = run_with_small("/dev/shm", size, SMALL, table, order)  # noqa: S108 it is no temporary file
     assert said.startswith("OutOfMemoryError"), said

@@ -254,7 +254,7 @@ def test_the_dataset_keeps_the_state_of_its_own_loader(mode: Mode, tables: Path)
 @pytest.mark.parametrize(
     ("mode", "context"), [*((mode, "fork") for mode in MODES), (SPLITS, "spawn")], ids=str, scope="session"
 )
-@daily(2)
+@daily(1)
 def test_persistent_workers_of_a_callers_loader_see_the_new_epoch(mode: Mode, tables: Path, context: str) -> None:
     """Where rows are in memory, workers that do not fork cannot see them."""
     dataset: Any = mode.make(tables).dataset

@@ -48,7 +48,7 @@ def rows(batches: Any) -> list[list[int]]:
 
 @pytest.mark.parametrize("order", [*ORDERS, "mixture"])
 @pytest.mark.parametrize("num_workers", [0, 2])
-@daily(lambda num_workers, order: num_workers == 0 or order == "splits")
+@daily(2)
 def test_it_goes_on_with_exactly_the_batches_that_were_left(table: Path, order: str, num_workers: int) -> None:
     with meant_warnings():
         whole = rows(loader_of(open_table(table, order), num_workers))
@@ -66,6 +66,7 @@ def test_it_goes_on_with_exactly_the_batches_that_were_left(table: Path, order: 
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
+@daily(1)
 def test_it_goes_on_in_the_epoch_that_was_saved_and_then_in_the_next(table: Path, num_workers: int) -> None:
     dataset = open_table(table, "splits")
     loader = loader_of(dataset, num_workers)

@@ -159,6 +159,7 @@ def test_what_went_comes_before_what_came(kind: TableKind, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("worker_type", ["thread", "process"])
+@daily(2)
 def test_a_state_goes_on_in_its_own_changelog(kind: TableKind, tmp_path: Path, worker_type: str) -> None:
     table = two_commits(kind, tmp_path)
     options: dict[str, Any] = {**kind.after(0), "worker_type": worker_type, "batch_size": 3}

@@ -210,7 +210,7 @@ def sample(kind: TableKind, root: Path) -> KeptTable:
 @whenever_footers_are_read
 @pytest.mark.parametrize("num_ranks", [1, 3])
 @pytest.mark.parametrize("worker_type", ["thread", "process"])
-@daily(lambda worker_type, num_ranks: worker_type == "thread" or num_ranks == 1)
+@daily(4)
 def test_threads_and_processes_deliver_the_same(
     kind: TableKind, tmp_path: Path, worker_type: str, num_ranks: int, footers: str
 ) -> None:

@@ -149,6 +149,7 @@ SOME = [("megatron", PUT_IN[0]), ("megatron", PUT_IN[4]), ("fms-fsdp", PUT_IN[3]
 
 @pytest.mark.parametrize(("form", "put_in"), SOME, ids=str)
 @pytest.mark.parametrize("served", SERVED, ids=str)
+@daily(3)
 def test_anyone_makes_the_same_and_goes_on(
     tmp_path: Path, stores: Any, served: dict[str, Any], form: str, put_in: dict[str, Any]
 ) -> None:
@@ -167,6 +168,7 @@ def test_anyone_makes_the_same_and_goes_on(
 
 @pytest.mark.parametrize(("form", "put_in"), SOME, ids=str)
 @pytest.mark.parametrize("strategy", STRATEGIES)
+@daily(4)
 def test_a_state_goes_on_in_another_world(
     tmp_path: Path, stores: Any, strategy: Any, form: str, put_in: dict[str, Any]
 ) -> None:
@@ -203,6 +205,7 @@ def test_a_compressed_arrow_file_makes_a_store(tmp_path: Path, stores: Any) -> N
 
 @pytest.mark.parametrize("put_in", [PUT_IN[0], PUT_IN[3]], ids=str)
 @pytest.mark.parametrize("form", IN_PLACE)
+@daily(3)
 def test_a_rank_reads_the_bytes_of_its_sequences_alone(
     tmp_path: Path, stores: Any, far: Callable[[], Any], form: str, put_in: dict[str, Any]
 ) -> None:

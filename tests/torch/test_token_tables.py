@@ -62,7 +62,7 @@ def taken(loader: Any) -> list[list[int]]:
     ],
     ids=str,
 )
-@daily(lambda form, options: "worker_type" not in options or form == "megatron")
+@daily(7)
 def test_every_document_comes_once(write: Callable[[str], str], form: str, options: dict[str, Any]) -> None:
     path = write(form)
     found = []

@@ -4,7 +4,8 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-PIP := $(BIN)/python -m pip --disable-pip-version-check
+# What is imported is compiled then: most of what is installed never is.
+INSTALL := $(BIN)/python -m pip --disable-pip-version-check install --quiet --no-compile -c constraints.txt
 # Editors and type checkers read a plain path; the import hook of setuptools' other mode they do not.
 EDITABLE := --config-settings editable_mode=compat -e
 # Of the extras, what the tests of every day need; text is covered without its packages.
@@ -68,27 +69,27 @@ $(READY): pyproject.toml constraints.txt strategies/pyproject.toml
 	    echo "Python 3.11 or newer is needed, but '$(PYTHON)' is: $$($(PYTHON) --version 2>&1)." \
 	         "Pass another one: make PYTHON=/path/to/python3.11 ..." >&2; exit 1; }
 	$(PYTHON) -m venv $(VENV)
-	$(PIP) install --quiet -c constraints.txt "pip>=25.1" torch
-	$(PIP) install --quiet -c constraints.txt $(EDITABLE) ".[$(EXTRAS)]" -e ./strategies --group dev --group frameworks \
+	$(INSTALL) "pip>=25.1" torch
+	$(INSTALL) $(EDITABLE) ".[$(EXTRAS)]" -e ./strategies --group dev --group frameworks \
 	    --group site
 	@touch $@
 
 # The last one is there for its jars of Java's iceberg-core: it asks for a pyarrow of its own, which it does not get.
 $(WRITERS_READY): $(READY)
-	$(PIP) install --quiet -c constraints.txt --group writers
-	$(PIP) install --quiet -c constraints.txt --no-deps bodo-iceberg-connector
+	$(INSTALL) --group writers
+	$(INSTALL) --no-deps bodo-iceberg-connector
 	@touch $@
 
 $(BENCH_READY): $(READY)
-	$(PIP) install --quiet -c constraints.txt --group bench
+	$(INSTALL) --group bench
 	@touch $@
 
 $(DOCS_READY): $(READY)
-	$(PIP) install --quiet -c constraints.txt --group docs
+	$(INSTALL) --group docs
 	@touch $@
 
 $(ENGINES_READY): $(READY)
-	$(PIP) install --quiet -c constraints.txt --group engines
+	$(INSTALL) --group engines
 	@touch $@
 
 $(HOROVOD_READY): $(READY) tools/build_horovod.py

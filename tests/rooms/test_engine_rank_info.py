@@ -359,3 +359,18 @@ def test_ranks_that_agree_in_the_moment_in_which_a_look_ends_agree(
     with ThreadPoolExecutor(2) as pool:
         made = list(pool.map(two_ranks, range(2)))
         assert [len(loader) for loader, _ in made] == [5, 5]
+
+
+def test_a_store_that_is_gone_is_an_error_at_once(
+    two_ranks: Callable[[int], Made], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Gone(dist.PrefixStore):  # type: ignore[name-defined,misc]
+        def wait(self, keys: list[str], timeout: timedelta) -> None:
+            raise RuntimeError("connection reset")
+
+        def check(self, keys: list[str]) -> bool:
+            raise RuntimeError("connection reset")
+
+    monkeypatch.setattr(dist, "PrefixStore", Gone)
+    with pytest.raises(RuntimeError, match="connection reset"):
+        two_ranks(0)

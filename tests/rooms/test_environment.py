@@ -33,7 +33,9 @@ def test_an_editable_install_is_a_plain_path(tmp_path: Path) -> None:
 
 
 def test_every_editable_install_uses_plain_paths() -> None:
-    lines = [line for line in MAKEFILE.replace("\\\n", " ").splitlines() if "install" in line.lower() and " -e " in line]
+    lines = [
+        line for line in MAKEFILE.replace("\\\n", " ").splitlines() if "install" in line.lower() and " -e " in line
+    ]
     lines += [line for line in MAKEFILE.splitlines() if "$(EDITABLE)" in line]
     assert len(lines) >= 4
     assert all("$(EDITABLE)" in line for line in lines)

@@ -318,15 +318,17 @@ class PlanCheck:
             left = timedelta(seconds=max(0.001, end - time.monotonic()))
             try:
                 store.wait([key], min(look, left))
-                return str(store.get(key), "utf-8")
-            except RuntimeError as error:
-                if refusal is not None and store.check([refusal]):
-                    raise TableError(str(store.get(refusal), "utf-8")) from None
-                if look >= left:
-                    raise StorageTimeoutError(
-                        f"rank {self._rank} waited {self._timeout} for {what}; {remedy}"
-                    ) from error
-            look = min(2 * look, LAST_LOOK)
+            except RuntimeError as error:  # the time is over; a store that is gone raises at the next question, too
+                if not store.check([key]):
+                    if refusal is not None and store.check([refusal]):
+                        raise TableError(str(store.get(refusal), "utf-8")) from None
+                    if look >= left:
+                        raise StorageTimeoutError(
+                            f"rank {self._rank} waited {self._timeout} for {what}; {remedy}"
+                        ) from error
+                    look = min(2 * look, LAST_LOOK)
+                    continue
+            return str(store.get(key), "utf-8")
 
 
 def _process_group(num_ranks: int) -> Any:

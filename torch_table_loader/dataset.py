@@ -37,7 +37,6 @@ from torch_table_loader.rank_dataset import RankDataset
 from torch_table_loader.read.formats import reader_for
 from torch_table_loader.source.arrow_source import is_arrow
 from torch_table_loader.source.listing import write_files
-from torch_table_loader.source.snapshot_files import SnapshotFiles
 from torch_table_loader.units import integer
 
 if TYPE_CHECKING:
@@ -130,6 +129,8 @@ class TableDataset(RankDataset):
 
     def _derived(self, changes: LoaderKeywords, part: Any = None, parts: Parts | None = None) -> Self:
         """Return a dataset of the same table with other options; `part`, which is one of `parts`, joins the filter."""
+        from torch_table_loader.source.snapshot_files import SnapshotFiles
+
         if self._opening is None:
             raise ConfigError(
                 "the dataset came from another process, which alone can make others of its table: call with_options "

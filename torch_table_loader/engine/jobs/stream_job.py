@@ -40,7 +40,6 @@ from torch_table_loader.planning.rows_of import (
 )
 from torch_table_loader.planning.runs import Runs
 from torch_table_loader.planning.stages import StreamPosition
-from torch_table_loader.read.sequence_stages import stage_of
 from torch_table_loader.records import ROW_ID
 from torch_table_loader.schedules import Done
 
@@ -293,6 +292,8 @@ class StreamJob(Job):
             key: decides in which order blocks are packed.
             seq_len: tokens of a sequence, if documents are cut anywhere.
         """
+        from torch_table_loader.read.sequence_stages import stage_of
+
         pack = self.options.pack
         assert pack is not None  # noqa: S101 only then
         columns, filters = packed_columns(pack, None), self.options.filters

@@ -35,7 +35,6 @@ from torch_table_loader.predicates.filter_text import filter_of
 from torch_table_loader.predicates.hash_parts import part_of
 from torch_table_loader.rank_dataset import RankDataset
 from torch_table_loader.read.formats import reader_for
-from torch_table_loader.source.arrow_source import is_arrow
 from torch_table_loader.source.listing import write_files
 from torch_table_loader.units import integer
 
@@ -341,6 +340,8 @@ class StructuredDataset(TableDataset):
         """
         asked = make_options(options, type(self))
         if source is not None:
+            from torch_table_loader.source.arrow_source import is_arrow
+
             source = arrow_source(source) if is_arrow(source) else source
             check_source(source, path, format, storage, asked)
         elif storage is not None:

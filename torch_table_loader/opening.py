@@ -17,7 +17,6 @@ from torch_table_loader.planning.stages import Extent
 from torch_table_loader.read.formats import reader_by_suffix
 from torch_table_loader.read.reader_base import HeldReader
 from torch_table_loader.source.address import parse_address
-from torch_table_loader.source.arrow_source import ArrowSource
 from torch_table_loader.source.listing import PathSource, named_files
 from torch_table_loader.source.plan_cache import HeldPlans, PlanCache
 from torch_table_loader.units import integer, one_of
@@ -36,6 +35,7 @@ if TYPE_CHECKING:
     from torch_table_loader.keywords import LoaderKeywords
     from torch_table_loader.options import LoaderOptions
     from torch_table_loader.records import DataFile
+    from torch_table_loader.source.arrow_source import ArrowSource
     from torch_table_loader.source.plan_cache import Plans
     from torch_table_loader.source.snapshot_files import SnapshotFiles
 
@@ -297,6 +297,8 @@ def _check_changelog(changelog: Any, start: Any, name: str, options: LoaderOptio
 
 def arrow_source(data: Any) -> ArrowSource:
     """Return rows in memory as a source; see `ArrowSource.of`."""
+    from torch_table_loader.source.arrow_source import ArrowSource
+
     return ArrowSource.of(data, HeldReader())
 
 

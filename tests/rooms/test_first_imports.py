@@ -37,6 +37,7 @@ _OF_OTHERS = (
 _OF_OURS = (
     *("iceberg", "delta", "mixed", "map_view", "report", "text", "testing", "cli"),
     *("integrations", "store", "source.iceberg", "source.delta", "source.s3_client", "source.object_store"),
+    *("predicates.facts", "predicates.filter_form", "planning.order_sample", "source.arrow_source"),
     *("source.snapshot_files", "read.avro", "read.ipc", "read.orc", "read.text_files", "read.token_files"),
     *("read.sequence_stages", "read.token_formats", "planning.mixed_stages", "planning.slices", "engine.device"),
     *("engine.explanation", "engine.row_store", "engine.row_weights", "engine.measuring", "engine.jobs.indexed_job"),

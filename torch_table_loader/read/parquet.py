@@ -20,6 +20,7 @@ from torch_table_loader.format_contracts import (
     ListCountingReader,
     NullProvingReader,
     RangedReader,
+    SharingReader,
     ThinningFile,
     Traits,
 )
@@ -53,11 +54,18 @@ _VALUES_TO_COPY = 1 << 18
 
 @dataclass(frozen=True, slots=True)
 class ParquetReader(
-    EncodingReader, NullProvingReader, ListCountingReader, ListBoundsReader, BoundsReader, RangedReader
+    EncodingReader,
+    SharingReader,
+    NullProvingReader,
+    ListCountingReader,
+    ListBoundsReader,
+    BoundsReader,
+    RangedReader,
 ):
     """Reads Parquet files (https://parquet.apache.org/docs/file-format/).
 
-    `encoded` are columns of strings that come as dictionaries if a file has them so.
+    `encoded` are columns of strings that come as dictionaries if a file has them so. Where `shares` is set, threads
+    of Arrow's pool share the columns of each row group.
     """
 
     name: str = "parquet"
@@ -65,11 +73,16 @@ class ParquetReader(
     traits = Traits(cut="row groups", pruned="statistics, partitions", counted="the footer")
     verify_checksums: bool = True
     encoded: frozenset[str] = frozenset()
+    shares: bool = False
     columnar = True
 
     @override
     def encoding(self, columns: frozenset[str]) -> ParquetReader:
         return replace(self, encoded=columns)
+
+    @override
+    def sharing(self) -> ParquetReader:
+        return replace(self, shares=True)
 
     @override
     def inspect(self, storage: Storage, file: DataFile, schema: pa.Schema | None) -> FileMeta:
@@ -152,7 +165,7 @@ class ParquetReader(
         except BaseException:
             source.close()
             raise
-        return ParquetFile(handle, source)
+        return ParquetFile(handle, source, shares=self.shares)
 
     @override
     def ranges(
@@ -165,9 +178,10 @@ class ParquetReader(
 class ParquetFile(ThinningFile):
     """An open Parquet file; batches are decoded into fresh memory, never mapped."""
 
-    def __init__(self, handle: pq.ParquetFile, source: pa.NativeFile) -> None:
+    def __init__(self, handle: pq.ParquetFile, source: pa.NativeFile, *, shares: bool = False) -> None:
         self._handle = handle
         self._source = source
+        self._shares = shares
         self._values_at_once = sizes().parquet_values
 
     @override
@@ -219,12 +233,13 @@ class ParquetFile(ThinningFile):
         return pa.RecordBatch.from_arrays(arrays, schema=pa.schema(fields))
 
     def _table(self, group: int, columns: list[str]) -> pa.Table:
-        """Read a row group, a few columns at a time, which is faster since caches hold them."""
+        """Read a row group, a few columns at a time, which is faster since caches hold them, or all side by side."""
         at_once = max(1, self._values_at_once // max(1, self._handle.metadata.row_group(group).num_rows))
+        at_once = max(1, len(columns)) if self._shares else at_once
         tables = []
         for start in range(0, max(1, len(columns)), at_once):
             part = columns[start : start + at_once]
-            table = self._handle.read_row_group(group, columns=part, use_threads=False)
+            table = self._handle.read_row_group(group, columns=part, use_threads=self._shares)
             tables.append(sound_text(table if table.column_names == part else table.select(part)))
         if len(tables) > 1:
             fields = [field for table in tables for field in table.schema]
@@ -234,7 +249,7 @@ class ParquetFile(ThinningFile):
 
     def _streamed(self, groups: list[int], columns: list[str], max_rows: int) -> Iterator[pa.RecordBatch]:
         batches: Iterator[pa.RecordBatch] = self._handle.iter_batches(
-            batch_size=max_rows, row_groups=groups, columns=columns, use_threads=False
+            batch_size=max_rows, row_groups=groups, columns=columns, use_threads=self._shares
         )
         return map(sound_text, batches)
 

@@ -111,6 +111,7 @@ class TaskReader:
         self._max_rows = max_rows
         self._deletes = Deletes(storage) if deletes is None else deletes
         self._stage = stage
+        self._shares = False
         self._encoded = frozenset(encoded).difference(self._filter_columns)
         self._apart: Sequence[Any] = ()
         self._apart_columns: tuple[str, ...] = ()
@@ -123,6 +124,12 @@ class TaskReader:
             return self
         other = copy.copy(self)
         other._stage = self._stage.of_epoch(key, shuffle=shuffle)
+        return other
+
+    def sharing(self) -> TaskReader:
+        """Return the same reader, each of whose row groups several threads may decode, where the format can do that."""
+        other = copy.copy(self)
+        other._shares = True
         return other
 
     def counting(self, apart: Sequence[Any]) -> TaskReader:
@@ -346,6 +353,7 @@ class TaskReader:
             may_thin=self._bases is None,
             live_known=all(segment.live > 0 for segment in segments),
             verify_checksums=self._deletes.verify_checksums,
+            shares=self._shares,
             adds=None if self._bases is None or counting else partial(self._with_ids, int(self._bases[file_index])),
             check=check if storage.is_local else None,
         )

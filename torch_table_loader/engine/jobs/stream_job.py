@@ -260,6 +260,10 @@ class StreamJob(Job):
         planned, reader = self.planned(position), self.reader
         if self.stage is not None:
             reader = reader.of_epoch(self._packs_key(position.epoch), shuffle=bool(self.options.shuffle))
+        segments = planned.segments
+        reads = int(np.count_nonzero(segments.kept & (segments.live != 0)))
+        if not self.options.processes and reads < self.topology.num_ranks * self.num_threads:
+            reader = reader.sharing()  # else some threads would have nothing to decode
         return StreamWork(
             **self._common_work(position, marks_padding=planned.marks_padding),
             plan=planned.plan,

@@ -398,7 +398,7 @@ FAULTS = (
         ),
     ),
     Fault(
-        *(9, "row groups without a row that passes are read", "read/parquet.py"),
+        *(9, "row groups without a row that passes are read", "read/parquet_pruning.py"),
         "    return kept\n",
         "    return [True] * len(kept)\n",
         (

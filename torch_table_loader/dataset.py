@@ -35,9 +35,7 @@ from torch_table_loader.predicates.filter_text import filter_of
 from torch_table_loader.predicates.hash_parts import part_of
 from torch_table_loader.rank_dataset import RankDataset
 from torch_table_loader.read.formats import reader_for
-from torch_table_loader.source.arrow_source import is_arrow
 from torch_table_loader.source.listing import write_files
-from torch_table_loader.source.snapshot_files import SnapshotFiles
 from torch_table_loader.units import integer
 
 if TYPE_CHECKING:
@@ -130,6 +128,8 @@ class TableDataset(RankDataset):
 
     def _derived(self, changes: LoaderKeywords, part: Any = None, parts: Parts | None = None) -> Self:
         """Return a dataset of the same table with other options; `part`, which is one of `parts`, joins the filter."""
+        from torch_table_loader.source.snapshot_files import SnapshotFiles
+
         if self._opening is None:
             raise ConfigError(
                 "the dataset came from another process, which alone can make others of its table: call with_options "
@@ -340,6 +340,8 @@ class StructuredDataset(TableDataset):
         """
         asked = make_options(options, type(self))
         if source is not None:
+            from torch_table_loader.source.arrow_source import is_arrow
+
             source = arrow_source(source) if is_arrow(source) else source
             check_source(source, path, format, storage, asked)
         elif storage is not None:

@@ -71,6 +71,15 @@ class EncodingReader(Protocol):
         ...
 
 
+@runtime_checkable
+class SharingReader(Protocol):
+    """A format reader of whose row groups several threads of the machine can decode each."""
+
+    def sharing(self) -> FormatReader:
+        """Return a reader whose open files decode the columns of a row group side by side; batches are the same."""
+        ...
+
+
 class FormatReader(Protocol):
     """Reads one file format. Stateless; it pickles.
 

@@ -22,7 +22,6 @@ from torch.autograd import profiler
 from torch.utils.data import DataLoader, Dataset
 from typing_extensions import TypeVar
 
-from torch_table_loader.engine.device import check_device, moved
 from torch_table_loader.engine.workers.choice import check_processes, executor_of
 from torch_table_loader.engine.workers.lane_merger import LaneMerger
 from torch_table_loader.engine.workers.pickling import twin_of
@@ -154,7 +153,10 @@ class TableLoader(NamedColumns, PreparedForAccelerate, DataLoader[Any], Generic[
         job = self._position.job
         if job.options.processes:
             check_processes(job)  # what cannot work is refused here, not in the first epoch
-        check_device(job.options.device)
+        if job.options.device is not None:
+            from torch_table_loader.engine.device import check_device
+
+            check_device(job.options.device)
         self._position.before_reading()
 
     @property
@@ -408,6 +410,8 @@ class LoaderIterator(Iterator[Any]):
         self._next: Iterator[Any] = self._merger
         device = self._loader._device_of_accelerate if options.device is None else options.device
         if device is not None:
+            from torch_table_loader.engine.device import moved
+
             self._next = moved(self._merger, device)
         if options.show_progress:
             self._next = with_bars(self._next, work, self._merger.counts, start, options)

@@ -17,10 +17,8 @@ from torch_table_loader.planning.stages import Extent
 from torch_table_loader.read.formats import reader_by_suffix
 from torch_table_loader.read.reader_base import HeldReader
 from torch_table_loader.source.address import parse_address
-from torch_table_loader.source.arrow_source import ArrowSource
 from torch_table_loader.source.listing import PathSource, named_files
 from torch_table_loader.source.plan_cache import HeldPlans, PlanCache
-from torch_table_loader.source.snapshot_files import SnapshotFiles
 from torch_table_loader.units import integer, one_of
 
 if TYPE_CHECKING:
@@ -37,7 +35,9 @@ if TYPE_CHECKING:
     from torch_table_loader.keywords import LoaderKeywords
     from torch_table_loader.options import LoaderOptions
     from torch_table_loader.records import DataFile
+    from torch_table_loader.source.arrow_source import ArrowSource
     from torch_table_loader.source.plan_cache import Plans
+    from torch_table_loader.source.snapshot_files import SnapshotFiles
 
 _SOURCE = ("storage", "files", "partition_schema")
 _STORAGE = ("is_local", "open", "version", "close")
@@ -119,6 +119,8 @@ class TimeTravel:
             raise _unreadable(snapshot_id, error) from error
 
     def _not_grown(self, snapshot_id: int, table: Table, gone: list[str], thinned: list[str]) -> ResumeError:
+        from torch_table_loader.source.snapshot_files import SnapshotFiles
+
         found = [f"{len(gone)} of its files are gone, such as {gone[0]!r}"] if gone else []
         found += (
             [f"rows of {len(thinned)} of its files were deleted since, such as those of {thinned[0]!r}"]
@@ -295,6 +297,8 @@ def _check_changelog(changelog: Any, start: Any, name: str, options: LoaderOptio
 
 def arrow_source(data: Any) -> ArrowSource:
     """Return rows in memory as a source; see `ArrowSource.of`."""
+    from torch_table_loader.source.arrow_source import ArrowSource
+
     return ArrowSource.of(data, HeldReader())
 
 

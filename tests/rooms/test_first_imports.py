@@ -29,13 +29,17 @@ _OF_EXTRAS = ("aiohttp", "botocore", "obstore", "urllib3")
 """Packages of the extras for stores, of which a plain install has none."""
 
 _OF_OTHERS = (
-    *("pyarrow.compute", "pyarrow.dataset", "pyarrow.flight", "pandas", "polars"),
+    *("pyarrow.compute", "pyarrow.csv", "pyarrow.dataset", "pyarrow.flight", "pyarrow.json", "pyarrow.orc"),
+    *("fsspec", "pandas", "polars"),
     *("obstore", "botocore", "boto3", "s3fs", "aiohttp", "pyiceberg", "deltalake", "fastavro", "onnx", "tokenizers"),
     *("accelerate", "lightning", "ray", "IPython"),
 )
 _OF_OURS = (
     *("iceberg", "delta", "mixed", "map_view", "report", "text", "testing", "cli"),
     *("integrations", "store", "source.iceberg", "source.delta", "source.s3_client", "source.object_store"),
+    *("predicates.facts", "predicates.filter_form", "planning.order_sample", "source.arrow_source"),
+    *("source.snapshot_files", "read.avro", "read.ipc", "read.orc", "read.text_files", "read.token_files"),
+    *("read.sequence_stages", "read.token_formats", "planning.mixed_stages", "planning.slices", "engine.device"),
     *("engine.explanation", "engine.row_store", "engine.row_weights", "engine.measuring", "engine.jobs.indexed_job"),
     *("engine.jobs.table_rows", "engine.jobs.packed_items", "engine.jobs.mixed_rows", "engine.jobs.mixed_streams"),
     *("engine.work.indexed_work", "engine.work.packed_work", "engine.workers.processes", "batching.packed"),

@@ -55,9 +55,9 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def readers() -> dict[str, Any]:
-    from torch_table_loader.read import formats
+    from torch_table_loader.read.formats import reader_for
 
-    return {name: formats._READERS[name] for name in FORMATS}
+    return {name: reader_for(name) for name in FORMATS}
 
 
 @pytest.fixture

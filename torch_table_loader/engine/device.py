@@ -247,8 +247,8 @@ def check_device(device: Any) -> None:
     Raises:
         ConfigError: torch sees no such device.
     """
-    target = None if device is None else torch.device(device)
-    if target is not None and target.type == "cuda" and (target.index or 0) >= (count := torch.cuda.device_count()):
+    target = torch.device(device)
+    if target.type == "cuda" and (target.index or 0) >= (count := torch.cuda.device_count()):
         raise ConfigError(f"device={device!r} must be one of the {count} CUDA devices that torch sees here")
 
 

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeAlias, Union, get_
 
 from torch_table_loader.errors import ResumeError
 from torch_table_loader.option_checks import MOST_LANES, MOST_ROWS
-from torch_table_loader.planning.mixed_stages import MixedPosition
 from torch_table_loader.planning.mixture import LEAST_SHARE, NaturalShares
 from torch_table_loader.planning.stages import SamplePosition, StreamPosition, refuse_ended
 from torch_table_loader.schedules import StopWord
@@ -24,6 +23,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from torch_table_loader.planning.mixed_stages import MixedPosition
     from torch_table_loader.planning.stages import Extent, Position
 
 State: TypeAlias = Mapping[str, Any]
@@ -153,6 +153,8 @@ def read_state(state: Mapping[str, Any]) -> SavedState:
     if kind == "items":
         taken = SamplePosition.of_history(epoch, history, seed, block, natural=natural)
     else:
+        from torch_table_loader.planning.mixed_stages import MixedPosition
+
         taken = MixedPosition.of_history(epoch, history, seed)
     _refuse_unfit(tuple(tables), mixture, taken)
     return SavedState(kind, tables, mixture, taken)

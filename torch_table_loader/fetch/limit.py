@@ -6,7 +6,6 @@ again, within an allowance.
 
 from __future__ import annotations
 
-import statistics
 from collections import deque
 from typing import NamedTuple
 
@@ -217,6 +216,8 @@ class HedgePolicy:
 
     def _look(self) -> None:
         """Fit a line through the medians of both halves, and measure how late its peers were by it."""
+        import statistics
+
         peers = sorted(self._peers)
         half = len(peers) // 2
         (small, short), (large, long) = (

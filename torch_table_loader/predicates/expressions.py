@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from torch_table_loader.arrow import compute as pc
+from torch_table_loader.arrow.arrays import bits
 from torch_table_loader.errors import ConfigError, ConfigTypeError
 from torch_table_loader.messages import first_line, note_of_folders, the_nearest
 from torch_table_loader.predicates.hash_parts import hashed_once, make_known
@@ -64,8 +65,8 @@ def row_masks(batch: pa.RecordBatch, filters: Sequence[Any]) -> list[pa.Array]:
 
 def known_true(mask: pa.BooleanArray) -> NDArray[np.bool_]:
     """Return which rows pass: bool [rows]."""
-    known: NDArray[np.bool_] = (mask.fill_null(False) if mask.null_count else mask).to_numpy(zero_copy_only=False)
-    return known
+    known = mask.fill_null(False) if mask.null_count else mask
+    return bits(known.buffers()[1], known.offset, len(known))
 
 
 def _project(filters: Sequence[Any], table: pa.Table) -> pa.Table:

@@ -16,7 +16,7 @@ from torch_table_loader.arrow import compute as pc
 from torch_table_loader.cancellation import check_wanted
 from torch_table_loader.contracts import ReleasingStorage
 from torch_table_loader.errors import TableError
-from torch_table_loader.format_contracts import EncodingReader, ThinningFile
+from torch_table_loader.format_contracts import EncodingReader, SharingReader, ThinningFile
 from torch_table_loader.read.file_plan import as_bits
 from torch_table_loader.read.formats import reader_of
 from torch_table_loader.records import Segment
@@ -185,6 +185,7 @@ class FileWalk:
     Args:
         may_thin: whether rows that do not live may be left out while decoding, if the file can do that.
         live_known: whether some row of each piece is known to live.
+        shares: whether several threads may decode a row group; only of a local file, which they read uncancelled.
         adds: adds columns to consecutive rows, given the first one's place in the file.
         check: called once rows are decoded, to see that the file that was opened is the one that was listed.
     """
@@ -198,6 +199,7 @@ class FileWalk:
         may_thin: bool,
         live_known: bool,
         verify_checksums: bool,
+        shares: bool,
         adds: Callable[[pa.RecordBatch, int], pa.RecordBatch] | None,
         check: Callable[[], None] | None,
     ) -> None:
@@ -215,7 +217,11 @@ class FileWalk:
         self._check = check
         self._max_rows = max_rows
         reader = reader_of(plan.file, verify_checksums=verify_checksums)
-        self._reader = reader.encoding(plan.encoded) if plan.encoded and isinstance(reader, EncodingReader) else reader
+        if plan.encoded and isinstance(reader, EncodingReader):
+            reader = reader.encoding(plan.encoded)
+        if shares and storage.is_local and isinstance(reader, SharingReader):
+            reader = reader.sharing()
+        self._reader = reader
 
     def parts(self, runs: Sequence[Run]) -> Iterator[Part]:
         """Open the file; yield the rows of each piece of some runs, batch by batch, as the table has them."""

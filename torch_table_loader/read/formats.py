@@ -5,19 +5,15 @@ from __future__ import annotations
 import os
 import pickle
 from collections.abc import Mapping, Sequence
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from torch_table_loader.contracts import installed_names, load_installed
 from torch_table_loader.errors import ConfigError, ConfigTypeError, TableError
 from torch_table_loader.format_contracts import SidecarReader
 from torch_table_loader.messages import did_you_mean
-from torch_table_loader.read.avro import AvroReader
 from torch_table_loader.read.failures import reading
-from torch_table_loader.read.ipc import FmsFsdpReader, IpcReader
-from torch_table_loader.read.orc import OrcReader
 from torch_table_loader.read.parquet import ParquetReader
-from torch_table_loader.read.text_files import CODECS, CsvReader, JsonReader, split_codec
-from torch_table_loader.read.token_formats import DatatroveReader, MegatronReader
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -28,29 +24,29 @@ if TYPE_CHECKING:
 
 ENTRY_POINT_GROUP = "torch_table_loader.formats"
 
-_READERS: dict[str, FormatReader] = {
-    reader.name: reader
-    for reader in (
-        ParquetReader(),
-        OrcReader(),
-        CsvReader(),
-        JsonReader(),
-        JsonReader("jsonl"),
-        IpcReader(),
-        IpcReader("ipc"),
-        IpcReader("feather"),
-        AvroReader(),
-        MegatronReader(),
-        DatatroveReader(),
-        DatatroveReader("nanotron"),
-        FmsFsdpReader(),
-    )
+_CLASSES = {
+    "parquet": ("parquet", "ParquetReader"),
+    "orc": ("orc", "OrcReader"),
+    "csv": ("text_files", "CsvReader"),
+    "json": ("text_files", "JsonReader"),
+    "jsonl": ("text_files", "JsonReader"),
+    "arrow": ("ipc", "IpcReader"),
+    "ipc": ("ipc", "IpcReader"),
+    "feather": ("ipc", "IpcReader"),
+    "avro": ("avro", "AvroReader"),
+    "megatron": ("token_formats", "MegatronReader"),
+    "datatrove": ("token_formats", "DatatroveReader"),
+    "nanotron": ("token_formats", "DatatroveReader"),
+    "fms-fsdp": ("ipc", "FmsFsdpReader"),
 }
-"""The readers of this library; an installed one is added when its name is first used in a process."""
+"""The module and class of each reader of this library, by its name."""
+
+_READERS: dict[str, FormatReader] = {}
+"""Readers, each made when its name is first used in a process."""
 
 _UNVERIFIED: dict[str, FormatReader] = {"parquet": ParquetReader(verify_checksums=False)}
 
-FORMATS = tuple(_READERS)
+FORMATS = tuple(_CLASSES)
 """The formats of this library. An installed reader cannot take one of these names."""
 
 DEFAULT_FORMAT = "parquet"
@@ -88,9 +84,9 @@ def reader_for(given: Any, path: Any = None, *, verify_checksums: bool = True) -
     """
     if isinstance(given, str):
         if given not in _READERS:
-            if given not in installed_names(ENTRY_POINT_GROUP):
+            if given not in _CLASSES and given not in installed_names(ENTRY_POINT_GROUP):
                 raise _unknown(given, path)
-            _READERS[given] = _installed(given)
+            _READERS[given] = _own(given) if given in _CLASSES else _installed(given)
         return _READERS[given] if verify_checksums else _UNVERIFIED.get(given, _READERS[given])
     if not any(hasattr(given, method) for method in _METHODS):
         raise _unknown(given, path)
@@ -140,6 +136,13 @@ def _unknown(given: Any, path: Any) -> ConfigError:
         f"format must be one of {', '.join(map(repr, names))}, got {given!r}"
         + (f"; the path ends as files of format={ending!r} do" if ending else hint)
     )
+
+
+def _own(name: str) -> FormatReader:
+    """Make a reader of this library; one class may read files by several names."""
+    module, kind = _CLASSES[name]
+    reader: FormatReader = getattr(import_module(f"torch_table_loader.read.{module}"), kind)(name=name)
+    return reader
 
 
 def _installed(name: str) -> FormatReader:
@@ -204,6 +207,8 @@ def reader_by_suffix(names: Sequence[str]) -> FormatReader:
     >>> reader_by_suffix(["a.csv", "b.csv.gz"]).name, reader_by_suffix(["000000_0"]).name
     ('csv', 'parquet')
     """
+    from torch_table_loader.read.text_files import CODECS, split_codec
+
     firsts: dict[str, str] = {}
     known = _by_suffix(FORMATS)
     plain = [split_codec(name)[0] for name in names]
@@ -252,5 +257,7 @@ def _last_suffix(name: str) -> str:
 
 
 def _shown_suffix(name: str) -> str:
+    from torch_table_loader.read.text_files import split_codec
+
     plain, codec = split_codec(name)
     return f"{_last_suffix(plain)}{codec}" or "no suffix"

@@ -1,19 +1,16 @@
-"""Parquet: the footer in one ranged read, statistics that rule row groups out, the others as batches of own memory."""
+"""Parquet: the footer in one ranged read, row groups as batches of own memory."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from collections.abc import Set as AbstractSet
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-import pyarrow.types as pt
 from typing_extensions import override
 
 from torch_table_loader.arrow import compute as pc
-from torch_table_loader.arrow.datatypes import is_string
 from torch_table_loader.arrow.sound import sound_text
 from torch_table_loader.errors import TableError
 from torch_table_loader.format_contracts import (
@@ -23,12 +20,11 @@ from torch_table_loader.format_contracts import (
     ListCountingReader,
     NullProvingReader,
     RangedReader,
+    SharingReader,
     ThinningFile,
     Traits,
 )
 from torch_table_loader.messages import first_line
-from torch_table_loader.predicates.facts import NULL, Facts, Path, UndecidedError, ordinal, predicate_of, single
-from torch_table_loader.read.by_id import places_of
 from torch_table_loader.read.failures import as_reading_error
 from torch_table_loader.read.parquet_footer import (
     DAMAGE,
@@ -43,8 +39,8 @@ from torch_table_loader.read.parquet_footer import (
     read_footer,
     refuse_unsafe,
 )
-from torch_table_loader.read.reader_base import known_values, refuse_duplicates
-from torch_table_loader.records import LAST_UPDATED_FIELD, ROW_ID_FIELD, FileMeta
+from torch_table_loader.read.reader_base import refuse_duplicates
+from torch_table_loader.records import FileMeta
 from torch_table_loader.sizes import sizes
 
 if TYPE_CHECKING:
@@ -55,22 +51,21 @@ if TYPE_CHECKING:
 _VALUES_TO_COPY = 1 << 18
 """The most values that are read before rows of them are copied: caches must hold both."""
 
-_ALIKE: Sequence[Callable[[pa.DataType], bool]] = (pt.is_integer, pt.is_floating, pt.is_date32, is_string)
-"""Types whose bounds mean the same, however wide a file has them."""
-
-_IF_EQUAL: Sequence[Callable[[pa.DataType], bool]] = (
-    *(pt.is_timestamp, pt.is_time, pt.is_duration, pt.is_boolean, pt.is_decimal),
-    *(pt.is_binary, pt.is_large_binary, pt.is_fixed_size_binary),
-)
-
 
 @dataclass(frozen=True, slots=True)
 class ParquetReader(
-    EncodingReader, NullProvingReader, ListCountingReader, ListBoundsReader, BoundsReader, RangedReader
+    EncodingReader,
+    SharingReader,
+    NullProvingReader,
+    ListCountingReader,
+    ListBoundsReader,
+    BoundsReader,
+    RangedReader,
 ):
     """Reads Parquet files (https://parquet.apache.org/docs/file-format/).
 
-    `encoded` are columns of strings that come as dictionaries if a file has them so.
+    `encoded` are columns of strings that come as dictionaries if a file has them so. Where `shares` is set, threads
+    of Arrow's pool share the columns of each row group.
     """
 
     name: str = "parquet"
@@ -78,11 +73,16 @@ class ParquetReader(
     traits = Traits(cut="row groups", pruned="statistics, partitions", counted="the footer")
     verify_checksums: bool = True
     encoded: frozenset[str] = frozenset()
+    shares: bool = False
     columnar = True
 
     @override
     def encoding(self, columns: frozenset[str]) -> ParquetReader:
         return replace(self, encoded=columns)
+
+    @override
+    def sharing(self) -> ParquetReader:
+        return replace(self, shares=True)
 
     @override
     def inspect(self, storage: Storage, file: DataFile, schema: pa.Schema | None) -> FileMeta:
@@ -110,6 +110,8 @@ class ParquetReader(
 
     @override
     def prune(self, file: DataFile, meta: FileMeta, filters: Any, schema: pa.Schema) -> Sequence[bool]:
+        from torch_table_loader.read.parquet_pruning import kept_row_groups
+
         return kept_row_groups(file, meta, parse(_footer_of(file, meta)), filters, schema)
 
     @override
@@ -163,7 +165,7 @@ class ParquetReader(
         except BaseException:
             source.close()
             raise
-        return ParquetFile(handle, source)
+        return ParquetFile(handle, source, shares=self.shares)
 
     @override
     def ranges(
@@ -176,9 +178,10 @@ class ParquetReader(
 class ParquetFile(ThinningFile):
     """An open Parquet file; batches are decoded into fresh memory, never mapped."""
 
-    def __init__(self, handle: pq.ParquetFile, source: pa.NativeFile) -> None:
+    def __init__(self, handle: pq.ParquetFile, source: pa.NativeFile, *, shares: bool = False) -> None:
         self._handle = handle
         self._source = source
+        self._shares = shares
         self._values_at_once = sizes().parquet_values
 
     @override
@@ -230,12 +233,13 @@ class ParquetFile(ThinningFile):
         return pa.RecordBatch.from_arrays(arrays, schema=pa.schema(fields))
 
     def _table(self, group: int, columns: list[str]) -> pa.Table:
-        """Read a row group, a few columns at a time, which is faster since caches hold them."""
+        """Read a row group, a few columns at a time, which is faster since caches hold them, or all side by side."""
         at_once = max(1, self._values_at_once // max(1, self._handle.metadata.row_group(group).num_rows))
+        at_once = max(1, len(columns)) if self._shares else at_once
         tables = []
         for start in range(0, max(1, len(columns)), at_once):
             part = columns[start : start + at_once]
-            table = self._handle.read_row_group(group, columns=part, use_threads=False)
+            table = self._handle.read_row_group(group, columns=part, use_threads=self._shares)
             tables.append(sound_text(table if table.column_names == part else table.select(part)))
         if len(tables) > 1:
             fields = [field for table in tables for field in table.schema]
@@ -245,7 +249,7 @@ class ParquetFile(ThinningFile):
 
     def _streamed(self, groups: list[int], columns: list[str], max_rows: int) -> Iterator[pa.RecordBatch]:
         batches: Iterator[pa.RecordBatch] = self._handle.iter_batches(
-            batch_size=max_rows, row_groups=groups, columns=columns, use_threads=False
+            batch_size=max_rows, row_groups=groups, columns=columns, use_threads=self._shares
         )
         return map(sound_text, batches)
 
@@ -313,105 +317,3 @@ def _null_counts(meta: FileMeta, columns: Sequence[str], kept: Sequence[bool]) -
     return {
         name: [group[index].nulls if nullable else 0 for group in groups] for name, (index, nullable) in wanted.items()
     }
-
-
-def kept_row_groups(
-    file: DataFile, meta: FileMeta, parsed: pq.FileMetaData, filters: Any, schema: pa.Schema
-) -> Sequence[bool]:
-    """Return for each Parquet row group whether a filter can be true of a row of it; True if statistics cannot decide.
-
-    Columns whose statistics cannot be compared in the table's type (nested, or of another type in this file) count as
-    unknown.
-    """
-    predicate, values = predicate_of(filters, schema), known_values(file, schema)
-    leaves, absent = _leaves(file, meta, parsed, predicate.columns, schema)
-    values |= {name: pa.scalar(None, schema.field(name).type) for name in absent}
-    if not predicate.can_pass({}, values):
-        return [False] * len(meta.group_rows)
-    if meta.footer is not None and leaves:
-        refuse_unsafe(file.name, meta.footer, parsed, [leaf.place for leaf in leaves])
-    known: dict[Path, Facts] = {(name,): single(value, schema.field(name).type) for name, value in values.items()}
-    kept: list[bool] = []
-    for number in range(parsed.num_row_groups):
-        group = parsed.row_group(number)
-        kept.append(predicate.can_pass({**known, **{(leaf.name,): _facts(leaf, group) for leaf in leaves}}))
-    return kept
-
-
-class _Leaf(NamedTuple):
-    """A column of the table, its type there and in a file, and where the file has its statistics."""
-
-    name: str
-    kind: pa.DataType
-    stored: pa.DataType
-    place: int
-
-
-def _leaves(
-    file: DataFile, meta: FileMeta, parsed: pq.FileMetaData, used: AbstractSet[str], schema: pa.Schema
-) -> tuple[list[_Leaf], set[str]]:
-    """Return the flat columns of the filter in a file, and the names of those that are null in all its rows."""
-    columns = map(parsed.schema.column, range(parsed.num_columns))
-    indices = {column.path: index for index, column in enumerate(columns) if column.name == column.path}
-    leaves: list[_Leaf] = []
-    absent: set[str] = set()
-    for name, place in _places(file, meta, used):
-        if place is None:
-            absent.add(name)
-            continue
-        stored, kind = meta.schema.field(place), schema.field(name).type
-        if stored.name in indices and _comparable(stored.type, kind):
-            leaves.append(_Leaf(name, kind, stored.type, indices[stored.name]))
-    return leaves, absent
-
-
-def _places(file: DataFile, meta: FileMeta, used: AbstractSet[str]) -> Iterator[tuple[str, int | None]]:
-    """Yield columns of the filter, and where the file has them; None where they are null in all its rows."""
-    if file.columns is None:
-        in_partition = {name for name, _ in file.partition}
-        places = {name: place for place, name in enumerate(meta.schema.names)}
-        yield from ((name, places.get(name)) for name in used - in_partition)
-        return
-    found = places_of(meta.schema, file.columns, file.name)
-    for column in file.columns.table.current:
-        if column.name not in used or column.field_id in (ROW_ID_FIELD, LAST_UPDATED_FIELD):
-            continue
-        place = found.get(column.field_id)
-        if place is not None or (column.default is None and column.field_id not in file.columns.constants):
-            yield column.name, place
-
-
-def _comparable(stored: pa.DataType, kind: pa.DataType) -> bool:
-    if any(test(stored) and test(kind) for test in _ALIKE):
-        return True
-    return bool(stored.equals(kind)) and any(test(kind) for test in _IF_EQUAL)
-
-
-def _facts(leaf: _Leaf, group: pq.RowGroupMetaData) -> Facts:
-    """Return what a row group's statistics state of a column."""
-    chunk = group.column(leaf.place)
-    statistics = chunk.statistics
-    if statistics is None or not statistics.has_null_count:
-        return Facts()
-    if statistics.null_count == chunk.num_values:
-        return NULL
-    nulls = statistics.null_count > 0
-    if not statistics.has_min_max:
-        return Facts(nulls=nulls)
-    try:
-        if pt.is_decimal(leaf.stored) or pt.is_unsigned_integer(leaf.stored):
-            bounds = [pa.scalar(value, leaf.kind) for value in (statistics.min, statistics.max)]
-        else:
-            bounds = [_value(leaf, value) for value in (statistics.min_raw, statistics.max_raw)]
-        low, high = (ordinal(value, leaf.kind) for value in bounds)
-    except (UndecidedError, ValueError, TypeError, OverflowError, pa.ArrowException):
-        return Facts(nulls=nulls)  # cut inside of a character, or of another type
-    return Facts(low, high, nulls)
-
-
-def _value(leaf: _Leaf, raw: Any) -> pa.Scalar:
-    if is_string(leaf.stored):
-        return pa.scalar(raw.decode("utf-8") if isinstance(raw, bytes) else raw, leaf.kind)
-    if pt.is_temporal(leaf.stored):
-        return pa.scalar(raw, pa.int32() if leaf.kind.bit_width == 32 else pa.int64()).cast(leaf.kind)
-    return pa.scalar(raw, leaf.kind)

@@ -14,7 +14,6 @@ from typing_extensions import override
 from torch_table_loader.arrow.sound import sound
 from torch_table_loader.errors import TableError
 from torch_table_loader.format_contracts import FormatReader, NullProvingReader, OpenFile, RangedReader, Traits
-from torch_table_loader.predicates.facts import predicate_of
 from torch_table_loader.read.failures import reading
 from torch_table_loader.read.far_files import open_at_start
 from torch_table_loader.records import FileMeta
@@ -116,6 +115,8 @@ class SequentialFile(OpenFile):
 
 def partition_can_pass(file: DataFile, filters: Any, schema: pa.Schema) -> bool:
     """Return whether a filter can be true of a row of a file, by the file's partition values."""
+    from torch_table_loader.predicates.facts import predicate_of
+
     return predicate_of(filters, schema).can_pass({}, known_values(file, schema))
 
 

@@ -18,7 +18,6 @@ from torch_table_loader.errors import ConfigError, StorageError, TableError, Tab
 from torch_table_loader.format_contracts import ListCountingReader, ListMeasuringReader, RangedReader
 from torch_table_loader.planning.requests import FIRST_BYTES
 from torch_table_loader.predicates.expressions import check_filter, known_true, row_masks
-from torch_table_loader.predicates.facts import predicate_of
 from torch_table_loader.read.conform import batch_of
 from torch_table_loader.read.deletes import Deletes
 from torch_table_loader.read.failures import (
@@ -102,7 +101,7 @@ class TaskReader:
         if filters is not None:
             check_filter(filters, table_schema)
         self._filters = filters
-        self._filter_columns = () if filters is None else tuple(sorted(predicate_of(filters, table_schema).columns))
+        self._filter_columns = () if filters is None else _named((filters,), table_schema)
         self._storage = storage
         self._files = files
         self._metas = metas
@@ -112,6 +111,7 @@ class TaskReader:
         self._max_rows = max_rows
         self._deletes = Deletes(storage) if deletes is None else deletes
         self._stage = stage
+        self._shares = False
         self._encoded = frozenset(encoded).difference(self._filter_columns)
         self._apart: Sequence[Any] = ()
         self._apart_columns: tuple[str, ...] = ()
@@ -126,11 +126,16 @@ class TaskReader:
         other._stage = self._stage.of_epoch(key, shuffle=shuffle)
         return other
 
+    def sharing(self) -> TaskReader:
+        """Return the same reader, each of whose row groups several threads may decode, where the format can do that."""
+        other = copy.copy(self)
+        other._shares = True
+        return other
+
     def counting(self, apart: Sequence[Any]) -> TaskReader:
         """Return the same reader, of which `counted` counts each of some filters apart, among the rows that pass."""
         other = copy.copy(self)
-        named = [predicate_of(each, self._table_schema).columns for each in apart]
-        other._apart, other._apart_columns = tuple(apart), tuple(sorted(frozenset[str]().union(*named)))
+        other._apart, other._apart_columns = tuple(apart), _named(apart, self._table_schema)
         return other
 
     @property
@@ -348,6 +353,7 @@ class TaskReader:
             may_thin=self._bases is None,
             live_known=all(segment.live > 0 for segment in segments),
             verify_checksums=self._deletes.verify_checksums,
+            shares=self._shares,
             adds=None if self._bases is None or counting else partial(self._with_ids, int(self._bases[file_index])),
             check=check if storage.is_local else None,
         )
@@ -391,6 +397,13 @@ class TaskReader:
                 groups = range(group, group_at(row + self._max_rows, plan.group_starts) + 1)
                 group, column = find_damage(handle, groups, plan.conformer.reads, self._max_rows) or (group, None)
         return as_reading_error(error, file, is_local=is_local, group=group, column=column)
+
+
+def _named(filters: Sequence[Any], schema: pa.Schema) -> tuple[str, ...]:
+    """Return the columns that some filters name."""
+    from torch_table_loader.predicates.facts import predicate_of
+
+    return tuple(sorted(frozenset[str]().union(*(predicate_of(each, schema).columns for each in filters))))
 
 
 class _Staged:

@@ -12,9 +12,6 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urldefrag, urlsplit, urlunsplit
 
-import fsspec
-from fsspec.implementations.local import LocalFileSystem
-
 from torch_table_loader.errors import ConfigError, ConfigTypeError, MissingExtraError
 from torch_table_loader.scrubbing import shown_url
 
@@ -41,6 +38,7 @@ _EXTRAS: dict[str, tuple[str, *tuple[str, ...]]] = {
 """By kind of store, the extra that it needs, and its packages."""
 
 _PROTOCOL = re.compile(r"([A-Za-z][A-Za-z0-9+.\-]*)://")
+_LOCAL_URL = re.compile("(file|local):")
 _CHAINED = re.compile(r"[A-Za-z][A-Za-z0-9+.\-]*::\S*://|[A-Za-z][A-Za-z0-9+.\-]*://[^:]*::[a-z0-9+.\-]*://")
 
 
@@ -99,7 +97,7 @@ def parse_address(path_or_url: str | os.PathLike[str]) -> Address:
     match = _PROTOCOL.match(url)
     protocol = match[1].lower() if match else "file"
     if protocol in LOCAL_PROTOCOLS:
-        return Address("file", str(Path(os.path.abspath(LocalFileSystem._strip_protocol(url)))))  # noqa: PTH100
+        return Address("file", _local_path(url))
     if protocol in S3_PROTOCOLS:
         return _s3_address(url)
     if protocol in GCS_PROTOCOLS:
@@ -122,6 +120,8 @@ def check_packages(protocol: str) -> None:
 
 def filesystem_class(protocol: str) -> Any:
     """Return the fsspec class of a protocol."""
+    import fsspec
+
     try:
         return fsspec.get_filesystem_class(protocol)
     except ValueError as error:
@@ -133,6 +133,15 @@ def filesystem_class(protocol: str) -> Any:
         raise MissingExtraError(
             f"{protocol}:// with these storage_options needs a package of fsspec that is not installed ({error})"
         ) from error
+
+
+def _local_path(url: str) -> str:
+    """Return the absolute path of a local path or URL. Plain paths do without fsspec, which is slow to import."""
+    if _LOCAL_URL.match(url):
+        from fsspec.implementations.local import LocalFileSystem
+
+        url = LocalFileSystem._strip_protocol(url)
+    return str(Path(os.path.abspath(os.path.expanduser(url))))  # noqa: PTH100, PTH111 - "~" may be part of a name
 
 
 def _s3_address(url: str) -> Address:

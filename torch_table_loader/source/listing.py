@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import unquote
 
 import pyarrow as pa
-from fsspec.utils import glob_translate
 
 from torch_table_loader.cancellation import Threads, result_of
 from torch_table_loader.errors import ConfigError, ConfigTypeError, MissingFileError, MissingPathError, TableError
@@ -296,6 +295,8 @@ def _expand(storage: FileStorage, start: _Start) -> _Listing:
 
 def _glob(storage: FileStorage, start: _Start) -> _Listing:
     """List below the pattern's fixed part once, and match there; a matching directory contributes its files."""
+    from fsspec.utils import glob_translate
+
     pattern, root = start.path, start.root
     relative = pattern[len(root) + 1 :]
     matches = re.compile(glob_translate(relative)).match

@@ -14,7 +14,6 @@ import numpy as np
 from torch_table_loader.engine.state import Bound, SavedState
 from torch_table_loader.errors import ResumeError
 from torch_table_loader.options import DEFAULT_SPLIT_BYTES
-from torch_table_loader.predicates.filter_form import filter_key
 from torch_table_loader.records import fingerprint
 
 if TYPE_CHECKING:
@@ -35,6 +34,11 @@ _PIN = "pin the files of the first run with files= (dataset.save_files(path) kee
 
 def bound(table: Table, columns: pa.Schema, options: LoaderOptions, strategy: str, splits: str) -> Bound:
     """Return the table and options that a state is bound to; `strategy` is a name, and `splits` a hash."""
+    filters = None
+    if options.filters is not None:
+        from torch_table_loader.predicates.filter_form import filter_key
+
+        filters = filter_key(options.filters, table.schema)
     about = {
         "fingerprint": table.fingerprint,
         "files": len(table.files),
@@ -47,7 +51,7 @@ def bound(table: Table, columns: pa.Schema, options: LoaderOptions, strategy: st
     }
     asked = {
         "columns": _columns(columns),
-        "filters": None if options.filters is None else filter_key(options.filters, table.schema),
+        "filters": filters,
         "shuffle": bool(options.shuffle),
         "shuffle_seed": options.shuffle_seed,
         "split_strategy": strategy,

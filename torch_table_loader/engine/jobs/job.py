@@ -19,7 +19,6 @@ from torch_table_loader.engine.salvage import described
 from torch_table_loader.engine.sizing import blocks_of_a_process, collated_ahead
 from torch_table_loader.engine.state import write_state
 from torch_table_loader.errors import ConfigError
-from torch_table_loader.planning.order_sample import OrderSample, sample_order
 from torch_table_loader.planning.ranks import Topology
 from torch_table_loader.planning.steps import num_steps
 from torch_table_loader.schedules import Done, Schedule
@@ -34,6 +33,7 @@ if TYPE_CHECKING:
     from torch_table_loader.engine.table import Table
     from torch_table_loader.engine.work.lane_work import LaneWork
     from torch_table_loader.options import LoaderOptions
+    from torch_table_loader.planning.order_sample import OrderSample
     from torch_table_loader.planning.pack_counts import PackCounts
     from torch_table_loader.planning.rows_of import LiveSpan, RowSpan, SourceRow
     from torch_table_loader.planning.stages import Position
@@ -381,6 +381,8 @@ class Job(ABC):
 
     def _order(self, epoch: int, steps: int | None) -> OrderSample:
         """Sample the order of this rank's rows; nothing is read."""
+        from torch_table_loader.planning.order_sample import OrderSample, sample_order
+
         if self.options.pack is not None:
             return OrderSample.missing("batches are sequences of tokens, not rows of the table")
         if steps is None:

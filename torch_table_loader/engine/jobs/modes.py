@@ -12,7 +12,6 @@ from torch_table_loader.engine.jobs.resolve import columns_of, delivered, planne
 from torch_table_loader.engine.jobs.stream_job import StreamJob
 from torch_table_loader.engine.sizing import rows_of_a_read
 from torch_table_loader.fetch.fetcher import FetchSettings
-from torch_table_loader.read.sequence_stages import stage_of
 from torch_table_loader.records import ROW_ID
 
 if TYPE_CHECKING:
@@ -79,6 +78,8 @@ def open_stream(
     columns = columns_of(table, options)
     largest = int(table.layout.group_rows.max(initial=0))
     if stage is None and options.pack is not None:
+        from torch_table_loader.read.sequence_stages import stage_of
+
         asked = (*(options.column_names or ()), *((ROW_ID,) if options.row_id else ()))
         stage = stage_of(options.pack, table.schema, asked, options.shuffle_buffer_size)
     encoded = [] if stage is not None else _encodable(table.schema, columns, TypePolicy.of(options))

@@ -23,7 +23,6 @@ from torch_table_loader.planning.epoch import uneven_steps
 from torch_table_loader.planning.global_batches import GlobalBatches, rank_batch_size, steps_of_ranks
 from torch_table_loader.planning.ranks import Topology
 from torch_table_loader.planning.strategies import Strategy, resolve_strategy
-from torch_table_loader.predicates.filter_form import filter_key
 from torch_table_loader.records import PADDING_COLUMN
 from torch_table_loader.schedules import as_schedule
 
@@ -174,6 +173,8 @@ def counter_of(
     layout, reads = table.layout, options.filters is not None or table.layout.must_count or stage is not None
     if (reads and not options.count_filtered) or not (reads or layout.has_deletes):
         return None
+    from torch_table_loader.predicates.filter_form import filter_key
+
     depends = (f"-{table.fingerprint}" if layout.has_deletes else "") + ("" if stage is None else f"-{stage.key}")
     key = filter_key(options.filters, table.schema) + depends
     filters, counts = options.filters, {key: Counts(layout)}

@@ -40,7 +40,6 @@ from torch_table_loader.planning.rows_of import (
 )
 from torch_table_loader.planning.runs import Runs
 from torch_table_loader.planning.stages import StreamPosition
-from torch_table_loader.read.sequence_stages import stage_of
 from torch_table_loader.records import ROW_ID
 from torch_table_loader.schedules import Done
 
@@ -261,6 +260,10 @@ class StreamJob(Job):
         planned, reader = self.planned(position), self.reader
         if self.stage is not None:
             reader = reader.of_epoch(self._packs_key(position.epoch), shuffle=bool(self.options.shuffle))
+        segments = planned.segments
+        reads = int(np.count_nonzero(segments.kept & (segments.live != 0)))
+        if not self.options.processes and reads < self.topology.num_ranks * self.num_threads:
+            reader = reader.sharing()  # else some threads would have nothing to decode
         return StreamWork(
             **self._common_work(position, marks_padding=planned.marks_padding),
             plan=planned.plan,
@@ -293,6 +296,8 @@ class StreamJob(Job):
             key: decides in which order blocks are packed.
             seq_len: tokens of a sequence, if documents are cut anywhere.
         """
+        from torch_table_loader.read.sequence_stages import stage_of
+
         pack = self.options.pack
         assert pack is not None  # noqa: S101 only then
         columns, filters = packed_columns(pack, None), self.options.filters

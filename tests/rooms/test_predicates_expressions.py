@@ -1,0 +1,40 @@
+"""Which rows a mask says to pass: the same as pyarrow says, in a fraction of its time."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from torch_table_loader.predicates.expressions import known_true
+
+
+@pytest.mark.parametrize("offset", [0, 1, 7, 8, 13])
+@pytest.mark.parametrize("length", [0, 1, 7, 8, 9, 1000])
+@pytest.mark.parametrize("nulls", [0.0, 0.3, 1.0])
+def test_rows_pass_that_are_true_and_known(length: int, offset: int, nulls: float) -> None:
+    rng = np.random.default_rng(length)
+    said, null = rng.random(length + offset + 3) < 0.4, rng.random(length + offset + 3) < nulls
+    mask = pa.array(said, mask=null).slice(offset, length)
+    passing = known_true(mask)
+    assert passing.dtype == np.bool_
+    assert passing.flags.writeable
+    assert passing.tolist() == [value is True for value in mask.to_pylist()]
+
+
+def test_a_mask_is_unpacked_faster_than_pyarrow_does() -> None:
+    mask = pa.array(np.random.default_rng(1).random(1 << 20) < 0.01)
+    assert _least(lambda: known_true(mask)) < _least(lambda: mask.to_numpy(zero_copy_only=False)) / 2
+
+
+def _least(work: Callable[[], Any]) -> float:
+    spent = []
+    for _ in range(9):
+        began = time.thread_time()
+        work()
+        spent.append(time.thread_time() - began)
+    return min(spent)

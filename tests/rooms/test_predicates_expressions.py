@@ -1,10 +1,6 @@
-"""Which rows a mask says to pass: the same as pyarrow says, in a fraction of its time."""
+"""Which rows a mask says to pass: the same as pyarrow says."""
 
 from __future__ import annotations
-
-import time
-from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -24,17 +20,3 @@ def test_rows_pass_that_are_true_and_known(length: int, offset: int, nulls: floa
     assert passing.dtype == np.bool_
     assert passing.flags.writeable
     assert passing.tolist() == [value is True for value in mask.to_pylist()]
-
-
-def test_a_mask_is_unpacked_faster_than_pyarrow_does() -> None:
-    mask = pa.array(np.random.default_rng(1).random(1 << 20) < 0.01)
-    assert _least(lambda: known_true(mask)) < _least(lambda: mask.to_numpy(zero_copy_only=False)) / 2
-
-
-def _least(work: Callable[[], Any]) -> float:
-    spent = []
-    for _ in range(9):
-        began = time.thread_time()
-        work()
-        spent.append(time.thread_time() - began)
-    return min(spent)

@@ -38,7 +38,10 @@ TOKENS = "tokens"
 """The column of the tokens, whatever the format."""
 
 PLACE = "place in the file"
-"""A column that a reader adds where it is asked for: the first token of a document, counted from the file's start."""
+"""A column that a reader adds where it is asked for: the first token of a document, counted from the file's start.
+
+The documents are the lists of the column that is read with it.
+"""
 
 GROUP_BYTES = 8 * 1024 * 1024
 """The least bytes of tokens of a row group, which ends with the document that reaches them."""

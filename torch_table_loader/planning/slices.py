@@ -103,6 +103,8 @@ class DocumentLengths:
         """Store the arrays, which may be mapped from a file."""
         self.padded, self.sums, self.count = padded, sums, count
         self._blocks = padded.reshape(-1, SUMMED)
+        self._before = np.tri(SUMMED, k=-1, dtype=padded.dtype)
+        """For each place in a block, 1 for the documents before it."""
 
     @classmethod
     def of(cls, lengths: NDArray[Any]) -> DocumentLengths:
@@ -167,8 +169,8 @@ class DocumentLengths:
 
     def _starts(self, documents: Ints) -> Ints:
         number, place = np.divmod(documents, SUMMED)
-        block = self._blocks[number]
-        block[np.arange(SUMMED) >= place[:, np.newaxis]] = 0
+        block = self._blocks.take(number, axis=0)
+        block *= self._before.take(place, axis=0)
         found: Ints = self.sums[number] + block.sum(axis=1, dtype=np.int64)
         return found
 

@@ -180,7 +180,8 @@ class TokensInPlace:
         """Return the lengths that indexes of files say; none where files have no index."""
         if PLACE in self.table.schema.names:
             return np.empty(0, np.uint8)
-        return np.concatenate([np.empty(0, np.uint8), *map(document_lengths, self.table.metas)])
+        found = [np.empty(0, np.uint8), *map(document_lengths, self.table.metas)]
+        return found[1] if len(found) == 2 else np.concatenate(found)
 
 
 def _holds_lists(schema: pa.Schema, name: str, kind: pa.DataType) -> bool:

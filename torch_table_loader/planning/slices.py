@@ -108,14 +108,16 @@ class DocumentLengths:
 
     @classmethod
     def of(cls, lengths: NDArray[Any]) -> DocumentLengths:
-        """Store lengths in the narrowest integers that can hold them.
+        """Store lengths in the narrowest integers that can hold them; the array itself, if it is such and fits.
 
         >>> made = DocumentLengths.of(np.array([3, 0, 300]))
         >>> made.total, made.starts(np.array([2])).tolist(), made.find(np.array([2, 3])).tolist()
         (303, [3], [0, 2])
         """
-        padded = np.zeros(-(-len(lengths) // SUMMED) * SUMMED, dtype=np.min_scalar_type(int(lengths.max(initial=0))))
-        padded[: len(lengths)] = lengths
+        kind, padded = np.min_scalar_type(int(lengths.max(initial=0))), lengths
+        if len(lengths) % SUMMED or lengths.dtype != kind:
+            padded = np.zeros(-(-len(lengths) // SUMMED) * SUMMED, dtype=kind)
+            padded[: len(lengths)] = lengths
         sums = np.zeros(len(padded) // SUMMED + 1, dtype=np.int64)
         np.cumsum(padded.reshape(-1, SUMMED).sum(axis=1, dtype=np.int64), out=sums[1:])
         return cls(padded, sums, len(lengths))

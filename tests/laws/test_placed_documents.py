@@ -46,8 +46,8 @@ def test_parts_are_those_of_whole_documents(data: Any, first: int, behind: bool)
         length.append(data.draw(st.integers(1, len(whole[number]) - start[-1])))
     document, first_token, count = (np.array(each, np.int64) for each in (of, start, length))
     runs = placed.runs(placed.lying(document), first_token, count)
-    tokens = dict(enumerate(file)) | dict(enumerate(placed.put_in.tokens, PUT_IN))
-    found = [tokens[at + place] for at, n in zip(*map(np.ndarray.tolist, runs), strict=True) for place in range(n)]
+    elements = dict(enumerate(file)) | dict(enumerate(placed.put_in.tokens, PUT_IN))
+    found = [elements[at + place] for at, n in zip(*map(np.ndarray.tolist, runs), strict=True) for place in range(n)]
     assert found == [token for d, a, n in zip(of, start, length, strict=True) for token in whole[d][a : a + n]]
     stored = placed.stored(lengths.starts(document) + first_token, count)
     kept = [file[at + place] for at, n in zip(*map(np.ndarray.tolist, stored), strict=True) for place in range(n)]

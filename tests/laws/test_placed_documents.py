@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.effort import examples
-from torch_table_loader.planning.placed_documents import LACKS_BEGIN, LACKS_END, PlacedDocuments, PutIn
+from torch_table_loader.planning.placed_documents import LACKS_BEGIN, LACKS_END, PUT_IN, PlacedDocuments, PutIn
 from torch_table_loader.planning.slices import DocumentLengths
 
 BEGIN, END, BEHIND = 1000, 1001, 1002
@@ -30,7 +30,6 @@ def test_parts_are_those_of_whole_documents(data: Any, first: int, behind: bool)
         lacking.append(0 if out else lacks)
         begin, end = [BEGIN] * (lacks & LACKS_BEGIN > 0), [END] * (lacks & LACKS_END > 0)
         whole.append([] if out else [*begin, *tokens, *end, *[BEHIND] * behind])
-    joined = [token for document in whole for token in document]
     lengths = DocumentLengths.of(np.array(list(map(len, whole))))
     placed = PlacedDocuments(
         lengths,
@@ -40,15 +39,16 @@ def test_parts_are_those_of_whole_documents(data: Any, first: int, behind: bool)
         first,
     )
     some = [number for number, document in enumerate(whole) if document]
-    at, length = list[int](), list[int]()
+    of, start, length = list[int](), list[int](), list[int]()
     for number in data.draw(st.lists(st.sampled_from(some)) if some else st.just([])):
-        start = data.draw(st.integers(0, len(whole[number]) - 1))
-        at.append(sum(map(len, whole[:number])) + start)
-        length.append(data.draw(st.integers(1, len(whole[number]) - start)))
-    parts = np.array(length, np.int64)
-    inside = placed.inside(np.array(at, np.int64), parts)
-    runs = [file[a : a + n] for a, n in zip(inside.at.tolist(), inside.length.tolist(), strict=True)]
-    stored_tokens = np.array([token for run in runs for token in run], np.int64)
-    out_of = np.full(int(parts.sum()), -1)
-    placed.complete(stored_tokens, parts, inside, out_of)
-    assert out_of.tolist() == [token for a, n in zip(at, length, strict=True) for token in joined[a : a + n]]
+        of.append(number)
+        start.append(data.draw(st.integers(0, len(whole[number]) - 1)))
+        length.append(data.draw(st.integers(1, len(whole[number]) - start[-1])))
+    document, first_token, count = (np.array(each, np.int64) for each in (of, start, length))
+    runs = placed.runs(placed.lying(document), first_token, count)
+    elements = dict(enumerate(file)) | dict(enumerate(placed.put_in.tokens, PUT_IN))
+    found = [elements[at + place] for at, n in zip(*map(np.ndarray.tolist, runs), strict=True) for place in range(n)]
+    assert found == [token for d, a, n in zip(of, start, length, strict=True) for token in whole[d][a : a + n]]
+    stored = placed.stored(lengths.starts(document) + first_token, count)
+    kept = [file[at + place] for at, n in zip(*map(np.ndarray.tolist, stored), strict=True) for place in range(n)]
+    assert kept == [token for token in found if token < BEGIN]

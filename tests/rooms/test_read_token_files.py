@@ -413,7 +413,7 @@ def test_an_arrow_file_says_where_its_documents_begin(tmp_path: Path, kind: pa.D
     documents = [[token % 100 for token in document] for document in DOCUMENTS]
     (tmp_path / "x.arrow").write_bytes(fms_bytes(documents, kind))
     (file,) = listed(str(tmp_path), "fms-fsdp")
-    meta = READERS["fms-fsdp"].placed(LocalStorage(), file, inspect_file(LocalStorage(), file, None))
+    meta = READERS["fms-fsdp"].placed(LocalStorage(), file, inspect_file(LocalStorage(), file, None), TOKENS)
     (places,) = rows(file, READERS["fms-fsdp"], meta, PLACE)
     data = (tmp_path / "x.arrow").read_bytes()
     width = kind.bit_width // 8
@@ -428,7 +428,7 @@ def test_compressed_documents_do_not_lie_in_an_arrow_file(tmp_path: Path) -> Non
     (tmp_path / "x.arrow").write_bytes(fms_bytes([[1] * 90] * 9, compression="zstd"))
     (file,) = listed(str(tmp_path), "fms-fsdp")
     meta = inspect_file(LocalStorage(), file, None)
-    assert reader.placed(LocalStorage(), file, meta) is None
+    assert reader.placed(LocalStorage(), file, meta, TOKENS) is None
     asked = replace(meta, schema=meta.schema.append(pa.field(PLACE, pa.int64())))
     with pytest.raises(TableError, match=r"x\.arrow.* not compressed"):
         rows(file, reader, asked, PLACE)

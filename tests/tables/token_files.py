@@ -86,6 +86,36 @@ def write_fms(path: Path, documents: Sequence[Document]) -> None:
     path.write_bytes(fms_bytes(documents))
 
 
+def lists_bytes(documents: Sequence[Document | None], *, stream: bool = False, **options: Any) -> bytes:
+    """Return an Arrow file of a list a row, seven rows a record batch, or a stream of large lists.
+
+    What comes before the lists takes many buffers, and a dictionary comes again and again.
+    """
+    kind = pa.large_list(pa.uint16()) if stream else pa.list_(pa.uint16())
+    rows = len(documents)
+    columns = {
+        "name": pa.array([f"document {number}" for number in range(rows)]),
+        "kind": pa.array(["ab"[number % 2] for number in range(rows)]).dictionary_encode(),
+        "sizes": pa.array([{"bytes": [number]} for number in range(rows)]),
+        "tokens": pa.array(documents, kind),
+        "score": pa.array(range(rows), pa.float32()),
+    }
+    table, sink = pa.table(columns), pa.BufferOutputStream()
+    make = pa.ipc.new_stream if stream else pa.ipc.new_file
+    with make(sink, table.schema, options=pa.ipc.IpcWriteOptions(**options)) as writer:
+        writer.write_table(table, max_chunksize=7)
+    return bytes(sink.getvalue())
+
+
+def write_lists(path: Path, documents: Sequence[Document]) -> None:
+    """Write an Arrow file with a list in each row, or a stream if its name says so; some empty ones are null."""
+    some = [document or (None if number % 2 else []) for number, document in enumerate(documents)]
+    path.write_bytes(lists_bytes(some, stream=path.suffix == ".ipc"))
+
+
+LISTS = {"arrow": (".arrow", write_lists), "ipc": (".ipc", write_lists)}
+"""As `LAYOUTS`, of Arrow files that are no token files."""
+
 LAYOUTS = {
     "megatron": (".bin", write_megatron),
     "datatrove": (".ds", write_datatrove),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from fractions import Fraction
@@ -23,7 +24,15 @@ from tests.states import is_ended
 from tests.tables.iceberg import COLUMNS, IcebergWriter
 from tests.tables.plain import meant_warnings
 from tests.torch.mixtures import Row, ranks_take, source_rows, worlds, write_texts
-from torch_table_loader import ConfigError, IcebergDataset, MixedDataset, ResumeError, StructuredDataset, TableLoader
+from torch_table_loader import (
+    ConfigError,
+    IcebergDataset,
+    MixedDataset,
+    ResumeError,
+    StructuredDataset,
+    TableError,
+    TableLoader,
+)
 from torch_table_loader.extend import DataFileInfo, Split
 from torch_table_loader.testing import small_sizes
 
@@ -247,6 +256,28 @@ def test_a_mixture_fetches_as_its_sources_were_told(
         apart["b"] = partial(apart["b"], storage_options={"read_ahead_bytes": "1MiB"})
         with pytest.raises(ConfigError, match=r"sources 'a' and 'b' differ in read_ahead_bytes.*give both the same"):
             MixedDataset(apart, dict.fromkeys(tables, 1))
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_mixture_reads_files_of_this_machine_ahead_if_asked_to(
+    tables: dict[str, str], tmp_path: Path, workers: int
+) -> None:
+    own = {name: str(tmp_path / name) for name in tables}
+    for name, path in tables.items():
+        shutil.copytree(path, own[name])
+    plain, dataset = make(own, num_workers=workers)
+    wanted = [rows(batch) for batch in plain]
+    assert plain.metrics().fetch.requests == 0
+    asked, other = make(own, num_workers=workers, storage_options={"read_ahead_bytes": "1MiB"})
+    assert [rows(batch) for batch in asked] == wanted
+    assert asked.metrics().fetch.num_bytes > 0
+    assert other.explain().memory_bound > dataset.explain().memory_bound
+    changed = min((tmp_path / "a").rglob("*.parquet"))
+    (tmp_path / "copy").write_bytes(changed.read_bytes())
+    (tmp_path / "copy").replace(changed)
+    asked.set_epoch(1)
+    with pytest.raises(TableError, match=changed.name):
+        list(asked)
 
 
 def test_a_filter_that_leaves_no_row_is_refused_for_a_source_with_a_weight(tables: dict[str, str]) -> None:

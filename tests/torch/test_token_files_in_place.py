@@ -8,17 +8,21 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.types as pt
 import pytest
 
 from tests.effort import daily
 from tests.tables.plain import meant_warnings
-from tests.tables.token_files import LAYOUTS, fms_bytes, some_documents, write_megatron
+from tests.tables.token_files import LAYOUTS, LISTS, fms_bytes, lists_bytes, some_documents, write_megatron
 from torch_table_loader import MixedDataset, Pack, RowStore, StructuredDataset, TableError, TableLoader
+from torch_table_loader.read.ipc import read_footer
 from torch_table_loader.testing import small_sizes
 
 STRATEGIES = ("concat", "windows", "pad", "best_fit")
-IN_PLACE = tuple(LAYOUTS)
+WRITERS = {**LAYOUTS, **LISTS}
+IN_PLACE = tuple(WRITERS)
 BEGIN, END = 1, 2
 PUT_IN: list[dict[str, int]] = [
     {},
@@ -44,7 +48,7 @@ def stack() -> Iterator[ExitStack]:
 
 
 def write(folder: Path, form: str, seed: int = 1) -> str:
-    suffix, writer = LAYOUTS[form]
+    suffix, writer = WRITERS[form]
     folder.mkdir()
     for number, size in enumerate((40, 1, 25)):
         documents = some_documents(seed + number, size)
@@ -144,7 +148,7 @@ def test_far_files_are_mixed_and_excluded(tmp_path: Path, stores: Any, far: Call
 
 
 SERVED: list[dict[str, Any]] = [{"num_workers": 0}, {"worker_type": "fork"}, {"worker_type": "forkserver"}]
-SOME = [("megatron", PUT_IN[0]), ("megatron", PUT_IN[4]), ("fms-fsdp", PUT_IN[3])]
+SOME = [("megatron", PUT_IN[0]), ("megatron", PUT_IN[4]), ("fms-fsdp", PUT_IN[3]), ("ipc", PUT_IN[0])]
 
 
 @pytest.mark.parametrize(("form", "put_in"), SOME, ids=str)
@@ -192,15 +196,51 @@ def test_a_state_goes_on_in_another_world(
     assert stores() == []
 
 
-def test_a_compressed_arrow_file_makes_a_store(tmp_path: Path, stores: Any) -> None:
+@pytest.mark.parametrize(("form", "write"), [("fms-fsdp", fms_bytes), ("arrow", lists_bytes)])
+def test_a_compressed_arrow_file_makes_a_store(tmp_path: Path, stores: Any, form: str, write: Any) -> None:
     (tmp_path / "t").mkdir()
     documents, pack = some_documents(1, 30), Pack(seq_len=9, strategy="windows")
-    (tmp_path / "t" / "0.arrow").write_bytes(fms_bytes(documents))
-    (tmp_path / "t" / "1.arrow").write_bytes(fms_bytes(documents, compression="zstd"))
-    loader, dataset = make(str(tmp_path / "t"), "fms-fsdp", pack, row_store=RowStore(memory=1))
+    (tmp_path / "t" / "0.arrow").write_bytes(write(documents))
+    (tmp_path / "t" / "1.arrow").write_bytes(write(documents, compression="zstd"))
+    loader, dataset = make(str(tmp_path / "t"), form, pack, row_store=RowStore(memory=1))
     assert "from a row store in" in dataset.explain().notes[0]
     assert len(list(loader)) == len(loader)
     assert stores() != []
+
+
+def test_what_does_not_lie_in_an_arrow_file_as_its_first_batch_does_is_an_error(tmp_path: Path) -> None:
+    plain, packed = (lists_bytes([[7] * 90] * 7, stream=True, compression=how) for how in (None, "zstd"))
+    with pa.ipc.open_stream(packed) as reader:
+        schema_bytes = 8 + int.from_bytes(packed[4:8], "little")
+        assert reader.schema.names[3] == "tokens"
+    (tmp_path / "x.arrow").write_bytes(plain[:-8] + packed[schema_bytes:])
+    with pytest.raises(TableError, match=r"x\.arrow.*row_store="):
+        make(str(tmp_path), "arrow", Pack(seq_len=9))
+    loader, _ = make(str(tmp_path), "arrow", Pack(seq_len=9), row_store="memory")
+    assert len(ids_of(loader)) == len(loader)
+
+
+def test_an_arrow_file_whose_batches_do_not_ascend_makes_a_store(tmp_path: Path) -> None:
+    data = lists_bytes([[7] * 5, *[[8] * 5] * 13])
+    one, other = read_footer(pa.BufferReader(data)).batches
+    first, second = (data.rindex(block.start.to_bytes(8, "little")) for block in (one, other))
+    swapped = data[:first] + data[second : second + 24] + data[first + 24 : second] + data[first : first + 24]
+    (tmp_path / "x.arrow").write_bytes(swapped + data[second + 24 :])
+    loader, dataset = make(str(tmp_path), "arrow", Pack(seq_len=5, strategy="pad"), batch_size=14)
+    assert "the table's own files" not in dataset.explain().notes[0]
+    assert sum(row.count(7) for batch in ids_of(loader) for row in batch) == 5
+
+
+@pytest.mark.parametrize("kind", [pa.list_(pa.int16(), 2), pa.list_view(pa.int16()), pa.list_(pa.int64())], ids=str)
+def test_columns_of_other_lists_make_a_store(tmp_path: Path, stores: Any, kind: pa.DataType) -> None:
+    (tmp_path / "t").mkdir()
+    for number, each in enumerate((kind, kind if kind.num_fields and not pt.is_list(kind) else pa.list_(pa.int32()))):
+        table = pa.table({"tokens": pa.array([[1, 2], [3, 4]], each)})
+        with pa.ipc.new_file(str(tmp_path / "t" / f"{number}.arrow"), table.schema) as writer:
+            writer.write_table(table)
+    loader, dataset = make(str(tmp_path / "t"), "arrow", Pack(seq_len=4))
+    assert "the table's own files" not in dataset.explain().notes[0]
+    assert sum(map(len, ids_of(loader))) == 2
 
 
 @pytest.mark.parametrize("put_in", [PUT_IN[0], PUT_IN[3]], ids=str)
@@ -210,7 +250,7 @@ def test_a_rank_reads_the_bytes_of_its_sequences_alone(
     tmp_path: Path, stores: Any, far: Callable[[], Any], form: str, put_in: dict[str, Any]
 ) -> None:
     (tmp_path / "t").mkdir()
-    suffix, writer = LAYOUTS[form]
+    suffix, writer = WRITERS[form]
     for number in range(2):
         writer(tmp_path / "t" / f"{number}{suffix}", [[7] * 9_000] * 20)
     width = 4 if form == "fms-fsdp" else 2

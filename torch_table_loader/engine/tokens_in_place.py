@@ -1,7 +1,7 @@
 """Token files as they lie, gathered by place like a row store: mapped or read by ranges; lengths are in memory.
 
-Where only the tokens themselves tell how long documents become, or where they lie, the files are read once, and a row
-store keeps that: a few bytes a document.
+So are Arrow files with a list of tokens in each row. Where only the tokens themselves tell how long documents become,
+or where they lie, the files are read once, and a row store keeps that: a few bytes a document.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.types as pt
 
 from torch_table_loader.arrow.arrays import number_type, numbers_of
 from torch_table_loader.contracts import is_far
@@ -22,7 +23,7 @@ from torch_table_loader.planning.slices import DocumentLengths
 from torch_table_loader.read.failures import changed_error
 from torch_table_loader.read.footers import LazyFooters
 from torch_table_loader.read.formats import reader_of
-from torch_table_loader.read.ipc import FmsFsdpReader
+from torch_table_loader.read.ipc import FmsFsdpReader, IpcReader
 from torch_table_loader.read.kept_documents import KEPT, LACKS
 from torch_table_loader.read.token_files import PLACE, TOKENS, TokenReader, document_lengths
 from torch_table_loader.store.gather import ListValues, StoredRows
@@ -73,14 +74,15 @@ class TokensInPlace:
         alone = stage.keeps_as_stored and set(options.column_names or ()) <= {stage.pack.ids}
         if options.rows_kept.place is not None or not (whole and alone) or isinstance(table.metas, LazyFooters):
             return None
-        if stage.pack.ids != TOKENS or not (table.storage.is_local or is_far(table.storage)):
+        if not (table.storage.is_local or is_far(table.storage)):
             return None
         kept, readers = stage.schema(table.schema).field(0).type.value_type, list(map(reader_of, table.files))
-        if any(meta.schema.field(TOKENS).type.value_type != kept for meta in table.metas):
+        if not all(_holds_lists(meta.schema, stage.pack.ids, kept) for meta in table.metas):
             return None
-        if all(isinstance(reader, TokenReader) for reader in readers):
+        if stage.pack.ids == TOKENS and all(isinstance(reader, TokenReader) for reader in readers):
             return cls(table, stage)
-        found = in_parallel(partial(_placed, table), range(len(readers)), asks=table.storage)
+        placed = partial(_placed, table, stage.pack.ids)
+        found = in_parallel(placed, range(len(readers)), asks=table.storage)
         metas = tuple(meta for meta in found if meta is not None)
         if len(metas) < len(found):
             return None
@@ -90,9 +92,10 @@ class TokensInPlace:
     @property
     def to_measure(self) -> list[str]:
         """The columns of `table` that are read once, since only they say how long documents become; empty: none."""
+        ids = self.stage.pack.ids
         if PLACE in self.table.schema.names:
-            return [TOKENS, PLACE]
-        return [TOKENS] if self.stage.measured_by is None else []
+            return [ids, PLACE]
+        return [ids] if self.stage.measured_by is None else []
 
     @property
     def remote(self) -> RangeStorage | None:
@@ -177,12 +180,21 @@ class TokensInPlace:
         """Return the lengths that indexes of files say; none where files have no index."""
         if PLACE in self.table.schema.names:
             return np.empty(0, np.uint8)
-        return np.concatenate([np.empty(0, np.uint8), *map(document_lengths, self.table.metas)])
+        found = [np.empty(0, np.uint8), *map(document_lengths, self.table.metas)]
+        return found[1] if len(found) == 2 else np.concatenate(found)
 
 
-def _placed(table: Table, number: int) -> FileMeta | None:
+def _holds_lists(schema: pa.Schema, name: str, kind: pa.DataType) -> bool:
+    """Return whether a file has a column of lists of values of a type."""
+    own = schema.field(name).type if name in schema.names and PLACE not in schema.names else None
+    return own is not None and (pt.is_list(own) or pt.is_large_list(own)) and own.value_type == kind
+
+
+def _placed(table: Table, column: str, number: int) -> FileMeta | None:
     file, reader = table.files[number], reader_of(table.files[number])
-    return reader.placed(table.storage, file, table.metas[number]) if isinstance(reader, FmsFsdpReader) else None
+    if not isinstance(reader, FmsFsdpReader | IpcReader):
+        return None
+    return reader.placed(table.storage, file, table.metas[number], column)
 
 
 def _read(rows: StoredRows | RemoteRows) -> dict[str, NDArray[Any]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -18,22 +18,26 @@ LACKS_BEGIN, LACKS_END = 1, 2
 """Bits of a document without the begin or the end token that is put in."""
 
 
-class Inside(NamedTuple):
-    """The stored tokens of parts of documents.
+PUT_IN = 1 << 62
+"""Where the tokens that are put in lie, behind those of all files: `PutIn.tokens` one behind another."""
+
+
+class Lying(NamedTuple):
+    """Where documents lie in files.
 
     Args:
-        at: int64[n] the first of each part in the files.
-        length: int64[n] how many; 0 where all tokens of a part are put in.
-        start: int64[n] the first token of the part in its document, those put in counted.
-        lacks: uint8[n] what its document lacks.
-        whole: int64[n] the tokens of its document, those put in counted.
+        at: int64[n] the first stored token of each.
+        stored: int64[n] how many tokens of it are stored.
+        lacks: int64[n] `LACKS_BEGIN` and `LACKS_END`.
     """
 
     at: Ints
-    length: Ints
-    start: Ints
-    lacks: NDArray[np.uint8]
-    whole: Ints
+    stored: Ints
+    lacks: Ints
+
+    def of(self, some: NDArray[np.bool_]) -> Lying:
+        """Return some of the documents."""
+        return Lying(self.at[some], self.stored[some], self.lacks[some])
 
 
 class PutIn(NamedTuple):
@@ -42,6 +46,11 @@ class PutIn(NamedTuple):
     begin: int | None
     end: int | None
     behind: int | None
+
+    @property
+    def tokens(self) -> list[int]:
+        """The tokens as they come between two documents that lack all, so that these are one run."""
+        return [token for token in (self.end, self.behind, self.begin) if token is not None]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -61,37 +70,49 @@ class PlacedDocuments:
     put_in: PutIn
     first: int = 0
 
-    def inside(self, at: Ints, length: Ints, document: Ints | None = None) -> Inside:
-        """Return where the stored tokens of parts of documents are.
+    def lying(self, documents: Ints) -> Lying:
+        """Return where documents lie."""
+        none = np.zeros(len(documents), np.int64)
+        lacks = none if self.lacks is None else self.lacks.take(documents).astype(np.int64)
+        stored = self.lengths.take(documents) - (lacks & LACKS_BEGIN) - lacks // LACKS_END
+        return Lying(self.strides.starts(documents) + self.first, stored - (self.put_in.behind is not None), lacks)
+
+    def runs(self, lying: Lying, start: Ints, length: Ints) -> tuple[Ints, Ints]:
+        """Return what parts of documents are made of: runs of tokens of the files, and of those at `PUT_IN`.
 
         Args:
-            at: int64[n] the first token of each part, counted over the tokens of all documents that come out.
+            lying: where the document of each part lies.
+            start: int64[n] the first token of each part in its document, those put in counted.
             length: int64[n] its tokens, those put in counted.
-            document: int64[n] the document of each part; None: it is looked up.
-        """
-        document = self.lengths.find(at) if document is None else document
-        start, whole = at - self.lengths.starts(document), self.lengths.take(document)
-        lacks = np.zeros(len(at), np.uint8) if self.lacks is None else self.lacks.take(document)
-        before = (lacks & LACKS_BEGIN).astype(np.int64)
-        stored = whole - before - (lacks // LACKS_END) - (self.put_in.behind is not None)
-        low = np.clip(start - before, 0, stored)
-        high = np.clip(start + length - before, 0, stored)
-        return Inside(self.strides.starts(document) + (low + self.first), high - low, start, lacks, whole)
 
-    def complete(self, stored: NDArray[Any], length: Ints, inside: Inside, out: NDArray[Any]) -> None:
-        """Write parts of documents with what is put in, from their stored tokens; `out` has room for all of them."""
-        is_stored = np.ones(len(out), np.bool_)
-        ends = np.cumsum(length)
-        first = ends - length - inside.start
-        last = inside.whole - (1 if self.put_in.behind is None else 2)
-        every = np.ones(len(length), np.bool_)
-        for token, has, place in (
-            (self.put_in.begin, inside.lacks & LACKS_BEGIN > 0, np.zeros_like(last)),
-            (self.put_in.end, inside.lacks & LACKS_END > 0, last),
-            (self.put_in.behind, every, inside.whole - 1),
-        ):
-            if token is None:
-                continue
-            here = (first + place)[has & (place >= inside.start) & (place < inside.start + length)]
-            out[here], is_stored[here] = token, False
-        out[is_stored] = stored
+        Returns:
+            int64[runs] the first token of each run, and int64[runs] how many it has, at least one.
+        """
+        put_in = self.put_in
+        if self.lacks is None and put_in.behind is None:
+            return lying.at + start, length
+        stop, begins, ends = start + length, lying.lacks & LACKS_BEGIN, lying.lacks // LACKS_END
+        low, high = _inside(start - begins, stop - begins, lying.stored)
+        pieces = [(lying.at + low, high - low)]
+        if put_in.end is not None or put_in.behind is not None:
+            behind = begins + lying.stored
+            low, high = _inside(start - behind, stop - behind, ends + (put_in.behind is not None))
+            skipped = 0 if put_in.end is None else 1 - ends
+            pieces.append((low + skipped + PUT_IN, high - low))
+        if put_in.begin is not None:
+            place = np.full(len(start), PUT_IN + len(put_in.tokens) - 1)
+            pieces.insert(0, (place, (start < begins).astype(np.int64)))
+        at, count = (np.stack(each, axis=1).ravel() for each in zip(*pieces, strict=True))
+        some = count > 0
+        return at[some], count[some]
+
+    def stored(self, at: Ints, length: Ints) -> tuple[Ints, Ints]:
+        """Return the runs of the files, as `runs` does, from where parts begin among the tokens that come out."""
+        documents = self.lengths.find(at)
+        at, length = self.runs(self.lying(documents), at - self.lengths.starts(documents), length)
+        some = at < PUT_IN
+        return at[some], length[some]
+
+
+def _inside(start: Ints, stop: Ints, room: Ints) -> tuple[Ints, Ints]:
+    return np.minimum(np.maximum(start, 0), room), np.minimum(np.maximum(stop, 0), room)

@@ -103,17 +103,21 @@ class DocumentLengths:
         """Store the arrays, which may be mapped from a file."""
         self.padded, self.sums, self.count = padded, sums, count
         self._blocks = padded.reshape(-1, SUMMED)
+        self._before = np.tri(SUMMED, k=-1, dtype=padded.dtype)
+        """For each place in a block, 1 for the documents before it."""
 
     @classmethod
     def of(cls, lengths: NDArray[Any]) -> DocumentLengths:
-        """Store lengths in the narrowest integers that can hold them.
+        """Store lengths in the narrowest integers that can hold them; the array itself, if it is such and fits.
 
         >>> made = DocumentLengths.of(np.array([3, 0, 300]))
         >>> made.total, made.starts(np.array([2])).tolist(), made.find(np.array([2, 3])).tolist()
         (303, [3], [0, 2])
         """
-        padded = np.zeros(-(-len(lengths) // SUMMED) * SUMMED, dtype=np.min_scalar_type(int(lengths.max(initial=0))))
-        padded[: len(lengths)] = lengths
+        kind, padded = np.min_scalar_type(int(lengths.max(initial=0))), lengths
+        if len(lengths) % SUMMED or lengths.dtype != kind:
+            padded = np.zeros(-(-len(lengths) // SUMMED) * SUMMED, dtype=kind)
+            padded[: len(lengths)] = lengths
         sums = np.zeros(len(padded) // SUMMED + 1, dtype=np.int64)
         np.cumsum(padded.reshape(-1, SUMMED).sum(axis=1, dtype=np.int64), out=sums[1:])
         return cls(padded, sums, len(lengths))
@@ -167,8 +171,8 @@ class DocumentLengths:
 
     def _starts(self, documents: Ints) -> Ints:
         number, place = np.divmod(documents, SUMMED)
-        block = self._blocks[number]
-        block[np.arange(SUMMED) >= place[:, np.newaxis]] = 0
+        block = self._blocks.take(number, axis=0)
+        block *= self._before.take(place, axis=0)
         found: Ints = self.sums[number] + block.sum(axis=1, dtype=np.int64)
         return found
 

@@ -12,7 +12,7 @@ import struct
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import lru_cache, partial
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -20,12 +20,13 @@ import numpy as np
 import pyarrow as pa
 from typing_extensions import override
 
+from torch_table_loader.arrow.arrays import offsets_of
 from torch_table_loader.arrow.flatbuffers import FlatTable
 from torch_table_loader.arrow.sound import sound
 from torch_table_loader.errors import TableError
 from torch_table_loader.format_contracts import SidecarReader, Traits
 from torch_table_loader.read.failures import reading
-from torch_table_loader.read.far_files import open_at_end
+from torch_table_loader.read.far_files import open_at_end, open_at_start
 from torch_table_loader.read.reader_base import (
     GroupedFile,
     SequentialFile,
@@ -58,8 +59,11 @@ _CONTINUES = -1
 _HEADER, _BODY_LENGTH = 2, 3
 _RECORD_BATCH, _DICTIONARY_BATCH = 3, 2
 _BATCH_OF_DICTIONARY = 1
-_BUFFERS, _COMPRESSION = 2, 3
+_BUFFERS, _COMPRESSION, _VARIADIC = 2, 3, 4
 _BUFFER = struct.Struct("<qq")
+_BUFFERS_BEFORE_VALUES = 3
+"""Of a column of lists: which are null, where they begin, and which values are null."""
+
 _MOST_GROWTH = {0: 256, 1: 1 << 15}
 """By codec, bytes that one compressed byte can become: LZ4 repeats up to 255; zstd makes 128 KiB of four."""
 
@@ -97,6 +101,19 @@ class IpcReader(WholeGroups):
                 return IpcFile(source, meta)
         return SequentialFile(storage, file, partial(_decode_stream, schema=meta.schema))
 
+    def placed(self, storage: Storage, file: DataFile, meta: FileMeta, column: str) -> FileMeta | None:
+        """Return the metadata of a file with the column `PLACE` of a column of lists.
+
+        None if the first record batch does not hold its values as they are, or record batches do not ascend.
+        """
+        if list(places := meta.group_ranges or ()) != sorted(places):
+            return None
+        if meta.num_rows:
+            with reading(storage, file, "an Arrow IPC file or stream"), open_at_start(storage, file) as source:
+                if _values_of(source, places[0][0] if places else 0, meta.schema, column) is None:
+                    return None
+        return _with_place(meta)
+
     @override
     def ranges(
         self, file: DataFile, meta: FileMeta, groups: Sequence[int], columns: Sequence[str]
@@ -116,11 +133,16 @@ class IpcFile(GroupedFile):
 
     @override
     def _group(self, group: int, columns: list[str]) -> pa.RecordBatch:
+        schema, place = self._meta.schema, None
         with sized(self._source, partial(message_starts, self._source)):
             if self._reader is None or self._reader[0] != columns:
-                self._reader = columns, pa.ipc.open_file(self._source, options=_only(columns, self._meta.schema))
-            batch = self._reader[1].get_batch(group)
-        return _owned(sound(batch)).select(columns)
+                self._reader = columns, pa.ipc.open_file(self._source, options=_only(columns, schema))
+            if PLACE in columns:
+                place = _values_of(self._source, (self._meta.group_ranges or ())[group][0], schema, columns[0])
+            batch = sound(self._reader[1].get_batch(group))
+        if PLACE in columns:
+            batch = _with_places(batch, place)
+        return _owned(batch).select(columns)
 
 
 def _is_file(source: pa.NativeFile, file: DataFile) -> bool:
@@ -199,10 +221,14 @@ def _inspect_stream(source: pa.NativeFile, file: DataFile) -> FileMeta:
 def _stream(source: pa.NativeFile, columns: Sequence[str], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
     """Read the batches of a stream, which must end with its end-of-stream marker and nothing after it."""
     with pa.ipc.open_stream(source, options=_only(columns, schema)) as reader:
-        stop = source.tell()
-        for batch in reader:
-            yield sound(batch)
-            stop = source.tell()
+        while True:
+            stop, place = source.tell(), None
+            if PLACE in columns:
+                place = _values_of(source, stop, schema, columns[0])
+                source.seek(stop)
+            if (batch := next(reader, None)) is None:
+                break
+            yield _with_places(sound(batch), place) if PLACE in columns else sound(batch)
     size = source.size()
     marker = source.read_at(8, stop)
     if not (size - stop in (4, 8) and marker == _END_OF_STREAM[-len(marker) :]):
@@ -223,7 +249,53 @@ def _decode_stream(source: pa.NativeFile, columns: Sequence[str], schema: pa.Sch
 
 
 def _only(columns: Sequence[str], schema: pa.Schema) -> pa.ipc.IpcReadOptions:
-    return pa.ipc.IpcReadOptions(included_fields=[schema.names.index(name) for name in columns], use_threads=False)
+    stored = [schema.names.index(name) for name in columns if name != PLACE]
+    return pa.ipc.IpcReadOptions(included_fields=stored, use_threads=False)
+
+
+def _with_place(meta: FileMeta) -> FileMeta:
+    return replace(meta, schema=meta.schema.append(pa.field(PLACE, pa.int64(), nullable=False)))
+
+
+def _with_places(batch: pa.RecordBatch, place: Block | None) -> pa.RecordBatch:
+    """Add the column `PLACE` to a batch of lists, whose values are at a place of the file."""
+    lists = batch.column(0)
+    width, offsets = lists.type.value_type.bit_width // 8, offsets_of(lists).astype(np.int64)
+    if len(lists) and (place is None or place.start % width or offsets[-1] * width > place.stop - place.start):
+        raise TableError(
+            f"a record batch must hold the lists of {batch.schema.names[0]!r} as they are, and aligned, as the file's "
+            'first one does, to be read in place; pass row_store= a folder or "memory", or write the file again'
+        )
+    places = pa.array(offsets[:-1] + (0 if place is None else place.start // width))
+    return pa.RecordBatch.from_arrays([lists, places], names=[batch.schema.names[0], PLACE])
+
+
+def _values_of(source: pa.NativeFile, start: int, schema: pa.Schema, column: str) -> Block | None:
+    """Return where the next record batch behind a byte has the values in the lists of a column.
+
+    None if they do not lie there as they are, or no batch comes.
+    """
+    while (found := _message(source, start)) and found[0].byte(_HEADER - 1) != _RECORD_BATCH:
+        start = _check_message(source, start) or start
+    batch = None if found is None else _record_batch(found[0])
+    if found is None or batch is None or batch.table(_COMPRESSION) is not None or batch.vector(_VARIADIC)[1]:
+        return None
+    begin, count = batch.vector(_BUFFERS)
+    number = _buffers_before(schema, column) + _BUFFERS_BEFORE_VALUES
+    if number >= count:
+        return None
+    offset, length = _BUFFER.unpack_from(batch.data, begin + number * _BUFFER.size)
+    return Block(found[1] + offset, found[1] + offset + length)
+
+
+@lru_cache
+def _buffers_before(schema: pa.Schema, column: str) -> int:
+    """Return how many buffers of a record batch are of the columns before one."""
+    fields = list(schema)[: schema.names.index(column)]
+    empty = pa.RecordBatch.from_arrays([pa.nulls(0, field.type) for field in fields], schema=pa.schema(fields))
+    found = _message(pa.BufferReader(empty.serialize()), 0)
+    batch = None if found is None else _record_batch(found[0])
+    return 0 if batch is None else batch.vector(_BUFFERS)[1]
 
 
 def _cheapest(schema: pa.Schema) -> list[str]:
@@ -291,7 +363,7 @@ class FmsFsdpReader(WholeGroups, WithoutNulls, SidecarReader):
     def open(self, storage: Storage, file: DataFile, meta: FileMeta) -> FmsFsdpFile:
         return FmsFsdpFile(storage.open(file.path), file, meta)
 
-    def placed(self, storage: Storage, file: DataFile, meta: FileMeta) -> FileMeta | None:
+    def placed(self, storage: Storage, file: DataFile, meta: FileMeta, column: str) -> FileMeta | None:
         """Return the metadata of a file with the column `PLACE`; None if its first record batch is compressed."""
         for start, _ in (meta.group_ranges or ())[:1]:
             with reading(storage, file, "an Arrow IPC file"), storage.open(file.path) as source:
@@ -299,7 +371,7 @@ class FmsFsdpReader(WholeGroups, WithoutNulls, SidecarReader):
                 batch = None if found is None else _record_batch(found[0])
                 if batch is None or batch.table(_COMPRESSION) is not None:
                     return None
-        return replace(meta, schema=meta.schema.append(pa.field(PLACE, pa.int64(), nullable=False)))
+        return _with_place(meta) if column == TOKENS else None
 
 
 class FmsFsdpFile(GroupedFile):

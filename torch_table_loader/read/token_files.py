@@ -23,6 +23,7 @@ from torch_table_loader.arrow.arrays import lists_of
 from torch_table_loader.contracts import is_far
 from torch_table_loader.errors import TableError
 from torch_table_loader.format_contracts import ListMeasuringReader, RangedReader, SidecarReader, Traits
+from torch_table_loader.planning.slices import DocumentLengths
 from torch_table_loader.read.failures import changed_error, reading
 from torch_table_loader.read.far_files import open_at_start
 from torch_table_loader.read.reader_base import GroupedFile, WithoutNulls
@@ -38,7 +39,10 @@ TOKENS = "tokens"
 """The column of the tokens, whatever the format."""
 
 PLACE = "place in the file"
-"""A column that a reader adds where it is asked for: the first token of a document, counted from the file's start."""
+"""A column that a reader adds where it is asked for: the first token of a document, counted from the file's start.
+
+The documents are the lists of the column that is read with it.
+"""
 
 GROUP_BYTES = 8 * 1024 * 1024
 """The least bytes of tokens of a row group, which ends with the document that reaches them."""
@@ -313,15 +317,12 @@ def group_rows(lengths: NDArray[Any], width: int, group_bytes: int) -> tuple[lis
     >>> group_rows(np.array([3, 3, 3, 3, 28, 1]), 1, 10)
     ([4, 1, 1], [12, 40, 41])
     """
-    total = int(lengths.sum(dtype=np.int64)) * width
-    edges, stops, before = [0], [0], 0
-    for first in range(0, len(lengths), AT_ONCE):
-        ends = np.cumsum(lengths[first : first + AT_ONCE], dtype=np.int64) * width + before
-        cuts = np.arange((before // group_bytes + 1) * group_bytes, min(int(ends[-1]) + 1, total), group_bytes)
-        last = np.unique(np.searchsorted(ends, cuts))
-        edges += (last + (first + 1)).tolist()
-        stops += ends[last].tolist()
-        before = int(ends[-1])
+    documents = DocumentLengths.of(lengths)
+    total = documents.total * width
+    cuts = np.arange(group_bytes, total, group_bytes)
+    last = np.unique(documents.find(-(-cuts // width) - 1))
+    edges = [0, *(last + 1).tolist()]
+    stops = [0, *((documents.starts(last) + documents.take(last)) * width).tolist()]
     if edges[-1] < len(lengths):
         edges.append(len(lengths))
         stops.append(total)

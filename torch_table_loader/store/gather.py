@@ -22,6 +22,7 @@ from torch_table_loader.arrow.sound import sound_text
 from torch_table_loader.errors import OutOfMemoryError, TableError
 from torch_table_loader.local_files import open_regular
 from torch_table_loader.planning.distinct import distinct
+from torch_table_loader.planning.placed_documents import PUT_IN
 from torch_table_loader.planning.requests import coalesce, in_windows
 from torch_table_loader.sizes import sizes
 from torch_table_loader.store.record_layout import IDS, NULLS, RECORDS, REMEDY
@@ -60,6 +61,9 @@ _WIDE = 8
 _FEW_ROWS = 4096
 """Rows whose columns are copied one by one at a time: caches of a core hold them."""
 
+_FEW_STRETCHES = 8
+"""Of up to so many stretches, single values are taken stretch by stretch."""
+
 _BLOCK = 1 << 21
 """Bytes of records that are transposed at a time: measured on two threads, which wait for each other at every call."""
 
@@ -84,10 +88,15 @@ class ListValues:
     """
 
     def __init__(self, starts: Ints, stretches: Sequence[NDArray[Any]], placed: PlacedDocuments | None = None) -> None:
-        self._starts, self._placed = starts, placed
+        self.placed = placed
+        if placed is not None and len(stretches):
+            tokens = np.array(placed.put_in.tokens, stretches[0].dtype[0]).view(stretches[0].dtype)
+            starts, stretches = np.append(starts, PUT_IN), [*stretches, tokens]
+        self._starts = starts
         self._sizes = np.array([len(stretch) for stretch in stretches], dtype=np.int64)
-        names = stretches[0].dtype.names or () if len(stretches) else ()
+        names = stretches[0].dtype.names or () if stretches else ()
         self._values = [[stretch[name] for stretch in stretches] for name in names]
+        self._bytes = [_bytes_of(values) for values in self._values]
 
     @classmethod
     def consecutive(cls, stretches: Sequence[NDArray[Any]], placed: PlacedDocuments | None = None) -> ListValues:
@@ -96,48 +105,64 @@ class ListValues:
         ends = np.cumsum([0, *(len(stretch) for stretch in some)], dtype=np.int64)
         return cls(ends[:-1], some, placed)
 
-    def take(self, column: int, at: Ints, length: Ints, kind: Any, lists: Ints | None = None) -> NDArray[Any]:
-        """Return parts of lists, concatenated, in a numpy type that all values fit in.
+    def take(self, column: int, at: Ints, length: Ints, kind: Any) -> NDArray[Any]:
+        """Return stretches of elements, concatenated, in a numpy type that all values fit in.
 
         Args:
             column: its number among the flat columns.
-            at: int64[n] the first element of each part, no part crossing the end of a list.
+            at: int64[n] the first element of each, none crossing the end of a list.
             length: int64[n] its number of elements.
-            lists: int64[n] the row of the list that each is of; None: they are looked up where they are needed.
         """
-        if self._placed is None:
-            return self._stored(column, at, length, kind)
-        inside = self._placed.inside(at, length, lists)
-        some = inside.length > 0
-        stored = self._stored(column, inside.at[some], inside.length[some], kind)
-        if len(stored) == (total := int(length.sum())):
-            return stored
-        out = new_array((total, *stored.shape[1:]), stored.dtype)
-        self._placed.complete(stored, length, inside, out)
-        return out
-
-    def _stored(self, column: int, at: Ints, length: Ints, kind: Any) -> NDArray[Any]:
         total = int(length.sum())
         kind = np.dtype(kind)
         out = new_array((total, *kind.shape), kind.base)
         if not total:
             return out
         first = np.searchsorted(self._starts, at, side="right") - 1
+        below = at - self._starts[first]
+        if below.min() < 0 or length.min() < 0 or (below + length > self._sizes[first]).any():
+            raise TableError(f"the lengths of the lists of a row store do not fit their values; {REMEDY}")
+        views = self._values[column]
+        if total == len(at) and len(some := distinct(first)) <= _FEW_STRETCHES and length.max() == 1:
+            for number in some.tolist():
+                mine = np.flatnonzero(first == number)
+                out[mine] = views[number].take(below[mine], axis=0).astype(kind.base, casting="safe", copy=False)
+            return out
         # Consecutive parts are taken as one.
         breaks = np.flatnonzero((at[1:] != at[:-1] + length[:-1]) | (first[1:] != first[:-1])) + 1
         heads = np.concatenate(([0], breaks))
         tails = np.append(breaks, len(at)) - 1
-        stretch = first[heads]
-        low = at[heads] - self._starts[stretch]
-        high = at[tails] + length[tails] - self._starts[stretch]
-        if low.min() < 0 or length.min() < 0 or (high > self._sizes[stretch]).any():
-            raise TableError(f"the lengths of the lists of a row store do not fit their values; {REMEDY}")
-        views = self._values[column]
-        runs = [
-            views[number][start:stop]
-            for number, start, stop in zip(stretch.tolist(), low.tolist(), high.tolist(), strict=True)
-        ]
-        return np.concatenate(runs, out=out, casting="safe")
+        runs = first[heads], below[heads], (below + length)[tails]
+        if self._bytes[column] is None or views[0].dtype != out.dtype:
+            found = [
+                views[number][start:stop] for number, start, stop in zip(*map(np.ndarray.tolist, runs), strict=True)
+            ]
+            return np.concatenate(found, out=out, casting="safe")
+        self._copy(column, *runs, out)
+        return out
+
+    def _copy(self, column: int, stretch: Ints, low: Ints, high: Ints, out: NDArray[Any]) -> None:
+        """Copy runs of stretches one behind another; what is put in between documents is copied with one call."""
+        parts, width = self._bytes[column] or [], out[0].nbytes
+        count = high - low
+        begin = np.cumsum(count) - count
+        if self.placed is not None and (put_in := stretch == len(self._sizes) - 1).any():
+            counts = count[put_in]
+            place = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
+            tokens = self._values[column][-1].take(place + np.repeat(low[put_in], counts))
+            out[place + np.repeat(begin[put_in], counts)] = tokens
+            stretch, low, high, begin, count = (each[~put_in] for each in (stretch, low, high, begin, count))
+        target = out.reshape(-1).view(np.uint8).data
+        places = ((each * width).tolist() for each in (low, high, begin, begin + count))
+        for number, start, stop, into, end in zip(stretch.tolist(), *places, strict=True):
+            target[into:end] = parts[number][start:stop]
+
+
+def _bytes_of(values: Sequence[NDArray[Any]]) -> list[memoryview] | None:
+    """Return arrays as bytes, of which a run is copied in a third of the time; None if one is not contiguous."""
+    if not all(array.flags.c_contiguous for array in values):
+        return None
+    return [array.reshape(-1).view(np.uint8).data for array in values]
 
 
 @dataclass(frozen=True, slots=True)

@@ -220,8 +220,8 @@ class _Window:
                 rows = self._wanted[ends[chunk] : ends[chunk + 1]] - starts[chunk]
                 self._heaps.append(files.heap(ask, chunk, rows))
         if spans is not None and files.placed is not None:
-            inside = files.placed.inside(spans.start, spans.stop - spans.start)
-            spans = Spans(inside.at, inside.at + inside.length)
+            at, length = files.placed.stored(spans.start, spans.stop - spans.start)
+            spans = Spans(at, at + length)
         self._values = None if spans is None else _Values(manifest, ask, spans)
 
     def gather(

@@ -337,12 +337,13 @@ def _item_bytes(source: StreamJob) -> int:
 
 
 def _common_fetching(sources: Mapping[str, StreamJob]) -> FetchSettings:
-    """Return how the files of all sources are fetched that are far away.
+    """Return how the files of all sources are fetched that are far away; if none is, of those that come ahead anyway.
 
     Raises:
         ConfigError: two of these sources differ in their read-ahead or in their cache.
     """
     far = {name: source for name, source in sources.items() if is_far(source.table.storage)}
+    far = far or {name: source for name, source in sources.items() if source.is_far}
     asked = {name: replace(source.options.remote, retry_seconds=0) for name, source in far.items()}
     first = next(iter(asked), "")
     for name, remote in asked.items():

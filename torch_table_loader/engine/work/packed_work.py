@@ -304,18 +304,22 @@ class PackedStream(TurnStream):
         slices, values = parts.slices, rows.values
         assert values is not None  # noqa: S101 stores of documents have them
         kinds = [number_type(entry.type.value_type) for entry in self._cut]
-        whole = parts.at, slices.length, slices.document
+        placed, goes_on, stops = values.placed, parts.goes_on, parts.at + slices.length
+        whole = parts.at, slices.length
+        behind = stops[goes_on], np.ones(np.count_nonzero(goes_on), np.int64)
+        if placed is not None:
+            lying = placed.lying(slices.document)
+            whole = placed.runs(lying, slices.start, slices.length)
+            behind = placed.runs(lying.of(goes_on), (slices.start + slices.length)[goes_on], behind[1])
         cut = [_values(values, number, *whole, kind) for number, kind in enumerate(kinds)]
-        go_on = slices.document[parts.goes_on]
-
-        def at(column: int, places: Ints) -> NDArray[Any]:
-            return _values(values, column, places, np.ones(len(places), dtype=np.int64), go_on, kinds[column])
 
         made = Parts(
             np.cumsum(slices.length) - slices.length,
             slices.length,
             slices.start,
-            self.tokens.packer.behind(parts.goes_on, parts.at + slices.length, at),
+            self.tokens.packer.behind(
+                goes_on, stops, lambda column, _: _values(values, column, *behind, kinds[column])
+            ),
             self._documents(rows, documents),
         )
         ends = np.concatenate(([0], np.cumsum(slices.length)))
@@ -402,11 +406,11 @@ class PackedStream(TurnStream):
         return {**vars(self), "_orders": {}}
 
 
-def _values(values: ListValues, column: int, at: Ints, length: Ints, document: Ints, kind: Any) -> NDArray[Any]:
+def _values(values: ListValues, column: int, at: Ints, length: Ints, kind: Any) -> NDArray[Any]:
     """Return values of parts of documents; those of a boolean column are kept as bytes."""
     if kind == np.bool_:
-        return values.take(column, at, length, np.uint8, document).view(np.bool_)
-    return values.take(column, at, length, kind, document)
+        return values.take(column, at, length, np.uint8).view(np.bool_)
+    return values.take(column, at, length, kind)
 
 
 @dataclass(frozen=True, slots=True)

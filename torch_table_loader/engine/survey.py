@@ -14,31 +14,34 @@ import pyarrow as pa
 from torch_table_loader.arrow.sound import check_names
 from torch_table_loader.contracts import SnapshotSource
 from torch_table_loader.engine.machine import in_parallel
-from torch_table_loader.engine.salvage import described, salvage_file
 from torch_table_loader.engine.table import Table
-from torch_table_loader.errors import ConfigError, TableError
-from torch_table_loader.format_contracts import SettlingReader
-from torch_table_loader.messages import warn_caller
+from torch_table_loader.errors import ConfigError, MissingFileError, TableError
+from torch_table_loader.format_contracts import SalvagingReader, SettlingReader
+from torch_table_loader.messages import first_line, warn_caller
 from torch_table_loader.planning.layout import TableLayout
 from torch_table_loader.planning.listed_files import ListedFiles
 from torch_table_loader.predicates.expressions import check_filter
 from torch_table_loader.read.conform import resolve_schema
 from torch_table_loader.read.deletes import Deletes
-from torch_table_loader.read.failures import reading
+from torch_table_loader.read.failures import changed_error, reading
 from torch_table_loader.read.footers import FooterSizes, LazyFooters, check_rows, estimated_layout
 from torch_table_loader.read.formats import infers_types, inspect_file, reader_of
-from torch_table_loader.records import fingerprint, fingerprint_without
+from torch_table_loader.records import LeftOut, fingerprint, fingerprint_without
 from torch_table_loader.source.plan_cache import CacheEntry
+from torch_table_loader.units import Size
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from torch_table_loader.contracts import Source, Storage
-    from torch_table_loader.records import DataFile, FileMeta, LeftOut
+    from torch_table_loader.records import DataFile, FileMeta
     from torch_table_loader.source.plan_cache import Plans
 
 
 _log = logging.getLogger(__name__)
+
+_SHOWN = 3
+"""The most damaged parts that a message names."""
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -224,11 +227,7 @@ def _salvage(
     files: Sequence[DataFile], inspect: Inspector
 ) -> tuple[tuple[DataFile, ...], tuple[FileMeta, ...], list[LeftOut]]:
     """Inspect files, and leave out what is damaged: of files of which something is left, the metadata."""
-
-    def salvage(file: DataFile) -> tuple[FileMeta | None, Sequence[LeftOut]]:
-        return salvage_file(inspect.storage, file, inspect.given, inspect)
-
-    found = in_parallel(salvage, files, asks=inspect.storage)
+    found = in_parallel(lambda file: _salvage_file(file, inspect), files, asks=inspect.storage)
     left_out = [part for _, parts in found for part in parts]
     sound = [(file, meta) for file, (meta, _) in zip(files, found, strict=True) if meta is not None]
     if files and not sound:
@@ -237,6 +236,35 @@ def _salvage(
         )
     kept, metas = tuple(file for file, _ in sound), [meta for _, meta in sound]
     return kept, _sharing_schemas(kept, _settled(kept, metas), inspect.storage), left_out
+
+
+def _salvage_file(file: DataFile, inspect: Inspector) -> tuple[FileMeta | None, Sequence[LeftOut]]:
+    """Return the metadata of what can be read of a file, or None, and its damaged parts, which are left out.
+
+    Raises:
+        TableError: the file is gone, or no longer what was listed: that is no damage, and other ranks may see it.
+        StorageError: the store failed.
+    """
+    try:
+        return inspect(file), ()
+    except MissingFileError:
+        raise
+    except TableError as error:
+        now = inspect.storage.version(file.path)
+        if not file.version.holds(now):
+            raise changed_error(file, now) from error
+        damage = error
+    reader = reader_of(file)
+    if isinstance(reader, SalvagingReader):
+        try:
+            with reading(inspect.storage, file):
+                meta, left_out = reader.salvage(inspect.storage, file, inspect.given)
+        except TableError as error:
+            damage = error
+        else:
+            if meta.num_rows:
+                return meta, left_out
+    return None, [LeftOut(file.name, "all", 0, file.version.num_bytes, first_line(damage))]
 
 
 def _settled(files: Sequence[DataFile], metas: Sequence[FileMeta]) -> Sequence[FileMeta]:
@@ -251,6 +279,15 @@ def _settled(files: Sequence[DataFile], metas: Sequence[FileMeta]) -> Sequence[F
             for place, meta in zip(places, reader.settle([metas[place] for place in places]), strict=True):
                 found[place] = meta
     return found
+
+
+def described(left_out: Sequence[LeftOut]) -> str:
+    """Return what is left out, for people."""
+    shown = "; ".join(map(str, left_out[:_SHOWN]))
+    more = f"; and {len(left_out) - _SHOWN} more" if len(left_out) > _SHOWN else ""
+    num_bytes = sum(part.stop - part.start for part in left_out)
+    parts = "1 damaged part" if len(left_out) == 1 else f"{len(left_out):,} damaged parts"
+    return f'on_error="skip" leaves out {parts} of {Size(num_bytes)}: {shown}{more}'
 
 
 def _without(table: Table, left_out: Sequence[LeftOut]) -> Table:

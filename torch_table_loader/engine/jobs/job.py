@@ -15,9 +15,9 @@ from torch_table_loader.batching.codec import make_codec
 from torch_table_loader.batching.policy import TypePolicy
 from torch_table_loader.engine.jobs.resolve import codec_of, columns_of
 from torch_table_loader.engine.machine import ranks_on_this_node, threads_for, usable_cpus
-from torch_table_loader.engine.salvage import described
 from torch_table_loader.engine.sizing import blocks_of_a_process, collated_ahead
 from torch_table_loader.engine.state import write_state
+from torch_table_loader.engine.survey import described
 from torch_table_loader.errors import ConfigError
 from torch_table_loader.planning.ranks import Topology
 from torch_table_loader.planning.steps import num_steps

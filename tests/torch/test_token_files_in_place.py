@@ -220,6 +220,14 @@ def test_what_does_not_lie_in_an_arrow_file_as_its_first_batch_does_is_an_error(
     assert len(ids_of(loader)) == len(loader)
 
 
+def test_an_arrow_file_of_an_old_version_makes_a_store(tmp_path: Path) -> None:
+    data = lists_bytes([[7] * 5] * 14, metadata_version=pa.ipc.MetadataVersion.V4)
+    (tmp_path / "x.arrow").write_bytes(data)
+    loader, dataset = make(str(tmp_path), "arrow", Pack(seq_len=5, strategy="pad"), batch_size=14)
+    assert "the table's own files" not in dataset.explain().notes[0]
+    assert sum(row.count(7) for batch in ids_of(loader) for row in batch) == 70
+
+
 def test_an_arrow_file_whose_batches_do_not_ascend_makes_a_store(tmp_path: Path) -> None:
     data = lists_bytes([[7] * 5, *[[8] * 5] * 13])
     one, other = read_footer(pa.BufferReader(data)).batches

@@ -56,7 +56,10 @@ _MOST_PADDING = 128
 """Bytes between blocks that some writer may leave, and the end-of-stream marker; the header of a batch needs more."""
 
 _CONTINUES = -1
-_HEADER, _BODY_LENGTH = 2, 3
+_VERSION, _HEADER, _BODY_LENGTH = 0, 2, 3
+_V5 = 4
+"""Of Arrow 1.0 and later; before it, a union had one buffer more."""
+
 _RECORD_BATCH, _DICTIONARY_BATCH = 3, 2
 _BATCH_OF_DICTIONARY = 1
 _BUFFERS, _COMPRESSION, _VARIADIC = 2, 3, 4
@@ -277,7 +280,7 @@ def _values_of(source: pa.NativeFile, start: int, schema: pa.Schema, column: str
     """
     while (found := _message(source, start)) and found[0].byte(_HEADER - 1) != _RECORD_BATCH:
         start = _check_message(source, start) or start
-    batch = None if found is None else _record_batch(found[0])
+    batch = None if found is None or found[0].byte(_VERSION) != _V5 else _record_batch(found[0])
     if found is None or batch is None or batch.table(_COMPRESSION) is not None or batch.vector(_VARIADIC)[1]:
         return None
     begin, count = batch.vector(_BUFFERS)

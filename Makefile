@@ -33,10 +33,10 @@ SHARED := --numprocesses 3 --dist loadfile --max-worker-restart 0
 EVERY_DAY := -m "not slow and not rare and not kills and not heavy"
 # Rewritten assertions of 400 files are kept for the next run, whatever the machine says of bytecode.
 export PYTHONDONTWRITEBYTECODE :=
-SLOW := -m "not kills and not heavy and not rare" -k "laws or slow or hypothesis" --timeout 900 -o faulthandler_timeout=890
+IN_CI := -m "not rare and not kills and not heavy" --timeout 900 -o faulthandler_timeout=890
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo demo-s3 demo-parquet check lint format test test-slow test-all test-lowest horovod bench \
+.PHONY: help install demo demo-s3 demo-parquet check lint format test test-ci test-all test-lowest horovod bench \
     docs docs-serve docs-check dist clean
 
 help:
@@ -50,7 +50,7 @@ help:
 	@echo "  make format        style, mended"
 	@echo "  make lint          style and types"
 	@echo "  make test          the tests of every day"
-	@echo "  make test-slow     the tests that take longer, and more examples"
+	@echo "  make test-ci       these, the tests that take longer, and more examples: what .ci/run runs"
 	@echo "  make docs          the site, under build/docs"
 	@echo "  make docs-serve    build it, and serve it on http://127.0.0.1:$(DOCS_PORT)"
 	@echo "  make docs-check    look at each page in Chromium; screenshots under build/screenshots"
@@ -130,8 +130,8 @@ $(LOWEST)/.ready: pyproject.toml constraints.txt strategies/pyproject.toml
 test-lowest: $(LOWEST)/.ready
 	$(LOWEST)/bin/python -m pytest $(LOWEST_TESTS) $(EVERY_DAY) --timeout 400 -o faulthandler_timeout=390
 
-test-slow: $(READY)
-	LAWS_EFFORT=1 $(PYTEST) $(SLOW) $(SHARED)
+test-ci: $(READY)
+	LAWS_EFFORT=0.5 $(PYTEST) $(IN_CI) $(SHARED)
 
 test-all: $(WRITERS_READY) $(DOCS_READY) $(ENGINES_READY) $(HOROVOD_READY)
 	LAWS_EFFORT=10 LAWS_EXPLORE=1 $(PYTEST) --timeout 1800 -o faulthandler_timeout=1790

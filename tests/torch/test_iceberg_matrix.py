@@ -71,9 +71,7 @@ def test_in_threads(made: Callable[[str], Case], name: str, num_ranks: int) -> N
 
 
 @pytest.mark.parametrize("num_ranks", [1, 3])
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[] if name in IN_PROCESSES else pytest.mark.slow) for name in CASES]
-)
-@daily(lambda num_ranks: num_ranks == 1)
+@pytest.mark.parametrize("name", CASES)
+@daily(lambda name, num_ranks: name in IN_PROCESSES and num_ranks == 1)
 def test_in_processes(made: Callable[[str], Case], name: str, num_ranks: int) -> None:
     holds(made(name), num_ranks, worker_type="process", shuffle=True)

@@ -97,7 +97,7 @@ def check_lengths(steps: list[list[Taken]], pack: Pack, first: int) -> None:
 
 @pytest.mark.parametrize("kind", EVERY_KIND)
 @pytest.mark.parametrize("worker_type", ["thread", "process"])
-@daily(2)
+@daily(1)
 def test_each_token_comes_once_and_every_step_resumes(tables: dict[str, str], kind: str, worker_type: Any) -> None:
     world = {"num_workers": 2, "worker_type": worker_type, "num_ranks": 1}
     whole, _ = job(tables, kind, None, None, **world)

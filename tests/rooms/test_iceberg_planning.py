@@ -61,7 +61,7 @@ print(json.dumps({"files": len(source.files), "bytes": peak() - before}))
 """
 
 
-@pytest.mark.slow
+@pytest.mark.rare
 def test_a_hundred_thousand_files_are_planned_in_bounded_memory(tmp_path: Path) -> None:
     few = write_many(tmp_path / "few", 8, 2, "s3://nowhere/few")
     many = write_many(tmp_path / "many", 100_000, 1_000, "s3://nowhere/many")

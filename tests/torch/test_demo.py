@@ -92,14 +92,14 @@ def test_two_ranks_deliver_every_live_row_once_and_the_loss_falls(lake: Path) ->
     proved(_run(*LAUNCHER, "-m", "demo.train", "--data", str(lake), "--batch-size", "512"))
 
 
-@pytest.mark.slow
+@pytest.mark.rare
 def test_the_same_from_s3_and_glue(tmp_path: Path) -> None:
     out = tmp_path / "s3"
     proved(_run("demo.on_s3", "--out", str(out), "--rows", str(ROWS), "--batch-size", "512"))
     assert "s3://lake/demo" in (out / "catalog.json").read_text()
 
 
-@pytest.mark.slow
+@pytest.mark.rare
 def test_the_same_from_plain_files(plain: Path) -> None:
     done = _run(*LAUNCHER, "-m", "demo.train", "--data", str(plain), "--batch-size", "512", "--epochs", "1")
     assert "each of the 40,000 live rows came exactly once over all ranks, and none of the 0" in done.stdout
@@ -132,7 +132,9 @@ FAULTS = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("fault", ["rows of a branch without deletes", "a row that never comes"])
+@pytest.mark.parametrize(
+    "fault", ["rows of a branch without deletes", pytest.param("a row that never comes", marks=pytest.mark.rare)]
+)
 def test_a_fault_fails_the_demo(lake: Path, tmp_path: Path, fault: str) -> None:
     planted, said = FAULTS[fault]
     script = tmp_path / "demo_with_a_fault.py"

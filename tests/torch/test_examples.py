@@ -104,7 +104,7 @@ def test_accelerate_trains_on_every_row_and_goes_on_at_its_last_checkpoint(table
     assert 0 < rows < FILES * ROWS
 
 
-@pytest.mark.slow
+@pytest.mark.rare
 def test_clicks_on_s3_are_trained_and_validated_and_a_killed_job_resumes_on_one_rank(
     table: Path, tmp_path: Path
 ) -> None:
@@ -138,7 +138,7 @@ def test_a_lightning_job_that_was_killed_resumes_on_one_rank_and_stops_early(sho
     assert stopping["best_score"] < 0.5
 
 
-@pytest.mark.slow
+@pytest.mark.rare
 def test_a_table_of_tokens_is_trained_under_accelerate_and_resumes_on_one_rank(tmp_path: Path) -> None:
     rng = np.random.default_rng(1)
     tokens = [rng.integers(1, 256, rng.integers(1, 60)).tolist() for _ in range(300)]

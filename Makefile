@@ -4,7 +4,7 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-# What is imported is compiled then: most of what is installed never is.
+# Python compiles a module when it is first imported, and most of what is installed never is.
 INSTALL := $(BIN)/python -m pip --disable-pip-version-check install --quiet --no-compile -c constraints.txt
 # Editors and type checkers read a plain path; the import hook of setuptools' other mode they do not.
 EDITABLE := --config-settings editable_mode=compat -e

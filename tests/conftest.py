@@ -60,7 +60,7 @@ def _holds(choice: Callable[..., bool], case: pytest.Function) -> bool:
 
 
 def _spread(cases: list[pytest.Function]) -> list[pytest.Function]:
-    """Return cases in an order of which each beginning has the combinations of parameters about equally often."""
+    """Return cases in an order whose first ones meet all combinations of parameters about equally often."""
     # Multiples of the golden ratio fill an interval evenly.
     return [cases[at] for at in sorted(range(len(cases)), key=lambda at: (at + 1) * 0.618034 % 1)]
 

@@ -73,10 +73,10 @@ class EncodingReader(Protocol):
 
 @runtime_checkable
 class SharingReader(Protocol):
-    """A format reader of whose row groups several threads of the machine can decode each."""
+    """A format reader that can decode one row group with several threads."""
 
     def sharing(self) -> FormatReader:
-        """Return a reader whose open files decode the columns of a row group side by side; batches are the same."""
+        """Return a reader whose open files decode the columns of a row group in parallel; batches are the same."""
         ...
 
 

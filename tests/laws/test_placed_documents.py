@@ -45,7 +45,7 @@ def test_parts_are_those_of_whole_documents(data: Any, first: int, behind: bool)
         start.append(data.draw(st.integers(0, len(whole[number]) - 1)))
         length.append(data.draw(st.integers(1, len(whole[number]) - start[-1])))
     document, first_token, count = (np.array(each, np.int64) for each in (of, start, length))
-    runs = placed.runs(placed.lying(document), first_token, count)
+    runs = placed.runs(placed.locate(document), first_token, count)
     elements = dict(enumerate(file)) | dict(enumerate(placed.put_in.tokens, PUT_IN))
     found = [elements[at + place] for at, n in zip(*map(np.ndarray.tolist, runs), strict=True) for place in range(n)]
     assert found == [token for d, a, n in zip(of, start, length, strict=True) for token in whole[d][a : a + n]]

@@ -9,6 +9,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from datetime import timedelta
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn, Self, TypeAlias
@@ -316,19 +317,15 @@ class PlanCheck:
         end, look = time.monotonic() + self._timeout.total_seconds() if end is None else end, FIRST_LOOK
         while True:
             left = timedelta(seconds=max(0.001, end - time.monotonic()))
-            try:
+            with suppress(RuntimeError):  # what torch raises after the time; where the store is gone, so does check()
                 store.wait([key], min(look, left))
-            except RuntimeError as error:  # the time is over; a store that is gone raises at the next question, too
-                if not store.check([key]):
-                    if refusal is not None and store.check([refusal]):
-                        raise TableError(str(store.get(refusal), "utf-8")) from None
-                    if look >= left:
-                        raise StorageTimeoutError(
-                            f"rank {self._rank} waited {self._timeout} for {what}; {remedy}"
-                        ) from error
-                    look = min(2 * look, LAST_LOOK)
-                    continue
-            return str(store.get(key), "utf-8")
+            if store.check([key]):
+                return str(store.get(key), "utf-8")
+            if refusal is not None and store.check([refusal]):
+                raise TableError(str(store.get(refusal), "utf-8"))
+            if look >= left:
+                raise StorageTimeoutError(f"rank {self._rank} waited {self._timeout} for {what}; {remedy}")
+            look = min(2 * look, LAST_LOOK)
 
 
 def _process_group(num_ranks: int) -> Any:

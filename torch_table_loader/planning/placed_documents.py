@@ -19,11 +19,11 @@ LACKS_BEGIN, LACKS_END = 1, 2
 
 
 PUT_IN = 1 << 62
-"""Where the tokens that are put in lie, behind those of all files: `PutIn.tokens` one behind another."""
+"""The place of the first token that is put in, beyond those of all files; the others of `PutIn.tokens` follow it."""
 
 
-class Lying(NamedTuple):
-    """Where documents lie in files.
+class Locations(NamedTuple):
+    """Where documents are in files.
 
     Args:
         at: int64[n] the first stored token of each.
@@ -35,9 +35,9 @@ class Lying(NamedTuple):
     stored: Ints
     lacks: Ints
 
-    def of(self, some: NDArray[np.bool_]) -> Lying:
+    def of(self, some: NDArray[np.bool_]) -> Locations:
         """Return some of the documents."""
-        return Lying(self.at[some], self.stored[some], self.lacks[some])
+        return Locations(self.at[some], self.stored[some], self.lacks[some])
 
 
 class PutIn(NamedTuple):
@@ -49,7 +49,7 @@ class PutIn(NamedTuple):
 
     @property
     def tokens(self) -> list[int]:
-        """The tokens as they come between two documents that lack all, so that these are one run."""
+        """The tokens in the order in which they come between two documents: there they are one run."""
         return [token for token in (self.end, self.behind, self.begin) if token is not None]
 
 
@@ -70,18 +70,18 @@ class PlacedDocuments:
     put_in: PutIn
     first: int = 0
 
-    def lying(self, documents: Ints) -> Lying:
-        """Return where documents lie."""
+    def locate(self, documents: Ints) -> Locations:
+        """Return where documents are."""
         none = np.zeros(len(documents), np.int64)
         lacks = none if self.lacks is None else self.lacks.take(documents).astype(np.int64)
         stored = self.lengths.take(documents) - (lacks & LACKS_BEGIN) - lacks // LACKS_END
-        return Lying(self.strides.starts(documents) + self.first, stored - (self.put_in.behind is not None), lacks)
+        return Locations(self.strides.starts(documents) + self.first, stored - (self.put_in.behind is not None), lacks)
 
-    def runs(self, lying: Lying, start: Ints, length: Ints) -> tuple[Ints, Ints]:
+    def runs(self, locations: Locations, start: Ints, length: Ints) -> tuple[Ints, Ints]:
         """Return what parts of documents are made of: runs of tokens of the files, and of those at `PUT_IN`.
 
         Args:
-            lying: where the document of each part lies.
+            locations: where the document of each part is.
             start: int64[n] the first token of each part in its document, those put in counted.
             length: int64[n] its tokens, those put in counted.
 
@@ -90,12 +90,12 @@ class PlacedDocuments:
         """
         put_in = self.put_in
         if self.lacks is None and put_in.behind is None:
-            return lying.at + start, length
-        stop, begins, ends = start + length, lying.lacks & LACKS_BEGIN, lying.lacks // LACKS_END
-        low, high = _inside(start - begins, stop - begins, lying.stored)
-        pieces = [(lying.at + low, high - low)]
+            return locations.at + start, length
+        stop, begins, ends = start + length, locations.lacks & LACKS_BEGIN, locations.lacks // LACKS_END
+        low, high = _inside(start - begins, stop - begins, locations.stored)
+        pieces = [(locations.at + low, high - low)]
         if put_in.end is not None or put_in.behind is not None:
-            behind = begins + lying.stored
+            behind = begins + locations.stored
             low, high = _inside(start - behind, stop - behind, ends + (put_in.behind is not None))
             skipped = 0 if put_in.end is None else 1 - ends
             pieces.append((low + skipped + PUT_IN, high - low))
@@ -109,7 +109,7 @@ class PlacedDocuments:
     def stored(self, at: Ints, length: Ints) -> tuple[Ints, Ints]:
         """Return the runs of the files, as `runs` does, from where parts begin among the tokens that come out."""
         documents = self.lengths.find(at)
-        at, length = self.runs(self.lying(documents), at - self.lengths.starts(documents), length)
+        at, length = self.runs(self.locate(documents), at - self.lengths.starts(documents), length)
         some = at < PUT_IN
         return at[some], length[some]
 

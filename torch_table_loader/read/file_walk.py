@@ -185,7 +185,7 @@ class FileWalk:
     Args:
         may_thin: whether rows that do not live may be left out while decoding, if the file can do that.
         live_known: whether some row of each piece is known to live.
-        shares: whether several threads may decode a row group; only of a local file, which they read uncancelled.
+        shares: whether several threads may decode a row group; local files only: it cannot be cancelled.
         adds: adds columns to consecutive rows, given the first one's place in the file.
         check: called once rows are decoded, to see that the file that was opened is the one that was listed.
     """

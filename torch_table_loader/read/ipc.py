@@ -115,7 +115,7 @@ class IpcReader(WholeGroups):
             with reading(storage, file, "an Arrow IPC file or stream"), open_at_start(storage, file) as source:
                 if _values_of(source, places[0][0] if places else 0, meta.schema, column) is None:
                     return None
-        return _with_place(meta)
+        return _meta_with_place(meta)
 
     @override
     def ranges(
@@ -144,7 +144,7 @@ class IpcFile(GroupedFile):
                 place = _values_of(self._source, (self._meta.group_ranges or ())[group][0], schema, columns[0])
             batch = sound(self._reader[1].get_batch(group))
         if PLACE in columns:
-            batch = _with_places(batch, place)
+            batch = _batch_with_places(batch, place)
         return _owned(batch).select(columns)
 
 
@@ -231,7 +231,7 @@ def _stream(source: pa.NativeFile, columns: Sequence[str], schema: pa.Schema) ->
                 source.seek(stop)
             if (batch := next(reader, None)) is None:
                 break
-            yield _with_places(sound(batch), place) if PLACE in columns else sound(batch)
+            yield _batch_with_places(sound(batch), place) if PLACE in columns else sound(batch)
     size = source.size()
     marker = source.read_at(8, stop)
     if not (size - stop in (4, 8) and marker == _END_OF_STREAM[-len(marker) :]):
@@ -256,18 +256,19 @@ def _only(columns: Sequence[str], schema: pa.Schema) -> pa.ipc.IpcReadOptions:
     return pa.ipc.IpcReadOptions(included_fields=stored, use_threads=False)
 
 
-def _with_place(meta: FileMeta) -> FileMeta:
+def _meta_with_place(meta: FileMeta) -> FileMeta:
     return replace(meta, schema=meta.schema.append(pa.field(PLACE, pa.int64(), nullable=False)))
 
 
-def _with_places(batch: pa.RecordBatch, place: Block | None) -> pa.RecordBatch:
+def _batch_with_places(batch: pa.RecordBatch, place: Block | None) -> pa.RecordBatch:
     """Add the column `PLACE` to a batch of lists, whose values are at a place of the file."""
     lists = batch.column(0)
     width, offsets = lists.type.value_type.bit_width // 8, offsets_of(lists).astype(np.int64)
     if len(lists) and (place is None or place.start % width or offsets[-1] * width > place.stop - place.start):
         raise TableError(
-            f"a record batch must hold the lists of {batch.schema.names[0]!r} as they are, and aligned, as the file's "
-            'first one does, to be read in place; pass row_store= a folder or "memory", or write the file again'
+            f"to be read in place, each record batch must hold the lists of {batch.schema.names[0]!r} uncompressed and "
+            'aligned, as the file\'s first one does, and one does not; pass row_store= a folder or "memory", or write '
+            "the file again"
         )
     places = pa.array(offsets[:-1] + (0 if place is None else place.start // width))
     return pa.RecordBatch.from_arrays([lists, places], names=[batch.schema.names[0], PLACE])
@@ -367,14 +368,19 @@ class FmsFsdpReader(WholeGroups, WithoutNulls, SidecarReader):
         return FmsFsdpFile(storage.open(file.path), file, meta)
 
     def placed(self, storage: Storage, file: DataFile, meta: FileMeta, column: str) -> FileMeta | None:
-        """Return the metadata of a file with the column `PLACE`; None if its first record batch is compressed."""
+        """Return the metadata of a file with the column `PLACE`.
+
+        None for another column, and if the first record batch is compressed.
+        """
+        if column != TOKENS:
+            return None
         for start, _ in (meta.group_ranges or ())[:1]:
             with reading(storage, file, "an Arrow IPC file"), storage.open(file.path) as source:
                 found = _message(source, start)
                 batch = None if found is None else _record_batch(found[0])
                 if batch is None or batch.table(_COMPRESSION) is not None:
                     return None
-        return _with_place(meta) if column == TOKENS else None
+        return _meta_with_place(meta)
 
 
 class FmsFsdpFile(GroupedFile):

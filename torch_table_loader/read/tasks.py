@@ -127,7 +127,7 @@ class TaskReader:
         return other
 
     def sharing(self) -> TaskReader:
-        """Return the same reader, each of whose row groups several threads may decode, where the format can do that."""
+        """Return the same reader, which lets several threads decode a row group where the format can do that."""
         other = copy.copy(self)
         other._shares = True
         return other

@@ -62,7 +62,7 @@ _FEW_ROWS = 4096
 """Rows whose columns are copied one by one at a time: caches of a core hold them."""
 
 _FEW_STRETCHES = 8
-"""Of up to so many stretches, single values are taken stretch by stretch."""
+"""Up to this many stretches, single values are taken stretch by stretch."""
 
 _BLOCK = 1 << 21
 """Bytes of records that are transposed at a time: measured on two threads, which wait for each other at every call."""
@@ -123,7 +123,7 @@ class ListValues:
         if below.min() < 0 or length.min() < 0 or (below + length > self._sizes[first]).any():
             raise TableError(f"the lengths of the lists of a row store do not fit their values; {REMEDY}")
         views = self._values[column]
-        if total == len(at) and len(some := distinct(first)) <= _FEW_STRETCHES and length.max() == 1:
+        if total == len(at) and length.max() == 1 and len(some := distinct(first)) <= _FEW_STRETCHES:
             for number in some.tolist():
                 mine = np.flatnonzero(first == number)
                 out[mine] = views[number].take(below[mine], axis=0).astype(kind.base, casting="safe", copy=False)

@@ -337,7 +337,7 @@ def _item_bytes(source: StreamJob) -> int:
 
 
 def _common_fetching(sources: Mapping[str, StreamJob]) -> FetchSettings:
-    """Return how the files of all sources are fetched that are far away; if none is, of those that come ahead anyway.
+    """Return how all sources fetch files that are far away; where none is, how local files are read ahead.
 
     Raises:
         ConfigError: two of these sources differ in their read-ahead or in their cache.

@@ -308,9 +308,9 @@ class PackedStream(TurnStream):
         whole = parts.at, slices.length
         behind = stops[goes_on], np.ones(np.count_nonzero(goes_on), np.int64)
         if placed is not None:
-            lying = placed.lying(slices.document)
-            whole = placed.runs(lying, slices.start, slices.length)
-            behind = placed.runs(lying.of(goes_on), (slices.start + slices.length)[goes_on], behind[1])
+            locations = placed.locate(slices.document)
+            whole = placed.runs(locations, slices.start, slices.length)
+            behind = placed.runs(locations.of(goes_on), (slices.start + slices.length)[goes_on], behind[1])
         cut = [_values(values, number, *whole, kind) for number, kind in enumerate(kinds)]
 
         made = Parts(

@@ -368,10 +368,7 @@ class FmsFsdpReader(WholeGroups, WithoutNulls, SidecarReader):
         return FmsFsdpFile(storage.open(file.path), file, meta)
 
     def placed(self, storage: Storage, file: DataFile, meta: FileMeta, column: str) -> FileMeta | None:
-        """Return the metadata of a file with the column `PLACE`.
-
-        None for another column, and if the first record batch is compressed.
-        """
+        """Return the metadata with the column `PLACE`; None for another column, and for compressed record batches."""
         if column != TOKENS:
             return None
         for start, _ in (meta.group_ranges or ())[:1]:

@@ -78,12 +78,11 @@ def is_odd(order: Ints) -> bool:
 
 
 @pytest.mark.parametrize("n", [*range(301), *AROUND_POWERS])
-def test_every_item_comes_once_and_the_inverse_finds_it(n: int) -> None:
+def test_every_item_comes_once(n: int) -> None:
     for seed in (0, 1):
         order = rows(n, seed).slice(0, n)
         assert order.dtype == np.int64
         assert np.array_equal(np.sort(order), np.arange(n))
-        assert np.array_equal(rows(n, seed).inverse(order), np.arange(n))
 
 
 @pytest.mark.parametrize(("n", "seed"), [(65_537, 140), (65_537, 463), (131_073, 225)])
@@ -91,7 +90,6 @@ def test_cycles_beyond_n_do_not_block_the_walk(n: int, seed: int) -> None:
     # The domain exceeds n by a few hundred numbers; with these keys, some of those are led to themselves for ever.
     order = rows(n, seed).slice(0, n)
     assert np.array_equal(np.sort(order), np.arange(n))
-    assert np.array_equal(rows(n, seed).inverse(order), np.arange(n))
 
 
 @st.composite
@@ -103,13 +101,11 @@ def tables(draw: st.DrawFn) -> tuple[Permutation, Ints]:
 
 @given(tables())
 @settings(max_examples=examples(150), deadline=None)
-def test_take_and_inverse_undo_each_other(table: tuple[Permutation, Ints]) -> None:
+def test_numbers_that_differ_lead_to_items_that_differ(table: tuple[Permutation, Ints]) -> None:
     p, numbers = table
     items = p.take(numbers)
     assert ((items >= 0) & (items.astype(np.uint64) < p.n)).all()
     assert len(set(items.tolist())) == len(set(numbers.tolist()))
-    assert np.array_equal(p.inverse(items), numbers)
-    assert np.array_equal(p.take(p.inverse(numbers)), numbers)
 
 
 @pytest.mark.parametrize("n", [1000, 65_535, 65_536, 200_003, *LARGE])
@@ -294,10 +290,9 @@ def test_a_used_permutation_answers_like_a_new_one(n: int) -> None:
     size = min(n, 200_000)
     first = asked.slice(0, size)
     assert np.array_equal(asked.slice(0, size), first)
-    assert np.array_equal(asked.inverse(first), np.arange(size))
+    assert len(np.unique(first)) == size
     numbers = np.random.default_rng(n).integers(0, n, 1000)
-    for way in (Permutation.take, Permutation.inverse):
-        assert np.array_equal(way(asked, numbers), way(rows(n, seed=7), numbers))
+    assert np.array_equal(asked.take(numbers), rows(n, seed=7).take(numbers))
 
 
 @pytest.mark.parametrize("other", [(1, 0), (0, 1), (-1, 0), (1, -1), (-1, 1), (2**32, 0)], ids=str)
@@ -362,13 +357,12 @@ def test_integers_of_any_type_and_shape_are_accepted_and_not_changed(n: int, dty
     given_numbers = np.arange(24, dtype=dtype).reshape(2, 3, 4).transpose(2, 0, 1)
     given_numbers.setflags(write=False)
     p = rows(n)
-    for method in (p.take, p.inverse):
-        answer = method(given_numbers)
-        assert answer.shape == given_numbers.shape
-        assert answer.dtype == np.dtype(np.int64)
-        assert answer.flags.writeable
-        assert np.array_equal(answer.ravel(), method(int64(given_numbers.ravel().tolist())))
-        assert np.array_equal(given_numbers, np.arange(24).reshape(2, 3, 4).transpose(2, 0, 1))
+    answer = p.take(given_numbers)
+    assert answer.shape == given_numbers.shape
+    assert answer.dtype == np.dtype(np.int64)
+    assert answer.flags.writeable
+    assert np.array_equal(answer.ravel(), p.take(int64(given_numbers.ravel().tolist())))
+    assert np.array_equal(given_numbers, np.arange(24).reshape(2, 3, 4).transpose(2, 0, 1))
 
 
 @pytest.mark.parametrize("n", [100, 100_000])
@@ -377,7 +371,7 @@ def test_a_single_number_comes_back_as_an_array_without_dimensions(n: int) -> No
     item = p.take(np.array(5))
     assert isinstance(item, np.ndarray)
     assert item.shape == ()
-    assert p.inverse(item) == 5
+    assert item == p.slice(5, 6)[0]
     assert p.take(int64([])).shape == (0,)
 
 
@@ -430,8 +424,8 @@ REFUSALS: dict[str, tuple[Callable[[], object], type[ConfigError], str]] = {
     "position n": (lambda: rows(10).take(int64([3, 10])), ConfigError, r"positions .* got 10 \(one of 1 .* n=10"),
     "position -1": (lambda: rows(10**6).take(int64([-1])), ConfigError, r"positions must be in \[0, n\), got -1"),
     "position -1 of all": (lambda: rows(2**63).take(int64([-1])), ConfigError, r"got -1"),
-    "item n": (lambda: rows(10**6).inverse(int64([10**6])), ConfigError, r"items must be in .* got 1000000"),
-    "no items": (lambda: rows(0).inverse(int64([0])), ConfigError, r"with n=0"),
+    "position n of many": (lambda: rows(10**6).take(int64([10**6])), ConfigError, r"must be in .* got 1000000"),
+    "no items": (lambda: rows(0).take(int64([0])), ConfigError, r"with n=0"),
     "floats": (lambda: rows(10).take(np.array([1.0])), ConfigTypeError, r"dtype float64; convert"),
     "uint64": (lambda: rows(10).take(np.array([1], np.uint64)), ConfigTypeError, r"uint64"),
     "bools": (lambda: rows(10).take(np.array([True])), ConfigTypeError, r"bool"),

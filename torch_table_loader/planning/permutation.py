@@ -87,7 +87,7 @@ class Permutation:
         >>> Permutation(10**12, derive_key(0, 0, "rows")).take(np.array([0, 1])).tolist()
         [519487621817, 907546953741]
         """
-        return self._network.forward(_checked("positions", positions, self.n))
+        return self._network.forward(_checked(positions, self.n))
 
     def slice(self, start: int, stop: int) -> Ints:
         """Return the items at the positions from start to before stop: a new int64[stop - start].
@@ -111,40 +111,17 @@ class Permutation:
             positions += np.int64(start)
         return self._network.forward(positions)
 
-    def inverse(self, items: Ints) -> Ints:
-        """Return the position of each item: a new int64 array of the same shape.
-
-        Args:
-            items: integers that fit into int64, of any shape, each in [0, n).
-
-        Raises:
-            ConfigTypeError: The items are not integers.
-            ConfigError: An item is outside [0, n).
-
-        >>> from torch_table_loader.planning.keys import derive_key
-        >>> p = Permutation(10**12, derive_key(0, 0, "rows"))
-        >>> p.inverse(p.take(np.array([7, 8]))).tolist()
-        [7, 8]
-        """
-        return self._network.backward(_checked("items", items, self.n))
-
 
 class _Sorted:
     """Items in the order of their keyed hashes; ties go by their numbers."""
 
-    __slots__ = ("_items", "_positions")
+    __slots__ = ("_items",)
 
     def __init__(self, n: int, key: Key) -> None:
-        order = np.argsort(keyed_hashes(n, key), kind="stable")
-        self._items = order.astype(np.uint16)
-        self._positions = np.empty(n, dtype=np.uint16)
-        self._positions[order] = np.arange(n, dtype=np.uint16)
+        self._items = np.argsort(keyed_hashes(n, key), kind="stable").astype(np.uint16)
 
     def forward(self, positions: Ints) -> Ints:
         return np.array(self._items[positions], dtype=np.int64)
-
-    def backward(self, items: Ints) -> Ints:
-        return np.array(self._positions[items], dtype=np.int64)
 
 
 class _Scratch:
@@ -199,14 +176,12 @@ class _Feistel:
         self._n = np.int64(n) if excess else None
         self._tables: tuple[U32, ...] = ()
         self._sent = 0
-        self._landings: tuple[Ints, ...] = ()
-        if 0 < excess <= _BLOCK:
-            # A pass costs 40 us even for the few numbers that walk, so each one's destination is stored.
-            self._landings = tuple(self._landings_from(n, excess, backward=way) for way in (False, True))
+        # A pass costs 40 us even for the few numbers that walk, so each one's destination is stored.
+        self._landings = self._landings_from(n, excess) if 0 < excess <= _BLOCK else None
 
-    def _landings_from(self, n: int, excess: int, *, backward: bool) -> Ints:
+    def _landings_from(self, n: int, excess: int) -> Ints:
         landings = np.arange(excess, dtype=np.int64) + np.int64(n)
-        self._pass(landings, _Scratch(excess), backward=backward)
+        self._pass(landings, _Scratch(excess))
         # Each turn doubles the steps taken. A cycle beyond n stays there: nothing below n leads to it.
         for _ in range(excess.bit_length()):
             outside = np.flatnonzero(landings >= n)
@@ -214,13 +189,10 @@ class _Feistel:
         return landings
 
     def forward(self, positions: Ints) -> Ints:
-        items = self._map(positions, backward=False)
-        return _swap_0_and_1(items) if self._swap else items
+        items = self._map(positions)
+        return np.bitwise_xor(items, items < np.int64(2), out=items) if self._swap else items
 
-    def backward(self, items: Ints) -> Ints:
-        return self._map(_swap_0_and_1(items) if self._swap else items, backward=True)
-
-    def _map(self, numbers: Ints, *, backward: bool) -> Ints:
+    def _map(self, numbers: Ints) -> Ints:
         """Replace the numbers, all of them in the domain, by the numbers in [0, n) that they lead to."""
         flat = numbers.reshape(-1)
         self._sent += flat.size
@@ -231,34 +203,35 @@ class _Feistel:
         scratch = _Scratch(min(flat.size, _BLOCK))
         for start in range(0, flat.size, _BLOCK):
             block = flat[start : start + _BLOCK]
-            self._pass(block, scratch, backward=backward)
+            self._pass(block, scratch)
             if self._n is not None:
-                self._walk(block, self._n, backward=backward)
+                self._walk(block, self._n)
         return numbers
 
-    def _walk(self, block: Ints, n: np.int64, *, backward: bool) -> None:
+    def _walk(self, block: Ints, n: np.int64) -> None:
         outside = np.flatnonzero(block >= n)
-        if outside.size and self._landings:
-            block[outside] = self._landings[backward][block[outside] - n]
+        if outside.size and self._landings is not None:
+            block[outside] = self._landings[block[outside] - n]
             return
         while outside.size:
             walking = block[outside]
-            self._pass(walking, _Scratch(walking.size), backward=backward)
+            self._pass(walking, _Scratch(walking.size))
             block[outside] = walking
             outside = outside[walking >= n]
 
-    def _pass(self, numbers: Ints, scratch: _Scratch, *, backward: bool) -> None:
+    def _pass(self, numbers: Ints, scratch: _Scratch) -> None:
         """Send the numbers through the network once, in place."""
         s = scratch if numbers.size == scratch.size else _Scratch(numbers.size)
         wide = numbers.view(np.uint64)
         self._part(wide, s)
-        rounds = range(len(self._keys))
-        for index in reversed(rounds) if backward else rounds:
+        for index in range(len(self._keys)):
             self._hash(index, s)
             if index % 2 == 0:
                 np.bitwise_xor(s.left, s.mixed, out=s.left)
-            else:
-                self._add_right(s, backward=backward)
+            else:  # modulo b: the smaller of the sum and the sum less b, which wraps if it is negative
+                np.add(s.right, s.mixed, out=s.right)
+                np.subtract(s.right, self._b, out=s.mixed)
+                np.minimum(s.right, s.mixed, out=s.right)
         self._join(wide, s)
 
     def _part(self, wide: U64, s: _Scratch) -> None:
@@ -311,29 +284,20 @@ class _Feistel:
             np.right_shift(s.wide, _HIGH_WORD, out=s.wide)
             np.copyto(s.mixed, s.wide, casting="unsafe")
 
-    def _add_right(self, s: _Scratch, *, backward: bool) -> None:
-        # Modulo b: the smaller of the sum and the sum less b, which wraps if it is negative.
-        turn, wrap = (np.subtract, np.add) if backward else (np.add, np.subtract)
-        turn(s.right, s.mixed, out=s.right)
-        wrap(s.right, self._b, out=s.mixed)
-        np.minimum(s.right, s.mixed, out=s.right)
 
-
-def _swap_0_and_1(numbers: Ints) -> Ints:
-    return np.bitwise_xor(numbers, numbers < np.int64(2), out=numbers)
-
-
-def _checked(name: str, numbers: Ints, n: int) -> Ints:
-    """Copy the numbers to a new int64 array; refuse any outside [0, n)."""
-    given = np.asarray(numbers)
+def _checked(positions: Ints, n: int) -> Ints:
+    """Copy positions to a new int64 array; refuse any outside [0, n)."""
+    given = np.asarray(positions)
     if not np.can_cast(given.dtype, np.int64) or given.dtype == np.bool_:
-        raise ConfigTypeError(f"{name} must be an int64 array, got dtype {given.dtype}; convert with .astype(np.int64)")
+        raise ConfigTypeError(
+            f"positions must be an int64 array, got dtype {given.dtype}; convert with .astype(np.int64)"
+        )
     copy = np.array(given, dtype=np.int64, order="C")
     # As unsigned numbers, negative ones are the largest.
     if copy.size and int(copy.view(np.uint64).max()) >= n:
         wrong = copy[(copy < 0) | (copy >= n)] if n < _MAX_N else copy[copy < 0]
         raise ConfigError(
-            f"{name} must be in [0, n), got {int(wrong[0])} (one of {wrong.size} outside) with n={n}; "
+            f"positions must be in [0, n), got {int(wrong[0])} (one of {wrong.size} outside) with n={n}; "
             "was the permutation made for another table?"
         )
     return copy

@@ -1,15 +1,27 @@
 from __future__ import annotations
 
 import datetime as dt
+import pickle
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from torch_table_loader import StructuredDataset
 from torch_table_loader.errors import TableError
-from torch_table_loader.read.conform import conform_plan, resolve_schema, unify_schemas, unify_types
+from torch_table_loader.read.conform import (
+    Conformer,
+    SharedConformers,
+    conform_plan,
+    resolve_schema,
+    unify_schemas,
+    unify_types,
+)
 
 LIST = pa.list_(pa.int32())
 
@@ -176,6 +188,48 @@ def test_a_null_where_the_given_schema_has_none_is_refused() -> None:
 def test_a_partition_value_that_does_not_fit_names_the_file() -> None:
     with pytest.raises(TableError, match=r"'day' must be read as int32, but the path of x.parquet says 'monday'"):
         conform_plan(pa.schema([]), pa.schema([("day", pa.int32())]), [("day", "monday")], name="x.parquet")
+
+
+def test_files_of_one_schema_share_a_plan_and_keep_names_and_partitions_of_their_own() -> None:
+    file = pa.schema([("a", pa.int64())])
+    table = pa.schema([pa.field("a", pa.int64(), nullable=False), ("p", pa.int32())])
+    made: list[str] = []
+
+    def of(shared: SharedConformers, schema: pa.Schema, name: str, value: int) -> Conformer:
+        def make() -> Conformer:
+            made.append(name)
+            return conform_plan(schema, table, [("p", value)], name=name)
+
+        return shared.of(schema, value, name, make)
+
+    shared = SharedConformers()
+    plans = [of(shared, file, name, value) for name, value in (("x", 1), ("y", 2), ("z", 1))]
+    assert made == ["x", "y"]
+    batch = pa.record_batch({"a": [5]})
+    assert [plan.apply(batch)["p"].to_pylist() for plan in plans] == [[1], [2], [1]]
+    with pytest.raises(TableError, match="rows of z;"):
+        plans[2].apply(pa.record_batch({"a": pa.array([None], pa.int64())}))
+    of(shared, pa.schema([("a", pa.int64())]), "other schema", 1)
+    of(pickle.loads(pickle.dumps(shared)), file, "other process", 1)  # noqa: S301 our own
+    assert made[2:] == ["other schema", "other process"]
+
+
+def test_a_plan_that_converts_values_is_not_shared_since_it_may_name_its_file() -> None:
+    file, table, shared = pa.schema([("a", pa.int64())]), pa.schema([("a", pa.int32())]), SharedConformers()
+    for name in ("x", "y"):
+        plan = shared.of(file, (), name, lambda name=name: conform_plan(file, table, name=name))  # type: ignore[misc]
+        with pytest.raises(TableError, match=f"but {name} holds it"):
+            plan.apply(pa.record_batch({"a": [2**40]}))
+
+
+def test_partitions_of_minus_zero_and_zero_keep_their_signs(tmp_path: Path) -> None:
+    for value in ("0.0", "-0.0"):
+        (tmp_path / f"p={value}").mkdir()
+        pq.write_table(pa.table({"a": [1]}), tmp_path / f"p={value}" / "x.parquet")
+    schema = pa.schema([("a", pa.int64()), ("p", pa.float64())])
+    options: dict[str, Any] = {"schema": schema, "output_format": "numpy", "batch_size": 1, "num_workers": 0}
+    loader, _ = StructuredDataset.create_dataloader(str(tmp_path), "parquet", **options)
+    assert sorted(float(np.copysign(1, batch["p"][0])) for batch in loader) == [-1, 1]
 
 
 INTEGERS = [pa.int8(), pa.int16(), pa.int32(), pa.int64(), pa.uint8(), pa.uint16(), pa.uint32()]

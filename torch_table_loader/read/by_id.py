@@ -127,6 +127,12 @@ def plan_by_id(
     return Conformer.of(file_schema, schema, sources, reads, name, _REMEDIES)
 
 
+def lineage_of(columns: FileColumns, wanted: Sequence[tuple[str, Column]]) -> tuple[int | None, ...]:
+    """Return what makes the values of the wanted columns that tell of a row's history; nothing if there are none."""
+    lineage = any(column.field_id in (ROW_ID_FIELD, LAST_UPDATED_FIELD) for _, column in wanted)
+    return (columns.first_row_id, columns.sequence_number) if lineage else ()
+
+
 def _absent(column: Column, columns: FileColumns, name: str) -> Source:
     """Return where the values of a column come from that the file does not have."""
     if column.field_id == ROW_ID_FIELD:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from functools import partial
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -10,13 +11,14 @@ import numpy as np
 import pyarrow as pa
 
 from torch_table_loader.predicates.expressions import known_true, row_mask
-from torch_table_loader.read.by_id import places_of, plan_by_id
+from torch_table_loader.read.by_id import lineage_of, places_of, plan_by_id
 from torch_table_loader.read.conform import Conformer, conform_plan
 from torch_table_loader.read.deletes import inside, key_path
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from torch_table_loader.read.conform import SharedConformers
     from torch_table_loader.read.deletes import Deletes, EqualityKeys
     from torch_table_loader.records import Column, DataFile, FileColumns, FileMeta, Segment
 
@@ -125,6 +127,7 @@ def plan_file(
     columns: Sequence[str],
     filters: tuple[Any, Sequence[str]],
     deletes: Deletes,
+    shared: SharedConformers,
     encoded: Collection[str] = (),
 ) -> FilePlan:
     """Plan how a file is read.
@@ -132,6 +135,7 @@ def plan_file(
     Args:
         columns: names to deliver, in this order.
         filters: the row filter, or None, and the columns that it refers to.
+        shared: conformers of other files of the table.
         encoded: columns of strings that may come as dictionaries; none of the filter's.
     """
     row_filter, empty = beyond_partition(file, meta, table_schema, *filters)
@@ -148,9 +152,13 @@ def plan_file(
             chosen_by = list(dict.fromkeys([*chosen_by, *(name for columns, _ in keys for name, _ in columns)]))
 
     def conform(names: Sequence[str]) -> Conformer:
-        if file.columns is None:
-            return conform_plan(meta.schema, table_schema, file.partition, names, name=file.name)
-        return plan_by_id(meta.schema, file.columns, [(name, by_name[name]) for name in names], name=file.name)
+        asked: tuple[Any, ...] = tuple(names), repr(file.partition)  # which tells 0.0 from -0.0
+        make = partial(conform_plan, meta.schema, table_schema, file.partition, names, name=file.name)
+        if (columns := file.columns) is not None:
+            wanted = [(name, by_name[name]) for name in names]
+            asked = tuple(names), id(columns.table), repr(columns.constants), lineage_of(columns, wanted)
+            make = partial(plan_by_id, meta.schema, columns, wanted, name=file.name)
+        return shared.of(meta.schema, asked, file.name, make)
 
     conformer = conform([*columns, *(name for name in chosen_by if name not in columns)])
     chooser = conform(chosen_by) if chosen_by else None

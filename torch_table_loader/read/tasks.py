@@ -18,7 +18,7 @@ from torch_table_loader.errors import ConfigError, StorageError, TableError, Tab
 from torch_table_loader.format_contracts import ListCountingReader, ListMeasuringReader, RangedReader
 from torch_table_loader.planning.requests import FIRST_BYTES
 from torch_table_loader.predicates.expressions import check_filter, known_true, row_masks
-from torch_table_loader.read.conform import batch_of
+from torch_table_loader.read.conform import SharedConformers, batch_of
 from torch_table_loader.read.deletes import Deletes
 from torch_table_loader.read.failures import (
     as_reading_error,
@@ -111,6 +111,7 @@ class TaskReader:
         self._max_rows = max_rows
         self._deletes = Deletes(storage) if deletes is None else deletes
         self._stage = stage
+        self._conformers = SharedConformers()
         self._shares = False
         self._encoded = frozenset(encoded).difference(self._filter_columns)
         self._apart: Sequence[Any] = ()
@@ -327,7 +328,9 @@ class TaskReader:
         filters = (self._filters, self._filter_columns)
         file, meta = self._files[file_index], self._metas[file_index]
         with reading(self._storage, file):
-            return plan_file(file, meta, self._table_schema, columns, filters, self._deletes, self._encoded)
+            return plan_file(
+                file, meta, self._table_schema, columns, filters, self._deletes, self._conformers, self._encoded
+            )
 
     def _runs(self, plan: FilePlan, segments: Sequence[Segment]) -> list[Run]:
         return plan_runs(segments, plan.group_starts, merge=not self._masks(plan))

@@ -7,7 +7,6 @@ records hold random bytes: only their size matters.
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import mmap
 import os
@@ -23,7 +22,8 @@ import numpy as np
 from bench.pairing import Pairs, Sample, measure
 from torch_table_loader.planning.keys import derive_key
 from torch_table_loader.planning.permutation import Permutation
-from torch_table_loader.store.gather import PAGE, ReadAhead
+from torch_table_loader.store.gather import PAGE, ReadAhead, StoredRows
+from torch_table_loader.store.record_layout import RECORDS
 
 WINDOW_BYTES = 256 << 20
 """Of pages: what a lane may ask for ahead with two lanes and the default memory of a `RowStore`."""
@@ -36,7 +36,7 @@ _FIO_SECONDS = 4
 _PIECE = 64 << 20
 
 
-def against_fio(stored: Any, folder: Path, num_bytes: int, rounds: int) -> tuple[Pairs, float]:
+def against_fio(stored: StoredRows, folder: Path, num_bytes: int, rounds: int) -> tuple[Pairs, float]:
     """Race two lanes, which gather rows of a cold store, against fio's random reads of whole pages.
 
     Args:
@@ -54,10 +54,11 @@ def against_fio(stored: Any, folder: Path, num_bytes: int, rounds: int) -> tuple
     with path.open("rb") as file:
         mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
     mapped.madvise(mmap.MADV_RANDOM)  # as a store maps its files
-    records = np.frombuffer(mapped, dtype=f"V{width}", count=num_bytes // width)
+    num_rows = num_bytes // width
+    records = np.frombuffer(mapped, dtype=np.uint8, count=num_rows * width)
     ahead = ReadAhead([(path, width)], WINDOW_BYTES)
-    large = dataclasses.replace(stored, records=records, num_rows=len(records), nulls=None, read_ahead=ahead)
-    order = Permutation(len(records), derive_key(0, 0, "rows"))
+    large = StoredRows(stored.layout, num_rows, {RECORDS: records}, frozenset(), [], read_ahead=ahead)
+    order = Permutation(num_rows, derive_key(0, 0, "rows"))
     share = _WINDOWS * (WINDOW_BYTES // PAGE)
     ours: list[Sample] = []
     fio: list[Sample] = []
@@ -76,7 +77,7 @@ def against_fio(stored: Any, folder: Path, num_bytes: int, rounds: int) -> tuple
     return Pairs(tuple(ours), tuple(fio)), read / sum(sample.rows for sample in ours)
 
 
-def _gather(stored: Any, order: Permutation, begins: range, share: int) -> int:
+def _gather(stored: StoredRows, order: Permutation, begins: range, share: int) -> int:
     """Take each lane's part of the order on a thread of its own, as lanes do; return the rows."""
 
     def blocks(begin: int) -> Iterator[tuple[Any, None]]:

@@ -335,7 +335,7 @@ class LoaderOptions:
     @property
     def batch_rows(self) -> int:
         """Rows that a batch is made of: tokens, where documents are cut anywhere."""
-        return self.batch_size * self.pack.seq_len if self.pack and self.tokens_are_rows else self.batch_size
+        return self.batch_size * self.pack.width if self.pack and self.tokens_are_rows else self.batch_size
 
     @property
     def column_names(self) -> Sequence[str] | None:

@@ -1,4 +1,4 @@
-"""`seq_len_from` in mixtures: all sources change the length of their sequences at one step, and lose no token."""
+"""`seq_len` by step in mixtures: all sources change the length of their sequences at one step, and lose no token."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "rows": {"shuffle": "rows", "row_store": "memory"},
 }
 EVERY_KIND = [pytest.param(kind, marks=[pytest.mark.slow] if "order" in kind else []) for kind in KINDS]
-PACK = full_pack(seq_len=3, seq_len_from={2: 7, 4: 2, 9: 11}, labels="shifted")
+PACK = full_pack(seq_len={0: 3, 2: 7, 4: 2, 9: 11}, labels="shifted")
 WEIGHTS = {"a": 5, "b": 3, "c": 1}
 
 
@@ -74,7 +74,7 @@ def taken(batch: Any, names: tuple[str, ...] = NAMES) -> list[Taken]:
     """Check every value of a batch, and that each sequence is of one source; give them, padding left out."""
     own = full_pack(seq_len=batch["input_ids"].shape[1], labels=PACK.labels)
     every = {number: each for name in names for number, each in wholes(name).items()}
-    found = [Taken(own.seq_len, tuple(sequence)) for sequence in check_batch(batch, every, own) if sequence]
+    found = [Taken(own.width, tuple(sequence)) for sequence in check_batch(batch, every, own) if sequence]
     assert all(len({document // 100 for document, _ in each.tokens}) == 1 for each in found)
     return found
 
@@ -223,7 +223,7 @@ def test_rows_of_names_the_documents_of_any_length(tables: dict[str, str], kind:
     for step, batch in enumerate(loader):
         other, _ = make(tables, kind, num_workers=1)
         other.seek(step=step)
-        rows = other.rows_of(step - max(begin for begin in (0, *dict(PACK.seq_len_from)) if begin <= step))
+        rows = other.rows_of(step - max(begin for begin in PACK.lengths_by_step.values if begin <= step))
         owners = np.asarray(batch["documents"]["id"]).tolist()
         assert [(each[0], FIRST[str(each[0])] + each[1]) for each in rows] == [
             (NAMES[own // 100], own) for own in owners
@@ -312,7 +312,7 @@ def test_every_step_resumes_where_tokens_are_counted(tables: dict[str, str], kin
 @pytest.mark.parametrize("kind", EVERY_KIND)
 @daily(1)
 def test_tokens_count_as_in_a_mixture_of_one_length(tables: dict[str, str], kind: str) -> None:
-    later = full_pack(seq_len=3, seq_len_from={10_000: 7}, labels="shifted")
+    later = full_pack(seq_len={0: 3, 10_000: 7}, labels="shifted")
     for most in (30, 31, 95):
         options: dict[str, Any] = {"weights": ONE_BY_ONE, "stop": Stop("forever", tokens=most), "num_ranks": 1}
         alike = [
@@ -351,5 +351,5 @@ def test_what_does_not_fit_is_refused(tables: dict[str, str], kind: str) -> None
         make(tables, kind, stop=Stop(tokens=2))
     packs = {"a": PACK, "b": full_pack(seq_len=3, labels="shifted")}
     sources = {name: partial(StructuredDataset, tables[name], pack=pack, **KINDS[kind]) for name, pack in packs.items()}
-    with pytest.raises(ConfigError, match=r"pack.seq_len_from is .* in 'a'"):
+    with pytest.raises(ConfigError, match=r"pack.seq_len is .* in 'a'"):
         MixedDataset(sources, "rows", check_plan=False)

@@ -56,7 +56,7 @@ class PlacedJob(Job):
     def _batches(self, position: Any) -> GlobalBatches:
         stage = replace(position.stage, topology=replace(position.stage.topology, lanes=self.topology.lanes))
         batches: GlobalBatches = replace(position, stage=stage).batches(self.rank)
-        until = self._phase(position)[1]
+        until = self._until(position)
         return batches if until is None else batches.up_to(until)
 
     def _explained_by_places(
@@ -139,7 +139,7 @@ class IndexedJob(PlacedJob):
     def kept_shape(self, position: SamplePosition) -> bool:
         """Return whether as many steps of this topology take the samples that were taken before a position's stage."""
         steps = position.steps_before
-        if self._lengths:
+        if self._lengths is not None:
             return not steps or self.next_stage(self.at(position.epoch, steps)).origin == position.origin
         if self._batch_sizes is not None:
             return (position.origin, position.start) == (0, self.at(position.epoch, steps).consumed)

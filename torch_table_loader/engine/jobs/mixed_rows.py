@@ -135,11 +135,11 @@ class MixedRows(MixtureJob, IndexedJob):
         return self._started(epoch, self._weights_at(epoch), self._exclusions_of(epoch))
 
     def _started(self, epoch: int, weights: Weights, versions: Mapping[str, ExclusionVersions]) -> SamplePosition:
-        rows = self._rows(versions, epoch, self._length_at(epoch, 0)[0])
+        rows = self._rows(versions, epoch, self._length_at(epoch))
         natural = isinstance(weights, str)
         shares = natural_shares(rows) if isinstance(weights, str) else weights
         mixture = Mixture.of(shares, self.options.shuffle_seed, epoch, self.block, natural=natural)
-        stop, stage = self.stop.in_samples(self._length_at(epoch, 0)[0]), self._stage(epoch)
+        stop, stage = self.stop.in_samples(self._length_at(epoch)), self._stage(epoch)
         mixture, total = mixture.ending(rows, stop)
         return SamplePosition(epoch, stage, total=total, exclusions=versions, mixture=mixture, rows=rows)
 
@@ -158,7 +158,7 @@ class MixedRows(MixtureJob, IndexedJob):
     @property
     @override
     def sizes(self) -> dict[str, int]:
-        return self._rows(self._newest_exclusions, 0, self._length_at(0, 0)[0])
+        return self._rows(self._newest_exclusions, 0, self._length_at(0))
 
     @override
     def check_weights(self, weights: Mapping[str, float] | NaturalShares, epoch: int) -> Weights:
@@ -171,7 +171,7 @@ class MixedRows(MixtureJob, IndexedJob):
     def reweighted(self, position: SamplePosition, weights: Weights) -> SamplePosition:
         if position.mixed.has(weights, self.sources):
             return position
-        length = self._length_at(position.epoch, position.steps_before)[0]
+        length = self._length_of(position)
         stop, tokens = self._stop_behind(position, length, length), self._tokens_before(position, length)
         after = position.reweighted(None if isinstance(weights, str) else weights, stop)
         return after if after is position else replace(after, origin=tokens)
@@ -179,11 +179,9 @@ class MixedRows(MixtureJob, IndexedJob):
     @override
     def _done(self, position: SamplePosition) -> Done:
         done = super()._done(position)
-        if not self._lengths:
+        if self._lengths is None:
             return done
-        return done._replace(
-            tokens=self._tokens_before(position, self._length_at(position.epoch, position.steps_before)[0])
-        )
+        return done._replace(tokens=self._tokens_before(position, self._length_of(position)))
 
     def _tokens_before(self, position: SamplePosition, seq_len: int) -> int:
         """Return the tokens before a position, whose sequences have one length since its newest weights.
@@ -191,7 +189,7 @@ class MixedRows(MixtureJob, IndexedJob):
         0 where no sequence changes its length, and behind a state that did not say it.
         """
         since = position.mixed.shares.start
-        if not self._lengths or (since and not position.origin):
+        if self._lengths is None or (since and not position.origin):
             return 0
         return position.origin + (position.consumed - since) * seq_len
 
@@ -210,10 +208,9 @@ class MixedRows(MixtureJob, IndexedJob):
 
     def _cut_anew(self, position: SamplePosition) -> SamplePosition:
         """Return the position with sequences of the next step's length, in a new stage, if they have another."""
-        if not self._lengths:
+        if self._lengths is None:
             return position
-        epoch, taken = position.epoch, position.steps_taken
-        before, after = (self._length_at(epoch, steps)[0] for steps in (position.steps_before, taken))
+        before, after = self._length_of(position), self._length_at(position.epoch, position.steps_taken)
         if before == after or position.consumed == position.total:
             return position
         return self._recounted(position, self._turns(position), before, after)
@@ -245,13 +242,13 @@ class MixedRows(MixtureJob, IndexedJob):
     @override
     def enter(self, before: SamplePosition, position: SamplePosition) -> None:
         """Note where the walk of sequences of one length has come, of which those of the next go on."""
-        if self._length_at(before.epoch, before.steps_before) != self._length_at(position.epoch, position.steps_before):
+        if self._length_of(before) != self._length_of(position):
             self._begin_at(position, self._anchors(before))
 
     @override
     def kept_shape(self, position: SamplePosition) -> bool:
         steps = position.steps_before
-        if not self._lengths:
+        if self._lengths is None:
             return super().kept_shape(position)
         there = self.current(self.at(position.epoch, steps))
         return not steps or (there.consumed, there.origins) == (position.start, position.origins)
@@ -279,8 +276,7 @@ class MixedRows(MixtureJob, IndexedJob):
 
     @override
     def saved_tables(self, position: SamplePosition) -> dict[str, SavedTable]:
-        anchors, exclusions = self._anchors(position), position.exclusions
-        length = self._length_at(position.epoch, position.steps_before)[0]
+        anchors, exclusions, length = self._anchors(position), position.exclusions, self._length_of(position)
         return {
             name: self.sources[name].saved_table(
                 exclusions[name].running, _of_length(own, length), anchors.get(name, ())
@@ -327,11 +323,11 @@ class MixedRows(MixtureJob, IndexedJob):
         mixture = cast("SavedMixture", saved.mixture)
         newest = mixture.newest if mixture.given == self.given else self.given
         mixed = replace(self, sources=sources, asked=AskedWeights(newest=newest))
-        now = self._length_at(epoch, taken.steps_before)[0]
+        now = self._length_of(taken)
         then = length_then(saved) if self._cuts_anywhere else now
         rows = mixed._rows(versions, epoch, then)
         stage = self._stage(epoch, self._did(taken.steps_before, taken.start))
-        origin = self._origin_of(taken, then) if self._lengths else 0
+        origin = 0 if self._lengths is None else self._origin_of(taken, then)
         position = replace(taken, stage=stage, exclusions=versions, rows=rows, ended=False, origin=origin)
         position = mixed._checked(position, then)
         turns = mixed._checked_turns(position, then) if position.origins or then != now else {}
@@ -459,13 +455,12 @@ class MixedRows(MixtureJob, IndexedJob):
         mixture = position.mixed
         shares = sum(mixture.shares.weights)
         sizes, taken = self._told_sizes(position)
-        pack = self.options.pack if self._lengths else None
         sources = share_notes(
             tuple(self.sources),
             sizes,
             {name: weight / shares for name, weight in mixture.weights.items()},
             taken,
-            "row" if pack is None else "token",
+            "row" if self._lengths is None else "token",
         )
         held = (
             f"in every run of {mixture.block_rows:,} rows each source has its share"
@@ -475,7 +470,7 @@ class MixedRows(MixtureJob, IndexedJob):
         stores = [f"source {name!r}: {own.store.note}" for name, own in self.sources.items() if own.store.note]
         return [
             *sources,
-            *([] if pack is None else [f"sequences have {pack.lengths_in_words}"]),
+            *self._notes_of_lengths,
             *stores,
             f"{held}; the epoch ends {self.stop.in_words()}",
         ]
@@ -485,7 +480,7 @@ class MixedRows(MixtureJob, IndexedJob):
         *_, last = self.stages(position)
         names, endless = position.mixed.names, last.total == ENDLESS
         taken = None if endless else dict(zip(names, last.mixed.rows_before(last.total), strict=True))
-        if not self._lengths:
+        if self._lengths is None:
             return dict(position.rows), taken
         streams = {name: self._packed(own) for name, own in self._turns(last).items()}
         sizes = {name: own.tokens_of_a_round for name, own in streams.items()}
@@ -503,7 +498,7 @@ class MixedRows(MixtureJob, IndexedJob):
 
     def _turns(self, position: SamplePosition) -> dict[str, TurnsOf]:
         """Return what decides which items of each source come, in the order of the mixture's names."""
-        epoch, length = position.epoch, self._length_at(position.epoch, position.steps_before)[0]
+        epoch, length = position.epoch, self._length_of(position)
         return {
             name: self._turns_of(
                 name, position.exclusions[name].running, epoch, length, position.origins.get(name, (0, 0))

@@ -60,14 +60,12 @@ class MixtureJob(Job):
     @override
     def compared(self) -> Mapping[str, Any]:
         sources = {name: [own.table, own.options] for name, own in self.bound_sources.items()}
-        later = {} if self.later is None else {"weights by step": self.later.as_list}
         return {
             **self.bound.options,
             "names": list(self.sources),
             "sources": sources,
             "weights": self.given,
-            **later,
-            **({} if self._batch_sizes is None else {"global_batch_size": self._batch_sizes.as_list}),
+            **self._compared_schedules,
         }
 
     @override
@@ -118,8 +116,8 @@ class MixtureJob(Job):
 
     @property
     @override
-    def _schedules(self) -> tuple[Schedule, ...]:
-        return super()._schedules if self.later is None else (*super()._schedules, self.later)
+    def _asked_by_step(self) -> dict[str, Any]:
+        return {**super()._asked_by_step, "weights": self.later}
 
     @override
     def warn_of_uneven_steps(self) -> None:

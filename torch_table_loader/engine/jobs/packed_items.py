@@ -148,7 +148,7 @@ class PackedItems(TableItems):
     def next_stage(self, position: SamplePosition) -> SamplePosition:
         """Return the position with a stage of sequences of the next length, from the next token on."""
         stage, taken = self._stage(position.epoch, self._done(position)), position.steps_taken
-        if not self.pack.schedule:
+        if self._lengths is None:
             return super().next_stage(position)
         origin = self.stream(position).tokens_before(position.consumed)
         after = replace(position, origin=origin, start=0, steps_before=taken, stage=stage)
@@ -157,7 +157,7 @@ class PackedItems(TableItems):
     @override
     def _done(self, position: SamplePosition) -> Done:
         """Return what the job has done; sequences of other lengths count by their tokens."""
-        return self._did(position.steps_taken, position.consumed + position.origin // self.pack.seq_len)
+        return self._did(position.steps_taken, position.consumed + position.origin // self.pack.width)
 
     @override
     def enter(self, before: SamplePosition, position: SamplePosition) -> None:
@@ -170,9 +170,9 @@ class PackedItems(TableItems):
 
         Its anchor is where a walk can begin; see `PackedStream.anchor`. It holds for the epoch, whatever was consumed.
         """
-        consumed, length = position.consumed, self._length_at(position.epoch, position.steps_before)[0]
+        consumed = position.consumed
         anchor = self.stream(position).anchor(consumed) if consumed or position.origin else []
-        own = Bound(self.bound.table, {**self.bound.options, "seq_len": length})
+        own = Bound(self.bound.table, {**self.bound.options, "seq_len": self._length_of(position)})
         return {"": self.saved_table(position.exclusions[""].running, own, anchor)}
 
     @override
@@ -190,7 +190,7 @@ class PackedItems(TableItems):
         epoch, taken, steps = position.epoch, position.start, position.steps_before
         excluded = ExclusionVersions.from_state(theirs.exclusions, self.table.layout.num_rows)
         items = replace(self, exclusions=ExclusionState(excluded, epoch))
-        then, now, origin = theirs.options["seq_len"], self._length_at(epoch, steps)[0], position.origin
+        then, now, origin = theirs.options["seq_len"], self._length_at(epoch, steps), position.origin
         stream = items._stream(epoch, excluded.running, origin, then)
         if origin and (not self.pack.joins_documents or stream.tokens_before(0) != origin):
             raise ResumeError(
@@ -198,12 +198,12 @@ class PackedItems(TableItems):
                 "sequences of one length; pass the value of state_dict() unchanged"
             )
         position.check(stream.count)
-        if then != now or self.pack.schedule:  # a stage ends at a step, and begins with a token
+        if then != now or self._lengths is not None:  # a stage ends at a step, and begins with a token
             origin, taken = stream.tokens_before(taken), 0
             stream = items._stream(epoch, excluded.running, origin, now)
         if theirs.anchor:
             stream.begin_at(list(theirs.anchor))
-        stage = self._stage(epoch, self._did(steps, taken + origin // self.pack.seq_len))
+        stage = self._stage(epoch, self._did(steps, taken + origin // self.pack.width))
         return items, SamplePosition(
             epoch,
             stage,
@@ -231,7 +231,7 @@ class PackedItems(TableItems):
 
     @override
     def stream(self, position: SamplePosition) -> PackedStream:
-        length = self._length_at(position.epoch, position.steps_before)[0]
+        length = self._length_of(position)
         return self._stream(position.epoch, position.exclusions[""].running, position.origin, length)
 
     @override
@@ -293,12 +293,12 @@ class PackedItems(TableItems):
         pack, tokens = self.pack, self.tokens.lengths.total
         left = self.remaining(position.exclusions[""].running).num_rows
         orders = {
-            "windows": f"windows of the table's tokens, {pack.stride or pack.seq_len:,} apart, are shuffled one by one",
+            "windows": f"windows of the table's tokens, {pack.stride or pack.width:,} apart, are shuffled one by one",
             "concat": "documents are shuffled one by one, put behind one another, and cut",
             "pad": "documents are shuffled one by one, each a sequence",
             "best_fit": f"documents are shuffled one by one, and packed, {pack.block_docs:,} together",
         }
-        sequences = "" if pack.schedule else f"{position.total:,} sequences of "
+        sequences = "" if self._lengths is not None else f"{position.total:,} sequences of "
         return [
             f"{orders[pack.strategy]}, {pack.lengths_in_words} a sequence, from {self.where}",
             f"{sequences}{tokens:,} tokens in {self.live_rows:,} documents",
@@ -312,7 +312,7 @@ class PackedItems(TableItems):
 
         None where sequences have several lengths.
         """
-        return None if self.pack.schedule else self.stream(position).counts()
+        return None if self._lengths is not None else self.stream(position).counts()
 
     @property
     def _windows(self) -> SequenceOrder:
@@ -333,7 +333,7 @@ class PackedItems(TableItems):
 
     def _stream(self, epoch: int, exclusions: Exclusions, origin: int = 0, seq_len: int | None = None) -> PackedStream:
         """Return the order of an epoch, from a token on, as sequences of a length; None: that with which it begins."""
-        seed, length = self.options.shuffle_seed, self._length_at(epoch, 0)[0] if seq_len is None else seq_len
+        seed, length = self.options.shuffle_seed, self._length_at(epoch) if seq_len is None else seq_len
         tokens = self.tokens.of_length(length)
         made = partial(PackedStream, tokens, self.columns, seed=seed, epoch=epoch, origin=origin)
         return self._kept((epoch, exclusions.digest, origin, length), exclusions, made)
@@ -356,11 +356,11 @@ class PackedItems(TableItems):
         if pack.long_docs != "error":
             return
         most, longest = self.tokens.lengths.longest
-        if most <= pack.seq_len:
+        if most <= pack.width:
             return
         [span] = self.spans_of(self.store.rows().ids(np.array([longest])))
         raise TableError(
-            f"row {span.row_start} of {span.file!r} has {most} tokens, more than seq_len={pack.seq_len}; "
+            f"row {span.row_start} of {span.file!r} has {most} tokens, more than seq_len={pack.width}; "
             'pass long_docs="split", "truncate" or "drop", or a larger seq_len'
         )
 

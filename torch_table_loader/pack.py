@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, Literal, cast, get_args
 
 from torch_table_loader.errors import ConfigError, ConfigTypeError
-from torch_table_loader.schedules import Done, Schedule, as_schedule
+from torch_table_loader.schedules import Schedule, as_schedule
 from torch_table_loader.units import integer, one_of
 
 if TYPE_CHECKING:
@@ -52,11 +52,11 @@ _OF_DOCUMENTS = frozenset(
 
 _SHAPED_BY: dict[str, tuple[str, ...]] = {
     "concat": (),
-    "windows": ("stride",),
-    "pad": ("long_docs",),
-    "best_fit": ("long_docs", "block_docs", "max_docs_per_row"),
+    "windows": ("seq_len", "stride"),
+    "pad": ("seq_len", "long_docs"),
+    "best_fit": ("seq_len", "long_docs", "block_docs", "max_docs_per_row"),
 }
-"""What decides by strategy which sequences come of documents, beside `seq_len`."""
+"""What decides by strategy which sequences come of documents; where these are cut anywhere, a position is a token."""
 
 IGNORED = -100
 """The label that losses leave out, in torch and in Hugging Face."""
@@ -338,7 +338,7 @@ class Pack:
     @property
     def shape(self) -> dict[str, Any]:
         """What decides which sequences come of documents, by name."""
-        shaped = {"seq_len": self.width, **{name: getattr(self, name) for name in _SHAPED_BY[self.strategy]}}
+        shaped = {name: getattr(self, name) for name in _SHAPED_BY[self.strategy]}
         return {name: self.width if name == "stride" and value is None else value for name, value in shaped.items()}
 
     @property
@@ -383,20 +383,10 @@ class Pack:
         """The lengths of sequences, which may be one."""
         return as_schedule(self.seq_len)
 
-    def length_at(self, epoch: int, step: int) -> int:
-        """Return the tokens of the sequences of a step.
-
-        >>> pack = Pack(seq_len={0: 8, 10: 16})
-        >>> pack.length_at(0, 9), pack.length_at(0, 10), pack.length_at(1, 0)
-        (8, 16, 16)
-        """
-        given = self.seq_len
-        return given if isinstance(given, int) else cast("int", as_schedule(given).at(epoch, Done(step)))
-
     @property
     def width(self) -> int:
         """The tokens of a sequence; where sequences change their length, those of the first."""
-        return self.length_at(0, 0)
+        return self.seq_len if isinstance(self.seq_len, int) else cast("int", self.lengths_by_step.values[0])
 
     def of_length(self, seq_len: int) -> Pack:
         """Return the same with sequences of one length."""

@@ -260,7 +260,7 @@ class JobPosition:
         """
         try:
             saved, opened = read_state(state), self.job if lanes is None else self.job.with_lanes(lanes)
-            if lanes is None and not saved.is_of(opened.bound_then(saved)):
+            if lanes is None and not saved.is_of(opened.bounds):
                 opened, saved = self.reopen(opened, saved)
             check_state(saved, opened)
             job, position = opened.resume(saved)

@@ -61,6 +61,7 @@ class Job(ABC):
     """One rank's share of a table or of several, ready to be planned and read in any epoch. It pickles.
 
     Args:
+        schedules: what changes on all ranks at a step, by the option that says so; each change begins a stage.
         row_bytes: decoded bytes of a row, with estimates for values of variable width.
         columns: the schema of what comes out, without the column `padding`.
         fork_safe: whether planning left no threads behind that a fork would break.
@@ -69,6 +70,7 @@ class Job(ABC):
     options: LoaderOptions
     rank: int
     topology: Topology
+    schedules: Mapping[str, Schedule]
     row_bytes: int
     columns: pa.Schema
     fork_safe: bool
@@ -92,7 +94,8 @@ class Job(ABC):
     @property
     def compared(self) -> Mapping[str, Any]:
         """All that decides the order, by name: what ranks compare."""
-        return {**self.bound.table, **self.bound.options, **self._compared_options}
+        own = self.bounds[""]
+        return {**own.table, **own.options, **self._compared_options}
 
     @property
     def _compared_options(self) -> dict[str, Any]:
@@ -223,9 +226,14 @@ class Job(ABC):
         """Return what a state says of a mixture beside its tables; None for one table."""
         return None
 
-    def bound_then(self, saved: SavedState) -> Mapping[str, Bound]:  # noqa: ARG002 see `PackedItems`
-        """Return what a state must be bound to, by name of its source; what may have changed is as it was then."""
+    @cached_property
+    def bounds(self) -> Mapping[str, Bound]:
+        """The tables and options that a state is bound to, by name of their source."""
         return {"": self.bound}
+
+    def bounds_before_growth(self, saved: SavedState) -> Mapping[str, Bound]:  # noqa: ARG002 see `StreamJob`
+        """Return what a state of before the table grew is bound to."""
+        return self.bounds
 
     @abstractmethod
     def resume(self, saved: SavedState) -> tuple[Self, Position]:
@@ -418,25 +426,9 @@ class Job(ABC):
         return min((left for left in lefts if left is not None), default=None)
 
     @cached_property
-    def schedules(self) -> dict[str, Schedule]:
-        """What changes on all ranks at a step of an epoch, by the option that says so; each change begins a stage."""
-        return {name: each for name, each in self._asked_by_step.items() if isinstance(each, Schedule)}
-
-    @property
-    def _asked_by_step(self) -> dict[str, Any]:
-        """What options say that may be a schedule, by their names."""
-        pack = self.options.pack
-        return {"seq_len": None if pack is None else pack.seq_len, "global_batch_size": self.options.global_batch_size}
-
-    @property
-    def _lengths(self) -> Schedule | None:
-        """The lengths of sequences, if there are several."""
-        return self.schedules.get("seq_len")
-
-    @property
-    def _batch_sizes(self) -> Schedule | None:
-        """The global batch sizes, if there are several."""
-        return self.schedules.get("global_batch_size")
+    def _width(self) -> int:
+        """The tokens of the first sequences; 0 where rows are not packed."""
+        return 0 if self.options.pack is None else self.options.pack.width
 
     @abstractmethod
     def _done(self, position: Any) -> Done:
@@ -447,12 +439,12 @@ class Job(ABC):
         return self._did(1, topology.num_ranks * topology.batch_size)
 
     def _did(self, steps: int, samples: int) -> Done:
-        pack = self.options.pack
-        return Done(steps, samples, 0 if pack is None else samples * pack.width)
+        return Done(steps, samples, samples * self._width)
 
     def _topology_of(self, epoch: int, done: Done) -> Topology:
         """Return the job's shape at a place of an epoch."""
-        return self.topology if self._batch_sizes is None else self._sized(self._batch_sizes.at(epoch, done))
+        sizes = self.schedules.get("global_batch_size")
+        return self.topology if sizes is None else self._sized(sizes.at(epoch, done))
 
     def _sized(self, rows: int) -> Topology:
         """Return the job's shape with a global batch size."""
@@ -461,7 +453,9 @@ class Job(ABC):
 
     def _length_at(self, epoch: int, step: int = 0) -> int:
         """Return the tokens of the sequences of a step; 0 where rows are not packed."""
-        return 0 if self.options.pack is None else self.options.pack.length_at(epoch, step)
+        lengths = self.schedules.get("seq_len")
+        length: int = self._width if lengths is None else lengths.at(epoch, Done(step))
+        return length
 
     def _length_of(self, position: Any) -> int:
         """Return the tokens of the sequences of a stage."""
@@ -470,15 +464,15 @@ class Job(ABC):
     def _options_at(self, position: Position) -> LoaderOptions:
         """Return the options with the length that the sequences of a stage have."""
         pack = self.options.pack
-        if pack is None or self._lengths is None:
+        if pack is None or (own := pack.of_length(self._length_of(position))) is pack:
             return self.options
-        return replace(self.options, pack=pack.of_length(self._length_of(position)))
+        return replace(self.options, pack=own)
 
     @property
     def _notes_of_lengths(self) -> list[str]:
         """What `explain()` says of sequences of several lengths."""
         pack = self.options.pack
-        return [f"sequences have {pack.lengths_in_words}"] if pack is not None and self._lengths is not None else []
+        return [f"sequences have {pack.lengths_in_words}"] if pack is not None and "seq_len" in self.schedules else []
 
     def _codec(self, schema: pa.Schema, options: LoaderOptions) -> RowsCodec[Any]:
         """Return the codec of a schema; it takes microseconds a column to make, and is kept for other epochs."""

@@ -109,6 +109,7 @@ class MixedStreams(MixtureJob, PlacedJob):
             options=options,
             rank=ranks.rank,
             topology=topology_of(options, ranks.num_ranks),
+            schedules=options.schedules,
             row_bytes=max(_item_bytes(source) for source in sources.values()),
             fork_safe=all(source.fork_safe for source in sources.values()),
             sources=dict(sources),
@@ -161,7 +162,7 @@ class MixedStreams(MixtureJob, PlacedJob):
     @override
     def _done(self, position: MixedPosition) -> Done:
         done = super()._done(position)
-        return done if self._lengths is None else done._replace(tokens=done_in(position.stages).tokens)
+        return done if "seq_len" not in self.schedules else done._replace(tokens=done_in(position.stages).tokens)
 
     def _begun(self, epoch: int, weights: Weights, before: MixedPosition | None = None) -> MixedPosition:
         """Return the start of a stage, behind another one if one is given."""
@@ -302,12 +303,12 @@ class MixedStreams(MixtureJob, PlacedJob):
     @property
     def _told_width(self) -> int:
         """The rows of what `explain()` counts: of sequences of several lengths, their tokens."""
-        return self._width_at(0) if self._lengths is None else 1
+        return self._width_at(0) if "seq_len" not in self.schedules else 1
 
     def _notes(self, position: MixedPosition) -> list[str]:
         deal, shares = position.deal, sum(position.deal.by_name.values())
         what = "row" if self.options.pack is None else "sequence"
-        counted = what if self._lengths is None else "token"
+        counted = what if "seq_len" not in self.schedules else "token"
         sizes = {name: own.items(self._told_width) for name, own in self.rounds.items()}
         weights = {name: weight / shares for name, weight in deal.by_name.items()}
         every = "after every step" if deal.block_steps == 1 else f"after every {deal.block_steps:,} steps"

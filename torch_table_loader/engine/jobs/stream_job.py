@@ -120,12 +120,9 @@ class StreamJob(Job):
         return {"": SavedTable(self.bound.table, self.bound.options)}
 
     @override
-    def bound_then(self, saved: SavedState) -> Mapping[str, Bound]:
-        own = self.bound
-        if saved.grown is not None:
-            splits = self.planner.grown_from(saved.files_of).digest(saved.grown)
-            own = Bound(own.table, {**own.options, "splits": splits})
-        return {"": own}
+    def bounds_before_growth(self, saved: SavedState) -> Mapping[str, Bound]:
+        splits = self.planner.grown_from(saved.files_of).digest(saved.grown)
+        return {"": Bound(self.bound.table, {**self.bound.options, "splits": splits})}
 
     @override
     def resume(self, saved: SavedState) -> tuple[StreamJob, StreamPosition]:
@@ -223,8 +220,8 @@ class StreamJob(Job):
         pack, topology = self.options.pack, self._topology_of(epoch, done)
         if pack is None or not self.options.tokens_are_rows or not self.schedules:
             return topology
-        sequences = self.options.batch_size if self._batch_sizes is None else topology.batch_size
-        return replace(topology, batch_size=sequences * pack.length_at(epoch, done.steps))
+        sequences = self.options.batch_size if "global_batch_size" not in self.schedules else topology.batch_size
+        return replace(topology, batch_size=sequences * self._length_at(epoch, done.steps))
 
     @override
     def _done(self, position: StreamPosition) -> Done:
@@ -379,7 +376,7 @@ class StreamJob(Job):
             )
         if not self.planner.counted:
             raise ConfigError(f"{changing[0]} by step needs the number of rows or tokens; leave count_filtered=True")
-        if self._batch_sizes is not None and (self.options.batch_by is not None or not self.strategy.cuts):
+        if "global_batch_size" in self.schedules and (self.options.batch_by is not None or not self.strategy.cuts):
             raise ConfigError(
                 'global_batch_size by step needs batches that are filled across splits; leave batch_by="file" out, and '
                 "pass a split_strategy that cuts"
@@ -444,7 +441,7 @@ class StreamJob(Job):
     def _packing(self, start: StreamPosition, planned: PlannedStream, *, whole_table: bool) -> PackCounts | None:
         """Return what packing makes of the table in an epoch; sequences of "concat" end where a rank's tokens do."""
         pack, nobody_knows = self.options.pack, (None, None, None, None, None, None)
-        if pack is None or self._lengths is not None:
+        if pack is None or "seq_len" in self.schedules:
             return None
         if pack.joins_documents:
             tokens = self.planner.rows_of_ranks(start) if self.planner.counted else None

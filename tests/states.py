@@ -8,8 +8,9 @@ from typing import Any
 State = dict[str, Any]
 """What ``state_dict()`` returns."""
 
-STEPS, ENDED, SAMPLES = 0, 1, 2
-"""Where a stage has its steps, whether its rank had ended, and of items how many were taken."""
+STEPS, ENDED, SAMPLES, SEQ_LEN, ORIGIN, EXTENTS = range(6)
+"""Where a stage has its steps, and whether its rank had ended; and where one of items has how many were taken, their
+length, what came before them as others, and which tables came before."""
 
 
 def newest(state: State) -> list[Any]:

@@ -335,7 +335,13 @@ class LoaderOptions:
     @property
     def batch_rows(self) -> int:
         """Rows that a batch is made of: tokens, where documents are cut anywhere."""
-        return self.batch_size * self.pack.seq_len if self.pack and self.tokens_are_rows else self.batch_size
+        return self.batch_size * self.pack.width if self.pack and self.tokens_are_rows else self.batch_size
+
+    @property
+    def schedules(self) -> dict[str, Schedule]:
+        """What changes at a step of an epoch, by the option that says so."""
+        asked = {"seq_len": self.pack and self.pack.seq_len, "global_batch_size": self.global_batch_size}
+        return {name: value for name, value in asked.items() if isinstance(value, Schedule)}
 
     @property
     def column_names(self) -> Sequence[str] | None:

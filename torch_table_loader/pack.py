@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, Literal, cast, get_args
 
 from torch_table_loader.errors import ConfigError, ConfigTypeError
+from torch_table_loader.schedules import Schedule, as_schedule
 from torch_table_loader.units import integer, one_of
 
 if TYPE_CHECKING:
@@ -52,11 +52,11 @@ _OF_DOCUMENTS = frozenset(
 
 _SHAPED_BY: dict[str, tuple[str, ...]] = {
     "concat": (),
-    "windows": ("stride",),
-    "pad": ("long_docs",),
-    "best_fit": ("long_docs", "block_docs", "max_docs_per_row"),
+    "windows": ("seq_len", "stride"),
+    "pad": ("seq_len", "long_docs"),
+    "best_fit": ("seq_len", "long_docs", "block_docs", "max_docs_per_row"),
 }
-"""What decides by strategy which sequences come of documents, beside `seq_len`."""
+"""What decides by strategy which sequences come of documents; where these are cut anywhere, a position is a token."""
 
 IGNORED = -100
 """The label that losses leave out, in torch and in Hugging Face."""
@@ -70,7 +70,8 @@ class Pack:
     """How documents of tokens become sequences of `seq_len` tokens.
 
     Args:
-        seq_len: number of tokens of a sequence.
+        seq_len: number of tokens of a sequence. With "concat" also several, by the step of the first epoch from which
+            each holds, such as ``{0: 1024, 1000: 4096}``; later epochs have the last.
         tokens: the list column of token ids, one document per row. A null is a document without tokens. None takes
             ``input_ids`` or else ``tokens``; with a tokenizer, ``text`` or else ``content``.
         strategy: "concat": documents follow one another, and are cut at the ends of sequences. "pad": one document per
@@ -106,8 +107,6 @@ class Pack:
         balance: "attention" deals the sequences of each global batch to the ranks so that the sums of their documents'
             squared lengths are about equal; needs ``shuffle="rows"``. None deals them in turn.
         stride: with "windows", tokens from the start of one sequence to the start of the next; None for `seq_len`.
-        seq_len_from: with "concat", other lengths, by the step of the first epoch at which they begin, such as
-            ``{1000: 4096}``. Later epochs have the last length.
         documents: a function that changes documents before they are cut, such as one that masks tokens, moves them for
             fill in the middle, or leaves a document out by giving it no token. It takes a ``pyarrow.RecordBatch`` with
             the columns that are cut and ``seed``, int64: one seed for each document and epoch, whatever the ranks and
@@ -132,7 +131,7 @@ class Pack:
     ('input_ids', 'labels')
     """
 
-    seq_len: int
+    seq_len: int | Mapping[int, int] | Schedule
     tokens: str | None = None
     strategy: PackStrategy = "concat"
     aligned: Sequence[str] = ()
@@ -153,7 +152,6 @@ class Pack:
     lengths: str | None = None
     balance: PackBalance | None = None
     stride: int | None = None
-    seq_len_from: Mapping[int, int] | Sequence[tuple[int, int]] = ()
     documents: Callable[[pa.RecordBatch], pa.RecordBatch] | None = None
     same_lengths: bool = False
     context: Any = None
@@ -171,8 +169,8 @@ class Pack:
             ("context_order", get_args(ContextOrder)),
         ):
             one_of(allowed, f"Pack: {name}", getattr(self, name))
+        self._check_lengths()
         self._check_columns()
-        self._check_schedule()
         self._check_pairs()
         self._check_documents()
         self._check_context()
@@ -180,7 +178,6 @@ class Pack:
     def _check_integers(self) -> None:
         most_id = 2**31 - 1 if self.dtype == "int32" else 2**32 - 1
         for name, least, most in (
-            ("seq_len", 1, _MOST_TOKENS),
             ("min_length", 1, _MOST_TOKENS),
             ("max_docs_per_row", 1, _MOST_TOKENS),
             ("block_docs", 1, 2**20),
@@ -191,24 +188,26 @@ class Pack:
             ("pad_id", -(2**31), most_id),
         ):
             given = getattr(self, name)
-            if given is None and name not in ("seq_len", "min_length", "block_docs", "pad_id"):
+            if given is None and name not in ("min_length", "block_docs", "pad_id"):
                 continue
             object.__setattr__(self, name, integer(f"Pack: {name}", given, least, most))
 
-    def _check_schedule(self) -> None:
-        given = self.seq_len_from
-        try:
-            lengths = dict(given)
-        except (TypeError, ValueError) as error:
-            raise ConfigTypeError(f"Pack: seq_len_from must be a dict of lengths by step, got {given!r}") from error
-        if lengths and not self.joins_documents:
+    def _check_lengths(self) -> None:
+        """Keep one length as an int, and several as a schedule."""
+        given = as_schedule(self.seq_len)
+        lengths = given.mapped(lambda length: integer("Pack: seq_len", length, 1, _MOST_TOKENS))
+        several = len(lengths.values) > 1
+        if several and not self.joins_documents:
             raise ConfigError(
                 f"Pack: sequences change their length where documents are cut anywhere, got strategy={self.strategy!r} "
-                'with seq_len_from; leave it out, or use strategy="concat"'
+                'with several lengths; pass one as seq_len=, or use strategy="concat"'
             )
-        steps = {integer("Pack: a step of seq_len_from", step, 1, 2**62): length for step, length in lengths.items()}
-        found = [(step, integer(f"Pack: seq_len_from[{step}]", steps[step], 1, _MOST_TOKENS)) for step in sorted(steps)]
-        object.__setattr__(self, "seq_len_from", tuple(found))
+        if several and lengths.unit != "steps":
+            raise ConfigError(
+                f"Pack: sequences change their length at steps, got unit={lengths.unit!r}; pass a dict of lengths by "
+                "step as seq_len="
+            )
+        object.__setattr__(self, "seq_len", lengths if several else lengths.last)
 
     def _check_columns(self) -> None:
         for name in ("aligned", "spans"):
@@ -249,9 +248,9 @@ class Pack:
     def _check_pairs(self) -> None:
         if self.stride is not None and "stride" not in _SHAPED_BY[self.strategy]:
             raise ConfigError(f'Pack: stride is for strategy="windows", got strategy={self.strategy!r}')
-        if self.stride is not None and self.stride > self.seq_len:
+        if self.stride is not None and self.stride > self.width:
             raise ConfigError(
-                f"Pack: stride must be at most seq_len={self.seq_len}, or tokens between windows would be lost, got "
+                f"Pack: stride must be at most seq_len={self.width}, or tokens between windows would be lost, got "
                 f"{self.stride}"
             )
         if not self.keeps_documents and self.long_docs != "split":
@@ -307,7 +306,7 @@ class Pack:
         ranks = integer("Pack: the ranks of context", given[1], 1, _MOST_TOKENS)
         object.__setattr__(self, "context", (integer("Pack: the rank of context", given[0], 0, ranks - 1), ranks))
         chunks = ranks if self.context_order == "contiguous" else 2 * ranks
-        if odd := [length for length in (self.seq_len, *(length for _, length in self.schedule)) if length % chunks]:
+        if odd := [length for length in self.lengths_by_step.values.values() if length % chunks]:
             raise ConfigError(
                 f"Pack: {ranks} ranks of context cut a sequence into {chunks} chunks, got {odd[0]} tokens; pass a "
                 f"seq_len that is a multiple of {chunks}"
@@ -339,8 +338,8 @@ class Pack:
     @property
     def shape(self) -> dict[str, Any]:
         """What decides which sequences come of documents, by name."""
-        shaped = {name: getattr(self, name) for name in ("seq_len", *_SHAPED_BY[self.strategy])}
-        return {name: self.seq_len if name == "stride" and value is None else value for name, value in shaped.items()}
+        shaped = {name: getattr(self, name) for name in _SHAPED_BY[self.strategy]}
+        return {name: self.width if name == "stride" and value is None else value for name, value in shaped.items()}
 
     @property
     def cut_columns(self) -> tuple[str, ...]:
@@ -379,43 +378,35 @@ class Pack:
     def _usual_columns(self) -> tuple[str, ...]:
         return TOKEN_COLUMNS if self.tokenizer is None else TEXT_COLUMNS
 
-    def length_at(self, epoch: int, step: int) -> tuple[int, int | None]:
-        """Return the tokens of the sequences of a step, and the step at which another length begins; None: none does.
+    @property
+    def lengths_by_step(self) -> Schedule:
+        """The lengths of sequences, which may be one."""
+        return as_schedule(self.seq_len)
 
-        Args:
-            epoch: from 0.
-            step: from its start.
-
-        >>> pack = Pack(seq_len=8, seq_len_from={10: 16})
-        >>> pack.length_at(0, 9), pack.length_at(0, 10), pack.length_at(1, 0)
-        ((8, 10), (16, None), (16, None))
-        """
-        phases = [(0, self.seq_len), *self.schedule]
-        at = len(phases) - 1 if epoch else bisect_right(phases, step, key=lambda phase: phase[0]) - 1
-        return phases[at][1], phases[at + 1][0] if at + 1 < len(phases) else None
+    @property
+    def width(self) -> int:
+        """The tokens of a sequence; where sequences change their length, those of the first."""
+        return self.seq_len if isinstance(self.seq_len, int) else cast("int", self.lengths_by_step.values[0])
 
     def of_length(self, seq_len: int) -> Pack:
         """Return the same with sequences of one length."""
-        return replace(self, seq_len=seq_len, seq_len_from=()) if self.seq_len_from else self
+        return self if self.seq_len == seq_len else replace(self, seq_len=seq_len)
 
     @property
     def lengths_in_words(self) -> str:
         """The lengths of sequences by step, in words."""
-        later = [
+        first, *later = self.lengths_by_step.values.items()
+        told = [
             f"{length:,} from step {step:,}{'' if number else ' of the first epoch on'}"
-            for number, (step, length) in enumerate(self.schedule)
+            for number, (step, length) in enumerate(later)
         ]
-        return ", ".join([f"{self.seq_len:,} tokens", *later])
-
-    @property
-    def schedule(self) -> tuple[tuple[int, int], ...]:
-        """The steps at which other lengths begin, rising, and these."""
-        return cast("tuple[tuple[int, int], ...]", self.seq_len_from)
+        return ", ".join([f"{first[1]:,} tokens", *told])
 
     @property
     def longest(self) -> int:
         """The most tokens of a sequence."""
-        return max(self.seq_len, 0, *(length for _, length in self.schedule))
+        longest: int = max(self.lengths_by_step.values.values())
+        return longest
 
 
 def _are_names(given: object) -> bool:

@@ -220,10 +220,10 @@ class JobPosition:
                 "epochs= is for the loader that create_dataloader(...) makes; leave it out for a DataLoader of your "
                 "own, and call dataset.set_epoch(epoch) before each epoch"
             )
-        if changing := self.job.changing:
+        if changing := list(self.job.schedules):
             raise ConfigError(
-                f"{changing[0]} is for the loader that create_dataloader(...) makes; leave it out for a DataLoader of "
-                "your own"
+                f"{changing[0]} by step is for the loader that create_dataloader(...) makes; leave it out for a "
+                "DataLoader of your own"
             )
         job, position = self.job, self._loaded if self.is_for_any_iterator else None
         if position is None:
@@ -260,7 +260,7 @@ class JobPosition:
         """
         try:
             saved, opened = read_state(state), self.job if lanes is None else self.job.with_lanes(lanes)
-            if lanes is None and not saved.is_of(opened.bound_then(saved)):
+            if lanes is None and not saved.is_of(opened.bounds):
                 opened, saved = self.reopen(opened, saved)
             check_state(saved, opened)
             job, position = opened.resume(saved)

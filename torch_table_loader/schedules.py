@@ -40,7 +40,7 @@ class Schedule:
     512
     """
 
-    values: Mapping[int, Any]
+    values: Mapping[int, Any] = field(hash=False)
     unit: ScheduleUnit = "steps"
 
     def __post_init__(self) -> None:

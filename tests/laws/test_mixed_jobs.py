@@ -52,9 +52,8 @@ def start(tables: Sources, weights: dict[str, float], epoch: int, block: int, st
     rows = {name: tables.left[name] for name in mixture.names}
     versions = {name: ExclusionVersions(*2 * [Exclusions(np.array(sorted(tables.gone[name])))]) for name in tables.rows}
     stage = Stage(Topology(1, 1, 1))
-    return SamplePosition(
-        epoch, stage, total=mixture.ending(rows, stop)[1], mixture=mixture, rows=rows, exclusions=versions
-    )
+    begun = SamplePosition(epoch, stage, mixture=mixture, rows=rows, exclusions=versions)
+    return replace(begun, total=begun.ending(stop)[1])
 
 
 def delivered(cursor: SamplePosition, steps: int) -> tuple[list[int], bool]:

@@ -15,7 +15,7 @@ from tests.effort import examples
 from torch_table_loader import ConfigError, Stop
 from torch_table_loader.extend import Mixture, Remaining, SourceOrder, StopRule
 from torch_table_loader.planning.global_batches import ENDLESS
-from torch_table_loader.planning.mixture import Shares, smallest
+from torch_table_loader.planning.mixture import Shares, ending, smallest
 from torch_table_loader.schedules import StopWord
 
 weights = st.dictionaries(st.sampled_from("abcde"), st.floats(0.01, 10), min_size=1)
@@ -217,7 +217,7 @@ def test_a_dropped_source_comes_as_often_as_it_may_and_the_others_keep_their_pro
     caps = {name: data.draw(st.integers(1, 3)) for name in names if data.draw(st.booleans())}
     if at == "forever" and budget is None:
         budget = 300
-    mixture, length = mixture.ending(rows, Stop(at, drop=caps, samples=budget))
+    mixture, length = ending(mixture, tuple(rows[name] for name in mixture.names), Stop(at, drop=caps, samples=budget))
     assert length >= first
     source, turn = mixture.places(first, length)
     counts = dict(zip(names, mixture.shares.before, strict=True))

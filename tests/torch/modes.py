@@ -402,7 +402,7 @@ class Packed(Mode):
 
     def ids(self, batch: Any) -> list[Any]:
         """List the sequences of a batch, each by its tokens."""
-        pack = replace(self.pack, seq_len=batch["input_ids"].shape[1], seq_len_from=())
+        pack = replace(self.pack, seq_len=batch["input_ids"].shape[1])
         return [tuple(map(_token, sequence)) for sequence in check_batch(batch, self.wholes, pack)]
 
     def rows(self, batch: Any) -> list[Any]:

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from tests.tables.plain import key
-from torch_table_loader import Pack
+from torch_table_loader import Pack, Schedule
 from torch_table_loader.pack import TENSORS
 
 IGNORED = -100
@@ -33,11 +33,10 @@ def full_pack(**options: Any) -> Pack:
 
 def length_of_step(pack: Pack, epoch: int, step: int) -> int:
     """Give the length of the sequences of a step, written out."""
-    length = pack.seq_len
-    for begin, other in dict(pack.seq_len_from).items():
-        if step >= begin or epoch:
-            length = other
-    return length
+    if isinstance(pack.seq_len, int):
+        return pack.seq_len
+    lengths = pack.seq_len.values if isinstance(pack.seq_len, Schedule) else pack.seq_len
+    return lengths[max(begin for begin in lengths if epoch or step >= begin)]
 
 
 def token(document: int, place: int) -> int:
@@ -133,9 +132,9 @@ def documents_of(groups: Sequence[Sequence[int | None]], pack: Pack, first: int 
     if pack.strategy in ("concat", "windows"):
         return found
     if pack.long_docs == "drop":
-        return {number: each for number, each in found.items() if len(each.tokens) <= pack.seq_len}
+        return {number: each for number, each in found.items() if len(each.tokens) <= pack.width}
     if pack.long_docs == "truncate":
-        cut = pack.seq_len
+        cut = pack.width
         return {
             number: Whole(each.tokens[:cut], each.trained[:cut], each.stored[:cut]) for number, each in found.items()
         }
@@ -152,21 +151,21 @@ def check_batch(batch: Mapping[str, Any], wholes: Mapping[int, Whole], pack: Pac
     ids, numbers = np.asarray(batch["input_ids"]), np.asarray(batch["doc_ids"])
     assert ids.dtype == np.int64
     assert ids.shape == numbers.shape
-    assert ids.shape[1] == pack.seq_len
+    assert ids.shape[1] == pack.width
     owners = np.asarray(batch["documents"]["id"]).tolist() if batch.get("documents") else []
     delivered: list[list[Place]] = []
     edges, last = [], -1
     for row in range(len(ids)):
         delivered.append([])
         column = 0
-        while column < pack.seq_len:
+        while column < pack.width:
             number = int(numbers[row, column])
             stop = column
-            while stop < pack.seq_len and numbers[row, stop] == number:
+            while stop < pack.width and numbers[row, stop] == number:
                 stop += 1
-            edges.append(row * pack.seq_len + column)
+            edges.append(row * pack.width + column)
             if number < 0:
-                assert stop == pack.seq_len, "padding is at the end"
+                assert stop == pack.width, "padding is at the end"
                 _check_padding(batch, pack, row, slice(column, stop))
             else:
                 assert number == last + 1
@@ -200,8 +199,8 @@ def _check_part(batch: Mapping[str, Any], each: Whole, pack: Pack, row: int, col
     places = range(start, start + len(ids))
     assert ids == each.tokens[places.start : places.stop]
     if pack.strategy in ("pad", "best_fit"):  # what fits comes whole, and the rest in pieces of one length
-        assert start % pack.seq_len == 0
-        assert len(ids) == min(pack.seq_len, len(each.tokens) - start)
+        assert start % pack.width == 0
+        assert len(ids) == min(pack.width, len(each.tokens) - start)
     assert np.asarray(batch["position_ids"])[row, columns].tolist() == list(range(len(ids)))
     if pack.labels == "hf":
         takes = zip(ids, each.trained[places.start : places.stop], strict=True)

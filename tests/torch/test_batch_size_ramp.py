@@ -175,7 +175,7 @@ def test_tokens_and_lengths_and_later_epochs(tables: Path, kind: str, mixed: boo
     loader.set_epoch(1)
     assert [len(items(batch)) for batch in islice(loader, 2)] == [12, 12]
     if not mixed:
-        both = KINDS[kind] | {"pack": Pack(seq_len=4, seq_len_from={3: 8})}
+        both = KINDS[kind] | {"pack": Pack(seq_len={0: 4, 3: 8})}
         grown = StructuredDataset.create_dataloader(
             str(tables / "a"),
             "parquet",

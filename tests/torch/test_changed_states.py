@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from tests.effort import daily
-from tests.states import State, is_ended, newest, options_of, samples_of
+from tests.states import EXTENTS, ORIGIN, SEQ_LEN, State, is_ended, newest, samples_of
 from tests.tables.plain import meant_warnings
 from tests.torch.modes import LAKE, MIXTURE, ROWS, SOME, SPLITS, STREAMS, Mode, write_rows
 from tests.torch.packing_reference import write_documents
@@ -147,7 +147,7 @@ class Tokens(Case):
         fresh = self.make(**self.options)
         fresh.set_epoch(other["epoch"])
         flat = [token for batch in fresh for row in self.rows(batch) for token in row if token]
-        taken = newest(other)[3] + samples_of(other) * options_of(other)["seq_len"]
+        taken = newest(other)[ORIGIN] + samples_of(other) * newest(other)[SEQ_LEN]
         rows = [flat[at : at + 6] for at in range(taken, len(flat), 6)]
         return [row + [0] * (6 - len(row)) for row in rows]
 
@@ -168,7 +168,7 @@ class Grown(Case):
         return Case(self.old, [], self.rows) if isinstance(entry[-2], list) else self
 
     def real(self, state: State, other: State) -> list[Any] | str:
-        if other["kind"] == "splits" or not newest(other)[4]:
+        if other["kind"] == "splits" or not newest(other)[EXTENTS]:
             return super().real(state, other)
         assert self.old is not None
         fresh = self.make(**self.options)

@@ -93,7 +93,7 @@ def test_a_mesh_and_a_mixture(table: str) -> None:
         ({"context": (0, 0)}, ConfigError, "ranks of context must be"),
         ({"context": (0, 3)}, ConfigError, "a multiple of 6"),
         ({"context": (0, 16), "context_order": "balanced"}, ConfigError, "a multiple of 32"),
-        ({"seq_len_from": {2: 9}, "context": (0, 2)}, ConfigError, "got 9 tokens"),
+        ({"seq_len": {0: 16, 2: 9}, "context": (0, 2)}, ConfigError, "got 9 tokens"),
         ({"context": (0, 2), "labels": "hf"}, ConfigError, "are shifted by the model"),
         ({"context": (0, 2), "output": "flash"}, ConfigError, "makes one flat row"),
         ({"context": (0, 2), "spans": ["s"]}, ConfigError, "spans lie over slices"),

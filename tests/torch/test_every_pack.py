@@ -34,19 +34,20 @@ def packs(draw: st.DrawFn, kind: type[Packed]) -> Pack:
     """Draw a pack that a kind of loader takes."""
     strategy = draw(st.sampled_from(STRATEGIES[:3] if kind.streamed else STRATEGIES))
     labels = draw(st.sampled_from(["hf", "shifted", None]))
+    lengths, of_step = st.integers(1, 45), st.integers(1, 12)
     fields: dict[str, Any] = {"loss_mask": draw(st.sampled_from([None, "trained"])) if labels else None}
+    fields["seq_len"] = draw(lengths)
     if strategy in ("pad", "best_fit"):
         dropped = [] if issubclass(kind, PackedTables) else ["drop"]  # a mixture refuses to have nothing
         fields["long_docs"] = draw(st.sampled_from(["split", "truncate", *dropped]))
     elif strategy == "concat" and not issubclass(kind, PackedTables):
-        lengths = st.dictionaries(st.integers(1, 12), st.integers(1, 12), min_size=1, max_size=3)
-        fields["seq_len_from"] = draw(st.just(()) | lengths)
+        later = st.dictionaries(of_step, of_step, max_size=3)
+        fields["seq_len"] = {0: fields["seq_len"], **draw(later)}
     if kind is PackedItems:
         fields["balance"] = draw(st.sampled_from([None, "attention"]))
     return draw(
         st.builds(
             full_pack,
-            seq_len=st.integers(1, 45),
             strategy=st.just(strategy),
             bos_id=st.sampled_from([None, BOS]),
             eos_id=st.sampled_from([None, EOS]),
@@ -68,7 +69,7 @@ def worlds(draw: st.DrawFn, kind: type[Packed], pack: Pack) -> dict[str, Any]:
     even = [
         "pad",
         *(["balance"] if kind is PackedSplits else []),
-        *([None] if ranks == 1 or not pack.seq_len_from else []),
+        *([None] if ranks == 1 or isinstance(pack.seq_len, int) else []),
     ]
     return {
         "num_ranks": ranks,
@@ -107,7 +108,7 @@ def test_every_token_comes_once_over_any_chain_of_worlds(
             begun = steps_of(loader.state_dict()) if mode.streamed else 0  # items are counted from where a job goes on
             batches = list(islice(loader, steps))
             assert len(batches) == (left if steps is None else min(left, steps))
-            if not mode.pack.seq_len_from:  # else steps are counted from each length
+            if isinstance(mode.pack.seq_len, int):  # else steps are counted from each length
                 told = [mode.rows_of(tables, loader, begun + step) for step in range(len(batches))]
                 assert told == [mode.sources(batch) for batch in batches]
             widths = [batch["input_ids"].shape[1] for batch in batches]
@@ -134,7 +135,7 @@ def check(mode: Packed, found: list[tuple[int, ...]], live: set[int], weights: A
     if (
         mode.pack.strategy in ("concat", "windows")
         and not isinstance(mode, PackedSplits)
-        and not mode.pack.seq_len_from
+        and isinstance(mode.pack.seq_len, int)
     ):
         for at in range(len(mode.tables)):
             own = [sequence for sequence in found if mode.table_of(sequence[0]) == at]

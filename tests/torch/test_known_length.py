@@ -165,7 +165,7 @@ def test_sequences_of_several_lengths(tmp_path: Path, shuffle: Any) -> None:
     write_documents(tmp_path, [[5, 0, 17, 1], [None, 40, 3], [9, 9, 2, 2, 30], [12, 33, 4, 6]])
 
     def make(**options: Any) -> TableLoader:
-        pack = Pack(seq_len=6, seq_len_from={2: 9, 5: 12})
+        pack = Pack(seq_len={0: 6, 2: 9, 5: 12})
         chosen: dict[str, Any] = {"shuffle": shuffle, "num_workers": 1, "check_plan": False, "batch_size": 2} | options
         with meant_warnings():
             return StructuredDataset.create_dataloader(str(tmp_path), pack=pack, **chosen)[0]

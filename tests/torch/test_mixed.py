@@ -377,18 +377,18 @@ def test_states_chained_through_topologies_weights_sources_and_exclusions(
 def gone_now(state: dict[str, Any] | None) -> dict[str, set[int]]:
     """Read what the state says is excluded from the next epoch."""
     said = {name: excluded for name, _, _, excluded, _ in (state or {})["tables"]}
-    versions = {name: ExclusionVersions.from_state(said.get(name, []), SIZES[name]) for name in SIZES}
-    return {name: set(version.newest.ids.tolist()) for name, version in versions.items()}
+    versions = {name: ExclusionVersions.from_state(own, SIZES[name]) for name, own in said.items() if own}
+    return {name: set(versions[name].newest.ids.tolist()) if name in versions else set() for name in SIZES}
 
 
 def test_a_state_that_was_tampered_with_is_refused(tables: Tables) -> None:
     loader = make(tables)[0]
     state = loader.state_dict()
     order, given, asked = state["mixture"]
-    samples, shares = newest(state)[:5], newest(state)[-1]
+    samples, shares = newest(state)[:6], newest(state)[-1]
     wrong: list[dict[str, Any]] = [
         *(
-            {"history": [[*samples[:2], taken, 0, [], total, start, each]]}
+            {"history": [[*samples[:2], taken, 0, 0, [], total, start, each]]}
             for taken, total, start, each in (
                 ("1", 10, 0, shares),
                 (11, 10, 0, shares),
@@ -402,7 +402,7 @@ def test_a_state_that_was_tampered_with_is_refused(tables: Tables) -> None:
                 (0, 10, 0, [[name, 1, 0] for name in "cba"]),
             )
         ),
-        {"history": [[1, True, 5, 0, [], 10, 0, shares]]},
+        {"history": [[1, True, 5, 0, 0, [], 10, 0, shares]]},
         {"history": [samples]},
         {"mixture": [order, given, [["a", 1], ["b", 1]]]},
         {"mixture": [order, given, [["a", 0], ["b", 0], ["c", 0]]]},
@@ -424,12 +424,12 @@ def test_weights_set_before_the_last_step_of_the_ranks_that_go_on(tables: Tables
     one: dict[str, Any] = {"paths": {"c": tables["c"]}, "weights": {"c": 1}, "batch_size": 30}  # a row is left over
     ended = make(**one, num_ranks=2, rank=1)[0]
     list(ended)
-    assert newest(ended.state_dict())[:6] == [1, True, 60, 0, [], 61]
+    assert newest(ended.state_dict())[:7] == [1, True, 60, 0, 0, [], 61]
     running, dataset = make(**one, num_ranks=2, rank=0)
     going = iter(running)
     next(going)
     dataset.set_weights({"c": 1})
-    assert newest(running.state_dict())[:6] == [1, False, 60, 0, [], 61]
+    assert newest(running.state_dict())[:7] == [1, False, 60, 0, 0, [], 61]
     assert [len(rows(batch, ("c",))) for batch in going] == [1]
 
 

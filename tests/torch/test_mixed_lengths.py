@@ -1,4 +1,4 @@
-"""`seq_len_from` in mixtures: all sources change the length of their sequences at one step, and lose no token."""
+"""`seq_len` by step in mixtures: all sources change the length of their sequences at one step, and lose no token."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from tests.effort import daily, examples
 from tests.launchers.jobs import of_a_running_rank
+from tests.states import ORIGIN, newest
 from tests.tables.plain import meant_warnings
 from tests.torch.mixtures import FIRST, NAMES, SOURCES, ranks_take, worlds, write_sources
 from tests.torch.packing_reference import (
@@ -36,8 +37,9 @@ KINDS: dict[str, dict[str, Any]] = {
     "rows": {"shuffle": "rows", "row_store": "memory"},
 }
 EVERY_KIND = [pytest.param(kind, marks=[pytest.mark.slow] if "order" in kind else []) for kind in KINDS]
-PACK = full_pack(seq_len=3, seq_len_from={2: 7, 4: 2, 9: 11}, labels="shifted")
+PACK = full_pack(seq_len={0: 3, 2: 7, 4: 2, 9: 11}, labels="shifted")
 WEIGHTS = {"a": 5, "b": 3, "c": 1}
+EVEN = {"a": 1, "b": 1, "c": 1}
 
 
 class Taken(NamedTuple):
@@ -74,7 +76,7 @@ def taken(batch: Any, names: tuple[str, ...] = NAMES) -> list[Taken]:
     """Check every value of a batch, and that each sequence is of one source; give them, padding left out."""
     own = full_pack(seq_len=batch["input_ids"].shape[1], labels=PACK.labels)
     every = {number: each for name in names for number, each in wholes(name).items()}
-    found = [Taken(own.seq_len, tuple(sequence)) for sequence in check_batch(batch, every, own) if sequence]
+    found = [Taken(own.width, tuple(sequence)) for sequence in check_batch(batch, every, own) if sequence]
     assert all(len({document // 100 for document, _ in each.tokens}) == 1 for each in found)
     return found
 
@@ -223,7 +225,7 @@ def test_rows_of_names_the_documents_of_any_length(tables: dict[str, str], kind:
     for step, batch in enumerate(loader):
         other, _ = make(tables, kind, num_workers=1)
         other.seek(step=step)
-        rows = other.rows_of(step - max(begin for begin in (0, *dict(PACK.seq_len_from)) if begin <= step))
+        rows = other.rows_of(step - max(begin for begin in PACK.lengths_by_step.values if begin <= step))
         owners = np.asarray(batch["documents"]["id"]).tolist()
         assert [(each[0], FIRST[str(each[0])] + each[1]) for each in rows] == [
             (NAMES[own // 100], own) for own in owners
@@ -312,7 +314,7 @@ def test_every_step_resumes_where_tokens_are_counted(tables: dict[str, str], kin
 @pytest.mark.parametrize("kind", EVERY_KIND)
 @daily(1)
 def test_tokens_count_as_in_a_mixture_of_one_length(tables: dict[str, str], kind: str) -> None:
-    later = full_pack(seq_len=3, seq_len_from={10_000: 7}, labels="shifted")
+    later = full_pack(seq_len={0: 3, 10_000: 7}, labels="shifted")
     for most in (30, 31, 95):
         options: dict[str, Any] = {"weights": ONE_BY_ONE, "stop": Stop("forever", tokens=most), "num_ranks": 1}
         alike = [
@@ -334,15 +336,64 @@ def test_tokens_of_a_source_that_is_gone_stay_counted(tables: dict[str, str], ki
     assert 150 - 11 < counted(begun) + counted(rest) <= 150
 
 
-def test_a_state_that_does_not_say_its_tokens_is_refused_where_they_are_asked_for(tables: dict[str, str]) -> None:
-    _, state = job(tables, "rows", None, 6, weights=WEIGHTS, stop="forever", num_ranks=1)
-    assert state["history"][0][3] == counted(job(tables, "rows", None, 4, weights=WEIGHTS, num_ranks=1)[0])
-    state["history"][0][3] = 0  # as states were before tokens were counted
-    rest, _ = job(tables, "rows", state, 3, weights=WEIGHTS, stop="forever", num_ranks=1)
-    assert [step[0].length for step in rest] == [2, 2, 2]
-    loader, _ = make(tables, "rows", weights=ONE_BY_ONE, stop="forever", num_ranks=1, rank=0)
-    with pytest.raises(ResumeError, match="does not say how many tokens"):
+@pytest.mark.parametrize("pack", [PACK, full_pack(seq_len=3, labels="shifted")], ids=["lengths", "length"])
+def test_a_state_says_the_tokens_before_its_weights(tables: dict[str, str], pack: Pack) -> None:
+    options: dict[str, Any] = {"pack": pack, "weights": {0: WEIGHTS, 4: EVEN}, "stop": "forever", "num_ranks": 1}
+    begun, _ = job(tables, "rows", None, 4, **options)
+    _, state = job(tables, "rows", None, 6, **options)
+    assert newest(state)[ORIGIN] == counted(begun)
+    newest(state)[ORIGIN] = 0
+    loader, _ = make(tables, "rows", **options, rank=0)
+    with pytest.raises(ResumeError, match="tokens before the weights"):
         loader.load_state_dict(state)
+
+
+@pytest.mark.parametrize("kind", EVERY_KIND)
+def test_a_source_may_go_where_sequences_change_their_length(tables: dict[str, str], kind: str) -> None:
+    _, state = job(tables, kind, None, 3, pack=full_pack(seq_len=5, labels="shifted"), weights=WEIGHTS, num_ranks=1)
+    names: Any = ("a", "b")
+    few = {name: tables[name] for name in names}
+    loader, _ = make(few, kind, full_pack(seq_len=9, labels="shifted"), {"a": 1, "b": 1})
+    loader.load_state_dict(state)
+    rest = [taken(batch, names) for batch in loader]
+    assert {each.length for step in rest for each in step} == {9}
+    assert max(tokens_of(rest).values()) == 1
+
+
+def of_sources(tables: Mapping[str, str], names: str, **packing: Any) -> TableLoader:
+    own: dict[str, Any] = {"shuffle": "rows", "row_store": "memory", "columns": ["id"], "check_plan": False}
+    sources = {name: StructuredDataset(tables[name], **own, **packing) for name in names}
+    job: dict[str, Any] = {"batch_size": 2, "num_workers": 0, "stop": "all_exhausted", "check_plan": False}
+    return MixedDataset.create_dataloader(sources, dict.fromkeys(names, 1), **job)[0]
+
+
+def documents_in(batches: Any) -> list[list[int]]:
+    return [batch.get("documents", batch)["id"].tolist() for batch in batches]
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ({"pack": Pack(seq_len=5)}, {"pack": Pack(seq_len=9)}),
+        ({"pack": Pack(seq_len=5, strategy="pad")}, {"pack": Pack(seq_len=9, strategy="pad")}),
+        ({"pack": Pack(seq_len=5)}, {}),
+        ({}, {"pack": Pack(seq_len=9)}),
+    ],
+    ids=["cut anywhere", "kept whole", "rows", "packed"],
+)
+def test_sources_that_are_all_new_come_in_their_own_form(tables: dict[str, str], before: Any, after: Any) -> None:
+    loader = of_sources(tables, "a", **before)
+    list(islice(loader, 2))
+    state = loader.state_dict()
+    loader, whole = of_sources(tables, "bc", **after), documents_in(of_sources(tables, "bc", **after))
+    loader.load_state_dict(json.loads(json.dumps(state)))
+    batches = iter(loader)
+    found = documents_in(islice(batches, 1))
+    state, again = loader.state_dict(), of_sources(tables, "bc", **after)
+    again.load_state_dict(json.loads(json.dumps(state)))
+    rest = documents_in(batches)
+    assert documents_in(again) == rest
+    assert {number for batch in found + rest for number in batch} == {number for batch in whole for number in batch}
 
 
 @pytest.mark.parametrize("kind", EVERY_KIND)
@@ -351,5 +402,5 @@ def test_what_does_not_fit_is_refused(tables: dict[str, str], kind: str) -> None
         make(tables, kind, stop=Stop(tokens=2))
     packs = {"a": PACK, "b": full_pack(seq_len=3, labels="shifted")}
     sources = {name: partial(StructuredDataset, tables[name], pack=pack, **KINDS[kind]) for name, pack in packs.items()}
-    with pytest.raises(ConfigError, match=r"pack.seq_len_from is .* in 'a'"):
+    with pytest.raises(ConfigError, match=r"pack.seq_len is .* in 'a'"):
         MixedDataset(sources, "rows", check_plan=False)

@@ -177,3 +177,12 @@ def test_an_epoch_ends_before_a_source_comes_oftener(tables: Path, kind: str, we
 def test_a_wrong_end_is_refused(tables: Path, kind: str, stop: Any, said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         make(tables, kind, {"a": 1, "b": 1, "c": 0}, stop=stop)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_dataloader_of_your_own_takes_no_schedule(tables: Path, kind: str) -> None:
+    own = {"columns": [] if "pack" in KINDS[kind] else ["x"], "check_plan": False, **KINDS[kind]}
+    sources = {name: StructuredDataset(str(tables / name), **own) for name in SIZES}
+    dataset = MixedDataset(sources, SCHEDULE, batch_size=4, stop="all_exhausted", check_plan=False)
+    with pytest.raises(ConfigError, match="weights by step is for the loader"):
+        next(iter(dataset))

@@ -75,7 +75,7 @@ HOWS = st.sampled_from(["split", "truncate", "drop"])
 def test_what_is_told_is_what_comes(table: Path, pack: Pack, how: Any, rows: bool, ranks: int, batch_size: int) -> None:
     fields = {name: getattr(pack, name) for name in pack.__dataclass_fields__}
     pack = full_pack(**{**fields, "long_docs": "split" if pack.strategy == "concat" else how})
-    batches, delivered = [], PackCounts(pack.seq_len)
+    batches, delivered = [], PackCounts(pack.width)
     for rank in range(ranks):
         shuffle: Any = "rows" if rows else True
         world = {"num_ranks": ranks, "rank": rank, "even_ranks": None if rows else "balance"}
@@ -93,7 +93,7 @@ def test_what_is_told_is_what_comes(table: Path, pack: Pack, how: Any, rows: boo
     assert told.tokens == tokens
     if rows or ranks == 1:  # else ranks may fill up their last steps with padding
         assert told.sequences == sequences
-        assert told.fill == (tokens / (sequences * pack.seq_len) if sequences else None)
+        assert told.fill == (tokens / (sequences * pack.width) if sequences else None)
     if told.parts is None:
         assert pack.strategy == "concat"
         assert not rows
@@ -102,7 +102,7 @@ def test_what_is_told_is_what_comes(table: Path, pack: Pack, how: Any, rows: boo
         whole = {
             row: (n or 0) + (pack.sep_id is not None) for row, n in enumerate(LENGTHS) if (n or 0) >= pack.min_length
         }
-        long = sum(length > pack.seq_len for length in whole.values())
+        long = sum(length > pack.width for length in whole.values())
         expected = {how: long} if pack.strategy != "concat" else {"split": sum(n > 1 for n in of_documents.values())}
         assert told.split == expected.get("split", 0)
         assert (told.truncated, told.dropped) == (expected.get("truncate", 0), expected.get("drop", 0))

@@ -1,4 +1,4 @@
-"""`seq_len_from`: one epoch in sequences of several lengths, in streams and in row mode."""
+"""`seq_len` by step: one epoch in sequences of several lengths, in streams and in row mode."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from tests.torch.packing_reference import (
     places_of,
     write_documents,
 )
-from torch_table_loader import ConfigError, ConfigTypeError, Pack, StructuredDataset, TableLoader
+from torch_table_loader import ConfigError, ConfigTypeError, Pack, Schedule, StructuredDataset, TableLoader
 
-PACK = full_pack(seq_len=3, seq_len_from={2: 7, 4: 2, 9: 11}, labels="shifted")
+PACK = full_pack(seq_len={0: 3, 2: 7, 4: 2, 9: 11}, labels="shifted")
 
 
 @pytest.fixture(scope="module")
@@ -135,20 +135,28 @@ def test_explain_and_metrics_speak_of_all_lengths(table: Path, mode: Any) -> Non
     assert "sequences of several lengths" in str(metrics)
 
 
+def test_lengths_that_do_not_change_are_one_length() -> None:
+    assert Pack(seq_len={0: 8, 5: 8}) == Pack(seq_len=8) == Pack(seq_len=Schedule({0: 8}, unit="tokens"))
+    assert Pack(seq_len={0: 8, 5: 9}) == Pack(seq_len=Schedule({5: 9, 0: 8}))
+
+
 def test_what_does_not_fit_is_refused(table: Path) -> None:
     with pytest.raises(ConfigError, match='strategy="concat"'):
-        full_pack(seq_len=4, strategy="pad", seq_len_from={3: 8})
+        full_pack(seq_len={0: 4, 3: 8}, strategy="pad")
+    with pytest.raises(ConfigError, match="begins with the value of step 0"):
+        full_pack(seq_len={3: 8})
     with pytest.raises(ConfigError, match="at least 1"):
-        full_pack(seq_len=4, seq_len_from={0: 8})
-    with pytest.raises(ConfigError, match="at least 1"):
-        full_pack(seq_len=4, seq_len_from={3: 0})
-    wrong: Any = 8
-    with pytest.raises(ConfigTypeError, match="dict of lengths by step"):
-        full_pack(seq_len=4, seq_len_from=wrong)
+        full_pack(seq_len={0: 4, 3: 0})
+    with pytest.raises(ConfigError, match="at steps, got unit='tokens'"):
+        full_pack(seq_len=Schedule({0: 4, 900: 8}, unit="tokens"))
+    with pytest.raises(ConfigTypeError, match="seq_len"):
+        full_pack(seq_len={"a": 8})
+    with pytest.raises(TypeError, match="seq_len_from"):
+        full_pack(seq_len=4, seq_len_from={3: 8})
     with pytest.raises(ConfigError, match="even_ranks"):
         make(table, PACK, shuffle=True, num_ranks=2, rank=0)
     with pytest.raises(ConfigError, match="multiples of the 2 batches that each rank takes for global_batch_size"):
-        make(table, full_pack(seq_len=4, seq_len_from={3: 8}), shuffle="rows", batch_size=2, global_batch_size=4)
+        make(table, full_pack(seq_len={0: 4, 3: 8}), shuffle="rows", batch_size=2, global_batch_size=4)
     dataset = StructuredDataset(str(table), pack=PACK, shuffle=True)
     with pytest.raises(ConfigError, match="create_dataloader"):
         next(iter(dataset))

@@ -190,9 +190,10 @@ def test_a_state_of_another_length_or_order_is_refused_by_name(table: Path) -> N
     with pytest.raises(ResumeError, match="seq_len was 8 and is 5"):
         make(table, full_pack(seq_len=5, strategy="pad")).load_state_dict(state)
     state = make(table, full_pack(seq_len=8)).state_dict()
-    for origin in (-1, "3", 10**9):
+    for length, origin in ((8, -1), (8, "3"), (8, 10**9), (0, 0), (2**31, 0)):
+        history: list[Any] = [[0, False, 0, length, origin, []]]
         with pytest.raises(ResumeError):
-            make(table, full_pack(seq_len=5)).load_state_dict({**state, "history": [[0, False, 0, origin, []]]})
+            make(table, full_pack(seq_len=5)).load_state_dict({**state, "history": history})
     with pytest.raises(ResumeError, match=r"pack= .* was 'concat-"):
         make(table, full_pack(seq_len=8, strategy="windows")).load_state_dict(state)
     with pytest.raises(ResumeError, match="stage"):

@@ -51,5 +51,5 @@ def test_as_many_tokens_or_sequences_as_rows_are_not_taken_for_rows(tmp_path: Pa
 
 
 def test_a_schedule_of_lengths_counts_steps_from_each_length(table: Path) -> None:
-    with make(table, Pack(seq_len=3, seq_len_from={2: 7}), batch_size=2) as loader:
+    with make(table, Pack(seq_len={0: 3, 2: 7}), batch_size=2) as loader:
         check(table, loader, list(islice(loader, 2)))

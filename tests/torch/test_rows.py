@@ -49,11 +49,11 @@ def ids(loader: Any) -> list[list[int]]:
 
 def test_a_state_that_was_tampered_with_is_refused(table: str) -> None:
     state = make(table)[0].state_dict()
-    make(table)[0].load_state_dict(state | {"history": [[1, False, 1, 0, []]]})
+    make(table)[0].load_state_dict(state | {"history": [[1, False, 1, 0, 0, []]]})
     for wrong in (
         {"history": -1},
-        {"history": [["1", False, 1, 0, []]]},
-        {"history": [[1, False, ROWS + 1, 0, []]]},
+        {"history": [["1", False, 1, 0, 0, []]]},
+        {"history": [[1, False, ROWS + 1, 0, 0, []]]},
         {"epoch": None},
         {"tables": [[*state["tables"][0][:3], 1, []]]},
     ):

@@ -555,6 +555,6 @@ def test_deleted_rows_of_a_lake_take_no_part(tmp_path: Path) -> None:
     assert all(abs(counts[row] - 300 * row / sum(live)) < 2 for row in live)
     assert set(counts) <= live
     rest = LAKE.make(tmp_path, weights=Weights(column="x", samples=300), num_ranks=2, rank=1)
-    rest.load_state_dict(loader.state_dict() | {"epoch": 0, "history": [[1, False, 40, 0, []]]})
+    rest.load_state_dict(loader.state_dict() | {"epoch": 0, "history": [[1, False, 40, 0, 0, []]]})
     again = LAKE.make(tmp_path, weights=Weights(column="x", samples=300), batch_size=1)
     assert own_rows(rest) == own_rows(again)[41::2]

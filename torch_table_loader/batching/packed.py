@@ -101,7 +101,7 @@ class PackedCodec(RowsCodec[PackedRows]):
         self._tokens_are_rows = tokens_are_rows(schema)
         self._loss = self._names.index(pack.loss_mask) if pack.loss_mask is not None else None
         self._columns = pa.struct(columns_of_parts(schema)) if columns_of_parts(schema) else None
-        self.width = 1 if self._tokens_are_rows else pack.seq_len
+        self.width = 1 if self._tokens_are_rows else pack.width
         self.outputs = Sequences(pack, tuple(self._names), documents, numpy=numpy)
 
     def decode(self, batch: pa.RecordBatch) -> PackedRows:

@@ -162,7 +162,7 @@ class Sequences:
         Raises:
             TableError: a sequence has more documents than `max_docs_per_row`.
         """
-        seq_len = self._pack.seq_len
+        seq_len = self._pack.width
         layout = Layout(parts, seq_len, -(-sum(map(len, tokens[0])) // seq_len) * seq_len)
         self._check_documents(layout)
         bounds = [*range(0, layout.num_tokens, batch_tokens), layout.num_tokens]
@@ -263,7 +263,7 @@ class Sequences:
     def _cut(self, values: NDArray[Any], batch_tokens: int) -> Sequence[Any]:
         """Return one array or tensor a batch: a row a sequence, or one row where attention takes a flat batch."""
         flat = self._pack.output == "flash"
-        width, rows = (None, batch_tokens) if flat else (self._pack.seq_len, batch_tokens // self._pack.seq_len)
+        width, rows = (None, batch_tokens) if flat else (self._pack.width, batch_tokens // self._pack.width)
         if width is not None:
             values = _own_slices(self._pack, values.reshape(-1, width, *values.shape[1:]))
         cut = cut_arrays(values, rows) if self._numpy else cut_tensors(values, rows)
@@ -329,7 +329,7 @@ class Sequences:
         names = [field.name for field in inside.type if field.name not in ("start", "end")]
         rest = {name: inside.field(name).take(pa.array(kept)) for name in names}
         return Spans(
-            index=self._out(index.reshape(-1, self._pack.seq_len)),
+            index=self._out(index.reshape(-1, self._pack.width)),
             start=self._out(low),
             end=self._out(high),
             document=self._out(owner),

@@ -143,20 +143,26 @@ def read_state(state: Mapping[str, Any]) -> SavedState:
     kind, epoch, mixture = found["kind"], found["epoch"], SavedMixture(*found["mixture"]) if found["mixture"] else None
     history = _checked(_HISTORY[kind, mixture is not None], found["history"], "history")
     tables = {name: SavedTable(*saved) for name, *saved in found["tables"]}
+    taken: StreamPosition | SamplePosition | MixedPosition
     if mixture is None:
         if list(tables) != [""]:
             _refuse("tables", 'one, named "", where there is no mixture', list(tables))
         alone: type[SamplePosition | StreamPosition] = SamplePosition if kind == "items" else StreamPosition
-        return SavedState(kind, tables, None, alone.of_history(epoch, history))
-    seed, block, natural = mixture.options["shuffle_seed"], mixture.options["block"], isinstance(mixture.newest, str)
-    taken: SamplePosition | MixedPosition
-    if kind == "items":
-        taken = SamplePosition.of_history(epoch, history, seed, block, natural=natural)
+        taken = alone.of_history(epoch, history)
     else:
-        from torch_table_loader.planning.mixed_stages import MixedPosition
+        seed, block = mixture.options["shuffle_seed"], mixture.options["block"]
+        if kind == "items":
+            natural = isinstance(mixture.newest, str)
+            taken = SamplePosition.of_history(epoch, history, seed, block, natural=natural)
+        else:
+            from torch_table_loader.planning.mixed_stages import MixedPosition
 
-        taken = MixedPosition.of_history(epoch, history, seed)
-    _refuse_unfit(tuple(tables), mixture, taken)
+            taken = MixedPosition.of_history(epoch, history, seed)
+        _refuse_unfit(tuple(tables), mixture, taken)
+    if isinstance(taken, SamplePosition):
+        length, every = taken.seq_len, [saved.options for saved in tables.values()]
+        if any((bool(length), length) != ("stage" in own, own.get("seq_len", length)) for own in every):
+            _refuse("history", "of sequences as long as the options of tables say", length)
     return SavedState(kind, tables, mixture, taken)
 
 
@@ -200,6 +206,9 @@ def _refuse_unfit(names: tuple[str, ...], mixture: SavedMixture, taken: SamplePo
         if not since <= start <= taken.total or (not taken.origins and sum(before) > since):
             rows = dict(zip(taken.mixed.names, before, strict=True))
             refuse(f"rows of sources {rows}, weights from {since}, taken {start}, of the epoch {taken.total}")
+        least = since if taken.seq_len else 0
+        if taken.origin < least or bool(taken.origin) != bool(least):
+            refuse(f"{taken.origin} tokens before the weights, which begin at {since}")
     else:
         _refuse_undealt(taken)
         start = taken.consumed
@@ -393,7 +402,7 @@ _DEALT = _SHAPE | {
 _PAST: dict[str, _Form] = {"steps": range(1, _MOST + 1), "ended": _OneOf((False,))}
 """How an earlier stage begins: it has steps, and no rank ended in it."""
 _NEWEST: dict[str, _Form] = {"steps": _COUNT, "ended": _FLAG}
-_SAMPLES = _NEWEST | {"consumed": _COUNT, "origin": _COUNT, "extents": _List(_EXTENT)}
+_SAMPLES = _NEWEST | {"consumed": _COUNT, "seq_len": range(1 << 31), "origin": _COUNT, "extents": _List(_EXTENT)}
 _ORIGIN = _Record({"round": _COUNT, "tokens": range(-MOST_ROWS, MOST_ROWS + 1)})
 _SHARES: dict[str, _Form] = {
     "extents": _List(_EXTENT, most=0),

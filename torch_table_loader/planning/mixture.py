@@ -133,7 +133,7 @@ class Mixture:
         """The newest weights by name."""
         return dict(zip(self.names, self.shares.weights, strict=True))
 
-    def has(self, weights: Mapping[str, int] | str, names: Collection[str]) -> bool:
+    def has(self, weights: Mapping[str, float] | str, names: Collection[str]) -> bool:
         """Return whether the sources and their newest weights are these; a word stands for natural shares."""
         if self.names != tuple(sorted(names)):
             return False
@@ -190,19 +190,6 @@ class Mixture:
         counts = tuple(had.get(name, 0) for name in shares)
         newest = Shares(place, tuple(shares.values()), counts)
         return replace(self, names=tuple(shares), shares=newest, natural=natural, caps=())
-
-    def ending(self, rows: Mapping[str, int], rule: Stop | StopWord) -> tuple[Mixture, int]:
-        """Return the same mixture without the sources that the rule drops from where it drops them, and its length.
-
-        What was found last is kept: an epoch that runs is asked for again by its states.
-
-        Args:
-            rows: rows of each source in the epoch.
-
-        Raises:
-            ConfigError: a source with a weight has no row, or nothing ends the epoch; see `length`.
-        """
-        return _ending(self, tuple(rows[name] for name in self.names), rule)
 
     def rows_before(self, place: int) -> tuple[int, ...]:
         """Count the rows of each source that come before a place at or after the shares' start."""
@@ -347,7 +334,17 @@ class Mixture:
 
 
 @lru_cache(maxsize=64)
-def _ending(mixture: Mixture, rows: tuple[int, ...], rule: Stop | StopWord) -> tuple[Mixture, int]:
+def ending(mixture: Mixture, rows: tuple[int, ...], rule: Stop | StopWord) -> tuple[Mixture, int]:
+    """Return a mixture without the sources that a rule drops from where it drops them, and its length.
+
+    What was found last is kept: an epoch that runs is asked for again by its states.
+
+    Args:
+        rows: rows of each source in the epoch.
+
+    Raises:
+        ConfigError: a source with a weight has no row, or nothing ends the epoch; see `Mixture.length`.
+    """
     stop = as_stop(rule)
     caps = stop.caps(dict(zip(mixture.names, rows, strict=True)))
     mixture = replace(mixture, caps=tuple(caps.get(name, 0) for name in mixture.names) if caps else ())

@@ -51,11 +51,11 @@ class PackCounts:
         before = np.cumsum(slices.length) - slices.length
         inside = before - np.repeat(before[slices.offsets[:-1]], np.diff(slices.offsets))
         # Of windows that overlap, the last that begins a document is the one that holds most of it.
-        last = inside < (pack.stride or pack.seq_len)
+        last = inside < (pack.stride or pack.width)
         cut = int(np.count_nonzero((slices.start == 0) & (slices.length < wholes) & last))
         truncates = pack.long_docs == "truncate"
         return cls(
-            pack.seq_len,
+            pack.width,
             slices.total,
             int(slices.length.sum()),
             len(slices.document),

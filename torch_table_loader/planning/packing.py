@@ -100,7 +100,7 @@ class Joined(Packer):
 
     @override
     def windows(self, total: int, origin: int = 0) -> Windows:
-        return Windows(total, self.pack.seq_len, self.pack.stride or self.pack.seq_len, origin)
+        return Windows(total, self.pack.width, self.pack.stride or self.pack.width, origin)
 
     @override
     def units(self, lengths: DocumentLengths) -> int | None:
@@ -125,7 +125,7 @@ class Alone(Packer):
         >>> found.document.tolist(), found.start.tolist(), found.length.tolist()
         ([0, 2, 2, 2], [0, 0, 5, 10], [5, 5, 5, 2])
         """
-        seq_len, how, long = self.pack.seq_len, self.pack.long_docs, lengths > self.pack.seq_len
+        seq_len, how, long = self.pack.width, self.pack.long_docs, lengths > self.pack.width
         if how == "error" and long.any():
             raise TableError(
                 f"document {long.argmax()} has {lengths[long.argmax()]} tokens, more than seq_len={seq_len}; pass "
@@ -153,7 +153,7 @@ class Alone(Packer):
 
     @override
     def dropped(self, lengths: Ints) -> int:
-        return int(np.count_nonzero(lengths > self.pack.seq_len)) if self.pack.long_docs == "drop" else 0
+        return int(np.count_nonzero(lengths > self.pack.width)) if self.pack.long_docs == "drop" else 0
 
 
 class Fitted(Alone):
@@ -167,12 +167,12 @@ class Fitted(Alone):
     @override
     def row(self, lengths: Ints) -> Slices:
         pieces = super().row(lengths)
-        return _packed(pieces, best_fit(pieces.length, self.pack.seq_len, self.pack.max_docs_per_row))
+        return _packed(pieces, best_fit(pieces.length, self.pack.width, self.pack.max_docs_per_row))
 
     @override
     def another(self, lengths: Ints, key: Key, sequences: int) -> Slices:
         pieces, pack = super().row(lengths), self.pack
-        return _packed(pieces, another_best_fit(pieces.length, pack.seq_len, sequences, key, pack.max_docs_per_row))
+        return _packed(pieces, another_best_fit(pieces.length, pack.width, sequences, key, pack.max_docs_per_row))
 
     @override
     def units(self, lengths: DocumentLengths) -> int | None:

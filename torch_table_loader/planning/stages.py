@@ -14,9 +14,9 @@ from typing import Any, Self
 from torch_table_loader.errors import ResumeError
 from torch_table_loader.planning.exclusion import ExclusionVersions
 from torch_table_loader.planning.global_batches import GlobalBatches
-from torch_table_loader.planning.mixture import Mixture, Shares
+from torch_table_loader.planning.mixture import Mixture, Shares, ending
 from torch_table_loader.planning.ranks import Topology
-from torch_table_loader.schedules import Stop, StopWord
+from torch_table_loader.schedules import Done, Stop, StopWord
 
 shape_of = operator.attrgetter(*(entry.name for entry in fields(Topology)))
 """Returns what a state says of a topology."""
@@ -215,14 +215,16 @@ class SamplePosition(Position):
         mixture: the order of several sources since the last change of weights; None for one table.
         rows: rows that each source of the mixture has in the epoch.
         extents: what the table was in earlier parts of the epoch, oldest first, if it has grown since.
+        seq_len: tokens of the sequences that the stage counts; 0 where rows are not packed.
         origin: tokens of the epoch that were taken as sequences of another length; `start` and `total` count the
-            sequences after them. Of a mixture whose sequences change their length, those before its newest weights.
+            sequences after them. Of a mixture, those before its newest weights.
         origins: the same of sources of a mixture, with the round of each; see `PackedStream`. Places go on counting.
         steps_before: steps of the epoch that the job took before the stage.
     """
 
     total: int = 0
     start: int = 0
+    seq_len: int = field(default=0, kw_only=True)
     origin: int = field(default=0, kw_only=True)
     origins: Mapping[str, tuple[int, int]] = field(default_factory=dict, kw_only=True)
     steps_before: int = field(default=0, kw_only=True)
@@ -252,13 +254,20 @@ class SamplePosition(Position):
         """Samples that the job has taken."""
         return self.batches(0).consumed(self.stage.steps) if self.stage.steps else self.start
 
+    @property
+    def tokens(self) -> int:
+        """Tokens that the job has taken, if every sequence has as many as its length says."""
+        first = 0 if self.mixture is None else self.mixture.shares.start
+        return self.origin + (self.consumed - first) * self.seq_len
+
     def history(self) -> list[list[Any]]:
         """Write one stage, with all steps of the epoch, the samples they took, and what these are counted from.
 
         >>> SamplePosition(2, Stage(Topology(2, 1, 8), 3), total=90).history()
-        [[3, False, 48, 0, []]]
+        [[3, False, 48, 0, 0, []]]
         """
-        taken = [self.steps_taken, self.ended, self.consumed, self.origin, [each.to_state() for each in self.extents]]
+        extents = [each.to_state() for each in self.extents]
+        taken = [self.steps_taken, self.ended, self.consumed, self.seq_len, self.origin, extents]
         if self.mixture is None:
             return [taken]
         shares = self.mixture.shares
@@ -281,14 +290,15 @@ class SamplePosition(Position):
         Raises:
             ResumeError: the steps cannot have taken so many samples.
         """
-        [[steps, ended, consumed, origin, extents, *mixed]] = history
-        if steps > consumed + origin or bool(steps) != bool(consumed + origin):
+        [[steps, ended, consumed, seq_len, origin, extents, *mixed]] = history
+        samples = consumed if mixed else consumed + origin
+        if steps > samples or bool(steps) != bool(samples):
             raise ResumeError(
-                f"the state has taken {consumed + origin} samples in {steps} steps, and a step takes one at least; "
-                "pass the value of state_dict() unchanged"
+                f"the state has taken {samples} samples in {steps} steps, and a step takes one at least; pass the "
+                "value of state_dict() unchanged"
             )
-        grown = tuple(Extent(*entry) for entry in extents)
-        counted: dict[str, Any] = {"start": consumed, "steps_before": steps, "origin": origin, "extents": grown}
+        counted: dict[str, Any] = {"start": consumed, "steps_before": steps, "seq_len": seq_len, "origin": origin}
+        counted["extents"] = tuple(Extent(*entry) for entry in extents)
         if mixed:
             counted["total"], since, listed = mixed
             names, weights, before = (tuple(entry[place] for entry in listed) for place in range(3))
@@ -330,22 +340,46 @@ class SamplePosition(Position):
         Raises:
             ConfigError: a weight is invalid, or a source with a weight has no row.
         """
+        if self.mixed.has("rows" if weights is None else weights, self.rows):
+            return self
         at, mixture = self.consumed, self.mixed
         if at == self.total and mixture.names == tuple(sorted(self.rows)):
             return self
         mixture = mixture.of_what_is_left(at, self.rows) if weights is None else mixture.reweighted(at, weights)
         return self if mixture is self.mixture else self.mixed_anew(mixture, stop)
 
-    def mixed_anew(self, mixture: Mixture, stop: Stop | StopWord) -> SamplePosition:
+    def mixed_anew(self, mixture: Mixture, stop: Stop | StopWord, **changes: Any) -> SamplePosition:
         """Return the position in a new stage of a mixture that begins there.
+
+        Args:
+            changes: other fields of that stage.
 
         Raises:
             ConfigError: a source with a weight has no row.
         """
-        at, before = self.consumed, self.steps_taken
-        mixture, total = mixture.ending(self.rows, stop)
-        total, stage = at if at == self.total else total, replace(self.stage, steps=0)
-        return replace(self, total=total, start=at, steps_before=before, stage=stage, ended=False, mixture=mixture)
+        at, before, stage = self.consumed, self.steps_taken, replace(self.stage, steps=0)
+        begun = replace(
+            self,
+            start=at,
+            steps_before=before,
+            stage=stage,
+            ended=False,
+            origin=self.tokens,
+            mixture=mixture,
+            **changes,
+        )
+        mixture, total = begun.ending(stop)
+        return replace(begun, total=at if at == self.total else total, mixture=mixture)
+
+    def ending(self, stop: Stop | StopWord) -> tuple[Mixture, int]:
+        """Return the mixture without the sources that a rule drops, and the length of the epoch.
+
+        Raises:
+            ConfigError: a source with a weight has no row, or nothing ends the epoch.
+        """
+        if isinstance(stop, Stop) and stop.tokens is not None:
+            stop = stop.in_samples(self.seq_len, Done(0, self.mixed.shares.start, self.origin))
+        return ending(self.mixed, tuple(self.rows[name] for name in self.mixed.names), stop)
 
 
 def refuse_ended(consumed: int, total: int, *, ended: bool) -> None:

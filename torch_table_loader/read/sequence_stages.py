@@ -47,7 +47,7 @@ class SequencesAsRows(TokenStage):
     def key(self) -> str:
         pack = self.pack
         blocks = "" if self.block_rows is None else f"-{self.block_rows}-{pack.max_docs_per_row}"
-        return f"{super().key}-{pack.seq_len}-{pack.long_docs}{blocks}"
+        return f"{super().key}-{pack.width}-{pack.long_docs}{blocks}"
 
     @override
     def schema(self, given: pa.Schema) -> pa.Schema:
@@ -64,7 +64,7 @@ class SequencesAsRows(TokenStage):
             found = packer.row(lengths)
             return found, lengths.nbytes + sum(values.nbytes for values in found)
 
-        key = (lengths.tobytes(), pack.seq_len, pack.long_docs, pack.max_docs_per_row)
+        key = (lengths.tobytes(), pack.width, pack.long_docs, pack.max_docs_per_row)
         found: Slices = _PACKS.get(key, make)
         return found
 
@@ -87,7 +87,7 @@ class SequencesAsRows(TokenStage):
         self, batch: pa.RecordBatch, found: Documents, packed: Slices, start: int, stop: int
     ) -> pa.RecordBatch:
         """Return some sequences of the documents in a batch, and the parts of documents under them."""
-        places, width = np.arange(start, stop), self.pack.seq_len
+        places, width = np.arange(start, stop), self.pack.width
         slices = packed.cut(places, places + 1)
         at = found.offsets[slices.document] + slices.start
         values = [sequences_of(column, at, slices.length, slices.offsets, width) for column in found.values]

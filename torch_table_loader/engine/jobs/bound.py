@@ -78,7 +78,7 @@ def check_state(saved: SavedState, job: Job) -> None:
     Raises:
         ResumeError: the state is of another table, other options or another kind of job; names what differs.
     """
-    own, mixture = job.bound_then(saved), saved.mixture
+    own, mixture = job.bounds if saved.grown is None else job.bounds_before_growth(saved), saved.mixture
     if ("" in own) != (mixture is None) or (
         mixture is not None and (saved.kind, mixture.options) != (job.kind, job.bound.options)
     ):

@@ -56,7 +56,7 @@ class PlacedJob(Job):
     def _batches(self, position: Any) -> GlobalBatches:
         stage = replace(position.stage, topology=replace(position.stage.topology, lanes=self.topology.lanes))
         batches: GlobalBatches = replace(position, stage=stage).batches(self.rank)
-        until = self._phase(position)[1]
+        until = self._until(position)
         return batches if until is None else batches.up_to(until)
 
     def _explained_by_places(
@@ -129,7 +129,7 @@ class IndexedJob(PlacedJob):
 
     @override
     def warn_of_uneven_steps(self) -> None:
-        if self._batch_sizes is None:
+        if "global_batch_size" not in self.schedules:
             warn_of_uneven_batches(GlobalBatches(self.length, 0, self.topology, self.rank))
             return
         *_, last = self.stages(self.start(0))
@@ -139,24 +139,34 @@ class IndexedJob(PlacedJob):
     def kept_shape(self, position: SamplePosition) -> bool:
         """Return whether as many steps of this topology take the samples that were taken before a position's stage."""
         steps = position.steps_before
-        if self._lengths:
+        if "seq_len" in self.schedules:
             return not steps or self.next_stage(self.at(position.epoch, steps)).origin == position.origin
-        if self._batch_sizes is not None:
-            return (position.origin, position.start) == (0, self.at(position.epoch, steps).consumed)
-        taken = GlobalBatches(position.total, 0, self.topology, self.rank).consumed(steps)
-        return (position.origin, position.start) == (0, taken)
+        if position.origin and position.mixture is None:
+            return False  # other lengths came before, and places are counted from there
+        if "global_batch_size" in self.schedules:
+            return bool(position.start == self.at(position.epoch, steps).consumed)
+        return position.start == GlobalBatches(position.total, 0, self.topology, self.rank).consumed(steps)
 
     @override
     def next_stage(self, position: SamplePosition) -> SamplePosition:
-        stage = self._stage(position.epoch, self._done(position))
+        stage = self._stage(position.epoch, position)
         return replace(position.on(stage.topology), stage=stage)
 
-    def _stage(self, epoch: int, done: Done = Done()) -> Stage:  # noqa: B008 it is frozen
-        """Return a stage that begins at a place of an epoch."""
-        if (sizes := self._batch_sizes) is None:
+    def _stage(self, epoch: int, position: SamplePosition | None = None) -> Stage:
+        """Return a stage that begins at a position; None: at the start of an epoch."""
+        if (sizes := self.schedules.get("global_batch_size")) is None:
             return Stage(self.topology)
+        done = Done() if position is None else self._done(position)
         aligned = 0 if sizes.unit == "steps" or epoch else sizes.begin(done)
         return Stage(self._topology_of(epoch, done), aligned=aligned)
+
+    @override
+    def _done(self, position: SamplePosition) -> Done:
+        return Done(position.steps_taken, position.consumed, position.tokens)
+
+    @override
+    def _length_of(self, position: SamplePosition) -> int:
+        return position.seq_len
 
     @abstractmethod
     def open(self, position: SamplePosition) -> None:

@@ -61,6 +61,7 @@ class Job(ABC):
     """One rank's share of a table or of several, ready to be planned and read in any epoch. It pickles.
 
     Args:
+        schedules: what changes on all ranks at a step, by the option that says so; each change begins a stage.
         row_bytes: decoded bytes of a row, with estimates for values of variable width.
         columns: the schema of what comes out, without the column `padding`.
         fork_safe: whether planning left no threads behind that a fork would break.
@@ -69,6 +70,7 @@ class Job(ABC):
     options: LoaderOptions
     rank: int
     topology: Topology
+    schedules: Mapping[str, Schedule]
     row_bytes: int
     columns: pa.Schema
     fork_safe: bool
@@ -92,14 +94,20 @@ class Job(ABC):
     @property
     def compared(self) -> Mapping[str, Any]:
         """All that decides the order, by name: what ranks compare."""
-        return {**self.bound.table, **self.bound.options, **self._compared_options}
+        own = self.bounds[""]
+        return {**own.table, **own.options, **self._compared_options}
 
     @property
     def _compared_options(self) -> dict[str, Any]:
         """Options that no state is bound to, and ranks must have in common."""
-        lengths = [list(each) for each in self._lengths]
-        sizes = {} if self._batch_sizes is None else {"global_batch_size": self._batch_sizes.as_list}
-        return {"on_growth": self.options.on_growth, "seq_len_from": lengths, **sizes}
+        return {"on_growth": self.options.on_growth, **self._compared_schedules}
+
+    @property
+    def _compared_schedules(self) -> dict[str, Any]:
+        """What changes in an epoch, as plain data; a length of sequences also where it does not change."""
+        pack = self.options.pack
+        lengths = {} if pack is None else {"seq_len by step": pack.lengths_by_step.as_list}
+        return {**lengths, **{f"{name} by step": each.as_list for name, each in self.schedules.items()}}
 
     @property
     def counted(self) -> bool:
@@ -141,7 +149,7 @@ class Job(ABC):
 
         Sequences of another length or other weights make another stage, of which `planned` gives the steps until then.
         """
-        until = self._phase(position)[1]
+        until = self._until(position)
         if until is None or (self.planned(position).longest or 0) < until:
             return None
         after = self.next_stage(position.after(until))
@@ -182,7 +190,7 @@ class Job(ABC):
     def at(self, epoch: int, steps: int) -> Any:
         """Return the position so many steps into an epoch."""
         position = self.start(epoch)
-        while (until := self._phase(position)[1]) is not None and steps >= until:
+        while (until := self._until(position)) is not None and steps >= until:
             if (after := self.following(position)) is None:
                 break
             position, steps = after, steps - until
@@ -191,7 +199,7 @@ class Job(ABC):
     def step_of_sample(self, epoch: int, sample: int) -> int:
         """Return the step of an epoch that takes a sample of all ranks."""
         for stage in self.stages(self.start(epoch)):
-            size, until = self._step(stage.stage.topology).samples, self._phase(stage)[1]
+            size, until = self._step(stage.stage.topology).samples, self._until(stage)
             if until is None or sample < until * size:
                 break
             sample -= until * size
@@ -218,9 +226,14 @@ class Job(ABC):
         """Return what a state says of a mixture beside its tables; None for one table."""
         return None
 
-    def bound_then(self, saved: SavedState) -> Mapping[str, Bound]:  # noqa: ARG002 see `PackedItems`
-        """Return what a state must be bound to, by name of its source; what may have changed is as it was then."""
+    @cached_property
+    def bounds(self) -> Mapping[str, Bound]:
+        """The tables and options that a state is bound to, by name of their source."""
         return {"": self.bound}
+
+    def bounds_before_growth(self, saved: SavedState) -> Mapping[str, Bound]:  # noqa: ARG002 see `StreamJob`
+        """Return what a state of before the table grew is bound to."""
+        return self.bounds
 
     @abstractmethod
     def resume(self, saved: SavedState) -> tuple[Self, Position]:
@@ -403,36 +416,19 @@ class Job(ABC):
     def close_clients(self) -> None:
         """Close the stores' clients of this process, so that none crosses into another."""
 
-    def _phase(self, position: Any) -> tuple[int, int | None]:
-        """Return the length of a stage's sequences, and the steps that the stage may have; None: to the epoch's end."""
-        begin, step = position.after(0), self._step(position.stage.topology)
-        length, change = self._length_at(position.epoch, position.steps_before)
-        step = step._replace(tokens=step.samples * length)
-        lefts = [each.steps_left(position.epoch, self._done(begin), step) for each in self._schedules]
-        lefts.append(None if change is None else change - position.steps_before)
-        return length, min((left for left in lefts if left is not None), default=None)
+    def _until(self, position: Any) -> int | None:
+        """Return the steps that a stage may have before something changes; None: to the epoch's end."""
+        if not self.schedules:
+            return None
+        done, step = self._done(position.after(0)), self._step(position.stage.topology)
+        step = step._replace(tokens=step.samples * self._length_of(position))
+        lefts = [each.steps_left(position.epoch, done, step) for each in self.schedules.values()]
+        return min((left for left in lefts if left is not None), default=None)
 
-    @property
-    def _schedules(self) -> tuple[Schedule, ...]:
-        """What begins another stage of an epoch, beside the lengths of sequences."""
-        return () if self._batch_sizes is None else (self._batch_sizes,)
-
-    @property
-    def _lengths(self) -> tuple[tuple[int, int], ...]:
-        """The lengths of sequences, each with the step from which it holds, if there are several."""
-        return () if self.options.pack is None else self.options.pack.schedule
-
-    @property
-    def _batch_sizes(self) -> Schedule | None:
-        """The global batch sizes, if there are several."""
-        sizes = self.options.global_batch_size
-        return sizes if isinstance(sizes, Schedule) else None
-
-    @property
-    def changing(self) -> list[str]:
-        """The options that change batches on all ranks at one step."""
-        lengths = ["Pack: seq_len_from"] if self._lengths else []
-        return lengths + ([] if self._batch_sizes is None else ["global_batch_size by step"])
+    @cached_property
+    def _width(self) -> int:
+        """The tokens of the first sequences; 0 where rows are not packed."""
+        return 0 if self.options.pack is None else self.options.pack.width
 
     @abstractmethod
     def _done(self, position: Any) -> Done:
@@ -443,32 +439,44 @@ class Job(ABC):
         return self._did(1, topology.num_ranks * topology.batch_size)
 
     def _did(self, steps: int, samples: int) -> Done:
-        pack = self.options.pack
-        return Done(steps, samples, 0 if pack is None else samples * pack.seq_len)
+        return Done(steps, samples, samples * self._width)
 
     def _topology_of(self, epoch: int, done: Done) -> Topology:
         """Return the job's shape at a place of an epoch."""
-        return self.topology if self._batch_sizes is None else self._sized(self._batch_sizes.at(epoch, done))
+        sizes = self.schedules.get("global_batch_size")
+        return self.topology if sizes is None else self._sized(sizes.at(epoch, done))
 
     def _sized(self, rows: int) -> Topology:
         """Return the job's shape with a global batch size."""
         batch = min(self.options.batch_size, rows // self.topology.num_ranks)
         return replace(self.topology, batch_size=batch, micro_batches=rows // (self.topology.num_ranks * batch))
 
-    def _length_at(self, epoch: int, step: int) -> tuple[int, int | None]:
-        """Return the length of sequences at a step, and the step at which it changes; see `Pack.length_at`."""
-        return (0, None) if self.options.pack is None else self.options.pack.length_at(epoch, step)
+    def _length_at(self, epoch: int, step: int = 0) -> int:
+        """Return the tokens of the sequences of a step; 0 where rows are not packed."""
+        lengths = self.schedules.get("seq_len")
+        length: int = self._width if lengths is None else lengths.at(epoch, Done(step))
+        return length
+
+    def _length_of(self, position: Any) -> int:
+        """Return the tokens of the sequences of a stage."""
+        return self._length_at(position.epoch, position.steps_before)
 
     def _options_at(self, position: Position) -> LoaderOptions:
         """Return the options with the length that the sequences of a stage have."""
         pack = self.options.pack
-        if pack is None or not self._lengths:
+        if pack is None or (own := pack.of_length(self._length_of(position))) is pack:
             return self.options
-        return replace(self.options, pack=pack.of_length(self._phase(position)[0]))
+        return replace(self.options, pack=own)
+
+    @property
+    def _notes_of_lengths(self) -> list[str]:
+        """What `explain()` says of sequences of several lengths."""
+        pack = self.options.pack
+        return [f"sequences have {pack.lengths_in_words}"] if pack is not None and "seq_len" in self.schedules else []
 
     def _codec(self, schema: pa.Schema, options: LoaderOptions) -> RowsCodec[Any]:
         """Return the codec of a schema; it takes microseconds a column to make, and is kept for other epochs."""
-        length = None if options.pack is None else options.pack.seq_len
+        length = None if options.pack is None else options.pack.width
         known, codec = self._codecs.get(length, (None, None))
         if codec is None or not schema.equals(known, check_metadata=True):
             codec = make_codec(schema, TypePolicy.of(options))

@@ -12,7 +12,6 @@ from typing_extensions import override
 
 from torch_table_loader.batching.codec import make_codec
 from torch_table_loader.batching.policy import TypePolicy
-from torch_table_loader.engine.jobs.bound import of_source
 from torch_table_loader.engine.jobs.indexed_job import IndexedJob
 from torch_table_loader.engine.jobs.mixture_form import (
     checked_weights,
@@ -22,7 +21,6 @@ from torch_table_loader.engine.jobs.mixture_form import (
     share_notes,
 )
 from torch_table_loader.engine.jobs.mixture_job import AskedWeights, MixtureJob
-from torch_table_loader.engine.jobs.packed_items import LONGEST
 from torch_table_loader.engine.jobs.resolve import topology_of, with_padding
 from torch_table_loader.engine.jobs.table_rows import ExclusionState, TableItems, TurnsOf
 from torch_table_loader.engine.row_store import crosses_by_fork
@@ -35,7 +33,6 @@ from torch_table_loader.planning.global_batches import ENDLESS
 from torch_table_loader.planning.mixture import Mixture, NaturalShares, ShareUnit, natural_shares
 from torch_table_loader.planning.rows_of import SourceRow
 from torch_table_loader.planning.stages import SamplePosition
-from torch_table_loader.schedules import Done
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -96,6 +93,7 @@ class MixedRows(MixtureJob, IndexedJob):
             options=options,
             rank=ranks.rank,
             topology=topology_of(options, ranks.num_ranks),
+            schedules=options.schedules,
             row_bytes=max(rows.row_bytes for rows in own.values()),
             fork_safe=fork_safe,
             columns=columns,
@@ -135,13 +133,14 @@ class MixedRows(MixtureJob, IndexedJob):
         return self._started(epoch, self._weights_at(epoch), self._exclusions_of(epoch))
 
     def _started(self, epoch: int, weights: Weights, versions: Mapping[str, ExclusionVersions]) -> SamplePosition:
-        rows = self._rows(versions, epoch, self._length_at(epoch, 0)[0])
-        natural = isinstance(weights, str)
+        length = self._length_at(epoch)
+        rows, natural = self._rows(versions, epoch, length), isinstance(weights, str)
         shares = natural_shares(rows) if isinstance(weights, str) else weights
+        about: dict[str, Any] = {"exclusions": versions, "rows": rows, "seq_len": length}
         mixture = Mixture.of(shares, self.options.shuffle_seed, epoch, self.block, natural=natural)
-        stop, stage = self.stop.in_samples(self._length_at(epoch, 0)[0]), self._stage(epoch)
-        mixture, total = mixture.ending(rows, stop)
-        return SamplePosition(epoch, stage, total=total, exclusions=versions, mixture=mixture, rows=rows)
+        begun = SamplePosition(epoch, self._stage(epoch), mixture=mixture, **about)
+        mixture, total = begun.ending(self.stop)
+        return replace(begun, mixture=mixture, total=total)
 
     def _exclusions_of(self, epoch: int) -> dict[str, ExclusionVersions]:
         return {name: rows.exclusions.of(epoch) for name, rows in self.sources.items()}
@@ -158,7 +157,7 @@ class MixedRows(MixtureJob, IndexedJob):
     @property
     @override
     def sizes(self) -> dict[str, int]:
-        return self._rows(self._newest_exclusions, 0, self._length_at(0, 0)[0])
+        return self._rows(self._newest_exclusions, 0, self._length_at(0))
 
     @override
     def check_weights(self, weights: Mapping[str, float] | NaturalShares, epoch: int) -> Weights:
@@ -169,75 +168,35 @@ class MixedRows(MixtureJob, IndexedJob):
 
     @override
     def reweighted(self, position: SamplePosition, weights: Weights) -> SamplePosition:
-        if position.mixed.has(weights, self.sources):
-            return position
-        length = self._length_at(position.epoch, position.steps_before)[0]
-        stop, tokens = self._stop_behind(position, length, length), self._tokens_before(position, length)
-        after = position.reweighted(None if isinstance(weights, str) else weights, stop)
-        return after if after is position else replace(after, origin=tokens)
-
-    @override
-    def _done(self, position: SamplePosition) -> Done:
-        done = super()._done(position)
-        if not self._lengths:
-            return done
-        return done._replace(
-            tokens=self._tokens_before(position, self._length_at(position.epoch, position.steps_before)[0])
-        )
-
-    def _tokens_before(self, position: SamplePosition, seq_len: int) -> int:
-        """Return the tokens before a position, whose sequences have one length since its newest weights.
-
-        0 where no sequence changes its length, and behind a state that did not say it.
-        """
-        since = position.mixed.shares.start
-        if not self._lengths or (since and not position.origin):
-            return 0
-        return position.origin + (position.consumed - since) * seq_len
-
-    def _stop_behind(self, position: SamplePosition, then: int, seq_len: int) -> Stop:
-        """Return when an epoch ends, in sequences, of which those before a position had a length of their own."""
-        return self.stop.in_samples(seq_len, Done(0, position.consumed, self._tokens_before(position, then)))
-
-    @override
-    def current(self, position: SamplePosition) -> SamplePosition:
-        current: SamplePosition = super().current(self._cut_anew(position))
-        if self._batch_sizes is None or current.stage.topology.has_batches_of(
-            self._topology_of(current.epoch, self._done(current))
+        position = position.reweighted(None if isinstance(weights, str) else weights, self.stop)
+        if position.seq_len and self._cuts_anywhere:
+            position = self._cut_anew(position)
+        if "global_batch_size" not in self.schedules or position.stage.topology.has_batches_of(
+            self._topology_of(position.epoch, self._done(position))
         ):
-            return current
-        return IndexedJob.next_stage(self, current)
+            return position
+        return IndexedJob.next_stage(self, position)
 
     def _cut_anew(self, position: SamplePosition) -> SamplePosition:
-        """Return the position with sequences of the next step's length, in a new stage, if they have another."""
-        if not self._lengths:
-            return position
-        epoch, taken = position.epoch, position.steps_taken
-        before, after = (self._length_at(epoch, steps)[0] for steps in (position.steps_before, taken))
-        if before == after or position.consumed == position.total:
-            return position
-        return self._recounted(position, self._turns(position), before, after)
+        """Return the position with sequences of the next step's length, in a new stage, if they have another.
 
-    def _recounted(
-        self, position: SamplePosition, turns: Mapping[str, TurnsOf], then: int, seq_len: int
-    ) -> SamplePosition:
-        """Return the position in a new stage of sequences of another length, which begin at origins of their own.
-
-        Args:
-            then: the length that sequences had before.
+        They begin at origins of their own.
         """
+        length = self._length_at(position.epoch, position.steps_taken)
+        if length == position.seq_len or position.consumed == position.total:
+            return position
         mixture, place = position.mixed, position.consumed
-        rows = self._rows(position.exclusions, position.epoch, seq_len)
+        rows = self._rows(position.exclusions, position.epoch, length)
         before, origins = dict(zip(mixture.names, mixture.rows_before(place), strict=True)), {}
-        for name, own in turns.items():
+        for name, own in self._turns(position).items():
             if not rows[name]:
                 continue
             number, tokens = self._packed(own).came_before(before[name])
-            anew = self._packed(own._replace(seq_len=seq_len, origin=(0, 0)))
+            anew = self._packed(own._replace(seq_len=length, origin=(0, 0)))
             before[name], origin = anew.turn_behind(number, tokens)
             origins[name] = (number, origin)
-        cut = replace(position, origins=origins, rows=rows, origin=self._tokens_before(position, then))
-        return cut.mixed_anew(mixture.recounted(place, before, rows), self._stop_behind(position, then, seq_len))
+        recounted = mixture.recounted(place, before, rows)
+        return position.mixed_anew(recounted, self.stop, rows=rows, seq_len=length, origins=origins)
 
     def _packed(self, turns: TurnsOf) -> PackedStream:
         return cast("PackedStream", self.sources[turns.name].by_turn(turns))
@@ -245,13 +204,13 @@ class MixedRows(MixtureJob, IndexedJob):
     @override
     def enter(self, before: SamplePosition, position: SamplePosition) -> None:
         """Note where the walk of sequences of one length has come, of which those of the next go on."""
-        if self._length_at(before.epoch, before.steps_before) != self._length_at(position.epoch, position.steps_before):
+        if before.seq_len != position.seq_len:
             self._begin_at(position, self._anchors(before))
 
     @override
     def kept_shape(self, position: SamplePosition) -> bool:
         steps = position.steps_before
-        if not self._lengths:
+        if "seq_len" not in self.schedules:
             return super().kept_shape(position)
         there = self.current(self.at(position.epoch, steps))
         return not steps or (there.consumed, there.origins) == (position.start, position.origins)
@@ -280,20 +239,10 @@ class MixedRows(MixtureJob, IndexedJob):
     @override
     def saved_tables(self, position: SamplePosition) -> dict[str, SavedTable]:
         anchors, exclusions = self._anchors(position), position.exclusions
-        length = self._length_at(position.epoch, position.steps_before)[0]
         return {
-            name: self.sources[name].saved_table(
-                exclusions[name].running, _of_length(own, length), anchors.get(name, ())
-            )
-            for name, own in self.bound_sources.items()
+            name: self.sources[name].saved_table(exclusions[name].running, own, anchors.get(name, ()))
+            for name, own in self.bounds.items()
         }
-
-    @override
-    def bound_then(self, saved: SavedState) -> Mapping[str, Bound]:
-        if not self._cuts_anywhere or saved.mixture is None:
-            return self.bound_sources
-        length = length_then(saved)
-        return {name: _of_length(own, length) for name, own in self.bound_sources.items()}
 
     def _anchors(self, position: SamplePosition) -> dict[str, list[int]]:
         """Return from where sources that are walked find their next items."""
@@ -321,22 +270,16 @@ class MixedRows(MixtureJob, IndexedJob):
             if name not in tables:
                 versions[name] = own.exclusions.of(epoch)
                 continue
-            with of_source(name):
-                versions[name] = ExclusionVersions.from_state(tables[name].exclusions, own.table.layout.num_rows)
+            versions[name] = own.exclusions_in(tables[name], name)
             sources[name] = replace(own, exclusions=ExclusionState(versions[name], epoch))
         mixture = cast("SavedMixture", saved.mixture)
         newest = mixture.newest if mixture.given == self.given else self.given
         mixed = replace(self, sources=sources, asked=AskedWeights(newest=newest))
-        now = self._length_at(epoch, taken.steps_before)[0]
-        then = length_then(saved) if self._cuts_anywhere else now
-        rows = mixed._rows(versions, epoch, then)
-        stage = self._stage(epoch, self._did(taken.steps_before, taken.start))
-        origin = self._origin_of(taken, then) if self._lengths else 0
-        position = replace(taken, stage=stage, exclusions=versions, rows=rows, ended=False, origin=origin)
-        position = mixed._checked(position, then)
-        turns = mixed._checked_turns(position, then) if position.origins or then != now else {}
-        if then != now:
-            position = mixed._recounted(position, turns, then, now)
+        if not (taken.seq_len and self._cuts_anywhere):  # where all sources are new, others may be gone
+            taken = replace(taken, seq_len=self._width, origin=self._width * taken.mixed.shares.start)
+        rows = mixed._rows(versions, epoch, taken.seq_len)
+        position = mixed._checked(replace(taken, exclusions=versions, rows=rows, ended=False))
+        position = replace(position, stage=mixed._stage(epoch, position))
         position = mixed.reweighted(position, mixed._weights_at(epoch, position))
         origins = {name: origin for name, origin in position.origins.items() if name in sources}
         position = replace(position, origins=origins)
@@ -344,44 +287,7 @@ class MixedRows(MixtureJob, IndexedJob):
             mixed._begin_at(position, anchors)
         return mixed, position
 
-    def _checked_turns(self, position: SamplePosition, seq_len: int) -> dict[str, TurnsOf]:
-        """Return what decides which items of the sources come that a state has.
-
-        Raises:
-            ResumeError: sequences of no other length begin where the state says.
-        """
-        mixture, origins = position.mixed, position.origins
-        if origins and not self._cuts_anywhere:
-            refuse(f"origins {origins!r} of sequences, and here documents are not cut anywhere")
-        turns, before = {}, dict(zip(mixture.names, mixture.shares.before, strict=True))
-        for name in mixture.names:
-            if name not in self.sources:
-                continue
-            running = position.exclusions[name].running
-            turns[name] = self._turns_of(name, running, mixture.epoch, seq_len, origins.get(name, (0, 0)))
-            if name in origins and not self._packed(turns[name]).has_at(before[name]):
-                refuse(f"the origin {origins[name]!r} of source {name!r}, before {before[name]} of its sequences")
-        return turns
-
-    def _origin_of(self, taken: SamplePosition, seq_len: int) -> int:
-        """Return the tokens before the weights of a state, whose sequences have one length since then.
-
-        Raises:
-            ResumeError: they are asked for, and the state does not say them.
-        """
-        since, origin = taken.mixed.shares.start, taken.origin
-        if origin and not 0 < since <= origin:
-            refuse(f"{origin} tokens before the weights, and these begin at sequence {since}")
-        if origin or not taken.origins:
-            return origin or since * seq_len
-        if self.stop.tokens is not None or (self.later is not None and self.later.unit == "tokens"):
-            raise ResumeError(
-                "the state does not say how many tokens came before its sequences changed their length, and this "
-                "mixture counts tokens; finish the epoch without counting tokens, or start the next one"
-            )
-        return 0
-
-    def _checked(self, position: SamplePosition, seq_len: int) -> SamplePosition:
+    def _checked(self, position: SamplePosition) -> SamplePosition:
         """Return the position of a state, with a mixture of the sources that its rule has not dropped.
 
         Refuse an epoch of another length than its weights give, and natural weights that are not what was left. An
@@ -391,10 +297,11 @@ class MixedRows(MixtureJob, IndexedJob):
             ResumeError: no mixture of these sources has such an epoch.
         """
         mixture, start, total, rows = position.mixed, position.mixed.shares, position.total, position.rows
+        if position.origins:
+            self._refuse_origins(position)
         if start.start == position.start == total or not all(name in rows for name in mixture.names):
             return position
-        stop = self.stop.in_samples(seq_len, Done(0, start.start, position.origin))
-        mixture, length = mixture.ending(rows, stop)
+        mixture, length = position.ending(self.stop)
         asked = None
         if mixture.natural and position.start < length:
             counts = {name: rows[name] for name in mixture.names}
@@ -408,6 +315,20 @@ class MixedRows(MixtureJob, IndexedJob):
                 "unchanged"
             )
         return replace(position, mixture=mixture)
+
+    def _refuse_origins(self, position: SamplePosition) -> None:
+        """Refuse origins of sources at which no sequence begins.
+
+        Raises:
+            ResumeError: names the origin.
+        """
+        mixture, origins = position.mixed, position.origins
+        if not self._cuts_anywhere:
+            refuse(f"origins {origins!r} of sequences, and here documents are not cut anywhere")
+        before = dict(zip(mixture.names, mixture.shares.before, strict=True))
+        for name, own in self._turns(position).items():
+            if name in origins and not self._packed(own).has_at(before[name]):
+                refuse(f"the origin {origins[name]!r} of source {name!r}, before {before[name]} of its sequences")
 
     @override
     def warn_of_undone(self, other: Job) -> None:
@@ -459,13 +380,12 @@ class MixedRows(MixtureJob, IndexedJob):
         mixture = position.mixed
         shares = sum(mixture.shares.weights)
         sizes, taken = self._told_sizes(position)
-        pack = self.options.pack if self._lengths else None
         sources = share_notes(
             tuple(self.sources),
             sizes,
             {name: weight / shares for name, weight in mixture.weights.items()},
             taken,
-            "row" if pack is None else "token",
+            "row" if "seq_len" not in self.schedules else "token",
         )
         held = (
             f"in every run of {mixture.block_rows:,} rows each source has its share"
@@ -475,7 +395,7 @@ class MixedRows(MixtureJob, IndexedJob):
         stores = [f"source {name!r}: {own.store.note}" for name, own in self.sources.items() if own.store.note]
         return [
             *sources,
-            *([] if pack is None else [f"sequences have {pack.lengths_in_words}"]),
+            *self._notes_of_lengths,
             *stores,
             f"{held}; the epoch ends {self.stop.in_words()}",
         ]
@@ -485,7 +405,7 @@ class MixedRows(MixtureJob, IndexedJob):
         *_, last = self.stages(position)
         names, endless = position.mixed.names, last.total == ENDLESS
         taken = None if endless else dict(zip(names, last.mixed.rows_before(last.total), strict=True))
-        if not self._lengths:
+        if "seq_len" not in self.schedules:
             return dict(position.rows), taken
         streams = {name: self._packed(own) for name, own in self._turns(last).items()}
         sizes = {name: own.tokens_of_a_round for name, own in streams.items()}
@@ -503,12 +423,16 @@ class MixedRows(MixtureJob, IndexedJob):
 
     def _turns(self, position: SamplePosition) -> dict[str, TurnsOf]:
         """Return what decides which items of each source come, in the order of the mixture's names."""
-        epoch, length = position.epoch, self._length_at(position.epoch, position.steps_before)[0]
         return {
             name: self._turns_of(
-                name, position.exclusions[name].running, epoch, length, position.origins.get(name, (0, 0))
+                name,
+                position.exclusions[name].running,
+                position.epoch,
+                position.seq_len,
+                position.origins.get(name, (0, 0)),
             )
             for name in position.mixed.names
+            if name in self.sources
         }
 
     def _turns_of(
@@ -516,20 +440,3 @@ class MixedRows(MixtureJob, IndexedJob):
     ) -> TurnsOf:
         number, seed = list(self.sources).index(name), self.options.shuffle_seed
         return TurnsOf(name, number, self.columns, exclusions, seed, epoch, seq_len, origin)
-
-
-def length_then(saved: SavedState) -> int:
-    """Return the tokens of a sequence in a state of a mixture.
-
-    Raises:
-        ResumeError: its sources have sequences of several lengths, or of none.
-    """
-    lengths = [theirs.options.get("seq_len") for theirs in saved.tables.values()]
-    then: Any = lengths[0]
-    if any(each != then for each in lengths) or type(then) is not int or not 0 < then <= LONGEST:
-        refuse(f"sequences of {lengths!r} tokens")
-    return int(then)
-
-
-def _of_length(own: Bound, seq_len: int) -> Bound:
-    return Bound(own.table, {**own.options, "seq_len": seq_len}) if "seq_len" in own.options else own

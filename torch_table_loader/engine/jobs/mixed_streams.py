@@ -109,6 +109,7 @@ class MixedStreams(MixtureJob, PlacedJob):
             options=options,
             rank=ranks.rank,
             topology=topology_of(options, ranks.num_ranks),
+            schedules=options.schedules,
             row_bytes=max(_item_bytes(source) for source in sources.values()),
             fork_safe=all(source.fork_safe for source in sources.values()),
             sources=dict(sources),
@@ -125,18 +126,18 @@ class MixedStreams(MixtureJob, PlacedJob):
     @override
     def bound(self) -> Bound:
         pack = self.options.pack
-        packed = {} if pack is None or self._cuts_anywhere else {"seq_len": pack.seq_len}
+        packed = {} if pack is None or self._cuts_anywhere else {"seq_len": pack.width}
         return Bound({}, {"shuffle_seed": self.options.shuffle_seed, "block": None, **self.stop.as_dict, **packed})
 
     @property
     @override
     def sizes(self) -> dict[str, int]:
-        width = self._width_at(0, 0)
+        width = self._width_at(0)
         return {name: rounds.items(width) for name, rounds in self.rounds.items()}
 
-    def _width_at(self, epoch: int, step: int) -> int:
+    def _width_at(self, epoch: int, step: int = 0) -> int:
         """Return the rows of an item at a step: the tokens of a sequence, where documents are cut anywhere."""
-        return self._length_at(epoch, step)[0] if self._cuts_anywhere else 1
+        return self._length_at(epoch, step) if self._cuts_anywhere else 1
 
     @override
     def check_weights(self, weights: Mapping[str, float] | NaturalShares, epoch: int) -> Weights:
@@ -161,7 +162,7 @@ class MixedStreams(MixtureJob, PlacedJob):
     @override
     def _done(self, position: MixedPosition) -> Done:
         done = super()._done(position)
-        return done._replace(tokens=done_in(position.stages).tokens) if self._lengths else done
+        return done if "seq_len" not in self.schedules else done._replace(tokens=done_in(position.stages).tokens)
 
     def _begun(self, epoch: int, weights: Weights, before: MixedPosition | None = None) -> MixedPosition:
         """Return the start of a stage, behind another one if one is given."""
@@ -205,10 +206,9 @@ class MixedStreams(MixtureJob, PlacedJob):
         return position.stage.topology.has_batches_of(self._topology_of(position.epoch, self._done(position)))
 
     @override
-    def _phase(self, position: Any) -> tuple[int, int | None]:
-        length, change = super()._phase(position)
-        untils = [steps for steps in (change, position.steps_until_drop) if steps is not None]
-        return length, min(untils, default=None)
+    def _until(self, position: Any) -> int | None:
+        untils = (super()._until(position), position.steps_until_drop)
+        return min((steps for steps in untils if steps is not None), default=None)
 
     @override
     def work(self, position: MixedPosition) -> MixedStreamWork:
@@ -303,18 +303,18 @@ class MixedStreams(MixtureJob, PlacedJob):
     @property
     def _told_width(self) -> int:
         """The rows of what `explain()` counts: of sequences of several lengths, their tokens."""
-        return 1 if self._lengths else self._width_at(0, 0)
+        return self._width_at(0) if "seq_len" not in self.schedules else 1
 
     def _notes(self, position: MixedPosition) -> list[str]:
-        deal, shares, pack = position.deal, sum(position.deal.by_name.values()), self.options.pack
-        what = "row" if pack is None else "sequence"
-        counted = "token" if self._lengths else what
+        deal, shares = position.deal, sum(position.deal.by_name.values())
+        what = "row" if self.options.pack is None else "sequence"
+        counted = what if "seq_len" not in self.schedules else "token"
         sizes = {name: own.items(self._told_width) for name, own in self.rounds.items()}
         weights = {name: weight / shares for name, weight in deal.by_name.items()}
         every = "after every step" if deal.block_steps == 1 else f"after every {deal.block_steps:,} steps"
         return [
             *share_notes(tuple(self.sources), sizes, weights, self._delivered(position), counted),
-            *([f"sequences have {pack.lengths_in_words}"] if pack is not None and self._lengths else []),
+            *self._notes_of_lengths,
             (f"{every} each source has its share, to within one {what}; the epoch ends {self.stop.in_words(what)}"),
         ]
 

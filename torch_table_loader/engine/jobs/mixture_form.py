@@ -156,7 +156,7 @@ def scheduled_weights(weights: Any, sources: Mapping[str, Job]) -> Schedule:
     found, pack = as_schedule(weights), next(iter(sources.values())).options.pack
     if found.unit == "tokens":
         refuse_no_tokens('unit="tokens" of Schedule', pack, 'unit="samples", which counts rows or sequences')
-    return found if pack is None or pack.schedule else found.in_samples(pack.seq_len)
+    return found.in_samples(pack.seq_len) if pack is not None and isinstance(pack.seq_len, int) else found
 
 
 def checked_weights(
@@ -272,8 +272,8 @@ def checked_stop(stop: Any, sources: Mapping[str, Any]) -> Stop:
         return rule
     pack = next(iter(sources.values())).options.pack
     refuse_no_tokens("tokens= of Stop", pack, "samples=, which counts rows or sequences")
-    counted = rule.in_samples(pack.seq_len)
-    return rule if pack.schedule else counted
+    counted = rule.in_samples(pack.width)
+    return counted if isinstance(pack.seq_len, int) else rule
 
 
 def _check_source_names(weights: Mapping[str, float], sources: Mapping[str, object]) -> None:

@@ -19,7 +19,6 @@ from torch_table_loader.planning.mixture import NaturalShares, natural_shares
 from torch_table_loader.schedules import Done
 
 if TYPE_CHECKING:
-    from torch_table_loader.engine.state import SavedState
     from torch_table_loader.engine.table import Table
     from torch_table_loader.planning.stages import Position
     from torch_table_loader.schedules import Schedule, Stop
@@ -40,14 +39,12 @@ class MixtureJob(Job):
         options: the caller's, with `batch_size` resolved, and the form of rows as the sources have it.
         sources: by name, in the caller's order, in which the column `source` numbers them.
         given: the weights that the loader was made with; see `AskedWeights`.
-        later: the weights of the first epoch, if they change by a schedule.
     """
 
     sources: Mapping[str, Any]
     given: Weights
     stop: Stop
     asked: AskedWeights
-    later: Schedule | None = None
     unused: ClassVar[tuple[str, ...]]
     """Options of a source that have no effect in the mixture."""
 
@@ -59,24 +56,18 @@ class MixtureJob(Job):
     @property
     @override
     def compared(self) -> Mapping[str, Any]:
-        sources = {name: [own.table, own.options] for name, own in self.bound_sources.items()}
-        later = {} if self.later is None else {"weights by step": self.later.as_list}
+        sources = {name: [own.table, own.options] for name, own in self.bounds.items()}
         return {
             **self.bound.options,
             "names": list(self.sources),
             "sources": sources,
             "weights": self.given,
-            **later,
-            **({} if self._batch_sizes is None else {"global_batch_size": self._batch_sizes.as_list}),
+            **self._compared_schedules,
         }
 
-    @override
-    def bound_then(self, saved: SavedState) -> Mapping[str, Bound]:
-        return self.bound_sources
-
     @cached_property
-    def bound_sources(self) -> dict[str, Bound]:
-        """The tables and options that a state is bound to, by name of their source."""
+    @override
+    def bounds(self) -> Mapping[str, Bound]:
         found = {}
         for name, source in self.sources.items():
             own = source.bound
@@ -85,7 +76,7 @@ class MixtureJob(Job):
 
     @override
     def saved_tables(self, position: Any) -> dict[str, SavedTable]:
-        return {name: SavedTable(own.table, own.options) for name, own in self.bound_sources.items()}
+        return {name: SavedTable(own.table, own.options) for name, own in self.bounds.items()}
 
     @override
     def saved_mixture(self, position: Any) -> SavedMixture:
@@ -98,7 +89,7 @@ class MixtureJob(Job):
             ConfigError: weights are wrong, as those of `check_weights` are.
         """
         later = weights.mapped(lambda each: self.check_weights(each, 0))
-        return replace(self, later=later) if len(later.values) > 1 else self
+        return replace(self, schedules={**self.schedules, "weights": later}) if len(later.values) > 1 else self
 
     def _weights_at(self, epoch: int, position: Any = None) -> Weights:
         """Return the weights of the step that comes next: those that were asked for last, or those of the schedule.
@@ -106,20 +97,15 @@ class MixtureJob(Job):
         Args:
             position: where the job is; None: at the epoch's start.
         """
-        if self.later is None:
+        if (later := self.schedules.get("weights")) is None:
             return self.asked.newest
-        found: Weights = self.later.at(epoch, Done() if position is None else self._done(position))
+        found: Weights = later.at(epoch, Done() if position is None else self._done(position))
         return found
 
-    @property
+    @cached_property
     def _cuts_anywhere(self) -> bool:
         """Whether sequences are cut of documents put behind one another, so that their length may change."""
         return self.options.pack is not None and self.options.pack.joins_documents
-
-    @property
-    @override
-    def _schedules(self) -> tuple[Schedule, ...]:
-        return super()._schedules if self.later is None else (*super()._schedules, self.later)
 
     @override
     def warn_of_uneven_steps(self) -> None:
@@ -134,7 +120,7 @@ class MixtureJob(Job):
     @property
     def shares(self) -> dict[str, int]:
         """The newest weights, as the smallest integers; natural ones as they are at an epoch's start."""
-        newest = self.asked.newest if self.later is None else self.later.last
+        newest = self.schedules["weights"].last if "weights" in self.schedules else self.asked.newest
         return natural_shares(self.sizes) if isinstance(newest, str) else newest
 
     def with_sources(self, sources: Mapping[str, Any]) -> Self:
@@ -167,7 +153,7 @@ class MixtureJob(Job):
         Raises:
             ConfigError: a weight is wrong, a source is missing or unknown, or one with a weight has no row.
         """
-        if self.later is not None:
+        if "weights" in self.schedules:
             raise ConfigError("weights= follows a schedule, which set_weights would leave; make the loader without one")
         newest = self.check_weights(weights, 0 if position is None else position.epoch)
         if position is not None:

@@ -96,6 +96,7 @@ def open_stream(
         options=options,
         rank=ranks.rank,
         topology=planner.topology,
+        schedules=options.schedules,
         row_bytes=row_bytes,
         table=table,
         reader=reader,

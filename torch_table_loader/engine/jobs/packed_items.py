@@ -30,11 +30,10 @@ from torch_table_loader.engine.state import Bound, SavedTable
 from torch_table_loader.engine.tokens_in_place import TokensInPlace
 from torch_table_loader.engine.work.packed_work import BalancedBatches, PackedStream, StoredTokens
 from torch_table_loader.errors import ConfigError, ResumeError, TableError
-from torch_table_loader.planning.exclusion import Exclusions, ExclusionVersions
+from torch_table_loader.planning.exclusion import Exclusions
 from torch_table_loader.planning.sequence_orders import SequenceOrder
 from torch_table_loader.planning.stages import SamplePosition
 from torch_table_loader.read.kept_documents import KeptDocuments, MeasuredDocuments, kept_type
-from torch_table_loader.schedules import Done
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -49,13 +48,12 @@ if TYPE_CHECKING:
     from torch_table_loader.planning.global_batches import GlobalBatches
     from torch_table_loader.planning.pack_counts import PackCounts
     from torch_table_loader.planning.rows_of import RowSpan
+    from torch_table_loader.schedules import Done
     from torch_table_loader.source.plan_cache import Plans
 
     Ints: TypeAlias = NDArray[np.int64]
 
 _KEPT_STREAMS = 4
-LONGEST = 1 << 40
-"""Tokens of a sequence at most, in a state of sequences of another length."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -91,6 +89,7 @@ class PackedItems(TableItems):
             options=options,
             rank=ranks.rank,
             topology=topology_of(options, ranks.num_ranks),
+            schedules=options.schedules,
             row_bytes=pack.longest * (TENSOR_BYTES + sum(width_of(entry.type) for entry in cut_fields)),
             fork_safe=rows.fork_safe,
             columns=columns,
@@ -141,23 +140,29 @@ class PackedItems(TableItems):
     @override
     def start(self, epoch: int) -> SamplePosition:
         versions = self.exclusions.of(epoch)
-        total = self._stream(epoch, versions.running).count
-        return SamplePosition(epoch, self._stage(epoch), total=total, exclusions={"": versions})
+        total, length = self._stream(epoch, versions.running).count, self._length_at(epoch)
+        return SamplePosition(epoch, self._stage(epoch), total=total, exclusions={"": versions}, seq_len=length)
 
     @override
     def next_stage(self, position: SamplePosition) -> SamplePosition:
         """Return the position with a stage of sequences of the next length, from the next token on."""
-        stage, taken = self._stage(position.epoch, self._done(position)), position.steps_taken
-        if not self.pack.schedule:
+        if "seq_len" not in self.schedules:
             return super().next_stage(position)
-        origin = self.stream(position).tokens_before(position.consumed)
-        after = replace(position, origin=origin, start=0, steps_before=taken, stage=stage)
+        stage, taken = self._stage(position.epoch, position), position.steps_taken
+        return self._cut_anew(replace(position, start=position.consumed, steps_before=taken, stage=stage))
+
+    def _cut_anew(self, position: SamplePosition) -> SamplePosition:
+        """Return the start of a stage in sequences of the length of its first step, from the next token on."""
+        origin = self.stream(position).tokens_before(position.start)
+        length = self._length_at(position.epoch, position.steps_before)
+        after = replace(position, origin=origin, start=0, seq_len=length)
         return replace(after, total=self.stream(after).count)
 
     @override
     def _done(self, position: SamplePosition) -> Done:
         """Return what the job has done; sequences of other lengths count by their tokens."""
-        return self._did(position.steps_taken, position.consumed + position.origin // self.pack.seq_len)
+        done = super()._done(position)
+        return done._replace(samples=done.samples + position.origin // self.pack.width)
 
     @override
     def enter(self, before: SamplePosition, position: SamplePosition) -> None:
@@ -170,49 +175,31 @@ class PackedItems(TableItems):
 
         Its anchor is where a walk can begin; see `PackedStream.anchor`. It holds for the epoch, whatever was consumed.
         """
-        consumed, length = position.consumed, self._length_at(position.epoch, position.steps_before)[0]
+        consumed = position.consumed
         anchor = self.stream(position).anchor(consumed) if consumed or position.origin else []
-        own = Bound(self.bound.table, {**self.bound.options, "seq_len": length})
-        return {"": self.saved_table(position.exclusions[""].running, own, anchor)}
-
-    @override
-    def bound_then(self, saved: SavedState) -> Mapping[str, Bound]:
-        """Return what binds a state: where documents are cut anywhere its place is a token, whatever the length."""
-        then, own = saved.tables.get("", self.bound).options.get("seq_len"), self.bound
-        if self.pack.joins_documents and type(then) is int and 0 < then <= LONGEST:
-            own = Bound(own.table, {**own.options, "seq_len": then})
-        return {"": own}
+        return {"": self.saved_table(position.exclusions[""].running, self.bound, anchor)}
 
     @override
     def resume(self, saved: SavedState) -> tuple[PackedItems, SamplePosition]:
         """Return the job with the state's exclusions, and where it continues."""
-        position, theirs = cast("SamplePosition", saved.taken), saved.tables[""]
-        epoch, taken, steps = position.epoch, position.start, position.steps_before
-        excluded = ExclusionVersions.from_state(theirs.exclusions, self.table.layout.num_rows)
-        items = replace(self, exclusions=ExclusionState(excluded, epoch))
-        then, now, origin = theirs.options["seq_len"], self._length_at(epoch, steps)[0], position.origin
-        stream = items._stream(epoch, excluded.running, origin, then)
-        if origin and (not self.pack.joins_documents or stream.tokens_before(0) != origin):
+        taken, theirs = cast("SamplePosition", saved.taken), saved.tables[""]
+        excluded = self.exclusions_in(theirs)
+        items = replace(self, exclusions=ExclusionState(excluded, taken.epoch))
+        position = replace(taken, exclusions={"": excluded}, extents=(), ended=False)
+        stream = items.stream(position)
+        if taken.origin and (not self.pack.joins_documents or stream.tokens_before(0) != taken.origin):
             raise ResumeError(
-                f"the state has taken {origin} tokens as sequences of another length, and the epoch has fewer, or "
-                "sequences of one length; pass the value of state_dict() unchanged"
+                f"the state has taken {taken.origin} tokens as sequences of another length, and the epoch has fewer, "
+                "or sequences of one length; pass the value of state_dict() unchanged"
             )
-        position.check(stream.count)
-        if then != now or self.pack.schedule:  # a stage ends at a step, and begins with a token
-            origin, taken = stream.tokens_before(taken), 0
-            stream = items._stream(epoch, excluded.running, origin, now)
+        taken.check(stream.count)
+        if "seq_len" in self.schedules or taken.seq_len != self._width:
+            position = items._cut_anew(position)  # a stage ends at a step, and begins with a token
+        else:
+            position = replace(position, total=stream.count)
         if theirs.anchor:
-            stream.begin_at(list(theirs.anchor))
-        stage = self._stage(epoch, self._did(steps, taken + origin // self.pack.seq_len))
-        return items, SamplePosition(
-            epoch,
-            stage,
-            total=stream.count,
-            start=taken,
-            exclusions={"": excluded},
-            origin=origin,
-            steps_before=steps,
-        )
+            items.stream(position).begin_at(list(theirs.anchor))
+        return items, replace(position, stage=self._stage(taken.epoch, position))
 
     @override
     def exclude(self, row_ids: Any) -> Exclusions:
@@ -231,8 +218,7 @@ class PackedItems(TableItems):
 
     @override
     def stream(self, position: SamplePosition) -> PackedStream:
-        length = self._length_at(position.epoch, position.steps_before)[0]
-        return self._stream(position.epoch, position.exclusions[""].running, position.origin, length)
+        return self._stream(position.epoch, position.exclusions[""].running, position.origin, position.seq_len)
 
     @override
     def _batches(self, position: SamplePosition) -> GlobalBatches:
@@ -293,12 +279,12 @@ class PackedItems(TableItems):
         pack, tokens = self.pack, self.tokens.lengths.total
         left = self.remaining(position.exclusions[""].running).num_rows
         orders = {
-            "windows": f"windows of the table's tokens, {pack.stride or pack.seq_len:,} apart, are shuffled one by one",
+            "windows": f"windows of the table's tokens, {pack.stride or pack.width:,} apart, are shuffled one by one",
             "concat": "documents are shuffled one by one, put behind one another, and cut",
             "pad": "documents are shuffled one by one, each a sequence",
             "best_fit": f"documents are shuffled one by one, and packed, {pack.block_docs:,} together",
         }
-        sequences = "" if pack.schedule else f"{position.total:,} sequences of "
+        sequences = "" if "seq_len" in self.schedules else f"{position.total:,} sequences of "
         return [
             f"{orders[pack.strategy]}, {pack.lengths_in_words} a sequence, from {self.where}",
             f"{sequences}{tokens:,} tokens in {self.live_rows:,} documents",
@@ -312,7 +298,7 @@ class PackedItems(TableItems):
 
         None where sequences have several lengths.
         """
-        return None if self.pack.schedule else self.stream(position).counts()
+        return None if "seq_len" in self.schedules else self.stream(position).counts()
 
     @property
     def _windows(self) -> SequenceOrder:
@@ -333,7 +319,7 @@ class PackedItems(TableItems):
 
     def _stream(self, epoch: int, exclusions: Exclusions, origin: int = 0, seq_len: int | None = None) -> PackedStream:
         """Return the order of an epoch, from a token on, as sequences of a length; None: that with which it begins."""
-        seed, length = self.options.shuffle_seed, self._length_at(epoch, 0)[0] if seq_len is None else seq_len
+        seed, length = self.options.shuffle_seed, self._length_at(epoch) if seq_len is None else seq_len
         tokens = self.tokens.of_length(length)
         made = partial(PackedStream, tokens, self.columns, seed=seed, epoch=epoch, origin=origin)
         return self._kept((epoch, exclusions.digest, origin, length), exclusions, made)
@@ -356,11 +342,11 @@ class PackedItems(TableItems):
         if pack.long_docs != "error":
             return
         most, longest = self.tokens.lengths.longest
-        if most <= pack.seq_len:
+        if most <= pack.width:
             return
         [span] = self.spans_of(self.store.rows().ids(np.array([longest])))
         raise TableError(
-            f"row {span.row_start} of {span.file!r} has {most} tokens, more than seq_len={pack.seq_len}; "
+            f"row {span.row_start} of {span.file!r} has {most} tokens, more than seq_len={pack.width}; "
             'pass long_docs="split", "truncate" or "drop", or a larger seq_len'
         )
 

@@ -192,7 +192,7 @@ def counter_of(
         threads=usable_cpus(),
         progress=progress_bar("counting", show=options.show_progress, interval=options.progress_interval),
         fetching=fetching,
-        seq_len=0 if options.pack is None or options.pack.joins_documents else options.pack.seq_len,
+        seq_len=0 if options.pack is None or options.pack.joins_documents else options.pack.width,
     )
 
 
@@ -304,19 +304,17 @@ def with_batch_size(options: LoaderOptions, num_ranks: int, *, given: bool, pack
         )
     if sizes.unit == "tokens":
         refuse_no_tokens('unit="tokens" of Schedule', pack, 'unit="samples", which counts rows or sequences')
-    if pack is not None and pack.schedule and (sizes.unit != "steps" or (micro > 1 and len(sizes.values) > 1)):
+    changes = [] if pack is None else list(pack.lengths_by_step.values)
+    if len(changes) > 1 and (sizes.unit != "steps" or (micro > 1 and len(sizes.values) > 1)):
         raise ConfigError(
-            "pack: with seq_len_from, global_batch_size= changes by steps of one batch of each rank; pass a dict of "
+            "Pack: with seq_len by step, global_batch_size= changes by steps of one batch of each rank; pass a dict of "
             "sizes by step, and no batch_size"
         )
-    lengths = () if pack is None else pack.schedule
-    _refuse_parts_of_steps(
-        "pack: steps of seq_len_from", [step for step, _ in lengths], [micro] * len(lengths), options
-    )
+    _refuse_parts_of_steps("Pack: steps of seq_len", changes, [micro] * len(changes), options)
     if sizes.unit == "steps":
         places, ks = list(sizes.values), [max(1, size // (num_ranks * batch)) for size in sizes.values.values()]
         _refuse_parts_of_steps("steps of global_batch_size", [b - a for a, b in pairwise(places)], ks, options)
-    sizes = sizes if pack is None else sizes.in_samples(pack.seq_len)
+    sizes = sizes if pack is None else sizes.in_samples(pack.width)
     sizes = sizes.in_whole_batches(num_ranks * batch if micro > 1 else 0)
     return replace(options, batch_size=batch, global_batch_size=sizes)
 

@@ -120,12 +120,9 @@ class StreamJob(Job):
         return {"": SavedTable(self.bound.table, self.bound.options)}
 
     @override
-    def bound_then(self, saved: SavedState) -> Mapping[str, Bound]:
-        own = self.bound
-        if saved.grown is not None:
-            splits = self.planner.grown_from(saved.files_of).digest(saved.grown)
-            own = Bound(own.table, {**own.options, "splits": splits})
-        return {"": own}
+    def bounds_before_growth(self, saved: SavedState) -> Mapping[str, Bound]:
+        splits = self.planner.grown_from(saved.files_of).digest(saved.grown)
+        return {"": Bound(self.bound.table, {**self.bound.options, "splits": splits})}
 
     @override
     def resume(self, saved: SavedState) -> tuple[StreamJob, StreamPosition]:
@@ -216,15 +213,15 @@ class StreamJob(Job):
 
     def _topology_at(self, position: StreamPosition) -> Topology:
         """Return the job's shape where a position is."""
-        return self._shape_after(position.epoch, self._done(position)) if self.changing else self.topology
+        return self._shape_after(position.epoch, self._done(position)) if self.schedules else self.topology
 
     def _shape_after(self, epoch: int, done: Done) -> Topology:
         """Return the job's shape at a place of an epoch; its batches are of single tokens where sequences are cut."""
         pack, topology = self.options.pack, self._topology_of(epoch, done)
-        if pack is None or not self.options.tokens_are_rows or not (self._lengths or self._batch_sizes):
+        if pack is None or not self.options.tokens_are_rows or not self.schedules:
             return topology
-        sequences = self.options.batch_size if self._batch_sizes is None else topology.batch_size
-        return replace(topology, batch_size=sequences * pack.length_at(epoch, done.steps)[0])
+        sequences = self.options.batch_size if "global_batch_size" not in self.schedules else topology.batch_size
+        return replace(topology, batch_size=sequences * self._length_at(epoch, done.steps))
 
     @override
     def _done(self, position: StreamPosition) -> Done:
@@ -234,7 +231,7 @@ class StreamJob(Job):
 
     @override
     def _step(self, topology: Topology) -> Done:
-        of_sample = self.options.pack.seq_len if self.options.pack and self.options.tokens_are_rows else 1
+        of_sample = self.options.pack.width if self.options.pack and self.options.tokens_are_rows else 1
         return self._did(1, topology.num_ranks * topology.batch_size // of_sample)
 
     @override
@@ -245,7 +242,7 @@ class StreamJob(Job):
     def planned(self, position: StreamPosition) -> PlannedStream:
         """Plan a stage of an epoch for this rank; of one that another topology has finished, nothing is left."""
         if position.stage.topology == self._topology_at(position.after(0)):
-            planned, until = self.planner.plan(position, self.rank), self._phase(position)[1]
+            planned, until = self.planner.plan(position, self.rank), self._until(position)
             if until is None:
                 return planned
             longest = None if planned.longest is None else min(planned.longest, until)
@@ -370,16 +367,16 @@ class StreamJob(Job):
 
     @override
     def check_alone(self) -> None:
-        if not (changing := self.changing):
+        if not (changing := list(self.schedules)):
             return
         if self.topology.num_ranks > 1 and self.options.even_ranks is None:
             raise ConfigError(
-                f"{changing[0]} changes batches on all ranks at one step, and ranks of a stream may end before it; "
+                f"{changing[0]} by step changes batches on all ranks, and ranks of a stream may end before it; "
                 'pass even_ranks="balance" (or "drop", "pad")'
             )
         if not self.planner.counted:
-            raise ConfigError(f"{changing[0]} needs the number of rows or tokens; leave count_filtered=True")
-        if self._batch_sizes is not None and (self.options.batch_by is not None or not self.strategy.cuts):
+            raise ConfigError(f"{changing[0]} by step needs the number of rows or tokens; leave count_filtered=True")
+        if "global_batch_size" in self.schedules and (self.options.batch_by is not None or not self.strategy.cuts):
             raise ConfigError(
                 'global_batch_size by step needs batches that are filled across splits; leave batch_by="file" out, and '
                 "pass a split_strategy that cuts"
@@ -389,7 +386,7 @@ class StreamJob(Job):
     def warn_of_uneven_steps(self) -> None:
         if self.topology.num_ranks == 1 or self.options.even_ranks is not None or self.strategy.form == "generator":
             return
-        if self.changing:
+        if self.schedules:
             return  # `check_alone` refuses it
         remedy = 'pass even_ranks="balance" (or "drop", "pad")' if self.strategy.cuts else "let the strategy even them"
         steps = self.planner.steps_of_ranks(self.planner.start(0))
@@ -435,7 +432,7 @@ class StreamJob(Job):
         for stage in self.stages(start):
             if (steps := self.planner.steps_of_ranks(stage)) is None:
                 return None
-            until = self._phase(stage)[1]
+            until = self._until(stage)
             found = [
                 before + (own if until is None else min(own, until)) for before, own in zip(found, steps, strict=True)
             ]
@@ -444,18 +441,18 @@ class StreamJob(Job):
     def _packing(self, start: StreamPosition, planned: PlannedStream, *, whole_table: bool) -> PackCounts | None:
         """Return what packing makes of the table in an epoch; sequences of "concat" end where a rank's tokens do."""
         pack, nobody_knows = self.options.pack, (None, None, None, None, None, None)
-        if pack is None or self._lengths:
+        if pack is None or "seq_len" in self.schedules:
             return None
         if pack.joins_documents:
             tokens = self.planner.rows_of_ranks(start) if self.planner.counted else None
             if tokens is None:
-                return PackCounts(pack.seq_len, *nobody_knows)
-            sequences = sum(-(-own // pack.seq_len) for own in tokens)
-            return PackCounts(pack.seq_len, sequences, sum(tokens), None, None)
+                return PackCounts(pack.width, *nobody_knows)
+            sequences = sum(-(-own // pack.width) for own in tokens)
+            return PackCounts(pack.width, sequences, sum(tokens), None, None)
         if not whole_table:
-            return PackCounts(pack.seq_len, *nobody_knows)
+            return PackCounts(pack.width, *nobody_knows)
         found = self.planner.packed(planned.segments)
-        return found or PackCounts(pack.seq_len, int(planned.segments.live_rows().sum()), *nobody_knows[1:])
+        return found or PackCounts(pack.width, int(planned.segments.live_rows().sum()), *nobody_knows[1:])
 
     @property
     def is_far(self) -> bool:
@@ -485,9 +482,7 @@ class StreamJob(Job):
 
     def _notes(self) -> list[str]:
         layout, options = self.table.layout, self.options
-        notes = [note for note in (self.table.description, *self.table.notes) if note]
-        if options.pack is not None and self._lengths:
-            notes.append(f"sequences have {options.pack.lengths_in_words}")
+        notes = [note for note in (self.table.description, *self.table.notes, *self._notes_of_lengths) if note]
         if layout.has_deletes:
             fewer = np.flatnonzero(layout.group_live != layout.group_rows)
             deleting = len(distinct(np.searchsorted(layout.group_offsets, fewer, side="right")))

@@ -16,7 +16,7 @@ from typing_extensions import override
 from torch_table_loader.arrow.datatypes import width_of
 from torch_table_loader.batching.codec import make_codec
 from torch_table_loader.batching.policy import TypePolicy
-from torch_table_loader.engine.jobs.bound import bound, refuse_unknown
+from torch_table_loader.engine.jobs.bound import bound, of_source, refuse_unknown
 from torch_table_loader.engine.jobs.indexed_job import IndexedJob
 from torch_table_loader.engine.jobs.resolve import (
     columns_of,
@@ -178,6 +178,17 @@ class TableItems(IndexedJob):
         excluded = versions.to_state() if versions != ExclusionVersions() else []
         return SavedTable(own.table, own.options, excluded, list(anchor))
 
+    def exclusions_in(self, saved: SavedTable, name: str = "") -> ExclusionVersions:
+        """Return what a state excludes of the table, which is the source of a mixture by a name.
+
+        Raises:
+            ResumeError: the table has no such rows.
+        """
+        if not saved.exclusions:
+            return ExclusionVersions()
+        with of_source(name):
+            return ExclusionVersions.from_state(saved.exclusions, self.table.layout.num_rows)
+
     def ids_of(self, row_ids: Any) -> Ints:
         """Return the row ids that the caller names, checked."""
         return checked_ids(row_ids, self.table.layout.num_rows)
@@ -192,6 +203,10 @@ class TableItems(IndexedJob):
 
     def remaining(self, exclusions: Exclusions) -> Remaining:
         """Return the rows of the store that are left."""
+        return Remaining(self.live_rows, self._gone(exclusions))
+
+    def _gone(self, exclusions: Exclusions) -> Ints:
+        """Return the rows of the store that are excluded."""
         gone = exclusions.ids
         if len(gone) and self.store.spec.keeps_ids:  # rows that a filter leaves out have no place
             kept = self.store.rows().row_ids
@@ -200,7 +215,7 @@ class TableItems(IndexedJob):
             present = places < len(kept)
             present[present] = kept[places[present]] == gone[present]
             gone = places[present]
-        return Remaining(self.live_rows, gone)
+        return gone
 
     def _some(self, exclusions: Exclusions) -> Remaining:
         """Return the rows of the store that are left, and refuse an epoch that has none."""
@@ -348,6 +363,7 @@ class TableRows(TableItems):
             options=options,
             rank=ranks.rank,
             topology=topology_of(options, ranks.num_ranks),
+            schedules=options.schedules,
             row_bytes=rows.row_bytes,
             fork_safe=rows.fork_safe,
             columns=rows.columns,
@@ -388,13 +404,16 @@ class TableRows(TableItems):
     @override
     def resume(self, saved: SavedState) -> tuple[TableRows, SamplePosition]:
         """Return the job with the state's exclusions, and where it continues."""
-        taken, layout = cast("SamplePosition", saved.taken), self.table.layout
+        taken = cast("SamplePosition", saved.taken)
         epoch, extents = taken.epoch, taken.extents
         if saved.grown is None:
-            excluded = ExclusionVersions.from_state(saved.tables[""].exclusions, layout.num_rows)
+            excluded = self.exclusions_in(saved.tables[""])
         else:
-            extents, files = (*extents, saved.grown), saved.files_of[saved.grown]
-            then = ExclusionVersions.from_state(saved.tables[""].exclusions, layout.part(files).num_rows)
+            extents, files, layout = (*extents, saved.grown), saved.files_of[saved.grown], self.table.layout
+            written = saved.tables[""].exclusions
+            then = (
+                ExclusionVersions.from_state(written, layout.part(files).num_rows) if written else ExclusionVersions()
+            )
             excluded = ExclusionVersions(*(ids_now(layout, files, each) for each in (then.running, then.newest)))
         rows = replace(self, exclusions=ExclusionState(excluded, epoch), files_of=saved.files_of or self.files_of)
         if extents:
@@ -407,7 +426,7 @@ class TableRows(TableItems):
         else:
             total = self._total(self._of_epoch(excluded.running, epoch).num_rows)
         taken.check(total)
-        stage = self._stage(epoch, self._did(taken.steps_before, taken.start))
+        stage = self._stage(epoch, taken)
         return rows, replace(taken, stage=stage, ended=False, total=total, exclusions={"": excluded})
 
     def _grown(self, epoch: int, extents: Sequence[Extent], running: Exclusions) -> GrownOrder:
@@ -432,7 +451,9 @@ class TableRows(TableItems):
 
     @override
     def count(self, turns: TurnsOf) -> int:
-        return self._total(self._of_source(turns).num_rows)
+        if self.weights is None:
+            return self._total(self.live_rows - len(self._gone(turns.exclusions)))
+        return self._of_source(turns).num_rows
 
     @override
     def by_turn(self, turns: TurnsOf) -> RowStream:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
@@ -59,10 +59,10 @@ class StoredTokens:
 
     def of_length(self, seq_len: int) -> StoredTokens:
         """Return the same tokens, cut to sequences of one length."""
-        if seq_len == self.pack.seq_len and not self.pack.schedule:
+        if (pack := self.pack.of_length(seq_len)) is self.pack:
             return self
         other = copy.copy(self)
-        other.pack = replace(self.pack, seq_len=seq_len, seq_len_from=())
+        other.pack = pack
         return other
 
     @property
@@ -172,7 +172,7 @@ class PackedStream(TurnStream):
 
         It is counted from the end of the round, so that all rounds have as many; only of "concat".
         """
-        count, seq_len = self.count, self.tokens.pack.seq_len
+        count, seq_len = self.count, self.tokens.pack.width
         left = -(-(self.tokens_of_a_round - tokens) // seq_len)
         return (number + 1) * count - left, tokens - (count - left) * seq_len
 
@@ -185,7 +185,7 @@ class PackedStream(TurnStream):
         """Return whether a sequence can be the next behind `origin`."""
         number, tokens = self.came_before(turn)
         as_many = self._windows(self._since).count == self._windows(self._since + 1).count
-        return as_many and number >= self._since and tokens >= 0 and abs(self._origin) < self.tokens.pack.seq_len
+        return as_many and number >= self._since and tokens >= 0 and abs(self._origin) < self.tokens.pack.width
 
     def _windows(self, number: int) -> Windows:
         with PERMUTING.lock:
@@ -254,7 +254,7 @@ class PackedStream(TurnStream):
         """Return what packing makes of the documents of an epoch; its order is walked to the end."""
         pack, lengths, dropped = self.tokens.pack, self.tokens.lengths, self.tokens.packer.dropped
         too_long = sum(dropped(some) for _, some in lengths.batches()) - dropped(lengths.take(self._remaining.gone))
-        made = PackCounts(pack.seq_len, dropped=too_long)
+        made = PackCounts(pack.width, dropped=too_long)
         for first in range(0, self.count, _COUNTED_SEQUENCES):
             slices = self.slices(np.arange(first, min(first + _COUNTED_SEQUENCES, self.count), dtype=np.int64))
             made += PackCounts.of(pack, slices, lengths.take(slices.document))

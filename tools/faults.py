@@ -146,7 +146,7 @@ FAULTS = (
     ),
     Fault(
         *(1, "numbers outside of an order land on its first ones", "planning/permutation.py"),
-        "block[outside] = self._landings[backward][block[outside] - n]",
+        "block[outside] = self._landings[block[outside] - n]",
         "block[outside] -= n",
         (
             "tests/laws/test_permutation.py",

@@ -28,7 +28,7 @@ def feistel_of(rounds: int) -> Maker:
         key = derive_key(seed, epoch, "rows")
         network = permutation._Feistel(n, key)
         network._keys = network._keys[:rounds]
-        network._landings = ()  # numbers beyond n walk, as they did before landings were kept
+        network._landings = None  # numbers beyond n walk, as they did before landings were kept
         return network.forward(np.arange(n, dtype=np.int64))
 
     return make

@@ -210,12 +210,12 @@ class ExclusionVersions:
 
     @classmethod
     def from_state(cls, state: Sequence[Sequence[str]], num_rows: int) -> ExclusionVersions:
-        """Read what `to_state` wrote, in a checked state.
+        """Read what `to_state` wrote, in a checked state; an empty list if nothing is excluded.
 
         Raises:
             ResumeError: the ids are not of the table.
         """
-        versions = [Exclusions.from_state(entry, num_rows) for entry in state]
+        versions = [Exclusions.from_state(entry, num_rows) for entry in state] or [Exclusions()]
         return cls(versions[0], versions[-1])
 
 

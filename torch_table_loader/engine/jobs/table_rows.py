@@ -410,10 +410,7 @@ class TableRows(TableItems):
             excluded = self.exclusions_in(saved.tables[""])
         else:
             extents, files, layout = (*extents, saved.grown), saved.files_of[saved.grown], self.table.layout
-            written = saved.tables[""].exclusions
-            then = (
-                ExclusionVersions.from_state(written, layout.part(files).num_rows) if written else ExclusionVersions()
-            )
+            then = ExclusionVersions.from_state(saved.tables[""].exclusions, layout.part(files).num_rows)
             excluded = ExclusionVersions(*(ids_now(layout, files, each) for each in (then.running, then.newest)))
         rows = replace(self, exclusions=ExclusionState(excluded, epoch), files_of=saved.files_of or self.files_of)
         if extents:

@@ -1,4 +1,4 @@
-"""The race of a cold store reads rows of it, whatever fio measures beside it."""
+"""The race against fio gathers rows of a large store; fio itself is not run here."""
 
 from __future__ import annotations
 

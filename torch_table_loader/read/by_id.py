@@ -128,7 +128,7 @@ def plan_by_id(
 
 
 def lineage_of(columns: FileColumns, wanted: Sequence[tuple[str, Column]]) -> tuple[int | None, ...]:
-    """Return what makes the values of the wanted columns that tell of a row's history; nothing if there are none."""
+    """Return what decides the values of columns of row lineage; empty if none of them is wanted."""
     lineage = any(column.field_id in (ROW_ID_FIELD, LAST_UPDATED_FIELD) for _, column in wanted)
     return (columns.first_row_id, columns.sequence_number) if lineage else ()
 

@@ -152,11 +152,11 @@ def plan_file(
             chosen_by = list(dict.fromkeys([*chosen_by, *(name for columns, _ in keys for name, _ in columns)]))
 
     def conform(names: Sequence[str]) -> Conformer:
-        asked: tuple[Any, ...] = tuple(names), repr(file.partition)  # which tells 0.0 from -0.0
+        asked: tuple[Any, ...] = tuple(names), repr(file.partition)  # text, since 0.0 equals -0.0
         make = partial(conform_plan, meta.schema, table_schema, file.partition, names, name=file.name)
         if (columns := file.columns) is not None:
             wanted = [(name, by_name[name]) for name in names]
-            asked = tuple(names), id(columns.table), repr(columns.constants), lineage_of(columns, wanted)
+            asked = tuple(names), columns.table, repr(columns.constants), lineage_of(columns, wanted)
             make = partial(plan_by_id, meta.schema, columns, wanted, name=file.name)
         return shared.of(meta.schema, asked, file.name, make)
 

@@ -275,7 +275,7 @@ class MixedRows(MixtureJob, IndexedJob):
         mixture = cast("SavedMixture", saved.mixture)
         newest = mixture.newest if mixture.given == self.given else self.given
         mixed = replace(self, sources=sources, asked=AskedWeights(newest=newest))
-        if not (taken.seq_len and self._cuts_anywhere):  # where all sources are new, others may be gone
+        if not (taken.seq_len and self._cuts_anywhere):  # a state of other sources alone may have another form
             taken = replace(taken, seq_len=self._width, origin=self._width * taken.mixed.shares.start)
         rows = mixed._rows(versions, epoch, taken.seq_len)
         position = mixed._checked(replace(taken, exclusions=versions, rows=rows, ended=False))

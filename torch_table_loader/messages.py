@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import inspect
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from typing import Any, NamedTuple
@@ -52,6 +53,15 @@ def did_you_mean(name: object, known: Iterable[str], *, spare: int = 0) -> str:
     """
     near = nearest(name, known, spare=spare)
     return f"; did you mean {', '.join(near)}?" if near else ""
+
+
+def first_twice(names: Iterable[str]) -> str | None:
+    """Return the first name that is there more than once; None if there is none.
+
+    >>> first_twice(["a", "b", "c", "b"])
+    'b'
+    """
+    return next((name for name, times in Counter(names).items() if times > 1), None)
 
 
 def note_of_folders(keys: Sequence[str]) -> str:

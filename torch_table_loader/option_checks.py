@@ -8,6 +8,7 @@ from os import PathLike
 from typing import Any, Literal, get_args
 
 from torch_table_loader.errors import ConfigError, ConfigTypeError
+from torch_table_loader.messages import first_twice
 from torch_table_loader.option_values import (
     Hash,
     Pad,
@@ -82,8 +83,8 @@ def names(name: str, value: Any) -> Any:
     if not isinstance(value, Sequence) or isinstance(value, str) or not all(isinstance(entry, str) for entry in value):
         remedy = f"; pass {name}=[{shown(value)}]" if isinstance(value, str) else ""
         raise ConfigTypeError(f"{name} must be a list of strings, got {shown(value)}{remedy}")
-    if twice := sorted({entry for entry in value if list(value).count(entry) > 1}):
-        raise ConfigError(f"{name} names {shown(twice[0])} twice; name each once")
+    if (twice := first_twice(value)) is not None:
+        raise ConfigError(f"{name} names {shown(twice)} twice; name each once")
     return value
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, Literal, cast, get_args
 
 from torch_table_loader.errors import ConfigError, ConfigTypeError
+from torch_table_loader.messages import first_twice
 from torch_table_loader.schedules import Schedule, as_schedule
 from torch_table_loader.units import integer, one_of
 
@@ -221,8 +222,8 @@ class Pack:
                 raise ConfigTypeError(f"Pack: {name} must be a column name, got {given!r}")
         single = [name for name in (self.loss_mask, self.lengths) if name is not None]
         names = [*([] if self.tokens is None else [self.tokens]), *self.aligned, *self.spans, *single]
-        if twice := sorted({name for name in names if names.count(name) > 1}):
-            raise ConfigError(f"Pack: column {twice[0]!r} is named twice; name each once")
+        if (twice := first_twice(names)) is not None:
+            raise ConfigError(f"Pack: column {twice!r} is named twice; name each once")
         if hidden := [name for name in self.aligned if name in _TAKEN]:
             raise ConfigError(f"Pack: a batch has {hidden[0]!r} of its own, so no aligned column may have that name")
 

@@ -89,6 +89,10 @@ class Sizes:
     """Batches between two checks of who waits: training, or its data."""
 
     # Limits: beyond them data is refused, or described in another way.
+    columns: int = 1 << 16
+    """Columns of a batch at most: each costs some tens of microseconds whenever a loader is made, however few rows it
+    has."""
+
     csv_block_bytes: int = 1 << 20
     """Bytes of a row of CSV at most; pyarrow reads up to 32 such blocks ahead of decoding: 32 MiB of text a reader."""
 

@@ -27,7 +27,7 @@ from torch_table_loader.engine.ray_cluster import check_mark, shared_mark
 from torch_table_loader.errors import ConfigError, ResumeError, StorageError, TableError, TableLoaderError, WorkerError
 from torch_table_loader.fetch.fetcher import TasksAhead
 from torch_table_loader.local_files import new_file, read_regular
-from torch_table_loader.messages import did_you_mean, progress_bar
+from torch_table_loader.messages import did_you_mean, first_twice, progress_bar
 from torch_table_loader.planning.splits import SegmentTable
 from torch_table_loader.predicates.filter_form import filter_key
 from torch_table_loader.read.tokenizers import Encode, RowFaultError, Tokenizer, load_tokenizer
@@ -382,10 +382,9 @@ class TokenForm:
         fields += [field for field in given if field.name != self.column]
         if self.lengths is not None:
             fields.append(pa.field(self.lengths, pa.int32(), nullable=False))
-        names = [field.name for field in fields]
-        if twice := [name for name in names if names.count(name) > 1]:
+        if (twice := first_twice(field.name for field in fields)) is not None:
             raise ConfigError(
-                f"the token table would have two columns {twice[0]!r}; give the new one another name, or leave the "
+                f"the token table would have two columns {twice!r}; give the new one another name, or leave the "
                 "table's own out"
             )
         return pa.schema(fields)

@@ -19,6 +19,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -127,7 +128,7 @@ def keyed(
     asked = policy.columns if isinstance(policy.columns, Mapping) else {}
     found: list[tuple[Decoder | Stack, tuple[int, ...]]] = []
     for key, names in asked.items():
-        places = tuple(schema.names.index(name) for name in ([names] if isinstance(names, str) else names))
+        places = tuple(schema.get_field_index(name) for name in ([names] if isinstance(names, str) else names))
         own = [columns[place] for place in places]
         if isinstance(names, str):
             found.append((replace(own[0], name=key), places))
@@ -152,9 +153,9 @@ def _why_none(column: Decoder) -> str:
 
 def check_keys(columns: Sequence[Decoder | Stack], where: str) -> None:
     """Refuse columns of which two would come under one key of a batch."""
-    names = [shape.name for column in columns for shape in column.shapes()]
-    for name in names:
-        if names.count(name) > 1:
+    names = Counter(shape.name for column in columns for shape in column.shapes())
+    for name, count in names.items():
+        if count > 1:
             hint = "the mask of another column" if name.endswith(MASK_SUFFIX) else "another column"
             raise ConfigError(
                 f"{where} has a column {name!r}, and {hint} would have the same name; "

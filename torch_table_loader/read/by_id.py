@@ -42,7 +42,7 @@ def found_by_name(file_schema: pa.Schema, columns: FileColumns, names: AbstractS
             continue
         own = by_id.get(column.field_id)
         counted = column.field_id in (ROW_ID_FIELD, LAST_UPDATED_FIELD)
-        if own is None and (column.name in file_schema.names or column.default is not None or counted):
+        if own is None and (file_schema.get_field_index(column.name) >= 0 or column.default is not None or counted):
             return False
         if own is not None and own != column.name:
             return False

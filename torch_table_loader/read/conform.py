@@ -329,9 +329,9 @@ def check_given_schema(given: pa.Schema, schemas: Sequence[NamedSchema], partiti
     """Refuse a caller's ``schema=`` as which a file cannot be read."""
     for name, schema in _distinct_schemas(schemas):
         for field in given:
-            if field.name in partition.names:
+            if partition.get_field_index(field.name) >= 0:
                 _refuse_uncastable(field, partition.field(field.name).type, name)
-            elif field.name in schema.names:
+            elif schema.get_field_index(field.name) >= 0:
                 _refuse_uncastable(field, schema.field(field.name).type, name)
             elif not field.nullable:
                 raise TableError(

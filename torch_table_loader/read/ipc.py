@@ -252,7 +252,7 @@ def _decode_stream(source: pa.NativeFile, columns: Sequence[str], schema: pa.Sch
 
 
 def _only(columns: Sequence[str], schema: pa.Schema) -> pa.ipc.IpcReadOptions:
-    stored = [schema.names.index(name) for name in columns if name != PLACE]
+    stored = [schema.get_field_index(name) for name in columns if name != PLACE]
     return pa.ipc.IpcReadOptions(included_fields=stored, use_threads=False)
 
 

@@ -300,13 +300,14 @@ def _null_counts(meta: FileMeta, columns: Sequence[str], kept: Sequence[bool]) -
     """Count the nulls of flat columns in each kept row group; None where the statistics do not say."""
     if meta.footer is None:
         return {}
-    parsed = parse(meta.footer)
+    parsed, asked = parse(meta.footer), frozenset(columns)
     leaves = {
         leaf.path: (index, leaf.max_definition_level)
         for index in range(parsed.num_columns)
         if (leaf := parsed.schema.column(index)).max_repetition_level == 0
         and leaf.max_definition_level <= 1
-        and leaf.path in meta.schema.names
+        and leaf.path in asked
+        and meta.schema.get_field_index(leaf.path) >= 0
         and not pa.types.is_nested(meta.schema.field(leaf.path).type)
     }
     wanted = {name: leaves[name] for name in columns if name in leaves}

@@ -14,6 +14,7 @@ from typing_extensions import override
 from torch_table_loader.arrow.sound import sound
 from torch_table_loader.errors import TableError
 from torch_table_loader.format_contracts import FormatReader, NullProvingReader, OpenFile, RangedReader, Traits
+from torch_table_loader.messages import first_twice
 from torch_table_loader.read.failures import reading
 from torch_table_loader.read.far_files import open_at_start
 from torch_table_loader.records import FileMeta
@@ -147,8 +148,7 @@ def one_group(schema: pa.Schema, num_rows: int, file: DataFile) -> FileMeta:
 
 def refuse_duplicates(schema: pa.Schema, file: DataFile) -> None:
     """Refuse a file with two columns of one name."""
-    if len(set(schema.names)) != len(schema.names):
-        twice = next(name for name in schema.names if schema.names.count(name) > 1)
+    if (twice := first_twice(schema.names)) is not None:
         raise TableError(
             f"{file.name} must have columns of different names, got {twice!r} "
             f"{schema.names.count(twice)} times; write it again with unique names"

@@ -456,7 +456,8 @@ def _staged(stage: RowStage, parts: Iterator[Part]) -> Iterator[Part]:
 
 
 def _delivered_schema(table_schema: pa.Schema, columns: Sequence[str], *, row_ids: bool) -> pa.Schema:
-    if unknown := [name for name in columns if name not in table_schema.names]:
+    known = frozenset(table_schema.names)
+    if unknown := [name for name in columns if name not in known]:
         raise ConfigError(f"columns must be in the table's schema {table_schema.names}, got {unknown[0]!r}")
     if row_ids and ROW_ID in columns:
         raise ConfigError(

@@ -103,7 +103,7 @@ class CsvReader(TextReader):
         with open_text(storage, file) as source:
             header = csv.open_csv(source, *_csv_options()).schema
         refuse_duplicates(header, file)
-        own = [pa.field(field.name, field.type) for field in schema if field.name in header.names]
+        own = [pa.field(field.name, field.type) for field in schema if header.get_field_index(field.name) >= 0]
         # With no column to parse there would be no rows to count.
         return pa.schema(own or [pa.field(header.names[0], pa.string())])
 

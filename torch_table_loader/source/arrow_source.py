@@ -26,6 +26,7 @@ from torch_table_loader.arrow import compute as pc
 from torch_table_loader.arrow.arrays import offsets_of, plain, relisted
 from torch_table_loader.arrow.datatypes import children_of, decoded_type, is_list_view, is_text, plain_type
 from torch_table_loader.errors import ConfigError, ConfigTypeError, StorageError, TableError
+from torch_table_loader.messages import first_twice
 from torch_table_loader.records import DataFile, FileVersion
 from torch_table_loader.sizes import sizes
 
@@ -69,7 +70,7 @@ class ArrowSource:
     def of(cls, data: Any, reader: FormatReader) -> ArrowSource:
         """Take rows from memory; rows of a stream that can be read only once are kept."""
         table, description = _taken(data)
-        if twice := next((name for name in table.column_names if table.column_names.count(name) > 1), None):
+        if (twice := first_twice(table.column_names)) is not None:
             raise ConfigError(
                 f"a table in memory must have columns of different names, got {twice!r} "
                 f"{table.column_names.count(twice)} times; rename one of them"

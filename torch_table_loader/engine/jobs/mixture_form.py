@@ -134,7 +134,7 @@ def sequence_form(
 
 def _compare(first: str, schema: pa.Schema, name: str, other: pa.Schema) -> None:
     for one, two, has, lacks in ((schema, other, first, name), (other, schema, name, first)):
-        if missing := [field for field in one if field.name not in two.names]:
+        if missing := [field for field in one if two.get_field_index(field.name) < 0]:
             raise ConfigError(
                 f"the sources of a mixture must have the same columns, but {missing[0].name!r} ({missing[0].type}) of "
                 f"{has!r} is not in {lacks!r}; choose with columns= in both"

@@ -25,6 +25,7 @@ from torch_table_loader.planning.ranks import Topology
 from torch_table_loader.planning.strategies import Strategy, resolve_strategy
 from torch_table_loader.records import PADDING_COLUMN
 from torch_table_loader.schedules import as_schedule
+from torch_table_loader.sizes import sizes
 
 if TYPE_CHECKING:
     from torch_table_loader.batching.rows import RowsCodec
@@ -68,8 +69,14 @@ def columns_of(table: Table, options: LoaderOptions) -> list[str]:
     if options.pack is not None:
         options = replace(options, columns=packed_columns(options.pack, options.column_names))
     columns = list(names if options.columns is None else options.column_names or ())
-    if unknown := [name for name in columns if name not in names]:
+    known = frozenset(names)
+    if unknown := [name for name in columns if name not in known]:
         raise table.no_column(unknown[0])
+    if len(columns) > sizes().columns:
+        raise ConfigError(
+            f"a batch must have at most {sizes().columns} columns, got {len(columns)}; name those that are needed in "
+            "columns=, or write columns that belong together as one list"
+        )
     if not columns and not options.row_id:
         raise ConfigError("columns is empty, so batches would hold nothing; name at least one column")
     if PADDING_COLUMN in columns and options.even_ranks in ("pad", "balance"):
@@ -104,7 +111,7 @@ def delivered(table: Table, schema: pa.Schema, options: LoaderOptions) -> pa.Sch
     if options.nulls != "mask" or options.pack is not None:
         return schema
     asked = [field.name for field in schema if field.nullable and not kinds.is_nested(field.type)]
-    free = table.null_free([name for name in asked if name in table.schema.names])
+    free = table.null_free([name for name in asked if table.schema.get_field_index(name) >= 0])
     return pa.schema([field.with_nullable(field.nullable and field.name not in free) for field in schema])
 
 
@@ -293,30 +300,30 @@ def with_batch_size(options: LoaderOptions, num_ranks: int, *, given: bool, pack
     """
     if options.global_batch_size is None:
         return options
-    pack, sizes = pack or options.pack, as_schedule(options.global_batch_size)
+    pack, schedule = pack or options.pack, as_schedule(options.global_batch_size)
     own = options.batch_size if given else None
-    batch = max(rank_batch_size(own, size, num_ranks) for size in sizes.values.values())
-    micro = max(sizes.values.values()) // (num_ranks * batch)
+    batch = max(rank_batch_size(own, size, num_ranks) for size in schedule.values.values())
+    micro = max(schedule.values.values()) // (num_ranks * batch)
     if micro > 1 and options.shuffle != "rows":
         raise ConfigError(
             "a stream takes one batch of each rank in a step, got a batch_size= that is a part of global_batch_size=; "
             'leave batch_size out, or pass shuffle="rows"'
         )
-    if sizes.unit == "tokens":
+    if schedule.unit == "tokens":
         refuse_no_tokens('unit="tokens" of Schedule', pack, 'unit="samples", which counts rows or sequences')
     changes = [] if pack is None else list(pack.lengths_by_step.values)
-    if len(changes) > 1 and (sizes.unit != "steps" or (micro > 1 and len(sizes.values) > 1)):
+    if len(changes) > 1 and (schedule.unit != "steps" or (micro > 1 and len(schedule.values) > 1)):
         raise ConfigError(
             "Pack: with seq_len by step, global_batch_size= changes by steps of one batch of each rank; pass a dict of "
             "sizes by step, and no batch_size"
         )
     _refuse_parts_of_steps("Pack: steps of seq_len", changes, [micro] * len(changes), options)
-    if sizes.unit == "steps":
-        places, ks = list(sizes.values), [max(1, size // (num_ranks * batch)) for size in sizes.values.values()]
+    if schedule.unit == "steps":
+        places, ks = list(schedule.values), [max(1, size // (num_ranks * batch)) for size in schedule.values.values()]
         _refuse_parts_of_steps("steps of global_batch_size", [b - a for a, b in pairwise(places)], ks, options)
-    sizes = sizes if pack is None else sizes.in_samples(pack.width)
-    sizes = sizes.in_whole_batches(num_ranks * batch if micro > 1 else 0)
-    return replace(options, batch_size=batch, global_batch_size=sizes)
+    schedule = schedule if pack is None else schedule.in_samples(pack.width)
+    schedule = schedule.in_whole_batches(num_ranks * batch if micro > 1 else 0)
+    return replace(options, batch_size=batch, global_batch_size=schedule)
 
 
 def _refuse_parts_of_steps(name: str, steps: Sequence[int], micro: Sequence[int], options: LoaderOptions) -> None:

@@ -28,6 +28,7 @@ from torch_table_loader.arrow.datatypes import ElementType, innermost, plain_typ
 from torch_table_loader.contracts import is_far
 from torch_table_loader.errors import ConfigError, ConfigTypeError, TableError
 from torch_table_loader.format_contracts import FormatWriter, SalvagingReader, SettlingReader, SidecarReader, Traits
+from torch_table_loader.messages import first_twice
 from torch_table_loader.read.failures import reading
 from torch_table_loader.read.far_files import open_at_start
 from torch_table_loader.read.reader_base import GroupedFile, WholeGroups, WithoutNulls
@@ -133,7 +134,7 @@ class TensorProtoReader(WholeGroups, WithoutNulls, SidecarReader, SettlingReader
                 f"{{0: 'input_ids', 'y': 'label'}}, got {given!r}"
             )
         columns = [value for value in given.values() if value is not None]
-        if twice := next((column for column in columns if columns.count(column) > 1), None):
+        if (twice := first_twice(columns)) is not None:
             raise ConfigError(f"names calls two features {twice!r}; give each column a name of its own")
         object.__setattr__(self, "names", dict(given))
 
@@ -368,7 +369,7 @@ def _named(file: DataFile, places: Sequence[Place], names: Mapping[int | str, st
             )
         columns.append(_Column(feature.name, column, feature.code, feature.dims))
     kept = [each.column for each in columns if each.column is not None]
-    if twice := next((name for name in kept if kept.count(name) > 1), None):
+    if (twice := first_twice(kept)) is not None:
         raise ConfigError(
             f"{file.name} has two features for the column {twice!r}; name them with "
             "format=TensorProtoReader(names={position: name})"

@@ -17,6 +17,7 @@ from typing_extensions import override
 
 from torch_table_loader.arrow import compute as pc
 from torch_table_loader.errors import ConfigError, TableError
+from torch_table_loader.messages import first_twice
 from torch_table_loader.option_values import RemoteOptions
 from torch_table_loader.planning.listed_files import ListedFiles
 from torch_table_loader.predicates.facts import NULL, Facts, UndecidedError, ordinal, predicate_of
@@ -372,8 +373,7 @@ def live_files(
     paths = adds["path"].to_pylist()
     sizes, rows = (_numbers(adds, name, root) for name in ("size_bytes", "num_records"))
     maker = _FileMaker(columns, root, paths, partition_values(adds, partition), vectors, sizes, rows)
-    if len(set(paths)) < len(paths):
-        twice = next(path for path in paths if paths.count(path) > 1)
+    if (twice := first_twice(paths)) is not None:
         raise TableError(
             f"a data file must be in a version once, and the log of {root} has {maker.named(twice)[1]} twice, so that "
             "its rows would come twice; fix the table, or read another version"

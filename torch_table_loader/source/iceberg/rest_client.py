@@ -169,8 +169,20 @@ class _Watched(BaseAdapter):
 
 
 def _whole(send: Any, asked: Origin, say: str, end: float) -> Response:
-    """Return an answer with its body, after looking at where it leads and how deep it nests."""
+    """Return an answer with its body, after a look at where it leads and how deep it nests."""
     response: Response = send()
+    try:
+        _check_head(response, asked, say)
+        response.encoding = "utf-8"  # of JSON; to guess it could take minutes
+        response.raw = _Pieces(response.raw, say, end)
+        check_nesting(response.content, say)
+    except BaseException:
+        response.close()
+        raise
+    return response
+
+
+def _check_head(response: Response, asked: Origin, say: str) -> None:
     if response.is_redirect:
         location = response.headers["location"]
         try:
@@ -182,10 +194,6 @@ def _whole(send: Any, asked: Origin, say: str, end: float) -> Response:
     encoding = response.headers.get("Content-Encoding", "").strip().lower()
     if encoding not in ("", "identity", "gzip", "x-gzip", "deflate"):
         raise StorageError(f"{say} must be plain or compressed as {_ENCODINGS}, got {encoding[:40]!r}")
-    response.encoding = "utf-8"  # of JSON; to guess it could take minutes
-    response.raw = _Pieces(response.raw, say, end)
-    check_nesting(response.content, say)
-    return response
 
 
 def _elsewhere(asked: Origin, target: Origin) -> StorageError:
@@ -220,10 +228,17 @@ class LimitedRestCatalog(RestCatalog):
     def __init__(self, name: str, **properties: Any) -> None:
         """Connect, and ask for the catalog's configuration."""
         self.callers = dict(properties)
-        super().__init__(name, **properties)
+        self._sessions: list[Session] = []
+        try:
+            super().__init__(name, **properties)
+        except BaseException:
+            for session in self._sessions:
+                session.close()
+            raise
 
     def _config_headers(self, session: Session) -> None:
         """Prepare a session before its first request."""
+        self._sessions.append(session)
         self._watch(session)
         super()._config_headers(session)
 
@@ -244,7 +259,7 @@ class LimitedRestCatalog(RestCatalog):
         here = Origin.of(self.callers["uri"])
         try:
             super()._fetch_config()
-        except (ValidationError, AttributeError) as error:
+        except (ValidationError, AttributeError, TypeError) as error:
             said = "; ".join(each["msg"] for each in error.errors()) if isinstance(error, ValidationError) else error
             raise StorageError(
                 f"the catalog at {here} must answer with the configuration of an Iceberg REST catalog, and does not: "
@@ -260,7 +275,7 @@ class LimitedRestCatalog(RestCatalog):
         for name in _OF_CLIENT:
             if name in said and str(said[name]).lower() not in ("false", str(self.callers.get(name)).lower()):
                 raise StorageError(
-                    f"{origin} must not set {name!r}, which is the caller's; if you mean it, write it into catalog_config"
+                    f"{origin} must not set {name!r}, which is the caller's; if you mean it, put it into catalog_config"
                 )
         self.properties = {**without_code(self.properties), **_code_of(self.callers)}
 

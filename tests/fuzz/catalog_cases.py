@@ -35,8 +35,10 @@ def _watch(event: str, args: Any) -> None:
         _seen.append(f"{event}: {args}")
 
 
-class _Handler(http.server.BaseHTTPRequestHandler):
-    answers: Answers = {}  # noqa: RUF012 - of the case that runs
+class Handler(http.server.BaseHTTPRequestHandler):
+    """Answers as the case that runs says."""
+
+    answers: Answers = {}  # noqa: RUF012
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the base class's name
         """Keep quiet."""
@@ -59,7 +61,7 @@ _uri: list[str] = []
 def _serve() -> str:
     """Return the address of a server of this process, which a fork does not inherit."""
     if not _uri:
-        server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), _Handler)
+        server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         threading.Thread(target=server.serve_forever, daemon=True).start()
         sys.addaudithook(_watch)
         _uri.append(f"http://127.0.0.1:{server.server_address[1]}")
@@ -77,23 +79,28 @@ def _rows(*table: Any, **options: Any) -> Rows:
     return Rows(len(rows), hashlib.sha256("\n".join(sorted(rows)).encode("utf-8", "surrogatepass")).hexdigest())
 
 
-def read_answers(root: str, name: str, answers: Answers, digest: str) -> Rows:
+def read_watched(root: str, name: str, answers: Answers, digest: str) -> Rows:
+    """Read a table through a catalog of this process: see `read_answers`. Nothing may be run."""
+    try:
+        return read_answers(_serve(), root, name, answers, digest)
+    finally:
+        assert not _seen, _seen
+
+
+def read_answers(uri: str, root: str, name: str, answers: Answers, digest: str) -> Rows:
     """Read a table through a catalog.
 
     Args:
+        uri: where a server with `Handler` is.
         root: the table's folder.
         name: the table's.
         answers: status, headers and body by path.
         digest: of the sound table's rows; others must be those of the metadata in the answer, read as a file.
     """
-    _Handler.answers = answers
-    uri = _serve()
+    Handler.answers = answers
     config = {"type": "rest", "uri": uri, "credential": "me:secret", "oauth2-server-uri": f"{uri}/v1/oauth/tokens"}
-    try:
-        with small_sizes(answer_s=5.0, names_s=1.0, answer_bytes=1 << 24):
-            found = _rows(name, config | {"rest.client.socket-timeout-ms": "300"})
-    finally:
-        assert not _seen, _seen
+    with small_sizes(answer_s=5.0, names_s=1.0, answer_bytes=1 << 24):
+        found = _rows(name, config | {"rest.client.socket-timeout-ms": "1000"})
     if digest not in ("", found.digest):
         _, _, body = answers["/v1/namespaces/db/tables/t"]
         file = Path(root) / "metadata" / "said.metadata.json"

@@ -5,22 +5,27 @@ To repeat a case that failed: ``python -m tests.fuzz.test_catalog_answers 17``.
 
 from __future__ import annotations
 
+import importlib
 import json
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from random import Random
 from typing import Any
 
 import pytest
 
-from tests.effort import examples
+from tests.effort import daily, examples
 from tests.fuzz import catalog_cases
-from tests.fuzz.catalog_cases import PLANTED, Answers, read_answers
+from tests.fuzz.catalog_cases import PLANTED, Answers, Handler, read_answers, read_watched
 from tests.fuzz.mutations import damaged, damaged_tree
 from tests.fuzz.tables_to_damage import Lake, make_lake
-from tests.launchers.sandbox import Sandbox, outcome_of
+from tests.launchers.sandbox import Outcome, Sandbox, outcome_of
+from tests.servers.folders import answering
+from torch_table_loader import TableLoaderError
+from torch_table_loader.source.table_storage import TableStorage
 
 FEW, MANY = 60, 600
 """Cases in every run, and in long ones, which effort multiplies."""
@@ -101,23 +106,19 @@ def damage(lake: Lake, seed: int) -> tuple[str, Answers, str]:
     return name, written, ", ".join(done)
 
 
-@pytest.fixture(scope="module")
-def sandbox() -> Iterator[Sandbox]:
-    with Sandbox(catalog_cases.__name__) as started:
-        yield started
+Run = Callable[[Sequence[tuple[Any, ...]]], Sequence[Outcome]]
+"""Reads tables, given the arguments of `read_watched`."""
 
 
-def faults(sandbox: Sandbox, folder: Path, seeds: range) -> list[str]:
+def faults(run: Run, folder: Path, seeds: range) -> list[str]:
     """Read a table as often as there are seeds; what breaks the law."""
     lake = make_lake("v2", folder)
     written: Answers = {path: (200, {}, json.dumps(said).encode()) for path, said in sound_answers(lake).items()}
-    [sound] = sandbox.run_all(read_answers, [(str(lake.root), "db.t", written, "")])
+    [sound] = run([(str(lake.root), "db.t", written, "")])
     assert sound.kind == "value", sound
     assert sound.value.count > 0
     cases = [damage(lake, seed) for seed in seeds]
-    outcomes = sandbox.run_all(
-        read_answers, [(str(lake.root), name, answers, sound.value.digest) for name, answers, _ in cases]
-    )
+    outcomes = run([(str(lake.root), name, answers, sound.value.digest) for name, answers, _ in cases])
     return [
         f"seed {seed} ({what}): {outcome.kind}: {outcome.error} {outcome.text}\n{outcome.trace}"
         for seed, (_, _, what), outcome in zip(seeds, cases, outcomes, strict=True)
@@ -125,13 +126,43 @@ def faults(sandbox: Sandbox, folder: Path, seeds: range) -> list[str]:
     ]
 
 
-def test_whatever_a_catalog_answers_gives_the_rows_or_an_error(sandbox: Sandbox, tmp_path: Path) -> None:
-    assert faults(sandbox, tmp_path, range(FEW)) == []
+def test_whatever_a_catalog_answers_gives_the_rows_or_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+    load = importlib.import_module
+    monkeypatch.setattr(
+        importlib, "import_module", lambda name, package=None: asked.append(name) or load(name, package)
+    )
+    with answering(Handler) as host:
+        read = partial(outcome_of, partial(read_answers, f"http://{host}"))
+        assert faults(lambda cases: list(map(read, cases)), tmp_path, range(FEW)) == []
+    assert {name.partition(".")[0] for name in asked}.isdisjoint({PLANTED, "subprocess"})
+
+
+STORE = {"s3.endpoint": "http://127.0.0.1:9", "s3.access-key-id": "k", "s3.secret-access-key": "s", "s3.region": "r"}
+STRANGE: Sequence[tuple[str, Any]] = (
+    *(("s3.endpoint", value) for value in (5, True, [], {}, "http://[", "9" * 400, "a\nb")),
+    *((f"s3.{name}", text) for name in ("region", "access-key-id", "session-token") for text in ("\ud800", "a\nb")),
+    *(("s3.session-token-expires-at-ms", value) for value in ("x", [], float("nan"), 10**400, "9" * 400)),
+    ("s3.force-virtual-addressing", True),
+    ("s3.connect-timeout", "soon"),
+)
+
+
+@pytest.mark.parametrize(("name", "value"), STRANGE, ids=lambda value: repr(value)[:20])
+@daily(8)
+def test_what_a_catalog_says_of_a_store_is_read_or_refused(name: str, value: Any) -> None:
+    place = "s3://bucket/metadata/v1.metadata.json"
+    for provider in (None, dict):
+        storage = TableStorage(place, STORE | {name: value}, provider=provider, retry_seconds=0)
+        with pytest.raises(TableLoaderError):
+            storage.open(place)
 
 
 @pytest.mark.slow
-def test_many_answers(sandbox: Sandbox, tmp_path: Path) -> None:
-    assert faults(sandbox, tmp_path, range(FEW, FEW + examples(MANY))) == []
+def test_many_answers(tmp_path: Path) -> None:
+    with Sandbox(catalog_cases.__name__) as sandbox:
+        run = partial(sandbox.run_all, read_watched)
+        assert faults(run, tmp_path, range(FEW, FEW + examples(MANY))) == []
 
 
 if __name__ == "__main__":
@@ -139,4 +170,4 @@ if __name__ == "__main__":
         table = make_lake("v2", Path(made))
         asked, damaged_answers, said = damage(table, int(sys.argv[1]))
         print(said)
-        print(outcome_of(read_answers, (str(table.root), asked, damaged_answers, "")))
+        print(outcome_of(read_watched, (str(table.root), asked, damaged_answers, "")))

@@ -14,6 +14,7 @@ import pytest
 from pyiceberg.catalog import Catalog, load_catalog
 from pyiceberg.table import Table
 
+from tests.effort import daily
 from tests.servers.rest_catalog import RestCatalog, serving
 from torch_table_loader import IcebergDataset, StorageError, TableError, TableLoaderError
 
@@ -70,6 +71,7 @@ def rows(*table: Any, **options: Any) -> list[int]:
 
 
 @pytest.mark.parametrize("name", OF_TABLES)
+@daily(2)
 def test_a_table_s_property_is_refused_however_the_table_is_named(tmp_path: Path, lake: Catalog, name: str) -> None:
     table = lake.load_table("db.clicks")
     set_property(table, name, CODE[name])
@@ -106,6 +108,7 @@ def answers(lake: Catalog, **changes: Mapping[str, Any]) -> RestCatalog:
     [(place, name) for place in ("defaults", "overrides", "config") for name in CODE]
     + [(place, name) for place in ("properties", "credentials") for name in OF_TABLES],
 )
+@daily(8)
 def test_an_answer_of_a_rest_catalog_is_refused(lake: Catalog, place: str, name: str) -> None:
     with serving(answers(lake, **{place: {name: CODE[name]}})) as uri:
         kind = StorageError if place in ("defaults", "overrides") else TableError

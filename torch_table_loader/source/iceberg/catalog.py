@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing, nullcontext
@@ -77,6 +78,12 @@ _NAMES = ("v{}.metadata.json", "v{}.gz.metadata.json", "v{}.metadata.json.gz")
 """Possible names of a version's file; Iceberg used the last one before the one above."""
 
 _MOST_DIGITS = 18
+
+_QUOTED = re.compile(r"(unexpected JSON Payload|not decode json payload): .*", re.DOTALL)
+"""How pyiceberg quotes an answer that is no error as it knows them: a token, or the keys of a store, may be in it."""
+
+_MOST_TEXT = 2000
+"""Characters of an error of a catalog that are shown: it may be as long as an answer."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -374,13 +381,14 @@ def _is_view(catalog: Catalog, parts: tuple[str, ...]) -> bool:
 
 
 def _error_text(error: BaseException, properties: Mapping[str, Any]) -> str:
-    """Return an error of a catalog as text without secrets; a pydantic error quotes the catalog's answer at length."""
+    """Return an error of a catalog as text without secrets, which the catalog's answer, quoted at length, may hold."""
     if isinstance(error, ValidationError):
         faults = error.errors(include_url=False, include_context=False, include_input=False)
         text = "; ".join(f"{'.'.join(map(str, fault['loc']))}: {fault['msg']}" for fault in faults)
     else:
         text = f"{type(error).__name__}: {error}"
-    return scrub(text, secrets_of(properties))
+    text = _QUOTED.sub(r"\1, which is not shown", scrub(text, secrets_of(properties)))
+    return text if len(text) <= _MOST_TEXT else f"{text[:_MOST_TEXT]}…"
 
 
 def is_folder(location: str) -> bool:

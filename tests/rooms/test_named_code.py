@@ -71,7 +71,7 @@ def rows(*table: Any, **options: Any) -> list[int]:
 
 
 @pytest.mark.parametrize("name", OF_TABLES)
-@daily(2)
+@daily(lambda name: name == "py-io-impl")
 def test_a_table_s_property_is_refused_however_the_table_is_named(tmp_path: Path, lake: Catalog, name: str) -> None:
     table = lake.load_table("db.clicks")
     set_property(table, name, CODE[name])
@@ -108,7 +108,7 @@ def answers(lake: Catalog, **changes: Mapping[str, Any]) -> RestCatalog:
     [(place, name) for place in ("defaults", "overrides", "config") for name in CODE]
     + [(place, name) for place in ("properties", "credentials") for name in OF_TABLES],
 )
-@daily(8)
+@daily(lambda place, name: name == "py-io-impl" or (place, name) == ("overrides", "auth"))
 def test_an_answer_of_a_rest_catalog_is_refused(lake: Catalog, place: str, name: str) -> None:
     with serving(answers(lake, **{place: {name: CODE[name]}})) as uri:
         kind = StorageError if place in ("defaults", "overrides") else TableError

@@ -9,7 +9,7 @@ import importlib
 import json
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from random import Random
@@ -129,9 +129,12 @@ def faults(run: Run, folder: Path, seeds: range) -> list[str]:
 def test_whatever_a_catalog_answers_gives_the_rows_or_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
     load = importlib.import_module
-    monkeypatch.setattr(
-        importlib, "import_module", lambda name, package=None: asked.append(name) or load(name, package)
-    )
+
+    def noted(name: str, package: str | None = None) -> Any:
+        asked.append(name)
+        return load(name, package)
+
+    monkeypatch.setattr(importlib, "import_module", noted)
     with answering(Handler) as host:
         read = partial(outcome_of, partial(read_answers, f"http://{host}"))
         assert faults(lambda cases: list(map(read, cases)), tmp_path, range(FEW)) == []
@@ -139,13 +142,14 @@ def test_whatever_a_catalog_answers_gives_the_rows_or_an_error(tmp_path: Path, m
 
 
 STORE = {"s3.endpoint": "http://127.0.0.1:9", "s3.access-key-id": "k", "s3.secret-access-key": "s", "s3.region": "r"}
-STRANGE: Sequence[tuple[str, Any]] = (
-    *(("s3.endpoint", value) for value in (5, True, [], {}, "http://[", "9" * 400, "a\nb")),
-    *((f"s3.{name}", text) for name in ("region", "access-key-id", "session-token") for text in ("\ud800", "a\nb")),
-    *(("s3.session-token-expires-at-ms", value) for value in ("x", [], float("nan"), 10**400, "9" * 400)),
-    ("s3.force-virtual-addressing", True),
-    ("s3.connect-timeout", "soon"),
-)
+VALUES_OF: Mapping[str, Sequence[Any]] = {
+    "s3.endpoint": (5, True, [], {}, "http://[", "9" * 400, "a\nb"),
+    **dict.fromkeys(("s3.region", "s3.access-key-id", "s3.session-token"), ("\ud800", "a\nb")),
+    "s3.session-token-expires-at-ms": ("x", [], float("nan"), 10**400, "9" * 400),
+    "s3.force-virtual-addressing": (True,),
+    "s3.connect-timeout": ("soon",),
+}
+STRANGE = [(name, value) for name, values in VALUES_OF.items() for value in values]
 
 
 @pytest.mark.parametrize(("name", "value"), STRANGE, ids=lambda value: repr(value)[:20])

@@ -40,8 +40,7 @@ def functions(tree: ast.AST, inside: str = "") -> Iterator[tuple[str, ast.AST]]:
     """Yield each node with the function that it is in."""
     for node in ast.iter_child_nodes(tree):
         yield inside, node
-        named = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
-        yield from functions(node, node.name if named else inside)
+        yield from functions(node, node.name if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) else inside)
 
 
 def loads(tree: ast.Module) -> Iterator[str]:

@@ -12,6 +12,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from pyiceberg.catalog import Catalog, load_catalog
+from pyiceberg.catalog.rest import TableResponse
 from pyiceberg.table import Table
 
 from tests.effort import daily
@@ -79,7 +80,7 @@ def test_a_table_s_property_is_refused_however_the_table_is_named(tmp_path: Path
     for named in (("db.clicks", config(tmp_path)), ("db.clicks", mine)):
         refused(*named, says=f"'{name}' = '{PLANTED}.f'" if name != "auth.impl" else name)
     refused(metadata_location=table.metadata_location, says=name)
-    table.metadata.properties[name] = CODE[name]
+    table.metadata.properties[name] = f"{PLANTED}.f"
     refused(table, says=name)
     assert vars(mine).keys() == vars(lake).keys()  # the caller's catalog is as it was
     assert mine.properties == lake.properties
@@ -110,6 +111,8 @@ def answers(lake: Catalog, **changes: Mapping[str, Any]) -> RestCatalog:
 )
 @daily(lambda place, name: name == "py-io-impl" or (place, name) == ("overrides", "auth"))
 def test_an_answer_of_a_rest_catalog_is_refused(lake: Catalog, place: str, name: str) -> None:
+    if place == "credentials" and "storage_credentials" not in TableResponse.model_fields:
+        pytest.skip("pyiceberg 0.11 does not read them")
     with serving(answers(lake, **{place: {name: CODE[name]}})) as uri:
         kind = StorageError if place in ("defaults", "overrides") else TableError
         refused("db.clicks", {"type": "rest", "uri": uri}, kind=kind, says=f"'{name}'")

@@ -273,8 +273,12 @@ def test_names_on_pages_without_end(lake: RestCatalog, path: str) -> None:
             return 200, {}, json.dumps({kind: [entry], "next-page-token": f"{len(there.asked)}"}).encode()
 
         there.script[path] = page
-        with pytest.raises(ConfigError, match=r"no table 'db.other': .*it lists none: StorageError"):
+        with pytest.raises(ConfigError, match=r"no table 'db.other'") as caught:
             opened(login(there.uri), "db.other")
+        # pyiceberg 0.11 asks for one page alone
+        assert ("it lists none: StorageError" in str(caught.value)) == any(
+            "pageToken" in each for each, *_ in there.asked
+        )
         assert len(there.asked) < 40
         with small_sizes(names_s=0.2, answer_pages=10**9):
             began = time.monotonic()

@@ -19,7 +19,7 @@ from torch_table_loader.cancellation import cancellable, interruptibly
 from torch_table_loader.errors import StorageError, StorageTimeoutError
 from torch_table_loader.nesting import check_nesting
 from torch_table_loader.sizes import sizes
-from torch_table_loader.source.iceberg.named_code import names_code, refuse_code, without_code
+from torch_table_loader.source.iceberg.named_code import names_code, refuse_code
 
 CONNECT_SECONDS = 10.0
 """Seconds to connect; ``rest.client.connection-timeout-ms`` overrides it."""
@@ -260,11 +260,19 @@ class LimitedRestCatalog(RestCatalog):
         try:
             super()._fetch_config()
         except (ValidationError, AttributeError, TypeError) as error:
-            said = "; ".join(each["msg"] for each in error.errors()) if isinstance(error, ValidationError) else error
+            why = "; ".join(each["msg"] for each in error.errors()) if isinstance(error, ValidationError) else error
             raise StorageError(
                 f"the catalog at {here} must answer with the configuration of an Iceberg REST catalog, and does not: "
-                f"{said}; check the uri"
+                f"{why}; check the uri"
             ) from None
+        self._check_config(here)
+        self.properties = {
+            **{name: value for name, value in self.properties.items() if not _is_callers(name)},
+            **{name: value for name, value in self.callers.items() if _is_callers(name)},
+        }
+
+    def _check_config(self, here: Origin) -> None:
+        """Refuse what the catalog adds to the caller's properties and may not."""
         origin = f"the configuration that the catalog at {here} answers with"
         said = {name: value for name, value in self.properties.items() if self.callers.get(name) != value}
         refuse_code(said, self.callers, origin, StorageError)
@@ -277,11 +285,11 @@ class LimitedRestCatalog(RestCatalog):
                 raise StorageError(
                     f"{origin} must not set {name!r}, which is the caller's; if you mean it, put it into catalog_config"
                 )
-        self.properties = {**without_code(self.properties), **_code_of(self.callers)}
 
 
-def _code_of(properties: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in properties.items() if names_code(name)}
+def _is_callers(name: str) -> bool:
+    """Return whether a property is the caller's alone."""
+    return names_code(name) or name in _OF_CLIENT
 
 
 def _watched(

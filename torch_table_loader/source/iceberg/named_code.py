@@ -25,7 +25,7 @@ _OF_WRITERS = frozenset({"write.py-location-provider.impl", "py-location-provide
 _OF_READERS = frozenset({"py-io-impl", "py-catalog-impl", "s3.retry-strategy-impl", _AUTH})
 
 CODE_NAMES = _OF_WRITERS | _OF_READERS
-"""The properties by which pyiceberg loads code; tests/laws/test_named_code.py finds what it imports."""
+"""The properties by which pyiceberg loads code; tests/laws/test_loaded_code.py finds what it imports."""
 
 _HARMLESS = (ARROW_FILE_IO, FSSPEC_FILE_IO)
 """pyiceberg's own, which some catalogs name; files are read without them."""

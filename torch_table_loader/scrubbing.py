@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
+from functools import partial
 from typing import Any
 from urllib.parse import quote, unquote, urlsplit
 
@@ -96,7 +97,8 @@ def _secret_parts(text: str, *, whole: bool, path: bool) -> Iterator[str]:
 
 
 def _spellings(parts: Iterable[str]) -> Iterator[str]:
-    seen = {spelled for part in parts for spelled in (part, quote(part, safe=""), quote(part), unquote(part))}
+    quoted = partial(quote, errors="surrogatepass")
+    seen = {spelled for part in parts for spelled in (part, quoted(part, safe=""), quoted(part), unquote(part))}
     return (spelled for spelled in seen if len(spelled) >= _LEAST)
 
 

@@ -102,6 +102,16 @@ class Sizes:
     inference_bytes: int = 1 << 30
     """Bytes of a text file whose types are guessed: it is parsed whole in memory, and a larger one refused."""
 
+    json_levels: int = 200
+    """Objects and arrays of JSON inside of one another: parsers call themselves for each, and would end the process.
+    A nested column takes three levels of a schema in JSON."""
+
+    answer_bytes: int = 256 << 20
+    """Bytes of an answer of a catalog at most, decompressed; and of the pages of a listing of its names together."""
+
+    answer_pages: int = 1000
+    """Pages of such a listing."""
+
     list_values: int = 1 << 32
     """Values that a list of a row store must have fewer of: its length takes four bytes."""
 
@@ -134,6 +144,12 @@ class Sizes:
 
     longest_wait_s: float = 8.0
     """The longest wait between two tries."""
+
+    answer_s: float = 300.0
+    """Seconds within which a catalog's whole answer must have come, as long as some of it comes now and then."""
+
+    names_s: float = 20.0
+    """Seconds in which a catalog lists its names, to say which are like the one that it lacks."""
 
     store_warning_s: float = 5.0
     """Seconds after which the caller is warned of a store that has served no request."""

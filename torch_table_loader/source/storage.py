@@ -278,6 +278,11 @@ class FileStorage:
         except Exception as error:  # noqa: BLE001 - botocore, aiohttp and others have roots of their own
             tried = "" if attempts is None else attempts.note
             raise self._failure(error, path, tried) from self._scrubbed(error, path)
+        except BaseException as error:
+            # obstore panics at some options; its class is no Exception, and has no public name.
+            if type(error).__module__ != "pyo3_runtime":
+                raise
+            raise self._misfit(error) from None
 
     def _first_line(self, error: BaseException, path: str) -> str:
         """Return the first line of the client's error."""

@@ -10,10 +10,11 @@ import json
 import os
 import re
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 from torch_table_loader.errors import ConfigError, ConfigTypeError
 from torch_table_loader.source.address import FAMILIES, check_packages
@@ -310,11 +311,23 @@ def _settled_s3(options: dict[str, Any]) -> dict[str, Any]:
 
         endpoint = configured_endpoint(options.get("profile"))
     if endpoint is not None:
-        url = urlsplit(endpoint if "://" in endpoint else f"{scheme}://{endpoint}")
+        url = _parsed(endpoint, scheme)
         options["endpoint"] = f"{url.scheme}://{url.netloc}{url.path}".rstrip("/")
     elif scheme != "https":
         options["scheme"] = scheme
     return _without(options, _KEYS) if options.get("skip_signature") else options
+
+
+def _parsed(endpoint: Any, scheme: str) -> SplitResult:
+    """Read an endpoint of the caller or of a catalog."""
+    if isinstance(endpoint, str):
+        with suppress(ValueError):
+            return urlsplit(endpoint if "://" in endpoint else f"{scheme}://{endpoint}")
+    got = "text that does not parse" if isinstance(endpoint, str) else type(endpoint).__name__
+    raise ConfigError(
+        "the endpoint of S3, in storage_options or among the properties of the catalog, must be a URL such as "
+        f"https://host:9000, got {got}"
+    )
 
 
 def _without(options: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]:

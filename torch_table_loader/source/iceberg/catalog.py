@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing, nullcontext
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,8 +25,8 @@ from pyiceberg.exceptions import ValidationError as UnreadError
 from pyiceberg.table import StaticTable, Table
 from pyiceberg.typedef import IcebergBaseModel
 from pyiceberg.utils.config import Config, merge_config
-from requests import Session
 
+from torch_table_loader.cancellation import cancellable
 from torch_table_loader.causes import store_error_type
 from torch_table_loader.errors import (
     ConfigError,
@@ -34,11 +35,15 @@ from torch_table_loader.errors import (
     MissingFileError,
     StorageError,
     TableError,
+    TableLoaderError,
 )
 from torch_table_loader.messages import did_you_mean, the_nearest, warn_caller
 from torch_table_loader.option_values import RemoteOptions, of_the_store
 from torch_table_loader.scrubbing import scrub, secrets_of, shown_url
+from torch_table_loader.sizes import sizes
 from torch_table_loader.source.iceberg.metadata import TableMetadata, read_metadata
+from torch_table_loader.source.iceberg.named_code import callers_of, guarded, refuse_code
+from torch_table_loader.source.iceberg.rest_client import LimitedRestCatalog, is_rest, watch
 from torch_table_loader.source.retrying import Attempts, RetryPolicy, TrafficCounter
 from torch_table_loader.source.table_storage import TableStorage, read_areas, read_overrides, read_whole
 
@@ -73,6 +78,12 @@ _NAMES = ("v{}.metadata.json", "v{}.gz.metadata.json", "v{}.metadata.json.gz")
 """Possible names of a version's file; Iceberg used the last one before the one above."""
 
 _MOST_DIGITS = 18
+
+_QUOTED = re.compile(r"(unexpected JSON Payload|not decode json payload): .*", re.DOTALL)
+"""How pyiceberg quotes an answer that is no error as it knows them: a token, or the keys of a store, may be in it."""
+
+_MOST_TEXT = 2000
+"""Characters of an error of a catalog that are shown: it may be as long as an answer."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -131,14 +142,21 @@ def open_table(at: TableAddress) -> OpenTable:
             location = newest_metadata(TableStorage(hint_of(location), *settings), location)
         storage = TableStorage(location, *settings)
         metadata = read_metadata(storage, location)
+        refuse_code(metadata.properties, properties, f"the metadata {metadata.place}")
         name = table if isinstance(table, str) else shown_url(metadata.location).rpartition("/")[2]
         return OpenTable(name, metadata, storage)
     found = table if isinstance(table, Table) else _from_catalog(table, catalog_config, at.retry_seconds)
+    location = found.metadata_location
+    if not isinstance(location, str) or not location:
+        raise TableError(
+            f"the catalog must give the metadata-location of {'.'.join(found.name())!r}, and gives none, so that its "
+            "place is not known; if the table was created and not committed yet, commit it, or pass metadata_location="
+        )
     # pyiceberg reads metadata of version 3 but refuses to write it; its base class can write it.
     raw = json.loads(IcebergBaseModel.model_dump_json(found.metadata, by_alias=True))
-    metadata = TableMetadata(raw, shown_url(found.metadata_location))
+    metadata = TableMetadata(raw, shown_url(location))
+    refuse_code(metadata.properties, callers_of(found.catalog), f"the metadata {metadata.place}")
     provider = credentials or _reloading(table, catalog_config, at.retry_seconds)
-    location = found.metadata_location or metadata.location
     known = {**_storage_properties(found), **given}
     storage = TableStorage(location, known, options, overrides, provider, allowed, at.retry_seconds)
     return OpenTable(".".join(found.name()), metadata, storage)
@@ -201,7 +219,10 @@ def _from_catalog(table: Any, catalog_config: Any, retry_seconds: float) -> Tabl
     # A catalog that is created here is closed again, together with its connections.
     given = isinstance(catalog_config, Catalog)
     with nullcontext(catalog_config) if given else closing(_made(catalog_config, retry_seconds)) as catalog:
-        return _loaded_table(catalog, name, retry_seconds)
+        asked = guarded(catalog)
+        if isinstance(asked, RestCatalog):
+            watch(asked)
+        return _loaded_table(asked, name, retry_seconds)
 
 
 def _is_path(table: str) -> bool:
@@ -222,6 +243,8 @@ def _loaded_table(catalog: Catalog, name: tuple[str, ...], retry_seconds: float)
 
     try:
         return attempts.make(load)
+    except TableLoaderError:
+        raise
     except (NoSuchIcebergTableError, NoSuchPropertyException) as error:  # Glue and Hive list other tables, too
         raise ConfigError(
             f"{'.'.join(name)!r} is in the catalog, but is not an Iceberg table "
@@ -279,6 +302,8 @@ def _loaded(name: str, properties: Mapping[str, Any], retry_seconds: float) -> C
 
     try:
         return attempts.make(load)
+    except TableLoaderError:
+        raise
     except ImportError as error:
         raise MissingExtraError(f"the catalog needs a package that is not installed ({error})") from error
     except Exception as error:  # noqa: BLE001 - each catalog's client has roots of its own
@@ -315,6 +340,12 @@ def _properties(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _missing(catalog: Catalog, parts: tuple[str, ...], error: Exception) -> str:
+    end = time.monotonic() + sizes().names_s
+    with cancellable(lambda: time.monotonic() > end):
+        return _nearest_names(catalog, parts, error)
+
+
+def _nearest_names(catalog: Catalog, parts: tuple[str, ...], error: Exception) -> str:
     shown = ".".join(parts)
     if _is_view(catalog, parts):
         return (
@@ -350,61 +381,14 @@ def _is_view(catalog: Catalog, parts: tuple[str, ...]) -> bool:
 
 
 def _error_text(error: BaseException, properties: Mapping[str, Any]) -> str:
-    """Return an error of a catalog as text without secrets; a pydantic error quotes the catalog's answer at length."""
+    """Return an error of a catalog as text without secrets, which the catalog's answer, quoted at length, may hold."""
     if isinstance(error, ValidationError):
         faults = error.errors(include_url=False, include_context=False, include_input=False)
         text = "; ".join(f"{'.'.join(map(str, fault['loc']))}: {fault['msg']}" for fault in faults)
     else:
         text = f"{type(error).__name__}: {error}"
-    return scrub(text, secrets_of(properties))
-
-
-CONNECT_SECONDS = 10.0
-"""Seconds to connect; ``rest.client.connection-timeout-ms`` overrides it."""
-
-ANSWER_SECONDS = 60.0
-"""Seconds without a byte after which a request has failed; ``rest.client.socket-timeout-ms`` overrides it."""
-
-_CONNECT, _ANSWER = "rest.client.connection-timeout-ms", "rest.client.socket-timeout-ms"
-"""The names that Iceberg's own Java client uses."""
-
-
-class LimitedRestCatalog(RestCatalog):
-    """A REST catalog with a timeout on every request, including those for tokens."""
-
-    def _config_headers(self, session: Session) -> None:
-        """Prepare a session before its first request."""
-        limits = (
-            _seconds(self.properties, _CONNECT, CONNECT_SECONDS),
-            _seconds(self.properties, _ANSWER, ANSWER_SECONDS),
-        )
-        session.request = partial(session.request, timeout=limits)  # type: ignore[method-assign]
-        super()._config_headers(session)
-
-
-def is_rest(properties: Mapping[str, Any]) -> bool:
-    """Return whether pyiceberg would open its REST catalog, given properties with those of ``.pyiceberg.yaml``.
-
-    >>> is_rest({"uri": "http://host"}), is_rest({"type": "REST", "uri": "x"}), is_rest({"uri": "sqlite://"})
-    (True, True, False)
-    """
-    kind, uri = properties.get("type"), properties.get("uri")
-    if not isinstance(uri, str) or "py-catalog-impl" in properties:
-        return False
-    return uri.startswith("http") if not kind else isinstance(kind, str) and kind.lower() == "rest"
-
-
-def _seconds(properties: Mapping[str, Any], name: str, otherwise: float) -> float:
-    given = properties.get(name)
-    if given is None:
-        return otherwise
-    try:
-        seconds = float(given) / 1000
-    except (TypeError, ValueError):
-        seconds = 0.0
-    if not 0 < seconds < float("inf"):
-        raise ValueError(f"{name} must be a number of milliseconds above 0, got {given!r}")
-    return seconds
+    text = _QUOTED.sub(r"\1, which is not shown", scrub(text, secrets_of(properties)))
+    return text if len(text) <= _MOST_TEXT else f"{text[:_MOST_TEXT]}…"
 
 
 def is_folder(location: str) -> bool:

@@ -384,6 +384,7 @@ class TableMetadata:
         place: the file that it comes from, as messages may show it.
         uuid: the table's id, which never changes; for an old table without one, its location.
         location: the table's root.
+        properties: what those who may write the table say; data, of which the name mapping alone is followed.
         specs: fields of partition specs, by spec id.
         snapshots: those that have not expired, by id, in the order of the file.
         names: ids for files without, by the names of columns; None if the table gives none.
@@ -412,6 +413,7 @@ class TableMetadata:
             raise torn(f"{place} must follow the Iceberg format, but does not", error, _REMEDY) from error
         self.uuid = parsed.table_uuid or parsed.location
         self.location = parsed.location.rstrip("/")
+        self.properties: Mapping[str, Any] = raw.get("properties") or {}
         self.snapshots = {snapshot.snapshot_id: snapshot for snapshot in parsed.snapshots or ()}
 
     def _check(self) -> None:

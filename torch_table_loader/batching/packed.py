@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Self, cast
 
 import numpy as np
@@ -107,18 +108,16 @@ class PackedCodec(RowsCodec[PackedRows]):
     def decode(self, batch: pa.RecordBatch) -> PackedRows:
         """View tokens or sequences that are rows."""
         cut = batch.columns[: len(self._names)]
-        real = batch.num_rows
-        if PADDING_COLUMN in self._schema.names:
-            real -= int(batch.column(PADDING_COLUMN).true_count)
         if self._tokens_are_rows:
             tokens = [numbers_of(column) for column in cut]
             parts = parts_of_tokens(batch.column(DOCUMENTS))
         else:
             tokens = [_padded(column, self.width) for column in cut]
             parts = parts_of_sequences(batch.column(DOCUMENTS), self.width)
-        if real < batch.num_rows:  # the last rows only fill up the rank's last batch
-            parts = self.cut(tokens, parts, 0, real * self.width)
-        return PackedRows(self, batch.num_rows, tokens, parts)
+        rows = PackedRows(self, batch.num_rows, tokens, parts)
+        if PADDING_COLUMN not in self._schema.names:
+            return rows
+        return self.without_padding(rows, batch.column(PADDING_COLUMN).to_numpy(zero_copy_only=False))
 
     def decode_plain(self, columns: Sequence[pa.Array]) -> PackedRows:
         """View columns of the schema as rows."""
@@ -138,6 +137,17 @@ class PackedCodec(RowsCodec[PackedRows]):
             behind[-1] = self.target(tokens, stop)
         columns = None if parts.columns is None else parts.columns.slice(first, last - first)
         return Parts(at - start, length, begun, behind, columns)
+
+    def without_padding(self, rows: PackedRows, padding: NDArray[np.bool_]) -> PackedRows:
+        """View rows of which some, wherever they stand, only fill up the rank's last batch: no part covers these."""
+        if not padding.any():
+            return rows
+        edges = [0, *(np.flatnonzero(padding[1:] != padding[:-1]) + 1).tolist(), rows.num_rows]
+        runs = [rows.slice(start, stop) for start, stop in pairwise(edges)]
+        for run, start in zip(runs, edges, strict=False):
+            if padding[start]:
+                run.parts = self.cut(run.tokens, run.parts, 0, 0)
+        return PackedRows(self, rows.num_rows, rows.tokens, self._joined_parts(runs))
 
     def target(self, tokens: Sequence[NDArray[Any]], place: int) -> int:
         """Return the token at a place as a label."""

@@ -29,6 +29,7 @@ import pyarrow as pa
 import pyarrow.types as pt
 import torch
 
+from torch_table_loader.arrow.arrays import marked_dtype
 from torch_table_loader.arrow.datatypes import (
     ElementType,
     children_of,
@@ -300,7 +301,7 @@ class Chooser:
         raise unsupported(path, kind, remedy)
 
     def _element(self, element: str, path: str) -> FlatCell:
-        dtype = outputs.marked_dtype(element)
+        dtype = marked_dtype(element)
         if self.policy.output_format == "numpy" and outputs.mark_of(dtype) is not None:
             outputs.numpy_dtype(element)
         elif not hasattr(torch, element):

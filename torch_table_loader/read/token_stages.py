@@ -102,6 +102,11 @@ class TokenStage(RowStage):
     def takes_ids(self) -> bool:
         return self.pack.documents is not None
 
+    @property
+    @override
+    def made_by(self) -> str | None:
+        return None if self.pack.documents is None else f"Pack: documents={name_of(self.pack.documents)}"
+
     @override
     def of_epoch(self, key: Key, *, shuffle: bool) -> TokenStage:
         other = copy.copy(self)
@@ -268,6 +273,8 @@ class TokensAsRows(TokenStage):
     Args:
         window: how many documents are shuffled together; None: none are.
     """
+
+    makes = "tokens"
 
     def __init__(self, pack: Pack, table: pa.Schema, asked: Sequence[str] = (), window: int | None = None) -> None:
         super().__init__(pack, table, asked)

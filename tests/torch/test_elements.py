@@ -55,7 +55,7 @@ def forms(element: str) -> dict[str, tuple[pa.Array, Rows]]:
         "matrices": (pa.FixedSizeListArray.from_arrays(pairs, 2), list(flat.reshape(ROWS, 2, 2))),
         "lists of vectors": (
             pa.ListArray.from_arrays([0, 1, 3, 6, 7, 10, 12], pairs),
-            list(flat.reshape(-1, 2).split([1, 2, 3, 1, 3, 2])),
+            list(torch.split(flat.reshape(-1, 2), [1, 2, 3, 1, 3, 2])),
         ),
     }
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from tests.effort import daily
 from tests.tables.plain import meant_warnings
 from torch_table_loader import ConfigError, Pack, StructuredDataset, TableError
 from torch_table_loader.arrow.datatypes import ELEMENTS, ElementType
+from torch_table_loader.errors import MissingExtraError
 
 ROWS = 6
 OFFSETS = [0, 3, 3, 8, 12, 13, 24]
@@ -221,3 +223,18 @@ def test_they_are_no_tokens(columns: dict[str, Any]) -> None:
     ids = pa.ListArray.from_arrays(OFFSETS, pa.array(range(24)))
     with pytest.raises(ConfigError, match="Pack: "):
         batches({"source": pa.table({"input_ids": ids, "w": array})}, pack=Pack(seq_len=4, **columns))
+
+
+@pytest.mark.parametrize("shuffle", [False, "rows"])
+@pytest.mark.parametrize("pack", [None, Pack(seq_len=4, aligned=["w"])], ids=["rows", "packs"])
+def test_who_cannot_make_them_says_so_at_once(monkeypatch: pytest.MonkeyPatch, pack: Pack | None, shuffle: Any) -> None:
+    array, _ = forms("float8_e5m2")["lists"]
+    table = pa.table({"input_ids": pa.ListArray.from_arrays(OFFSETS, pa.array(range(24))), "w": array})
+    options: dict[str, Any] = {"source": table, "pack": pack, "shuffle": shuffle, "check_plan": False}
+    with meant_warnings():
+        monkeypatch.delattr(torch, "float8_e5m2")
+        with pytest.raises(ConfigError, match=r"'w.*' is of type float8_e5m2, which cannot become a tensor; torch"):
+            StructuredDataset.create_dataloader(**options)
+        monkeypatch.setitem(sys.modules, "ml_dtypes", None)
+        with pytest.raises(MissingExtraError, match="numpy has no float8_e5m2, and ml_dtypes"):
+            StructuredDataset.create_dataloader(**options, output_format="numpy")

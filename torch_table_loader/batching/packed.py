@@ -13,6 +13,7 @@ from typing_extensions import override
 
 from torch_table_loader.arrow.arrays import number_type, numbers_of
 from torch_table_loader.arrow.buffers import joined, new_array
+from torch_table_loader.arrow.datatypes import ElementType, innermost
 from torch_table_loader.arrow.token_rows import (
     Parts,
     columns_of_parts,
@@ -24,6 +25,7 @@ from torch_table_loader.arrow.token_rows import (
 from torch_table_loader.batching.outputs import ipc_read, ipc_size, ipc_write
 from torch_table_loader.batching.packed_outputs import Documents, Sequences
 from torch_table_loader.batching.rows import Batches, Block, Rows, RowsCodec, new_block, pieces_of
+from torch_table_loader.batching.types import element_dtype
 from torch_table_loader.pack import IGNORED
 from torch_table_loader.records import DOCUMENTS, PADDING_COLUMN
 
@@ -99,6 +101,9 @@ class PackedCodec(RowsCodec[PackedRows]):
         self.functions = tuple(replace(each, keys=("documents", *each.keys)) for each in functions)
         self._schema = schema
         self._names = [name for name in schema.names if name not in (DOCUMENTS, PADDING_COLUMN)]
+        for name in self._names:
+            if isinstance(kind := innermost(schema.field(name).type), ElementType):
+                element_dtype(name, kind.element, numpy=numpy)
         self._tokens_are_rows = tokens_are_rows(schema)
         self._loss = self._names.index(pack.loss_mask) if pack.loss_mask is not None else None
         self._columns = pa.struct(columns_of_parts(schema)) if columns_of_parts(schema) else None

@@ -88,3 +88,16 @@ def test_headers_of_the_caller_do_not_follow_a_redirect_to_another_host(tmp_path
     assert "X-Key" in own.headers
     assert other.asked
     assert "X-Key" not in other.headers
+
+
+@pytest.mark.parametrize(
+    "spelled", ["./b.csv", "{site}/t/./b.csv", "{site}/t/%62.csv", "{site}/t//b.csv", "b.csv?x=./1"]
+)
+def test_a_file_is_one_however_it_is_spelled(site: str, spelled: str) -> None:
+    pin = spelled.format(site=site)
+    assert [file.name for file in PathSource.open(f"{site}/t/", "csv", files=[pin]).files] == ["b.csv"]
+    with pytest.raises(ConfigError, match=r"must name each file once, got .* twice"):
+        PathSource.open(f"{site}/t/", "csv", files=["b.csv", pin])
+    if "://" in pin:
+        with pytest.raises(ConfigError, match=r"must name each file once, got .* twice"):
+            PathSource.open([f"{site}/t/b.csv", pin], "csv")

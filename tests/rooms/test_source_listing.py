@@ -16,6 +16,7 @@ import pytest
 from torch_table_loader.contracts import Source
 from torch_table_loader.errors import ConfigError, ConfigTypeError, TableError
 from torch_table_loader.extend import FileStorage, PathSource
+from torch_table_loader.source.address import parse_address
 from torch_table_loader.source.clients import LocalClient
 
 TABLE = {
@@ -265,3 +266,75 @@ def test_files_are_sorted_by_their_utf8_bytes(tmp_path: Path) -> None:
         target.write_bytes(b"x")
     expected = sorted(["Z", "a-b", "a/b", "a/x", "a.b", "ä", "\U0001f600", "\uffff"], key=str.encode)
     assert names(tmp_path) == expected
+
+
+SPELLED = ["./a.parquet", "{root}/a.parquet", "{root}/./a.parquet"]
+"""Other spellings of ``a.parquet``."""
+
+
+@pytest.mark.parametrize("spelled", [*SPELLED, ".//a.parquet", "{root}//a.parquet", "file://{root}/a.parquet"])
+def test_a_file_is_one_however_it_is_spelled(tmp_path: Path, spelled: str) -> None:
+    (tmp_path / "a.parquet").write_bytes(b"x")
+    for other in (spelled, f"file:{tmp_path}/a.parquet"):
+        pin = other.format(root=tmp_path)
+        assert names(tmp_path, files=[pin]) == ["a.parquet"]
+        with pytest.raises(ConfigError, match=r"a\.parquet twice"):
+            names(tmp_path, files=["a.parquet", pin])
+        if pin[0] != ".":
+            with pytest.raises(ConfigError, match=r"a\.parquet twice"):
+                names([tmp_path / "a.parquet", pin])
+
+
+@pytest.mark.parametrize("spelled", SPELLED)
+def test_a_file_far_away_is_one_however_it_is_spelled(spelled: str) -> None:
+    fsspec.filesystem("memory").pipe_file("/spelled/a.parquet", b"x")
+    pin = spelled.format(root="memory://spelled")
+    assert names("memory://spelled", files=[pin]) == ["a.parquet"]
+    with pytest.raises(ConfigError, match=r"a\.parquet twice"):
+        names("memory://spelled", files=["a.parquet", pin])
+
+
+@pytest.mark.parametrize("pin", ["x/../a.parquet", "{root}/x/../a.parquet", "file://{root}/../a.parquet", "{root}"])
+def test_no_spelling_leads_out_of_the_table(tmp_path: Path, pin: str) -> None:
+    for folder in ("x", "."):
+        (tmp_path / "table" / folder).mkdir(parents=True, exist_ok=True)
+        (tmp_path / "table" / folder / "a.parquet").write_bytes(b"x")
+    with pytest.raises(ConfigError, match="files must name files below"):
+        names(tmp_path / "table", files=["a.parquet", pin.format(root=tmp_path / "table")])
+
+
+@pytest.mark.parametrize("link", ["symlink_to", "hardlink_to"])
+def test_a_link_to_a_file_is_that_file(tmp_path: Path, link: str) -> None:
+    one, other = tmp_path / "a.parquet", tmp_path / "b" / "c.parquet"
+    other.parent.mkdir()
+    one.write_bytes(b"x")
+    (tmp_path / "z.parquet").write_bytes(b"x")
+    getattr(other, link)(one)
+    for path, files in [
+        (tmp_path, None),
+        (tmp_path / "**", None),
+        ([one, other.parent], None),
+        (tmp_path, ["a.parquet", "z.parquet", "b/c.parquet"]),
+    ]:
+        with pytest.raises(ConfigError, match=r"b/c\.parquet twice: .*a\.parquet is the same file by another name"):
+            names(path, files=files)
+    assert names(tmp_path, files=["z.parquet", "b/c.parquet"]) == ["z.parquet", "b/c.parquet"]
+
+
+def test_a_link_into_another_partition_holds_other_rows(tmp_path: Path) -> None:
+    one, other = tmp_path / "day=1" / "a.parquet", tmp_path / "day=2" / "a.parquet"
+    for file in (one, other):
+        file.parent.mkdir()
+    one.write_bytes(b"x")
+    other.hardlink_to(one)
+    assert names(tmp_path) == ["day=1/a.parquet", "day=2/a.parquet"]
+
+
+@pytest.mark.parametrize(
+    "other", ["HTTPS://Host/t/a", "https://HOST/t/a", "https://host:443/t/a", "https://host:/t/a", "https://host/t/a#x"]
+)
+def test_a_server_has_one_spelling(other: str) -> None:
+    assert parse_address(other) == parse_address("https://host/t/a")
+    with_login = other.replace("://", "://User:pass@", 1)
+    assert parse_address(with_login).path == "https://host/t/a"
+    assert parse_address(with_login).login == parse_address("https://User:pass@host/t/a").login

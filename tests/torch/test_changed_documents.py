@@ -21,7 +21,6 @@ from torch_table_loader import (
     Pack,
     ResumeError,
     StructuredDataset,
-    TableError,
 )
 
 LENGTHS = [5, 0, 3, 8, 1, 12, 4, 4, 7, 2, 6, 9, 3, 1, 5, 10, 2, 4, 6, 11]
@@ -173,7 +172,7 @@ def test_lengths_that_follow_the_seed_are_an_error(table: str, shuffle: Any, str
         given = zip(batch["input_ids"].to_pylist(), batch["seed"].to_pylist(), strict=True)
         return batch_of([tokens[seed % 3 :] for tokens, seed in given])
 
-    with pytest.raises(TableError, match=r"rows|tokens"):
+    with pytest.raises(ConfigError, match=r"Pack: documents=.*shortened made \d+ (tokens|sequences) of rows"):
         list(loader_of(table, Pack(seq_len=2, strategy=strategy, documents=shortened), shuffle=shuffle))
 
 
@@ -211,3 +210,43 @@ def test_what_does_not_fit_is_refused(table: str) -> None:
     local = functools.partial(lambda batch: batch)
     with pytest.raises(ConfigError, match=r"Pack\(documents=...\) must pickle"):
         loader_of(table, Pack(seq_len=4, documents=local), worker_type="spawn")
+
+
+class Surplus:
+    """Returns more tokens when documents are read than when they were counted, without seeds; or fewer."""
+
+    def __init__(self, *, more: bool) -> None:
+        self.more = more
+
+    def __call__(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """Return each document, or the first half of it."""
+        whole = any(batch["seed"].to_pylist()) == self.more
+        documents = batch["input_ids"].to_pylist()
+        return batch_of(
+            [(tokens or []) if whole else (tokens or [])[: (1 + len(tokens or [])) // 2] for tokens in documents]
+        )
+
+
+@pytest.mark.parametrize("more", [True, False])
+@pytest.mark.parametrize("strategy", ["concat", "pad", "best_fit"])
+@pytest.mark.parametrize(("ranks", "lanes"), [(1, 0), (3, 2)])
+@daily(5)
+def test_a_stream_names_the_function_that_makes_other_lengths_than_were_counted(
+    table: str, strategy: Any, more: bool, ranks: int, lanes: int
+) -> None:
+    pack = Pack(seq_len=2, strategy=strategy, documents=Surplus(more=more))
+    unit = "tokens" if strategy == "concat" else "sequences"
+    said = rf"Pack: documents=tests\S+:Surplus made \d+ {unit} of rows \d+ to \d+ of \d\.parquet, row group \d, when"
+    for rank in range(ranks):
+        loader = loader_of(table, pack, num_ranks=ranks, rank=rank, num_workers=lanes, shuffle=True, split_size=4)
+        with pytest.raises(ConfigError, match=said):
+            list(loader)
+
+
+def test_a_mixture_of_streams_names_it_too(table: str) -> None:
+    pack = Pack(seq_len=2, documents=Surplus(more=True))
+    with meant_warnings():
+        sources = {name: StructuredDataset(table, pack=pack, shuffle=True, split_size=9) for name in ("a", "b")}
+        loader, _ = MixedDataset.create_dataloader(sources, weights="rows", batch_size=2, num_workers=1)
+    with pytest.raises(ConfigError, match=r"Pack: documents=tests\S+:Surplus made .* when they were counted"):
+        list(loader)

@@ -66,6 +66,7 @@ def packs(draw: st.DrawFn, kind: type[Packed]) -> Pack:
 def worlds(draw: st.DrawFn, kind: type[Packed], pack: Pack) -> dict[str, Any]:
     """Draw what may change where a job goes on; ranks of a schedule of lengths must take equally many steps."""
     ranks = draw(st.integers(1, 3))
+    whole = pack.strategy in ("pad", "best_fit")  # a window of documents that are cut anywhere is part of the stage
     even = [
         "pad",
         *(["balance"] if kind is PackedSplits else []),
@@ -76,6 +77,7 @@ def worlds(draw: st.DrawFn, kind: type[Packed], pack: Pack) -> dict[str, Any]:
         "num_workers": draw(st.integers(0, 3)),
         "batch_size": draw(st.integers(1, 4)),
         "even_ranks": draw(st.sampled_from(even)),
+        **({"shuffle_buffer_size": draw(st.sampled_from([None, 2, 9]))} if kind is PackedSplits and whole else {}),
     }
 
 
@@ -141,3 +143,28 @@ def check(mode: Packed, found: list[tuple[int, ...]], live: set[int], weights: A
             own = [sequence for sequence in found if mode.table_of(sequence[0]) == at]
             rounds = max(Counter(token for sequence in own for token in sequence).values(), default=0)
             assert sum(len(sequence) < mode.pack.seq_len for sequence in own) <= rounds
+
+
+@pytest.mark.parametrize("window", [4, 30])
+@pytest.mark.parametrize("strategy", ["pad", "best_fit"])
+@pytest.mark.parametrize("worker_type", ["thread", "process"])
+@daily(lambda worker_type, window: (worker_type, window) == ("thread", 30))
+def test_padding_of_an_open_window_has_no_documents(tables: Path, strategy: Any, window: int, worker_type: Any) -> None:
+    mode = PackedSplits(full_pack(seq_len=9, strategy=strategy, block_docs=4))
+    options: dict[str, Any] = {"batch_size": 2, "num_workers": 1, "shuffle": False, "shuffle_buffer_size": window}
+    for taken, ranks in [(1, 2), (3, 3), (5, 7)]:
+        loader = mode.make(tables, **options)
+        found = [row for batch in islice(loader, taken) for row in mode.rows(batch)]
+        state, own = loader.state_dict(), []
+        for rank in range(ranks):
+            world: dict[str, Any] = {"num_ranks": ranks, "even_ranks": "pad", "worker_type": worker_type}
+            loader = mode.make(tables, rank=rank, **options | world)
+            loader.load_state_dict(state)
+            marks = [
+                (row, pads) for batch in loader for row, pads in zip(mode.ids(batch), mode.pads(batch), strict=True)
+            ]
+            found += [row for row, pads in marks if not pads]
+            own.append([pads for _, pads in marks])
+        most = max(pads.count(False) for pads in own)
+        assert [len(pads) for pads in own] == [most] * ranks
+        mode.check_once(found, mode.live(tables))

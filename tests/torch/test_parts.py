@@ -5,10 +5,12 @@ from __future__ import annotations
 import pickle
 import subprocess
 import sys
+from collections import Counter
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
@@ -118,6 +120,61 @@ def test_a_dictionary_and_a_scalar_have_the_hash_of_their_values() -> None:
     assert encoded.filter(of("val", "s"))["x"].equals(ROW.filter(of("val", "s"))["x"])
     chosen = pickle.loads(pickle.dumps(of("val", "s")))  # noqa: S301 ours
     assert ROW.filter(chosen)["x"].equals(ROW.filter(of("val", "s"))["x"])
+
+
+def floats_of(kind: np.dtype[Any]) -> pa.Array:
+    """Make 0.0 and −0.0, and four NaN of different bits, two of them negative."""
+    found = np.array([0.0, -0.0, np.nan, np.nan, -np.nan, -np.nan], dtype=kind)
+    bits = found.view(f"u{kind.itemsize}")
+    bits[[3, 5]] |= 3
+    return pa.array(found, from_pandas=False)
+
+
+@pytest.mark.parametrize(("kind", "encoded"), [("f2", False), ("f4", False), ("f4", True), ("f8", False), ("f8", True)])
+@pytest.mark.parametrize("columns", ["f", ["f", "s"], ["s", "f"], ["s", "f", "f"]], ids=str)
+def test_equal_floats_are_in_one_part(kind: str, encoded: bool, columns: Any) -> None:
+    column = floats_of(np.dtype(kind))
+    table = pa.table({"f": column.dictionary_encode() if encoded else column, "s": ["-0"] * 6, "x": range(6)})
+    for seed in range(20):
+        kept = table.filter(part_of(columns, {"a": 1, "b": 1}, "a", seed=seed))["x"].to_pylist()
+        assert (0 in kept) == (1 in kept)
+        assert len({2, 3, 4, 5} & set(kept)) in (0, 4)
+
+
+def test_files_of_other_types_have_equal_values_in_one_part(tmp_path: Path) -> None:
+    def column(kind: pa.DataType, values: Any) -> pa.Array:
+        return pa.array(values).cast(kind)
+
+    numbers = [None, 0.0, *(float(np.float32(number / 10)) for number in range(1, 300))]
+    for name, real, whole, text in [
+        ("a", pa.float32(), pa.int8(), pa.string()),
+        ("b", pa.float64(), pa.int64(), pa.large_string()),
+        ("c", pa.float32(), pa.uint16(), pa.dictionary(pa.int16(), pa.string())),
+    ]:
+        signed = [-0.0 if number == 0 and name == "b" else number for number in numbers]
+        wholes = [row % 100 for row in range(len(numbers))]
+        texts = pa.array([f"u{row % 50}" for row in range(len(numbers))])
+        columns = {"f": column(real, signed), "i": column(whole, wholes), "s": texts.cast(text)}
+        pq.write_table(pa.table({"row": range(len(numbers)), **columns}), tmp_path / f"{name}.parquet")
+    for by in ("f", "i", "s", ["f", "i", "s"]):
+        parts = StructuredDataset(tmp_path, columns=["row"]).split({"a": 0.5, "b": 0.5}, by=by)
+        for part in parts.values():
+            rows = [row for batch in part.loader() for row in batch["row"].tolist()]
+            assert all(count == 3 for count in Counter(rows).values()), by
+            assert 100 < len(set(rows)) < 200
+
+
+def test_partition_values_are_hashed_as_those_in_files(tmp_path: Path) -> None:
+    for text in ("0.0", "-0.0", "nan", "-nan", "1.5"):
+        (tmp_path / f"f={text}").mkdir()
+        pq.write_table(pa.table({"x": [text]}), tmp_path / f"f={text}" / "a.parquet")
+    schema = pa.schema([("x", pa.string()), ("f", pa.float64())])
+    for seed in range(9):
+        chosen = part_of("f", {"a": 1, "b": 1}, "a", seed=seed)
+        loader, _ = StructuredDataset.create_dataloader(tmp_path, schema=schema, filters=chosen, check_plan=False)
+        found = {x for batch in loader for x in batch["x"]}
+        assert len(found & {"0.0", "-0.0"}) != 1
+        assert len(found & {"nan", "-nan"}) != 1
 
 
 @pytest.mark.parametrize(

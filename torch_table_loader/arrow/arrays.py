@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.types as pt
 
 from torch_table_loader.arrow import compute as pc
-from torch_table_loader.arrow.datatypes import is_list_view, plain_type
+from torch_table_loader.arrow.datatypes import ElementType, is_list_view, plain_type
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -94,15 +94,31 @@ def _list_view(lists: pa.Array, kind: pa.DataType) -> pa.Array:
     return make.from_arrays(lists.offsets.slice(0, len(lists)).cast(index), lengths, lists.values, type=kind, mask=mask)
 
 
+def marked_dtype(element: str) -> np.dtype[Any]:
+    """Return the dtype in which arrays hold numbers of a name among `datatypes.ELEMENTS`.
+
+    numpy has complex numbers. For the others it is a record of one field, named after the element, so that bits are
+    moved unchanged and nothing can be computed with them by mistake.
+
+    >>> marked_dtype("complex64"), marked_dtype("bfloat16").names
+    (dtype('complex64'), ('bfloat16',))
+    """
+    if element.startswith("complex"):
+        return np.dtype(element)
+    return np.dtype([(element, f"u{ElementType(element).storage_type.bit_width // 8}")])
+
+
 def number_type(kind: pa.DataType) -> np.dtype[Any]:
-    """Return the numpy type of numbers, or of vectors of one size.
+    """Return the numpy type of numbers, or of vectors of one size; see `marked_dtype` for those that Arrow lacks.
 
     >>> number_type(pa.list_(pa.float32(), 3))
     dtype(('<f4', (3,)))
     """
-    vector = pt.is_fixed_size_list(kind)
-    found = (kind.value_type.to_pandas_dtype(), (kind.list_size,)) if vector else kind.to_pandas_dtype()
-    return cast("np.dtype[Any]", np.dtype(found))
+    if isinstance(kind, ElementType):
+        return marked_dtype(kind.element)
+    if pt.is_fixed_size_list(kind):
+        return np.dtype((number_type(kind.value_type), (kind.list_size,)))
+    return cast("np.dtype[Any]", np.dtype(kind.to_pandas_dtype()))
 
 
 def numbers_of(array: pa.Array) -> NDArray[Any]:
@@ -113,6 +129,9 @@ def numbers_of(array: pa.Array) -> NDArray[Any]:
     """
     if pt.is_fixed_size_list(array.type):
         return numbers_of(array.flatten()).reshape(-1, array.type.list_size)
+    if isinstance(array.type, ElementType):
+        dtype, stored = number_type(array.type), array.storage
+        return np.frombuffer(stored.buffers()[1] or b"", dtype, len(stored), stored.offset * dtype.itemsize)
     found: NDArray[Any] = array.to_numpy(zero_copy_only=False)
     return found
 
@@ -125,6 +144,11 @@ def array_of(numbers: NDArray[Any], kind: pa.DataType) -> pa.Array:
     """
     if pt.is_fixed_size_list(kind):
         return pa.FixedSizeListArray.from_arrays(array_of(numbers.reshape(-1), kind.value_type), type=kind)
+    if isinstance(kind, ElementType):
+        values = pa.py_buffer(np.ascontiguousarray(numbers).view(np.uint8))
+        return pa.ExtensionArray.from_storage(
+            kind, pa.Array.from_buffers(kind.storage_type, len(numbers), [None, values])
+        )
     return pa.array(numbers, kind)
 
 

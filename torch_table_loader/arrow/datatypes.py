@@ -6,7 +6,9 @@ holds the bits, so that readers that do not know the type get unsigned integers 
 
 from __future__ import annotations
 
-from typing import Self
+import math
+import struct
+from typing import Any, NamedTuple, Self
 
 import pyarrow as pa
 import pyarrow.types as pt
@@ -27,6 +29,26 @@ _STORAGE = {
 
 ELEMENTS = tuple(_STORAGE)
 """The names, which are torch's, of numbers that Arrow lacks."""
+
+
+class _Float8(NamedTuple):
+    """How 8 bits are a number: a sign, an exponent, and a mantissa of so many bits.
+
+    Args:
+        bias: what is taken off the exponent.
+        nans: the bits that are no number; none are infinite.
+    """
+
+    mantissa: int
+    bias: int
+    nans: tuple[int, ...]
+
+
+_FLOATS8 = {
+    "float8_e4m3fn": _Float8(3, 7, (0x7F, 0xFF)),
+    "float8_e4m3fnuz": _Float8(3, 8, (0x80,)),
+    "float8_e5m2fnuz": _Float8(2, 16, (0x80,)),
+}
 
 
 def plain_type(kind: pa.DataType) -> pa.DataType:
@@ -116,6 +138,19 @@ def is_variable(kind: pa.DataType) -> bool:
         return True
 
 
+class ElementScalar(pa.ExtensionScalar):  # type: ignore[misc]  # pyarrow is not typed
+    """One number of a type that Arrow lacks.
+
+    >>> bits = pa.array([0x3FC0, None], pa.uint16())
+    >>> pa.ExtensionArray.from_storage(ElementType("bfloat16"), bits).to_pylist()
+    [1.5, None]
+    """
+
+    def as_py(self, **options: Any) -> float | complex | None:
+        """Return a number of Python's, or None for a null."""
+        return None if self.value is None else _number(self.type.element, self.value.as_py(**options))
+
+
 class ElementType(pa.ExtensionType):  # type: ignore[misc]  # pyarrow is not typed
     """Numbers of a type that Arrow lacks.
 
@@ -137,6 +172,10 @@ class ElementType(pa.ExtensionType):  # type: ignore[misc]  # pyarrow is not typ
         """Read what `__arrow_ext_serialize__` wrote."""
         return cls(serialized.decode())
 
+    def __arrow_ext_scalar_class__(self) -> type[ElementScalar]:
+        """Return the class of single values."""
+        return ElementScalar
+
     def __str__(self) -> str:
         """Return the name."""
         return self.element
@@ -144,6 +183,26 @@ class ElementType(pa.ExtensionType):  # type: ignore[misc]  # pyarrow is not typ
     def __hash__(self) -> int:
         """Hash the name: equal types have equal names."""
         return hash((ElementType, self.element))
+
+
+def _number(element: str, stored: int | bytes) -> float | complex:
+    """Return a number as Python has it, from what its storage holds."""
+    if isinstance(stored, bytes):
+        return complex(*struct.unpack("<2f" if element == "complex64" else "<2d", stored))
+    if element == "bfloat16":
+        return float(struct.unpack("<f", (stored << 16).to_bytes(4, "little"))[0])
+    if element == "float8_e5m2":
+        return float(struct.unpack("<e", (stored << 8).to_bytes(2, "little"))[0])
+    if element == "float8_e8m0fnu":
+        return math.nan if stored == 0xFF else math.ldexp(1.0, stored - 127)
+    form = _FLOATS8[element]
+    if stored in form.nans:
+        return math.nan
+    exponent, fraction = (stored & 0x7F) >> form.mantissa, stored & (1 << form.mantissa) - 1
+    if exponent:
+        fraction += 1 << form.mantissa
+    size = math.ldexp(fraction, max(exponent, 1) - form.bias - form.mantissa)
+    return -size if stored & 0x80 else size
 
 
 for _name in ELEMENTS:

@@ -173,11 +173,13 @@ def runs_of(values: NDArray[Any], at: Ints, length: Ints) -> NDArray[Any]:
     ends = begins + length[order]
     if (begins[1:] >= ends[:-1]).all():
         return _distinct_runs(values, order, begins, ends)
-    plain = values.view(np.uint8) if values.dtype == np.bool_ else values
+    plain = values
+    if values.dtype.kind not in "iuf":  # Arrow has no such numbers, or not as bytes
+        plain = np.ascontiguousarray(values).view(np.uint8).reshape(len(values), -1)
     kind = pa.from_numpy_dtype(plain.dtype)
     runs = array_of(plain, kind if plain.ndim == 1 else pa.list_(kind, plain.shape[1]))
     taken = pa.LargeListViewArray.from_arrays(pa.array(at), pa.array(length), runs).flatten()
-    return numbers_of(taken).view(values.dtype)
+    return numbers_of(taken).view(values.dtype).reshape(-1, *values.shape[1:])
 
 
 def _distinct_runs(values: NDArray[Any], order: Ints, begins: Ints, ends: Ints) -> NDArray[Any]:

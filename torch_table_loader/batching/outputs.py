@@ -23,7 +23,6 @@ import pyarrow as pa
 import torch
 
 from torch_table_loader.arrow.buffers import NewArray, joined, new_array
-from torch_table_loader.arrow.datatypes import ElementType
 from torch_table_loader.errors import MissingExtraError
 
 if TYPE_CHECKING:
@@ -306,22 +305,8 @@ class Codes(NamedTuple):
     values: list[Any]
 
 
-def marked_dtype(element: str) -> np.dtype[Any]:
-    """Return the dtype in which arrays hold numbers of a name among `arrow.datatypes.ELEMENTS`.
-
-    numpy has complex numbers. For the others it is a record of one field, named after the element, so that bits are
-    moved unchanged and nothing can be computed with them by mistake.
-
-    >>> marked_dtype("complex64"), marked_dtype("bfloat16").names
-    (dtype('complex64'), ('bfloat16',))
-    """
-    if element.startswith("complex"):
-        return np.dtype(element)
-    return np.dtype([(element, f"u{ElementType(element).storage_type.bit_width // 8}")])
-
-
 def mark_of(dtype: np.dtype[Any]) -> str | None:
-    """Return the element of a dtype from `marked_dtype`, if numpy lacks it; None for any other dtype."""
+    """Return the element of a dtype from `arrow.arrays.marked_dtype`, if numpy lacks it; None for any other dtype."""
     return None if dtype.names is None else dtype.names[0]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Self, cast
 
 import numpy as np
@@ -12,6 +13,7 @@ from typing_extensions import override
 
 from torch_table_loader.arrow.arrays import number_type, numbers_of
 from torch_table_loader.arrow.buffers import joined, new_array
+from torch_table_loader.arrow.datatypes import ElementType, innermost
 from torch_table_loader.arrow.token_rows import (
     Parts,
     columns_of_parts,
@@ -23,6 +25,7 @@ from torch_table_loader.arrow.token_rows import (
 from torch_table_loader.batching.outputs import ipc_read, ipc_size, ipc_write
 from torch_table_loader.batching.packed_outputs import Documents, Sequences
 from torch_table_loader.batching.rows import Batches, Block, Rows, RowsCodec, new_block, pieces_of
+from torch_table_loader.batching.types import element_dtype
 from torch_table_loader.pack import IGNORED
 from torch_table_loader.records import DOCUMENTS, PADDING_COLUMN
 
@@ -98,6 +101,9 @@ class PackedCodec(RowsCodec[PackedRows]):
         self.functions = tuple(replace(each, keys=("documents", *each.keys)) for each in functions)
         self._schema = schema
         self._names = [name for name in schema.names if name not in (DOCUMENTS, PADDING_COLUMN)]
+        for name in self._names:
+            if isinstance(kind := innermost(schema.field(name).type), ElementType):
+                element_dtype(name, kind.element, numpy=numpy)
         self._tokens_are_rows = tokens_are_rows(schema)
         self._loss = self._names.index(pack.loss_mask) if pack.loss_mask is not None else None
         self._columns = pa.struct(columns_of_parts(schema)) if columns_of_parts(schema) else None
@@ -107,18 +113,16 @@ class PackedCodec(RowsCodec[PackedRows]):
     def decode(self, batch: pa.RecordBatch) -> PackedRows:
         """View tokens or sequences that are rows."""
         cut = batch.columns[: len(self._names)]
-        real = batch.num_rows
-        if PADDING_COLUMN in self._schema.names:
-            real -= int(batch.column(PADDING_COLUMN).true_count)
         if self._tokens_are_rows:
             tokens = [numbers_of(column) for column in cut]
             parts = parts_of_tokens(batch.column(DOCUMENTS))
         else:
             tokens = [_padded(column, self.width) for column in cut]
             parts = parts_of_sequences(batch.column(DOCUMENTS), self.width)
-        if real < batch.num_rows:  # the last rows only fill up the rank's last batch
-            parts = self.cut(tokens, parts, 0, real * self.width)
-        return PackedRows(self, batch.num_rows, tokens, parts)
+        rows = PackedRows(self, batch.num_rows, tokens, parts)
+        if PADDING_COLUMN not in self._schema.names:
+            return rows
+        return self.without_padding(rows, batch.column(PADDING_COLUMN).to_numpy(zero_copy_only=False))
 
     def decode_plain(self, columns: Sequence[pa.Array]) -> PackedRows:
         """View columns of the schema as rows."""
@@ -138,6 +142,17 @@ class PackedCodec(RowsCodec[PackedRows]):
             behind[-1] = self.target(tokens, stop)
         columns = None if parts.columns is None else parts.columns.slice(first, last - first)
         return Parts(at - start, length, begun, behind, columns)
+
+    def without_padding(self, rows: PackedRows, padding: NDArray[np.bool_]) -> PackedRows:
+        """View rows of which some, wherever they stand, only fill up the rank's last batch: no part covers these."""
+        if not padding.any():
+            return rows
+        edges = [0, *(np.flatnonzero(padding[1:] != padding[:-1]) + 1).tolist(), rows.num_rows]
+        runs = [rows.slice(start, stop) for start, stop in pairwise(edges)]
+        for run, start in zip(runs, edges, strict=False):
+            if padding[start]:
+                run.parts = self.cut(run.tokens, run.parts, 0, 0)
+        return PackedRows(self, rows.num_rows, rows.tokens, self._joined_parts(runs))
 
     def target(self, tokens: Sequence[NDArray[Any]], place: int) -> int:
         """Return the token at a place as a label."""

@@ -30,6 +30,7 @@ import pyarrow as pa
 import pyarrow.types as pt
 import torch
 
+from torch_table_loader.arrow.arrays import marked_dtype
 from torch_table_loader.arrow.datatypes import (
     ElementType,
     children_of,
@@ -286,7 +287,8 @@ class Chooser:
 
     def _flat(self, kind: pa.DataType, path: str) -> FlatCell:
         if isinstance(kind, ElementType):
-            return self._element(kind.element, path)
+            dtype = element_dtype(path, kind.element, numpy=self.policy.output_format == "numpy")
+            return FlatCell(path, dtype, dtype)
         if kind in _SAME_WIDTH:
             stored = np.dtype(_SAME_WIDTH[kind])
             becomes_float = stored.kind in "iu" and is_float(self.policy.fills.get(path))
@@ -300,16 +302,6 @@ class Chooser:
         remedy = f"give its type with schema=, {_AS_VALUES}" if pt.is_null(kind) else _AS_VALUES
         raise unsupported(path, kind, remedy)
 
-    def _element(self, element: str, path: str) -> FlatCell:
-        dtype = outputs.marked_dtype(element)
-        if self.policy.output_format == "numpy" and outputs.mark_of(dtype) is not None:
-            outputs.numpy_dtype(element)
-        elif not hasattr(torch, element):
-            raise unsupported(
-                path, element, f"torch {torch.__version__} does not support it: use a newer one, {_LEAVE_OUT}"
-            )
-        return FlatCell(path, dtype, dtype)
-
     def _cut(self, what: str) -> Cut:
         output = _OUTPUTS[self.policy.output_format]
         fixed = outputs.cut_tensors if self.policy.output_format == "torch" else outputs.cut_arrays
@@ -319,6 +311,23 @@ class Chooser:
             "offsets": partial(outputs.cut_ragged, output=output),
             "codes": partial(outputs.cut_codes, output=output),
         }[what]
+
+
+def element_dtype(path: str, element: str, *, numpy: bool) -> np.dtype[Any]:
+    """Return the dtype of numbers that Arrow lacks.
+
+    Raises:
+        ConfigError: torch does not have them.
+        MissingExtraError: arrays were asked for, and what adds such numbers to numpy is not installed.
+    """
+    dtype = marked_dtype(element)
+    if numpy and outputs.mark_of(dtype) is not None:
+        outputs.numpy_dtype(element)
+    elif not hasattr(torch, element):
+        raise unsupported(
+            path, element, f"torch {torch.__version__} does not support it: use a newer one, {_LEAVE_OUT}"
+        )
+    return dtype
 
 
 def _check_unsupported(policy: TypePolicy, chooser: Chooser) -> None:

@@ -31,6 +31,8 @@ _REGISTERING = threading.Lock()
 _shared = threading.local()
 """The seed, texts and hashes of the newest texts, for each thread that asks for several parts of them."""
 _HASHES = 1 << 64
+_BETWEEN = "\x1f"
+"""What stands between the values of several columns."""
 _NULL = "\x00"
 """What stands for null among the values of several columns."""
 
@@ -39,7 +41,8 @@ def part_of(columns: str | Sequence[str], shares: Mapping[Any, float], part: Has
     """Return a filter that keeps one part of a table; rows with equal values in the columns are in the same part.
 
     A column such as a user's id keeps all rows of a user together. Each row is in exactly one part. Values are hashed
-    as text (XXH3, 64 bits), so that the width of an int does not matter; null is a value.
+    as text (XXH3, 64 bits), so that the width of an int does not matter; −0.0 is 0.0, all NaN are one value, and so is
+    null.
 
     Args:
         columns: a column, or several; of types that pyarrow casts to strings.
@@ -73,7 +76,7 @@ def _text_of(columns: str | Sequence[str]) -> Any:
     texts = [pc.field(name).cast(pa.string()) for name in names]
     if len(texts) == 1:
         return texts[0]
-    return pc.binary_join_element_wise(*texts, "\x1f", null_handling="replace", null_replacement=_NULL)
+    return pc.binary_join_element_wise(*texts, _BETWEEN, null_handling="replace", null_replacement=_NULL)
 
 
 def _range_of(shares: Mapping[Any, float], part: Hashable) -> tuple[int, int]:
@@ -139,7 +142,11 @@ def _hashes(texts: pa.Array, seed: int) -> NDArray[np.uint64]:
 
 
 def _hash_of(text: str | None, seed: int) -> int:
-    return xxhash.xxh3_64_intdigest(b"\xff" if text is None else text.encode(), seed)
+    if text is None:
+        return xxhash.xxh3_64_intdigest(b"\xff", seed)
+    if "-0" in text:  # −0.0 as text, which equals 0.0
+        text = _BETWEEN.join("0" if part == "-0" else part for part in text.split(_BETWEEN))
+    return xxhash.xxh3_64_intdigest(text.encode(), seed)
 
 
 def make_known() -> None:

@@ -10,7 +10,14 @@ import numpy as np
 import pyarrow as pa
 
 from torch_table_loader.arrow import compute as pc
-from torch_table_loader.arrow.datatypes import decoded_type, is_string
+from torch_table_loader.arrow.datatypes import (
+    ElementType,
+    children_of,
+    decoded_type,
+    is_string,
+    opened_type,
+    plain_type,
+)
 from torch_table_loader.errors import TableError
 from torch_table_loader.messages import first_line
 
@@ -343,6 +350,11 @@ def check_given_schema(given: pa.Schema, schemas: Sequence[NamedSchema], partiti
 def _refuse_uncastable(field: pa.Field, file_type: pa.DataType, name: str) -> None:
     if file_type.equals(field.type):
         return
+    if not _keeps_elements(file_type, field.type):
+        raise TableError(
+            f"schema= says that column {field.name!r} is {field.type}, but in {name} it is {file_type}, and Arrow "
+            "would take numbers for the bits of others; change the field's type"
+        )
     try:
         pa.nulls(0, file_type).cast(field.type)
     except pa.ArrowException as error:
@@ -350,6 +362,17 @@ def _refuse_uncastable(field: pa.Field, file_type: pa.DataType, name: str) -> No
             f"schema= says that column {field.name!r} is {field.type}, but in {name} it is {file_type}, which does "
             "not cast to that; change the field's type"
         ) from error
+
+
+def _keeps_elements(one: pa.DataType, other: pa.DataType) -> bool:
+    """Return whether a cast leaves numbers that Arrow lacks as they are, or turns them into their bits or back."""
+    one, other = opened_type(one), opened_type(other)
+    if isinstance(one, ElementType) and isinstance(other, ElementType):
+        return bool(one.equals(other))
+    if isinstance(one, ElementType) or isinstance(other, ElementType):
+        return bool(plain_type(one).equals(plain_type(other)) or pa.types.is_null(one))
+    pairs = zip(children_of(one), children_of(other), strict=False)
+    return all(_keeps_elements(mine.type, wanted.type) for mine, wanted in pairs)
 
 
 def _merge_of(kind: pa.DataType) -> _Merge:

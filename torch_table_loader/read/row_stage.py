@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -38,6 +38,14 @@ class RowStage(ABC):
 
         Blocks begin with a split's first row of the row group; only the last of a row group is shorter.
         """
+        return None
+
+    makes: ClassVar[str] = "rows"
+    """What a message calls the rows that come out."""
+
+    @property
+    def made_by(self) -> str | None:
+        """What a message calls the caller's function that decides how many rows come out; None if there is none."""
         return None
 
     @property

@@ -37,6 +37,8 @@ class SequencesAsRows(TokenStage):
     Documents are packed block by block of the rows of a split's row group.
     """
 
+    makes = "sequences"
+
     @property
     @override
     def block_rows(self) -> int | None:

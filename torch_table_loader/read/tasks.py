@@ -166,12 +166,13 @@ class TaskReader:
         if wanted is None:
             return
         plan, segments, runs, skip, take, _ = wanted
-        found = [0] * len(segments)
+        counts = _Counts(plan.file, segments, self._stage)
+        ends = take >= 0 and self._stage is not None and counts.ends_with(skip + take)
         _log.debug("%s: reads parts of %d row groups", plan.file.name, len(segments))
         with self._walking(plan, segments, task.file_index, storage) as walk:
             parts = walk.parts(runs)
             for part in parts if self._stage is None else _staged(self._stage, parts):
-                found[part.segment] += part.num_live
+                counts.add(part)
                 start = min(skip, part.num_live)
                 stop = part.num_live if take < 0 else min(part.num_live, start + take)
                 skip -= start
@@ -180,10 +181,10 @@ class TaskReader:
                 most = self._max_rows if self._stage is None else max(1, stop - start)
                 for first in range(start, stop, most):
                     yield part.rows(first, min(first + most, stop))
-                if take == 0:
+                if take == 0 and not ends:  # else whatever a stage makes beyond its count is refused
                     return
             if not self._knows_live(plan):
-                _check_found(plan.file, segments, found)
+                counts.check(len(segments))
 
     def needs(self, task: ReadTask) -> FileNeeds | None:
         """Return which bytes of its file `read` asks for; None if there are none, or the file's format does not say.
@@ -409,6 +410,40 @@ def _named(filters: Sequence[Any], schema: pa.Schema) -> tuple[str, ...]:
     return tuple(sorted(frozenset[str]().union(*(predicate_of(each, schema).columns for each in filters))))
 
 
+class _Counts:
+    """Counts the rows that come of segments while they are read, and holds them against what was planned."""
+
+    def __init__(self, file: DataFile, segments: Sequence[Segment], stage: RowStage | None) -> None:
+        self._file, self._segments, self._stage = file, segments, stage
+        self._found = [0] * len(segments)
+        self._checked = 0
+
+    def ends_with(self, rows: int) -> bool:
+        """Return whether so many rows are all that is planned."""
+        planned = [segment.live for segment in self._segments]
+        return min(planned) >= 0 and rows == sum(planned)
+
+    def add(self, part: Part) -> None:
+        """Add the next part; refuse what a stage makes beyond its count, before any of it is delivered."""
+        self._found[part.segment] += part.num_live
+        if self._stage is not None:
+            self.check(part.segment)
+            segment, found = self._segments[part.segment], self._found[part.segment]
+            if 0 <= segment.live < found:
+                raise _miscounted(self._file, segment, found, self._stage)
+
+    def check(self, stop: int) -> None:
+        """Refuse segments before one of which other rows have come than was planned.
+
+        Raises:
+            ConfigError: a function of the caller's decides how many there are.
+            TableError: none does.
+        """
+        some = slice(self._checked, stop)
+        _check_found(self._file, self._segments[some], self._found[some], self._stage)
+        self._checked = stop
+
+
 class _Staged:
     """What a stage makes of live rows, block by block; when counting, only how many rows that is.
 
@@ -467,14 +502,27 @@ def _delivered_schema(table_schema: pa.Schema, columns: Sequence[str], *, row_id
     return pa.schema([*fields, pa.field(ROW_ID, pa.int64(), nullable=False)] if row_ids else fields)
 
 
-def _check_found(file: DataFile, segments: Sequence[Segment], found: Sequence[int]) -> None:
+def _check_found(
+    file: DataFile, segments: Sequence[Segment], found: Sequence[int], stage: RowStage | None = None
+) -> None:
     for segment, live in zip(segments, found, strict=True):
         if segment.live not in (-1, live):
-            raise TableError(
-                f"{file.name}, row group {segment.group}: rows {segment.row_start} to {segment.row_stop} must hold "
-                f"{segment.live} rows that pass, as was counted, got {live}; the file or the filter has changed since "
-                "it was counted: build the loader again"
-            )
+            raise _miscounted(file, segment, live, stage)
+
+
+def _miscounted(file: DataFile, segment: Segment, found: int, stage: RowStage | None) -> TableLoaderError:
+    """Return the error of whoever decides how many rows come of a segment: a function of the caller's, or the file."""
+    rows = f"rows {segment.row_start} to {segment.row_stop}"
+    if stage is not None and stage.made_by is not None:
+        return ConfigError(
+            f"{stage.made_by} made {segment.live} {stage.makes} of {rows} of {file.name}, row group {segment.group}, "
+            f"when they were counted, and {found} now; it may change documents by their seeds, but not their lengths, "
+            "which must be the same in every epoch and process"
+        )
+    return TableError(
+        f"{file.name}, row group {segment.group}: {rows} must hold {segment.live} rows that pass, as was counted, got "
+        f"{found}; the file or the filter has changed since it was counted: build the loader again"
+    )
 
 
 def needs_of(

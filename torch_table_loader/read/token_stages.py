@@ -18,7 +18,7 @@ import pyarrow.types as pt
 from typing_extensions import override
 
 from torch_table_loader.arrow.arrays import number_type, numbers_of, plain
-from torch_table_loader.arrow.datatypes import plain_type
+from torch_table_loader.arrow.datatypes import ElementType, opened_type, plain_type
 from torch_table_loader.arrow.token_rows import Parts, rows_of_tokens, runs_of, schema_of_tokens
 from torch_table_loader.errors import ConfigError, TableError
 from torch_table_loader.messages import did_you_mean
@@ -101,6 +101,11 @@ class TokenStage(RowStage):
     @override
     def takes_ids(self) -> bool:
         return self.pack.documents is not None
+
+    @property
+    @override
+    def made_by(self) -> str | None:
+        return None if self.pack.documents is None else f"Pack: documents={name_of(self.pack.documents)}"
 
     @override
     def of_epoch(self, key: Key, *, shuffle: bool) -> TokenStage:
@@ -269,6 +274,8 @@ class TokensAsRows(TokenStage):
         window: how many documents are shuffled together; None: none are.
     """
 
+    makes = "tokens"
+
     def __init__(self, pack: Pack, table: pa.Schema, asked: Sequence[str] = (), window: int | None = None) -> None:
         super().__init__(pack, table, asked)
         self._window = window
@@ -403,9 +410,10 @@ def cut_field(table: pa.Schema, name: str, *, text: bool = False, vectors: bool 
             'torch-table-loader tokenize, and read that, or pass tokenizer= and shuffle="rows"'
         )
     is_list = pt.is_list(kind) or pt.is_large_list(kind) or pt.is_fixed_size_list(kind)
-    value = plain_type(kind.value_type) if is_list else None
+    value = opened_type(kind.value_type) if is_list else None
     number = value.value_type if vectors and value is not None and pt.is_fixed_size_list(value) else value
-    if number is None or not (pt.is_integer(number) or pt.is_floating(number) or pt.is_boolean(number)):
+    is_number = number is not None and (pt.is_integer(number) or pt.is_floating(number) or pt.is_boolean(number))
+    if not is_number and not (vectors and isinstance(number, ElementType)):
         forms = "numbers, or of fixed-size lists of numbers," if vectors else "numbers,"
         raise ConfigError(
             f"Pack: column {name!r} must be a list of {forms} one for each token, got {table.field(name).type}"

@@ -203,6 +203,10 @@ def _http_address(protocol: str, url: str) -> Address:
             f"a {protocol} URL must read {protocol}://host/path or {protocol}://user:password@host/path with '/' "
             "in the password written as %2F"
         )
+    plain = re.sub(r":(80)?$" if protocol == "http" else r":(443)?$", "", host.lower())
+    if (parts.scheme, plain) != (url.partition(":")[0], host):  # one spelling for one server
+        url = urlunsplit((parts.scheme, f"{login}{at}{plain}", parts.path, parts.query, parts.fragment))
+        host = plain
     if not at:
         return Address(protocol, url)
     basic = base64.b64encode(unquote(login).encode()).decode("ascii")

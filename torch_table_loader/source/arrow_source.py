@@ -24,7 +24,15 @@ import xxhash
 
 from torch_table_loader.arrow import compute as pc
 from torch_table_loader.arrow.arrays import offsets_of, plain, relisted
-from torch_table_loader.arrow.datatypes import children_of, decoded_type, is_list_view, is_text, plain_type
+from torch_table_loader.arrow.datatypes import (
+    ElementType,
+    children_of,
+    decoded_type,
+    is_list_view,
+    is_text,
+    opened_type,
+    plain_type,
+)
 from torch_table_loader.errors import ConfigError, ConfigTypeError, StorageError, TableError
 from torch_table_loader.messages import first_twice
 from torch_table_loader.records import DataFile, FileVersion
@@ -181,7 +189,7 @@ _FORMS: tuple[tuple[Callable[[Any], bool], Callable[[Any], _Taken]], ...] = (
 
 
 def _settled(table: pa.Table) -> pa.Table:
-    """Return a table without extensions, views and metadata, and with a single dictionary for each such column."""
+    """Return a table of settled types, without metadata, and with a single dictionary for each such column."""
     columns = [_as_settled(column) for column in table.columns]
     fields = [
         pa.field(field.name, column.type, nullable=field.nullable)
@@ -202,7 +210,7 @@ def _settled_array(array: pa.Array, kind: pa.DataType) -> pa.Array:
 
     pyarrow 26 casts list views to lists with wrong offsets, so anything that contains them is rebuilt.
     """
-    if isinstance(array, pa.ExtensionArray):
+    if isinstance(array, pa.ExtensionArray) and not isinstance(kind, ElementType):
         return _settled_array(array.storage, kind)
     if kind.equals(array.type) or not _has_list_view(array.type):
         return array.cast(kind)
@@ -236,11 +244,15 @@ def _has_list_view(kind: pa.DataType) -> bool:
 
 
 def settled_type(kind: pa.DataType) -> pa.DataType:
-    """Return a type with plain types in place of extensions and views, including those nested inside.
+    """Return a type with plain types in place of views and extensions, including those nested inside.
+
+    Numbers that Arrow lacks keep their type.
 
     >>> settled_type(pa.list_(pa.string_view())), settled_type(pa.dictionary(pa.int8(), pa.string_view()))
     (ListType(list<item: large_string>), DictionaryType(dictionary<values=large_string, indices=int8, ordered=0>))
     """
+    if isinstance(kind, ElementType):
+        return kind
     if isinstance(kind, pa.BaseExtensionType) or pt.is_string_view(kind) or pt.is_binary_view(kind):
         return settled_type(plain_type(kind))
     return next((make(kind) for test, make in _AROUND if test(kind)), kind)
@@ -427,7 +439,7 @@ def content_hash(schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> str:
                 _feed(column, str(place), hashes)
         num_rows += batch.num_rows
     digest = hashlib.sha256(_DOMAIN)
-    digest.update(repr((num_rows, [(field.name, str(plain_type(field.type))) for field in schema])).encode())
+    digest.update(repr((num_rows, [(field.name, str(opened_type(field.type))) for field in schema])).encode())
     for name in sorted(hashes):
         digest.update(name.encode() + hashes[name].digest())
     return digest.hexdigest()

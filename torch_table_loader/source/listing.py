@@ -19,7 +19,7 @@ from torch_table_loader.cancellation import Threads, result_of
 from torch_table_loader.errors import ConfigError, ConfigTypeError, MissingFileError, MissingPathError, TableError
 from torch_table_loader.format_contracts import SidecarReader
 from torch_table_loader.records import DataFile
-from torch_table_loader.source.address import HTTP_PROTOCOLS, parse_address
+from torch_table_loader.source.address import FAMILIES, HTTP_PROTOCOLS, parse_address
 from torch_table_loader.source.clients import STAT_THREADS, Found
 from torch_table_loader.source.folders import columns_of_folders, hive_root, look_around, refuse_table_formats
 from torch_table_loader.source.storage import FileStorage, open_storage
@@ -27,7 +27,8 @@ from torch_table_loader.source.storage import FileStorage, open_storage
 if TYPE_CHECKING:
     from torch_table_loader.contracts import Storage
     from torch_table_loader.format_contracts import FormatReader, Sidecar
-    from torch_table_loader.records import FileVersion
+    from torch_table_loader.records import FileVersion, LocalVersion
+    from torch_table_loader.source.folders import PartitionValues
 
 _LIST_VERSION = 1
 """Of the files that `write_files` writes."""
@@ -168,6 +169,7 @@ def _source(
     names = _names(storage, root, [entry.data for entry in pairs])
     above = hive_root(_decoded(storage, root))
     partition_schema, partitions, unread_keys = columns_of_folders([above + name for name in names], schema)
+    _refuse_links(storage, [entry.data for entry in pairs], partitions)
     kept = None if by_name else naming
 
     def beside(entry: Found) -> DataFile:
@@ -339,19 +341,19 @@ def _versions(storage: Storage, paths: Sequence[str]) -> list[Found]:
 
 
 def _below(storage: FileStorage, root: str, name: str) -> str:
-    if "://" in name:
+    shown, path = name, ""
+    if "://" in name or (storage.is_local and name.startswith("file:")):
         address = parse_address(name)
-        if address.protocol == storage.protocol and address.path.startswith(f"{root}/"):
-            return address.path
         shown = address.shown
+        if address.protocol == storage.protocol:
+            path = address.path
     elif name.startswith("/"):
-        if name.startswith(f"{root}/"):
-            return name
-        shown = name
-    elif name and ".." not in name.split("/"):
-        return f"{root}/{name}"
-    else:
-        shown = name
+        path = name
+    elif name:
+        path = f"{root}/{name}"
+    path = _spelled(storage, path)
+    if path.startswith(f"{root}/") and ".." not in path.split("/"):
+        return path
     raise ConfigError(
         f"files must name files below {storage.shown(root)}, relative to it or in full, got {shown!r}; "
         "correct the name, or pass their common directory as path"
@@ -359,14 +361,46 @@ def _below(storage: FileStorage, root: str, name: str) -> str:
 
 
 def _names(storage: Storage, root: str, found: Sequence[Found]) -> list[str]:
-    names: dict[str, None] = {}
+    names: dict[str, str] = {}
     for entry in found:
         name = _relative(storage, root, entry.path)
         _utf8(name)
-        if name in names:
+        key = _spelled(storage, name)
+        if key in names:
             raise ConfigError(f"path and files must name each file once, got {_shown(storage, entry.path)} twice")
-        names[name] = None
-    return list(names)
+        names[key] = name
+    return list(names.values())
+
+
+def _refuse_links(storage: Storage, found: Sequence[Found], partitions: Sequence[PartitionValues]) -> None:
+    """Refuse one file under two names, which links and letter case make, unless folders say other values of its rows.
+
+    The file system of this machine knows that; some know no inodes.
+    """
+    known: dict[tuple[LocalVersion, PartitionValues], str] = {}
+    for entry, values in zip(found, partitions, strict=True):
+        version = entry.version
+        if version is None or version.local is None or not version.local.inode:
+            continue
+        other = known.setdefault((version.local, values), entry.path)
+        if other != entry.path:
+            raise ConfigError(
+                f"path and files must name each file once, got {_shown(storage, entry.path)} twice: "
+                f"{_shown(storage, other)} is the same file by another name; leave one of them out, or copy the file"
+            )
+
+
+def _spelled(storage: Storage, path: str) -> str:
+    """Return a path without parts that name no folder; keys of object stores and of the caller's may have any parts."""
+    protocol = getattr(storage, "protocol", "")
+    if not protocol or FAMILIES.get(protocol, "file") != "file":
+        return path
+    bare, *query = path.split("?", 1) if protocol in HTTP_PROTOCOLS else [path]
+    no_folders = {".", ""} if protocol == "file" else {"."}
+    parts = bare.split("/")
+    inside = [part for part in parts[1:-1] if part not in no_folders]
+    kept = [*(part for part in parts[:1] if part != "."), *inside, *parts[1:][-1:]]
+    return "?".join(["/".join(kept), *query])
 
 
 def _relative(storage: Storage, root: str, path: str) -> str:

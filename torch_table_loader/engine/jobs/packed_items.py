@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 from typing_extensions import override
 
-from torch_table_loader.arrow.datatypes import plain_type, width_of
+from torch_table_loader.arrow.datatypes import opened_type, width_of
 from torch_table_loader.arrow.token_rows import schema_of_sequences
 from torch_table_loader.batching.codec import make_codec
 from torch_table_loader.batching.policy import TypePolicy
@@ -83,7 +83,7 @@ class PackedItems(TableItems):
         rows = stored_rows(table, _of_documents(options, pack), cache, stage, in_place, parts)
         cut_fields = stage.token_fields
         others = list(rows.columns)[len(cut_fields) :]
-        columns = schema_of_sequences(cut_fields, [entry.with_type(plain_type(entry.type)) for entry in others])
+        columns = schema_of_sequences(cut_fields, [entry.with_type(opened_type(entry.type)) for entry in others])
         make_codec(with_padding(columns, marks=options.even_ranks == "pad"), TypePolicy.of(options))
         return cls(
             options=options,

@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 from typing_extensions import override
 
-from torch_table_loader.arrow.arrays import number_type, plain
+from torch_table_loader.arrow.arrays import encoded, number_type, plain
 from torch_table_loader.arrow.token_rows import Parts, columns_of_parts, rows_of_sequences
 from torch_table_loader.engine.work.indexed_work import PERMUTING, TurnStream
 from torch_table_loader.errors import ResumeError
@@ -399,7 +399,7 @@ class PackedStream(TurnStream):
             known[name] = pa.array(np.full(len(documents), value, dtype=np.int64))
         if ROW_ID in {field.name for field in fields} - set(known):
             known[ROW_ID] = pa.array(rows.ids(documents))
-        return pa.StructArray.from_arrays([known[field.name] for field in fields], fields=fields)
+        return pa.StructArray.from_arrays([encoded(known[field.name], field.type) for field in fields], fields=fields)
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave out the orders, which each process makes for itself."""

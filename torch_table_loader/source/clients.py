@@ -37,19 +37,12 @@ _COPY_BYTES = 1 << 24
 _READ_AHEAD = 1 << 20
 """Bytes that fsspec reads beyond a request: s3fs's own 50 MiB would read most of a file for one column."""
 
-_CONNECT_S = 10
-_SILENCE_S = 30
-"""An HTTP server that sends nothing for this long does not answer; the duration of a whole answer does not matter."""
-
 _MOUNTS = Path("/proc/self/mountinfo")
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
 
 _UNSTABLE = ("fuse", "cifs", "smb", "vboxsf")
 """File systems, by the beginning of their names, that may give a file another inode each time it is looked up: FUSE
 clients of object stores do once they forget it, and Windows servers may have no numbers at all."""
-
-_HARMLESS = frozenset({"accept", "accept-encoding", "range", "user-agent"})
-"""Headers that are sent to another host too; anything else that the caller set may be a secret."""
 
 _SPECIAL = {stat.S_IFIFO: "FIFO", stat.S_IFSOCK: "socket", stat.S_IFCHR: "device", stat.S_IFBLK: "device"}
 
@@ -206,8 +199,11 @@ class FsspecClient(Client):
     def __init__(self, protocol: str, options: Mapping[str, Any]) -> None:
         """Create a separate instance: fsspec's shared ones may hold stale listings and other logins."""
         self._protocol = protocol
-        if protocol in HTTP_PROTOCOLS:
-            options = _without_secrets_elsewhere(_with_timeout(options))
+        if protocol in HTTP_PROTOCOLS or protocol in S3_PROTOCOLS:
+            # Imported here, since few stores need aiohttp, which takes time to import.
+            from torch_table_loader.source.aiohttp_options import http_options, s3fs_options
+
+            options = (http_options if protocol in HTTP_PROTOCOLS else s3fs_options)(options)
         self.native = filesystem_class(protocol)(**options, skip_instance_cache=True)
         if protocol in S3_PROTOCOLS:
             self.native.retries = 1  # otherwise five times five tries, each of which waits for its timeout
@@ -367,45 +363,3 @@ def _machine() -> str:
     except OSError:
         boot = ""
     return f"{socket.gethostname()} {boot}"
-
-
-def _with_timeout(options: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return options for fsspec's HTTP file system with timeouts, unless the caller set some."""
-    from aiohttp import ClientTimeout
-
-    timeout = ClientTimeout(total=None, sock_connect=_CONNECT_S, sock_read=_SILENCE_S)
-    return {**options, "client_kwargs": {"timeout": timeout, **(options.get("client_kwargs") or {})}}
-
-
-def _without_secrets_elsewhere(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return options for fsspec's HTTP file system that keep a redirect from sending secrets to another host.
-
-    aiohttp itself withholds the headers Authorization and Cookie, and a request's login and cookies, but not those
-    of a session.
-    """
-    from aiohttp import TraceConfig
-
-    client = dict(options.get("client_kwargs") or {})
-    cookies = {"cookies": client.pop("cookies")} if "cookies" in client else {}
-    if (auth := client.pop("auth", None)) is not None:
-        client["headers"] = {**(client.get("headers") or {}), "Authorization": auth.encode()}
-    trace = TraceConfig()
-    trace.on_request_redirect.append(_drop_secrets)
-    client["trace_configs"] = [*client.get("trace_configs", ()), trace]
-    return {**cookies, **options, "client_kwargs": client}
-
-
-async def _drop_secrets(session: Any, context: Any, redirect: Any) -> None:  # noqa: ARG001 - aiohttp calls it
-    from yarl import URL
-
-    answer = redirect.response
-    target = answer.headers.get("Location") or answer.headers.get("URI")
-    if target is None:
-        return
-    try:
-        same = answer.url.join(URL(target)).origin() == answer.url.origin()
-    except ValueError:
-        same = False
-    if not same:
-        for name in [name for name in redirect.headers if name.lower() not in _HARMLESS]:
-            redirect.headers.popall(name, None)

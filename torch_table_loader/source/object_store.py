@@ -7,19 +7,20 @@ from __future__ import annotations
 
 import os
 import ssl
-from collections.abc import Callable, Iterator, Mapping
+import urllib.request
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar
-from urllib.parse import quote
+from urllib.parse import quote, urlsplit
 
 from obstore.exceptions import PreconditionError
 from obstore.store import AzureStore, GCSStore
 from typing_extensions import override
 
 from torch_table_loader.cancellation import check_wanted
-from torch_table_loader.causes import store_error_type
+from torch_table_loader.causes import NOWHERE, store_error_type
 from torch_table_loader.errors import ConfigError, ConfigTypeError, MissingFileError, MissingPathError
 from torch_table_loader.records import FileVersion
 from torch_table_loader.source.clients import ChangedFile, Client, Found, bare_tag
@@ -89,6 +90,12 @@ _IN_ENVIRONMENT = (
 )
 """Variables where obstore looks for an identity, and by which platforms indicate that a machine has one."""
 
+_URLS_IN_ENVIRONMENT = ("AZURE_", "AZURITE_", "IDENTITY_", "MSI_")
+"""How variables begin that may hold URLs of Azure for obstore."""
+
+_IDENTITY_HOSTS = ("login.microsoftonline.com", "169.254.169.254")
+"""Where obstore asks for tokens of Azure, if nothing else is configured."""
+
 
 def client_config(options: Mapping[str, Any], *, http: bool) -> ClientConfig:
     """Return obstore's network settings; obstore itself finds proxies in the environment.
@@ -109,6 +116,33 @@ def client_config(options: Mapping[str, Any], *, http: bool) -> ClientConfig:
     if authorities is not None:
         config["root_certificate"] = Path(authorities).read_bytes()
     return config
+
+
+def staying_at(
+    network: ClientConfig, options: Mapping[str, Any], endpoint: str, others: Iterable[str] = ()
+) -> ClientConfig:
+    """Return settings of a client that reaches the host of its endpoint, the hosts of `others`, and no more.
+
+    obstore follows redirects to any host, where it takes S3's session token along, and a signature in a URL as the
+    referer. It has no option for that, but one for proxies: all hosts except these are behind one that is not there.
+    So are not the hosts that the caller reaches through a proxy.
+    """
+    if proxy_of(endpoint, options) is not None:
+        return network
+    hosts = {urlsplit(url).hostname or "" for url in (endpoint, *others)}
+    return {**network, "proxy_url": f"http://{NOWHERE}", "proxy_excludes": ",".join(sorted(hosts))}
+
+
+def proxy_of(url: str, options: Mapping[str, Any]) -> str | None:
+    """Return the proxy that the caller or the environment names for a URL."""
+    if "proxy_url" in options:
+        return proxy_url(options["proxy_url"])
+    parts = urlsplit(url)
+    if urllib.request.proxy_bypass(parts.netloc):
+        return None
+    known = urllib.request.getproxies()
+    found = known.get(parts.scheme) or known.get("all")
+    return None if found is None else proxy_url(found)
 
 
 def open_bucket(kind: Callable[..., B], name: str, config: Any, network: ClientConfig, login: Any) -> B:
@@ -348,7 +382,15 @@ def azure_client(options: Mapping[str, Any]) -> ObjectStoreClient:
     if endpoint:
         config["endpoint"] = endpoint
     network = client_config(options, http=(endpoint or "").startswith("http://"))
+    network = staying_at(network, options, endpoint or f"https://{account}.blob.{_PUBLIC}", hosts_of_azure(options))
     return ObjectStoreClient(lambda container: open_bucket(AzureStore, container, config, network, provider))
+
+
+def hosts_of_azure(options: Mapping[str, Any]) -> Iterator[str]:
+    """Yield URLs at which obstore may ask for a token, or that the environment gives it as endpoint."""
+    yield from (f"https://{host}" for host in _IDENTITY_HOSTS)
+    named = [value for name, value in os.environ.items() if name.startswith(_URLS_IN_ENVIRONMENT)]
+    yield from (url for url in (options.get("authority_host", ""), *named) if url.startswith(("http://", "https://")))
 
 
 def _connection(string: str) -> dict[str, str]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import functools
 import os
-import urllib.request
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -38,7 +37,8 @@ from torch_table_loader.source.object_store import (
     client_config,
     object_version,
     open_bucket,
-    proxy_url,
+    proxy_of,
+    staying_at,
     tls_context,
 )
 
@@ -233,10 +233,8 @@ class S3Client(ObjectStoreClient):
             }
             if parts.scheme == "https":
                 common["ssl_context"] = tls_context(self._options)
-            proxy = self._options.get("proxy_url")
-            if proxy is None and not urllib.request.proxy_bypass(parts.netloc):
-                proxy = urllib.request.getproxies().get(parts.scheme)
-            pool = urllib3.PoolManager(**common) if proxy is None else _through(proxy_url(proxy), common)
+            proxy = proxy_of(url, self._options)
+            pool = urllib3.PoolManager(**common) if proxy is None else _through(proxy, common)
             pool = self._pools.setdefault(parts.netloc, pool)
         return pool.request(method, url, headers=headers, retries=False, redirect=False)
 
@@ -251,7 +249,8 @@ class S3Client(ObjectStoreClient):
         }
         if self._options.get("request_payer"):
             config["request_payer"] = True
-        return open_bucket(S3Store, bucket, config, self._network, self._login)
+        network = staying_at(self._network, self._options, address.endpoint)
+        return open_bucket(S3Store, bucket, config, network, self._login)
 
     def _address(self, bucket: str) -> _Address:
         """Return where requests about a bucket go; on AWS without a region, its own is looked up."""

@@ -17,11 +17,12 @@ import pyarrow as pa
 
 from torch_table_loader.arrow.ranged_file import BufferedRanges, open_ranges
 from torch_table_loader.cancellation import interruptibly
-from torch_table_loader.causes import in_brief, store_error_type
+from torch_table_loader.causes import in_brief, is_led_away, store_error_type
 from torch_table_loader.errors import (
     AccessRefusedError,
     ConfigError,
     MissingFileError,
+    StorageError,
     StorageTimeoutError,
     TableError,
     TableLoaderError,
@@ -293,6 +294,11 @@ class FileStorage:
                 shown,
             )
         details = f"{type(error).__name__}: {self._scrub(str(error), path)}{tried}"
+        if is_led_away(error):
+            return StorageError(
+                f"{shown}: the store redirects the request to another place, to which no login is sent ({details}); "
+                "pass the endpoint, and for S3 the region, where the data is, in storage_options"
+            )
         if kind is AccessRefusedError:
             return AccessRefusedError(
                 f"{shown}: the store refuses access ({details}); grant it, or pass credentials in storage_options",

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from inspect import signature
 from typing import Any
 
-from aiohttp import ClientTimeout, TraceConfig
+from aiohttp import ClientResponse, ClientTimeout, TraceConfig
 from yarl import URL
+
+from torch_table_loader.errors import StorageError
+from torch_table_loader.scrubbing import shown_url
+from torch_table_loader.sizes import sizes
+from torch_table_loader.source.retrying import patience
 
 _CONNECT_S = 10
 _SILENCE_S = 30
-"""An HTTP server that sends nothing for this long does not answer; the duration of a whole answer does not matter."""
+"""An HTTP server that sends nothing for this long does not answer."""
 
 _HARMLESS = frozenset({"accept", "accept-encoding", "range", "user-agent"})
 """Headers that are sent to another host too; anything else that the caller set may be a secret."""
@@ -23,8 +29,9 @@ def http_options(options: Mapping[str, Any]) -> dict[str, Any]:
     They keep a redirect from sending secrets to another host: aiohttp itself withholds the headers Authorization and
     Cookie, and a request's login and cookies, but not those of a session.
     """
-    timeout = ClientTimeout(total=None, sock_connect=_CONNECT_S, sock_read=_SILENCE_S)
-    client = {"timeout": timeout, **(options.get("client_kwargs") or {})}
+    whole = patience(sizes().whole_file_bytes)  # who asks waits no longer than its bytes need; this ends what is left
+    timeout = ClientTimeout(total=whole, sock_connect=_CONNECT_S, sock_read=_SILENCE_S)
+    client = {"timeout": timeout, "response_class": _Bounded, **(options.get("client_kwargs") or {})}
     cookies = {"cookies": client.pop("cookies")} if "cookies" in client else {}
     if (auth := client.pop("auth", None)) is not None:
         client["headers"] = {**(client.get("headers") or {}), "Authorization": auth.encode()}
@@ -54,6 +61,34 @@ def s3fs_options(options: Mapping[str, Any]) -> dict[str, Any]:
             return session
 
     return {**options, "config_kwargs": {**config, "http_session_cls": Session}}
+
+
+class _Bounded(ClientResponse):
+    """An answer of which no more is read than was asked for, or than a page or a file that is read whole may have."""
+
+    async def read(self) -> bytes:
+        """Return the body; of a range that is longer than it should be, a part that is too long as well."""
+        if self._body is None:
+            span = re.fullmatch(r"bytes=(\d+)-(\d+)", self.request_info.headers.get("Range", ""))
+            is_page = self.content_type in ("text/html", "application/xhtml+xml")
+            most = int(span[2]) - int(span[1]) + 1 if span else 0
+            bound = most or (sizes().answer_bytes if is_page else sizes().whole_file_bytes)
+            pieces, num_bytes = [], 0
+            while piece := await self.content.readany():
+                pieces.append(piece)
+                num_bytes += len(piece)
+                if num_bytes > bound:
+                    self.close()
+                    if not span:
+                        raise StorageError(
+                            f"{shown_url(str(self.url))}: expected an answer of at most {bound:,} bytes, got more; "
+                            "check the URL, or name the files themselves"
+                        )
+                    break
+            self._body = b"".join(pieces)
+            if num_bytes > bound:
+                return self._body
+        return await super().read()
 
 
 def _withholding() -> TraceConfig:

@@ -193,8 +193,10 @@ STORES: dict[str, Job] = {"s3": s3, "gs": google, "az": azure, "http": web, "fss
 
 def chain(error: BaseException) -> Iterator[BaseException]:
     """Yield an error and all that is printed with it."""
+    seen: set[int] = set()
     link: BaseException | None = error
-    while link is not None:
+    while link is not None and id(link) not in seen:
+        seen.add(id(link))
         yield link
         link = link.__cause__ or (None if link.__suppress_context__ else link.__context__)
 

@@ -322,17 +322,23 @@ class FileStorage:
             f"it says: {self._scrub(str(error), '')}"
         )
 
-    def _scrub(self, text: str, path: str) -> str:
+    def _scrub(self, text: str, path: str, *, whole: bool = False) -> str:
         query = path.partition("?")[2] if self.protocol in HTTP_PROTOCOLS else ""
         known = self._process.connection
         renewed = {} if known is None else known.options
-        return scrub(in_brief(text), (*secrets_of(self.options), *secrets_of(renewed), query))
+        return scrub(text if whole else in_brief(text), (*secrets_of(self.options), *secrets_of(renewed), query))
 
     def _scrubbed(self, error: BaseException, path: str) -> BaseException:
-        """Return the error itself or, if it or its causes show a secret, a copy without it."""
+        """Return the error itself or, if it or its causes show a secret, a copy without it.
+
+        A cause may show in its repr, which crash reports contain, the headers that it sent.
+        """
+        seen: set[int] = set()
         link: BaseException | None = error
-        while link is not None:
-            if self._scrub(str(link), path) != str(link):
+        while link is not None and id(link) not in seen:
+            seen.add(id(link))
+            told = self._scrub(str(link), path) == str(link) and self._scrub(repr(link), path, whole=True) == repr(link)
+            if not told:
                 return OSError(f"{type(error).__name__}: {self._scrub(str(error), path)}")
             link = link.__cause__ or link.__context__
         return error

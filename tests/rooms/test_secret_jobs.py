@@ -179,7 +179,7 @@ def catalog(rng: random.Random, host: str, secret: str, folder: Path) -> object:
             {"type": "rest", "uri": f"http://{host}", "header.X-Key": plain},
             {"type": "sql", "uri": f"postgresql://me:{escaped}@127.0.0.1:9/db"},
             {"type": "sql", "uri": f"sqlite:////nowhere/at/all.db?password={escaped}"},
-            {"type": "glue", "glue.endpoint": f"http://{host}", "glue.region": "eu-west-1"}
+            {"type": "glue", "glue.endpoint": f"http://{host}", "glue.region": "eu-west-1", "glue.max-retries": "1"}
             | {"glue.access-key-id": "AKIAME", "glue.secret-access-key": secret, "glue.session-token": plain},
             {"type": "hive", "uri": "thrift://127.0.0.1:9", "ugi": f"me:{secret}"},
         ]

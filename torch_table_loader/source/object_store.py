@@ -379,7 +379,7 @@ def google_client(options: Mapping[str, Any]) -> ObjectStoreClient:
         config |= {"skip_signature": True, "bearer_token": _NOBODY}
     network = client_config(options, http=endpoint.startswith("http://"))
     provider = _google_tokens(options["credentials"]) if "credentials" in options else None
-    return ObjectStoreClient(lambda *bucket: open_bucket(GCSStore, *bucket, config, network, provider))
+    return ObjectStoreClient(lambda bucket, seconds: open_bucket(GCSStore, bucket, seconds, config, network, provider))
 
 
 def _google_tokens(credentials: Any) -> GCSCredentialProvider:
@@ -417,7 +417,7 @@ def azure_client(options: Mapping[str, Any]) -> ObjectStoreClient:
         config["endpoint"] = endpoint
     network = client_config(options, http=(endpoint or "").startswith("http://"))
     network = staying_at(network, options, endpoint or f"https://{account}.blob.{_PUBLIC}", hosts_of_azure(options))
-    return ObjectStoreClient(lambda *container: open_bucket(AzureStore, *container, config, network, provider))
+    return ObjectStoreClient(lambda box, seconds: open_bucket(AzureStore, box, seconds, config, network, provider))
 
 
 def hosts_of_azure(options: Mapping[str, Any]) -> Iterator[str]:

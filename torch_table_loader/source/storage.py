@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import threading
 import uuid
 from collections.abc import Callable, Iterator, Mapping
@@ -29,7 +30,7 @@ from torch_table_loader.errors import (
 )
 from torch_table_loader.option_values import DEFAULT_RETRY_SECONDS, RemoteOptions, of_the_store
 from torch_table_loader.records import FileVersion, Traffic
-from torch_table_loader.scrubbing import public_options, scrub, secrets_of
+from torch_table_loader.scrubbing import HIDDEN, public_options, scrub, secrets_of
 from torch_table_loader.source.address import (
     FAMILIES,
     HTTP_PROTOCOLS,
@@ -47,6 +48,8 @@ T = TypeVar("T")
 _MEMORY_OF = uuid.uuid4().hex
 """Names this process's memory:// files: a forked child inherits both, a spawned one has neither."""
 
+
+_QUERY = re.compile(r"(https?://[^\s?'\"]*)\?[^\s'\"]*")
 
 Login = Callable[[Mapping[str, Any] | None], Mapping[str, Any]]
 
@@ -323,10 +326,13 @@ class FileStorage:
         )
 
     def _scrub(self, text: str, path: str, *, whole: bool = False) -> str:
-        query = path.partition("?")[2] if self.protocol in HTTP_PROTOCOLS else ""
         known = self._process.connection
         renewed = {} if known is None else known.options
-        return scrub(text if whole else in_brief(text), (*secrets_of(self.options), *secrets_of(renewed), query))
+        of_url = secrets_of({"path": path}) if self.protocol in HTTP_PROTOCOLS else ()
+        text = text if whole else in_brief(text)
+        if self.protocol in HTTP_PROTOCOLS and "?" in path:  # its client may encode it in another way
+            text = _QUERY.sub(rf"\1?{HIDDEN}", text)
+        return scrub(text, (*secrets_of(self.options), *secrets_of(renewed), *of_url))
 
     def _scrubbed(self, error: BaseException, path: str) -> BaseException:
         """Return the error itself or, if it or its causes show a secret, a copy without it.

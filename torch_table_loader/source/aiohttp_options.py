@@ -51,7 +51,7 @@ def s3fs_options(options: Mapping[str, Any]) -> dict[str, Any]:
     if "http_session_cls" not in signature(AioConfig).parameters or "http_session_cls" in config:
         return dict(options)
 
-    class Session(AIOHTTPSession):
+    class Session(AIOHTTPSession):  # type: ignore[misc] # its package has no types
         async def _get_session(self, proxy_url: Any) -> Any:
             session = await super()._get_session(proxy_url)
             if not session.trace_configs:

@@ -74,7 +74,7 @@ class _Redirects(http.server.BaseHTTPRequestHandler):
 def hosts() -> Iterator[tuple[str, type[_Redirects], type[_Redirects]]]:
     """Give the URL of a store, and the handlers of it and of another host: the same machine under another name."""
     other = type("Other", (_Redirects,), {"asked": []})
-    own = type("Own", (_Redirects,), {"asked": []})
+    own: type[_Redirects] = type("Own", (_Redirects,), {"asked": []})
     with answering(own) as host, answering(other) as elsewhere:
         own.to = f"http://localhost:{elsewhere.rpartition(':')[2]}"
         yield f"http://{host}", own, other

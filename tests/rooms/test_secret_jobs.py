@@ -92,7 +92,8 @@ def _opened(rng: random.Random, folder: Path, where: Any, options: Options) -> o
 
 
 def s3(rng: random.Random, host: str, secret: str, folder: Path) -> object:
-    where, options = "s3://bucket/t/a.parquet", {"endpoint_url": f"http://{host}", "region": "eu-west-1"}
+    where = "s3://bucket/t/a.parquet"
+    options: Options = {"endpoint_url": f"http://{host}", "region": "eu-west-1"}
     options |= rng.choice(
         [
             {"key": "AKIAME", "secret": secret},

@@ -88,6 +88,6 @@ def serve(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
     connect = storage.connect
 
     def connecting(protocol: str, *options: Any) -> Any:
-        return ObjectStoreClient(lambda *_: bucket) if protocol == "s3" else connect(protocol, *options)  # type: ignore[arg-type,return-value]
+        return ObjectStoreClient(lambda *_: bucket) if protocol == "s3" else connect(protocol, *options)  # type: ignore[arg-type]
 
     monkeypatch.setattr(storage, "connect", connecting)

@@ -102,18 +102,25 @@ def unattended() -> Iterator[None]:
         _unattended.reset(token)
 
 
-def interruptibly(call: Callable[[], T]) -> T:
+def interruptibly(call: Callable[[], T], seconds: float | None = None) -> T:
     """Return the result of a call that cannot be interrupted, such as a request to a store.
 
     Args:
         call: left to itself if this thread is cancelled or interrupted; what it gives is then dropped.
+        seconds: to wait for it at most; None for as many as it takes.
 
     Raises:
         StorageError: it is no longer wanted.
+        TimeoutError: it took longer.
+
+    >>> interruptibly(lambda: time.sleep(9), 0.01)
+    Traceback (most recent call last):
+    TimeoutError: no whole answer came in 0 s
     """
     check_wanted()
-    if _unattended.get():
+    if _unattended.get() and seconds is None:
         return call()
+    end = None if seconds is None else time.monotonic() + seconds
     outcome, over, left = Future[T](), threading.Event(), threading.Event()
     context = copy_context()
     threading.Thread(
@@ -122,6 +129,8 @@ def interruptibly(call: Callable[[], T]) -> T:
     try:
         while not over.wait(SLICE_S):
             check_wanted()
+            if end is not None and time.monotonic() > end:
+                raise TimeoutError(f"no whole answer came in {seconds:.0f} s")
         return outcome.result()
     finally:
         left.set()

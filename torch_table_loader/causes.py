@@ -18,6 +18,7 @@ from torch_table_loader.errors import (
 
 _MISSING_STATUS = frozenset({404, 410})
 _REFUSED_STATUS = frozenset({401, 403, 407})
+_REDIRECT_STATUS = frozenset({301, 302, 303, 307, 308})
 _TIMEOUT_STATUS = frozenset({408, 504})
 
 _REFUSED_CODES = frozenset(
@@ -35,6 +36,9 @@ _ARROW_REFUSED = re.compile(
 )
 _ARROW_TIMEOUT = re.compile(r"AWS Error REQUEST_TIMEOUT|curlCode: 28\b|HTTP (status|response code):? (408|504)\b")
 """What pyarrow's S3 client, which pyiceberg uses, writes into the text of an OSError, which carries no errno."""
+
+NOWHERE = "127.0.0.1:0"
+"""Where requests go that a redirect would take to another host: nothing listens there, since 0 is no port."""
 
 _OBSTORE = "obstore.exceptions"
 _OBSTORE_REFUSED = frozenset({"PermissionDeniedError", "UnauthenticatedError"})
@@ -93,9 +97,10 @@ _LASTING = (
     NotADirectoryError,
     IsADirectoryError,
 )
+_TEXT_REDIRECTED = re.compile(rf"\b{re.escape(NOWHERE)}\b|redirect without LOCATION")
 _TEXT_LASTS = re.compile(
     r"Name or service not known|nodename nor servname|No address associated|No such host is known|curlCode: 60?\b"
-    r"|invalid peer certificate|certificate verify failed|RequestTimeTooSkewed"
+    r"|invalid peer certificate|certificate verify failed|RequestTimeTooSkewed|" + _TEXT_REDIRECTED.pattern
 )
 _TEXT_STATUS = re.compile(r"(?:non-2xx status code|HTTP status|HTTP response code):? (\d{3})\b")
 _TEXT_BUSY = re.compile(
@@ -135,6 +140,21 @@ def store_error_type(
         if _status(link) in _MISSING_STATUS:
             return missing
     return StorageError
+
+
+def is_led_away(error: BaseException) -> bool:
+    """Return whether a store, as obstore or botocore asked it, redirected a request that was not sent again.
+
+    >>> is_led_away(OSError("tcp connect error, 127.0.0.1:0")), is_led_away(OSError("tcp connect error, 127.0.0.1:80"))
+    (True, False)
+    """
+    return any(_is_led_away(link) for link in _chain(error))
+
+
+def _is_led_away(error: BaseException) -> bool:
+    asked = _is_obstore(error) or isinstance(getattr(error, "response", None), dict)
+    by_status = asked and _status(error) in _REDIRECT_STATUS
+    return by_status or _TEXT_REDIRECTED.search(str(error)) is not None
 
 
 def may_be_refusal(error: BaseException) -> bool:

@@ -106,10 +106,10 @@ class Sizes:
     """Objects and arrays of JSON inside of one another: parsers call themselves for each, and would end the process.
     A nested column takes three levels of a schema in JSON."""
 
-    answer_bytes: int = 256 << 20
+    catalog_answer_bytes: int = 256 << 20
     """Bytes of an answer of a catalog at most, decompressed; and of the pages of a listing of its names together."""
 
-    answer_pages: int = 1000
+    catalog_pages: int = 1000
     """Pages of such a listing."""
 
     list_values: int = 1 << 32
@@ -120,6 +120,18 @@ class Sizes:
 
     distinct_values: int = 1 << 16
     """Distinct values up to which quantiles are exact."""
+
+    answer_bytes: int = 64 << 20
+    """Bytes of a page of a listing at most, and of a page of the web that is one: a page of S3 has a few MiB."""
+
+    whole_file_bytes: int = 1 << 30
+    """Bytes of a file at most that is read whole from a store: metadata, lists of files, deletes, manifests."""
+
+    listed_files: int = 1 << 24
+    """Files and folders of a listing at most; each takes some 0.5 KB of memory."""
+
+    pages_without_files: int = 1 << 12
+    """Pages of a listing, or folders of a file system, at most that come in a row and name no file."""
 
     # Where row groups end: the order of rows depends on it, and what files contain.
     held_group_bytes: int = 1 << 20
@@ -145,11 +157,17 @@ class Sizes:
     longest_wait_s: float = 8.0
     """The longest wait between two tries."""
 
-    answer_s: float = 300.0
+    catalog_answer_s: float = 300.0
     """Seconds within which a catalog's whole answer must have come, as long as some of it comes now and then."""
 
     names_s: float = 20.0
     """Seconds in which a catalog lists its names, to say which are like the one that it lacks."""
+
+    answer_s: float = 60.0
+    """Seconds that a whole answer of a store may take, beyond those that its bytes take at the least rate."""
+
+    least_bytes_per_s: int = 1 << 14
+    """The least rate: an answer that comes slower is given up, and asked for again while `retry_seconds` last."""
 
     store_warning_s: float = 5.0
     """Seconds after which the caller is warned of a store that has served no request."""

@@ -99,7 +99,7 @@ def read_answers(uri: str, root: str, name: str, answers: Answers, digest: str) 
     """
     Handler.answers = answers
     config = {"type": "rest", "uri": uri, "credential": "me:secret", "oauth2-server-uri": f"{uri}/v1/oauth/tokens"}
-    with small_sizes(answer_s=5.0, names_s=1.0, answer_bytes=1 << 24):
+    with small_sizes(catalog_answer_s=5.0, names_s=1.0, catalog_answer_bytes=1 << 24):
         found = _rows(name, config | {"rest.client.socket-timeout-ms": "1000"})
     if digest not in ("", found.digest):
         _, _, body = answers["/v1/namespaces/db/tables/t"]

@@ -688,6 +688,8 @@ def test_options_are_those_of_every_table() -> None:
                 "aws_endpoint_url": "http://h:9",
                 "aws_virtual_hosted_style_request": "true",
                 "aws_allow_http": "true",
+                "proxy_url": "http://127.0.0.1:0",  # for all other hosts, to which a redirect would take the login
+                "proxy_excludes": "h",
             },
         ),
         (

@@ -212,7 +212,7 @@ def endless(piece: bytes, wait: float = 0, stop: float = 20) -> Callable[[str], 
 
 @pytest.mark.parametrize(("path", "mine"), [(CONFIG, False), (TABLE, False), (TOKENS, False), (TABLE, True)])
 def test_an_answer_without_end_is_cut(lake: RestCatalog, path: str, mine: bool) -> None:
-    with scripted(lake) as there, small_sizes(answer_bytes=1 << 20):
+    with scripted(lake) as there, small_sizes(catalog_answer_bytes=1 << 20):
         config = load_catalog("mine", **login(there.uri)) if mine else login(there.uri)
         there.script[path] = endless(b" " * (1 << 16))
         with pytest.raises(StorageError, match=r"must have at most 1,048,576 bytes, decompressed, and has more"):
@@ -224,7 +224,7 @@ def test_an_answer_without_end_is_cut(lake: RestCatalog, path: str, mine: bool) 
 def test_a_bomb_is_not_unpacked(lake: RestCatalog) -> None:
     packer = zlib.compressobj(9, zlib.DEFLATED, 31)
     bomb = b"".join(packer.compress(bytes(1 << 20)) for _ in range(64)) + packer.flush()
-    with scripted(lake) as there, small_sizes(answer_bytes=1 << 20):
+    with scripted(lake) as there, small_sizes(catalog_answer_bytes=1 << 20):
         for encoding, body in (("gzip", bomb), ("gzip, gzip", gzip.compress(bomb))):
             there.script[TABLE] = partial(answer, (200, {"Content-Encoding": encoding}, body))
             tracemalloc.start()
@@ -250,7 +250,7 @@ def test_an_answer_in_drops_is_left(lake: RestCatalog, path: str) -> None:
         else:
             there.script[path] = endless(b" ", wait=0.05, stop=10)
         began = time.monotonic()
-        with small_sizes(answer_s=0.3), pytest.raises(StorageTimeoutError, match=r"must come within 0.3 s"):
+        with small_sizes(catalog_answer_s=0.3), pytest.raises(StorageTimeoutError, match=r"must come within 0.3 s"):
             opened(login(there.uri))
         assert time.monotonic() - began < 8
 
@@ -265,7 +265,7 @@ def test_a_deep_answer_is_refused(lake: RestCatalog) -> None:
 
 @pytest.mark.parametrize("path", ["/v1/namespaces", "/v1/namespaces/db/tables"])
 def test_names_on_pages_without_end(lake: RestCatalog, path: str) -> None:
-    with scripted(lake) as there, small_sizes(answer_pages=20):
+    with scripted(lake) as there, small_sizes(catalog_pages=20):
         entry: Any = ["db"] if path.endswith("namespaces") else {"namespace": ["db"], "name": "a"}
         kind = "namespaces" if path.endswith("namespaces") else "identifiers"
 
@@ -280,7 +280,7 @@ def test_names_on_pages_without_end(lake: RestCatalog, path: str) -> None:
             "pageToken" in each for each, *_ in there.asked
         )
         assert len(there.asked) < 40
-        with small_sizes(names_s=0.2, answer_pages=10**9):
+        with small_sizes(names_s=0.2, catalog_pages=10**9):
             began = time.monotonic()
             with pytest.raises(ConfigError, match=r"no table 'db.other'"):
                 opened(login(there.uri), "db.other")

@@ -41,7 +41,7 @@ class Bucket:
         self._asked(f"LIST {prefix or ''}")
         return self._objects.list(prefix, **options)
 
-    def list_with_delimiter(self, prefix: str | None = None) -> Any:
+    async def list_with_delimiter_async(self, prefix: str | None = None) -> Any:
         self._asked(f"LIST {prefix or ''}")
         return self._objects.list_with_delimiter(prefix)
 
@@ -88,6 +88,6 @@ def serve(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
     connect = storage.connect
 
     def connecting(protocol: str, *options: Any) -> Any:
-        return ObjectStoreClient(lambda _: bucket) if protocol == "s3" else connect(protocol, *options)  # type: ignore[arg-type,return-value]
+        return ObjectStoreClient(lambda *_: bucket) if protocol == "s3" else connect(protocol, *options)  # type: ignore[arg-type]
 
     monkeypatch.setattr(storage, "connect", connecting)

@@ -23,23 +23,23 @@ import pyarrow as pa
 from pyarrow import fs as arrow_fs
 from typing_extensions import override
 
-from torch_table_loader.cancellation import Threads
+from torch_table_loader.cancellation import Threads, check_wanted, interruptibly
 from torch_table_loader.errors import TableError
 from torch_table_loader.local_files import make_folder, new_file, write_whole
 from torch_table_loader.records import FileVersion, LocalVersion
-from torch_table_loader.source.address import HTTP_PROTOCOLS, S3_PROTOCOLS, filesystem_class
+from torch_table_loader.sizes import sizes
+from torch_table_loader.source.address import HTTP_PROTOCOLS, S3_PROTOCOLS, filesystem_class, shown
+from torch_table_loader.source.listing_bounds import ListingBounds
+from torch_table_loader.source.retrying import patience
 
 STAT_THREADS = 16
 """Requests in flight if files must be queried one by one: stores answer in tens of milliseconds."""
 
 _COPY_BYTES = 1 << 24
+_PAGE_BYTES = 1 << 20
 
 _READ_AHEAD = 1 << 20
 """Bytes that fsspec reads beyond a request: s3fs's own 50 MiB would read most of a file for one column."""
-
-_CONNECT_S = 10
-_SILENCE_S = 30
-"""An HTTP server that sends nothing for this long does not answer; the duration of a whole answer does not matter."""
 
 _MOUNTS = Path("/proc/self/mountinfo")
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
@@ -47,9 +47,6 @@ _BOOT = Path("/proc/sys/kernel/random/boot_id")
 _UNSTABLE = ("fuse", "cifs", "smb", "vboxsf")
 """File systems, by the beginning of their names, that may give a file another inode each time it is looked up: FUSE
 clients of object stores do once they forget it, and Windows servers may have no numbers at all."""
-
-_HARMLESS = frozenset({"accept", "accept-encoding", "range", "user-agent"})
-"""Headers that are sent to another host too; anything else that the caller set may be a secret."""
 
 _SPECIAL = {stat.S_IFIFO: "FIFO", stat.S_IFSOCK: "socket", stat.S_IFCHR: "device", stat.S_IFBLK: "device"}
 
@@ -206,8 +203,11 @@ class FsspecClient(Client):
     def __init__(self, protocol: str, options: Mapping[str, Any]) -> None:
         """Create a separate instance: fsspec's shared ones may hold stale listings and other logins."""
         self._protocol = protocol
-        if protocol in HTTP_PROTOCOLS:
-            options = _without_secrets_elsewhere(_with_timeout(options))
+        if protocol in HTTP_PROTOCOLS or protocol in S3_PROTOCOLS:
+            # Imported here, since few stores need aiohttp, which takes time to import.
+            from torch_table_loader.source.aiohttp_options import http_options, s3fs_options
+
+            options = (http_options if protocol in HTTP_PROTOCOLS else s3fs_options)(options)
         self.native = filesystem_class(protocol)(**options, skip_instance_cache=True)
         if protocol in S3_PROTOCOLS:
             self.native.retries = 1  # otherwise five times five tries, each of which waits for its timeout
@@ -219,15 +219,18 @@ class FsspecClient(Client):
         if self._protocol in HTTP_PROTOCOLS and path.endswith("/"):
             return Found(path, None)
         with _with_http_failures(self._protocol):
-            return _of_fsspec(path, self.native.info(path.rstrip("/") or path))
+            return _of_fsspec(path, self._asked(lambda: self.native.info(path.rstrip("/") or path)))
 
     @override
     def walk(self, root: str, *, recursive: bool) -> Iterator[Found]:
         """List with one call, and query what a listing left out (for http: sizes)."""
-        if recursive:
-            infos = self.native.find(root, detail=True)
+        if not recursive:
+            infos = self._listed(root)
+        elif self._protocol in HTTP_PROTOCOLS:
+            infos = self._below(root)
         else:
-            infos = {info["name"]: info for info in self.native.ls(root, detail=True)}
+            infos = self.native.find(root, detail=True)
+            ListingBounds(root).count(len(infos))
         self.native.invalidate_cache()
         infos.pop(root, None)  # object stores list a directory's own marker
         unknown = [path for path, info in infos.items() if _is_file(info) and info.get("size") is None]
@@ -236,15 +239,43 @@ class FsspecClient(Client):
         for path, info in infos.items():
             yield asked.get(path) or _of_fsspec(path, info)
 
+    def _listed(self, folder: str) -> dict[str, Any]:
+        """Return what is in a folder."""
+        return {info["name"]: info for info in self._asked(lambda: self.native.ls(folder, detail=True))}
+
+    def _below(self, root: str) -> dict[str, Any]:
+        """Return the files below a page of the web, one folder after another; links to missing pages are left out."""
+        bounds = ListingBounds(shown(self._protocol, root))
+        found: dict[str, Any] = {}
+        folders = {root.rstrip("/"): root}
+        for _, folder in _while_growing(folders):
+            check_wanted()
+            try:
+                with _with_http_failures(self._protocol):
+                    infos = self._listed(folder)
+            except FileNotFoundError:
+                infos = {}
+            files = {name: info for name, info in infos.items() if _is_file(info) and name not in found}
+            found |= files
+            folders |= {name.rstrip("/"): name for name in infos.keys() - files.keys() if name.endswith("/")}
+            bounds.count(len(files))
+        return found
+
     @override
     def read(self, path: str) -> bytes:
-        return bytes(self.native.cat_file(path))
+        return bytes(self._asked(lambda: self.native.cat_file(path), sizes().whole_file_bytes))
 
     @override
     def read_range(self, path: str, start: int, stop: int, etag: str | None) -> Any:
         """Read bytes of a file without opening it, which would cost a request for its size."""
         with _with_http_failures(self._protocol):
-            return self.native.cat_file(path, start=start, end=stop)
+            return self._asked(lambda: self.native.cat_file(path, start=start, end=stop), stop - start)
+
+    def _asked(self, ask: Callable[[], Any], num_bytes: int = _PAGE_BYTES) -> Any:
+        """Return an answer of at most so many bytes, which comes at the least rate."""
+        if self._protocol == "memory":
+            return ask()
+        return interruptibly(ask, patience(num_bytes))
 
     @override
     def write(self, path: str, data: bytes) -> None:
@@ -279,6 +310,15 @@ def _with_http_failures(protocol: str) -> Iterator[None]:
         if protocol not in HTTP_PROTOCOLS or cause is None or getattr(cause, "status", None) in {404, 410}:
             raise
         raise OSError(str(cause)) from cause
+
+
+def _while_growing(things: dict[str, str]) -> Iterator[tuple[str, str]]:
+    """Yield the entries of a dict to which more are added meanwhile."""
+    done = 0
+    while done < len(things):
+        news = list(things.items())[done:]
+        yield from news
+        done += len(news)
 
 
 def _is_file(info: Mapping[str, Any]) -> bool:
@@ -367,45 +407,3 @@ def _machine() -> str:
     except OSError:
         boot = ""
     return f"{socket.gethostname()} {boot}"
-
-
-def _with_timeout(options: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return options for fsspec's HTTP file system with timeouts, unless the caller set some."""
-    from aiohttp import ClientTimeout
-
-    timeout = ClientTimeout(total=None, sock_connect=_CONNECT_S, sock_read=_SILENCE_S)
-    return {**options, "client_kwargs": {"timeout": timeout, **(options.get("client_kwargs") or {})}}
-
-
-def _without_secrets_elsewhere(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return options for fsspec's HTTP file system that keep a redirect from sending secrets to another host.
-
-    aiohttp itself withholds the headers Authorization and Cookie, and a request's login and cookies, but not those
-    of a session.
-    """
-    from aiohttp import TraceConfig
-
-    client = dict(options.get("client_kwargs") or {})
-    cookies = {"cookies": client.pop("cookies")} if "cookies" in client else {}
-    if (auth := client.pop("auth", None)) is not None:
-        client["headers"] = {**(client.get("headers") or {}), "Authorization": auth.encode()}
-    trace = TraceConfig()
-    trace.on_request_redirect.append(_drop_secrets)
-    client["trace_configs"] = [*client.get("trace_configs", ()), trace]
-    return {**cookies, **options, "client_kwargs": client}
-
-
-async def _drop_secrets(session: Any, context: Any, redirect: Any) -> None:  # noqa: ARG001 - aiohttp calls it
-    from yarl import URL
-
-    answer = redirect.response
-    target = answer.headers.get("Location") or answer.headers.get("URI")
-    if target is None:
-        return
-    try:
-        same = answer.url.join(URL(target)).origin() == answer.url.origin()
-    except ValueError:
-        same = False
-    if not same:
-        for name in [name for name in redirect.headers if name.lower() not in _HARMLESS]:
-            redirect.headers.popall(name, None)

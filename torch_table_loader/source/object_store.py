@@ -5,24 +5,35 @@ How to connect to S3 is in `s3_client`; the network options of all three are rea
 
 from __future__ import annotations
 
+import asyncio
 import os
 import ssl
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+import urllib.request
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import closing, contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar
-from urllib.parse import quote
+from urllib.parse import quote, urlsplit
 
 from obstore.exceptions import PreconditionError
 from obstore.store import AzureStore, GCSStore
 from typing_extensions import override
 
 from torch_table_loader.cancellation import check_wanted
-from torch_table_loader.causes import store_error_type
-from torch_table_loader.errors import ConfigError, ConfigTypeError, MissingFileError, MissingPathError
+from torch_table_loader.causes import NOWHERE, store_error_type
+from torch_table_loader.errors import (
+    ConfigError,
+    ConfigTypeError,
+    MissingFileError,
+    MissingPathError,
+    StorageError,
+)
 from torch_table_loader.records import FileVersion
+from torch_table_loader.sizes import sizes
 from torch_table_loader.source.clients import ChangedFile, Client, Found, bare_tag
+from torch_table_loader.source.listing_bounds import ListingBounds
+from torch_table_loader.source.retrying import patience
 
 if TYPE_CHECKING:
     from obstore import GetOptions
@@ -40,8 +51,8 @@ if TYPE_CHECKING:
 
 B = TypeVar("B")
 
-Connect: TypeAlias = "Callable[[str], Bucket]"
-"""Opens a bucket (or container) by its name."""
+Connect: TypeAlias = "Callable[[str, float], Bucket]"
+"""Opens a bucket (or container) by its name, with a client whose requests may take so many seconds."""
 
 CONNECT_TIMEOUT_S = 10.0
 """Seconds to connect, unless ``connect_timeout`` is set."""
@@ -53,10 +64,11 @@ _NO_RETRIES: RetryConfig = {"max_retries": 0}
 """The caller decides whether to retry: one policy for all clients."""
 
 _NO_LIMIT = "30 days"
-"""For a whole request: a slow line is not a failure while bytes arrive. obstore takes no "never" here."""
+"""For a whole request, unless it is known what it asks for. obstore takes no "never" here."""
 
 _PART_BYTES = 16 << 20
 _PARTS_IN_FLIGHT = 4
+_PAGE_BYTES = 1 << 20
 LIST_CHUNK = 1000
 """Keys of a page of a listing; S3 gives no more."""
 
@@ -89,6 +101,12 @@ _IN_ENVIRONMENT = (
 )
 """Variables where obstore looks for an identity, and by which platforms indicate that a machine has one."""
 
+_URLS_IN_ENVIRONMENT = ("AZURE_", "AZURITE_", "IDENTITY_", "MSI_")
+"""How variables begin that may hold URLs of Azure for obstore."""
+
+_IDENTITY_HOSTS = ("login.microsoftonline.com", "169.254.169.254")
+"""Where obstore asks for tokens of Azure, if nothing else is configured."""
+
 
 def client_config(options: Mapping[str, Any], *, http: bool) -> ClientConfig:
     """Return obstore's network settings; obstore itself finds proxies in the environment.
@@ -111,12 +129,40 @@ def client_config(options: Mapping[str, Any], *, http: bool) -> ClientConfig:
     return config
 
 
-def open_bucket(kind: Callable[..., B], name: str, config: Any, network: ClientConfig, login: Any) -> B:
-    """Open a bucket or container with a client that does not retry.
+def staying_at(
+    network: ClientConfig, options: Mapping[str, Any], endpoint: str, others: Iterable[str] = ()
+) -> ClientConfig:
+    """Return settings of a client that reaches the host of its endpoint, the hosts of `others`, and no more.
+
+    obstore follows redirects to any host, where it takes S3's session token along, and a signature in a URL as the
+    referer. It has no option for that, but one for proxies: all hosts except these are behind one that is not there.
+    So are not the hosts that the caller reaches through a proxy.
+    """
+    if proxy_of(endpoint, options) is not None:
+        return network
+    hosts = {urlsplit(url).hostname or "" for url in (endpoint, *others)}
+    return {**network, "proxy_url": f"http://{NOWHERE}", "proxy_excludes": ",".join(sorted(hosts))}
+
+
+def proxy_of(url: str, options: Mapping[str, Any]) -> str | None:
+    """Return the proxy that the caller or the environment names for a URL."""
+    if "proxy_url" in options:
+        return proxy_url(options["proxy_url"])
+    parts = urlsplit(url)
+    if urllib.request.proxy_bypass(parts.netloc):
+        return None
+    known = urllib.request.getproxies()
+    found = known.get(parts.scheme) or known.get("all")
+    return None if found is None else proxy_url(found)
+
+
+def open_bucket(kind: Callable[..., B], name: str, seconds: float, config: Any, network: ClientConfig, login: Any) -> B:
+    """Open a bucket or container with a client that does not retry, and whose requests may take so many seconds.
 
     `config` has the settings that the store's class takes. Without a login, credentials come from it or the machine.
     """
-    return kind(name, config=config, client_options=network, retry_config=_NO_RETRIES, credential_provider=login)
+    bounded: ClientConfig = {**network, "timeout": f"{max(1, round(seconds * 1000))}ms"}
+    return kind(name, config=config, client_options=bounded, retry_config=_NO_RETRIES, credential_provider=login)
 
 
 def ca_file(options: Mapping[str, Any]) -> str | None:
@@ -177,7 +223,7 @@ class ObjectStoreClient(Client):
     def __init__(self, connect: Connect) -> None:
         """Connect to each bucket on first use."""
         self._connect = connect
-        self._buckets: dict[str, Bucket] = {}
+        self._buckets: dict[tuple[str, bool], Bucket] = {}
 
     @override
     def stat(self, path: str) -> Found:
@@ -222,23 +268,43 @@ class ObjectStoreClient(Client):
 
     def _pages(self, name: str, key: str, *, recursive: bool, most: int) -> Iterator[Listed]:
         """Yield the pages of a listing of a directory of a bucket."""
-        bucket = self.bucket(name)
-        if recursive:
-            for page in bucket.list(key or None, chunk_size=most):
+        bucket, bounds = self.bucket(name), ListingBounds(f"{name}/{key}")
+        with closing(asyncio.new_event_loop()) as loop:
+
+            def within(num_bytes: int, ask: Callable[[], Any]) -> Any:
+                async def answer() -> Any:
+                    return await ask()
+
+                # What takes longer is not only left, as in a thread, but ended: its next page is never asked for.
+                return loop.run_until_complete(asyncio.wait_for(answer(), patience(num_bytes)))
+
+            if not recursive:
+                listed = within(_PART_BYTES, lambda: bucket.list_with_delimiter_async(key or None))
+                folders = list(listed["common_prefixes"])
+                bounds.count(len(listed["objects"]) + len(folders))
+                yield Listed([_key_and_version(meta) for meta in listed["objects"]], folders)
+                return
+            pages = aiter(bucket.list(key or None, chunk_size=most))
+            while (page := within(_PAGE_BYTES, lambda: anext(pages, None))) is not None:
+                bounds.count(len(page))
                 yield Listed([_key_and_version(meta) for meta in page], [])
-        else:
-            listed = bucket.list_with_delimiter(key or None)
-            yield Listed([_key_and_version(meta) for meta in listed["objects"]], list(listed["common_prefixes"]))
 
     @override
     def read(self, path: str) -> bytes:
         bucket, key = self._at(path)
-        return bytes(bucket.get(key).bytes())
+        answer = bucket.get(key)
+        if (num_bytes := answer.meta["size"]) > (most := sizes().whole_file_bytes):
+            raise StorageError(
+                f"{path}: expected a file of at most {most:,} bytes, since it is read whole; got {num_bytes:,}"
+            )
+        if num_bytes > _PART_BYTES:
+            answer = self._at(path, num_bytes)[0].get(key)
+        return bytes(answer.bytes())
 
     @override
     def read_range(self, path: str, start: int, stop: int, etag: str | None) -> Any:
         """Send a GET request for an object with that tag (If-Match). Not every store heeds that: look at its answer."""
-        bucket, key = self._at(path)
+        bucket, key = self._at(path, stop - start)
         options: GetOptions = {"range": (start, stop)}
         if etag is not None:
             options["if_match"] = f'"{etag}"'  # with quotes, as in the header; Azure lists tags without them
@@ -252,7 +318,7 @@ class ObjectStoreClient(Client):
 
     @override
     def write(self, path: str, data: bytes) -> None:
-        bucket, key = self._at(path)
+        bucket, key = self._at(path, len(data))
         bucket.put(key, data, use_multipart=False)
 
     @override
@@ -261,15 +327,17 @@ class ObjectStoreClient(Client):
         bucket, key = self._at(path)
         bucket.put(key, Path(local), chunk_size=_PART_BYTES, max_concurrency=_PARTS_IN_FLIGHT)
 
-    def _at(self, path: str) -> tuple[Bucket, str]:
+    def _at(self, path: str, num_bytes: int = 0) -> tuple[Bucket, str]:
         name, _, key = path.partition("/")
-        return self.bucket(name), key
+        return self.bucket(name, num_bytes), key
 
-    def bucket(self, name: str) -> Bucket:
-        """Return a bucket by its name; it is opened on first use."""
-        bucket = self._buckets.get(name)
+    def bucket(self, name: str, num_bytes: int = 0) -> Bucket:
+        """Return a bucket by its name, for requests of so many bytes; it is opened on first use."""
+        is_large = num_bytes > _PART_BYTES
+        bucket = self._buckets.get((name, is_large))
         if bucket is None:
-            bucket = self._buckets.setdefault(name, self._connect(name))
+            seconds = patience(sizes().whole_file_bytes if is_large else _PART_BYTES)
+            bucket = self._buckets.setdefault((name, is_large), self._connect(name, seconds))
         return bucket
 
 
@@ -311,7 +379,7 @@ def google_client(options: Mapping[str, Any]) -> ObjectStoreClient:
         config |= {"skip_signature": True, "bearer_token": _NOBODY}
     network = client_config(options, http=endpoint.startswith("http://"))
     provider = _google_tokens(options["credentials"]) if "credentials" in options else None
-    return ObjectStoreClient(lambda bucket: open_bucket(GCSStore, bucket, config, network, provider))
+    return ObjectStoreClient(lambda bucket, seconds: open_bucket(GCSStore, bucket, seconds, config, network, provider))
 
 
 def _google_tokens(credentials: Any) -> GCSCredentialProvider:
@@ -348,7 +416,15 @@ def azure_client(options: Mapping[str, Any]) -> ObjectStoreClient:
     if endpoint:
         config["endpoint"] = endpoint
     network = client_config(options, http=(endpoint or "").startswith("http://"))
-    return ObjectStoreClient(lambda container: open_bucket(AzureStore, container, config, network, provider))
+    network = staying_at(network, options, endpoint or f"https://{account}.blob.{_PUBLIC}", hosts_of_azure(options))
+    return ObjectStoreClient(lambda box, seconds: open_bucket(AzureStore, box, seconds, config, network, provider))
+
+
+def hosts_of_azure(options: Mapping[str, Any]) -> Iterator[str]:
+    """Yield URLs at which obstore may ask for a token, or that the environment gives it as endpoint."""
+    yield from (f"https://{host}" for host in _IDENTITY_HOSTS)
+    named = [value for name, value in os.environ.items() if name.startswith(_URLS_IN_ENVIRONMENT)]
+    yield from (url for url in (options.get("authority_host", ""), *named) if url.startswith(("http://", "https://")))
 
 
 def _connection(string: str) -> dict[str, str]:

@@ -52,6 +52,15 @@ def of_length(data: Any, start: int, stop: int) -> Any:
     return data
 
 
+def patience(num_bytes: int = 0) -> float:
+    """Return the seconds that an answer of so many bytes may take: `answer_s`, and their own at the least rate.
+
+    >>> patience(), patience(1 << 20)
+    (60.0, 124.0)
+    """
+    return sizes().answer_s + num_bytes / sizes().least_bytes_per_s
+
+
 @dataclass(frozen=True, slots=True)
 class RetryPolicy:
     """How long, and how often, a failed request is repeated.

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import functools
 import os
-import urllib.request
+import time
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import quote, unquote_plus, urlsplit
@@ -29,7 +30,10 @@ from botocore.utils import percent_encode_sequence
 from obstore.store import S3Store
 from typing_extensions import override
 
+from torch_table_loader.cancellation import interruptibly
 from torch_table_loader.errors import ConfigError, StorageError
+from torch_table_loader.sizes import sizes
+from torch_table_loader.source.listing_bounds import ListingBounds
 from torch_table_loader.source.object_store import (
     CONNECT_TIMEOUT_S,
     READ_TIMEOUT_S,
@@ -38,12 +42,16 @@ from torch_table_loader.source.object_store import (
     client_config,
     object_version,
     open_bucket,
-    proxy_url,
+    proxy_of,
+    staying_at,
     tls_context,
 )
+from torch_table_loader.source.retrying import patience
 
 if TYPE_CHECKING:
     from obstore.store import S3Config, S3Credential, S3CredentialProvider
+
+_PIECE_BYTES = 1 << 16
 
 _ASKED_AGAIN = timedelta(minutes=10)
 """botocore renews credentials at least this long before they expire; obstore asks for them after half of it."""
@@ -193,9 +201,12 @@ class S3Client(ObjectStoreClient):
             query["delimiter"] = "/"
         tokens: set[str] = set()
         keys: set[str] = set()
+        bounds = ListingBounds(shown)
         while True:
-            page, token = read_page(self._get(name, query), shown)
+            asked = partial(self._get, name, dict(query), bounds)
+            page, token = read_page(interruptibly(asked, patience(sizes().answer_bytes)), shown)
             _check(page, shown, prefix, keys)
+            bounds.count(len(page.objects) + len(page.folders))
             objects = [(key.removesuffix("/"), version) for key, version in page.objects]
             yield Listed(objects, [folder.removesuffix("/") for folder in page.folders])
             if token is None:
@@ -205,7 +216,8 @@ class S3Client(ObjectStoreClient):
             tokens.add(token)
             query["continuation-token"] = token
 
-    def _get(self, bucket: str, query: Mapping[str, str]) -> bytes:
+    def _get(self, bucket: str, query: Mapping[str, str], bounds: ListingBounds) -> bytes:
+        """Return a page of a listing; it comes at the least rate, and is not too large."""
         address = self._address(bucket)
         url = f"{address.endpoint}/{'' if address.virtual else quote(bucket)}"
         headers = {"x-amz-request-payer": "requester"} if self._options.get("request_payer") else {}
@@ -214,13 +226,28 @@ class S3Client(ObjectStoreClient):
             login: Any = self._login()
             credentials = Credentials(login["access_key_id"], login["secret_access_key"], login["token"])
             S3SigV4Auth(credentials, "s3", address.region).add_auth(request)
-        answer = self._send("GET", request.url, dict(request.headers.items()))
+        began = time.monotonic()
+        answer = self._send("GET", request.url, dict(request.headers.items()), whole=False)
+        body = bytearray()
+        try:
+            for piece in answer.stream(_PIECE_BYTES):
+                body += piece
+                bounds.check_page(len(body), time.monotonic() - began)
+        except BaseException:
+            answer.close()  # what still comes is not wanted
+            raise
+        answer.release_conn()
         if answer.status != 200:
-            raise _error(answer.data, answer.status)
-        return answer.data
+            raise _error(bytes(body), answer.status)
+        return bytes(body)
 
-    def _send(self, method: str, url: str, headers: Mapping[str, str] | None = None) -> urllib3.BaseHTTPResponse:
-        """Send a request through the proxy that the caller or the environment names for its host."""
+    def _send(
+        self, method: str, url: str, headers: Mapping[str, str] | None = None, *, whole: bool = True
+    ) -> urllib3.BaseHTTPResponse:
+        """Send a request through the proxy that the caller or the environment names for its host.
+
+        `whole` is whether all of the answer is read.
+        """
         parts = urlsplit(url)
         pool = self._pools.get(parts.netloc)
         if pool is None:
@@ -233,14 +260,12 @@ class S3Client(ObjectStoreClient):
             }
             if parts.scheme == "https":
                 common["ssl_context"] = tls_context(self._options)
-            proxy = self._options.get("proxy_url")
-            if proxy is None and not urllib.request.proxy_bypass(parts.netloc):
-                proxy = urllib.request.getproxies().get(parts.scheme)
-            pool = urllib3.PoolManager(**common) if proxy is None else _through(proxy_url(proxy), common)
+            proxy = proxy_of(url, self._options)
+            pool = urllib3.PoolManager(**common) if proxy is None else _through(proxy, common)
             pool = self._pools.setdefault(parts.netloc, pool)
-        return pool.request(method, url, headers=headers, retries=False, redirect=False)
+        return pool.request(method, url, headers=headers, retries=False, redirect=False, preload_content=whole)
 
-    def _open(self, bucket: str) -> S3Store:
+    def _open(self, bucket: str, seconds: float) -> S3Store:
         address = self._address(bucket)
         config: S3Config = {
             "region": address.region,
@@ -251,7 +276,8 @@ class S3Client(ObjectStoreClient):
         }
         if self._options.get("request_payer"):
             config["request_payer"] = True
-        return open_bucket(S3Store, bucket, config, self._network, self._login)
+        network = staying_at(self._network, self._options, address.endpoint)
+        return open_bucket(S3Store, bucket, seconds, config, network, self._login)
 
     def _address(self, bucket: str) -> _Address:
         """Return where requests about a bucket go; on AWS without a region, its own is looked up."""

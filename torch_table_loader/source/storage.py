@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import threading
 import uuid
 from collections.abc import Callable, Iterator, Mapping
@@ -17,18 +18,19 @@ import pyarrow as pa
 
 from torch_table_loader.arrow.ranged_file import BufferedRanges, open_ranges
 from torch_table_loader.cancellation import interruptibly
-from torch_table_loader.causes import in_brief, store_error_type
+from torch_table_loader.causes import in_brief, is_led_away, store_error_type
 from torch_table_loader.errors import (
     AccessRefusedError,
     ConfigError,
     MissingFileError,
+    StorageError,
     StorageTimeoutError,
     TableError,
     TableLoaderError,
 )
 from torch_table_loader.option_values import DEFAULT_RETRY_SECONDS, RemoteOptions, of_the_store
 from torch_table_loader.records import FileVersion, Traffic
-from torch_table_loader.scrubbing import public_options, scrub, secrets_of
+from torch_table_loader.scrubbing import HIDDEN, public_options, scrub, secrets_of
 from torch_table_loader.source.address import (
     FAMILIES,
     HTTP_PROTOCOLS,
@@ -46,6 +48,8 @@ T = TypeVar("T")
 _MEMORY_OF = uuid.uuid4().hex
 """Names this process's memory:// files: a forked child inherits both, a spawned one has neither."""
 
+
+_QUERY = re.compile(r"(https?://[^\s?'\"]*)\?[^\s'\"]*")
 
 Login = Callable[[Mapping[str, Any] | None], Mapping[str, Any]]
 
@@ -298,6 +302,11 @@ class FileStorage:
                 shown,
             )
         details = f"{type(error).__name__}: {self._scrub(str(error), path)}{tried}"
+        if is_led_away(error):
+            return StorageError(
+                f"{shown}: the store redirects the request to another place, to which no login is sent ({details}); "
+                "pass the endpoint, and for S3 the region, where the data is, in storage_options"
+            )
         if kind is AccessRefusedError:
             return AccessRefusedError(
                 f"{shown}: the store refuses access ({details}); grant it, or pass credentials in storage_options",
@@ -321,17 +330,26 @@ class FileStorage:
             f"it says: {self._scrub(str(error), '')}"
         )
 
-    def _scrub(self, text: str, path: str) -> str:
-        query = path.partition("?")[2] if self.protocol in HTTP_PROTOCOLS else ""
+    def _scrub(self, text: str, path: str, *, whole: bool = False) -> str:
         known = self._process.connection
         renewed = {} if known is None else known.options
-        return scrub(in_brief(text), (*secrets_of(self.options), *secrets_of(renewed), query))
+        of_url = secrets_of({"path": path}) if self.protocol in HTTP_PROTOCOLS else ()
+        text = text if whole else in_brief(text)
+        if self.protocol in HTTP_PROTOCOLS and "?" in path:  # its client may encode it in another way
+            text = _QUERY.sub(rf"\1?{HIDDEN}", text)
+        return scrub(text, (*secrets_of(self.options), *secrets_of(renewed), *of_url))
 
     def _scrubbed(self, error: BaseException, path: str) -> BaseException:
-        """Return the error itself or, if it or its causes show a secret, a copy without it."""
+        """Return the error itself or, if it or its causes show a secret, a copy without it.
+
+        A cause may show in its repr, which crash reports contain, the headers that it sent.
+        """
+        seen: set[int] = set()
         link: BaseException | None = error
-        while link is not None:
-            if self._scrub(str(link), path) != str(link):
+        while link is not None and id(link) not in seen:
+            seen.add(id(link))
+            told = self._scrub(str(link), path) == str(link) and self._scrub(repr(link), path, whole=True) == repr(link)
+            if not told:
                 return OSError(f"{type(error).__name__}: {self._scrub(str(error), path)}")
             link = link.__cause__ or link.__context__
         return error

@@ -57,7 +57,7 @@ class DeltaAddress:
         """Return the options in deltalake's words; the login is what this library would use itself."""
         if self.protocol == "file":
             return None
-        from torch_table_loader.source.object_store import proxy_url
+        from torch_table_loader.source.object_store import hosts_of_azure, proxy_url, staying_at
 
         known = dict(self.options)
         found = {"retry_timeout": f"{max(1, round(retry_seconds))}s"}
@@ -65,6 +65,9 @@ class DeltaAddress:
             known["proxy_url"] = proxy_url(known["proxy_url"])
         found |= {theirs: _text(known[name]) for name, theirs in _NETWORK.items() if name in known}
         found |= {name: f"{found[name]}s" for name in ("connect_timeout", "timeout") if name in found}
+        if self.protocol != "gs" and "endpoint" in known:  # of the clouds' own hosts, deltalake knows which
+            others = hosts_of_azure(known) if self.protocol == "az" else ()
+            found |= cast("dict[str, str]", staying_at({}, known, known["endpoint"], others))
         own = {name: value for name, value in known.items() if name not in _NETWORK}
         if self.protocol != "s3":
             plain = (str, int, float, bool)

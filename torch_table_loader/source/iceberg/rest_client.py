@@ -95,10 +95,11 @@ class _Pieces:
         total = 0
         while piece := read(_PIECE, decode_content=True):
             total += len(piece)
-            if total > sizes().answer_bytes:
+            if total > sizes().catalog_answer_bytes:
                 raise StorageError(
-                    f"{self._say} must have at most {sizes().answer_bytes:,} bytes, decompressed, and has more; if its "
-                    "table is sound, let the table's snapshots expire, or pass its metadata file as metadata_location="
+                    f"{self._say} must have at most {sizes().catalog_answer_bytes:,} bytes, decompressed, and has "
+                    "more; if its table is sound, let the table's snapshots expire, or pass its metadata file as "
+                    "metadata_location="
                 )
             if time.monotonic() > self._end:
                 raise _too_slow(self._say)
@@ -106,7 +107,9 @@ class _Pieces:
 
 
 def _too_slow(say: str) -> StorageTimeoutError:
-    return StorageTimeoutError(f"{say} must come within {sizes().answer_s:g} s, and has not; look at the catalog")
+    return StorageTimeoutError(
+        f"{say} must come within {sizes().catalog_answer_s:g} s, and has not; look at the catalog"
+    )
 
 
 class _Watched(BaseAdapter):
@@ -138,7 +141,7 @@ class _Watched(BaseAdapter):
             raise _elsewhere(self._known[0], asked)
         if "Accept-Encoding" in request.headers:
             request.headers["Accept-Encoding"] = _ENCODINGS
-        say, end = f"an answer of the catalog at {asked}", time.monotonic() + sizes().answer_s
+        say, end = f"an answer of the catalog at {asked}", time.monotonic() + sizes().catalog_answer_s
         call = partial(self.inner.send, request, stream=True, timeout=timeout or self._limits)
         answer = partial(_whole, partial(call, verify=verify, cert=cert, proxies=proxies), asked, say, end)
         try:
@@ -157,10 +160,10 @@ class _Watched(BaseAdapter):
             return
         self._pages += 1
         self._page_bytes += len(response.content)
-        if self._pages > sizes().answer_pages or self._page_bytes > sizes().answer_bytes:
+        if self._pages > sizes().catalog_pages or self._page_bytes > sizes().catalog_answer_bytes:
             raise StorageError(
-                f"the catalog at {self._known[0]} must list its names on at most {sizes().answer_pages:,} pages of "
-                f"{sizes().answer_bytes:,} bytes in all, and goes on"
+                f"the catalog at {self._known[0]} must list its names on at most {sizes().catalog_pages:,} pages of "
+                f"{sizes().catalog_answer_bytes:,} bytes in all, and goes on"
             )
 
     def close(self) -> None:
@@ -207,7 +210,7 @@ class _PatientAdapter(AuthManagerAdapter):
     """Logs a request in; a server of logins has as long as an answer."""
 
     def __call__(self, request: PreparedRequest) -> PreparedRequest:
-        end = time.monotonic() + sizes().answer_s
+        end = time.monotonic() + sizes().catalog_answer_s
         login = super().__call__
         try:
             with cancellable(lambda: time.monotonic() > end):

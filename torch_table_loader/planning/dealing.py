@@ -21,7 +21,7 @@ takes up to any block are known without looking at the blocks before.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import accumulate, pairwise
@@ -207,7 +207,7 @@ class Deal:
             channel[inside], ordinal[inside] = channels[slots], ordinals[slots]
         return self.sources(places), channel, ordinal
 
-    def ending(self, left: Mapping[str, int], rule: StopRule) -> Deal:
+    def ending(self, left: Mapping[str, int], rule: StopRule, coming: Collection[str] = ()) -> Deal:
         """Return the same deal, ending at the place where the epoch ends.
 
         Args:
@@ -215,13 +215,16 @@ class Deal:
             rule: "first_exhausted": the last place before which no source with a weight repeats a row and each has its
                 share; "all_exhausted": the first place before which each source has delivered all its rows and has its
                 share; "forever"; or as "first_exhausted", for the sources that it names.
+            coming: sources that have a weight in a later stage; see `Mixture.length`.
 
         Raises:
             ConfigError: no source that ends the epoch has a weight.
         """
         stop = as_stop(rule)
-        refuse_no_end(stop, [name for name, weight in zip(self.names, self.weights, strict=True) if weight])
-        if stop.at == "forever" or not any(self.weights[self.names.index(name)] for name in left if name in self.names):
+        wanted = {name for name, weight in zip(self.names, self.weights, strict=True) if weight}
+        refuse_no_end(stop, {*wanted, *coming})
+        waits = stop.at == "all_exhausted" and any(left.get(name, 0) for name in coming if name not in wanted)
+        if stop.at == "forever" or waits or wanted.isdisjoint(left):
             return replace(self, total=ENDLESS)
         return replace(self, total=self._place_of(left, first=stop.at != "all_exhausted"))
 

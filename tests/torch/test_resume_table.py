@@ -19,6 +19,7 @@ import torch
 from tests.effort import daily
 from tests.tables.plain import meant_warnings
 from torch_table_loader import MixedDataset, Pack, StructuredDataset, TableLoader
+from torch_table_loader.testing import small_sizes
 
 SAVED_AFTER, STEPS = 4, 9
 """Steps before the checkpoint, and all that are compared; some loaders begin their second epoch in between."""
@@ -61,11 +62,19 @@ KINDS = [*PLAIN, *MIXED]
 @pytest.fixture(scope="module")
 def tables(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("tables")
-    for name in "ab":
+    for name, size in {"small": 60, "a": 600, "b": 400}.items():
         (root / name).mkdir()
-        lists = pa.array([[row, row + 1, row + 2] for row in range(60)], pa.list_(pa.int32()))
-        pq.write_table(pa.table({"x": range(60), "input_ids": lists}), root / name / "0.parquet", row_group_size=10)
+        lists = pa.array([[row, row + 1, row + 2] for row in range(size)], pa.list_(pa.int32()))
+        table = pa.table({"x": range(size), "input_ids": lists})
+        pq.write_table(table, root / name / "0.parquet", row_group_size=size // 6)
     return root
+
+
+@pytest.fixture(autouse=True)
+def _few_rows_at_once() -> Iterator[None]:
+    """Let endless mixtures read little ahead of what is taken."""
+    with small_sizes(gather_rows=80):
+        yield
 
 
 def make(tables: Path, kind: str) -> TableLoader:
@@ -73,9 +82,9 @@ def make(tables: Path, kind: str) -> TableLoader:
     with meant_warnings():
         if kind in PLAIN:
             own = {"columns": ["x"], **PLAIN[kind], **size}
-            return StructuredDataset.create_dataloader(str(tables / "a"), **own)[0]
+            return StructuredDataset.create_dataloader(str(tables / "small"), **own)[0]
         of_sources, options = MIXED[kind]
-        own = {"columns": ["x"], **of_sources}
+        own = {"columns": ["x"], **of_sources, **({"split_size": 100} if "split_size" in of_sources else {})}
         sources = {name: partial(StructuredDataset, str(tables / name), **own) for name in "ab"}
         return MixedDataset.create_dataloader(sources, {"a": 2, "b": 1}, **size, **options)[0]
 
@@ -175,6 +184,7 @@ def by_trainer(make: Callable[[], TableLoader], folder: Path, steps: int, resume
 
 def by_lightning(make: Callable[[], TableLoader], folder: Path, steps: int, resume: bool) -> list[Any]:
     import lightning
+    from lightning.pytorch.callbacks import ModelCheckpoint
 
     from torch_table_loader.integrations.lightning import ResumeOnAnyRanks
 
@@ -198,15 +208,12 @@ def by_lightning(make: Callable[[], TableLoader], folder: Path, steps: int, resu
         max_epochs=-1,
         accelerator="cpu",
         logger=False,
-        enable_checkpointing=False,
         enable_progress_bar=False,
         enable_model_summary=False,
-        callbacks=[ResumeOnAnyRanks()],
+        callbacks=[ResumeOnAnyRanks(), ModelCheckpoint(folder, save_last=True, every_n_train_steps=SAVED_AFTER)],
         default_root_dir=folder,
     )
     trainer.fit(module := Module(), ckpt_path=str(folder / "last.ckpt") if resume else None)
-    if not resume:
-        trainer.save_checkpoint(str(folder / "last.ckpt"))
     return module.model.batches
 
 

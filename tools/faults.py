@@ -323,7 +323,10 @@ FAULTS = (
         *(4, "an epoch ends before sources that get their weight later", "engine/jobs/mixture_job.py"),
         "        ahead = later.ahead(epoch, Done() if position is None else self._done(position))\n",
         "        ahead: list[Any] = []\n",
-        ("tests/torch/test_mixed_schedules.py::test_an_epoch_ends_by_all_its_weights",),
+        (
+            "tests/torch/test_mixed_schedules.py::test_an_epoch_ends_by_all_its_weights",
+            "tests/torch/test_mixed_schedules.py::test_a_source_that_gets_its_weight_late_is_waited_for",
+        ),
     ),
     Fault(
         *(7, "a state of another table is taken", "engine/jobs/bound.py"),

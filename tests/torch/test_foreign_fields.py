@@ -163,7 +163,7 @@ FOREIGN: list[tuple[str, list[str], Edit, str]] = [
     ("kind", "edit", "said"),
     [pytest.param(kind, edit, said, id=f"{what} in {kind}") for what, kinds, edit, said in FOREIGN for kind in kinds],
 )
-@daily(24)
+@daily(lambda kind: kind in ("rows", "stream", "mixed rows"))
 def test_a_field_of_another_kind_of_job_is_refused_by_name(
     tables: Path, states: Callable[[str], State], kind: str, edit: Edit, said: str
 ) -> None:
@@ -172,3 +172,13 @@ def test_a_field_of_another_kind_of_job_is_refused_by_name(
     loader = make(tables, kind)
     with pytest.raises(ResumeError, match=said):
         loader.load_state_dict(json.loads(json.dumps(state)))
+
+
+@pytest.mark.parametrize("kind", ["mixed rows", "mixed whole rows"])
+def test_rows_that_are_mixed_have_no_origins_of_sequences(
+    tables: Path, states: Callable[[str], State], kind: str
+) -> None:
+    state = states(kind)
+    newest(state)[8][1].append([0, -2])
+    with pytest.raises(ResumeError, match=r"origins .*'b'.* documents are not cut anywhere"):
+        make(tables, kind).load_state_dict(state)

@@ -314,6 +314,21 @@ FAULTS = (
         _REFUSALS,
     ),
     Fault(
+        *(7, "a state of rows with origins of sequences is taken", "engine/jobs/mixed_rows.py"),
+        "        if position.origins:\n",
+        "        if position.origins and self._cuts_anywhere:\n",
+        ("tests/torch/test_foreign_fields.py",),
+    ),
+    Fault(
+        *(4, "an epoch ends before sources that get their weight later", "engine/jobs/mixture_job.py"),
+        "        ahead = later.ahead(epoch, Done() if position is None else self._done(position))\n",
+        "        ahead: list[Any] = []\n",
+        (
+            "tests/torch/test_mixed_schedules.py::test_an_epoch_ends_by_all_its_weights",
+            "tests/torch/test_mixed_schedules.py::test_a_source_that_gets_its_weight_late_is_waited_for",
+        ),
+    ),
+    Fault(
         *(7, "a state of another table is taken", "engine/jobs/bound.py"),
         "_refuse_table(job.tables[name], own[name].table, theirs.table)",
         "continue",

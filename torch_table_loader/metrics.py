@@ -263,10 +263,10 @@ class Progress:
         """Count on from a position that changed while batches were taken."""
         self.leg = Leg(position, work.plan, cache(work.planned_files), counts, longest, self.metrics())
 
-    def now(self) -> Position:
-        """Return where the job is."""
+    def now(self, ahead: int = 0) -> Position:
+        """Return where the job is; where it was, if some batches were taken ahead since the leg began."""
         leg = self.leg
-        taken = leg.position.stage.steps + leg.batches
+        taken = leg.position.stage.steps + max(0, leg.batches - ahead)
         return leg.position.after(taken, ended=leg.plan.counted and taken >= leg.plan.steps and leg.longest != taken)
 
     @property

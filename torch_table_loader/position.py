@@ -162,6 +162,14 @@ class JobPosition:
         position, job = self._counted(), self.job
         return job.steps_left(position) + sum(map(job.steps_of_epoch, self.starts_behind(position.epoch)))
 
+    @property
+    def left(self) -> int | None:
+        """The steps that remain; None where nobody knows, or there is no end."""
+        try:
+            return self.remaining
+        except TypeError:
+            return None
+
     def _counted(self) -> Position:
         """Return where the job is, if it knows how many steps an iteration has."""
         if not self.job.counted:
@@ -245,9 +253,14 @@ class JobPosition:
             warn_caller(f"{again}; call loader.set_epoch(epoch) before each epoch, or pass epochs=1, to reshuffle")
         self._begun = epoch
 
-    def state(self) -> dict[str, Any]:
-        """Return what the job has done as plain data; see `TableLoader.state_dict`."""
-        return self.job.state(self.now)
+    def state(self, ahead: int = 0) -> dict[str, Any]:
+        """Return what the job has done as plain data; see `TableLoader.state_dict`.
+
+        Args:
+            ahead: batches that the newest iterator gave, and on which nothing was trained yet; 1 at most.
+        """
+        iterated = ahead and self.newest is not None and self.newest.leg.position.epoch == self.epoch
+        return self.job.state(self.newest.now(ahead) if iterated and self.newest is not None else self.now)
 
     def load(self, state: Mapping[str, Any], lanes: int | None = None) -> None:
         """Make the next iterator continue from a state, on any number of ranks and lanes.

@@ -72,6 +72,10 @@ class Schedule:
         """Return from where on the value of the step that comes next holds, in the first epoch."""
         return max(place for place in self.values if place <= getattr(done, self.unit))
 
+    def ahead(self, epoch: int, done: Done) -> list[Any]:
+        """Return the values that hold later in an epoch than the step that comes next."""
+        return [] if epoch else [value for place, value in self.values.items() if place > getattr(done, self.unit)]
+
     def mapped(self, change: Callable[[Any], Any]) -> Schedule:
         """Return the same with other values, each where it is another than the one before."""
         values: dict[int, Any] = {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from fractions import Fraction
 
 import numpy as np
@@ -78,6 +79,64 @@ def test_an_epoch_ends_by_its_rule_with_the_shares_met(deal: Deal, data: st.Data
         assert counts.sum() == ended.total
         for number, weight in enumerate(deal.weights):
             assert abs(counts[number] - Fraction(ended.total * weight, sum(deal.weights))) < 1
+
+
+@settings(max_examples=examples(150), deadline=None)
+@given(deal=deals, drops=st.dictionaries(st.sampled_from("abcd"), st.integers(0, 200), max_size=3), data=st.data())
+def test_a_stage_that_ends_anywhere_deals_each_place_once(
+    deal: Deal, drops: dict[str, int], data: st.DataObject
+) -> None:
+    deal = deal.dropping(drops)
+    total = data.draw(st.integers(0, min(deal.end, 5 * deal.block_rows)))
+    check_the_end(replace(deal, total=total))
+
+
+def test_many_short_stages_deal_each_place_once() -> None:
+    random = np.random.default_rng(48)
+    check_the_end(replace(deal_of({"a": 5, "b": 1, "c": 5}, Topology(3, 1, 1), (0, 0, 0)), total=73))
+    for _ in range(examples(600)):
+        weights = dict(zip("abcdefg", random.integers(1, 12, random.integers(2, 8)).tolist(), strict=False))
+        deal = deal_of(weights, Topology(*random.integers(1, 5, 3).tolist()), (0, 0, 0))
+        check_the_end(replace(deal, total=int(random.integers(0, 4 * deal.block_rows))))
+
+
+def check_the_end(deal: Deal) -> None:
+    """Check what a stage deals up to its end, which may be anywhere in a block."""
+    places, topology, whole = np.arange(deal.end), deal.topology, sum(deal.weights)
+    source = deal.sources(places)
+    counts = np.bincount(source, minlength=len(deal.names))
+    dealt = deal.dealt(deal.end)
+    assert (dealt >= 0).all()
+    assert dealt.sum() == counts.sum() == deal.end
+    assert np.array_equal(dealt.sum(axis=(1, 2)), counts)
+    assert np.array_equal(deal.rows_before(deal.end), counts)
+    last = deal.end // deal.block_rows * deal.block_rows
+    for end in range(deal.block_rows, last + 1, deal.block_rows):
+        had = np.bincount(source[:end], minlength=len(deal.names))
+        assert all(abs(had[i] * whole - end * weight) < whole for i, weight in enumerate(deal.weights))
+    off = [abs(counts[i] * whole - deal.end * weight) for i, weight in enumerate(deal.weights)]
+    assert all(each < 2 * whole for each in off)
+    began = np.bincount(source[:last], minlength=len(deal.names))
+    assert max(off) < whole or not may_have_shares(deal, began.tolist())
+    for number in range(len(deal.names)):
+        turns = np.flatnonzero(source == number)
+        assert [deal.place_of(number, turn) for turn in range(len(turns))] == turns.tolist()
+        assert deal.place_of(number, len(turns)) == deal.end
+    lane = places // deal.step_rows % topology.lanes
+    channels = places % topology.num_ranks * topology.lanes + lane
+    found, channel, ordinal = deal.ordinals(places)
+    assert (np.array_equal(found, source), np.array_equal(channel, channels)) == (True, True)
+    for number in range(topology.num_ranks * topology.lanes):
+        for own in range(len(deal.names)):
+            inside = ordinal[(channels == number) & (source == own)]
+            assert inside.tolist() == list(range(len(inside)))
+
+
+def may_have_shares(deal: Deal, had: list[int]) -> bool:
+    """Return whether rows of the last block may give each source its share, to within one row, and take none back."""
+    whole = sum(deal.weights)
+    least = [max(rows, deal.end * weight // whole) for rows, weight in zip(had, deal.weights, strict=True)]
+    return sum(least) <= deal.end
 
 
 @settings(max_examples=examples(40), deadline=None)

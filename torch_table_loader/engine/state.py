@@ -140,6 +140,7 @@ def read_state(state: Mapping[str, Any]) -> SavedState:
             "load it with the release of torch-table-loader that wrote it"
         )
     found: dict[str, Any] = _checked(_STATE, state, "")
+    found["tables"] = _checked(_TABLES[found["kind"]], found["tables"], "tables")
     kind, epoch, mixture = found["kind"], found["epoch"], SavedMixture(*found["mixture"]) if found["mixture"] else None
     history = _checked(_HISTORY[kind, mixture is not None], found["history"], "history")
     tables = {name: SavedTable(*saved) for name, *saved in found["tables"]}
@@ -160,10 +161,25 @@ def read_state(state: Mapping[str, Any]) -> SavedState:
             taken = MixedPosition.of_history(epoch, history, seed)
         _refuse_unfit(tuple(tables), mixture, taken)
     if isinstance(taken, SamplePosition):
-        length, every = taken.seq_len, [saved.options for saved in tables.values()]
-        if any((bool(length), length) != ("stage" in own, own.get("seq_len", length)) for own in every):
-            _refuse("history", "of sequences as long as the options of tables say", length)
+        _refuse_unpacked(taken, tables)
     return SavedState(kind, tables, mixture, taken)
+
+
+def _refuse_unpacked(taken: SamplePosition, tables: Mapping[str, SavedTable]) -> None:
+    """Refuse what only sequences have in a state of rows, and what only rows have in one of sequences.
+
+    Raises:
+        ResumeError: names it.
+    """
+    length, every = taken.seq_len, [saved.options for saved in tables.values()]
+    if any((bool(length), length) != ("stage" in own, own.get("seq_len", length)) for own in every):
+        _refuse("history", "of sequences as long as the options of tables say", length)
+    if length and taken.extents:
+        _refuse("history.extents", "empty, since tables of sequences do not grow", taken.extents)
+    if not length and taken.origin:
+        _refuse("history.origin", "0 where rows are no sequences", taken.origin)
+    if not length and (anchors := [saved.anchor for saved in tables.values() if saved.anchor]):
+        _refuse("tables.anchor", "empty where rows are no sequences", anchors[0])
 
 
 def _pairs(values: Mapping[str, Any]) -> list[list[Any]]:
@@ -370,16 +386,20 @@ _STATE = _Dict(
     {
         "version": _COUNT,
         "kind": _OneOf(("splits", "items")),
-        "tables": _List(
-            _Record({"name": "text", "table": _TABLE, "options": _OPTIONS, "exclusions": _VERSIONS, "anchor": _ANCHOR}),
-            by_name=True,
-        ),
+        "tables": "anything",  # see `_TABLES`
         "mixture": _Record({"options": _ORDER, "given": _WEIGHTS, "newest": _WEIGHTS}, may_be_empty=True),
         "epoch": _COUNT,
         "history": "anything",  # see `_HISTORY`
     },
     as_pairs=False,
 )
+_SOURCE: dict[str, _Form] = {"name": "text", "table": _TABLE, "options": _OPTIONS}
+_NOTHING = _List("anything", most=0)
+_TABLES: dict[str, _Form] = {
+    "splits": _List(_Record({**_SOURCE, "exclusions": _NOTHING, "anchor": _NOTHING}), by_name=True),
+    "items": _List(_Record({**_SOURCE, "exclusions": _VERSIONS, "anchor": _ANCHOR}), by_name=True),
+}
+"""Of the tables, by the kind of job: rows are excluded, and walks begin anew, only where items are gathered."""
 _SHAPE: dict[str, _Form] = {
     "num_ranks": range(1, _MOST_RANKS + 1),
     "lanes": range(1, MOST_LANES + 1),

@@ -33,11 +33,32 @@ class TableLoaderState(TrainerCallback, ExportableState):
 
 @dataclass(frozen=True, slots=True)
 class _Resumed:
-    """In which epoch a run continues, with so many batches of this rank trained, in whole steps, and left."""
+    """In which epoch of the Trainer a run continues, with so many batches of this rank trained, in whole steps.
+
+    Args:
+        left: batches to come in it; None where nobody knows, or it has no end.
+    """
 
     epoch: int
     trained: int
-    left: int
+    left: int | None
+
+    @classmethod
+    def of(cls, loader: TableLoader, in_epoch: int, made: int, accumulated: int) -> _Resumed:
+        """Return where a loader that has loaded a state continues.
+
+        Args:
+            in_epoch: batches of an epoch.
+            made: steps that the run has made.
+            accumulated: batches of a step.
+        """
+        position, epochs = loader._position, loader.options.epochs
+        epoch = position.epoch // epochs if isinstance(epochs, int) else 0 if epochs == "forever" else position.epoch
+        if (left := position.left) is not None:
+            taken = max(0, in_epoch - left)
+        else:
+            taken = position.now.steps_taken if epoch else made * accumulated
+        return cls(epoch, taken // accumulated * accumulated, left)
 
 
 class TableTrainerMixin:
@@ -125,14 +146,12 @@ class TableTrainerMixin:
         if kept is None or kept["attributes"]["saved"] is None:
             return tuple(values)
         dataloader.load_state_dict(kept["attributes"]["saved"])
-        accumulated, left = args.gradient_accumulation_steps, dataloader.remaining
-        trained = max(0, in_epoch - left) // accumulated * accumulated
-        self._resumed = resumed = _Resumed(dataloader._position.epoch, trained, left)
-        made = checkpoint["global_step"]
-        if args.max_steps > 0:  # ends the run, and every epoch has a step at least
+        accumulated, made = args.gradient_accumulation_steps, checkpoint["global_step"]
+        self._resumed = resumed = _Resumed.of(dataloader, in_epoch, made, accumulated)
+        if args.max_steps > 0 or resumed.left is None:  # ends the run, and every epoch has a step at least
             epochs = resumed.epoch + (max_steps - made + 1 if made < max_steps else 0)
         else:
-            max_steps = made + -(-left // accumulated) + max(0, epochs - resumed.epoch - 1) * updates_each
+            max_steps = made + -(-resumed.left // accumulated) + max(0, epochs - resumed.epoch - 1) * updates_each
         return epochs, updates_each, examples, samples, batch, in_epoch, max_steps
 
     def _inner_training_loop(self, *args: Any, resume_from_checkpoint: str | None = None, **options: Any) -> Any:
@@ -146,13 +165,15 @@ class TableTrainerMixin:
         return (epochs, steps) if self._resumed is None else (self._resumed.epoch, self._resumed.trained)
 
     def _run_epoch(self, *, epoch: int, train_dataloader: TableLoader, **numbers: Any) -> None:
-        train_dataloader.set_epoch(epoch)  # keeps the place of a state of this epoch
         resumed, batches = self._resumed, train_dataloader
-        if resumed is not None and resumed.epoch == epoch:
+        if resumed is None or resumed.epoch != epoch:
+            train_dataloader.set_epoch(epoch)
+        else:
             accumulated = self.args.gradient_accumulation_steps  # type: ignore[attr-defined]
-            numbers["steps_in_epoch"] = resumed.trained + resumed.left
-            numbers["num_update_steps_per_epoch"] = -(-numbers["steps_in_epoch"] // accumulated)
-            if resumed.trained:
+            if resumed.left is not None:
+                numbers["steps_in_epoch"] = resumed.trained + resumed.left
+                numbers["num_update_steps_per_epoch"] = -(-numbers["steps_in_epoch"] // accumulated)
+            if resumed.trained or train_dataloader._position.epoch != epoch:  # the Trainer would begin the epoch anew
                 batches = DataLoader(_Left(train_dataloader, resumed.trained), batch_size=None)  # type: ignore[assignment]
         super()._run_epoch(epoch=epoch, train_dataloader=batches, **numbers)  # type: ignore[misc]
 

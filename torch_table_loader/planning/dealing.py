@@ -7,6 +7,12 @@ share up to source i, n is the number of places before the block, and K is the n
 its share after every block, to within one row. A block is one step if that gives each source a row, else it has
 enough steps to do so.
 
+A stage may end anywhere in a block, as an epoch of so many samples does. Shorter than a block, the floors may take back
+a row of a source, which cannot be. Its last places then make up what each source lacks of its share at the end. If they
+suffice for that, each source ends within one row of its share, and always within two: a source lacks, and has too much,
+less than a row when the block begins. What each lacks, rounded down, is at most one more than its share of the places,
+so that there are places enough when each source that lacks a row gets one row less.
+
 Inside a block all places have an order, the same in every block of a stage. The first source has the first places
 of that order, and so on. The borders between sources in it move by at most one place from block to block, and how often
 each border moved in every L-th block is a sum of floors that Euclid's algorithm finds. So the rows that each channel
@@ -15,7 +21,7 @@ takes up to any block are known without looking at the blocks before.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import accumulate, pairwise
@@ -163,12 +169,13 @@ class Deal:
         if not self.weights[source]:
             return self.end
         near = min(turn * sum(self.weights) // (self.weights[source] * self.block_rows), self.end // self.block_rows)
-        blocks = np.arange(max(0, near - 1), near + 2, dtype=np.int64)  # counts are less than one off the shares
+        stop = min(near + 2, -(-self.end // self.block_rows))  # a block behind the last would count rows of that one
+        blocks = np.arange(max(0, near - 1), stop, dtype=np.int64)  # counts are less than one off the shares
+        if not len(blocks):
+            return self.end
         counts = self.shares(blocks * self.block_rows)[:, source]
         found = int(np.searchsorted(counts, turn, side="right")) - 1
         low, left = int(blocks[found]), turn - int(counts[found])
-        if low * self.block_rows >= self.end:
-            return self.end
         slots = np.flatnonzero(_sources(self, low) == source)
         return low * self.block_rows + int(slots[left]) if left < len(slots) else self.end
 
@@ -200,7 +207,7 @@ class Deal:
             channel[inside], ordinal[inside] = channels[slots], ordinals[slots]
         return self.sources(places), channel, ordinal
 
-    def ending(self, left: Mapping[str, int], rule: StopRule) -> Deal:
+    def ending(self, left: Mapping[str, int], rule: StopRule, coming: Collection[str] = ()) -> Deal:
         """Return the same deal, ending at the place where the epoch ends.
 
         Args:
@@ -208,13 +215,16 @@ class Deal:
             rule: "first_exhausted": the last place before which no source with a weight repeats a row and each has its
                 share; "all_exhausted": the first place before which each source has delivered all its rows and has its
                 share; "forever"; or as "first_exhausted", for the sources that it names.
+            coming: sources that have a weight in a later stage; see `Mixture.length`.
 
         Raises:
             ConfigError: no source that ends the epoch has a weight.
         """
         stop = as_stop(rule)
-        refuse_no_end(stop, [name for name, weight in zip(self.names, self.weights, strict=True) if weight])
-        if stop.at == "forever" or not any(self.weights[self.names.index(name)] for name in left if name in self.names):
+        wanted = {name for name, weight in zip(self.names, self.weights, strict=True) if weight}
+        refuse_no_end(stop, {*wanted, *coming})
+        waits = stop.at == "all_exhausted" and any(left.get(name, 0) for name in coming if name not in wanted)
+        if stop.at == "forever" or waits or wanted.isdisjoint(left):
             return replace(self, total=ENDLESS)
         return replace(self, total=self._place_of(left, first=stop.at != "all_exhausted"))
 
@@ -386,9 +396,31 @@ def _sources(deal: Deal, block: int) -> NDArray[np.int16]:
         slots = np.argsort(order[:size])
         order = np.empty(size, dtype=np.int64)
         order[slots] = np.arange(size)
-    counts = np.diff(deal.shares(np.array([begin, begin + size])), axis=0)[0]
+    before, after = deal.shares(np.array([begin, begin + size]))
+    counts = after - before
+    if (counts < 0).any():
+        counts = np.array(_last_rows(deal.weights, before.tolist(), begin + size))
     found: NDArray[np.int16] = np.repeat(np.arange(len(counts), dtype=np.int16), counts)[order]
     return found
+
+
+def _last_rows(weights: Sequence[int], had: Sequence[int], end: int) -> list[int]:
+    """Count the rows of each source in the places up to an end of which the floors would take back rows.
+
+    >>> _last_rows((5, 1, 5), [32, 7, 33], 73)
+    [1, 0, 0]
+    """
+    whole, places = sum(weights), end - sum(had)
+    lacks = [end * weight - rows * whole for weight, rows in zip(weights, had, strict=True)]
+    counts = [max(0, each // whole) for each in lacks]
+    by_rest = sorted(range(len(weights)), key=lambda source: counts[source] * whole - lacks[source])
+    if (left := places - sum(counts)) >= 0:
+        for source in by_rest[:left]:
+            counts[source] += 1
+    else:
+        for source in [each for each in by_rest if counts[each]][left:]:
+            counts[source] -= 1
+    return counts
 
 
 @lru_cache(maxsize=8)

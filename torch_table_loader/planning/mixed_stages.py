@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -115,11 +115,13 @@ def begun(
     stop: StopRule,
     past: Sequence[DealtStage] = (),
     width: int = 1,
+    coming: Collection[str] = (),
 ) -> MixedPosition:
     """Return the start of a stage; without weights, sources have theirs in proportion to what is left of each.
 
     Args:
         width: rows of an item; see `Deal`.
+        coming: sources that have a weight in a later stage; see `Mixture.length`.
 
     Raises:
         ConfigError: no source has a row, or a source with a weight has none.
@@ -136,12 +138,21 @@ def begun(
         )
     deal = deal_of(shares, topology, (seed, epoch, len(past)), natural=weights is None, width=width)
     rule = as_stop(stop).in_samples(width, done_in(past))
-    refuse_no_end(rule, [name for name, weight in shares.items() if weight])
+    refuse_no_end(rule, {*coming, *(name for name, weight in shares.items() if weight)})
     deal = deal.dropping({name: cap - had[name] for name, cap in rule.caps(items).items()})
     if deal.total == ENDLESS:
-        deal = deal.ending({name: max(0, limit - had[name]) for name, limit in rule.limits(items).items()}, stop)
+        limits = {name: max(0, limit - had[name]) for name, limit in rule.limits(items).items()}
+        deal = deal.ending(limits, stop, coming)
     total = deal.total if rule.samples is None else min(deal.total, max(0, rule.samples - done_in(past).samples))
     return MixedPosition.at(epoch, replace(deal, total=total), past)
+
+
+def begun_as(
+    deal: Deal, position: MixedPosition, rounds: Mapping[str, Rounds], stop: StopRule, coming: Collection[str] = ()
+) -> Deal:
+    """Return the deal of the newest stage of a position, if it began with the weights of a deal; see `begun`."""
+    weights = None if deal.natural else deal.by_name
+    return begun(position.epoch, rounds, weights, deal.topology, stop, position.past, deal.width, coming).deal
 
 
 def done_in(stages: Sequence[DealtStage]) -> Done:
@@ -163,6 +174,8 @@ def rests_of(rounds: Mapping[str, Rounds], position: MixedPosition) -> dict[str,
 def refuse_other_orders(position: MixedPosition, rounds: Mapping[str, Rounds], stop: StopRule) -> None:
     """Refuse stages that no job can have had with the sources in `rounds`; the rows of other sources are unknown.
 
+    Some of these sources, or none, had a weight in later stages.
+
     Raises:
         ResumeError: a stage has another length or other natural weights than its sources give, or fewer steps than were
             taken.
@@ -173,12 +186,13 @@ def refuse_other_orders(position: MixedPosition, rounds: Mapping[str, Rounds], s
     for own in position.stages:
         deal, taken = own.deal, own.steps
         known = known and all(name in rounds for name in deal.names)
+        stage = MixedPosition.at(position.epoch, deal, past)
         asked = replace(deal, total=0) if over else deal
         if known and not over:
-            weights = None if deal.natural else deal.by_name
             of_stage = {name: rounds[name] for name in deal.names}
-            asked = begun(position.epoch, of_stage, weights, deal.topology, stop, past, deal.width).deal
-        stage = MixedPosition.at(position.epoch, deal, past)
+            asked = begun_as(deal, stage, of_stage, stop, rounds)
+            if deal != asked:
+                asked = begun_as(deal, stage, of_stage, stop)
         plan, most = stage.batches(0), stage.steps_until_drop
         if deal != asked or taken > (plan.longest if most is None else most):
             raise ResumeError(

@@ -235,13 +235,15 @@ class Mixture:
             source[inside], turn[inside] = parts[each].take(places[inside])
         return Place(source, turn)
 
-    def length(self, rows: Sequence[int], rule: StopRule) -> int:
+    def length(self, rows: Sequence[int], rule: StopRule, coming: Collection[str] = ()) -> int:
         """Count the places of the epoch: at least the shares' start; `ENDLESS` for "forever".
 
         Args:
             rule: "first_exhausted": until a source with a weight would repeat a row; "all_exhausted": until each source
                 has delivered all its rows; "forever"; or until a source would come oftener than the times by its name;
                 or a `Stop` of those.
+            coming: sources that have a weight later in the epoch, from a place that is not known here: the epoch goes
+                on until then where one of them has rows to deliver, or alone may end it.
 
         Raises:
             ConfigError: a source with a weight has no row, or no source that ends the epoch has a weight.
@@ -252,13 +254,16 @@ class Mixture:
             raise ConfigError(
                 f"source {empty[0]!r} has no row in this epoch; leave it out of the mixture, or give it the weight 0"
             )
-        refuse_no_end(stop, wanted)
+        refuse_no_end(stop, {*wanted, *coming})
         limits = stop.limits(by_name)
-        return max(self.shares.start, stop.within(self._end(limits, all_of_them=stop.at == "all_exhausted")))
+        return max(self.shares.start, stop.within(self._end(limits, coming, all_of_them=stop.at == "all_exhausted")))
 
-    def _end(self, limits: Mapping[str, int], *, all_of_them: bool) -> int:
+    def _end(self, limits: Mapping[str, int], coming: Collection[str], *, all_of_them: bool) -> int:
         """Return the place where sources reach their limits, or where none is left; `ENDLESS` where there is none."""
-        parts = _parts(self)
+        parts, had = _parts(self), dict(zip(self.names, self.shares.before, strict=True))
+        idle = [name for name in coming if not self.weights.get(name) and had.get(name, 0) < limits.get(name, 0)]
+        if all_of_them and idle:
+            limits = {}
         for part, following in zip(parts, (*parts[1:], None), strict=True):
             own = {number: limits[name] for number, name in enumerate(part.names) if name in limits}
             own = {number: most for number, most in own.items() if part.shares.weights[number]}
@@ -334,13 +339,16 @@ class Mixture:
 
 
 @lru_cache(maxsize=64)
-def ending(mixture: Mixture, rows: tuple[int, ...], rule: Stop | StopWord) -> tuple[Mixture, int]:
+def ending(
+    mixture: Mixture, rows: tuple[int, ...], rule: Stop | StopWord, coming: frozenset[str] = frozenset()
+) -> tuple[Mixture, int]:
     """Return a mixture without the sources that a rule drops from where it drops them, and its length.
 
     What was found last is kept: an epoch that runs is asked for again by its states.
 
     Args:
         rows: rows of each source in the epoch.
+        coming: sources that have a weight later; see `Mixture.length`.
 
     Raises:
         ConfigError: a source with a weight has no row, or nothing ends the epoch; see `Mixture.length`.
@@ -348,7 +356,7 @@ def ending(mixture: Mixture, rows: tuple[int, ...], rule: Stop | StopWord) -> tu
     stop = as_stop(rule)
     caps = stop.caps(dict(zip(mixture.names, rows, strict=True)))
     mixture = replace(mixture, caps=tuple(caps.get(name, 0) for name in mixture.names) if caps else ())
-    return mixture, mixture.length(rows, stop)
+    return mixture, mixture.length(rows, stop, coming)
 
 
 @lru_cache(maxsize=16)
@@ -459,8 +467,11 @@ def smallest(weights: Mapping[str, float]) -> dict[str, int]:
     return dict(zip(names, (number // gcd(*whole) for number in whole), strict=True))
 
 
-def refuse_no_end(stop: Stop, wanted: Sequence[str]) -> None:
-    """Refuse a rule by which an epoch would not end, where it should; `wanted` are the sources with a weight.
+def refuse_no_end(stop: Stop, wanted: Collection[str]) -> None:
+    """Refuse a rule by which an epoch would not end, where it should.
+
+    Args:
+        wanted: the sources that have a weight, or get one later.
 
     Raises:
         ConfigError: names the rule.

@@ -329,13 +329,16 @@ class SamplePosition(Position):
         before = self.steps_taken
         return replace(self, start=self.consumed, steps_before=before, stage=Stage(topology), ended=False)
 
-    def reweighted(self, weights: Mapping[str, float] | None, stop: Stop | StopWord) -> SamplePosition:
+    def reweighted(
+        self, weights: Mapping[str, float] | None, stop: Stop | StopWord, coming: frozenset[str] = frozenset()
+    ) -> SamplePosition:
         """Return the position with other weights, of the sources that have `rows`, in a new stage.
 
         A finished epoch stays finished.
 
         Args:
             weights: by name. None: in proportion to what is left of each source.
+            coming: sources that have a weight later; see `Mixture.length`.
 
         Raises:
             ConfigError: a weight is invalid, or a source with a weight has no row.
@@ -346,12 +349,15 @@ class SamplePosition(Position):
         if at == self.total and mixture.names == tuple(sorted(self.rows)):
             return self
         mixture = mixture.of_what_is_left(at, self.rows) if weights is None else mixture.reweighted(at, weights)
-        return self if mixture is self.mixture else self.mixed_anew(mixture, stop)
+        return self if mixture is self.mixture else self.mixed_anew(mixture, stop, coming)
 
-    def mixed_anew(self, mixture: Mixture, stop: Stop | StopWord, **changes: Any) -> SamplePosition:
+    def mixed_anew(
+        self, mixture: Mixture, stop: Stop | StopWord, coming: frozenset[str] = frozenset(), **changes: Any
+    ) -> SamplePosition:
         """Return the position in a new stage of a mixture that begins there.
 
         Args:
+            coming: sources that have a weight later; see `Mixture.length`.
             changes: other fields of that stage.
 
         Raises:
@@ -368,18 +374,21 @@ class SamplePosition(Position):
             mixture=mixture,
             **changes,
         )
-        mixture, total = begun.ending(stop)
+        mixture, total = begun.ending(stop, coming)
         return replace(begun, total=at if at == self.total else total, mixture=mixture)
 
-    def ending(self, stop: Stop | StopWord) -> tuple[Mixture, int]:
+    def ending(self, stop: Stop | StopWord, coming: frozenset[str] = frozenset()) -> tuple[Mixture, int]:
         """Return the mixture without the sources that a rule drops, and the length of the epoch.
+
+        Args:
+            coming: sources that have a weight later; see `Mixture.length`.
 
         Raises:
             ConfigError: a source with a weight has no row, or nothing ends the epoch.
         """
         if isinstance(stop, Stop) and stop.tokens is not None:
             stop = stop.in_samples(self.seq_len, Done(0, self.mixed.shares.start, self.origin))
-        return ending(self.mixed, tuple(self.rows[name] for name in self.mixed.names), stop)
+        return ending(self.mixed, tuple(self.rows[name] for name in self.mixed.names), stop, coming)
 
 
 def refuse_ended(consumed: int, total: int, *, ended: bool) -> None:

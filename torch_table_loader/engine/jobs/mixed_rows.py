@@ -89,7 +89,7 @@ class MixedRows(MixtureJob, IndexedJob):
                     f"source {name!r} keeps its rows in memory, which worker processes that are not forked cannot "
                     'share; pass it a directory as row_store=, or pass worker_type="thread" to the mixture'
                 )
-        mixed = cls(
+        return cls(
             options=options,
             rank=ranks.rank,
             topology=topology_of(options, ranks.num_ranks),
@@ -104,8 +104,6 @@ class MixedRows(MixtureJob, IndexedJob):
             block=block,
             asked=AskedWeights(newest=given),
         )
-        mixed.length  # noqa: B018 refuses sources without rows
-        return mixed
 
     @cached_property
     @override
@@ -130,16 +128,18 @@ class MixedRows(MixtureJob, IndexedJob):
 
     @override
     def start(self, epoch: int) -> SamplePosition:
-        return self._started(epoch, self._weights_at(epoch), self._exclusions_of(epoch))
+        return self._started(epoch, self._weights_at(epoch), self._exclusions_of(epoch), self._coming(epoch))
 
-    def _started(self, epoch: int, weights: Weights, versions: Mapping[str, ExclusionVersions]) -> SamplePosition:
+    def _started(
+        self, epoch: int, weights: Weights, versions: Mapping[str, ExclusionVersions], coming: frozenset[str]
+    ) -> SamplePosition:
         length = self._length_at(epoch)
         rows, natural = self._rows(versions, epoch, length), isinstance(weights, str)
         shares = natural_shares(rows) if isinstance(weights, str) else weights
         about: dict[str, Any] = {"exclusions": versions, "rows": rows, "seq_len": length}
         mixture = Mixture.of(shares, self.options.shuffle_seed, epoch, self.block, natural=natural)
         begun = SamplePosition(epoch, self._stage(epoch), mixture=mixture, **about)
-        mixture, total = begun.ending(self.stop)
+        mixture, total = begun.ending(self.stop, coming)
         return replace(begun, mixture=mixture, total=total)
 
     def _exclusions_of(self, epoch: int) -> dict[str, ExclusionVersions]:
@@ -160,15 +160,18 @@ class MixedRows(MixtureJob, IndexedJob):
         return self._rows(self._newest_exclusions, 0, self._length_at(0))
 
     @override
-    def check_weights(self, weights: Mapping[str, float] | NaturalShares, epoch: int) -> Weights:
+    def check_weights(
+        self, weights: Mapping[str, float] | NaturalShares, epoch: int, coming: frozenset[str] = frozenset()
+    ) -> Weights:
         newest = checked_weights(weights, self.sources)
         resolve_block(newest, "rows", self.block, self.options.pack)
-        self._started(epoch, newest, self._newest_exclusions)
+        self._started(epoch, newest, self._newest_exclusions, coming)
         return newest
 
     @override
     def reweighted(self, position: SamplePosition, weights: Weights) -> SamplePosition:
-        position = position.reweighted(None if isinstance(weights, str) else weights, self.stop)
+        coming = self._coming(position.epoch, position)
+        position = position.reweighted(None if isinstance(weights, str) else weights, self.stop, coming)
         if position.seq_len and self._cuts_anywhere:
             position = self._cut_anew(position)
         if "global_batch_size" not in self.schedules or position.stage.topology.has_batches_of(
@@ -196,7 +199,8 @@ class MixedRows(MixtureJob, IndexedJob):
             before[name], origin = anew.turn_behind(number, tokens)
             origins[name] = (number, origin)
         recounted = mixture.recounted(place, before, rows)
-        return position.mixed_anew(recounted, self.stop, rows=rows, seq_len=length, origins=origins)
+        coming = self._coming(position.epoch, position)
+        return position.mixed_anew(recounted, self.stop, coming, rows=rows, seq_len=length, origins=origins)
 
     def _packed(self, turns: TurnsOf) -> PackedStream:
         return cast("PackedStream", self.sources[turns.name].by_turn(turns))
@@ -290,8 +294,9 @@ class MixedRows(MixtureJob, IndexedJob):
     def _checked(self, position: SamplePosition) -> SamplePosition:
         """Return the position of a state, with a mixture of the sources that its rule has not dropped.
 
-        Refuse an epoch of another length than its weights give, and natural weights that are not what was left. An
-        epoch that is over stays so, whatever comes and goes, and the rows of sources that are gone are not known.
+        Refuse an epoch of another length than its weights give, whatever came later, and natural weights that are not
+        what was left. What comes later is up to this job. An epoch that is over stays so, whatever comes and goes, and
+        the rows of sources that are gone are not known.
 
         Raises:
             ResumeError: no mixture of these sources has such an epoch.
@@ -301,20 +306,23 @@ class MixedRows(MixtureJob, IndexedJob):
             self._refuse_origins(position)
         if start.start == position.start == total or not all(name in rows for name in mixture.names):
             return position
-        mixture, length = position.ending(self.stop)
+        mixture, length = position.ending(self.stop, self._coming(position.epoch, position))
+        lengths = {length, position.ending(self.stop, frozenset(rows))[1]}
+        if total not in lengths:
+            lengths.add(position.ending(self.stop)[1])
         asked = None
         if mixture.natural and position.start < length:
             counts = {name: rows[name] for name in mixture.names}
             left = {name: max(0, rows[name] - had) for name, had in zip(mixture.names, start.before, strict=True)}
             asked = natural_shares(left if any(left.values()) else counts)
-        if total != length or asked not in (None, mixture.weights):
+        if total not in lengths or asked not in (None, mixture.weights):
             raise ResumeError(
                 f"the state is of an epoch of {total} rows with the weights {mixture.weights} from row "
                 f"{start.start} on, and these sources then have one of {length}"
                 f"{'' if asked is None else f', natural weights being {asked}'}; pass the value of state_dict() "
                 "unchanged"
             )
-        return replace(position, mixture=mixture)
+        return replace(position, mixture=mixture, total=max(position.start, length))
 
     def _refuse_origins(self, position: SamplePosition) -> None:
         """Refuse origins of sources at which no sequence begins.
@@ -403,8 +411,8 @@ class MixedRows(MixtureJob, IndexedJob):
     def _told_sizes(self, position: SamplePosition) -> tuple[dict[str, int], dict[str, int] | None]:
         """Return the rows of each source and those that an epoch delivers; tokens, where sequences change length."""
         *_, last = self.stages(position)
-        names, endless = position.mixed.names, last.total == ENDLESS
-        taken = None if endless else dict(zip(names, last.mixed.rows_before(last.total), strict=True))
+        names, end = position.mixed.names, self._batches(last).total
+        taken = None if end == ENDLESS else dict(zip(names, last.mixed.rows_before(end), strict=True))
         if "seq_len" not in self.schedules:
             return dict(position.rows), taken
         streams = {name: self._packed(own) for name, own in self._turns(last).items()}

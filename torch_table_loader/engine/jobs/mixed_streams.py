@@ -35,6 +35,7 @@ from torch_table_loader.planning.global_batches import ENDLESS
 from torch_table_loader.planning.mixed_stages import (
     MixedPosition,
     begun,
+    begun_as,
     done_in,
     had_of,
     refuse_other_orders,
@@ -105,7 +106,7 @@ class MixedStreams(MixtureJob, PlacedJob):
         given = stream_weights(weights, sources, unit, block, options.pack)
         columns = common_columns(sources, options)
         make_codec(with_padding(columns, marks=options.even_ranks == "pad"), TypePolicy.of(options))
-        job = cls(
+        return cls(
             options=options,
             rank=ranks.rank,
             topology=topology_of(options, ranks.num_ranks),
@@ -119,8 +120,6 @@ class MixedStreams(MixtureJob, PlacedJob):
             asked=AskedWeights(newest=given),
             fetching=fetching,
         )
-        job.start(0)
-        return job
 
     @cached_property
     @override
@@ -140,9 +139,11 @@ class MixedStreams(MixtureJob, PlacedJob):
         return self._length_at(epoch, step) if self._cuts_anywhere else 1
 
     @override
-    def check_weights(self, weights: Mapping[str, float] | NaturalShares, epoch: int) -> Weights:
+    def check_weights(
+        self, weights: Mapping[str, float] | NaturalShares, epoch: int, coming: frozenset[str] = frozenset()
+    ) -> Weights:
         newest = stream_weights(weights, self.sources, "rows", None, self.options.pack)
-        self._begun(epoch, newest)
+        self._begun(epoch, newest, coming=coming)
         return newest
 
     @override
@@ -164,13 +165,24 @@ class MixedStreams(MixtureJob, PlacedJob):
         done = super()._done(position)
         return done if "seq_len" not in self.schedules else done._replace(tokens=done_in(position.stages).tokens)
 
-    def _begun(self, epoch: int, weights: Weights, before: MixedPosition | None = None) -> MixedPosition:
-        """Return the start of a stage, behind another one if one is given."""
+    def _begun(
+        self,
+        epoch: int,
+        weights: Weights,
+        before: MixedPosition | None = None,
+        coming: frozenset[str] | None = None,
+    ) -> MixedPosition:
+        """Return the start of a stage, behind another one if one is given.
+
+        Args:
+            coming: sources that have a weight later; None: those of the schedule.
+        """
+        coming = self._coming(epoch, before) if coming is None else coming
         past = () if before is None else before.stages if before.stage.steps else before.past
         by_name = None if isinstance(weights, str) else weights
         done = Done() if before is None else self._done(before)
         topology, width = self._topology_of(epoch, done), self._width_at(epoch, done.steps)
-        return begun(epoch, self.rounds, by_name, topology, self.stop, past, width)
+        return begun(epoch, self.rounds, by_name, topology, self.stop, past, width, coming)
 
     @override
     def reweighted(self, position: MixedPosition, weights: Weights) -> MixedPosition:
@@ -190,9 +202,10 @@ class MixedStreams(MixtureJob, PlacedJob):
         job = replace(self.with_lanes(lanes), asked=asked)
         newest = job._weights_at(position.epoch, position)
         same_shape = position.stage.topology == job._topology_of(position.epoch, job._done(position))
-        if same_shape and job._stays(position, newest):
+        over = position.consumed == position.total
+        if same_shape and job._stays(position, newest) and (over or job._ends_there(position)):
             return job, position
-        if position.consumed == position.total:
+        if over:
             done = job._begun(position.epoch, newest, position)
             return job, MixedPosition.at(done.epoch, replace(done.deal, total=0), done.past)
         return job, job._begun(position.epoch, newest, position)
@@ -204,6 +217,11 @@ class MixedStreams(MixtureJob, PlacedJob):
         if position.deal.width != self._width_at(position.epoch, position.steps_taken):
             return False
         return position.stage.topology.has_batches_of(self._topology_of(position.epoch, self._done(position)))
+
+    def _ends_there(self, position: MixedPosition) -> bool:
+        """Return whether the newest stage ends where this job ends it, whatever weights the saved one had later."""
+        coming = self._coming(position.epoch, position)
+        return begun_as(position.deal, position, self.rounds, self.stop, coming).total == position.deal.total
 
     @override
     def _until(self, position: Any) -> int | None:
@@ -295,9 +313,9 @@ class MixedStreams(MixtureJob, PlacedJob):
     def _delivered(self, position: MixedPosition) -> dict[str, int] | None:
         """Count what an epoch delivers of each source; a last step that is dropped is counted too. None: no end."""
         *_, last = self.stages(position)
-        if last.total == ENDLESS:
+        if (end := self._batches(last).total) == ENDLESS:
             return None
-        done = last.after(-(-last.deal.end // last.deal.step_rows))
+        done = last.after(-(-(end - last.start) // last.deal.step_rows))
         return had_of(self.rounds, position.epoch, done.stages, self._told_width)
 
     @property

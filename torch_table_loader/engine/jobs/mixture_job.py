@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -83,13 +84,19 @@ class MixtureJob(Job):
         return SavedMixture(self.bound.options, self.given, self._weights_at(position.epoch, position))
 
     def following_schedule(self, weights: Schedule) -> Self:
-        """Return the same mixture with other weights from later steps on.
+        """Return the same mixture with other weights from later steps on; its first epoch can begin, and ends.
 
         Raises:
-            ConfigError: weights are wrong, as those of `check_weights` are.
+            ConfigError: weights are wrong, as those of `check_weights` are, or the epoch would not end.
         """
-        later = weights.mapped(lambda each: self.check_weights(each, 0))
-        return replace(self, schedules={**self.schedules, "weights": later}) if len(later.values) > 1 else self
+        anywhere = frozenset(self.sources)
+        later = weights.mapped(lambda each: self.check_weights(each, 0, anywhere))
+        if len(later.values) == 1:
+            self.start(0)
+            return self
+        mixture = replace(self, schedules={**self.schedules, "weights": later})
+        deque(mixture.stages(mixture.start(0)), maxlen=0)
+        return mixture
 
     def _weights_at(self, epoch: int, position: Any = None) -> Weights:
         """Return the weights of the step that comes next: those that were asked for last, or those of the schedule.
@@ -101,6 +108,13 @@ class MixtureJob(Job):
             return self.asked.newest
         found: Weights = later.at(epoch, Done() if position is None else self._done(position))
         return found
+
+    def _coming(self, epoch: int, position: Any = None) -> frozenset[str]:
+        """Return the sources to which the schedule gives a weight later in an epoch than the step that comes next."""
+        if (later := self.schedules.get("weights")) is None:
+            return frozenset()
+        ahead = later.ahead(epoch, Done() if position is None else self._done(position))
+        return frozenset(name for each in ahead for name in self.sources if isinstance(each, str) or each[name])
 
     @cached_property
     def _cuts_anywhere(self) -> bool:
@@ -129,8 +143,13 @@ class MixtureJob(Job):
         return replace(self, sources=both, columns=common_columns(both, self.options))
 
     @abstractmethod
-    def check_weights(self, weights: Mapping[str, float] | NaturalShares, epoch: int) -> Weights:
+    def check_weights(
+        self, weights: Mapping[str, float] | NaturalShares, epoch: int, coming: frozenset[str] = frozenset()
+    ) -> Weights:
         """Return weights that an epoch can begin with, as the smallest integers.
+
+        Args:
+            coming: sources that may have a weight later.
 
         Raises:
             ConfigError: a weight is wrong, a source is missing or unknown, or one with a weight has no row.

@@ -185,7 +185,7 @@ class PackedItems(TableItems):
         taken, theirs = cast("SamplePosition", saved.taken), saved.tables[""]
         excluded = self.exclusions_in(theirs)
         items = replace(self, exclusions=ExclusionState(excluded, taken.epoch))
-        position = replace(taken, exclusions={"": excluded}, extents=(), ended=False)
+        position = replace(taken, exclusions={"": excluded}, ended=False)
         stream = items.stream(position)
         if taken.origin and (not self.pack.joins_documents or stream.tokens_before(0) != taken.origin):
             raise ResumeError(

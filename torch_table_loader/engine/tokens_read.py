@@ -1,0 +1,178 @@
+"""Tokens in files that others own: read by position, and compared with the listing before they are given out.
+
+A file that is mapped ends the process if somebody cuts it, and shows whatever is written into it.
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from itertools import pairwise
+from typing import TYPE_CHECKING, TypeAlias, TypeVar
+
+import numpy as np
+from typing_extensions import override
+
+from torch_table_loader.arrow.buffers import new_array
+from torch_table_loader.errors import TableError
+from torch_table_loader.planning.requests import joined
+from torch_table_loader.read.failures import changed_error, reading
+from torch_table_loader.read.lru_cache import LRUCache
+from torch_table_loader.sizes import sizes
+from torch_table_loader.source.clients import found_here
+from torch_table_loader.store.gather import ListValues, Spans, StoredRows
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from torch_table_loader.contracts import Storage
+    from torch_table_loader.planning.placed_documents import PlacedDocuments
+    from torch_table_loader.planning.slices import DocumentLengths
+    from torch_table_loader.records import DataFile
+    from torch_table_loader.store.record_layout import RecordLayout
+
+    Ints: TypeAlias = NDArray[np.int64]
+
+T = TypeVar("T")
+
+_TO_READ = sum(getattr(os, name, 0) for name in ("O_CLOEXEC", "O_NONBLOCK", "O_BINARY"))
+
+_moving = threading.Lock()
+
+
+def _read_at(descriptor: int, into: memoryview, start: int) -> int:
+    """Read bytes of a file from one on; return how many there were."""
+    if hasattr(os, "preadv"):
+        return os.preadv(descriptor, (into,), start)
+    with _moving:
+        os.lseek(descriptor, start, os.SEEK_SET)
+        found = os.read(descriptor, len(into))
+    into[: len(found)] = found
+    return len(found)
+
+
+class _OpenFile:
+    """An open file, which is closed when nothing refers to it."""
+
+    def __init__(self, storage: Storage, file: DataFile) -> None:
+        self._storage, self._file = storage, file
+        self._seen: tuple[int, int, int] | None = None
+        self._descriptor = os.open(file.path, os.O_RDONLY | _TO_READ)
+
+    def read(self, target: memoryview, start: int) -> None:
+        """Fill memory with the bytes of the file from one on."""
+        at, stop = 0, len(target)
+        while at < stop:
+            count = _read_at(self._descriptor, target[at:] if at else target, start + at)
+            if not count:
+                self.check()
+                raise TableError(
+                    f"{self._file.name} must have {start + stop} bytes or more, as was planned, and ends at byte "
+                    f"{start + at}; it was cut: restore it, or write it again, and build the loader again"
+                )
+            at += count
+
+    def check(self) -> None:
+        """Refuse what is no longer the file that was listed. A file that was removed or replaced has another ctime."""
+        status = os.fstat(self._descriptor)
+        seen = (status.st_size, status.st_mtime_ns, status.st_ctime_ns)
+        if seen == self._seen:
+            return
+        now, wanted = found_here(self._file.path, status).file_version(), self._file.version
+        if not wanted.holds(now):
+            there = self._storage.version(self._file.path)  # it may be gone, or another file
+            raise changed_error(self._file, now if wanted.holds(there) else there)
+        self._seen = seen
+
+    def __del__(self) -> None:
+        """Close the file."""
+        if hasattr(self, "_descriptor"):
+            os.close(self._descriptor)
+
+
+class ReadTokens(StoredRows):
+    """Documents whose tokens are read from files when they are wanted; threads share it, and a fork may use it."""
+
+    def __init__(
+        self,
+        layout: RecordLayout,
+        storage: Storage,
+        files: Sequence[tuple[DataFile, int]],
+        lengths: DocumentLengths,
+        placed: PlacedDocuments | None,
+        check: Callable[[], None],
+    ) -> None:
+        """Open nothing yet.
+
+        Args:
+            files: each with the number of values that it has room for.
+            lengths: of all documents, as they come out.
+            placed: as in `ListValues`.
+            check: called behind the last rows of an epoch.
+        """
+        super().__init__(layout, lengths.count, {}, frozenset(), [], lengths=lengths)
+        self._storage, self._placed, self._check = storage, placed, check
+        self._files = [file for file, count in files if count]
+        self._starts = np.cumsum([0, *(count for _, count in files if count)], dtype=np.int64)[:-1]
+        self._open = LRUCache(sizes().open_files)
+
+    @override
+    def windows(
+        self,
+        blocks: Iterator[tuple[Ints, T]],
+        most_blocks: int | None = None,
+        spans: Callable[[T], Spans] | None = None,
+    ) -> Iterator[tuple[StoredRows, Ints, T]]:
+        for places, note in blocks:
+            yield self.fetch(places, None if spans is None else spans(note))[0], places, note
+        self._check()
+
+    @override
+    def fetch(self, places: Ints, spans: Spans | None = None) -> tuple[StoredRows, Ints]:
+        """Read parts of documents.
+
+        Raises:
+            TableError: a file has changed since it was listed.
+            StorageError: a file cannot be read.
+        """
+        rows = copy.copy(self)
+        rows.values = None if spans is None else self._read(spans)
+        return rows, places
+
+    def _read(self, spans: Spans) -> ListValues:
+        if self._placed is not None:
+            at, length = self._placed.stored(spans.start, spans.stop - spans.start)
+            spans = Spans(at, at + length)
+        some = spans.start < spans.stop
+        start, stop = spans.start[some], spans.stop[some]
+        files = np.searchsorted(self._starts, start, side="right") - 1
+        first, stop = joined(start, stop, 0, files)
+        files, counts = np.searchsorted(self._starts, first, side="right") - 1, stop - first
+        dtype = self.layout.value_dtype
+        width, total = dtype.itemsize, int(counts.sum())
+        found = new_array((total * width,), np.uint8)
+        target = found.data
+        ends = np.cumsum(counts) * width
+        runs = list(
+            zip(
+                ((first - self._starts[files]) * width).tolist(),
+                (ends - counts * width).tolist(),
+                ends.tolist(),
+                strict=True,
+            )
+        )
+        bounds = np.flatnonzero(np.diff(files, prepend=-1, append=-1)).tolist() if len(files) else []
+        for low, high in pairwise(bounds):
+            file = self._files[files[low]]
+            with reading(self._storage, file):
+                opened = self._open.get(file.path, partial(self._opened, file))
+                for place, begin, end in runs[low:high]:
+                    opened.read(target[begin:end], place)
+                opened.check()
+        return ListValues(first, [found.view(dtype)], self._placed, counts=counts)
+
+    def _opened(self, file: DataFile) -> tuple[_OpenFile, int]:
+        return _OpenFile(self._storage, file), 1

@@ -8,7 +8,7 @@ from __future__ import annotations
 import copy
 import os
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING, TypeAlias, TypeVar
@@ -38,20 +38,24 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+Run: TypeAlias = tuple[int, int, int]
+"""Where bytes begin in a file, and where they come to be in memory: from one place to before another."""
+
 _TO_READ = sum(getattr(os, name, 0) for name in ("O_CLOEXEC", "O_NONBLOCK", "O_BINARY"))
 
 _moving = threading.Lock()
 
 
-def _read_at(descriptor: int, into: memoryview, start: int) -> int:
-    """Read bytes of a file from one on; return how many there were."""
-    if hasattr(os, "preadv"):
-        return os.preadv(descriptor, (into,), start)
+def _read_at(descriptor: int, into: Sequence[memoryview], start: int) -> int:
+    """Read bytes of a file from one on where there is no `preadv`; return how many there were."""
     with _moving:
         os.lseek(descriptor, start, os.SEEK_SET)
-        found = os.read(descriptor, len(into))
-    into[: len(found)] = found
+        found = os.read(descriptor, len(into[0]))
+    into[0][: len(found)] = found
     return len(found)
+
+
+_preadv = getattr(os, "preadv", _read_at)
 
 
 class _OpenFile:
@@ -62,16 +66,23 @@ class _OpenFile:
         self._seen: tuple[int, int, int] | None = None
         self._descriptor = os.open(file.path, os.O_RDONLY | _TO_READ)
 
-    def read(self, target: memoryview, start: int) -> None:
-        """Fill memory with the bytes of the file from one on."""
-        at, stop = 0, len(target)
-        while at < stop:
-            count = _read_at(self._descriptor, target[at:] if at else target, start + at)
+    def read(self, target: memoryview, runs: Iterable[Run]) -> None:
+        """Read runs of bytes into memory, and see that they are of the file that was listed."""
+        descriptor = self._descriptor
+        for start, begin, end in runs:
+            # Short reads are rare: a signal came, or the file was cut.
+            if (count := _preadv(descriptor, (target[begin:end],), start)) != end - begin:
+                self._read_on(target[begin:end], start, count)
+        self.check()
+
+    def _read_on(self, target: memoryview, start: int, at: int) -> None:
+        while at < len(target):
+            count = _preadv(self._descriptor, (target[at:],), start + at)
             if not count:
                 self.check()
                 raise TableError(
-                    f"{self._file.name} must have {start + stop} bytes or more, as was planned, and ends at byte "
-                    f"{start + at}; it was cut: restore it, or write it again, and build the loader again"
+                    f"{self._file.name} must have {start + len(target)} bytes or more, as was planned, and ends at "
+                    f"byte {start + at}; it was cut: restore it, or write it again, and build the loader again"
                 )
             at += count
 
@@ -169,9 +180,7 @@ class ReadTokens(StoredRows):
             file = self._files[files[low]]
             with reading(self._storage, file):
                 opened = self._open.get(file.path, partial(self._opened, file))
-                for place, begin, end in runs[low:high]:
-                    opened.read(target[begin:end], place)
-                opened.check()
+                opened.read(target, runs[low:high])
         return ListValues(first, [found.view(dtype)], self._placed, counts=counts)
 
     def _opened(self, file: DataFile) -> tuple[_OpenFile, int]:

@@ -20,11 +20,14 @@ import torch.utils.data  # noqa: F401 - imported here, once, and not in each cas
 
 import torch_table_loader.engine.jobs.packed_items
 import torch_table_loader.engine.jobs.table_rows
-import torch_table_loader.engine.work.packed_work  # noqa: F401
+import torch_table_loader.engine.work.packed_work
+import torch_table_loader.read.token_formats  # noqa: F401
 from tests.tables.token_files import datatrove_bytes, fms_bytes, lists_bytes, megatron_bytes
 from torch_table_loader import Pack, StructuredDataset
 from torch_table_loader.errors import TableLoaderError
 from torch_table_loader.testing import small_sizes
+
+pa.array([1]).to_pylist()  # it imports pandas, if that is there
 
 ROWS, GROUP, BATCH = 1_000, 100, 50
 TIME = 1_700_000_000_000_000_000

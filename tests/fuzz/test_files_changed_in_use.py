@@ -29,8 +29,8 @@ SERVED: dict[str, dict[str, Any]] = {
     "threads": {"num_workers": 2, "prefetch_batches": 2},
     "processes": {"num_workers": 2, "worker_type": "process", "prefetch_batches": 2},
 }
-MOMENTS = (0.1, 0.5, 0.95, 0.0)
-"""When a file is changed, as a part of the epoch."""
+MOMENTS = (3, 20, 38, 0)
+"""How many batches come before a file is changed, of some forty, or of a hundred sequences."""
 
 DAILY = {
     ("parquet", "shuffled"),
@@ -66,19 +66,15 @@ def fault(planned: Read, outcome: Outcome) -> str:
 @daily(lambda served, mode, form: served == "here" and (form, mode) in DAILY)
 def test_the_planned_batches_or_an_error(sandbox: Sandbox, tmp_path: Path, form: str, mode: str, served: str) -> None:
     options = {**MODES[mode], **SERVED[served]}
-    whole = sandbox.run(read_changed, str(tmp_path / "whole"), form, options, "", 0)
-    assert whole.kind == "value", whole
-    assert not whole.value.error
-    steps = len(whole.value.batches)
     cases = [
-        (how, int(steps * MOMENTS[(number + example) % len(MOMENTS)]))
+        (how, MOMENTS[(number + example) % len(MOMENTS)])
         for number, how in enumerate(CHANGES)
         for example in range(min(examples(MANY), len(MOMENTS)))
     ]
-    outcomes = sandbox.run_all(
-        read_changed,
-        [(str(tmp_path / f"{number}"), form, options, *case) for number, case in enumerate(cases)],
-    )
+    asked = [(str(tmp_path / f"{number}"), form, options, *case) for number, case in enumerate([("", 0), *cases])]
+    whole, *outcomes = sandbox.run_all(read_changed, asked)
+    assert whole.kind == "value", whole
+    assert not whole.value.error
     found = {case: fault(whole.value, outcome) for case, outcome in zip(cases, outcomes, strict=True)}
     assert {case: what for case, what in found.items() if what} == {}
     assert any(outcome.value.error for outcome in outcomes)

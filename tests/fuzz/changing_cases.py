@@ -176,7 +176,7 @@ def read_changed(folder: str, form: str, options: dict[str, Any], how: str, afte
 
     Args:
         how: one of `CHANGES`; "" leaves the files alone.
-        after: how many batches come before.
+        after: how many batches come before; 0: the epoch has not begun.
     """
     root, kind, path = Path(folder), FORMS[form], None
     root.mkdir()
@@ -194,9 +194,11 @@ def read_changed(folder: str, form: str, options: dict[str, Any], how: str, afte
         warnings.simplefilter("ignore")
         try:
             loader, _ = StructuredDataset.create_dataloader(folder, kind.name, **asked)
+            if how and not after:
+                CHANGES[how](path, other)
             batches = iter(loader)
             while True:
-                if how and len(found) == after:
+                if how and len(found) == after > 0:
                     CHANGES[how](path, other)
                     how = ""
                 batch = next(batches, None)

@@ -133,7 +133,7 @@ class TokensInPlace:
         """
         self.check()
         files = list(zip(self.table.files, self._values(layout), strict=True))
-        return ReadTokens(layout, self.table.storage, files, *self._documents(layout), self.check)
+        return ReadTokens(layout, self.table.storage, files, *self._documents(layout))
 
     def open_remote(self, layout: RecordLayout, open_reader: OpenReader, window_bytes: int) -> RemoteRows:
         """Return what reads parts of the files as if they were those of a store; see `RemoteRows`."""

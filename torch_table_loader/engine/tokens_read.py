@@ -114,7 +114,6 @@ class ReadTokens(StoredRows):
         files: Sequence[tuple[DataFile, int]],
         lengths: DocumentLengths,
         placed: PlacedDocuments | None,
-        check: Callable[[], None],
     ) -> None:
         """Open nothing yet.
 
@@ -122,10 +121,9 @@ class ReadTokens(StoredRows):
             files: each with the number of values that it has room for.
             lengths: of all documents, as they come out.
             placed: as in `ListValues`.
-            check: called behind the last rows of an epoch.
         """
         super().__init__(layout, lengths.count, {}, frozenset(), [], lengths=lengths)
-        self._storage, self._placed, self._check = storage, placed, check
+        self._storage, self._placed = storage, placed
         self._files = [file for file, count in files if count]
         self._starts = np.cumsum([0, *(count for _, count in files if count)], dtype=np.int64)[:-1]
         self._open = LRUCache(sizes().open_files)
@@ -137,9 +135,11 @@ class ReadTokens(StoredRows):
         most_blocks: int | None = None,
         spans: Callable[[T], Spans] | None = None,
     ) -> Iterator[tuple[StoredRows, Ints, T]]:
-        for places, note in blocks:
-            yield self.fetch(places, None if spans is None else spans(note))[0], places, note
-        self._check()
+        try:
+            for places, note in blocks:
+                yield self.fetch(places, None if spans is None else spans(note))[0], places, note
+        finally:
+            self._open = LRUCache(sizes().open_files)  # a lane that still reads opens its files again
 
     @override
     def fetch(self, places: Ints, spans: Spans | None = None) -> tuple[StoredRows, Ints]:

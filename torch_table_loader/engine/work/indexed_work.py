@@ -226,8 +226,6 @@ class MixedStream(ItemStream):
             parts = [each[number] for number in np.flatnonzero(np.bincount(source)).tolist()]
             joined = _joined(parts, source)
             yield [*joined, pa.array(numbers[source])] if self.marks_source else joined, note
-        for stream in streams.values():
-            next(stream, None)  # its end, where files are compared for the last time
 
     def name_of(self, place: int) -> str:
         """Return what a message calls the row at a place."""

@@ -69,6 +69,10 @@ class Sizes:
     store_word_bytes: int = 1 << 28
     """The same for the dictionaries of all chunks of a store: a rank that reads a store at a URL holds the strings."""
 
+    # engine/
+    open_files: int = 64
+    """Token files that are kept open where they are read in any order."""
+
     # batching/
     cut_objects: int = 256
     """Objects of batches that are cut together, about: enough that each costs little, and of two lanes fewer than the

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -76,6 +77,36 @@ def test_a_file_swapped_between_check_and_open_delivers_no_row(tmp_path: Path, m
     with pytest.raises(TableError, match=r"changed while it was in use: ctime in ns was \d+ and is \d+"):
         next(batches)
     assert swapped
+
+
+@pytest.mark.parametrize("form", ["parquet", "arrow"])
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_a_file_overwritten_in_mid_epoch_gives_no_row_of_the_other_one(
+    tmp_path: Path, form: str, shuffle: bool
+) -> None:
+    """Its size, mtime and inode stay; only ctime moves."""
+    path, rows = tmp_path / f"a.{form}", 300_000
+
+    def write_rows(first: int) -> None:
+        table = pa.table({"x": np.arange(first, first + rows)})
+        if form == "parquet":
+            pq.write_table(table, path, compression="none", use_dictionary=False, row_group_size=20_000)
+        else:
+            with pa.ipc.new_file(str(path), table.schema) as writer:
+                writer.write_table(table, max_chunksize=20_000)
+        os.utime(path, ns=(TIME, TIME))
+
+    write_rows(0)
+    loader, _ = StructuredDataset.create_dataloader(
+        str(tmp_path), form, num_workers=0, batch_size=1000, shuffle=shuffle
+    )
+    batches, size = iter(loader), path.stat().st_size
+    most = [next(batches)["x"].max().item()]
+    write_rows(1 << 30)
+    assert path.stat().st_size == size
+    with pytest.raises(TableError, match=rf"a\.{form} changed while it was in use: ctime in ns"):
+        most.extend(batch["x"].max().item() for batch in batches)
+    assert max(most) < rows
 
 
 def test_a_plan_cache_does_not_use_the_entry_of_the_swapped_file(tmp_path: Path) -> None:

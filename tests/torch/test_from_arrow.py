@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import multiprocessing
+import os
 import pickle
 import tempfile
 import warnings
@@ -386,6 +387,21 @@ def test_processes_share_one_file_that_goes_with_the_table(tmp_path: Path, monke
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "gone"))
     with pytest.raises(StorageError, match='worker_type="thread", or let TMPDIR'):
         pickle.dumps(arrow_source(TABLE))
+
+
+@pytest.mark.parametrize("size", [0, 8, 100, -1])
+def test_a_file_between_processes_that_was_cut_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    source = arrow_source(TABLE)
+    data = pickle.dumps(source)
+    [path] = tmp_path.iterdir()
+    assert path.stat().st_mode & 0o777 == 0o400  # nobody writes to it by accident
+    path.chmod(0o600)
+    os.truncate(path, size if size >= 0 else path.stat().st_size + size)
+    with pytest.raises(StorageError, match=rf"{path.name}.*cut it.*TMPDIR"):
+        pickle.loads(data)  # noqa: S301
 
 
 @pytest.mark.skipif("fork" not in multiprocessing.get_all_start_methods(), reason="no fork here")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from itertools import islice
@@ -17,6 +18,7 @@ from tests.effort import daily
 from tests.tables.plain import meant_warnings
 from tests.tables.token_files import LAYOUTS, LISTS, fms_bytes, lists_bytes, some_documents, write_megatron
 from torch_table_loader import MixedDataset, Pack, RowStore, StructuredDataset, TableError, TableLoader
+from torch_table_loader.engine import tokens_read
 from torch_table_loader.read.ipc import read_footer
 from torch_table_loader.testing import small_sizes
 
@@ -356,3 +358,40 @@ def test_files_of_several_types_make_a_store(tmp_path: Path, stores: Any, dtypes
     tokens = [token for batch in loader for row in batch["input_ids"].tolist() for token in row]
     expected = sorted(token for each in documents for document in each for token in document)
     assert sorted(tokens)[-len(expected) :] == expected
+
+
+@pytest.mark.parametrize("form", ["megatron", "fms-fsdp"])
+def test_few_files_are_open_at_a_time_and_none_behind(tmp_path: Path, form: str) -> None:
+    path = write(tmp_path / "t", form)
+    expected = ids_of(make(path, form, Pack(seq_len=9))[0])
+
+    def open_ones() -> list[str]:
+        links = [str(link.readlink()) for link in Path("/proc/self/fd").iterdir() if link.is_symlink()]
+        return [link for link in links if link.startswith(path)]
+
+    assert open_ones() == []  # of an epoch that has ended
+
+    with small_sizes(open_files=1, gather_rows=6):
+        loader, _ = make(path, form, Pack(seq_len=9), num_workers=0)
+        found = []
+        for batch in loader:
+            found.append(batch["input_ids"].tolist())
+            assert len(open_ones()) <= 1
+        assert found == expected
+        assert open_ones() == []
+        loader.set_epoch(1)
+        batches = iter(loader)
+        next(batches)
+        assert open_ones() != []
+        del batches
+        assert open_ones() == []
+
+
+def test_reads_that_come_short_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write(tmp_path / "t", "megatron")
+    expected = ids_of(make(path, "megatron", Pack(seq_len=9))[0])
+    preadv = os.preadv
+    monkeypatch.setattr(tokens_read, "_preadv", lambda file, into, start: preadv(file, [into[0][:3]], start))
+    assert ids_of(make(path, "megatron", Pack(seq_len=9))[0]) == expected
+    monkeypatch.setattr(tokens_read, "_preadv", tokens_read._read_at)  # as where there is no preadv
+    assert ids_of(make(path, "megatron", Pack(seq_len=9))[0]) == expected

@@ -226,7 +226,7 @@ class RowStoreHandle:
         """
         rows = self.rows()
         if isinstance(rows, StoredRows):
-            return rows.windows(blocks, most_blocks)
+            return rows.windows(blocks, most_blocks, spans)
         ahead = None if fetcher is None or self._far is None else PartsAhead(fetcher, self._far)
         return rows.windows(blocks, most_blocks, ahead, spans)
 

@@ -1,4 +1,4 @@
-"""Token files as they lie, gathered by place like a row store: mapped or read by ranges; lengths are in memory.
+"""Token files as they lie, gathered by place like a row store, and read by ranges; lengths are in memory.
 
 So are Arrow files with a list of tokens in each row. Where only the tokens themselves tell how long documents become,
 or where they lie, the files are read once, and a row store keeps that: a few bytes a document.
@@ -18,6 +18,7 @@ import pyarrow.types as pt
 from torch_table_loader.arrow.arrays import number_type, numbers_of
 from torch_table_loader.contracts import is_far
 from torch_table_loader.engine.machine import in_parallel
+from torch_table_loader.engine.tokens_read import ReadTokens
 from torch_table_loader.planning.placed_documents import PlacedDocuments, PutIn
 from torch_table_loader.planning.slices import DocumentLengths
 from torch_table_loader.read.failures import changed_error
@@ -26,7 +27,7 @@ from torch_table_loader.read.formats import reader_of
 from torch_table_loader.read.ipc import FmsFsdpReader, IpcReader
 from torch_table_loader.read.kept_documents import KEPT, LACKS
 from torch_table_loader.read.token_files import PLACE, TOKENS, TokenReader, document_lengths
-from torch_table_loader.store.gather import ListValues, StoredRows
+from torch_table_loader.store.gather import StoredRows
 from torch_table_loader.store.manifest import Manifest
 from torch_table_loader.store.record_layout import WIDE_BYTES, Origin, Part, values_file
 from torch_table_loader.store.remote import RemoteFiles, RemoteRows
@@ -125,18 +126,14 @@ class TokensInPlace:
                 raise changed_error(file, now)
 
     def open(self, layout: RecordLayout) -> StoredRows:
-        """Map the files; their documents are the rows.
+        """Return what reads the files by position; their documents are the rows.
 
         Raises:
             TableError: a file has changed since it was listed.
         """
-        some = [(file.path, count) for file, count in zip(self.table.files, self._values(layout), strict=True) if count]
-        # As plain arrays, of which a slice costs a tenth of one of a memmap.
-        values = [np.asarray(np.memmap(path, layout.value_dtype, "r", shape=(count,))) for path, count in some]
         self.check()
-        lengths, placed = self._documents(layout)
-        consecutive = ListValues.consecutive(values, placed)
-        return StoredRows(layout, lengths.count, {}, frozenset(), [], lengths=lengths, values=consecutive)
+        files = list(zip(self.table.files, self._values(layout), strict=True))
+        return ReadTokens(layout, self.table.storage, files, *self._documents(layout))
 
     def open_remote(self, layout: RecordLayout, open_reader: OpenReader, window_bytes: int) -> RemoteRows:
         """Return what reads parts of the files as if they were those of a store; see `RemoteRows`."""

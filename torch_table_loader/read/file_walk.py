@@ -187,7 +187,7 @@ class FileWalk:
         live_known: whether some row of each piece is known to live.
         shares: whether several threads may decode a row group; local files only: it cannot be cancelled.
         adds: adds columns to consecutive rows, given the first one's place in the file.
-        check: called once rows are decoded, to see that the file that was opened is the one that was listed.
+        check: called whenever rows are decoded, to see that they are of the file that was listed.
     """
 
     def __init__(
@@ -241,7 +241,6 @@ class FileWalk:
         check_wanted()
         if self._check is not None:
             self._check()
-            self._check = None
         plan = self._plan
         batch = plan.conformer.apply(stored, row)
         mask = plan.mask(batch, row) if self._masks and not thinned else None

@@ -359,7 +359,7 @@ class TaskReader:
             verify_checksums=self._deletes.verify_checksums,
             shares=self._shares,
             adds=None if self._bases is None or counting else partial(self._with_ids, int(self._bases[file_index])),
-            check=check if storage.is_local else None,
+            check=check if self._storage.is_local else None,
         )
         try:
             yield walk

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import stat
 import sys
 import tempfile
 import threading
@@ -34,7 +35,7 @@ from torch_table_loader.arrow.datatypes import (
     plain_type,
 )
 from torch_table_loader.errors import ConfigError, ConfigTypeError, StorageError, TableError
-from torch_table_loader.messages import first_twice
+from torch_table_loader.messages import first_line, first_twice
 from torch_table_loader.records import DataFile, FileVersion
 from torch_table_loader.sizes import sizes
 
@@ -281,7 +282,8 @@ class HeldTable:
     """Rows in memory, in the record batches in which they came; only requested rows are copied.
 
     It is picklable: the first pickling writes it to a temporary file on this machine, which every process that
-    unpickles it maps, so that all of them share its memory. The file is removed together with the table.
+    unpickles it maps, so that all of them share its memory. The file is removed together with the table. Only this user
+    can read it, and nobody is let write to it.
 
     The schema has no metadata, and no batch is empty. The fingerprint is a hash of the schema and the rows.
     """
@@ -357,6 +359,8 @@ def _spool(table: HeldTable) -> str:
         handle, path = tempfile.mkstemp(prefix="torch-table-loader-", suffix=".arrow", dir=folder)
         with os.fdopen(handle, "wb") as file:
             _write(table, file)
+            if hasattr(os, "fchmod"):  # it is mapped from now on: nobody is to write to it by accident
+                os.fchmod(handle, stat.S_IRUSR)
     except OSError as error:
         if path is not None:
             _remove(path, os.getpid())
@@ -378,15 +382,19 @@ def _remove(path: str, process: int) -> None:
 def _mapped(path: str, fingerprint: str) -> HeldTable:
     """Return a table that another process on this machine wrote."""
     try:
-        source = pa.memory_map(path)
+        with pa.ipc.open_file(pa.memory_map(path)) as reader:
+            batches = tuple(reader.get_batch(index) for index in range(reader.num_record_batches))
+            table = HeldTable(reader.schema, batches, fingerprint)
     except FileNotFoundError as error:
         raise ConfigError(
             "a table in memory crosses to processes of its own machine, while the one that made it lives, and its file "
             f"{path} is not here; call from_arrow in this process, or write the table to files"
         ) from error
-    with pa.ipc.open_file(source) as reader:
-        batches = tuple(reader.get_batch(index) for index in range(reader.num_record_batches))
-        table = HeldTable(reader.schema, batches, fingerprint)
+    except (pa.ArrowInvalid, OSError) as error:
+        raise StorageError(
+            f"a table in memory crosses to processes through a file, {path}, and this is not what was written "
+            f"({first_line(error)}): somebody cut it or wrote to it; let TMPDIR name a folder that is yours alone"
+        ) from error
     table._written.append(path)
     return table
 

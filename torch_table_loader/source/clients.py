@@ -140,7 +140,7 @@ class LocalClient(Client):
     @override
     def stat(self, path: str) -> Found:
         """Return what is at a path; follow links, as `open` does."""
-        return _local(path, os.stat(path))  # noqa: PTH116 - hot: 10,000 files
+        return found_here(path, os.stat(path))  # noqa: PTH116 - hot: 10,000 files
 
     @override
     def walk(self, root: str, *, recursive: bool) -> Iterator[Found]:
@@ -156,7 +156,7 @@ class LocalClient(Client):
             listed = list(entries)
         for entry in listed:
             if not entry.is_dir():
-                yield _local(entry.path, entry.stat())
+                yield found_here(entry.path, entry.stat())
             elif recursive:
                 yield from self._walk(entry.path, recursive=True, through=through | {identity})
             else:
@@ -294,7 +294,8 @@ class FsspecClient(Client):
             put()
 
 
-def _local(path: str, status: os.stat_result) -> Found:
+def found_here(path: str, status: os.stat_result) -> Found:
+    """Return what is at a path of this machine, by what the system says of it."""
     if not stat.S_ISREG(status.st_mode):
         return Found(path, None, _SPECIAL.get(stat.S_IFMT(status.st_mode), ""))
     return Found(path, FileVersion(status.st_size, status.st_mtime_ns, local=_local_version(status)))

@@ -137,7 +137,7 @@ class FileStorage:
     def version(self, path: str) -> FileVersion:
         """Return the current size, time and tag. Raises as `open` does."""
         found = self._ask(path, lambda client: client.stat(path))
-        return found._replace(path=self.shown(path)).file_version()
+        return found.version or found._replace(path=self.shown(path)).file_version()
 
     def stat(self, path: str) -> Found | None:
         """Return what is at a path: a file, a directory, or nothing (None)."""

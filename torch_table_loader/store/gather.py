@@ -28,7 +28,7 @@ from torch_table_loader.sizes import sizes
 from torch_table_loader.store.record_layout import IDS, NULLS, RECORDS, REMEDY
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
     from pathlib import Path
 
     from numpy.typing import NDArray
@@ -85,15 +85,31 @@ class ListValues:
         starts: int64[stretches] the first element of each stretch, ascending.
         stretches: for each stretch, an array with a record of values for each element.
         placed: where the lists lie among the elements; None: one behind another, as their lengths say.
+        counts: int64[stretches] the elements of each, where `stretches` is one array with all of them, one behind
+            another.
     """
 
-    def __init__(self, starts: Ints, stretches: Sequence[NDArray[Any]], placed: PlacedDocuments | None = None) -> None:
+    def __init__(
+        self,
+        starts: Ints,
+        stretches: Sequence[NDArray[Any]],
+        placed: PlacedDocuments | None = None,
+        *,
+        counts: Ints | None = None,
+    ) -> None:
+        sizes = [len(stretch) for stretch in stretches] if counts is None else counts
+        self._sizes = np.array(sizes, dtype=np.int64)
+        one = counts is not None
+        self._array = np.zeros(len(starts), np.int64) if one else np.arange(len(starts))
+        """The array of each stretch, and where in it the stretch begins."""
+        self._begin = np.cumsum(self._sizes) - self._sizes if one else np.zeros(len(starts), np.int64)
         self.placed = placed
         if placed is not None and len(stretches):
             tokens = np.array(placed.put_in.tokens, stretches[0].dtype[0]).view(stretches[0].dtype)
-            starts, stretches = np.append(starts, PUT_IN), [*stretches, tokens]
+            starts, self._sizes = np.append(starts, PUT_IN), np.append(self._sizes, len(tokens))
+            self._array, self._begin = np.append(self._array, len(stretches)), np.append(self._begin, 0)
+            stretches = [*stretches, tokens]
         self._starts = starts
-        self._sizes = np.array([len(stretch) for stretch in stretches], dtype=np.int64)
         names = stretches[0].dtype.names or () if stretches else ()
         self._values = [[stretch[name] for stretch in stretches] for name in names]
         self._bytes = [_bytes_of(values) for values in self._values]
@@ -122,14 +138,14 @@ class ListValues:
         below = at - self._starts[first]
         if below.min() < 0 or length.min() < 0 or (below + length > self._sizes[first]).any():
             raise TableError(f"the lengths of the lists of a row store do not fit their values; {REMEDY}")
-        views = self._values[column]
+        views, first, below = self._values[column], self._array[first], below + self._begin[first]
         if total == len(at) and length.max() == 1 and len(some := distinct(first)) <= _FEW_STRETCHES:
             for number in some.tolist():
                 mine = np.flatnonzero(first == number)
                 out[mine] = views[number].take(below[mine], axis=0).astype(kind.base, casting="safe", copy=False)
             return out
         # Consecutive parts are taken as one.
-        breaks = np.flatnonzero((at[1:] != at[:-1] + length[:-1]) | (first[1:] != first[:-1])) + 1
+        breaks = np.flatnonzero((below[1:] != below[:-1] + length[:-1]) | (first[1:] != first[:-1])) + 1
         heads = np.concatenate(([0], breaks))
         tails = np.append(breaks, len(at)) - 1
         runs = first[heads], below[heads], (below + length)[tails]
@@ -141,20 +157,20 @@ class ListValues:
         self._copy(column, *runs, out)
         return out
 
-    def _copy(self, column: int, stretch: Ints, low: Ints, high: Ints, out: NDArray[Any]) -> None:
-        """Copy runs of stretches one behind another; what is put in between documents is copied with one call."""
+    def _copy(self, column: int, array: Ints, low: Ints, high: Ints, out: NDArray[Any]) -> None:
+        """Copy runs of arrays one behind another; what is put in between documents is copied with one call."""
         parts, width = self._bytes[column] or [], out[0].nbytes
         count = high - low
         begin = np.cumsum(count) - count
-        if self.placed is not None and (put_in := stretch == len(self._sizes) - 1).any():
+        if self.placed is not None and (put_in := array == len(parts) - 1).any():
             counts = count[put_in]
             place = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
             tokens = self._values[column][-1].take(place + np.repeat(low[put_in], counts))
             out[place + np.repeat(begin[put_in], counts)] = tokens
-            stretch, low, high, begin, count = (each[~put_in] for each in (stretch, low, high, begin, count))
+            array, low, high, begin, count = (each[~put_in] for each in (array, low, high, begin, count))
         target = out.reshape(-1).view(np.uint8).data
         places = ((each * width).tolist() for each in (low, high, begin, begin + count))
-        for number, start, stop, into, end in zip(stretch.tolist(), *places, strict=True):
+        for number, start, stop, into, end in zip(array.tolist(), *places, strict=True):
             target[into:end] = parts[number][start:stop]
 
 
@@ -274,11 +290,14 @@ class StoredRows:
         self._heap_starts = np.cumsum([0, *(batch.num_rows for batch in heap)], dtype=np.int64)
 
     def windows(
-        self, blocks: Iterator[tuple[Ints, T]], most_blocks: int | None = None
+        self,
+        blocks: Iterator[tuple[Ints, T]],
+        most_blocks: int | None = None,
+        spans: Callable[[T], Spans] | None = None,  # noqa: ARG002 all is here
     ) -> Iterator[tuple[StoredRows, Ints, T]]:
         """Make the rows of consecutive blocks available; each block is places, and a note of the caller's.
 
-        At most `most_blocks` are made available together.
+        At most `most_blocks` are made available together. `spans` returns by that note what is wanted of flat lists.
 
         Yields:
             A store to gather the rows from, the places of the block in it, and the note.

@@ -98,6 +98,10 @@ class Sizes:
     inference_bytes: int = 1 << 30
     """Bytes of a text file whose types are guessed: it is parsed whole in memory, and a larger one refused."""
 
+    json_levels: int = 200
+    """Objects and arrays of JSON inside of one another: parsers call themselves for each, and would end the process.
+    A nested column takes three levels of a schema in JSON."""
+
     list_values: int = 1 << 32
     """Values that a list of a row store must have fewer of: its length takes four bytes."""
 

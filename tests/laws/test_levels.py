@@ -19,6 +19,7 @@ LEVELS = {
     "errors": 0,
     "local_files": 0,
     "messages": 0,
+    "nesting": 0,
     "option_values": 0,
     "records": 0,
     "scrubbing": 0,

@@ -102,6 +102,9 @@ class Sizes:
     """Objects and arrays of JSON inside of one another: parsers call themselves for each, and would end the process.
     A nested column takes three levels of a schema in JSON."""
 
+    type_levels: int = 64
+    """Types inside of one another in a column, encodings included: as many as Arrow's messages may have."""
+
     list_values: int = 1 << 32
     """Values that a list of a row store must have fewer of: its length takes four bytes."""
 

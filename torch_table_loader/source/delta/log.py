@@ -33,6 +33,7 @@ from torch_table_loader.errors import (
     TableError,
     TableLoaderError,
 )
+from torch_table_loader.nesting import load_json
 from torch_table_loader.records import DataFile, DeleteFile, FileVersion
 from torch_table_loader.scrubbing import shown_url
 from torch_table_loader.source.delta.delta_options import DeltaAddress, path_of
@@ -270,7 +271,7 @@ def commit_path(root: str, version: int) -> str:
 def actions_of(content: bytes, path: str) -> list[dict[str, Any]]:
     """Return the actions of a commit."""
     try:
-        found = [json.loads(line) for line in content.splitlines() if line.strip()]
+        found = [load_json(line, shown_url(path)) for line in content.splitlines() if line.strip()]
         actions = [each for each in found if any(isinstance(value, dict) for value in each.values())]
     except (ValueError, AttributeError) as error:
         raise torn_commit(path, f"it does not parse ({error})") from error

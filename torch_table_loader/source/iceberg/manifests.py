@@ -6,7 +6,6 @@ import bz2
 import datetime as dt
 import importlib
 import io
-import json
 import lzma
 import zlib
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
@@ -19,6 +18,7 @@ import fastavro
 
 from torch_table_loader.cancellation import Threads
 from torch_table_loader.errors import MissingExtraError, MissingFileError, TableLoaderError
+from torch_table_loader.nesting import load_json
 from torch_table_loader.predicates.facts import Facts
 from torch_table_loader.records import PATH_FIELD
 from torch_table_loader.scrubbing import shown_url
@@ -95,7 +95,7 @@ def _reader_of(data: bytes) -> Any:
     source = io.BytesIO(data)
     reader = fastavro.reader(source)
     header = cast("Mapping[str, str]", reader.metadata)
-    _check_schema(json.loads(header["avro.schema"]))
+    _check_schema(load_json(header["avro.schema"], "its schema"))
     _check_blocks(data, source.tell(), header.get("avro.codec", "null"))
     return reader
 

@@ -6,7 +6,6 @@ import datetime as dt
 import decimal
 import gzip
 import io
-import json
 import re
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,6 +19,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from torch_table_loader.errors import ConfigError, TableError
 from torch_table_loader.messages import the_nearest
+from torch_table_loader.nesting import load_json
 from torch_table_loader.records import (
     CHANGE_ORDINAL_FIELD,
     CHANGE_TYPE_FIELD,
@@ -197,7 +197,7 @@ def read_name_mapping(text: str) -> NamedIds:
     >>> read_name_mapping('[{"field-id": 1, "names": ["a", "b"]}]').ids["b"][0]
     1
     """
-    entries = many(json.loads(text), NAME_MAPPING)
+    entries = many(load_json(text, NAME_MAPPING), NAME_MAPPING)
     return _named_ids([modelled(_NamedField, each, f"{NAME_MAPPING}[{at}]") for at, each in enumerate(entries)])
 
 
@@ -559,7 +559,7 @@ def read_metadata(storage: Storage, location: str) -> TableMetadata:
     """Read a metadata file, plain or compressed."""
     data = read_whole(storage, location)
     try:
-        raw = mapping(json.loads(_decompressed(data, location)), "the file")
+        raw = mapping(load_json(_decompressed(data, location), shown_url(location)), "the file")
     except TableError:
         raise
     except Exception as error:  # gzip, zlib and json raise many kinds of errors

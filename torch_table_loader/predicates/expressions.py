@@ -13,11 +13,19 @@ from torch_table_loader.arrow import compute as pc
 from torch_table_loader.arrow.arrays import bits
 from torch_table_loader.errors import ConfigError, ConfigTypeError
 from torch_table_loader.messages import first_line, note_of_folders, the_nearest
+from torch_table_loader.predicates.filter_form import extent_of
 from torch_table_loader.predicates.hash_parts import hashed_once, make_known
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
+
+
+_MOST_CALLS, _MOST_LEVELS = 8192, 300
+"""Functions of a filter, and how deep they nest: pyarrow calls itself for each of a chain, and ends the process."""
+
+_BYTES_OF_FEW = 1 << 14
+"""Of a pickled filter that has few functions for certain: each takes over a hundred bytes."""
 
 
 def check_filter(filters: Any, schema: pa.Schema, unread_keys: Sequence[str] = ()) -> None:
@@ -34,11 +42,18 @@ def check_filter(filters: Any, schema: pa.Schema, unread_keys: Sequence[str] = (
             f"{type(filters).__name__} {filters!r}"
         )
     try:
-        pickle.dumps(filters)
+        num_bytes = len(pickle.dumps(filters))
     except pa.ArrowNotImplementedError as error:
         raise ConfigError(
             f"filters must refer to columns by name, got {filters}; write field('name'), not field(0)"
         ) from error
+    calls, levels = extent_of(filters) if num_bytes > _BYTES_OF_FEW else (0, 0)
+    if calls > _MOST_CALLS or levels > _MOST_LEVELS:
+        raise ConfigError(
+            f"filters must have at most {_MOST_CALLS} comparisons and other functions, at most {_MOST_LEVELS} levels "
+            f"deep, got {calls}, {levels} deep; write pyarrow.compute.field('x').isin(values) for many values of a "
+            "column, and text or tuples for many terms, which are joined in a tree"
+        )
     try:
         kind = _bound_type(filters, schema)
     except pa.ArrowException as error:

@@ -6,6 +6,7 @@ import datetime as dt
 import decimal
 import gzip
 import io
+import json
 import re
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,7 +20,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from torch_table_loader.errors import ConfigError, TableError
 from torch_table_loader.messages import the_nearest
-from torch_table_loader.nesting import load_json
+from torch_table_loader.nesting import load_json, too_deep
 from torch_table_loader.records import (
     CHANGE_ORDINAL_FIELD,
     CHANGE_TYPE_FIELD,
@@ -30,6 +31,7 @@ from torch_table_loader.records import (
     NamedIds,
 )
 from torch_table_loader.scrubbing import shown_url
+from torch_table_loader.sizes import sizes
 from torch_table_loader.source.iceberg.checked import (
     flag,
     many,
@@ -197,7 +199,9 @@ def read_name_mapping(text: str) -> NamedIds:
     >>> read_name_mapping('[{"field-id": 1, "names": ["a", "b"]}]').ids["b"][0]
     1
     """
-    entries = many(load_json(text, NAME_MAPPING), NAME_MAPPING)
+    if too_deep(text) is not None:
+        raise unfit(NAME_MAPPING, f"JSON that nests at most {sizes().json_levels} levels deep", text)
+    entries = many(json.loads(text), NAME_MAPPING)
     return _named_ids([modelled(_NamedField, each, f"{NAME_MAPPING}[{at}]") for at, each in enumerate(entries)])
 
 

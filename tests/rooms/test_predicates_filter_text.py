@@ -171,13 +171,13 @@ def test_many_terms_say_what_few_do(count: int) -> None:
     batch = pa.record_batch({"a": list(range(2000))})
     numbers = range(3, 3 + count)
     either, neither = list(numbers), [at for at in range(2000) if at not in numbers]
-    for given, expected in (
+    for written, expected in (
         (" or ".join(f"a = {at}" for at in numbers), either),
         ([[("a", "=", at)] for at in numbers], either),
         (" and ".join(f"a != {at}" for at in numbers), neither),
         ([("a", "!=", at) for at in numbers], neither),
     ):
-        found = filter_of(given)
+        found = filter_of(written)
         check_filter(found, batch.schema)
         parse(found)
         assert batch.filter(row_mask(batch, found))["a"].to_pylist() == expected

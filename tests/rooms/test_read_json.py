@@ -11,6 +11,7 @@ import pytest
 from tests.tables.reading import LocalStorage, all_batches, as_table, data_file, inspect, whole_task
 from torch_table_loader.errors import TableError
 from torch_table_loader.read.conform import resolve_schema
+from torch_table_loader.read.formats import inspect_file
 from torch_table_loader.read.tasks import TaskReader
 from torch_table_loader.records import DataFile
 from torch_table_loader.testing import small_sizes
@@ -105,4 +106,4 @@ def test_types_that_nest_too_deep_are_refused_by_column(tmp_path: Path) -> None:
     with pytest.raises(
         TableError, match=r"x\.jsonl must have columns whose types nest at most 64 levels deep, got 100 in 'x'"
     ):
-        inspect(file)
+        inspect_file(LocalStorage(), file, None)

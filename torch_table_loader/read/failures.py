@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from torch_table_loader.records import DataFile, FileVersion
 
 _STORE_WORDS = ("AWS Error", "curlCode", "Couldn't resolve", "Connection")
+_TIME_WORDS = "out of range for nanosecond"
 _CHECKSUM_WORDS = ("CRC checksum verification failed", "page integrity")
 _DATA_MODULES = (
     *("builtins", "pyarrow", "numpy", "zlib", "fastavro", "cramjam", "backports", "compression"),
@@ -102,6 +103,11 @@ def as_reading_error(
                 f"{where} is gone ({reason}); restore it, or make a new loader, which lists the table again", file.name
             )
         return kind(f"the store failed while reading {where} ({reason}); check access and the network, then resume")
+    if _TIME_WORDS in reason:  # of ORC, which pyarrow reads as nanoseconds alone
+        return TableError(
+            f"{where} holds a time outside of the years 1677 to 2262, which cannot be held as nanoseconds ({reason}); "
+            "leave the column out of columns=[...], or write the file as Parquet with microseconds"
+        )
     if any(word in reason for word in _CHECKSUM_WORDS):
         return TableError(
             f"the checksum of a page in {where} does not match its bytes ({reason}): they are not what was written; "

@@ -103,11 +103,6 @@ def as_reading_error(
                 f"{where} is gone ({reason}); restore it, or make a new loader, which lists the table again", file.name
             )
         return kind(f"the store failed while reading {where} ({reason}); check access and the network, then resume")
-    if _TIME_WORDS in reason:  # of ORC, which pyarrow reads as nanoseconds alone
-        return TableError(
-            f"{where} holds a time outside of the years 1677 to 2262, which cannot be held as nanoseconds ({reason}); "
-            "leave the column out of columns=[...], or write the file as Parquet with microseconds"
-        )
     if any(word in reason for word in _CHECKSUM_WORDS):
         return TableError(
             f"the checksum of a page in {where} does not match its bytes ({reason}): they are not what was written; "
@@ -117,6 +112,9 @@ def as_reading_error(
     return TableError(
         f"could not decode {where} as {file.format} ({reason}); the file is damaged or is not what its "
         "metadata says: write it again, or leave it out of the table"
+        if _TIME_WORDS not in reason  # of ORC, which pyarrow reads as nanoseconds alone
+        else f"{where} holds a time outside of the years 1677 to 2262, which cannot be held as nanoseconds ({reason}); "
+        "leave the column out of columns=[...], or write the file as Parquet with microseconds"
     )
 
 

@@ -40,7 +40,7 @@ from torch_table_loader.read.parquet_footer import (
     read_footer,
     refuse_unsafe,
 )
-from torch_table_loader.read.reader_base import refuse_duplicates
+from torch_table_loader.read.reader_base import bounded, refuse_duplicates
 from torch_table_loader.records import FileMeta
 from torch_table_loader.sizes import sizes
 
@@ -202,7 +202,9 @@ class ParquetFile(ThinningFile):
             for batch in read:
                 # pyarrow takes dotted paths of leaves, so "a" or "a.b" may bring in more than it names,
                 # and it keeps the file's order.
-                yield batch if batch.schema.names == wanted else batch.select(wanted)
+                yield from bounded(
+                    batch if batch.schema.names == wanted else batch.select(wanted), max(1, batch.num_rows)
+                )
 
     def _calls(self, groups: range, max_rows: int) -> list[tuple[list[int], bool]]:
         """Divide row groups into calls of pyarrow, and say which read one whole.

@@ -57,8 +57,8 @@ def _parquet(table: pa.Table, rows: int | None, **options: object) -> Bomb:
 
 
 def _repeated_word() -> Bomb:
-    column = pa.DictionaryArray.from_arrays(np.zeros(5000, np.int32), pa.array(["x" * (1 << 17)]))
-    return _parquet(pa.table({"a": column}), 5000)
+    column = pa.DictionaryArray.from_arrays(np.zeros(2000, np.int32), pa.array(["x" * (1 << 17)]))
+    return _parquet(pa.table({"a": column}), 2000)
 
 
 def _number(value: int) -> bytes:
@@ -155,7 +155,7 @@ BOMBS: dict[str, Callable[[], Bomb]] = {
     "a text of Avro": lambda: _avro(_record("bytes"), _number(1 << 60) + b"x", 1, None),
     "an array of Avro": lambda: _avro(_record(_nested_array(1)), _number(1 << 60) + b"\2", 1, None),
     "deflate in Avro": lambda: _avro(
-        _record("bytes"), zlib.compress(_number(1 << 30) + bytes(1 << 30), 1)[2:-4], 1, -1, b"deflate"
+        _record("bytes"), zlib.compress(_number(1 << 28) + bytes(1 << 28), 1)[2:-4], 1, -1, b"deflate"
     ),
     "types of Avro": lambda: _avro(_record(_nested_array(190)), b"\0", 1, None),
     "deep types of Avro": lambda: _avro(_record(_nested_array(400)), b"\0", 1, None),

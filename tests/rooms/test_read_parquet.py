@@ -227,7 +227,8 @@ def test_a_long_text_of_a_dictionary_is_not_repeated_all_at_once(
 
     def seen(batch: pa.RecordBatch, max_rows: int) -> Any:
         for part in cast(batch, max_rows):
-            decoded.append(part["s"].dictionary_decode().nbytes)
+            if "s" in part.schema.names:
+                decoded.append(part["s"].dictionary_decode().nbytes)
             yield part
 
     monkeypatch.setattr(parquet, "bounded", seen)

@@ -47,7 +47,8 @@ def _compressed(codec: str, text: bytes) -> bytes:
     sink = pa.BufferOutputStream()
     with pa.CompressedOutputStream(sink, codec) as stream:
         stream.write(text)
-    return sink.getvalue().to_pybytes()
+    data: bytes = sink.getvalue().to_pybytes()
+    return data
 
 
 def _parquet(table: pa.Table, rows: int | None, **options: object) -> Bomb:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import date, datetime
 from functools import reduce
-from typing import Any
+from typing import Any, cast
 
 import duckdb
 import pyarrow as pa
@@ -153,7 +153,7 @@ def test_text_has_the_same_meaning_as_in_sql(text: str) -> None:
         "(" * 30_000 + "a > 3" + ")" * 30_000,
         "not " * 30_000 + "a > 3",
         "(" * 30_000,
-        reduce(lambda inner, _: [inner], range(5000), ("a", ">", 3)),
+        reduce(lambda inner, _: [inner], range(5000), cast("Any", ("a", ">", 3))),
         reduce(lambda terms, at: terms | (pc.field("a") == at), range(1000), pc.field("a") == 0),
         " or ".join(f"a = {at}" for at in range(4500)),
         [("a", "!=", at) for at in range(4500)],

@@ -13,7 +13,6 @@ from torch_table_loader.arrow import compute as pc
 from torch_table_loader.arrow.arrays import bits
 from torch_table_loader.errors import ConfigError, ConfigTypeError
 from torch_table_loader.messages import first_line, note_of_folders, the_nearest
-from torch_table_loader.predicates.filter_form import extent_of
 from torch_table_loader.predicates.hash_parts import hashed_once, make_known
 
 if TYPE_CHECKING:
@@ -47,7 +46,11 @@ def check_filter(filters: Any, schema: pa.Schema, unread_keys: Sequence[str] = (
         raise ConfigError(
             f"filters must refer to columns by name, got {filters}; write field('name'), not field(0)"
         ) from error
-    calls, levels = extent_of(filters) if num_bytes > _BYTES_OF_FEW else (0, 0)
+    calls = levels = 0
+    if num_bytes > _BYTES_OF_FEW:
+        from torch_table_loader.predicates.filter_form import extent_of
+
+        calls, levels = extent_of(filters)
     if calls > _MOST_CALLS or levels > _MOST_LEVELS:
         raise ConfigError(
             f"filters must have at most {_MOST_CALLS} comparisons and other functions, at most {_MOST_LEVELS} levels "

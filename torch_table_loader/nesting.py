@@ -42,10 +42,7 @@ def check_nesting(data: bytes | str, name: str) -> None:
     """
     place = too_deep(data)
     if place is not None:
-        raise TableError(
-            f"{name} must nest objects and arrays at most {sizes().json_levels} levels deep, got more at byte {place}; "
-            "it is damaged or was made to end its readers: write it again, or leave it out"
-        )
+        raise _refusal(name, f" at byte {place}")
 
 
 def too_deep(data: bytes | str) -> int | None:
@@ -70,16 +67,47 @@ def depth(data: bytes) -> int:
     >>> depth(b'{"a": [1, {}], "b": "[[[["}')
     3
     """
-    if b"\\" in data:
-        data = data.replace(b"\\\\", b"").replace(b'\\"', b"")
-    # Two quotes next to each other leave what is inside of strings inside.
-    structure = data.translate(None, _ALL_BUT_STRUCTURE).replace(b'""', b"")
-    if b'"' in structure:
-        structure = b"".join(structure.split(b'"')[::2])
-    if not structure:
-        return 0
-    # Two bits tell 0x5b and 0x7b, which open, from 0x5d and 0x7d, which close.
-    steps = 3 - (np.frombuffer(structure, np.int8) & 0b110)
-    levels = np.cumsum(steps, dtype=np.int64)
-    # A bracket that closes nothing is an error, and takes no level from what follows.
-    return int((levels - np.minimum(np.minimum.accumulate(levels), 0)).max())
+    return Levels().take(data)
+
+
+class Levels:
+    """How deep a text nests that comes in pieces, cut anywhere."""
+
+    def __init__(self) -> None:
+        self._open = 0
+        self._before = b""
+        """What the next piece begins inside of: a string, an escape in one."""
+
+    def check(self, piece: bytes, name: str) -> None:
+        """Refuse the next piece if it nests too deep, as `check_nesting` does."""
+        if self.take(piece) > sizes().json_levels:
+            raise _refusal(name, "")
+
+    def take(self, piece: bytes) -> int:
+        """Return how many brackets are open at once at the most in the next piece."""
+        data = self._before + piece
+        escaping = b""
+        if b"\\" in data:
+            data = data.replace(b"\\\\", b"").replace(b'\\"', b"")
+            escaping = b"\\" if data.endswith(b"\\") else b""
+        # Two quotes next to each other leave what is inside of strings inside.
+        structure = data.translate(None, _ALL_BUT_STRUCTURE).replace(b'""', b"")
+        parts = structure.split(b'"')
+        self._before = (b"" if len(parts) % 2 else b'"') + escaping
+        outside = b"".join(parts[::2])
+        if not outside:
+            return self._open
+        # Two bits tell 0x5b and 0x7b, which open, from 0x5d and 0x7d, which close.
+        steps = 3 - (np.frombuffer(outside, np.int8) & 0b110)
+        levels = np.cumsum(steps, dtype=np.int64) + self._open
+        # A bracket that closes nothing is an error, and takes no level from what follows.
+        levels -= np.minimum(np.minimum.accumulate(levels), 0)
+        self._open = int(levels[-1])
+        return int(levels.max())
+
+
+def _refusal(name: str, place: str) -> TableError:
+    return TableError(
+        f"{name} must nest objects and arrays at most {sizes().json_levels} levels deep, got more{place}; it is "
+        "damaged, or was made to end its readers: write it again, or leave it out"
+    )

@@ -40,6 +40,9 @@ class Sizes:
     json_block_bytes: int = 4 << 20
     """Bytes of lines that are parsed together, about, which bounds the memory of a reader."""
 
+    dictionary_bytes: int = 1 << 26
+    """Bytes of text that come of a dictionary at once, about: few bytes of a file may stand for any number."""
+
     parquet_values: int = 1 << 19
     """Values that one call of pyarrow decodes where a row group is read whole: 2 to 4 MiB of numbers."""
 
@@ -115,6 +118,9 @@ class Sizes:
 
     catalog_pages: int = 1000
     """Pages of such a listing."""
+
+    type_levels: int = 64
+    """Types inside of one another in a column, encodings included: as many as Arrow's messages may have."""
 
     list_values: int = 1 << 32
     """Values that a list of a row store must have fewer of: its length takes four bytes."""

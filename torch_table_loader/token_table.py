@@ -28,6 +28,7 @@ from torch_table_loader.errors import ConfigError, ResumeError, StorageError, Ta
 from torch_table_loader.fetch.fetcher import TasksAhead
 from torch_table_loader.local_files import new_file, read_regular
 from torch_table_loader.messages import did_you_mean, first_twice, progress_bar
+from torch_table_loader.nesting import load_json
 from torch_table_loader.planning.splits import SegmentTable
 from torch_table_loader.predicates.filter_form import filter_key
 from torch_table_loader.read.tokenizers import Encode, RowFaultError, Tokenizer, load_tokenizer
@@ -253,7 +254,7 @@ class _Folder:
 
     def _compare(self, folder: Path, identity: Mapping[str, Any]) -> None:
         try:
-            found = json.loads(read_regular(folder / DESCRIPTION))
+            found = load_json(read_regular(folder / DESCRIPTION), str(folder / DESCRIPTION))
         except (FileNotFoundError, NotADirectoryError, ValueError) as error:
             raise ConfigError(
                 f"{str(folder)!r} already exists, but is not a token table that was begun here; name another folder"

@@ -62,3 +62,11 @@ def read_damaged(path: str, form: str, files: Mapping[str, bytes], read: str, op
     for suffix, data in files.items():
         Path(f"{path}{suffix}").write_bytes(data)
     return read_rows(f"{path}{read}", form, options)
+
+
+def count_rows(path: str, form: str) -> int:
+    """Return how many rows a file has, once all are read."""
+    loader, _ = StructuredDataset.create_dataloader(
+        path, form, batch_size=1 << 16, output_format="arrow", num_workers=0
+    )
+    return sum(batch.num_rows for batch in loader)

@@ -706,3 +706,40 @@ def test_deltalake_is_told_what_the_caller_said_in_its_own_words(
     from torch_table_loader.source.delta.delta_options import find_table
 
     assert find_table(uri, options).for_deltalake(4.0) == {"retry_timeout": "4s", **expected}
+
+
+DEEP = "[" * 30_000 + "]" * 30_000
+
+
+@pytest.mark.parametrize("where", ["statistics", "escaped", "torn", "a line", "checkpoint", "sidecar"])
+def test_a_log_that_nests_too_deep_is_refused_before_it_ends_the_process(tmp_path: Path, where: str) -> None:
+    uri = tmp_path / "t"
+    write_deltalake(uri, numbers(0, 3))
+    stats = '{"minValues": ' + (DEEP[:30_000] if where == "torn" else DEEP) + "}"
+    path = uri / "_delta_log" / "00000000000000000000.json"
+    if where == "a line":
+        path.write_text(path.read_text() + '{"add": {"tags": ' + DEEP + "}}\n")
+    elif where in ("statistics", "escaped", "torn"):
+        lines = [json.loads(line) for line in path.read_text().splitlines()]
+        for line in lines:
+            line.get("add", {})["stats"] = stats
+        text = "\n".join(map(json.dumps, lines))
+        path.write_text(text.replace("[[", "\\u005b\\u005b") if where == "escaped" else text)
+    else:
+        DeltaTable(uri).create_checkpoint()
+        path = checkpoint = next(path.parent.glob("*.checkpoint.parquet"))
+        table = pq.read_table(path)
+        rows = table.to_pylist()
+        for row in rows:
+            row["add"] = row["add"] and {**row["add"], "stats": stats}
+        if where == "sidecar":
+            path = path.parent / "_sidecars" / "a.parquet"
+            path.parent.mkdir()
+            pq.write_table(pa.Table.from_pylist([row for row in rows if row["add"]], schema=table.schema), path)
+            rows = [row for row in rows if not row["add"]]
+            rows[0]["sidecar"] = {"path": path.name, "sizeInBytes": path.stat().st_size, "modificationTime": 0}
+        pq.write_table(pa.Table.from_pylist(rows, schema=table.schema), checkpoint)
+    options: dict[str, Any]
+    for options in ({}, {"version": 0}, {"timestamp": "2100-01-01T00:00:00Z"}):
+        with pytest.raises(TableError, match=f"{path.name} must nest"):
+            DeltaDataset(uri, **options)

@@ -373,3 +373,47 @@ def test_a_partition_value_of_another_type_prunes_nothing(tmp_path: Path) -> Non
     rows[0]["data_file"]["partition"] = {"p": "one"}
     path.write_bytes(encoded(schema, header, rows))
     assert read(table.metadata, filters=pc.field("k") == 1) == [0, 1, 2, 3, 4]
+
+
+def _avro(schema: str, records: bytes) -> bytes:
+    def number(value: int) -> bytes:
+        value, out = value << 1, bytearray()
+        while value > 127:
+            out.append(value & 127 | 128)
+            value >>= 7
+        return bytes([*out, value])
+
+    header = b"".join(number(len(part)) + part for part in (b"avro.schema", schema.encode(), b"avro.codec", b"null"))
+    return b"Obj\x01" + number(2) + header + b"\0" + b"S" * 16 + number(1) + number(len(records)) + records + b"S" * 16
+
+
+def _chain(count: int, width: int) -> str:
+    """A record of records that name each other, not one inside of another."""
+    record = '{{"type": "record", "name": "r{}", "fields": [{}]}}'
+    field = '{{"name": "f{}", "type": "{}"}}'
+    types = [record.format(0, "")] + [
+        record.format(at, ", ".join(field.format(one, f"r{at - 1}") for one in range(width))) for at in range(1, count)
+    ]
+    fields = ", ".join(f'{{"name": "a{at}", "type": {kind}}}' for at, kind in enumerate(types))
+    return f'{{"type": "record", "name": "all", "fields": [{fields}]}}'
+
+
+@pytest.mark.parametrize(
+    ("schema", "records"),
+    [
+        ('{"type": "record", "name": "r", "fields": [{"name": "n", "type": ["null", "r"]}]}', b"\2" * 100_000 + b"\0"),
+        (
+            '{"type": "record", "name": "a.r", "fields": [{"name": "n", "type": {"type": "map", "values": "a.r"}}]}',
+            b"\2\2x" * 100_000 + b"\0",
+        ),
+        (_chain(20_000, 1), b""),
+        (_chain(50, 2), b""),
+    ],
+    ids=["itself", "a map of itself", "a chain", "a tree"],
+)
+def test_records_without_end_in_a_manifest(tmp_path: Path, schema: str, records: bytes) -> None:
+    location = written(tmp_path)
+    path = Files(location).manifests[0]
+    path.write_bytes(_avro(schema, records))
+    with pytest.raises(TableError, match=path.name):
+        read(location)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from datetime import date, datetime
-from typing import Any
+from functools import reduce
+from typing import Any, cast
 
 import duckdb
 import pyarrow as pa
@@ -13,6 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from torch_table_loader import ConfigError
+from torch_table_loader.predicates.expressions import check_filter, row_mask
+from torch_table_loader.predicates.filter_form import parse
 from torch_table_loader.predicates.filter_text import all_of, filter_of
 
 ROWS = pa.table(
@@ -142,3 +145,39 @@ def test_text_has_the_same_meaning_as_in_sql(text: str) -> None:
     small = SMALL
     wanted = duckdb.sql(f"select id from small where {text} order by id").fetchall()  # noqa: S608 made above
     assert [(row,) for row in small.filter(filter_of(text))["id"].to_pylist()] == wanted
+
+
+@pytest.mark.parametrize(
+    "deep",
+    [
+        "(" * 30_000 + "a > 3" + ")" * 30_000,
+        "not " * 30_000 + "a > 3",
+        "(" * 30_000,
+        reduce(lambda inner, _: [inner], range(5000), cast("Any", ("a", ">", 3))),
+        reduce(lambda terms, at: terms | (pc.field("a") == at), range(1000), pc.field("a") == 0),
+        " or ".join(f"a = {at}" for at in range(4500)),
+        [("a", "!=", at) for at in range(4500)],
+        f"a in ({', '.join(map(str, range(4500)))})",
+    ],
+    ids=["()", "not", "torn", "tuples", "expression", "terms", "many tuples", "in"],
+)
+def test_a_filter_that_nests_too_deep_is_refused(deep: Any) -> None:
+    with pytest.raises(ConfigError):
+        check_filter(filter_of(deep), pa.schema([("a", pa.int64())]))
+
+
+@pytest.mark.parametrize("count", [90, 300])
+def test_many_terms_say_what_few_do(count: int) -> None:
+    batch = pa.record_batch({"a": list(range(2000))})
+    numbers = range(3, 3 + count)
+    either, neither = list(numbers), [at for at in range(2000) if at not in numbers]
+    for written, expected in (
+        (" or ".join(f"a = {at}" for at in numbers), either),
+        ([[("a", "=", at)] for at in numbers], either),
+        (" and ".join(f"a != {at}" for at in numbers), neither),
+        ([("a", "!=", at) for at in numbers], neither),
+    ):
+        found = filter_of(written)
+        check_filter(found, batch.schema)
+        parse(found)
+        assert batch.filter(row_mask(batch, found))["a"].to_pylist() == expected

@@ -11,6 +11,7 @@ import pytest
 from tests.tables.reading import LocalStorage, all_batches, as_table, data_file, inspect, whole_task
 from torch_table_loader.errors import TableError
 from torch_table_loader.read.conform import resolve_schema
+from torch_table_loader.read.formats import inspect_file
 from torch_table_loader.read.tasks import TaskReader
 from torch_table_loader.records import DataFile
 from torch_table_loader.testing import small_sizes
@@ -71,3 +72,38 @@ def test_a_large_file_needs_a_schema(tmp_path: Path) -> None:
     with pytest.raises(TableError, match=r"x\.jsonl must be at most 5 bytes .* pass schema="):
         inspect(file)
     assert inspect(file, pa.schema([("a", pa.int64())])).num_rows == 1
+
+
+@pytest.mark.parametrize("levels", [300, 1000, 100_000])
+@pytest.mark.parametrize("opened", ['{"x":', "[", '[{"\\"":', '{"x":\n'])
+@small_sizes(json_block_bytes=1 << 12)
+def test_lines_that_nest_too_deep_are_refused_and_do_not_end_the_process(
+    tmp_path: Path, opened: str, levels: int
+) -> None:
+    closed = {"{": "}", "[": "]"}
+    ends = "".join(closed[letter] for letter in reversed(opened) if letter in closed)
+    path = tmp_path / "x.jsonl"
+    for torn in (False, True):
+        path.write_text('{"a": 1}\n{"a": ' + opened * levels + ("" if torn else "1" + ends * levels + "}\n"))
+        file = data_file(path, "jsonl")
+        with pytest.raises(TableError, match=r"x\.jsonl"):
+            inspect(file)
+        given = inspect(_file(tmp_path, [{"a": 1}, {"b": 2}]), pa.schema([("b", pa.int64())]))
+        assert given.num_rows == 2
+
+
+def test_what_has_no_type_may_nest_any_number_of_levels(tmp_path: Path) -> None:
+    path = tmp_path / "x.jsonl"
+    path.write_text('{"a": 1, "deep": ' + "[" * 100_000 + "]" * 100_000 + "}\n")
+    meta = inspect(data_file(path, "jsonl"), pa.schema([("a", pa.int64())]))
+    assert [batch.to_pylist() for batch in all_batches(data_file(path, "jsonl"), meta, ["a"], max_rows=9)] == [
+        [{"a": 1}]
+    ]
+
+
+def test_types_that_nest_too_deep_are_refused_by_column(tmp_path: Path) -> None:
+    file = _file(tmp_path, [json.loads('{"x":' * 100 + "1" + "}" * 100)])
+    with pytest.raises(
+        TableError, match=r"x\.jsonl must have columns whose types nest at most 64 levels deep, got 100 in 'x'"
+    ):
+        inspect_file(LocalStorage(), file, None)

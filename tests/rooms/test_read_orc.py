@@ -190,3 +190,16 @@ def test_chunks_longer_than_any_writer_makes_are_refused(tmp_path: Path) -> None
         TableError, match=r"x\.orc must be an ORC file, got one that does not parse \(the postscript says"
     ):
         read_column(str(path))
+
+
+@pytest.mark.parametrize("time", ["9999-12-31T00:00:00", "0001-01-01T00:00:00"])
+def test_a_time_that_nanoseconds_do_not_hold_is_no_damage(tmp_path: Path, time: str) -> None:
+    path = tmp_path / "x.orc"
+    times = pa.array([time]).cast(pa.timestamp("us"))
+    orc.write_table(pa.table({"ts": times, "v": [1]}), str(path))
+    with pytest.raises(
+        TableError, match=r"x\.orc.*column 'ts' holds a time outside of the years 1677 to 2262"
+    ) as caught:
+        list(StructuredDataset(str(path), num_workers=0))
+    assert "damaged" not in str(caught.value)
+    assert next(iter(StructuredDataset(str(path), columns=["v"], num_workers=0)))["v"].tolist() == [1]

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -8,8 +9,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.tables.reading import LocalStorage, all_batches, as_table, data_file, inspect, write_parquet
+from torch_table_loader import StructuredDataset
 from torch_table_loader.errors import ConfigError, TableError
 from torch_table_loader.extend import FORMATS, reader_for
+from torch_table_loader.read import parquet, reader_base
 from torch_table_loader.records import FileMeta
 from torch_table_loader.testing import small_sizes
 
@@ -207,3 +210,31 @@ def test_an_unknown_format_names_the_known_and_the_nearest() -> None:
     with pytest.raises(ConfigError, match=r"'parquet'.*got 'parqet'; did you mean parquet"):
         reader_for("parqet")
     assert [reader_for(name).name for name in FORMATS] == list(FORMATS)
+
+
+@pytest.mark.parametrize("options", [{}, {"filters": "v >= 0"}, {"schema": True}])
+@pytest.mark.parametrize("batch_size", [7, 64])
+def test_a_long_text_of_a_dictionary_is_not_repeated_all_at_once(
+    tmp_path: Path, options: dict[str, Any], batch_size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = ["x" * 1000, "", "y" * 10]
+    indices = pa.array([at % 3 if at % 5 else None for at in range(200)], pa.int32())
+    column = pa.DictionaryArray.from_arrays(indices, pa.array(words))
+    pq.write_table(pa.table({"s": column, "v": range(200)}), tmp_path / "a.parquet")
+    given = {"schema": pa.schema([("s", pa.string()), ("v", pa.int64())])} if options.get("schema") else options
+    decoded: list[int] = []
+    cast = reader_base.bounded
+
+    def seen(batch: pa.RecordBatch, max_rows: int) -> Any:
+        for part in cast(batch, max_rows):
+            if "s" in part.schema.names:
+                decoded.append(part["s"].dictionary_decode().nbytes)
+            yield part
+
+    monkeypatch.setattr(parquet, "bounded", seen)
+    with small_sizes(dictionary_bytes=5000):
+        loader = StructuredDataset.create_dataloader(
+            str(tmp_path), "parquet", output_format="dict", batch_size=batch_size, num_workers=0, **given
+        )[0]
+        assert [text for batch in loader for text in batch["s"]] == column.to_pylist()
+    assert 0 < max(decoded) < 8000

@@ -15,6 +15,7 @@ from tests.effort import daily
 from tests.states import State
 from tests.torch.modes import MODES, ROWS, SPLITS, Mode, write_rows
 from torch_table_loader import ConfigError, ConfigTypeError, ResumeError, TableLoader
+from torch_table_loader.engine.state import read_state
 
 
 def epochs_of(mode: Mode, tables: Path, count: int, **options: Any) -> list[list[list[int]]]:
@@ -306,3 +307,14 @@ def test_a_refused_state_leaves_the_loader_as_it_was(mode: Mode, tables: Path) -
     with pytest.raises(ResumeError, match="shuffle_seed was 1 and is 42"):
         loader.load_state_dict(other)
     assert mode.read(loader) == first[4:]
+
+
+@pytest.mark.parametrize("key", ["version", "kind", "tables", "mixture", "epoch", "history"])
+@pytest.mark.parametrize("kind", [list, dict])
+def test_a_state_that_nests_too_deep_is_refused(key: str, kind: type) -> None:
+    deep: Any = 0
+    for _ in range(5000):
+        deep = [deep] if kind is list else {"a": deep}
+    state = {"version": 1, "kind": "splits", "tables": [], "mixture": [], "epoch": 0, "history": []}
+    with pytest.raises(ResumeError):
+        read_state(state | {key: deep})

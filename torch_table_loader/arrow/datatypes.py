@@ -84,6 +84,27 @@ def children_of(kind: pa.DataType) -> list[pa.Field]:
     return [kind.field(place) for place in range(kind.num_fields)]
 
 
+def levels_of(kind: pa.DataType) -> int:
+    """Return how many types are inside of one another, without calling itself for each.
+
+    >>> levels_of(pa.int8()), levels_of(pa.list_(pa.struct([("a", pa.dictionary(pa.int8(), pa.string()))])))
+    (1, 4)
+    """
+    levels, layer = 0, [kind]
+    while layer:
+        levels += 1
+        below = list[pa.DataType]()
+        for each in layer:
+            if isinstance(each, pa.BaseExtensionType):
+                below.append(each.storage_type)
+            elif pt.is_dictionary(each) or pt.is_run_end_encoded(each):
+                below.append(each.value_type)
+            elif pt.is_nested(each):
+                below += (child.type for child in children_of(each))
+        layer = below
+    return levels
+
+
 def is_list_view(kind: pa.DataType) -> bool:
     """Return whether values are lists with an offset and a length each."""
     return bool(pt.is_list_view(kind) or pt.is_large_list_view(kind))

@@ -127,6 +127,13 @@ def read_state(state: Mapping[str, Any]) -> SavedState:
     Raises:
         ResumeError: the state is malformed or too new; the message says what came.
     """
+    try:
+        return _read(state)
+    except RecursionError:
+        raise ResumeError("the state nests deeper than state_dict() writes it; pass its value unchanged") from None
+
+
+def _read(state: Mapping[str, Any]) -> SavedState:
     if not isinstance(state, Mapping) or "version" not in state:
         raise ResumeError(
             f"expected what state_dict() returned, got {type(state).__name__} without a version; pass it unchanged"

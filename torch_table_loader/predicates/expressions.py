@@ -20,6 +20,13 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 
+_MOST_CALLS, _MOST_LEVELS = 8192, 300
+"""Functions of a filter, and how deep they nest: pyarrow calls itself for each of a chain, and ends the process."""
+
+_BYTES_OF_FEW = 1 << 14
+"""Of a pickled filter that has few functions for certain: each takes over a hundred bytes."""
+
+
 def check_filter(filters: Any, schema: pa.Schema, unread_keys: Sequence[str] = ()) -> None:
     """Refuse a filter that is not a boolean expression over a schema; `unread_keys` of folders are no columns of it.
 
@@ -34,11 +41,22 @@ def check_filter(filters: Any, schema: pa.Schema, unread_keys: Sequence[str] = (
             f"{type(filters).__name__} {filters!r}"
         )
     try:
-        pickle.dumps(filters)
+        num_bytes = len(pickle.dumps(filters))
     except pa.ArrowNotImplementedError as error:
         raise ConfigError(
             f"filters must refer to columns by name, got {filters}; write field('name'), not field(0)"
         ) from error
+    calls = levels = 0
+    if num_bytes > _BYTES_OF_FEW:
+        from torch_table_loader.predicates.filter_form import extent_of
+
+        calls, levels = extent_of(filters)
+    if calls > _MOST_CALLS or levels > _MOST_LEVELS:
+        raise ConfigError(
+            f"filters must have at most {_MOST_CALLS} comparisons and other functions, at most {_MOST_LEVELS} levels "
+            f"deep, got {calls}, {levels} deep; write pyarrow.compute.field('x').isin(values) for many values of a "
+            "column, and text or tuples for many terms, which are joined in a tree"
+        )
     try:
         kind = _bound_type(filters, schema)
     except pa.ArrowException as error:

@@ -160,6 +160,22 @@ def parse(expression: pc.Expression) -> Node:
         raise UnknownFormError(f"{type(error).__name__}: {error}") from error
 
 
+def extent_of(expression: pc.Expression) -> tuple[int, int]:
+    """Return how many functions an expression calls, and how deep these calls nest.
+
+    >>> extent_of((pc.field("a") > 3) & ~(pc.field("b") == 2))
+    (4, 3)
+    """
+    calls = level = deepest = 0
+    for word, _ in _spelled(expression):
+        if word == "call":
+            calls, level = calls + 1, level + 1
+            deepest = max(deepest, level)
+        elif word == "end":
+            level -= 1
+    return calls, deepest
+
+
 def _node(word: str, content: Any, words: Iterator[tuple[str, Any]]) -> Node:
     if word == "literal":
         return Literal(content[0])

@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import date, datetime
+from functools import reduce
 from typing import Any, NoReturn
 
 import pyarrow as pa
@@ -36,6 +37,12 @@ _TOKEN = re.compile(
 )
 _SIGNS = frozenset({*_OPERATORS, "(", ")", ","})
 _WORDS = frozenset({"and", "or", "not", "is", "in", "null", "between", "like", "true", "false"})
+_TERMS_IN_ORDER = 100
+"""Terms that and, or or join one after the other; more are joined in a tree. Names of filters depend on the form."""
+
+_MOST_LEVELS = 32
+"""Levels of not and of parentheses."""
+
 _REMEDY = (
     "write comparisons such as day >= 2026-01-03, city in ('Oslo', 'Bergen'), price between 1 and 2, name like 'A%' or "
     "ad is not null, joined by and, or, not and (); strings stand in quotes, odd names of columns in `backquotes`"
@@ -66,11 +73,13 @@ def filter_of(given: Any) -> pc.Expression:
         return _Text(given).read()
     if isinstance(given, list | tuple) and given:
         try:
-            return pq.filters_to_expression([given] if isinstance(given[0], str) else list(given))
+            return _of_tuples(given)
         except (ValueError, TypeError, pa.ArrowException) as error:
-            raise ConfigError(
-                f"filters as tuples must be (column, operator, value), or lists of them, got {given!r} ({error})"
-            ) from error
+            with suppress(RecursionError):
+                raise ConfigError(
+                    f"filters as tuples must be (column, operator, value), or lists of them, got {given!r} ({error})"
+                ) from error
+            raise ConfigError("filters as tuples must be at most two lists deep, got deeper ones") from None
     hint = "; what Python must decide row by row belongs into collate_fn=" if callable(given) else ""
     raise ConfigTypeError(
         "filters must be a pyarrow compute Expression such as pc.field('x') > 3, text such as 'x > 3', or tuples such "
@@ -85,6 +94,7 @@ class _Text:
         self._text = text
         self._tokens = _tokens(text)
         self._at = 0
+        self._levels = 0
 
     def read(self) -> pc.Expression:
         """Return the whole as an expression."""
@@ -94,23 +104,26 @@ class _Text:
         return found
 
     def _any(self) -> pc.Expression:
-        found = self._all()
+        terms = [self._all()]
         while self._is("or"):
-            found = found | self._all()
-        return found
+            terms.append(self._all())
+        return _joined(operator.or_, terms)
 
     def _all(self) -> pc.Expression:
-        found = self._one()
+        terms = [self._one()]
         while self._is("and"):
-            found = found & self._one()
-        return found
+            terms.append(self._one())
+        return _joined(operator.and_, terms)
 
     def _one(self) -> pc.Expression:
-        if self._is("not"):
-            return ~self._one()
-        if self._is("("):
-            found = self._any()
-            self._want(")")
+        if (negated := self._is("not")) or self._is("("):
+            self._levels += 1
+            if self._levels > _MOST_LEVELS:
+                self._fail(f"it nests more than {_MOST_LEVELS} levels of not and () deep")
+            found = ~self._one() if negated else self._any()
+            if not negated:
+                self._want(")")
+            self._levels -= 1
             return found
         return self._test(self._column())
 
@@ -125,7 +138,9 @@ class _Text:
             return _OPERATORS[sign](column, self._value())
         negated = self._is("not")
         if self._is("in"):
-            found = _either([column == value for value in self._values()])  # of null, null: isin says false
+            found = _balanced(
+                operator.or_, [column == value for value in self._values()]
+            )  # of null, null: isin says false
         elif self._is("between"):
             low = self._value()
             self._want("and")
@@ -196,13 +211,29 @@ class _Text:
             self._fail(f"expected {word}, got {self._shown()}")
 
     def _fail(self, problem: str) -> NoReturn:
-        raise ConfigError(f"the filter {self._text!r} cannot be read: {problem}; {_REMEDY}")
+        raise ConfigError(f"the filter {self._text!r:.2000} cannot be read: {problem}; {_REMEDY}")
 
 
-def _either(terms: Sequence[pc.Expression]) -> pc.Expression:
-    """Join terms by or, in a tree that is as deep as the logarithm of their number."""
+def _joined(join: Callable[[Any, Any], Any], terms: Sequence[pc.Expression]) -> pc.Expression:
+    """Join terms, from left to right where they are few: what reads an expression calls itself for each level."""
+    return reduce(join, terms) if len(terms) <= _TERMS_IN_ORDER else _balanced(join, terms)
+
+
+def _balanced(join: Callable[[Any, Any], Any], terms: Sequence[pc.Expression]) -> pc.Expression:
+    """Join terms in a tree that is as deep as the logarithm of their number."""
     half = len(terms) // 2
-    return _either(terms[:half]) | _either(terms[half:]) if half else terms[0]
+    return join(_balanced(join, terms[:half]), _balanced(join, terms[half:])) if half else terms[0]
+
+
+def _of_tuples(given: Sequence[Any]) -> pc.Expression:
+    """Return tuples as an expression, as pyarrow does, whose form is as deep as they are many."""
+    groups = [list(given)] if isinstance(given[0], str | tuple) else [list(group) for group in given]
+    groups = [[tuple(given)]] if isinstance(given[0], str) else groups
+    if max(len(groups), *map(len, groups)) <= _TERMS_IN_ORDER:
+        return pq.filters_to_expression([given] if isinstance(given[0], str) else list(given))
+    return _joined(
+        operator.or_, [_joined(operator.and_, [pq.filters_to_expression([term]) for term in group]) for group in groups]
+    )
 
 
 def _tokens(text: str) -> list[str]:
@@ -213,7 +244,8 @@ def _tokens(text: str) -> list[str]:
     """
     found: list[str] = []
     at = 0
-    while text[at:].strip():
+    end = len(text.rstrip())
+    while at < end:
         match = _TOKEN.match(text, at)
         if match is None:
             raise ConfigError(f"the filter {text!r} cannot be read from {text[at:].strip()!r} on; {_REMEDY}")

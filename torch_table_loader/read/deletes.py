@@ -7,7 +7,6 @@ the bitmap itself.
 
 from __future__ import annotations
 
-import json
 import struct
 import zlib
 from collections.abc import Callable, Mapping, Sequence
@@ -23,6 +22,7 @@ from torch_table_loader.arrow import compute as pc
 from torch_table_loader.arrow.datatypes import decoded_type, is_string
 from torch_table_loader.contracts import is_far
 from torch_table_loader.errors import MissingExtraError, TableError
+from torch_table_loader.nesting import load_json
 from torch_table_loader.planning.distinct import distinct
 from torch_table_loader.read.by_id import own_ids, plan_by_id
 from torch_table_loader.read.failures import reading
@@ -307,7 +307,7 @@ def read_puffin(storage: Storage, delete: DeleteFile) -> Puffin:
         raise _broken(delete, f"in a Puffin file, which begins and ends with {_PUFFIN!r}", f"{head!r}, {footer[:4]!r}")
     payload = footer[len(_PUFFIN) : -_FOOTER_END.size]
     try:
-        listed = json.loads(_decompressed(payload) if flags & _LZ4 else payload)["blobs"]
+        listed = load_json(_decompressed(payload) if flags & _LZ4 else payload, delete.file.name)["blobs"]
         blobs = {int(each["offset"]): (int(each["length"]), dict(each.get("properties") or {})) for each in listed}
     except (ValueError, KeyError, TypeError, AttributeError, OSError) as error:
         raise _broken(delete, "in a Puffin file whose footer is JSON with blobs", f"another ({error!r})") from error

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from torch_table_loader.records import DataFile, FileVersion
 
 _STORE_WORDS = ("AWS Error", "curlCode", "Couldn't resolve", "Connection")
+_TIME_WORDS = "out of range for nanosecond"
 _CHECKSUM_WORDS = ("CRC checksum verification failed", "page integrity")
 _DATA_MODULES = (
     *("builtins", "pyarrow", "numpy", "zlib", "fastavro", "cramjam", "backports", "compression"),
@@ -111,6 +112,9 @@ def as_reading_error(
     return TableError(
         f"could not decode {where} as {file.format} ({reason}); the file is damaged or is not what its "
         "metadata says: write it again, or leave it out of the table"
+        if _TIME_WORDS not in reason  # of ORC, which pyarrow reads as nanoseconds alone
+        else f"{where} holds a time outside of the years 1677 to 2262, which cannot be held as nanoseconds ({reason}); "
+        "leave the column out of columns=[...], or write the file as Parquet with microseconds"
     )
 
 

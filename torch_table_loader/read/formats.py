@@ -8,12 +8,14 @@ from collections.abc import Mapping, Sequence
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from torch_table_loader.arrow.datatypes import levels_of
 from torch_table_loader.contracts import installed_names, load_installed
 from torch_table_loader.errors import ConfigError, ConfigTypeError, TableError
 from torch_table_loader.format_contracts import SidecarReader
 from torch_table_loader.messages import did_you_mean
 from torch_table_loader.read.failures import reading
 from torch_table_loader.read.parquet import ParquetReader
+from torch_table_loader.sizes import sizes
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -114,6 +116,12 @@ def inspect_file(storage: Storage, file: DataFile, schema: pa.Schema | None) -> 
     """Read the metadata of a file (see `FormatReader.inspect`), and check its counts."""
     with reading(storage, file):
         meta = reader_of(file).inspect(storage, file, schema)
+    deepest = max(((levels_of(field.type), field.name) for field in meta.schema), default=(0, ""))
+    if deepest[0] > sizes().type_levels:
+        raise TableError(
+            f"{file.name} must have columns whose types nest at most {sizes().type_levels} levels deep, got "
+            f"{deepest[0]} in {deepest[1]!r:.60}; write it flatter or as text, or leave the file out"
+        )
     rows = meta.group_rows
     if min(rows, default=0) < 0 or sum(rows) > _MOST_ROWS:
         raise TableError(

@@ -37,6 +37,7 @@ from torch_table_loader.read.orc_encodings import (
 )
 from torch_table_loader.read.reader_base import GroupedFile, WholeGroups, refuse_duplicates
 from torch_table_loader.records import FileMeta
+from torch_table_loader.sizes import sizes
 
 if TYPE_CHECKING:
     from torch_table_loader.contracts import Storage
@@ -107,8 +108,8 @@ class OrcFile(GroupedFile):
 
     def __init__(self, source: pa.NativeFile, meta: FileMeta) -> None:
         super().__init__(source, meta)
+        self._tail = read_tail(source)  # which checks what pyarrow relies on
         self._handle = orc.ORCFile(source)
-        self._tail = read_tail(source)
 
     @override
     def _group(self, group: int, columns: list[str]) -> pa.RecordBatch:
@@ -238,6 +239,12 @@ class StripeCheck:
         malformed = len(set(below)) < len(below) or len(names) != len(types[0].children if types else ())
         if malformed or any(not at < child < len(types) for at, each in enumerate(types) for child in each.children):
             raise ValueError("the footer's types are no tree")
+        levels = [1] * len(types)
+        for at, each in enumerate(types):
+            for child in each.children:
+                levels[child] = levels[at] + 1
+        if max(levels, default=1) > sizes().type_levels + 1:  # the root is no column
+            raise ValueError(f"its types nest {max(levels) - 1} levels deep, and may {sizes().type_levels}")
         return cls(types, names, compression, chunk_bytes or _CHUNK_BYTES)
 
     @property

@@ -26,6 +26,7 @@ from torch_table_loader.format_contracts import (
 )
 from torch_table_loader.messages import first_line
 from torch_table_loader.read.failures import as_reading_error
+from torch_table_loader.read.int96 import WIDE, Instants, columns_of_instants, unit_of_instants, with_instants
 from torch_table_loader.read.parquet_footer import (
     DAMAGE,
     bounds_of,
@@ -39,7 +40,7 @@ from torch_table_loader.read.parquet_footer import (
     read_footer,
     refuse_unsafe,
 )
-from torch_table_loader.read.reader_base import refuse_duplicates
+from torch_table_loader.read.reader_base import bounded, refuse_duplicates
 from torch_table_loader.records import FileMeta
 from torch_table_loader.sizes import sizes
 
@@ -92,7 +93,7 @@ class ParquetReader(
             raise as_reading_error(error, file, is_local=storage.is_local) from error
         try:
             parsed = parse(footer)
-            file_schema = parsed.schema.to_arrow_schema()
+            file_schema = with_instants(parsed, schema)
             refuse_duplicates(file_schema, file)
         except DAMAGE as error:
             raise TableError(
@@ -152,20 +153,26 @@ class ParquetReader(
     def open(self, storage: Storage, file: DataFile, meta: FileMeta) -> ParquetFile:
         parsed = parse(_footer_of(file, meta))
         source = storage.open(file.path)
-        try:
-            handle = pq.ParquetFile(
+
+        def opened(unit: str | None) -> pq.ParquetFile:
+            return pq.ParquetFile(
                 source,
                 metadata=parsed,
                 pre_buffer=False,  # bytes that are here would be copied; of others it has one request in flight
                 page_checksum_verification=self.verify_checksums,
                 read_dictionary=encoded_columns(parsed, self.encoded) if self.encoded else None,
-                # Iceberg's timestamps are microseconds, of which INT96 holds years that nanoseconds do not.
-                coerce_int96_timestamp_unit=None if file.columns is None else "us",
+                coerce_int96_timestamp_unit=unit,
             )
+
+        try:
+            # Iceberg's timestamps are microseconds, of which INT96 holds years that nanoseconds do not.
+            unit = unit_of_instants(parsed, meta.schema) if file.columns is None else "us"
+            names = columns_of_instants(parsed) if unit is None else frozenset[str]()
+            instants = Instants(file.name, names, opened(WIDE)) if names else None
+            return ParquetFile(opened(unit), source, instants, shares=self.shares)
         except BaseException:
             source.close()
             raise
-        return ParquetFile(handle, source, shares=self.shares)
 
     @override
     def ranges(
@@ -178,9 +185,12 @@ class ParquetReader(
 class ParquetFile(ThinningFile):
     """An open Parquet file; batches are decoded into fresh memory, never mapped."""
 
-    def __init__(self, handle: pq.ParquetFile, source: pa.NativeFile, *, shares: bool = False) -> None:
+    def __init__(
+        self, handle: pq.ParquetFile, source: pa.NativeFile, instants: Instants | None = None, *, shares: bool = False
+    ) -> None:
         self._handle = handle
         self._source = source
+        self._instants = instants
         self._shares = shares
         self._values_at_once = sizes().parquet_values
 
@@ -192,7 +202,9 @@ class ParquetFile(ThinningFile):
             for batch in read:
                 # pyarrow takes dotted paths of leaves, so "a" or "a.b" may bring in more than it names,
                 # and it keeps the file's order.
-                yield batch if batch.schema.names == wanted else batch.select(wanted)
+                yield from bounded(
+                    batch if batch.schema.names == wanted else batch.select(wanted), max(1, batch.num_rows)
+                )
 
     def _calls(self, groups: range, max_rows: int) -> list[tuple[list[int], bool]]:
         """Divide row groups into calls of pyarrow, and say which read one whole.
@@ -240,6 +252,8 @@ class ParquetFile(ThinningFile):
         for start in range(0, max(1, len(columns)), at_once):
             part = columns[start : start + at_once]
             table = self._handle.read_row_group(group, columns=part, use_threads=self._shares)
+            if self._instants is not None:
+                self._instants.check_group(table, group, part)
             tables.append(sound_text(table if table.column_names == part else table.select(part)))
         if len(tables) > 1:
             fields = [field for table in tables for field in table.schema]
@@ -251,6 +265,8 @@ class ParquetFile(ThinningFile):
         batches: Iterator[pa.RecordBatch] = self._handle.iter_batches(
             batch_size=max_rows, row_groups=groups, columns=columns, use_threads=self._shares
         )
+        if self._instants is not None:
+            batches = self._instants.checked(batches, groups, columns, max_rows)
         return map(sound_text, batches)
 
     @override

@@ -67,7 +67,12 @@ def _leaves(
 ) -> tuple[list[_Leaf], set[str]]:
     """Return the flat columns of the filter in a file, and the names of those that are null in all its rows."""
     columns = map(parsed.schema.column, range(parsed.num_columns))
-    indices = {column.path: index for index, column in enumerate(columns) if column.name == column.path}
+    # The order of INT96 was never agreed on, so that its bounds say nothing.
+    indices = {
+        column.path: index
+        for index, column in enumerate(columns)
+        if column.name == column.path and column.physical_type != "INT96"
+    }
     leaves: list[_Leaf] = []
     absent: set[str] = set()
     for name, place in _places(file, meta, used):

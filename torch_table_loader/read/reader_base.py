@@ -5,12 +5,15 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
 from typing_extensions import override
 
+from torch_table_loader.arrow import compute as pc
+from torch_table_loader.arrow.datatypes import is_text
 from torch_table_loader.arrow.sound import sound
 from torch_table_loader.errors import TableError
 from torch_table_loader.format_contracts import FormatReader, NullProvingReader, OpenFile, RangedReader, Traits
@@ -18,6 +21,7 @@ from torch_table_loader.messages import first_twice
 from torch_table_loader.read.failures import reading
 from torch_table_loader.read.far_files import open_at_start
 from torch_table_loader.records import FileMeta
+from torch_table_loader.sizes import sizes
 
 if TYPE_CHECKING:
     from torch_table_loader.contracts import Storage
@@ -161,11 +165,36 @@ def bounded(batch: pa.RecordBatch, max_rows: int) -> Iterator[pa.RecordBatch]:
     >>> [part.num_rows for part in bounded(pa.record_batch({"a": [1, 2, 3]}), 2)]
     [2, 1]
     """
-    if 0 < batch.num_rows <= max_rows:
+    places = _cuts_of_dictionaries(batch)
+    if not places and 0 < batch.num_rows <= max_rows:
         yield batch
         return
-    for start in range(0, batch.num_rows, max_rows):
-        yield batch.slice(start, max_rows)
+    for first, last in pairwise([0, *places, batch.num_rows]):
+        for start in range(first, last, max_rows):
+            yield batch.slice(start, min(max_rows, last - start))
+
+
+def _cuts_of_dictionaries(batch: pa.RecordBatch) -> list[int]:
+    """Return the rows before which a batch is cut, so that no slice is too large once dictionaries are decoded.
+
+    A long text that a dictionary has once may be in all rows.
+    """
+    cuts = set[int]()
+    for place, kind in enumerate(batch.schema.types):
+        if not pa.types.is_dictionary(kind) or not is_text(kind.value_type) or not batch.num_rows:
+            continue
+        column, most = batch.column(place), sizes().dictionary_bytes
+        lengths = pc.fill_null(pc.binary_length(column.dictionary).cast(pa.int64()), 0)
+        if batch.num_rows * (pc.max(lengths).as_py() or 0) <= most:
+            continue
+        upto = pc.cumulative_sum(pc.fill_null(lengths.take(column.indices), 0)).to_numpy()
+        row = 0
+        while upto[-1] - (before := upto[row - 1] if row else 0) > most:
+            row = max(row + 1, int(np.searchsorted(upto, before + most, side="right")))
+            if row >= batch.num_rows:
+                break
+            cuts.add(row)
+    return sorted(cuts)
 
 
 def rows_without_columns(num_rows: int) -> pa.RecordBatch:

@@ -18,6 +18,7 @@ from torch_table_loader.arrow.datatypes import decoded_type
 from torch_table_loader.arrow.sound import sound_text
 from torch_table_loader.errors import TableError
 from torch_table_loader.format_contracts import Traits
+from torch_table_loader.nesting import Levels
 from torch_table_loader.read.failures import reading
 from torch_table_loader.read.far_files import open_at_start
 from torch_table_loader.read.reader_base import SequentialFile, WithoutStatistics, one_group, refuse_duplicates
@@ -136,13 +137,13 @@ class JsonReader(TextReader):
         while block < num_bytes:
             try:
                 with open_text(storage, file) as source:
-                    return _parsed(source, block)
+                    return _parsed(_Levelled(source, file.name), block)
             except pa.ArrowInvalid as error:
                 if "straddl" not in str(error):
                     raise
             block *= 8
         with open_text(storage, file) as source:
-            return _parsed(source, max(num_bytes, 1))
+            return _parsed(_Levelled(source, file.name), max(num_bytes, 1))
 
     @override
     def own_schema(self, storage: Storage, file: DataFile, schema: pa.Schema) -> pa.Schema:
@@ -155,6 +156,28 @@ class JsonReader(TextReader):
         )
         for block in _blocks_of_lines(source):
             yield from sound_text(_parsed(pa.BufferReader(block), len(block), options)).to_batches()
+
+
+class _Levelled:
+    """A text whose levels are counted before pyarrow has it: types that it guesses nest as deep as the text.
+
+    Where types are given, it parses without calling itself, and skips what has none.
+    """
+
+    closed = False
+
+    def __init__(self, source: pa.NativeFile, name: str) -> None:
+        self._source = source
+        self._name = name
+        self._levels = Levels()
+
+    def read(self, length: int = -1) -> bytes:
+        piece: bytes = self._source.read(None if length is None or length < 0 else length)
+        self._levels.check(piece, self._name)
+        return piece
+
+    def close(self) -> None:
+        self.closed = True
 
 
 def _parsed(source: Any, num_bytes: int, options: json.ParseOptions | None = None) -> pa.Table:

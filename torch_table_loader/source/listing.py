@@ -18,6 +18,7 @@ import pyarrow as pa
 from torch_table_loader.cancellation import Threads, result_of
 from torch_table_loader.errors import ConfigError, ConfigTypeError, MissingFileError, MissingPathError, TableError
 from torch_table_loader.format_contracts import SidecarReader
+from torch_table_loader.nesting import load_json
 from torch_table_loader.records import DataFile
 from torch_table_loader.source.address import FAMILIES, HTTP_PROTOCOLS, parse_address
 from torch_table_loader.source.clients import STAT_THREADS, Found
@@ -138,7 +139,7 @@ def read_files(path: str, storage_options: Mapping[str, Any] | None = None) -> l
     """Read the names that `write_files` wrote."""
     storage, place = open_storage(path, storage_options)
     try:
-        content = json.loads(storage.read_bytes(place))
+        content = load_json(storage.read_bytes(place), f"files={storage.shown(place)!r}")
         if (version := content["version"]) != _LIST_VERSION:
             raise ConfigError(f"files={storage.shown(place)!r} has version {version!r}, expected {_LIST_VERSION}")
         return [entry["name"] for entry in content["files"]]

@@ -16,6 +16,7 @@ from typing_extensions import override
 
 from torch_table_loader.cancellation import Threads
 from torch_table_loader.errors import ConfigError, StorageError, TableError
+from torch_table_loader.nesting import load_json
 from torch_table_loader.option_values import RemoteOptions
 from torch_table_loader.records import DataFile, FileMeta, FileVersion, LocalVersion, same_local
 from torch_table_loader.source.clients import STAT_THREADS
@@ -296,7 +297,7 @@ def _encode(entry: CacheEntry, local: Sequence[LocalVersion | None]) -> bytes:
 def _decode(data: bytes) -> tuple[CacheEntry, list[LocalVersion | None]]:
     """Read what `_encode` wrote."""
     text, _, rest = data.partition(b"\0")
-    fields = json.loads(text)
+    fields = load_json(text, "the plan cache")
     schema = pa.ipc.read_schema(pa.py_buffer(rest[: fields["schema"]]))
     footer = rest[fields["schema"] :] if fields["footer"] else None
     ranges = None if fields["ranges"] is None else tuple(map(tuple, fields["ranges"]))

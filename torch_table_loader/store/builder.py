@@ -35,6 +35,7 @@ from torch_table_loader.local_files import (
     stat_regular,
     write_whole,
 )
+from torch_table_loader.nesting import load_json
 from torch_table_loader.planning.slices import DocumentLengths
 from torch_table_loader.sizes import sizes
 from torch_table_loader.store.chunk_writer import (
@@ -408,7 +409,7 @@ def _read_parts(place: Path, count: int) -> Iterator[Part]:
     for chunk in range(count):
         path = part_file(place, chunk)
         try:
-            yield Part.from_json(json.loads(read_regular(path)))
+            yield Part.from_json(load_json(read_regular(path), path.name))
         except (TypeError, ValueError) as error:
             raise TableError(
                 f"the row store in {str(place)!r} cannot be finished: {path.name} is damaged ({error}); remove that "

@@ -20,6 +20,7 @@ import xxhash
 from torch_table_loader.cancellation import Threads
 from torch_table_loader.errors import StorageError, TableError
 from torch_table_loader.local_files import open_regular, read_regular, stat_regular, write_whole
+from torch_table_loader.nesting import load_json
 from torch_table_loader.planning.slices import SUMMED
 from torch_table_loader.store.record_layout import (
     CODES,
@@ -204,7 +205,7 @@ def read_manifest(place: Path) -> Manifest | None:
 def parse_manifest(text: bytes, name: str) -> Manifest:
     """Parse the content that `write_manifest` wrote."""
     try:
-        whole = json.loads(text)
+        whole = load_json(text, f"the manifest of the row store {name!r}")
         content = whole["store"]
         if whole["crc"] != _crc(content):
             raise TableError(f"the manifest of the row store {name!r} is damaged; {REMEDY}")

@@ -33,9 +33,11 @@ from torch_table_loader.errors import (
     TableError,
     TableLoaderError,
 )
+from torch_table_loader.nesting import load_json
 from torch_table_loader.records import DataFile, DeleteFile, FileVersion
 from torch_table_loader.scrubbing import shown_url
 from torch_table_loader.source.delta.delta_options import DeltaAddress, path_of
+from torch_table_loader.source.delta.log_nesting import check_checkpoint, check_commit
 from torch_table_loader.source.snapshot_files import shown_time
 from torch_table_loader.source.table_storage import TableStorage, read_whole
 
@@ -89,7 +91,10 @@ class LogReader:
             newest = table
 
             def as_of() -> None:
-                newest.load_as_version(self._version_at(newest, timestamp))
+                wanted = self._version_at(newest, timestamp)
+                # Of files' times only deltalake knows which version is meant: then all of the log is looked at.
+                self.files.check_nesting(wanted if isinstance(wanted, int) else None, every=True)
+                newest.load_as_version(wanted)
 
             self._asking(as_of, f"the version of {timestamp.isoformat()}")
         return self._asking(lambda: self._log(table), None)
@@ -113,7 +118,11 @@ class LogReader:
     def _opened(self, version: int | None) -> DeltaTable:
         options = self.at.for_deltalake(self.retry_seconds)
         what = None if version is None else f"version {version}"
-        return self._asking(lambda: DeltaTable(self.at.root, version=version, storage_options=options), what)
+        try:
+            found = self._asking(lambda: self.files.check_nesting(version), what)
+        except StorageError as error:
+            raise type(error)(_failed(self.at.root, error)) from error
+        return self._asking(lambda: DeltaTable(self.at.root, version=found, storage_options=options), what)
 
     def _log(self, table: DeltaTable) -> Log:
         protocol, metadata = table.protocol(), table.metadata()
@@ -154,10 +163,7 @@ class LogReader:
         except OSError as error:
             if isinstance(error, StorageError):
                 raise
-            raise StorageError(
-                f"{root}: the request to the store failed: {self.at.scrubbed(error)}; check the path, the "
-                "network, and endpoint and credentials in storage_options"
-            ) from None
+            raise StorageError(_failed(root, self.at.scrubbed(error))) from None
         except BaseException as error:
             # Of deltalake's own code a panic is an error of the log; its class is no Exception, and has no public name.
             panicked = type(error).__module__ == "pyo3_runtime"
@@ -176,6 +182,13 @@ class LogReader:
             f"{self.at.root}: {what} cannot be read ({self.at.scrubbed(error)}); it is not a version of the table, "
             "or its log was cleaned up since: DeltaTable(...).history() lists those that exist"
         )
+
+
+def _failed(root: str, reason: Any) -> str:
+    return (
+        f"{root}: the request to the store failed: {reason}; check the path, the network, and endpoint and credentials "
+        "in storage_options"
+    )
 
 
 def in_order(adds: pa.Table) -> pa.Table:
@@ -243,6 +256,7 @@ def mapping_mode(reader: int, features: Sequence[str], settings: Mapping[str, st
 
 
 _CHECKPOINT = re.compile(r"(\d{20})\.checkpoint(?:\.(\d{10})\.(\d{10})|(\.[0-9A-Za-z-]{36}))?\.(?:parquet|json)")
+_PART_OF_LOG = re.compile(r"(\d{20})\.(?:json$|checkpoint\..*(?:parquet|json)$|\d{20}\.compacted\.json$)")
 _HEAD_BYTES = 64 * 1024
 """Of a commit: a longer one is looked at so far. It holds many actions, and deltalake parses all of it."""
 
@@ -270,7 +284,7 @@ def commit_path(root: str, version: int) -> str:
 def actions_of(content: bytes, path: str) -> list[dict[str, Any]]:
     """Return the actions of a commit."""
     try:
-        found = [json.loads(line) for line in content.splitlines() if line.strip()]
+        found = [load_json(line, shown_url(path)) for line in content.splitlines() if line.strip()]
         actions = [each for each in found if any(isinstance(value, dict) for value in each.values())]
     except (ValueError, AttributeError) as error:
         raise torn_commit(path, f"it does not parse ({error})") from error
@@ -295,6 +309,7 @@ class LogFiles:
     root: str
     _sizes: dict[str, int] = field(default_factory=dict)
     _checked: set[int] = field(default_factory=set)
+    _flat: set[str] = field(default_factory=set)
     _read: dict[str, dict[str, Vector | None]] = field(default_factory=dict)
 
     def check(self, version: int) -> None:
@@ -303,6 +318,45 @@ class LogFiles:
         unknown = [each for each in commits if each not in self._checked]
         self._each(self._check, unknown)
         self._checked.update(unknown)
+
+    def check_nesting(self, version: int | None, *, every: bool = False) -> int | None:
+        """Refuse JSON that nests too deep in what deltalake reads of a version (None: the newest), or in `every` file.
+
+        Returns:
+            The version; None if the log has none.
+        """
+        try:
+            self._list()
+        except FileNotFoundError:
+            return version
+        known = {name: int(match[1]) for name in self._sizes if (match := _PART_OF_LOG.match(name))}
+        version = max(known.values(), default=None) if version is None else version
+        checkpoint, _ = ((), range(0)) if version is None else self._newest_checkpoint(version)
+        begun = int(checkpoint[0][:20]) if checkpoint else -1
+        names = [
+            name
+            for name, number in known.items()
+            if name in checkpoint or every or ("checkpoint" not in name and begun < number <= (version or 0))
+        ]
+        self._each(self._check_nesting, [name for name in names if name not in self._flat])
+        self._flat.update(names)
+        return version
+
+    def _check_nesting(self, name: str) -> None:
+        self._check_nesting_of(self._path(name), self._sizes.get(name, 0))
+
+    def _check_nesting_of(self, path: str, size: int) -> None:
+        try:
+            with self._opened(path, size) as source:
+                whole = path.endswith(".json")
+                sidecars = check_commit(source.read(), path) if whole else check_checkpoint(source, path)
+        except (ValueError, KeyError, TypeError, AttributeError, pa.ArrowException) as error:
+            raise TableError(
+                f"{shown_url(path)} must be a part of the table's log, and does not parse ({error}); restore the file "
+                "from a copy, or read another version"
+            ) from error
+        for each in sidecars:
+            self._check_nesting_of(*self._sidecar(each))
 
     def vectors(self, version: int) -> dict[str, Vector]:
         """Return the deletion vectors of the files of a version, by the files' paths as the log writes them.
@@ -321,6 +375,15 @@ class LogFiles:
         """Return the files of the newest checkpoint up to a version, and the commits after it."""
         if _commit_name(version) not in self._sizes:
             self._list()
+        checkpoint, commits = self._newest_checkpoint(version)
+        if missing := [each for each in commits if _commit_name(each) not in self._sizes]:
+            raise TableError(
+                f"{shown_url(commit_path(self.root, missing[0]))} must be there, since version {version} of the table "
+                "is made of it, and is not; restore it, or read another version"
+            )
+        return checkpoint, commits
+
+    def _newest_checkpoint(self, version: int) -> tuple[tuple[str, ...], range]:
         checkpoints: dict[tuple[int, str], list[str]] = {}
         for name in self._sizes:
             if (match := _CHECKPOINT.fullmatch(name)) and int(match[1]) <= version:
@@ -328,11 +391,6 @@ class LogFiles:
         whole = [key for key, names in checkpoints.items() if not key[1].isdecimal() or len(names) == int(key[1])]
         newest = max(whole, default=None)
         commits = range(0 if newest is None else newest[0] + 1, version + 1)
-        if missing := [each for each in commits if _commit_name(each) not in self._sizes]:
-            raise TableError(
-                f"{shown_url(commit_path(self.root, missing[0]))} must be there, since version {version} of the table "
-                "is made of it, and is not; restore it, or read another version"
-            )
         return tuple(sorted(checkpoints[newest])) if newest is not None else (), commits
 
     def _list(self) -> None:
@@ -394,9 +452,11 @@ class LogFiles:
                     vector = add.get("deletionVector")
                     yield add["path"], None if vector is None else vector_of(vector, self.root)
                 if sidecar is not None:
-                    name = sidecar["path"]
-                    inner = name if "/" in name else self._path(f"_sidecars/{name}")
-                    yield from self._adds(inner, sidecar.get("sizeInBytes") or 0)
+                    yield from self._adds(*self._sidecar(sidecar))
+
+    def _sidecar(self, entry: Mapping[str, Any]) -> tuple[str, int]:
+        name = entry["path"]
+        return name if "/" in name else self._path(f"_sidecars/{name}"), entry.get("sizeInBytes") or 0
 
 
 def _commit_name(version: int) -> str:

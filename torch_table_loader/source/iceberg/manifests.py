@@ -6,7 +6,6 @@ import bz2
 import datetime as dt
 import importlib
 import io
-import json
 import lzma
 import zlib
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
@@ -19,9 +18,11 @@ import fastavro
 
 from torch_table_loader.cancellation import Threads
 from torch_table_loader.errors import MissingExtraError, MissingFileError, TableLoaderError
+from torch_table_loader.nesting import load_json
 from torch_table_loader.predicates.facts import Facts
 from torch_table_loader.records import PATH_FIELD
 from torch_table_loader.scrubbing import shown_url
+from torch_table_loader.sizes import sizes
 from torch_table_loader.source.clients import STAT_THREADS
 from torch_table_loader.source.iceberg.checked import many, mapping, text, torn, unfit, unlike, whole
 from torch_table_loader.source.table_storage import MOST_OF_A_FILE, read_whole
@@ -38,6 +39,9 @@ _MOST_BLOCK_BYTES = 64 << 20
 
 _MOST_RATIO = {"deflate": 1032, "null": 1}
 """The most bytes that a codec can expand a byte to; other codecs have no such bound."""
+
+_MOST_VALUES = 1 << 16
+"""The most values of a record that its schema may say: types that name each other may say any number."""
 
 DATA, POSITION_DELETES, EQUALITY_DELETES = 0, 1, 2
 _EXISTING, _ADDED, _DELETED = 0, 1, 2
@@ -95,7 +99,7 @@ def _reader_of(data: bytes) -> Any:
     source = io.BytesIO(data)
     reader = fastavro.reader(source)
     header = cast("Mapping[str, str]", reader.metadata)
-    _check_schema(json.loads(header["avro.schema"]))
+    _check_schema(load_json(header["avro.schema"], "its schema"))
     _check_blocks(data, source.tell(), header.get("avro.codec", "null"))
     return reader
 
@@ -178,6 +182,36 @@ def _check_schema(schema: Any) -> None:
             waiting += [kind.get("items"), kind.get("values"), kind.get("type"), *inner]
     if not all(_takes_bytes(each, empty) for each in items):
         raise ValueError("it has lists of values that take no bytes")
+    levels, values = _extent(schema, {})
+    if levels > sizes().type_levels or values > _MOST_VALUES:
+        raise ValueError(f"a record has {values} values, which nest {levels} levels deep")
+
+
+def _extent(kind: Any, known: dict[Any, tuple[int, int] | None]) -> tuple[int, int]:
+    """Return how many levels deep a type nests, and how many values it has, where each list has one.
+
+    fastavro calls itself for each level of a value, and types that name each other, or themselves, have any number.
+    """
+    inner: Any
+    if isinstance(kind, list):
+        inner = kind
+    elif not isinstance(kind, dict):
+        found = known.get(kind.rpartition(".")[2] if isinstance(kind, str) else None, (1, 1))
+        if found is None:
+            raise ValueError(f"its record {kind!r:.40} contains itself")
+        return found
+    elif kind.get("type") == "record":
+        name = str(kind.get("name")).rpartition(".")[2]
+        known[name] = None
+        inner = [field["type"] for field in kind["fields"]]
+    else:
+        inner = [kind[key] for key in ("items", "values", "type") if isinstance(kind.get(key), dict | list | str)]
+        inner = [each for each in inner if each not in ("array", "map", "enum", "fixed")]
+    below = [_extent(each, known) for each in inner]
+    extent = 1 + max((levels for levels, _ in below), default=0), sum(values for _, values in below) or 1
+    if isinstance(kind, dict) and kind.get("type") == "record":
+        known[name] = extent
+    return extent
 
 
 def _takes_bytes(kind: Any, empty: set[Any]) -> bool:

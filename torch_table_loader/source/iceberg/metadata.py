@@ -20,6 +20,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from torch_table_loader.errors import ConfigError, TableError
 from torch_table_loader.messages import the_nearest
+from torch_table_loader.nesting import load_json, too_deep
 from torch_table_loader.records import (
     CHANGE_ORDINAL_FIELD,
     CHANGE_TYPE_FIELD,
@@ -30,6 +31,7 @@ from torch_table_loader.records import (
     NamedIds,
 )
 from torch_table_loader.scrubbing import shown_url
+from torch_table_loader.sizes import sizes
 from torch_table_loader.source.iceberg.checked import (
     flag,
     many,
@@ -197,6 +199,8 @@ def read_name_mapping(text: str) -> NamedIds:
     >>> read_name_mapping('[{"field-id": 1, "names": ["a", "b"]}]').ids["b"][0]
     1
     """
+    if too_deep(text) is not None:
+        raise unfit(NAME_MAPPING, f"JSON that nests at most {sizes().json_levels} levels deep", text)
     entries = many(json.loads(text), NAME_MAPPING)
     return _named_ids([modelled(_NamedField, each, f"{NAME_MAPPING}[{at}]") for at, each in enumerate(entries)])
 
@@ -561,7 +565,7 @@ def read_metadata(storage: Storage, location: str) -> TableMetadata:
     """Read a metadata file, plain or compressed."""
     data = read_whole(storage, location)
     try:
-        raw = mapping(json.loads(_decompressed(data, location)), "the file")
+        raw = mapping(load_json(_decompressed(data, location), shown_url(location)), "the file")
     except TableError:
         raise
     except Exception as error:  # gzip, zlib and json raise many kinds of errors

@@ -1,0 +1,67 @@
+"""How deep the JSON of a log nests, which deltalake parses without a limit: deep statistics would end the process."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any, BinaryIO
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from torch_table_loader.arrow import compute as pc
+from torch_table_loader.nesting import check_nesting
+from torch_table_loader.scrubbing import shown_url
+from torch_table_loader.sizes import sizes
+
+_BRACKETS = (b"{", b"[", b"\\u00")
+"""In text inside of JSON, brackets may be escaped."""
+
+
+def check_commit(content: bytes, path: str) -> list[dict[str, Any]]:
+    """Refuse a commit whose JSON nests too deep, or that in the texts inside of it.
+
+    Returns:
+        Sidecars that it names.
+    """
+    check_nesting(content, shown_url(path))
+    sidecars = []
+    for line in content.splitlines():
+        if sum(map(line.count, _BRACKETS)) <= sizes().json_levels and b'"sidecar"' not in line:
+            continue
+        try:
+            action = json.loads(line)
+        except ValueError:
+            continue  # deltalake says so
+        for text in _texts(action):
+            check_nesting(text, f"a text in {shown_url(path)}")
+        if isinstance(action, dict) and isinstance(action.get("sidecar"), dict):
+            sidecars.append(action["sidecar"])
+    return sidecars
+
+
+def _texts(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict | list):
+        for inner in value.values() if isinstance(value, dict) else value:
+            yield from _texts(inner)
+
+
+def check_checkpoint(source: BinaryIO, path: str) -> list[dict[str, Any]]:
+    """Refuse a checkpoint, or a sidecar of one, whose statistics nest too deep; returns the sidecars that it names."""
+    file = pq.ParquetFile(source)
+    schema = file.schema_arrow
+    has_stats = "add" in schema.names and pa.types.is_struct(kind := schema.field("add").type) and "stats" in kind.names
+    names = ["add.stats"] if has_stats else []
+    names += ["sidecar"] if "sidecar" in schema.names else []
+    sidecars: list[dict[str, Any]] = []
+    for batch in file.iter_batches(columns=names) if names else ():
+        if has_stats:
+            texts = pc.struct_field(batch["add"], "stats")
+            brackets = pc.add(pc.count_substring(texts, "["), pc.count_substring(texts, "{"))
+            for text in texts.filter(pc.greater(brackets, sizes().json_levels)).to_pylist():
+                check_nesting(text or "", f"the statistics in {shown_url(path)}")
+        if "sidecar" in batch.schema.names:
+            sidecars += batch["sidecar"].drop_null().to_pylist()
+    return sidecars

@@ -173,9 +173,9 @@ class DeleteIndex:
             scope = (entry.spec_id, entry.partition)
             if entry.content == EQUALITY_DELETES:
                 keys[None if naming.is_unpartitioned(entry) else scope].append(entry)
-            elif entry.content == POSITION_DELETES and entry.format == "PUFFIN":
+            elif is_vector(entry):
                 vectors[_vector_target(entry)].append(entry)
-            elif (path := _only_path(entry)) is not None:
+            elif (path := only_path(entry)) is not None:
                 by_path[path].append(entry)
             else:
                 positions[scope].append(entry)
@@ -187,11 +187,17 @@ class DeleteIndex:
     def deletes_of(self, entry: Entry) -> tuple[DeleteFile, ...]:
         """Return the deletes that apply to a data file."""
         scope, number = (entry.spec_id, entry.partition), entry.sequence_number
-        found = [each for each in self._vectors.get(entry.path, ()) if number <= each.sequence_number]
+        found = list(self._vectors.get(entry.path, ()))
         if len(found) > 1:
             raise TableError(
                 f"{self._naming.name_of(entry.path)} must have at most one deletion vector in a snapshot, got "
                 f"{len(found)}; the writer broke the format: write the table's deletes again"
+            )
+        if found and found[0].sequence_number < number:
+            raise TableError(
+                f"the deletion vector of {self._naming.name_of(entry.path)} must be as new as the file, which is of the "
+                f"sequence number {number}, got {found[0].sequence_number}; the writer broke the format: write the "
+                "table's deletes again"
             )
         if found and entry.num_rows is not None and (found[0].num_rows or 0) > entry.num_rows:
             raise TableError(
@@ -261,7 +267,12 @@ def _vector_target(entry: Entry) -> str:
     return info.target
 
 
-def _only_path(entry: Entry) -> str | None:
+def is_vector(entry: Entry) -> bool:
+    """Return whether a file holds deletion vectors."""
+    return entry.content == POSITION_DELETES and entry.format == "PUFFIN"
+
+
+def only_path(entry: Entry) -> str | None:
     """Return the one data file that a position delete file names, if the manifest has it."""
     info = entry.deletes
     if info is None or info.target is not None:

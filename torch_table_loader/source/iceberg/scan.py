@@ -195,8 +195,8 @@ class DeleteIndex:
             )
         if found and found[0].sequence_number < number:
             raise TableError(
-                f"the deletion vector of {self._naming.name_of(entry.path)} must be as new as the file, which is of the "
-                f"sequence number {number}, got {found[0].sequence_number}; the writer broke the format: write the "
+                f"the deletion vector of {self._naming.name_of(entry.path)} must be as new as the file, which is of "
+                f"the sequence number {number}, got {found[0].sequence_number}; the writer broke the format: write the "
                 "table's deletes again"
             )
         if found and entry.num_rows is not None and (found[0].num_rows or 0) > entry.num_rows:
@@ -290,6 +290,8 @@ def _may_name(entry: Entry, path: str) -> bool:
     """Return whether a position delete file's bounds allow it to name a path; truncated upper bounds are larger."""
     encoded = path.encode("utf-8")
     low, high = (None, None) if entry.deletes is None else entry.deletes.paths
+    if low is not None and high is not None and low > high:
+        return True  # a writer broke the format
     return (low is None or low <= encoded) and (high is None or encoded <= high)
 
 
@@ -332,13 +334,14 @@ def facts_of(raw: Raw) -> Callable[[int, str, bool], Facts]:
         # If the file lacks the column, no count can be trusted: its rows have null there, or the default.
         missing = nulls.get(field_id) if counts.get(field_id) == rows else None
         others = None if missing is None else missing + (nans.get(field_id) or 0)
-        return Facts(
+        found = Facts(
             bound(lows.get(field_id), kind),
             bound(highs.get(field_id), kind),
             nulls=not required and missing != 0,
             nans=kind in _FLOATS and nans.get(field_id) != 0,
-            values=others is None or others < rows,
+            values=others != rows or field_id in lows or field_id in highs,
         )
+        return found.sound()
 
     return read
 

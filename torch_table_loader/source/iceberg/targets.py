@@ -78,10 +78,9 @@ class Targets:
                 f"{_shown(lost[path], naming)} must be of a data file of the table, got {shown_url(path)}, which no "
                 f"snapshot has, so that its deletes would not be applied; {_REWRITE}"
             )
-        return (
-            f"{len(lost):,} deletion vectors delete nothing: their data files, such as "
-            f"{naming.name_of(next(iter(lost)))}, are not in the snapshot",
-        )
+        example = naming.name_of(next(iter(lost)))
+        told = f"{len(lost):,} deletion vectors delete nothing: their data files, such as {example}, "
+        return (f"{told}are not in the snapshot",)
 
     def _lost(self) -> Mapping[str, Entry]:
         return {path: entry for path, entry in self._named.items() if path not in self._met}

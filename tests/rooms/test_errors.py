@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import errno
 import multiprocessing
 import os
@@ -203,3 +204,16 @@ def test_an_inaccessible_folder_is_a_permission_error(
         tmp_path.chmod(0o700)
     assert isinstance(caught.value, StorageError)
     assert caught.value.filename == path
+
+
+def test_no_part_of_a_message_stands_alone() -> None:
+    """A text on a line of its own that is no docstring: a message of two lines lacks its parentheses."""
+    folder, alone = Path(errors.__file__).parent, []
+    for path in sorted(folder.rglob("*.py")):
+        text = path.read_text(encoding="utf-8")
+        for node in ast.walk(ast.parse(text)):
+            value = node.value if isinstance(node, ast.Expr) else None
+            if isinstance(value, ast.JoinedStr) or (isinstance(value, ast.Constant) and isinstance(value.value, str)):
+                said = ast.get_source_segment(text, value) or ""
+                alone += [] if said.lstrip("r").startswith('"""') else [f"{path.relative_to(folder)}:{value.lineno}"]
+    assert alone == []

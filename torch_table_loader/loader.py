@@ -140,8 +140,8 @@ class _InSamples(IterableDataset[Any]):
         asking = sys._getframe(1).f_code
         return len(self._dataset) if asking is DataLoader.__len__.__code__ else self._dataset._position.num_samples
 
-    @property
-    def __class__(self) -> type:  # type: ignore[override]  # isinstance asks it
+    @property  # type: ignore[misc]  # isinstance asks it, and nobody sets it
+    def __class__(self) -> type:
         """The dataset's class."""
         return type(self._dataset)
 

@@ -15,8 +15,8 @@ Steps: TypeAlias = RankPlan | GlobalBatches
 
 UNCOUNTED = "the number of batches is not known: count_filtered=False gave the counting pass up"
 UNKNOWN_ROWS = (
-    "the number of rows is not known here: count_filtered=False gave the counting pass up, or the split strategy deals "
-    "rows to each rank itself"
+    "the number of rows is not known here: count_filtered=False gave the counting pass up, or a rank counted its own "
+    "rows alone, as it does under a filter without even_ranks=, and with a split strategy that deals rows itself"
 )
 UNKNOWN_SAMPLES = (
     "the number of rows that an epoch gives is not known here, or has no end; ask num_rows of the dataset for the rows "

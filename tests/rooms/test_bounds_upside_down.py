@@ -113,7 +113,7 @@ def swap_in_footer(path: Path, low: bytes, high: bytes) -> None:
     path.write_bytes(data[:start] + footer)
 
 
-PARQUET = {
+PARQUET: dict[str, tuple[pa.DataType, list[Any], Any]] = {
     "long": (pa.int64(), [10_000_000_019, 10_000_000_033, 10_000_000_061], struct.Struct("<q").pack),
     "int": (pa.int32(), [-1_000_000_007, 5, 1_000_000_009], struct.Struct("<i").pack),
     "double": (pa.float64(), [-1.234567, 0.0, 9.876543], struct.Struct("<d").pack),

@@ -171,7 +171,7 @@ def test_the_loaders_dataset_is_the_dataset_in_all_else(tables: Path) -> None:
     assert (repr(shown), shown.loader(), "x" in shown) == (repr(dataset), loader, True)
     shown.set_epoch(3)
     shown.note = "mine"
-    assert (dataset.epoch, dataset.note, loader.dataset.note) == (3, "mine", "mine")
+    assert (dataset.epoch, vars(dataset)["note"], shown.note) == (3, "mine", "mine")
     assert [batch["x"].tolist() for batch in shown] == [batch["x"].tolist() for batch in dataset]
     twin, other = pickle.loads(pickle.dumps((loader, dataset)))  # noqa: S301 our own bytes
     assert twin.dataset == other

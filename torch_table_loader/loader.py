@@ -14,12 +14,12 @@ import weakref
 from collections.abc import Iterator, Mapping
 from functools import partial
 from itertools import islice
-from typing import TYPE_CHECKING, Any, Generic, Self, TypeAlias
+from typing import TYPE_CHECKING, Any, Generic, Self, TypeAlias, cast
 from weakref import WeakSet
 
 import pyarrow as pa
 from torch.autograd import profiler
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset
 from typing_extensions import TypeVar
 
 from torch_table_loader.engine.workers.choice import check_processes, executor_of
@@ -126,6 +126,58 @@ class _EpochSampler:
             yield None
 
 
+class _InSamples(IterableDataset[Any]):
+    """A dataset as `TableLoader.dataset` shows it: it is that dataset, but its length counts samples, as torch's do.
+
+    Training scripts divide by ``len(loader.dataset)``.
+    """
+
+    def __init__(self, dataset: Any) -> None:
+        object.__setattr__(self, "_dataset", dataset)
+
+    def __len__(self) -> int:
+        """Return the rows, or sequences, of an epoch on all ranks; the steps, where another DataLoader wraps this."""
+        asking = sys._getframe(1).f_code
+        return len(self._dataset) if asking is DataLoader.__len__.__code__ else self._dataset._position.num_samples
+
+    @property  # type: ignore[misc]  # isinstance asks it, and nobody sets it
+    def __class__(self) -> type:
+        """The dataset's class."""
+        return type(self._dataset)
+
+    def __getattr__(self, name: str) -> Any:
+        """Return what the dataset has."""
+        return getattr(self._dataset, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Give the dataset another value."""
+        setattr(self._dataset, name, value)
+
+    def __iter__(self) -> Iterator[Any]:
+        """Iterate the dataset."""
+        return iter(self._dataset)
+
+    def __contains__(self, name: object) -> bool:
+        """Return whether the dataset has a column."""
+        return name in self._dataset
+
+    def __repr__(self) -> str:
+        """Return the dataset's own summary."""
+        return repr(self._dataset)
+
+    def __eq__(self, other: object) -> bool:
+        """Return whether both are of the same dataset."""
+        return self._dataset is getattr(other, "_dataset", other)
+
+    def __hash__(self) -> int:
+        """Return the dataset's own hash."""
+        return hash(self._dataset)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle the dataset."""
+        return _InSamples, (self._dataset,)
+
+
 class TableLoader(NamedColumns, PreparedForAccelerate, DataLoader[Any], Generic[D_co]):
     """A DataLoader of the batches of a table, in an order that depends on neither threads nor processes.
 
@@ -133,7 +185,7 @@ class TableLoader(NamedColumns, PreparedForAccelerate, DataLoader[Any], Generic[
     """
 
     dataset: D_co
-    """The dataset whose batches these are."""
+    """The dataset whose batches these are; its ``len`` counts the rows of an epoch on all ranks, as torch's do."""
 
     def __init__(self, dataset: D_co, *, sampler: None = None, batch_sampler: None = None) -> None:  # noqa: ARG002
         """Serve a dataset's batches.
@@ -143,8 +195,8 @@ class TableLoader(NamedColumns, PreparedForAccelerate, DataLoader[Any], Generic[
             sampler: must be None; Lightning passes it when it recreates a loader for prediction.
             batch_sampler: must be None, too.
         """
-        super().__init__(dataset, batch_size=None)
         ours: Any = dataset
+        super().__init__(ours if type(ours) is _InSamples else cast("D_co", _InSamples(ours)), batch_size=None)
         self._position: JobPosition = ours._position
         self._pool = ThreadPool()
         self._iterators: WeakSet[LoaderIterator] = WeakSet()
@@ -170,13 +222,13 @@ class TableLoader(NamedColumns, PreparedForAccelerate, DataLoader[Any], Generic[
 
     def __repr__(self) -> str:
         """Return a summary of what is read."""
-        return f"<{type(self).__name__} of {type(self.dataset).__name__}: {self._position.summary}>"
+        return f"<{type(self).__name__} of {self.dataset.__class__.__name__}: {self._position.summary}>"
 
     def _repr_html_(self) -> str:
         """Return the summary for a notebook."""
         from torch_table_loader.report import Table, fragment
 
-        kinds = [("loader", type(self).__name__), ("dataset", type(self.dataset).__name__)]
+        kinds = [("loader", type(self).__name__), ("dataset", self.dataset.__class__.__name__)]
         return fragment(Table("", {"fact": "", "value": ""}, [*kinds, *self._position.facts.items()]).html())
 
     def __getstate__(self) -> dict[str, Any]:

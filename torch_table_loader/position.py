@@ -14,7 +14,7 @@ from torch_table_loader.engine.rank_info import warn_of_a_whole_table
 from torch_table_loader.engine.state import read_state
 from torch_table_loader.errors import ConfigError, ConfigTypeError, ResumeError
 from torch_table_loader.messages import warn_caller
-from torch_table_loader.planning.steps import ENDLESS_EPOCHS, UNCOUNTED
+from torch_table_loader.planning.steps import ENDLESS_EPOCHS, UNCOUNTED, UNKNOWN_ROWS, UNKNOWN_SAMPLES
 
 if TYPE_CHECKING:
     import numpy as np
@@ -150,11 +150,39 @@ class JobPosition:
         Raises:
             TypeError: the caller turned the counting pass off, or the epoch has no end.
         """
-        position, job, epochs = self._counted(), self.job, self.job.options.epochs
-        first = position.epoch if not isinstance(epochs, int) else position.epoch // epochs * epochs
-        before = (job.start(epoch) for epoch in range(first, position.epoch))
-        others = (*before, *self.starts_behind(position.epoch))
+        position, job = self._counted(), self.job
+        others = (job.start(epoch) for epoch in self._epochs_of(position.epoch) if epoch != position.epoch)
         return job.steps_of_epoch(position) + sum(map(job.steps_of_epoch, others))
+
+    @property
+    def num_rows(self) -> int:
+        """Rows that remain after deletes and filters, over all ranks.
+
+        Raises:
+            TypeError: the number is not known.
+        """
+        rows = self.job.num_rows(self.epoch)
+        if rows is None:
+            raise TypeError(UNKNOWN_ROWS)
+        return rows
+
+    @property
+    def num_samples(self) -> int:
+        """Rows, or sequences, of the epoch and of the others of the same iteration, over all ranks.
+
+        Raises:
+            TypeError: the number is not known, or has no end.
+        """
+        found = [self.job.num_samples(epoch) for epoch in self._epochs_of(self._counted().epoch)]
+        if any(number is None for number in found):
+            raise TypeError(UNKNOWN_SAMPLES)
+        return sum(number for number in found if number is not None)
+
+    def _epochs_of(self, epoch: int) -> range:
+        """Return the epochs of the iteration that an epoch is of, where they are counted."""
+        epochs = self.job.options.epochs
+        number = epochs if isinstance(epochs, int) else 1
+        return range(first := epoch // number * number, first + number)
 
     @property
     def remaining(self) -> int:

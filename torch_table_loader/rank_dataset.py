@@ -140,6 +140,17 @@ class RankDataset(NamedColumns, IterableDataset[Any]):
         """The Arrow schema of the batches."""
         return self.job.schema(self._position.next)
 
+    @property
+    def num_rows(self) -> int:
+        """The rows of the whole table, of a mixture those of all its tables, that remain after deletes and filters.
+
+        It is the same on every rank and in every epoch, whatever the order, `pack` and excluded rows.
+
+        Raises:
+            TypeError: the number is not known, since the caller turned counting off, or a split strategy deals rows.
+        """
+        return self._position.num_rows
+
     def explain(self) -> Explanation:
         """Return the plan of the epoch and the reasons for it; see `Explanation`."""
         return self.job.explain(self.epoch)
@@ -210,6 +221,8 @@ class RankDataset(NamedColumns, IterableDataset[Any]):
 
     def __len__(self) -> int:
         """Return the steps of the epoch on this rank, taken and to come; see `TableLoader`.
+
+        A ``DataLoader(dataset, batch_size=None)`` has this length. `num_rows` counts rows.
 
         Raises:
             TypeError: the number is unknown, since the caller turned counting off, or there is no end.

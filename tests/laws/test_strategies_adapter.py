@@ -435,6 +435,66 @@ def test_each_rank_of_a_three_argument_generator_must_cover_the_table() -> None:
         strategy.check_coverage([strategy.deal(LAYOUT, 1, 0, 2, rank)[0] for rank in range(2)])
 
 
+class NoText:
+    def __repr__(self) -> str:
+        return "x" * 999
+
+
+SPLIT_OF_NOTHING = SimpleNamespace(file=None, row_range=None)
+SPLIT_WITHOUT_ROWS = SimpleNamespace(file=SimpleNamespace(path="0.parquet"), row_range=(0, 1))
+GENERATED: dict[str, tuple[Callable[[Any], Any], str]] = {
+    "lists": (lambda files: [whole(files)], r"generate must return shards, got list \[Split\("),
+    "tuples": (lambda files: [(0, whole(files))], r"generate must return shards, got tuple \(0, \["),
+    "dicts": (lambda files: [{"id": 0, "splits": whole(files)}], r"generate must return shards, got dict \{'id': 0"),
+    "splits": (whole, r"generate must return shards, got Split Split\("),
+    "None in a list": (lambda files: [None], "generate must return shards, got NoneType None; a shard is Shard"),
+    "long objects": (lambda files: [NoText()], "generate must return shards, got NoText x{60}…; a shard"),
+    "a table of splits": (
+        lambda files: resolve_strategy(whole, {}).cut(LAYOUT),
+        "generate must return shards, got Split ",
+    ),
+    "a mapping": (lambda files: {0: whole(files)}, "generate must return a list of shards, got dict"),
+    "a number": (lambda files: 3, "generate must return a list of shards, got int"),
+    "one shard": (lambda files: Shard(0, whole(files)), "generate must return a list of shards, got Shard"),
+    "ids of text": (lambda files: [Shard("0", whole(files))], "the id of a shard of .*generate must be an integer"),  # type: ignore[arg-type]  # the test
+    "ids of lists": (lambda files: [Shard([], whole(files))], "the id of a shard of .*generate must be an integer"),  # type: ignore[arg-type]  # the test
+    "no id": (lambda files: [Shard(None, whole(files))], "the id of a shard of .*generate must be an integer"),  # type: ignore[arg-type]  # the test
+    "no splits": (lambda files: [Shard(0, None)], "must return a list of splits in shard 0, got NoneType"),  # type: ignore[arg-type]  # the test
+    "splits by name": (lambda files: [Shard(0, {"a": 1})], "must return a list of splits in shard 0, got dict"),  # type: ignore[arg-type]  # the test
+    "lists of lists": (lambda files: [Shard(0, [whole(files)])], r"must return splits, got list \["),  # type: ignore[list-item]  # the test
+    "files": (lambda files: [Shard(0, list(files))], "must return splits, got DataFileInfo"),
+    "paths": (lambda files: [Shard(0, ["0.parquet"])], "must return splits, got str '0.parquet'; a split has file"),  # type: ignore[list-item]  # the test
+    "split of no file": (lambda files: [Shard(0, [SPLIT_OF_NOTHING])], "must return splits, got SimpleNamespace"),  # type: ignore[list-item]  # the test
+    "a row range of two": (lambda files: [Shard(0, [SPLIT_WITHOUT_ROWS])], "must return splits, got SimpleNames"),  # type: ignore[list-item]  # the test
+    "a shard twice": (lambda files: [Shard(0, whole(files))] * 2, "at most one shard for each of 1 workers"),
+    "a split twice": (
+        lambda files: [Shard(0, whole(files) * 2)],
+        r"holds more than once rows \[0, 10\) of '0.parquet'",
+    ),
+    "nothing": (lambda files: iter(()), r"leaves out rows \[0, 10\) of '0.parquet'"),
+}
+
+
+@pytest.mark.parametrize("kind", GENERATED)
+def test_a_wrong_result_of_a_generator_is_refused_by_name(kind: str) -> None:
+    class Mine:
+        def generate(self, files: Any, num_workers: int, epoch: int) -> Any:
+            return GENERATED[kind][0](files)
+
+    strategy = resolve_strategy(Mine(), {})
+    with pytest.raises(ConfigError, match=f"(?=.*Mine).*{GENERATED[kind][1]}"):
+        strategy.check_coverage([strategy.deal(LAYOUT, 1, 0, 1, 0)[0]])
+
+
+def test_shards_may_be_yielded() -> None:
+    class Yielding:
+        def generate(self, files: Any, num_workers: int, epoch: int) -> Any:
+            yield Shard(0, (split for split in whole(files)))  # type: ignore[arg-type]  # the test
+
+    splits, lanes = resolve_strategy(Yielding(), {}).deal(LAYOUT, 1, 0, 1, 0)
+    assert (len(splits), lanes.tolist()) == (4, [0] * 4)
+
+
 def test_shards_without_a_list_are_refused() -> None:
     class Silent:
         def generate(self, files: Any, num_workers: int, epoch: int) -> None:

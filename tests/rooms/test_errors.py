@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import errno
 import multiprocessing
 import os
@@ -203,3 +204,16 @@ def test_an_inaccessible_folder_is_a_permission_error(
         tmp_path.chmod(0o700)
     assert isinstance(caught.value, StorageError)
     assert caught.value.filename == path
+
+
+def test_no_part_of_a_message_stands_alone() -> None:
+    """A text on a line of its own that is no docstring: a message of two lines lacks its parentheses."""
+    folder, alone = Path(errors.__file__).parent, []
+    for path in sorted(folder.rglob("*.py")):
+        lines = path.read_bytes().splitlines()
+        for node in ast.walk(ast.parse(b"\n".join(lines))):
+            value = node.value if isinstance(node, ast.Expr) else None
+            if isinstance(value, ast.JoinedStr) or (isinstance(value, ast.Constant) and isinstance(value.value, str)):
+                said = lines[value.lineno - 1][value.col_offset :].lstrip(b"r")
+                alone += [] if said.startswith(b'"""') else [f"{path.relative_to(folder)}:{value.lineno}"]
+    assert alone == []

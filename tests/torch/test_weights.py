@@ -423,7 +423,11 @@ def broken(at: int, value: Any, fill: Any) -> pa.Array:
             "w",
             "row 0 of '1.parquet' has None in column 'w'; a weight must be a finite number",
         ),
-        ({"w": broken(99, -0.5, 1.0)}, "w", "row 58 of '3.parquet' has -0.5 in column 'w'; a weight must be a finite"),
+        (
+            {"w": broken(99, -0.5, 1.0)},
+            "w",
+            "row 58 of '3.parquet' has -0.5 in column 'w'; a weight must be a finite number of at least 0: leave such",
+        ),
         ({"w": broken(7, float("nan"), 1.0)}, "w", "row 7 of '0.parquet' has nan in column 'w'"),
         ({"w": broken(7, float("inf"), 1.0)}, "w", "row 7 of '0.parquet' has inf in column 'w'"),
         (

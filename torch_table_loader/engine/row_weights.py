@@ -238,8 +238,8 @@ class _Column:
         at, layout = pc.index(wrong, True).as_py(), self._table.layout
         row = ids[at].as_py()
         file = int(np.searchsorted(layout.file_starts, row, side="right")) - 1
-        wanted = "a class must not be null or NaN" if self._balances else "a weight must be a finite number of at "
-        "least 0"
+        of_weights = "a weight must be a finite number of at least 0"
+        wanted = "a class must not be null or NaN" if self._balances else of_weights
         raise TableError(
             f"row {row - int(layout.file_starts[file])} of {layout.files[file].name!r} has {values[at].as_py()!r} in "
             f"column {self._name!r}; {wanted}: leave such rows out with filters=, or name another column"

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 PLACES_OF_A_FILE = 1 << 38
 """Places between the first rows of two files: more than the rows, or tokens, of any file."""
 
+_SHOWN = 60
 _MOST_FILES = (1 << 62) // PLACES_OF_A_FILE
 
 
@@ -58,8 +59,11 @@ class SplitTable(Sequence[Split]):
         rows = layout.file_rows
         table = np.empty((3, len(splits := list(splits))), dtype=np.int64)
         for at, split in enumerate(splits):
-            if not hasattr(split, "file") or not hasattr(split, "row_range"):
-                raise ConfigTypeError(f"{who} must return splits, got {type(split).__name__} {split!r}")
+            if not _is_split(split):
+                raise ConfigTypeError(
+                    f"{who} must return splits, got {type(split).__name__} {shown(split)}; a split has file.path, and "
+                    "row_range, which is None or has offset and length"
+                )
             number = index.get(split.file.path)
             if number is None:
                 raise ConfigError(f"{who} returned a split of {split.file.path!r}, which is not a file of the table")
@@ -344,6 +348,23 @@ def whole_files(layout: TableLayout, *, filtered: bool) -> SegmentTable:
     files = np.arange(len(layout), dtype=np.int64)
     splits = SplitTable(layout, files, np.zeros_like(files), layout.file_rows)
     return SegmentTable.of(splits, filtered=filtered)
+
+
+def _is_split(value: object) -> bool:
+    """Return whether a value has what is read of a split, which may be of another library."""
+    if not isinstance(getattr(getattr(value, "file", None), "path", None), str) or not hasattr(value, "row_range"):
+        return False
+    return value.row_range is None or (hasattr(value.row_range, "offset") and hasattr(value.row_range, "length"))
+
+
+def shown(value: object) -> str:
+    """Format what a strategy returned for a message, truncated if it is long.
+
+    >>> shown([0] * 99)
+    '[0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0,…'
+    """
+    text = repr(value)
+    return text if len(text) <= _SHOWN else text[:_SHOWN] + "…"
 
 
 def _row(value: object, who: str) -> int:

@@ -14,6 +14,14 @@ from torch_table_loader.units import integer
 Steps: TypeAlias = RankPlan | GlobalBatches
 
 UNCOUNTED = "the number of batches is not known: count_filtered=False gave the counting pass up"
+UNKNOWN_ROWS = (
+    "the number of rows is not known here: count_filtered=False gave the counting pass up, or a rank counted its own "
+    "rows alone, as it does under a filter without even_ranks=, and with a split strategy that deals rows itself"
+)
+UNKNOWN_SAMPLES = (
+    "the number of rows that an epoch gives is not known here, or has no end; ask num_rows of the dataset for the rows "
+    "of the table, or count what comes"
+)
 ENDLESS_EPOCH = 'the number of batches has no end: stop="forever" was asked for; break after as many steps as you want'
 ENDLESS_EPOCHS = 'the number of batches has no end: epochs="forever" was asked for; break after as many as you want'
 

@@ -13,7 +13,8 @@ import numpy as np
 from torch_table_loader.contracts import load_installed
 from torch_table_loader.errors import ConfigError, ConfigTypeError
 from torch_table_loader.planning.cutting import TargetSizeStrategy
-from torch_table_loader.planning.splits import SplitTable
+from torch_table_loader.planning.keys import as_int
+from torch_table_loader.planning.splits import SplitTable, shown
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -70,7 +71,10 @@ class Strategy:
         The splits are checked to cover each row once, and files that must not be cut are put together again. Splits of
         "any" coverage are taken unchanged.
         """
-        splits = SplitTable.of(layout, _listed(self.target(layout), self.name, "a list of splits"), self.name)
+        answer = self.target(layout)
+        if not isinstance(answer, SplitTable):
+            answer = _listed(answer, self.name, "a list of splits")
+        splits = SplitTable.of(layout, answer, self.name)
         if self.coverage == "any":
             return replace(splits, loose=True)
         splits.check_coverage(self.name)
@@ -83,7 +87,16 @@ class Strategy:
         values = {"num_workers": lanes, "epoch": epoch, "num_ranks": num_ranks, "rank": rank}
         by_place, by_name = _calling(inspect.signature(self.target.generate)) or ((), ())
         placed, named = [values[name] for name in by_place], {name: values[name] for name in by_name}
-        return _listed(self.target.generate(files, *placed, **named), f"{self.name}.generate", "a list of shards")
+        who = f"{self.name}.generate"
+        answer = self.target.generate(files, *placed, **named)
+        shards = _listed(answer, who, "a list of shards")
+        for shard in shards:
+            if not hasattr(shard, "id") or not hasattr(shard, "splits"):
+                raise ConfigTypeError(
+                    f"{who} must return shards, got {type(shard).__name__} {shown(shard)}; a shard is "
+                    "Shard(worker, splits), one for each worker"
+                )
+        return shards
 
     def deal(
         self,
@@ -101,7 +114,9 @@ class Strategy:
         """
         shards = self.shards(list(layout if files is None else files), lanes, epoch, num_ranks, rank)
         lane_of = self._lanes(shards, lanes)
-        parts = [list(shard.splits) for shard in shards]
+        parts = [
+            _listed(shard.splits, f"{self.name}.generate", f"a list of splits in shard {shard.id}") for shard in shards
+        ]
         splits = SplitTable.of(layout, [split for part in parts for split in part], self.name)
         splits = replace(splits, loose=self.coverage == "any")
         return splits, np.repeat(lane_of, [len(part) for part in parts])
@@ -122,7 +137,7 @@ class Strategy:
         SplitTable(parts[0].layout, *joined).check_coverage(f"{self.name}, over its {len(parts)} ranks,")
 
     def _lanes(self, shards: Sequence[Shard], lanes: int) -> NDArray[np.int64]:
-        ids = [shard.id for shard in shards]
+        ids = [as_int(f"the id of a shard of {self.name}.generate", shard.id) for shard in shards]
         if len(set(ids)) != len(ids) or not set(ids) <= set(range(lanes)):
             raise ConfigError(
                 f"{self.name}.generate must return at most one shard for each of {lanes} workers, with ids in "
@@ -241,8 +256,6 @@ def _binds(signature: inspect.Signature, *args: Any, **kwargs: Any) -> bool:
 
 
 def _listed(answer: Any, who: str, what: str) -> Sequence[Any]:
-    if isinstance(answer, SplitTable):
-        return answer
     if isinstance(answer, str | bytes | Mapping) or not isinstance(answer, Iterable):
         raise ConfigTypeError(f"{who} must return {what}, got {type(answer).__name__}")
     return list(answer)

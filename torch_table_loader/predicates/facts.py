@@ -60,6 +60,16 @@ class Facts(NamedTuple):
     values: bool = True
     holds: Callable[[Any], bool] | None = None
 
+    def sound(self) -> Facts:
+        """Return what is known if bounds that contradict each other are left out: a writer broke the format.
+
+        >>> Facts(5, 3, nulls=False).sound()[:3], Facts(3, 5).sound()[:2]
+        ((None, None, False), (3, 5))
+        """
+        if self.low is None or self.high is None or self.low <= self.high:
+            return self
+        return self._replace(low=None, high=None, holds=None)
+
     def may_be(self, value: Any) -> bool:
         """Return whether a row may have a value."""
         above, below = self.low is None or self.low <= value, self.high is None or value <= self.high
@@ -200,7 +210,7 @@ class Predicate:
 
     def _of(self, path: Path, outcomes: Callable[[Facts], _Outcomes]) -> _Asked:
         self.paths.add(path)
-        return lambda facts: outcomes(facts.get(path, _UNKNOWN))
+        return lambda facts: outcomes(facts.get(path, _UNKNOWN).sound())
 
     def _comparison(self, node: Call) -> _Asked:
         left, right = node.arguments

@@ -219,6 +219,8 @@ def bounds_of(parsed: pq.FileMetaData, leaf: int) -> tuple[int, int] | None:
             continue
         if not known.has_min_max or not isinstance(known.min, int) or not isinstance(known.max, int):
             return None
+        if known.min > known.max:
+            return None  # a writer broke the format
         low.append(known.min)
         high.append(known.max)
     return (min(low), max(high)) if low else (0, 0)

@@ -113,7 +113,7 @@ def _facts(leaf: _Leaf, group: pq.RowGroupMetaData) -> Facts:
     statistics = chunk.statistics
     if statistics is None or not statistics.has_null_count:
         return Facts()
-    if statistics.null_count == chunk.num_values:
+    if statistics.null_count == chunk.num_values and not statistics.has_min_max:
         return NULL
     nulls = statistics.null_count > 0
     if not statistics.has_min_max:

@@ -14,7 +14,7 @@ from torch_table_loader.engine.jobs.planner import PlannedStage
 from torch_table_loader.engine.jobs.resolve import warn_of_uneven_batches, with_padding
 from torch_table_loader.engine.sizing import batches_of_a_gather, rows_in_flight
 from torch_table_loader.engine.work.indexed_work import IndexedWork, ItemStream
-from torch_table_loader.planning.global_batches import GlobalBatches, steps_of_ranks
+from torch_table_loader.planning.global_batches import ENDLESS, GlobalBatches, steps_of_ranks
 from torch_table_loader.planning.stages import SamplePosition, Stage
 from torch_table_loader.schedules import Done
 
@@ -214,6 +214,15 @@ class IndexedJob(PlacedJob):
     def packing(self, position: SamplePosition) -> PackCounts | None:  # noqa: ARG002 rows are not packed
         """Return what packing makes of the documents of an epoch; None where rows are not packed, or nobody knows."""
         return None
+
+    @override
+    def num_rows(self, epoch: int) -> int:
+        return self.live_rows
+
+    @override
+    def num_samples(self, epoch: int) -> int | None:
+        *_, last = self.stages(self.start(epoch))
+        return None if last.total == ENDLESS or "seq_len" in self.schedules else int(last.total)
 
     @override
     def explain(self, epoch: int) -> Explanation:

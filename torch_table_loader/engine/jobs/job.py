@@ -310,6 +310,17 @@ class Job(ABC):
         raise ConfigError(_NO_FILES.format("seek(file=...)"))
 
     @abstractmethod
+    def num_rows(self, epoch: int) -> int | None:
+        """Count the rows that remain after deletes and filters, over all ranks; None if this rank does not know."""
+
+    @abstractmethod
+    def num_samples(self, epoch: int) -> int | None:
+        """Count the rows, or sequences, of an epoch, over all ranks, before `drop_last` and padding.
+
+        None if they are not known, or have no end.
+        """
+
+    @abstractmethod
     def explain(self, epoch: int) -> Explanation:
         """Return the plan of an epoch and the reasons for it."""
 

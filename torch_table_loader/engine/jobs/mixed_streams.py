@@ -296,6 +296,15 @@ class MixedStreams(MixtureJob, PlacedJob):
         raise ConfigError(f"split {split} of source {name!r} has no such row")
 
     @override
+    def num_rows(self, epoch: int) -> int:
+        return sum(self.sizes.values())
+
+    @override
+    def num_samples(self, epoch: int) -> int | None:
+        delivered = self._delivered(self.start(epoch))
+        return None if delivered is None or "seq_len" in self.schedules else sum(delivered.values())
+
+    @override
     def explain(self, epoch: int) -> Explanation:
         position, gathered = self.start(epoch), self._joined_batches * self.options.batch_size
         read = sum(-(-source.read_rows * source.row_bytes // self.row_bytes) for source in self.sources.values())
@@ -303,7 +312,7 @@ class MixedStreams(MixtureJob, PlacedJob):
         return self._explained_by_places(
             position,
             strategy="a mixture of streams",
-            live_rows=sum(self.sizes.values()),
+            live_rows=self.num_rows(epoch),
             rows_in_flight=read * self.topology.lanes + 2 * rows_in_flight(self.options, gathered, self.blocks),
             held_bytes=self.fetching.ahead_bytes if far else 0,
             notes=self._notes(position),

@@ -402,19 +402,31 @@ class StreamJob(Job):
             )
 
     @override
+    def num_rows(self, epoch: int) -> int | None:
+        live = self.planner.plan(self.start(epoch), self.rank).segments.live_rows()
+        whole_table = self.strategy.cuts and self.planner.counted and bool((live >= 0).all())
+        return int(live.sum()) if whole_table else None
+
+    @override
+    def num_samples(self, epoch: int) -> int | None:
+        if self.options.pack is None:
+            return self.num_rows(epoch)
+        start = self.start(epoch)
+        packed = self._packing(start, self.planner.plan(start, self.rank))
+        return None if packed is None else packed.sequences
+
+    @override
     def explain(self, epoch: int) -> Explanation:
         planner = self.planner
         start = self.start(epoch)
         planned = planner.plan(start, self.rank)
-        live = planned.segments.live_rows()
-        whole_table = self.strategy.cuts and planner.counted and bool((live >= 0).all())
         # A shuffle window counts twice as it turns.
         window = 2 * (self.options.row_window or 0)
         return self._explained(
             epoch,
             strategy=self.strategy.name,
             splits=len(planned.segments.splits),
-            live_rows=int(live.sum()) if whole_table else None,
+            live_rows=self.num_rows(epoch),
             rows_per_rank=planner.rows_of_ranks(start),
             steps_per_rank=self._steps_of_ranks(start) if planner.counted else None,
             steps=sum(self.planned(stage).plan.steps for stage in self.stages(start)) if planner.counted else None,
@@ -422,7 +434,7 @@ class StreamJob(Job):
             rows_in_flight=rows_in_flight(self.options, self.read_rows, self.blocks) + window,
             held_bytes=self.fetching.ahead_bytes if self.is_far else 0,
             notes=self._notes(),
-            packing=self._packing(start, planned, whole_table=whole_table),
+            packing=self._packing(start, planned),
             fetched=self._fetched(start) if self.is_far and not self.table.estimated else None,
         )
 
@@ -438,7 +450,7 @@ class StreamJob(Job):
             ]
         return found
 
-    def _packing(self, start: StreamPosition, planned: PlannedStream, *, whole_table: bool) -> PackCounts | None:
+    def _packing(self, start: StreamPosition, planned: PlannedStream) -> PackCounts | None:
         """Return what packing makes of the table in an epoch; sequences of "concat" end where a rank's tokens do."""
         pack, nobody_knows = self.options.pack, (None, None, None, None, None, None)
         if pack is None or "seq_len" in self.schedules:
@@ -449,7 +461,7 @@ class StreamJob(Job):
                 return PackCounts(pack.width, *nobody_knows)
             sequences = sum(-(-own // pack.width) for own in tokens)
             return PackCounts(pack.width, sequences, sum(tokens), None, None)
-        if not whole_table:
+        if self.num_rows(start.epoch) is None:
             return PackCounts(pack.width, *nobody_knows)
         found = self.planner.packed(planned.segments)
         return found or PackCounts(pack.width, int(planned.segments.live_rows().sum()), *nobody_knows[1:])

@@ -330,19 +330,17 @@ def _fact(
     kind: pa.DataType, rows: int | None, nulls: pa.Scalar | None, low: pa.Scalar | None, high: pa.Scalar | None
 ) -> Facts:
     count = None if nulls is None else nulls.as_py()
-    if rows is not None and count == rows:
+    bounds = [bound for bound in (low, high) if bound is not None and bound.is_valid]
+    if rows is not None and count == rows and not bounds:
         return NULL
-    if low is None or high is None or not low.is_valid or not high.is_valid:
+    if len(bounds) < 2:
         return Facts(nulls=count != 0)
     try:
-        return Facts(_widened(low, kind, 0), _widened(high, kind, _MILLISECOND), nulls=count != 0)
+        least, most = (ordinal(bound.cast(kind), kind) for bound in bounds)
     except (UndecidedError, pa.ArrowException):  # of another type than the column is now
         return Facts(nulls=count != 0)
-
-
-def _widened(value: pa.Scalar, kind: pa.DataType, by: int) -> Any:
-    found = ordinal(value.cast(kind), kind)
-    return found + by if pa.types.is_timestamp(kind) else found
+    found = Facts(least, most, nulls=count != 0).sound()
+    return found._replace(high=most + _MILLISECOND) if pa.types.is_timestamp(kind) and found.high is not None else found
 
 
 def _inside(adds: pa.Table, name: str, physical: str) -> Any:

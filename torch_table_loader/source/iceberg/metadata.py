@@ -337,6 +337,7 @@ class _Summary(_Part):
 class _Snapshot(_Part):
     snapshot_id: _SnapshotId
     parent_snapshot_id: _SnapshotId | None = None
+    sequence_number: _Whole | None = None
     timestamp_ms: _Whole | None = None
     schema_id: _Whole | None = None
     manifest_list: _Text | None = None

@@ -123,25 +123,45 @@ class _Leaf:
         kind = self.kind if _is_of_the_column(transform) else "int"
         low, high = (bound(summary.get(name), kind) for name in ("lower_bound", "upper_bound"))
         nulls, nans = summary.get("contains_null") is not False, summary.get("contains_nan") is not False
-        empty = summary.get("lower_bound") is None and (nulls or summary.get("contains_nan") is True)
+        bounded = summary.get("lower_bound") is not None or summary.get("upper_bound") is not None
+        empty = not bounded and (nulls or summary.get("contains_nan") is True)
         found = Facts(nulls=nulls, nans=nans, values=not empty)
         return found if low is None or high is None else self._between(low, high, transform, found)
 
     def _between(self, low: Any, high: Any, transform: str, found: Facts) -> Facts:
         """Add to facts that what a transform makes of the column's values lies between two values."""
+        if low > high:
+            return found  # a writer broke the format
         if transform == "identity":
             return found._replace(low=low, high=high)
         if (match := _WITH_NUMBER.fullmatch(transform)) is None:
             return _of_period(transform, low, high, self.arrow, found)
-        if match[1] == "bucket":
-            buckets = _buckets(int(match[2]), self.kind)
-            return found if buckets is None else found._replace(holds=lambda value: low <= buckets(value) <= high)
-        if pa.types.is_integer(self.arrow) or pa.types.is_decimal(self.arrow):
-            return found._replace(low=low, high=high + int(match[2]) - 1)
-        if not isinstance(low, str):
-            return found._replace(low=low)
-        width = int(match[2])
-        return found._replace(low=low, high=_after_prefix(high), holds=lambda value: low <= value[:width] <= high)
+        number = int(match[2])
+        if match[1] == "truncate":
+            return _truncated(number, low, high, self.arrow, found)
+        buckets = _buckets(number, self.kind)
+        return found if buckets is None else found._replace(holds=lambda value: low <= buckets(value) <= high)
+
+
+def _truncated(width: int, low: Any, high: Any, kind: pa.DataType, found: Facts) -> Facts:
+    """Add to facts that values, truncated to a width, lie between two."""
+    if pa.types.is_integer(kind) or pa.types.is_decimal(kind):
+        wraps = pa.types.is_integer(kind) and _may_wrap(low, high, width)
+        return found if wraps else found._replace(low=low, high=high + width - 1)
+    if not isinstance(low, str):
+        return found._replace(low=low)
+    return found._replace(low=low, high=_after_prefix(high), holds=lambda value: low <= value[:width] <= high)
+
+
+def _may_wrap(low: int, high: int, width: int) -> bool:
+    """Return whether truncated integers may be those of the least ones, which overflow in Java.
+
+    Java also adds the width to a remainder of 32 bits. A long may have been an int when it was written.
+
+    >>> _may_wrap(2**31 - 2, 2**31 - 2, 10), _may_wrap(0, 2**31 - 10, 10), _may_wrap(0, 0, 2**30 + 1)
+    (True, False, True)
+    """
+    return width > 1 << 30 or any(low < end and high > end - width for end in (1 << 31, 1 << 63))
 
 
 def _is_of_the_column(transform: str) -> bool:

@@ -173,9 +173,9 @@ class DeleteIndex:
             scope = (entry.spec_id, entry.partition)
             if entry.content == EQUALITY_DELETES:
                 keys[None if naming.is_unpartitioned(entry) else scope].append(entry)
-            elif entry.content == POSITION_DELETES and entry.format == "PUFFIN":
+            elif is_vector(entry):
                 vectors[_vector_target(entry)].append(entry)
-            elif (path := _only_path(entry)) is not None:
+            elif (path := only_path(entry)) is not None:
                 by_path[path].append(entry)
             else:
                 positions[scope].append(entry)
@@ -187,11 +187,17 @@ class DeleteIndex:
     def deletes_of(self, entry: Entry) -> tuple[DeleteFile, ...]:
         """Return the deletes that apply to a data file."""
         scope, number = (entry.spec_id, entry.partition), entry.sequence_number
-        found = [each for each in self._vectors.get(entry.path, ()) if number <= each.sequence_number]
+        found = list(self._vectors.get(entry.path, ()))
         if len(found) > 1:
             raise TableError(
                 f"{self._naming.name_of(entry.path)} must have at most one deletion vector in a snapshot, got "
                 f"{len(found)}; the writer broke the format: write the table's deletes again"
+            )
+        if found and found[0].sequence_number < number:
+            raise TableError(
+                f"the deletion vector of {self._naming.name_of(entry.path)} must be as new as the file, which is of "
+                f"the sequence number {number}, got {found[0].sequence_number}; the writer broke the format: write the "
+                "table's deletes again"
             )
         if found and entry.num_rows is not None and (found[0].num_rows or 0) > entry.num_rows:
             raise TableError(
@@ -261,7 +267,12 @@ def _vector_target(entry: Entry) -> str:
     return info.target
 
 
-def _only_path(entry: Entry) -> str | None:
+def is_vector(entry: Entry) -> bool:
+    """Return whether a file holds deletion vectors."""
+    return entry.content == POSITION_DELETES and entry.format == "PUFFIN"
+
+
+def only_path(entry: Entry) -> str | None:
     """Return the one data file that a position delete file names, if the manifest has it."""
     info = entry.deletes
     if info is None or info.target is not None:
@@ -279,6 +290,8 @@ def _may_name(entry: Entry, path: str) -> bool:
     """Return whether a position delete file's bounds allow it to name a path; truncated upper bounds are larger."""
     encoded = path.encode("utf-8")
     low, high = (None, None) if entry.deletes is None else entry.deletes.paths
+    if low is not None and high is not None and low > high:
+        return True  # a writer broke the format
     return (low is None or low <= encoded) and (high is None or encoded <= high)
 
 
@@ -321,13 +334,14 @@ def facts_of(raw: Raw) -> Callable[[int, str, bool], Facts]:
         # If the file lacks the column, no count can be trusted: its rows have null there, or the default.
         missing = nulls.get(field_id) if counts.get(field_id) == rows else None
         others = None if missing is None else missing + (nans.get(field_id) or 0)
-        return Facts(
+        found = Facts(
             bound(lows.get(field_id), kind),
             bound(highs.get(field_id), kind),
             nulls=not required and missing != 0,
             nans=kind in _FLOATS and nans.get(field_id) != 0,
-            values=others is None or others < rows,
+            values=others != rows or field_id in lows or field_id in highs,
         )
+        return found.sound()
 
     return read
 

@@ -39,6 +39,7 @@ from torch_table_loader.source.iceberg.metadata import (
 )
 from torch_table_loader.source.iceberg.pruning import Pruner, row_filter
 from torch_table_loader.source.iceberg.scan import DeleteIndex, KeySpans, Naming, listed_twice, plan_files
+from torch_table_loader.source.iceberg.targets import Targets
 from torch_table_loader.source.plan_cache import PlanCache
 from torch_table_loader.source.snapshot_files import Commit, History, TableRequest, arrow_schema, listed
 
@@ -115,6 +116,7 @@ class IcebergHistory(History):
         same_deletes = set(map(_same, deletes[0])) == set(map(_same, deletes[1]))
         shared = data[0].keys() & data[1].keys() if same_deletes else frozenset()
         old, new = (self._by_path({path: each[path] for path in each.keys() - shared}) for each in data)
+        Targets(deletes[1]).refuse_respelled(new.values(), self.naming)
         both = old.keys() & new.keys()
         same = {path for path in both if same_deletes or before.deletes_of(old[path]) == after.deletes_of(new[path])}
         return self._files(old, before, same), self._files(new, after, same)
@@ -238,9 +240,8 @@ class IcebergRequest(TableRequest):
             )
             return history.files(changelog=self.changelog)
         scan_filter = self.scan_filter if isinstance(self.scan_filter, str | None) else repr(self.scan_filter)
-        key = f"iceberg plan 4\n{metadata.uuid}\n{snapshot.id}\n{snapshot.schema_id}\n{self.filters}\n{scan_filter}"
-        spans = KeySpans.of(metadata.schemas[snapshot.schema_id])
-        entries, notes = cached_plan(cache, key, partial(_entries, storage, snapshot, pruner, spans))
+        key = f"iceberg plan 5\n{metadata.uuid}\n{snapshot.id}\n{snapshot.schema_id}\n{self.filters}\n{scan_filter}"
+        entries, notes = cached_plan(cache, key, partial(_entries, found, snapshot, pruner, naming))
         storage.require(entry.path for entry in entries)
         index = DeleteIndex((entry for entry in entries if entry.content), naming)
         return plan_files((entry for entry in entries if not entry.content), index, naming), notes
@@ -254,27 +255,36 @@ class IcebergRequest(TableRequest):
         return [*schema.columns, *changes, *lineage], changes
 
 
-def _entries(storage: TableStorage, snapshot: Snapshot, pruner: Pruner | None, spans: KeySpans) -> Plan:
+def _entries(found: OpenTable, snapshot: Snapshot, pruner: Pruner | None, naming: Naming) -> Plan:
     """Read the manifests that a filter keeps, deletes first, and return the files that it keeps."""
+    metadata, storage = found.metadata, found.storage
     storage.require([] if snapshot.manifest_list is None else [snapshot.manifest_list])
     manifests = list_manifests(storage, snapshot)
     storage.require(manifest.path for manifest in manifests)
     kept = [manifest for manifest in manifests if pruner is None or pruner.keeps_manifest(manifest)]
-    entries: list[Entry] = []
-    num_files = 0
-    for deletes in (True, False):
-        part = [manifest for manifest in kept if manifest.deletes is deletes]
-        found = read_manifests(storage, part, None if pruner is None else pruner.keeps, spans.read)
-        entries += [entry for listed, _ in found for entry in listed]
-        num_files += sum(number for _, number in found)
-        spans = replace(spans, ids=frozenset(field_id for entry in entries for field_id, _ in entry.spans))
+    keep, spans = None if pruner is None else pruner.keeps, KeySpans.of(metadata.schemas[snapshot.schema_id])
+    deletes, num_deletes = _listed(storage, [each for each in kept if each.deletes], keep, spans)
+    targets = Targets(deletes)
+    spans = replace(spans, ids=frozenset(field_id for entry in deletes for field_id, _ in entry.spans))
+    data, num_data = _listed(storage, [each for each in kept if not each.deletes], targets.noting(keep), spans)
+    targets.refuse_respelled(data, naming)
+    notes = targets.unmet(metadata, storage, kept, naming)
+    entries, num_files = deletes + data, num_deletes + num_data
     if pruner is None:
-        return entries, ()
+        return entries, notes
     note = (
         f"the filter prunes {len(manifests) - len(kept):,} of {len(manifests):,} manifests by partition values, and "
         f"{num_files - len(entries):,} of {num_files:,} files of the others by partition values and statistics"
     )
-    return entries, (note,)
+    return entries, (note, *notes)
+
+
+def _listed(
+    storage: TableStorage, manifests: Sequence[Manifest], keep: Callable[[Entry, Raw], bool] | None, spans: KeySpans
+) -> tuple[list[Entry], int]:
+    """Return the files of manifests that are kept, and the number of all."""
+    found = read_manifests(storage, manifests, keep, spans.read)
+    return [entry for entries, _ in found for entry in entries], sum(number for _, number in found)
 
 
 def _identity_columns(metadata: TableMetadata, current: Sequence[Column]) -> list[Column]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Unpack, cast
@@ -118,6 +118,15 @@ class MixedDataset(RankDataset):
             plan_check.check({**job.compared, **asdict(job.topology)})
         super().__init__(job, plan_check, self._with_snapshots_of)
         self._sources = opened
+
+    @classmethod
+    def _is_compared(cls, arguments: Sequence[Any], keywords: Mapping[str, Any]) -> bool:
+        sources = keywords.get("sources", arguments[0] if arguments else None)
+        opened = sources.values() if isinstance(sources, Mapping) else ()
+        named = any(isinstance(each, RankDataset) and each.job.topology.num_ranks > 1 for each in opened)
+        if named and not {"num_ranks", "rank"} & keywords.keys():  # they are the sources'
+            return keywords.get("check_plan") is not False
+        return super()._is_compared(arguments, keywords)
 
     @property
     def _mixture(self) -> MixtureJob:

@@ -197,8 +197,10 @@ class JobPosition:
         """Return where an iterator begins, and record that it does; a loaded state is used once."""
         position, self._loaded, self.is_for_any_iterator = self.next, None, False
         self._begin(position)
-        if self._plan_check is not None and position.exclusion_digests:
-            self._plan_check.check_exclusions(position.epoch, position.exclusion_digests)
+        if self._plan_check is not None:
+            self._plan_check.raise_if_others_wait()
+            if position.exclusion_digests:
+                self._plan_check.check_exclusions(position.epoch, position.exclusion_digests)
         return position
 
     def seek(self, position: Position, job: Job | None = None) -> None:

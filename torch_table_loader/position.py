@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +11,7 @@ import torch
 from torch.utils.data import get_worker_info
 
 from torch_table_loader.engine.jobs.bound import check_state
+from torch_table_loader.engine.plan_check import digest_of
 from torch_table_loader.engine.rank_info import warn_of_a_whole_table
 from torch_table_loader.engine.state import read_state
 from torch_table_loader.errors import ConfigError, ConfigTypeError, ResumeError
@@ -195,13 +197,20 @@ class JobPosition:
 
     def begin(self) -> Position:
         """Return where an iterator begins, and record that it does; a loaded state is used once."""
-        position, self._loaded, self.is_for_any_iterator = self.next, None, False
+        position, continues = self.next, self._loaded is not None
+        self._loaded, self.is_for_any_iterator = None, False
         self._begin(position)
         if self._plan_check is not None:
             self._plan_check.raise_if_others_wait()
-            if position.exclusion_digests:
-                self._plan_check.check_exclusions(position.epoch, position.exclusion_digests)
+            start = self._said_of(position) if continues and self.job.counted else None
+            self._plan_check.check_begin(position.epoch, position.exclusion_digests, start)
         return position
+
+    def _said_of(self, position: Position) -> dict[str, Any]:
+        """Return what ranks compare of the place at which they continue: what a state says, by name."""
+        state = self.job.state(replace(position, ended=False))
+        parts = {name: digest_of(value) for name, value in state.items()}
+        return {**parts, "epoch": position.epoch, "steps": position.steps_taken}
 
     def seek(self, position: Position, job: Job | None = None) -> None:
         """Make the next iterator begin at a position, of another job if one is given.

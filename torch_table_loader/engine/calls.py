@@ -20,10 +20,10 @@ _running: ContextVar[Call | None] = ContextVar("_running", default=None)
 """The call of this thread that makes a loader."""
 
 
-def _times(place: str) -> int:
-    """Return how often this process has made a call at a place before."""
-    _counts[place] += 1
-    return _counts[place] - 1
+def _times(line: str) -> int:
+    """Return how often this process has made a call by a line before."""
+    _counts[line] += 1
+    return _counts[line] - 1
 
 
 class Call:
@@ -46,8 +46,8 @@ class Call:
         self._outermost: Call = self if outer is None else outer._outermost
         self._made = 0
         if outer is None:
-            place = _place()
-            self._name = f"{place}/{_times(place)}"
+            line = place()
+            self._name = f"{line}/{_times(line)}"
 
     def key(self) -> str:
         """Return the name of the next loader that is made in the call."""
@@ -56,7 +56,7 @@ class Call:
         return f"{outermost._name}/{outermost._made}"
 
 
-def _place() -> str:
+def place() -> str:
     """Return a hash of the lines that led into this library."""
     lines: list[str] = []
     frame = inspect.currentframe()

@@ -7,7 +7,7 @@ import itertools
 import json
 import sys
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from datetime import timedelta
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, Self, TypeAlias
 
 import numpy as np
 
-from torch_table_loader.engine.calls import Call, SameCall, running
+from torch_table_loader.engine.calls import Call, SameCall, place, running
 from torch_table_loader.errors import ConfigError, StorageTimeoutError, TableError, TableLoaderError
 from torch_table_loader.messages import warn_caller
 from torch_table_loader.planning.exclusion import decode_ids, encode_ids
@@ -71,8 +71,11 @@ class PlanCheck:
         self._same: SameCall | None = None
         """What ranks say of this call, until this one has compared its plan or begun to read."""
         self._begun: Counter[tuple[int, str]] = Counter()
-        self._unsettled: str | None = None
-        """The key of the result of the newest comparison of exclusions, if it was not read yet."""
+        self._unsettled: deque[str] = deque(maxlen=8)
+        """The newest comparisons of where epochs begin whose results were not read yet."""
+        self._lines: set[str] = set()
+        """Hashes of the lines by which an epoch began."""
+        self._continued = 0
         self._unions: Any = None
         """Where ranks join row ids; a loader that compares nothing has keys of its own for it."""
         self._joined = 0
@@ -163,7 +166,7 @@ class PlanCheck:
         """
         if self._store is None:
             return
-        own = {name: _digest(value) for name, value in plan.items()}
+        own = {name: digest_of(value) for name, value in plan.items()}
         theirs = json.loads(self._from_rank_0("plan", json.dumps(own)))
         differing = sorted(name for name in own.keys() | theirs.keys() if own.get(name) != theirs.get(name))
         if differing:
@@ -195,20 +198,57 @@ class PlanCheck:
         self._store.set("verdict", message)
         raise TableError(message)
 
-    def check_exclusions(self, epoch: int, digests: Mapping[str, str]) -> None:
-        """Compare what is excluded from an epoch with the other ranks, and wait a while for those that come later.
+    def check_begin(self, epoch: int, exclusions: Mapping[str, str], start: Mapping[str, Any] | None) -> None:
+        """Compare where and with which exclusions an epoch begins, and wait a while for ranks that come later.
 
         A rank that has waited `Sizes.exclusions_s` continues; it raises for a difference when it begins its next epoch.
 
         Args:
-            digests: hashes of every earlier exclusion and inclusion, by source; a single table has the name "".
+            exclusions: hashes of every earlier exclusion and inclusion, by source; a single table has the name "".
+            start: what tells where a state or the caller has put this rank, by name; None: at the start of an epoch.
 
         Raises:
-            TableError: on every rank, where one excludes other rows than another.
+            TableError: on every rank, where one excludes other rows or continues elsewhere than another.
         """
         if self._store is None:
             return
-        self._settle()
+        self._raise_what_is_settled()
+        awaited = self._check_start(epoch, start)
+        if exclusions:
+            awaited.append(self._check_exclusions(epoch, exclusions))
+        end = time.monotonic() + sizes().exclusions_s
+        for key in awaited:
+            while key in self._unsettled and (left := end - time.monotonic()) > 0:
+                with suppress(RuntimeError):  # what torch raises where the time is over
+                    self._store.wait([f"{key}/verdict"], min(timedelta(seconds=left), FIRST_LOOK))
+                self._raise_what_is_settled()
+
+    def _check_start(self, epoch: int, start: Mapping[str, Any] | None) -> list[str]:
+        """Compare where this rank begins with others that begin by the same line, or continue as often.
+
+        Returns:
+            What is to be settled before the epoch begins.
+        """
+        line, own, keys = place(), dict(start or {}), []
+        if line not in self._lines:
+            self._lines.add(line)
+            keys.append(f"begun/{line}")
+        if start is not None:
+            self._continued += 1
+            keys.append(f"continued/{self._continued}")
+        for key in keys:
+            theirs = json.loads(self._first_said(key, json.dumps(own)))
+            if differing := sorted(name for name in own.keys() | theirs.keys() if own.get(name) != theirs.get(name)):
+                here, there = (_where(each, epoch) for each in (own, theirs))
+                self._refuse_begin(
+                    key,
+                    f"rank {self._rank} continues from another state than the rank that began first: they differ in "
+                    f"{', '.join(differing)} ({here} here, {there} there); load the same state on every rank",
+                )
+            self._agree(key)
+        return [] if start is None else keys[-1:]
+
+    def _check_exclusions(self, epoch: int, digests: Mapping[str, str]) -> str:
         self._begun[epoch, "exclusions"] += 1
         key = f"exclusions/{epoch}/{self._begun[epoch, 'exclusions']}"
         theirs = json.loads(self._first_said(key, json.dumps(digests)))
@@ -216,33 +256,33 @@ class PlanCheck:
         if differing:
             name = differing[0]
             rows = f"rows of source {name!r}" if name else "rows"
-            message = (
+            self._refuse_begin(
+                key,
                 f"rank {self._rank} leaves other {rows} out of epoch {epoch} than the rank that began it first (hash "
                 f"{digests.get(name, '')[:8]} here, {theirs.get(name, '')[:8]} there); call exclude() and include() on "
-                "every rank, with the same ids, in the same order, before the epoch begins"
+                "every rank, with the same ids, in the same order, before the epoch begins",
             )
-            self._store.compare_set(f"{key}/verdict", "", message)
-            raise TableError(message)
+        self._agree(key)
+        return key
+
+    def _refuse_begin(self, key: str, message: str) -> NoReturn:
+        """Raise on this rank, and let those do so that settle what was said under a key."""
+        self._store.compare_set(f"{key}/verdict", "", message)
+        raise TableError(message)
+
+    def _agree(self, key: str) -> None:
+        """Count this rank among those that said the same under a key, which is to be settled."""
         if self._store.add(f"{key}/{self._part}", 1) == 1 and self._store.add(f"{key}/ranks", 1) == self._num_ranks:
             self._store.compare_set(f"{key}/verdict", "", AGREED)  # unless one has refused
-        self._unsettled = f"{key}/verdict"
-        self._settle(timedelta(seconds=sizes().exclusions_s))
+        self._unsettled.append(key)
 
-    def _settle(self, patience: timedelta | None = None) -> None:
-        """Raise if the ranks differed in the newest comparison of exclusions, which is awaited only with patience."""
-        if self._unsettled is None:
-            return
-        if not self._store.check([self._unsettled]):
-            if patience is None:
-                return
-            try:
-                self._store.wait([self._unsettled], patience)
-            except RuntimeError:  # what torch raises where the time is over
-                return
-        verdict = str(self._store.get(self._unsettled), "utf-8")
-        self._unsettled = None
-        if verdict != AGREED:
-            raise TableError(verdict)
+    def _raise_what_is_settled(self) -> None:
+        """Look whether ranks differed in what they said of a beginning, here or elsewhere."""
+        for key in tuple(self._unsettled):
+            if self._store.check([f"{key}/verdict"]):
+                self._unsettled.remove(key)
+                if (told := str(self._store.get(f"{key}/verdict"), "utf-8")) != AGREED:
+                    raise TableError(told)
 
     def check_weights(self, position: Position, *, begins: bool) -> None:
         """Compare a mixture's weights with those of the rank that was the first to take some there, without waiting.
@@ -440,6 +480,13 @@ def _store_of(distributed: Any, name: str) -> Any:
     return distributed.PrefixStore(f"torch_table_loader/{name}", base)
 
 
+def _where(start: Mapping[str, Any], epoch: int) -> str:
+    """Return where a rank begins, for a message."""
+    if not start:
+        return f"the start of epoch {epoch}"
+    return f"epoch {start['epoch']} after {start['steps']} steps"
+
+
 def _packed(ids: IdsBySource) -> str:
     return json.dumps({"ids": {name: encode_ids(own) for name, own in ids.items()}})
 
@@ -454,5 +501,6 @@ def _unpacked(text: str) -> IdsBySource:
     return {name: decode_ids(own) for name, own in answer["ids"].items()}
 
 
-def _digest(value: Any) -> str:
+def digest_of(value: Any) -> str:
+    """Return a hash of plain data."""
     return hashlib.sha256(json.dumps(value, sort_keys=True, default=str).encode()).hexdigest()

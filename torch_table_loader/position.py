@@ -17,6 +17,7 @@ from torch_table_loader.engine.state import read_state
 from torch_table_loader.errors import ConfigError, ConfigTypeError, ResumeError
 from torch_table_loader.messages import warn_caller
 from torch_table_loader.planning.steps import ENDLESS_EPOCHS, UNCOUNTED
+from torch_table_loader.system import shared_bytes
 
 if TYPE_CHECKING:
     import numpy as np
@@ -54,6 +55,11 @@ class NamedColumns:
         return name in self._position.job.schema(self._position.next).names
 
 
+def _shared(count: int, dtype: torch.dtype) -> torch.Tensor:
+    """Return zeros that worker processes see change: forks at once, and others once torch has pickled them."""
+    return torch.frombuffer(shared_bytes(count * dtype.itemsize), dtype=dtype)
+
+
 class JobPosition:
     """The job of a rank, the next epoch, and the progress of the newest iterator.
 
@@ -73,14 +79,14 @@ class JobPosition:
         """Progress of the loader's newest iterator, unless a state was loaded since."""
         self.is_for_any_iterator = False
         """Whether the state was loaded into the dataset, and applies to whatever iterates it."""
-        self._epoch = torch.zeros(1, dtype=torch.int64).share_memory_()  # type: ignore[no-untyped-call]
+        self._epoch = _shared(1, torch.int64)
         self._loaded: Position | None = None
         self._begun: int | None = None
         """The epoch that began last, unless an epoch was set or a state loaded since."""
         self._plan_check = plan_check
         self.reopen = reopen
         self._warned_of_repetition = False
-        flags = torch.zeros(2, dtype=torch.bool).share_memory_()  # type: ignore[no-untyped-call]
+        flags = _shared(2, torch.bool)
         self._warned_of_uneven_steps, self._may_read = flags[:1], flags[1:]
         if not job.can_be_mixed:  # a mixture has its own steps: such a job warns when it is iterated itself
             self.warn_of_uneven_steps()

@@ -19,6 +19,7 @@ from torch_table_loader.keywords import called, shown_classmethod, with_options
 from torch_table_loader.loader import TableLoader
 from torch_table_loader.metrics import Metrics
 from torch_table_loader.position import JobPosition, NamedColumns, as_it_is
+from torch_table_loader.system import as_out_of_memory
 
 if TYPE_CHECKING:
     from torch_table_loader.engine.calls import Call
@@ -262,6 +263,11 @@ def _heard_by_all(init: Callable[..., None]) -> Callable[..., None]:
             refuse_call(call, error, compared=type(self)._is_compared(args, keywords))
 
         with making(self, refused):
-            init(self, *args, **keywords)
+            try:
+                init(self, *args, **keywords)
+            except (MemoryError, RuntimeError) as error:
+                if (short := as_out_of_memory(error, "the plan of the table")) is not None:
+                    raise short from error
+                raise
 
     return heard

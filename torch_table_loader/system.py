@@ -6,7 +6,8 @@ import mmap
 import os
 import threading
 
-from torch_table_loader.errors import WorkerError
+from torch_table_loader.errors import OutOfMemoryError, TableLoaderError, WorkerError
+from torch_table_loader.messages import first_line
 
 _LOOK_S = 1.0
 """How long a worker process may outlive the process that began it, where only the number of its parent shows that."""
@@ -30,6 +31,22 @@ def start(thread: threading.Thread) -> threading.Thread:
             "without threads of its own"
         ) from error
     return thread
+
+
+def as_out_of_memory(error: BaseException, what: str) -> OutOfMemoryError | None:
+    """Return the error of this library for one that says that memory was refused; None for any other error.
+
+    Args:
+        what: the memory was for.
+    """
+    if isinstance(error, TableLoaderError):
+        return None
+    if isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and "DefaultCPUAllocator" in str(error)):
+        return OutOfMemoryError(
+            f"there is too little memory for {what} ({type(error).__name__}: {first_line(error)}); use fewer workers, "
+            "fewer columns=[...] or a smaller batch_size, or give the process more memory"
+        )
+    return None
 
 
 def shared_bytes(size: int) -> mmap.mmap:

@@ -280,7 +280,7 @@ class TableDataset(RankDataset):
         Raises:
             ConfigError: an id belongs to no row, here or on another rank; the mask has another length; or the dataset
                 has no ``shuffle="rows"``.
-            StorageTimeoutError: with `gather`, a rank did not make the call within five minutes.
+            StorageTimeoutError: with `gather`, a rank did not make the call within the timeout of the process group.
         """
         rows = table_rows(self, "exclude")
         rows.exclusions.change(rows.exclude(self._asked(rows, row_ids, gather=gather)))

@@ -183,7 +183,7 @@ class MixedDataset(RankDataset):
         Raises:
             ConfigError: a source does not exist, an id belongs to no row, or a mask has another length; nothing
                 changes.
-            StorageTimeoutError: with `gather`, a rank did not make the call within five minutes.
+            StorageTimeoutError: with `gather`, a rank did not make the call within the timeout of the process group.
         """
         self._mixed.change_exclusions(self._asked(row_ids, gather=gather), include=False)
 

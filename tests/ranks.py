@@ -21,20 +21,20 @@ StoreOfRank = Callable[[int], Any]
 
 def one_hash_store(_folder: Path, _ranks: int) -> StoreOfRank:
     """Let all ranks use one store in memory."""
-    store = dist.HashStore()
+    store = dist.HashStore()  # type: ignore[attr-defined]
     return lambda _: store
 
 
 def file_stores(folder: Path, ranks: int) -> StoreOfRank:
     """Let ranks share a file."""
-    stores = [dist.FileStore(str(folder / "file of the store"), ranks) for _ in range(ranks)]
+    stores = [dist.FileStore(str(folder / "file of the store"), ranks) for _ in range(ranks)]  # type: ignore[attr-defined]
     return stores.__getitem__
 
 
 def tcp_stores(_folder: Path, ranks: int) -> StoreOfRank:
     """Let ranks share a server, as torchrun's do."""
-    server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    clients = [dist.TCPStore("127.0.0.1", server.port, wait_for_workers=False) for _ in range(ranks)]
+    server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)  # type: ignore[attr-defined]
+    clients = [dist.TCPStore("127.0.0.1", server.port, wait_for_workers=False) for _ in range(ranks)]  # type: ignore[attr-defined]
     return lambda rank: clients[rank] if server else None
 
 

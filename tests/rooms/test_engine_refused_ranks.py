@@ -35,7 +35,7 @@ def ranks(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Ranks:
 
 
 def plain(own: int, /, **options: Any) -> StructuredDataset:
-    ranks = {"num_ranks": 2, "rank": own, "shuffle": "rows", "batch_size": 10} | options
+    ranks: dict[str, Any] = {"num_ranks": 2, "rank": own, "shuffle": "rows", "batch_size": 10} | options
     return StructuredDataset(source=TABLE, **{name: value for name, value in ranks.items() if value != "left out"})
 
 
@@ -74,6 +74,7 @@ def of_another(rank: int, *, what: str, **options: Any) -> Any:
 HIDDEN = ("ranks misspelt", "a whole table", "an error of a subclass")
 """In these the rank that is refused cannot know that it should have compared a loader."""
 
+WRONG: dict[str, Any] = {"nope": 1}
 SPLIT: dict[str, Any] = {"what": "split", "by": "k", "parts": {"train": 0.5, "val": 0.5}}
 
 REFUSED: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
@@ -88,7 +89,7 @@ REFUSED: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
     "no file format": (plain, lambda rank: StructuredDataset("nowhere", "nope", num_ranks=2, rank=rank)),
     "an interrupt": (plain, lambda rank: StructuredDataset(source=Interrupted(), num_ranks=2, rank=rank)),
     "an error of a subclass": (Subclass, partial(Subclass, fails=True)),
-    "an Iceberg table's wrong keyword": (plain, lambda rank: IcebergDataset("a.b", nope=1, num_ranks=2, rank=rank)),
+    "an Iceberg table's wrong keyword": (plain, lambda rank: IcebergDataset("a.b", num_ranks=2, rank=rank, **WRONG)),
     "two catalogs": (plain, lambda rank: IcebergDataset("a.b", "c", catalog="d", num_ranks=2, rank=rank)),
     "a Delta Lake table's versions": (
         plain,
@@ -99,11 +100,11 @@ REFUSED: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
     "a mixture's sources": (mixture, partial(mixture, sources={"a": None, "b": None})),
     "a source of a mixture": (
         mixture,
-        partial(mixture, {name: partial(StructuredDataset, source=TABLE, nope=1) for name in ("a", "b")}),
+        partial(mixture, sources={name: partial(StructuredDataset, source=TABLE, **WRONG) for name in ("a", "b")}),
     ),
     "the second source of a mixture": (
         mixture,
-        partial(mixture, {"a": partial(StructuredDataset, source=TABLE), "b": StructuredDataset}),
+        partial(mixture, sources={"a": partial(StructuredDataset, source=TABLE), "b": StructuredDataset}),
     ),
     "other options": (
         partial(of_another, what="with_options", batch_size=3),
@@ -155,7 +156,12 @@ def test_ranks_hear_of_each_other_over_every_store(
 ) -> None:
     ranks = Ranks(monkeypatch, stores(tmp_path, 3), 3, TIMEOUT_S)
     for wrong in ({"nope": 1}, {"batch_size": -1}):
-        outcomes = ranks.play(lambda rank, wrong=wrong: plain(rank, num_ranks=3, **(wrong if rank == 2 else {})))
+        options: list[dict[str, Any]] = [{}, {}, wrong]
+
+        def job(rank: int, options: list[dict[str, Any]] = options) -> Any:
+            return plain(rank, num_ranks=3, **options[rank])
+
+        outcomes = ranks.play(job)
         assert [str(each.error).startswith("rank 2 ") for each in outcomes[:2]] == [True, True], outcomes
         assert max(each.seconds for each in outcomes) < AT_ONCE_S
     assert [each.error for each in ranks.play(partial(plain, num_ranks=3))] == [None] * 3

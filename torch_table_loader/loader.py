@@ -440,7 +440,8 @@ class LoaderIterator(Iterator[Any]):
                 self._raise_again()
                 raise
             except BaseException as error:
-                refused = as_out_of_memory(error, "the next batch")
+                own = not self._job.options.calls_functions  # what the caller's functions raise is raised as it is
+                refused = as_out_of_memory(error, "the next batch") if own else None
                 self._fail(refused or error)
                 if refused is not None:
                     raise refused from error

@@ -79,11 +79,12 @@ def test_an_epoch_can_be_read_after_the_system_gave_no_thread(monkeypatch: pytes
     assert sum(len(batch["x"]) for batch in loader) == 100
 
 
-def test_memory_that_is_refused_is_named() -> None:
-    def collate(batch: Any) -> Any:
+def test_memory_that_is_refused_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(_: Any) -> Any:
         raise MemoryError("Unable to allocate 8 EiB")
 
-    loader, _ = StructuredDataset.create_dataloader(source=TABLE, batch_size=10, num_workers=0, collate_fn=collate)
+    monkeypatch.setattr("torch_table_loader.loader.LoaderIterator._take", refused)
+    loader, _ = StructuredDataset.create_dataloader(source=TABLE, batch_size=10, num_workers=0)
     with pytest.raises(OutOfMemoryError, match="too little memory for the next batch"):
         next(iter(loader))
     assert as_out_of_memory(RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory"), "it") is not None

@@ -20,6 +20,7 @@ from types import TracebackType
 from typing import Any, TypeVar
 
 from torch_table_loader.errors import StorageError
+from torch_table_loader.system import start
 
 T = TypeVar("T")
 
@@ -123,9 +124,8 @@ def interruptibly(call: Callable[[], T], seconds: float | None = None) -> T:
     end = None if seconds is None else time.monotonic() + seconds
     outcome, over, left = Future[T](), threading.Event(), threading.Event()
     context = copy_context()
-    threading.Thread(
-        target=context.run, args=(_answer, call, outcome, over, left), name="table-loader-request", daemon=True
-    ).start()
+    asking = (_answer, call, outcome, over, left)
+    start(threading.Thread(target=context.run, args=asking, name="table-loader-request", daemon=True))
     try:
         while not over.wait(SLICE_S):
             check_wanted()
@@ -205,7 +205,7 @@ class Threads(Executor):
             ended = threading.Event()
             thread = threading.Thread(target=self._run, args=(ended,), name=self._name, daemon=True)
             self._threads.append((thread, ended))
-            thread.start()
+            start(thread)
         return outcome
 
     def map(self, fn: Callable[..., T], *iterables: Iterable[Any], **unused: Any) -> Iterator[T]:

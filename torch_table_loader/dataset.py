@@ -6,6 +6,7 @@ import inspect
 import math
 import os
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from copy import copy
 from dataclasses import asdict, replace
 from functools import partial
@@ -13,9 +14,10 @@ from typing import TYPE_CHECKING, Any, Self, Unpack
 
 import pyarrow as pa
 
+from torch_table_loader.engine.calls import making
 from torch_table_loader.engine.counting import Parts
 from torch_table_loader.engine.jobs.resolve import with_batch_size
-from torch_table_loader.engine.plan_check import PlanCheck
+from torch_table_loader.engine.plan_check import PlanCheck, refuse_call
 from torch_table_loader.engine.rank_info import resolve_ranks
 from torch_table_loader.errors import ConfigError, ConfigTypeError
 from torch_table_loader.keywords import LoaderKeywords, called, make_options
@@ -43,6 +45,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from torch_table_loader.contracts import Source, Storage
+    from torch_table_loader.engine.calls import Call
     from torch_table_loader.engine.jobs.table_rows import TableItems
     from torch_table_loader.engine.table import Table
     from torch_table_loader.format_contracts import FormatReader
@@ -96,7 +99,8 @@ class TableDataset(RankDataset):
         Raises:
             ConfigError: an option is wrong or says which table it is, or the dataset came from another process.
         """
-        return self._derived(options)
+        with self._heard_by_all(options):
+            return self._derived(options)
 
     def split(self, parts: Mapping[Any, float], *, by: str | Sequence[str], seed: int = 0) -> dict[Any, Self]:
         """Return a dataset for each part of this dataset's rows; each row is in exactly one.
@@ -113,6 +117,10 @@ class TableDataset(RankDataset):
         Raises:
             ConfigError: there are no parts, their shares do not sum to 1, or a column does not exist.
         """
+        with self._heard_by_all({}):
+            return self._split(parts, by, seed)
+
+    def _split(self, parts: Mapping[Any, float], by: str | Sequence[str], seed: int) -> dict[Any, Self]:
         if not isinstance(parts, Mapping) or not parts:
             raise ConfigTypeError(
                 f'split takes the share of each part, such as {{"train": 0.8, "val": 0.2}}, got {parts!r}'
@@ -125,6 +133,15 @@ class TableDataset(RankDataset):
                 raise self.table.no_column(name)
         shared = Parts(self.options.filters, tuple(filters.values()))
         return {part: self._derived({}, chosen, shared) for part, chosen in filters.items()}
+
+    def _heard_by_all(self, changes: Mapping[str, Any]) -> AbstractContextManager[None]:
+        """Make other datasets of the same table, and let all ranks hear if that is refused."""
+        asked = {**({} if self._opening is None else self._opening.keywords), **changes}
+
+        def refused(call: Call, error: BaseException) -> None:
+            refuse_call(call, error, compared=self._is_compared((), asked))
+
+        return making(object(), refused)
 
     def _derived(self, changes: LoaderKeywords, part: Any = None, parts: Parts | None = None) -> Self:
         """Return a dataset of the same table with other options; `part`, which is one of `parts`, joins the filter."""
@@ -263,7 +280,7 @@ class TableDataset(RankDataset):
         Raises:
             ConfigError: an id belongs to no row, here or on another rank; the mask has another length; or the dataset
                 has no ``shuffle="rows"``.
-            StorageTimeoutError: with `gather`, a rank did not make the call within five minutes.
+            StorageTimeoutError: with `gather`, a rank did not make the call within the timeout of the process group.
         """
         rows = table_rows(self, "exclude")
         rows.exclusions.change(rows.exclude(self._asked(rows, row_ids, gather=gather)))

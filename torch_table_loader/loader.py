@@ -33,6 +33,7 @@ from torch_table_loader.planning.rows_of import LiveSpan, RowSpan, SourceRow
 from torch_table_loader.planning.steps import step_at
 from torch_table_loader.position import JobPosition, NamedColumns
 from torch_table_loader.sizes import sizes
+from torch_table_loader.system import as_out_of_memory
 from torch_table_loader.units import integer
 
 if TYPE_CHECKING:
@@ -491,7 +492,11 @@ class LoaderIterator(Iterator[Any]):
                 self._raise_again()
                 raise
             except BaseException as error:
-                self._fail(error)
+                own = not self._job.options.calls_functions  # what the caller's functions raise is raised as it is
+                refused = as_out_of_memory(error, "the next batch") if own else None
+                self._fail(refused or error)
+                if refused is not None:
+                    raise refused from error
                 raise
             return batch
 

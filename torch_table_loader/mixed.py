@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Unpack, cast
@@ -119,6 +119,15 @@ class MixedDataset(RankDataset):
         super().__init__(job, plan_check, self._with_snapshots_of)
         self._sources = opened
 
+    @classmethod
+    def _is_compared(cls, arguments: Sequence[Any], keywords: Mapping[str, Any]) -> bool:
+        sources = keywords.get("sources", arguments[0] if arguments else None)
+        opened = sources.values() if isinstance(sources, Mapping) else ()
+        named = any(isinstance(each, RankDataset) and each.job.topology.num_ranks > 1 for each in opened)
+        if named and not {"num_ranks", "rank"} & keywords.keys():  # they are the sources'
+            return keywords.get("check_plan") is not False
+        return super()._is_compared(arguments, keywords)
+
     @property
     def _mixture(self) -> MixtureJob:
         return cast("MixtureJob", self.job)
@@ -174,7 +183,7 @@ class MixedDataset(RankDataset):
         Raises:
             ConfigError: a source does not exist, an id belongs to no row, or a mask has another length; nothing
                 changes.
-            StorageTimeoutError: with `gather`, a rank did not make the call within five minutes.
+            StorageTimeoutError: with `gather`, a rank did not make the call within the timeout of the process group.
         """
         self._mixed.change_exclusions(self._asked(row_ids, gather=gather), include=False)
 

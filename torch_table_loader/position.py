@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
@@ -10,11 +11,13 @@ import torch
 from torch.utils.data import get_worker_info
 
 from torch_table_loader.engine.jobs.bound import check_state
+from torch_table_loader.engine.plan_check import digest_of
 from torch_table_loader.engine.rank_info import warn_of_a_whole_table
 from torch_table_loader.engine.state import read_state
 from torch_table_loader.errors import ConfigError, ConfigTypeError, ResumeError
 from torch_table_loader.messages import warn_caller
 from torch_table_loader.planning.steps import ENDLESS_EPOCHS, UNCOUNTED, UNKNOWN_ROWS, UNKNOWN_SAMPLES
+from torch_table_loader.system import shared_bytes
 
 if TYPE_CHECKING:
     import numpy as np
@@ -52,6 +55,11 @@ class NamedColumns:
         return name in self._position.job.schema(self._position.next).names
 
 
+def _shared(count: int, dtype: torch.dtype) -> torch.Tensor:
+    """Return zeros that worker processes see change: forks at once, and others once torch has pickled them."""
+    return torch.frombuffer(shared_bytes(count * dtype.itemsize), dtype=dtype)
+
+
 class JobPosition:
     """The job of a rank, the next epoch, and the progress of the newest iterator.
 
@@ -71,14 +79,14 @@ class JobPosition:
         """Progress of the loader's newest iterator, unless a state was loaded since."""
         self.is_for_any_iterator = False
         """Whether the state was loaded into the dataset, and applies to whatever iterates it."""
-        self._epoch = torch.zeros(1, dtype=torch.int64).share_memory_()  # type: ignore[no-untyped-call]
+        self._epoch = _shared(1, torch.int64)
         self._loaded: Position | None = None
         self._begun: int | None = None
         """The epoch that began last, unless an epoch was set or a state loaded since."""
         self._plan_check = plan_check
         self.reopen = reopen
         self._warned_of_repetition = False
-        flags = torch.zeros(2, dtype=torch.bool).share_memory_()  # type: ignore[no-untyped-call]
+        flags = _shared(2, torch.bool)
         self._warned_of_uneven_steps, self._may_read = flags[:1], flags[1:]
         if not job.can_be_mixed:  # a mixture has its own steps: such a job warns when it is iterated itself
             self.warn_of_uneven_steps()
@@ -231,11 +239,20 @@ class JobPosition:
 
     def begin(self) -> Position:
         """Return where an iterator begins, and record that it does; a loaded state is used once."""
-        position, self._loaded, self.is_for_any_iterator = self.next, None, False
+        position, continues = self.next, self._loaded is not None
+        self._loaded, self.is_for_any_iterator = None, False
         self._begin(position)
-        if self._plan_check is not None and position.exclusion_digests:
-            self._plan_check.check_exclusions(position.epoch, position.exclusion_digests)
+        if self._plan_check is not None:
+            self._plan_check.raise_if_others_wait()
+            start = self._said_of(position) if continues and self.job.counted else None
+            self._plan_check.check_begin(position.epoch, position.exclusion_digests, start)
         return position
+
+    def _said_of(self, position: Position) -> dict[str, Any]:
+        """Return what ranks compare of the place at which they continue: what a state says, by name."""
+        state = self.job.state(replace(position, ended=False))
+        parts = {name: digest_of(value) for name, value in state.items()}
+        return {**parts, "epoch": position.epoch, "steps": position.steps_taken}
 
     def seek(self, position: Position, job: Job | None = None) -> None:
         """Make the next iterator begin at a position, of another job if one is given.

@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, ParamSpec, Self, TypeVar
 
 import pyarrow as pa
 from torch.utils.data import IterableDataset, get_worker_info
 
+from torch_table_loader.engine.calls import making
+from torch_table_loader.engine.plan_check import refuse_call
+from torch_table_loader.engine.rank_info import asks_for_a_part
 from torch_table_loader.engine.workers.lane_iterator import LaneCounts, LaneIterator, Taken, WorkersLane
 from torch_table_loader.errors import ConfigError
 from torch_table_loader.keywords import called, shown_classmethod, with_options
 from torch_table_loader.loader import TableLoader
 from torch_table_loader.metrics import Metrics
 from torch_table_loader.position import JobPosition, NamedColumns, as_it_is
+from torch_table_loader.system import as_out_of_memory
 
 if TYPE_CHECKING:
+    from torch_table_loader.engine.calls import Call
     from torch_table_loader.engine.explanation import Explanation
     from torch_table_loader.engine.jobs.job import Job
     from torch_table_loader.engine.plan_check import PlanCheck
@@ -247,9 +253,34 @@ class RankDataset(NamedColumns, IterableDataset[Any]):
         return WorkersLane(work, info.id, self._taken, self._counts)
 
     def __init_subclass__(cls, **keywords: Any) -> None:
-        """Put the options into the signature of the subclass's ``__init__``, for help() and inspect."""
+        """Let all ranks hear of errors of the subclass's ``__init__``, and put the options into its signature."""
         super().__init_subclass__(**keywords)
         own = cls.__dict__.get("__init__")
         if inspect.isfunction(own):
             signature = with_options(own, super(cls, cls).__init__, cls._takes)
-            own.__signature__ = signature  # type: ignore[attr-defined]
+            cls.__init__ = _heard_by_all(own)  # type: ignore[method-assign]
+            cls.__init__.__signature__ = signature  # type: ignore[attr-defined]
+
+    @classmethod
+    def _is_compared(cls, arguments: Sequence[Any], keywords: Mapping[str, Any]) -> bool:  # noqa: ARG003 see MixedDataset
+        """Return whether ranks compare a dataset of these arguments, which need not be right."""
+        return asks_for_a_part(keywords)
+
+
+def _heard_by_all(init: Callable[..., None]) -> Callable[..., None]:
+    """Let the other ranks hear of errors of an ``__init__``, also of those that come before plans are compared."""
+
+    @functools.wraps(init)
+    def heard(self: RankDataset, *args: Any, **keywords: Any) -> None:
+        def refused(call: Call, error: BaseException) -> None:
+            refuse_call(call, error, compared=type(self)._is_compared(args, keywords))
+
+        with making(self, refused):
+            try:
+                init(self, *args, **keywords)
+            except (MemoryError, RuntimeError) as error:
+                if (short := as_out_of_memory(error, "the plan of the table")) is not None:
+                    raise short from error
+                raise
+
+    return heard

@@ -6,7 +6,6 @@ import json
 import multiprocessing
 import os
 import signal
-import threading
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
@@ -34,6 +33,7 @@ from torch_table_loader.predicates.filter_form import filter_key
 from torch_table_loader.read.tokenizers import Encode, RowFaultError, Tokenizer, load_tokenizer
 from torch_table_loader.records import content_key
 from torch_table_loader.sizes import sizes
+from torch_table_loader.system import end_with_parent
 from torch_table_loader.units import integer, one_of
 
 if TYPE_CHECKING:
@@ -340,14 +340,7 @@ _WRITERS: list[PartsWriter] = []
 
 def _begin_worker(rows: TextReader, form: TokenForm, source: _Source) -> None:
     """Prepare a worker process, which ends with the process that began it."""
-    parent = multiprocessing.parent_process()
-    assert parent is not None  # noqa: S101 this is a worker
-
-    def end_with_parent() -> None:
-        parent.join()
-        os._exit(1)
-
-    threading.Thread(target=end_with_parent, daemon=True).start()
+    end_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # the parent says what Ctrl-C means
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # the workers take the CPUs
     given, special_tokens = source

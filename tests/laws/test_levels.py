@@ -24,6 +24,7 @@ LEVELS = {
     "records": 0,
     "scrubbing": 0,
     "sizes": 0,
+    "system": 0,
     "units": 0,
     "contracts": 1,
     "format_contracts": 1,

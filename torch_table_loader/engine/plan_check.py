@@ -7,7 +7,7 @@ import itertools
 import json
 import sys
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from datetime import timedelta
@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, Self, TypeAlias
 
 import numpy as np
 
+from torch_table_loader.engine.calls import Call, SameCall, place, running
 from torch_table_loader.errors import ConfigError, StorageTimeoutError, TableError, TableLoaderError
 from torch_table_loader.messages import warn_caller
 from torch_table_loader.planning.exclusion import decode_ids, encode_ids
@@ -30,9 +31,9 @@ if TYPE_CHECKING:
     IdsBySource: TypeAlias = dict[str, NDArray[np.int64]]
 
 TIMEOUT = timedelta(minutes=5)
-"""How long a rank waits for another to say what it saw."""
+"""How long a rank waits for another to say what it saw, where the caller gave the process group no timeout."""
 
-FIRST_LOOK, LAST_LOOK = timedelta(seconds=0.5), timedelta(seconds=16)
+FIRST_LOOK, LAST_LOOK = timedelta(seconds=0.25), timedelta(seconds=2)
 """How long a rank that waits does so before it looks whether another has failed: twice as long each time."""
 
 AGREED = "agreed"
@@ -52,28 +53,44 @@ class PlanCheck:
     an error makes the others leave it.
     """
 
-    def __init__(self, rank: int, num_ranks: int, *, check: bool, pinned: bool, timeout: timedelta = TIMEOUT) -> None:
+    def __init__(
+        self, rank: int, num_ranks: int, *, check: bool, pinned: bool, timeout: timedelta | None = None
+    ) -> None:
         """Look for a process group.
 
         Args:
             rank: this rank, among those that read different rows.
             pinned: whether the caller named the files or the snapshot.
+            timeout: how long to wait for another rank; None for the process group's own.
         """
         self._rank = self._part = rank
         self._num_ranks = num_ranks
-        self._timeout = timeout
+        self._timeout = timeout or TIMEOUT
         self._store: Any = None
+        self._call: Call | None = running()
+        self._same: SameCall | None = None
+        """What ranks say of this call, until this one has compared its plan or begun to read."""
         self._begun: Counter[tuple[int, str]] = Counter()
-        self._unsettled: str | None = None
-        """The key of the result of the newest comparison of exclusions, if it was not read yet."""
+        self._unsettled: deque[str] = deque(maxlen=8)
+        """The newest comparisons of where epochs begin whose results were not read yet."""
+        self._lines: set[str] = set()
+        """Hashes of the lines by which an epoch began."""
+        self._continued = 0
         self._unions: Any = None
         """Where ranks join row ids; a loader that compares nothing has keys of its own for it."""
         self._joined = 0
+        group = _process_group(max(num_ranks, 2))
+        if group is not None:
+            self._timeout = timeout or _timeout_of(group)
+            if self._call is not None:
+                self._same = _same_call(group, self._call, num_ranks)
         if not check or num_ranks == 1:
-            return
-        if (group := _process_group(num_ranks)) is not None:
+            self._say_that_it_compares_nothing(group)
+        elif group is not None:
             self._rank = group.get_rank()
             self._store = _store_of(group, str(next(_constructed)))
+            if self._same is not None:
+                self._same.compares()
         elif not pinned:
             warn_caller(
                 f"{num_ranks} ranks list the table on their own, and there is no process group through which they "
@@ -89,10 +106,34 @@ class PlanCheck:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """Make the other ranks raise an error of this one."""
-        if self._store is not None and error is not None:
-            cause = f": {error}" if isinstance(error, TableLoaderError) else ""  # another's may hold a secret
-            message = f"rank {self._rank} could not make its loader: {type(error).__name__}{cause}"
-            self._store.compare_set("verdict", "", message)  # unless another rank was first
+        if self._store is not None:
+            if error is not None:
+                _refuse_for_all(self._store, self._rank, error)
+            if self._call is not None:
+                self._call.is_over = True
+
+    def _say_that_it_compares_nothing(self, group: Any) -> None:
+        """Tell ranks that wait for this one that it does not come, and raise if there are some already."""
+        if self._same is None:
+            return
+        asked, remedy = (
+            ("check_plan=False", "pass the same check_plan= on every rank")
+            if self._num_ranks > 1
+            else ("num_ranks=1", 'pass num_ranks="auto" on every rank')
+        )
+        self._same.does_not(
+            f"rank {group.get_rank()} made its loader with {asked}, where other ranks compare theirs; {remedy}"
+        )
+        self.raise_if_others_wait()
+
+    def raise_if_others_wait(self) -> None:
+        """Look whether other ranks compare the loader that this one compares with none.
+
+        Raises:
+            TableError: they do.
+        """
+        if self._store is None and self._same is not None and (told := self._same.unlike()) is not None:
+            raise TableError(told)
 
     def common_files(self, files: Sequence[DataFile]) -> tuple[DataFile, ...]:
         """Return the files that rank 0 saw.
@@ -125,7 +166,7 @@ class PlanCheck:
         """
         if self._store is None:
             return
-        own = {name: _digest(value) for name, value in plan.items()}
+        own = {name: digest_of(value) for name, value in plan.items()}
         theirs = json.loads(self._from_rank_0("plan", json.dumps(own)))
         differing = sorted(name for name in own.keys() | theirs.keys() if own.get(name) != theirs.get(name))
         if differing:
@@ -138,29 +179,76 @@ class PlanCheck:
         if self._store.add(f"compared/{self._part}", 1) == 1 and self._store.add("compared", 1) == self._num_ranks:
             self._store.compare_set("verdict", "", AGREED)  # unless one has refused
         everyone = f"all {self._num_ranks} ranks to compare what they plan"
-        verdict = self._awaited(self._store, "verdict", everyone, _CONSTRUCT)
+        verdict = self._awaited(self._store, "verdict", everyone, _CONSTRUCT, refused=self._raise_if_one_is_unlike)
         if verdict != AGREED:
             raise TableError(verdict)
+
+    def _raise_if_one_failed(self) -> None:
+        """Look whether a rank has failed, or compares nothing."""
+        if self._store.check(["verdict"]):
+            raise TableError(str(self._store.get("verdict"), "utf-8"))
+        self._raise_if_one_is_unlike()
+
+    def _raise_if_one_is_unlike(self) -> None:
+        if self._same is not None and (told := self._same.unlike()) is not None:
+            self._refuse(told)
 
     def _refuse(self, message: str) -> NoReturn:
         """Raise on this rank, and let the others do so."""
         self._store.set("verdict", message)
         raise TableError(message)
 
-    def check_exclusions(self, epoch: int, digests: Mapping[str, str]) -> None:
-        """Compare what is excluded from an epoch with the other ranks, and wait a while for those that come later.
+    def check_begin(self, epoch: int, exclusions: Mapping[str, str], start: Mapping[str, Any] | None) -> None:
+        """Compare where and with which exclusions an epoch begins, and wait a while for ranks that come later.
 
         A rank that has waited `Sizes.exclusions_s` continues; it raises for a difference when it begins its next epoch.
 
         Args:
-            digests: hashes of every earlier exclusion and inclusion, by source; a single table has the name "".
+            exclusions: hashes of every earlier exclusion and inclusion, by source; a single table has the name "".
+            start: what tells where a state or the caller has put this rank, by name; None: at the start of an epoch.
 
         Raises:
-            TableError: on every rank, where one excludes other rows than another.
+            TableError: on every rank, where one excludes other rows or continues elsewhere than another.
         """
         if self._store is None:
             return
-        self._settle()
+        self._raise_what_is_settled()
+        awaited = self._check_start(epoch, start)
+        if exclusions:
+            awaited.append(self._check_exclusions(epoch, exclusions))
+        end = time.monotonic() + sizes().exclusions_s
+        for key in awaited:
+            while key in self._unsettled and (left := end - time.monotonic()) > 0:
+                with suppress(RuntimeError):  # what torch raises where the time is over
+                    self._store.wait([f"{key}/verdict"], min(timedelta(seconds=left), FIRST_LOOK))
+                self._raise_what_is_settled()
+
+    def _check_start(self, epoch: int, start: Mapping[str, Any] | None) -> list[str]:
+        """Compare where this rank begins with others that begin by the same line, or continue as often.
+
+        Returns:
+            What is to be settled before the epoch begins.
+        """
+        line, own, keys = place(), dict(start or {}), []
+        if line not in self._lines:
+            self._lines.add(line)
+            keys.append(f"begun/{line}")
+        if start is not None:
+            self._continued += 1
+            keys.append(f"continued/{self._continued}")
+        for key in keys:
+            theirs = json.loads(self._first_said(key, json.dumps(own)))
+            if differing := sorted(name for name in own.keys() | theirs.keys() if own.get(name) != theirs.get(name)):
+                here, there = (_where(each, epoch) for each in (own, theirs))
+                self._refuse_begin(
+                    key,
+                    f"rank {self._rank} continues from another state than the rank that began first: they differ in "
+                    f"{', '.join(differing)} ({here} here, {there} there); load the same state on every rank",
+                )
+            self._agree(key)
+        return [] if start is None else keys[-1:]
+
+    def _check_exclusions(self, epoch: int, digests: Mapping[str, str]) -> str:
         self._begun[epoch, "exclusions"] += 1
         key = f"exclusions/{epoch}/{self._begun[epoch, 'exclusions']}"
         theirs = json.loads(self._first_said(key, json.dumps(digests)))
@@ -168,33 +256,33 @@ class PlanCheck:
         if differing:
             name = differing[0]
             rows = f"rows of source {name!r}" if name else "rows"
-            message = (
+            self._refuse_begin(
+                key,
                 f"rank {self._rank} leaves other {rows} out of epoch {epoch} than the rank that began it first (hash "
                 f"{digests.get(name, '')[:8]} here, {theirs.get(name, '')[:8]} there); call exclude() and include() on "
-                "every rank, with the same ids, in the same order, before the epoch begins"
+                "every rank, with the same ids, in the same order, before the epoch begins",
             )
-            self._store.compare_set(f"{key}/verdict", "", message)
-            raise TableError(message)
+        self._agree(key)
+        return key
+
+    def _refuse_begin(self, key: str, message: str) -> NoReturn:
+        """Raise on this rank, and let those do so that settle what was said under a key."""
+        self._store.compare_set(f"{key}/verdict", "", message)
+        raise TableError(message)
+
+    def _agree(self, key: str) -> None:
+        """Count this rank among those that said the same under a key, which is to be settled."""
         if self._store.add(f"{key}/{self._part}", 1) == 1 and self._store.add(f"{key}/ranks", 1) == self._num_ranks:
             self._store.compare_set(f"{key}/verdict", "", AGREED)  # unless one has refused
-        self._unsettled = f"{key}/verdict"
-        self._settle(timedelta(seconds=sizes().exclusions_s))
+        self._unsettled.append(key)
 
-    def _settle(self, patience: timedelta | None = None) -> None:
-        """Raise if the ranks differed in the newest comparison of exclusions, which is awaited only with patience."""
-        if self._unsettled is None:
-            return
-        if not self._store.check([self._unsettled]):
-            if patience is None:
-                return
-            try:
-                self._store.wait([self._unsettled], patience)
-            except RuntimeError:  # what torch raises where the time is over
-                return
-        verdict = str(self._store.get(self._unsettled), "utf-8")
-        self._unsettled = None
-        if verdict != AGREED:
-            raise TableError(verdict)
+    def _raise_what_is_settled(self) -> None:
+        """Look whether ranks differed in what they said of a beginning, here or elsewhere."""
+        for key in tuple(self._unsettled):
+            if self._store.check([f"{key}/verdict"]):
+                self._unsettled.remove(key)
+                if (told := str(self._store.get(f"{key}/verdict"), "utf-8")) != AGREED:
+                    raise TableError(told)
 
     def check_weights(self, position: Position, *, begins: bool) -> None:
         """Compare a mixture's weights with those of the rank that was the first to take some there, without waiting.
@@ -292,22 +380,30 @@ class PlanCheck:
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave the store out: another process does not compare."""
-        return {**vars(self), "_store": None, "_unions": None}
+        return {**vars(self), "_store": None, "_unions": None, "_same": None, "_call": None}
 
     def _from_rank_0(self, key: str, value: str) -> str:
         if self._rank == 0:
             self._store.set(key, value)
             return value
-        return self._awaited(self._store, key, "rank 0 to say what it plans", _CONSTRUCT, refusal="verdict")
+        what = "rank 0 to say what it plans"
+        return self._awaited(self._store, key, what, _CONSTRUCT, refused=self._raise_if_one_failed)
 
     def _awaited(
-        self, store: Any, key: str, what: str, remedy: str, *, refusal: str | None = None, end: float | None = None
+        self,
+        store: Any,
+        key: str,
+        what: str,
+        remedy: str,
+        *,
+        refused: Callable[[], None] | None = None,
+        end: float | None = None,
     ) -> str:
         """Return what another rank says.
 
         Args:
             what: what is awaited, for the message.
-            refusal: the key under which a rank that failed says so.
+            refused: raises if the answer will not come.
             end: when waiting ends, by the monotonic clock; None after the timeout.
 
         Raises:
@@ -316,16 +412,58 @@ class PlanCheck:
         """
         end, look = time.monotonic() + self._timeout.total_seconds() if end is None else end, FIRST_LOOK
         while True:
+            if refused is not None and not store.check([key]):
+                refused()
             left = timedelta(seconds=max(0.001, end - time.monotonic()))
             with suppress(RuntimeError):  # what torch raises after the time; where the store is gone, so does check()
                 store.wait([key], min(look, left))
             if store.check([key]):
                 return str(store.get(key), "utf-8")
-            if refusal is not None and store.check([refusal]):
-                raise TableError(str(store.get(refusal), "utf-8"))
             if look >= left:
                 raise StorageTimeoutError(f"rank {self._rank} waited {self._timeout} for {what}; {remedy}")
             look = min(2 * look, LAST_LOOK)
+
+
+def refuse_call(call: Call, error: BaseException, *, compared: bool) -> None:
+    """Tell the other ranks that this one was refused the loader of a call before it could compare a plan.
+
+    Args:
+        compared: whether the other ranks compare that loader, as far as this rank can know: then it counts as one.
+    """
+    group = _process_group(2)
+    if group is None:
+        return
+    rank = group.get_rank()
+    if compared:
+        _refuse_for_all(_store_of(group, str(next(_constructed))), rank, error)
+        call.is_over = True
+    _same_call(group, call, 1).does_not(_failure(rank, error))
+
+
+def _refuse_for_all(store: Any, rank: int, error: BaseException) -> None:
+    with suppress(RuntimeError):  # where the store is gone: the others find that out, and this error matters more
+        store.compare_set("verdict", "", _failure(rank, error))  # unless another rank was first
+
+
+def _failure(rank: int, error: BaseException) -> str:
+    cause = f": {error}" if isinstance(error, TableLoaderError) else ""  # another's may hold a secret
+    return f"rank {rank} could not make its loader: {type(error).__name__}{cause}"
+
+
+def _same_call(distributed: Any, call: Call, num_ranks: int) -> SameCall:
+    store = _store_of(distributed, f"call/{call.key()}")
+    return SameCall(store, num_ranks, distributed.get_world_size())
+
+
+def _timeout_of(distributed: Any) -> timedelta:
+    """Return the process group's timeout, if it is not torch's own of half an hour; else `TIMEOUT`."""
+    try:
+        cpu = distributed.distributed_c10d._get_default_group()._get_backend(sys.modules["torch"].device("cpu"))
+        timeout = cpu.options._timeout
+    except (AttributeError, RuntimeError, ValueError):  # a group without a backend for the CPU, such as NCCL's
+        timeout = distributed.distributed_c10d._get_default_store().timeout
+    usual = (distributed.constants.default_pg_timeout, distributed.constants.default_pg_nccl_timeout)
+    return TIMEOUT if timeout in usual else timeout
 
 
 def _process_group(num_ranks: int) -> Any:
@@ -342,6 +480,13 @@ def _store_of(distributed: Any, name: str) -> Any:
     return distributed.PrefixStore(f"torch_table_loader/{name}", base)
 
 
+def _where(start: Mapping[str, Any], epoch: int) -> str:
+    """Return where a rank begins, for a message."""
+    if not start:
+        return f"the start of epoch {epoch}"
+    return f"epoch {start['epoch']} after {start['steps']} steps"
+
+
 def _packed(ids: IdsBySource) -> str:
     return json.dumps({"ids": {name: encode_ids(own) for name, own in ids.items()}})
 
@@ -356,5 +501,6 @@ def _unpacked(text: str) -> IdsBySource:
     return {name: decode_ids(own) for name, own in answer["ids"].items()}
 
 
-def _digest(value: Any) -> str:
+def digest_of(value: Any) -> str:
+    """Return a hash of plain data."""
     return hashlib.sha256(json.dumps(value, sort_keys=True, default=str).encode()).hexdigest()

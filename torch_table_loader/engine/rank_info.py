@@ -62,6 +62,23 @@ def resolve_ranks(options: LoaderOptions) -> RankInfo:
     return RankInfo(options.rank or 0, num_ranks, "the caller")
 
 
+def asks_for_a_part(keywords: Mapping[str, Any]) -> bool:
+    """Return whether keyword arguments, which need not be right, are of a loader that ranks compare."""
+    if keywords.get("check_plan") is False:
+        return False
+    num_ranks, rank, even_ranks = map(keywords.get, ("num_ranks", "rank", "even_ranks"))
+    if num_ranks is None:
+        num_ranks = "auto" if rank is not None or even_ranks is not None else 1
+    try:
+        if is_mesh(num_ranks):
+            return _of_mesh(num_ranks).num_ranks > 1
+        if isinstance(num_ranks, str):
+            return _automatic(sys.modules, os.environ, check=False).num_ranks > 1
+    except ConfigError:
+        return True
+    return not isinstance(num_ranks, int) or num_ranks > 1
+
+
 def warn_of_a_whole_table(options: LoaderOptions) -> None:
     """Warn if the caller named no ranks, in a job of several: each of them would read all rows."""
     if options.num_ranks is not None:

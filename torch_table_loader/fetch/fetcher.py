@@ -23,11 +23,12 @@ from torch_table_loader.arrow.buffers import ReusedBlocks
 from torch_table_loader.arrow.ranged_file import open_ranges
 from torch_table_loader.cancellation import cancellable, unattended, wait_for
 from torch_table_loader.contracts import ReleasingStorage, has_ranges
-from torch_table_loader.errors import StorageError
+from torch_table_loader.errors import StorageError, WorkerError
 from torch_table_loader.fetch.disk_cache import DiskCache, RangeKey
 from torch_table_loader.fetch.fetch_queue import FetchQueue, PlannedRead, Request, Requests, Stage, Task, joined
 from torch_table_loader.fetch.limit import MOST_REQUESTS, Flight, HedgePolicy, InFlightLimit
 from torch_table_loader.planning.requests import Piece
+from torch_table_loader.system import start
 
 if TYPE_CHECKING:
     from typing import TypeGuard
@@ -294,7 +295,12 @@ class Fetcher:
         """Start a thread if all are busy."""
         if not self._idle and self._threads < MOST_REQUESTS and not self._closed:
             self._threads += 1
-            threading.Thread(target=self._run, name="table-loader-fetch", daemon=True).start()
+            try:
+                start(threading.Thread(target=self._run, name="table-loader-fetch", daemon=True))
+            except WorkerError:
+                self._threads -= 1
+                if not self._threads:  # else those that there are do the work
+                    raise
 
     def _run(self) -> None:
         with unattended(), cancellable(lambda: self._closed):

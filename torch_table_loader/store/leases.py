@@ -18,6 +18,7 @@ from typing import Self
 
 from torch_table_loader.local_files import open_regular, read_regular, stat_regular, write_whole
 from torch_table_loader.sizes import sizes
+from torch_table_loader.system import start
 
 
 class Leases:
@@ -34,7 +35,7 @@ class Leases:
 
     def __enter__(self) -> Self:
         """Start the heartbeat."""
-        self._thread.start()
+        start(self._thread)
         return self
 
     def __exit__(self, *raised: object) -> None:

@@ -100,7 +100,9 @@ class Job(ABC):
     @property
     def _compared_options(self) -> dict[str, Any]:
         """Options that no state is bound to, and ranks must have in common."""
-        return {"on_growth": self.options.on_growth, **self._compared_schedules}
+        options = self.options
+        named = {name: getattr(options, name) for name in ("on_growth", "epochs", "count_filtered")}
+        return {**named, **self._compared_schedules}
 
     @property
     def _compared_schedules(self) -> dict[str, Any]:

@@ -63,7 +63,7 @@ class MixtureJob(Job):
             "names": list(self.sources),
             "sources": sources,
             "weights": self.given,
-            **self._compared_schedules,
+            **self._compared_options,
         }
 
     @cached_property

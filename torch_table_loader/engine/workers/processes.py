@@ -34,6 +34,7 @@ from torch_table_loader.engine.workers.shared_memory import (
 )
 from torch_table_loader.errors import ConfigError, OutOfMemoryError, WorkerError
 from torch_table_loader.fetch.fetcher import FetchStats
+from torch_table_loader.system import end_with_parent
 
 if TYPE_CHECKING:
     from torch_table_loader.batching.rows import Rows, SizedBatches
@@ -127,8 +128,9 @@ class _WorkerLanes(IterableDataset[_Message | None]):
         return self._sender.pack(self._work.codec, *parts)
 
 
-def _take_environment(environment: dict[str, str], _worker: int) -> None:
-    """Take over the environment of the training process: that of a fork server is as old as the server."""
+def _begin_worker(environment: dict[str, str], _worker: int) -> None:
+    """Follow the training process into its end, and take over its environment: a fork server's is as old as it."""
+    end_with_parent()  # torch itself does not see that the parent ended before its worker began
     for name in os.environ.keys() - environment.keys():
         del os.environ[name]
     os.environ.update(environment)
@@ -165,7 +167,7 @@ class ProcessExecutor(LaneExecutor):
             collate_fn=_as_is,
             prefetch_factor=waiting,
             multiprocessing_context=context,
-            worker_init_fn=partial(_take_environment, dict(os.environ)),
+            worker_init_fn=partial(_begin_worker, dict(os.environ)),
         )
         self._messages: WatchedWorkers | None = WatchedWorkers(loader)
 

@@ -19,6 +19,7 @@ from torch_table_loader.batching.rows import each_alone
 from torch_table_loader.cancellation import SLICE_S, cancellable
 from torch_table_loader.engine.sizing import BLOCKS_AHEAD
 from torch_table_loader.engine.workers.executor import LaneExecutor, begin_lanes, join_tails
+from torch_table_loader.system import start
 
 if TYPE_CHECKING:
     from torch_table_loader.batching.rows import Rows, SizedBatches
@@ -74,7 +75,7 @@ class _Worker:
     def __init__(self, name: str, idle: list[_Worker]) -> None:
         self.jobs: SimpleQueue[tuple[Callable[[], None], threading.Event] | None] = SimpleQueue()
         self.thread = threading.Thread(target=self._run, args=(idle,), name=name, daemon=True)
-        self.thread.start()
+        start(self.thread)
 
     def _run(self, idle: list[_Worker]) -> None:
         while (given := self.jobs.get()) is not None:
@@ -140,7 +141,17 @@ class ThreadExecutor(LaneExecutor):
         self._running = threads
         self._pool = pool
         self._threads: set[threading.Thread] = set()
-        self._waits = [pool.begin(self._run) for _ in range(threads)]
+        self._waits: list[Callable[[], None]] = []
+        try:
+            self._waits += (pool.begin(self._run) for _ in range(threads))
+        except BaseException:
+            with self._lock:
+                self._running -= threads - len(self._waits)
+                nobody_closes = not self._running
+            self.close()
+            if nobody_closes:
+                self._close_files()
+            raise
 
     @property
     def metrics(self) -> list[LaneMetrics]:
@@ -204,8 +215,11 @@ class ThreadExecutor(LaneExecutor):
             self._running -= 1
             is_last = self._running == 0
         if is_last:
-            for lane in self._lanes:
-                lane.batches.close()
+            self._close_files()
+
+    def _close_files(self) -> None:
+        for lane in self._lanes:
+            lane.batches.close()
 
     def _next_job(self) -> Callable[[], None] | None:
         """Wait for something to do; None when there is nothing left."""

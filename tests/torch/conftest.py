@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -28,6 +29,15 @@ def mode(request: pytest.FixtureRequest) -> Mode:
     """Each mode in turn; Iceberg tables and packs, which their own laws look at every day, are slow here."""
     found: Mode = request.param
     return found
+
+
+@pytest.fixture(autouse=True)
+def no_accelerator_left() -> Iterator[None]:
+    """Leave no accelerator behind, which would say to later tests which rank they are."""
+    yield
+    if (state := sys.modules.get("accelerate.state")) is not None:
+        state.AcceleratorState._reset_state(reset_partial_state=True)
+        state.GradientState._reset_state()
 
 
 @pytest.fixture(scope="session", params=[ICEBERG, DELTA], ids=str)

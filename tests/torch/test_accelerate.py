@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,6 @@ import pyarrow.compute as pc
 import pytest
 import torch
 from accelerate import Accelerator, skip_first_batches
-from accelerate.state import AcceleratorState, GradientState
 
 from tests.launchers.scenes import GROUPS, TOTAL, Seen, play, values
 from tests.launchers.scripts.accelerate_scenes import every_configuration
@@ -105,15 +103,7 @@ def test_canary_of_what_the_wrapper_loses(seen: Seen) -> None:
     assert len(set(together(sharded))) == 24
 
 
-@pytest.fixture
-def alone() -> Iterator[None]:
-    """Leave no accelerator behind."""
-    yield
-    AcceleratorState._reset_state(reset_partial_state=True)
-    GradientState._reset_state()
-
-
-def test_every_configuration_delivers_every_row_once_on_one_rank(tmp_path: Path, alone: None) -> None:
+def test_every_configuration_delivers_every_row_once_on_one_rank(tmp_path: Path) -> None:
     write_table(tmp_path / "table", GROUPS)
     seen = every_configuration(tmp_path)
     assert len(seen) == 48
@@ -136,7 +126,7 @@ def x_of(batches: Any) -> list[list[int]]:
     [(True, None, "meta"), (False, None, "cpu"), (True, [False], "cpu"), (False, [True], "meta")],
 )
 def test_batches_are_placed_where_the_wrapper_would_have(
-    tmp_path: Path, alone: None, placement: bool, asked: list[bool] | None, placed: str
+    tmp_path: Path, placement: bool, asked: list[bool] | None, placed: str
 ) -> None:
     training = Accelerator(cpu=True, device_placement=placement)
     training.state.device = torch.device("meta")
@@ -147,13 +137,13 @@ def test_batches_are_placed_where_the_wrapper_would_have(
     assert next(iter(unprepared))["x"].device.type == "cpu"
 
 
-def test_a_device_of_the_caller_wins(tmp_path: Path, alone: None) -> None:
+def test_a_device_of_the_caller_wins(tmp_path: Path) -> None:
     training = Accelerator(cpu=True)
     training.state.device = torch.device("meta")
     assert next(iter(training.prepare(make(tmp_path, device="cpu"))))["x"].device.type == "cpu"
 
 
-def test_an_evaluation_inside_an_epoch_gives_the_epoch_back(tmp_path: Path, alone: None) -> None:
+def test_an_evaluation_inside_an_epoch_gives_the_epoch_back(tmp_path: Path) -> None:
     training = Accelerator(cpu=True, gradient_accumulation_steps=4)
     train, evaluation = training.prepare(make(tmp_path / "train"), make(tmp_path / "evaluation", batch_size=50))
     state = training.gradient_state
@@ -170,7 +160,7 @@ def test_an_evaluation_inside_an_epoch_gives_the_epoch_back(tmp_path: Path, alon
     assert not state.in_dataloader
 
 
-def test_an_iterator_that_is_left_is_forgotten_and_an_old_one_disturbs_none(tmp_path: Path, alone: None) -> None:
+def test_an_iterator_that_is_left_is_forgotten_and_an_old_one_disturbs_none(tmp_path: Path) -> None:
     training = Accelerator(cpu=True)
     loader = training.prepare(make(tmp_path))
     old = iter(loader)
@@ -183,9 +173,7 @@ def test_an_iterator_that_is_left_is_forgotten_and_an_old_one_disturbs_none(tmp_
     assert not training.gradient_state.in_dataloader
 
 
-def test_the_end_is_known_where_rows_are_not_counted_and_the_state_stays_what_was_taken(
-    tmp_path: Path, alone: None
-) -> None:
+def test_the_end_is_known_where_rows_are_not_counted_and_the_state_stays_what_was_taken(tmp_path: Path) -> None:
     training = Accelerator(cpu=True)
     options: dict[str, Any] = {"filters": pc.field("k") < 5, "count_filtered": False}
     loader = training.prepare(make(tmp_path, **options))
@@ -202,7 +190,7 @@ def test_the_end_is_known_where_rows_are_not_counted_and_the_state_stays_what_wa
     assert x_of(resumed) == batches[1:]
 
 
-def test_a_checkpoint_of_another_table_is_refused(tmp_path: Path, alone: None) -> None:
+def test_a_checkpoint_of_another_table_is_refused(tmp_path: Path) -> None:
     training = Accelerator(cpu=True)
     training.prepare(make(tmp_path / "table"))
     training.save_state(str(tmp_path / "checkpoint"))
@@ -235,7 +223,7 @@ def test_an_epoch_that_is_set_after_iter_is_the_one_that_comes(tmp_path: Path) -
     assert [first, *x_of(begun)] == wanted
 
 
-def test_skipping_reads_the_loaders_own_batches(tmp_path: Path, alone: None) -> None:
+def test_skipping_reads_the_loaders_own_batches(tmp_path: Path) -> None:
     training = Accelerator(cpu=True)
     loader = training.prepare(make(tmp_path, shuffle=True))
     batches = x_of(loader)

@@ -21,7 +21,7 @@ from torch_table_loader import StructuredDataset
 from torch_table_loader.sizes import Sizes
 from torch_table_loader.testing import small_sizes
 
-FREE = list(takewhile(lambda name: name != "csv_block_bytes", (field.name for field in fields(Sizes))))
+FREE = list(takewhile(lambda name: name != "columns", (field.name for field in fields(Sizes))))
 """The sizes that are neither limits nor waits, and at which no row group ends."""
 
 

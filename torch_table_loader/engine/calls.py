@@ -40,7 +40,7 @@ class Call:
             maker: what is made, or makes; the call of its base class is a part of the same call.
             outer: the call that makes more than this.
         """
-        self.maker = maker
+        self.maker: object = maker
         self.is_over = False
         """Whether no rank waits for this call's loader, or those that do know that it will not come."""
         self._outermost: Call = self if outer is None else outer._outermost
@@ -97,6 +97,7 @@ def making(maker: object, refused: Callable[[Call, BaseException], None]) -> Ite
         raise
     finally:
         _running.reset(token)
+        call.maker = None  # a client's idle connections may keep the context, and with it the call
 
 
 class SameCall:

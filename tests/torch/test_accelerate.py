@@ -235,5 +235,6 @@ def test_skipping_reads_the_loaders_own_batches(tmp_path: Path) -> None:
 
 
 def test_nothing_of_accelerate_is_needed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delattr(accelerate.state, "GradientState")
-    assert together(x_of(make(tmp_path))) == EVERY
+    with monkeypatch.context() as without:
+        without.delattr(accelerate.state, "GradientState")
+        assert together(x_of(make(tmp_path))) == EVERY

@@ -21,7 +21,7 @@ from tests.tables.plain import SUFFIX, Groups, key, write_table
 from torch_table_loader import ResumeError, RoundRobinStrategy
 from torch_table_loader.contracts import Storage
 from torch_table_loader.engine.jobs import planner
-from torch_table_loader.planning.epoch import CutEpoch
+from torch_table_loader.planning.epoch import CutEpoch, epoch_order
 from torch_table_loader.planning.strategies import Strategy
 from torch_table_loader.read.row_stage import Counted
 from torch_table_loader.read.tasks import TaskReader
@@ -317,6 +317,7 @@ def test_each_stage_is_laid_out_once_for_all_that_is_asked(
         state = loader.state_dict()
     loader = make(table, num_ranks=3, rank=1, num_workers=3, **shared)
     permuted, laid_out = count_layouts(monkeypatch)
+    assert state is not None
     loader.load_state_dict(state)
     assert len(loader) > 0
     next(iter(loader))
@@ -332,7 +333,7 @@ def test_each_stage_is_laid_out_once_for_all_that_is_asked(
 def count_layouts(monkeypatch: pytest.MonkeyPatch) -> tuple[list[int], Counter[Any]]:
     """Note from now on which epochs are permuted; and count which stages are laid out, or dealt to each rank."""
     permuted, laid_out = list[int](), Counter[Any]()
-    order, deal, runs = planner.epoch_order, Strategy.deal, CutEpoch.runs.func
+    order, deal, runs = epoch_order, Strategy.deal, vars(CutEpoch)["runs"].func
 
     def noted_order(segments: Any, *, epoch: int, **options: Any) -> Any:
         permuted.append(epoch)

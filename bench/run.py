@@ -161,7 +161,7 @@ class Bench:
                 name = f"{where}: first batch at {float(part):.0%} {fresh}"
                 yield Outcome(name, ratio, bars.RESUMED_OVER_FRESH, note=note)
             name = f"{where}: first batch at 50% on 4 ranks instead of 1 {fresh}"
-            yield Outcome(name, cost["other_ranks"], None, note=note)
+            yield Outcome(name, cost["other_ranks"], bars.RESCALED_OVER_FRESH, note=note)
             name = f"{where}: consumed files opened"
             yield Outcome(name, cost["consumed_opened"], bars.CONSUMED_FILES_OPENED)
 

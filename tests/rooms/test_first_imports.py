@@ -12,6 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import torch_table_loader
+from bench.endpoint import endpoint
 
 _EPOCH = """
 import json, sys
@@ -54,6 +55,25 @@ def test_an_epoch_of_plain_parquet_imports_no_other_job_types(tmp_path: Path) ->
     unwanted = {*_OF_OTHERS, *(f"torch_table_loader.{name}" for name in _OF_OURS)}
     assert "torch_table_loader.engine.jobs.stream_job" in imported
     assert imported & unwanted == set()
+
+
+_S3 = """
+import sys
+for name in ("botocore.client", "botocore.credentials", "botocore.session"):
+    sys.modules[name] = None
+from torch_table_loader.source.s3_client import S3Client
+login = {"access_key_id": "k", "secret_access_key": "s", "region": "us-east-1"}
+client = S3Client({"endpoint": sys.argv[1], **login})
+assert [found.path for found in client.walk("any/t", recursive=True)] == ["any/t/a"]
+assert bytes(client.read_range("any/t/a", 1, 3, None)) == b"bc"
+"""
+
+
+def test_a_store_to_which_the_keys_are_given_imports_no_search_for_them(tmp_path: Path) -> None:
+    (tmp_path / "t").mkdir()
+    (tmp_path / "t" / "a").write_bytes(b"abcd")
+    with endpoint(tmp_path) as served:
+        subprocess.run([sys.executable, "-c", _S3, served.url], check=True)
 
 
 _ON_WINDOWS = """

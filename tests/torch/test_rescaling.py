@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,9 @@ from tests.states import STEPS, State, is_ended
 from tests.tables.plain import SUFFIX, Groups, key, write_table
 from torch_table_loader import ResumeError, RoundRobinStrategy
 from torch_table_loader.contracts import Storage
+from torch_table_loader.engine.jobs import planner
+from torch_table_loader.planning.epoch import CutEpoch, epoch_order
+from torch_table_loader.planning.strategies import Strategy
 from torch_table_loader.read.row_stage import Counted
 from torch_table_loader.read.tasks import TaskReader
 from torch_table_loader.records import ReadTask
@@ -288,3 +293,63 @@ def test_the_history_grows_by_one_entry_a_change_and_ends_with_the_epoch(table: 
     assert len(loader.state_dict()["history"]) == 1
     assert sorted(own_rows(loader)) == list(range(TOTAL))
     assert [entry[STEPS] for entry in loader.state_dict()["history"]] == [len(loader)]
+
+
+@pytest.mark.parametrize("options", [{"split_size": 6, "shuffle": True}, {"split_strategy": HalvesV2()}], ids=str)
+@pytest.mark.parametrize("filters", [None, FILTER], ids=["all rows", "filtered"])
+@pytest.mark.parametrize("history", [[(4, 2)], [(4, 2), (2, 3), (1, 1)]], ids=["one stage", "three stages"])
+def test_each_stage_is_laid_out_once_for_all_that_is_asked(
+    table: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    options: dict[str, Any],
+    filters: pc.Expression | None,
+    history: list[tuple[int, int]],
+) -> None:
+    shared: dict[str, Any] = options | {"filters": filters, "batch_size": 2}
+    state: State | None = None
+    for number, (ranks, lanes) in enumerate(history):
+        loader = make(table, num_ranks=ranks, rank=0, num_workers=lanes, **shared)
+        loader.set_epoch(1)
+        if state is not None:
+            loader.load_state_dict(state)
+        batches = iter(loader)
+        [next(batches) for _ in range(1 + number % 2)]
+        state = loader.state_dict()
+    loader = make(table, num_ranks=3, rank=1, num_workers=3, **shared)
+    permuted, laid_out = count_layouts(monkeypatch)
+    assert state is not None
+    loader.load_state_dict(state)
+    assert len(loader) > 0
+    next(iter(loader))
+    own = (3, 3)  # which `len` asks from the epoch's start too, since that is how many steps the next epochs have
+    stages = Counter([*enumerate(history), (len(history), own), (0, own)])
+    if "split_strategy" in options:
+        dealt = Counter((shape, rank) for _, shape in stages.elements() for rank in range(shape[0]))
+        assert (permuted, laid_out) == ([], dealt)
+    else:
+        assert (permuted, laid_out) == ([1], stages)
+
+
+def count_layouts(monkeypatch: pytest.MonkeyPatch) -> tuple[list[int], Counter[Any]]:
+    """Note from now on which epochs are permuted; and count which stages are laid out, or dealt to each rank."""
+    permuted, laid_out = list[int](), Counter[Any]()
+    order, deal, runs = epoch_order, Strategy.deal, vars(CutEpoch)["runs"].func
+
+    def noted_order(segments: Any, *, epoch: int, **options: Any) -> Any:
+        permuted.append(epoch)
+        return order(segments, epoch=epoch, **options)
+
+    def counted_deal(strategy: Any, layout: Any, lanes: int, epoch: int, ranks: int, rank: int, *files: Any) -> Any:
+        laid_out[(ranks, lanes), rank] += 1
+        return deal(strategy, layout, lanes, epoch, ranks, rank, *files)
+
+    def counted_runs(job: CutEpoch) -> Any:
+        laid_out[job.stage, (job.topology.num_ranks, job.topology.lanes)] += 1
+        return runs(job)
+
+    lazily = cached_property(counted_runs)
+    lazily.__set_name__(CutEpoch, "runs")
+    monkeypatch.setattr(planner, "epoch_order", noted_order)
+    monkeypatch.setattr(Strategy, "deal", counted_deal)
+    monkeypatch.setattr(CutEpoch, "runs", lazily)
+    return permuted, laid_out

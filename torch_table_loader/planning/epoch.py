@@ -16,11 +16,10 @@ from torch_table_loader.planning.lanes import RankPlan, longest_first
 from torch_table_loader.planning.permutation import Permutation
 from torch_table_loader.planning.ranks import Topology, quota_of, quotas, rank_rows, rank_runs, sliced_rows
 from torch_table_loader.planning.runs import Runs
+from torch_table_loader.planning.splits import SegmentTable
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
-
-    from torch_table_loader.planning.splits import SegmentTable
 
 
 def epoch_order(
@@ -81,12 +80,6 @@ class CutEpoch:
             return self._shares
         return np.array([self._own(rank).num_rows for rank in range(self.topology.num_ranks)], dtype=np.int64)
 
-    @property
-    def ranks_with_rows(self) -> list[int]:
-        """The ranks that deliver rows of their own, and not only padding."""
-        found: list[int] = np.flatnonzero(self._shares).tolist()
-        return found
-
     def quotas(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """What every rank repeats, in rows or batches, and the steps of every rank; see `ranks.quotas`."""
         return quotas(self._shares, self._sharing)
@@ -103,6 +96,13 @@ class CutEpoch:
         return RankPlan(
             lanes, padding, topology.batch_size, quota.steps, name, counted=self.counted, by_file=self.by_file
         )
+
+    def delivered(self, steps: int) -> Consumption:
+        """Return what the epoch has delivered after some steps of this stage; requires all live rows."""
+        segments, bases = self.segments, self.segments.bases()
+        ranks = np.flatnonzero(self._shares).tolist()  # others repeat rows at most
+        placed = ((self.plan(rank), segments, bases, self.topology.shuffle_buffer_size) for rank in ranks)
+        return self.consumed.after(placed, steps)
 
     def _own(self, rank: int) -> Runs:
         return self._in_rows(rank_runs(self._shared, self._sliced, self._sharing, rank))
@@ -147,53 +147,68 @@ class CutEpoch:
         return weights
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class DealtEpoch:
-    """A stage of an epoch for one rank, whose order and assignment come from a generator strategy.
+    """A stage of an epoch whose order and assignment come from a generator strategy.
 
     Args:
-        lane_of: int64[S] the lane of each split.
-        num_ranks: ranks that share the table; 1 if each reads all of it.
-        bases: int64[S] the place of each split's first live row; unused in the first stage.
+        tables: the splits of each rank; of one alone if every rank reads the whole table. Live rows are counted.
+        lane_of: the lane of each split, int64[S] for each rank.
         counted: False where the caller turned the counting pass off.
+        consumed: what earlier stages of the epoch delivered.
+        by_file: whether a batch ends where a split ends.
     """
 
-    segments: SegmentTable
-    lane_of: NDArray[np.int64]
+    tables: Sequence[SegmentTable]
+    lane_of: Sequence[NDArray[np.int64]]
     topology: Topology
-    rank: int
-    num_ranks: int
-    bases: NDArray[np.int64]
     counted: bool = True
     consumed: Consumption = field(default_factory=Consumption.none)
     stage: int = 0
     by_file: bool = False
 
-    def plan(self) -> RankPlan:
-        """Plan this rank: what the strategy dealt, minus what was consumed; open windows are dealt in turn."""
-        live, rows = self.segments.live_rows(), self.segments.metadata_rows()
+    @cached_property
+    def plans(self) -> list[RankPlan]:
+        """The plan of each rank: what the strategy dealt, minus what was consumed; open windows are dealt in turn."""
+        return [self._plan(rank) for rank in range(len(self.tables))]
+
+    def delivered(self, steps: int) -> Consumption:
+        """Return what the epoch has delivered after some steps of this stage."""
+        window = self.topology.shuffle_buffer_size
+        placed = zip(self.plans, self.tables, self._bases, strict=True)
+        return self.consumed.after(((*each, window) for each in placed), steps)
+
+    @cached_property
+    def _bases(self) -> list[NDArray[np.int64]]:
+        """The places of the splits of each rank, which together cover the table, as it is or was."""
+        joined = SegmentTable.concat(self.tables).bases()
+        return np.split(joined, np.cumsum([len(table.splits) for table in self.tables])[:-1])
+
+    def _plan(self, rank: int) -> RankPlan:
+        segments = self.tables[rank]
+        live, rows = segments.live_rows(), segments.metadata_rows()
         stop = np.where(live < 0, rows, live)
         runs = Runs(np.arange(len(stop), dtype=np.int64), np.zeros_like(stop), stop)
         runs = runs.take(np.flatnonzero(rows > 0))
         if self.stage:
-            runs = self.consumed.left_of(runs, self.bases)
-        units = self.consumed.units(len(self.segments.splits))
-        units = units.take(np.arange(self.rank, len(units), self.num_ranks))
-        count = self.topology.lanes
+            runs = self.consumed.left_of(runs, self._bases[rank])
+        units = self.consumed.units(len(segments.splits))
+        units = units.take(np.arange(rank, len(units), len(self.tables)))
+        count, size = self.topology.lanes, self.topology.batch_size
         lanes = tuple(
             Runs.concat(
                 [
                     units.take(np.arange(lane, len(units), count)),
-                    runs.take(np.flatnonzero(self.lane_of[runs.split] == lane)),
+                    runs.take(np.flatnonzero(self.lane_of[rank][runs.split] == lane)),
                 ]
             )
             for lane in range(count)
         )
-        size, steps = self.topology.batch_size, self.topology.batches(sum(lane.num_rows for lane in lanes))
+        steps = self.topology.batches(sum(lane.num_rows for lane in lanes))
         if self.by_file:
             lanes = tuple(full_batches(lane, size) for lane in lanes) if self.topology.drop_last else lanes
             steps = sum(num_batches(lane, size) for lane in lanes)
-        name = f"rank {self.rank} in stage {self.stage}"
+        name = f"rank {rank} in stage {self.stage}"
         return RankPlan(lanes, Runs.of([]), size, steps, name, counted=self.counted, by_file=self.by_file)
 
 

@@ -117,13 +117,21 @@ class SplitTable(Sequence[Split]):
         own, begin, end = own[inside], begin[inside], end[inside]
         return SplitTable(layout, own, begin - base[own], end - base[own])
 
+    def canonical_order(self) -> NDArray[np.int64]:
+        """Sort the splits by file, first row and last row: int64[S]. Most strategies return them so."""
+        file, start, stop = np.diff(self.file), np.diff(self.row_start), np.diff(self.row_stop)
+        follows = (file > 0) | ((file == 0) & ((start > 0) | ((start == 0) & (stop >= 0))))
+        if follows.all():
+            return np.arange(len(self), dtype=np.int64)
+        return np.lexsort((self.row_stop, self.row_start, self.file))
+
     def check_coverage(self, who: str) -> None:
         """Refuse splits that leave out a row or hold one twice.
 
         Raises:
             ConfigError: names the strategy, the file and the rows.
         """
-        order = np.lexsort((self.row_stop, self.row_start, self.file))
+        order = self.canonical_order()
         starts = self.layout.file_starts
         begin = starts[self.file[order]] + self.row_start[order]
         end = starts[self.file[order]] + self.row_stop[order]
@@ -259,10 +267,11 @@ class SegmentTable:
         """
         if self.splits.loose:
             return self._bases_by_split()
-        order = np.lexsort((self.splits.row_stop, self.splits.row_start, self.splits.file))
+        order = self.splits.canonical_order()
         file, live = self.splits.file[order], self.live_rows()[order]
         before = np.cumsum(live) - live
-        in_file = before - before[np.searchsorted(file, file, side="left")]
+        firsts = np.flatnonzero(np.diff(file, prepend=-1))
+        in_file = before - np.repeat(before[firsts], np.diff(firsts, append=len(file)))
         if int((in_file + live).max(initial=0)) > PLACES_OF_A_FILE or int(file.max(initial=0)) >= _MOST_FILES:
             raise ConfigError(
                 f"a job that changes within an epoch places at most {PLACES_OF_A_FILE:,} rows of a file, and "

@@ -19,13 +19,11 @@ from urllib.parse import quote, unquote_plus, urlsplit
 from xml.etree import ElementTree as ET
 
 import urllib3
-from botocore import credentials, exceptions
+from botocore import exceptions
 from botocore.auth import S3SigV4Auth
 from botocore.awsrequest import AWSRequest
-from botocore.credentials import Credentials
 from botocore.exceptions import ClientError
 from botocore.parsers import ResponseParserError
-from botocore.session import Session
 from botocore.utils import percent_encode_sequence
 from obstore.store import S3Store
 from typing_extensions import override
@@ -49,6 +47,7 @@ from torch_table_loader.source.object_store import (
 from torch_table_loader.source.retrying import patience
 
 if TYPE_CHECKING:
+    from botocore.credentials import Credentials
     from obstore.store import S3Config, S3Credential, S3CredentialProvider
 
 _PIECE_BYTES = 1 << 16
@@ -102,10 +101,14 @@ def aws_login(options: Mapping[str, Any]) -> S3CredentialProvider | None:
     keys = [options.get(name) for name in ("access_key_id", "secret_access_key", "session_token")]
     if bool(keys[0]) != bool(keys[1]):
         raise ConfigError("storage_options must give access key and secret key together, or neither")
-    found = credentials.Credentials(*keys) if keys[0] else None
-    if found is None or "role_arn" in options:
-        found = _of_botocore(options, found)
-    renewed = isinstance(found, credentials.RefreshableCredentials)
+    if keys[0] and "role_arn" not in options:
+        names = ("access_key_id", "secret_access_key", "token", "expires_at")
+        given: Any = dict(zip(names, (*keys, None), strict=True))
+        return lambda: given
+    from botocore.credentials import Credentials, RefreshableCredentials
+
+    found = _of_botocore(options, Credentials(*keys) if keys[0] else None)
+    renewed = isinstance(found, RefreshableCredentials)
 
     def provide() -> S3Credential:
         now = found.get_frozen_credentials()
@@ -120,8 +123,11 @@ def aws_login(options: Mapping[str, Any]) -> S3CredentialProvider | None:
     return provide
 
 
-def _of_botocore(options: Mapping[str, Any], keys: credentials.Credentials | None) -> Any:
+def _of_botocore(options: Mapping[str, Any], keys: Credentials | None) -> Any:
     """Return what botocore finds, or gets for a role."""
+    from botocore.credentials import AssumeRoleCredentialFetcher, DeferredRefreshableCredentials
+    from botocore.session import Session
+
     session = Session(profile=options.get("profile"))
     try:
         if region := options.get("region") or configured_region(options.get("profile")):
@@ -134,10 +140,10 @@ def _of_botocore(options: Mapping[str, Any], keys: credentials.Credentials | Non
     if "role_arn" not in options:
         return found
     named = {"RoleSessionName": options.get("role_session_name"), "ExternalId": options.get("external_id")}
-    fetcher = credentials.AssumeRoleCredentialFetcher(
+    fetcher = AssumeRoleCredentialFetcher(
         session.create_client, found, options["role_arn"], {name: value for name, value in named.items() if value}
     )
-    return credentials.DeferredRefreshableCredentials(fetcher.fetch_credentials, "assume-role")
+    return DeferredRefreshableCredentials(fetcher.fetch_credentials, "assume-role")
 
 
 def _settings(profile: str | None) -> Mapping[str, Any]:
@@ -163,6 +169,8 @@ def _stamp(path: Path) -> tuple[int, int] | None:
 
 @functools.lru_cache(maxsize=8)
 def _parsed(name: str, _files: object) -> Mapping[str, Any]:
+    from botocore.session import Session
+
     try:
         known = Session().full_config
     except exceptions.ConfigParseError as error:
@@ -224,8 +232,8 @@ class S3Client(ObjectStoreClient):
         request = AWSRequest("GET", f"{url}?{percent_encode_sequence(sorted(query.items()))}", headers)
         if self._login is not None:
             login: Any = self._login()
-            credentials = Credentials(login["access_key_id"], login["secret_access_key"], login["token"])
-            S3SigV4Auth(credentials, "s3", address.region).add_auth(request)
+            keys: Any = _Keys(login["access_key_id"], login["secret_access_key"], login["token"])
+            S3SigV4Auth(keys, "s3", address.region).add_auth(request)
         began = time.monotonic()
         answer = self._send("GET", request.url, dict(request.headers.items()), whole=False)
         body = bytearray()
@@ -311,6 +319,14 @@ class S3Client(ObjectStoreClient):
         except (OSError, urllib3.exceptions.HTTPError):  # the request itself will report it
             return None
         return answer.headers.get("x-amz-bucket-region")
+
+
+class _Keys(NamedTuple):
+    """What botocore signs with, by its names; its own class takes long to import."""
+
+    access_key: str
+    secret_key: str
+    token: str | None
 
 
 class _Address(NamedTuple):

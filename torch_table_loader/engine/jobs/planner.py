@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import copy
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
@@ -15,12 +15,11 @@ from torch_table_loader.planning.splits import SegmentTable, SplitTable
 from torch_table_loader.planning.stages import StreamPosition
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Mapping
 
     from numpy.typing import NDArray
 
     from torch_table_loader.engine.counting import LiveCounter
-    from torch_table_loader.planning.consumption import PlacedPlan
     from torch_table_loader.planning.lanes import RankPlan
     from torch_table_loader.planning.layout import TableLayout
     from torch_table_loader.planning.pack_counts import PackCounts
@@ -57,8 +56,36 @@ class PlannedStream(PlannedStage):
     marks_padding: bool
 
 
+@dataclass(slots=True, eq=False)
+class _LaidOut:
+    """A stage of an epoch for all ranks, and what was planned of it for some."""
+
+    job: CutEpoch | DealtEpoch
+    plans: dict[int, PlannedStream] = field(default_factory=dict)
+
+
+@dataclass(slots=True, eq=False)
+class _Kept:
+    """What is known of one epoch, by what was asked.
+
+    Args:
+        orders: how its splits are ordered, by what the table was.
+        stages: the stages that were laid out last, by the history that ends with each, its own steps left out.
+        delivered: what all stages of a history delivered.
+    """
+
+    epoch: int
+    orders: dict[Extent | None, NDArray[np.int64]] = field(default_factory=dict)
+    stages: dict[tuple[Stage, ...], _LaidOut] = field(default_factory=dict)
+    delivered: dict[tuple[Stage, ...], Consumption] = field(default_factory=dict)
+
+
+_KEPT_STAGES = 3
+"""Where an epoch begins, the stage that a state is of, and the one that continues it."""
+
+
 class Planner:
-    """Plans any epoch for any rank; the newest plan is kept."""
+    """Plans any epoch for any rank, and keeps what it has laid out of the newest one."""
 
     def __init__(
         self,
@@ -93,16 +120,9 @@ class Planner:
         """The splits of a strategy that cuts, of the table as it is and as it was."""
         self.files_of: Mapping[Extent, NDArray[np.int64]] = {}
         """Which files the table had, by what it was, as far as that is known."""
-        self._forget()
+        self._kept = _Kept(0)
         if strategy.cuts:
             self._segments[None] = self._segment(strategy.cut(layout))
-
-    def _forget(self) -> None:
-        """Forget the plans that were made."""
-        self._newest: tuple[tuple[StreamPosition, int], PlannedStream] | None = None
-        self._newest_cut: tuple[StreamPosition, CutEpoch] | None = None
-        self._consumed: dict[tuple[int, tuple[Stage, ...]], Consumption] = {}
-        self._newest_dealt: tuple[StreamPosition, tuple[list[DealtEpoch], list[RankPlan]]] | None = None
 
     def with_lanes(self, lanes: int) -> Planner:
         """Plan the same splits, counts included, for another number of lanes."""
@@ -115,7 +135,7 @@ class Planner:
         other = copy.copy(self)
         other.files_of = dict(files_of)
         other._segments = {extent: each for extent, each in self._segments.items() if extent is None}
-        other._forget()
+        other._kept = _Kept(0)
         return other
 
     def live_before(self, group: int, row: int) -> int:
@@ -148,11 +168,11 @@ class Planner:
 
         The steps of the position's newest stage do not matter.
         """
-        position = position.after(0)
-        if self._newest is None or self._newest[0] != (position, rank):
-            planned = self._cut(position, rank) if self.strategy.cuts else self._dealt(position, rank)
-            self._newest = ((position, rank), planned)
-        return self._newest[1]
+        laid_out = self._laid_out(position)
+        if rank not in laid_out.plans:
+            job = laid_out.job
+            laid_out.plans[rank] = _dealt(job, rank) if isinstance(job, DealtEpoch) else self._cut(position, rank)
+        return laid_out.plans[rank]
 
     def steps_of_ranks(self, position: StreamPosition, *, count: bool = False) -> list[int] | None:
         """Return the steps of every rank in the position's stage; None if a rank knows only its own rows.
@@ -162,7 +182,7 @@ class Planner:
         topology = position.stage.topology
         if not self.strategy.cuts:
             return [self.plan(position, rank).plan.steps for rank in range(topology.num_ranks)]
-        job = self._cut_epoch(position.after(0), None if count else ())
+        job = self._cut_epoch(position, None if count else ())
         if not self._all_known(job):
             return None
         _, steps = job.quotas()
@@ -176,7 +196,7 @@ class Planner:
         """Rows of every rank in the position's stage, padding left out; None where a rank knows its own alone."""
         if not self.strategy.cuts:
             return [self.plan(position, rank).plan.own_rows for rank in range(position.stage.topology.num_ranks)]
-        job = self._cut_epoch(position.after(0), ())
+        job = self._cut_epoch(position, ())
         if not self._all_known(job):
             return None
         return [int(each) for each in job.rows_of_ranks]
@@ -192,12 +212,14 @@ class Planner:
             splits = splits.within(self.layout, self.files_of[extent])
         return SegmentTable.of(splits, filtered=self._filtered)
 
-    def _ordered(self, extent: Extent | None, epoch: int) -> tuple[SegmentTable, NDArray[np.int64]]:
-        """Return the splits of the table, as it is or was, and the epoch's order of them."""
+    def _order(self, extent: Extent | None, epoch: int) -> NDArray[np.int64]:
+        """Return the epoch's order of the splits of the table, as it is or was."""
+        orders = self._kept_of(epoch).orders
         if extent not in self._segments:
             self._segments[extent] = self._segment(self.strategy.cut(self._layout_of(extent)), extent)
-        segments = self._segments[extent]
-        return segments, epoch_order(segments, shuffle=self._shuffle, seed=self._seed, epoch=epoch)
+        if extent not in orders:
+            orders[extent] = epoch_order(self._segments[extent], shuffle=self._shuffle, seed=self._seed, epoch=epoch)
+        return orders[extent]
 
     def _count(self, extent: Extent | None, splits: NDArray[np.int64]) -> SegmentTable:
         """Return the splits of the table, as it is or was, with the live rows of some of them."""
@@ -228,106 +250,72 @@ class Planner:
         return not (uncertain and (job.segments.live_rows()[job.order] < 0).any())
 
     def _cut_epoch(self, position: StreamPosition, ranks: tuple[int, ...] | None) -> CutEpoch:
-        """Lay a stage out for all ranks, with the rows counted that some ranks need (None: all)."""
-        extent = position.stage.extent
-        segments, order = self._ordered(extent, position.epoch)
-        job = CutEpoch(
-            segments,
-            order,
-            position.stage.topology,
-            counted=self.counted,
-            stage=len(position.past),
-            by_file=self._by_file,
-        )
-        everything = ranks is None or bool(position.past)
-        wanted = order if everything else np.concatenate([order[:0], *map(job.splits_of, ranks or ())])
-        segments = self._count(extent, wanted)
-        if self._newest_cut is None or self._newest_cut[0] != position or self._newest_cut[1].segments is not segments:
+        """Return a stage that the strategy cuts, with the rows counted that some ranks need (None: all)."""
+        laid_out = self._laid_out(position)
+        job = cast("CutEpoch", laid_out.job)
+        everything = ranks is None or bool(job.stage)
+        wanted = job.order if everything else np.concatenate([job.order[:0], *map(job.splits_of, ranks or ())])
+        segments = self._count(position.stage.extent, wanted)
+        if segments is not job.segments:
+            laid_out.job = job = replace(job, segments=segments)
+        return job
 
-            def place(stage: Stage, consumed: Consumption, number: int) -> Iterator[PlacedPlan]:
-                _, order = self._ordered(stage.extent, position.epoch)
-                segments = self._count(stage.extent, order)
-                job = CutEpoch(segments, order, stage.topology, consumed=consumed, stage=number, by_file=self._by_file)
-                bases = segments.bases()
-                for rank in job.ranks_with_rows:
-                    yield job.plan(rank), segments, bases, stage.topology.shuffle_buffer_size
+    def _laid_out(self, position: StreamPosition) -> _LaidOut:
+        """Lay a stage out for all ranks, or return what was laid out before."""
+        stages = self._kept_of(position.epoch).stages
+        asked = position.after(0).stages
+        if asked not in stages:
+            delivered, number = self._delivered(position), len(position.past)
+            lay_out = self._lay_out_cut if self.strategy.cuts else self._lay_out_dealt
+            stages[asked] = _LaidOut(lay_out(position.epoch, position.stage, delivered, number))
+            if len(stages) > _KEPT_STAGES:
+                del stages[next(iter(stages))]
+        return stages[asked]
 
-            consumed = self._consumed_before(position, place)
-            self._newest_cut = (position, replace(job, segments=segments, consumed=consumed))
-        return self._newest_cut[1]
+    def _delivered(self, position: StreamPosition) -> Consumption:
+        """Add up what the past stages of an epoch delivered."""
+        known, past = self._kept_of(position.epoch).delivered, position.past
+        for number, stage in enumerate(past):
+            if past[: number + 1] not in known:
+                begun = replace(position, past=past[:number], stage=stage)
+                job = self._cut_epoch(begun, None) if self.strategy.cuts else self._laid_out(begun).job
+                known[past[: number + 1]] = job.delivered(stage.steps)
+        return known[past] if past else Consumption.none()
 
-    def _consumed_before(
-        self, position: StreamPosition, place: Callable[[Stage, Consumption, int], Iterator[PlacedPlan]]
-    ) -> Consumption:
-        """Add up what the past stages of an epoch delivered; the sums are kept for the next, longer history."""
-        sums: dict[tuple[int, tuple[Stage, ...]], Consumption] = {}
-        consumed = Consumption.none()
-        for number, stage in enumerate(position.past):
-            key = (position.epoch, position.past[: number + 1])
-            known = self._consumed.get(key)
-            consumed = consumed.after(place(stage, consumed, number), stage.steps) if known is None else known
-            sums[key] = consumed
-        self._consumed = sums
-        return consumed
+    def _kept_of(self, epoch: int) -> _Kept:
+        if self._kept.epoch != epoch:
+            self._kept = _Kept(epoch)
+        return self._kept
 
-    def _dealt(self, position: StreamPosition, rank: int) -> PlannedStream:
-        jobs, plans = self._dealt_to_all(position)
-        own = rank if len(jobs) > 1 else 0
-        longest = max(plan.steps for plan in plans)
-        windows = _windows(jobs[own].consumed)
-        return PlannedStream(plans[own], longest, jobs[own].segments, windows, marks_padding=False)
+    def _lay_out_cut(self, epoch: int, stage: Stage, consumed: Consumption, number: int) -> CutEpoch:
+        order = self._order(stage.extent, epoch)
+        segments = self._segments[stage.extent]
+        return CutEpoch(segments, order, stage.topology, self.counted, consumed, number, self._by_file)
 
-    def _dealt_to_all(self, position: StreamPosition) -> tuple[list[DealtEpoch], list[RankPlan]]:
-        if self._newest_dealt is None or self._newest_dealt[0] != position:
-
-            def place(stage: Stage, consumed: Consumption, number: int) -> Iterator[PlacedPlan]:
-                for job in self._deal(position, stage, consumed, number):
-                    yield job.plan(), job.segments, job.bases, stage.topology.shuffle_buffer_size
-
-            consumed = self._consumed_before(position, place)
-            jobs = self._deal(position, position.stage, consumed, len(position.past))
-            self._newest_dealt = (position, (jobs, [job.plan() for job in jobs]))
-        return self._newest_dealt[1]
-
-    def _deal(self, position: StreamPosition, stage: Stage, consumed: Consumption, number: int) -> list[DealtEpoch]:
+    def _lay_out_dealt(self, epoch: int, stage: Stage, consumed: Consumption, number: int) -> DealtEpoch:
         """Let a generator deal a stage to all ranks; of one that takes no ranks, every rank is the first."""
         topology = stage.topology
         ranks = topology.num_ranks if self.strategy.form == "generator_with_ranks" else 1
         layout = self._layout_of(stage.extent)
         files = list(layout)
         dealt = [
-            self.strategy.deal(layout, topology.lanes, position.epoch, topology.num_ranks, rank, files)
-            for rank in range(ranks)
+            self.strategy.deal(layout, topology.lanes, epoch, topology.num_ranks, rank, files) for rank in range(ranks)
         ]
         self.strategy.check_coverage([splits for splits, _ in dealt])
         tables = [self._counted_whole(self._segment(splits, stage.extent)) for splits, _ in dealt]
-        bases = self._bases(tables) if position.past else [np.empty(0, dtype=np.int64)] * ranks
-        return [
-            DealtEpoch(
-                segments,
-                lane_of,
-                topology,
-                rank,
-                ranks,
-                bases[rank],
-                self.counted,
-                consumed,
-                number,
-                self._by_file,
-            )
-            for rank, (segments, (_, lane_of)) in enumerate(zip(tables, dealt, strict=True))
-        ]
+        lane_of = [each for _, each in dealt]
+        return DealtEpoch(tables, lane_of, topology, self.counted, consumed, number, self._by_file)
 
     def _counted_whole(self, segments: SegmentTable) -> SegmentTable:
         if self._counter is None:
             return segments
         return self._counted(segments, np.arange(len(segments.splits)), self._counter)
 
-    @staticmethod
-    def _bases(tables: Sequence[SegmentTable]) -> list[NDArray[np.int64]]:
-        """Place the splits of all ranks, which together cover the table, as it is or was."""
-        joined = SegmentTable.concat(tables).bases()
-        return np.split(joined, np.cumsum([len(table.splits) for table in tables])[:-1])
+
+def _dealt(job: DealtEpoch, rank: int) -> PlannedStream:
+    own = rank if len(job.plans) > 1 else 0
+    longest = max(plan.steps for plan in job.plans)
+    return PlannedStream(job.plans[own], longest, job.tables[own], _windows(job.consumed), marks_padding=False)
 
 
 def _windows(consumed: Consumption) -> tuple[Window, ...]:

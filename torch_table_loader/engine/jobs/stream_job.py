@@ -182,9 +182,12 @@ class StreamJob(Job):
             )
 
     def _refuse_steps_beyond(self, number: int, position: StreamPosition) -> None:
-        """Refuse more steps of a stage than any rank has; other ranks are not counted if this one has as many."""
+        """Refuse more steps of a stage than any rank has.
+
+        Of a job of this shape, other ranks are not counted if this one has as many; any other is subtracted as a whole.
+        """
         topology, taken = position.stage.topology, position.stage.steps
-        if self.rank < topology.num_ranks and taken <= self.planner.plan(position, self.rank).plan.steps:
+        if topology == self.topology and taken <= self.planner.plan(position, self.rank).plan.steps:
             return
         if taken > (longest := self.planner.longest(position)):
             raise ResumeError(

@@ -212,6 +212,5 @@ def _as(value: pa.Scalar, kind: pa.DataType) -> pa.Scalar | None:
     if value.type == kind:
         return value
     near = fit(value, kind)
-    if near is None or near.low is None or near.low is not near.high or near.low.type != kind:
-        return None
-    return near.low
+    same = None if near is None or near.low is not near.high else near.low
+    return same if same is not None and same.type == kind else None

@@ -23,6 +23,7 @@ import pyarrow as pa
 
 from torch_table_loader.arrow import compute as pc
 from torch_table_loader.arrow.flatbuffers import schema_pairs
+from torch_table_loader.predicates.filter_text import is_written
 
 _INNER_TYPES = ("storage_type", "index_type", "run_end_type", "key_type", "item_type", "value_type")
 
@@ -55,6 +56,8 @@ def _hashed_parts(filters: Any) -> Iterator[bytes]:
         if isinstance(content, str):
             yield content.encode()
         else:
+            if is_written(content.type):
+                content = pa.array([float(content[0].as_py())])  # noqa: PLW2901 - the float that it is nearest to
             yield _type(content.type).encode()
             yield from _values(content)
 

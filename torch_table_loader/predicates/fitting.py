@@ -8,7 +8,9 @@ becomes a value of the column's type. If the type has no such value, the compari
 
 from __future__ import annotations
 
+import operator
 from dataclasses import replace
+from functools import cache
 from typing import NoReturn
 
 import pyarrow as pa
@@ -31,8 +33,8 @@ SWAPPED = {
 }
 """Comparisons, and what they are with their sides exchanged."""
 
-_ANY_TYPE = frozenset({"cast", "is_null", "is_valid"})
-"""Functions that take values however they are encoded."""
+_ANY_TYPE = frozenset({"", "cast", "is_null", "is_valid"})
+"""Functions that take values however they are encoded; and none."""
 
 
 def fitted(filters: pc.Expression, schema: pa.Schema) -> pc.Expression:
@@ -65,21 +67,26 @@ class _Rewriting:
     def __init__(self, schema: pa.Schema) -> None:
         self._schema = schema
 
-    def node(self, node: Node) -> Node:
-        """Return a node with exact comparisons."""
+    def node(self, node: Node, function: str = "") -> Node:
+        """Return a node with exact comparisons; `function` is what takes it."""
+        if isinstance(node, Field):
+            return self._readable(node, function)
         if not isinstance(node, Call):
             return node
-        arguments = tuple(self._argument(node, each) for each in node.arguments)
-        if any(new is not old for new, old in zip(arguments, node.arguments, strict=True)):
-            node = replace(node, arguments=arguments)
+        arguments: list[Node] = []
+        for each in node.arguments:  # no comprehension: filters nest, and each level takes few frames
+            arguments.append(self.node(each, node.function))  # noqa: PERF401
+        if any(map(operator.is_not, arguments, node.arguments)):
+            node = replace(node, arguments=tuple(arguments))
         if node.function in SWAPPED:
             return self._comparison(node)
         return self._is_in(node) if node.function == "is_in" else node
 
-    def _argument(self, call: Call, node: Node) -> Node:
-        kind = self._type(node) if isinstance(node, Field) and call.function not in _ANY_TYPE else None
-        readable = kind if kind is None or isinstance(kind, pa.BaseExtensionType) else _readable(kind, call.function)
-        return self.node(node) if kind is None or readable == kind else _cast(node, readable)
+    def _readable(self, node: Field, function: str) -> Node:
+        kind = None if function in _ANY_TYPE else self._type(node)
+        if kind is None or isinstance(kind, pa.BaseExtensionType) or (readable := _readable(kind, function)) == kind:
+            return node
+        return _cast(node, readable)
 
     def _type(self, node: Node) -> pa.DataType | None:
         """Return the type of what is compared; None if it cannot be told, which is refused elsewhere."""
@@ -154,17 +161,19 @@ def _between(function: str, argument: Node, found: Fit) -> Node:
 
 def _always(argument: Node, *, holds: bool) -> Node:
     """Return what is true, or false, wherever a value is not null, and else null."""
-    is_null = replace(_call(pc.field("x").is_null()), arguments=(argument,))
+    is_null = replace(_call("is_null"), arguments=(argument,))
     never = Call("and_kleene", (is_null, Literal(pa.scalar(None, pa.bool_()))), None)
     return Call("invert", (never,), None) if holds else never
 
 
 def _cast(node: Node, kind: pa.DataType) -> Node:
-    return replace(_call(pc.field("x").cast(kind)), arguments=(node,))
+    return replace(_call("cast", kind), arguments=(node,))
 
 
-def _call(expression: pc.Expression) -> Call:
-    found = parse(expression)
+@cache
+def _call(function: str, kind: pa.DataType | None = None) -> Call:
+    """Return a call of is_null or cast with its usual options."""
+    found = parse(pc.field("x").is_null() if function == "is_null" else pc.field("x").cast(kind))
     assert isinstance(found, Call)  # noqa: S101 a function was written
     return found
 

@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.types as pt
 
 from torch_table_loader.arrow import compute as pc
+from torch_table_loader.predicates.filter_text import is_written
 
 _TICKS = {"s": 1, "ms": 1000, "us": 1_000_000, "ns": 1_000_000_000}
 _DAY = 86_400
@@ -78,6 +79,8 @@ def fit(value: pa.Scalar, kind: pa.DataType) -> Fit | None:
     if own == _TRUTH:
         return None
     number = _number(value)
+    if is_written(value.type) and pt.is_floating(kind):
+        number = Fraction(float(number))
     if isinstance(number, float) and math.isnan(number):
         if not pt.is_floating(kind):
             return Fit(None, None)
@@ -194,9 +197,9 @@ def members_of(members: pa.Array, kind: pa.DataType) -> pa.Array:
     own = members.type.value_type if pt.is_dictionary(members.type) else members.type
     if members.type == kind or _family(kind) is None or (_family(own) is None and not pt.is_null(own)):
         return members
-    if pt.is_integer(own) and pt.is_integer(kind):
-        with suppress(pa.ArrowInvalid):
-            return members.cast(kind)
+    with suppress(pa.ArrowInvalid, pa.ArrowNotImplementedError):
+        if (at_once := _members_at_once(members, own, kind)) is not None:
+            return at_once
     found: list[pa.Scalar] = []
     for member in members.dictionary_decode() if pt.is_dictionary(members.type) else members:
         same = _as(member, kind) if member.is_valid else pa.scalar(None, kind)
@@ -205,6 +208,19 @@ def members_of(members: pa.Array, kind: pa.DataType) -> pa.Array:
             if pt.is_floating(kind) and not pt.is_floating(own) and same.as_py() == 0:
                 found.append(pa.scalar(-0.0, kind))  # is_in tells -0 from 0
     return pa.concat_arrays([pa.array([], kind), *(pa.repeat(each, 1) for each in found)])
+
+
+def _members_at_once(members: pa.Array, own: pa.DataType, kind: pa.DataType) -> pa.Array | None:
+    """Return what `members_of` does of a type that Arrow casts exactly; None of any other."""
+    if (pt.is_integer(own) and pt.is_integer(kind)) or _family(own) == _family(kind) == _TEXT:
+        return members.cast(kind)
+    if pt.is_floating(own) and pt.is_integer(kind):
+        few = pc.all(pc.less(pc.abs(members), float(1 << 53))).as_py()
+        return members.cast(kind) if few else None
+    if not (pt.is_floating(own) and pt.is_floating(kind)):
+        return None
+    rounded = members.cast(kind, safe=False)
+    return rounded.filter(pc.or_(pc.equal(rounded.cast(pa.float64()), members), pc.is_nan(members)).fill_null(True))
 
 
 def _as(value: pa.Scalar, kind: pa.DataType) -> pa.Scalar | None:

@@ -72,7 +72,7 @@ class Value(NamedTuple):
 
 def per_unit(kind: pa.DataType) -> Fraction:
     if pa.types.is_decimal(kind):
-        return Fraction(10) ** kind.scale
+        return Fraction(10 ** max(kind.scale, 0), 10 ** max(-kind.scale, 0))
     if pa.types.is_date(kind):
         return Fraction(1, 86_400) if kind == pa.date32() else Fraction(1000)
     return Fraction(1 if pa.types.is_integer(kind) else TICKS[kind.unit])
@@ -137,8 +137,8 @@ def values_of(kind: pa.DataType) -> list[Value]:
             return [of_float(kind, each) for each in (*edges, *more, math.inf, -math.inf, math.nan)]
     low, high = limits(kind)
     unit = per_unit(kind)
-    seconds = [0, 1, 86_399, 86_400, 86_401, 1_768_000_000, -1, -86_400]
-    numbers = [
+    seconds: list[int | Fraction] = [0, 1, 86_399, 86_400, 86_401, 1_768_000_000, -1, -86_400]
+    numbers: list[int | Fraction] = [
         0,
         1,
         -1,

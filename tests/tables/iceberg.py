@@ -34,6 +34,7 @@ _ARROW = {
     "float": pa.float32(),
     "string": pa.string(),
     "boolean": pa.bool_(),
+    "timestamptz": pa.timestamp("us", "UTC"),
 }
 _PACKED = {"int": "<i", "long": "<q", "double": "<d", "float": "<f"}
 

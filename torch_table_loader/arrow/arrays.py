@@ -61,6 +61,28 @@ def encoded(array: pa.Array, kind: pa.DataType) -> pa.Array:
     return array.cast(kind)
 
 
+def take_rows(batch: pa.RecordBatch, places: pa.Array) -> pa.RecordBatch:
+    """Return rows of a batch of any types, by their places, which are not checked."""
+    try:
+        return pc.take(batch, places, boundscheck=False)
+    except pa.ArrowNotImplementedError:
+        return pa.RecordBatch.from_arrays([take(each, places) for each in batch.columns], schema=batch.schema)
+
+
+def take(array: pa.Array, places: pa.Array) -> pa.Array:
+    """Return values of an array of any type, by their places, which are not checked.
+
+    >>> take(pa.array(["a", "b"], pa.string_view()), pa.array([1, 1])).to_pylist()
+    ['b', 'b']
+    """
+    try:
+        return pc.take(array, places, boundscheck=False)
+    except pa.ArrowNotImplementedError:  # of views and run-ends, which Arrow casts and joins
+        if not pt.is_nested(array.type):
+            return encoded(pc.take(plain(array), places, boundscheck=False), array.type)
+        return pa.concat_arrays([array.slice(0, 0), *(array.slice(place, 1) for place in places.to_pylist())])
+
+
 def relisted(lists: pa.Array, values: pa.Array) -> pa.Array:
     """Build large lists with the lengths and nulls of `lists`, from the values of all non-null lists, concatenated.
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import pyarrow as pa
 
-from torch_table_loader.arrow.arrays import encoded, plain
+from torch_table_loader.arrow.arrays import encoded, plain, take_rows
 from torch_table_loader.arrow.buffers import Arena, aligned
 from torch_table_loader.arrow.datatypes import decoded_type, opened_type
 from torch_table_loader.arrow.sound import check_times, holds_times
@@ -238,22 +238,12 @@ class ArrowRows(Rows):
         """Copy the rows at `indices`."""
         if not self.batch.num_columns:
             return self.slice(0, len(indices))
-        columns = [_take(column, indices) for column in self.batch.columns]
-        return type(self)(pa.RecordBatch.from_arrays(columns, schema=self.batch.schema), python=self._python)
+        return type(self)(take_rows(self.batch, pa.array(indices)), python=self._python)
 
     def batches(self, batch_size: int) -> list[Any]:
         """Cut into record batches, or dicts of name to Python list."""
         cut = [self.batch.slice(start, batch_size) for start in range(0, self.num_rows, batch_size)]
         return [piece.to_pydict() for piece in cut] if self._python else cut
-
-
-def _take(column: pa.Array, indices: NDArray[np.int64]) -> pa.Array:
-    try:
-        return column.take(pa.array(indices))
-    except pa.ArrowNotImplementedError:
-        # Arrow has no `take` for string views and run-ends, but it joins them.
-        rows = [column.slice(index, 1) for index in indices.tolist()]
-        return pa.concat_arrays([column.slice(0, 0), *rows])
 
 
 class ArrowCodec(RowsCodec[ArrowRows]):

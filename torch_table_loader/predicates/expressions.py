@@ -13,7 +13,7 @@ from torch_table_loader.arrow import compute as pc
 from torch_table_loader.arrow.arrays import bits
 from torch_table_loader.errors import ConfigError, ConfigTypeError
 from torch_table_loader.messages import first_line, note_of_folders, the_nearest
-from torch_table_loader.predicates.hash_parts import hashed_once, make_known
+from torch_table_loader.predicates.evaluation import bound_type, evaluated
 
 if TYPE_CHECKING:
     import numpy as np
@@ -27,8 +27,11 @@ _BYTES_OF_FEW = 1 << 14
 """Of a pickled filter that has few functions for certain: each takes over a hundred bytes."""
 
 
-def check_filter(filters: Any, schema: pa.Schema, unread_keys: Sequence[str] = ()) -> None:
+def check_filter(filters: Any, schema: pa.Schema, unread_keys: Sequence[str] = ()) -> Any:
     """Refuse a filter that is not a boolean expression over a schema; `unread_keys` of folders are no columns of it.
+
+    Returns:
+        The filter with its literals in the types of their columns: see `fitting.fitted`.
 
     Raises:
         ConfigTypeError: it is not a pyarrow compute Expression.
@@ -57,14 +60,18 @@ def check_filter(filters: Any, schema: pa.Schema, unread_keys: Sequence[str] = (
             f"deep, got {calls}, {levels} deep; write pyarrow.compute.field('x').isin(values) for many values of a "
             "column, and text or tuples for many terms, which are joined in a tree"
         )
+    from torch_table_loader.predicates.fitting import fitted
+
+    found = fitted(filters, schema)
     try:
-        kind = _bound_type(filters, schema)
+        kind = bound_type(found, schema)
     except pa.ArrowException as error:
         raise ConfigError(_misfit(filters, schema, unread_keys, error)) from error
     if not pa.types.is_boolean(kind):
         raise ConfigError(
             f"filters must give true or false for each row, but {filters} gives {kind}; compare it with something"
         )
+    return found
 
 
 def row_mask(batch: pa.RecordBatch, filters: Any) -> pa.Array:
@@ -77,7 +84,7 @@ def row_masks(batch: pa.RecordBatch, filters: Sequence[Any]) -> list[pa.Array]:
     if batch.num_columns == 0:
         one = pa.record_batch([pa.nulls(1)], names=["none"])
         return [pa.repeat(mask[0], batch.num_rows) for mask in row_masks(one, filters)]
-    masks = _project(filters, pa.Table.from_batches([batch])).columns
+    masks = evaluated(filters, pa.Table.from_batches([batch])).columns
     return [mask.chunk(0) if mask.num_chunks == 1 else mask.combine_chunks() for mask in masks]
 
 
@@ -85,24 +92,6 @@ def known_true(mask: pa.BooleanArray) -> NDArray[np.bool_]:
     """Return which rows pass: bool [rows]."""
     known = mask.fill_null(False) if mask.null_count else mask
     return bits(known.buffers()[1], known.offset, len(known))
-
-
-def _project(filters: Sequence[Any], table: pa.Table) -> pa.Table:
-    from pyarrow import acero  # about 40 MB of libraries, for those who filter
-
-    make_known()
-    names = list(map(str, range(len(filters))))
-    source = acero.Declaration("table_source", acero.TableSourceNodeOptions(table))
-    project = acero.Declaration("project", acero.ProjectNodeOptions(list(filters), names))
-    # One thread: with more, acero hands out chunks in the order in which they are ready.
-    with hashed_once():
-        return acero.Declaration.from_sequence([source, project]).to_table(use_threads=False)
-
-
-def _bound_type(filters: Any, schema: pa.Schema) -> pa.DataType:
-    # `schema.empty_table()` does not know extension types inside lists.
-    empty = pa.table([pa.nulls(0, field.type) for field in schema], schema=schema)
-    return _project([filters], empty).schema.field(0).type
 
 
 def _misfit(filters: Any, schema: pa.Schema, unread_keys: Sequence[str], error: Exception) -> str:

@@ -19,18 +19,11 @@ import pyarrow as pa
 import pyarrow.types as pt
 
 from torch_table_loader.arrow import compute as pc
-from torch_table_loader.arrow.datatypes import is_string
+from torch_table_loader.arrow.datatypes import is_string, plain_type
 from torch_table_loader.predicates.filter_form import Call, Field, Literal, Node, UnknownFormError, parse
+from torch_table_loader.predicates.fitting import SWAPPED, fitted
 from torch_table_loader.predicates.hash_parts import make_known
 
-_SWAPPED = {
-    "equal": "equal",
-    "not_equal": "not_equal",
-    "less": "greater",
-    "less_equal": "greater_equal",
-    "greater": "less",
-    "greater_equal": "less_equal",
-}
 _EXACT = 2**53
 """Integers up to this are exact as doubles."""
 
@@ -202,7 +195,7 @@ class Predicate:
             if not pt.is_boolean(kind):
                 raise UndecidedError("no truth value")
             return self._of(path, lambda known: (known.may_be(True), known.may_be(False)))
-        if node.function in _SWAPPED:
+        if node.function in SWAPPED:
             return self._comparison(node)
         if node.function == "is_in":
             return self._is_in(node)
@@ -216,7 +209,7 @@ class Predicate:
         left, right = node.arguments
         function = node.function
         if not isinstance(left, Field):
-            left, right, function = right, left, _SWAPPED[function]
+            left, right, function = right, left, SWAPPED[function]
         path, kind = self._column(left)
         literal = _folded(right)
         if not literal.is_valid:
@@ -278,6 +271,11 @@ class Predicate:
         return self._of(path, lambda known: _begins(known, prefix))
 
     def _column(self, node: Node) -> tuple[Path, pa.DataType]:
+        if isinstance(node, Call) and node.function == "cast":
+            path, kind = self._column(node.arguments[0])
+            plain = plain_type(kind)
+            if plain == _options(node).type.field("to_type").type != kind:  # it only decodes: see `fitted`
+                return path, plain
         if not isinstance(node, Field):
             raise UndecidedError("not a column alone")
         kind = self._schema.field(node.path[0]).type
@@ -360,7 +358,9 @@ def ordinal(value: pa.Scalar, kind: pa.DataType) -> Any:
     if pt.is_integer(kind) or pt.is_floating(kind):
         return _number(value, kind)
     if pt.is_decimal(kind) and (pt.is_integer(own) or pt.is_decimal(own)):
-        return _whole(Fraction(value.as_py()) * 10**kind.scale, "a decimal of more places than the column's")
+        return _whole(
+            Fraction(value.as_py()) * Fraction(10) ** kind.scale, "a decimal of more places than the column's"
+        )
     alike = (pt.is_timestamp, pt.is_time, pt.is_duration)
     zoned = [getattr(each, "tz", None) is not None for each in (own, kind)]
     if any(test(kind) and test(own) for test in alike) and zoned[0] == zoned[1]:
@@ -410,9 +410,12 @@ _newest: tuple[Any, pa.Schema, Predicate] | None = None
 
 
 def predicate_of(filters: pc.Expression, schema: pa.Schema) -> Predicate:
-    """Return a filter as a predicate; the newest is kept, since one filter is asked about for every file of a table."""
+    """Return a filter, fitted to a schema, as a predicate.
+
+    The newest is kept, since one filter is asked about for every file of a table.
+    """
     global _newest  # noqa: PLW0603
     newest = _newest
     if newest is None or newest[0] is not filters or newest[1] is not schema:
-        newest = _newest = (filters, schema, Predicate(filters, schema))
+        newest = _newest = (filters, schema, Predicate(fitted(filters, schema), schema))
     return newest[2]

@@ -23,6 +23,7 @@ import pyarrow as pa
 
 from torch_table_loader.arrow import compute as pc
 from torch_table_loader.arrow.flatbuffers import schema_pairs
+from torch_table_loader.predicates.filter_text import is_written
 
 _INNER_TYPES = ("storage_type", "index_type", "run_end_type", "key_type", "item_type", "value_type")
 
@@ -55,6 +56,8 @@ def _hashed_parts(filters: Any) -> Iterator[bytes]:
         if isinstance(content, str):
             yield content.encode()
         else:
+            if is_written(content.type):
+                content = pa.array([float(content[0].as_py())])  # noqa: PLW2901 - the float that it is nearest to
             yield _type(content.type).encode()
             yield from _values(content)
 
@@ -158,6 +161,46 @@ def parse(expression: pc.Expression) -> Node:
         return _node(*next(words), words)
     except (StopIteration, IndexError, KeyError, ValueError, TypeError, struct.error, pa.ArrowException) as error:
         raise UnknownFormError(f"{type(error).__name__}: {error}") from error
+
+
+def write(tree: Node) -> pc.Expression:
+    """Write a tree as an expression, which `parse` reads as the same tree.
+
+    >>> print(write(parse(pc.field("a", "b") > 3)))
+    (FieldRef.Nested(FieldRef.Name(a) FieldRef.Name(b)) > 3)
+    """
+    words: list[tuple[str, str]] = []
+    values: list[pa.Array] = []
+    _spell(tree, words, values)
+    schema = pa.schema([pa.field("", value.type) for value in values], pa.KeyValueMetadata(words))
+    if not values:  # a row of no columns has no row
+        schema, values = pa.schema([pa.field("", pa.null())], schema.metadata), [pa.nulls(1)]
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_file(sink, schema) as writer:
+        writer.write_batch(pa.record_batch(values, schema=schema))
+    return pc.Expression._deserialize(sink.getvalue())
+
+
+def _spell(node: Node, words: list[tuple[str, str]], values: list[pa.Array]) -> None:
+    """Append the words of a node in prefix order, and the values that they count."""
+
+    def of_value(word: str, value: pa.Scalar) -> None:
+        words.append((word, str(len(values))))
+        values.append(pa.repeat(value, 1))
+
+    if isinstance(node, Literal):
+        of_value("literal", node.value)
+    elif isinstance(node, Field):
+        if len(node.path) > 1:
+            words.append(("nested_field_ref", str(len(node.path))))
+        words.extend(("field_ref", name) for name in node.path)
+    else:
+        words.append(("call", node.function))
+        for argument in node.arguments:
+            _spell(argument, words, values)
+        if node.options is not None:
+            of_value("options", node.options)
+        words.append(("end", node.function))
 
 
 def extent_of(expression: pc.Expression) -> tuple[int, int]:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import operator
 import re
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from datetime import date, datetime
+from datetime import UTC, date, datetime
+from decimal import Decimal, InvalidOperation
 from functools import reduce
 from typing import Any, NoReturn
 
@@ -39,6 +41,9 @@ _SIGNS = frozenset({*_OPERATORS, "(", ")", ","})
 _WORDS = frozenset({"and", "or", "not", "is", "in", "null", "between", "like", "true", "false"})
 _TERMS_IN_ORDER = 100
 """Terms that and, or or join one after the other; more are joined in a tree. Names of filters depend on the form."""
+
+_WRITTEN_DIGITS = 76
+"""Digits of the type that holds a number of a filter's text that no float is: the most that a decimal has."""
 
 _MOST_LEVELS = 32
 """Levels of not and of parentheses."""
@@ -167,7 +172,7 @@ class _Text:
             return _unquoted(token)
         if token.lower() in ("true", "false"):
             return token.lower() == "true"
-        for read in (int, float, date.fromisoformat, datetime.fromisoformat):
+        for read in (_whole, _broken, date.fromisoformat, _time):
             with suppress(ValueError):
                 return read(token)
         return self._fail(f"expected a number, a date, a time, true, false or a string in quotes, got {token!r}")
@@ -214,6 +219,62 @@ class _Text:
         raise ConfigError(f"the filter {self._text!r:.2000} cannot be read: {problem}; {_REMEDY}")
 
 
+def _whole(number: str | int) -> Any:
+    """Return a whole number as pyarrow takes it: beyond 64 bits as a decimal, and beyond 76 digits as a float.
+
+    >>> _whole("7"), _whole(2**70)
+    (7, <pyarrow.Decimal128Scalar: Decimal('1180591620717411303424')>)
+    """
+    found = int(number)
+    if -(1 << 63) <= found < 1 << 63:
+        return found
+    if 0 <= found < 1 << 64:
+        return pa.scalar(found, pa.uint64())
+    if abs(found) >= 10**76:
+        return float(found) if abs(found) < 1 << 1023 else math.copysign(math.inf, found)
+    return pa.scalar(Decimal(found))
+
+
+def _broken(number: str) -> Any:
+    """Return a number with a point or an exponent: a float, or exactly what is written where no float is that.
+
+    >>> _broken("2.5"), _broken("0.1")
+    (2.5, <pyarrow.Decimal256Scalar: Decimal('0.1')>)
+    """
+    found = float(number)
+    with suppress(InvalidOperation):
+        written = Decimal(number)
+        places = -int(written.as_tuple().exponent) if written.is_finite() else 0
+        fits = len(written.as_tuple().digits) <= _WRITTEN_DIGITS and places <= _WRITTEN_DIGITS
+        if fits and places > 0 and written != Decimal(found):
+            return pa.scalar(written, pa.decimal256(_WRITTEN_DIGITS, places))
+    return found
+
+
+def is_written(kind: pa.DataType) -> bool:
+    """Return whether a literal stands in a filter's text with a point, and is exact for decimals, else a float."""
+    return bool(pa.types.is_decimal256(kind) and kind.precision == _WRITTEN_DIGITS and kind.scale > 0)
+
+
+def _time(text: str) -> Any:
+    """Return a time, in nanoseconds where it has more than six places of a second.
+
+    >>> _time("2026-01-03 10:30:00.000000001")
+    <pyarrow.TimestampScalar: '2026-01-03T10:30:00.000000001'>
+    """
+    found, places = datetime.fromisoformat(text), re.search(r"\.(\d+)", text)
+    digits = "" if places is None else places[1].rstrip("0")
+    if len(digits) <= 6:
+        return found
+    if len(digits) > 9:
+        raise ValueError("a time finer than nanoseconds")
+    since = found.replace(microsecond=0) - datetime(1970, 1, 1, tzinfo=None if found.tzinfo is None else UTC)
+    nanoseconds = (since.days * 86_400 + since.seconds) * 10**9 + int(digits.ljust(9, "0"))
+    if abs(nanoseconds) >= 1 << 63:
+        raise ValueError("a time that nanoseconds do not reach")
+    return pa.scalar(nanoseconds, pa.timestamp("ns", None if found.tzinfo is None else "UTC"))
+
+
 def _joined(join: Callable[[Any, Any], Any], terms: Sequence[pc.Expression]) -> pc.Expression:
     """Join terms, from left to right where they are few: what reads an expression calls itself for each level."""
     return reduce(join, terms) if len(terms) <= _TERMS_IN_ORDER else _balanced(join, terms)
@@ -227,13 +288,32 @@ def _balanced(join: Callable[[Any, Any], Any], terms: Sequence[pc.Expression]) -
 
 def _of_tuples(given: Sequence[Any]) -> pc.Expression:
     """Return tuples as an expression, as pyarrow does, whose form is as deep as they are many."""
-    groups = [list(given)] if isinstance(given[0], str | tuple) else [list(group) for group in given]
-    groups = [[tuple(given)]] if isinstance(given[0], str) else groups
+    if isinstance(given[0], str):
+        groups = [[tuple(given)]]
+    else:
+        groups = [list(given)] if isinstance(given[0], tuple) else [list(group) for group in given]
+    groups = [[_with_whole_numbers(term) for term in group] for group in groups]
     if max(len(groups), *map(len, groups)) <= _TERMS_IN_ORDER:
-        return pq.filters_to_expression([given] if isinstance(given[0], str) else list(given))
+        return pq.filters_to_expression(groups)
     return _joined(
         operator.or_, [_joined(operator.and_, [pq.filters_to_expression([term]) for term in group]) for group in groups]
     )
+
+
+def _with_whole_numbers(term: Any) -> Any:
+    """Return a tuple whose value, or list of values, has whole numbers as pyarrow takes them."""
+    if not isinstance(term, tuple) or len(term) != 3:
+        return term
+    column, sign, value = term
+    if _is_beyond(value):
+        return column, sign, _whole(value)
+    if isinstance(value, list | tuple | set | frozenset) and any(map(_is_beyond, value)):
+        return column, sign, pa.array([Decimal(each) if isinstance(each, int) else each for each in value])
+    return term
+
+
+def _is_beyond(value: Any) -> bool:
+    return isinstance(value, int) and not -(1 << 63) <= value < 1 << 63
 
 
 def _tokens(text: str) -> list[str]:

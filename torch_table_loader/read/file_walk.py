@@ -13,6 +13,7 @@ import numpy as np
 import pyarrow as pa
 
 from torch_table_loader.arrow import compute as pc
+from torch_table_loader.arrow.arrays import take_rows
 from torch_table_loader.cancellation import check_wanted
 from torch_table_loader.contracts import ReleasingStorage
 from torch_table_loader.errors import TableError
@@ -339,7 +340,7 @@ class FileWalk:
                         chosen = first.slice(places.start, batch.num_rows)
                         kept = None if mask is None or mask[places].all() else self._live.marked(mask[places])
                         if kept is None or len(kept):
-                            taken = batch if kept is None else pc.take(batch, kept, boundscheck=False)
+                            taken = batch if kept is None else take_rows(batch, kept)
                             yield self._part(piece, row, self._joined(chosen, taken, kept), thinned=True)
                 self._reach(stop)
         if self.row != piece.row_stop:
@@ -357,7 +358,7 @@ class FileWalk:
     def _joined(self, first: pa.RecordBatch, others: pa.RecordBatch, kept: pa.UInt32Array | None) -> pa.RecordBatch:
         """Join the kept rows of the columns that rows are chosen by with the others, in the conformer's order."""
         if kept is not None:
-            first = pc.take(first, kept, boundscheck=False)
+            first = take_rows(first, kept)
         by_name = {
             field.name: (field, array)
             for batch in (first, others)
@@ -402,7 +403,7 @@ def live_rows(batch: pa.RecordBatch, mask: NDArray[np.bool_] | None, start: int,
         return batch if stop - start == batch.num_rows else batch.slice(start, stop - start)
     # Filtering by the mask would cost more: a filter asks at each row, these indices were checked when made.
     indices = np.flatnonzero(mask)[start:stop].astype(np.uint32)
-    return pc.take(batch, pa.array(indices), boundscheck=False)
+    return take_rows(batch, pa.array(indices))
 
 
 @contextmanager

@@ -11,6 +11,7 @@ import pyarrow.parquet as pq
 from typing_extensions import override
 
 from torch_table_loader.arrow import compute as pc
+from torch_table_loader.arrow.arrays import take_rows
 from torch_table_loader.arrow.sound import sound_text
 from torch_table_loader.errors import TableError
 from torch_table_loader.format_contracts import (
@@ -283,7 +284,7 @@ def _taken(table: pa.Table, places: pa.Array) -> list[pa.Array]:
     """
     batches = table.to_batches()
     if len(batches) == 1:
-        return list(pc.take(batches[0], places, boundscheck=False).columns)
+        return list(take_rows(batches[0], places).columns)
     return _in_one_piece(pc.take(table, places, boundscheck=False))
 
 

@@ -99,7 +99,7 @@ class TaskReader:
         if max_rows < 1:
             raise ConfigError(f"max_rows must be at least 1, got {max_rows}")
         if filters is not None:
-            check_filter(filters, table_schema)
+            filters = check_filter(filters, table_schema)
         self._filters = filters
         self._filter_columns = () if filters is None else _named((filters,), table_schema)
         self._storage = storage
@@ -136,7 +136,8 @@ class TaskReader:
     def counting(self, apart: Sequence[Any]) -> TaskReader:
         """Return the same reader, of which `counted` counts each of some filters apart, among the rows that pass."""
         other = copy.copy(self)
-        other._apart, other._apart_columns = tuple(apart), _named(apart, self._table_schema)
+        other._apart = tuple(check_filter(each, self._table_schema) for each in apart)
+        other._apart_columns = _named(apart, self._table_schema)
         return other
 
     @property

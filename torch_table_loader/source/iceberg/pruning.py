@@ -24,6 +24,7 @@ from torch_table_loader.arrow import compute as pc
 from torch_table_loader.errors import ConfigError, ConfigTypeError
 from torch_table_loader.messages import did_you_mean
 from torch_table_loader.predicates.facts import NULL, Facts, Path, Predicate, UndecidedError, ordinal
+from torch_table_loader.predicates.fitting import fitted
 from torch_table_loader.source.iceberg.manifests import DATA
 from torch_table_loader.source.iceberg.scan import bound, facts_of
 
@@ -46,7 +47,7 @@ class Pruner:
         self, filters: pc.Expression, schema: TableSchema, arrow: pa.Schema, specs: Mapping[int, Sequence[SpecField]]
     ) -> None:
         """Look up what the filter asks of columns, and which fields of each partition spec say something of it."""
-        self._predicate = Predicate(filters, arrow)
+        self._predicate = Predicate(fitted(filters, arrow), arrow)
         known = {leaf.path: leaf for leaf in _leaves(schema.fields, arrow, ())}
         self._leaves = [known[path] for path in self._predicate.paths if path in known]
         by_id = {leaf.field_id: leaf for leaf in self._leaves}

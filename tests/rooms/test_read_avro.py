@@ -257,8 +257,10 @@ def test_decimals_beyond_38_digits_are_read(tmp_path: Path) -> None:
     assert table.to_pylist() == [{"d": value}]
 
 
-def test_metadata_need_not_be_text(tmp_path: Path) -> None:
-    path = written(tmp_path / "x.avro", {"x": "int"}, *({"x": x} for x in range(5)), metadata={"of": "..."})
+@pytest.mark.parametrize("key", ["of", "avro.sync"])
+def test_metadata_need_not_be_text(tmp_path: Path, key: str) -> None:
+    path = written(tmp_path / "x.avro", {"x": "int"}, *({"x": x} for x in range(5)), metadata={"_" * len(key): "..."})
+    path.write_bytes(path.read_bytes().replace(b"_" * len(key), key.encode()))
     data = path.read_bytes()
     path.write_bytes(data.replace(b"...", b"\xff\xfe\x00"))
     assert read(path, ["x"]).column("x").to_pylist() == [0, 1, 2, 3, 4]

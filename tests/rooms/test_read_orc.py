@@ -203,3 +203,30 @@ def test_a_time_that_nanoseconds_do_not_hold_is_no_damage(tmp_path: Path, time: 
         list(StructuredDataset(str(path), num_workers=0))
     assert "damaged" not in str(caught.value)
     assert next(iter(StructuredDataset(str(path), columns=["v"], num_workers=0)))["v"].tolist() == [1]
+
+
+def with_postscript(path: Path, spoil: Any) -> None:
+    data = path.read_bytes()
+    postscript = spoil(data[-1 - data[-1] : -1])
+    path.write_bytes(data[: -1 - data[-1]] + postscript + bytes([len(postscript)]))
+
+
+@pytest.mark.parametrize("compression", ["uncompressed", "zlib"])
+def test_the_postscript_may_lack_the_magic_that_the_file_begins_with(tmp_path: Path, compression: str) -> None:
+    path = tmp_path / "x.orc"
+    orc.write_table(pa.table({"a": range(3000)}), str(path), compression=compression)
+    with_postscript(path, lambda postscript: postscript.removesuffix(b"\x82\xf4\x03\x03ORC"))
+    (batch,) = StructuredDataset(str(path), batch_size=3000, num_workers=0)
+    assert batch["a"].tolist() == list(range(3000))
+    path.write_bytes(b"PAR" + path.read_bytes()[3:])
+    with pytest.raises(TableError, match=r"x\.orc must be an ORC file.*does not say ORC"):
+        read_column(str(path))
+
+
+def test_lzo_is_said_and_no_damage(tmp_path: Path) -> None:
+    path = tmp_path / "x.orc"
+    orc.write_table(pa.table({"a": [1]}), str(path), compression="zlib")
+    with_postscript(path, lambda postscript: postscript.replace(b"\x10\x01", b"\x10\x03", 1))
+    with pytest.raises(TableError, match=r"x\.orc.*compressed with LZO, which is not read; convert it") as caught:
+        read_column(str(path))
+    assert not re.search("damaged|torn", str(caught.value))

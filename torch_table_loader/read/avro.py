@@ -59,6 +59,8 @@ _HEADER = {
 }
 """How a file begins."""
 
+_NEEDED = ("avro.schema", "avro.codec")
+
 _RECORDS = ("record", "error")
 _NAMED = (*_RECORDS, "enum", "fixed")
 _NULLS = ("null", {"type": "null"})
@@ -318,7 +320,7 @@ def _block_reader(source: pa.NativeFile) -> Any:
     except UnicodeDecodeError:  # metadata is bytes, which fastavro takes for text
         source.seek(0)
         header = fastavro.schemaless_reader(_WithinFile(source), _HEADER, handle_unicode_errors="replace")
-        header["meta"] = {key: value for key, value in header["meta"].items() if key.startswith("avro.")}
+        header["meta"] = {key: value for key, value in header["meta"].items() if key in _NEEDED}
         fastavro.schemaless_writer(own := BytesIO(), _HEADER, header)
         return fastavro.block_reader(_WithinFile(source, BytesIO(own.getvalue())))
 

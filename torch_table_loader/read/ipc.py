@@ -60,7 +60,11 @@ _VERSION, _HEADER, _BODY_LENGTH = 0, 2, 3
 _V5 = 4
 """Of Arrow 1.0 and later; before it, a union had one buffer more."""
 
-_RECORD_BATCH, _DICTIONARY_BATCH = 3, 2
+_SCHEMA, _DICTIONARY_BATCH, _RECORD_BATCH = 1, 2, 3
+_MARKER = b"\xff\xff\xff\xff"
+_MOST_SCHEMA_BYTES = 1 << 24
+"""Of a schema without its length."""
+
 _BATCH_OF_DICTIONARY = 1
 _BUFFERS, _COMPRESSION, _VARIADIC = 2, 3, 4
 _BUFFER = struct.Struct("<qq")
@@ -183,7 +187,7 @@ def _inspect_file(source: pa.NativeFile, file: DataFile) -> FileMeta:
 def message_starts(source: pa.NativeFile) -> list[int]:
     """Return where the messages of a file of the file format begin: see `sized`."""
     _, dictionaries, batches = read_footer(source)
-    return [_STREAM_START, *(block.start for block in (*dictionaries, *batches))]
+    return [block.start for block in (*dictionaries, *batches)]
 
 
 def read_footer(source: pa.NativeFile) -> Footer:
@@ -205,11 +209,42 @@ def check_footer(source: pa.NativeFile, num_batches: int) -> Footer:
     footer = read_footer(source)
     if len(footer.batches) != num_batches:
         raise ValueError(f"its footer names {len(footer.batches)} record batches, and {num_batches} are found")
-    marker, length = struct.unpack("<iI", source.read_at(8, _STREAM_START))
-    # Before Arrow 0.15 the length of the schema came without a marker.
-    schema_stop = _STREAM_START + (8 + length if marker == -1 else 4 + marker)
-    check_blocks([*footer.dictionaries, *footer.batches], schema_stop, footer.start)
+    blocks = [*footer.dictionaries, *footer.batches]
+    first = min((block.start for block in blocks), default=footer.start)
+    check_blocks(blocks, _schema_stop(source, first), footer.start)
     return footer
+
+
+def _schema_stop(source: pa.NativeFile, first: int) -> int:
+    """Return where the schema ends that a file begins with, which nobody needs; `first` is where its blocks begin.
+
+    polars writes it without its length: then no batch may lie there.
+    """
+    try:
+        found = _message(source, _STREAM_START)
+        if found is not None and found[0].byte(_HEADER - 1) == _SCHEMA:
+            return found[1]
+    except (ValueError, struct.error):
+        pass
+    if first > _MOST_SCHEMA_BYTES:
+        raise ValueError(f"its blocks begin at byte {first}, behind no schema")
+    lead = source.read_at(max(0, first - _STREAM_START), _STREAM_START)
+    if FlatTable.root(lead).byte(_HEADER - 1) != _SCHEMA:
+        raise ValueError("it does not begin with a schema")
+    place = lead.find(_MARKER)
+    while place >= 0:
+        if place % 8 == 0 and _is_batch(source, _STREAM_START + place):
+            raise ValueError(f"its footer does not name the batch at byte {_STREAM_START + place}")
+        place = lead.find(_MARKER, place + 1)
+    return first
+
+
+def _is_batch(source: pa.NativeFile, start: int) -> bool:
+    try:
+        found = _message(source, start)
+        return found is not None and found[0].byte(_HEADER - 1) in (_RECORD_BATCH, _DICTIONARY_BATCH)
+    except (ValueError, struct.error):
+        return False
 
 
 def _inspect_stream(source: pa.NativeFile, file: DataFile) -> FileMeta:
@@ -222,7 +257,7 @@ def _inspect_stream(source: pa.NativeFile, file: DataFile) -> FileMeta:
 
 
 def _stream(source: pa.NativeFile, columns: Sequence[str], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-    """Read the batches of a stream, which must end with its end-of-stream marker and nothing after it."""
+    """Read the batches of a stream, behind which comes its end-of-stream marker or nothing."""
     with pa.ipc.open_stream(source, options=_only(columns, schema)) as reader:
         while True:
             stop, place = source.tell(), None
@@ -234,10 +269,10 @@ def _stream(source: pa.NativeFile, columns: Sequence[str], schema: pa.Schema) ->
             yield _batch_with_places(sound(batch), place) if PLACE in columns else sound(batch)
     size = source.size()
     marker = source.read_at(8, stop)
-    if not (size - stop in (4, 8) and marker == _END_OF_STREAM[-len(marker) :]):
+    if size != stop and not (size - stop in (4, 8) and marker == _END_OF_STREAM[-len(marker) :]):
         raise pa.ArrowInvalid(
-            f"a stream must end with an end-of-stream marker, and at byte {stop} of {size} come {marker!r}: it was "
-            "cut, or its writer was not closed"
+            f"a stream must end at a message or with an end-of-stream marker, and at byte {stop} of {size} come "
+            f"{marker!r}: it was cut"
         )
 
 

@@ -21,11 +21,13 @@ from pyarrow import orc
 from typing_extensions import override
 
 from torch_table_loader.arrow.sound import sound_text
+from torch_table_loader.errors import TableError
 from torch_table_loader.format_contracts import Traits
 from torch_table_loader.messages import first_line
-from torch_table_loader.read.failures import reading
+from torch_table_loader.read.failures import naming, reading
 from torch_table_loader.read.far_files import open_at_end
 from torch_table_loader.read.orc_encodings import (
+    LZO,
     MOST_CHUNK_BYTES,
     are_within,
     bounds_of,
@@ -44,6 +46,7 @@ if TYPE_CHECKING:
     from torch_table_loader.records import DataFile
 
 _TAIL_BYTES = 64 * 1024
+_MAGIC = b"ORC"
 _OPENING_BYTES = 16 * 1024
 """What ORC's library reads of a file's end to open it, where its footer is not longer."""
 
@@ -89,7 +92,8 @@ class OrcReader(WholeGroups):
 
     @override
     def inspect(self, storage: Storage, file: DataFile, schema: pa.Schema | None) -> FileMeta:
-        with reading(storage, file, "an ORC file"), open_at_end(storage, file) as source:
+        whole = reading(storage, file, "an ORC file")
+        with naming(storage, file), whole, open_at_end(storage, file) as source:
             return _inspected(source, file)
 
     @override
@@ -119,7 +123,10 @@ class OrcFile(GroupedFile):
 
 
 class Tail(NamedTuple):
-    """The end of a file: its bytes, `num_bytes` of which are metadata, footer and postscript, and what these say."""
+    """The end of a file: its bytes, `num_bytes` of which are metadata, footer and postscript, and what these say.
+
+    They follow the magic if the postscript lacks it.
+    """
 
     data: bytes
     num_bytes: int
@@ -135,9 +142,16 @@ def read_tail(source: pa.NativeFile, at_once: int = _OPENING_BYTES) -> Tail:
     if not 0 < length < len(tail):
         raise ValueError(f"the postscript's length is {length} of {len(tail)} bytes")
     postscript = dict(fields(tail[-1 - length : -1]))
-    if postscript.get(8000) != b"ORC":
+    lead = b""
+    if (
+        magic := postscript.get(8000)
+    ) is None:  # the first writers put it at the start alone, where ORC's library looks
+        lead = magic = source.read_at(len(_MAGIC), 0)
+    if magic != _MAGIC:
         raise ValueError("the postscript does not say ORC")
     footer_length, compression, chunk_bytes, metadata_length = (_number(postscript.get(key, 0)) for key in (1, 2, 3, 5))
+    if compression == LZO:
+        raise TableError("it is compressed with LZO, which is not read; convert it to zlib, snappy, LZ4 or zstd")
     num_bytes = metadata_length + footer_length + length + 1
     if num_bytes > size:
         raise ValueError(f"the footer needs {num_bytes} bytes of {size}")
@@ -150,7 +164,7 @@ def read_tail(source: pa.NativeFile, at_once: int = _OPENING_BYTES) -> Tail:
         if key == _STRIPES and isinstance(value, bytes):
             numbers = {part: number for part, number in fields(value) if isinstance(number, int)}
             stripes.append(Stripe(*(numbers.get(part, 0) for part in (5, 1, 2, 3, 4))))
-    return Tail(tail, num_bytes, StripeCheck.of(footer, compression, chunk_bytes), stripes)
+    return Tail(lead + tail, num_bytes, StripeCheck.of(footer, compression, chunk_bytes), stripes)
 
 
 def _inspected(source: pa.NativeFile, file: DataFile) -> FileMeta:

@@ -238,3 +238,17 @@ def test_a_long_text_of_a_dictionary_is_not_repeated_all_at_once(
         )[0]
         assert [text for batch in loader for text in batch["s"]] == column.to_pylist()
     assert 0 < max(decoded) < 8000
+
+
+@pytest.mark.parametrize("options", [{}, {"shuffle": "rows"}, {"columns": ["n"]}])
+def test_a_column_of_nulls_that_says_it_has_none_is_read(tmp_path: Path, options: dict[str, Any]) -> None:
+    path = tmp_path / "x.parquet"
+    schema = pa.schema([pa.field("n", pa.date32(), nullable=False), pa.field("x", pa.int64())])
+    table = pa.table({"n": pa.array([1, 2, 3], pa.int32()).cast(pa.date32()), "x": [1, 2, 3]}).cast(schema)
+    pq.write_table(table, path, store_schema=False, write_statistics=False, use_dictionary=False)
+    data = path.read_bytes()
+    assert data.count(b"\x6c\0\0") == 1
+    path.write_bytes(data.replace(b"\x6c\0\0", b"\xbc\0\0"))  # the logical type, of dates, becomes that of nulls
+    assert str(pq.read_schema(path).field("n")) == "pyarrow.Field<n: null not null>"
+    (batch,) = StructuredDataset(str(path), output_format="dict", num_workers=0, **options)
+    assert batch["n"] == [None] * 3

@@ -37,6 +37,7 @@ from torch_table_loader.read.orc_encodings import (
     fields,
     varint,
 )
+from torch_table_loader.read.orc_times import correct_seconds
 from torch_table_loader.read.reader_base import GroupedFile, WholeGroups, refuse_duplicates
 from torch_table_loader.records import FileMeta
 from torch_table_loader.sizes import sizes
@@ -119,7 +120,10 @@ class OrcFile(GroupedFile):
     def _group(self, group: int, columns: list[str]) -> pa.RecordBatch:
         self._tail.check.check(self._source, self._tail.stripes[group], columns)
         # As in Parquet, a name may bring in more than it names, and the file's order is kept.
-        return sound_text(self._handle.read_stripe(group, columns=columns).select(columns))
+        batch = self._handle.read_stripe(group, columns=columns).select(columns)
+        if self._tail.check.has_times:
+            correct_seconds(batch, self._tail.check.zone_of(self._source, self._tail.stripes[group]))
+        return sound_text(batch)
 
 
 class Tail(NamedTuple):
@@ -266,6 +270,20 @@ class StripeCheck:
         """The compression of the file, and the most bytes of a decompressed chunk."""
         return self.compression, self.chunk_bytes
 
+    @property
+    def has_times(self) -> bool:
+        """Whether there are times of a zone's clock."""
+        return any(each.kind == _TIMESTAMP for each in self.types)
+
+    def zone_of(self, source: pa.NativeFile, stripe: Stripe) -> str:
+        """Return the time zone that a stripe, once checked, was written in; "" if it has none."""
+        found = dict(fields(self._footer(source, stripe))).get(_TIME_ZONE, b"")
+        return found.decode("latin-1") if isinstance(found, bytes) else ""
+
+    def _footer(self, source: pa.NativeFile, stripe: Stripe) -> bytes:
+        start = stripe.start + stripe.index_bytes + stripe.data_bytes
+        return decompressed(source.read_at(stripe.footer_bytes, start), *self.chunks)
+
     def check(self, source: pa.NativeFile, stripe: Stripe, columns: Iterable[str]) -> None:
         """Check the sizes that a decoder of some columns of a stripe relies on."""
         found = _StripeColumns(self, source, self.columns_of(source, stripe))
@@ -284,7 +302,7 @@ class StripeCheck:
     def columns_of(self, source: pa.NativeFile, stripe: Stripe) -> Sequence[_Column]:
         """Read a stripe's footer: how each column is encoded, and where its streams are."""
         start, stop = stripe.start, stripe.start + stripe.index_bytes + stripe.data_bytes
-        footer = decompressed(source.read_at(stripe.footer_bytes, stop), *self.chunks)
+        footer = self._footer(source, stripe)
         streams: list[dict[int, tuple[int, int]]] = [{} for _ in self.types]
         encodings = list[tuple[int, int]]()
         for key, value in fields(footer):

@@ -22,7 +22,7 @@ from torch_table_loader.read.failures import as_reading_error
 DAMAGE = re.compile("damaged|torn|write .* again")
 
 
-class Keys(pe.KmsClient):
+class Keys(pe.KmsClient):  # type: ignore[misc]
     """Keeps keys in the file itself."""
 
     def wrap_key(self, key_bytes: bytes, master_key_identifier: str) -> bytes:

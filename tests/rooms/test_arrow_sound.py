@@ -21,7 +21,7 @@ from pyarrow import orc
 from tests.tables.reading import data_file, inspect
 from torch_table_loader import StructuredDataset, TableError
 from torch_table_loader.arrow.sound import sound, sound_text
-from torch_table_loader.read.ipc import Block, check_blocks
+from torch_table_loader.read.ipc_layout import Block, check_blocks
 from torch_table_loader.read.orc import Stripe, check_stripes
 
 BATCHES, ROWS = 3, 20
@@ -101,7 +101,7 @@ def test_blocks_fill_a_file_or_are_refused(lengths: list[int], random: Any) -> N
         check_blocks(blocks, 100, edges[-1] - 1)
 
 
-def test_a_stream_that_ends_early_is_refused(tmp_path: Path) -> None:
+def test_a_stream_that_ends_within_a_message_or_early_is_refused(tmp_path: Path) -> None:
     data = ipc_bytes(pa.table({"n": range(BATCHES * ROWS)}), stream=True)
     end = b"\xff\xff\xff\xff\0\0\0\0"
     assert data.endswith(end)
@@ -109,10 +109,14 @@ def test_a_stream_that_ends_early_is_refused(tmp_path: Path) -> None:
         assert sum(batch.num_rows for batch in reader) == BATCHES * ROWS
     header = len(ipc_bytes(pa.table({"n": pa.array([], pa.int64())}), stream=True)) - len(end)
     one = (len(data) - len(end) - header) // BATCHES
-    for torn in (data[:-8], data[: header + one], data[: header + one] + end + data[header + one :]):
+    first = data[: header + one]
+    for torn in (data[:-1], data[:-9], first[:-1], first + data[:4], first + end + data[header + one :]):
         (tmp_path / "x.arrows").write_bytes(torn)
-        with pytest.raises(TableError, match=r"x\.arrows must be an Arrow IPC file or stream.*end-of-stream"):
+        with pytest.raises(TableError, match=r"x\.arrows must be an Arrow IPC file or stream"):
             inspect(data_file(tmp_path / "x.arrows", "arrow"))
+    for whole, batches in ((data[:-8], BATCHES), (first, 1)):  # the marker is optional
+        (tmp_path / "x.arrows").write_bytes(whole)
+        assert inspect(data_file(tmp_path / "x.arrows", "arrow")).group_rows == (batches * ROWS,)
     (tmp_path / "x.arrows").write_bytes(data[:-8] + end[4:])  # as before Arrow 0.15
     assert inspect(data_file(tmp_path / "x.arrows", "arrow")).group_rows == (BATCHES * ROWS,)
 

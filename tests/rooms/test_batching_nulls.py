@@ -152,6 +152,19 @@ def test_gaps_become_the_mean_of_statistics_that_were_measured_elsewhere() -> No
     assert np.isnan(value_of(pairs, nulls={"x.item": "nan"}).numpy()).tolist() == [[False, True], [True, True]]
 
 
+@pytest.mark.parametrize("kind", [pa.float16(), pa.float32(), pa.float64(), pa.int8(), pa.list_(pa.float32(), 1)])
+@pytest.mark.parametrize("output_format", ["torch", "numpy"])
+def test_a_null_in_place_of_a_fixed_size_list_is_an_error(kind: pa.DataType, output_format: str) -> None:
+    pairs = pa.nulls(2, pa.list_(kind, 2))
+    with pytest.raises(TableError, match="column 'x' has a null at row 0 of this batch"):
+        value_of(pairs, output_format=output_format)
+    if pa.types.is_floating(kind):
+        inner = pa.FixedSizeListArray.from_arrays(pa.array([1, None], kind), 2)
+        assert np.isnan(np.asarray(value_of(inner, output_format=output_format))).tolist() == [[False, True]]
+        filled = value_of(pairs, nulls={"x": float("nan")}, output_format=output_format)
+        assert np.isnan(np.asarray(filled)).all()
+
+
 @pytest.mark.parametrize(
     ("kind", "message"),
     [

@@ -165,3 +165,123 @@ def test_a_damaged_file_is_named(tmp_path: Path) -> None:
     path.write_bytes(b"PAR1")
     with pytest.raises(TableError, match=r"x\.avro must be an Avro file"):
         reader_for("avro").inspect(LocalStorage(), data_file(path, "avro"), None)
+
+
+def written(path: Path, fields: dict[str, Any], *rows: dict[str, Any], metadata: Any = None) -> Path:
+    """Write rows with fields of these types."""
+    schema = {
+        "type": "record",
+        "name": "row",
+        "namespace": "of.rows",
+        "fields": [{"name": name, "type": kind} for name, kind in fields.items()],
+    }
+    with path.open("wb") as target:
+        fastavro.writer(target, schema, rows, metadata=metadata)
+    return path
+
+
+POINT = {"type": "record", "name": "point", "fields": [{"name": "x", "type": "int"}]}
+STRUCT = pa.struct([pa.field("x", pa.int32(), nullable=False)])
+NAMED: dict[str, tuple[Any, list[Any], pa.DataType]] = {
+    "record": (POINT, ["point", "of.rows.point"], STRUCT),
+    "enum": ({"type": "enum", "name": "e", "symbols": ["a", "b"]}, ["e", "of.rows.e"], pa.string()),
+    "fixed": ({"type": "fixed", "name": "f", "size": 2}, ["f", ["null", "f"]], pa.binary(2)),
+    "other namespace": ({**POINT, "namespace": "of.points"}, ["of.points.point"], STRUCT),
+    "decimal": (
+        {"type": "fixed", "name": "d", "size": 4, "logicalType": "decimal", "precision": 9, "scale": 2},
+        ["d"],
+        pa.decimal128(9, 2),
+    ),
+}
+VALUES = {"enum": "b", "fixed": b"xy", "decimal": decimal.Decimal("1.25")}
+
+
+@pytest.mark.parametrize("name", NAMED)
+def test_a_type_is_used_again_by_its_name(tmp_path: Path, name: str) -> None:
+    defined, uses, kind = NAMED[name]
+    value = VALUES.get(name, {"x": 7})
+    fields = {"first": defined, **{f"use{place}": use for place, use in enumerate(uses)}}
+    fields["nested"] = {"type": "array", "items": {"type": "map", "values": uses[0]}}
+    row = {key: [{"k": value}] if key == "nested" else value for key in fields}
+    table = read(written(tmp_path / "x.avro", fields, row), list(fields))
+    assert table.schema.types[:-1] == [kind] * (1 + len(uses))
+    assert table.to_pylist() == [row | {"nested": [[("k", value)]]}]
+
+
+def test_a_uuid_on_text_is_its_bytes(tmp_path: Path) -> None:
+    value = uuid.UUID(int=5)
+    kind = {"type": "string", "logicalType": "uuid"}
+    fields = {"u": kind, "n": ["null", kind], "l": {"type": "array", "items": kind}, "x": "int"}
+    path = written(tmp_path / "x.avro", fields, {"u": value, "n": None, "l": [value], "x": 1})
+    table = read(path, ["u", "n", "l", "x"])
+    assert table.schema.types[:2] == [pa.binary(16), pa.binary(16)]
+    assert table.to_pylist() == [{"u": value.bytes, "n": None, "l": [value.bytes], "x": 1}]
+
+
+@pytest.mark.parametrize("kind", ["null", ["null"], {"type": "null"}])
+def test_a_field_of_nulls_is_read(tmp_path: Path, kind: Any) -> None:
+    table = read(written(tmp_path / "x.avro", {"n": kind, "x": "int"}, {"n": None, "x": 1}), ["n", "x"])
+    assert table.to_pylist() == [{"n": None, "x": 1}]
+
+
+LOOP = {
+    "type": "record",
+    "name": "node",
+    "fields": [{"name": "v", "type": "int"}, {"name": "next", "type": ["null", "node"]}],
+}
+WIDE = {"type": "bytes", "logicalType": "decimal", "precision": 80, "scale": 0}
+UNREAD: dict[str, tuple[Any, Any, str]] = {
+    "union": (["int", "string"], 1, "int or string"),
+    "nested union": ({"type": "array", "items": ["null", "int", POINT]}, [None], "int or of.rows.point|int or point"),
+    "loop": (LOOP, {"v": 1, "next": {"v": 2, "next": None}}, "'of.rows.node' within itself"),
+    "decimal": (WIDE, decimal.Decimal(5), "decimals of 80 digits"),
+}
+
+
+@pytest.mark.parametrize("name", UNREAD)
+def test_what_is_not_read_is_said_and_other_columns_are_read(tmp_path: Path, name: str) -> None:
+    kind, value, words = UNREAD[name]
+    path = written(tmp_path / "x.avro", {"bad": kind, "x": "int"}, {"bad": value, "x": 1})
+    with pytest.raises(TableError, match=f"x.avro.*'bad' holds.*({words}).*leave it out of columns=") as raised:
+        read(path, ["bad", "x"])
+    assert "damaged" not in str(raised.value)
+    assert read(path, ["x"]).to_pylist() == [{"x": 1}]
+    assert read(path, []).num_rows == 1
+
+
+def test_decimals_beyond_38_digits_are_read(tmp_path: Path) -> None:
+    value = decimal.Decimal("1" * 50 + ".5")
+    kind = {"type": "bytes", "logicalType": "decimal", "precision": 60, "scale": 1}
+    table = read(written(tmp_path / "x.avro", {"d": kind}, {"d": value}), ["d"])
+    assert table.column("d").type == pa.decimal256(60, 1)
+    assert table.to_pylist() == [{"d": value}]
+
+
+@pytest.mark.parametrize("key", ["of", "avro.sync"])
+def test_metadata_need_not_be_text(tmp_path: Path, key: str) -> None:
+    path = written(tmp_path / "x.avro", {"x": "int"}, *({"x": x} for x in range(5)), metadata={"_" * len(key): "..."})
+    path.write_bytes(path.read_bytes().replace(b"_" * len(key), key.encode()))
+    data = path.read_bytes()
+    path.write_bytes(data.replace(b"...", b"\xff\xfe\x00"))
+    assert read(path, ["x"]).column("x").to_pylist() == [0, 1, 2, 3, 4]
+    path.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(TableError, match="torn"):
+        inspect(data_file(path, "avro"))
+
+
+def test_a_file_of_no_records_is_said(tmp_path: Path) -> None:
+    path = tmp_path / "x.avro"
+    with path.open("wb") as target:
+        fastavro.writer(target, "string", ["a"])
+    with pytest.raises(TableError, match=r"an Avro file of records.*'string'") as raised:
+        inspect(data_file(path, "avro"))
+    assert "torn" not in str(raised.value)
+
+
+def test_types_that_use_each_other_twice_are_bounded(tmp_path: Path) -> None:
+    fields: dict[str, Any] = {"f0": {**POINT, "name": "r0"}}
+    for place in range(1, 60):
+        inner = [{"name": name, "type": f"r{place - 1}"} for name in "ab"]
+        fields[f"f{place}"] = {"type": "record", "name": f"r{place}", "fields": inner}
+    with pytest.raises(TableError, match=r"x\.avro.*at most 10000 types"):
+        inspect(data_file(written(tmp_path / "x.avro", fields), "avro"))

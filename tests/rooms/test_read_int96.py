@@ -11,6 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from torch_table_loader import StructuredDataset, TableError
+from torch_table_loader.read.int96 import columns_of_instants, unit_of_instants, with_instants
 from torch_table_loader.testing import small_sizes
 
 DAY = dt.datetime.fromisoformat("2020-01-01T12:30:15.123456")
@@ -84,3 +85,17 @@ def test_nested_ones_are_looked_at(tmp_path: Path, kind: pa.DataType) -> None:
                 chunk.flatten() if listed else chunk.field(0) for chunk in read(path)["ts"].chunks
             )
             assert values.cast(pa.timestamp("us")).to_pylist() == times * 3
+
+
+def test_lists_without_a_group_of_their_own_are_no_flat_columns(tmp_path: Path) -> None:
+    schema = pa.schema([pa.field("ts", pa.timestamp("us"), nullable=False)])
+    path = tmp_path / "a.parquet"
+    pq.write_table(pa.table({"ts": [DAY]}, schema), path, use_deprecated_int96_timestamps=True, store_schema=False)
+    data = path.read_bytes()
+    assert data.count(b"\x15\x06\x25\0\x18\x02ts") == 1
+    path.write_bytes(data.replace(b"\x15\x06\x25\0\x18\x02ts", b"\x15\x06\x25\x04\x18\x02ts"))  # required, repeated
+    parsed = pq.read_metadata(path)
+    assert columns_of_instants(parsed) == {"ts"}
+    found = with_instants(parsed, schema)
+    assert pa.types.is_list(found.field("ts").type)
+    assert unit_of_instants(parsed, found) is None

@@ -113,3 +113,56 @@ def test_a_length_that_no_file_can_have_is_an_error_of_the_file(
             said.append(str(error))
     assert all("x.arrow" in each for each in said)
     assert any("says" in each for each in said)
+
+
+def as_polars_writes(path: Path, num_columns: int, *, batches: int = 2) -> bytes:
+    """Write a file whose leading schema lacks its length."""
+    table = pa.table({f"c{place}": [1, 2] for place in range(num_columns)})
+    with pa.ipc.new_file(str(path), table.schema) as writer:
+        for _ in range(batches):
+            writer.write_table(table)
+    data = path.read_bytes()
+    assert data[8:12] == b"\xff\xff\xff\xff"
+    length = int.from_bytes(data[12:16], "little")
+    data = data[:8] + data[16 : 16 + length] + bytes(8) + data[16 + length :]
+    path.write_bytes(data)
+    return data
+
+
+@pytest.mark.parametrize("num_columns", [1, 2, 3, 40])
+def test_a_leading_schema_needs_no_length(tmp_path: Path, num_columns: int) -> None:
+    path = tmp_path / "x.arrow"
+    as_polars_writes(path, num_columns)
+    file = data_file(path, "arrow")
+    meta = inspect(file)
+    assert meta.group_rows == (2, 2)
+    assert pa.Table.from_batches(all_batches(file, meta, ["c0"]))["c0"].to_pylist() == [1, 2, 1, 2]
+
+
+def test_a_batch_that_the_footer_does_not_name_is_damage_there_too(tmp_path: Path) -> None:
+    path = tmp_path / "x.arrow"
+    data = as_polars_writes(path, 3)
+    first = data.index(b"\xff\xff\xff\xff", 8)
+    second = data.index(b"\xff\xff\xff\xff", first + 8)
+    # The place of the first block becomes that of the second, and the vector of blocks has one element.
+    block = data.rindex(first.to_bytes(8, "little"))
+    spoilt = bytearray(data[:block] + second.to_bytes(8, "little") + data[block + 8 :])
+    spoilt[block - 4 : block] = (1).to_bytes(4, "little")
+    path.write_bytes(spoilt)
+    with pytest.raises(TableError, match=rf"x\.arrow.*does not name the batch at byte {first}"):
+        inspect(data_file(path, "arrow"))
+
+
+def test_a_stream_may_end_at_a_message(tmp_path: Path) -> None:
+    file = _write(tmp_path / "x.arrow", stream=True)
+    data = Path(file.path).read_bytes()
+    path = tmp_path / "y.arrow"
+    path.write_bytes(data[:-8])
+    file = data_file(path, "arrow")
+    meta = inspect(file)
+    assert meta.num_rows == 1000
+    assert pa.Table.from_batches(all_batches(file, meta, ["n"])).equals(TABLE.select(["n"]))
+    for cut in (1, 4, 7, 9, 40):
+        path.write_bytes(data[:-cut])
+        with pytest.raises(TableError, match=r"y\.arrow"):
+            inspect(data_file(path, "arrow"))

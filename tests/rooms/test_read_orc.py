@@ -203,3 +203,68 @@ def test_a_time_that_nanoseconds_do_not_hold_is_no_damage(tmp_path: Path, time: 
         list(StructuredDataset(str(path), num_workers=0))
     assert "damaged" not in str(caught.value)
     assert next(iter(StructuredDataset(str(path), columns=["v"], num_workers=0)))["v"].tolist() == [1]
+
+
+def with_postscript(path: Path, spoil: Any) -> None:
+    data = path.read_bytes()
+    postscript = spoil(data[-1 - data[-1] : -1])
+    path.write_bytes(data[: -1 - data[-1]] + postscript + bytes([len(postscript)]))
+
+
+@pytest.mark.parametrize("compression", ["uncompressed", "zlib"])
+def test_the_postscript_may_lack_the_magic_that_the_file_begins_with(tmp_path: Path, compression: str) -> None:
+    path = tmp_path / "x.orc"
+    orc.write_table(pa.table({"a": range(3000)}), str(path), compression=compression)
+    with_postscript(path, lambda postscript: postscript.removesuffix(b"\x82\xf4\x03\x03ORC"))
+    (batch,) = StructuredDataset(str(path), batch_size=3000, num_workers=0)
+    assert batch["a"].tolist() == list(range(3000))
+    path.write_bytes(b"PAR" + path.read_bytes()[3:])
+    with pytest.raises(TableError, match=r"x\.orc must be an ORC file.*does not say ORC"):
+        read_column(str(path))
+
+
+def test_lzo_is_said_and_no_damage(tmp_path: Path) -> None:
+    path = tmp_path / "x.orc"
+    orc.write_table(pa.table({"a": [1]}), str(path), compression="zlib")
+    with_postscript(path, lambda postscript: postscript.replace(b"\x10\x01", b"\x10\x03", 1))
+    with pytest.raises(TableError, match=r"x\.orc.*compressed with LZO, which is not read; convert it") as caught:
+        read_column(str(path))
+    assert not re.search("damaged|torn", str(caught.value))
+
+
+def in_zone(path: Path, zone: bytes) -> None:
+    """Say that the one stripe of a file without compression, which says GMT, was written in a zone."""
+    data = path.read_bytes()
+    tail = read_tail(pa.BufferReader(data))
+    (stripe,) = tail.stripes
+    assert data.count(b"\x03GMT") == 1
+    more = len(zone) - 3
+    place = data.index(b"\x03GMT")
+    data = data[:place] + bytes([len(zone)]) + zone + data[place + 4 :]
+    old = bytes([0x20, stripe.footer_bytes])  # the field of a stripe that says how long its footer is
+    footer = data.rindex(b"\x08" + bytes([stripe.start]) + b"\x10")
+    at = data.index(old, footer)
+    path.write_bytes(data[: at + 1] + bytes([stripe.footer_bytes + more]) + data[at + 2 :])
+
+
+@pytest.mark.parametrize(("zone", "hours"), [("Asia/Shanghai", 8), ("America/New_York", -5), ("Etc/UTC", 0)])
+@pytest.mark.parametrize("nested", [False, True])
+def test_times_near_1970_are_right_in_every_zone(tmp_path: Path, zone: str, hours: int, nested: bool) -> None:
+    # What a writer stores of an instant: its seconds, cut towards 1970, since 2015 on the clock of its zone.
+    # The last second before 1970 is not told from the first one after it.
+    instants = [-30_000, -21_600, -7713, -2, 0, 1, 7200, 17_999, 18_001, 30_000]
+    rest = [0, 500_000, 883_873_000, 999_999, 1_000_000, 999_999_999]
+    expected = [(at + hours * 3600) * 10**9 + more for at in instants for more in rest]
+    # The writer in GMT cuts by the same rule, and has no zone: its input is what makes it store the same numbers.
+    stored = [at + (at < 0 and more > 999_999) + hours * 3600 for at in instants for more in rest]
+    given = [
+        (at - (at < 0 and more > 999_999)) * 10**9 + more for at, more in zip(stored, rest * len(instants), strict=True)
+    ]
+    times = pa.array(given, pa.timestamp("ns"))
+    column = pa.array([[each] for each in times], pa.list_(pa.timestamp("ns"))) if nested else times
+    path = tmp_path / "x.orc"
+    orc.write_table(pa.table({"t": column}), str(path), compression="uncompressed")
+    in_zone(path, zone.encode())
+    (batch,) = StructuredDataset(str(path), output_format="arrow", num_workers=0)
+    found = batch["t"].flatten() if nested else batch["t"]
+    assert found.cast(pa.int64()).to_pylist() == expected

@@ -238,3 +238,31 @@ def test_a_long_text_of_a_dictionary_is_not_repeated_all_at_once(
         )[0]
         assert [text for batch in loader for text in batch["s"]] == column.to_pylist()
     assert 0 < max(decoded) < 8000
+
+
+@pytest.mark.parametrize("options", [{}, {"shuffle": "rows"}, {"columns": ["n"]}])
+def test_a_column_of_nulls_that_says_it_has_none_is_read(tmp_path: Path, options: dict[str, Any]) -> None:
+    path = tmp_path / "x.parquet"
+    schema = pa.schema([pa.field("n", pa.date32(), nullable=False), pa.field("x", pa.int64())])
+    table = pa.table({"n": pa.array([1, 2, 3], pa.int32()).cast(pa.date32()), "x": [1, 2, 3]}).cast(schema)
+    pq.write_table(table, path, store_schema=False, write_statistics=False, use_dictionary=False)
+    data = path.read_bytes()
+    assert data.count(b"\x6c\0\0") == 1
+    path.write_bytes(data.replace(b"\x6c\0\0", b"\xbc\0\0"))  # the logical type, of dates, becomes that of nulls
+    assert str(pq.read_schema(path).field("n")) == "pyarrow.Field<n: null not null>"
+    (batch,) = StructuredDataset(str(path), output_format="dict", num_workers=0, **options)
+    assert batch["n"] == [None] * 3
+
+
+@pytest.mark.parametrize("options", [{}, {"shuffle": "rows"}, {"filters": "x > 1"}])
+def test_a_footer_that_says_no_rows_leaves_those_of_its_row_groups(tmp_path: Path, options: dict[str, Any]) -> None:
+    path = tmp_path / "x.parquet"
+    pq.write_table(pa.table({"x": range(1000)}), path, row_group_size=600)
+    data = path.read_bytes()
+    assert data.count(b"\x16\xd0\x0f\x19") == 1
+    path.write_bytes(data.replace(b"\x16\xd0\x0f\x19", b"\x16\x80\x00\x19"))  # 0, in as many bytes
+    assert pq.read_metadata(path).num_rows == 0
+    loader, _ = StructuredDataset.create_dataloader(str(path), output_format="arrow", num_workers=0, **options)
+    assert sorted(x for batch in loader for x in batch["x"].to_pylist()) == list(
+        range(2 if "filters" in options else 0, 1000)
+    )

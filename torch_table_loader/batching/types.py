@@ -283,7 +283,9 @@ class Chooser:
             return replace(cell, fill=fixed_fill(path, self.policy.fills[path], cell, kind))
         if masked:
             return replace(cell, fill=np.zeros((), dtype)[()])
-        return replace(cell, fill=dtype.type(np.nan)) if dtype.kind == "f" else cell
+        # In place of a list a null is an error, unless something was chosen for the nulls inside.
+        becomes_nan = isinstance(cell, FlatCell) or f"{path}.item" in self.policy.fills
+        return replace(cell, fill=dtype.type(np.nan)) if dtype.kind == "f" and becomes_nan else cell
 
     def _flat(self, kind: pa.DataType, path: str) -> FlatCell:
         if isinstance(kind, ElementType):

@@ -84,7 +84,13 @@ def row_masks(batch: pa.RecordBatch, filters: Sequence[Any]) -> list[pa.Array]:
     if batch.num_columns == 0:
         one = pa.record_batch([pa.nulls(1)], names=["none"])
         return [pa.repeat(mask[0], batch.num_rows) for mask in row_masks(one, filters)]
-    masks = evaluated(filters, pa.Table.from_batches([batch])).columns
+    try:
+        masks = evaluated(filters, pa.Table.from_batches([batch])).columns
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+        raise ConfigError(
+            f"filters must give true, false or null for each value, but {' and '.join(map(str, filters)):.300} fails "
+            f"on one ({first_line(error)}); compare with a value of the column's type, or cast to a type that holds all"
+        ) from error
     return [mask.chunk(0) if mask.num_chunks == 1 else mask.combine_chunks() for mask in masks]
 
 

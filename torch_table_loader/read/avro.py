@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
+from io import BytesIO
 from itertools import chain, islice
 from typing import TYPE_CHECKING, Any
 
@@ -13,12 +14,12 @@ import pyarrow as pa
 from typing_extensions import override
 
 from torch_table_loader.arrow.datatypes import children_of
-from torch_table_loader.errors import MissingExtraError
+from torch_table_loader.errors import MissingExtraError, TableError
 from torch_table_loader.format_contracts import Traits
 from torch_table_loader.messages import first_line
-from torch_table_loader.read.failures import reading
+from torch_table_loader.read.failures import naming, reading
 from torch_table_loader.read.far_files import open_at_start
-from torch_table_loader.read.reader_base import SequentialFile, WithoutStatistics, one_group
+from torch_table_loader.read.reader_base import SequentialFile, WithoutStatistics, one_group, rows_without_columns
 from torch_table_loader.records import FIELD_ID_KEY
 
 if TYPE_CHECKING:
@@ -46,8 +47,27 @@ _PLAIN = {
     "double": pa.float64(),
     "bytes": pa.binary(),
     "string": pa.string(),
-    "enum": pa.string(),
 }
+_HEADER = {
+    "type": "record",
+    "name": "header",
+    "fields": [
+        {"name": "magic", "type": {"type": "fixed", "name": "magic", "size": 4}},
+        {"name": "meta", "type": {"type": "map", "values": "bytes"}},
+        {"name": "sync", "type": {"type": "fixed", "name": "sync", "size": 16}},
+    ],
+}
+"""How a file begins."""
+
+_NEEDED = ("avro.schema", "avro.codec")
+
+_RECORDS = ("record", "error")
+_NAMED = (*_RECORDS, "enum", "fixed")
+_NULLS = ("null", {"type": "null"})
+_MOST_TYPES = 10_000
+"""Types of a schema, counted as often as they are used: a few that use one another twice each would be any number."""
+
+_MOST_DIGITS = 76
 
 _Plain = Callable[[Any], Any]
 """Makes a value that fastavro returns into one that pyarrow takes."""
@@ -63,9 +83,16 @@ class AvroReader(WithoutStatistics):
 
     @override
     def inspect(self, storage: Storage, file: DataFile, schema: pa.Schema | None) -> FileMeta:
-        with reading(storage, file, "an Avro file"), open_at_start(storage, file) as source:
+        whole = reading(storage, file, "an Avro file")
+        with naming(storage, file), whole, open_at_start(storage, file) as source:
             try:
-                arrow = arrow_schema(json.loads(_block_reader(source).metadata["avro.schema"]))
+                avro = json.loads(_block_reader(source).metadata["avro.schema"])
+                if not isinstance(avro, dict) or avro.get("type") not in _RECORDS:
+                    raise TableError(
+                        f"{file.name} must be an Avro file of records, whose fields are columns, got one of "
+                        f"{_shown(avro)!r:.60}; write each value as a field of a record"
+                    )
+                arrow = arrow_schema(avro)
                 source.seek(0)
                 num_rows = sum(block.num_records for block in _blocks(source))
             except ValueError as error:
@@ -85,51 +112,121 @@ def arrow_schema(avro: Mapping[str, Any]) -> pa.Schema:
     >>> arrow_schema({"type": "record", "name": "r", "fields": [{"name": "a", "type": ["null", "int"]}]}).types
     [DataType(int32)]
     """
-    return pa.schema([_field(field["name"], field["type"], field.get("field-id")) for field in avro["fields"]])
+    return pa.schema(_Types().fields_of(avro, ""))
 
 
-def _field(name: str, avro: Any, field_id: int | None) -> pa.Field:
-    nullable = isinstance(avro, list) and "null" in avro
-    metadata = None if field_id is None else {FIELD_ID_KEY: str(field_id)}
-    return pa.field(name, _type(_some(avro)), nullable=nullable, metadata=metadata)
+@dataclass(slots=True)
+class _Types:
+    """Makes Arrow's types of a schema's, which may name one that came before."""
+
+    named: dict[str, pa.DataType] = field(default_factory=dict)
+    count: int = 0
+    """How many types there are, each as often as it is used."""
+
+    counts: dict[str, int] = field(default_factory=dict)
+
+    def fields_of(self, record: Any, namespace: str) -> list[pa.Field]:
+        """Return the fields of a record, which may use its name."""
+        name, namespace = _full_name(record, namespace)
+        self.named[name] = _unread(f"{name!r} within itself")
+        return [self._field(each["name"], each["type"], each.get("field-id"), namespace) for each in record["fields"]]
+
+    def _field(self, name: str, avro: Any, field_id: int | None, namespace: str) -> pa.Field:
+        nullable = any(kind in _NULLS for kind in (avro if isinstance(avro, list) else [avro]))
+        metadata = None if field_id is None else {FIELD_ID_KEY: str(field_id)}
+        return pa.field(name, self._type(avro, namespace), nullable=nullable, metadata=metadata)
+
+    def _type(self, avro: Any, namespace: str) -> pa.DataType:
+        self.count += 1
+        if self.count > _MOST_TYPES:
+            raise TableError(f"the schema must have at most {_MOST_TYPES} types, each as often as it is used, got more")
+        if isinstance(avro, list):
+            others = [kind for kind in avro if kind not in _NULLS]
+            if len(others) > 1:
+                return _unread(*(_shown(other) for other in others))
+            return self._type(others[0], namespace) if others else pa.null()
+        if isinstance(avro, str):
+            return _PLAIN[avro] if avro in _PLAIN else self._known(avro, namespace)
+        kind = avro["type"]
+        if isinstance(kind, dict | list):
+            return self._type(kind, namespace)
+        if kind not in _NAMED:
+            return _logical_type(avro) or self._nested(avro, namespace) or self._type(kind, namespace)
+        before = self.count
+        found = _logical_type(avro) or self._of_name(avro, namespace)
+        name, _ = _full_name(avro, namespace)
+        self.named[name], self.counts[name] = found, self.count - before
+        return found
+
+    def _known(self, name: str, namespace: str) -> pa.DataType:
+        name = next((each for each in (_joined(name, namespace), name) if each in self.named), name)
+        if name not in self.named:
+            raise TableError(f"the schema must define each type before it is used, got {name!r:.60}")
+        self.count += self.counts.get(name, 0)
+        return self.named[name]
+
+    def _of_name(self, avro: Any, namespace: str) -> pa.DataType:
+        if avro["type"] in _RECORDS:
+            return pa.struct(self.fields_of(avro, namespace))
+        return pa.binary(avro["size"]) if avro["type"] == "fixed" else pa.string()
+
+    def _nested(self, avro: Any, namespace: str) -> pa.DataType | None:
+        if avro["type"] == "array":
+            item = avro["items"]
+            if avro.get("logicalType") == "map" and isinstance(item, dict):
+                return pa.map_(*self.fields_of(item, namespace))
+            return pa.list_(self._field("element", item, avro.get("element-id"), namespace))
+        if avro["type"] == "map":
+            key = self._field("key", "string", avro.get("key-id"), namespace)
+            return pa.map_(key, self._field("value", avro["values"], avro.get("value-id"), namespace))
+        return None
 
 
-def _some(avro: Any) -> Any:
-    """Return the one type of a union that is not null."""
-    if not isinstance(avro, list):
-        return avro
-    others = [kind for kind in avro if kind != "null"]
-    if len(others) > 1:
-        raise TypeError(f"a union of {others}")
-    return others[0] if others else "null"
+def _unread(*kinds: str) -> pa.DataType:
+    """Return a type that stands for values that are not read, with what they are."""
+    return pa.dense_union([pa.field(kind, pa.null()) for kind in kinds])
 
 
-def _type(avro: Any) -> pa.DataType:
-    if isinstance(avro, str):
-        return _PLAIN[avro]
+def _refuse_unread(column: pa.Field, within: pa.DataType) -> None:
+    """Refuse a column with values that are not read."""
+    if pa.types.is_union(within):
+        raise TableError(
+            f"column {column.name!r} holds " + " or ".join(child.name for child in children_of(within)) + ", which "
+            "is not read from Avro; leave it out of columns=[...], or write it as one type, such as text"
+        )
+    for child in children_of(within):
+        _refuse_unread(column, child.type)
+
+
+def _logical_type(avro: Any) -> pa.DataType | None:
+    """Return the type of a logical type; None if it is to be read as what it is made of, as unknown ones are."""
     kind, logical = avro["type"], avro.get("logicalType")
-    if isinstance(kind, dict | list):
-        return _type(_some(kind))
-    if logical in _LOGICAL:
+    if logical in _LOGICAL and kind in ("int", "long"):
         found = _LOGICAL[logical]
         return pa.timestamp(found.unit) if avro.get("adjust-to-utc") is False else found
-    if kind in ("record", "array", "map"):
-        return _nested(avro)
-    if logical == "decimal":
-        return pa.decimal128(avro["precision"], avro.get("scale", 0))
-    return pa.binary(avro["size"]) if kind == "fixed" else _PLAIN[kind]
+    if logical == "uuid" and kind == "string":
+        return pa.binary(16)
+    if logical == "decimal" and kind in ("bytes", "fixed"):
+        digits, scale = avro["precision"], avro.get("scale", 0)
+        if digits > _MOST_DIGITS:
+            return _unread(f"decimals of {digits} digits, and Arrow has {_MOST_DIGITS}")
+        return pa.decimal128(digits, scale) if digits <= 38 else pa.decimal256(digits, scale)
+    return None
 
 
-def _nested(avro: Any) -> pa.DataType:
-    if avro["type"] == "record":
-        return pa.struct(list(arrow_schema(avro)))
-    if avro["type"] == "array":
-        item = avro["items"]
-        if avro.get("logicalType") == "map":
-            return pa.map_(*arrow_schema(item))
-        return pa.list_(_field("element", item, avro.get("element-id")))
-    key = _field("key", "string", avro.get("key-id"))
-    return pa.map_(key, _field("value", avro["values"], avro.get("value-id")))
+def _full_name(avro: Any, namespace: str) -> tuple[str, str]:
+    """Return the full name of a type that has one, and the namespace that holds within it."""
+    name = _joined(avro["name"], avro.get("namespace", namespace))
+    return name, name.rpartition(".")[0]
+
+
+def _joined(name: str, namespace: str) -> str:
+    return name if "." in name or not namespace else f"{namespace}.{name}"
+
+
+def _shown(avro: Any) -> str:
+    """Return a type in a few words."""
+    return str(avro.get("name", avro.get("type"))) if isinstance(avro, dict) else str(avro)
 
 
 def _plain(kind: pa.DataType) -> _Plain | None:
@@ -160,17 +257,21 @@ def _pairs(value: Any) -> Any:
 
 
 def _decode(source: pa.NativeFile, columns: Sequence[str], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-    """Decode columns; if none is asked for, the first one, since a batch needs a column to have rows."""
-    fields = [schema.field(name) for name in columns or schema.names[:1]]
-    plans = [(field, _plain(field.type)) for field in fields]
+    fields = [schema.field(name) for name in columns]
+    for each in fields:
+        _refuse_unread(each, each.type)
+    plans = [(each, _plain(each.type)) for each in fields]
     rows = chain.from_iterable(map(_rows, _blocks(source)))
     while chunk := list(islice(rows, _ROWS_AT_A_TIME)):
+        if not fields:
+            yield rows_without_columns(len(chunk))
+            continue
         arrays = []
-        for field, plan in plans:
-            values = [row[field.name] for row in chunk]
+        for column, plan in plans:
+            values = [row[column.name] for row in chunk]
             if plan is not None:
                 values = [None if value is None else plan(value) for value in values]
-            arrays.append(pa.array(values, field.type))
+            arrays.append(pa.array(values, column.type))
         yield pa.RecordBatch.from_arrays(arrays, schema=pa.schema(fields))
 
 
@@ -193,11 +294,17 @@ def _blocks(source: pa.NativeFile) -> Iterator[Any]:
 
 @dataclass(frozen=True, slots=True)
 class _WithinFile:
-    """A file of which no more is asked than it holds: a damaged length would take memory first."""
+    """A file of which no more is asked than it holds: a damaged length would take memory first.
+
+    Its header may be another.
+    """
 
     source: pa.NativeFile
+    header: BytesIO = field(default_factory=BytesIO)
 
     def read(self, num_bytes: int) -> bytes:
+        if found := self.header.read(num_bytes):
+            return found
         data: bytes = self.source.read(min(num_bytes, self.source.size() - self.source.tell()))
         return data
 
@@ -207,7 +314,15 @@ class _WithinFile:
 
 
 def _block_reader(source: pa.NativeFile) -> Any:
-    return _fastavro().block_reader(_WithinFile(source))
+    fastavro = _fastavro()
+    try:
+        return fastavro.block_reader(_WithinFile(source))
+    except UnicodeDecodeError:  # metadata is bytes, which fastavro takes for text
+        source.seek(0)
+        header = fastavro.schemaless_reader(_WithinFile(source), _HEADER, handle_unicode_errors="replace")
+        header["meta"] = {key: value for key, value in header["meta"].items() if key in _NEEDED}
+        fastavro.schemaless_writer(own := BytesIO(), _HEADER, header)
+        return fastavro.block_reader(_WithinFile(source, BytesIO(own.getvalue())))
 
 
 def _rows(block: Any) -> Iterator[Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -18,7 +19,32 @@ if TYPE_CHECKING:
     from torch_table_loader.records import DataFile, FileVersion
 
 _STORE_WORDS = ("AWS Error", "curlCode", "Couldn't resolve", "Connection")
-_TIME_WORDS = "out of range for nanosecond"
+_UNREAD = (
+    ("[cC]annot decrypt|FileDecryption", "has encrypted columns", "decrypt it first: this library has no keys"),
+    (
+        "out of range for nanosecond",  # of ORC, which pyarrow reads as nanoseconds alone
+        "holds a time outside of the years 1677 to 2262, which cannot be held as nanoseconds",
+        "leave the column out of columns=[...], or write the file as Parquet with microseconds",
+    ),
+    (
+        "compression is supported by the Parquet|[cC]odec .*not (built|supported)",
+        "is compressed in a way that pyarrow does not read",
+        "{convert} to zstd, snappy or gzip",
+    ),
+    (
+        "cannot contain more than|offset overflow|chunked array outputs",
+        "holds more at once than an Arrow array does, such as texts of 2 GiB",
+        "{convert} to smaller row groups",
+    ),
+    ("FromBigEndian", "holds decimals of more bytes than Arrow's", "{convert} to decimals of 16 bytes at most"),
+    (
+        "Unrecognized type|cannot be applied to|can only (annotate|be applied)",
+        "holds a type that pyarrow does not read",
+        "{convert} to others with a program that reads it",
+    ),
+)
+"""What pyarrow says of sound bytes that it does not read, what that means, and what to do."""
+
 _CHECKSUM_WORDS = ("CRC checksum verification failed", "page integrity")
 _DATA_MODULES = (
     *("builtins", "pyarrow", "numpy", "zlib", "fastavro", "cramjam", "backports", "compression"),
@@ -53,7 +79,7 @@ def reading(storage: Storage, file: DataFile, must_be: str = "") -> Iterator[Non
         yield
     except Exception as error:
         known = isinstance(error, TableLoaderError | MemoryError)
-        if not must_be or known or is_store_failure(error, is_local=storage.is_local):
+        if not must_be or known or of_unread(error) or is_store_failure(error, is_local=storage.is_local):
             raise as_reading_error(error, file, is_local=storage.is_local) from error
         reason = first_line(error) or type(error).__name__
         raise TableError(
@@ -109,13 +135,23 @@ def as_reading_error(
             "restore the file from a copy, write it again, or leave it out of the table "
             "(storage_options={'verify_checksums': False} reads such bytes as they are)"
         )
+    what, remedy = of_unread(error) or ("", "")
+    convert = "convert the file" if column is None else "leave such columns out of columns=[...], or convert them"
     return TableError(
-        f"could not decode {where} as {file.format} ({reason}); the file is damaged or is not what its "
+        f"{where} {what} ({reason}); {remedy.format(convert=convert)}"
+        if what
+        else f"could not decode {where} as {file.format} ({reason}); the file is damaged or is not what its "
         "metadata says: write it again, or leave it out of the table"
-        if _TIME_WORDS not in reason  # of ORC, which pyarrow reads as nanoseconds alone
-        else f"{where} holds a time outside of the years 1677 to 2262, which cannot be held as nanoseconds ({reason}); "
-        "leave the column out of columns=[...], or write the file as Parquet with microseconds"
     )
+
+
+def of_unread(error: BaseException) -> tuple[str, str] | None:
+    """Return what to say of sound values that pyarrow does not read, and what to do; None of all other errors."""
+    reason = first_line(error)
+    found = next(((what, remedy) for words, what, remedy in _UNREAD if re.search(words, reason)), None)
+    if found is None and isinstance(error, NotImplementedError):
+        return "holds what pyarrow does not read", "{convert} to what it reads"
+    return found
 
 
 def changed_error(file: DataFile, now: FileVersion) -> TableError:

@@ -5,8 +5,11 @@ from __future__ import annotations
 import os
 import pickle
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
 
 from torch_table_loader.arrow.datatypes import levels_of
 from torch_table_loader.contracts import installed_names, load_installed
@@ -18,8 +21,6 @@ from torch_table_loader.read.parquet import ParquetReader
 from torch_table_loader.sizes import sizes
 
 if TYPE_CHECKING:
-    import pyarrow as pa
-
     from torch_table_loader.contracts import Storage
     from torch_table_loader.format_contracts import FormatReader
     from torch_table_loader.records import DataFile, FileMeta
@@ -116,6 +117,9 @@ def inspect_file(storage: Storage, file: DataFile, schema: pa.Schema | None) -> 
     """Read the metadata of a file (see `FormatReader.inspect`), and check its counts."""
     with reading(storage, file):
         meta = reader_of(file).inspect(storage, file, schema)
+    if any(pa.types.is_null(field.type) and not field.nullable for field in meta.schema):  # which Arrow refuses
+        fields = [field.with_nullable(True) if pa.types.is_null(field.type) else field for field in meta.schema]
+        meta = replace(meta, schema=pa.schema(fields, meta.schema.metadata))
     deepest = max(((levels_of(field.type), field.name) for field in meta.schema), default=(0, ""))
     if deepest[0] > sizes().type_levels:
         raise TableError(

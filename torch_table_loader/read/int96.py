@@ -53,7 +53,8 @@ def unit_of_instants(parsed: pq.FileMetaData, schema: pa.Schema) -> str | None:
 
 def _flat(parsed: pq.FileMetaData) -> list[str]:
     leaves = map(parsed.schema.column, range(parsed.num_columns))
-    return [leaf.path for leaf in leaves if leaf.physical_type == "INT96" and leaf.name == leaf.path]
+    flat = (leaf for leaf in leaves if leaf.physical_type == "INT96" and leaf.name == leaf.path)
+    return [leaf.path for leaf in flat if not leaf.max_repetition_level]
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,32 +1,42 @@
-"""Arrow IPC: the file format cut at record batches, the stream format as one row group; and fms-fsdp's token files.
-
-pyarrow does not say where the blocks of a file lie. A file ends in: footer, its length in 4 bytes, ``ARROW1``. The
-footer is a flatbuffer (https://arrow.apache.org/docs/format/Columnar.html, "IPC File Format"; ``File.fbs`` in Arrow's
-repository). And pyarrow allocates as much memory as a message says, whatever the file's length: if that fails, the
-sizes in the messages (``Message.fbs``) tell whether the file is damaged, or memory too small.
-"""
+"""Arrow IPC: the file format cut at record batches, the stream format as one row group; and fms-fsdp's token files."""
 
 from __future__ import annotations
 
-import struct
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from itertools import accumulate, pairwise
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
 from typing_extensions import override
 
 from torch_table_loader.arrow.arrays import offsets_of
-from torch_table_loader.arrow.flatbuffers import FlatTable
 from torch_table_loader.arrow.sound import sound
 from torch_table_loader.errors import TableError
 from torch_table_loader.format_contracts import SidecarReader, Traits
 from torch_table_loader.read.failures import reading
 from torch_table_loader.read.far_files import open_at_end, open_at_start
+from torch_table_loader.read.ipc_layout import (
+    BUFFER,
+    BUFFERS,
+    COMPRESSION,
+    FILE_MAGIC,
+    HEADER,
+    RECORD_BATCH,
+    STREAM_START,
+    VARIADIC,
+    VERSION,
+    Block,
+    batch_of_message,
+    check_footer,
+    check_message,
+    message_at,
+    message_starts,
+    sized,
+)
 from torch_table_loader.read.reader_base import (
     GroupedFile,
     SequentialFile,
@@ -43,34 +53,16 @@ if TYPE_CHECKING:
     from torch_table_loader.format_contracts import OpenFile
     from torch_table_loader.records import DataFile
 
-_FILE_MAGIC = b"ARROW1"
 _FEATHER_1_MAGIC = b"FEA1"
-_STREAM_START = 8
 _END_OF_STREAM = b"\xff\xff\xff\xff\0\0\0\0"
-_DICTIONARIES, _RECORD_BATCHES = 2, 3
-_BLOCK = struct.Struct("<qi4xq")
 _SMALL_BYTES = 1 << 20
 """The largest file that is read whole for its metadata, since a part of each record batch is read."""
 
-_MOST_PADDING = 128
-"""Bytes between blocks that some writer may leave, and the end-of-stream marker; the header of a batch needs more."""
-
-_CONTINUES = -1
-_VERSION, _HEADER, _BODY_LENGTH = 0, 2, 3
 _V5 = 4
 """Of Arrow 1.0 and later; before it, a union had one buffer more."""
 
-_RECORD_BATCH, _DICTIONARY_BATCH = 3, 2
-_BATCH_OF_DICTIONARY = 1
-_BUFFERS, _COMPRESSION, _VARIADIC = 2, 3, 4
-_BUFFER = struct.Struct("<qq")
 _BUFFERS_BEFORE_VALUES = 3
 """Of a column of lists: which are null, where they begin, and which values are null."""
-
-_MOST_GROWTH = {0: 256, 1: 1 << 15}
-"""By codec, bytes that one compressed byte can become: LZ4 repeats up to 255; zstd makes 128 KiB of four."""
-
-_SLACK = 1 << 17
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,14 +141,14 @@ class IpcFile(GroupedFile):
 
 
 def _is_file(source: pa.NativeFile, file: DataFile) -> bool:
-    magic = source.read_at(len(_FILE_MAGIC), 0)
+    magic = source.read_at(len(FILE_MAGIC), 0)
     source.seek(0)
     if magic.startswith(_FEATHER_1_MAGIC):
         raise TableError(
             f"{file.name} must be an Arrow IPC file or stream, got Feather version 1; write it again with "
             "pyarrow.feather.write_feather"
         )
-    return bool(magic == _FILE_MAGIC)
+    return bool(magic == FILE_MAGIC)
 
 
 def _inspect_file(source: pa.NativeFile, file: DataFile) -> FileMeta:
@@ -173,43 +165,11 @@ def _inspect_file(source: pa.NativeFile, file: DataFile) -> FileMeta:
         group_bytes=tuple(file.version.num_bytes * count // total for count in rows),
         group_ranges=tuple((block.start, block.stop) for block in footer.batches),
         opening=(
-            (0, _STREAM_START),
+            (0, STREAM_START),
             *((block.start, block.stop) for block in footer.dictionaries),
             (footer.start, source.size()),
         ),
     )
-
-
-def message_starts(source: pa.NativeFile) -> list[int]:
-    """Return where the messages of a file of the file format begin: see `sized`."""
-    _, dictionaries, batches = read_footer(source)
-    return [_STREAM_START, *(block.start for block in (*dictionaries, *batches))]
-
-
-def read_footer(source: pa.NativeFile) -> Footer:
-    """Read the footer of a file of the file format, with the blocks in its order."""
-    size = source.size()
-    footer_bytes = int.from_bytes(source.read_at(4, size - 4 - len(_FILE_MAGIC)), "little")
-    stop = size - 4 - len(_FILE_MAGIC) - footer_bytes
-    if stop < 0:
-        raise ValueError(f"its footer says {footer_bytes} bytes of {size}")
-    try:
-        root = FlatTable.root(source.read_at(footer_bytes, stop))
-        return Footer(stop, _blocks(root, _DICTIONARIES), _blocks(root, _RECORD_BATCHES))
-    except struct.error as error:
-        raise ValueError(f"the footer ends before its blocks ({error})") from error
-
-
-def check_footer(source: pa.NativeFile, num_batches: int) -> Footer:
-    """Check that the footer names everything in a file of the file format: no row is missing, or comes twice."""
-    footer = read_footer(source)
-    if len(footer.batches) != num_batches:
-        raise ValueError(f"its footer names {len(footer.batches)} record batches, and {num_batches} are found")
-    marker, length = struct.unpack("<iI", source.read_at(8, _STREAM_START))
-    # Before Arrow 0.15 the length of the schema came without a marker.
-    schema_stop = _STREAM_START + (8 + length if marker == -1 else 4 + marker)
-    check_blocks([*footer.dictionaries, *footer.batches], schema_stop, footer.start)
-    return footer
 
 
 def _inspect_stream(source: pa.NativeFile, file: DataFile) -> FileMeta:
@@ -222,7 +182,7 @@ def _inspect_stream(source: pa.NativeFile, file: DataFile) -> FileMeta:
 
 
 def _stream(source: pa.NativeFile, columns: Sequence[str], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-    """Read the batches of a stream, which must end with its end-of-stream marker and nothing after it."""
+    """Read the batches of a stream, behind which comes its end-of-stream marker or nothing."""
     with pa.ipc.open_stream(source, options=_only(columns, schema)) as reader:
         while True:
             stop, place = source.tell(), None
@@ -234,10 +194,10 @@ def _stream(source: pa.NativeFile, columns: Sequence[str], schema: pa.Schema) ->
             yield _batch_with_places(sound(batch), place) if PLACE in columns else sound(batch)
     size = source.size()
     marker = source.read_at(8, stop)
-    if not (size - stop in (4, 8) and marker == _END_OF_STREAM[-len(marker) :]):
+    if size != stop and not (size - stop in (4, 8) and marker == _END_OF_STREAM[-len(marker) :]):
         raise pa.ArrowInvalid(
-            f"a stream must end with an end-of-stream marker, and at byte {stop} of {size} come {marker!r}: it was "
-            "cut, or its writer was not closed"
+            f"a stream must end at a message or with an end-of-stream marker, and at byte {stop} of {size} come "
+            f"{marker!r}: it was cut"
         )
 
 
@@ -279,16 +239,16 @@ def _values_of(source: pa.NativeFile, start: int, schema: pa.Schema, column: str
 
     None if they do not lie there as they are, or no batch comes.
     """
-    while (found := _message(source, start)) and found[0].byte(_HEADER - 1) != _RECORD_BATCH:
-        start = _check_message(source, start) or start
-    batch = None if found is None or found[0].byte(_VERSION) != _V5 else _record_batch(found[0])
-    if found is None or batch is None or batch.table(_COMPRESSION) is not None or batch.vector(_VARIADIC)[1]:
+    while (found := message_at(source, start)) and found[0].byte(HEADER - 1) != RECORD_BATCH:
+        start = check_message(source, start) or start
+    batch = None if found is None or found[0].byte(VERSION) != _V5 else batch_of_message(found[0])
+    if found is None or batch is None or batch.table(COMPRESSION) is not None or batch.vector(VARIADIC)[1]:
         return None
-    begin, count = batch.vector(_BUFFERS)
+    begin, count = batch.vector(BUFFERS)
     number = _buffers_before(schema, column) + _BUFFERS_BEFORE_VALUES
     if number >= count:
         return None
-    offset, length = _BUFFER.unpack_from(batch.data, begin + number * _BUFFER.size)
+    offset, length = BUFFER.unpack_from(batch.data, begin + number * BUFFER.size)
     return Block(found[1] + offset, found[1] + offset + length)
 
 
@@ -297,9 +257,9 @@ def _buffers_before(schema: pa.Schema, column: str) -> int:
     """Return how many buffers of a record batch are of the columns before one."""
     fields = list(schema)[: schema.names.index(column)]
     empty = pa.RecordBatch.from_arrays([pa.nulls(0, field.type) for field in fields], schema=pa.schema(fields))
-    found = _message(pa.BufferReader(empty.serialize()), 0)
-    batch = None if found is None else _record_batch(found[0])
-    return 0 if batch is None else batch.vector(_BUFFERS)[1]
+    found = message_at(pa.BufferReader(empty.serialize()), 0)
+    batch = None if found is None else batch_of_message(found[0])
+    return 0 if batch is None else batch.vector(BUFFERS)[1]
 
 
 def _cheapest(schema: pa.Schema) -> list[str]:
@@ -373,9 +333,9 @@ class FmsFsdpReader(WholeGroups, WithoutNulls, SidecarReader):
             return None
         for start, _ in (meta.group_ranges or ())[:1]:
             with reading(storage, file, "an Arrow IPC file"), storage.open(file.path) as source:
-                found = _message(source, start)
-                batch = None if found is None else _record_batch(found[0])
-                if batch is None or batch.table(_COMPRESSION) is not None:
+                found = message_at(source, start)
+                batch = None if found is None else batch_of_message(found[0])
+                if batch is None or batch.table(COMPRESSION) is not None:
                     return None
         return _meta_with_place(meta)
 
@@ -474,127 +434,3 @@ def _check_schema(stored: pa.Schema, file: DataFile) -> None:
                 f"{file.name} must hold a document in each record batch, with an int or float for each token, got "
                 f"column {field.name!r} of the type {field.type}; pass format='arrow' to read it row by row"
             )
-
-
-class Block(NamedTuple):
-    """The bytes of one dictionary or record batch."""
-
-    start: int
-    stop: int
-
-
-class Footer(NamedTuple):
-    """Where the footer begins, and the blocks that it names."""
-
-    start: int
-    dictionaries: list[Block]
-    batches: list[Block]
-
-
-def _blocks(footer: FlatTable, field: int) -> list[Block]:
-    start, count = footer.vector(field)
-    stop = start + count * _BLOCK.size
-    if stop > len(footer.data):
-        raise ValueError(f"the footer has no room for the {count} blocks that it says")
-    blocks = []
-    for offset, metadata, body in _BLOCK.iter_unpack(footer.data[start:stop]):
-        if offset < 0 or metadata <= 0 or body < 0:
-            raise ValueError(f"a block has the offset {offset} and the lengths {metadata} and {body}")
-        blocks.append(Block(offset, offset + metadata + body))
-    return blocks
-
-
-def check_blocks(blocks: list[Block], start: int, stop: int) -> None:
-    """Check that blocks fill the bytes from `start` to `stop`, so that none is missing, there twice, or elsewhere.
-
-    >>> check_blocks([Block(120, 200), Block(100, 120)], 100, 208)
-    """
-    edges = [Block(start, start), *sorted(blocks), Block(stop, stop)]
-    for before, after in pairwise(edges):
-        if not 0 <= after.start - before.stop <= _MOST_PADDING:
-            raise ValueError(
-                f"its blocks must fill it, and between byte {before.stop} and byte {after.start} they do not"
-            )
-
-
-@contextmanager
-def sized(source: pa.NativeFile, starts: Callable[[], Sequence[int]] | None = None) -> Iterator[None]:
-    """Turn an allocation that fails into an error of the file, if a message says a size that it cannot have.
-
-    Args:
-        starts: returns where the messages of a file begin; None for a stream, whose messages follow each other.
-
-    Raises:
-        ValueError: names the message whose size is impossible.
-        pa.ArrowMemoryError: the sizes are possible, and memory is too small for them.
-    """
-    try:
-        yield
-    except pa.ArrowMemoryError as error:
-        try:
-            _check_sizes(source, starts)
-        except struct.error as cut:
-            raise ValueError(f"a message ends before its sizes ({cut})") from error
-        except ValueError as wrong:
-            raise wrong from error
-        raise
-
-
-def _check_sizes(source: pa.NativeFile, starts: Callable[[], Sequence[int]] | None) -> None:
-    for start in starts() if starts is not None else ():
-        _check_message(source, start)
-    place = 0 if starts is None else None
-    while place is not None:
-        place = _check_message(source, place)
-
-
-def _message(source: pa.NativeFile, start: int) -> tuple[FlatTable, int] | None:
-    """Return the header of the message that begins at a byte, and where its body does; None after the last."""
-    size = source.size()
-    head = source.read_at(min(8, max(0, size - start)), start)
-    if len(head) < 8:
-        return None
-    marker, length = struct.unpack("<iI", head)
-    body = start + 8
-    if marker != _CONTINUES:  # before Arrow 0.15 the length came alone
-        body, length = start + 4, marker
-    if not length:
-        return None
-    if not 0 < length <= size - body:
-        raise ValueError(f"the message at byte {start} of {size} says that its header has {length} bytes")
-    return FlatTable.root(source.read_at(length, body)), body + length
-
-
-def _check_message(source: pa.NativeFile, start: int) -> int | None:
-    """Check the message that begins at a byte, and return where the next one does; None after the last."""
-    found, size = _message(source, start), source.size()
-    if found is None:
-        return None
-    message, body = found
-    place = message.place(_BODY_LENGTH)
-    num_bytes = struct.unpack_from("<q", message.data, place)[0] if place else 0
-    if not 0 <= num_bytes <= size - body:
-        raise ValueError(f"the message at byte {start} of {size} says that its body has {num_bytes} bytes")
-    if batch := _record_batch(message):
-        _check_buffers(source, batch, body, num_bytes)
-    return int(body + num_bytes)
-
-
-def _record_batch(message: FlatTable) -> FlatTable | None:
-    """Return the record batch of a message, that of a dictionary's too; None if it has none."""
-    kind = message.byte(_HEADER - 1)
-    header = message.table(_HEADER) if kind in (_RECORD_BATCH, _DICTIONARY_BATCH) else None
-    return header.table(_BATCH_OF_DICTIONARY) if header and kind == _DICTIONARY_BATCH else header
-
-
-def _check_buffers(source: pa.NativeFile, batch: FlatTable, body: int, num_bytes: int) -> None:
-    compression = batch.table(_COMPRESSION)
-    growth = 0 if compression is None else _MOST_GROWTH.get(compression.byte(0) or 0, 0)
-    start, count = batch.vector(_BUFFERS)
-    for offset, length in _BUFFER.iter_unpack(batch.data[start : start + count * _BUFFER.size]):
-        if not 0 <= offset <= offset + length <= num_bytes or length < 0:
-            raise ValueError(f"a buffer says bytes {offset} to {offset + length} of a body of {num_bytes} bytes")
-        if growth and length >= 8:
-            (raw,) = struct.unpack("<q", source.read_at(8, body + offset))
-            if raw > length * growth + _SLACK:
-                raise ValueError(f"a buffer of {length} bytes says that it has {raw} decompressed, which it cannot")

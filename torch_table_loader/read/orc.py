@@ -21,11 +21,13 @@ from pyarrow import orc
 from typing_extensions import override
 
 from torch_table_loader.arrow.sound import sound_text
+from torch_table_loader.errors import TableError
 from torch_table_loader.format_contracts import Traits
 from torch_table_loader.messages import first_line
-from torch_table_loader.read.failures import reading
+from torch_table_loader.read.failures import naming, reading
 from torch_table_loader.read.far_files import open_at_end
 from torch_table_loader.read.orc_encodings import (
+    LZO,
     MOST_CHUNK_BYTES,
     are_within,
     bounds_of,
@@ -35,6 +37,7 @@ from torch_table_loader.read.orc_encodings import (
     fields,
     varint,
 )
+from torch_table_loader.read.orc_times import correct_seconds
 from torch_table_loader.read.reader_base import GroupedFile, WholeGroups, refuse_duplicates
 from torch_table_loader.records import FileMeta
 from torch_table_loader.sizes import sizes
@@ -44,6 +47,7 @@ if TYPE_CHECKING:
     from torch_table_loader.records import DataFile
 
 _TAIL_BYTES = 64 * 1024
+_MAGIC = b"ORC"
 _OPENING_BYTES = 16 * 1024
 """What ORC's library reads of a file's end to open it, where its footer is not longer."""
 
@@ -89,7 +93,8 @@ class OrcReader(WholeGroups):
 
     @override
     def inspect(self, storage: Storage, file: DataFile, schema: pa.Schema | None) -> FileMeta:
-        with reading(storage, file, "an ORC file"), open_at_end(storage, file) as source:
+        whole = reading(storage, file, "an ORC file")
+        with naming(storage, file), whole, open_at_end(storage, file) as source:
             return _inspected(source, file)
 
     @override
@@ -115,11 +120,17 @@ class OrcFile(GroupedFile):
     def _group(self, group: int, columns: list[str]) -> pa.RecordBatch:
         self._tail.check.check(self._source, self._tail.stripes[group], columns)
         # As in Parquet, a name may bring in more than it names, and the file's order is kept.
-        return sound_text(self._handle.read_stripe(group, columns=columns).select(columns))
+        batch = self._handle.read_stripe(group, columns=columns).select(columns)
+        if self._tail.check.has_times:
+            correct_seconds(batch, self._tail.check.zone_of(self._source, self._tail.stripes[group]))
+        return sound_text(batch)
 
 
 class Tail(NamedTuple):
-    """The end of a file: its bytes, `num_bytes` of which are metadata, footer and postscript, and what these say."""
+    """The end of a file: its bytes, `num_bytes` of which are metadata, footer and postscript, and what these say.
+
+    They follow the magic if the postscript lacks it.
+    """
 
     data: bytes
     num_bytes: int
@@ -135,9 +146,16 @@ def read_tail(source: pa.NativeFile, at_once: int = _OPENING_BYTES) -> Tail:
     if not 0 < length < len(tail):
         raise ValueError(f"the postscript's length is {length} of {len(tail)} bytes")
     postscript = dict(fields(tail[-1 - length : -1]))
-    if postscript.get(8000) != b"ORC":
+    lead = b""
+    if (
+        magic := postscript.get(8000)
+    ) is None:  # the first writers put it at the start alone, where ORC's library looks
+        lead = magic = source.read_at(len(_MAGIC), 0)
+    if magic != _MAGIC:
         raise ValueError("the postscript does not say ORC")
     footer_length, compression, chunk_bytes, metadata_length = (_number(postscript.get(key, 0)) for key in (1, 2, 3, 5))
+    if compression == LZO:
+        raise TableError("it is compressed with LZO, which is not read; convert it to zlib, snappy, LZ4 or zstd")
     num_bytes = metadata_length + footer_length + length + 1
     if num_bytes > size:
         raise ValueError(f"the footer needs {num_bytes} bytes of {size}")
@@ -150,7 +168,7 @@ def read_tail(source: pa.NativeFile, at_once: int = _OPENING_BYTES) -> Tail:
         if key == _STRIPES and isinstance(value, bytes):
             numbers = {part: number for part, number in fields(value) if isinstance(number, int)}
             stripes.append(Stripe(*(numbers.get(part, 0) for part in (5, 1, 2, 3, 4))))
-    return Tail(tail, num_bytes, StripeCheck.of(footer, compression, chunk_bytes), stripes)
+    return Tail(lead + tail, num_bytes, StripeCheck.of(footer, compression, chunk_bytes), stripes)
 
 
 def _inspected(source: pa.NativeFile, file: DataFile) -> FileMeta:
@@ -252,6 +270,20 @@ class StripeCheck:
         """The compression of the file, and the most bytes of a decompressed chunk."""
         return self.compression, self.chunk_bytes
 
+    @property
+    def has_times(self) -> bool:
+        """Whether there are times of a zone's clock."""
+        return any(each.kind == _TIMESTAMP for each in self.types)
+
+    def zone_of(self, source: pa.NativeFile, stripe: Stripe) -> str:
+        """Return the time zone that a stripe, once checked, was written in; "" if it has none."""
+        found = dict(fields(self._footer(source, stripe))).get(_TIME_ZONE, b"")
+        return found.decode("latin-1") if isinstance(found, bytes) else ""
+
+    def _footer(self, source: pa.NativeFile, stripe: Stripe) -> bytes:
+        start = stripe.start + stripe.index_bytes + stripe.data_bytes
+        return decompressed(source.read_at(stripe.footer_bytes, start), *self.chunks)
+
     def check(self, source: pa.NativeFile, stripe: Stripe, columns: Iterable[str]) -> None:
         """Check the sizes that a decoder of some columns of a stripe relies on."""
         found = _StripeColumns(self, source, self.columns_of(source, stripe))
@@ -270,7 +302,7 @@ class StripeCheck:
     def columns_of(self, source: pa.NativeFile, stripe: Stripe) -> Sequence[_Column]:
         """Read a stripe's footer: how each column is encoded, and where its streams are."""
         start, stop = stripe.start, stripe.start + stripe.index_bytes + stripe.data_bytes
-        footer = decompressed(source.read_at(stripe.footer_bytes, stop), *self.chunks)
+        footer = self._footer(source, stripe)
         streams: list[dict[int, tuple[int, int]]] = [{} for _ in self.types]
         encodings = list[tuple[int, int]]()
         for key, value in fields(footer):

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 import pyarrow as pa
 
-_NONE, _ZLIB, _SNAPPY, _LZO, _LZ4, _ZSTD = range(6)
+_NONE, _ZLIB, _SNAPPY, LZO, _LZ4, _ZSTD = range(6)
 _HEADER_BYTES = 3
 
 MOST_CHUNK_BYTES = 1 << 24

@@ -26,7 +26,7 @@ from torch_table_loader.format_contracts import (
     Traits,
 )
 from torch_table_loader.messages import first_line
-from torch_table_loader.read.failures import as_reading_error
+from torch_table_loader.read.failures import as_reading_error, of_unread
 from torch_table_loader.read.int96 import WIDE, Instants, columns_of_instants, unit_of_instants, with_instants
 from torch_table_loader.read.parquet_footer import (
     DAMAGE,
@@ -96,7 +96,9 @@ class ParquetReader(
             parsed = parse(footer)
             file_schema = with_instants(parsed, schema)
             refuse_duplicates(file_schema, file)
-        except DAMAGE as error:
+        except (*DAMAGE, NotImplementedError) as error:
+            if of_unread(error):
+                raise as_reading_error(error, file, is_local=storage.is_local) from error
             raise TableError(
                 f"{file.name} must end with a Parquet footer, got one that does not parse ({first_line(error)}); "
                 "the file is torn: write it again, or leave it out of the table"

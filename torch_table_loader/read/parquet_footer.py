@@ -26,6 +26,7 @@ from typing_extensions import override
 from torch_table_loader.arrow.ranged_file import RangedFile
 from torch_table_loader.errors import TableError
 from torch_table_loader.messages import first_line
+from torch_table_loader.read.failures import as_reading_error, of_unread
 from torch_table_loader.read.far_files import LEAST_TAIL_BYTES, open_at_end
 
 if TYPE_CHECKING:
@@ -68,7 +69,8 @@ def read_footer(storage: Storage, file: DataFile) -> tuple[bytes, int]:
     with open_at_end(storage, file) as source:
         size = source.size()
         if size < 12:
-            raise _torn(file, f"at least 12 bytes ({MAGIC!r}, footer, its length, {MAGIC!r})", f"{size} bytes")
+            lead = source.read_at(size, 0)
+            raise _torn(file, f"at least 12 bytes ({MAGIC!r}, footer, its length, {MAGIC!r})", f"{size} bytes", lead)
         tail_bytes = min(size, max(8, file.tail_bytes or LEAST_TAIL_BYTES))
         tail = source.read_at(tail_bytes, size - tail_bytes)
         if tail[-4:] == b"PARE":
@@ -77,7 +79,7 @@ def read_footer(storage: Storage, file: DataFile) -> tuple[bytes, int]:
                 "decrypt it first: this library reads no encrypted files"
             )
         if tail[-4:] != MAGIC:
-            raise _torn(file, f"a file that ends in {MAGIC!r}", f"{tail[-4:]!r}")
+            raise _torn(file, f"a file that ends in {MAGIC!r}", f"{tail[-4:]!r}", source.read_at(4, 0))
         length = int.from_bytes(tail[-8:-4], "little") + 8
         if length == 8 or length > size - 4:
             raise _torn(file, f"a footer inside its {size} bytes", f"a footer length of {length - 8} bytes")
@@ -116,7 +118,7 @@ def check_footer(file: DataFile, parsed: pq.FileMetaData, data_bytes: int) -> No
         if group.num_columns != num_leaves:
             raise _untrue(file, f"{num_leaves} columns in each row group", f"{group.num_columns} in row group {number}")
         total += group.num_rows
-    if total != parsed.num_rows:
+    if parsed.num_rows not in (total, 0):  # some writers leave 0 there
         raise _untrue(file, f"{parsed.num_rows} rows in all, as it says", f"row groups of {total} rows")
     if num_leaves and parsed.num_row_groups:
         _check_ranges(file, parsed, data_bytes)
@@ -136,6 +138,8 @@ def _check_ranges(file: DataFile, parsed: pq.FileMetaData, data_bytes: int) -> N
             groups = range(parsed.num_row_groups)
             next(handle.iter_batches(batch_size=1, row_groups=groups, use_threads=False), None)
     except DAMAGE as error:
+        if of_unread(error):
+            raise as_reading_error(error, file, is_local=True) from error
         if not unread.asked:
             raise _untrue(
                 file,
@@ -286,10 +290,15 @@ class _Unread(RangedFile):
         return b""
 
 
-def _torn(file: DataFile, expected: str, got: str) -> TableError:
+def _torn(file: DataFile, expected: str, got: str, lead: bytes = MAGIC) -> TableError:
+    """Return the error for a file without a footer, which begins with `lead`."""
+    what = "torn or of another format: write it again, "
+    named = file.name.lower().endswith((".parquet", ".pq"))
+    if not named and lead.strip(b"\0").isascii() and not MAGIC.startswith(lead[:4]):  # text of a suffix of its own
+        what = f"of another format, since it begins with {lead[:4]!r}: "
     return TableError(
-        f"{file.name} must be a Parquet file, that is {expected}, got {got}; the file is torn or of another "
-        "format: write it again, leave it out of the table, or pass the format that it has"
+        f"{file.name} must be a Parquet file, that is {expected}, got {got}; the file is {what}leave it out of the "
+        "table, or pass the format that it has"
     )
 
 

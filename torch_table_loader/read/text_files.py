@@ -5,6 +5,7 @@ Rows are streamed in blocks of bounded memory.
 
 from __future__ import annotations
 
+import codecs
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -19,7 +20,7 @@ from torch_table_loader.arrow.sound import sound_text
 from torch_table_loader.errors import TableError
 from torch_table_loader.format_contracts import Traits
 from torch_table_loader.nesting import Levels
-from torch_table_loader.read.failures import reading
+from torch_table_loader.read.failures import naming
 from torch_table_loader.read.far_files import open_at_start
 from torch_table_loader.read.reader_base import SequentialFile, WithoutStatistics, one_group, refuse_duplicates
 from torch_table_loader.sizes import sizes
@@ -47,7 +48,7 @@ class TextReader(WithoutStatistics):
 
     @override
     def inspect(self, storage: Storage, file: DataFile, schema: pa.Schema | None) -> FileMeta:
-        with reading(storage, file):
+        with naming(storage, file):
             try:
                 return self._inspected(storage, file, schema)
             except pa.ArrowInvalid as error:
@@ -170,9 +171,13 @@ class _Levelled:
         self._source = source
         self._name = name
         self._levels = Levels()
+        self._begun = False
 
     def read(self, length: int = -1) -> bytes:
         piece: bytes = self._source.read(None if length is None or length < 0 else length)
+        if not self._begun:
+            _check_begin(piece)
+            self._begun = bool(piece)
         self._levels.check(piece, self._name)
         return piece
 
@@ -184,12 +189,31 @@ def _parsed(source: Any, num_bytes: int, options: json.ParseOptions | None = Non
     return json.read_json(source, json.ReadOptions(use_threads=False, block_size=num_bytes), options)
 
 
+def _check_begin(text: bytes) -> None:
+    """Refuse JSON that its first bytes show to be no lines of objects."""
+    text = text.removeprefix(codecs.BOM_UTF8).lstrip()
+    if text.startswith(b"["):
+        found = "an array"
+    elif text.partition(b"\n")[0].rstrip() == b"{":
+        found = "an object over several lines"
+    else:
+        return
+    raise TableError(
+        f"JSON must have an object in each line, got {found}; convert it to JSON lines, for example with "
+        "jq -c '.[]' for an array of objects and jq -c . for others"
+    )
+
+
 def _blocks_of_lines(source: pa.NativeFile) -> Iterator[bytes]:
     """Cut a text into blocks of whole lines; a block is longer only where a line is."""
     parts: list[bytes] = []
     num_bytes = 0
     block_bytes, most = sizes().json_block_bytes, sizes().json_line_bytes
+    begun = False
     while chunk := source.read(block_bytes):
+        if not begun:
+            _check_begin(chunk)
+            begun = True
         cut = chunk.rfind(b"\n") + 1
         if not cut:
             parts.append(chunk)

@@ -145,8 +145,8 @@ class NullProvingReader(FormatReader, Protocol):
 class SizingReader(FormatReader, Protocol):
     """A format reader whose metadata tells how many bytes values decode to, which may be stored as few."""
 
-    def decoded_bytes(self, meta: FileMeta, group: int, columns: Sequence[str]) -> int:
-        """Return how many bytes columns of a row group decode to, at the least."""
+    def decoded_bytes(self, meta: FileMeta, group: int, columns: Sequence[str]) -> tuple[int, int]:
+        """Return how many bytes columns of a row group decode to, at the least and at the most."""
         ...
 
 

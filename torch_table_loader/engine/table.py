@@ -11,6 +11,7 @@ import pyarrow as pa
 
 from torch_table_loader.arrow.datatypes import is_variable, width_of
 from torch_table_loader.engine.machine import in_parallel
+from torch_table_loader.engine.sizing import CHUNK_BYTES
 from torch_table_loader.errors import ConfigError, TableError
 from torch_table_loader.format_contracts import (
     BoundsReader,
@@ -224,7 +225,10 @@ class Table:
         return max(guess, int(stored * self._read_share(most, columns)), decoded)
 
     def _decoded(self, group: int, columns: Sequence[str]) -> int:
-        """Return the bytes that a row of a row group decodes to in some columns; 0 if the file's metadata has none."""
+        """Return the bytes that a row of a row group decodes to in some columns; 0 if the file's metadata has none.
+
+        Where it says only what they may come to, the row group counts as a read.
+        """
         index = int(np.searchsorted(self.layout.group_offsets, group, side="right")) - 1
         if self.estimated or index >= len(self.files):
             return 0
@@ -233,7 +237,8 @@ class Table:
         if not isinstance(reader, SizingReader) or not meta.group_rows[at]:
             return 0
         with naming(self.storage, file):
-            return reader.decoded_bytes(meta, at, self._in_file(index, columns)) // meta.group_rows[at]
+            least, most = reader.decoded_bytes(meta, at, self._in_file(index, columns))
+        return max(least, min(most, CHUNK_BYTES)) // meta.group_rows[at]
 
     def _read_share(self, group: int, columns: Sequence[str]) -> float:
         """Return the share of a row group's stored bytes that belongs to some columns; 1 if it is unknown.

@@ -156,12 +156,14 @@ class ParquetReader(
         return None if found is None else (sum(known), *found)
 
     @override
-    def decoded_bytes(self, meta: FileMeta, group: int, columns: Sequence[str]) -> int:
+    def decoded_bytes(self, meta: FileMeta, group: int, columns: Sequence[str]) -> tuple[int, int]:
         if meta.footer is None:
-            return 0
+            return 0, 0
         parsed = parse(meta.footer)
         fixed, leaves = variable_leaves(parsed, meta.schema, columns)
-        return fixed * meta.group_rows[group] + decoded_size(meta.footer, parsed, group, leaves).least
+        fixed *= meta.group_rows[group]
+        found = decoded_size(meta.footer, parsed, group, leaves)
+        return fixed + found.least, fixed + found.most
 
     @override
     def open(self, storage: Storage, file: DataFile, meta: FileMeta) -> ParquetFile:
@@ -241,42 +243,47 @@ class ParquetFile(ThinningFile):
         call, which then fills batches across row groups. One whose values may come to too many bytes is read in parts.
         """
         streamed: list[int] = []
-        held, most = 0, self._most_bytes
+        held = 0
         for group in groups:
-            weight = self._weight(group, columns, max_rows)
-            apart = weight > most or self._is_whole(group, max_rows)
-            if streamed and (apart or held + weight > most):
+            weight, first = self._weighed(group, columns, max_rows)
+            whole = self._is_whole(group, max_rows)
+            if streamed and (first or whole or held + weight > self._most_bytes):
                 yield streamed, max_rows
                 streamed, held = [], 0
-            if apart:
-                yield [group], self._first_rows(group, weight) if weight > most else 0
+            if first or whole:
+                yield [group], first
             else:
                 streamed.append(group)
                 held += weight
         if streamed:
             yield streamed, max_rows
 
-    def _first_rows(self, group: int, weight: int) -> int:
-        return max(1, self._most_bytes // PARTS * self._meta.group_rows[group] // weight)
+    def _weighed(self, group: int, columns: Sequence[str], max_rows: int) -> tuple[int, int]:
+        """Return the most bytes that columns of a row group may decode to, and the rows of the first part of it.
 
-    def _weight(self, group: int, columns: Sequence[str], max_rows: int) -> int:
-        """Return the most bytes that columns of a row group may decode to; 0 if any `max_rows` rows are few bytes."""
-        names = tuple(columns)
+        The bytes are 0 if any `max_rows` rows are few, and the rows are 0 if there need not be parts.
+        """
+        names, footer, num_rows = tuple(columns), self._meta.footer, self._meta.group_rows[group]
+        fixed, leaves = self._variable(names)
+        if not leaves or not num_rows or footer is None:
+            return 0, 0
+        found, seen = decoded_size(footer, self._handle.metadata, group, leaves), self._seen.get(names)
+        most, limit = found.most, self._most_bytes
+        if found.least < most:
+            if seen is not None and found.least * seen.rows <= 2 * seen.least * num_rows:  # it is like those before it
+                most = min(most, 2 * seen.most * num_rows // seen.rows)
+            else:
+                limit //= PARTS
+        weight = fixed * num_rows + most
+        if weight * max_rows <= limit * num_rows:
+            return 0, 0
+        return weight, max(1, self._most_bytes // PARTS * num_rows // weight) if weight > limit else 0
+
+    def _variable(self, names: tuple[str, ...]) -> tuple[int, list[int]]:
         if (known := self._leaves.get(names)) is None:
             decoded = [name for name in names if name not in self._coded]
-            known = variable_leaves(self._handle.metadata, self._meta.schema, decoded)
-            self._leaves[names] = known
-        fixed, leaves = known
-        footer, num_rows = self._meta.footer, self._meta.group_rows[group]
-        if not leaves or not num_rows or footer is None:
-            return 0
-        found = decoded_size(footer, self._handle.metadata, group, leaves)
-        seen = self._seen.get(names)
-        most = found.most
-        if most > found.least and seen is not None and found.least * seen.rows <= 2 * seen.least * num_rows:
-            most = min(most, 2 * seen.most * num_rows // seen.rows)  # as those before it
-        weight = fixed * num_rows + most
-        return weight if weight * max_rows > self._most_bytes * num_rows else 0
+            known = self._leaves[names] = variable_leaves(self._handle.metadata, self._meta.schema, decoded)
+        return known
 
     def _is_whole(self, group: int, max_rows: int) -> bool:
         num_rows = int(self._meta.group_rows[group])
@@ -284,8 +291,7 @@ class ParquetFile(ThinningFile):
 
     @override
     def thins(self, group: int, columns: Sequence[str], max_rows: int) -> bool:
-        fits = self._weight(group, columns, max_rows) <= self._most_bytes
-        return fits and self._is_whole(group, max_rows)
+        return self._is_whole(group, max_rows) and not self._weighed(group, columns, max_rows)[1]
 
     @override
     def thinned(self, group: int, columns: Sequence[str], num_rows: int, kept: pa.Array | None) -> pa.RecordBatch:

@@ -32,7 +32,7 @@ Decode = Callable[[pa.NativeFile, Sequence[str]], Iterable[pa.RecordBatch]]
 """Decodes a file from its start into batches that have the named columns, at least one."""
 
 
-PARTS = 8
+PARTS = 4
 """Parts of `dictionary_bytes` in which what may be more is decoded."""
 
 

@@ -227,7 +227,7 @@ class Table:
     def _decoded(self, group: int, columns: Sequence[str]) -> int:
         """Return the bytes that a row of a row group decodes to in some columns; 0 if the file's metadata has none.
 
-        Where it says only what they may come to, the row group counts as a read.
+        Where it says only what they may come to, all rows of the table count as a read at the least.
         """
         index = int(np.searchsorted(self.layout.group_offsets, group, side="right")) - 1
         if self.estimated or index >= len(self.files):
@@ -238,7 +238,8 @@ class Table:
             return 0
         with naming(self.storage, file):
             least, most = reader.decoded_bytes(meta, at, self._in_file(index, columns))
-        return max(least, min(most, CHUNK_BYTES)) // meta.group_rows[at]
+        num_rows = meta.group_rows[at]
+        return max(least // num_rows, min(most // num_rows, CHUNK_BYTES // self.layout.num_rows))
 
     def _read_share(self, group: int, columns: Sequence[str]) -> float:
         """Return the share of a row group's stored bytes that belongs to some columns; 1 if it is unknown.

@@ -41,7 +41,7 @@ from torch_table_loader.read.parquet_footer import (
     read_footer,
     refuse_unsafe,
 )
-from torch_table_loader.read.parquet_sizes import Decoded, decoded_size, variable_leaves
+from torch_table_loader.read.parquet_sizes import Decoded, decoded_size, seen_rows, variable_leaves
 from torch_table_loader.read.reader_base import PARTS, bounded, refuse_duplicates
 from torch_table_loader.records import FileMeta
 from torch_table_loader.sizes import sizes
@@ -222,7 +222,7 @@ class ParquetFile(ThinningFile):
         self._values_at_once = sizes().parquet_values
         self._most_bytes = sizes().dictionary_bytes
         self._leaves: dict[tuple[str, ...], tuple[int, list[int]]] = {}
-        self._seen: dict[tuple[str, ...], Decoded] = {}
+        self._seen = seen_rows(meta.footer or b"")
 
     @override
     def batches(self, groups: range, columns: Sequence[str], max_rows: int) -> Iterator[pa.RecordBatch]:

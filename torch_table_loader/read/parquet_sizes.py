@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple
 
 from torch_table_loader.arrow.datatypes import is_variable, width_of
@@ -55,6 +56,15 @@ def decoded_size(footer: bytes, parsed: pq.FileMetaData, group: int, leaves: Seq
             low, high = (low, stored * values) if said is None else (said, said)
         least, most = least + low, most + max(low, high)
     return Decoded(least, most, row_group.num_rows)
+
+
+@lru_cache(maxsize=64)
+def seen_rows(footer: bytes) -> dict[tuple[str, ...], Decoded]:  # noqa: ARG001 the key
+    """Return what rows of a file came to, by the columns that were read; who reads some adds them.
+
+    What is read at once depends on it, and no batch.
+    """
+    return {}
 
 
 def _said(footer: bytes, group: int, leaf: int) -> int | None:

@@ -263,7 +263,7 @@ class ParquetFile(ThinningFile):
 
         The bytes are 0 if any `max_rows` rows are few, and the rows are 0 if there need not be parts.
         """
-        names, footer, num_rows = tuple(columns), self._meta.footer, self._meta.group_rows[group]
+        names, footer, num_rows = tuple(columns), self._meta.footer, self._rows_of(group)
         fixed, leaves = self._variable(names)
         if not leaves or not num_rows or footer is None:
             return 0, 0
@@ -285,8 +285,11 @@ class ParquetFile(ThinningFile):
             known = self._leaves[names] = variable_leaves(self._handle.metadata, self._meta.schema, decoded)
         return known
 
+    def _rows_of(self, group: int) -> int:
+        return int(self._handle.metadata.row_group(group).num_rows)
+
     def _is_whole(self, group: int, max_rows: int) -> bool:
-        num_rows = int(self._meta.group_rows[group])
+        num_rows = self._rows_of(group)
         return max_rows < 2 * num_rows <= 2 * max_rows
 
     @override

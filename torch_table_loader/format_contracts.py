@@ -39,8 +39,8 @@ class OpenFile(Protocol):
 class ThinningFile(OpenFile, Protocol):
     """An open data file that leaves out rows while it decodes, which costs less than doing so afterwards."""
 
-    def thins(self, group: int, max_rows: int) -> bool:
-        """Whether it reads a row group in one go, if that has no more than `max_rows` rows."""
+    def thins(self, group: int, columns: Sequence[str], max_rows: int) -> bool:
+        """Whether it reads columns of a row group in one go, if that has no more than `max_rows` rows."""
         ...
 
     def thinned(self, group: int, columns: Sequence[str], num_rows: int, kept: Any) -> pa.RecordBatch:
@@ -138,6 +138,15 @@ class NullProvingReader(FormatReader, Protocol):
 
     def null_free(self, meta: FileMeta, columns: Sequence[str], kept: Sequence[bool]) -> frozenset[str]:
         """Return those of `columns` in which the statistics prove that no kept row group has a null."""
+        ...
+
+
+@runtime_checkable
+class SizingReader(FormatReader, Protocol):
+    """A format reader whose metadata tells how many bytes values decode to, which may be stored as few."""
+
+    def decoded_bytes(self, meta: FileMeta, group: int, columns: Sequence[str]) -> tuple[int, int]:
+        """Return how many bytes columns of a row group decode to, at the least and at the most."""
         ...
 
 

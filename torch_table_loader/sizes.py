@@ -40,8 +40,9 @@ class Sizes:
     json_block_bytes: int = 4 << 20
     """Bytes of lines that are parsed together, about, which bounds the memory of a reader."""
 
-    dictionary_bytes: int = 1 << 26
-    """Bytes of text that come of a dictionary at once, about: few bytes of a file may stand for any number."""
+    dictionary_bytes: int = 1 << 25
+    """Bytes at most, about, that texts come to at once: few bytes of a file may stand for any number. What may come to
+    more is decoded in parts of a quarter."""
 
     parquet_values: int = 1 << 19
     """Values that one call of pyarrow decodes where a row group is read whole: 2 to 4 MiB of numbers."""

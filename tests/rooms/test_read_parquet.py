@@ -12,7 +12,7 @@ from tests.tables.reading import LocalStorage, all_batches, as_table, data_file,
 from torch_table_loader import StructuredDataset
 from torch_table_loader.errors import ConfigError, TableError
 from torch_table_loader.extend import FORMATS, reader_for
-from torch_table_loader.read import parquet, reader_base
+from torch_table_loader.read import parquet, parquet_sizes, reader_base
 from torch_table_loader.records import FileMeta
 from torch_table_loader.testing import small_sizes
 
@@ -266,3 +266,70 @@ def test_a_footer_that_says_no_rows_leaves_those_of_its_row_groups(tmp_path: Pat
     assert sorted(x for batch in loader for x in batch["x"].to_pylist()) == list(
         range(2 if "filters" in options else 0, 1000)
     )
+
+
+_POOLS: list[pa.MemoryPool] = []
+"""Buffers must not outlive the pool that they are of."""
+
+
+def _repeated(kind: str, num_rows: int) -> pa.Array:
+    words = pa.array(["x" * 10_000], pa.binary() if kind == "binary" else pa.string())
+    word = pa.DictionaryArray.from_arrays(pa.array([0] * num_rows, pa.int32()), words)
+    if kind == "list":
+        return pa.ListArray.from_arrays(pa.array(range(num_rows + 1), pa.int32()), word)
+    if kind == "struct":
+        return pa.StructArray.from_arrays([word, pa.array(range(num_rows))], ["text", "number"])
+    if kind == "numbers":
+        return pa.array([[7] * 1250] * num_rows, pa.list_(pa.int64()))
+    return word
+
+
+@pytest.mark.parametrize("said", [True, False], ids=["said", "unsaid"])
+@pytest.mark.parametrize("options", [{}, {"filters": "v >= 1000"}], ids=["all", "some"])
+@pytest.mark.parametrize("kind", ["text", "binary", "list", "struct", "numbers"])
+def test_a_row_group_that_decodes_to_far_more_than_it_stores_is_read_in_parts(
+    tmp_path: Path, kind: str, options: dict[str, Any], said: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Memory holds a few parts, whatever the types, and whether or not the writer said what they decode to."""
+    rows = 2000
+    path = tmp_path / "a.parquet"
+    column = _repeated(kind, rows)
+    pq.write_table(pa.table({"s": column, "v": range(rows)}), path, row_group_size=rows, store_schema=False)
+    assert path.stat().st_size < 200_000
+    if not said:
+        monkeypatch.setattr(parquet_sizes, "_said", lambda *_: None)
+    _POOLS.append(pa.proxy_memory_pool(pa.default_memory_pool()))
+    before = pa.default_memory_pool()
+    with small_sizes(dictionary_bytes=1 << 20):
+        pa.set_memory_pool(_POOLS[-1])
+        try:
+            loader = StructuredDataset.create_dataloader(
+                str(path), output_format="arrow", batch_size=8, num_workers=0, **options
+            )[0]
+            found = [number for batch in loader for number in batch["v"].to_pylist()]
+        finally:
+            pa.set_memory_pool(before)
+    assert found == list(range(1000 if options else 0, rows))
+    most = _POOLS[-1].max_memory()
+    assert most is not None
+    assert most < 2_500_000, f"{rows * 10_000} bytes are not decoded at once"
+
+
+def test_parts_of_a_row_group_grow_from_the_longest_text_that_its_dictionary_may_hold(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once a row group of short texts was read, those like it are read whole, and one of long texts still is not."""
+    monkeypatch.setattr(parquet_sizes, "_said", lambda *_: None)
+    short, long = [f"{at % 100:05}" for at in range(4000)], ["y" * 50_000] * 4000
+    written = pa.table({"s": short + short + long})
+    file = write_parquet(tmp_path / "a.parquet", written, 4000)
+    meta = inspect(file)
+    with small_sizes(dictionary_bytes=1 << 20):
+        opened = reader_for("parquet").open(LocalStorage(), file, meta)
+        rows = [[batch.num_rows for batch in opened.batches(range(at, at + 1), ["s"], 4000)] for at in range(3)]
+        opened.close()
+    assert list(map(sum, rows)) == [4000] * 3
+    assert rows[0][0] < 100
+    assert max(rows[0]) > 1000
+    assert rows[1] == [4000]
+    assert max(rows[2]) * 50_000 < 1 << 20

@@ -11,8 +11,15 @@ import pyarrow as pa
 
 from torch_table_loader.arrow.datatypes import is_variable, width_of
 from torch_table_loader.engine.machine import in_parallel
+from torch_table_loader.engine.sizing import CHUNK_BYTES
 from torch_table_loader.errors import ConfigError, TableError
-from torch_table_loader.format_contracts import BoundsReader, ListBoundsReader, NullProvingReader, RangedReader
+from torch_table_loader.format_contracts import (
+    BoundsReader,
+    ListBoundsReader,
+    NullProvingReader,
+    RangedReader,
+    SizingReader,
+)
 from torch_table_loader.messages import did_you_mean, note_of_folders
 from torch_table_loader.planning.layout import TableLayout
 from torch_table_loader.read.by_id import found_by_name
@@ -214,7 +221,25 @@ class Table:
         layout = self.layout
         most = int(np.argmax(np.where(layout.group_kept, layout.group_bytes, 0))) if len(layout.group_rows) else 0
         stored = layout.group_bytes[most : most + 1].sum() / max(1, layout.group_rows[most : most + 1].sum())
-        return max(guess, int(stored * self._read_share(most, columns)))
+        decoded = self._decoded(most, [name for name in columns if name not in encoded])
+        return max(guess, int(stored * self._read_share(most, columns)), decoded)
+
+    def _decoded(self, group: int, columns: Sequence[str]) -> int:
+        """Return the bytes that a row of a row group decodes to in some columns; 0 if the file's metadata has none.
+
+        Where it says only what they may come to, all rows of the table count as a read at the least.
+        """
+        index = int(np.searchsorted(self.layout.group_offsets, group, side="right")) - 1
+        if self.estimated or index >= len(self.files):
+            return 0
+        file, meta, reader = self.files[index], self.metas[index], reader_of(self.files[index])
+        at = group - int(self.layout.group_offsets[index])
+        if not isinstance(reader, SizingReader) or not meta.group_rows[at]:
+            return 0
+        with naming(self.storage, file):
+            least, most = reader.decoded_bytes(meta, at, self._in_file(index, columns))
+        num_rows = meta.group_rows[at]
+        return max(least // num_rows, min(most // num_rows, CHUNK_BYTES // self.layout.num_rows))
 
     def _read_share(self, group: int, columns: Sequence[str]) -> float:
         """Return the share of a row group's stored bytes that belongs to some columns; 1 if it is unknown.

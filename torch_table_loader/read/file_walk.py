@@ -299,7 +299,7 @@ class FileWalk:
             return False
         if starts[group + 1] - starts[group] > self._max_rows:
             return self._plan.chooser is not None and not self._live_known
-        return thinner.thins(group, self._max_rows)
+        return thinner.thins(group, self._plan.conformer.reads, self._max_rows)
 
     def _some(self, thinner: ThinningFile, run: Run) -> Iterator[Part]:
         """Yield the rows of a whole row group that live."""

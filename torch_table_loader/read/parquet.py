@@ -22,6 +22,7 @@ from torch_table_loader.format_contracts import (
     NullProvingReader,
     RangedReader,
     SharingReader,
+    SizingReader,
     ThinningFile,
     Traits,
 )
@@ -41,7 +42,8 @@ from torch_table_loader.read.parquet_footer import (
     read_footer,
     refuse_unsafe,
 )
-from torch_table_loader.read.reader_base import bounded, refuse_duplicates
+from torch_table_loader.read.parquet_sizes import Decoded, decoded_size, seen_rows, variable_leaves
+from torch_table_loader.read.reader_base import PARTS, bounded, refuse_duplicates
 from torch_table_loader.records import FileMeta
 from torch_table_loader.sizes import sizes
 
@@ -53,6 +55,9 @@ if TYPE_CHECKING:
 _VALUES_TO_COPY = 1 << 18
 """The most values that are read before rows of them are copied: caches must hold both."""
 
+_GROWTH = 8
+"""The rows of a part are at most so many times those of the one before it, whatever that one weighed."""
+
 
 @dataclass(frozen=True, slots=True)
 class ParquetReader(
@@ -63,6 +68,7 @@ class ParquetReader(
     ListBoundsReader,
     BoundsReader,
     RangedReader,
+    SizingReader,
 ):
     """Reads Parquet files (https://parquet.apache.org/docs/file-format/).
 
@@ -153,8 +159,19 @@ class ParquetReader(
         return None if found is None else (sum(known), *found)
 
     @override
+    def decoded_bytes(self, meta: FileMeta, group: int, columns: Sequence[str]) -> tuple[int, int]:
+        if meta.footer is None:
+            return 0, 0
+        parsed = parse(meta.footer)
+        fixed, leaves = variable_leaves(parsed, meta.schema, columns)
+        fixed *= meta.group_rows[group]
+        found = decoded_size(meta.footer, parsed, group, leaves)
+        return fixed + found.least, fixed + found.most
+
+    @override
     def open(self, storage: Storage, file: DataFile, meta: FileMeta) -> ParquetFile:
         parsed = parse(_footer_of(file, meta))
+        coded = encoded_columns(parsed, self.encoded)
         source = storage.open(file.path)
 
         def opened(unit: str | None) -> pq.ParquetFile:
@@ -163,7 +180,7 @@ class ParquetReader(
                 metadata=parsed,
                 pre_buffer=False,  # bytes that are here would be copied; of others it has one request in flight
                 page_checksum_verification=self.verify_checksums,
-                read_dictionary=encoded_columns(parsed, self.encoded) if self.encoded else None,
+                read_dictionary=coded or None,
                 coerce_int96_timestamp_unit=unit,
             )
 
@@ -172,7 +189,7 @@ class ParquetReader(
             unit = unit_of_instants(parsed, meta.schema) if file.columns is None else "us"
             names = columns_of_instants(parsed) if unit is None else frozenset[str]()
             instants = Instants(file.name, names, opened(WIDE)) if names else None
-            return ParquetFile(opened(unit), source, instants, shares=self.shares)
+            return ParquetFile(opened(unit), source, meta, instants, coded=coded, shares=self.shares)
         except BaseException:
             source.close()
             raise
@@ -189,19 +206,32 @@ class ParquetFile(ThinningFile):
     """An open Parquet file; batches are decoded into fresh memory, never mapped."""
 
     def __init__(
-        self, handle: pq.ParquetFile, source: pa.NativeFile, instants: Instants | None = None, *, shares: bool = False
+        self,
+        handle: pq.ParquetFile,
+        source: pa.NativeFile,
+        meta: FileMeta,
+        instants: Instants | None = None,
+        *,
+        coded: Sequence[str] = (),
+        shares: bool = False,
     ) -> None:
         self._handle = handle
         self._source = source
+        self._meta = meta
         self._instants = instants
+        self._readers = [each.reader for each in (handle, *(() if instants is None else (instants.handle,)))]
+        self._coded = frozenset(coded)
         self._shares = shares
         self._values_at_once = sizes().parquet_values
+        self._most_bytes = sizes().dictionary_bytes
+        self._leaves: dict[tuple[str, ...], tuple[int, list[int]]] = {}
+        self._seen = seen_rows(meta.footer or b"")
 
     @override
     def batches(self, groups: range, columns: Sequence[str], max_rows: int) -> Iterator[pa.RecordBatch]:
         wanted = list(columns)
-        for call, whole in self._calls(groups, max_rows):
-            read = self._table(call[0], wanted).to_batches() if whole else self._streamed(call, wanted, max_rows)
+        for call, first in self._calls(groups, wanted, max_rows):
+            read = self._streamed(call, wanted, first, max_rows) if first else self._table(call[0], wanted).to_batches()
             for batch in read:
                 # pyarrow takes dotted paths of leaves, so "a" or "a.b" may bring in more than it names,
                 # and it keeps the file's order.
@@ -209,25 +239,65 @@ class ParquetFile(ThinningFile):
                     batch if batch.schema.names == wanted else batch.select(wanted), max(1, batch.num_rows)
                 )
 
-    def _calls(self, groups: range, max_rows: int) -> list[tuple[list[int], bool]]:
-        """Divide row groups into calls of pyarrow, and say which read one whole.
+    def _calls(self, groups: range, columns: list[str], max_rows: int) -> Iterator[tuple[list[int], int]]:
+        """Divide row groups into calls of pyarrow, each with the rows of its first batch; 0: a row group is read whole.
 
         A row group of about `max_rows` is read whole, which is pyarrow's fastest way. The others are streamed in one
-        call, which then fills batches across row groups.
+        call, which then fills batches across row groups. One whose values may come to too many bytes is read in parts.
         """
-        calls: list[tuple[list[int], bool]] = []
+        streamed: list[int] = []
+        held = 0
         for group in groups:
-            whole = self.thins(group, max_rows)
-            if whole or not calls or calls[-1][1]:
-                calls.append(([group], whole))
+            weight, first = self._weighed(group, columns, max_rows)
+            whole = self._is_whole(group, max_rows)
+            if streamed and (first or whole or held + weight > self._most_bytes):
+                yield streamed, max_rows
+                streamed, held = [], 0
+            if first or whole:
+                yield [group], first
             else:
-                calls[-1][0].append(group)
-        return calls
+                streamed.append(group)
+                held += weight
+        if streamed:
+            yield streamed, max_rows
+
+    def _weighed(self, group: int, columns: Sequence[str], max_rows: int) -> tuple[int, int]:
+        """Return the most bytes that columns of a row group may decode to, and the rows of the first part of it.
+
+        The bytes are 0 if any `max_rows` rows are few, and the rows are 0 if there need not be parts.
+        """
+        names, footer, num_rows = tuple(columns), self._meta.footer, self._rows_of(group)
+        fixed, leaves = self._variable(names)
+        if not leaves or not num_rows or footer is None:
+            return 0, 0
+        found, seen = decoded_size(footer, self._handle.metadata, group, leaves), self._seen.get(names)
+        most, limit = found.most, self._most_bytes
+        if found.least < most:
+            if seen is not None and found.least * seen.rows <= 2 * seen.least * num_rows:  # it is like those before it
+                most = min(most, 2 * seen.most * num_rows // seen.rows)
+            else:
+                limit //= PARTS
+        weight = fixed * num_rows + most
+        if weight * max_rows <= limit * num_rows:
+            return 0, 0
+        return weight, max(1, self._most_bytes // PARTS * num_rows // weight) if weight > limit else 0
+
+    def _variable(self, names: tuple[str, ...]) -> tuple[int, list[int]]:
+        if (known := self._leaves.get(names)) is None:
+            decoded = [name for name in names if name not in self._coded]
+            known = self._leaves[names] = variable_leaves(self._handle.metadata, self._meta.schema, decoded)
+        return known
+
+    def _rows_of(self, group: int) -> int:
+        return int(self._handle.metadata.row_group(group).num_rows)
+
+    def _is_whole(self, group: int, max_rows: int) -> bool:
+        num_rows = self._rows_of(group)
+        return max_rows < 2 * num_rows <= 2 * max_rows
 
     @override
-    def thins(self, group: int, max_rows: int) -> bool:
-        num_rows = int(self._handle.metadata.row_group(group).num_rows)
-        return max_rows < 2 * num_rows <= 2 * max_rows
+    def thins(self, group: int, columns: Sequence[str], max_rows: int) -> bool:
+        return self._is_whole(group, max_rows) and not self._weighed(group, columns, max_rows)[1]
 
     @override
     def thinned(self, group: int, columns: Sequence[str], num_rows: int, kept: pa.Array | None) -> pa.RecordBatch:
@@ -264,13 +334,32 @@ class ParquetFile(ThinningFile):
             tables = [pa.Table.from_arrays(arrays, schema=pa.schema(fields))]
         return tables[0]
 
-    def _streamed(self, groups: list[int], columns: list[str], max_rows: int) -> Iterator[pa.RecordBatch]:
+    def _streamed(self, groups: list[int], columns: list[str], first: int, max_rows: int) -> Iterator[pa.RecordBatch]:
+        """Stream row groups in batches of `max_rows`; if the first one is to have fewer, as many as they weigh."""
         batches: Iterator[pa.RecordBatch] = self._handle.iter_batches(
-            batch_size=max_rows, row_groups=groups, columns=columns, use_threads=self._shares
+            batch_size=first, row_groups=groups, columns=columns, use_threads=self._shares
         )
         if self._instants is not None:
-            batches = self._instants.checked(batches, groups, columns, max_rows)
-        return map(sound_text, batches)
+            batches = self._instants.checked(batches, groups, columns, first)
+        rows, num_bytes, num_rows = first, 0, 0
+        while True:
+            for reader in self._readers:
+                reader.set_batch_size(rows)  # streams of one file share it
+            if (batch := next(batches, None)) is None:
+                break
+            yield sound_text(batch)
+            if first < max_rows and batch.num_rows:
+                num_bytes, num_rows = num_bytes + batch.nbytes, num_rows + batch.num_rows
+                most = self._most_bytes // PARTS * batch.num_rows // max(1, batch.nbytes)
+                rows = max(1, min(max_rows, _GROWTH * rows, most))
+        if num_rows:
+            self._learn(groups[0], columns, num_bytes, num_rows)
+
+    def _learn(self, group: int, columns: list[str], num_bytes: int, num_rows: int) -> None:
+        """Remember what rows of a row group came to, for those after it."""
+        names = tuple(columns)
+        stored = decoded_size(self._meta.footer or b"", self._handle.metadata, group, self._leaves[names][1]).least
+        self._seen[names] = Decoded(stored, num_bytes, num_rows)
 
     @override
     def close(self) -> None:

@@ -49,6 +49,7 @@ _MOST_FOOTER_BYTES = 512 * 1024 * 1024
 
 _TRUE, _FALSE, _BYTE, _I16, _I32, _I64, _DOUBLE, _BINARY, _LIST, _SET, _MAP, _STRUCT = range(1, 13)
 _ROW_GROUPS, _COLUMNS, _META, _TYPE, _STATISTICS, _NULL_COUNT = 4, 1, 3, 1, 12, 3
+_SIZES, _UNENCODED = 16, 1
 
 _TYPES = ("BOOLEAN", "INT32", "INT64", "INT96", "FLOAT", "DOUBLE", "BYTE_ARRAY", "FIXED_LEN_BYTE_ARRAY")
 _WIDTHS = {"BOOLEAN": 1, "INT32": 4, "INT64": 8, "INT96": 12, "FLOAT": 4, "DOUBLE": 8}
@@ -172,7 +173,7 @@ def chunk_ranges(
     As in pyarrow, a dotted name is that of a field inside a column.
     """
     wanted = set(columns)
-    leaves = [place for place, path in enumerate(leaf_paths(parsed)) if not wanted.isdisjoint(_prefixes(path))]
+    leaves = [place for place, path in enumerate(leaf_paths(parsed)) if not wanted.isdisjoint(prefixes(path))]
     padding = _DICTIONARY_HEADER_BYTES if _forgets_dictionary_headers(parsed.created_by or "") else 0
     found = []
     for number in groups:
@@ -204,7 +205,7 @@ def list_values(parsed: pq.FileMetaData, leaf: int, nulls: Sequence[int | None])
 
 def leaf_of_lists(parsed: pq.FileMetaData, column: str) -> int | None:
     """Return the place of the leaf of a column of lists of single values; None for any other column."""
-    leaves = [place for place, path in enumerate(leaf_paths(parsed)) if column in _prefixes(path)]
+    leaves = [place for place, path in enumerate(leaf_paths(parsed)) if column in prefixes(path)]
     return leaves[0] if len(leaves) == 1 and parsed.schema.column(leaves[0]).max_repetition_level == 1 else None
 
 
@@ -238,10 +239,10 @@ def _chunk_range(chunk: pq.ColumnChunkMetaData) -> tuple[int, int]:
     return start, start + chunk.total_compressed_size
 
 
-def _prefixes(path: str) -> Iterator[str]:
+def prefixes(path: str) -> Iterator[str]:
     """Yield the names under which a leaf is read: its column, the fields between, and itself.
 
-    >>> list(_prefixes("a.list.element"))
+    >>> list(prefixes("a.list.element"))
     ['a', 'a.list', 'a.list.element']
     """
     return accumulate(path.split("."), "{}.{}".format)
@@ -318,8 +319,8 @@ _BEFORE_PATH = (
     rb"\x26" + _VARINT + rb"\x1c\x15(.)\x19" + _list_of(_VARINT, _I32) + rb"\x19([\x18\x28\x38\x48\x58\x68\x78])"
 )
 _BEFORE = rb"\x15%b\x16%b\x16%b\x16%b\x26%b(?:\x3c|\x26%b\x1c|\x16%b(?:\x2c|\x16%b\x1c))" % ((_VARINT,) * 8)
-_AFTER = rb"(?:\x19%b)?%b*(?:[\x1c\x2c\x3c\x4c]%b*(?:[\x19\x29\x39]%b)*\x00)?\x00%b*\x00" % (
-    *(_list_of(_INT + rb"{3}\x00", _STRUCT), _INT, _INT),
+_AFTER = rb"(?:\x19%b)?%b*(?:[\x1c\x2c\x3c\x4c](?:\x16(%b))?%b*(?:[\x19\x29\x39]%b)*\x00)?\x00%b*\x00" % (
+    *(_list_of(_INT + rb"{3}\x00", _STRUCT), _INT, _VARINT, _INT),
     *(_list_of(_VARINT, _I64), _INT),
 )
 
@@ -342,11 +343,15 @@ _WIDTH_OF = {_TYPES.index(name): width for name, width in _WIDTHS.items()}
 
 
 class ChunkStatistics(NamedTuple):
-    """The type of a column chunk, its number of nulls, and the bytes of its shortest bound; None for what it lacks."""
+    """What a footer says of a column chunk; None for what it lacks.
+
+    Its type, its number of nulls, the bytes of its shortest bound, and those of its texts or binaries once decoded.
+    """
 
     kind: int
     nulls: int | None
     shortest: int | None
+    unencoded: int | None = None
 
 
 @lru_cache(maxsize=4)
@@ -444,10 +449,10 @@ class _Walk:
             self._place = start
             return None
         self._place = after.end()
-        return ChunkStatistics(physical, nulls, shortest)
+        return ChunkStatistics(physical, nulls, shortest, None if after[1] is None else _number(after[1]))
 
     def _chunk(self) -> ChunkStatistics:
-        physical, nulls, shortest = -1, None, None
+        physical, nulls, shortest, unencoded = -1, None, None, None
         for field, kind in self._fields():
             if (field, kind) != (_META, _STRUCT):
                 self._skip(kind)
@@ -457,9 +462,20 @@ class _Walk:
                     physical = self._int()
                 elif (inner, inner_kind) == (_STATISTICS, _STRUCT):
                     nulls, shortest = self._statistics()
+                elif (inner, inner_kind) == (_SIZES, _STRUCT):
+                    unencoded = self._unencoded()
                 else:
                     self._skip(inner_kind)
-        return ChunkStatistics(physical, nulls, shortest)
+        return ChunkStatistics(physical, nulls, shortest, unencoded)
+
+    def _unencoded(self) -> int | None:
+        found = None
+        for field, kind in self._fields():
+            if (field, kind) == (_UNENCODED, _I64):
+                found = self._int()
+            else:
+                self._skip(kind)
+        return found
 
     def _statistics(self) -> tuple[int | None, int | None]:
         data, place, field = self._data, self._place, 0

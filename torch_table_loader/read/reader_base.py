@@ -32,6 +32,10 @@ Decode = Callable[[pa.NativeFile, Sequence[str]], Iterable[pa.RecordBatch]]
 """Decodes a file from its start into batches that have the named columns, at least one."""
 
 
+PARTS = 4
+"""Parts of `dictionary_bytes` in which what may be more is decoded."""
+
+
 class WithoutStatistics(FormatReader):
     """A reader of files that keep no statistics: only partition values rule rows out."""
 
@@ -189,8 +193,9 @@ def _cuts_of_dictionaries(batch: pa.RecordBatch) -> list[int]:
             continue
         upto = pc.cumulative_sum(pc.fill_null(lengths.take(column.indices), 0)).to_numpy()
         row = 0
-        while upto[-1] - (before := upto[row - 1] if row else 0) > most:
-            row = max(row + 1, int(np.searchsorted(upto, before + most, side="right")))
+        part = most // PARTS
+        while upto[-1] - (before := upto[row - 1] if row else 0) > part:
+            row = max(row + 1, int(np.searchsorted(upto, before + part, side="right")))
             if row >= batch.num_rows:
                 break
             cuts.add(row)

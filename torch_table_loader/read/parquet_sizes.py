@@ -1,0 +1,76 @@
+"""How many bytes the values of a Parquet file come to once they are decoded, which may be stored as few."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import TYPE_CHECKING, NamedTuple
+
+from torch_table_loader.arrow.datatypes import is_variable, width_of
+from torch_table_loader.read.parquet_footer import leaf_paths, prefixes, statistics_of
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+_WIDTHS = {"BOOLEAN": 1, "INT32": 4, "INT64": 8, "INT96": 8, "FLOAT": 4, "DOUBLE": 8}
+_REPEATING = frozenset(("PLAIN_DICTIONARY", "RLE_DICTIONARY", "DELTA_BYTE_ARRAY"))
+"""Encodings in which a few bytes may be a text of any length."""
+
+_OFFSET_BYTES = 4
+
+
+class Decoded(NamedTuple):
+    """Bytes that some rows decode to, at the least and at the most; they are as many if the footer says it."""
+
+    least: int
+    most: int
+    rows: int
+
+
+def variable_leaves(parsed: pq.FileMetaData, schema: pa.Schema, columns: Sequence[str]) -> tuple[int, list[int]]:
+    """Return the decoded bytes of a row's columns of fixed width, and the leaves of the others."""
+    types = {name: schema.field(name).type for name in columns if schema.get_field_index(name) >= 0}
+    variable = {name for name, kind in types.items() if is_variable(kind)}
+    fixed = sum(width_of(kind) for name, kind in types.items() if name not in variable)
+    if not variable:
+        return fixed, []
+    return fixed, [place for place, path in enumerate(leaf_paths(parsed)) if not variable.isdisjoint(prefixes(path))]
+
+
+def decoded_size(footer: bytes, parsed: pq.FileMetaData, group: int, leaves: Sequence[int]) -> Decoded:
+    """Return what leaves of a row group decode to: exactly if their writer said it, else between two bounds."""
+    row_group, least, most = parsed.row_group(group), 0, 0
+    for leaf in leaves:
+        chunk = row_group.column(leaf)
+        values, stored = chunk.num_values, chunk.total_uncompressed_size
+        if (kind := chunk.physical_type) != "BYTE_ARRAY":
+            column = parsed.schema.column(leaf)
+            width = _WIDTHS.get(kind, max(0, column.length))
+            width = max(width, 16) if column.precision > 0 else width
+            least, most = least + values * width, most + values * width
+            continue
+        low = high = stored + _OFFSET_BYTES * values
+        if not _REPEATING.isdisjoint(chunk.encodings):
+            said = _said(footer, group, leaf)
+            low, high = (low, stored * values) if said is None else (said, said)
+        least, most = least + low, most + max(low, high)
+    return Decoded(least, most, row_group.num_rows)
+
+
+@lru_cache(maxsize=64)
+def seen_rows(footer: bytes) -> dict[tuple[str, ...], Decoded]:  # noqa: ARG001 the key
+    """Return what rows of a file came to, by the columns that were read; who reads some adds them.
+
+    What is read at once depends on it, and no batch.
+    """
+    return {}
+
+
+def _said(footer: bytes, group: int, leaf: int) -> int | None:
+    """Return the decoded bytes of a chunk of texts or binaries; None if the writer did not say."""
+    try:
+        chunk = statistics_of(footer)[group][leaf]
+    except (ValueError, IndexError):
+        return None
+    return None if chunk.unencoded is None or chunk.unencoded < 0 else chunk.unencoded

@@ -12,21 +12,24 @@ from __future__ import annotations
 import argparse
 import ctypes
 import json
+import os
 import statistics
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 from bench import ours
-from bench.tables import build
+from bench.pairing import ROUNDS
+from bench.tables import BenchTable, build
 
 _PERIOD_NS = 100_003
 """CPU time of a thread between two interruptions; a prime, so that it keeps step with nothing."""
+
+_REMEDY = "be root, or set kernel.perf_event_paranoid to 1 or less"
 
 _SOURCE = r"""
 #define _GNU_SOURCE
@@ -39,17 +42,15 @@ _SOURCE = r"""
 #include <unistd.h>
 
 int PyGILState_Check(void);
-static volatile long taken, held;
+static volatile long held;
 
 static void ask(int number, siginfo_t *info, void *context) {
     int error = errno;
-    __atomic_add_fetch(&taken, 1, __ATOMIC_RELAXED);
     if (PyGILState_Check())
         __atomic_add_fetch(&held, 1, __ATOMIC_RELAXED);
     errno = error;
 }
 
-long samples_taken(void) { return taken; }
 long samples_held(void) { return held; }
 
 int watch(int thread, long period) {
@@ -86,45 +87,71 @@ class Held:
     held: float
     seconds: float
 
-    @property
-    def saturation(self) -> float:
-        """Return how many cores its threads can use at most."""
-        return self.cpu / self.held
-
 
 class Probe:
     """Counts the CPU time in which threads hold the lock."""
 
     def __init__(self, folder: Path) -> None:
-        """Compile the probe into a folder, unless it is there."""
-        library = folder / "lock_probe.so"
-        source = folder / "lock_probe.c"
-        if not library.exists() or source.read_text() != _SOURCE:
-            folder.mkdir(parents=True, exist_ok=True)
-            source.write_text(_SOURCE)
-            subprocess.run(["cc", "-O2", "-shared", "-fPIC", "-o", str(library), str(source)], check=True)  # noqa: S607
+        """Compile the probe into a folder."""
+        folder.mkdir(parents=True, exist_ok=True)
+        source, library = folder / "lock_probe.c", folder / f"lock_probe.{os.getpid()}.so"
+        source.write_text(_SOURCE)
+        subprocess.run(["cc", "-O2", "-shared", "-fPIC", "-o", str(library), str(source)], check=True)  # noqa: S607
         self._library = ctypes.CDLL(str(library))
-        for name in ("samples_taken", "samples_held"):
-            getattr(self._library, name).restype = ctypes.c_long
         self._library.watch.argtypes = [ctypes.c_int, ctypes.c_long]
+        self._library.samples_held.restype = ctypes.c_long
+        library.unlink()  # it is loaded
 
     def held(self, run: Callable[[], int]) -> Held:
-        """Run an epoch with the threads of Python that there are; those that it starts are not watched.
+        """Run an epoch with the threads of Python that there are.
 
         Raises:
-            OSError: Linux does not let us watch; root may, and all where `kernel.perf_event_paranoid` is 1 or less.
+            OSError: Linux does not let us watch them; see `_REMEDY`.
+            RuntimeError: the epoch started another thread, which nobody watched.
         """
-        import os
-
-        events = [self._library.watch(thread.native_id, _PERIOD_NS) for thread in threading.enumerate()]
+        known = set(threading.enumerate())
+        events = [self._library.watch(thread.native_id, _PERIOD_NS) for thread in known]
         try:
             if (worst := min(events)) < 0:
-                raise OSError(-worst, f"cannot watch threads ({os.strerror(-worst)}); be root, or set kernel.perf_event_paranoid to 1")
+                raise OSError(-worst, f"cannot watch threads ({os.strerror(-worst)}); {_REMEDY}")
             before, cpu, began = self._library.samples_held(), time.process_time(), time.perf_counter()
             rows = run()
             seconds, cpu = time.perf_counter() - began, time.process_time() - cpu
-            return Held(rows, cpu, (self._library.samples_held() - before) * _PERIOD_NS / 1e9, seconds)
+            samples = self._library.samples_held() - before
         finally:
             for event in events:
                 if event >= 0:
                     os.close(event)
+        if more := set(threading.enumerate()) - known:
+            raise RuntimeError(f"the epoch must start no thread, got {more}; run it once before it is watched")
+        return Held(rows, cpu, samples * _PERIOD_NS / 1e9, seconds)
+
+
+def measure(table: BenchTable, batch_size: int, rounds: int) -> list[Held]:
+    """Watch epochs of a table, behind two that start the threads."""
+    probe, run = Probe(table.folder.parent), ours.epochs(table, batch_size)
+    for _ in range(2):
+        run()
+    return [probe.held(run) for _ in range(rounds)]
+
+
+def main() -> None:
+    """Read the command line, measure, print."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--table", default="A-zstd")
+    parser.add_argument("--root", type=Path, default=Path("build/bench"))
+    parser.add_argument("--batch-size", type=int, default=8192)
+    parser.add_argument("--rounds", type=int, default=ROUNDS)
+    options = parser.parse_args()
+    epochs = measure(build(options.table, options.root), options.batch_size, options.rounds)
+    told = {
+        "saturation": statistics.median(each.cpu / each.held for each in epochs),
+        "held": statistics.median(each.held / each.rows * 1e6 for each in epochs),
+        "cpu": statistics.median(each.cpu / each.rows * 1e6 for each in epochs),
+        "busy": statistics.median(each.cpu / each.seconds for each in epochs),
+    }
+    sys.stdout.write(json.dumps(told) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -128,6 +128,15 @@ FILTER_DUELS = tuple(
 No bar: polars decodes single values of a page, pyarrow whole row groups.
 """
 
+SATURATION: dict[tuple[str, int], float | None] = {
+    ("A-zstd", 8192): 16.0,
+    ("A-zstd", 1024): 10.0,
+    ("A-zstd", 128): None,
+    ("B", 8192): 12.0,
+    ("B", 1024): 6.0,
+}
+"""By table and rows of a batch, the cores that an epoch can use at the least before Python's lock keeps others out."""
+
 RANKS_OVER_ONE = 0.97
 STALL_MS = 1.0
 ICEBERG_MEMORY = 0.25
@@ -256,6 +265,7 @@ __all__ = [
     "RESUMED_OVER_FRESH",
     "ROWS",
     "ROWS_RESUMED_OVER_FRESH",
+    "SATURATION",
     "SHARE_OF_LINE",
     "SHARE_OF_LINE_NOISE",
     "SHARE_OF_LINE_ROWS",

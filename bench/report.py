@@ -75,6 +75,12 @@ PARTS: Mapping[str, tuple[str, str]] = {
         pages of the same file past the cache; each of its reads counts as a row.""",
     ),
     "sharing": ("Ranks and training loops that share a machine", ""),
+    "lock": (
+        "More than two cores",
+        """While a thread holds Python's lock, no other one runs Python: all CPU seconds of an epoch over those that
+        hold it are the cores at which more threads stop to help. A timer of its CPU time interrupts each thread and
+        asks whether it holds the lock. Other processes change how long an epoch takes, and these shares little.""",
+    ),
     "checksums": ("Checksums of pages", ""),
     "planning": ("Planning", ""),
     "first-batch": ("The first batch", ""),

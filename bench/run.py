@@ -52,6 +52,7 @@ class Bench:
             "checksums": self.checksums,
             "tensors": self.tensors,
             "sharing": self.sharing,
+            "lock": self.lock,
             "planning": self.planning,
             "packing": self.packing,
             "first-batch": self.first_batch,
@@ -110,6 +111,14 @@ class Bench:
         what = "next() beside a step of 5 ms in Python"
         yield Outcome(f"{what}: the median, ms", found["median_ms"], None)
         yield Outcome(f"{what}: 99 of 100, ms", found["p99_ms"], bars.STALL_MS)
+
+    def lock(self) -> Iterator[Outcome]:
+        """Find at how many cores Python's lock keeps more threads from helping."""
+        for (table, batch_size), bar in bars.SATURATION.items():
+            told = self._child("bench.lock", *self._table(table, batch_size), "--rounds", str(self._rounds))
+            name = f"{table}, batches of {batch_size:,}: all CPU seconds over those that hold Python's lock"
+            note = "{held:.4f} of {cpu:.3f} CPU s a million rows, on {busy:.1f} busy cores".format_map(told)
+            yield Outcome(name, told["saturation"], bar, at_least=True, note=note, runs=self._rounds)
 
     def planning(self) -> Iterator[Outcome]:
         """Plan a million row groups, and a million files of one row group."""

@@ -78,7 +78,7 @@ class Sizes:
     """Token files that are kept open where they are read in any order."""
 
     # batching/
-    cut_objects: int = 256
+    cut_objects: int = 340
     """Objects of batches that are cut together, about: enough that each costs little, and of two lanes fewer than the
     700 that make Python collect garbage."""
 

@@ -45,10 +45,10 @@ def sound_text(batch: _Batch) -> _Batch:
     Raises:
         pa.ArrowInvalid: a text is not UTF-8, or an index is not in its dictionary.
     """
-    for column in batch.columns:
-        kind = column.type
+    for place, kind in enumerate(batch.schema.types):  # no column becomes an object of Python that needs no check
         if pt.is_primitive(kind) or not _holds_text(kind):
             continue
+        column = batch.column(place)
         check = _check_text if pt.is_string(kind) or pt.is_large_string(kind) else _checks(kind)
         for chunk in column.chunks if isinstance(column, pa.ChunkedArray) else (column,):
             check(chunk)

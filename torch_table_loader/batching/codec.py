@@ -7,6 +7,7 @@ from dataclasses import replace
 from itertools import chain, repeat
 from typing import TYPE_CHECKING, Any, Self
 
+import numpy as np
 import pyarrow as pa
 
 from torch_table_loader.arrow.arrays import encoded, plain, take_rows
@@ -16,7 +17,7 @@ from torch_table_loader.arrow.sound import check_times, holds_times
 from torch_table_loader.arrow.token_rows import columns_of_parts
 from torch_table_loader.batching import outputs
 from torch_table_loader.batching.decoders import Branch, Decoder, Leaf, Shape, Stack
-from torch_table_loader.batching.outputs import ipc_read, ipc_size, ipc_write
+from torch_table_loader.batching.outputs import DenseKind, ipc_read, ipc_size, ipc_write
 from torch_table_loader.batching.policy import column_functions
 from torch_table_loader.batching.rows import Rows, RowsCodec, new_block, pieces_of
 from torch_table_loader.batching.types import choose, keyed
@@ -24,7 +25,6 @@ from torch_table_loader.errors import TableError
 from torch_table_loader.sizes import sizes
 
 if TYPE_CHECKING:
-    import numpy as np
     from numpy.typing import NDArray
 
     from torch_table_loader.batching.policy import TypePolicy
@@ -110,6 +110,16 @@ def _leaves(shapes: Sequence[Shape]) -> list[Leaf]:
     return found
 
 
+def _alike(leaves: Sequence[Leaf]) -> dict[np.dtype[Any], list[int]]:
+    """Return the places of single values that fit whole cache lines, by their dtype: one call makes room for all."""
+    found: dict[np.dtype[Any], list[int]] = {}
+    for place, leaf in enumerate(leaves):
+        kind = leaf.kind
+        if isinstance(kind, DenseKind) and not kind.inner and aligned(1) % kind.dtype.itemsize == 0:
+            found.setdefault(kind.dtype, []).append(place)
+    return found
+
+
 class TensorCodec(RowsCodec[TensorRows]):
     """Makes, joins and ships rows of one schema; see `RowsCodec`."""
 
@@ -136,6 +146,7 @@ class TensorCodec(RowsCodec[TensorRows]):
         self.varying = [index for index, leaf in enumerate(self.leaves) if not leaf.kind.row_bytes]
         views = all(leaf.cut in (outputs.cut_tensors, outputs.cut_arrays) for leaf in self.leaves)
         self.views_at_once = max(1, sizes().cut_objects // (1 + len(self.leaves))) if views else 0
+        self._alike = _alike(self.leaves)
         self._nested = [index for index, leaf in enumerate(self.leaves) if leaf.cut is outputs.cut_nested]
 
     def decode(self, batch: pa.RecordBatch) -> TensorRows:
@@ -184,8 +195,16 @@ class TensorCodec(RowsCodec[TensorRows]):
         """Copy runs into one."""
         num_rows = sum(part.num_rows for part in parts)
         arena = Arena(sum(aligned(num_rows * leaf.kind.row_bytes) for leaf in self.leaves))
-        columns = zip(*(part.data for part in parts), strict=True)
-        data = [leaf.kind.join(runs, arena.array) for leaf, runs in zip(self.leaves, columns, strict=True)]
+        columns = list(zip(*(part.data for part in parts), strict=True))
+        data: list[Any] = [None] * len(columns)
+        for dtype, places in self._alike.items():
+            width = aligned(num_rows * dtype.itemsize) // dtype.itemsize
+            grid = arena.array((len(places), width), dtype)[:, :num_rows]
+            for place, out in zip(places, grid, strict=True):
+                data[place] = np.concatenate(columns[place], out=out)
+        for place, leaf in enumerate(self.leaves):
+            if data[place] is None:
+                data[place] = leaf.kind.join(columns[place], arena.array)
         return TensorRows(self, num_rows, data)
 
     def pack(self, *parts: TensorRows, out: Allocate | None = None) -> Block:

@@ -245,8 +245,11 @@ class FileStorage:
     def _ask(self, path: str, ask: Callable[[Client], T], num_bytes: Callable[[T], int] = lambda _: 0) -> T:
         """Return the store's answer to a request that may be repeated; over a network, it is."""
         if not self._is_far:
-            with self._own_errors(path, None):
+            try:  # a context manager would cost more than what is asked most: whether a file is still the same
                 return ask(self._connection(path).client)
+            except BaseException:
+                with self._own_errors(path, None):
+                    raise
         used: _Connection | None = None
 
         def send() -> T:

@@ -295,7 +295,9 @@ def test_the_history_grows_by_one_entry_a_change_and_ends_with_the_epoch(table: 
     assert [entry[STEPS] for entry in loader.state_dict()["history"]] == [len(loader)]
 
 
-@pytest.mark.parametrize("options", [{"split_size": 6, "shuffle": True}, {"split_strategy": HalvesV2()}], ids=str)
+@pytest.mark.parametrize(
+    "options", [{"split_size": 6, "shuffle": True}, {"split_strategy": HalvesV2()}], ids=["cut", "dealt"]
+)
 @pytest.mark.parametrize("filters", [None, FILTER], ids=["all rows", "filtered"])
 @pytest.mark.parametrize("history", [[(4, 2)], [(4, 2), (2, 3), (1, 1)]], ids=["one stage", "three stages"])
 def test_each_stage_is_laid_out_once_for_all_that_is_asked(

@@ -127,7 +127,7 @@ def test_a_column_without_a_tensor_form_is_shown_with_its_remedy(
         r"pairs .* refused: take it as Python values with --unsupported list, leave it out with --columns", output
     )
     assert re.search(r"tokens .* jagged int32, an error where a null comes\n", output)
-    assert re.search(r"grid .* float32\[2\]\n", output)
+    assert re.search(r"grid .* float32\[2\], an error where a null comes\n", output)
     assert re.search(r"text .* list\n", output)
     assert re.search(r"inner .* dict, an error where a null comes\n", output)
     assert main(["inspect", str(tmp_path / "a.parquet"), "--unsupported", "list"]) == 0

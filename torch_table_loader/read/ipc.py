@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
@@ -17,6 +17,7 @@ from torch_table_loader.arrow.arrays import offsets_of
 from torch_table_loader.arrow.sound import sound
 from torch_table_loader.errors import TableError
 from torch_table_loader.format_contracts import SidecarReader, Traits
+from torch_table_loader.messages import warn_caller
 from torch_table_loader.read.failures import reading
 from torch_table_loader.read.far_files import open_at_end, open_at_start
 from torch_table_loader.read.ipc_layout import (
@@ -177,12 +178,25 @@ def _inspect_stream(source: pa.NativeFile, file: DataFile) -> FileMeta:
         schema = reader.schema
     refuse_duplicates(schema, file)
     source.seek(0)
-    rows = sum(batch.num_rows for batch in _stream(source, _cheapest(schema), schema))
+
+    def warn() -> None:
+        warn_caller(
+            f"{file.name} ends without an end-of-stream marker, which the format allows; if its writer was stopped, "
+            "the rows after it are missing: write it again with a marker"
+        )
+
+    rows = sum(batch.num_rows for batch in _stream(source, _cheapest(schema), schema, warn))
     return one_group(schema, rows, file)
 
 
-def _stream(source: pa.NativeFile, columns: Sequence[str], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-    """Read the batches of a stream, behind which comes its end-of-stream marker or nothing."""
+def _stream(
+    source: pa.NativeFile, columns: Sequence[str], schema: pa.Schema, unmarked: Callable[[], None] | None = None
+) -> Iterator[pa.RecordBatch]:
+    """Read the batches of a stream, which ends with its end-of-stream marker or after a message.
+
+    Args:
+        unmarked: called if it has no marker.
+    """
     with pa.ipc.open_stream(source, options=_only(columns, schema)) as reader:
         while True:
             stop, place = source.tell(), None
@@ -199,6 +213,8 @@ def _stream(source: pa.NativeFile, columns: Sequence[str], schema: pa.Schema) ->
             f"a stream must end at a message or with an end-of-stream marker, and at byte {stop} of {size} come "
             f"{marker!r}: it was cut"
         )
+    if size == stop and unmarked is not None:
+        unmarked()
 
 
 def _decode_stream(source: pa.NativeFile, columns: Sequence[str], schema: pa.Schema) -> Iterator[pa.RecordBatch]:

@@ -146,10 +146,8 @@ def read_tail(source: pa.NativeFile, at_once: int = _OPENING_BYTES) -> Tail:
     if not 0 < length < len(tail):
         raise ValueError(f"the postscript's length is {length} of {len(tail)} bytes")
     postscript = dict(fields(tail[-1 - length : -1]))
-    lead = b""
-    if (
-        magic := postscript.get(8000)
-    ) is None:  # the first writers put it at the start alone, where ORC's library looks
+    lead, magic = b"", postscript.get(8000)
+    if magic is None:  # the first writers put it at the start alone, where ORC's library looks
         lead = magic = source.read_at(len(_MAGIC), 0)
     if magic != _MAGIC:
         raise ValueError("the postscript does not say ORC")

@@ -108,7 +108,7 @@ def test_numbers_that_differ_lead_to_items_that_differ(table: tuple[Permutation,
     assert len(set(items.tolist())) == len(set(numbers.tolist()))
 
 
-@pytest.mark.parametrize("n", [1000, 65_535, 65_536, 200_003, *LARGE])
+@pytest.mark.parametrize("n", [1000, 4096, 65_535, 65_536, 200_003, *LARGE])
 def test_slices_compose_across_blocks_and_equal_take(n: int) -> None:
     p = rows(n, 5)
     first = max(0, min(n // 3, n - 100_000))
@@ -140,7 +140,10 @@ BEGINNINGS = [
     (10, 0, 1, [6, 8, 1, 2, 7, 4, 0, 9, 5, 3]),
     (10, 1, 0, [9, 8, 7, 3, 4, 2, 0, 6, 5, 1]),
     (1000, -5, 2, [713, 481, 121, 430, 12, 672, 429, 415, 600, 126]),
-    (65535, 42, 0, [817, 14071, 65025, 25494, 9791, 32409, 35317, 30485, 5441, 44871]),
+    (4095, 42, 0, [817, 319, 3097, 2730, 758, 779, 2112, 711, 2436, 1561]),
+    (4096, 42, 0, [331, 716, 42, 3028, 3825, 2935, 2976, 3864, 260, 1955]),
+    (4097, 42, 0, [2450, 1091, 42, 3028, 1441, 2976, 2999, 3864, 2194, 3074]),
+    (65535, 42, 0, [37911, 750, 46239, 30347, 55361, 35437, 6880, 30296, 31432, 23166]),
     (65536, 42, 0, [37911, 750, 46239, 30347, 55361, 35437, 6880, 30296, 31432, 23166]),
     (65537, 42, 0, [58316, 23717, 34222, 28652, 33385, 17097, 64882, 15204, 22118, 36202]),
     (70000, 42, 0, [57581, 69109, 47244, 32220, 46758, 43122, 57615, 23785, 68724, 41187]),
@@ -162,7 +165,9 @@ BEGINNINGS = [
     (9223372036854775808, 1, 1, [7637480559741059241, 4130441791854980176, 3953120747192593697, 5854387544749336110]),
 ]
 ENDS = [
-    (65535, 42, 0, [25395, 13242, 6844, 33479]),
+    (4095, 42, 0, [1566, 175, 2102, 2117]),
+    (4097, 42, 0, [1979, 1101, 714, 2863]),
+    (65535, 42, 0, [27712, 7123, 42639, 23490]),
     (70000, 42, 0, [32459, 11119, 45504, 62938]),
     (1099511627783, 0, 0, [74709483648, 994835404390, 238481986965, 941069508638]),
     (9223372036854775808, 1, 1, [2092127342661600478, 5586273615618430513, 2157752721053837471, 1375586457381533378]),
@@ -173,7 +178,11 @@ WHOLE_ORDERS = [
     (3, "cf5ddb2411b6887b"),
     (16, "d5bb0fdb144371ab"),
     (1000, "86c0b3968efb18aa"),
-    (65535, "89a38f6cab237250"),
+    (4095, "586a9595ae025351"),
+    (4096, "4a2b668e15d05af7"),
+    (4097, "8bab684369fe11a6"),
+    (50000, "673e4daf968e3d79"),
+    (65535, "c02bc0e1ba2c6a2b"),
     (65536, "4120ee5ae5c8415b"),
     (65537, "fc8cc8725af6c8e8"),
     (70000, "18dc60b3b9da375d"),
@@ -247,14 +256,14 @@ def test_keys_equal_the_definition_in_plain_integers(seed: int, epoch: int) -> N
     assert derive_key(seed, epoch, "räume") == by_hand_key(seed, epoch, "räume")
 
 
-@pytest.mark.parametrize("n", [0, 1, 2, 1000])
+@pytest.mark.parametrize("n", [0, 1, 2, 1000, 4095])
 def test_small_orders_equal_the_definition_in_plain_integers(n: int) -> None:
     key = derive_key(1, 2, "rows")
     expected = sorted(range(n), key=lambda item: by_hand_hash(item, key))
     assert Permutation(n, key).slice(0, n).tolist() == expected
 
 
-@pytest.mark.parametrize("n", [65_536, 65_537, 70_000, 2**17 + 1, *LARGE])
+@pytest.mark.parametrize("n", [4096, 4097, 50_000, 65_536, 65_537, 70_000, 2**17 + 1, *LARGE])
 def test_large_orders_equal_the_definition_in_plain_integers(n: int) -> None:
     for seed in range(4):  # both values of the swap occur
         key = derive_key(seed, 0, "rows")
@@ -329,7 +338,7 @@ def test_every_position_may_hold_every_item() -> None:
         assert abs(chi_square_z(np.bincount(column, minlength=cells))) < 4
 
 
-@pytest.mark.parametrize("n", [65_536, 70_000, 2**17, 2**20 - 1])
+@pytest.mark.parametrize("n", [4096, 5000, 50_000, 65_536, 70_000, 2**17, 2**20 - 1])
 def test_positions_are_independent_of_items_and_neighbors(n: int) -> None:
     order = rows(n, 11).slice(0, n)
     near, low = order * 16 // n, order % 16
@@ -339,7 +348,7 @@ def test_positions_are_independent_of_items_and_neighbors(n: int) -> None:
     assert np.count_nonzero(order == np.arange(n)) < 10
 
 
-@pytest.mark.parametrize("n", [65_536, 65_537, 66_000])
+@pytest.mark.parametrize("n", [4096, 4097, 50_000, 65_536, 65_537, 66_000])
 def test_both_parities_occur(n: int) -> None:
     keys = [derive_key(seed, 0, "rows") for seed in range(6)]
     parities = [is_odd(Permutation(n, key).slice(0, n)) for key in keys]

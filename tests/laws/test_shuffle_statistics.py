@@ -9,7 +9,8 @@ from tests.effort import daily
 from tests.laws.shuffle_statistics import LEVEL, Maker, battery, every_small_order, parity, rejected, single
 from tests.laws.shuffles import feistel_of, fisher_yates, lcg, ours, shuffle_buffer, sum_of_seed_and_epoch
 
-SIZES = [65_536, 50_000, 100_000, 1_000_000, 4_000_000]
+SIZES = [65_536, 4_096, 10_000, 50_000, 100_000, 1_000_000, 4_000_000]
+"""The network begins at 4,096."""
 
 
 def test_it_is_a_bijection_for_every_small_n_and_around_powers_of_two() -> None:
@@ -20,6 +21,7 @@ def test_it_is_a_bijection_for_every_small_n_and_around_powers_of_two() -> None:
 @pytest.mark.slow
 def test_every_statistic_is_explained_by_chance() -> None:
     found = [*battery(ours, SIZES), *every_small_order(ours), *parity(ours, 65_537, keys=120), *parity(ours, 50)]
+    found += [*battery(ours, [4_096]), *parity(ours, 4_097, keys=120)]
     assert len(found) > 100
     assert rejected(found) == []
     values = np.sort([p for _, p in found])

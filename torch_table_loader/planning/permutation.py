@@ -1,6 +1,6 @@
 """The epoch's order over rows: a keyed bijection of [0, n) whose memory does not grow with n.
 
-Below 2**16 items, the items are sorted by keyed 64-bit hashes. From there on, an eight-round Feistel network
+Below 2**12 items, the items are sorted by keyed 64-bit hashes. From there on, an eight-round Feistel network
 (Luby & Rackoff 1988) runs on the numbers ``right * 2**k + left``, ``left < 2**k`` and ``right < b``, where
 ``2**k`` is near the square root of n and ``b = ceil(n / 2**k)``. Left halves are xored and right halves added
 modulo b, as in the generalised Feistel cipher of Black & Rogaway (2002): the domain then exceeds n by less than
@@ -27,7 +27,7 @@ from torch_table_loader.planning.keys import U32, U64, Key, as_int, keyed_hashes
 
 Ints: TypeAlias = NDArray[np.int64]
 
-_SORT_BELOW = 1 << 16
+_SORT_BELOW = 1 << 12
 _MAX_N = 1 << 63
 # A 32-bit hash is uniform over [0, b) only if b is far below 2**32, or a power of two: above this it is one.
 _MAX_MODULAR_BITS = 48

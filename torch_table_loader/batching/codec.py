@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Container, Iterator, Sequence
 from dataclasses import replace
 from itertools import chain, repeat
-from typing import TYPE_CHECKING, Any, Self
+from math import prod
+from typing import TYPE_CHECKING, Any, Self, cast
 
 import numpy as np
 import pyarrow as pa
 
 from torch_table_loader.arrow.arrays import encoded, plain, take_rows
-from torch_table_loader.arrow.buffers import Arena, aligned
+from torch_table_loader.arrow.buffers import Arena, aligned, new_array
 from torch_table_loader.arrow.datatypes import decoded_type, opened_type
 from torch_table_loader.arrow.sound import check_times, holds_times
 from torch_table_loader.arrow.token_rows import columns_of_parts
@@ -25,7 +26,7 @@ from torch_table_loader.errors import TableError
 from torch_table_loader.sizes import sizes
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
+    from numpy.typing import DTypeLike, NDArray
 
     from torch_table_loader.batching.policy import TypePolicy
     from torch_table_loader.batching.rows import Allocate, Block
@@ -77,8 +78,7 @@ class TensorRows(Rows):
 
     def take(self, indices: NDArray[np.int64]) -> Self:
         """Copy the rows at `indices`."""
-        data = [leaf.kind.take(data, indices) for leaf, data in zip(self._codec.leaves, self.data, strict=True)]
-        return type(self)(self._codec, len(indices), data)
+        return cast("Self", self._codec.permuted([self], indices))
 
     def batches(self, batch_size: int) -> list[dict[str, Any]]:
         """Cut into dicts of name to tensor or array."""
@@ -191,10 +191,14 @@ class TensorCodec(RowsCodec[TensorRows]):
         for leaf, column in zip(self.leaves, data, strict=True):
             yield next(nested) if leaf.cut is outputs.cut_nested else leaf.cut(column, batch_size)
 
+    def arena(self, num_rows: int) -> Arena:
+        """Make room for the values of so many rows, less those of varying width."""
+        return Arena(sum(aligned(num_rows * leaf.kind.row_bytes) for leaf in self.leaves))
+
     def concat(self, parts: Sequence[TensorRows]) -> TensorRows:
         """Copy runs into one."""
         num_rows = sum(part.num_rows for part in parts)
-        arena = Arena(sum(aligned(num_rows * leaf.kind.row_bytes) for leaf in self.leaves))
+        arena = self.arena(num_rows)
         columns = list(zip(*(part.data for part in parts), strict=True))
         data: list[Any] = [None] * len(columns)
         for dtype, places in self._alike.items():
@@ -206,6 +210,20 @@ class TensorCodec(RowsCodec[TensorRows]):
             if data[place] is None:
                 data[place] = leaf.kind.join(columns[place], arena.array)
         return TensorRows(self, num_rows, data)
+
+    def permuted(self, parts: Sequence[TensorRows], order: NDArray[np.int64]) -> TensorRows:
+        """Copy rows of runs into one run, column by column."""
+        num_rows = sum(part.num_rows for part in parts)
+        room = new_array((num_rows * max((leaf.kind.row_bytes for leaf in self.leaves), default=0),), np.uint8)
+
+        def near(shape: tuple[int, ...], dtype: DTypeLike) -> NDArray[Any]:
+            kind = np.dtype(dtype)
+            return room[: prod(shape) * kind.itemsize].view(kind).reshape(shape)
+
+        new = self.arena(len(order)).array
+        columns = zip(*(part.data for part in parts), strict=True)
+        data = [leaf.kind.take(runs, order, new, near) for leaf, runs in zip(self.leaves, columns, strict=True)]
+        return TensorRows(self, len(order), data)
 
     def pack(self, *parts: TensorRows, out: Allocate | None = None) -> Block:
         """Copy runs into one flat block."""

@@ -182,6 +182,10 @@ class RowsCodec(ABC, Generic[R]):
         """Return one or more consecutive runs as one; a single one is not copied."""
         return parts[0] if len(parts) == 1 else self.concat(parts)
 
+    def permuted(self, parts: Sequence[R], order: NDArray[np.int64]) -> R:
+        """Copy the rows of one or more consecutive runs into one run: row i is row ``order[i]`` of all of them."""
+        return self.as_one(parts).take(order)
+
     def batches_of(self, runs: Sequence[Sequence[R]], batch_size: int) -> SizedBatches:
         """Cut rows into batches, now or when they are taken.
 
@@ -367,7 +371,6 @@ class WindowShuffle(Generic[R]):
         return [self._permuted(self._carry.take())] if self._carry.num_rows else []
 
     def _permuted(self, parts: Sequence[R]) -> R:
-        rows = self._codec.as_one(parts)
-        order = self._permutation_of(self._index, rows.num_rows)
+        order = self._permutation_of(self._index, sum(part.num_rows for part in parts))
         self._index += 1
-        return rows.take(order)
+        return self._codec.permuted(parts, order)

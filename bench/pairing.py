@@ -67,6 +67,14 @@ class Pairs:
         """The median ratio."""
         return statistics.median(self.ratios)
 
+    @property
+    def median_by_cpu(self) -> float:
+        """The median ratio of speeds by CPU: that of the CPU seconds a row, the right's over the left's."""
+        return statistics.median(
+            (other.cpu_seconds / other.rows) / (mine.cpu_seconds / mine.rows)
+            for mine, other in zip(self.left, self.right, strict=True)
+        )
+
 
 def measure(run: Callable[[], int]) -> Sample:
     """Time one run, which returns the rows that it delivered."""

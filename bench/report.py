@@ -75,6 +75,10 @@ PARTS: Mapping[str, tuple[str, str]] = {
         pages of the same file past the cache; each of its reads counts as a row.""",
     ),
     "sharing": ("Ranks and training loops that share a machine", ""),
+    "windows": (
+        "Shuffle windows",
+        "Two lanes, with and without `shuffle_buffer_size=50000`, in turn; CPU seconds of all threads.",
+    ),
     "lock": (
         "More than two cores",
         """While a thread holds Python's lock, no other one runs Python: all CPU seconds of an epoch over those that

@@ -16,7 +16,7 @@ from tqdm import tqdm
 
 from bench import bars, distant, report, tensors
 from bench.bars import Duel
-from bench.pairing import ROUNDS, Pairs, Sample
+from bench.pairing import ROUNDS, Pairs, Sample, cpu_micros
 from bench.results import FOLDER, Found, Outcome, Row, duel_row, keep
 from bench.tables import build
 
@@ -53,6 +53,7 @@ class Bench:
             "tensors": self.tensors,
             "sharing": self.sharing,
             "lock": self.lock,
+            "windows": self.windows,
             "planning": self.planning,
             "packing": self.packing,
             "first-batch": self.first_batch,
@@ -119,6 +120,16 @@ class Bench:
             name = f"{table}, batches of {batch_size:,}: all CPU seconds over those that hold Python's lock"
             note = "{held:.4f} of {cpu:.3f} CPU s a million rows, on {busy:.1f} busy cores".format_map(told)
             yield Outcome(name, told["saturation"], bar, at_least=True, note=note, runs=self._rounds)
+
+    def windows(self) -> Iterator[Outcome]:
+        """Compare shuffle windows with the plain stream."""
+        for table in ("A-zstd", "B"):
+            pairs = _pairs(self._child("bench.windows", *self._table(table, 8192), "--rounds", str(self._rounds)))
+            name = f"{table}, batches of 8,192: speed by CPU in windows of 50,000 rows, of the plain stream's"
+            note = f"{cpu_micros(pairs.left) * 1e3:.0f} and {cpu_micros(pairs.right) * 1e3:.0f} ns a row"
+            yield Outcome(
+                name, pairs.median_by_cpu, bars.WINDOWS_OVER_PLAIN, at_least=True, note=note, runs=len(pairs.left)
+            )
 
     def planning(self) -> Iterator[Outcome]:
         """Plan a million row groups, and a million files of one row group."""

@@ -135,7 +135,7 @@ class _Repeated:
         most = sizes().chunk_word_bytes
         if self._word_bytes + self._newest_bytes + part.dictionary.nbytes > most:
             self._merge()
-        return self._word_bytes + part.dictionary.nbytes <= most
+        return bool(self._word_bytes + part.dictionary.nbytes <= most)
 
     def add(self, part: pa.DictionaryArray, plain_bytes: int) -> None:
         """Add the next rows, and the bytes that they have as they are."""

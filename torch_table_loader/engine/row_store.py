@@ -103,7 +103,7 @@ class RowStoreHandle:
             schema,
             chunks.rows,
             keeps_ids=rows != table.layout.num_rows,
-            variable_bytes=rows * sum(width_of(kind) for kind in schema.types if is_variable(kind)),
+            variable_bytes=rows * _variable_bytes(table, schema),
             made=made,
             flat=flat,
         )
@@ -378,6 +378,14 @@ class RowStoreHandle:
             warn_caller(
                 "a row store in memory is built again in each process that is not forked; pass row_store= a directory"
             )
+
+
+def _variable_bytes(table: Table, schema: pa.Schema) -> int:
+    """Estimate the bytes of a row's values of variable width, as a store keeps them."""
+    names = [field.name for field in schema if is_variable(field.type)]
+    guess = sum(width_of(schema.field(name).type) for name in names)
+    own = [name for name in names if name in table.schema.names]
+    return max(guess, table.kept_bytes(own)) if own else guess
 
 
 def read_tasks(reader: TaskReader, tasks: Sequence[ReadTask], fetching: FetchSettings) -> Generator[pa.RecordBatch]:

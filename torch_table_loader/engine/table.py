@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 import pyarrow as pa
 
-from torch_table_loader.arrow.datatypes import is_variable, width_of
+from torch_table_loader.arrow.datatypes import is_text, is_variable, width_of
 from torch_table_loader.engine.machine import in_parallel
 from torch_table_loader.engine.sizing import CHUNK_BYTES
 from torch_table_loader.errors import ConfigError, TableError
@@ -223,6 +223,17 @@ class Table:
         stored = layout.group_bytes[most : most + 1].sum() / max(1, layout.group_rows[most : most + 1].sum())
         decoded = self._decoded(most, [name for name in columns if name not in encoded])
         return max(guess, int(stored * self._read_share(most, columns)), decoded)
+
+    def kept_bytes(self, columns: Sequence[str]) -> int:
+        """Estimate the bytes of a row that is kept in memory, where texts that repeat are kept once."""
+        texts = [name for name in columns if is_text(self.schema.field(name).type)]
+        others = [name for name in columns if name not in texts]
+        most = self.row_bytes(others) if others else 0
+        if not texts or not self.layout.num_rows:
+            return most
+        group = int(np.argmax(np.where(self.layout.group_kept, self.layout.group_bytes, 0)))
+        stored = int(self.layout.group_bytes.sum() * self._read_share(group, texts)) // self.layout.num_rows
+        return most + min(self.row_bytes(texts), 2 * stored + 12 * len(texts))
 
     def _decoded(self, group: int, columns: Sequence[str]) -> int:
         """Return the bytes that a row of a row group decodes to in some columns; 0 if the file's metadata has none.

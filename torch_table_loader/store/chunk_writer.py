@@ -19,7 +19,7 @@ from torch_table_loader.causes import store_error_type
 from torch_table_loader.errors import StorageError, TableError
 from torch_table_loader.local_files import new_file, open_regular
 from torch_table_loader.records import ROW_ID
-from torch_table_loader.store.coded_strings import ChunkStrings, encoded_batches
+from torch_table_loader.store.coded_strings import ChunkStrings, EncodedBatches
 from torch_table_loader.store.record_layout import (
     IDS,
     NULLS,
@@ -281,7 +281,7 @@ class _HeapFile(ArrowFile):
     @override
     def __exit__(self, raised: object, *rest: object) -> None:
         super().__exit__(raised, *rest)
-        found = self._strings.finish() if raised is None else {}
+        found = self._strings.finish()[0] if raised is None else {}
         if not found:
             return
         table = pa.table({name: pa.chunked_array(parts) for name, parts in found.items()})
@@ -308,11 +308,13 @@ class MemorySink(Sink):
 
     @override
     def heap(self, chunk: int, schema: pa.Schema) -> _ChunkList:
-        return _ChunkList(self.heaps, chunk, lambda batches: encoded_batches(batches, self._differing))
+        encoded = EncodedBatches(self._differing)
+        return _ChunkList(self.heaps, chunk, encoded.add, encoded.finish)
 
     @override
     def values(self, chunk: int) -> _ChunkList:
-        return _ChunkList(self.flat, chunk, list)
+        parts = list[NDArray[Any]]()
+        return _ChunkList(self.flat, chunk, parts.append, lambda: parts)
 
 
 class _ChunkList:
@@ -320,13 +322,16 @@ class _ChunkList:
 
     checksum = num_bytes = 0
 
-    def __init__(self, chunks: dict[int, list[Any]], chunk: int, form: Callable[[list[Any]], list[Any]]) -> None:
-        self._chunks, self._chunk, self._form = chunks, chunk, form
-        self._parts: list[Any] = []
-
-    def write(self, part: Any) -> None:
-        """Keep a record batch or an array."""
-        self._parts.append(part)
+    def __init__(
+        self,
+        chunks: dict[int, list[Any]],
+        chunk: int,
+        write: Callable[[Any], None],
+        finish: Callable[[], list[Any]],
+    ) -> None:
+        self._chunks, self._chunk, self._finish = chunks, chunk, finish
+        self.write = write
+        """Keeps a record batch or an array."""
 
     def __enter__(self) -> Self:
         """Return the list."""
@@ -335,5 +340,5 @@ class _ChunkList:
     def __exit__(self, raised: object, *rest: object) -> None:
         """Bring what was written to its form in memory, and keep it under its chunk's number."""
         if raised is None:
-            self._chunks[self._chunk] = parts = self._form(self._parts)
+            self._chunks[self._chunk] = parts = self._finish()
             self.num_bytes = sum(part.nbytes for part in parts)

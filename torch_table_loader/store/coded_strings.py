@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -71,7 +72,7 @@ Chunk: TypeAlias = Sequence[pa.RecordBatch]
 
 
 class ChunkStrings:
-    """Encodes the strings of a chunk while its rows arrive."""
+    """Encodes the strings of a chunk while its rows arrive, so that memory holds each distinct one once, about."""
 
     def __init__(self, differing: set[str]) -> None:
         """Start without rows.
@@ -79,32 +80,98 @@ class ChunkStrings:
         The chunks of a store share and update `differing`: the columns of strings that do not repeat.
         """
         self._differing = differing
-        self._parts: dict[str, list[pa.DictionaryArray]] = {}
-        self._word_bytes: dict[str, int] = {}
+        self._found: dict[str, _Repeated] = {}
 
-    def add(self, batch: pa.RecordBatch) -> None:
-        """Encode the strings of the next rows."""
+    def add(self, batch: pa.RecordBatch) -> dict[str, list[pa.DictionaryArray]]:
+        """Encode the strings of the next rows.
+
+        Returns:
+            The columns that are encoded no longer, with their rows before these.
+        """
+        given_up = {}
         for name, array in zip(batch.schema.names, batch.columns, strict=True):
-            if name in self._differing or not is_text(array.type):
+            if not is_text(array.type):
                 continue
-            part = array.dictionary_encode()
-            self._word_bytes[name] = self._word_bytes.get(name, 0) + part.dictionary.nbytes
-            if self._word_bytes[name] > sizes().chunk_word_bytes:
-                self._differing.add(name)
-                self._parts.pop(name, None)
-            else:
-                self._parts.setdefault(name, []).append(part)
+            part = None if name in self._differing else array.dictionary_encode()
+            found = self._found.get(name) or _Repeated()
+            if part is not None and found.fits(part):
+                found.add(part, array.nbytes)
+                self._found[name] = found
+                continue
+            self._differing.add(name)
+            if self._found.pop(name, None) is not None:
+                given_up[name] = found.parts()
+        return given_up
 
-    def finish(self) -> dict[str, list[pa.DictionaryArray]]:
-        """Return the columns whose strings repeat, batch by batch, with one dictionary each."""
-        found = {}
-        for name, parts in self._parts.items():
-            unified: Any = pa.chunked_array(parts).unify_dictionaries()
-            if _REPEATED * len(unified.chunk(0).dictionary) > len(unified):
+    @property
+    def columns(self) -> Collection[str]:
+        """The columns whose strings are encoded so far."""
+        return self._found.keys()
+
+    def finish(self) -> tuple[dict[str, list[pa.DictionaryArray]], dict[str, list[pa.DictionaryArray]]]:
+        """Return the columns whose strings repeat, batch by batch, with one dictionary each; and those given up."""
+        found: dict[str, list[pa.DictionaryArray]] = {}
+        given_up: dict[str, list[pa.DictionaryArray]] = {}
+        for name, strings in self._found.items():
+            if not strings.pay():
                 self._differing.add(name)
-            elif name not in self._differing:
-                found[name] = unified.chunks
-        return found
+            (given_up if name in self._differing else found)[name] = strings.parts()
+        self._found.clear()
+        return found, given_up
+
+
+class _Repeated:
+    """The strings of a column of a chunk."""
+
+    def __init__(self) -> None:
+        self._merged: list[pa.DictionaryArray] = []
+        """All rows but the newest, with one dictionary."""
+        self._newest: list[pa.DictionaryArray] = []
+        self._newest_bytes = self._plain_bytes = 0
+        self._rows: list[int] = []
+
+    def fits(self, part: pa.DictionaryArray) -> bool:
+        """Return whether there is room for the strings of a part."""
+        most = sizes().chunk_word_bytes
+        if self._word_bytes + self._newest_bytes + part.dictionary.nbytes > most:
+            self._merge()
+        return bool(self._word_bytes + part.dictionary.nbytes <= most)
+
+    def add(self, part: pa.DictionaryArray, plain_bytes: int) -> None:
+        """Add the next rows, and the bytes that they have as they are."""
+        self._newest.append(part)
+        self._rows.append(len(part))
+        self._newest_bytes += part.dictionary.nbytes
+        self._plain_bytes += plain_bytes
+        if self._newest_bytes > max(self._word_bytes, sizes().dictionary_bytes // 4):
+            self._merge()
+
+    def pay(self) -> bool:
+        """Return whether codes take less than the strings, or half the memory."""
+        self._merge()
+        return _REPEATED * len(self._merged[0].dictionary) <= sum(self._rows) or (
+            _REPEATED * (self._word_bytes + 4 * sum(self._rows)) <= self._plain_bytes
+        )
+
+    def parts(self) -> list[pa.DictionaryArray]:
+        """Return the rows, part by part."""
+        self._merge()
+        ends = accumulate(self._rows)
+        return [self._merged[0].slice(end - rows, rows) for rows, end in zip(self._rows, ends, strict=True)]
+
+    @property
+    def _word_bytes(self) -> int:
+        return sum(part.dictionary.nbytes for part in self._merged)
+
+    def _merge(self) -> None:
+        """Unify the dictionaries."""
+        if not self._newest:
+            return
+        unified: Any = pa.chunked_array([*self._merged, *self._newest]).unify_dictionaries()
+        indices = pa.concat_arrays([chunk.indices for chunk in unified.chunks])
+        self._merged = [pa.DictionaryArray.from_arrays(indices, unified.chunk(0).dictionary, safe=False)]
+        self._newest.clear()
+        self._newest_bytes = 0
 
 
 def codes_of(
@@ -113,12 +180,10 @@ def codes_of(
     """Unify the dictionaries of all chunks of a store, in row order.
 
     Returns:
-        The columns that are dictionary arrays in every chunk and whose strings repeat in the whole store, each with
-        whether it contains a null; the distinct strings of each; and the codes of all rows in row order, as blocks of
-        int32[rows of a batch, columns].
+        The columns that are dictionary arrays in every chunk, each with whether it contains a null; the distinct
+        strings of each; and the codes of all rows in row order, as blocks of int32[rows of a batch, columns].
     """
     some = [chunk[0] for chunk in chunks if chunk]
-    rows = sum(batch.num_rows for chunk in chunks for batch in chunk)
     columns: dict[int, bool] = {}
     dictionaries: list[pa.Array] = []
     places: list[list[NDArray[np.int32]]] = []
@@ -129,8 +194,6 @@ def codes_of(
         if sum(words.nbytes for words in of_chunks) > sizes().store_word_bytes:
             continue
         words, maps = _unified(of_chunks)
-        if _REPEATED * len(words) > rows:
-            continue
         each = iter(maps)
         columns[int(name[1:])] = any(batch.column(name).null_count for chunk in chunks for batch in chunk)
         dictionaries.append(words)
@@ -159,23 +222,46 @@ def _unified(dictionaries: Sequence[pa.Array]) -> tuple[pa.Array, list[NDArray[n
     return unified.chunk(0).dictionary, maps
 
 
-def encoded_batches(batches: Chunk, differing: set[str]) -> list[pa.RecordBatch]:
-    """Return the record batches of a chunk, with strings that repeat as dictionaries."""
-    strings = ChunkStrings(differing)
-    for batch in batches:
-        strings.add(batch)
-    found = strings.finish()
-    return [
-        pa.RecordBatch.from_arrays(
-            [found[name][number] if name in found else batch.column(name) for name in batch.schema.names],
-            batch.schema.names,
-        )
-        for number, batch in enumerate(batches)
-    ]
+class EncodedBatches:
+    """The record batches of a chunk in memory, with strings that repeat as dictionaries."""
+
+    def __init__(self, differing: set[str]) -> None:
+        """Start without rows; for `differing` see `ChunkStrings`."""
+        self._strings = ChunkStrings(differing)
+        self._columns: dict[str, list[pa.Array]] = {}
+        self._count = 0
+
+    def add(self, batch: pa.RecordBatch) -> None:
+        """Add the next rows."""
+        for name, parts in self._strings.add(batch).items():
+            self._columns[name] = _plain_parts(parts)
+        for name, column in zip(batch.schema.names, batch.columns, strict=True):
+            arrays = self._columns.setdefault(name, [])
+            if name not in self._strings.columns:
+                arrays.append(column)
+        self._count += 1
+
+    def finish(self) -> list[pa.RecordBatch]:
+        """Return the batches."""
+        found, given_up = self._strings.finish()
+        self._columns |= found
+        while given_up:
+            name, parts = given_up.popitem()
+            self._columns[name] = _plain_parts(parts)
+        names = list(self._columns)
+        return [
+            pa.RecordBatch.from_arrays([self._columns[name][number] for name in names], names)
+            for number in range(self._count)
+        ]
+
+
+def _plain_parts(parts: list[pa.DictionaryArray]) -> list[pa.Array]:
+    """Decode parts."""
+    return [plain(part) for part in parts]
 
 
 def separated(chunks: Sequence[Chunk]) -> tuple[CodedStrings | None, list[pa.RecordBatch]]:
-    """Separate the columns of codes from all others, in chunks that `encoded_batches` returned, in row order.
+    """Separate the columns of codes from all others, in chunks that `EncodedBatches` returned, in row order.
 
     Returns:
         The columns of codes, None if there are none; and the other columns, plain again.

@@ -425,7 +425,9 @@ class StoredRows:
                 columns.append(take_lists(kind, lists, len(taking)))
             else:
                 taken = [array.take(some) for array, some in zip(arrays, indices, strict=True)]
-                columns.append(pa.concat_arrays(taken).take(taking))
+                joined = pa.concat_arrays(taken) if len(taken) > 1 else taken[0]
+                del taken  # else memory would hold the rows three times
+                columns.append(joined.take(taking))
         if self.text is not None:
             self.text.check(columns, np.searchsorted(self._heap_starts, places, side="right") - 1)
         return columns

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 from typing_extensions import override
 
+from torch_table_loader.arrow.datatypes import is_variable
 from torch_table_loader.engine.jobs.job import Job
 from torch_table_loader.engine.jobs.planner import PlannedStage
 from torch_table_loader.engine.jobs.resolve import warn_of_uneven_batches, with_padding
@@ -227,11 +228,14 @@ class IndexedJob(PlacedJob):
     @override
     def explain(self, epoch: int) -> Explanation:
         position, gathered = self.start(epoch), self.gather_batches * self.options.batch_size
+        copied = (
+            gathered if any(map(is_variable, self.columns.types)) else 0
+        )  # what is taken chunk by chunk, then joined
         return self._explained_by_places(
             position,
             strategy=self.strategy,
             live_rows=self.live_rows,
-            rows_in_flight=self.copies * rows_in_flight(self.options, gathered, self.blocks),
+            rows_in_flight=self.copies * rows_in_flight(self.options, gathered, self.blocks) + copied,
             held_bytes=self.held_bytes,
             notes=self.notes(position),
             packing=self.packing(position),

@@ -7,6 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -22,6 +23,8 @@ from torch_table_loader import (
     StructuredDataset,
     TableError,
 )
+from torch_table_loader.arrow.python_values import python_values
+from torch_table_loader.arrow.sound import check_times
 
 ROWS = 40
 
@@ -154,3 +157,71 @@ def test_a_time_that_python_has_no_object_for_names_its_file_and_column(tmp_path
         assert len(list(StructuredDataset.create_dataloader(str(tmp_path / "0.arrow"), "arrow", **job)[0])) == 1
         with pytest.raises(TableError, match=said):
             list(StructuredDataset.create_dataloader(str(tmp_path), "arrow", **job)[0])
+
+
+NANOSECONDS = [1, None, 1000, -1, -(1 << 63) + 1, (1 << 63) - 1]
+ROUND = [1000, None, 2000, 0, -3000, 4000]
+"""Whole microseconds, which do not come as another type."""
+
+
+def with_nanoseconds(values: list[int | None], kind: pa.DataType) -> dict[str, tuple[pa.Array, Any]]:
+    """Columns with the same times, and how each row is expected, given the times as numpy has them."""
+    times = pa.array(values, pa.int64()).cast(kind)
+    some = pa.array(values, pa.int64()).fill_null(5).cast(kind)
+    return {
+        "plain": (times, lambda time: time),
+        "dictionary": (times.dictionary_encode(), lambda time: time),
+        "list": (pa.ListArray.from_arrays(range(7), times), lambda time: [time]),
+        "vector": (pa.FixedSizeListArray.from_arrays(times, 1), lambda time: [time]),
+        "struct": (pa.StructArray.from_arrays([times, ["a"] * 6], ["t", "s"]), lambda time: {"t": time, "s": "a"}),
+        "map": (pa.MapArray.from_arrays(range(7), ["k"] * 6, times), lambda time: [("k", time)]),
+        "key": (pa.MapArray.from_arrays(range(7), some, ["v"] * 6), lambda time: [(time, "v")]),
+        "deep": (
+            pa.ListArray.from_arrays(range(7), pa.StructArray.from_arrays([times], ["t"])),
+            lambda time: [{"t": time}],
+        ),
+    }
+
+
+@pytest.mark.parametrize(
+    "kind", [pa.timestamp("ns"), pa.timestamp("ns", "Asia/Tokyo"), pa.duration("ns"), pa.time64("ns")]
+)
+@pytest.mark.parametrize("values", [NANOSECONDS, ROUND], ids=["any", "whole microseconds"])
+def test_nanoseconds_come_exactly_and_as_one_type(tmp_path: Path, kind: pa.DataType, values: list[int | None]) -> None:
+    if pa.types.is_time(kind):
+        values = [None if value is None else abs(value) % 86_400_000_000_000 for value in values]
+    numpy_type = "M8[ns]" if pa.types.is_timestamp(kind) else "m8[ns]"
+    columns = with_nanoseconds(values, kind)
+    table = pa.table({name: column for name, (column, _) in columns.items()})
+    with pa.ipc.new_file(str(tmp_path / "x.arrow"), table.schema) as writer:
+        writer.write_table(table)
+    expected = [None if value is None else np.int64(value).view(numpy_type) for value in values]
+    found: dict[str, list[Any]] = {name: [] for name in columns}
+    for shuffle in (False, "rows"):
+        job = {"batch_size": 4, "num_workers": 0, "shuffle": shuffle, "shuffle_seed": 1, "output_format": "dict"}
+        batches = list(StructuredDataset.create_dataloader(str(tmp_path / "x.arrow"), **job)[0])
+        for name, (_, form) in columns.items():
+            found[name] = [value for batch in batches for value in batch[name]]
+            times = [np.int64(5).view(numpy_type) if name == "key" and each is None else each for each in expected]
+            wanted = [form(time) for time in times]
+            # Their forms as text have the types.
+            assert sorted(map(repr, found[name])) == sorted(map(repr, wanted)), (name, shuffle)
+            if not shuffle:
+                assert found[name] == wanted, name
+
+
+def test_nanoseconds_in_maps_come_exactly_beside_tensors(tmp_path: Path) -> None:
+    rows = pa.table({"v": pa.array([[("a", 1)], None], pa.map_(pa.string(), pa.timestamp("ns")))})
+    loader, _ = StructuredDataset.create_dataloader(source=rows, unsupported="list", num_workers=0)
+    assert next(iter(loader))["v"] == [[("a", np.datetime64(1, "ns"))], None]
+
+
+def test_far_times_inside_unions_name_their_column() -> None:
+    column = pa.UnionArray.from_sparse(pa.array([0, 1], pa.int8()), [TIMES["timestamp"], pa.array(["x", "y"])])
+    near = pa.UnionArray.from_sparse(
+        pa.array([0, 1], pa.int8()), [pa.array([1, 2], pa.timestamp("ns")), column.field(1)]
+    )
+    check_times("v", near)
+    assert python_values(near) == [np.datetime64(1, "ns"), "y"]
+    with pytest.raises(TableError, match="each value of column 'v'"):
+        check_times("v", column)

@@ -13,6 +13,7 @@ import pyarrow.types as pt
 from torch_table_loader.arrow import compute as pc
 from torch_table_loader.arrow.arrays import offsets_of, plain
 from torch_table_loader.arrow.datatypes import children_of, is_string, is_text, plain_type
+from torch_table_loader.arrow.python_values import is_nanoseconds
 from torch_table_loader.errors import TableError
 
 _Check = Callable[[pa.Array], None]
@@ -148,7 +149,11 @@ def _times(array: pa.Array) -> Iterator[pa.Array]:
     array = plain(array)
     kind = array.type
     if _is_time(kind):
-        yield array
+        if not is_nanoseconds(kind):
+            yield array
+    elif pt.is_union(kind):
+        for child in range(kind.num_fields):
+            yield from _times(array.field(child))
     elif pt.is_struct(kind):
         for child in array.flatten():
             yield from _times(child)

@@ -14,6 +14,7 @@ import pyarrow as pa
 from torch_table_loader.arrow.arrays import encoded, plain, take_rows
 from torch_table_loader.arrow.buffers import Arena, aligned, new_array
 from torch_table_loader.arrow.datatypes import decoded_type, opened_type
+from torch_table_loader.arrow.python_values import python_values
 from torch_table_loader.arrow.sound import check_times, holds_times
 from torch_table_loader.arrow.token_rows import columns_of_parts
 from torch_table_loader.batching import outputs
@@ -280,7 +281,10 @@ class ArrowRows(Rows):
     def batches(self, batch_size: int) -> list[Any]:
         """Cut into record batches, or dicts of name to Python list."""
         cut = [self.batch.slice(start, batch_size) for start in range(0, self.num_rows, batch_size)]
-        return [piece.to_pydict() for piece in cut] if self._python else cut
+        if not self._python:
+            return cut
+        names = self.batch.schema.names
+        return [dict(zip(names, map(python_values, piece.columns), strict=True)) for piece in cut]
 
 
 class ArrowCodec(RowsCodec[ArrowRows]):

@@ -23,6 +23,7 @@ import pyarrow as pa
 import torch
 
 from torch_table_loader.arrow.buffers import NewArray, joined, new_array
+from torch_table_loader.arrow.python_values import python_values
 from torch_table_loader.errors import MissingExtraError
 
 if TYPE_CHECKING:
@@ -486,8 +487,8 @@ def cut_texts(data: pa.Array, batch_size: int) -> list[list[Any]]:
 
 
 def cut_values(data: pa.Array, batch_size: int) -> list[list[Any]]:
-    """Cut values of any type into lists of what Arrow makes of them in Python; a null is None."""
-    return [data.slice(start, batch_size).to_pylist() for start in range(0, len(data), batch_size)]
+    """Cut values of any type into lists of Python values; a null is None."""
+    return [python_values(data.slice(start, batch_size)) for start in range(0, len(data), batch_size)]
 
 
 def cut_text_lists(data: pa.Array, batch_size: int) -> list[list[list[Any] | None]]:

@@ -12,6 +12,7 @@ import pyarrow as pa
 import torch
 
 from torch_table_loader.arrow.buffers import new_array
+from torch_table_loader.arrow.python_values import python_values
 from torch_table_loader.arrow.token_rows import repeated
 from torch_table_loader.batching.outputs import cut_arrays, cut_tensors
 from torch_table_loader.batching.rows import Batches
@@ -339,7 +340,7 @@ class Sequences:
     def _plain(self, column: pa.Array) -> Any:
         numbers = pa.types.is_integer(column.type) or pa.types.is_floating(column.type)
         if column.null_count or not numbers:
-            return column.to_pylist()
+            return python_values(column)
         return self._out(column.to_numpy(zero_copy_only=False).copy())
 
     def _out(self, value: Any) -> Any:

@@ -20,6 +20,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
+from torch_table_loader.arrow.python_values import python_values
+from torch_table_loader.arrow.sound import check_times
 from torch_table_loader.batching.codec import TensorCodec
 from torch_table_loader.batching.outputs import DenseKind, ListsKind
 from torch_table_loader.batching.policy import TypePolicy
@@ -270,7 +272,12 @@ def head(typed: argparse.Namespace) -> None:
     """Print the first rows after deletes and filters."""
     dataset = open_table(typed, **_LOOKING)
     rows, notes = dataset.head(integer("--rows", typed.rows, 0)), dataset.table.hints(dataset.options.column_names)
-    found = [{name: plain(value) for name, value in row.items()} for row in rows.to_pylist()]
+    columns = []
+    for name, column in zip(rows.schema.names, rows.combine_chunks().columns, strict=True):
+        values = column.combine_chunks()
+        check_times(name, values)
+        columns.append(map(plain, python_values(values)))
+    found = [dict(zip(rows.schema.names, row, strict=True)) for row in zip(*columns, strict=True)]
     shown = [[_short(value) for value in row.values()] for row in found]
     title = "the first row" if len(found) == 1 else f"the first {len(found):,} rows" if found else "no rows"
     table = Printed(title, {name: name for name in rows.schema.names}, shown)

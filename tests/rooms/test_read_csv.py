@@ -105,3 +105,17 @@ def test_a_file_that_grew_since_it_was_counted_is_reported(tmp_path: Path) -> No
     reader = TaskReader(LocalStorage(), [longer], [meta], meta.schema, ["a"])
     with pytest.raises(TableError, match=r"x\.csv: row groups 0 to 0 must end at row 2 .* got at least 1 more"):
         list(reader.read(whole_task(meta)))
+
+
+def test_a_header_without_a_line_break_is_a_file_of_no_rows(tmp_path: Path) -> None:
+    for given in (None, pa.schema([("a", pa.int64()), ("b", pa.string())])):
+        meta = inspect(_file(tmp_path, "a,b"), given)
+        assert (meta.schema.names, meta.num_rows) == (["a", "b"], 0)
+
+
+def test_an_empty_field_is_null_and_empty_text_in_quotes_and_words_are_null_outside_of_text(tmp_path: Path) -> None:
+    file = _file(tmp_path, 'a,b\n1,x\n,\nNA,NA\n"",""\n')
+    expected = {"a": [1, None, None, None], "b": ["x", None, "NA", ""]}
+    for given in (None, pa.schema([("a", pa.int64()), ("b", pa.string())])):
+        meta = inspect(file, given)
+        assert pa.Table.from_batches(all_batches(file, meta, ["a", "b"], max_rows=9)).to_pydict() == expected

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from torch_table_loader import RowBalancedStrategy, SizeBalancedStrategy, TargetSizeStrategy
 from torch_table_loader.extend import TableLayout, Topology
+from torch_table_loader.planning.ranks import Mixing
 from torch_table_loader.records import DataFile, FileVersion
 
 SEED = 3
@@ -32,7 +33,9 @@ topologies = st.builds(
     num_ranks=st.one_of(st.integers(1, 4), st.integers(1, 64)),
     lanes=st.integers(1, 8),
     batch_size=st.integers(1, 40),
-    shuffle_buffer_size=st.one_of(st.none(), st.integers(1, 50)),
+    shuffle_buffer_size=st.one_of(
+        st.none(), st.integers(1, 50), st.builds(Mixing, st.integers(1, 50), st.integers(1, 6))
+    ),
     even_ranks=st.sampled_from([None, "balance", "drop", "pad"]),
     drop_last=st.booleans(),
 )

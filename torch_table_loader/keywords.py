@@ -72,7 +72,7 @@ class MixedKeywords(TypedDict, total=False):
 class LoaderKeywords(MixedKeywords, total=False):
     """The options as keyword arguments: those of mixtures, and those that are for one table alone."""
 
-    shuffle: bool | Literal["splits", "rows"]
+    shuffle: bool | Literal["splits", "rows", "mixed"]
     weights: Weights | str | None
     split_size: int | str | None
     split_strategy: Any

@@ -107,9 +107,11 @@ class LoaderOptions:
     """A pyarrow compute Expression, text or tuples; leaves out rows for which it is false or null; see
     docs/filters.md."""
 
-    shuffle: bool | Literal["splits", "rows"] = _option(False, BATCHES, checks.one_of(False, True, "splits", "rows"))
-    """False: table order. True or "splits": splits permuted in each epoch. "rows": all rows permuted; see docs/order.md
-    and docs/shuffle.md."""
+    shuffle: bool | Literal["splits", "rows", "mixed"] = _option(
+        False, BATCHES, checks.one_of(False, True, "splits", "rows", "mixed")
+    )
+    """False: table order. True or "splits": splits permuted in each epoch. "mixed": windows over 16 open splits.
+    "rows": all rows permuted; see docs/order.md and docs/shuffle.md."""
 
     shuffle_seed: int = _option(42, BATCHES, checks.whole(None, None), mixture="job")
     """The key of every permutation."""

@@ -41,8 +41,7 @@ def test_rows_of_every_step_are_those_delivered(
 
 def told(world: World, cursor: StreamPosition, rank: int, step: int) -> list[int]:
     """Return the ordinals, counted over the table, of the rows that `rows_of` returns."""
-    planned, size = world.plan(cursor, rank), cursor.stage.topology.shuffle_buffer_size
-    keys = (size, SEED, cursor.epoch)
+    planned, keys = world.plan(cursor, rank), (SEED, cursor.epoch)
     spans = spans_of_batch(planned.plan, planned.segments, planned.windows, keys, no_filter, step)
     starts = dict(zip((file.name for file in world.layout.files), world.layout.file_starts.tolist(), strict=False))
     assert all(isinstance(span, RowSpan) for span in spans)

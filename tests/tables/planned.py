@@ -57,7 +57,7 @@ def delivered(planned: PlannedStream, cursor: StreamPosition, steps: int | None 
         ends = iter(list(plan.piece_rows(lane, begun)))
         for section in plan.sections(lane, begun):
             rows: list[tuple[int, bool]] = []
-            for stretch in stretches(section, planned.segments, cursor.stage.topology.shuffle_buffer_size):
+            for stretch in stretches(section, planned.segments):
                 rows += _rows(planned, stretch, section.padded_from - stretch.at, cursor.epoch)
             while rows:
                 length = next(ends) if plan.by_file else len(rows)

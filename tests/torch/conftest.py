@@ -13,12 +13,12 @@ import fsspec
 import pytest
 
 from tests.tables.kinds import DELTA, ICEBERG, TableKind
-from tests.torch.modes import MIXTURE, MODES, ROWS, SPLITS, STREAMS, Mode, write_tables
+from tests.torch.modes import MIXED, MIXTURE, MODES, ROWS, SPLITS, STREAMS, Mode, write_tables
 from torch_table_loader.extend import FileStorage
 from torch_table_loader.source.table_storage import TableStorage
 from torch_table_loader.testing import small_sizes
 
-EVERY_DAY = [SPLITS, ROWS, MIXTURE, STREAMS]
+EVERY_DAY = [SPLITS, MIXED, ROWS, MIXTURE, STREAMS]
 
 
 @pytest.fixture(

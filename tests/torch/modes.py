@@ -260,6 +260,16 @@ class Splits(Mode):
         return steps_of(state)
 
 
+class Mixed(Splits):
+    """Reads several splits side by side, in a stream."""
+
+    name = "mixed"
+
+    def parts(self, root: Path, options: dict[str, Any]) -> tuple[Any, list[Any], dict[str, Any]]:
+        """Mix splits in windows of few batches, unless told otherwise."""
+        return super().parts(root, {"shuffle": "mixed", "shuffle_buffer_size": 17} | options)
+
+
 class Rows(RowMode):
     """Reads the rows of a table one by one."""
 
@@ -554,8 +564,8 @@ def _tensor_or_list(what: str, rows: Iterable[int]) -> Any:
     return torch.tensor(sorted(rows), dtype=torch.int64) if what == "exclude" else sorted(rows)
 
 
-SPLITS, ROWS, LAKE, MIXTURE, STREAMS = Splits(), Rows(), LakeRows(), Mixture(), MixedSplits()
-TABLE_MODES: list[Mode] = [SPLITS, ROWS, LAKE, MIXTURE, STREAMS]
+SPLITS, MIXED, ROWS, LAKE, MIXTURE, STREAMS = Splits(), Mixed(), Rows(), LakeRows(), Mixture(), MixedSplits()
+TABLE_MODES: list[Mode] = [SPLITS, MIXED, ROWS, LAKE, MIXTURE, STREAMS]
 ROW_MODES: list[RowMode] = [ROWS, LAKE, MIXTURE]
 PACKED_SPLITS = PackedSplits(full_pack(seq_len=5, sep_id=SEP))
 PACKED_ROWS = PackedRows(full_pack(seq_len=5, strategy="best_fit", eos_id=EOS, block_docs=8))
@@ -580,6 +590,7 @@ MODES: list[Mode] = [*TABLE_MODES, *PACKED_MODES]
 PROCESSES: dict[str, Any] = {"worker_type": "process", "num_workers": 2}
 UNEVEN: dict[str, dict[str, Any]] = {
     "splits": {"split_size": 10**9, "num_workers": 1},
+    "mixed": {"split_size": 10**9},
     "mixture": {"weights": {"a": 1, "b": 0}},
     "streams": {"weights": {"a": 1, "b": 0}},
     PACKED_SPLITS.name: {"split_size": 10**9, "num_workers": 1, "batch_size": 30},

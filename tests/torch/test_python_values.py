@@ -198,7 +198,13 @@ def test_nanoseconds_come_exactly_and_as_one_type(tmp_path: Path, kind: pa.DataT
     expected = [None if value is None else np.int64(value).view(numpy_type) for value in values]
     found: dict[str, list[Any]] = {name: [] for name in columns}
     for shuffle in (False, "rows"):
-        job = {"batch_size": 4, "num_workers": 0, "shuffle": shuffle, "shuffle_seed": 1, "output_format": "dict"}
+        job: dict[str, Any] = {
+            "batch_size": 4,
+            "num_workers": 0,
+            "shuffle": shuffle,
+            "shuffle_seed": 1,
+            "output_format": "dict",
+        }
         batches = list(StructuredDataset.create_dataloader(str(tmp_path / "x.arrow"), **job)[0])
         for name, (_, form) in columns.items():
             found[name] = [value for batch in batches for value in batch[name]]

@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader
 
 from tests.effort import daily
 from tests.states import State
-from tests.torch.modes import MODES, ROWS, SPLITS, Mode, write_rows
+from tests.torch.modes import MIXED, MODES, ROWS, SPLITS, Mode, write_rows
 from torch_table_loader import ConfigError, ConfigTypeError, ResumeError, TableLoader
 from torch_table_loader.engine.state import read_state
 
@@ -268,7 +268,8 @@ def test_persistent_workers_of_a_callers_loader_see_the_new_epoch(mode: Mode, ta
         mode.check_whole(sum(mode.read(loader), []), mode.live(tables))
         dataset.set_epoch(epoch)
         first = mode.rows(next(iter(loader)))
-        assert first == expected[epoch][0]
+        # The lanes of its workers mix splits each by itself, where a loader of ours has one lane.
+        assert (first == expected[epoch][0]) == (mode is not MIXED)
     del loader
 
 

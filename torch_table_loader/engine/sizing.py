@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from torch_table_loader.planning.ranks import Mixing
 from torch_table_loader.sizes import sizes
 
 if TYPE_CHECKING:
@@ -36,6 +37,21 @@ SPARE_SLOTS = 2 + LENT_SLOTS
 TENSOR_BYTES = 24
 """Of a token's id, label and position in a batch."""
 
+MIXING_BYTES = 128 * 1024 * 1024
+"""Decoded bytes of a rank's rows that are held for mixing."""
+
+MIXED_WINDOWS = 12
+"""Windows of an epoch of a rank, at least, where it has enough rows for as many."""
+
+LEAST_MIXED_BATCHES = 16
+"""Batches of a window, at least."""
+
+MIXED_SPLITS = 64
+"""Splits of a table that is mixed, at least, as far as row groups allow: ranks have several for each that is open."""
+
+OPEN_SPLITS = 16
+"""Splits that a rank reads side by side where it mixes them."""
+
 _GATHER_BYTES = 2 * CHUNK_BYTES
 
 
@@ -54,6 +70,18 @@ def rows_of_a_read(row_bytes: int, batch_size: int, group_rows: int = 0) -> int:
     most = 8 * CHUNK_BYTES // row_bytes
     aimed = max(CHUNK_BYTES // row_bytes, min(CHUNK_BATCHES * batch_size, most), 1)
     return -(-aimed // batch_size) * batch_size
+
+
+def mixing_of(row_bytes: int, rows: int, batch_size: int, window: int | None) -> Mixing:
+    """Size how a rank of so many rows mixes its splits; `window` is what the caller asked for, in rows.
+
+    A window has at most half of `MIXING_BYTES`, since it counts twice as it turns, and at most a part of the rank's
+    rows, since a resume reads it again.
+    """
+    if window is None:
+        part = max(rows // MIXED_WINDOWS, LEAST_MIXED_BATCHES * batch_size)
+        window = max(1, min(MIXING_BYTES // (2 * row_bytes), part))
+    return Mixing(window, OPEN_SPLITS)
 
 
 def batches_of_a_gather(row_bytes: int, batch_size: int) -> int:

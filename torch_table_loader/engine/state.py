@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeAlias, Union, get_
 from torch_table_loader.errors import ResumeError
 from torch_table_loader.option_checks import MOST_LANES, MOST_ROWS
 from torch_table_loader.planning.mixture import LEAST_SHARE, NaturalShares
+from torch_table_loader.planning.ranks import MOST_SPLITS
 from torch_table_loader.planning.stages import SamplePosition, StreamPosition, refuse_ended
 from torch_table_loader.schedules import StopWord
 
@@ -258,7 +259,9 @@ _MOST_RANKS = 1 << 17
 _MOST_PLACES = 1 << 24
 """Rows of a step over all ranks, or lanes of all ranks, of a mixture of streams, which deals each of them."""
 
-_Form: TypeAlias = Union[range, "_OneOf", "_List", "_Record", "_Dict", Literal["text", "whole", "plain", "anything"]]
+_Form: TypeAlias = Union[
+    range, "_OneOf", "_ByType", "_List", "_Record", "_Dict", Literal["text", "whole", "plain", "anything"]
+]
 """What a value may be: an int of a range, a string, any int, plain data as options are, or what the classes say."""
 
 _TYPES = {"text": (str,), "whole": (int,), "plain": (type(None), bool, int, str)}
@@ -270,6 +273,13 @@ class _OneOf:
 
     known: tuple[Any, ...]
     other: _Form | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _ByType:
+    """A value of some types, each of which has its own form."""
+
+    forms: Mapping[type, _Form]
 
 
 @dataclass(frozen=True, slots=True)
@@ -312,7 +322,7 @@ class _Dict:
 
 def _checked(form: _Form, value: Any, at: str) -> Any:
     """Return a value that has a form."""
-    fits = True
+    fits, form = True, _of_type(form, value)
     match form:
         case _Dict(places, optional, others, as_pairs):
             value = dict(_checked(_PAIRS, value, at)) if as_pairs else value
@@ -344,6 +354,11 @@ def _checked(form: _Form, value: Any, at: str) -> Any:
     return value if fits else _refuse(at, _told(form), value)
 
 
+def _of_type(form: _Form, value: Any) -> _Form:
+    """Return the form that a value of its type has, where forms differ by type."""
+    return form.forms.get(type(value), form) if isinstance(form, _ByType) else form
+
+
 def _told(form: _Form) -> str:
     """Return what a message calls the values of a form."""
     match form:
@@ -351,6 +366,8 @@ def _told(form: _Form) -> str:
             return f"an int from {form[0]} to {form[-1]}"
         case _OneOf(known):
             return f"one of {', '.join(map(repr, known))}"
+        case _ByType(forms):
+            return " or ".join(map(_told, forms.values()))
         case _List(_, least, most):
             return f"a list of at least {least} entries" + ("" if most == _MOST else f", and {most} at most")
         case _Record(places):
@@ -369,7 +386,8 @@ def _refuse(at: str, expected: str, value: Any) -> NoReturn:
 
 _COUNT = range(_MOST + 1)
 _FLAG = _OneOf((False, True))
-_ROWS, _SOME_ROWS = range(1, MOST_ROWS + 1), _OneOf((None,), range(1, MOST_ROWS + 1))
+_ROWS = range(1, MOST_ROWS + 1)
+_MIXING = _Record({"rows": _ROWS, "splits": range(1, MOST_SPLITS + 1)})
 _SNAPSHOT = _OneOf((None,), range(-(1 << 63), 1 << 63))
 _EXTENT = _Record({"snapshot_id": _SNAPSHOT, "files": _COUNT, "fingerprint": "text"})
 _PAIRS = _List(_Record({"name": "text", "value": "anything"}), by_name=True)
@@ -411,7 +429,7 @@ _SHAPE: dict[str, _Form] = {
     "num_ranks": range(1, _MOST_RANKS + 1),
     "lanes": range(1, MOST_LANES + 1),
     "batch_size": _ROWS,
-    "shuffle_buffer_size": _SOME_ROWS,
+    "shuffle_buffer_size": _ByType({int: _ROWS, list: _MIXING, type(None): _OneOf((None,))}),
     "even_ranks": _OneOf((None, "balance", "drop", "pad")),
     "drop_last": _FLAG,
     "micro_batches": _OneOf((1,)),

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from torch_table_loader.planning.splits import SegmentTable
 
 
-PlacedPlan = tuple["RankPlan", "SegmentTable", "NDArray[np.int64]", int | None]
-"""A rank's plan, the segments and the bases of its splits, and its window size."""
+PlacedPlan = tuple["RankPlan", "SegmentTable", "NDArray[np.int64]"]
+"""A rank's plan, the segments and the bases of its splits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,8 +104,8 @@ class Consumption:
         intervals = [(self.starts, self.stops)]
         used: dict[int, list[tuple[int, int]]] = {}
         opened: list[OpenWindow] = []
-        for plan, segments, bases, window in plans:
-            taken, open_now = _delivered(plan, segments, window, min(steps, plan.steps))
+        for plan, segments, bases in plans:
+            taken, open_now = _delivered(plan, segments, min(steps, plan.steps))
             opened += open_now
             plain = taken.split < len(segments.splits)
             base = bases[taken.split[plain]]
@@ -119,7 +119,7 @@ class Consumption:
         return Consumption(*_merged(intervals), kept + tuple(opened))
 
 
-def _delivered(plan: RankPlan, segments: SegmentTable, size: int | None, steps: int) -> tuple[Runs, list[OpenWindow]]:
+def _delivered(plan: RankPlan, segments: SegmentTable, steps: int) -> tuple[Runs, list[OpenWindow]]:
     """Return the rows that a rank delivered, plus all rows of windows that are now open, and those windows."""
     taken: list[Runs] = []
     opened: list[OpenWindow] = []
@@ -129,7 +129,7 @@ def _delivered(plan: RankPlan, segments: SegmentTable, size: int | None, steps: 
         if body is None:
             continue
         taken.append(body.runs.slice(0, body.skip))
-        rest = next(stretches(body, segments, size), None)
+        rest = next(stretches(body, segments), None)
         if rest is not None and (found := rest.open_window) is not None:
             window, start = found
             length = window.runs.num_rows

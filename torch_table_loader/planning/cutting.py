@@ -31,14 +31,18 @@ class TargetSizeStrategy:
     Args:
         target_bytes: bytes of a split before compression: an int or "128MiB".
         target_rows: rows of a split; takes precedence over `target_bytes`.
+        least_splits: how many splits a small table has, about, as far as row groups allow; its target is smaller.
     """
 
     target_bytes: int | str = DEFAULT_SPLIT_BYTES
     target_rows: int | None = None
+    least_splits: int = 1
 
     def __post_init__(self) -> None:
         """Refuse targets below one."""
         _take_bytes(self, self.target_bytes)
+        least = integer("TargetSizeStrategy: least_splits", self.least_splits, least=1)
+        object.__setattr__(self, "least_splits", least)
         if self.target_rows is not None:
             _take_rows(self, self.target_rows)
 
@@ -48,6 +52,7 @@ class TargetSizeStrategy:
         target = parse_bytes(self.target_bytes) if self.target_rows is None else self.target_rows
         column = layout.group_bytes if self.target_rows is None else layout.group_rows
         weights = np.where(layout.group_kept, column, 0)
+        target = min(target, max(1, int(weights.sum()) // self.least_splits))
         offsets = layout.group_offsets
         sums = np.diff(np.concatenate(([0], np.cumsum(weights)))[offsets])
         inner: list[int] = []

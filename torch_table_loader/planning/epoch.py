@@ -11,6 +11,7 @@ import numpy as np
 
 from torch_table_loader.planning.consumption import Consumption
 from torch_table_loader.planning.file_batches import full_batches, in_rows, in_units, num_batches, shared_in_units
+from torch_table_loader.planning.interleaving import interleaved
 from torch_table_loader.planning.keys import derive_key
 from torch_table_loader.planning.lanes import RankPlan, longest_first
 from torch_table_loader.planning.permutation import Permutation
@@ -89,19 +90,36 @@ class CutEpoch:
         topology = self.topology
         own = self._own(rank)
         quota = quota_of(self._shares, self._sharing, rank)
+        window = topology.window_of(own.num_rows)
         lane_of = longest_first(self._weights(own), topology.lanes)
         lanes = tuple(own.take(np.flatnonzero(lane_of == lane)) for lane in range(topology.lanes))
+        if topology.mixing is not None and window is not None:
+            lanes = tuple(self._mixed(lane, topology.mixing.splits, window) for lane in lanes)
         padding = self._in_rows(repeat_rows(self._shared, quota.padding))
         name = f"rank {rank} in stage {self.stage}"
         return RankPlan(
-            lanes, padding, topology.batch_size, quota.steps, name, counted=self.counted, by_file=self.by_file
+            lanes,
+            padding,
+            topology.batch_size,
+            quota.steps,
+            name,
+            counted=self.counted,
+            by_file=self.by_file,
+            window=window,
+            deals=topology.mixing is not None,
         )
+
+    def _mixed(self, lane: Runs, splits: int, window: int) -> Runs:
+        """Return what a lane reads: units of open windows, then splits side by side."""
+        is_unit = lane.split >= len(self.segments.splits)
+        plain = lane.take(np.flatnonzero(~is_unit))
+        return Runs.concat([lane.take(np.flatnonzero(is_unit)), interleaved(plain, splits, window)])
 
     def delivered(self, steps: int) -> Consumption:
         """Return what the epoch has delivered after some steps of this stage; requires all live rows."""
         segments, bases = self.segments, self.segments.bases()
         ranks = np.flatnonzero(self._shares).tolist()  # others repeat rows at most
-        placed = ((self.plan(rank), segments, bases, self.topology.shuffle_buffer_size) for rank in ranks)
+        placed = ((self.plan(rank), segments, bases) for rank in ranks)
         return self.consumed.after(placed, steps)
 
     def _own(self, rank: int) -> Runs:
@@ -174,9 +192,7 @@ class DealtEpoch:
 
     def delivered(self, steps: int) -> Consumption:
         """Return what the epoch has delivered after some steps of this stage."""
-        window = self.topology.shuffle_buffer_size
-        placed = zip(self.plans, self.tables, self._bases, strict=True)
-        return self.consumed.after(((*each, window) for each in placed), steps)
+        return self.consumed.after(zip(self.plans, self.tables, self._bases, strict=True), steps)
 
     @cached_property
     def _bases(self) -> list[NDArray[np.int64]]:
@@ -208,8 +224,16 @@ class DealtEpoch:
         if self.by_file:
             lanes = tuple(full_batches(lane, size) for lane in lanes) if self.topology.drop_last else lanes
             steps = sum(num_batches(lane, size) for lane in lanes)
-        name = f"rank {rank} in stage {self.stage}"
-        return RankPlan(lanes, Runs.of([]), size, steps, name, counted=self.counted, by_file=self.by_file)
+        return RankPlan(
+            lanes,
+            Runs.of([]),
+            size,
+            steps,
+            f"rank {rank} in stage {self.stage}",
+            counted=self.counted,
+            by_file=self.by_file,
+            window=self.topology.window_of(sum(lane.num_rows for lane in lanes)),
+        )
 
 
 def repeat_rows(order: Runs, count: int) -> Runs:

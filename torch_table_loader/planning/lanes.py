@@ -49,6 +49,8 @@ class Section:
         padded_from: the first row that is padding; the number of rows if there is none.
         skip: rows at its start that were already delivered.
         apart: whether windows also start over at each piece.
+        window: rows of a shuffle window; None if rows come as they are read.
+        dealt: rows of the batches to which windows deal their rows; see `Window`.
     """
 
     name: str
@@ -56,6 +58,8 @@ class Section:
     padded_from: int
     skip: int = 0
     apart: bool = False
+    window: int | None = None
+    dealt: int = 0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -72,6 +76,8 @@ class RankPlan:
         counted: False if live rows are not known before reading. Each lane then cuts batches as it reads, the consumer
             joins the last rows of all lanes, and `steps` has no meaning.
         by_file: whether a batch ends where a piece ends, so that no batch has rows of two files.
+        window: rows of a shuffle window; None if rows come as they are read.
+        deals: whether windows deal their rows to batches; see `Window`.
     """
 
     lanes: tuple[Runs, ...]
@@ -81,6 +87,8 @@ class RankPlan:
     name: str = ""
     counted: bool = True
     by_file: bool = False
+    window: int | None = None
+    deals: bool = False
     body_batches: list[int] = field(init=False)
     """Each lane's own batches: the full ones, or all if batches end with pieces."""
     endless: ClassVar[bool] = False
@@ -186,7 +194,7 @@ class RankPlan:
             first, last = self._tail_row(stream, tail), self._tail_row(stream, tail + 1)
             rows = stream.slice(first, last)
             padded_from = min(max(tails.num_rows - first, 0), rows.num_rows)
-            result.append(Section(self.tail_name(tail), rows, padded_from, apart=self.by_file))
+            result.append(self._section(self.tail_name(tail), rows, 0, padded_from))
         return result
 
     def delivered(self, lane: int, batches: int) -> tuple[Section | None, Runs]:
@@ -207,7 +215,7 @@ class RankPlan:
     def whole(self, lane: int, start: int) -> Section:
         """Return all rows of a lane, including its tail; `start` of its batches were already delivered."""
         rows = self.lanes[lane]
-        return Section(self.lane_name(lane), rows, rows.num_rows, self._first_row(lane, start), self.by_file)
+        return self._section(self.lane_name(lane), rows, self._first_row(lane, start), rows.num_rows)
 
     def lane_name(self, lane: int) -> str:
         """Name the section of a lane's full batches."""
@@ -226,7 +234,11 @@ class RankPlan:
 
     def _body(self, lane: int, batches: int, start: int) -> Section:
         rows = self.lanes[lane].slice(0, self._first_row(lane, batches))
-        return Section(self.lane_name(lane), rows, rows.num_rows, self._first_row(lane, start), self.by_file)
+        return self._section(self.lane_name(lane), rows, self._first_row(lane, start), rows.num_rows)
+
+    def _section(self, name: str, rows: Runs, skip: int, padded_from: int) -> Section:
+        dealt = self.batch_size if self.deals else 0
+        return Section(name, rows, padded_from, skip, self.by_file, self.window, dealt)
 
     def _first_row(self, lane: int, batch: int) -> int:
         """Count the rows of a lane before one of its own batches."""

@@ -98,7 +98,7 @@ class MixedPosition(StagedPosition):
             shape, (total, natural, listed, *more) = entry[:_SHAPE], entry[_SHAPE:]
             weights = dict(listed) or weights
             dropped, width = more[0] if more else [], more[1] if len(more) > 1 else 1
-            deal = deal_of(weights, Topology(*shape), (seed, epoch, number), natural=natural, width=width)
+            deal = deal_of(weights, Topology.of_state(*shape), (seed, epoch, number), natural=natural, width=width)
             if dropped:
                 until, own = dropped
                 given = () if tuple(own) == deal.weights else deal.weights

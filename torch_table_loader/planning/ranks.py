@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+import operator
+from dataclasses import astuple, dataclass, fields
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -16,6 +17,28 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
+class Mixing:
+    """How a rank mixes what it reads.
+
+    Args:
+        rows: about how many rows a window has.
+        splits: how many splits are read side by side.
+    """
+
+    rows: int
+    splits: int
+
+    def window_of(self, rows: int, batch_size: int) -> int:
+        """Return the rows of each window, whole batches, so that windows over so many rows are about equal.
+
+        >>> Mixing(1000, 16).window_of(10_100, 64), Mixing(1000, 16).window_of(10, 64)
+        (1024, 64)
+        """
+        windows = max(1, round(rows / self.rows))
+        return max(1, -(-rows // (windows * batch_size))) * batch_size
+
+
+@dataclass(frozen=True, slots=True)
 class Topology:
     """The shape of a job, as far as it decides which row comes when.
 
@@ -23,7 +46,7 @@ class Topology:
         num_ranks: R.
         lanes: workers of a rank.
         batch_size: B, rows of a batch on a rank.
-        shuffle_buffer_size: rows of a shuffle window, or None.
+        shuffle_buffer_size: rows of a shuffle window, how splits are mixed, or None.
         even_ranks: None, "balance", "drop" or "pad".
         drop_last: whether a short last batch is dropped.
         micro_batches: k, batches of a rank in a step of the optimizer; 1 for a stream.
@@ -32,10 +55,35 @@ class Topology:
     num_ranks: int
     lanes: int
     batch_size: int
-    shuffle_buffer_size: int | None = None
+    shuffle_buffer_size: int | Mixing | None = None
     even_ranks: EvenRanks | None = None
     drop_last: bool = False
     micro_batches: int = 1
+
+    @classmethod
+    def of_state(cls, num_ranks: int, lanes: int, batch_size: int, window: Any, *others: Any) -> Topology:
+        """Read what `to_state` wrote, in a checked state."""
+        return cls(num_ranks, lanes, batch_size, Mixing(*window) if isinstance(window, list) else window, *others)
+
+    def to_state(self) -> list[Any]:
+        """Write as plain values.
+
+        >>> Topology(4, 1, 64, Mixing(1024, 16)).to_state()
+        [4, 1, 64, [1024, 16], None, False, 1]
+        """
+        return [list(astuple(value)) if isinstance(value, Mixing) else value for value in _SHAPE(self)]
+
+    @property
+    def mixing(self) -> Mixing | None:
+        """How splits are mixed, if they are."""
+        return self.shuffle_buffer_size if isinstance(self.shuffle_buffer_size, Mixing) else None
+
+    def window_of(self, rows: int) -> int | None:
+        """Return the rows of a shuffle window of a lane, for a rank of so many rows."""
+        window = self.shuffle_buffer_size
+        if not isinstance(window, Mixing):
+            return window
+        return Mixing(-(-window.rows // self.lanes), 1).window_of(-(-rows // self.lanes), self.batch_size)
 
     def has_batches_of(self, other: Topology) -> bool:
         """Return whether batches are as large as in another topology, and as many of them a step of the optimizer."""
@@ -44,6 +92,12 @@ class Topology:
     def batches(self, rows: int) -> int:
         """Return the number of batches for so many rows of a rank."""
         return rows // self.batch_size if self.drop_last else -(-rows // self.batch_size)
+
+
+MOST_SPLITS = 1024
+"""The most splits that may be read side by side."""
+
+_SHAPE = operator.attrgetter(*(entry.name for entry in fields(Topology)))
 
 
 @dataclass(frozen=True, slots=True)

@@ -50,7 +50,7 @@ def spans_of_batch(
     plan: RankPlan,
     segments: SegmentTable,
     windows: tuple[Window, ...],
-    keys: tuple[int | None, int, int],
+    keys: tuple[int, int],
     live_before: Callable[[int, int], int],
     step: int,
     most: int | None = None,
@@ -62,7 +62,7 @@ def spans_of_batch(
 
     Args:
         windows: windows that were open when earlier stages ended.
-        keys: rows of a shuffle window (or None), the loader's seed, and the epoch.
+        keys: the loader's seed, and the epoch.
         live_before: counts the live rows of a row group (counted over the table) before a row of its file.
 
     Raises:
@@ -80,7 +80,7 @@ def runs_of_batch(
     plan: RankPlan,
     segments: SegmentTable,
     windows: tuple[Window, ...],
-    keys: tuple[int | None, int, int],
+    keys: tuple[int, int],
     step: int,
     most: int | None = None,
 ) -> Iterator[tuple[SegmentTable, Runs]]:
@@ -137,11 +137,11 @@ def _section_of(plan: RankPlan, step: int) -> Section:
 
 
 def _pieces(
-    section: Section, stop: int, segments: SegmentTable, windows: tuple[Window, ...], keys: tuple[int | None, int, int]
+    section: Section, stop: int, segments: SegmentTable, windows: tuple[Window, ...], keys: tuple[int, int]
 ) -> Iterator[tuple[SegmentTable, Runs]]:
     """Yield the rows [skip, stop) of a section in delivery order, without its padding."""
-    size, seed, epoch = keys
-    for stretch in stretches(section, segments, size):
+    seed, epoch = keys
+    for stretch in stretches(section, segments):
         end = min(stop - stretch.at, stretch.runs.num_rows)
         own = section.padded_from - stretch.at
         if end <= stretch.start:

@@ -2,14 +2,43 @@
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
+
+
+class Chains(NamedTuple):
+    """Pieces of splits that continue each other, of N pieces.
+
+    Args:
+        last: int64[N] where the chain ends that a piece begins; −1 where it begins none.
+        slot: int64[N] the slot of the piece's chain. Slots are numbered from 0; a chain has one until its last piece.
+    """
+
+    last: NDArray[np.int64]
+    slot: NDArray[np.int64]
+
+
+def _slots(last: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Give the first piece of each chain the lowest slot that is free: int64[N]."""
+    slots = np.zeros(len(last), dtype=np.int64)
+    free: list[int] = []
+    ends: dict[int, int] = {}
+    opened = 0
+    for piece, end in enumerate(last.tolist()):
+        if end >= 0:
+            slots[piece] = heapq.heappop(free) if free else opened
+            opened = max(opened, int(slots[piece]) + 1)
+            ends[end] = int(slots[piece])
+        if piece in ends:
+            heapq.heappush(free, ends.pop(piece))
+    return slots
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -73,6 +102,27 @@ class Runs:
         stops[-1] -= self.ends[last] - stop
         begins[0] = self.stop[first] - (self.ends[first] - start)
         return Runs(self.split[part], begins, stops)
+
+    def chains(self) -> Chains:
+        """Return what comes of each split without a gap, though pieces of other splits may stand between.
+
+        >>> chains = Runs.of([(0, 0, 4), (1, 0, 2), (0, 4, 6), (1, 3, 5)]).chains()
+        >>> chains.last.tolist(), chains.slot.tolist()
+        ([2, 1, -1, 3], [0, 1, 0, 0])
+        """
+        by_split = np.argsort(self.split, kind="stable")
+        split, start, stop = self.split[by_split], self.start[by_split], self.stop[by_split]
+        begins = np.ones(len(by_split), dtype=np.bool_)
+        begins[1:] = (split[1:] != split[:-1]) | (start[1:] != stop[:-1])
+        last = np.full(len(by_split), -1, dtype=np.int64)
+        ends = np.append(begins[1:], True)[: len(by_split)]
+        last[by_split[begins]] = by_split[ends]
+        slot = np.zeros(len(by_split), dtype=np.int64)
+        if (last < 0).any():
+            chain = np.empty(len(by_split), dtype=np.int64)
+            chain[by_split] = by_split[begins][np.cumsum(begins) - 1]
+            slot = _slots(last)[chain]
+        return Chains(last, slot)
 
     def take(self, index: NDArray[np.int64]) -> Runs:
         """Return some of the pieces (int64[M] positions), whole."""

@@ -5,10 +5,9 @@ A stream counts the steps of each topology that it had. A job of items that are 
 
 from __future__ import annotations
 
-import operator
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
 from torch_table_loader.errors import ResumeError
@@ -17,9 +16,6 @@ from torch_table_loader.planning.global_batches import GlobalBatches
 from torch_table_loader.planning.mixture import Mixture, Shares, ending
 from torch_table_loader.planning.ranks import Topology
 from torch_table_loader.schedules import Done, Stop, StopWord
-
-shape_of = operator.attrgetter(*(entry.name for entry in fields(Topology)))
-"""Returns what a state says of a topology."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +139,7 @@ class StagedPosition(Position):
         """
         stages = self.stages
         history = [
-            [stage.steps, False, *shape_of(stage.topology), *self._stage_fields(stage, before)]
+            [stage.steps, False, *stage.topology.to_state(), *self._stage_fields(stage, before)]
             for stage, before in zip(stages, (None, *stages), strict=False)
         ]
         history[-1][1] = self.ended
@@ -198,7 +194,7 @@ class StreamPosition(StagedPosition):
     def of_history(cls, epoch: int, history: Sequence[Sequence[Any]]) -> StreamPosition:
         """Read what `history` wrote, in a checked state."""
         stages = [
-            Stage(Topology(*shape), steps, None if extent is None else Extent(*extent))
+            Stage(Topology.of_state(*shape), steps, None if extent is None else Extent(*extent))
             for steps, _, *shape, extent, _ in history
         ]
         return cls(epoch, stages[-1], tuple(stages[:-1]), history[-1][-1], ended=history[-1][1])

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from torch_table_loader.planning.keys import derive_key
+from torch_table_loader.planning.keys import derive_key, keyed_hashes
 from torch_table_loader.planning.permutation import Permutation
 from torch_table_loader.planning.runs import Runs
 
@@ -25,15 +25,22 @@ class Window:
 
     Args:
         name: the key of its permutation, with seed and epoch.
+        dealt: rows of the batches to which its rows are dealt; 0 if they are permuted at random.
     """
 
     segments: SegmentTable
     runs: Runs
     name: str
+    dealt: int = 0
 
     def order(self, seed: int, epoch: int) -> NDArray[np.int64]:
         """Return the order of its rows: int64[rows], the row at each place."""
-        return permuted(self.runs.num_rows, seed, epoch, self.name)
+        return order_of_window(self.runs.num_rows, self.dealt, seed, epoch, self.name)
+
+
+def order_of_window(length: int, batch_size: int, seed: int, epoch: int, name: str) -> NDArray[np.int64]:
+    """Return the order of so many rows in the window of that name; see `Window.dealt`."""
+    return dealt(length, batch_size, seed, epoch, name) if batch_size else permuted(length, seed, epoch, name)
 
 
 def permuted(length: int, seed: int, epoch: int, name: str) -> NDArray[np.int64]:
@@ -45,6 +52,43 @@ def permuted(length: int, seed: int, epoch: int, name: str) -> NDArray[np.int64]
     return Permutation(length, derive_key(seed, epoch, name)).slice(0, length)
 
 
+_SHIFT = np.uint64(24)
+
+
+def dealt(length: int, batch_size: int, seed: int, epoch: int, name: str) -> NDArray[np.int64]:
+    """Return an order in which rows that are close go to different batches.
+
+    Of every run of as many rows as the window has batches, each batch gets one, by chance. Rows of a batch are then
+    permuted.
+
+    >>> dealt(8, 2, seed=1, epoch=0, name="window at 0 of lane 0").tolist()
+    [6, 1, 3, 5, 4, 2, 7, 0]
+    """
+    if not length:
+        return np.empty(0, dtype=np.int64)
+    batches = -(-length // batch_size)
+    runs = -(-length // batches)
+    bits = np.uint64((batches - 1).bit_length())
+    below = (np.uint64(1) << bits) - np.uint64(1)
+    rows = keyed_hashes(runs * batches, derive_key(seed, epoch, name)).reshape(runs, batches)
+    rows &= ~below
+    rows |= np.arange(batches, dtype=np.uint64)
+    rows.sort(axis=1)  # a number in its low bits moves to a place that the bits above decide
+    by_batch = np.ascontiguousarray(rows.T)
+    # The bits that decided are shifted out; what is left of the hash decides the place in the batch.
+    places = by_batch << _SHIFT
+    places &= ~((np.uint64(1) << (_SHIFT + bits)) - np.uint64(1))
+    places |= np.arange(runs, dtype=np.uint64)
+    places.sort(axis=1)
+    places &= (np.uint64(1) << _SHIFT) - np.uint64(1)
+    run = places.view(np.int64)
+    by_batch &= below
+    order = np.take_along_axis(by_batch.view(np.int64), run, axis=1)
+    order += run * batches
+    flat = order.reshape(-1)
+    return flat if len(flat) == length else flat[flat < length]
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Stretch:
     """Consecutive rows of a section that are delivered in one way.
@@ -52,6 +96,7 @@ class Stretch:
     Rows come as read, window by window, or in the remaining order of an older window (a unit).
 
     Args:
+        dealt: see `Window`.
         at: its first row, counted in the section.
         start: how many of them were delivered before.
         segments: what the splits of `runs` consist of.
@@ -65,11 +110,14 @@ class Stretch:
     segments: SegmentTable
     size: int | None
     unit: int | None
+    dealt: int = 0
 
     def window(self, number: int) -> Window:
         """Return one of its windows."""
         size = self.size or self.runs.num_rows
-        return Window(self.segments, self.runs.slice(number * size, (number + 1) * size), self.window_name(number))
+        return Window(
+            self.segments, self.runs.slice(number * size, (number + 1) * size), self.window_name(number), self.dealt
+        )
 
     def window_name(self, number: int) -> str:
         """Name one of its windows by its first row."""
@@ -83,22 +131,22 @@ class Stretch:
         return self.window(self.start // self.size), self.start % self.size
 
 
-def stretches(section: Section, segments: SegmentTable, size: int | None) -> Iterator[Stretch]:
-    """Yield what a section still has to deliver, in windows of `size` rows; None: unpermuted.
+def stretches(section: Section, segments: SegmentTable) -> Iterator[Stretch]:
+    """Yield what a section still has to deliver, in the windows that it says.
 
     Windows begin at the section's start, and again after each unit, or at each piece if the section says so.
 
     Args:
         segments: the split ``len(splits) + w`` is a part of the older window w.
     """
-    at, num_splits = 0, len(segments.splits)
+    at, num_splits, size = 0, len(segments.splits), section.window
     for runs in _apart(section.runs, num_splits, each=section.apart and size is not None):
         end = at + runs.num_rows
         if end > section.skip:
             first = int(runs.split[0])
             unit = first - num_splits if first >= num_splits else None
             own_size = size if unit is None else None
-            yield Stretch(section.name, at, runs, max(0, section.skip - at), segments, own_size, unit)
+            yield Stretch(section.name, at, runs, max(0, section.skip - at), segments, own_size, unit, section.dealt)
         at = end
 
 

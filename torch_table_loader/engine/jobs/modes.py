@@ -8,7 +8,7 @@ import pyarrow.types as kinds
 
 from torch_table_loader.batching.codec import make_codec
 from torch_table_loader.batching.policy import TypePolicy
-from torch_table_loader.engine.jobs.resolve import columns_of, delivered, planner_of, strategy_of, surveyed
+from torch_table_loader.engine.jobs.resolve import columns_of, delivered, mixing, planner_of, strategy_of, surveyed
 from torch_table_loader.engine.jobs.stream_job import StreamJob
 from torch_table_loader.engine.sizing import rows_of_a_read
 from torch_table_loader.fetch.fetcher import FetchSettings
@@ -84,13 +84,14 @@ def open_stream(
         stage = stage_of(options.pack, table.schema, asked, options.shuffle_buffer_size)
     encoded = [] if stage is not None else _encodable(table.schema, columns, TypePolicy.of(options))
     row_bytes = table.row_bytes(columns, encoded)
+    strategy, fetching = strategy_of(options, ranks), FetchSettings.of(options)
+    planner = planner_of(table, options, strategy, ranks.num_ranks, cache, fetching, stage, parts)
+    planner = mixing(planner, options, stage, row_bytes)
     read_rows = rows_of_a_read(row_bytes, options.batch_size, largest)
     ids = options.row_id or (stage is not None and stage.takes_ids)
     reader = table.reader(columns, options.filters, row_ids=ids, max_rows=read_rows, stage=stage, encoded=encoded)
     schema = delivered(table, reader.schema, options)
     make_codec(schema, TypePolicy.of(options))
-    strategy, fetching = strategy_of(options, ranks), FetchSettings.of(options)
-    planner = planner_of(table, options, strategy, ranks.num_ranks, cache, fetching, stage, parts)
     stores = [table.storage, *([] if cache is None else [cache])]
     job = StreamJob(
         options=options,

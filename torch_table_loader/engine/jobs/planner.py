@@ -124,10 +124,10 @@ class Planner:
         if strategy.cuts:
             self._segments[None] = self._segment(strategy.cut(layout))
 
-    def with_lanes(self, lanes: int) -> Planner:
-        """Plan the same splits, counts included, for another number of lanes."""
+    def with_topology(self, topology: Topology) -> Planner:
+        """Plan the same splits, counts included, for another shape of the job."""
         other = copy.copy(self)
-        other.topology = replace(self.topology, lanes=lanes)
+        other.topology = topology
         return other
 
     def grown_from(self, files_of: Mapping[Extent, NDArray[np.int64]]) -> Planner:

@@ -15,13 +15,14 @@ from torch_table_loader.batching.policy import TypePolicy
 from torch_table_loader.engine.counting import Counts, LiveCounter
 from torch_table_loader.engine.jobs.planner import Planner
 from torch_table_loader.engine.machine import usable_cpus
+from torch_table_loader.engine.sizing import MIXED_SPLITS, mixing_of
 from torch_table_loader.engine.survey import survey
 from torch_table_loader.errors import ConfigError, ResumeError
 from torch_table_loader.messages import progress_bar, warn_caller
 from torch_table_loader.planning.cutting import WholeFileStrategy
 from torch_table_loader.planning.epoch import uneven_steps
 from torch_table_loader.planning.global_batches import GlobalBatches, rank_batch_size, steps_of_ranks
-from torch_table_loader.planning.ranks import Topology
+from torch_table_loader.planning.ranks import Mixing, Topology
 from torch_table_loader.planning.strategies import Strategy, resolve_strategy
 from torch_table_loader.records import PADDING_COLUMN
 from torch_table_loader.schedules import as_schedule
@@ -126,6 +127,7 @@ def strategy_of(options: LoaderOptions, ranks: RankInfo) -> Strategy:
         "seed": options.shuffle_seed,
         "target_bytes": options.split_bytes,
         "target_rows": options.split_rows,
+        "least_splits": MIXED_SPLITS if options.shuffle == "mixed" and options.split_size is None else None,
     }
     chosen = options.split_strategy
     if options.batch_by == "file" and chosen is None:
@@ -226,6 +228,7 @@ def refuse_shape(topology: Topology, options: LoaderOptions, planner: Planner) -
     even, window, drop = topology.even_ranks, topology.shuffle_buffer_size, topology.drop_last
     if (even, window, drop) == (options.even_ranks, options.row_window, options.drop_last):
         return
+    window = window.rows if isinstance(window, Mixing) else window
     if window is not None and options.tokens_are_rows:
         raise ResumeError(
             f"the state has windows of {window} tokens, and only whole documents are shuffled here; pass the value of "
@@ -271,6 +274,22 @@ def planner_of(
             "leave count_filtered=True, or even_ranks=None"
         )
     return planner
+
+
+def mixing(planner: Planner, options: LoaderOptions, stage: RowStage | None, row_bytes: int) -> Planner:
+    """Let a planner mix splits, where that was asked for and their rows are counted.
+
+    Args:
+        stage: makes other rows from the live ones; or None.
+        row_bytes: decoded bytes of a row, about.
+    """
+    plain = options.batch_by is None and stage is None
+    if options.shuffle != "mixed" or not (plain and planner.counted and planner.strategy.cuts):
+        return planner
+    topology = planner.topology
+    rows = planner.layout.num_rows // topology.num_ranks
+    window = mixing_of(row_bytes, rows, topology.batch_size, options.shuffle_buffer_size)
+    return planner.with_topology(replace(topology, lanes=1, shuffle_buffer_size=window))
 
 
 def warn_of_uneven_batches(plan: GlobalBatches) -> None:

@@ -16,6 +16,7 @@ from torch_table_loader.engine.jobs.bound import bound, refuse_unknown
 from torch_table_loader.engine.jobs.job import Job
 from torch_table_loader.engine.jobs.planner import PlannedStream
 from torch_table_loader.engine.jobs.resolve import packed_columns, refuse_shape, with_padding
+from torch_table_loader.engine.machine import ranks_on_this_node, threads_for, usable_cpus
 from torch_table_loader.engine.sizing import rows_in_flight
 from torch_table_loader.engine.state import Bound, SavedTable
 from torch_table_loader.engine.table import Table
@@ -60,6 +61,10 @@ if TYPE_CHECKING:
     Ints: TypeAlias = NDArray[np.int64]
 
 
+MIXED_ORDER = "mixed, version 1"
+"""What states call the order of splits that are mixed, so that a later release can tell another order from it."""
+
+
 @dataclass(frozen=True, eq=False, kw_only=True)
 class StreamJob(Job):
     """One rank's share of a table, read split by split.
@@ -92,7 +97,8 @@ class StreamJob(Job):
         order = "-shuffled" if self._orders_blocks else ""
         stage = {} if self.stage is None else {"stage": f"{self.stage.key}{order}"}
         by_file = {} if self.options.batch_by is None else {"batch_by": self.options.batch_by}
-        return Bound(own.table, {**own.options, **stage, **by_file})
+        mixed = {"shuffle": MIXED_ORDER} if self.topology.mixing is not None else {}
+        return Bound(own.table, {**own.options, **stage, **by_file, **mixed})
 
     @property
     def _orders_blocks(self) -> bool:
@@ -108,7 +114,7 @@ class StreamJob(Job):
     def with_lanes(self, lanes: int) -> StreamJob:
         if lanes == self.topology.lanes:
             return self
-        planner = self.planner.with_lanes(lanes)
+        planner = self.planner.with_topology(replace(self.topology, lanes=lanes))
         return replace(self, planner=planner, topology=planner.topology)
 
     @override
@@ -271,14 +277,21 @@ class StreamJob(Job):
             reader=reader,
             windows=planned.windows,
             seed=self.options.shuffle_seed,
-            window=self.options.row_window,
             fetching=self.fetching,
+            readers=self._readers,
         )
+
+    @property
+    def _readers(self) -> int:
+        """Threads that read splits side by side, where they are mixed; with no worker, the caller's thread does."""
+        if self.topology.mixing is None or self.options.num_workers == 0:
+            return 0
+        return threads_for(self.options.lanes, usable_cpus(), ranks_on_this_node())
 
     @override
     def rows_of(self, position: StreamPosition, step: int, most: int | None = None) -> Sequence[RowSpan | LiveSpan]:
         planned = self.planned(position)
-        key = (self.topology.shuffle_buffer_size, self.options.shuffle_seed, position.epoch)
+        key = (self.options.shuffle_seed, position.epoch)
         about = planned.plan, planned.segments, planned.windows, key
         if self.options.pack is None:
             return spans_of_batch(*about, self.planner.live_before, step, most)
@@ -424,7 +437,9 @@ class StreamJob(Job):
         start = self.start(epoch)
         planned = planner.plan(start, self.rank)
         # A shuffle window counts twice as it turns.
-        window = 2 * (self.options.row_window or 0)
+        window = 2 * (planned.plan.window or 0)
+        if (mixing := self.topology.mixing) is not None:
+            window += mixing.splits * self.read_rows
         return self._explained(
             epoch,
             strategy=self.strategy.name,

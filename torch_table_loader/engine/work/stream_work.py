@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
@@ -13,12 +14,13 @@ from typing_extensions import override
 
 from torch_table_loader.batching.rows import ExactBatches, PieceBatches, WindowShuffle
 from torch_table_loader.engine.work.lane_work import LaneWork
+from torch_table_loader.engine.work.split_reads import SplitReads
 from torch_table_loader.errors import TableError
 from torch_table_loader.fetch.fetch_queue import PlannedRead, in_order
 from torch_table_loader.fetch.fetcher import fetch_ahead
 from torch_table_loader.planning.runs import Runs
 from torch_table_loader.planning.taken_files import PlannedFiles
-from torch_table_loader.planning.windows import Stretch, permuted, stretches
+from torch_table_loader.planning.windows import Stretch, order_of_window, stretches
 from torch_table_loader.records import PADDING_COLUMN
 
 if TYPE_CHECKING:
@@ -32,7 +34,7 @@ if TYPE_CHECKING:
     from torch_table_loader.read.tasks import TaskReader
     from torch_table_loader.records import FileNeeds, ReadTask
 
-    Read = Callable[[ReadTask], Iterator[pa.RecordBatch]]
+    Read = Callable[[ReadTask, int], Iterator[pa.RecordBatch]]
     IsPadding = Callable[[int, int], NDArray[np.bool_]]
 
 _PADDING = pa.field(PADDING_COLUMN, pa.bool_(), nullable=False)
@@ -44,7 +46,7 @@ class StreamWork(LaneWork):
 
     Args:
         windows: windows that were open when earlier stages of the epoch ended.
-        window: rows of a shuffle window, or None.
+        readers: threads of a lane that read splits side by side, where they are mixed; with 0, the lane reads them.
     """
 
     plan: RankPlan
@@ -52,8 +54,8 @@ class StreamWork(LaneWork):
     reader: TaskReader
     windows: tuple[Window, ...]
     seed: int
-    window: int | None
     fetching: FetchSettings
+    readers: int = 0
 
     @override
     def fetch_ahead(self, begun: Mapping[int, int], *, joins: bool) -> Fetcher | None:
@@ -74,7 +76,7 @@ class StreamWork(LaneWork):
     def rows(self, lane: int, start: int, ahead: Fetcher | None = None) -> Iterator[Rows]:
         read = self._lane_reader(lane, ahead)
         for section in self.plan.sections(lane, start):
-            for stretch in stretches(section, self.segments, self.window):
+            for stretch in stretches(section, self.segments):
                 padded_from = section.padded_from - stretch.at
                 if stretch.unit is not None:
                     yield self._unit(stretch, padded_from, read)
@@ -100,7 +102,7 @@ class StreamWork(LaneWork):
         read = self._lane_reader(lane, ahead)
         whole = self.plan.whole(lane, start)
         full_rows = self.plan.body_batches[lane] * self.plan.batch_size
-        for stretch in stretches(whole, self.segments, self.window):
+        for stretch in stretches(whole, self.segments):
             source = self._plain(stretch, stretch.runs.num_rows, read)
             if stretch.size is None:
                 yield from source
@@ -123,10 +125,12 @@ class StreamWork(LaneWork):
         ]
 
     def _tail(self, number: int, rows: Rows) -> Rows:
-        if self.window is None:
+        window = self.plan.window
+        if window is None:
             return rows
-        stretch = Stretch(self.plan.tail_name(number), 0, Runs.of([]), 0, self.segments, self.window, None)
-        shuffle = WindowShuffle(self.codec, self.window, partial(self._order, stretch))
+        dealt = self.plan.batch_size if self.plan.deals else 0
+        stretch = Stretch(self.plan.tail_name(number), 0, Runs.of([]), 0, self.segments, window, None, dealt)
+        shuffle = WindowShuffle(self.codec, window, partial(self._order, stretch))
         return cast("Rows", self.codec.concat([*shuffle.push(rows), *shuffle.finish()]))
 
     def _plans(self, begun: Mapping[int, int], *, joins: bool) -> list[Iterator[PlannedRead]]:
@@ -141,23 +145,29 @@ class StreamWork(LaneWork):
         """Return what a lane reads: one read a task, in the order of `_read`."""
         before = 0
         for section in [self.plan.whole(lane, start)] if joins else self.plan.sections(lane, start):
-            for stretch in stretches(section, self.segments, self.window):
+            for stretch in stretches(section, self.segments):
                 segments, runs = self._rows_read(stretch)
                 yield from self._reads(lane, before, segments, runs)
                 before += runs.num_rows
 
     def _reads(self, lane: int, before: int, segments: SegmentTable, runs: Runs) -> Iterator[PlannedRead]:
         """Return a read for each task of some rows, and how many rows the lane delivers before it."""
-        for split, begin, end in runs:
-            task = self._task(segments, split, begin, end)
-            yield PlannedRead(before, lane, end - begin, partial(self.reader.needs, task))
-            before += end - begin
+        last, slot = runs.chains()
+        for number in np.flatnonzero(last >= 0).tolist():
+            task, end = self._task_of(segments, runs, number, last[number]), int(runs.ends[last[number]])
+            first = int(runs.ends[number] - runs.stop[number] + runs.start[number])
+            of_lane = self._lane_of(lane, int(slot[number]))
+            yield PlannedRead(before + first, of_lane, end - first, partial(self.reader.needs, task))
 
     def _lane_reader(self, lane: int, ahead: Fetcher | None) -> Read:
-        """Return what reads a lane's tasks, one after the other: through what is fetched ahead, if anything is."""
+        """Return what reads a lane's tasks, those of a slot one after the other: fetched ahead, if anything is."""
         if ahead is None:
-            return self.reader.read
-        return lambda task: self.reader.read(task, ahead.next_read(lane))
+            return lambda task, _: self.reader.read(task)
+        return lambda task, slot: self.reader.read(task, ahead.next_read(self._lane_of(lane, slot)))
+
+    def _lane_of(self, lane: int, slot: int) -> int:
+        """Return what the fetcher calls a lane's splits of a slot, which are read one after the other."""
+        return lane + slot * (self.lanes + 1)
 
     def _rows_read(self, stretch: Stretch) -> tuple[SegmentTable, Runs]:
         """Return the rows that are read for a stretch: those of an older window whole, else from its open window on."""
@@ -192,7 +202,7 @@ class StreamWork(LaneWork):
                 yield wanted
 
     def _order(self, stretch: Stretch, number: int, length: int) -> NDArray[np.int64]:
-        return permuted(length, self.seed, self.epoch, stretch.window_name(number))
+        return order_of_window(length, stretch.dealt, self.seed, self.epoch, stretch.window_name(number))
 
     def _unit(self, stretch: Stretch, padded_from: int, read: Read) -> Rows:
         """Read an older window whole, and deliver the part of its order that this lane was given."""
@@ -206,21 +216,33 @@ class StreamWork(LaneWork):
 
     def _read(self, segments: SegmentTable, runs: Runs, read: Read, is_padding: IsPadding) -> Iterator[Rows]:
         """Read and decode pieces in order; the function says which of the rows from one to another are padding."""
-        at = 0
-        for split, begin, end in runs:
-            task = self._task(segments, split, begin, end)
-            for batch in read(task):
-                start, at = at, at + batch.num_rows
-                if self.marks_padding:
-                    batch = batch.append_column(_PADDING, pa.array(is_padding(start, at)))  # noqa: PLW2901
-                try:
-                    rows = self.codec.decode(batch)
-                except TableError as error:
-                    raise TableError(f"{segments.splits.layout.files[task.file_index].name}: {error}") from error
-                yield rows
+        chains = runs.chains()
 
-    def _task(self, segments: SegmentTable, split: int, begin: int, end: int) -> ReadTask:
-        return segments.task(split, begin, end if self.plan.counted else -1)
+        def begin(number: int, slot: int) -> Iterator[pa.RecordBatch]:
+            return read(self._task_of(segments, runs, number, chains.last[number]), slot)
+
+        reads = SplitReads(runs, chains, begin, counted=self.plan.counted)
+        mixes = self.plan.deals and self.readers
+        at, pieces = 0, reads.side_by_side(self.readers, self.plan.window or 0) if mixes else reads.in_turn()
+        with closing(pieces):
+            for split, piece in zip(runs.split.tolist(), pieces, strict=True):
+                for batch in piece:
+                    start, at = at, at + batch.num_rows
+                    if self.marks_padding:
+                        batch = batch.append_column(_PADDING, pa.array(is_padding(start, at)))  # noqa: PLW2901
+                    yield self._decoded(batch, segments, split)
+
+    def _decoded(self, batch: pa.RecordBatch, segments: SegmentTable, split: int) -> Rows:
+        try:
+            return cast("Rows", self.codec.decode(batch))
+        except TableError as error:
+            name = segments.splits.layout.files[int(segments.splits.file[split])].name
+            raise TableError(f"{name}: {error}") from error
+
+    def _task_of(self, segments: SegmentTable, runs: Runs, first: int, last: int) -> ReadTask:
+        """Return the task that reads a chain of pieces."""
+        stop = int(runs.stop[last]) if self.plan.counted else -1
+        return segments.task(int(runs.split[first]), int(runs.start[first]), stop)
 
 
 def _through(shuffle: WindowShuffle[Any], source: Iterator[Rows], left: int | None) -> Iterator[Rows]:

@@ -1,0 +1,101 @@
+"""How a rank mixes its splits: several are read side by side, and each window of rows draws on all of them.
+
+Tables lie sorted, by day, user or label, so rows that are close in the table resemble each other. A rank's pieces are
+therefore divided into strata: runs of the table, in the order of its files, of about equal rows. In each stratum the
+pieces come in the order of the epoch. A window takes rows from every stratum, in proportion to what the stratum has,
+so that all of them end together. Which rows a window holds is a pure function of the plan.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from torch_table_loader.planning.runs import Runs
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+ROWS_OF_A_PIECE = 4
+"""The least rows that a window takes from a stratum of average size, so that none is left out for long."""
+
+
+def strata_of(runs: Runs, count: int) -> NDArray[np.int64]:
+    """Divide pieces into at most `count` strata: int64[N], the stratum of each, numbered from 0 without gaps.
+
+    A stratum is a run of pieces in the order of the table, and holds at least a quarter of its even share of the rows.
+
+    Args:
+        runs: pieces of splits, of at least one row each; splits are numbered in the order of the table.
+
+    >>> strata_of(Runs.of([(5, 0, 10), (0, 0, 10), (3, 0, 10), (1, 0, 10)]), 2).tolist()
+    [1, 0, 1, 0]
+    """
+    order = np.lexsort((runs.start, runs.split))
+    rows = (runs.stop - runs.start)[order]
+    ends, total = np.cumsum(rows), runs.num_rows
+    wanted = (2 * ends - rows) * count // (2 * total)  # the stratum in which the middle of a piece lies
+    sums = np.bincount(wanted, rows, count)
+    kept = sums * (4 * count) >= total
+    number = np.maximum(np.cumsum(kept) - 1, 0)  # a small stratum joins the one before it, or the first
+    result = np.empty(len(runs), dtype=np.int64)
+    result[order] = number[wanted]
+    return result
+
+
+def shares_of_windows(rows: NDArray[np.int64], window: int) -> NDArray[np.int64]:
+    """Return how many rows of each stratum the first windows hold together: int64[windows + 1, strata].
+
+    Each window has `window` rows, the last one what is left. The method is that of largest remainders (Hamilton).
+
+    Args:
+        rows: int64[strata], of which each has at least ``sum(rows) / window``.
+
+    >>> shares_of_windows(np.array([6, 3]), 4).tolist()
+    [[0, 0], [3, 1], [5, 3], [6, 3]]
+    """
+    total = int(rows.sum())
+    ends = np.minimum(np.arange(-(-total // window) + 1, dtype=np.int64) * window, total)
+    exact = rows * (ends / total)[:, None]
+    shares = np.minimum(np.floor(exact).astype(np.int64), rows)
+    missing = ends - shares.sum(axis=1)
+    remainder = np.argsort(shares - exact, axis=1, kind="stable")
+    more = np.arange(len(rows)) < missing[:, None]
+    np.put_along_axis(shares, remainder, np.take_along_axis(shares, remainder, axis=1) + more, axis=1)
+    shares[-1] = rows
+    return shares
+
+
+def interleaved(runs: Runs, splits: int, window: int) -> Runs:
+    """Return pieces in the order in which windows take them, of each stratum some rows for every window.
+
+    Args:
+        runs: pieces of splits in the epoch's order.
+        splits: the most strata.
+        window: rows of a window.
+
+    >>> list(interleaved(Runs.of([(0, 0, 8), (1, 0, 8)]), 2, 8))
+    [(0, 0, 4), (1, 0, 4), (0, 4, 8), (1, 4, 8)]
+    """
+    runs = runs.take(np.flatnonzero(runs.stop > runs.start))
+    count = min(splits, len(runs), window // ROWS_OF_A_PIECE)
+    if count <= 1:
+        return runs
+    stratum = strata_of(runs, count)
+    parts = [runs.take(np.flatnonzero(stratum == number)) for number in range(int(stratum.max()) + 1)]
+    shares = shares_of_windows(np.array([part.num_rows for part in parts], dtype=np.int64), window)
+    cut = [_cut(part, shares[:, number]) for number, part in enumerate(parts)]
+    joined = Runs.concat([part for part, _ in cut])
+    of_window = np.concatenate([windows for _, windows in cut])
+    return joined.take(np.argsort(of_window, kind="stable"))
+
+
+def _cut(runs: Runs, ends: NDArray[np.int64]) -> tuple[Runs, NDArray[np.int64]]:
+    """Cut the pieces of a stratum where windows end; return them, and the window of each (int64[M])."""
+    cuts = np.union1d(ends, runs.ends)
+    cuts = cuts[cuts > 0]
+    starts = np.concatenate(([0], cuts[:-1]))
+    piece = np.searchsorted(runs.ends, starts, side="right")
+    offset = runs.stop[piece] - runs.ends[piece]
+    return Runs(runs.split[piece], starts + offset, cuts + offset), np.searchsorted(ends, starts, side="right") - 1

@@ -357,6 +357,8 @@ def test_slice_take_and_concat_agree_with_arrow(
     assert _same(plain(rows.slice(start, stop).take(indices)), plain(codec.decode(arrow)))
     parts = [codec.decode(chunk) for chunk in _chunks(table, cuts)]
     assert _same(plain(codec.concat(parts)), plain(rows))
+    whole = np.roll(np.arange(rows.num_rows)[::-1], start)
+    assert _same(plain(codec.permuted(parts, whole)), plain(codec.decode(_taken(table, whole.tolist()))))
     assert _same(plain(codec.unpack(codec.pack(*parts))), plain(rows))
 
 

@@ -111,12 +111,28 @@ def test_the_rest_does_not_keep_a_chunk_alive() -> None:
         if isinstance(waiting, ExactBatches):
             ready = [codec.as_one(parts) for parts in waiting.push(codec.decode(chunk))]
         else:
-            ready = waiting.push(codec.decode(chunk))
+            ready = list(waiting.push(codec.decode(chunk)))
         assert sum(rows.num_rows for rows in ready) == 900
         del chunk, ready
         gc.collect()
         assert watch() is None
         assert waiting.rest() if isinstance(waiting, ExactBatches) else waiting.finish()
+
+
+def test_a_window_is_permuted_when_it_is_taken() -> None:
+    chunk, _ = _watched_chunk(1000)
+    codec = make_codec(chunk.schema, TypePolicy())
+    asked: list[int] = []
+
+    def in_order(index: int, size: int) -> Any:
+        asked.append(index)
+        return np.arange(size)
+
+    shuffle = WindowShuffle(codec, 300, in_order)
+    for number, _ in enumerate(shuffle.push(codec.decode(chunk))):
+        assert asked == [*range(number + 1)]
+    assert asked == [0, 1, 2]
+    assert [rows.num_rows for rows in shuffle.finish()] == [100]
 
 
 class _Counting:

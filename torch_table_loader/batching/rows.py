@@ -354,17 +354,18 @@ class WindowShuffle(Generic[R]):
         self._index = first_window
         self._carry = _Carry(codec)
 
-    def push(self, rows: R) -> list[R]:
-        """Add a chunk; return the windows that are full, permuted, each one run of its own memory."""
-        ready: list[R] = []
+    def push(self, rows: R) -> Iterator[R]:
+        """Add a chunk; yield the windows that are full, permuted, each one run of its own memory.
+
+        A window is permuted when it is taken, so that one is held at a time; all must be taken before the next call.
+        """
         start = 0
         while rows.num_rows - start >= self._window - self._carry.num_rows:
             stop = start + self._window - self._carry.num_rows
             parts = self._carry.take(rows, stop) if self._carry.num_rows else [rows.slice(start, stop)]
-            ready.append(self._permuted(parts))
+            yield self._permuted(parts)
             start = stop
         self._carry.add(rows, start)
-        return ready
 
     def finish(self) -> list[R]:
         """Return the short last window, permuted, if there is one."""

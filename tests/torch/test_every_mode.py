@@ -468,7 +468,7 @@ def test_uneven_steps_are_said_once(mode: Mode, tables: Path) -> None:
 
 SAID = {
     "splits": ["reads it: 8 splits by TargetSizeStrategy"],
-    "mixed": ["reads it: 8 splits by TargetSizeStrategy"],
+    "mixed": ["reads it: 8 splits by TargetSizeStrategy", "each batch draws on up to 16 splits", "windows of"],
     "rows": ["from a row store in the memory of this rank, of about", "73 of 73 live rows are in the epoch"],
     "iceberg": ["from a row store in the memory of this rank, of about", "73 of 73 live rows are in the epoch"],
     "mixture": ["source 1 is 'b': 41 rows, a share of 0.3333", "times the source"],

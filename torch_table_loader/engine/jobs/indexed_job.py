@@ -228,9 +228,8 @@ class IndexedJob(PlacedJob):
     @override
     def explain(self, epoch: int) -> Explanation:
         position, gathered = self.start(epoch), self.gather_batches * self.options.batch_size
-        copied = (
-            gathered if any(map(is_variable, self.columns.types)) else 0
-        )  # what is taken chunk by chunk, then joined
+        # Values of variable width are taken chunk by chunk, then joined.
+        copied = gathered if any(map(is_variable, self.columns.types)) else 0
         return self._explained_by_places(
             position,
             strategy=self.strategy,

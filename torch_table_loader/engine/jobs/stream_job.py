@@ -510,9 +510,21 @@ class StreamJob(Job):
             loads.append((len(runs), runs.num_rows, int(num_bytes), steps))
         return loads
 
+    def _note_of_mixing(self) -> str:
+        """Say how well batches are mixed, or why splits are only permuted."""
+        if (mixing := self.topology.mixing) is not None:
+            window = self.planner.plan(self.planner.start(0), self.rank).plan.window
+            return f"each batch draws on up to {mixing.splits} splits that are read side by side, in windows of {window:,} rows"
+        reason = "rows are not counted" if not self.planner.counted else f"{self.strategy.name} deals them"
+        reason = "pack= makes sequences of them" if self.options.pack is not None else reason
+        reason = 'batches end with files (batch_by="file")' if self.options.batch_by is not None else reason
+        return f'shuffle="mixed" permutes splits, and mixes none, since {reason}'
+
     def _notes(self) -> list[str]:
         layout, options = self.table.layout, self.options
         notes = [note for note in (self.table.description, *self.table.notes, *self._notes_of_lengths) if note]
+        if options.shuffle == "mixed":
+            notes.append(self._note_of_mixing())
         if layout.has_deletes:
             fewer = np.flatnonzero(layout.group_live != layout.group_rows)
             deleting = len(distinct(np.searchsorted(layout.group_offsets, fewer, side="right")))

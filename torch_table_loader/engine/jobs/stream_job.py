@@ -514,11 +514,17 @@ class StreamJob(Job):
         """Say how well batches are mixed, or why splits are only permuted."""
         if (mixing := self.topology.mixing) is not None:
             window = self.planner.plan(self.planner.start(0), self.rank).plan.window
-            return f"each batch draws on up to {mixing.splits} splits that are read side by side, in windows of {window:,} rows"
-        reason = "rows are not counted" if not self.planner.counted else f"{self.strategy.name} deals them"
-        reason = "pack= makes sequences of them" if self.options.pack is not None else reason
-        reason = 'batches end with files (batch_by="file")' if self.options.batch_by is not None else reason
-        return f'shuffle="mixed" permutes splits, and mixes none, since {reason}'
+            side_by_side = f"up to {mixing.splits} splits that are read side by side"
+            return f"each batch draws on {side_by_side}, in windows of {window:,} rows"
+        if self.options.batch_by is not None:
+            reason = 'batches end with files (batch_by="file")'
+        elif self.options.pack is not None:
+            reason = "pack= makes sequences of their rows"
+        elif not self.planner.counted:
+            reason = "their rows are not counted"
+        else:
+            reason = f"{self.strategy.name} deals them"
+        return f'shuffle="mixed" permutes splits here, and mixes none: {reason}'
 
     def _notes(self) -> list[str]:
         layout, options = self.table.layout, self.options

@@ -88,6 +88,7 @@ class LoaderKeywords(MixedKeywords, total=False):
 _FIELDS = {entry.name: entry for entry in fields(LoaderOptions)}
 
 _HERE: dict[str, tuple[str, ...]] = {
+    "batch_size": ("batch", "bs", "chunksize"),
     "catalog": ("catalog_name",),
     "collate_fn": ("map_fn", "transform"),
     "columns": ("features", "usecols"),
@@ -98,7 +99,7 @@ _HERE: dict[str, tuple[str, ...]] = {
     "filters": ("filter", "predicate", "row_filter", "where"),
     "format": ("file_format", "fmt"),
     "num_ranks": ("device_mesh", "mesh", "num_replicas", "num_shards", "world_size"),
-    "num_workers": ("num_proc", "num_threads"),
+    "num_workers": ("num_proc", "num_threads", "worker", "workers"),
     "output_format": ("batch_format", "with_format"),
     "path": ("data_dir", "data_files", "paths", "urls"),
     "prefetch_batches": ("prefetch", "prefetch_factor"),
@@ -133,7 +134,13 @@ _CACHE = "storage_options={'cache_dir': ..., 'cache_bytes': ...} keeps what was 
 _FOLDERS = "leave it out; key=value folders become columns by themselves, and columns= chooses among them"
 _STEPS = "batch_size= beside global_batch_size= says how many batches make up a step of the optimizer"
 
+_PARTS = 'dataset.split({"train": 0.8, "val": 0.2}, by=column) gives a dataset for each part of the rows'
+_KEYS = 'columns= takes labels, too: columns={"x": ["age", "income"], "y": "churn"} names the keys of a batch'
+
 _ANSWERS: dict[str, str] = {
+    **dict.fromkeys(("split", "split_by", "test_size", "train", "train_size", "val_split"), _PARTS),
+    **dict.fromkeys(("label", "labels", "target", "targets"), _KEYS),
+    "streaming": "leave it out: tables are always read while training runs",
     "cache": _CACHE,
     "cache_limit": _CACHE,
     "local": _CACHE,
@@ -258,7 +265,7 @@ def _hint(name: str, call: str, takes: Collection[str]) -> str:
         return "IcebergDataset takes it, and reads Iceberg tables"
     if of_sources := next((option for option in meant if option in _FIELDS), None):
         return f"{of_sources}= belongs to the sources of a mixture: pass it to each of them"
-    near = nearest(name, takes, spare=0)
+    near = nearest(name, takes, spare=0, least=0.7)
     return f"did you mean {near[0]}?" if near else f"help({call}) lists those that it takes"
 
 

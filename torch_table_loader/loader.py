@@ -14,7 +14,7 @@ import weakref
 from collections.abc import Iterator, Mapping
 from functools import partial
 from itertools import islice
-from typing import TYPE_CHECKING, Any, Generic, Self, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, Generic, NoReturn, Self, TypeAlias, cast
 from weakref import WeakSet
 
 import pyarrow as pa
@@ -31,7 +31,7 @@ from torch_table_loader.messages import warn_caller
 from torch_table_loader.metrics import Metrics, Progress, Watch, in_span, with_bars
 from torch_table_loader.planning.rows_of import LiveSpan, RowSpan, SourceRow
 from torch_table_loader.planning.steps import step_at
-from torch_table_loader.position import JobPosition, NamedColumns
+from torch_table_loader.position import JobPosition, NamedColumns, no_single_rows, refuse_stacking
 from torch_table_loader.sizes import sizes
 from torch_table_loader.system import as_out_of_memory
 from torch_table_loader.units import integer
@@ -156,7 +156,12 @@ class _InSamples(IterableDataset[Any]):
 
     def __iter__(self) -> Iterator[Any]:
         """Iterate the dataset."""
+        refuse_stacking(sys._getframe(1).f_locals)
         return iter(self._dataset)
+
+    def __getitem__(self, index: Any) -> NoReturn:
+        """Refuse single rows, as the dataset does."""
+        raise no_single_rows(self._dataset, index)
 
     def __contains__(self, name: object) -> bool:
         """Return whether the dataset has a column."""

@@ -21,10 +21,11 @@ def warn_caller(message: str) -> None:
     warnings.warn(message, stacklevel=level)
 
 
-def nearest(name: object, known: Iterable[str], *, spare: int = 10) -> list[str]:
+def nearest(name: object, known: Iterable[str], *, spare: int = 10, least: float = 0.6) -> list[str]:
     """Return up to three names that are spelled like the one that came.
 
     Args:
+        least: how much alike the spellings are at least, from 0 to 1.
         spare: how many of `known` to return where none is near.
 
     >>> nearest("lable", ["label", "price"])
@@ -33,7 +34,7 @@ def nearest(name: object, known: Iterable[str], *, spare: int = 10) -> list[str]
     ['label', 'price']
     """
     names = list(known)
-    return difflib.get_close_matches(str(name), names) or names[:spare]
+    return difflib.get_close_matches(str(name), names, cutoff=least) or names[:spare]
 
 
 def the_nearest(name: object, known: Iterable[str], *, spare: int = 10) -> str:
@@ -42,7 +43,8 @@ def the_nearest(name: object, known: Iterable[str], *, spare: int = 10) -> str:
     >>> the_nearest("lable", ["label", "price"])
     "the nearest are 'label'"
     """
-    return f"the nearest are {', '.join(map(repr, nearest(name, known, spare=spare))) or 'none'}"
+    near = nearest(name, known, spare=spare)
+    return f"the nearest are {', '.join(map(repr, near))}" if near else "there are none"
 
 
 def did_you_mean(name: object, known: Iterable[str], *, spare: int = 0) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from itertools import count
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 from torch.utils.data import get_worker_info
@@ -37,6 +37,24 @@ def as_it_is(job: Job, saved: SavedState, name: str = "") -> tuple[Job, SavedSta
     return job, saved
 
 
+def no_single_rows(asked: Any, index: Any) -> ConfigTypeError:
+    """Return the error for what asks a dataset or a loader for single rows by number, as `Subset` does."""
+    return ConfigTypeError(
+        f"{type(asked).__name__} gives whole batches in an order and has no row {index!r:.40}; as_map() of a dataset "
+        'with shuffle="rows" gives rows by number, also to Subset and samplers, split({"train": 0.8, "val": 0.2}, '
+        "by=column) gives a dataset for each part, and a loader is iterated itself, without another DataLoader"
+    )
+
+
+def refuse_stacking(asking: Mapping[str, Any]) -> None:
+    """Refuse a torch DataLoader that would stack whole batches; `asking` are the local names of what iterates."""
+    if asking.get("auto_collation") is True:
+        raise ConfigError(
+            "the dataset gives whole batches, which a DataLoader with a batch_size would stack; pass the number of "
+            "rows to the dataset, and write DataLoader(dataset, batch_size=None)"
+        )
+
+
 class NamedColumns:
     """The base of datasets and loaders: a table whose columns ``in`` asks for: ``"price" in dataset`` reads nothing."""
 
@@ -53,6 +71,10 @@ class NamedColumns:
                 f"`in` asks for the name of a column, got {type(name).__name__}; iterate to look for rows or batches"
             )
         return name in self._position.job.schema(self._position.next).names
+
+    def __getitem__(self, index: Any) -> NoReturn:
+        """Refuse single rows, which `Subset`, samplers and another DataLoader ask for; `as_map` has them."""
+        raise no_single_rows(self, index)
 
 
 def _shared(count: int, dtype: torch.dtype) -> torch.Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, ParamSpec, Self, TypeVar
 
@@ -18,7 +19,7 @@ from torch_table_loader.errors import ConfigError
 from torch_table_loader.keywords import called, shown_classmethod, with_options
 from torch_table_loader.loader import TableLoader
 from torch_table_loader.metrics import Metrics
-from torch_table_loader.position import JobPosition, NamedColumns, as_it_is
+from torch_table_loader.position import JobPosition, NamedColumns, as_it_is, refuse_stacking
 from torch_table_loader.system import as_out_of_memory
 
 if TYPE_CHECKING:
@@ -239,7 +240,11 @@ class RankDataset(NamedColumns, IterableDataset[Any]):
         """Yield this worker's batches of the epoch. Each worker of the caller's DataLoader is a lane.
 
         If the dataset has a loader in this process, yield that loader's batches from the start of the epoch.
+
+        Raises:
+            ConfigError: a DataLoader with a `batch_size` asks, which would stack whole batches.
         """
+        refuse_stacking(sys._getframe(1).f_locals)
         info = get_worker_info()
         if info is None and self._loader is not None:
             if not self._position.is_for_any_iterator:  # Accelerate's skip_first_batches skips from here

@@ -511,10 +511,10 @@ def check_names(option: str, names: Mapping[str, Any], known: Mapping[str, str],
         if name in usable:
             continue
         if name in known:
-            raise ConfigError(f"{option} names {name!r}, which is a {known[name]}; it is for: {_few(usable)}")
+            raise ConfigError(f"{option} names {name!r}, which is a {known[name]}; {_few(usable)}")
         near = the_nearest(name, usable, spare=5)
         raise ConfigError(f"{option} names {name!r}, which is not a column here; {near}")
 
 
 def _few(names: Sequence[str]) -> str:
-    return ", ".join(map(repr, names[:5])) or "none"
+    return f"it is for: {', '.join(map(repr, names[:5]))}" if names else "no column here can have it, so leave it out"

@@ -102,7 +102,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"format": "csv.gz", "path": ["a.pq"]}, "got 'csv.gz'; the path ends as files of format='parquet' do"),
     ({"format": "PARQUET"}, "got 'PARQUET'; did you mean parquet?"),
     ({"format": ["parquet"]}, "format must be one of"),
-    ({"shuffle": "row"}, "shuffle must be one of False, True, 'splits', 'rows', got 'row'"),
+    ({"shuffle": "row"}, "shuffle must be one of False, True, 'splits', 'rows', 'mixed', got 'row'"),
     ({"shuffle_buffer_size": -1}, "shuffle_buffer_size must be at least 0, got -1"),
     ({"shuffle_seed": "a"}, "shuffle_seed must be an int, got str 'a'"),
     ({"split_strategy": TargetSizeStrategy}, "must be an instance, got the class TargetSizeStrategy; call it first"),

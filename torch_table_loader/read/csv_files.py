@@ -47,26 +47,30 @@ class CsvReader(TextReader, SettlingReader):
 
     @override
     def guessed(self, storage: Storage, file: DataFile, num_bytes: int) -> tuple[pa.Schema, int]:
+        kept = num_bytes <= sizes().far_request_bytes  # what one request brings is not asked for twice
         with open_text(storage, file) as source:
-            table = csv.read_csv(_Ended(source), *_options(), _convert({}, words=True))
+            text = pa.py_buffer(source.read()) if kept else None
+            first = source if text is None else pa.BufferReader(text)
+            table = csv.read_csv(_Ended(first), *_options(), _convert({}, words=True))
         refuse_duplicates(table.schema, file)
         own = [pa.field(field.name, field.type) for field in table.schema]
         unsure = [place for place, field in enumerate(own) if table[place].null_count and not _is_text(field.type)]
         if unsure:
-            found = self._texts(storage, file, [own[place].name for place in unsure])
+            names = [own[place].name for place in unsure]
+            with open_text(storage, file) if text is None else pa.BufferReader(text) as source:
+                found = self._texts(source, names)
             for place, (num_empty, num_words) in zip(unsure, found, strict=True):
                 if num_empty < table[place].null_count:
                     own[place] = own[place].with_metadata(_WORDS if num_words else _EMPTY)
         return pa.schema(own), table.num_rows
 
-    def _texts(self, storage: Storage, file: DataFile, names: Sequence[str]) -> list[list[int]]:
+    def _texts(self, source: pa.NativeFile, names: Sequence[str]) -> list[list[int]]:
         """Return how many fields of each column are empty without quotes, and how many are not empty."""
         found = [[0, 0] for _ in names]
-        with open_text(storage, file) as source:
-            for batch in self.decoded(source, names, pa.schema([(name, pa.string()) for name in names])):
-                for counts, column in zip(found, batch.columns, strict=True):
-                    counts[0] += column.null_count
-                    counts[1] += pc.sum(pc.not_equal(column, "")).as_py() or 0
+        for batch in self.decoded(source, names, pa.schema([(name, pa.string()) for name in names])):
+            for counts, column in zip(found, batch.columns, strict=True):
+                counts[0] += column.null_count
+                counts[1] += pc.sum(pc.not_equal(column, "")).as_py() or 0
         return found
 
     @override

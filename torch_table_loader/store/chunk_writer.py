@@ -313,7 +313,7 @@ class MemorySink(Sink):
 
     @override
     def values(self, chunk: int) -> _ChunkList:
-        parts = list[NDArray[Any]]()
+        parts: list[NDArray[Any]] = []
         return _ChunkList(self.flat, chunk, parts.append, lambda: parts)
 
 

@@ -59,6 +59,8 @@ class SplitReads:
         self._chains = chains
         self._begin = begin
         self._counted = counted
+        self._lasts = frozenset(chains.last[chains.last >= 0].tolist())
+        """The last piece of each chain, which takes all that is left: what ends with it is checked then."""
         self._open: dict[int, _SplitRead] = {}
         """The split that each slot has open."""
 
@@ -106,7 +108,7 @@ class SplitReads:
                 left.close()
             self._open[slot] = _SplitRead(self._begin(number, slot))
         rows = int(self._runs.stop[number] - self._runs.start[number])
-        return self._open[slot].take(rows if self._counted else None)
+        return self._open[slot].take(rows if self._counted and number not in self._lasts else None)
 
     def _close(self) -> None:
         for each in self._open.values():

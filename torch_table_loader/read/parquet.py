@@ -52,6 +52,12 @@ if TYPE_CHECKING:
     from torch_table_loader.records import DataFile
 
 
+_BUFFER_BYTES = 128 * 1024
+"""What is read of a column at once; without it, Arrow holds all that a row group has of it, which costs more CPU too.
+
+Objects that are far are here already when they are decoded.
+"""
+
 _VALUES_TO_COPY = 1 << 18
 """The most values that are read before rows of them are copied: caches must hold both."""
 
@@ -179,6 +185,7 @@ class ParquetReader(
                 source,
                 metadata=parsed,
                 pre_buffer=False,  # bytes that are here would be copied; of others it has one request in flight
+                buffer_size=_BUFFER_BYTES if storage.is_local else 0,
                 page_checksum_verification=self.verify_checksums,
                 read_dictionary=coded or None,
                 coerce_int96_timestamp_unit=unit,

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
 
 from torch_table_loader.planning.keys import derive_key, keyed_hashes
 from torch_table_loader.planning.permutation import Permutation
@@ -52,14 +53,16 @@ def permuted(length: int, seed: int, epoch: int, name: str) -> NDArray[np.int64]
     return Permutation(length, derive_key(seed, epoch, name)).slice(0, length)
 
 
-_SHIFT = np.uint64(24)
+_ROWS_AT_ONCE = 1 << 14
+"""Rows whose order is made at once: caches must hold it."""
 
 
 def dealt(length: int, batch_size: int, seed: int, epoch: int, name: str) -> NDArray[np.int64]:
     """Return an order in which rows that are close go to different batches.
 
     Of every run of as many rows as the window has batches, each batch gets one, by chance. Rows of a batch are then
-    permuted.
+    permuted. The permutations of the runs are rotations of one, by chance, and so are those of the batches: numbers
+    drawn for each row would cost more than the rows.
 
     >>> dealt(8, 2, seed=1, epoch=0, name="window at 0 of lane 0").tolist()
     [6, 1, 3, 5, 4, 2, 7, 0]
@@ -68,23 +71,21 @@ def dealt(length: int, batch_size: int, seed: int, epoch: int, name: str) -> NDA
         return np.empty(0, dtype=np.int64)
     batches = -(-length // batch_size)
     runs = -(-length // batches)
-    bits = np.uint64((batches - 1).bit_length())
-    below = (np.uint64(1) << bits) - np.uint64(1)
-    rows = keyed_hashes(runs * batches, derive_key(seed, epoch, name)).reshape(runs, batches)
-    rows &= ~below
-    rows |= np.arange(batches, dtype=np.uint64)
-    rows.sort(axis=1)  # a number in its low bits moves to a place that the bits above decide
-    by_batch = np.ascontiguousarray(rows.T)
-    # The bits that decided are shifted out; what is left of the hash decides the place in the batch.
-    places = by_batch << _SHIFT
-    places &= ~((np.uint64(1) << (_SHIFT + bits)) - np.uint64(1))
-    places |= np.arange(runs, dtype=np.uint64)
-    places.sort(axis=1)
-    places &= (np.uint64(1) << _SHIFT) - np.uint64(1)
-    run = places.view(np.int64)
-    by_batch &= below
-    order = np.take_along_axis(by_batch.view(np.int64), run, axis=1)
-    order += run * batches
+    key = derive_key(seed, epoch, name)
+    drawn = keyed_hashes(2 * (batches + runs), key)
+    of_run, of_batch = np.argsort(drawn[:batches]), np.argsort(drawn[batches : batches + runs])
+    turns = (drawn[batches + runs :] >> np.uint64(1)).view(np.int64)
+    turned_runs, turned_batches = turns[:runs] % batches, turns[runs:] % runs
+    # Batch b holds, of run r, the row `of_run[(b + turned_runs[r]) % batches]`.
+    row_of, twice = np.tile(of_run, 2), np.tile(of_batch, 2)
+    turned = sliding_window_view(turned_runs[twice], runs)
+    first_rows = sliding_window_view(twice * batches, runs)
+    order = np.empty((batches, runs), dtype=np.int64)
+    step = max(1, _ROWS_AT_ONCE // runs)
+    for start in range(0, batches, step):
+        part, turns = order[start : start + step], turned_batches[start : start + step]
+        row_of.take(turned[turns] + np.arange(start, start + len(part))[:, None], out=part, mode="clip")
+        part += first_rows[turns]
     flat = order.reshape(-1)
     return flat if len(flat) == length else flat[flat < length]
 

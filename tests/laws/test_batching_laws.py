@@ -358,7 +358,11 @@ def test_slice_take_and_concat_agree_with_arrow(
     parts = [codec.decode(chunk) for chunk in _chunks(table, cuts)]
     assert _same(plain(codec.concat(parts)), plain(rows))
     whole = np.roll(np.arange(rows.num_rows)[::-1], start)
-    assert _same(plain(codec.permuted(parts, whole)), plain(codec.decode(_taken(table, whole.tolist()))))
+    waiting = codec.collected(rows.num_rows)
+    for part in parts:
+        waiting.add(part, 0, part.num_rows)
+    taken = waiting.taken().take(whole)
+    assert _same(plain(taken), plain(codec.decode(_taken(table, whole.tolist()))))
     assert _same(plain(codec.unpack(codec.pack(*parts))), plain(rows))
 
 
@@ -368,14 +372,17 @@ def test_slice_take_and_concat_agree_with_arrow(
     window=st.integers(1, 40),
     first=st.integers(0, 5),
     cuts=st.lists(st.integers(0, 90), max_size=6),
+    at_once=st.none() | st.integers(1, 50),
 )
-def test_a_window_is_permuted_whatever_the_chunks(length: int, window: int, first: int, cuts: list[int]) -> None:
+def test_a_window_is_permuted_whatever_the_chunks(
+    length: int, window: int, first: int, cuts: list[int], at_once: int | None
+) -> None:
     def permutation_of(index: int, size: int) -> Any:
         return np.random.default_rng([index, size]).permutation(size)
 
     batch = pa.record_batch({"x": np.arange(length), "t": pa.array([f"{i}" for i in range(length)], pa.string())})
     codec = make_codec(batch.schema, TypePolicy())
-    shuffle = WindowShuffle(codec, window, permutation_of, first)
+    shuffle = WindowShuffle(codec, window, permutation_of, first, at_once)
     runs = [run for chunk in _chunks(batch, cuts) for run in shuffle.push(codec.decode(chunk))]
     runs += shuffle.finish()
     came = [row for run in runs for out in run.batches(7) for row in out["x"].tolist()]
@@ -386,7 +393,8 @@ def test_a_window_is_permuted_whatever_the_chunks(length: int, window: int, firs
         wanted += rows[permutation_of(index, len(rows))].tolist()
     assert came == wanted
     assert texts == [str(row) for row in wanted]
-    assert all(run.num_rows == window for run in runs[:-1])
+    assert all(run.num_rows <= (at_once or window) for run in runs)
+    assert len(runs) <= (length // window + 1) * -(-window // (at_once or window))
 
 
 _DENSE = ["bool", "i8", "u16", "f32", "ts", "date32", "fsl", "grid", "list", "pairs", "rec"]

@@ -116,7 +116,7 @@ def test_the_rest_does_not_keep_a_chunk_alive() -> None:
         del chunk, ready
         gc.collect()
         assert watch() is None
-        assert waiting.rest() if isinstance(waiting, ExactBatches) else waiting.finish()
+        assert waiting.rest() if isinstance(waiting, ExactBatches) else list(waiting.finish())
 
 
 def test_a_window_is_permuted_when_it_is_taken() -> None:

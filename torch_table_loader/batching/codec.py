@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Self, cast
 
 import numpy as np
 import pyarrow as pa
+from typing_extensions import override
 
 from torch_table_loader.arrow.arrays import encoded, plain, take_rows
 from torch_table_loader.arrow.buffers import Arena, aligned, new_array
@@ -21,7 +22,7 @@ from torch_table_loader.batching import outputs
 from torch_table_loader.batching.decoders import Branch, Decoder, Leaf, Shape, Stack
 from torch_table_loader.batching.outputs import DenseKind, ipc_read, ipc_size, ipc_write
 from torch_table_loader.batching.policy import column_functions
-from torch_table_loader.batching.rows import Rows, RowsCodec, new_block, pieces_of
+from torch_table_loader.batching.rows import Collected, Rows, RowsCodec, new_block, pieces_of
 from torch_table_loader.batching.types import choose, keyed
 from torch_table_loader.errors import TableError
 from torch_table_loader.sizes import sizes
@@ -79,7 +80,7 @@ class TensorRows(Rows):
 
     def take(self, indices: NDArray[np.int64]) -> Self:
         """Copy the rows at `indices`."""
-        return cast("Self", self._codec.permuted([self], indices))
+        return cast("Self", self._codec.taken(self, indices))
 
     def batches(self, batch_size: int) -> list[dict[str, Any]]:
         """Cut into dicts of name to tensor or array."""
@@ -212,19 +213,24 @@ class TensorCodec(RowsCodec[TensorRows]):
                 data[place] = leaf.kind.join(columns[place], arena.array)
         return TensorRows(self, num_rows, data)
 
-    def permuted(self, parts: Sequence[TensorRows], order: NDArray[np.int64]) -> TensorRows:
-        """Copy rows of runs into one run, column by column."""
-        num_rows = sum(part.num_rows for part in parts)
-        room = new_array((num_rows * max((leaf.kind.row_bytes for leaf in self.leaves), default=0),), np.uint8)
+    def collected(self, most: int) -> Collected[TensorRows]:
+        """Return what copies chunks of at most so many rows together."""
+        return _CollectedTensors(self, most)
+
+    def taken(self, rows: TensorRows, order: NDArray[np.int64]) -> TensorRows:
+        """Copy rows of a run in the given order, column by column."""
+        room: NDArray[np.uint8] | None = None
 
         def near(shape: tuple[int, ...], dtype: DTypeLike) -> NDArray[Any]:
+            nonlocal room
+            if room is None:
+                room = new_array((rows.num_rows * max(leaf.kind.row_bytes for leaf in self.leaves),), np.uint8)
             kind = np.dtype(dtype)
             return room[: prod(shape) * kind.itemsize].view(kind).reshape(shape)
 
         new = self.arena(len(order)).array
-        columns = zip(*(part.data for part in parts), strict=True)
-        data = [leaf.kind.take(runs, order, new, near) for leaf, runs in zip(self.leaves, columns, strict=True)]
-        return TensorRows(self, len(order), data)
+        columns = zip(self.leaves, rows.data, strict=True)
+        return TensorRows(self, len(order), [leaf.kind.take([data], order, new, near) for leaf, data in columns])
 
     def pack(self, *parts: TensorRows, out: Allocate | None = None) -> Block:
         """Copy runs into one flat block."""
@@ -247,6 +253,41 @@ class TensorCodec(RowsCodec[TensorRows]):
             data.append(leaf.kind.read(pieces[start:stop], block.num_rows))
             start = stop
         return TensorRows(self, block.num_rows, data)
+
+
+class _CollectedTensors(Collected[TensorRows]):
+    """Copies chunks into room for all of them while caches hold them; those of varying width are joined at the end."""
+
+    def __init__(self, codec: TensorCodec, most: int) -> None:
+        self._codec = codec
+        self._most = most
+        self._room: list[Any] = []
+        """Of each leaf an array of so many rows, or a list of chunks; empty while nothing was added."""
+
+    @override
+    def add(self, rows: TensorRows, start: int, stop: int) -> None:
+        leaves = self._codec.leaves
+        if not self._room:
+            new = self._codec.arena(self._most).array
+            for leaf, data in zip(leaves, rows.data, strict=True):
+                self._room.append(new((self._most, *data.shape[1:]), data.dtype) if leaf.kind.row_bytes else [])
+        end = self.num_rows + stop - start
+        small = 2 * (stop - start) <= rows.num_rows  # a view would keep the whole chunk in memory
+        for leaf, room, data in zip(leaves, self._room, rows.data, strict=True):
+            part = leaf.kind.slice(data, start, stop)
+            if leaf.kind.row_bytes:
+                room[self.num_rows : end] = part
+            else:
+                room.append(leaf.kind.join([part], new_array) if small else part)
+        self.num_rows = end
+
+    @override
+    def taken(self) -> TensorRows:
+        room, num_rows = self._room, self.num_rows
+        self._room, self.num_rows = [], 0
+        columns = zip(self._codec.leaves, room, strict=True)
+        data = [each[:num_rows] if leaf.kind.row_bytes else leaf.kind.join(each, new_array) for leaf, each in columns]
+        return TensorRows(self._codec, num_rows, data)
 
 
 class ArrowRows(Rows):

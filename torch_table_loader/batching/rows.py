@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Generic, Self, TypeAlias, TypeVar
 
 import numpy as np
 import torch
+from typing_extensions import override
 
 from torch_table_loader.arrow.buffers import aligned, new_array
 
@@ -182,9 +183,9 @@ class RowsCodec(ABC, Generic[R]):
         """Return one or more consecutive runs as one; a single one is not copied."""
         return parts[0] if len(parts) == 1 else self.concat(parts)
 
-    def permuted(self, parts: Sequence[R], order: NDArray[np.int64]) -> R:
-        """Copy the rows of one or more consecutive runs into one run: row i is row ``order[i]`` of all of them."""
-        return self.as_one(parts).take(order)
+    def collected(self, most: int) -> Collected[R]:  # noqa: ARG002 other codecs make room for the rows
+        """Return what collects chunks of at most so many rows together."""
+        return CollectedParts(self)
 
     def batches_of(self, runs: Sequence[Sequence[R]], batch_size: int) -> SizedBatches:
         """Cut rows into batches, now or when they are taken.
@@ -234,6 +235,42 @@ def pieces_of(block: Block) -> list[NDArray[np.uint8]]:
     flat: NDArray[np.uint8] = block.data.numpy()
     starts, _ = piece_starts(block.sizes)
     return [flat[start : start + size] for start, size in zip(starts, block.sizes, strict=True)]
+
+
+class Collected(ABC, Generic[R]):
+    """Collects chunks of rows until they are taken."""
+
+    num_rows: int = 0
+
+    @abstractmethod
+    def add(self, rows: R, start: int, stop: int) -> None:
+        """Add some rows of a chunk to those before them; the room that was asked for holds them."""
+
+    @abstractmethod
+    def taken(self) -> R:
+        """Return all rows that were added, at least one, as one run; none is left."""
+
+
+class CollectedParts(Collected[R]):
+    """Keeps chunks as they are until they are taken.
+
+    A small part is copied, since a view would keep the whole chunk in memory.
+    """
+
+    def __init__(self, codec: RowsCodec[R]) -> None:
+        self._codec = codec
+        self._parts: list[R] = []
+
+    @override
+    def add(self, rows: R, start: int, stop: int) -> None:
+        part = rows.slice(start, stop)
+        self._parts.append(self._codec.concat([part]) if 2 * part.num_rows <= rows.num_rows else part)
+        self.num_rows += part.num_rows
+
+    @override
+    def taken(self) -> R:
+        parts, self._parts, self.num_rows = self._parts, [], 0
+        return self._codec.as_one(parts)
 
 
 class _Carry(Generic[R]):
@@ -337,9 +374,10 @@ class WindowShuffle(Generic[R]):
     Args:
         permutation_of: ``(window_index, length)`` to a permutation of ``range(length)``: row i of the window that
             comes out is row ``permutation[i]`` of what went in.
+        at_once: rows of a run that comes out; None for a window.
     """
 
-    __slots__ = ("_carry", "_codec", "_index", "_permutation_of", "_window")
+    __slots__ = ("_at_once", "_codec", "_index", "_permutation_of", "_waiting", "_window")
 
     def __init__(
         self,
@@ -347,31 +385,38 @@ class WindowShuffle(Generic[R]):
         window: int,
         permutation_of: Callable[[int, int], NDArray[np.int64]],
         first_window: int = 0,
+        at_once: int | None = None,
     ) -> None:
         self._codec = codec
         self._window = window
         self._permutation_of = permutation_of
         self._index = first_window
-        self._carry = _Carry(codec)
+        self._at_once = at_once or window
+        self._waiting = codec.collected(window)
 
     def push(self, rows: R) -> Iterator[R]:
-        """Add a chunk; yield the windows that are full, permuted, each one run of its own memory.
+        """Add a chunk; yield the windows that are full, permuted, in runs of their own memory.
 
-        A window is permuted when it is taken, so that one is held at a time; all must be taken before the next call.
+        A run is made when it is taken, so that one is held at a time; all must be taken before the next call.
         """
         start = 0
-        while rows.num_rows - start >= self._window - self._carry.num_rows:
-            stop = start + self._window - self._carry.num_rows
-            parts = self._carry.take(rows, stop) if self._carry.num_rows else [rows.slice(start, stop)]
-            yield self._permuted(parts)
+        while start < rows.num_rows:
+            stop = min(rows.num_rows, start + self._window - self._waiting.num_rows)
+            if stop - start == self._window:
+                yield from self._permuted(rows.slice(start, stop))
+            else:
+                self._waiting.add(rows, start, stop)
+                if self._waiting.num_rows == self._window:
+                    yield from self.finish()
             start = stop
-        self._carry.add(rows, start)
 
-    def finish(self) -> list[R]:
-        """Return the short last window, permuted, if there is one."""
-        return [self._permuted(self._carry.take())] if self._carry.num_rows else []
+    def finish(self) -> Iterator[R]:
+        """Yield the last window, permuted, if rows are left; all must be taken."""
+        if self._waiting.num_rows:
+            yield from self._permuted(self._waiting.taken())
 
-    def _permuted(self, parts: Sequence[R]) -> R:
-        order = self._permutation_of(self._index, sum(part.num_rows for part in parts))
+    def _permuted(self, rows: R) -> Iterator[R]:
+        order = self._permutation_of(self._index, rows.num_rows)
         self._index += 1
-        return self._codec.permuted(parts, order)
+        for start in range(0, len(order), self._at_once):
+            yield rows.take(order[start : start + self._at_once])

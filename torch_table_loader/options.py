@@ -325,6 +325,11 @@ class LoaderOptions:
         return self.collate_fn is not None or bool(self.transforms or self.decode)
 
     @property
+    def may_mix(self) -> bool:
+        """Whether rows of several splits are mixed."""
+        return self.shuffle == "mixed"
+
+    @property
     def processes(self) -> bool:
         """Whether processes of their own make batches."""
         return self.worker_type != "thread" and self.num_workers != 0

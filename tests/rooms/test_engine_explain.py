@@ -102,19 +102,9 @@ def test_it_reports_what_was_pruned_and_why(table: Path) -> None:
     assert "prunes 3 of 9 row groups by partition values and statistics" in told.notes[0]
 
 
-@pytest.mark.parametrize(
-    ("options", "wanted"),
-    [
-        ({}, "each batch draws on up to 16 splits"),
-        ({"batch_by": "file"}, 'mixes none: batches end with files (batch_by="file")'),
-        ({"filters": pc.field("k") < 5, "count_filtered": False}, "mixes none: their rows are not counted"),
-        ({"split_strategy": "round_robin"}, "mixes none: RoundRobinStrategy deals them"),
-    ],
-    ids=["mixed", "by file", "uncounted", "dealt"],
-)
-def test_it_tells_whether_batches_are_mixed(table: Path, options: dict[str, Any], wanted: str) -> None:
-    loader, dataset = make(table, shuffle="mixed", **options)
-    assert [wanted in note for note in dataset.explain().notes if "splits" in note] == [True]
+def test_it_tells_how_batches_are_mixed(table: Path) -> None:
+    loader, dataset = make(table, shuffle="mixed")
+    assert any("each batch draws on up to 16 splits" in note for note in dataset.explain().notes)
     assert sum(len(batch["x"]) for batch in loader) > 0
 
 

@@ -102,6 +102,18 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"format": "csv.gz", "path": ["a.pq"]}, "got 'csv.gz'; the path ends as files of format='parquet' do"),
     ({"format": "PARQUET"}, "got 'PARQUET'; did you mean parquet?"),
     ({"format": ["parquet"]}, "format must be one of"),
+    (
+        {"shuffle": "mixed", "batch_by": "file"},
+        r'shuffle="mixed" mixes rows .* but batches end with files .*leave batch_by out, or pass shuffle="splits"',
+    ),
+    (
+        {"shuffle": "mixed", "filters": "x > 1", "count_filtered": False},
+        "rows that pass the filter are not counted: leave count_filtered out",
+    ),
+    (
+        {"shuffle": "mixed", "split_strategy": "round_robin"},
+        "RoundRobinStrategy deals splits itself: leave split_strategy out",
+    ),
     ({"shuffle": "row"}, "shuffle must be one of False, True, 'splits', 'rows', 'mixed', got 'row'"),
     ({"shuffle_buffer_size": -1}, "shuffle_buffer_size must be at least 0, got -1"),
     ({"shuffle_seed": "a"}, "shuffle_seed must be an int, got str 'a'"),

@@ -60,3 +60,24 @@ def test_a_row_store_of_repeated_long_texts_is_built_within_the_bound(tmp_path: 
     )
     assert used <= bound
     assert bound <= max(3 * used, 64 << 20)
+
+
+_MIXED: dict[str, tuple[int, int, int, dict[str, Any]]] = {
+    "small row groups": (32, 4_000, 4_000, {}),
+    "large row groups": (6, 120_000, 120_000, {"num_workers": 2}),
+    "one thread": (8, 40_000, 20_000, {"num_workers": 0}),
+}
+
+
+@pytest.mark.parametrize(("files", "rows", "group", "options"), _MIXED.values(), ids=_MIXED)
+def test_mixing_stays_within_the_bound(
+    tmp_path: Path, files: int, rows: int, group: int, options: dict[str, Any]
+) -> None:
+    """Windows, and the row groups that are open side by side, are counted."""
+    rng = np.random.default_rng(0)
+    for number in range(files):
+        columns = {f"x{place}": rng.random(rows) for place in range(10)}
+        pq.write_table(pa.table(columns), tmp_path / f"{number:03}.parquet", row_group_size=group)
+    bound, used = _bound_and_used(tmp_path, shuffle="mixed", batch_size=256, **options)
+    assert used <= bound
+    assert bound <= max(3 * used, 64 << 20)

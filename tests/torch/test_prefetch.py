@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, get_worker_info
 
 from tests.effort import daily
 from tests.torch.modes import MIXTURE, ROWS, SPLITS, Mode, RowMode, write_rows
-from torch_table_loader import TableLoader
+from torch_table_loader import StructuredDataset, TableLoader
 from torch_table_loader.batching.codec import TensorCodec, TensorRows
 
 pytestmark = [
@@ -163,6 +163,22 @@ def test_collated_one_by_one_each_batch_is_what_it_was(
         collated = make(mode, table, prefetch_batches=prefetch, collate_fn=dict, **chosen)
         assert [(mode.ids(batch), mode.rows(batch)) for batch in collated] == plain
         assert sum(worker.batches for worker in collated.metrics().workers) == len(plain)
+
+
+def test_a_rank_that_mixes_splits_collates_batches_side_by_side(table: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has one lane, whose batches threads collate; they come in order."""
+    monkeypatch.setattr("torch_table_loader.engine.jobs.stream_job.usable_cpus", lambda: 2)
+    meeting = threading.Barrier(2, timeout=60)
+
+    def collate(batch: dict[str, torch.Tensor]) -> torch.Tensor:
+        meeting.wait()
+        return batch["x"]
+
+    options: dict[str, Any] = {"batch_size": 84, "shuffle": "mixed", "num_workers": 2, "drop_last": True}
+    wanted, _ = StructuredDataset.create_dataloader(str(table / "a"), **options)
+    assert len(wanted) == 12, "an even number"
+    loader, _ = StructuredDataset.create_dataloader(str(table / "a"), collate_fn=collate, **options)
+    assert [batch.tolist() for batch in loader] == [batch["x"].tolist() for batch in wanted]
 
 
 @in_each_mode

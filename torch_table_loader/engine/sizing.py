@@ -52,6 +52,9 @@ MIXED_SPLITS = 64
 OPEN_SPLITS = 16
 """Splits that a rank reads side by side where it mixes them."""
 
+PAGES_BYTES = 3 * 1024 * 1024
+"""What is held of an open column beside its rows, about: a dictionary, and a page before and after decompression."""
+
 _GATHER_BYTES = 2 * CHUNK_BYTES
 
 

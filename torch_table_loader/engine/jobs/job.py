@@ -117,6 +117,11 @@ class Job(ABC):
         return True
 
     @property
+    def collated_at_once(self) -> int:
+        """Batches of a lane with which the caller's functions are called side by side."""
+        return 1
+
+    @property
     def num_threads(self) -> int:
         """Threads or processes that serve the lanes on this machine."""
         return threads_for(self.topology.lanes, usable_cpus(), ranks_on_this_node())
@@ -380,7 +385,7 @@ class Job(ABC):
             memory_expected=self._expected(loads, lane_bytes, endless=steps is None)
             + (held_bytes if fetched is None else min(held_bytes, fetched[1])),
             memory_bound=len(loads) * lane_bytes + held_bytes,
-            collated_batches=collated_ahead(self.options, len(loads)),
+            collated_batches=collated_ahead(self.options, len(loads) * self.collated_at_once),
             footer_bytes=sum(table.footer_bytes for table in tables),
             notes=(
                 *notes,

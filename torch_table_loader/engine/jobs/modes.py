@@ -8,7 +8,7 @@ import pyarrow.types as kinds
 
 from torch_table_loader.batching.codec import make_codec
 from torch_table_loader.batching.policy import TypePolicy
-from torch_table_loader.engine.jobs.resolve import columns_of, delivered, mixing, planner_of, strategy_of, surveyed
+from torch_table_loader.engine.jobs.resolve import columns_of, delivered, planner_of, strategy_of, surveyed, with_mixing
 from torch_table_loader.engine.jobs.stream_job import StreamJob
 from torch_table_loader.engine.sizing import rows_of_a_read
 from torch_table_loader.fetch.fetcher import FetchSettings
@@ -86,8 +86,10 @@ def open_stream(
     row_bytes = table.row_bytes(columns, encoded)
     strategy, fetching = strategy_of(options, ranks), FetchSettings.of(options)
     planner = planner_of(table, options, strategy, ranks.num_ranks, cache, fetching, stage, parts)
-    planner = mixing(planner, options, stage, row_bytes)
+    planner = with_mixing(planner, options, row_bytes)
     read_rows = rows_of_a_read(row_bytes, options.batch_size, largest)
+    if (mixing := planner.topology.mixing) is not None and read_rows < largest:
+        read_rows = min(read_rows, max(1, mixing.rows // mixing.splits))
     ids = options.row_id or (stage is not None and stage.takes_ids)
     reader = table.reader(columns, options.filters, row_ids=ids, max_rows=read_rows, stage=stage, encoded=encoded)
     schema = delivered(table, reader.schema, options)

@@ -127,7 +127,7 @@ def strategy_of(options: LoaderOptions, ranks: RankInfo) -> Strategy:
         "seed": options.shuffle_seed,
         "target_bytes": options.split_bytes,
         "target_rows": options.split_rows,
-        "least_splits": MIXED_SPLITS if options.shuffle == "mixed" and options.split_size is None else None,
+        "least_splits": MIXED_SPLITS if options.may_mix and options.split_size is None else None,
     }
     chosen = options.split_strategy
     if options.batch_by == "file" and chosen is None:
@@ -276,16 +276,32 @@ def planner_of(
     return planner
 
 
-def mixing(planner: Planner, options: LoaderOptions, stage: RowStage | None, row_bytes: int) -> Planner:
-    """Let a planner mix splits, where that was asked for and their rows are counted.
+def why_not_mixed(options: LoaderOptions, planner: Planner) -> str | None:
+    """Return what keeps splits from being mixed, with the remedy; None if nothing does."""
+    if options.batch_by is not None:
+        return 'batches end with files (batch_by="file"): leave batch_by out'
+    if options.pack is not None:
+        return "pack= makes sequences of the rows of each split: leave pack out"
+    if not planner.counted:
+        return "rows that pass the filter are not counted: leave count_filtered out"
+    if not planner.strategy.cuts:
+        return f"{planner.strategy.name} deals splits itself: leave split_strategy out"
+    return None
+
+
+def with_mixing(planner: Planner, options: LoaderOptions, row_bytes: int) -> Planner:
+    """Let a planner mix splits, if that was asked for.
 
     Args:
-        stage: makes other rows from the live ones; or None.
         row_bytes: decoded bytes of a row, about.
+
+    Raises:
+        ConfigError: another option keeps splits from being mixed.
     """
-    plain = options.batch_by is None and stage is None
-    if options.shuffle != "mixed" or not (plain and planner.counted and planner.strategy.cuts):
+    if not options.may_mix:
         return planner
+    if (reason := why_not_mixed(options, planner)) is not None:
+        raise ConfigError(f'shuffle="mixed" mixes rows of several splits, but {reason}, or pass shuffle="splits"')
     topology = planner.topology
     rows = planner.layout.num_rows // topology.num_ranks
     window = mixing_of(row_bytes, rows, topology.batch_size, options.shuffle_buffer_size)

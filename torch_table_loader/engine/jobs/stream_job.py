@@ -17,7 +17,7 @@ from torch_table_loader.engine.jobs.job import Job
 from torch_table_loader.engine.jobs.planner import PlannedStream
 from torch_table_loader.engine.jobs.resolve import packed_columns, refuse_shape, with_padding
 from torch_table_loader.engine.machine import ranks_on_this_node, threads_for, usable_cpus
-from torch_table_loader.engine.sizing import rows_in_flight
+from torch_table_loader.engine.sizing import PAGES_BYTES, batches_of_a_gather, rows_in_flight
 from torch_table_loader.engine.state import Bound, SavedTable
 from torch_table_loader.engine.table import Table
 from torch_table_loader.engine.work.stream_work import StreamWork
@@ -266,7 +266,7 @@ class StreamJob(Job):
         planned, reader = self.planned(position), self.reader
         if self.stage is not None:
             reader = reader.of_epoch(self._packs_key(position.epoch), shuffle=bool(self.options.shuffle))
-        segments = planned.segments
+        segments, batch_size = planned.segments, planned.plan.batch_size
         reads = int(np.count_nonzero(segments.kept & (segments.live != 0)))
         if not self.options.processes and reads < self.topology.num_ranks * self.num_threads:
             reader = reader.sharing()  # else some threads would have nothing to decode
@@ -279,7 +279,13 @@ class StreamJob(Job):
             seed=self.options.shuffle_seed,
             fetching=self.fetching,
             readers=self._readers,
+            rows_at_once=batches_of_a_gather(self.row_bytes, batch_size) * batch_size,
         )
+
+    @property
+    @override
+    def collated_at_once(self) -> int:
+        return max(1, self._readers)
 
     @property
     def _readers(self) -> int:
@@ -438,8 +444,11 @@ class StreamJob(Job):
         planned = planner.plan(start, self.rank)
         # A shuffle window counts twice as it turns.
         window = 2 * (planned.plan.window or 0)
+        held = self.fetching.ahead_bytes if self.is_far else 0
         if (mixing := self.topology.mixing) is not None:
-            window += mixing.splits * self.read_rows
+            opened = min(mixing.splits, len(planned.segments.splits))
+            window += 2 * opened * self.read_rows  # of a split that ends, pieces wait when the next one is open
+            held += opened * self._page_bytes
         return self._explained(
             epoch,
             strategy=self.strategy.name,
@@ -450,11 +459,19 @@ class StreamJob(Job):
             steps=sum(self.planned(stage).plan.steps for stage in self.stages(start)) if planner.counted else None,
             loads=self.loads(planned),
             rows_in_flight=rows_in_flight(self.options, self.read_rows, self.blocks) + window,
-            held_bytes=self.fetching.ahead_bytes if self.is_far else 0,
+            held_bytes=held,
             notes=self._notes(),
             packing=self._packing(start, planned),
             fetched=self._fetched(start) if self.is_far and not self.table.estimated else None,
         )
+
+    @property
+    def _page_bytes(self) -> int:
+        """Bytes that an open row group holds beside the rows that were read of it, where it is read in parts."""
+        layout = self.table.layout
+        if self.read_rows >= layout.group_rows.max(initial=0):
+            return 0
+        return min(PAGES_BYTES * len(self.columns), 2 * int(layout.group_bytes.max(initial=0)))
 
     def _steps_of_ranks(self, start: StreamPosition) -> list[int] | None:
         """Add up the steps of every rank over the stages of an epoch; None where a rank knows its own rows alone."""
@@ -510,27 +527,19 @@ class StreamJob(Job):
             loads.append((len(runs), runs.num_rows, int(num_bytes), steps))
         return loads
 
-    def _note_of_mixing(self) -> str:
-        """Say how well batches are mixed, or why splits are only permuted."""
-        if (mixing := self.topology.mixing) is not None:
-            window = self.planner.plan(self.planner.start(0), self.rank).plan.window
-            side_by_side = f"up to {mixing.splits} splits that are read side by side"
-            return f"each batch draws on {side_by_side}, in windows of {window:,} rows"
-        if self.options.batch_by is not None:
-            reason = 'batches end with files (batch_by="file")'
-        elif self.options.pack is not None:
-            reason = "pack= makes sequences of their rows"
-        elif not self.planner.counted:
-            reason = "their rows are not counted"
-        else:
-            reason = f"{self.strategy.name} deals them"
-        return f'shuffle="mixed" permutes splits here, and mixes none: {reason}'
+    @property
+    def _notes_of_mixing(self) -> list[str]:
+        """Say how well batches are mixed, where splits are."""
+        if (mixing := self.topology.mixing) is None:
+            return []
+        window = self.planner.plan(self.planner.start(0), self.rank).plan.window
+        side_by_side = f"up to {mixing.splits} splits that are read side by side"
+        return [f"each batch draws on {side_by_side}, in windows of {window:,} rows"]
 
     def _notes(self) -> list[str]:
         layout, options = self.table.layout, self.options
         notes = [note for note in (self.table.description, *self.table.notes, *self._notes_of_lengths) if note]
-        if options.shuffle == "mixed":
-            notes.append(self._note_of_mixing())
+        notes += self._notes_of_mixing
         if layout.has_deletes:
             fewer = np.flatnonzero(layout.group_live != layout.group_rows)
             deleting = len(distinct(np.searchsorted(layout.group_offsets, fewer, side="right")))

@@ -6,10 +6,14 @@ import time
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, fields
+from functools import cached_property
+from itertools import repeat
 from typing import TYPE_CHECKING, Any
 
 from torch_table_loader.batching.rows import Batches, ExactBatches, sized
+from torch_table_loader.cancellation import Threads
 from torch_table_loader.planning.steps import Steps, step_of
 
 if TYPE_CHECKING:
@@ -115,6 +119,11 @@ class LaneWork(ABC):
         return batch
 
     @property
+    def collated_at_once(self) -> int:
+        """Batches of a lane with which the caller's functions are called side by side."""
+        return 1
+
+    @property
     def calls_functions(self) -> bool:
         """Whether functions of the caller's are called with each batch, where it is made."""
         return self.collate_fn is not None or bool(self.codec.functions)
@@ -198,6 +207,7 @@ class LaneBatches:
         self._runs: deque[list[Rows]] = deque()
         """Decoded rows of whole batches that are not taken yet; each is one run in one or several parts."""
         self._done = False
+        self._ends = ExitStack()
 
     def next_run(self, most: int | None = None) -> list[Rows] | None:
         """Return the rows of the next whole batches, in consecutive parts; None when the lane is done.
@@ -226,7 +236,8 @@ class LaneBatches:
             if not self._ready():
                 return None
             if self._calls_functions:
-                return self._collated(self._start + self.metrics.batches, self._finish(1))
+                at_once = self._work.collated_at_once
+                return self._collated(self._start + self.metrics.batches, self._finish(min(most or at_once, at_once)))
             if most is not None:
                 return self._finish(most)
             runs = [run for _ in range(len(self._runs)) if (run := self.next_run()) is not None]
@@ -242,7 +253,8 @@ class LaneBatches:
         """Close the file that is open."""
         self._done = True
         self._runs.clear()
-        self._source.close()  # type: ignore[attr-defined]
+        with self._ends:
+            self._source.close()  # type: ignore[attr-defined]
 
     def _finish(self, most: int) -> Batches:
         return sized(self._next_rows(most).batches(self._work.plan.batch_size))
@@ -255,10 +267,18 @@ class LaneBatches:
 
     def _collated(self, number: int, batches: Batches) -> Batches:
         began = time.perf_counter()
+        numbers = range(number, number + len(batches))
         try:
-            return Batches((self._work.collated(each, self._lane, number) for each in batches), batches.counts)
+            return Batches(self._calls(self._work.collated, batches, repeat(self._lane), numbers), batches.counts)
         finally:
             self.metrics.seconds_collating += time.perf_counter() - began
+
+    @cached_property
+    def _calls(self) -> Callable[..., Iterator[Any]]:
+        """What calls a function with each of some batches: `map`, or that of threads, which end with the lane."""
+        if self._work.collated_at_once == 1:
+            return map
+        return self._ends.enter_context(Threads(self._work.collated_at_once, "table-loader-collate", joined=True)).map
 
     def _ready(self) -> bool:
         """Read on until there is a run of whole batches; return whether there is one."""

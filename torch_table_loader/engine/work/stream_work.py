@@ -47,6 +47,7 @@ class StreamWork(LaneWork):
     Args:
         windows: windows that were open when earlier stages of the epoch ended.
         readers: threads of a lane that read splits side by side, where they are mixed; with 0, the lane reads them.
+        rows_at_once: rows that are taken together from a window of mixed splits; None for all.
     """
 
     plan: RankPlan
@@ -56,10 +57,16 @@ class StreamWork(LaneWork):
     seed: int
     fetching: FetchSettings
     readers: int = 0
+    rows_at_once: int | None = None
 
     @override
     def fetch_ahead(self, begun: Mapping[int, int], *, joins: bool) -> Fetcher | None:
         return fetch_ahead(self.reader.storage, in_order(self._plans(begun, joins=joins)), self.fetching)
+
+    @property
+    @override
+    def collated_at_once(self) -> int:
+        return max(1, self.readers)  # the lane is the rank's only one, where splits are mixed
 
     def planned_files(self) -> PlannedFiles | None:
         """Return the table's files that the plan takes; None where rows are not counted."""
@@ -192,7 +199,8 @@ class StreamWork(LaneWork):
     def _permuted(self, stretch: Stretch, size: int, source: Iterator[Rows]) -> Iterator[Rows]:
         """Permute what was read of a stretch, less what was delivered; rows beyond it come as they are."""
         first = stretch.start // size
-        shuffle = WindowShuffle(self.codec, size, partial(self._order, stretch), first_window=first)
+        order, at_once = partial(self._order, stretch), self.rows_at_once if self.plan.deals else None
+        shuffle = WindowShuffle(self.codec, size, order, first_window=first, at_once=at_once)
         unwanted = stretch.start - first * size
         left = stretch.runs.num_rows - first * size if self.plan.counted else None
         for rows in _through(shuffle, source, left):

@@ -11,10 +11,10 @@ from typing import Any
 from torch_table_loader.cli.terminal import PROGRAM, show
 from torch_table_loader.contracts import origins
 from torch_table_loader.errors import ConfigError
+from torch_table_loader.fact_tables import Table
 from torch_table_loader.format_contracts import ListCountingReader, RangedReader, Traits
 from torch_table_loader.read.formats import ENTRY_POINT_GROUP, FORMATS, TEXT_FORMATS, reader_for, suffixes_of
 from torch_table_loader.read.text_files import CODECS
-from torch_table_loader.report import Table
 
 _SOURCES = (
     ("files of a path or URL", "StructuredDataset(path)", ""),

@@ -76,7 +76,6 @@ class Beside:
 
 CORE = (
     "tests/laws/test_levels.py",
-    "tests/rooms/test_installed.py",
     "tests/torch/test_frozen_order.py",
     "tests/torch/test_rows.py",
     "tests/torch/test_state.py",

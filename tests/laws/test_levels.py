@@ -91,10 +91,15 @@ def is_excepted(entry: Import) -> bool:
 parsed = functools.cache(Sources.of)
 
 
+@functools.cache
+def imports_of(root: Path) -> list[Import]:
+    return list(parsed(root).imports())
+
+
 def violations(root: Path) -> list[str]:
     """Return every violation of the table, with module and line."""
     sources = parsed(root)
-    imports = list(sources.imports())
+    imports = imports_of(root)
     found = [f"{entry.importer}:{entry.line} {fault}" for entry in imports for fault in faults(entry)]
     found += [f"circle: {' -> '.join(circle)}" for circle in circles(imports)]
     found += [f"{name} has {lines} lines" for name, lines in sources.long_files(MOST_LINES_OF_A_FILE)]
@@ -173,7 +178,7 @@ def test_the_package_follows_the_table_of_rooms() -> None:
 
 
 def test_no_exception_from_the_borders_is_left_that_is_not_needed() -> None:
-    needed = {(entry.importer, entry.target) for entry in parsed(ROOT).imports() if entry.inside and crosses(entry)}
+    needed = {(entry.importer, entry.target) for entry in imports_of(ROOT) if entry.inside and crosses(entry)}
     assert [pair for pair in sorted(BORDERS - needed) if not any(map(is_gone, pair))] == []
 
 
@@ -222,7 +227,7 @@ def test_file_names_are_unique(root: Path) -> None:
 def test_every_module_of_the_package_is_checked() -> None:
     sources = parsed(ROOT)
     assert {"", "errors", "planning", "planning.lanes", "source.storage"} <= set(sources.modules)
-    targets = {entry.target for entry in sources.imports() if entry.importer == "planning.lanes"}
+    targets = {entry.target for entry in imports_of(ROOT) if entry.importer == "planning.lanes"}
     assert {"planning.runs", "numpy", "heapq"} <= targets
 
 

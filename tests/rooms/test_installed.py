@@ -37,13 +37,13 @@ class Alone(PathFinder):
 import torch_table_loader.installed
 sys.meta_path[sys.meta_path.index(PathFinder)] = Alone
 
+from torch_table_loader import MissingExtraError
+
 def refused(function, *arguments, **options):
     try:
         function(*arguments, **options)
     except MissingExtraError as error:
         print(str(error).partition(":")[0])
-
-from torch_table_loader import MissingExtraError, StructuredDataset
 """
 
 
@@ -75,6 +75,7 @@ def test_what_imports_a_missing_guest_is_told_so() -> None:
 
 
 _READS = """
+from torch_table_loader import StructuredDataset
 for shuffle in ("rows", True):
     loader, dataset = StructuredDataset.create_dataloader(sys.argv[1], shuffle=shuffle, batch_size=4, num_workers=2)
     with loader:

@@ -66,12 +66,14 @@ class Beside:
         chosen: some of its tests, which need no other guest; they run where another one is off.
         tests: all files of its tests, as patterns; they go with it.
         pages: of the documentation, which go with it.
+        shared: tests of the core that need the guest too; the beginnings of their names, as pytest writes them.
     """
 
     asks: str
     chosen: tuple[str, ...]
     tests: tuple[str, ...]
     pages: tuple[str, ...] = ()
+    shared: tuple[str, ...] = ()
 
 
 CORE = (
@@ -87,7 +89,7 @@ _READER = "from torch_table_loader.extend import reader_for\nreader_for({!r})"
 BESIDE = {
     "cli": Beside(
         "from torch_table_loader.cli.main import main",
-        ("tests/rooms/test_cli_main.py::test_an_error_is_one_line_and_exit_code_2",),
+        ("tests/rooms/test_cli_main.py::test_numbers_agree_with_their_nouns",),
         ("tests/rooms/test_cli_*.py", "tests/rooms/test_registry.py"),
         ("cli",),
     ),
@@ -152,6 +154,10 @@ BESIDE = {
             "tests/rooms/test_read_json.py::test_types_come_from_the_whole_file_and_blocks_follow_them",
         ),
         ("tests/rooms/test_read_compressed.py", "tests/rooms/test_read_csv.py", "tests/rooms/test_read_json.py"),
+        shared=(
+            "tests/torch/test_frozen_order.py::test_frozen_words_and_orders[a mixture",
+            "tests/torch/test_frozen_order.py::test_frozen_words_of_what_follows_a_state[a mixture",
+        ),
     ),
     "ipc": Beside(
         _READER.format("arrow"),
@@ -224,7 +230,8 @@ def faults_without(name: str, root: Path) -> list[str]:
     if not asked.stdout.startswith(refusal):
         found.append(f"expected {refusal!r}, got {asked.stdout + asked.stderr[-500:]!r}")
     chosen = [test for other, beside in BESIDE.items() if other != name for test in beside.chosen]
-    tests = ran(root, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-n", "0", *_DAILY, *CORE, *chosen)
+    shared = [f"--deselect={beginning}" for beginning in BESIDE[name].shared]
+    tests = ran(root, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-n", "0", *_DAILY, *shared, *CORE, *chosen)
     if tests.returncode:
         found.append(tests.stdout[-3000:] + tests.stderr[-1000:])
     return found

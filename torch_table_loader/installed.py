@@ -52,7 +52,7 @@ GUESTS = {
     "delta": Guest("Delta Lake", ("delta", "source.delta")),
     "iceberg": Guest("Iceberg", ("iceberg", "source.iceberg")),
     "avro": Guest("Avro", ("read.avro",)),
-    "csv_json": Guest("CSV and JSON", ("read.csv_files", "read.json_files")),
+    "csv_json": Guest("CSV and JSON", ("read.csv_files", "read.json_files", "read.text_files")),
     "ipc": Guest("Arrow files", ("read.ipc", "read.ipc_layout")),
     "orc": Guest("ORC", ("read.orc", "read.orc_encodings", "read.orc_times")),
     "tensorproto": Guest("tensor shards of ONNX", ("read.tensorproto",)),

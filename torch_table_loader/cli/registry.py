@@ -14,8 +14,8 @@ from torch_table_loader.errors import ConfigError
 from torch_table_loader.fact_tables import Table
 from torch_table_loader.format_contracts import ListCountingReader, RangedReader, Traits
 from torch_table_loader.installed import GUESTS, has
+from torch_table_loader.read.compression import CODECS
 from torch_table_loader.read.formats import ENTRY_POINT_GROUP, FORMATS, TEXT_FORMATS, reader_for, suffixes_of
-from torch_table_loader.read.text_files import CODECS
 
 _SOURCES = (
     ("files of a path or URL", "StructuredDataset(path)", "", ""),

@@ -17,6 +17,7 @@ from torch_table_loader.errors import ConfigError, ConfigTypeError, TableError
 from torch_table_loader.format_contracts import SidecarReader
 from torch_table_loader.installed import FORMATS as OWN
 from torch_table_loader.messages import did_you_mean
+from torch_table_loader.read.compression import CODECS, split_codec
 from torch_table_loader.read.failures import reading
 from torch_table_loader.read.parquet import ParquetReader
 from torch_table_loader.sizes import sizes
@@ -202,8 +203,6 @@ def reader_by_suffix(names: Sequence[str]) -> FormatReader:
     >>> reader_by_suffix(["a.csv", "b.csv.gz"]).name, reader_by_suffix(["000000_0"]).name
     ('csv', 'parquet')
     """
-    from torch_table_loader.read.text_files import CODECS, split_codec
-
     firsts: dict[str, str] = {}
     known = _by_suffix(FORMATS)
     plain = [split_codec(name)[0] for name in names]
@@ -253,7 +252,5 @@ def _last_suffix(name: str) -> str:
 
 
 def _shown_suffix(name: str) -> str:
-    from torch_table_loader.read.text_files import split_codec
-
     plain, codec = split_codec(name)
     return f"{_last_suffix(plain)}{codec}" or "no suffix"

@@ -19,7 +19,6 @@ engine.jobs.mixed_rows: engine.work.packed_work
 engine.jobs.mixed_streams: fetch.fetcher
 engine.jobs.mixture_form: arrow.token_rows batching.packed pack
 engine.jobs.modes: engine.jobs.packed_items fetch.fetcher read.sequence_stages
-engine.jobs.packed_items: engine.jobs.mixture_form
 engine.jobs.planner: planning.pack_counts
 engine.jobs.resolve: fetch.fetcher pack
 engine.jobs.stream_job: arrow.token_rows fetch.fetcher planning.pack_counts planning.requests read.sequence_stages

@@ -136,6 +136,7 @@ test-ci: $(READY)
 test-all: $(WRITERS_READY) $(DOCS_READY) $(ENGINES_READY) $(HOROVOD_READY)
 	LAWS_EFFORT=10 LAWS_EXPLORE=1 $(PYTEST) --timeout 1800 -o faulthandler_timeout=1790
 	$(BIN)/python -m tools.plant
+	$(BIN)/python -m tools.guests
 
 lint: $(READY)
 	$(BIN)/ruff format --check .

@@ -9,6 +9,8 @@ import gc
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from torch_table_loader.installed import refuse_missing_guests
+
 if TYPE_CHECKING:
     from torch_table_loader.dataset import StructuredDataset
     from torch_table_loader.delta import DeltaDataset
@@ -139,9 +141,14 @@ __all__ = [
     "tokenize_table",
 ]
 
+refuse_missing_guests()
+
 
 def __getattr__(name: str) -> Any:
     """Import a public name, and keep it here.
+
+    Raises:
+        MissingExtraError: this build lacks the part that has it.
 
     Python's garbage collector rests meanwhile: it would look several times through all that torch makes, and find none.
     """

@@ -242,7 +242,7 @@ def load_installed(group: str, name: str, what: str) -> Any:
 
     Raises:
         ConfigError: there is none of that name (the nearest are named), there are two, or it cannot be loaded.
-        MissingExtraError: a package that it needs is not installed.
+        MissingExtraError: a package that it needs is not installed, or this build lacks it.
     """
     found: dict[str, set[EntryPoint]] = {}
     for point in entry_points(group=group):

@@ -4,7 +4,7 @@
 TableLoaderError
 ├── ConfigError(ValueError)                the caller's: an option, a name, a rank
 │   ├── ConfigTypeError(TypeError)         ... an argument of the wrong type
-│   ├── MissingExtraError(ImportError)     ... an optional package that is not installed
+│   ├── MissingExtraError(ImportError)     ... an optional package or part that is not installed
 │   └── MissingPathError(FileNotFoundError)     ... a path that matches nothing
 ├── TableError                             the data's: missing, torn, changed, of another type
 │   └── MissingFileError(FileNotFoundError)     ... a file of the table that is gone
@@ -52,7 +52,7 @@ class WorkerError(TableLoaderError, RuntimeError):
 
 
 class MissingExtraError(ConfigError, ImportError):
-    """A required optional package is not installed."""
+    """A required optional package is not installed, or this build lacks a part of the library."""
 
 
 class _SystemError(OSError):

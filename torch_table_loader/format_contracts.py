@@ -288,6 +288,25 @@ class ListBoundsReader(FormatReader, Protocol):
 
 
 @runtime_checkable
+class PlacingReader(FormatReader, Protocol):
+    """A format reader whose files hold the values of lists as they are, so that they are gathered from there."""
+
+    def placed(self, storage: Storage, file: DataFile, meta: FileMeta, column: str) -> FileMeta | None:
+        """Return the metadata with one column more, which says where the list of each row begins.
+
+        Args:
+            storage: opens the file.
+            file: which.
+            meta: what `inspect` said.
+            column: a column of lists of numbers, as the file spells its name.
+
+        Returns:
+            It; None where values are stored in another form, or not in the order of rows.
+        """
+        ...
+
+
+@runtime_checkable
 class BoundsReader(FormatReader, Protocol):
     """A format reader whose statistics hold the least and the greatest integer of a column, not only bounds of them."""
 

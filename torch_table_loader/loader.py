@@ -27,6 +27,7 @@ from torch_table_loader.engine.workers.lane_merger import LaneMerger
 from torch_table_loader.engine.workers.pickling import twin_of
 from torch_table_loader.engine.workers.threads import ThreadPool
 from torch_table_loader.errors import ConfigError
+from torch_table_loader.fact_tables import Table, html_of
 from torch_table_loader.messages import warn_caller
 from torch_table_loader.metrics import Metrics, Progress, Watch, in_span, with_bars
 from torch_table_loader.planning.rows_of import LiveSpan, RowSpan, SourceRow
@@ -230,12 +231,10 @@ class TableLoader(NamedColumns, PreparedForAccelerate, DataLoader[Any], Generic[
         """Return a summary of what is read."""
         return f"<{type(self).__name__} of {self.dataset.__class__.__name__}: {self._position.summary}>"
 
-    def _repr_html_(self) -> str:
+    def _repr_html_(self) -> str | None:
         """Return the summary for a notebook."""
-        from torch_table_loader.report import Table, fragment
-
         kinds = [("loader", type(self).__name__), ("dataset", self.dataset.__class__.__name__)]
-        return fragment(Table("", {"fact": "", "value": ""}, [*kinds, *self._position.facts.items()]).html())
+        return html_of(Table("", {"fact": "", "value": ""}, [*kinds, *self._position.facts.items()]))
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave out the iterators, which belong to this process."""

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar
 
 from torch.autograd.profiler import record_function
 
+from torch_table_loader.fact_tables import Table, html_of
 from torch_table_loader.fetch.fetcher import FetchStats
 from torch_table_loader.messages import Part, progress_bar, warn_caller
 from torch_table_loader.planning.pack_counts import PackCounts, sum_of
@@ -169,18 +170,15 @@ class Metrics:
             files=None if self.files is None or earlier.files is None else self.files + earlier.files,
         )
 
-    def _repr_html_(self) -> str:
+    def _repr_html_(self) -> str | None:
         """Show the numbers and the advice in a notebook."""
-        from torch_table_loader.report import Table, element, fragment
-
         first, *facts = self._lines()
         header = {"worker": "worker", "rows": "rows", "batches": "batches", "bytes": "decoded", "working": "working"}
         workers = [
             (f"worker {w.worker}", w.rows, w.batches, Size(w.num_bytes), f"{w.seconds_working:.2f} s")
             for w in self.workers
         ]
-        paragraphs = [element("p", line) for line in (first, *facts, self.advice())]
-        return fragment(*paragraphs, Table("", header, workers, bar="rows").html())
+        return html_of(first, *facts, self.advice(), Table("", header, workers, bar="rows"))
 
     def __str__(self) -> str:
         """Return the numbers as a table."""

@@ -16,6 +16,7 @@ from torch_table_loader.engine.plan_check import refuse_call
 from torch_table_loader.engine.rank_info import asks_for_a_part
 from torch_table_loader.engine.workers.lane_iterator import LaneCounts, LaneIterator, Taken, WorkersLane
 from torch_table_loader.errors import ConfigError
+from torch_table_loader.fact_tables import Table, html_of
 from torch_table_loader.keywords import called, shown_classmethod, with_options
 from torch_table_loader.loader import TableLoader
 from torch_table_loader.metrics import Metrics
@@ -125,17 +126,15 @@ class RankDataset(NamedColumns, IterableDataset[Any]):
         """Describe the table, as far as it is known."""
         return f"<{type(self).__name__}: {self._position.summary}>"
 
-    def _repr_html_(self) -> str:
+    def _repr_html_(self) -> str | None:
         """Show the table and its columns in a notebook."""
-        from torch_table_loader.report import Table, element, fragment
-
         facts = [("dataset", type(self).__name__), *self._position.facts.items()]
         try:
             types = [(each.name, str(each.type)) for each in self.schema]
-            columns = Table("", {"column": "column", "type": "Arrow type"}, types).html()
+            columns: Table | str = Table("", {"column": "column", "type": "Arrow type"}, types)
         except ConfigError as error:  # the epoch has no rows, and showing a dataset must not fail
-            columns = element("p", str(error))
-        return fragment(Table("", {"fact": "", "value": ""}, facts).html(), columns)
+            columns = str(error)
+        return html_of(Table("", {"fact": "", "value": ""}, facts), columns)
 
     @property
     def epoch(self) -> int:

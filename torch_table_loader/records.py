@@ -23,6 +23,9 @@ ROW_ID = "row_id"
 PADDING_COLUMN = "padding"
 """The column that marks rows of a batch that repeat others, so that all ranks take the same number of steps."""
 
+SOURCE_COLUMN = "source"
+"""The column that says from which source of a mixture a row, or document, came."""
+
 FIELD_ID_KEY = "PARQUET:field_id"
 """The key of the field id in the metadata of an Arrow field."""
 

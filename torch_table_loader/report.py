@@ -1,182 +1,18 @@
-"""Facts as tables: records for JSON, text of any width, and HTML that needs no script and no network."""
+"""Facts as HTML that needs no script and no network: tables, charts and pages."""
 
 from __future__ import annotations
 
 import html
-import re
 import sys
-import textwrap
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from functools import partial
-from itertools import zip_longest
-from typing import Any, Final, TypeAlias
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import Final
 
-from torch_table_loader.units import Size
-
-_GAP = 2
-_INDENT = 2
-_LEAST_TEXT = 8
-"""Text is folded into a column of at least this width."""
+from torch_table_loader.fact_tables import Cell, Dots, Table
+from torch_table_loader.fact_tables import shown as said
 
 MOST_BARS = 16
 """Lines of a chart; a line below says how many there are more."""
-
-
-Cell: TypeAlias = str | int | float | None
-"""None is what nobody knows."""
-
-
-def shown(value: Cell) -> str:
-    """Format a value.
-
-    >>> shown(8400), shown(Size(2048)), shown(0.5), shown(None)
-    ('8,400', '2 KiB', '0.50', 'unknown')
-    """
-    if value is None:
-        return "unknown"
-    if isinstance(value, float):
-        return f"{value:.2f}"
-    return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool | Size) else str(value)
-
-
-@dataclass(frozen=True, slots=True)
-class Table:
-    """Rows under a header.
-
-    Args:
-        columns: the header of each column, by its key in JSON; no header is shown where all of them are empty.
-        totals: lines below the rows, which JSON leaves out.
-        most: the most rows that are printed as text; JSON has all.
-        bar: key of a column of numbers of which HTML draws bars.
-    """
-
-    title: str
-    columns: Mapping[str, str]
-    rows: Sequence[Sequence[Any]]
-    totals: Sequence[Sequence[Any]] = ()
-    most: int = sys.maxsize
-    bar: str = ""
-
-    def records(self) -> list[dict[str, Any]]:
-        """Return the rows for JSON, with exact numbers."""
-        return [dict(zip(self.columns, row, strict=True)) for row in self.rows]
-
-    def __str__(self) -> str:
-        """Format the rows as plain text, with numbers aligned to the right.
-
-        >>> print(Table("files", {"file": "file", "num_rows": "rows"}, [["a", 1200], ["b", Size(2048)]]))
-        files
-          file   rows
-          a     1,200
-          b     2 KiB
-        """
-        return self.text(sys.maxsize)
-
-    def text(self, width: int, strong: Callable[[str], str] = str) -> str:
-        """Format the rows as plain text of a given width; longer cells are folded, and nothing is cut."""
-        header, right = list(self.columns.values()), self._are_numbers()
-        cells = [list(map(shown, row)) for row in (*self.rows[: self.most], *self.totals)]
-        widths = _widths(header, cells, right, width)
-        if widths is None:
-            return self._upright(header, cells).text(width, strong)
-        lines = [strong(wrapped(self.title, width))] if self.title else []
-        if any(header):
-            lines += [strong(f"{' ' * _INDENT}{line}") for line in _folded(header, widths, right)]
-        lines += [f"{' ' * _INDENT}{line}" for row in cells for line in _folded(row, widths, right)]
-        return "\n".join([*lines, *self._left_out(self.most, " " * _INDENT)])
-
-    def html(self) -> Markup:
-        """Return the rows as HTML; the first cell of a row is its name, and its bar, if any, comes behind it."""
-        header: list[str] = list(self.columns.values())
-        rows, totals, most = [*map(tuple, self.rows)], [*map(tuple, self.totals)], sys.maxsize
-        kinds = ["number" if self.bar or are_numbers else None for are_numbers in self._are_numbers()]
-        if self.bar:
-            at, most = list(self.columns).index(self.bar), MOST_BARS
-            longest = max((row[at] or 0 for row in rows), default=0) or 1
-            header.insert(1, self.columns[self.bar])
-            kinds.insert(1, "chart")
-            rows = [(row[0], _bar((row[at] or 0) / longest), *row[1:]) for row in rows]
-            totals = [(row[0], Markup(), *row[1:]) for row in totals]
-        kinds[0] = None
-        head = [element("th", name, scope="col", class_=kind) for name, kind in zip(header, kinds, strict=True)]
-        table = element(
-            "table",
-            *([element("thead", element("tr", *head))] if any(header) else []),
-            element("tbody", *(_line(row, kinds) for row in rows[:most])),
-            *([element("tfoot", *(_line(row, kinds) for row in totals))] if totals else []),
-            class_="wide" if self.bar else "narrow",
-        )
-        title = [element("h3", self.title)] if self.title else []
-        more = [element("p", line, class_="faint") for line in self._left_out(most)]
-        return Markup("".join((*title, table, *more)))
-
-    def _are_numbers(self) -> list[bool]:
-        lines = [*self.rows, *self.totals]
-        columns: Any = zip(*lines, strict=True) if lines else [("",)] * len(self.columns)
-        return [all(value is None or isinstance(value, int | float) for value in column) for column in columns]
-
-    def _left_out(self, most: int, before: str = "") -> list[str]:
-        left = len(self.rows) - most
-        return [f"{before}… and {left:,} more"] if left > 0 else []
-
-    def _upright(self, names: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
-        """Return a table of three columns with a line for each cell, for rows that are too wide."""
-        lines = [
-            (number if at == 0 else "", name, text)
-            for number, row in enumerate(rows, 1)
-            for at, (name, text) in enumerate(zip(names, row, strict=True))
-        ]
-        left = [("", "", line) for line in self._left_out(self.most)]
-        return Table(self.title, {"row": "row", "column": "column", "value": "value"}, [*lines, *left])
-
-
-def _widths(
-    header: Sequence[str], cells: Sequence[Sequence[str]], numbers: Sequence[bool], width: int
-) -> list[int] | None:
-    """Return the width of each column; None if they do not fit side by side."""
-    widths, least = [], []
-    for name, are_numbers, *column in zip(header, numbers, *cells, strict=True):
-        widths.append(max(map(len, (name, *column))))
-        whole = max((len(text) for text in (*name.split(), *column)), default=0)  # numbers are not folded
-        least.append(min(widths[-1], whole if are_numbers else _LEAST_TEXT))
-    room = width - _INDENT - _GAP * (len(widths) - 1)
-    if sum(least) > room and len(header) > 3:
-        return None
-    while sum(widths) > room and widths != least:
-        widest = max((at for at in range(len(widths)) if widths[at] > least[at]), key=widths.__getitem__)
-        widths[widest] -= 1
-    return widths
-
-
-def _folded(row: Sequence[str], widths: Sequence[int], to_the_right: Sequence[bool]) -> Iterator[str]:
-    """Yield the lines of a row."""
-    parts = [
-        [text] if len(text) <= width else textwrap.wrap(text, width, break_on_hyphens=False)
-        for text, width in zip(row, widths, strict=True)
-    ]
-    for line in zip_longest(*parts, fillvalue=""):
-        cells = zip(line, widths, to_the_right, strict=True)
-        yield (" " * _GAP).join(text.rjust(size) if right else text.ljust(size) for text, size, right in cells).rstrip()
-
-
-def wrapped(text: str, width: int) -> str:
-    r"""Break lines at spaces; text without spaces, such as a path, is not broken.
-
-    >>> print(wrapped("note: a job of many ranks\nsplits     7 by TargetSizeStrategy", 20))
-    note: a job of many
-      ranks
-    splits     7 by
-               TargetSizeStrategy
-    """
-    return "\n".join(map(partial(_wrapped_line, width=width), text.split("\n")))
-
-
-def _wrapped_line(line: str, width: int) -> str:
-    label = re.match(r"\s*\S+\s{2,}", line)
-    indent = len(label[0]) if label else len(line) - len(line.lstrip()) + _INDENT
-    further = " " * indent
-    return textwrap.fill(line, width, subsequent_indent=further, break_long_words=False, break_on_hyphens=False)
 
 
 class Markup(str):
@@ -213,8 +49,8 @@ def number(value: Cell) -> Markup:
     ('<data value="8400">8,400</data>', 'unknown')
     """
     if isinstance(value, int):
-        return element("data", shown(value), value=f"{value:d}")
-    return value if isinstance(value, Markup) else _escaped(shown(value))
+        return element("data", said(value), value=f"{value:d}")
+    return value if isinstance(value, Markup) else _escaped(said(value))
 
 
 def _line(row: Sequence[Cell], kinds: Sequence[str | None]) -> Markup:
@@ -227,34 +63,79 @@ def _bar(share: float) -> Markup:
     return element("div", element("div", style=f"width: {100 * share:.2f}%"), class_="bar")
 
 
+def table_of(table: Table) -> Markup:
+    """Return rows as HTML; the first cell of a row is its name, and its bar, if any, comes behind it."""
+    header: list[str] = list(table.columns.values())
+    rows, totals, most = [*map(tuple, table.rows)], [*map(tuple, table.totals)], sys.maxsize
+    kinds = ["number" if table.bar or are_numbers else None for are_numbers in table.are_numbers()]
+    if table.bar:
+        at, most = list(table.columns).index(table.bar), MOST_BARS
+        longest = max((row[at] or 0 for row in rows), default=0) or 1
+        header.insert(1, table.columns[table.bar])
+        kinds.insert(1, "chart")
+        rows = [(row[0], _bar((row[at] or 0) / longest), *row[1:]) for row in rows]
+        totals = [(row[0], Markup(), *row[1:]) for row in totals]
+    kinds[0] = None
+    head = [element("th", name, scope="col", class_=kind) for name, kind in zip(header, kinds, strict=True)]
+    drawn = element(
+        "table",
+        *([element("thead", element("tr", *head))] if any(header) else []),
+        element("tbody", *(_line(row, kinds) for row in rows[:most])),
+        *([element("tfoot", *(_line(row, kinds) for row in totals))] if totals else []),
+        class_="wide" if table.bar else "narrow",
+    )
+    title = [element("h3", table.title)] if table.title else []
+    more = [element("p", line, class_="faint") for line in table.left_out(most)]
+    return Markup("".join((*title, drawn, *more)))
+
+
 def tiles(facts: Iterable[Sequence[Cell]]) -> Markup:
     """Lay facts out side by side: each a name, a value, and what is to be said of the value."""
     boxes = []
     for name, value, *notes in facts:
         note = Markup(" ".join(map(number, notes)).strip())
         small = [element("dd", element("small", note))] if note else []
-        boxes.append(element("div", element("dt", shown(name)), element("dd", number(value)), *small))
+        boxes.append(element("div", element("dt", said(name)), element("dd", number(value)), *small))
     return element("dl", *boxes, class_="tiles")
 
 
-def dots(title: str, places: Iterable[tuple[float, float]], label: str) -> Markup:
-    """Draw points of the unit square, (0, 0) being at the bottom left.
-
-    Args:
-        places: each across and up, from 0 to 1.
-        label: what a reader who does not see them is told.
-    """
-    drawn = [element("circle", cx=f"{2 + 196 * x:.1f}", cy=f"{198 - 196 * y:.1f}", r="1.1") for x, y in places]
-    picture = element("svg", *drawn, viewBox="0 0 200 200", role="img", aria_label=f"{title}: {label}")
-    return Markup(element("h3", title) + picture)
+def picture_of(dots: Dots) -> Markup:
+    """Draw points."""
+    drawn = [element("circle", cx=f"{2 + 196 * x:.1f}", cy=f"{198 - 196 * y:.1f}", r="1.1") for x, y in dots.places]
+    picture = element("svg", *drawn, viewBox="0 0 200 200", role="img", aria_label=f"{dots.title}: {dots.label}")
+    return Markup(element("h3", dots.title) + picture)
 
 
-def section(title: str, *parts: str) -> Markup:
-    """Return a part of a page under its title; markup is laid out side by side where there is room."""
-    text = [element("p", part, class_="faint") for part in parts if not isinstance(part, Markup)]
-    side_by_side = [element("div", part) for part in parts if isinstance(part, Markup)]
+def section(title: str, *parts: Table | Dots | str) -> Markup:
+    """Return a part of a page under its title; tables and pictures lie side by side where there is room."""
+    text = [element("p", part, class_="faint") for part in parts if isinstance(part, str)]
+    side_by_side = [element("div", _drawn(part, title)) for part in parts if not isinstance(part, str)]
     beside = [element("div", *side_by_side, class_="beside")] if side_by_side else []
     return element("section", element("h2", title), *text, *beside)
+
+
+def _drawn(part: Table | Dots, title: str) -> Markup:
+    if isinstance(part, Dots):
+        return picture_of(part)
+    return table_of(replace(part, title="") if part.title == title else part)
+
+
+def plan_of(
+    heading: str,
+    shape: str,
+    summary: Iterable[Sequence[Cell]],
+    sections: Iterable[tuple[str, *tuple[Table | Dots | str, ...]]],
+    notes: Sequence[str],
+) -> list[Markup]:
+    """Return the parts of the page of an `Explanation`, from the table to the batches."""
+    found = [Markup(element("h1", heading) + element("p", shape, class_="faint") + tiles(summary))]
+    found += [section(*each) for each in sections]
+    if notes:
+        listed = element("ul", *(element("li", note) for note in notes))
+        found.append(
+            element("section", element("h2", "Notes"), element("div", element("div", listed), class_="beside"))
+        )
+    return found
 
 
 _SCOPE: Final = "torch-table-loader"
@@ -311,6 +192,11 @@ body > .torch-table-loader {{ max-width: 1100px; margin: 0 auto; padding-bottom:
 def fragment(*children: str) -> Markup:
     """Return what a notebook shows: markup with its style, which holds for it alone."""
     return element("div", element("style", Markup(_STYLE.replace("&", f".{_SCOPE}"))), *children, class_=_SCOPE)
+
+
+def shown(*parts: Table | str) -> Markup:
+    """Return what a notebook shows of a value: paragraphs and tables."""
+    return fragment(*(table_of(part) if isinstance(part, Table) else element("p", part) for part in parts))
 
 
 def page(title: str, *children: str) -> str:

@@ -17,7 +17,7 @@ import pytest
 
 from torch_table_loader.cli import inspect, terminal
 from torch_table_loader.cli.main import main, make_parser
-from torch_table_loader.report import Table
+from torch_table_loader.fact_tables import Table
 from torch_table_loader.units import Size
 
 DOCS = Path(__file__).parents[2] / "docs" / "cli.md"

@@ -12,7 +12,7 @@ import pytest
 
 from tests.rooms.test_cli_printing import parsers
 from torch_table_loader.cli.main import main, make_parser
-from torch_table_loader.report import Table, wrapped
+from torch_table_loader.fact_tables import Table, wrapped
 
 WIDTH = 80
 Run = Callable[..., str]

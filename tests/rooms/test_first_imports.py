@@ -56,14 +56,33 @@ _OF_OURS = (
 )
 
 
-def test_an_epoch_of_plain_parquet_imports_no_other_job_types(tmp_path: Path) -> None:
+_IN_ROW_MODE = {
+    *("store", "planning.slices", "engine.row_store", "engine.row_weights", "engine.jobs.indexed_job"),
+    *("engine.jobs.table_rows", "engine.work.indexed_work", "predicates.filter_form"),
+}
+_OF_ARROW_IN_ROW_MODE = {"pandas", "pyarrow.compute"}
+"""What `take` of pyarrow imports, and arrays that it makes of Python's values."""
+
+_OF_PACKS = ("engine.jobs.mixture_form", "engine.tokens_in_place", "read.kept_documents", "planning.sequence_orders")
+
+
+@pytest.mark.parametrize(
+    ("asked", "job", "needed", "others"),
+    [
+        ("shuffle=True", "stream_job", set(), set()),
+        ('shuffle="rows", row_store="memory"', "table_rows", _IN_ROW_MODE, _OF_ARROW_IN_ROW_MODE),
+    ],
+)
+def test_an_epoch_of_plain_parquet_imports_no_other_job_types(
+    tmp_path: Path, asked: str, job: str, needed: set[str], others: set[str]
+) -> None:
     pq.write_table(pa.table({"x": range(10), "y": [0.5] * 10}), tmp_path / "a.parquet")
-    command = [sys.executable, "-c", _EPOCH, str(tmp_path), *_OF_EXTRAS]
+    command = [sys.executable, "-c", _EPOCH.replace("shuffle=True", asked), str(tmp_path), *_OF_EXTRAS]
     done = subprocess.run(command, capture_output=True, check=True, text=True)
     imported = set(json.loads(done.stdout.splitlines()[-1]))
-    unwanted = {*_OF_OTHERS, *(f"torch_table_loader.{name}" for name in _OF_OURS)}
-    assert "torch_table_loader.engine.jobs.stream_job" in imported
-    assert imported & unwanted == set()
+    ours = {f"torch_table_loader.{name}" for name in {*_OF_OURS, *_OF_PACKS} - needed}
+    assert f"torch_table_loader.engine.jobs.{job}" in imported
+    assert imported & ({*_OF_OTHERS, *ours} - others) == set()
 
 
 _S3 = """

@@ -11,7 +11,7 @@ from torch_table_loader.errors import TableError
 from torch_table_loader.read.conform import resolve_schema
 from torch_table_loader.read.tasks import TaskReader
 from torch_table_loader.records import DataFile
-from torch_table_loader.testing import small_sizes
+from torch_table_loader.sizes import small_sizes
 
 
 def _file(folder: Path, text: str) -> DataFile:

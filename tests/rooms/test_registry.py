@@ -16,6 +16,7 @@ from tests.rooms.test_plug_ins import PLUGS
 from tests.rooms.test_read_formats import WRITERS
 from tests.tables.tensor_shards import tensor, write_shard
 from tests.tables.token_files import LAYOUTS, some_documents
+from torch_table_loader import MissingExtraError
 from torch_table_loader.cli import registry
 from torch_table_loader.cli.main import main
 from torch_table_loader.cli.registry import format_entries
@@ -116,6 +117,23 @@ def test_a_missing_package_is_named(capsys: pytest.CaptureFixture[str], monkeypa
     said = capsys.readouterr().out
     assert "needs fastavro" in said
     assert "needs pyiceberg" in said
+
+
+def test_a_missing_part_of_the_library_is_named(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def without_orc(name: str) -> Any:
+        if name == "orc":
+            raise MissingExtraError("this build has no ORC: it was made without it")
+        return reader_for(name)
+
+    monkeypatch.setattr(registry, "has", lambda name: name != "iceberg")
+    monkeypatch.setattr(registry, "reader_for", without_orc)
+    main(["formats"])
+    said = capsys.readouterr().out
+    assert "needs a build with Iceberg" in said
+    assert "needs a build with Delta Lake" not in said
+    assert "this build has no ORC" in said
 
 
 def test_the_page_writes_a_format_in_less_than_60_lines() -> None:

@@ -22,10 +22,10 @@ from hypothesis import strategies as st
 
 from tests.tables.plain import key, meant_warnings, write_table
 from torch_table_loader import Explanation, MixedDataset, Pack, StructuredDataset, TableLoader
-from torch_table_loader.cli.main import main
 from torch_table_loader.engine.explanation import FetchPlan, SizeCounts
+from torch_table_loader.fact_tables import Table
 from torch_table_loader.planning.pack_counts import PackCounts
-from torch_table_loader.report import MOST_BARS, Table, element, page
+from torch_table_loader.report import MOST_BARS, element, page, table_of
 from torch_table_loader.units import Size
 
 GROUPS = [[9, 7], [30], [0], [], [8, 8, 8], [1], [5]]
@@ -45,8 +45,9 @@ def make(table: Path, **options: Any) -> tuple[TableLoader, StructuredDataset]:
         return StructuredDataset.create_dataloader(str(table), "parquet", **chosen)
 
 
-def parsed(text: str) -> ET.Element:
+def parsed(text: str | None) -> ET.Element:
     """Parse a page or a part of one, which are XML too."""
+    assert text is not None
     return ET.fromstring(text.removeprefix("<!DOCTYPE html>"))  # noqa: S314 we wrote it
 
 
@@ -167,7 +168,8 @@ def test_hostile_columns_are_shown_as_text(tmp_path: Path) -> None:
     pq.write_table(pa.table({HOSTILE: [1, 2], "b\u202ec": [1, 2]}), tmp_path / "a.parquet")
     loader, dataset = make(tmp_path)
     told = dataset.explain()
-    for text in (told.to_html(HOSTILE), told._repr_html_(), dataset._repr_html_(), loader._repr_html_()):
+    for text in (told.to_html(HOSTILE), *(each._repr_html_() for each in (told, dataset, loader))):
+        assert text is not None
         assert "<script" not in text
         assert "\u202e" not in text
     assert [line[0] for line in tables_below(parsed(told.to_html()), "Columns")[0]] == [HOSTILE, "b\ufffdc"]
@@ -268,16 +270,16 @@ def test_every_size_is_in_its_bin(sizes: list[int]) -> None:
 
 def test_long_charts_report_how_much_they_leave_out() -> None:
     lines = [(f"rank {rank}", rank) for rank in range(MOST_BARS + 5)]
-    text = Table("ranks", {"rank": "rank", "rows": "rows"}, lines, bar="rows").html()
+    text = table_of(Table("ranks", {"rank": "rank", "rows": "rows"}, lines, bar="rows"))
     assert text.count('scope="row"') == MOST_BARS
     assert "… and 5 more" in text
 
 
 def test_totals_stand_below_the_rows_and_have_no_bar() -> None:
     table = Table("r", {"rank": "rank", "rows": "rows"}, [("rank 0", 1), ("rank 1", 4)], [("most", 4)], bar="rows")
-    root = parsed(f"<div>{table.html()}</div>")
+    root = parsed(f"<div>{table_of(table)}</div>")
     assert [said(line) for line in root.iterfind("table/tfoot/tr")] == ["most4"]
-    assert re.findall(r'style="([^"]*)"', table.html()) == ["width: 25.00%", "width: 100.00%"]
+    assert re.findall(r'style="([^"]*)"', table_of(table)) == ["width: 25.00%", "width: 100.00%"]
     assert [said(title) for title in root.iter("h3")] == ["r"]
     assert table.records() == [{"rank": "rank 0", "rows": 1}, {"rank": "rank 1", "rows": 4}]
 
@@ -307,6 +309,8 @@ def _ranks(path: Path) -> Iterator[tuple[int, int]]:
 def test_inspect_writes_the_page_with_every_rank(
     table: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    from torch_table_loader.cli.main import main
+
     target = tmp_path / "page.html"
     typed = ["inspect", str(table), "--ranks", "2", "--filter", "k < 5", "--batch-size", "4", "--workers", "2"]
     assert main([*typed, "--html", str(target)]) == 0
@@ -323,6 +327,8 @@ def test_inspect_writes_the_page_with_every_rank(
 def test_a_page_that_cannot_be_written_is_an_error_in_one_line(
     table: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    from torch_table_loader.cli.main import main
+
     assert main(["inspect", str(table), "--html", str(tmp_path / "none" / "page.html")]) == 2
     assert "--html must name a file that can be written" in capsys.readouterr().err
 

@@ -12,15 +12,20 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice, repeat
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import deltalake
 
+import torch_table_loader
 from tests.tables import delta, iceberg
 from tests.tables.delta import DeltaWriter, Row
 from tests.tables.iceberg import SharingWriter
 from tests.tables.plain import meant_warnings
-from torch_table_loader import DeltaDataset, IcebergDataset, TableLoader
+from torch_table_loader import TableLoader
+from torch_table_loader.installed import has
+
+if TYPE_CHECKING:
+    from torch_table_loader import DeltaDataset, IcebergDataset
 
 COLUMNS = {"x": "long", "k": "int", "s": "string"}
 
@@ -287,7 +292,6 @@ class TableKind:
         went: what a changelog calls a row that went.
         came: what it calls one that came.
         change_columns: of a changelog; the second has the id of a commit, and a third would count the commits.
-        dataset: class that reads it.
         table: class that writes it.
     """
 
@@ -300,7 +304,6 @@ class TableKind:
     went: str
     came: str
     change_columns: Sequence[str]
-    dataset: type[IcebergDataset | DeltaDataset]
     table: type[IcebergTable | DeltaTable]
 
     def __str__(self) -> str:
@@ -333,6 +336,13 @@ class TableKind:
     ) -> IcebergTable | DeltaTable:
         """Make an empty table in a folder, in the oldest or newest version of the format; `k` may partition it."""
         return self.table(root, self.versions[-1 if newest else 0], columns, partitioned=partitioned)
+
+    @property
+    def dataset(self) -> type[IcebergDataset | DeltaDataset]:
+        """The class that reads it."""
+        names = {"iceberg": "IcebergDataset", "delta": "DeltaDataset"}
+        found: type[IcebergDataset | DeltaDataset] = getattr(torch_table_loader, names[self.name])
+        return found
 
     def open(self, where: str, **options: Any) -> IcebergDataset | DeltaDataset:
         """Open a table as a dataset."""
@@ -406,13 +416,15 @@ class TableKind:
 ICEBERG = TableKind(
     *("iceberg", "snapshot", "snapshot_id", "metadata_location", 1001, (2, 3), "DELETE", "INSERT"),
     ("_change_type", "_commit_snapshot_id", "_change_ordinal"),
-    *(IcebergDataset, IcebergTable),
+    IcebergTable,
 )
 DELTA = TableKind(
     *("delta", "version", "version", "table_uri", 0, (3,), "delete", "insert"),
     ("_change_type", "_commit_version"),
-    *(DeltaDataset, DeltaTable),
+    DeltaTable,
 )
+KINDS = [kind for kind in (ICEBERG, DELTA) if has(kind.name)]
+"""Those that this build has."""
 
 
 def values(table: KeptTable) -> Counter[int]:

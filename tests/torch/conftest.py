@@ -12,11 +12,11 @@ from typing import Any
 import fsspec
 import pytest
 
-from tests.tables.kinds import DELTA, ICEBERG, TableKind
+from tests.tables.kinds import KINDS, TableKind
 from tests.torch.modes import MIXED, MIXTURE, MODES, ROWS, SPLITS, STREAMS, Mode, write_tables
 from torch_table_loader.extend import FileStorage
+from torch_table_loader.sizes import small_sizes
 from torch_table_loader.source.table_storage import TableStorage
-from torch_table_loader.testing import small_sizes
 
 EVERY_DAY = [SPLITS, MIXED, ROWS, MIXTURE, STREAMS]
 
@@ -40,7 +40,7 @@ def no_accelerator_left() -> Iterator[None]:
         state.GradientState._reset_state()
 
 
-@pytest.fixture(scope="session", params=[ICEBERG, DELTA], ids=str)
+@pytest.fixture(scope="session", params=KINDS, ids=str)
 def kind(request: pytest.FixtureRequest) -> TableKind:
     """Each format of tables that keep their history, in turn."""
     found: TableKind = request.param

@@ -17,6 +17,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import torch
 
+import torch_table_loader
 from tests.launchers.jobs import spans_of
 from tests.states import State, samples_of, steps_of
 from tests.tables.iceberg import IcebergWriter, column
@@ -33,8 +34,9 @@ from tests.torch.packing_reference import (
     places_of,
     write_documents,
 )
-from torch_table_loader import IcebergDataset, MixedDataset, Pack, StructuredDataset, TableLoader
+from torch_table_loader import MixedDataset, Pack, StructuredDataset, TableLoader
 from torch_table_loader.extend import LiveSpan, RowSpan, SourceRow
+from torch_table_loader.installed import has
 from torch_table_loader.pack import PackStrategy
 
 GROUPS: dict[str, Groups] = {"a": [[9, 4, 11], [1], [], [17, 5], [13, 13]], "b": [[8, 8], [5], [10, 10]]}
@@ -289,7 +291,8 @@ class LakeRows(RowMode):
     def parts(self, root: Path, options: dict[str, Any]) -> tuple[Any, list[Any], dict[str, Any]]:
         """Shuffle rows that no delete names."""
         location = (root / "lake" / "location").read_text()
-        return IcebergDataset, [], {"metadata_location": location, "shuffle": "rows"} | options
+        dataset = torch_table_loader.IcebergDataset
+        return dataset, [], {"metadata_location": location, "shuffle": "rows"} | options
 
     def _starts(self, root: Path) -> dict[str, int]:
         starts: dict[str, int] = json.loads((root / "lake" / "starts").read_text())
@@ -565,8 +568,9 @@ def _tensor_or_list(what: str, rows: Iterable[int]) -> Any:
 
 
 SPLITS, MIXED, ROWS, LAKE, MIXTURE, STREAMS = Splits(), Mixed(), Rows(), LakeRows(), Mixture(), MixedSplits()
-TABLE_MODES: list[Mode] = [SPLITS, MIXED, ROWS, LAKE, MIXTURE, STREAMS]
-ROW_MODES: list[RowMode] = [ROWS, LAKE, MIXTURE]
+LAKES: list[RowMode] = [LAKE] if has("iceberg") else []
+TABLE_MODES: list[Mode] = [SPLITS, MIXED, ROWS, *LAKES, MIXTURE, STREAMS]
+ROW_MODES: list[RowMode] = [ROWS, *LAKES, MIXTURE]
 PACKED_SPLITS = PackedSplits(full_pack(seq_len=5, sep_id=SEP))
 PACKED_ROWS = PackedRows(full_pack(seq_len=5, strategy="best_fit", eos_id=EOS, block_docs=8))
 PACKED_MIXTURE = PackedMixture(full_pack(seq_len=5, strategy="windows"))

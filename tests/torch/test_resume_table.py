@@ -19,7 +19,7 @@ import torch
 from tests.effort import daily
 from tests.tables.plain import meant_warnings
 from torch_table_loader import MixedDataset, Pack, StructuredDataset, TableLoader
-from torch_table_loader.testing import small_sizes
+from torch_table_loader.sizes import small_sizes
 
 SAVED_AFTER, STEPS = 4, 9
 """Steps before the checkpoint, and all that are compared; some loaders begin their second epoch in between."""

@@ -32,10 +32,10 @@ from torch_table_loader.engine.explanation import SizeCounts
 from torch_table_loader.engine.jobs.resolve import codec_of, columns_of
 from torch_table_loader.engine.jobs.stream_job import StreamJob, decoded_bytes
 from torch_table_loader.errors import ConfigError, TableError
+from torch_table_loader.fact_tables import Table as Printed
 from torch_table_loader.option_values import Pad
 from torch_table_loader.options import LoaderOptions, defaults
 from torch_table_loader.planning.epoch import uneven_steps
-from torch_table_loader.report import Table as Printed
 from torch_table_loader.scrubbing import shown_url
 from torch_table_loader.units import Size, integer
 

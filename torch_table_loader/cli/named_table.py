@@ -9,10 +9,8 @@ from typing import Any
 
 from torch_table_loader.cli.arguments import SNAPSHOTS, TABLE_FORMATS, flag_of, loader_keywords
 from torch_table_loader.dataset import StructuredDataset, TableDataset
-from torch_table_loader.delta import DeltaDataset
 from torch_table_loader.engine.ray_cluster import RayCluster, ray_cluster
 from torch_table_loader.errors import ConfigError
-from torch_table_loader.iceberg import IcebergDataset
 from torch_table_loader.source.folders import format_of_folder
 
 
@@ -44,7 +42,11 @@ def asked_for(typed: argparse.Namespace, **own: Any) -> tuple[type[TableDataset]
     if path is not None and not isinstance(path, str):
         raise ConfigError(f"expected the path of one table, got {len(path)} paths; name one")
     if kind == "iceberg":
+        from torch_table_loader.iceberg import IcebergDataset
+
         return IcebergDataset, keywords | _iceberg(path, chosen)
+    from torch_table_loader.delta import DeltaDataset
+
     return DeltaDataset, keywords | _delta(path, chosen)
 
 

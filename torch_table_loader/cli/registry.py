@@ -11,25 +11,29 @@ from typing import Any
 from torch_table_loader.cli.terminal import PROGRAM, show
 from torch_table_loader.contracts import origins
 from torch_table_loader.errors import ConfigError
+from torch_table_loader.fact_tables import Table
 from torch_table_loader.format_contracts import ListCountingReader, RangedReader, Traits
+from torch_table_loader.installed import GUESTS, has
+from torch_table_loader.read.compression import CODECS
 from torch_table_loader.read.formats import ENTRY_POINT_GROUP, FORMATS, TEXT_FORMATS, reader_for, suffixes_of
-from torch_table_loader.read.text_files import CODECS
-from torch_table_loader.report import Table
 
 _SOURCES = (
-    ("files of a path or URL", "StructuredDataset(path)", ""),
-    ("rows in memory", "StructuredDataset.from_arrow(data)", ""),
-    ("Iceberg tables", "IcebergDataset(table, catalog_config)", "pyiceberg"),
-    ("Delta Lake tables", "DeltaDataset(table_uri)", "deltalake"),
-    ("a Source of your own", "StructuredDataset.from_source(source)", ""),
+    ("files of a path or URL", "StructuredDataset(path)", "", ""),
+    ("rows in memory", "StructuredDataset.from_arrow(data)", "", ""),
+    ("Iceberg tables", "IcebergDataset(table, catalog_config)", "pyiceberg", "iceberg"),
+    ("Delta Lake tables", "DeltaDataset(table_uri)", "deltalake", "delta"),
+    ("a Source of your own", "StructuredDataset.from_source(source)", "", ""),
 )
-"""What each reads, how it is opened, and the package that this needs."""
+"""What each reads, how it is opened, and the package and the guest that this needs."""
 
 
 def run(typed: argparse.Namespace) -> None:
     """Print the formats and sources."""
     formats, own = format_entries(), f"{PROGRAM} {version(PROGRAM)}"
-    sources = [{"name": name, "origin": own, "call": call, "needs": _missing(needs)} for name, call, needs in _SOURCES]
+    sources = [
+        {"name": name, "origin": own, "call": call, "needs": _missing(needs, guest)}
+        for name, call, needs, guest in _SOURCES
+    ]
     rows = [
         (
             *(each["name"], " ".join(each["suffixes"]), each["cut"] or "nothing", each["pruning"] or "nothing"),
@@ -85,7 +89,9 @@ def _entry(name: str, origin: str) -> dict[str, Any]:
     }
 
 
-def _missing(package: str) -> str:
+def _missing(package: str, guest: str = "") -> str:
+    if guest and not has(guest):
+        return f"a build with {GUESTS[guest].title}"
     return package if package and find_spec(package) is None else ""
 
 

@@ -21,9 +21,9 @@ from torch_table_loader.engine.rank_info import resolve_ranks
 from torch_table_loader.engine.ray_cluster import RayCluster, build_over_ray
 from torch_table_loader.engine.row_store import default_folder
 from torch_table_loader.errors import ConfigError, StorageError, TableError
+from torch_table_loader.fact_tables import Table, wrapped
 from torch_table_loader.options import LoaderOptions
 from torch_table_loader.read.formats import reader_by_suffix, reader_for
-from torch_table_loader.report import Table, wrapped
 from torch_table_loader.source.listing import PathSource
 from torch_table_loader.store.manifest import Manifest, check_store, read_manifest
 from torch_table_loader.units import Size

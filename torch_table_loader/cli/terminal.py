@@ -18,7 +18,7 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import Any, NoReturn
 
-from torch_table_loader.report import Table, wrapped
+from torch_table_loader.fact_tables import Table, wrapped
 from torch_table_loader.scrubbing import without_logins
 
 PROGRAM = "torch-table-loader"

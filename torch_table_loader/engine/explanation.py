@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Self
 
 import numpy as np
 
+from torch_table_loader.fact_tables import Cell, Dots, Table, shown
+from torch_table_loader.installed import has, load
 from torch_table_loader.planning.order_sample import OrderSample
-from torch_table_loader.report import Cell, Markup, Table, dots, element, fragment, page, section, shown, tiles
 from torch_table_loader.units import Size
 
 if TYPE_CHECKING:
@@ -205,13 +206,20 @@ class Explanation:
 
         Args:
             title: title of the page, such as the table's name; "" for the epoch and the rank.
+
+        Raises:
+            MissingExtraError: this build has no HTML pages.
         """
         heading = title or self._heading
-        return page(heading, *self._markup(heading))
+        text: str = load("report").page(heading, *self._markup(heading))
+        return text
 
-    def _repr_html_(self) -> str:
-        """Show the page in a notebook."""
-        return fragment(*self._markup(self._heading))
+    def _repr_html_(self) -> str | None:
+        """Show the page in a notebook; None, for which it shows text instead, if this build has no HTML pages."""
+        if not has("report"):
+            return None
+        text: str = load("report").fragment(*self._markup(self._heading))
+        return text
 
     def __str__(self) -> str:
         """Return the plan as text."""
@@ -224,16 +232,10 @@ class Explanation:
         notes = ["\n".join(f"note: {note}" for note in self.notes)] if self.notes else []
         return [summary, *tables, *notes]
 
-    def _markup(self, heading: str) -> Iterator[Markup]:
-        """Yield what a page shows, from the table to the batches."""
-        yield Markup(element("h1", heading) + element("p", self._shape, class_="faint") + tiles(self._summary))
-        for title, *parts in self._sections():
-            tables = [
-                replace(part, title="") if isinstance(part, Table) and part.title == title else part for part in parts
-            ]
-            yield section(title, *(part.html() if isinstance(part, Table) else part for part in tables))
-        if self.notes:
-            yield section("Notes", element("ul", *(element("li", note) for note in self.notes)))
+    def _markup(self, heading: str) -> list[str]:
+        """Return what a page shows, from the table to the batches."""
+        found: list[str] = load("report").plan_of(heading, self._shape, self._summary, self._sections(), self.notes)
+        return found
 
     @property
     def _heading(self) -> str:
@@ -255,7 +257,7 @@ class Explanation:
             ("memory", Size(self.memory_expected), "of rows in flight; the bound is", Size(self.memory_bound)),
         ]
 
-    def _sections(self) -> Iterator[tuple[str, *tuple[Table | str, ...]]]:
+    def _sections(self) -> Iterator[tuple[str, *tuple[Table | Dots | str, ...]]]:
         """Yield what is told of the plan: titles with tables, words and pictures. Text has the tables alone."""
         yield "Pruning", "What is left of the table after each step.", self._pruning()
         yield (
@@ -324,7 +326,7 @@ def _histogram(title: str, sizes: SizeCounts) -> Table:
     return Table(f"{title}: {spread}", {"size": "size", "number": "number"}, rows, bar="number")
 
 
-def _order(order: OrderSample) -> Iterator[str]:
+def _order(order: OrderSample) -> Iterator[Dots | str]:
     """Yield the sampled rows as dots, in the table's order and in the epoch's."""
     if order.unknown:
         yield f"Not shown: {order.unknown}."
@@ -338,8 +340,8 @@ def _order(order: OrderSample) -> Iterator[str]:
     )
     rough = " Rows that deletes or a filter choose are drawn where their row group has them at first."
     yield told if order.exact else told + rough
-    yield dots("Before: the table's order", before, told)
-    yield dots("After: the epoch's order", after, told)
+    yield Dots("Before: the table's order", before, told)
+    yield Dots("After: the epoch's order", after, told)
 
 
 def _packing(packing: PackCounts) -> list[tuple[Cell, ...]]:

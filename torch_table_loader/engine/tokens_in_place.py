@@ -19,12 +19,12 @@ from torch_table_loader.arrow.arrays import number_type, numbers_of
 from torch_table_loader.contracts import is_far
 from torch_table_loader.engine.machine import in_parallel
 from torch_table_loader.engine.tokens_read import ReadTokens
+from torch_table_loader.format_contracts import PlacingReader
 from torch_table_loader.planning.placed_documents import PlacedDocuments, PutIn
 from torch_table_loader.planning.slices import DocumentLengths
 from torch_table_loader.read.failures import changed_error
 from torch_table_loader.read.footers import LazyFooters
 from torch_table_loader.read.formats import reader_of
-from torch_table_loader.read.ipc import FmsFsdpReader, IpcReader
 from torch_table_loader.read.kept_documents import KEPT, LACKS
 from torch_table_loader.read.token_files import PLACE, TOKENS, TokenReader, document_lengths
 from torch_table_loader.store.gather import StoredRows
@@ -189,7 +189,7 @@ def _holds_lists(schema: pa.Schema, name: str, kind: pa.DataType) -> bool:
 
 def _placed(table: Table, column: str, number: int) -> FileMeta | None:
     file, reader = table.files[number], reader_of(table.files[number])
-    if not isinstance(reader, FmsFsdpReader | IpcReader):
+    if not isinstance(reader, PlacingReader):
         return None
     return reader.placed(table.storage, file, table.metas[number], column)
 

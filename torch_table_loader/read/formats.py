@@ -15,7 +15,9 @@ from torch_table_loader.arrow.datatypes import levels_of
 from torch_table_loader.contracts import installed_names, load_installed
 from torch_table_loader.errors import ConfigError, ConfigTypeError, TableError
 from torch_table_loader.format_contracts import SidecarReader
+from torch_table_loader.installed import FORMATS as OWN
 from torch_table_loader.messages import did_you_mean
+from torch_table_loader.read.compression import CODECS, split_codec
 from torch_table_loader.read.failures import reading
 from torch_table_loader.read.parquet import ParquetReader
 from torch_table_loader.sizes import sizes
@@ -27,29 +29,12 @@ if TYPE_CHECKING:
 
 ENTRY_POINT_GROUP = "torch_table_loader.formats"
 
-_CLASSES = {
-    "parquet": ("parquet", "ParquetReader"),
-    "orc": ("orc", "OrcReader"),
-    "csv": ("csv_files", "CsvReader"),
-    "json": ("json_files", "JsonReader"),
-    "jsonl": ("json_files", "JsonReader"),
-    "arrow": ("ipc", "IpcReader"),
-    "ipc": ("ipc", "IpcReader"),
-    "feather": ("ipc", "IpcReader"),
-    "avro": ("avro", "AvroReader"),
-    "megatron": ("token_formats", "MegatronReader"),
-    "datatrove": ("token_formats", "DatatroveReader"),
-    "nanotron": ("token_formats", "DatatroveReader"),
-    "fms-fsdp": ("ipc", "FmsFsdpReader"),
-}
-"""The module and class of each reader of this library, by its name."""
-
 _READERS: dict[str, FormatReader] = {}
 """Readers, each made when its name is first used in a process."""
 
 _UNVERIFIED: dict[str, FormatReader] = {"parquet": ParquetReader(verify_checksums=False)}
 
-FORMATS = tuple(_CLASSES)
+FORMATS = tuple(OWN)
 """The formats of this library. An installed reader cannot take one of these names."""
 
 DEFAULT_FORMAT = "parquet"
@@ -87,9 +72,9 @@ def reader_for(given: Any, path: Any = None, *, verify_checksums: bool = True) -
     """
     if isinstance(given, str):
         if given not in _READERS:
-            if given not in _CLASSES and given not in installed_names(ENTRY_POINT_GROUP):
+            if given not in OWN and given not in installed_names(ENTRY_POINT_GROUP):
                 raise _unknown(given, path)
-            _READERS[given] = _own(given) if given in _CLASSES else _installed(given)
+            _READERS[given] = _own(given) if given in OWN else _installed(given)
         return _READERS[given] if verify_checksums else _UNVERIFIED.get(given, _READERS[given])
     if not any(hasattr(given, method) for method in _METHODS):
         raise _unknown(given, path)
@@ -152,8 +137,7 @@ def _unknown(given: Any, path: Any) -> ConfigError:
 
 def _own(name: str) -> FormatReader:
     """Make a reader of this library; one class may read files by several names."""
-    module, kind = _CLASSES[name]
-    reader: FormatReader = getattr(import_module(f"torch_table_loader.read.{module}"), kind)(name=name)
+    reader: FormatReader = getattr(import_module(f"torch_table_loader.{OWN[name].module}"), OWN[name].reader)(name=name)
     return reader
 
 
@@ -219,8 +203,6 @@ def reader_by_suffix(names: Sequence[str]) -> FormatReader:
     >>> reader_by_suffix(["a.csv", "b.csv.gz"]).name, reader_by_suffix(["000000_0"]).name
     ('csv', 'parquet')
     """
-    from torch_table_loader.read.text_files import CODECS, split_codec
-
     firsts: dict[str, str] = {}
     known = _by_suffix(FORMATS)
     plain = [split_codec(name)[0] for name in names]
@@ -252,7 +234,8 @@ def reader_by_suffix(names: Sequence[str]) -> FormatReader:
 def _by_suffix(forms: Sequence[str]) -> dict[str, str]:
     found: dict[str, str] = {}
     for form in forms:
-        for suffix in suffixes_of(reader_for(form)):
+        suffixes = OWN[form].suffixes if form in OWN else suffixes_of(reader_for(form))
+        for suffix in suffixes:
             found.setdefault(suffix.lower(), form)
     return found
 
@@ -269,7 +252,5 @@ def _last_suffix(name: str) -> str:
 
 
 def _shown_suffix(name: str) -> str:
-    from torch_table_loader.read.text_files import split_codec
-
     plain, codec = split_codec(name)
     return f"{_last_suffix(plain)}{codec}" or "no suffix"

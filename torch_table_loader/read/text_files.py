@@ -14,6 +14,7 @@ from typing_extensions import override
 
 from torch_table_loader.errors import TableError
 from torch_table_loader.format_contracts import Traits
+from torch_table_loader.read.compression import CODECS, split_codec
 from torch_table_loader.read.failures import naming
 from torch_table_loader.read.far_files import open_at_start
 from torch_table_loader.read.reader_base import SequentialFile, WithoutStatistics, one_group
@@ -22,12 +23,6 @@ from torch_table_loader.sizes import sizes
 if TYPE_CHECKING:
     from torch_table_loader.contracts import Storage
     from torch_table_loader.records import DataFile, FileMeta
-
-CODECS = {".gz": "gzip", ".bz2": "bz2", ".zst": "zstd", ".zstd": "zstd", ".lz4": "lz4", ".br": "brotli"}
-"""pyarrow's codec by the end of a file's name; LZ4 is the frame format."""
-
-_OTHERS = (".xz", ".lzma", ".zip", ".7z", ".z", ".snappy", ".sz", ".lzo")
-"""Ends of the names of compressed files that are not read."""
 
 _CHUNK_BYTES = 1 << 20
 
@@ -80,18 +75,6 @@ class TextReader(WithoutStatistics):
     @abstractmethod
     def decoded(self, source: pa.NativeFile, columns: Sequence[str], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
         """Stream columns of a text from its start."""
-
-
-def split_codec(name: str) -> tuple[str, str]:
-    """Split a file's name into the name without compression, and the suffix of the compression.
-
-    >>> split_codec("day=1/x.csv.GZ"), split_codec("x.csv"), split_codec("x.json.xz")
-    (('day=1/x.csv', '.gz'), ('x.csv', ''), ('x.json', '.xz'))
-    """
-    for suffix in (*CODECS, *_OTHERS):
-        if name.lower().endswith(suffix):
-            return name[: -len(suffix)], suffix
-    return name, ""
 
 
 def open_text(storage: Storage, file: DataFile) -> pa.NativeFile:

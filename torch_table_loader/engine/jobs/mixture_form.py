@@ -20,7 +20,7 @@ from torch_table_loader.option_values import Pad
 from torch_table_loader.options import ABOUT
 from torch_table_loader.pack import Pack
 from torch_table_loader.planning.mixture import BLOCK_ROWS, NaturalShares, ShareUnit, smallest
-from torch_table_loader.records import DOCUMENTS, PADDING_COLUMN
+from torch_table_loader.records import DOCUMENTS, PADDING_COLUMN, SOURCE_COLUMN
 from torch_table_loader.schedules import Schedule, Stop, as_schedule, as_stop
 
 if TYPE_CHECKING:
@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from torch_table_loader.batching.rows import RowsCodec
     from torch_table_loader.engine.jobs.job import Job
     from torch_table_loader.options import LoaderOptions
-
-SOURCE_COLUMN = "source"
 
 FORM_OPTIONS = tuple(name for name, about in ABOUT.items() if about.form)
 """Options that say in what form rows come: sources have them in common, and the mixture takes them from there."""

@@ -43,11 +43,13 @@ def open_job(
     Items are gathered one by one, so `split_deletes` and `lazy` mean nothing to them.
     """
     if options.shuffle == "rows":
-        from torch_table_loader.engine.jobs.packed_items import PackedItems
-        from torch_table_loader.engine.jobs.table_rows import TableRows
+        if options.pack is None:
+            from torch_table_loader.engine.jobs.table_rows import TableRows
 
-        items = TableRows if options.pack is None else PackedItems
-        return items.of(source, options, ranks, cache, parts)
+            return TableRows.of(source, options, ranks, cache, parts)
+        from torch_table_loader.engine.jobs.packed_items import PackedItems
+
+        return PackedItems.of(source, options, ranks, cache, parts)
     return open_stream(source, options, ranks, cache, split_deletes=split_deletes, lazy=lazy, parts=parts)
 
 

@@ -15,7 +15,6 @@ from torch_table_loader.arrow.datatypes import opened_type, width_of
 from torch_table_loader.arrow.token_rows import schema_of_sequences
 from torch_table_loader.batching.codec import make_codec
 from torch_table_loader.batching.policy import TypePolicy
-from torch_table_loader.engine.jobs.mixture_form import SOURCE_COLUMN
 from torch_table_loader.engine.jobs.resolve import (
     codec_of,
     columns_of,
@@ -34,6 +33,7 @@ from torch_table_loader.planning.exclusion import Exclusions
 from torch_table_loader.planning.sequence_orders import SequenceOrder
 from torch_table_loader.planning.stages import SamplePosition
 from torch_table_loader.read.kept_documents import KeptDocuments, MeasuredDocuments, kept_type
+from torch_table_loader.records import SOURCE_COLUMN
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -1,0 +1,271 @@
+"""Take each guest off a copy of the checkout, and see that the rest works and that the guest is refused clearly.
+
+    python -m tools.guests [NAME ...] [--list]
+
+A guest is a part of the package that the core does not import; `torch_table_loader/installed.py` has the table of
+those that come off, this module their tests and pages. For each, its modules, tests and pages are deleted from a copy.
+There the tests of levels run, some of the core, and some of each other guest. The command fails where a test fails, or
+where what the guest served is not refused by one error that says "this build has no …".
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from tools.plant import ROOT, copied
+from torch_table_loader.installed import GUESTS
+
+PACKAGE = "torch_table_loader"
+
+LATER = {
+    "text": (
+        *("pack", "token_table", "arrow.token_rows", "batching.packed", "batching.packed_outputs"),
+        *("engine.jobs.packed_items", "engine.tokens_in_place", "engine.tokens_read", "engine.work.packed_work"),
+        *("planning.pack_counts", "planning.packing", "planning.placed_documents", "planning.sequence_orders"),
+        *("planning.slices", "read.kept_documents", "read.sequence_stages", "read.token_files", "read.token_formats"),
+        *("read.token_stages", "read.tokenizers"),
+    ),
+    "mixtures": (
+        *("mixed", "engine.jobs.mixed_rows", "engine.jobs.mixed_streams", "engine.jobs.mixture_form"),
+        *("engine.jobs.mixture_job", "engine.work.mixed_stream_work", "engine.work.source_form", "planning.dealing"),
+        *("planning.mixed_stages", "planning.mixture", "planning.quotas", "planning.rounds"),
+    ),
+    "order": (
+        *("engine.measuring", "engine.row_weights", "planning.column_statistics", "planning.growth"),
+        *("planning.value_sums", "planning.weighted_rows"),
+    ),
+    "far": (
+        *("fetch", "planning.requests", "read.far_files", "source.aiohttp_options", "source.clients"),
+        *("source.object_store", "source.s3_client", "source.store_options", "store.remote"),
+    ),
+}
+"""The modules of guests that do not come off yet."""
+
+MODULES = {**{name: guest.modules for name, guest in GUESTS.items()}, **LATER}
+"""The modules and folders of each guest, relative to the package."""
+
+FRONT = ("", "extend", "installed", "keywords", "options")
+"""Modules that may name guests: what users type, what authors import, and the table of what is installed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Beside:
+    """What a guest has beside its modules.
+
+    Args:
+        asks: a program that must be refused where the guest is off.
+        chosen: some of its tests, which need no other guest; they run where another one is off.
+        tests: all files of its tests, as patterns; they go with it.
+        pages: of the documentation, which go with it.
+        shared: tests of the core that need the guest too; the beginnings of their names, as pytest writes them.
+    """
+
+    asks: str
+    chosen: tuple[str, ...]
+    tests: tuple[str, ...]
+    pages: tuple[str, ...] = ()
+    shared: tuple[str, ...] = ()
+
+
+CORE = (
+    "tests/laws/test_levels.py",
+    "tests/torch/test_frozen_order.py",
+    "tests/torch/test_rows.py",
+    "tests/torch/test_state.py",
+)
+"""What runs whichever guest is off."""
+
+_READER = "from torch_table_loader.extend import reader_for\nreader_for({!r})"
+
+BESIDE = {
+    "cli": Beside(
+        "from torch_table_loader.cli.main import main",
+        ("tests/rooms/test_cli_main.py::test_numbers_agree_with_their_nouns",),
+        ("tests/rooms/test_cli_*.py", "tests/rooms/test_registry.py"),
+        ("cli",),
+    ),
+    "integrations": Beside(
+        "from torch_table_loader.integrations.transformers import TableTrainer",
+        ("tests/torch/test_resume_table.py",),
+        (
+            *("tests/torch/test_lightning.py", "tests/torch/test_resume_table.py", "tests/torch/test_trainer.py"),
+            *("tests/launchers/scripts/lightning_scenes.py", "tests/launchers/scripts/trainer_scenes.py"),
+        ),
+    ),
+    "testing": Beside(
+        "from torch_table_loader.testing import check_split_strategy",
+        (
+            "tests/rooms/test_testing.py::test_a_sound_reader_passes",
+            "tests/rooms/test_testing.py::test_faulty_sources_are_refused",
+        ),
+        ("tests/rooms/test_testing*.py", "tests/rooms/test_plug_ins.py"),
+    ),
+    "report": Beside(
+        "import pyarrow as pa\n"
+        "from torch_table_loader import StructuredDataset\n"
+        'StructuredDataset.from_arrow(pa.table({"x": [1]})).explain().to_html()',
+        (
+            "tests/rooms/test_report.py::test_a_page_is_self_contained",
+            "tests/rooms/test_report.py::test_notebooks_show_the_same_as_repr",
+        ),
+        ("tests/rooms/test_report.py",),
+    ),
+    "delta": Beside(
+        "from torch_table_loader import DeltaDataset",
+        ("tests/rooms/test_delta_tables.py::test_deletion_vectors",),
+        ("tests/rooms/test_delta_*.py", "tests/torch/test_delta_*.py", "tests/services/test_delta_*.py"),
+        ("delta",),
+    ),
+    "iceberg": Beside(
+        "from torch_table_loader import IcebergDataset",
+        (
+            "tests/rooms/test_iceberg_tables.py::test_a_schema_that_evolves",
+            "tests/rooms/test_iceberg_tables.py::test_rows_that_pyiceberg_deletes_or_overwrites",
+        ),
+        (
+            *("tests/rooms/test_iceberg_*.py", "tests/torch/test_iceberg_*.py", "tests/services/test_iceberg_*.py"),
+            *(
+                "tests/rooms/test_named_code.py",
+                "tests/rooms/test_rest_client.py",
+                "tests/fuzz/test_damaged_iceberg.py",
+            ),
+            "tests/torch/test_mixed_iceberg.py",
+        ),
+        ("catalogs", "iceberg"),
+    ),
+    "avro": Beside(
+        _READER.format("avro"),
+        ("tests/rooms/test_read_avro.py::test_every_type_round_trips",),
+        ("tests/rooms/test_read_avro.py", "tests/fuzz/test_damaged_avro_schemas.py"),
+    ),
+    "csv_json": Beside(
+        _READER.format("jsonl"),
+        (
+            "tests/rooms/test_read_csv.py::test_types_come_from_the_whole_file_not_from_its_first_block",
+            "tests/rooms/test_read_json.py::test_types_come_from_the_whole_file_and_blocks_follow_them",
+        ),
+        ("tests/rooms/test_read_compressed.py", "tests/rooms/test_read_csv.py", "tests/rooms/test_read_json.py"),
+        shared=(
+            "tests/torch/test_frozen_order.py::test_frozen_words_and_orders[a mixture",
+            "tests/torch/test_frozen_order.py::test_frozen_words_of_what_follows_a_state[a mixture",
+        ),
+    ),
+    "ipc": Beside(
+        _READER.format("arrow"),
+        ("tests/rooms/test_read_ipc.py::test_single_columns_are_read_in_the_requested_order",),
+        ("tests/rooms/test_read_ipc.py",),
+    ),
+    "orc": Beside(
+        _READER.format("orc"),
+        ("tests/rooms/test_read_orc.py::test_stripe_rows_come_from_the_footer_under_every_compression",),
+        ("tests/rooms/test_read_orc.py",),
+    ),
+    "tensorproto": Beside(
+        _READER.format("tensorproto"),
+        ("tests/torch/test_tensor_shards.py::test_numbers_that_arrow_has_not_are_padded_with_zeros",),
+        (
+            *("tests/rooms/test_read_tensorproto.py", "tests/torch/test_tensor_shards.py"),
+            *("tests/torch/test_shard_habits.py", "tests/services/test_s3_tensor_shards.py"),
+        ),
+        ("tensor-shards",),
+    ),
+}
+"""By guest."""
+
+_ASKING = """
+try:
+    exec({!r})
+except ImportError as error:
+    print(type(error).__name__, error)
+"""
+_DAILY = ("-m", "not slow and not rare and not kills and not heavy")
+
+
+def files_of(name: str, root: Path) -> Iterator[Path]:
+    """Yield the files and folders of a guest: modules, tests and pages."""
+    for module in GUESTS[name].modules:
+        place = root / PACKAGE / module.replace(".", "/")
+        yield place if place.is_dir() else place.with_suffix(".py")
+    for pattern in BESIDE[name].tests:
+        yield from sorted(root.glob(pattern))
+    yield from (root / "docs" / f"{page}.md" for page in BESIDE[name].pages)
+
+
+def take_off(name: str, root: Path) -> int:
+    """Delete the files of a guest from a checkout; return how many lines of Python went."""
+    lines = 0
+    for place in files_of(name, root):
+        modules = place.rglob("*.py") if place.is_dir() else [place] * (place.suffix == ".py")
+        lines += sum(len(each.read_text("utf-8").splitlines()) for each in modules)
+        if place.is_dir():
+            shutil.rmtree(place)
+        else:
+            place.unlink()
+    return lines
+
+
+def ran(root: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run Python in a checkout."""
+    paths = {"PYTHONPATH": os.pathsep.join([str(root), str(root / "strategies")])}
+    command = [sys.executable, *arguments]
+    return subprocess.run(
+        command, cwd=root, env=os.environ | paths, capture_output=True, check=False, text=True, encoding="utf-8"
+    )
+
+
+def faults_without(name: str, root: Path) -> list[str]:
+    """Return what is wrong in a checkout from which a guest was taken."""
+    asked = ran(root, "-c", _ASKING.format(BESIDE[name].asks))
+    refusal = f"MissingExtraError this build has no {GUESTS[name].title}: "
+    found = []
+    if not asked.stdout.startswith(refusal):
+        found.append(f"expected {refusal!r}, got {asked.stdout + asked.stderr[-500:]!r}")
+    chosen = [test for other, beside in BESIDE.items() if other != name for test in beside.chosen]
+    shared = [f"--deselect={beginning}" for beginning in BESIDE[name].shared]
+    tests = ran(root, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-n", "0", *_DAILY, *shared, *CORE, *chosen)
+    if tests.returncode:
+        found.append(tests.stdout[-3000:] + tests.stderr[-1000:])
+    return found
+
+
+def check(names: Sequence[str], root: Path) -> bool:
+    """Take guests off copies of a checkout, one at a time, print a line for each, and return whether all came off."""
+    good = True
+    for name in names:
+        began = time.monotonic()
+        with tempfile.TemporaryDirectory() as folder:
+            copy = copied(root, Path(folder))
+            lines = take_off(name, copy)
+            faults = faults_without(name, copy)
+        took = f"{lines:,} lines of modules and tests ({time.monotonic() - began:.0f} s)"
+        print("\n".join([f"{'STAYS' if faults else 'off  '} {name}: {took}", *faults]), flush=True)
+        good &= not faults
+    return good
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Exit with 1 unless each guest came off."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", metavar="NAME", help="the guests to take off; without, all")
+    parser.add_argument("--list", action="store_true", help="list the guests, and those that do not come off yet")
+    asked = parser.parse_args(arguments)
+    if unknown := set(asked.names) - GUESTS.keys():
+        parser.error(f"no such guest: {', '.join(sorted(unknown))}; see --list")
+    if asked.list:
+        print("\n".join(f"{name}: {guest.title}" for name, guest in GUESTS.items()))
+        print("\n".join(f"{name}: does not come off yet" for name in LATER))
+        return
+    sys.exit(not check(asked.names or list(GUESTS), ROOT))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,136 @@
+"""What this build has: its guests, which are parts that a build can leave out, and its file formats.
+
+The core asks for a guest by name, and imports none. Whoever imports a module of one that is missing gets an error that
+says what this build lacks.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+from importlib.util import find_spec
+from types import ModuleType
+from typing import NamedTuple
+
+from torch_table_loader.errors import MissingExtraError
+
+_PACKAGE = __package__
+
+
+class Guest(NamedTuple):
+    """A part of the library that the core does not import.
+
+    Args:
+        title: what a build without it lacks.
+        modules: its modules and folders, relative to the package; the first one is its door.
+    """
+
+    title: str
+    modules: tuple[str, ...]
+
+
+class Format(NamedTuple):
+    """A file format of this library.
+
+    Args:
+        module: where its reader is, relative to the package.
+        reader: the class of the reader, which takes its name.
+        suffixes: ends of the names of its files, those of sidecars included.
+    """
+
+    module: str
+    reader: str
+    suffixes: tuple[str, ...]
+
+
+GUESTS = {
+    "cli": Guest("command line", ("cli",)),
+    "integrations": Guest("integrations of Lightning and transformers", ("integrations",)),
+    "testing": Guest("checks of plug-ins", ("testing",)),
+    "report": Guest("HTML pages", ("report",)),
+    "delta": Guest("Delta Lake", ("delta", "source.delta")),
+    "iceberg": Guest("Iceberg", ("iceberg", "source.iceberg")),
+    "avro": Guest("Avro", ("read.avro",)),
+    "csv_json": Guest("CSV and JSON", ("read.csv_files", "read.json_files", "read.text_files")),
+    "ipc": Guest("Arrow files", ("read.ipc", "read.ipc_layout")),
+    "orc": Guest("ORC", ("read.orc", "read.orc_encodings", "read.orc_times")),
+    "tensorproto": Guest("tensor shards of ONNX", ("read.tensorproto",)),
+}
+"""All guests that come off; `tools/guests.py` takes them off, and says which parts are to follow."""
+
+_ARROW = (".arrow", ".ipc", ".feather")
+_DATATROVE = (".ds", ".ds.index", ".ds.loss", ".ds.metadata")
+_JSON = (".json", ".jsonl", ".ndjson")
+
+FORMATS = {
+    "parquet": Format("read.parquet", "ParquetReader", (".parquet", ".pq")),
+    "orc": Format("read.orc", "OrcReader", (".orc",)),
+    "csv": Format("read.csv_files", "CsvReader", (".csv",)),
+    "json": Format("read.json_files", "JsonReader", _JSON),
+    "jsonl": Format("read.json_files", "JsonReader", _JSON),
+    "arrow": Format("read.ipc", "IpcReader", _ARROW),
+    "ipc": Format("read.ipc", "IpcReader", _ARROW),
+    "feather": Format("read.ipc", "IpcReader", _ARROW),
+    "avro": Format("read.avro", "AvroReader", (".avro",)),
+    "megatron": Format("read.token_formats", "MegatronReader", (".bin", ".idx")),
+    "datatrove": Format("read.token_formats", "DatatroveReader", _DATATROVE),
+    "nanotron": Format("read.token_formats", "DatatroveReader", _DATATROVE),
+    "fms-fsdp": Format("read.ipc", "FmsFsdpReader", (".arrow",)),
+}
+"""The file formats by name, of which a build may lack some; `read/formats.py` makes their readers."""
+
+
+def guest_of(module: str) -> str | None:
+    """Return the name of the guest that has a module, which is named relative to the package; None if none has it.
+
+    >>> guest_of("source.delta.log"), guest_of("delta"), guest_of("deltas")
+    ('delta', 'delta', None)
+    """
+    for name, guest in GUESTS.items():
+        if any(module == own or module.startswith(f"{own}.") for own in guest.modules):
+            return name
+    return None
+
+
+def has(name: str) -> bool:
+    """Return whether this build has a guest."""
+    try:
+        found = find_spec(f"{_PACKAGE}.{GUESTS[name].modules[0]}")
+    except MissingExtraError:
+        return False
+    return found is not None and found.origin is not None  # a folder of nothing but bytecode has no origin
+
+
+def load(name: str) -> ModuleType:
+    """Import the door of a guest.
+
+    Raises:
+        MissingExtraError: this build does not have it.
+    """
+    return import_module(f"{_PACKAGE}.{GUESTS[name].modules[0]}")
+
+
+class _Refusing:
+    """Refuses modules of guests; Python asks it last, when no other finder has found a module."""
+
+    def find_spec(self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None, /) -> None:
+        """Find nothing.
+
+        Raises:
+            MissingExtraError: the module is of a guest, which this build does not have then.
+        """
+        del path, target
+        package, _, module = fullname.partition(".")
+        name = guest_of(module) if package == _PACKAGE else None
+        if name is not None:
+            raise MissingExtraError(
+                f"this build has no {GUESTS[name].title}: it was made without {_PACKAGE}.{module}; install all of "
+                "torch-table-loader"
+            )
+
+
+def refuse_missing_guests() -> None:
+    """Have Python refuse to import modules of guests that this build lacks, once in a process."""
+    if not any(isinstance(finder, _Refusing) for finder in sys.meta_path):
+        sys.meta_path.append(_Refusing())

@@ -28,7 +28,13 @@ from torch_table_loader.format_contracts import (
 )
 from torch_table_loader.messages import first_line
 from torch_table_loader.read.failures import as_reading_error, of_unread
-from torch_table_loader.read.int96 import WIDE, Instants, columns_of_instants, unit_of_instants, with_instants
+from torch_table_loader.read.int96 import (
+    Instants,
+    columns_of_instants,
+    parse_as_bytes,
+    unit_of_instants,
+    with_instants,
+)
 from torch_table_loader.read.parquet_footer import (
     DAMAGE,
     bounds_of,
@@ -174,10 +180,10 @@ class ParquetReader(
         coded = encoded_columns(parsed, self.encoded)
         source = storage.open(file.path)
 
-        def opened(unit: str | None) -> pq.ParquetFile:
+        def opened(unit: str | None, footer: pq.FileMetaData) -> pq.ParquetFile:
             return pq.ParquetFile(
                 source,
-                metadata=parsed,
+                metadata=footer,
                 pre_buffer=False,  # bytes that are here would be copied; of others it has one request in flight
                 page_checksum_verification=self.verify_checksums,
                 read_dictionary=coded or None,
@@ -187,9 +193,12 @@ class ParquetReader(
         try:
             # Iceberg's timestamps are microseconds, of which INT96 holds years that nanoseconds do not.
             unit = unit_of_instants(parsed, meta.schema) if file.columns is None else "us"
-            names = columns_of_instants(parsed) if unit is None else frozenset[str]()
-            instants = Instants(file.name, names, opened(WIDE)) if names else None
-            return ParquetFile(opened(unit), source, meta, instants, coded=coded, shares=self.shares)
+            names = columns_of_instants(parsed) if file.columns is None else frozenset[str]()
+            instants = None
+            if names:
+                stored = opened(None, parse_as_bytes(file.name, _footer_of(file, meta)))
+                instants = Instants(file.name, names, unit or "ns", stored)
+            return ParquetFile(opened(unit, parsed), source, meta, instants, coded=coded, shares=self.shares)
         except BaseException:
             source.close()
             raise
@@ -326,7 +335,7 @@ class ParquetFile(ThinningFile):
             part = columns[start : start + at_once]
             table = self._handle.read_row_group(group, columns=part, use_threads=self._shares)
             if self._instants is not None:
-                self._instants.check_group(table, group, part)
+                table = self._instants.of_group(table, group, part)
             tables.append(sound_text(table if table.column_names == part else table.select(part)))
         if len(tables) > 1:
             fields = [field for table in tables for field in table.schema]
@@ -340,7 +349,7 @@ class ParquetFile(ThinningFile):
             batch_size=first, row_groups=groups, columns=columns, use_threads=self._shares
         )
         if self._instants is not None:
-            batches = self._instants.checked(batches, groups, columns, first)
+            batches = self._instants.of_batches(batches, groups, columns, first)
         rows, num_bytes, num_rows = first, 0, 0
         while True:
             for reader in self._readers:

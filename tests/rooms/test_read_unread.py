@@ -97,6 +97,7 @@ def test_a_cast_that_a_filter_asks_for_is_the_fault_of_the_filter(tmp_path: Path
         (pa.ArrowNotImplementedError("Nested data conversions not implemented for chunked array outputs"), "2 GiB"),
         (pa.ArrowNotImplementedError("Unsupported ORC type"), "what pyarrow does not read"),
         (pa.ArrowInvalid("Unrecognized type: 27"), "a type that pyarrow does not read"),
+        (KeyError(pa.lib.Type_INTERVAL_MONTHS), "such as an interval"),
         (pa.ArrowInvalid("Length of byte array passed to Decimal128::FromBigEndian was 17"), "decimals of more bytes"),
     ],
 )

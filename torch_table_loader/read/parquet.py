@@ -35,10 +35,10 @@ from torch_table_loader.read.int96 import (
     unit_of_instants,
     with_instants,
 )
+from torch_table_loader.read.parquet_encrypted import checked_footer, encrypted_error
 from torch_table_loader.read.parquet_footer import (
     DAMAGE,
     bounds_of,
-    check_footer,
     chunk_ranges,
     encoded_columns,
     leaf_of_lists,
@@ -115,7 +115,7 @@ class ParquetReader(
                 f"{file.name} must end with a Parquet footer, got one that does not parse ({first_line(error)}); "
                 "the file is torn: write it again, or leave it out of the table"
             ) from error
-        check_footer(file, parsed, data_bytes)
+        footer = checked_footer(file, footer, data_bytes)
         groups = [parsed.row_group(index) for index in range(parsed.num_row_groups)]
         return FileMeta(
             schema=file_schema,
@@ -198,7 +198,8 @@ class ParquetReader(
             if names:
                 stored = opened(None, parse_as_bytes(file.name, _footer_of(file, meta)))
                 instants = Instants(file.name, names, unit or "ns", stored)
-            return ParquetFile(opened(unit, parsed), source, meta, instants, coded=coded, shares=self.shares)
+            handle = opened(unit, parsed)
+            return ParquetFile(handle, source, meta, instants, coded=coded, shares=self.shares, name=file.name)
         except BaseException:
             source.close()
             raise
@@ -223,7 +224,9 @@ class ParquetFile(ThinningFile):
         *,
         coded: Sequence[str] = (),
         shares: bool = False,
+        name: str = "the file",
     ) -> None:
+        self._name = name
         self._handle = handle
         self._source = source
         self._meta = meta
@@ -235,10 +238,13 @@ class ParquetFile(ThinningFile):
         self._most_bytes = sizes().dictionary_bytes
         self._leaves: dict[tuple[str, ...], tuple[int, list[int]]] = {}
         self._seen = seen_rows(meta.footer or b"")
+        readable = handle.schema_arrow.names
+        self._encrypted = frozenset(meta.schema.names).difference(readable) if len(readable) < len(meta.schema) else ()
 
     @override
     def batches(self, groups: range, columns: Sequence[str], max_rows: int) -> Iterator[pa.RecordBatch]:
         wanted = list(columns)
+        self._refuse_encrypted(wanted)
         for call, first in self._calls(groups, wanted, max_rows):
             read = self._streamed(call, wanted, first, max_rows) if first else self._table(call[0], wanted).to_batches()
             for batch in read:
@@ -304,6 +310,10 @@ class ParquetFile(ThinningFile):
         num_rows = self._rows_of(group)
         return max_rows < 2 * num_rows <= 2 * max_rows
 
+    def _refuse_encrypted(self, columns: Sequence[str]) -> None:
+        if self._encrypted and (found := [name for name in columns if name in self._encrypted]):
+            raise encrypted_error(self._name, found)
+
     @override
     def thins(self, group: int, columns: Sequence[str], max_rows: int) -> bool:
         return self._is_whole(group, max_rows) and not self._weighed(group, columns, max_rows)[1]
@@ -312,6 +322,7 @@ class ParquetFile(ThinningFile):
     def thinned(self, group: int, columns: Sequence[str], num_rows: int, kept: pa.Array | None) -> pa.RecordBatch:
         # A few columns at a time, whose kept rows are copied while caches hold them.
         names = list(columns)
+        self._refuse_encrypted(names)
         at_once = max(1, _VALUES_TO_COPY // max(1, num_rows)) if kept is not None else max(1, len(names))
         fields: list[pa.Field] = []
         arrays: list[pa.Array] = []

@@ -98,6 +98,7 @@ _LASTING = (
     IsADirectoryError,
 )
 _TEXT_REDIRECTED = re.compile(rf"\b{re.escape(NOWHERE)}\b|redirect without LOCATION")
+_TEXT_NO_KEY = re.compile(r"contained empty path segment|illegal character sequence \"\.{1,2}\"")
 _TEXT_LASTS = re.compile(
     r"Name or service not known|nodename nor servname|No address associated|No such host is known|curlCode: 60?\b"
     r"|invalid peer certificate|certificate verify failed|RequestTimeTooSkewed|" + _TEXT_REDIRECTED.pattern
@@ -155,6 +156,15 @@ def _is_led_away(error: BaseException) -> bool:
     asked = _is_obstore(error) or isinstance(getattr(error, "response", None), dict)
     by_status = asked and _status(error) in _REDIRECT_STATUS
     return by_status or _TEXT_REDIRECTED.search(str(error)) is not None
+
+
+def is_no_key(error: BaseException) -> bool:
+    """Return whether obstore knows no request for a key: it takes none with a part that is empty, or of dots alone.
+
+    >>> is_no_key(ValueError('Could not parse path: Path "t//a" contained empty path segment'))
+    True
+    """
+    return any(_TEXT_NO_KEY.search(str(link)) for link in _chain(error))
 
 
 def may_be_refusal(error: BaseException) -> bool:

@@ -111,6 +111,54 @@ def test_partition_values_of_every_type(tmp_path: Path, kind: str, footers: str)
             assert rows(read(str(tmp_path / "t"), filters=filters, footers=footers)) == rows(expected)
 
 
+DIGITS = {"1.5": "1.50", "2": "2.00", "-0.5": "-0.50", "1E+1": "10.00", "3.500": "3.50", "0": "0.00", "+4.25": "4.25"}
+"""Decimals as writers put them into the log, and with the digits of decimal(10,2)."""
+
+
+@pytest.mark.parametrize("form", ["commits", "one file", "parts", "sidecars", "sidecars, json"])
+def test_decimals_of_partitions_need_not_have_all_digits(tmp_path: Path, form: str) -> None:
+    columns = [field_of("x", "long"), field_of("p", "decimal(10,2)", id=2, physicalName="col-p")]
+    columns[0]["metadata"] = {"delta.columnMapping.id": 1, "delta.columnMapping.physicalName": "x"}
+    features = ("deletionVectors", "columnMapping", *(("v2Checkpoint",) if "sidecars" in form else ()))
+    mapped = {"delta.columnMapping.mode": "name"}
+    table = DeltaWriter(tmp_path / "t", columns, ["p"], features, mapped)
+    expected: list[Row] = []
+    for number, (written, value) in enumerate([*DIGITS.items(), (None, None)]):
+        path = table.append([{"x": number}, {"x": -1}], {"col-p": written})
+        table.delete(path, [1])
+        expected.append({"x": number, "p": value and Decimal(value)})
+    table.commit()
+    if form != "commits":
+        table.checkpoint(form)
+    table.append([{"x": 99}], {"col-p": "9.9"})
+    os.utime(tmp_path / "t/_delta_log" / f"{table.commit():020}.json", (2_000_000_000, 2_000_000_000))
+    now = [*expected, {"x": 99, "p": Decimal("9.90")}]
+    same(table.uri, now)
+    same(table.uri, expected, version=0)
+    same(table.uri, expected, timestamp=dt.datetime(2030, 1, 1, tzinfo=dt.UTC))
+    for text in ("p = 1.5", "p > 3", "p is null", "not (p < 2.0)", "x < 3 and p < 2"):
+        plain = read(table.uri, filters=text, version=1)
+        assert rows(plain) == rows(pa.Table.from_pylist(now, plain.schema).filter(ONLY[text]))
+
+
+ONLY = {
+    "p = 1.5": pc.field("p") == Decimal("1.5"),
+    "p > 3": pc.field("p") > Decimal(3),
+    "p is null": pc.field("p").is_null(),
+    "not (p < 2.0)": ~(pc.field("p") < Decimal(2)),
+    "x < 3 and p < 2": (pc.field("x") < 3) & (pc.field("p") < Decimal(2)),
+}
+
+
+@pytest.mark.parametrize("written", ["1.505", "x", "1e-99999999", "1" * 5000, "NaN"])
+def test_what_is_no_such_decimal_is_an_error_that_names_it(tmp_path: Path, written: str) -> None:
+    table = DeltaWriter(tmp_path / "t", [field_of("x", "long"), field_of("p", "decimal(10,2)")], ["p"])
+    table.append([{"x": 1}], {"p": written})
+    table.commit()
+    with pytest.raises(TableError, match=f"Failed to parse value '{written[:30]}"):
+        read(table.uri)
+
+
 def test_an_empty_partition_value_is_null_and_nan_is_nan(tmp_path: Path) -> None:
     table = pa.table({"x": [1, 2], "p": ["", "a"], "f": [float("nan"), 1.0]})
     write_deltalake(str(tmp_path / "t"), table, partition_by=["p", "f"])

@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from torch_table_loader import StructuredDataset, TableError
-from torch_table_loader.read.int96 import columns_of_instants, unit_of_instants, with_instants
+from torch_table_loader.read.int96 import columns_of_instants, parse_as_bytes, unit_of_instants, with_instants
 from torch_table_loader.testing import small_sizes
 
 DAY = dt.datetime.fromisoformat("2020-01-01T12:30:15.123456")
@@ -85,6 +85,83 @@ def test_nested_ones_are_looked_at(tmp_path: Path, kind: pa.DataType) -> None:
                 chunk.flatten() if listed else chunk.field(0) for chunk in read(path)["ts"].chunks
             )
             assert values.cast(pa.timestamp("us")).to_pylist() == times * 3
+
+
+DAY_NS = 86_400_000_000_000
+ODD = {"day 0": (0, 0), "before its day": (2_440_588, -1), "after its day": (2_440_588, 90_000_000_000_000)}
+ODD |= {"far": (2_440_588 + 10**7, 0), "beyond microseconds": (2_440_588 + 10**9, 0)}
+"""Days and nanoseconds of a day, as they may stand in files."""
+
+MARK = dt.datetime.fromisoformat("2001-02-03T04:05:06")
+
+
+def stored(day: int, nanos: int) -> bytes:
+    return nanos.to_bytes(8, "little", signed=True) + day.to_bytes(4, "little")
+
+
+def with_bytes(folder: Path, kind: str, *, nested: bool = False, **options: Any) -> str:
+    """Write a file that holds bytes which pyarrow does not write."""
+    times: list[Any] = [DAY, MARK, None, DAY]
+    if nested:
+        times = [[each] for each in times]
+    path = Path(written(folder, pa.array(times, pa.list_(pa.timestamp("us")) if nested else None), **options))
+    days, seconds = divmod(int(MARK.replace(tzinfo=dt.UTC).timestamp()), 86_400)
+    mark = stored(2_440_588 + days, seconds * 10**9)
+    assert path.read_bytes().count(mark) == 1
+    path.write_bytes(path.read_bytes().replace(mark, stored(*ODD[kind])))
+    return str(path)
+
+
+PLAIN: dict[str, Any] = {"compression": "none", "write_page_checksum": False}
+
+
+@pytest.mark.parametrize("dictionary", [True, False])
+@pytest.mark.parametrize("rows", [1, 4])
+@pytest.mark.parametrize("kind", ODD)
+def test_any_bytes_are_the_time_that_they_say(tmp_path: Path, kind: str, rows: int, dictionary: bool) -> None:
+    path = with_bytes(tmp_path, kind, row_group_size=rows, use_dictionary=dictionary, **PLAIN)
+    day, nanos = ODD[kind]
+    usual = int(pa.scalar(DAY, pa.timestamp("ns")).value)
+    exact = [usual, (day - 2_440_588) * DAY_NS + nanos, None, usual]
+    for unit, step in (("ns", 1), ("us", 1000), ("ms", 10**6), ("s", 10**9)):
+        schema = pa.schema([("ts", pa.timestamp(unit)), ("v", pa.int64())])
+        expected = [each and each // step for each in exact]
+        if all(each is None or -(2**63) <= each < 2**63 for each in expected):
+            assert read(path, schema=schema)["ts"].cast(pa.int64()).to_pylist() == expected
+        else:
+            with pytest.raises(
+                TableError, match=r"column 'ts' of a\.parquet holds times \(INT96\) (outside|that micro)"
+            ):
+                read(path, schema=schema)
+
+
+@pytest.mark.parametrize("kind", ["day 0", "far"])
+def test_nested_ones_have_no_remedy_but_to_leave_them_out(tmp_path: Path, kind: str) -> None:
+    path = with_bytes(tmp_path, kind, nested=True, **PLAIN)
+    with pytest.raises(TableError, match=r"do not hold; leave it out of columns=\[\.\.\.\]"):
+        read(path)
+    assert read(path, columns=["v"])["v"].to_pylist() == [0, 1, 2, 3]
+
+
+def test_a_parse_as_bytes_is_one_of_many_columns(tmp_path: Path) -> None:
+    columns = {f"ts{number}": pa.array([DAY, None], pa.timestamp("us")) for number in range(20)}
+    table = pa.table({"a": ["x", "y"], **columns, "b": [[1.5], None]})
+    pq.write_table(table, tmp_path / "a.parquet", use_deprecated_int96_timestamps=True, row_group_size=1)
+    data = (tmp_path / "a.parquet").read_bytes()
+    length = int.from_bytes(data[-8:-4], "little") + 8
+    parsed = parse_as_bytes("a", b"PAR1" + data[-length:])
+    found = pq.ParquetFile(tmp_path / "a.parquet", metadata=parsed).read()
+    assert found.select(["a", "b"]).equals(table.select(["a", "b"]))
+    assert {found.schema.field(name).type for name in columns} == {pa.binary(12)}
+    assert all(found[name].null_count == 1 for name in columns)
+
+
+def test_a_torn_footer_is_damage(tmp_path: Path) -> None:
+    data = Path(written(tmp_path, pa.array([DAY], pa.timestamp("us")))).read_bytes()
+    footer = data[-int.from_bytes(data[-8:-4], "little") - 8 :]
+    for length in (1, 20, 60, len(footer) - 20):
+        with pytest.raises(TableError, match=r"a\.parquet must have a Parquet footer .* damaged"):
+            parse_as_bytes("a.parquet", b"PAR1" + footer[:length])
 
 
 def test_lists_without_a_group_of_their_own_are_no_flat_columns(tmp_path: Path) -> None:

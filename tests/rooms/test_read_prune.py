@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import datetime as dt
 import math
+import re
 import tempfile
 from dataclasses import replace
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -236,3 +238,18 @@ def test_row_groups_without_statistics_are_kept(tmp_path: Path) -> None:
     assert list(reader.prune(file, meta, pc.list_value_length(pc.field("l")) > 3, schema)) == [True]
     silent = write_parquet(tmp_path / "y.parquet", table, write_statistics=False)
     assert list(reader.prune(silent, inspect(silent), pc.field("i") > 10, schema)) == [True]
+
+
+def test_a_writer_whose_bounds_of_times_are_off_rules_nothing_out(tmp_path: Path) -> None:
+    table = pa.table({"t": pa.array([dt.datetime(2021, 1, 1, 4)] * 5, pa.timestamp("ms")), "i": [4] * 5})  # noqa: DTZ001
+    path = tmp_path / "a.parquet"
+    pq.write_table(table, path, compression="none", use_dictionary=False)
+    writer = re.search(rb"parquet-cpp-arrow version [\d.]+", path.read_bytes())
+    assert writer is not None
+    for created_by, kept in ((writer[0], [False]), (b"Parquet.Net version 4.25.0".ljust(len(writer[0])), [True])):
+        path.write_bytes(path.read_bytes().replace(writer[0], created_by))
+        file = data_file(path, "parquet")
+        meta = inspect(file)
+        noon = pa.scalar(dt.datetime(2021, 1, 1, 12), pa.timestamp("ms"))  # noqa: DTZ001
+        assert ParquetReader().prune(file, meta, pc.field("t") >= noon, table.schema) == kept
+        assert ParquetReader().prune(file, meta, pc.field("i") > 4, table.schema) == [False]

@@ -5,8 +5,9 @@ from __future__ import annotations
 import base64
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -32,14 +33,16 @@ class Keys(pe.KmsClient):  # type: ignore[misc]
         return base64.b64decode(wrapped_key)
 
 
-def encrypted(path: Path) -> None:
-    """Write two columns, one of them encrypted, and a plain footer."""
-    config = pe.EncryptionConfiguration(footer_key="f", column_keys={"c": ["s"]}, plaintext_footer=True)
+SECRETS = pa.table({"s": ["secret"], "x": [1]})
+
+
+def encrypted(path: Path, table: pa.Table = SECRETS, columns: Sequence[str] = ("s",), **options: Any) -> None:
+    """Write a table, some columns of which are encrypted, and a plain footer."""
+    config = pe.EncryptionConfiguration(footer_key="f", column_keys={"c": list(columns)}, plaintext_footer=True)
     factory = pe.CryptoFactory(lambda _: Keys())
     properties = factory.file_encryption_properties(pe.KmsConnectionConfig(), config)
-    table = pa.table({"s": ["secret"], "x": [1]})
-    with pq.ParquetWriter(str(path), table.schema, encryption_properties=properties) as writer:
-        writer.write_table(table)
+    with pq.ParquetWriter(str(path), table.schema, encryption_properties=properties, **options) as writer:
+        writer.write_table(table, row_group_size=4)
 
 
 def int128(path: Path) -> None:
@@ -64,7 +67,7 @@ OTHERS: dict[str, tuple[Callable[[Path], object], str]] = {
     "object.json": (lambda path: path.write_text(json.dumps({"x": 1}, indent=1)), "got an object over several lines"),
     "short.tsv": (lambda path: path.write_text("x\ty\n1\t2\n"), "of another format, since it begins with .*format"),
     "long.tsv": (lambda path: path.write_text("x\ty\n1\t2\n" * 99), "of another format, since it begins with .*format"),
-    "x.parquet": (encrypted, "has encrypted columns .* decrypt it first"),
+    "x.parquet": (encrypted, "has encrypted columns, 's' among them; decrypt it first"),
     "x.arrow": (int128, "does not read .*64 bits.*; convert the file"),
 }
 
@@ -78,6 +81,49 @@ def test_a_sound_file_that_is_not_read_is_not_called_damaged(tmp_path: Path, nam
         with pytest.raises(TableError, match=rf"{name}.*{said}") as caught:
             list(StructuredDataset(str(tmp_path / name), schema=schema, num_workers=0))
         assert not DAMAGE.search(str(caught.value))
+
+
+MANY = pa.table(
+    {"a": range(10), "s": [f"s{x}" for x in range(10)], "n": [{"p": x, "q": [x, None]} for x in range(10)]}
+    | {f"x{column}": [x * column for x in range(10)] for column in range(20)}
+    | {"l": [[x] * (x % 3) for x in range(10)]}
+)
+COLUMNS_APART = {
+    "one": (["s"], {"s"}),
+    "inside": (["n.q.list.element"], {"n"}),
+    "some": (["a", "l.list.element", "x3"], {"a", "l", "x3"}),
+    "most": (["s", "n.p", *(f"x{column}" for column in range(20))], {"s", "n", *(f"x{c}" for c in range(20))}),
+}
+
+
+@pytest.mark.parametrize("which", COLUMNS_APART)
+@pytest.mark.parametrize("shuffle", [False, "rows"])
+def test_columns_beside_encrypted_ones_are_read(tmp_path: Path, which: str, shuffle: Any) -> None:
+    leaves, hidden = COLUMNS_APART[which]
+    encrypted(tmp_path / "x.parquet", MANY, leaves)
+    plain = [name for name in MANY.column_names if name not in hidden]
+
+    def read(columns: list[str] | None, **options: Any) -> pa.Table:
+        given = {"num_workers": 0, "output_format": "arrow", "batch_size": 3, "shuffle": shuffle, **options}
+        loader, _ = StructuredDataset.create_dataloader(tmp_path, columns=columns, **given)
+        return pa.Table.from_batches(list(loader))
+
+    assert sorted(read(plain).to_pylist(), key=repr) == sorted(MANY.select(plain).to_pylist(), key=repr)
+    if "x5" in plain:
+        assert read(["x5"], filters="x5 > 20 and x5 < 40").sort_by("x5")["x5"].to_pylist() == [25, 30, 35]
+    for columns in (None, [min(hidden)]):
+        with pytest.raises(TableError, match=r"x\.parquet has encrypted columns, .*leave them out") as caught:
+            read(columns)
+        assert not DAMAGE.search(str(caught.value))
+    if "a" in hidden:
+        with pytest.raises(TableError, match=r"encrypted columns, 'a' among them"):
+            read(["s"], filters="a > 2")
+
+
+def test_a_file_with_nothing_but_encrypted_columns_is_refused_at_once(tmp_path: Path) -> None:
+    encrypted(tmp_path / "x.parquet", SECRETS, ["s", "x"])
+    with pytest.raises(TableError, match=r"x\.parquet has encrypted columns .*decrypt it first"):
+        StructuredDataset(str(tmp_path))
 
 
 @pytest.mark.parametrize("count_filtered", [True, False])
@@ -97,6 +143,7 @@ def test_a_cast_that_a_filter_asks_for_is_the_fault_of_the_filter(tmp_path: Path
         (pa.ArrowNotImplementedError("Nested data conversions not implemented for chunked array outputs"), "2 GiB"),
         (pa.ArrowNotImplementedError("Unsupported ORC type"), "what pyarrow does not read"),
         (pa.ArrowInvalid("Unrecognized type: 27"), "a type that pyarrow does not read"),
+        (KeyError(pa.lib.Type_INTERVAL_MONTHS), "such as an interval"),
         (pa.ArrowInvalid("Length of byte array passed to Decimal128::FromBigEndian was 17"), "decimals of more bytes"),
     ],
 )

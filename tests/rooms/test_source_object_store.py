@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import http.server
+import re
 import socket
 import threading
 import traceback
 from collections.abc import Iterator
+from typing import Any
+from urllib.parse import quote
 
 import pytest
+from botocore.auth import S3SigV4Auth
+from botocore.awsrequest import AWSRequest
+from botocore.credentials import Credentials
 from obstore.exceptions import GenericError
 
+from tests.servers.folders import answering
 from torch_table_loader.errors import AccessRefusedError, StorageError, StorageTimeoutError, TableError
 from torch_table_loader.extend import FileStorage, open_storage
 from torch_table_loader.records import FileVersion
@@ -111,3 +119,42 @@ def test_an_answer_with_the_tag_of_another_version_is_an_error(server: Server) -
     assert bytes(storage(server).read_range("bucket/a", 0, 8, FileVersion(100, etag="a"))) == b"abcdefgh"
     with pytest.raises(TableError, match="changed while it was in use: etag was 'b' and is 'a'"):
         storage(server).read_range("bucket/a", 0, 8, FileVersion(100, etag="b"))
+
+
+class _Signed(http.server.BaseHTTPRequestHandler):
+    """Answers with what a request was for, if it is signed as S3 asks."""
+
+    host = ""
+
+    def do_GET(self) -> None:
+        url = self.path if "://" in self.path else f"http://{self.headers['Host']}{self.path}"
+        signed = {
+            name: self.headers[name]
+            for name in re.search("SignedHeaders=([^,]*)", self.headers["Authorization"])[1].split(";")  # type: ignore[index]
+        }
+        request = AWSRequest(self.command, url, headers=signed)
+        request.context["timestamp"] = self.headers["x-amz-date"]
+        login: Any = Credentials("K", "S")
+        signer = S3SigV4Auth(login, "s3", "us-east-1")
+        expected = signer.signature(signer.string_to_sign(request, signer.canonical_request(request)), request)
+        body = url.encode() if expected in self.headers["Authorization"] else b"the signature differs"
+        self.send_response(200)
+        self.send_header("Last-Modified", "Thu, 01 Jan 2026 00:00:00 GMT")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the base class's name
+        """Keep quiet."""
+
+
+@pytest.mark.parametrize("virtual", [False, True])
+@pytest.mark.parametrize("key", ["t/a b.parquet", "t//a b.parquet", "/a", "w h+//é=1/~x//a%20b.parquet", "t///a"])
+def test_a_key_is_asked_for_as_it_is(key: str, virtual: bool) -> None:
+    with answering(_Signed) as host:
+        options = {"key": "K", "secret": "S", "region": "us-east-1", "retry_seconds": 0}
+        options |= {"endpoint_url": "http://s3.test", "proxy_url": f"http://{host}"}
+        options |= {"virtual_hosted_style_request": virtual}
+        storage, path = open_storage(f"s3://lake/{key}", options)
+        address = "http://lake.s3.test/" if virtual else "http://s3.test/lake/"
+        assert storage.read_bytes(path).decode() == address + quote(key)

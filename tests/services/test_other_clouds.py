@@ -207,6 +207,20 @@ def test_what_is_missing(table: str, cloud: Cloud) -> None:
             call(path)
 
 
+def test_keys_with_empty_parts_are_refused_in_true_words(cloud: Cloud) -> None:
+    storage, path = open_storage(f"{cloud.url}/t//a.parquet", cloud.options)
+    with pytest.raises(StorageError, match=r"cannot ask for this key.*copy the object"):
+        storage.read_bytes(path)
+
+
+def test_a_listing_with_such_keys_is_no_shorter_one(request: pytest.FixtureRequest) -> None:
+    cloud = make("google by moto", request)
+    cloud.put("t//a.parquet", parquet(1))
+    cloud.put("t/b.parquet", parquet(2))
+    with pytest.raises(StorageError, match=r"cannot ask for this key.*copy the object"):
+        names(f"{cloud.url}/t", cloud)
+
+
 def test_a_bucket_that_is_missing(whole_cloud: Cloud) -> None:
     with pytest.raises(ConfigError, match="there is no bucket"):
         names(re.sub(r"//b\w+", "//no-such-bucket", f"{whole_cloud.url}/t"), whole_cloud)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import pickle
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -107,6 +108,75 @@ def test_a_file_may_have_the_name_of_a_folder(bucket: str, options: dict[str, An
     assert names(f"s3://{bucket}/t", options) == ["a.parquet", "a/1.parquet"]
     storage, path = open_storage(f"s3://{bucket}/t", options)
     assert f"{bucket}/t/a" in [found.path for found in storage.walk(path, recursive=False)]
+
+
+EMPTY_PARTS = {
+    "e/a.parquet": b"one",
+    "e//a.parquet": b"two",
+    "e///b c%20.parquet": b"three",
+    "e/day=1//x//é.parquet": b"four",
+    "e//": b"",
+    "/a.parquet": b"root",
+}
+"""Object stores take any key; some writers join folders with two slashes."""
+
+
+@pytest.fixture
+def empty_parts(bucket: str, s3_client: Any) -> str:
+    for key, body in EMPTY_PARTS.items():
+        s3_client.put_object(Bucket=bucket, Key=key, Body=body)
+    return f"s3://{bucket}"
+
+
+def test_keys_may_have_empty_parts(empty_parts: str, s3_options: dict[str, Any]) -> None:
+    source = PathSource.open(f"{empty_parts}/e", "parquet", storage_options=s3_options)
+    assert {file.name: source.storage.open(file.path).read() for file in source.files} == {
+        key.removeprefix("e/"): body for key, body in EMPTY_PARTS.items() if key.startswith("e/") and body
+    }
+    for file in source.files:
+        assert source.storage.version(file.path) == file.version
+        alone = PathSource.open(f"{empty_parts}/e/{file.name}", "parquet", storage_options=s3_options)
+        assert [each.path for each in alone.files] == [file.path]
+    pinned = [file.name for file in source.files]
+    assert names(f"{empty_parts}/e", s3_options, files=pinned) == pinned
+    assert names(f"{empty_parts}//a.parquet", s3_options) == ["a.parquet"]
+
+
+@pytest.mark.parametrize(
+    ("pattern", "expected"),
+    [
+        ("e/*.parquet", ["a.parquet"]),
+        ("e//*.parquet", ["a.parquet"]),
+        ("e/**/[ab]*.parquet", ["//b c%20.parquet", "/a.parquet", "a.parquet"]),
+        ("e/day=*/**", ["day=1//x//é.parquet"]),
+    ],
+)
+def test_globs_know_empty_parts(
+    empty_parts: str, s3_options: dict[str, Any], pattern: str, expected: list[str]
+) -> None:
+    source = PathSource.open(f"{empty_parts}/{pattern}", "parquet", storage_options=s3_options)
+    assert [file.name for file in source.files] == expected
+    if pattern == "e//*.parquet":
+        assert source.storage.open(source.files[0].path).read() == b"two"
+
+
+def test_keys_with_empty_parts_are_written(bucket: str, s3_options: dict[str, Any], tmp_path: Path) -> None:
+    storage, folder = open_storage(f"s3://{bucket}//w", s3_options)
+    storage.write_bytes(f"{folder}//a", b"small")
+    (tmp_path / "large").write_bytes(bytes(20 << 20))
+    storage.put_file(str(tmp_path / "large"), f"{folder}//b")
+    assert storage.read_bytes(f"{folder}//a") == b"small"
+    assert sorted((found.path, found.version and found.version.num_bytes) for found in storage.walk(folder)) == [
+        (f"{bucket}//w//a", 5),
+        (f"{bucket}//w//b", 20 << 20),
+    ]
+
+
+@pytest.mark.parametrize("key", ["a/./b//c", "a/../b//c", "a//./c"])
+def test_keys_that_no_url_can_say_are_refused(bucket: str, s3_options: dict[str, Any], key: str) -> None:
+    storage, _ = open_storage(f"s3://{bucket}", s3_options)
+    with pytest.raises(StorageError, match=r"cannot ask for this key.*copy the object"):
+        storage.read_bytes(f"{bucket}/{key}")
 
 
 def test_the_etag_tells_an_object_of_equal_size_and_second_apart(

@@ -16,6 +16,9 @@ import pyarrow.types as pt
 _VARIABLE_BYTES = 64
 """Estimated bytes of a value of variable width."""
 
+_LIST_BYTES = 1 << 20
+"""The most that is estimated of a list, unless one of its values takes more."""
+
 _STORAGE = {
     "bfloat16": pa.uint16(),
     "float8_e4m3fn": pa.uint8(),
@@ -126,7 +129,11 @@ def is_text(kind: pa.DataType) -> bool:
 
 
 def width_of(kind: pa.DataType) -> int:
-    """Estimate the decoded bytes of one value."""
+    """Estimate the decoded bytes of one value; lists within lists are not guessed to be full to the last.
+
+    >>> width_of(pa.list_(pa.int64())), width_of(pa.list_(pa.list_(pa.list_(pa.list_(pa.string())))))
+    (512, 1048576)
+    """
     if isinstance(kind, pa.BaseExtensionType):
         return width_of(kind.storage_type)
     if pt.is_struct(kind):
@@ -134,7 +141,8 @@ def width_of(kind: pa.DataType) -> int:
     if pt.is_fixed_size_list(kind):
         return int(kind.list_size) * width_of(kind.value_type)
     if pt.is_list(kind) or pt.is_large_list(kind):
-        return _VARIABLE_BYTES * width_of(kind.value_type)
+        width = width_of(kind.value_type)
+        return max(width, min(_VARIABLE_BYTES * width, _LIST_BYTES))
     try:
         return max(1, int(kind.bit_width) // 8)
     except ValueError:

@@ -149,9 +149,13 @@ def of_unread(error: BaseException) -> tuple[str, str] | None:
     """Return what to say of sound values that pyarrow does not read, and what to do; None of all other errors."""
     reason = first_line(error)
     found = next(((what, remedy) for words, what, remedy in _UNREAD if re.search(words, reason)), None)
-    if found is None and isinstance(error, NotImplementedError):
+    if found is not None:
+        return found
+    if isinstance(error, KeyError) and error.args and isinstance(error.args[0], int):  # Arrow's number of a type
+        return "holds a type that pyarrow has no class for, such as an interval", "{convert} to others"
+    if isinstance(error, NotImplementedError):
         return "holds what pyarrow does not read", "{convert} to what it reads"
-    return found
+    return None
 
 
 def changed_error(file: DataFile, now: FileVersion) -> TableError:

@@ -28,11 +28,17 @@ from torch_table_loader.format_contracts import (
 )
 from torch_table_loader.messages import first_line
 from torch_table_loader.read.failures import as_reading_error, of_unread
-from torch_table_loader.read.int96 import WIDE, Instants, columns_of_instants, unit_of_instants, with_instants
+from torch_table_loader.read.int96 import (
+    Instants,
+    columns_of_instants,
+    parse_as_bytes,
+    unit_of_instants,
+    with_instants,
+)
+from torch_table_loader.read.parquet_encrypted import checked_footer, encrypted_error
 from torch_table_loader.read.parquet_footer import (
     DAMAGE,
     bounds_of,
-    check_footer,
     chunk_ranges,
     encoded_columns,
     leaf_of_lists,
@@ -115,7 +121,7 @@ class ParquetReader(
                 f"{file.name} must end with a Parquet footer, got one that does not parse ({first_line(error)}); "
                 "the file is torn: write it again, or leave it out of the table"
             ) from error
-        check_footer(file, parsed, data_bytes)
+        footer = checked_footer(file, footer, data_bytes)
         groups = [parsed.row_group(index) for index in range(parsed.num_row_groups)]
         return FileMeta(
             schema=file_schema,
@@ -180,10 +186,10 @@ class ParquetReader(
         coded = encoded_columns(parsed, self.encoded)
         source = storage.open(file.path)
 
-        def opened(unit: str | None) -> pq.ParquetFile:
+        def opened(unit: str | None, footer: pq.FileMetaData) -> pq.ParquetFile:
             return pq.ParquetFile(
                 source,
-                metadata=parsed,
+                metadata=footer,
                 pre_buffer=False,  # bytes that are here would be copied; of others it has one request in flight
                 buffer_size=_BUFFER_BYTES if storage.is_local else 0,
                 page_checksum_verification=self.verify_checksums,
@@ -194,9 +200,13 @@ class ParquetReader(
         try:
             # Iceberg's timestamps are microseconds, of which INT96 holds years that nanoseconds do not.
             unit = unit_of_instants(parsed, meta.schema) if file.columns is None else "us"
-            names = columns_of_instants(parsed) if unit is None else frozenset[str]()
-            instants = Instants(file.name, names, opened(WIDE)) if names else None
-            return ParquetFile(opened(unit), source, meta, instants, coded=coded, shares=self.shares)
+            names = columns_of_instants(parsed) if file.columns is None else frozenset[str]()
+            instants = None
+            if names:
+                stored = opened(None, parse_as_bytes(file.name, _footer_of(file, meta)))
+                instants = Instants(file.name, names, unit or "ns", stored)
+            handle = opened(unit, parsed)
+            return ParquetFile(handle, source, meta, instants, coded=coded, shares=self.shares, name=file.name)
         except BaseException:
             source.close()
             raise
@@ -221,7 +231,9 @@ class ParquetFile(ThinningFile):
         *,
         coded: Sequence[str] = (),
         shares: bool = False,
+        name: str = "the file",
     ) -> None:
+        self._name = name
         self._handle = handle
         self._source = source
         self._meta = meta
@@ -233,10 +245,13 @@ class ParquetFile(ThinningFile):
         self._most_bytes = sizes().dictionary_bytes
         self._leaves: dict[tuple[str, ...], tuple[int, list[int]]] = {}
         self._seen = seen_rows(meta.footer or b"")
+        readable = handle.schema_arrow.names
+        self._encrypted = frozenset(meta.schema.names).difference(readable) if len(readable) < len(meta.schema) else ()
 
     @override
     def batches(self, groups: range, columns: Sequence[str], max_rows: int) -> Iterator[pa.RecordBatch]:
         wanted = list(columns)
+        self._refuse_encrypted(wanted)
         for call, first in self._calls(groups, wanted, max_rows):
             read = self._streamed(call, wanted, first, max_rows) if first else self._table(call[0], wanted).to_batches()
             for batch in read:
@@ -302,6 +317,10 @@ class ParquetFile(ThinningFile):
         num_rows = self._rows_of(group)
         return max_rows < 2 * num_rows <= 2 * max_rows
 
+    def _refuse_encrypted(self, columns: Sequence[str]) -> None:
+        if self._encrypted and (found := [name for name in columns if name in self._encrypted]):
+            raise encrypted_error(self._name, found)
+
     @override
     def thins(self, group: int, columns: Sequence[str], max_rows: int) -> bool:
         return self._is_whole(group, max_rows) and not self._weighed(group, columns, max_rows)[1]
@@ -310,6 +329,7 @@ class ParquetFile(ThinningFile):
     def thinned(self, group: int, columns: Sequence[str], num_rows: int, kept: pa.Array | None) -> pa.RecordBatch:
         # A few columns at a time, whose kept rows are copied while caches hold them.
         names = list(columns)
+        self._refuse_encrypted(names)
         at_once = max(1, _VALUES_TO_COPY // max(1, num_rows)) if kept is not None else max(1, len(names))
         fields: list[pa.Field] = []
         arrays: list[pa.Array] = []
@@ -333,7 +353,7 @@ class ParquetFile(ThinningFile):
             part = columns[start : start + at_once]
             table = self._handle.read_row_group(group, columns=part, use_threads=self._shares)
             if self._instants is not None:
-                self._instants.check_group(table, group, part)
+                table = self._instants.of_group(table, group, part)
             tables.append(sound_text(table if table.column_names == part else table.select(part)))
         if len(tables) > 1:
             fields = [field for table in tables for field in table.schema]
@@ -347,7 +367,7 @@ class ParquetFile(ThinningFile):
             batch_size=first, row_groups=groups, columns=columns, use_threads=self._shares
         )
         if self._instants is not None:
-            batches = self._instants.checked(batches, groups, columns, first)
+            batches = self._instants.of_batches(batches, groups, columns, first)
         rows, num_bytes, num_rows = first, 0, 0
         while True:
             for reader in self._readers:

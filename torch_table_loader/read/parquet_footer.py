@@ -358,7 +358,7 @@ class ChunkStatistics(NamedTuple):
 def statistics_of(footer: bytes) -> list[list[ChunkStatistics]]:
     """Return the statistics of each column chunk of each row group, from a footer with magic bytes before it."""
     try:
-        return _Walk(footer).row_groups()
+        return FooterWalk(footer).row_groups()
     except IndexError as error:
         raise ValueError("it ends inside of a value") from error
 
@@ -374,9 +374,9 @@ def refuse_unsafe(
     try:
         groups = statistics_of(footer)
     except ValueError as error:
-        raise _damaged(name, f"a footer as Thrift writes it, got one that is not: {error}") from error
+        raise damaged_footer(name, f"a footer as Thrift writes it, got one that is not: {error}") from error
     if len(groups) != parsed.num_row_groups or any(len(chunks) != parsed.num_columns for chunks in groups):
-        raise _damaged(name, "a chunk for each column and row group, got others")
+        raise damaged_footer(name, "a chunk for each column and row group, got others")
     for place in places:
         leaf = parsed.schema.column(place)
         kind = _TYPES.index(leaf.physical_type)
@@ -385,25 +385,26 @@ def refuse_unsafe(
             chunk = chunks[place]
             if chunk.kind != kind:
                 actual = _TYPES[chunk.kind] if 0 <= chunk.kind < len(_TYPES) else f"type {chunk.kind}"
-                raise _damaged(
+                raise damaged_footer(
                     name, f"{leaf.physical_type} in column {leaf.path!r}, got {actual} in row group {number}"
                 )
             if chunk.shortest is not None and chunk.shortest < width:
-                raise _damaged(
+                raise damaged_footer(
                     name,
                     f"statistics of {width} bytes in column {leaf.path!r}, got {chunk.shortest} in row group {number}",
                 )
     return groups
 
 
-def _damaged(name: str, expected: str) -> TableError:
+def damaged_footer(name: str, expected: str) -> TableError:
+    """Return the error for a footer that is not as it must be."""
     return TableError(
         f"{name} must have a Parquet footer with {expected}; the footer is damaged: restore the file, write it again, "
         "or leave it out of the table"
     )
 
 
-class _Walk:
+class FooterWalk:
     """A walk over a footer; who iterates over the fields of a struct reads or skips the value of each."""
 
     def __init__(self, data: bytes) -> None:
@@ -411,6 +412,7 @@ class _Walk:
         self._place = 4
 
     def row_groups(self) -> list[list[ChunkStatistics]]:
+        """Return what each column chunk of each row group says."""
         for field, kind in self._fields():
             if field == _ROW_GROUPS:
                 return [self._row_group() for _ in range(self._list_head(kind))]

@@ -30,6 +30,10 @@ _IF_EQUAL: Sequence[Callable[[pa.DataType], bool]] = (
 )
 
 
+_SHIFTS_TIMES = "Parquet.Net"
+"""A writer whose bounds of times are hours off, by its machine's time zone (https://github.com/duckdb/duckdb/issues/14430)."""
+
+
 def kept_row_groups(
     file: DataFile, meta: FileMeta, parsed: pq.FileMetaData, filters: Any, schema: pa.Schema
 ) -> Sequence[bool]:
@@ -67,6 +71,7 @@ def _leaves(
 ) -> tuple[list[_Leaf], set[str]]:
     """Return the flat columns of the filter in a file, and the names of those that are null in all its rows."""
     columns = map(parsed.schema.column, range(parsed.num_columns))
+    shifts_times = str(parsed.created_by).startswith(_SHIFTS_TIMES)
     # The order of INT96 was never agreed on, so that its bounds say nothing.
     indices = {
         column.path: index
@@ -80,6 +85,8 @@ def _leaves(
             absent.add(name)
             continue
         stored, kind = meta.schema.field(place), schema.field(name).type
+        if shifts_times and pt.is_timestamp(stored.type):
+            continue
         if stored.name in indices and _comparable(stored.type, kind):
             leaves.append(_Leaf(name, kind, stored.type, indices[stored.name]))
     return leaves, absent

@@ -302,7 +302,8 @@ def _glob(storage: FileStorage, start: _Start) -> _Listing:
 
     pattern, root = start.path, start.root
     relative = pattern[len(root) + 1 :]
-    matches = re.compile(glob_translate(relative)).match
+    # "**" takes empty parts too, which keys of object stores may have.
+    matches = re.compile(glob_translate(relative).replace("(?:.+/)?", "(?:.*/)?")).match
     found = storage.probe(f"{root}/")
     if found is None or not found.is_dir:
         raise _nothing(storage, pattern)
@@ -348,7 +349,7 @@ def _below(storage: FileStorage, root: str, name: str) -> str:
         shown = address.shown
         if address.protocol == storage.protocol:
             path = address.path
-    elif name.startswith("/"):
+    elif name.startswith("/") and (not root or root.startswith("/")):
         path = name
     elif name:
         path = f"{root}/{name}"
@@ -405,7 +406,10 @@ def _spelled(storage: Storage, path: str) -> str:
 
 
 def _relative(storage: Storage, root: str, path: str) -> str:
-    return _decoded(storage, path.removeprefix(root).lstrip("/"))
+    inner = path.removeprefix(root)
+    if getattr(storage, "protocol", "") in HTTP_PROTOCOLS:  # servers of files squeeze slashes
+        return _decoded(storage, inner.lstrip("/"))
+    return inner.removeprefix("/")
 
 
 def _decoded(storage: Storage, path: str) -> str:

@@ -69,6 +69,7 @@ _NO_LIMIT = "30 days"
 _PART_BYTES = 16 << 20
 _PARTS_IN_FLIGHT = 4
 _PAGE_BYTES = 1 << 20
+_MOST_CONNECTIONS = 256
 LIST_CHUNK = 1000
 """Keys of a page of a listing; S3 gives no more."""
 
@@ -336,6 +337,8 @@ class ObjectStoreClient(Client):
         is_large = num_bytes > _PART_BYTES
         bucket = self._buckets.get((name, is_large))
         if bucket is None:
+            if len(self._buckets) >= _MOST_CONNECTIONS:
+                self._buckets.clear()  # what is in use stays until it is done
             seconds = patience(sizes().whole_file_bytes if is_large else _PART_BYTES)
             bucket = self._buckets.setdefault((name, is_large), self._connect(name, seconds))
         return bucket

@@ -50,7 +50,10 @@ if TYPE_CHECKING:
     from botocore.credentials import Credentials
     from obstore.store import S3Config, S3Credential, S3CredentialProvider
 
+    from torch_table_loader.source.object_store import Bucket
+
 _PIECE_BYTES = 1 << 16
+_DOTS = frozenset({".", ".."})
 
 _ASKED_AGAIN = timedelta(minutes=10)
 """botocore renews credentials at least this long before they expire; obstore asks for them after half of it."""
@@ -200,9 +203,21 @@ class S3Client(ObjectStoreClient):
         self._pools: dict[str, urllib3.PoolManager] = {}
 
     @override
+    def _at(self, path: str, num_bytes: int = 0) -> tuple[Bucket, str]:
+        """Return a bucket and a key; what comes before the last empty part of a key is in the bucket's URL.
+
+        S3 allows such keys ("t//a.parquet"), and obstore takes none; the request that it sends is the same.
+        """
+        name, _, key = path.partition("/")
+        above, empty, rest = f"/{key}".rpartition("//")
+        if not empty or _DOTS.intersection(above.split("/")):  # a URL cannot say these, and obstore refuses them
+            return super()._at(path, num_bytes)
+        return self.bucket(f"{name}{above}/", num_bytes), rest
+
+    @override
     def _pages(self, name: str, key: str, *, recursive: bool, most: int) -> Iterator[Listed]:
         """Ask for page after page, and check that they make one listing."""
-        prefix = f"{key.rstrip('/')}/" if key else ""
+        prefix = f"{key}/" if key else ""
         shown = f"s3://{name}/{prefix}"
         query = {"list-type": "2", "encoding-type": "url", "max-keys": str(most), "prefix": prefix}
         if not recursive:
@@ -273,13 +288,19 @@ class S3Client(ObjectStoreClient):
             pool = self._pools.setdefault(parts.netloc, pool)
         return pool.request(method, url, headers=headers, retries=False, redirect=False, preload_content=whole)
 
-    def _open(self, bucket: str, seconds: float) -> S3Store:
+    def _open(self, place: str, seconds: float) -> S3Store:
+        """Open a bucket, or the folder of one whose keys begin with an empty part (see `_at`)."""
+        bucket, is_folder, above = place.partition("/")
         address = self._address(bucket)
+        endpoint = address.endpoint
+        if is_folder:
+            of_bucket = "" if address.virtual else f"/{quote(bucket)}"
+            endpoint = f"{endpoint}{of_bucket}/{quote(above)}"
         config: S3Config = {
             "region": address.region,
-            "endpoint": address.endpoint,
-            "aws_endpoint_url_s3": address.endpoint,  # else the environment's goes first, which may be switched off
-            "virtual_hosted_style_request": address.virtual,
+            "endpoint": endpoint,
+            "aws_endpoint_url_s3": endpoint,  # else the environment's goes first, which may be switched off
+            "virtual_hosted_style_request": address.virtual or bool(is_folder),
             "skip_signature": self._login is None,
         }
         if self._options.get("request_payer"):

@@ -18,7 +18,7 @@ import pyarrow as pa
 
 from torch_table_loader.arrow.ranged_file import BufferedRanges, open_ranges
 from torch_table_loader.cancellation import interruptibly
-from torch_table_loader.causes import in_brief, is_led_away, store_error_type
+from torch_table_loader.causes import in_brief, is_led_away, is_no_key, store_error_type
 from torch_table_loader.errors import (
     AccessRefusedError,
     ConfigError,
@@ -309,6 +309,11 @@ class FileStorage:
             return StorageError(
                 f"{shown}: the store redirects the request to another place, to which no login is sent ({details}); "
                 "pass the endpoint, and for S3 the region, where the data is, in storage_options"
+            )
+        if is_no_key(error):
+            return StorageError(
+                f"{shown}: the client of this store cannot ask for this key ({details}): keys have empty parts (//) "
+                "on S3 alone, and parts of dots nowhere; copy the object to another key"
             )
         if kind is AccessRefusedError:
             return AccessRefusedError(

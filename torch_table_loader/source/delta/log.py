@@ -11,10 +11,13 @@ import base64
 import datetime as dt
 import io
 import json
+import os
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import reduce
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, BinaryIO, NamedTuple, TypeVar
 from uuid import UUID
 
@@ -37,6 +40,7 @@ from torch_table_loader.nesting import load_json
 from torch_table_loader.records import DataFile, DeleteFile, FileVersion
 from torch_table_loader.scrubbing import shown_url
 from torch_table_loader.source.delta.delta_options import DeltaAddress, path_of
+from torch_table_loader.source.delta.log_decimals import Padding, is_uneven, scales_of, schema_in
 from torch_table_loader.source.delta.log_nesting import check_checkpoint, check_commit
 from torch_table_loader.source.snapshot_files import shown_time
 from torch_table_loader.source.table_storage import TableStorage, read_whole
@@ -86,7 +90,17 @@ class LogReader:
 
     def read(self, version: int | None = None, timestamp: dt.datetime | None = None) -> Log:
         """Return what the log says of a version: a given one, the newest one at a time, or the newest."""
-        table = self._opened(version)
+        try:
+            return self._read(self.at.root, version, timestamp)
+        except (ConfigError, TableError) as error:
+            if not is_uneven(error):
+                raise
+        with TemporaryDirectory(prefix="table-loader-log-") as folder:
+            self.files.copy_padded(Path(folder), version, every=timestamp is not None)
+            return self._read(folder, version, timestamp)
+
+    def _read(self, root: str, version: int | None, timestamp: dt.datetime | None) -> Log:
+        table = self._opened(root, version)
         if timestamp is not None:
             newest = table
 
@@ -115,14 +129,14 @@ class LogReader:
             f"{begun}: pass version="
         )
 
-    def _opened(self, version: int | None) -> DeltaTable:
-        options = self.at.for_deltalake(self.retry_seconds)
+    def _opened(self, root: str, version: int | None) -> DeltaTable:
+        options = self.at.for_deltalake(self.retry_seconds) if root == self.at.root else None
         what = None if version is None else f"version {version}"
         try:
             found = self._asking(lambda: self.files.check_nesting(version), what)
         except StorageError as error:
             raise type(error)(_failed(self.at.root, error)) from error
-        return self._asking(lambda: DeltaTable(self.at.root, version=found, storage_options=options), what)
+        return self._asking(lambda: DeltaTable(root, version=found, storage_options=options), what)
 
     def _log(self, table: DeltaTable) -> Log:
         protocol, metadata = table.protocol(), table.metadata()
@@ -308,6 +322,7 @@ class LogFiles:
     storage: TableStorage
     root: str
     _sizes: dict[str, int] = field(default_factory=dict)
+    _times: dict[str, int | None] = field(default_factory=dict)
     _checked: set[int] = field(default_factory=set)
     _flat: set[str] = field(default_factory=set)
     _read: dict[str, dict[str, Vector | None]] = field(default_factory=dict)
@@ -329,6 +344,13 @@ class LogFiles:
             self._list()
         except FileNotFoundError:
             return version
+        version, names = self._parts(version, every=every)
+        self._each(self._check_nesting, [name for name in names if name not in self._flat])
+        self._flat.update(names)
+        return version
+
+    def _parts(self, version: int | None, *, every: bool) -> tuple[int | None, list[str]]:
+        """Return a version (None: the newest), and the files that deltalake reads of it, or `every` file."""
         known = {name: int(match[1]) for name in self._sizes if (match := _PART_OF_LOG.match(name))}
         version = max(known.values(), default=None) if version is None else version
         checkpoint, _ = ((), range(0)) if version is None else self._newest_checkpoint(version)
@@ -338,9 +360,40 @@ class LogFiles:
             for name, number in known.items()
             if name in checkpoint or every or ("checkpoint" not in name and begun < number <= (version or 0))
         ]
-        self._each(self._check_nesting, [name for name in names if name not in self._flat])
-        self._flat.update(names)
-        return version
+        return version, names
+
+    def copy_padded(self, folder: Path, version: int | None, *, every: bool) -> None:
+        """Write the log of a version, or all of it but compacted commits, with all digits of decimals."""
+        names = [name for name in self._parts(version, every=every)[1] if not name.endswith(".compacted.json")]
+        padding = Padding(self._scales(sorted(names, reverse=True)))
+        (folder / "_delta_log" / "_sidecars").mkdir(parents=True)
+        for name in names:
+            target = folder / "_delta_log" / name
+            self._copy(self._path(name), self._sizes[name], target, padding)
+            if (time := self._times[name]) is not None:  # tells deltalake which version is meant by a time
+                os.utime(target, ns=(time, time))
+
+    def _copy(self, path: str, size: int, target: Path, padding: Padding) -> None:
+        with self._opened(path, size) as source:
+            for each in check_commit(source.read(), path) if path.endswith(".json") else check_checkpoint(source, path):
+                there, num_bytes = self._sidecar(each)
+                copy = target.parent / "_sidecars" / there.rpartition("/")[2]
+                self._copy(there, num_bytes, copy, padding)
+                padding.sidecars[each["path"]] = copy.stat().st_size
+            source.seek(0)
+            if path.endswith(".json"):
+                target.write_bytes(padding.of_json(source.read()))
+            else:
+                padding.of_parquet(source, target)
+
+    def _scales(self, names: Iterable[str]) -> dict[str, int]:
+        """Return the digits of decimals as the first of some files of the log says that describes columns."""
+        for name in names:
+            with self._opened(self._path(name), self._sizes[name]) as source:
+                schema = schema_in(source, is_json=name.endswith(".json"))
+            if schema is not None:
+                return scales_of(schema)
+        return {}
 
     def _check_nesting(self, name: str) -> None:
         self._check_nesting_of(self._path(name), self._sizes.get(name, 0))
@@ -394,11 +447,13 @@ class LogFiles:
         return tuple(sorted(checkpoints[newest])) if newest is not None else (), commits
 
     def _list(self) -> None:
-        self._sizes = {
-            found.path.rpartition("/")[2]: found.version.num_bytes
+        listed = {
+            found.path.rpartition("/")[2]: found.version
             for found in self.storage.walk(f"{self.root.rstrip('/')}/_delta_log")
             if found.version is not None
         }
+        self._sizes = {name: version.num_bytes for name, version in listed.items()}
+        self._times = {name: version.mtime_ns for name, version in listed.items()}
 
     def _each(self, do: Any, things: Any) -> None:
         if len(things) > 1 and is_far(self.storage):

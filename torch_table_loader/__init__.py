@@ -46,6 +46,8 @@ if TYPE_CHECKING:
     )
     from torch_table_loader.planning.keys import row_seeds
     from torch_table_loader.predicates.hash_parts import part_of
+    from torch_table_loader.read.csv_files import Csv
+    from torch_table_loader.read.json_files import Json
     from torch_table_loader.schedules import Schedule, Stop
     from torch_table_loader.token_table import tokenize_table
 
@@ -55,10 +57,12 @@ _HOMES = {
     "ColumnStatistics": "planning.column_statistics",
     "ConfigError": "errors",
     "ConfigTypeError": "errors",
+    "Csv": "read.csv_files",
     "DeltaDataset": "delta",
     "Explanation": "engine.explanation",
     "Hash": "option_values",
     "IcebergDataset": "iceberg",
+    "Json": "read.json_files",
     "LoaderKeywords": "keywords",
     "LoaderOptions": "options",
     "Metrics": "metrics",
@@ -101,10 +105,12 @@ __all__ = [
     "ColumnStatistics",
     "ConfigError",
     "ConfigTypeError",
+    "Csv",
     "DeltaDataset",
     "Explanation",
     "Hash",
     "IcebergDataset",
+    "Json",
     "LoaderKeywords",
     "LoaderOptions",
     "Metrics",

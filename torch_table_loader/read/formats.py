@@ -30,9 +30,9 @@ ENTRY_POINT_GROUP = "torch_table_loader.formats"
 _CLASSES = {
     "parquet": ("parquet", "ParquetReader"),
     "orc": ("orc", "OrcReader"),
-    "csv": ("csv_files", "CsvReader"),
-    "json": ("json_files", "JsonReader"),
-    "jsonl": ("json_files", "JsonReader"),
+    "csv": ("csv_files", "Csv"),
+    "json": ("json_files", "Json"),
+    "jsonl": ("json_files", "Json"),
     "arrow": ("ipc", "IpcReader"),
     "ipc": ("ipc", "IpcReader"),
     "feather": ("ipc", "IpcReader"),

@@ -1,22 +1,26 @@
-"""JSON lines. Types come from ``schema=`` or from one parse."""
+"""JSON. Types come from ``schema=``, from ``Json(types=)``, or from a parse."""
 
 from __future__ import annotations
 
 import codecs
+import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 from pyarrow import json
 from typing_extensions import override
 
+from torch_table_loader.arrow import compute as pc
 from torch_table_loader.arrow.datatypes import decoded_type
 from torch_table_loader.arrow.sound import sound_text
 from torch_table_loader.errors import TableError
 from torch_table_loader.nesting import Levels
+from torch_table_loader.read.guessed_types import NEGATIVE, marked
+from torch_table_loader.read.json_text import ObjectLines, Written, double_leaves, mapped_leaves
 from torch_table_loader.read.reader_base import refuse_duplicates
-from torch_table_loader.read.text_files import TextReader, open_text
+from torch_table_loader.read.text_files import GivenTypes, TextReader, given_types, open_text
 from torch_table_loader.sizes import sizes
 
 if TYPE_CHECKING:
@@ -24,44 +28,114 @@ if TYPE_CHECKING:
     from torch_table_loader.records import DataFile
 
 
-@dataclass(frozen=True, slots=True)
-class JsonReader(TextReader):
-    """Reads JSON lines (https://jsonlines.org), compressed or not; keys that a line lacks are null."""
+_INT64 = 1 << 63
+_CHANGED = re.compile(r"Column\(/(.+)\) (changed from .*)")
 
-    name: str = "json"
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Json(TextReader):
+    """How JSON files are written, compressed or not: what ``format=`` takes.
+
+    An object is a row: one a line (https://jsonlines.org), over several lines, or in an array. Keys that it lacks are
+    null.
+
+    Args:
+        types: types of some keys, as pyarrow's or by its names; the others are guessed. ``schema=`` comes first.
+
+    Raises:
+        ConfigError: a setting is wrong.
+    """
+
+    types: GivenTypes = field(default_factory=dict)
+    name: str = field(default="json", repr=False)
     suffixes = (".json", ".jsonl", ".ndjson")
+
+    def __post_init__(self) -> None:
+        """Check the types."""
+        object.__setattr__(self, "types", given_types("Json", self.types))
 
     @override
     def guessed(self, storage: Storage, file: DataFile, num_bytes: int) -> tuple[pa.Schema, int]:
-        table = self._parsed(storage, file, num_bytes)
+        given = [pa.field(name, _as_json_reads(kind)) for name, kind in self.types.items()]
+        table = self._parsed(storage, file, num_bytes, json.ParseOptions(explicit_schema=pa.schema(given)))
         refuse_duplicates(table.schema, file)
-        return table.schema, table.num_rows
+        found = {name: pa.field(name, self.types[name]) for name in self.types}
+        fields = [found.get(each.name) or pa.field(each.name, each.type) for each in table.schema]
+        fields = self._with_zones(storage, file, num_bytes, fields)
+        fields = self._with_whole_numbers(storage, file, table, fields)
+        return pa.schema(fields), table.num_rows
 
-    def _parsed(self, storage: Storage, file: DataFile, num_bytes: int) -> pa.Table:
+    def _with_zones(
+        self, storage: Storage, file: DataFile, num_bytes: int, fields: Sequence[pa.Field]
+    ) -> list[pa.Field]:
+        """Return fields with the zones that pyarrow leaves out of times; times with and without one are text."""
+        texts = {each.name: mapped_leaves(each, None, _text_of_time) for each in fields if each.name not in self.types}
+        asked = [texts[each.name] for each in fields if texts.get(each.name, each) != each]
+        if not asked:
+            return list(fields)
+        options = json.ParseOptions(explicit_schema=pa.schema(asked), unexpected_field_behavior="ignore")
+        table = self._parsed(storage, file, num_bytes, options)
+        names = {each.name for each in asked}
+        return [
+            _zoned(each, table.column(each.name).combine_chunks()) if each.name in names else each for each in fields
+        ]
+
+    def _with_whole_numbers(
+        self, storage: Storage, file: DataFile, table: pa.Table, fields: Sequence[pa.Field]
+    ) -> list[pa.Field]:
+        """Return fields with types that hold the whole numbers which pyarrow took for doubles."""
+        unsure = [
+            each.name
+            for each in fields
+            if each.name not in self.types and any(map(_may_be_large, double_leaves(table.column(each.name))))
+        ]
+        written = Written(unsure)
+        if unsure:
+            with open_text(storage, file) as source:
+                for block in _blocks_of_lines(_lines(source, file.name)):
+                    written.add(block)
+        made = [written.typed(each, file.name) if each.name in unsure else each for each in fields]
+        return [_signed(each, table.column(each.name)) for each in made]
+
+    def _parsed(self, storage: Storage, file: DataFile, num_bytes: int, options: json.ParseOptions) -> pa.Table:
         # With larger blocks if a line is longer than one.
         block = sizes().json_block_bytes
         while block < num_bytes:
             try:
                 with open_text(storage, file) as source:
-                    return _parsed(_Levelled(source, file.name), block)
+                    return _parsed(_Levelled(_lines(source, file.name), file.name), block, options)
             except pa.ArrowInvalid as error:
                 if "straddl" not in str(error):
                     raise
             block *= 8
         with open_text(storage, file) as source:
-            return _parsed(_Levelled(source, file.name), max(num_bytes, 1))
+            return _parsed(_Levelled(_lines(source, file.name), file.name), max(num_bytes, 1), options)
+
+    @override
+    def told(self, storage: Storage, file: DataFile, reason: str) -> TableError | None:
+        if (found := _CHANGED.search(reason)) is None:
+            return None
+        place, kinds = found.groups()
+        return TableError(
+            f"{file.name} must hold values of one type as {place!r}, got values that {kinds}; write them as one type, "
+            "or leave the key out with a schema= that does not name it"
+        )
 
     @override
     def own_schema(self, storage: Storage, file: DataFile, schema: pa.Schema) -> pa.Schema:
-        return pa.schema([pa.field(field.name, _as_json_reads(field.type)) for field in schema])
+        return pa.schema([pa.field(each.name, _as_json_reads(each.type)) for each in schema])
 
     @override
-    def decoded(self, source: pa.NativeFile, columns: Sequence[str], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-        options = json.ParseOptions(
-            explicit_schema=pa.schema([schema.field(name) for name in columns]), unexpected_field_behavior="ignore"
-        )
-        for block in _blocks_of_lines(source):
-            yield from sound_text(_parsed(pa.BufferReader(block), len(block), options)).to_batches()
+    def decoded(
+        self, source: pa.NativeFile, file: DataFile, columns: Sequence[str], schema: pa.Schema
+    ) -> Iterator[pa.RecordBatch]:
+        fields = [schema.field(name) for name in columns]
+        read = pa.schema([pa.field(each.name, _as_json_reads(each.type)) for each in fields])
+        options = json.ParseOptions(explicit_schema=read, unexpected_field_behavior="ignore")
+        wanted = pa.schema([pa.field(each.name, decoded_type(each.type)) for each in fields])
+        for block in _blocks_of_lines(_lines(source, file.name)):
+            table = sound_text(_parsed(pa.BufferReader(block), len(block), options))
+            yield from (table if wanted == read else table.cast(wanted)).to_batches()
 
 
 class _Levelled:
@@ -72,17 +146,13 @@ class _Levelled:
 
     closed = False
 
-    def __init__(self, source: pa.NativeFile, name: str) -> None:
+    def __init__(self, source: Any, name: str) -> None:
         self._source = source
         self._name = name
         self._levels = Levels()
-        self._begun = False
 
     def read(self, length: int = -1) -> bytes:
-        piece: bytes = self._source.read(None if length is None or length < 0 else length)
-        if not self._begun:
-            _check_begin(piece)
-            self._begun = bool(piece)
+        piece: bytes = self._source.read(length)
         self._levels.check(piece, self._name)
         return piece
 
@@ -94,31 +164,38 @@ def _parsed(source: Any, num_bytes: int, options: json.ParseOptions | None = Non
     return json.read_json(source, json.ReadOptions(use_threads=False, block_size=num_bytes), options)
 
 
-def _check_begin(text: bytes) -> None:
-    """Refuse JSON that its first bytes show to be no lines of objects."""
-    text = text.removeprefix(codecs.BOM_UTF8).lstrip()
-    if text.startswith(b"["):
-        found = "an array"
-    elif text.partition(b"\n")[0].rstrip() == b"{":
-        found = "an object over several lines"
-    else:
-        return
-    raise TableError(
-        f"JSON must have an object in each line, got {found}; convert it to JSON lines, for example with "
-        "jq -c '.[]' for an array of objects and jq -c . for others"
-    )
+def _lines(source: pa.NativeFile, name: str) -> Any:
+    """Return a text with an object a line, also where it stands over several lines or in an array."""
+    head = source.read(sizes().json_block_bytes)
+    begin = head.removeprefix(codecs.BOM_UTF8).lstrip()
+    begun = _Begun(head, source)
+    if begin.startswith(b"[") or begin.partition(b"\n")[0].rstrip() == b"{":
+        return ObjectLines(_Levelled(begun, name), name)
+    return begun
 
 
-def _blocks_of_lines(source: pa.NativeFile) -> Iterator[bytes]:
+class _Begun:
+    """A text of which some bytes were read."""
+
+    def __init__(self, head: bytes, source: pa.NativeFile) -> None:
+        self._head = head
+        self._source = source
+
+    def read(self, length: int = -1) -> bytes:
+        if self._head:
+            end = len(self._head) if length < 0 else length
+            piece, self._head = self._head[:end], self._head[end:]
+            return piece
+        rest: bytes = self._source.read(None if length < 0 else length)
+        return rest
+
+
+def _blocks_of_lines(source: Any) -> Iterator[bytes]:
     """Cut a text into blocks of whole lines; a block is longer only where a line is."""
     parts: list[bytes] = []
     num_bytes = 0
     block_bytes, most = sizes().json_block_bytes, sizes().json_line_bytes
-    begun = False
     while chunk := source.read(block_bytes):
-        if not begun:
-            _check_begin(chunk)
-            begun = True
         cut = chunk.rfind(b"\n") + 1
         if not cut:
             parts.append(chunk)
@@ -130,6 +207,38 @@ def _blocks_of_lines(source: pa.NativeFile) -> Iterator[bytes]:
         num_bytes = len(parts[0])
     if any(parts):
         yield b"".join(parts)
+
+
+def _may_be_large(values: pa.Array) -> bool:
+    """Return whether doubles are all whole, and one of them is beyond int64."""
+    ends = pc.min_max(values).as_py()
+    if ends["min"] is None or -_INT64 < ends["min"] <= ends["max"] < _INT64:
+        return False
+    return bool(pc.all(pc.equal(pc.floor(values), values)).as_py())
+
+
+def _signed(own: pa.Field, values: pa.ChunkedArray) -> pa.Field:
+    if own.type != pa.int64() or values.type != pa.int64() or (pc.min(values).as_py() or 0) >= 0:
+        return own
+    return marked(own, NEGATIVE)
+
+
+def _text_of_time(kind: pa.DataType, _values: pa.Array | None) -> pa.DataType:
+    return pa.string() if pa.types.is_timestamp(kind) else kind
+
+
+def _zoned(own: pa.Field, texts: pa.Array) -> pa.Field:
+    """Return a field of times by their texts: in UTC if all name a zone, as text if some do."""
+
+    def of(kind: pa.DataType, values: pa.Array | None) -> pa.DataType:
+        if not pa.types.is_timestamp(kind) or values is None:
+            return kind
+        named = pc.match_substring_regex(values, "[T ].*(Z|[+-][0-9:]+)$")
+        if not pc.any(named).as_py():
+            return kind
+        return pa.timestamp(kind.unit, "UTC") if pc.all(named).as_py() else pa.string()
+
+    return mapped_leaves(own, texts, of)
 
 
 def _as_json_reads(kind: pa.DataType) -> pa.DataType:

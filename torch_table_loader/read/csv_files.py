@@ -115,7 +115,7 @@ class Csv(TextReader):
             with open_text(storage, file, self.encoding) if text is None else pa.BufferReader(text) as source:
                 found = self._texts(source, file, table.select(asked))
             for place, texts in zip(asked, found, strict=True):
-                own[place] = texts.told_of(own[place], table.column(place))
+                own[place] = texts.told_of(own[place], table.column(place), words=self.null_values is None)
         return pa.schema(own), table.num_rows
 
     def _is_unsure(self, own: pa.Field, values: pa.ChunkedArray) -> bool:
@@ -160,6 +160,11 @@ class Csv(TextReader):
 
     @override
     def told(self, storage: Storage, file: DataFile, reason: str) -> TableError | None:
+        if "conversion error" in reason or "Error converting" in reason:
+            return TableError(
+                f"{file.name} must hold values of the types that were asked for, got one that does not fit ({reason}); "
+                "pass a type that holds it as schema= or as format=Csv(types=...), or correct the value"
+            )
         if "Expected 1 columns" not in reason or self.header is not True:
             return None
         with open_text(storage, file, self.encoding) as source:
@@ -281,10 +286,14 @@ class _Texts:
             ends = pc.min_max(values.cast(pa.decimal256(_MOST_DIGITS, 0))).as_py()
             self._bounds.add(int(ends["min"]), int(ends["max"]))
 
-    def told_of(self, own: pa.Field, values: pa.ChunkedArray) -> pa.Field:
-        """Return the field of a column with what its texts say."""
+    def told_of(self, own: pa.Field, values: pa.ChunkedArray, *, words: bool) -> pa.Field:
+        """Return the field of a column with what its texts say.
+
+        Args:
+            words: whether words without quotes are null in columns that hold no text alone.
+        """
         if self._num_empty < values.null_count:
-            own = own.with_metadata(_WORDS if self._num_words else _EMPTY)
+            own = own.with_metadata(_WORDS if self._num_words and words else _EMPTY)
         if not self._all_whole:
             return own
         kind = self._bounds.type

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import codecs
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -16,9 +16,10 @@ from torch_table_loader.arrow import compute as pc
 from torch_table_loader.arrow.datatypes import decoded_type
 from torch_table_loader.arrow.sound import sound_text
 from torch_table_loader.errors import TableError
+from torch_table_loader.messages import first_line
 from torch_table_loader.nesting import Levels
 from torch_table_loader.read.guessed_types import NEGATIVE, marked
-from torch_table_loader.read.json_text import ObjectLines, Written, double_leaves, mapped_leaves
+from torch_table_loader.read.json_text import ObjectLines, Written, leaves, retyped
 from torch_table_loader.read.reader_base import refuse_duplicates
 from torch_table_loader.read.text_files import GivenTypes, TextReader, given_types, open_text
 from torch_table_loader.sizes import sizes
@@ -61,33 +62,46 @@ class Json(TextReader):
         refuse_duplicates(table.schema, file)
         found = {name: pa.field(name, self.types[name]) for name in self.types}
         fields = [found.get(each.name) or pa.field(each.name, each.type) for each in table.schema]
-        fields = self._with_zones(storage, file, num_bytes, fields)
-        fields = self._with_whole_numbers(storage, file, table, fields)
+        columns = dict(zip(table.schema.names, table.columns, strict=True))
+        self._check_given(table, file)
+        columns |= self._parsed_again(storage, file, num_bytes, fields)
+        fields = [each if each.name in self.types else _zoned(each, columns[each.name]) for each in fields]
+        fields = self._with_whole_numbers(storage, file, columns, fields)
         return pa.schema(fields), table.num_rows
 
-    def _with_zones(
+    def _check_given(self, table: pa.Table, file: DataFile) -> None:
+        for name, kind in self.types.items():
+            try:
+                table.column(name).cast(decoded_type(kind))
+            except pa.ArrowException as error:
+                raise TableError(
+                    f"column {name!r} must be read as {kind}, as Json(types=) says, but {file.name} has a value that "
+                    f"does not fit ({first_line(error)}); pass a type that holds it, or correct the value"
+                ) from error
+
+    def _parsed_again(
         self, storage: Storage, file: DataFile, num_bytes: int, fields: Sequence[pa.Field]
-    ) -> list[pa.Field]:
-        """Return fields with the zones that pyarrow leaves out of times; times with and without one are text."""
-        texts = {each.name: mapped_leaves(each, None, _text_of_time) for each in fields if each.name not in self.types}
-        asked = [texts[each.name] for each in fields if texts.get(each.name, each) != each]
+    ) -> dict[str, pa.ChunkedArray]:
+        """Return columns in which times are texts, and nested doubles: as pyarrow guesses them, they may be torn."""
+        texts = [retyped(each, _text_of_time) for each in fields if each.name not in self.types]
+        known = {each.name: each for each in fields}
+        asked = [
+            each for each in texts if each != known[each.name] or (pa.types.is_nested(each.type) and _has_doubles(each))
+        ]
         if not asked:
-            return list(fields)
+            return {}
         options = json.ParseOptions(explicit_schema=pa.schema(asked), unexpected_field_behavior="ignore")
         table = self._parsed(storage, file, num_bytes, options)
-        names = {each.name for each in asked}
-        return [
-            _zoned(each, table.column(each.name).combine_chunks()) if each.name in names else each for each in fields
-        ]
+        return {each.name: table.column(each.name) for each in asked}
 
     def _with_whole_numbers(
-        self, storage: Storage, file: DataFile, table: pa.Table, fields: Sequence[pa.Field]
+        self, storage: Storage, file: DataFile, columns: Mapping[str, pa.ChunkedArray], fields: Sequence[pa.Field]
     ) -> list[pa.Field]:
         """Return fields with types that hold the whole numbers which pyarrow took for doubles."""
         unsure = [
             each.name
             for each in fields
-            if each.name not in self.types and any(map(_may_be_large, double_leaves(table.column(each.name))))
+            if each.name not in self.types and _has_doubles(each) and _may_be_large(columns[each.name])
         ]
         written = Written(unsure)
         if unsure:
@@ -95,7 +109,7 @@ class Json(TextReader):
                 for block in _blocks_of_lines(_lines(source, file.name)):
                     written.add(block)
         made = [written.typed(each, file.name) if each.name in unsure else each for each in fields]
-        return [_signed(each, table.column(each.name)) for each in made]
+        return [_signed(each, columns[each.name]) for each in made]
 
     def _parsed(self, storage: Storage, file: DataFile, num_bytes: int, options: json.ParseOptions) -> pa.Table:
         # With larger blocks if a line is longer than one.
@@ -160,8 +174,13 @@ class _Levelled:
         self.closed = True
 
 
-def _parsed(source: Any, num_bytes: int, options: json.ParseOptions | None = None) -> pa.Table:
-    return json.read_json(source, json.ReadOptions(use_threads=False, block_size=num_bytes), options)
+def _parsed(source: Any, num_bytes: int, options: json.ParseOptions) -> pa.Table:
+    try:
+        return json.read_json(source, json.ReadOptions(use_threads=False, block_size=num_bytes), options)
+    except pa.ArrowInvalid as error:
+        if "Empty JSON" not in str(error):
+            raise
+        return pa.table({})
 
 
 def _lines(source: pa.NativeFile, name: str) -> Any:
@@ -209,8 +228,21 @@ def _blocks_of_lines(source: Any) -> Iterator[bytes]:
         yield b"".join(parts)
 
 
-def _may_be_large(values: pa.Array) -> bool:
-    """Return whether doubles are all whole, and one of them is beyond int64."""
+def _has_doubles(own: pa.Field) -> bool:
+    return bool(retyped(own, _half_of_double) != own)
+
+
+def _half_of_double(kind: pa.DataType) -> pa.DataType:
+    return pa.float16() if pa.types.is_floating(kind) else kind
+
+
+def _may_be_large(column: pa.ChunkedArray) -> bool:
+    """Return whether doubles of a column are all whole where one is beyond int64."""
+    doubles = (leaf for chunk in column.chunks for leaf in leaves(chunk) if pa.types.is_floating(leaf.type))
+    return any(map(_is_large, doubles))
+
+
+def _is_large(values: pa.Array) -> bool:
     ends = pc.min_max(values).as_py()
     if ends["min"] is None or -_INT64 < ends["min"] <= ends["max"] < _INT64:
         return False
@@ -223,22 +255,27 @@ def _signed(own: pa.Field, values: pa.ChunkedArray) -> pa.Field:
     return marked(own, NEGATIVE)
 
 
-def _text_of_time(kind: pa.DataType, _values: pa.Array | None) -> pa.DataType:
+def _text_of_time(kind: pa.DataType) -> pa.DataType:
     return pa.string() if pa.types.is_timestamp(kind) else kind
 
 
-def _zoned(own: pa.Field, texts: pa.Array) -> pa.Field:
+def _zoned(own: pa.Field, column: pa.ChunkedArray) -> pa.Field:
     """Return a field of times by their texts: in UTC if all name a zone, as text if some do."""
+    if retyped(own, _text_of_time) == own:
+        return own
+    named = [pa.chunked_array(parts) for parts in zip(*map(leaves, column.chunks), strict=True)]
+    places = iter(named)
 
-    def of(kind: pa.DataType, values: pa.Array | None) -> pa.DataType:
-        if not pa.types.is_timestamp(kind) or values is None:
+    def of(kind: pa.DataType) -> pa.DataType:
+        texts = next(places)
+        if not pa.types.is_timestamp(kind):
             return kind
-        named = pc.match_substring_regex(values, "[T ].*(Z|[+-][0-9:]+)$")
-        if not pc.any(named).as_py():
+        zones = pc.match_substring_regex(texts, "[T ].*(Z|[+-][0-9:]+)$")
+        if not pc.any(zones).as_py():
             return kind
-        return pa.timestamp(kind.unit, "UTC") if pc.all(named).as_py() else pa.string()
+        return pa.timestamp(kind.unit, "UTC") if pc.all(zones).as_py() else pa.string()
 
-    return mapped_leaves(own, texts, of)
+    return retyped(own, of)
 
 
 def _as_json_reads(kind: pa.DataType) -> pa.DataType:

@@ -18,8 +18,6 @@ _SPACE = re.compile(r"[ \t\r\n]*")
 _CHUNK_BYTES = 1 << 20
 _DIGITS = pa.decimal256(76, 0)
 
-Leaf = Callable[[pa.DataType, pa.Array | None], pa.DataType]
-
 
 class ObjectLines:
     """Objects of an array, or that stand over several lines, as lines. Held are one object and about as many bytes."""
@@ -175,31 +173,28 @@ def _integer(digits: str) -> int:
     return int(digits) if len(digits) <= _DIGITS.precision + 1 else 10**_DIGITS.precision
 
 
-def mapped_leaves(own: pa.Field, values: pa.Array | None, leaf: Leaf) -> pa.Field:
-    """Return a field with other types, by the values that are there: those of lists and structs stay such.
+def retyped(own: pa.Field, leaf: Callable[[pa.DataType], pa.DataType]) -> pa.Field:
+    """Return a field with other types: lists and structs stay such, what they hold becomes what `leaf` says.
 
-    >>> own = pa.field("x", pa.list_(pa.int8()))
-    >>> mapped_leaves(own, None, lambda kind, values: pa.string()).type
+    >>> retyped(pa.field("x", pa.list_(pa.int8())), lambda kind: pa.string()).type
     ListType(list<item: string>)
     """
     kind = own.type
     if pa.types.is_list(kind):
-        inner = mapped_leaves(kind.value_field, None if values is None else values.flatten(), leaf)
-        return own.with_type(pa.list_(inner))
+        return own.with_type(pa.list_(retyped(kind.value_field, leaf)))
     if pa.types.is_struct(kind):
-        parts: Sequence[Any] = [None] * kind.num_fields if values is None else values.flatten()
-        return own.with_type(pa.struct([mapped_leaves(*pair, leaf) for pair in zip(kind, parts, strict=True)]))
-    return own.with_type(leaf(kind, values))
+        return own.with_type(pa.struct([retyped(each, leaf) for each in kind]))
+    return own.with_type(leaf(kind))
 
 
-def double_leaves(values: pa.ChunkedArray) -> list[pa.Array]:
-    """Return the doubles of a column, also those in lists and structs, by where they are in its type."""
-    found: list[pa.Array] = []
+def leaves(values: pa.Array) -> list[pa.Array]:
+    """Return the values inside of lists and structs, in the order in which `retyped` asks for their types.
 
-    def look(kind: pa.DataType, array: pa.Array | None) -> pa.DataType:
-        if pa.types.is_floating(kind) and array is not None:
-            found.append(array)
-        return kind
-
-    mapped_leaves(pa.field("", values.type), values.combine_chunks(), look)
-    return found
+    >>> [leaf.to_pylist() for leaf in leaves(pa.array([{"a": [1, 2], "b": "x"}]))]
+    [[1, 2], ['x']]
+    """
+    if pa.types.is_list(values.type):
+        return leaves(values.flatten())
+    if pa.types.is_struct(values.type):
+        return [leaf for each in values.flatten() for leaf in leaves(each)]
+    return [values]

@@ -65,6 +65,11 @@ class TextReader(WithoutStatistics, SettlingReader):
         with naming(storage, file):
             try:
                 return self._inspected(storage, file, schema)
+            except UnicodeDecodeError as error:
+                raise TableError(
+                    f"{file.name} must be text in {self.encoding}, got bytes that are not ({error}); pass the encoding "
+                    'that it has, such as format=Csv(encoding="latin-1") of CSV, or write it in UTF-8'
+                ) from error
             except pa.ArrowInvalid as error:
                 if "straddl" not in str(error):
                     raise (self.told(storage, file, str(error)) or error) from error

@@ -46,8 +46,7 @@ if TYPE_CHECKING:
     )
     from torch_table_loader.planning.keys import row_seeds
     from torch_table_loader.predicates.hash_parts import part_of
-    from torch_table_loader.read.csv_files import Csv
-    from torch_table_loader.read.json_files import Json
+    from torch_table_loader.read.text_options import Csv, Json
     from torch_table_loader.schedules import Schedule, Stop
     from torch_table_loader.token_table import tokenize_table
 
@@ -57,12 +56,12 @@ _HOMES = {
     "ColumnStatistics": "planning.column_statistics",
     "ConfigError": "errors",
     "ConfigTypeError": "errors",
-    "Csv": "read.csv_files",
+    "Csv": "read.text_options",
     "DeltaDataset": "delta",
     "Explanation": "engine.explanation",
     "Hash": "option_values",
     "IcebergDataset": "iceberg",
-    "Json": "read.json_files",
+    "Json": "read.text_options",
     "LoaderKeywords": "keywords",
     "LoaderOptions": "options",
     "Metrics": "metrics",

@@ -257,7 +257,7 @@ def test_text_in_another_encoding_is_named_or_warned_of(tmp_path: Path) -> None:
         ({"delimiter": ";;"}, ConfigError, "delimiter"),
         ({"delimiter": 5}, ConfigTypeError, "delimiter"),
         ({"delimiter": "é"}, ConfigError, "ASCII"),
-        ({"quote": ","}, None, ""),
+        ({"quote": ","}, ConfigError, "another character"),
         ({"quote": ";", "delimiter": ";"}, ConfigError, "another character"),
         ({"encoding": "latn"}, ConfigError, "latin-1"),
         ({"encoding": 1}, ConfigTypeError, "encoding"),
@@ -269,12 +269,9 @@ def test_text_in_another_encoding_is_named_or_warned_of(tmp_path: Path) -> None:
         ({"types": ["a"]}, ConfigTypeError, "types="),
     ],
 )
-def test_wrong_options_are_refused(settings: dict[str, Any], error: type[Exception] | None, said: str) -> None:
-    if error is None:
+def test_wrong_options_are_refused(settings: dict[str, Any], error: type[Exception], said: str) -> None:
+    with pytest.raises(error, match=said):
         Csv(**settings)
-    else:
-        with pytest.raises(error, match=said):
-            Csv(**settings)
 
 
 def test_types_of_columns_that_no_file_has_are_refused(tmp_path: Path) -> None:

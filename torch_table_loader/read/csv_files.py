@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import codecs
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -13,8 +12,8 @@ from typing_extensions import override
 
 from torch_table_loader.arrow import compute as pc
 from torch_table_loader.arrow.datatypes import decoded_type, is_text
-from torch_table_loader.errors import ConfigError, ConfigTypeError, TableError
-from torch_table_loader.messages import first_twice, warn_caller
+from torch_table_loader.errors import TableError
+from torch_table_loader.messages import warn_caller
 from torch_table_loader.read.guessed_types import (
     CODES,
     NEGATIVE,
@@ -26,7 +25,8 @@ from torch_table_loader.read.guessed_types import (
     with_columns,
 )
 from torch_table_loader.read.reader_base import refuse_duplicates
-from torch_table_loader.read.text_files import GivenTypes, TextReader, given_types, open_text, split_codec
+from torch_table_loader.read.text_files import TextReader, open_text, split_codec
+from torch_table_loader.read.text_options import Csv
 from torch_table_loader.sizes import sizes
 
 if TYPE_CHECKING:
@@ -50,84 +50,42 @@ _DELIMITERS = ",;\t|"
 _MOST_DIGITS = 76
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Csv(TextReader):
-    """How CSV files are written (RFC 4180), compressed or not: what ``format=`` takes.
+@dataclass(frozen=True, slots=True)
+class CsvReader(TextReader):
+    """Reads CSV files (RFC 4180), compressed or not."""
 
-    An empty field is null, and empty text if it stands in quotes.
-
-    Args:
-        delimiter: the character between fields; None: a tab in files whose names end with ``.tsv``, else a comma.
-        quote: the character around fields that hold delimiters or line breaks, which is doubled inside; None: none.
-        encoding: of the text, by a name that Python knows.
-        header: True: the first line names the columns; False: they are called f0, f1 and so on; or a list of names,
-            and the first line is a row.
-        null_values: words that are null where they stand without quotes, in any column. None: those that pyarrow takes,
-            such as NA and null, in columns that hold no text.
-        types: types of some columns, as pyarrow's or by its names; the others are guessed. ``schema=`` comes first.
-
-    Raises:
-        ConfigError: a setting is wrong.
-    """
-
-    delimiter: str | None = None
-    quote: str | None = '"'
-    encoding: str = "utf-8"
-    header: bool | Sequence[str] = True
-    null_values: Sequence[str] | None = None
-    types: GivenTypes = field(default_factory=dict)
-    name: str = field(default="csv", repr=False)
+    name: str = "csv"
+    options: Csv = field(default_factory=Csv)
     suffixes = (".csv", ".tsv")
     number_text = pa.string()
-
-    def __post_init__(self) -> None:
-        """Check every setting."""
-        if self.delimiter is not None:
-            _check_character("delimiter", self.delimiter)
-        if self.quote is not None:
-            _check_character("quote", self.quote)
-        if self.quote is not None and self.quote == self.delimiter:
-            raise ConfigError(f"Csv(quote={self.quote!r}) must be another character than delimiter=; change one")
-        object.__setattr__(self, "encoding", _known_encoding(self.encoding))
-        if not isinstance(self.header, bool):
-            names = _words("header", self.header, "True, False or a list of names of columns")
-            if not names or (twice := first_twice(names)) is not None:
-                raise ConfigError(
-                    f"Csv(header=) must have one name or more, none of them twice, got {list(names)}"
-                    + (f"; {twice!r} is there twice" if names else "")
-                )
-            object.__setattr__(self, "header", names)
-        if self.null_values is not None:
-            object.__setattr__(self, "null_values", _words("null_values", self.null_values, "a list of words"))
-        object.__setattr__(self, "types", given_types("Csv", self.types))
 
     @override
     def guessed(self, storage: Storage, file: DataFile, num_bytes: int) -> tuple[pa.Schema, int]:
         kept = num_bytes <= sizes().far_request_bytes  # what one request brings is not asked for twice
-        with open_text(storage, file, self.encoding) as source:
+        with open_text(storage, file, self.options.encoding) as source:
             text = pa.py_buffer(source.read()) if kept else None
             first = source if text is None else pa.BufferReader(text)
-            table = csv.read_csv(_Ended(first), *self._layout(file), self._convert(self.types, words=True))
+            table = csv.read_csv(_Ended(first), *self._layout(file), self._convert(self.options.types, words=True))
         refuse_duplicates(table.schema, file)
         own = [pa.field(field.name, field.type) for field in table.schema]
         asked = [place for place in range(len(own)) if self._is_unsure(own[place], table.column(place))]
         if asked:
-            with open_text(storage, file, self.encoding) if text is None else pa.BufferReader(text) as source:
+            with open_text(storage, file, self.options.encoding) if text is None else pa.BufferReader(text) as source:
                 found = self._texts(source, file, table.select(asked))
             for place, texts in zip(asked, found, strict=True):
-                own[place] = texts.told_of(own[place], table.column(place), words=self.null_values is None)
+                own[place] = texts.told_of(own[place], table.column(place), words=self.options.null_values is None)
         return pa.schema(own), table.num_rows
 
     def _is_unsure(self, own: pa.Field, values: pa.ChunkedArray) -> bool:
         """Return whether the texts of a column may say more than what they were parsed as."""
         if values.null_count and not _is_text(own.type):
             return True
-        return own.name not in self.types and _may_be_whole(values)
+        return own.name not in self.options.types and _may_be_whole(values)
 
     def _texts(self, source: pa.NativeFile, file: DataFile, parsed: pa.Table) -> list[_Texts]:
         names, kinds = parsed.schema.names, parsed.schema.types
         nulls = pa.array(self._null_words(words=True), pa.string())
-        whole = [name not in self.types and _may_be_whole(parsed[name]) for name in names]
+        whole = [name not in self.options.types and _may_be_whole(parsed[name]) for name in names]
         found = [_Texts(nulls, whole=each) for each in whole]
         for batch in self.decoded(source, file, names, pa.schema([(name, pa.string()) for name in names])):
             for texts, column, kind in zip(found, batch.columns, kinds, strict=True):
@@ -144,14 +102,16 @@ class Csv(TextReader):
     def _warn_of(self, metas: Sequence[FileMeta]) -> None:
         """Warn of what shows that the files are written in another way."""
         for (name,) in (meta.schema.names for meta in metas if len(meta.schema.names) == 1):
-            if (delimiter := _other_delimiter(name, self.delimiter)) is not None and self.header is True:
+            if (
+                delimiter := _other_delimiter(name, self.options.delimiter)
+            ) is not None and self.options.header is True:
                 warn_caller(
                     f"a CSV file is read as one column, {name!r:.80}, whose name has a {delimiter!r}; if that stands "
                     f"between fields, pass format=Csv(delimiter={delimiter!r})"
                 )
                 break
         kinds = ((field.name, field.type) for meta in metas for field in meta.schema)
-        of_bytes = (name for name, kind in kinds if pa.types.is_binary(kind) and name not in self.types)
+        of_bytes = (name for name, kind in kinds if pa.types.is_binary(kind) and name not in self.options.types)
         if (first := next(of_bytes, None)) is not None:
             warn_caller(
                 f"column {first!r} of a CSV file is not text in UTF-8, and comes as bytes; pass the encoding that it "
@@ -165,11 +125,11 @@ class Csv(TextReader):
                 f"{file.name} must hold values of the types that were asked for, got one that does not fit ({reason}); "
                 "pass a type that holds it as schema= or as format=Csv(types=...), or correct the value"
             )
-        if "Expected 1 columns" not in reason or self.header is not True:
+        if "Expected 1 columns" not in reason or self.options.header is not True:
             return None
-        with open_text(storage, file, self.encoding) as source:
+        with open_text(storage, file, self.options.encoding) as source:
             line = source.read(sizes().csv_block_bytes).partition(b"\n")[0].decode("utf-8", "replace")
-        if (delimiter := _other_delimiter(line, self.delimiter)) is None:
+        if (delimiter := _other_delimiter(line, self.options.delimiter)) is None:
             return None
         return TableError(
             f"{file.name} must have as many fields in each line as in its header {line!r:.80}, which is one field "
@@ -178,7 +138,7 @@ class Csv(TextReader):
 
     @override
     def own_schema(self, storage: Storage, file: DataFile, schema: pa.Schema) -> pa.Schema:
-        with open_text(storage, file, self.encoding) as source:
+        with open_text(storage, file, self.options.encoding) as source:
             header = csv.open_csv(_Ended(source), *self._layout(file)).schema
         refuse_duplicates(header, file)
         own = [pa.field(field.name, field.type) for field in schema if header.get_field_index(field.name) >= 0]
@@ -226,19 +186,19 @@ class Csv(TextReader):
 
     def _layout(self, file: DataFile) -> tuple[csv.ReadOptions, csv.ParseOptions]:
         read = csv.ReadOptions(use_threads=False, block_size=sizes().csv_block_bytes)
-        if self.header is False:
+        if self.options.header is False:
             read.autogenerate_column_names = True
-        elif self.header is not True:
-            read.column_names = list(self.header)
+        elif self.options.header is not True:
+            read.column_names = list(self.options.header)
         by_name = "\t" if split_codec(file.name)[0].lower().endswith(".tsv") else ","
         # Without `newlines_in_values`, a quoted line break at the edge of a block is an error or a wrong row.
         return read, csv.ParseOptions(
-            delimiter=self.delimiter or by_name, quote_char=self.quote or False, newlines_in_values=True
+            delimiter=self.options.delimiter or by_name, quote_char=self.options.quote or False, newlines_in_values=True
         )
 
     def _null_words(self, *, words: bool) -> list[str]:
-        if self.null_values is not None:
-            return ["", *self.null_values]
+        if self.options.null_values is not None:
+            return ["", *self.options.null_values]
         return list(_NULLS if words else _NULLS[:1])
 
     def _convert(self, types: Mapping[str, Any], *, words: bool) -> csv.ConvertOptions:
@@ -355,31 +315,6 @@ class _Ended:
 
     def close(self) -> None:
         self.closed = True
-
-
-def _check_character(name: str, given: Any) -> None:
-    if not isinstance(given, str):
-        raise ConfigTypeError(f"Csv({name}=) must be a character, got {type(given).__name__} {given!r}")
-    if len(given) != 1 or not given.isascii() or given in "\r\n":
-        raise ConfigError(f"Csv({name}=) must be one ASCII character that ends no line, got {given!r}")
-
-
-def _words(name: str, given: Any, what: str) -> tuple[str, ...]:
-    if isinstance(given, str) or not isinstance(given, Sequence) or not all(isinstance(each, str) for each in given):
-        raise ConfigTypeError(f"Csv({name}=) must be {what}, got {type(given).__name__} {given!r}")
-    return tuple(given)
-
-
-def _known_encoding(given: Any) -> str:
-    if not isinstance(given, str):
-        raise ConfigTypeError(f"Csv(encoding=) must be the name of an encoding, got {type(given).__name__} {given!r}")
-    try:
-        "".encode(given)
-        return codecs.lookup(given).name
-    except LookupError as error:
-        raise ConfigError(
-            f'Csv(encoding=) must be an encoding of text that Python knows, such as "latin-1", got {given!r}'
-        ) from error
 
 
 def _other_delimiter(name: str, delimiter: str | None) -> str | None:

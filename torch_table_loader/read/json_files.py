@@ -21,7 +21,8 @@ from torch_table_loader.nesting import Levels
 from torch_table_loader.read.guessed_types import NEGATIVE, marked
 from torch_table_loader.read.json_text import ObjectLines, Written, leaves, retyped
 from torch_table_loader.read.reader_base import refuse_duplicates
-from torch_table_loader.read.text_files import GivenTypes, TextReader, given_types, open_text
+from torch_table_loader.read.text_files import TextReader, open_text
+from torch_table_loader.read.text_options import Json
 from torch_table_loader.sizes import sizes
 
 if TYPE_CHECKING:
@@ -33,44 +34,30 @@ _INT64 = 1 << 63
 _CHANGED = re.compile(r"Column\(/(.+)\) (changed from .*)")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Json(TextReader):
-    """How JSON files are written, compressed or not: what ``format=`` takes.
+@dataclass(frozen=True, slots=True)
+class JsonReader(TextReader):
+    """Reads JSON, compressed or not."""
 
-    An object is a row: one a line (https://jsonlines.org), over several lines, or in an array. Keys that it lacks are
-    null.
-
-    Args:
-        types: types of some keys, as pyarrow's or by its names; the others are guessed. ``schema=`` comes first.
-
-    Raises:
-        ConfigError: a setting is wrong.
-    """
-
-    types: GivenTypes = field(default_factory=dict)
-    name: str = field(default="json", repr=False)
+    name: str = "json"
+    options: Json = field(default_factory=Json)
     suffixes = (".json", ".jsonl", ".ndjson")
-
-    def __post_init__(self) -> None:
-        """Check the types."""
-        object.__setattr__(self, "types", given_types("Json", self.types))
 
     @override
     def guessed(self, storage: Storage, file: DataFile, num_bytes: int) -> tuple[pa.Schema, int]:
-        given = [pa.field(name, _as_json_reads(kind)) for name, kind in self.types.items()]
+        given = [pa.field(name, _as_json_reads(kind)) for name, kind in self.options.types.items()]
         table = self._parsed(storage, file, num_bytes, json.ParseOptions(explicit_schema=pa.schema(given)))
         refuse_duplicates(table.schema, file)
-        found = {name: pa.field(name, self.types[name]) for name in self.types}
+        found = {name: pa.field(name, self.options.types[name]) for name in self.options.types}
         fields = [found.get(each.name) or pa.field(each.name, each.type) for each in table.schema]
         columns = dict(zip(table.schema.names, table.columns, strict=True))
         self._check_given(table, file)
         columns |= self._parsed_again(storage, file, num_bytes, fields)
-        fields = [each if each.name in self.types else _zoned(each, columns[each.name]) for each in fields]
+        fields = [each if each.name in self.options.types else _zoned(each, columns[each.name]) for each in fields]
         fields = self._with_whole_numbers(storage, file, columns, fields)
         return pa.schema(fields), table.num_rows
 
     def _check_given(self, table: pa.Table, file: DataFile) -> None:
-        for name, kind in self.types.items():
+        for name, kind in self.options.types.items():
             try:
                 table.column(name).cast(decoded_type(kind))
             except pa.ArrowException as error:
@@ -83,7 +70,7 @@ class Json(TextReader):
         self, storage: Storage, file: DataFile, num_bytes: int, fields: Sequence[pa.Field]
     ) -> dict[str, pa.ChunkedArray]:
         """Return columns in which times are texts, and nested doubles: as pyarrow guesses them, they may be torn."""
-        texts = [retyped(each, _text_of_time) for each in fields if each.name not in self.types]
+        texts = [retyped(each, _text_of_time) for each in fields if each.name not in self.options.types]
         known = {each.name: each for each in fields}
         asked = [
             each for each in texts if each != known[each.name] or (pa.types.is_nested(each.type) and _has_doubles(each))
@@ -101,7 +88,7 @@ class Json(TextReader):
         unsure = [
             each.name
             for each in fields
-            if each.name not in self.types and _has_doubles(each) and _may_be_large(columns[each.name])
+            if each.name not in self.options.types and _has_doubles(each) and _may_be_large(columns[each.name])
         ]
         written = Written(unsure)
         if unsure:

@@ -6,14 +6,13 @@ Rows are streamed in blocks of bounded memory.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import fields
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 from typing_extensions import override
 
-from torch_table_loader.errors import ConfigError, ConfigTypeError, TableError
+from torch_table_loader.errors import ConfigError, TableError
 from torch_table_loader.format_contracts import SettlingReader, Traits
 from torch_table_loader.messages import did_you_mean
 from torch_table_loader.read.failures import naming
@@ -24,6 +23,7 @@ from torch_table_loader.sizes import sizes
 
 if TYPE_CHECKING:
     from torch_table_loader.contracts import Storage
+    from torch_table_loader.read.text_options import Csv, Json
     from torch_table_loader.records import DataFile, FileMeta
 
 CODECS = {".gz": "gzip", ".bz2": "bz2", ".zst": "zstd", ".zstd": "zstd", ".lz4": "lz4", ".br": "brotli"}
@@ -35,10 +35,6 @@ _OTHERS = (".xz", ".lzma", ".zip", ".7z", ".z", ".snappy", ".sz", ".lzo")
 _CHUNK_BYTES = 1 << 20
 
 
-GivenTypes = Mapping[str, pa.DataType | str]
-"""Types of columns by their names, as pyarrow's or by what pyarrow calls them."""
-
-
 class TextReader(WithoutStatistics, SettlingReader):
     """A reader of text: a dataclass that says how it is written."""
 
@@ -46,19 +42,14 @@ class TextReader(WithoutStatistics, SettlingReader):
 
     traits = Traits(pruned="partitions")
     infers_types = True
-    encoding: str = "utf-8"
-    types: GivenTypes
+    options: Csv | Json
     number_text: pa.DataType | None = None
     """As what whole numbers are read where other files have text for them; None where they cannot be."""
 
     @property
     def settings(self) -> str:
-        """What differs from the defaults."""
-        own: Any = self
-        given = {each.name: getattr(self, each.name) for each in fields(own) if each.repr}
-        plain = {each.name: getattr(type(own)(), each.name) for each in fields(own) if each.repr}
-        given["types"] = {name: str(kind) for name, kind in sorted(self.types.items())}
-        return ", ".join(f"{name}={value!r}" for name, value in given.items() if value != plain[name])
+        """What differs from the defaults, for tables' fingerprints."""
+        return self.options.settings
 
     @override
     def inspect(self, storage: Storage, file: DataFile, schema: pa.Schema | None) -> FileMeta:
@@ -67,8 +58,8 @@ class TextReader(WithoutStatistics, SettlingReader):
                 return self._inspected(storage, file, schema)
             except UnicodeDecodeError as error:
                 raise TableError(
-                    f"{file.name} must be text in {self.encoding}, got bytes that are not ({error}); pass the encoding "
-                    'that it has, such as format=Csv(encoding="latin-1") of CSV, or write it in UTF-8'
+                    f"{file.name} must be text in {self.options.encoding}, got bytes that are not ({error}); pass the "
+                    'encoding that it has, such as format=Csv(encoding="latin-1") of CSV, or write it in UTF-8'
                 ) from error
             except pa.ArrowInvalid as error:
                 if "straddl" not in str(error):
@@ -83,13 +74,15 @@ class TextReader(WithoutStatistics, SettlingReader):
         return SequentialFile(
             storage,
             file,
-            lambda source, columns: self.decoded(text_of(source, file, self.encoding), file, columns, meta.schema),
+            lambda source, columns: self.decoded(
+                text_of(source, file, self.options.encoding), file, columns, meta.schema
+            ),
         )
 
     @override
     def settle(self, metas: Sequence[FileMeta]) -> Sequence[FileMeta]:
         columns = by_column(metas)
-        if metas and (unknown := [name for name in self.types if name not in columns]):
+        if metas and (unknown := [name for name in self.options.types if name not in columns]):
             raise ConfigError(
                 f"types= names a column {unknown[0]!r} that no file has{did_you_mean(unknown[0], columns)}; correct it"
             )
@@ -106,7 +99,7 @@ class TextReader(WithoutStatistics, SettlingReader):
 
     def counted(self, storage: Storage, file: DataFile, schema: pa.Schema) -> tuple[pa.Schema, int]:
         """Parse a whole file as types, and return how to open it, and its number of rows."""
-        with open_text(storage, file, self.encoding) as source:
+        with open_text(storage, file, self.options.encoding) as source:
             return schema, sum(batch.num_rows for batch in self.decoded(source, file, schema.names, schema))
 
     @abstractmethod
@@ -134,28 +127,6 @@ def split_codec(name: str) -> tuple[str, str]:
         if name.lower().endswith(suffix):
             return name[: -len(suffix)], suffix
     return name, ""
-
-
-def given_types(kind: str, given: Any) -> dict[str, pa.DataType]:
-    """Return the types that a caller gave columns, as pyarrow's.
-
-    Args:
-        kind: what takes them, for messages.
-
-    Raises:
-        ConfigError: a name is not one of a type.
-        ConfigTypeError: they are not a mapping of names to types.
-    """
-    if not isinstance(given, Mapping) or not all(
-        isinstance(name, str) and isinstance(each, str | pa.DataType) for name, each in given.items()
-    ):
-        raise ConfigTypeError(
-            f'{kind}(types=) must be types by the names of columns, such as {{"id": "string"}}, got {given!r}'
-        )
-    try:
-        return {name: pa.type_for_alias(each) if isinstance(each, str) else each for name, each in given.items()}
-    except ValueError as error:
-        raise ConfigError(f"{kind}(types=) must have types that pyarrow knows, got {given!r} ({error})") from error
 
 
 def open_text(storage: Storage, file: DataFile, encoding: str = "utf-8") -> pa.NativeFile:

@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import datetime as dt
 import gzip
+import random
+from dataclasses import replace
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -12,7 +14,9 @@ import pytest
 from tests.tables.reading import LocalStorage, all_batches, as_table, data_file, inspect, whole_task
 from torch_table_loader import Csv, StructuredDataset
 from torch_table_loader.errors import ConfigError, ConfigTypeError, TableError
+from torch_table_loader.extend import reader_for
 from torch_table_loader.read.conform import resolve_schema
+from torch_table_loader.read.formats import inspect_file
 from torch_table_loader.read.tasks import TaskReader
 from torch_table_loader.records import DataFile
 from torch_table_loader.testing import small_sizes
@@ -171,6 +175,29 @@ def test_whole_numbers_are_exact_codes_stay_text_and_a_table_in_parts_is_as_one_
         parts = {f"part{place}": f"a\n{text}\n" for place, text in enumerate(texts)}
         (tmp_path / "parts").mkdir()
         assert _rows(tmp_path / "parts", **parts, none="a\n") == (types, rows)
+
+
+@small_sizes(csv_block_bytes=64)
+def test_a_number_with_a_zero_in_front_is_found_wherever_it_stands(tmp_path: Path) -> None:
+    """Most files are not parsed twice to find one: only where a byte may begin one."""
+    draws = random.Random(7)
+    for delimiter in ",;\t|- :.":
+        for draw in range(40):
+            quote = draws.choice(["", '"'])
+            fields = [f"{quote}{draws.choice(['', ' ', '-'])}{draws.choice([0, 7, 10, 100])}{quote}" for _ in range(30)]
+            if delimiter in "- .":
+                fields = [field.replace(delimiter, "") for field in fields]
+            codes = draw % 2 == 1
+            if codes:
+                fields[draws.randrange(30)] = f"{quote}{draws.choice(['', '-' if delimiter != '-' else ''])}07{quote}"
+            lines = [f"{field}{delimiter}2026" for field in fields]
+            turned = [f"2026{delimiter}{field}" for field in fields]
+            for text, place in ((lines, 0), (turned, 1)):
+                end = draws.choice(["", "\n"])
+                (tmp_path / "x.csv").write_text(f"a{delimiter}b\n" + draws.choice(["\n", "\r\n"]).join(text) + end)
+                file = replace(data_file(tmp_path / "x.csv", "csv"), reader=reader_for(Csv(delimiter=delimiter)))
+                kind = inspect_file(LocalStorage(), file, None).schema.types[place]
+                assert (kind == pa.string()) == codes, (text, kind)
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pyarrow as pa
 from pyarrow import csv
 from typing_extensions import override
@@ -16,12 +17,11 @@ from torch_table_loader.errors import TableError
 from torch_table_loader.messages import warn_caller
 from torch_table_loader.read.guessed_types import (
     CODES,
-    NEGATIVE,
     WHOLE,
     Bounds,
     by_column,
     is_marked,
-    marked,
+    signed,
     with_columns,
 )
 from torch_table_loader.read.reader_base import refuse_duplicates
@@ -30,6 +30,8 @@ from torch_table_loader.read.text_options import Csv
 from torch_table_loader.sizes import sizes
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     from torch_table_loader.contracts import Storage
     from torch_table_loader.records import DataFile, FileMeta
 
@@ -48,6 +50,8 @@ _EMPTY = {_NULLS_ARE: b"empty text"}
 
 _DELIMITERS = ",;\t|"
 _MOST_DIGITS = 76
+_INSIDE_OF_TIMES = b" tT-:.+/"
+"""What stands between digits of one field; between those of two if it is the delimiter."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,22 +69,34 @@ class CsvReader(TextReader):
         with open_text(storage, file, self.options.encoding) as source:
             text = pa.py_buffer(source.read()) if kept else None
             first = source if text is None else pa.BufferReader(text)
-            table = csv.read_csv(_Ended(first), *self._layout(file), self._convert(self.options.types, words=True))
+            read, parse = self._layout(file)
+            scanned = _Scanned(first, parse)
+            table = csv.read_csv(scanned, read, parse, self._convert(self.options.types, words=True))
         refuse_duplicates(table.schema, file)
         own = [pa.field(field.name, field.type) for field in table.schema]
-        asked = [place for place in range(len(own)) if self._is_unsure(own[place], table.column(place))]
+        asked = [
+            place
+            for place, values in enumerate(table.columns)
+            if self._is_unsure(own[place], values, codes=scanned.may_hold_codes)
+        ]
         if asked:
             with open_text(storage, file, self.options.encoding) if text is None else pa.BufferReader(text) as source:
                 found = self._texts(source, file, table.select(asked))
             for place, texts in zip(asked, found, strict=True):
                 own[place] = texts.told_of(own[place], table.column(place), words=self.options.null_values is None)
-        return pa.schema(own), table.num_rows
+        return pa.schema([signed(*pair) for pair in zip(own, table.columns, strict=True)]), table.num_rows
 
-    def _is_unsure(self, own: pa.Field, values: pa.ChunkedArray) -> bool:
-        """Return whether the texts of a column may say more than what they were parsed as."""
+    def _is_unsure(self, own: pa.Field, values: pa.ChunkedArray, *, codes: bool) -> bool:
+        """Return whether the texts of a column may say more than what they were parsed as.
+
+        Args:
+            codes: whether the file may hold whole numbers with a zero in front.
+        """
         if values.null_count and not _is_text(own.type):
             return True
-        return own.name not in self.options.types and _may_be_whole(values)
+        if own.name in self.options.types or (pa.types.is_integer(own.type) and not codes):
+            return False
+        return _may_be_whole(values)
 
     def _texts(self, source: pa.NativeFile, file: DataFile, parsed: pa.Table) -> list[_Texts]:
         names, kinds = parsed.schema.names, parsed.schema.types
@@ -259,9 +275,7 @@ class _Texts:
         kind = self._bounds.type
         if self._are_codes or kind is None:
             return pa.field(own.name, pa.string(), metadata=CODES)
-        if own.type == pa.int64():
-            return marked(own, NEGATIVE) if (pc.min(values).as_py() or 0) < 0 else own
-        if kind == pa.int64():  # with a plus, which pyarrow takes in none but doubles
+        if kind == pa.int64():  # in doubles with a plus, which pyarrow takes in no others
             return own
         return own.with_type(WHOLE if self._have_plus else kind)
 
@@ -315,6 +329,40 @@ class _Ended:
 
     def close(self) -> None:
         self.closed = True
+
+
+class _Scanned(_Ended):
+    """A text of which all is looked at before pyarrow has it: whether a zero stands in front of another digit."""
+
+    def __init__(self, source: pa.NativeFile, layout: csv.ParseOptions) -> None:
+        super().__init__(source)
+        between = f"{layout.delimiter}{layout.quote_char or ''}".encode()
+        self.may_hold_codes = any(each in _INSIDE_OF_TIMES for each in between)
+        self._before = b"\n\n"
+
+    @override
+    def read(self, length: int) -> bytes:
+        piece = super().read(length)
+        if not self.may_hold_codes:
+            data = np.frombuffer(self._before + piece, np.uint8)
+            self._before = data[-3:].tobytes()
+            self.may_hold_codes = _begins_with_zero(data)
+        return piece
+
+
+def _begins_with_zero(data: NDArray[np.uint8]) -> bool:
+    r"""Return whether a field may begin with a zero and another digit, of which two characters come before.
+
+    >>> texts = b"a\n07", b'1,"-07', b"1,0.7", b"2026-01-01 07:01"
+    >>> [_begins_with_zero(np.frombuffer(text, np.uint8)) for text in texts]
+    [True, True, False, False]
+    """
+    digits = (data - 48) < 10
+    after = digits[3:] | ((data[3:] | 32) == ord("x"))
+    places = np.flatnonzero((data[2:-1] == 48) & after & ~digits[1:-2])
+    before = data[1:-2][places]
+    inside = digits[:-3][places] & np.isin(before, np.frombuffer(_INSIDE_OF_TIMES, np.uint8))
+    return not inside.all()
 
 
 def _other_delimiter(name: str, delimiter: str | None) -> str | None:

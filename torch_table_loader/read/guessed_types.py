@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 
 import pyarrow as pa
 
+from torch_table_loader.arrow import compute as pc
 from torch_table_loader.records import FileMeta
 
 WHOLE = pa.decimal128(38, 0)
@@ -51,9 +52,11 @@ def is_whole(kind: pa.DataType) -> bool:
     return bool(pa.types.is_integer(kind) or (pa.types.is_decimal(kind) and kind.scale == 0))
 
 
-def marked(field: pa.Field, mark: dict[bytes, bytes]) -> pa.Field:
-    """Return a field with one more mark."""
-    return field.with_metadata({**(field.metadata or {}), **mark})
+def signed(own: pa.Field, values: pa.ChunkedArray) -> pa.Field:
+    """Return the field of a column, with a mark if it is of int64 and a value is negative."""
+    if own.type != pa.int64() or values.type != pa.int64() or (pc.min(values).as_py() or 0) >= 0:
+        return own
+    return own.with_metadata({**(own.metadata or {}), **NEGATIVE})
 
 
 def is_marked(field: pa.Field, mark: dict[bytes, bytes]) -> bool:

@@ -18,7 +18,7 @@ from torch_table_loader.arrow.sound import sound_text
 from torch_table_loader.errors import TableError
 from torch_table_loader.messages import first_line
 from torch_table_loader.nesting import Levels
-from torch_table_loader.read.guessed_types import NEGATIVE, marked
+from torch_table_loader.read.guessed_types import signed
 from torch_table_loader.read.json_text import ObjectLines, Written, leaves, retyped
 from torch_table_loader.read.reader_base import refuse_duplicates
 from torch_table_loader.read.text_files import TextReader, open_text
@@ -96,7 +96,7 @@ class JsonReader(TextReader):
                 for block in _blocks_of_lines(_lines(source, file.name)):
                     written.add(block)
         made = [written.typed(each, file.name) if each.name in unsure else each for each in fields]
-        return [_signed(each, columns[each.name]) for each in made]
+        return [signed(each, columns[each.name]) for each in made]
 
     def _parsed(self, storage: Storage, file: DataFile, num_bytes: int, options: json.ParseOptions) -> pa.Table:
         # With larger blocks if a line is longer than one.
@@ -234,12 +234,6 @@ def _is_large(values: pa.Array) -> bool:
     if ends["min"] is None or -_INT64 < ends["min"] <= ends["max"] < _INT64:
         return False
     return bool(pc.all(pc.equal(pc.floor(values), values)).as_py())
-
-
-def _signed(own: pa.Field, values: pa.ChunkedArray) -> pa.Field:
-    if own.type != pa.int64() or values.type != pa.int64() or (pc.min(values).as_py() or 0) >= 0:
-        return own
-    return marked(own, NEGATIVE)
 
 
 def _text_of_time(kind: pa.DataType) -> pa.DataType:

@@ -15,12 +15,15 @@ from torch_table_loader.read.guessed_types import Bounds
 from torch_table_loader.sizes import sizes
 
 _SPACE = re.compile(r"[ \t\r\n]*")
+_THEN_OBJECT = re.compile(r"[ \t\r\n]*(?=\{)")
+_COMMA_THEN_OBJECT = re.compile(r"[ \t\r\n]*,[ \t\r\n]*(?=\{)")
+_ONE_LINE = str.maketrans("\r\n", "  ")
 _CHUNK_BYTES = 1 << 20
 _DIGITS = pa.decimal256(76, 0)
 
 
 class ObjectLines:
-    """Objects of an array, or that stand over several lines, as lines. Held are one object and about as many bytes."""
+    """Objects of an array, or that stand over several lines, as lines. About twice one object is held."""
 
     def __init__(self, source: Any, name: str) -> None:
         self._source = source
@@ -50,19 +53,19 @@ class ObjectLines:
     def _objects(self) -> Iterator[bytes]:
         while letter := self._next():
             if letter == "{":
-                yield self._object()
+                yield self._whole_objects(_THEN_OBJECT)
             elif letter == "[":
                 yield from self._array()
             else:
-                raise self._refusal(f"{letter!r}")
+                raise self._refusal(repr(letter))
 
     def _array(self) -> Iterator[bytes]:
         self._place += 1
         letter = self._next()
         while letter != "]":
             if letter != "{":
-                raise self._refusal(f"{letter!r}" if letter else "the end of the file")
-            yield self._object()
+                raise self._refusal(letter and repr(letter))
+            yield self._whole_objects(_COMMA_THEN_OBJECT)
             letter = self._next()
             if letter == ",":
                 self._place += 1
@@ -70,7 +73,7 @@ class ObjectLines:
                 if letter == "]":
                     raise self._refusal("']' after a comma")
             elif letter != "]":
-                raise self._refusal(f"{letter!r} after an object" if letter else "the end of the file")
+                raise self._refusal(letter and f"{letter!r} after an object")
         self._place += 1
 
     def _next(self) -> str:
@@ -83,17 +86,27 @@ class ObjectLines:
             if not self._more():
                 return ""
 
-    def _object(self) -> bytes:
+    def _whole_objects(self, between: re.Pattern[str]) -> bytes:
+        """Return the objects that begin here, one or as many as are held whole, as lines, and go to their end."""
+        lines: list[str] = []
+        found: re.Match[str] | None = None
         while True:
+            text, place = self._text, self._place if found is None else found.end()
             try:
-                end = self._parse(self._text, self._place)[1]
-                break
+                end = self._parse(text, place)[1]
             except ValueError as error:
+                if lines:
+                    break
                 if not self._more():
                     raise self._refusal(f"an object that does not parse ({error})") from error
-        line = self._text[self._place : end].translate(_ONE_LINE)
-        self._place = end
-        return line.encode() + b"\n"
+                continue
+            lines.append(text[place:end])
+            self._place = end
+            if (found := between.match(text, end)) is None:
+                break
+        if "\n" in text or "\r" in text:
+            lines = [line.translate(_ONE_LINE) for line in lines]
+        return "\n".join([*lines, ""]).encode()
 
     def _more(self) -> bool:
         """Read as much again as is held: an object of any length is parsed few times."""
@@ -108,13 +121,13 @@ class ObjectLines:
         return True
 
     def _refusal(self, found: str) -> TableError:
+        """Return the error for other JSON; or for a file that is cut off, where nothing or no whole object is found."""
+        remedy = "write an object for each row"
+        if not found or found.startswith("an object"):
+            found, remedy = found or "the end of the file", "the file is cut off or damaged: write it again"
         return TableError(
-            f"{self._name} must be JSON objects, one a line, one after the other or in an array, got {found}; the "
-            "file is cut off or is other JSON: write it again, with an object for each row"
+            f"{self._name} must be JSON objects, one a line, one after the other or in an array, got {found}; {remedy}"
         )
-
-
-_ONE_LINE = str.maketrans("\r\n", "  ")
 
 
 class Written:

@@ -249,7 +249,12 @@ def test_options_say_how_files_are_written(tmp_path: Path, form: Csv, text: str 
         assert (rows != [], len(kinds)) == (True, len(expected))
     schema = StructuredDataset(tmp_path, form, output_format="arrow").schema
     assert schema.names == list(expected)
-    assert StructuredDataset(tmp_path, form, schema=schema, output_format="arrow").explain().rows == 2
+    pinned: dict[str, Any] = {"schema": schema, "output_format": "arrow"}
+    if form.types:
+        with pytest.raises(ConfigError, match="leave one of them out"):
+            StructuredDataset(tmp_path, form, **pinned)
+    else:
+        assert StructuredDataset(tmp_path, form, **pinned).explain().rows == 2
 
 
 def test_tabs_stand_between_fields_of_tsv(tmp_path: Path) -> None:

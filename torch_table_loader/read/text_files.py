@@ -95,6 +95,11 @@ class TextReader(WithoutStatistics, SettlingReader):
     def _inspected(self, storage: Storage, file: DataFile, schema: pa.Schema | None) -> FileMeta:
         if schema is None:
             return one_group(*self.guessed(storage, file, _bytes_to_infer(storage, file)), file)
+        if self.options.types:
+            raise ConfigError(
+                f"{type(self.options).__name__}(types=) says of some columns what schema= says of all, got both; leave "
+                "one of them out"
+            )
         return one_group(*self.counted(storage, file, self.own_schema(storage, file, schema)), file)
 
     def counted(self, storage: Storage, file: DataFile, schema: pa.Schema) -> tuple[pa.Schema, int]:

@@ -30,7 +30,7 @@ class Csv:
             and the first line is a row.
         null_values: words that are null where they stand without quotes, in any column. None: those that pyarrow takes,
             such as NA and null, in columns that hold no text.
-        types: types of some columns, as pyarrow's or by its names; the others are guessed. ``schema=`` comes first.
+        types: types of some columns, as pyarrow's or by its names; the others are guessed. Not beside ``schema=``.
 
     Raises:
         ConfigError: a setting is wrong.
@@ -78,7 +78,7 @@ class Json:
     null.
 
     Args:
-        types: types of some keys, as pyarrow's or by its names; the others are guessed. ``schema=`` comes first.
+        types: types of some keys, as pyarrow's or by its names; the others are guessed. Not beside ``schema=``.
 
     Raises:
         ConfigError: a setting is wrong.

@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     )
     from torch_table_loader.planning.keys import row_seeds
     from torch_table_loader.predicates.hash_parts import part_of
+    from torch_table_loader.read.text_options import Csv, Json
     from torch_table_loader.schedules import Schedule, Stop
     from torch_table_loader.token_table import tokenize_table
 
@@ -57,10 +58,12 @@ _HOMES = {
     "ColumnStatistics": "planning.column_statistics",
     "ConfigError": "errors",
     "ConfigTypeError": "errors",
+    "Csv": "read.text_options",
     "DeltaDataset": "delta",
     "Explanation": "engine.explanation",
     "Hash": "option_values",
     "IcebergDataset": "iceberg",
+    "Json": "read.text_options",
     "LoaderKeywords": "keywords",
     "LoaderOptions": "options",
     "Metrics": "metrics",
@@ -103,10 +106,12 @@ __all__ = [
     "ColumnStatistics",
     "ConfigError",
     "ConfigTypeError",
+    "Csv",
     "DeltaDataset",
     "Explanation",
     "Hash",
     "IcebergDataset",
+    "Json",
     "LoaderKeywords",
     "LoaderOptions",
     "Metrics",

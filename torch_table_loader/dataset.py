@@ -52,6 +52,7 @@ if TYPE_CHECKING:
     from torch_table_loader.map_view import MapView
     from torch_table_loader.options import LoaderOptions
     from torch_table_loader.planning.column_statistics import ColumnStatistics
+    from torch_table_loader.read.text_options import Csv, Json
     from torch_table_loader.records import LeftOut
     from torch_table_loader.source.plan_cache import Plans
 
@@ -330,7 +331,7 @@ class StructuredDataset(TableDataset):
     def __init__(
         self,
         path: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | None = None,
-        format: str | FormatReader | None = None,  # noqa: A002 the name that callers write
+        format: str | Csv | Json | FormatReader | None = None,  # noqa: A002 the name that callers write
         *,
         source: Source | Any = None,
         storage: Storage | None = None,
@@ -342,8 +343,8 @@ class StructuredDataset(TableDataset):
             path: a directory (recursive), a glob, one file, or a list of them; any fsspec URL.
             format: "parquet", "orc", "csv", "json" ("jsonl"), "arrow" ("ipc", "feather") or "avro"; for token files
                 "megatron", "datatrove" ("nanotron") or "fms-fsdp"; "tensorproto"; the name of an installed format
-                reader; or a format reader. By default the file extensions decide, which must belong to one format;
-                files without a known one are read as Parquet.
+                reader; a format reader; or `Csv(...)` or `Json(...)`, which say how text is written. By default the
+                file extensions decide, which must belong to one format; files without a known one are read as Parquet.
             source: a table that lists its own files, instead of `path`; see `contracts.Source`. Or rows in memory; see
                 `from_arrow`.
             storage: opens `path`, instead of the store in its URL; `path` then names files, or their folder if you pass

@@ -52,7 +52,7 @@ GUESTS = {
     "delta": Guest("Delta Lake", ("delta", "source.delta")),
     "iceberg": Guest("Iceberg", ("iceberg", "source.iceberg")),
     "avro": Guest("Avro", ("read.avro",)),
-    "csv_json": Guest("CSV and JSON", ("read.csv_files", "read.json_files", "read.text_files")),
+    "csv_json": Guest("CSV and JSON", ("read.csv_files", "read.json_files", "read.json_text", "read.text_files")),
     "ipc": Guest("Arrow files", ("read.ipc", "read.ipc_layout")),
     "orc": Guest("ORC", ("read.orc", "read.orc_encodings", "read.orc_times")),
     "tensorproto": Guest("tensor shards of ONNX", ("read.tensorproto",)),
@@ -66,7 +66,7 @@ _JSON = (".json", ".jsonl", ".ndjson")
 FORMATS = {
     "parquet": Format("read.parquet", "ParquetReader", (".parquet", ".pq")),
     "orc": Format("read.orc", "OrcReader", (".orc",)),
-    "csv": Format("read.csv_files", "CsvReader", (".csv",)),
+    "csv": Format("read.csv_files", "CsvReader", (".csv", ".tsv")),
     "json": Format("read.json_files", "JsonReader", _JSON),
     "jsonl": Format("read.json_files", "JsonReader", _JSON),
     "arrow": Format("read.ipc", "IpcReader", _ARROW),

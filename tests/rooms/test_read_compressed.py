@@ -119,9 +119,9 @@ def test_a_compressed_file_is_not_cut_and_counted_once(tmp_path: Path, monkeypat
     opened: list[str] = []
     real = text_files.text_of
 
-    def counting(source: Any, file: Any) -> Any:
+    def counting(source: Any, file: Any, encoding: str) -> Any:
         opened.append(file.name)
-        return real(source, file)
+        return real(source, file, encoding)
 
     monkeypatch.setattr("torch_table_loader.read.text_files.text_of", counting)
     for part in range(3):

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import datetime as dt
 import json
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,8 @@ import pyarrow as pa
 import pytest
 
 from tests.tables.reading import LocalStorage, all_batches, as_table, data_file, inspect, whole_task
-from torch_table_loader.errors import TableError
+from torch_table_loader import Json, StructuredDataset
+from torch_table_loader.errors import ConfigError, ConfigTypeError, TableError
 from torch_table_loader.read.conform import resolve_schema
 from torch_table_loader.read.formats import inspect_file
 from torch_table_loader.read.tasks import TaskReader
@@ -59,7 +61,7 @@ def test_lines_without_keys_are_rows(tmp_path: Path) -> None:
     assert sum(batch.num_rows for batch in all_batches(file, meta, ())) == 3
 
 
-@pytest.mark.parametrize("text", ['{"a": 1}\n{"a":', '{"a": 1}\n[1]\n', '{"a": 1}\n{"a": "x"}\n', "a,b\n1,2\n"])
+@pytest.mark.parametrize("text", ['{"a": 1}\n{"a":', '{"a": 1}\n[1]\n', "a,b\n1,2\n"])
 def test_text_that_is_not_lines_of_objects_names_the_file(tmp_path: Path, text: str) -> None:
     (tmp_path / "x.jsonl").write_text(text)
     with pytest.raises(TableError, match=r"x\.jsonl as jsonl"):
@@ -107,3 +109,133 @@ def test_types_that_nest_too_deep_are_refused_by_column(tmp_path: Path) -> None:
         TableError, match=r"x\.jsonl must have columns whose types nest at most 64 levels deep, got 100 in 'x'"
     ):
         inspect_file(LocalStorage(), file, None)
+
+
+def _values(folder: Path, *texts: str, **options: Any) -> tuple[list[pa.DataType], list[Any]]:
+    """Write files, and read them as a table of one column: its type, and its values as Arrow has them."""
+    for place, text in enumerate(texts):
+        (folder / f"{place}.json").write_text(text)
+    dataset = StructuredDataset(folder, output_format="arrow", num_workers=0, **options)
+    batches = list(dataset)
+    assert all(field.metadata is None for batch in (dataset, *batches) for field in batch.schema)
+    return dataset.schema.types, [next(iter(row.values())) for batch in batches for row in batch.to_pylist()]
+
+
+_LARGE = 2**64 - 1
+_UTC = dt.UTC
+_NAIVE = dt.datetime.fromisoformat("2026-01-01")
+
+
+@pytest.mark.parametrize(
+    ("texts", "kind", "expected"),
+    [
+        ([str(2**53 + 1), str(_LARGE), str(_LARGE - 1)], pa.uint64(), [2**53 + 1, _LARGE, _LARGE - 1]),
+        (["-1", str(_LARGE)], pa.decimal128(38, 0), [Decimal(-1), Decimal(_LARGE)]),
+        (["9" * 39, "1"], pa.decimal256(76, 0), [Decimal("9" * 39), Decimal(1)]),
+        ([f"[null, {_LARGE}]", "[7]"], pa.list_(pa.uint64()), [[None, _LARGE], [7]]),
+        ([f'{{"b": {_LARGE}}}'], pa.struct([("b", pa.uint64())]), [{"b": _LARGE}]),
+        (["1e20", str(_LARGE)], pa.float64(), [1e20, float(_LARGE)]),
+        (["1e20"], pa.float64(), [1e20]),
+        (['"007"', '"8"'], pa.string(), ["007", "8"]),
+        (['"2026-01-01T00:00:00+02:00"'], pa.timestamp("s", "UTC"), [dt.datetime(2025, 12, 31, 22, tzinfo=_UTC)]),
+        (
+            ['"2026-01-01T00:00:00"', '"2026-01-02"'],
+            pa.timestamp("s"),
+            [_NAIVE, _NAIVE + dt.timedelta(1)],
+        ),
+        (['["2026-01-01 00Z"]'], pa.list_(pa.timestamp("s", "UTC")), [[dt.datetime(2026, 1, 1, tzinfo=_UTC)]]),
+    ],
+)
+@small_sizes(json_block_bytes=64)
+def test_whole_numbers_are_exact_and_times_keep_their_zone(
+    tmp_path: Path, texts: list[str], kind: pa.DataType, expected: list[Any]
+) -> None:
+    lines = [f'{{"a": {text}}}\n' for text in texts]
+    for folder, parts in (("one", ["".join(lines)]), ("parts", [*lines, "\n"])):
+        (tmp_path / folder).mkdir()
+        if folder == "one" or (texts[0] != "1e20" and "[7]" not in texts):
+            assert _values(tmp_path / folder, *parts) == ([kind], expected)
+
+
+def test_texts_of_which_some_name_a_zone_stay_text_in_a_file_and_are_named_in_two(tmp_path: Path) -> None:
+    lines = ['{"a": "2026-01-01T00:00:00+02:00"}\n', '{"a": "2026-01-01"}\n']
+    assert _values(tmp_path, "".join(lines))[0] == [pa.string()]
+    with pytest.raises(TableError, match=r"timestamp\[s, tz=UTC\] in 0\.json and timestamp\[s\] in 1\.json"):
+        _values(tmp_path, *lines)
+
+
+def test_whole_numbers_in_lists_that_begin_with_null_are_not_lost(tmp_path: Path) -> None:
+    """A torn list is what pyarrow guesses of them, which must not be looked into."""
+    text = '{"a": {"d": [null, 1, 2.5, null], "t": null}}\n{"a": {"d": null, "t": "2026-01-01"}}\n'
+    _, values = _values(tmp_path, text)
+    assert values[0] == {"d": [None, 1, 2.5, None], "t": None}
+
+
+def test_a_number_of_more_digits_than_any_type_has_is_refused(tmp_path: Path) -> None:
+    text = '{"a": {"b": [' + "9" * 90 + "]}}\n"
+    with pytest.raises(TableError, match=r"at most 76 digits, got a longer one as 'a\.b'; .*Json\(types="):
+        _values(tmp_path, text)
+    given = Json(types={"a": pa.struct([("b", pa.list_(pa.float64()))])})
+    assert _values(tmp_path, text, format=given)[1] == [{"b": [1e90]}]
+
+
+@pytest.mark.parametrize("end", ["", "\n", " \r\n"])
+@small_sizes(json_block_bytes=64)
+def test_objects_of_an_array_or_over_several_lines_are_rows(tmp_path: Path, end: str) -> None:
+    rows = [{"a": i, "s": f'}}],[{{\n"é{i}' * (i % 50), "l": [{"x": i}], "none": None} for i in range(300)]
+    texts = [json.dumps(rows), json.dumps(rows, indent=1), "\n".join(json.dumps(row, indent=2) for row in rows)]
+    texts += [json.dumps(rows[:100]) + json.dumps(rows[100:], ensure_ascii=False)]
+    for text in texts:
+        (tmp_path / "x.json").write_text(text + end)
+        for given in (None, pa.schema([("s", pa.string()), ("a", pa.int64())])):
+            dataset = StructuredDataset(tmp_path, schema=given, output_format="arrow", num_workers=0)
+            got = [row for batch in dataset for row in batch.to_pylist()]
+            assert [(row["a"], row["s"]) for row in got] == [(row["a"], row["s"]) for row in rows]
+
+
+def test_an_empty_array_is_no_rows(tmp_path: Path) -> None:
+    assert _values(tmp_path, "[]\n", '[{"a": 1}]') == ([pa.int64()], [1])
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("[1]", "got '1'"),
+        ('[{"a": 1}', "got the end of the file"),
+        ('[{"a": 1}, ', "got the end of the file"),
+        ('[{"a": 1}, {"a"', "an object that does not parse"),
+        ('[{"a": 1} {"a": 2}]', "got '{' after an object"),
+        ('[{"a": 1}, ]', "got '\\]' after a comma"),
+        ('[[{"a": 1}]]', r"got '\['"),
+        ('{\n"a": 1}\n,', "got ','"),
+    ],
+)
+def test_an_array_that_is_cut_off_or_holds_other_things_is_refused(tmp_path: Path, text: str, said: str) -> None:
+    for given in (None, pa.schema([("a", pa.int64())])):
+        with pytest.raises(TableError, match=rf"0\.json must be JSON objects, .*{said}"):
+            _values(tmp_path, text, schema=given)
+
+
+@small_sizes(json_block_bytes=64, json_line_bytes=1 << 20)
+def test_an_object_of_an_array_is_held_up_to_a_limit(tmp_path: Path) -> None:
+    with pytest.raises(TableError, match="an object is longer than 1048576 bytes"):
+        _values(tmp_path, '[{"a": "' + "x" * (8 << 20) + '"}]')
+
+
+def test_values_of_two_types_under_one_key_are_named(tmp_path: Path) -> None:
+    with pytest.raises(TableError, match=r"0\.json must hold values of one type as 'a', .* from number to string"):
+        _values(tmp_path, '{"a": 1}\n{"a": "x"}\n')
+    with pytest.raises(TableError, match=r"int64 in 0\.json and string in 1\.json"):
+        _values(tmp_path, '{"a": 1}\n', '{"a": "x"}\n')
+
+
+def test_types_of_keys_are_taken_and_kept(tmp_path: Path) -> None:
+    text = '{"a": "2026-01-01"}\n'
+    for kind, value in (("string", "2026-01-01"), ("date32", dt.date(2026, 1, 1))):
+        assert _values(tmp_path, text, format=Json(types={"a": kind}))[1] == [value]
+    with pytest.raises(TableError, match=r"column 'a' must be read as time32\[s\], as Json\(types=\) says"):
+        _values(tmp_path, text, format=Json(types={"a": "time32[s]"}))
+    with pytest.raises(ConfigError, match="strin"):
+        Json(types={"a": "strin"})
+    with pytest.raises(ConfigTypeError, match="types="):
+        Json(types="a")  # type: ignore[arg-type]

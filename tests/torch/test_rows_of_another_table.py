@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+import pytest
 
-from torch_table_loader import StructuredDataset
+from torch_table_loader import Csv, ResumeError, StructuredDataset
 
 
 def write(folder: Path, first: int) -> int:
@@ -45,3 +47,24 @@ def test_a_table_that_did_not_change_keeps_its_store(tmp_path: Path) -> None:
     assert len(names) == 1
     read(tmp_path / "table", tmp_path / "stores")
     assert sorted(path.name for path in (tmp_path / "stores").glob("rows-*")) == names
+
+
+def test_text_that_is_read_with_other_options_is_another_table(tmp_path: Path) -> None:
+    (tmp_path / "table").mkdir()
+    (tmp_path / "table/a.csv").write_text("id;x\n" + "".join(f"{row};7\n" for row in range(100)))
+    options: dict[str, Any] = {
+        "shuffle": "rows",
+        "row_store": str(tmp_path / "stores"),
+        "plan_cache": str(tmp_path / "plans"),
+    }
+    forms = [Csv(delimiter=";"), Csv(delimiter=";", types={"x": "float32"})]
+    made = [StructuredDataset.create_dataloader(tmp_path / "table", form, **options)[0] for form in forms]
+    for loader, kind in zip(made, ("torch.int64", "torch.float32"), strict=True):
+        batches = list(loader)
+        assert {str(batch["x"].dtype) for batch in batches} == {kind}
+        assert sorted(row for batch in batches for row in batch["id"].tolist()) == list(range(100))
+    assert len(list((tmp_path / "stores").glob("rows-*"))) == 2
+    with pytest.raises(ResumeError, match="another table"):
+        made[0].load_state_dict(made[1].state_dict())
+    again, _ = StructuredDataset.create_dataloader(tmp_path / "table", Csv(delimiter=";"), **options)
+    again.load_state_dict(made[0].state_dict())

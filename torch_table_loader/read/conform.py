@@ -20,6 +20,7 @@ from torch_table_loader.arrow.datatypes import (
 )
 from torch_table_loader.errors import TableError
 from torch_table_loader.messages import first_line
+from torch_table_loader.read.guessed_types import WHOLE
 
 Convert = Callable[[pa.Array], pa.Array]
 """Makes a file's array into the table's."""
@@ -266,8 +267,9 @@ def unify_schemas(schemas: Sequence[NamedSchema], *, inferred: bool = False) -> 
 
     Integers widen (unsigned into a signed type that holds them), float becomes double, null becomes anything,
     dictionaries become their values where the other side is plain, string becomes large_string. A column that
-    a file lacks, or that is nullable anywhere, is nullable. Nothing else is guessed, except that an int column and a
-    double column unify as double if types are `inferred`. The schema has no metadata.
+    a file lacks, or that is nullable anywhere, is nullable. If types are `inferred`, an int column and a double column
+    unify as double, whole numbers as decimals that hold both, dates and times as times, and times as the finer unit.
+    Nothing else is guessed. The schema has no metadata.
 
     >>> small, wide = pa.schema([("a", pa.int32())]), pa.schema([("a", pa.int64()), ("b", pa.string())])
     >>> unify_schemas([("x.parquet", small), ("y.parquet", wide)]).types
@@ -324,12 +326,34 @@ def unify_types(one: pa.DataType, other: pa.DataType, *, inferred: bool = False)
         return other
     if kinds.is_dictionary(one) or kinds.is_dictionary(other):
         return unify_types(decoded_type(one), decoded_type(other), inferred=inferred)
+    if inferred and (guessed := _unify_guessed(one, other)) is not None:
+        return guessed
     merge, others = _merge_of(one), _merge_of(other)
     if merge is others:
         return merge(one, other, inferred)
-    if inferred and {merge, others} == {_integers, _wider}:
-        return pa.float64()
     raise TypeError(f"{one} and {other} do not unify")
+
+
+def _unify_guessed(one: pa.DataType, other: pa.DataType) -> pa.DataType | None:
+    """Return the type that would have been guessed if the files were one, where each value is kept by a cast."""
+    kinds = pa.types
+    if kinds.is_timestamp(one) and kinds.is_timestamp(other) and one.tz == other.tz:
+        return max(one, other, key=lambda kind: _UNITS.index(kind.unit))
+    first, last = sorted((one, other), key=_guessed_later)
+    if kinds.is_date32(first) and kinds.is_timestamp(last) and last.tz is None:
+        return last
+    if kinds.is_integer(first) and kinds.is_floating(last):
+        return pa.float64()
+    if kinds.is_integer(first) and kinds.is_decimal(last) and last.scale == 0:
+        return last
+    return WHOLE if {one, other} == {pa.int64(), pa.uint64()} else None
+
+
+_UNITS = ("s", "ms", "us", "ns")
+
+
+def _guessed_later(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_timestamp(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind))
 
 
 def check_given_schema(given: pa.Schema, schemas: Sequence[NamedSchema], partition: pa.Schema) -> None:

@@ -20,6 +20,7 @@ from torch_table_loader.messages import did_you_mean
 from torch_table_loader.read.compression import CODECS, split_codec
 from torch_table_loader.read.failures import reading
 from torch_table_loader.read.parquet import ParquetReader
+from torch_table_loader.read.text_options import Csv, Json
 from torch_table_loader.sizes import sizes
 
 if TYPE_CHECKING:
@@ -58,7 +59,7 @@ def reader_for(given: Any, path: Any = None, *, verify_checksums: bool = True) -
     """Return the reader of a format.
 
     Args:
-        given: what the caller wrote as ``format=``: a name, or a reader.
+        given: what the caller wrote as ``format=``: a name, options of text files, or a reader.
         path: what the caller wrote as ``path``, whose suffix may say what to write.
         verify_checksums: whether stored checksums are compared with the data that they are of; a reader that the
             caller gives decides that itself.
@@ -76,6 +77,8 @@ def reader_for(given: Any, path: Any = None, *, verify_checksums: bool = True) -
                 raise _unknown(given, path)
             _READERS[given] = _own(given) if given in OWN else _installed(given)
         return _READERS[given] if verify_checksums else _UNVERIFIED.get(given, _READERS[given])
+    if isinstance(given, Csv | Json):
+        return _own("csv" if isinstance(given, Csv) else "json", options=given)
     if not any(hasattr(given, method) for method in _METHODS):
         raise _unknown(given, path)
     _check_reader(given, "format")
@@ -135,9 +138,10 @@ def _unknown(given: Any, path: Any) -> ConfigError:
     )
 
 
-def _own(name: str) -> FormatReader:
+def _own(name: str, **options: Any) -> FormatReader:
     """Make a reader of this library; one class may read files by several names."""
-    reader: FormatReader = getattr(import_module(f"torch_table_loader.{OWN[name].module}"), OWN[name].reader)(name=name)
+    module = import_module(f"torch_table_loader.{OWN[name].module}")
+    reader: FormatReader = getattr(module, OWN[name].reader)(name=name, **options)
     return reader
 
 

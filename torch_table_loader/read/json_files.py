@@ -1,22 +1,28 @@
-"""JSON lines. Types come from ``schema=`` or from one parse."""
+"""JSON. Types come from ``schema=``, from ``Json(types=)``, or from a parse."""
 
 from __future__ import annotations
 
 import codecs
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 from pyarrow import json
 from typing_extensions import override
 
+from torch_table_loader.arrow import compute as pc
 from torch_table_loader.arrow.datatypes import decoded_type
 from torch_table_loader.arrow.sound import sound_text
 from torch_table_loader.errors import TableError
+from torch_table_loader.messages import first_line
 from torch_table_loader.nesting import Levels
+from torch_table_loader.read.guessed_types import signed
+from torch_table_loader.read.json_text import ObjectLines, Written, leaves, retyped
 from torch_table_loader.read.reader_base import refuse_duplicates
 from torch_table_loader.read.text_files import TextReader, open_text
+from torch_table_loader.read.text_options import Json
 from torch_table_loader.sizes import sizes
 
 if TYPE_CHECKING:
@@ -24,44 +30,113 @@ if TYPE_CHECKING:
     from torch_table_loader.records import DataFile
 
 
+_INT64 = 1 << 63
+_CHANGED = re.compile(r"Column\(/(.+)\) (changed from .*)")
+
+
 @dataclass(frozen=True, slots=True)
 class JsonReader(TextReader):
-    """Reads JSON lines (https://jsonlines.org), compressed or not; keys that a line lacks are null."""
+    """Reads JSON, compressed or not."""
 
     name: str = "json"
+    options: Json = field(default_factory=Json)
     suffixes = (".json", ".jsonl", ".ndjson")
 
     @override
     def guessed(self, storage: Storage, file: DataFile, num_bytes: int) -> tuple[pa.Schema, int]:
-        table = self._parsed(storage, file, num_bytes)
+        given = [pa.field(name, _as_json_reads(kind)) for name, kind in self.options.types.items()]
+        table = self._parsed(storage, file, num_bytes, json.ParseOptions(explicit_schema=pa.schema(given)))
         refuse_duplicates(table.schema, file)
-        return table.schema, table.num_rows
+        found = {name: pa.field(name, self.options.types[name]) for name in self.options.types}
+        fields = [found.get(each.name) or pa.field(each.name, each.type) for each in table.schema]
+        columns = dict(zip(table.schema.names, table.columns, strict=True))
+        self._check_given(table, file)
+        columns |= self._parsed_again(storage, file, num_bytes, fields)
+        fields = [each if each.name in self.options.types else _zoned(each, columns[each.name]) for each in fields]
+        fields = self._with_whole_numbers(storage, file, columns, fields)
+        return pa.schema(fields), table.num_rows
 
-    def _parsed(self, storage: Storage, file: DataFile, num_bytes: int) -> pa.Table:
+    def _check_given(self, table: pa.Table, file: DataFile) -> None:
+        for name, kind in self.options.types.items():
+            try:
+                table.column(name).cast(decoded_type(kind))
+            except pa.ArrowException as error:
+                raise TableError(
+                    f"column {name!r} must be read as {kind}, as Json(types=) says, but {file.name} has a value that "
+                    f"does not fit ({first_line(error)}); pass a type that holds it, or correct the value"
+                ) from error
+
+    def _parsed_again(
+        self, storage: Storage, file: DataFile, num_bytes: int, fields: Sequence[pa.Field]
+    ) -> dict[str, pa.ChunkedArray]:
+        """Return columns in which times are texts, and nested doubles: as pyarrow guesses them, they may be torn."""
+        texts = [retyped(each, _text_of_time) for each in fields if each.name not in self.options.types]
+        known = {each.name: each for each in fields}
+        asked = [
+            each for each in texts if each != known[each.name] or (pa.types.is_nested(each.type) and _has_doubles(each))
+        ]
+        if not asked:
+            return {}
+        options = json.ParseOptions(explicit_schema=pa.schema(asked), unexpected_field_behavior="ignore")
+        table = self._parsed(storage, file, num_bytes, options)
+        return {each.name: table.column(each.name) for each in asked}
+
+    def _with_whole_numbers(
+        self, storage: Storage, file: DataFile, columns: Mapping[str, pa.ChunkedArray], fields: Sequence[pa.Field]
+    ) -> list[pa.Field]:
+        """Return fields with types that hold the whole numbers which pyarrow took for doubles."""
+        unsure = [
+            each.name
+            for each in fields
+            if each.name not in self.options.types and _has_doubles(each) and _may_be_large(columns[each.name])
+        ]
+        written = Written(unsure)
+        if unsure:
+            with open_text(storage, file) as source:
+                for block in _blocks_of_lines(_lines(source, file.name)):
+                    written.add(block)
+        made = [written.typed(each, file.name) if each.name in unsure else each for each in fields]
+        return [signed(each, columns[each.name]) for each in made]
+
+    def _parsed(self, storage: Storage, file: DataFile, num_bytes: int, options: json.ParseOptions) -> pa.Table:
         # With larger blocks if a line is longer than one.
         block = sizes().json_block_bytes
         while block < num_bytes:
             try:
                 with open_text(storage, file) as source:
-                    return _parsed(_Levelled(source, file.name), block)
+                    return _parsed(_Levelled(_lines(source, file.name), file.name), block, options)
             except pa.ArrowInvalid as error:
                 if "straddl" not in str(error):
                     raise
             block *= 8
         with open_text(storage, file) as source:
-            return _parsed(_Levelled(source, file.name), max(num_bytes, 1))
+            return _parsed(_Levelled(_lines(source, file.name), file.name), max(num_bytes, 1), options)
+
+    @override
+    def told(self, storage: Storage, file: DataFile, reason: str) -> TableError | None:
+        if (found := _CHANGED.search(reason)) is None:
+            return None
+        place, kinds = found.groups()
+        return TableError(
+            f"{file.name} must hold values of one type as {place!r}, got values that {kinds}; write them as one type, "
+            "or leave the key out with a schema= that does not name it"
+        )
 
     @override
     def own_schema(self, storage: Storage, file: DataFile, schema: pa.Schema) -> pa.Schema:
-        return pa.schema([pa.field(field.name, _as_json_reads(field.type)) for field in schema])
+        return pa.schema([pa.field(each.name, _as_json_reads(each.type)) for each in schema])
 
     @override
-    def decoded(self, source: pa.NativeFile, columns: Sequence[str], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-        options = json.ParseOptions(
-            explicit_schema=pa.schema([schema.field(name) for name in columns]), unexpected_field_behavior="ignore"
-        )
-        for block in _blocks_of_lines(source):
-            yield from sound_text(_parsed(pa.BufferReader(block), len(block), options)).to_batches()
+    def decoded(
+        self, source: pa.NativeFile, file: DataFile, columns: Sequence[str], schema: pa.Schema
+    ) -> Iterator[pa.RecordBatch]:
+        fields = [schema.field(name) for name in columns]
+        read = pa.schema([pa.field(each.name, _as_json_reads(each.type)) for each in fields])
+        options = json.ParseOptions(explicit_schema=read, unexpected_field_behavior="ignore")
+        wanted = pa.schema([pa.field(each.name, decoded_type(each.type)) for each in fields])
+        for block in _blocks_of_lines(_lines(source, file.name)):
+            table = sound_text(_parsed(pa.BufferReader(block), len(block), options))
+            yield from (table if wanted == read else table.cast(wanted)).to_batches()
 
 
 class _Levelled:
@@ -72,17 +147,13 @@ class _Levelled:
 
     closed = False
 
-    def __init__(self, source: pa.NativeFile, name: str) -> None:
+    def __init__(self, source: Any, name: str) -> None:
         self._source = source
         self._name = name
         self._levels = Levels()
-        self._begun = False
 
     def read(self, length: int = -1) -> bytes:
-        piece: bytes = self._source.read(None if length is None or length < 0 else length)
-        if not self._begun:
-            _check_begin(piece)
-            self._begun = bool(piece)
+        piece: bytes = self._source.read(length)
         self._levels.check(piece, self._name)
         return piece
 
@@ -90,35 +161,47 @@ class _Levelled:
         self.closed = True
 
 
-def _parsed(source: Any, num_bytes: int, options: json.ParseOptions | None = None) -> pa.Table:
-    return json.read_json(source, json.ReadOptions(use_threads=False, block_size=num_bytes), options)
+def _parsed(source: Any, num_bytes: int, options: json.ParseOptions) -> pa.Table:
+    try:
+        return json.read_json(source, json.ReadOptions(use_threads=False, block_size=num_bytes), options)
+    except pa.ArrowInvalid as error:
+        if "Empty JSON" not in str(error):
+            raise
+        return pa.table({})
 
 
-def _check_begin(text: bytes) -> None:
-    """Refuse JSON that its first bytes show to be no lines of objects."""
-    text = text.removeprefix(codecs.BOM_UTF8).lstrip()
-    if text.startswith(b"["):
-        found = "an array"
-    elif text.partition(b"\n")[0].rstrip() == b"{":
-        found = "an object over several lines"
-    else:
-        return
-    raise TableError(
-        f"JSON must have an object in each line, got {found}; convert it to JSON lines, for example with "
-        "jq -c '.[]' for an array of objects and jq -c . for others"
-    )
+def _lines(source: pa.NativeFile, name: str) -> Any:
+    """Return a text with an object a line, also where it stands over several lines or in an array."""
+    head = source.read(sizes().json_block_bytes)
+    begin = head.removeprefix(codecs.BOM_UTF8).lstrip()
+    begun = _Begun(head, source)
+    if begin.startswith(b"[") or begin.partition(b"\n")[0].rstrip() == b"{":
+        return ObjectLines(_Levelled(begun, name), name)
+    return begun
 
 
-def _blocks_of_lines(source: pa.NativeFile) -> Iterator[bytes]:
+class _Begun:
+    """A text of which some bytes were read."""
+
+    def __init__(self, head: bytes, source: pa.NativeFile) -> None:
+        self._head = head
+        self._source = source
+
+    def read(self, length: int = -1) -> bytes:
+        if self._head:
+            end = len(self._head) if length < 0 else length
+            piece, self._head = self._head[:end], self._head[end:]
+            return piece
+        rest: bytes = self._source.read(None if length < 0 else length)
+        return rest
+
+
+def _blocks_of_lines(source: Any) -> Iterator[bytes]:
     """Cut a text into blocks of whole lines; a block is longer only where a line is."""
     parts: list[bytes] = []
     num_bytes = 0
     block_bytes, most = sizes().json_block_bytes, sizes().json_line_bytes
-    begun = False
     while chunk := source.read(block_bytes):
-        if not begun:
-            _check_begin(chunk)
-            begun = True
         cut = chunk.rfind(b"\n") + 1
         if not cut:
             parts.append(chunk)
@@ -130,6 +213,50 @@ def _blocks_of_lines(source: pa.NativeFile) -> Iterator[bytes]:
         num_bytes = len(parts[0])
     if any(parts):
         yield b"".join(parts)
+
+
+def _has_doubles(own: pa.Field) -> bool:
+    return bool(retyped(own, _half_of_double) != own)
+
+
+def _half_of_double(kind: pa.DataType) -> pa.DataType:
+    return pa.float16() if pa.types.is_floating(kind) else kind
+
+
+def _may_be_large(column: pa.ChunkedArray) -> bool:
+    """Return whether doubles of a column are all whole where one is beyond int64."""
+    doubles = (leaf for chunk in column.chunks for leaf in leaves(chunk) if pa.types.is_floating(leaf.type))
+    return any(map(_is_large, doubles))
+
+
+def _is_large(values: pa.Array) -> bool:
+    ends = pc.min_max(values).as_py()
+    if ends["min"] is None or -_INT64 < ends["min"] <= ends["max"] < _INT64:
+        return False
+    return bool(pc.all(pc.equal(pc.floor(values), values)).as_py())
+
+
+def _text_of_time(kind: pa.DataType) -> pa.DataType:
+    return pa.string() if pa.types.is_timestamp(kind) else kind
+
+
+def _zoned(own: pa.Field, column: pa.ChunkedArray) -> pa.Field:
+    """Return a field of times by their texts: in UTC if all name a zone, as text if some do."""
+    if retyped(own, _text_of_time) == own:
+        return own
+    named = [pa.chunked_array(parts) for parts in zip(*map(leaves, column.chunks), strict=True)]
+    places = iter(named)
+
+    def of(kind: pa.DataType) -> pa.DataType:
+        texts = next(places)
+        if not pa.types.is_timestamp(kind):
+            return kind
+        zones = pc.match_substring_regex(texts, "[T ].*(Z|[+-][0-9:]+)$")
+        if not pc.any(zones).as_py():
+            return kind
+        return pa.timestamp(kind.unit, "UTC") if pc.all(zones).as_py() else pa.string()
+
+    return retyped(own, of)
 
 
 def _as_json_reads(kind: pa.DataType) -> pa.DataType:

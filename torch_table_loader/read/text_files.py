@@ -12,37 +12,53 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 from typing_extensions import override
 
-from torch_table_loader.errors import TableError
-from torch_table_loader.format_contracts import Traits
+from torch_table_loader.errors import ConfigError, TableError
+from torch_table_loader.format_contracts import SettlingReader, Traits
+from torch_table_loader.messages import did_you_mean
 from torch_table_loader.read.compression import CODECS, split_codec
 from torch_table_loader.read.failures import naming
 from torch_table_loader.read.far_files import open_at_start
+from torch_table_loader.read.guessed_types import by_column, settled_numbers, with_columns
 from torch_table_loader.read.reader_base import SequentialFile, WithoutStatistics, one_group
 from torch_table_loader.sizes import sizes
 
 if TYPE_CHECKING:
     from torch_table_loader.contracts import Storage
+    from torch_table_loader.read.text_options import Csv, Json
     from torch_table_loader.records import DataFile, FileMeta
 
 _CHUNK_BYTES = 1 << 20
 
 
-class TextReader(WithoutStatistics):
-    """A reader of text."""
+class TextReader(WithoutStatistics, SettlingReader):
+    """A reader of text: a dataclass that says how it is written."""
 
     __slots__ = ()
 
     traits = Traits(pruned="partitions")
     infers_types = True
+    options: Csv | Json
+    number_text: pa.DataType | None = None
+    """As what whole numbers are read where other files have text for them; None where they cannot be."""
+
+    @property
+    def settings(self) -> str:
+        """What differs from the defaults, for tables' fingerprints."""
+        return self.options.settings
 
     @override
     def inspect(self, storage: Storage, file: DataFile, schema: pa.Schema | None) -> FileMeta:
         with naming(storage, file):
             try:
                 return self._inspected(storage, file, schema)
+            except UnicodeDecodeError as error:
+                raise TableError(
+                    f"{file.name} must be text in {self.options.encoding}, got bytes that are not ({error}); pass the "
+                    'encoding that it has, such as format=Csv(encoding="latin-1") of CSV, or write it in UTF-8'
+                ) from error
             except pa.ArrowInvalid as error:
                 if "straddl" not in str(error):
-                    raise
+                    raise (self.told(storage, file, str(error)) or error) from error
                 raise TableError(
                     f"{file.name} must have rows of at most {sizes().csv_block_bytes} bytes, got a longer one, or an "
                     "unclosed quote; write such rows as Parquet or JSON lines"
@@ -51,18 +67,40 @@ class TextReader(WithoutStatistics):
     @override
     def open(self, storage: Storage, file: DataFile, meta: FileMeta) -> SequentialFile:
         return SequentialFile(
-            storage, file, lambda source, columns: self.decoded(text_of(source, file), columns, meta.schema)
+            storage,
+            file,
+            lambda source, columns: self.decoded(
+                text_of(source, file, self.options.encoding), file, columns, meta.schema
+            ),
         )
+
+    @override
+    def settle(self, metas: Sequence[FileMeta]) -> Sequence[FileMeta]:
+        columns = by_column(metas)
+        if metas and (unknown := [name for name in self.options.types if name not in columns]):
+            raise ConfigError(
+                f"types= names a column {unknown[0]!r} that no file has{did_you_mean(unknown[0], columns)}; correct it"
+            )
+        return with_columns(metas, {name: settled_numbers(own, self.number_text) for name, own in columns.items()})
+
+    @abstractmethod
+    def told(self, storage: Storage, file: DataFile, reason: str) -> TableError | None:
+        """Return what to say where a file does not parse for a reason that a caller can mend; None of other reasons."""
 
     def _inspected(self, storage: Storage, file: DataFile, schema: pa.Schema | None) -> FileMeta:
         if schema is None:
             return one_group(*self.guessed(storage, file, _bytes_to_infer(storage, file)), file)
+        if self.options.types:
+            raise ConfigError(
+                f"{type(self.options).__name__}(types=) says of some columns what schema= says of all, got both; leave "
+                "one of them out"
+            )
         return one_group(*self.counted(storage, file, self.own_schema(storage, file, schema)), file)
 
     def counted(self, storage: Storage, file: DataFile, schema: pa.Schema) -> tuple[pa.Schema, int]:
         """Parse a whole file as types, and return how to open it, and its number of rows."""
-        with open_text(storage, file) as source:
-            return schema, sum(batch.num_rows for batch in self.decoded(source, schema.names, schema))
+        with open_text(storage, file, self.options.encoding) as source:
+            return schema, sum(batch.num_rows for batch in self.decoded(source, file, schema.names, schema))
 
     @abstractmethod
     def guessed(self, storage: Storage, file: DataFile, num_bytes: int) -> tuple[pa.Schema, int]:
@@ -73,23 +111,30 @@ class TextReader(WithoutStatistics):
         """Return the columns to parse, of those of the caller's schema, and the types to parse them as."""
 
     @abstractmethod
-    def decoded(self, source: pa.NativeFile, columns: Sequence[str], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+    def decoded(
+        self, source: pa.NativeFile, file: DataFile, columns: Sequence[str], schema: pa.Schema
+    ) -> Iterator[pa.RecordBatch]:
         """Stream columns of a text from its start."""
 
 
-def open_text(storage: Storage, file: DataFile) -> pa.NativeFile:
+def open_text(storage: Storage, file: DataFile, encoding: str = "utf-8") -> pa.NativeFile:
     """Open the text of a file that is read from its start."""
-    return text_of(open_at_start(storage, file), file)
+    return text_of(open_at_start(storage, file), file, encoding)
 
 
-def text_of(source: pa.NativeFile, file: DataFile) -> pa.NativeFile:
-    """Return the text of a file that is open at its start; of a compressed one a stream, without seek or size.
+def text_of(source: pa.NativeFile, file: DataFile, encoding: str = "utf-8") -> pa.NativeFile:
+    """Return the text of a file that is open at its start, in UTF-8; if it is not as stored, without seek or size.
 
     Closing the stream closes the file.
 
     Raises:
         TableError: the file is compressed in a way that is not read.
     """
+    text = _unpacked(source, file)
+    return text if encoding == "utf-8" else pa.transcoding_input_stream(text, encoding, "utf-8")
+
+
+def _unpacked(source: pa.NativeFile, file: DataFile) -> pa.NativeFile:
     suffix = split_codec(file.name)[1]
     if not suffix:
         return source

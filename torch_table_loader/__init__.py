@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     )
     from torch_table_loader.planning.keys import row_seeds
     from torch_table_loader.predicates.hash_parts import part_of
+    from torch_table_loader.read.flat_tokens import FlatTokens
     from torch_table_loader.schedules import Schedule, Stop
     from torch_table_loader.token_table import tokenize_table
 
@@ -57,6 +58,7 @@ _HOMES = {
     "ConfigTypeError": "errors",
     "DeltaDataset": "delta",
     "Explanation": "engine.explanation",
+    "FlatTokens": "read.flat_tokens",
     "Hash": "option_values",
     "IcebergDataset": "iceberg",
     "LoaderKeywords": "keywords",
@@ -103,6 +105,7 @@ __all__ = [
     "ConfigTypeError",
     "DeltaDataset",
     "Explanation",
+    "FlatTokens",
     "Hash",
     "IcebergDataset",
     "LoaderKeywords",

@@ -83,11 +83,12 @@ class SharingReader(Protocol):
 class FormatReader(Protocol):
     """Reads one file format. Stateless; it pickles.
 
-    Four attributes are optional. `infers_types` (default: False) marks a format without types of its own: two files
+    Five attributes are optional. `infers_types` (default: False) marks a format without types of its own: two files
     may then differ in a column's type, and the caller's ``schema=`` decides. `columnar` (default: False) says that one
     column of one row group can be read by itself: errors then name the damaged column. `suffixes` lists the ends of
     file names, in lower case with their dots, so that the caller may leave ``format=`` out. `traits` says what the
-    format can do, as ``torch-table-loader formats`` shows it.
+    format can do, as ``torch-table-loader formats`` shows it. `reads_as` is a text of the settings that make other rows
+    of the same bytes; a state is refused where it differs.
     """
 
     @property

@@ -441,10 +441,11 @@ class Traffic:
         )
 
 
-def fingerprint(files: Sequence[DataFile], rows: Sequence[int]) -> str:
+def fingerprint(files: Sequence[DataFile], rows: Sequence[int], reads_as: str = "") -> str:
     """Hash the table's files, in canonical order: relative names, sizes and physical rows (−1 if unknown).
 
-    Root, mtime and etag are left out, so that a table that was moved or copied counts as the same table.
+    Root, mtime and etag are left out, so that a table that was moved or copied counts as the same table. `reads_as` is
+    what else says which rows files have, such as settings of their reader.
 
     Returns:
         64 hexadecimal digits.
@@ -459,6 +460,7 @@ def fingerprint(files: Sequence[DataFile], rows: Sequence[int]) -> str:
         name = file.name.encode("utf-8")
         digest.update(struct.pack("<qqq", len(name), file.version.num_bytes, count))
         digest.update(name)
+    digest.update(reads_as.encode())
     return digest.hexdigest()
 
 

@@ -14,6 +14,7 @@ import numpy as np
 from torch_table_loader.engine.state import Bound, SavedState
 from torch_table_loader.errors import ResumeError
 from torch_table_loader.options import DEFAULT_SPLIT_BYTES
+from torch_table_loader.read.formats import reads_as
 from torch_table_loader.records import fingerprint
 
 if TYPE_CHECKING:
@@ -152,7 +153,8 @@ def _refuse_table(table: Table, own: Mapping[str, Any], theirs: Mapping[str, Any
             'pass on_growth="continue" to continue with the new rows too'
         )
     counts = "; ".join(f"{name}: {theirs[name]} then, {own[name]} now" for name in ("files", "rows", "bytes"))
-    raise ResumeError(f"the state is of another table ({counts}); {_PIN}")
+    settings = ", or of other settings of format=" if reads_as(table.files) else ""
+    raise ResumeError(f"the state is of another table{settings} ({counts}); {_PIN}")
 
 
 def _interval(table: Mapping[str, Any]) -> str:
@@ -176,7 +178,8 @@ def oldest_files(table: Table, count: int, digest: Any) -> list[int] | None:
     """
     by_age = sorted(range(len(table.files)), key=lambda at: (table.files[at].version.mtime_ns or 0, at))
     old, rows = sorted(by_age[:count]), table.layout.file_rows
-    restored = fingerprint([table.files[at] for at in old], [int(rows[at]) for at in old])
+    files = [table.files[at] for at in old]
+    restored = fingerprint(files, [int(rows[at]) for at in old], reads_as(files))
     return old if restored == digest else None
 
 

@@ -160,7 +160,7 @@ class TokensInPlace:
         """Return the byte of each file from which on values count."""
         if PLACE in self.table.schema.names:  # which counts from the file's start
             return [0] * len(self.table.files)
-        return list(map(begin_of, self.table.metas))
+        return list(map(begin_of, self.table.files, self.table.metas))
 
     def _documents(self, layout: RecordLayout) -> tuple[DocumentLengths, PlacedDocuments | None]:
         """Return how long documents are, and where, unless they lie one behind another and nothing is put in."""

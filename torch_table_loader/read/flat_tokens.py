@@ -112,8 +112,8 @@ class FlatTokens(TokenReader):
             name, _, value = part.partition("=")
             if name not in known or name in given:
                 raise ConfigError(
-                    f"format must be {NAME!r}, or {NAME}: and settings such as dtype=uint16,eos_id=2 ({', '.join(known)}"
-                    f", each once), got {text!r}"
+                    f"format must be {NAME!r}, or {NAME}: and settings such as dtype=uint16,eos_id=2 (of "
+                    f"{', '.join(known)}, each once), got {text!r}"
                 )
             given[name] = int(value) if value.removeprefix("-").isdecimal() else value
         return cls(**given, name=text)

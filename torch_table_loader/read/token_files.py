@@ -141,7 +141,7 @@ class TokenFile(GroupedFile):
         self._reader = reader
         self._rows = np.concatenate(([0], np.cumsum(meta.group_rows, dtype=np.int64)))
         self._width = width_of(meta)
-        self._begin = begin_of(meta)
+        self._begin = begin_of(file, meta)
         self._columns: dict[str, Values] = {}
         self._opened = ExitStack()
 
@@ -184,9 +184,9 @@ def width_of(meta: FileMeta) -> int:
     return int(meta.schema.field(TOKENS).type.value_type.bit_width // 8)
 
 
-def begin_of(meta: FileMeta) -> int:
-    """Return the byte of a file's first token."""
-    return meta.group_ranges[0][0] if meta.group_ranges else 0
+def begin_of(file: DataFile, meta: FileMeta) -> int:
+    """Return the byte of a file's first token; its end if it has none."""
+    return meta.group_ranges[0][0] if meta.group_ranges else file.version.num_bytes
 
 
 def read_whole(storage: Storage, file: DataFile) -> pa.Buffer:

@@ -119,7 +119,7 @@ class FlatTokens(TokenReader):
         return cls(**given, name=text)
 
     @property
-    def data_suffix(self) -> str:  # type: ignore[override]
+    def data_suffix(self) -> str:
         """How the names of data files end."""
         return self.suffix
 
@@ -191,7 +191,7 @@ def _reading(storage: Storage, file: DataFile) -> Iterator[Read]:
 def _dtype(given: Any) -> np.dtype[Any]:
     """Return the type of tokens that a caller means."""
     try:
-        found = np.dtype(given)
+        found: np.dtype[Any] = np.dtype(given)
     except TypeError:
         found = np.dtype("V1")
     if found.kind not in "iu" or found.newbyteorder("<") != found:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import pairwise
@@ -186,9 +187,13 @@ def oldest_files(table: Table, count: int, digest: Any) -> list[int] | None:
 _LABELS = {"stage": "stage (what pack= makes of the rows)"}
 """Names in messages for options of a state that the caller knows by another name."""
 
+_WINDOW = re.compile(r"-windows of (\d{1,18})(-shuffled)?")
+"""What a stage says of `shuffle_buffer_size`."""
+
 
 def _check_options(own: Mapping[str, Any], theirs: Mapping[str, Any], whose: str = "loader") -> None:
     """Refuse options that differ from the job's own; one that is left out is None."""
+    own, theirs = map(_with_window, (own, theirs))
     differing = [name for name in dict.fromkeys((*own, *theirs)) if own.get(name) != theirs.get(name)]
     if not differing:
         return
@@ -206,6 +211,14 @@ def _check_options(own: Mapping[str, Any], theirs: Mapping[str, Any], whose: str
         if name != "splits"
     )
     raise ResumeError(f"the state was saved under other options: {shown}; {remedy}")
+
+
+def _with_window(options: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return options with the window of a stage as the caller gave it."""
+    stage = str(options.get("stage"))
+    if (window := _WINDOW.search(stage)) is None:
+        return options
+    return {**options, "stage": _WINDOW.sub("", stage), "shuffle_buffer_size": int(window[1])}
 
 
 def _shown(value: Any) -> str:

@@ -369,6 +369,24 @@ class TableLoader(NamedColumns, PreparedForAccelerate, DataLoader[Any], Generic[
         self._position.seek(job.at(epoch, steps))
         return steps
 
+    def skip(self, batches: int) -> None:
+        """Leave out the next global batches, as after a spike of the loss; make the same call on every rank.
+
+        The job goes on as if it had taken them, which states record. A running iterator goes on behind them at once.
+
+        Args:
+            batches: how many, each as large as a step of the optimizer. They may reach into the next epoch of the
+                same iteration; see the option `epochs`.
+
+        Raises:
+            ConfigError: fewer are left.
+        """
+        for running in self._iterators:
+            if running.is_of(self._position.newest):
+                running.skip(batches)
+                return
+        self._position.skip(batches)
+
     def rows_of(self, step: int) -> list[RowSpan | LiveSpan | SourceRow]:
         """Return which rows batch `step` of the current epoch delivers on this rank, without reading data.
 
@@ -458,6 +476,18 @@ class LoaderIterator(Iterator[Any]):
         self.progress.go_on(position, work, self._merger.counts, longest)
         if self._position.newest is self.progress:
             self._loader.remainder = self._plan.real_at_end
+
+    def is_of(self, progress: Progress | None) -> bool:
+        """Whether this iterator has such a progress, and is not over, nor to be left for another epoch."""
+        own = self.progress is progress and not self._is_over
+        return own and self._position.epoch == self.progress.leg.position.epoch
+
+    def skip(self, batches: int) -> None:
+        """Go on behind some global batches; see `TableLoader.skip`."""
+        with self._turn:
+            self._position.skip(batches)
+            self._position.newest = self.progress
+            self.go_on(self._position.begin())
 
     def _start(self, position: Position) -> tuple[LaneWork, int | None]:
         job, options, start = self._job, self._job.options, position.stage.steps

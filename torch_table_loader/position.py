@@ -18,6 +18,7 @@ from torch_table_loader.errors import ConfigError, ConfigTypeError, ResumeError
 from torch_table_loader.messages import warn_caller
 from torch_table_loader.planning.steps import ENDLESS_EPOCHS, UNCOUNTED, UNKNOWN_ROWS, UNKNOWN_SAMPLES
 from torch_table_loader.system import shared_bytes
+from torch_table_loader.units import integer
 
 if TYPE_CHECKING:
     import numpy as np
@@ -286,6 +287,23 @@ class JobPosition:
             self.job = job
         self._epoch.fill_(position.epoch)
         self._loaded, self._begun, self.newest = position, None, None
+
+    def skip(self, batches: int) -> None:
+        """Make the next iterator begin so many global batches behind where the job is; see `TableLoader.skip`."""
+        wanted = integer("batches", batches, 0)
+        position, missing = self.job.behind(self.job.current(self.now), wanted)
+        starts = self.starts_behind(position.epoch)
+        while missing and (start := next(starts, None)) is not None:
+            before = missing
+            position, missing = self.job.behind(start, missing)
+            if missing == before:  # an epoch without a batch
+                break
+        if missing:
+            raise ConfigError(
+                f"skip({wanted}) leaves out {missing} batches more than are left to this iteration, which has "
+                f"{wanted - missing}; skip fewer, or call set_epoch() to go on with another epoch"
+            )
+        self.seek(position)
 
     def begin_alone(self) -> tuple[Job, Position]:
         """Return what this process reads for the caller's own DataLoader, whose workers are the lanes."""

@@ -12,7 +12,6 @@ import threading
 import time
 import weakref
 from collections.abc import Iterator, Mapping
-from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Generic, NoReturn, Self, TypeAlias, cast
 from weakref import WeakSet
@@ -30,11 +29,9 @@ from torch_table_loader.errors import ConfigError
 from torch_table_loader.messages import warn_caller
 from torch_table_loader.metrics import Metrics, Progress, Watch, in_span, with_bars
 from torch_table_loader.planning.rows_of import LiveSpan, RowSpan, SourceRow
-from torch_table_loader.planning.steps import step_at
-from torch_table_loader.position import JobPosition, NamedColumns, no_single_rows, refuse_stacking
+from torch_table_loader.position import EpochSampler, JobPosition, NamedColumns, no_single_rows, refuse_stacking
 from torch_table_loader.sizes import sizes
 from torch_table_loader.system import as_out_of_memory
-from torch_table_loader.units import integer
 
 if TYPE_CHECKING:
     from torch_table_loader.engine.work.lane_work import LaneWork
@@ -107,24 +104,6 @@ def _gradient_state() -> Any:
     """Return Accelerate's gradient state; None where no Accelerator was made."""
     kind = getattr(sys.modules.get("accelerate.state"), "GradientState", None)
     return kind() if kind is not None and kind._shared_state else None
-
-
-class _EpochSampler:
-    """Forwards ``loader.sampler.set_epoch``, which Lightning, Fabric and Accelerate call."""
-
-    def __init__(self, position: JobPosition) -> None:
-        self._position = position
-        self._offset = 0
-
-    def set_epoch(self, epoch: int) -> None:
-        """Set the epoch as a framework counts it. Fabric begins at 0 in a resumed run, so a loaded state wins."""
-        if (loaded := self._position.loaded_epoch) is not None:
-            self._offset = loaded - epoch
-        self._position.set_epoch(max(0, epoch + self._offset))
-
-    def __iter__(self) -> Iterator[None]:
-        while True:
-            yield None
 
 
 class _InSamples(IterableDataset[Any]):
@@ -207,7 +186,7 @@ class TableLoader(NamedColumns, PreparedForAccelerate, DataLoader[Any], Generic[
         self._pool = ThreadPool()
         self._iterators: WeakSet[LoaderIterator] = WeakSet()
         self._watch = Watch()
-        object.__setattr__(self, "sampler", _EpochSampler(self._position))  # torch guards it against assignment
+        object.__setattr__(self, "sampler", EpochSampler(self._position))  # torch guards it against assignment
         job = self._position.job
         if job.options.processes:
             check_processes(job)  # what cannot work is refused here, not in the first epoch
@@ -352,22 +331,7 @@ class TableLoader(NamedColumns, PreparedForAccelerate, DataLoader[Any], Generic[
                 it.
             TypeError: `fraction` is given for an epoch of unknown length, or without an end.
         """
-        if epoch is not None:
-            self._position.set_epoch(epoch)
-        epoch, job = self._position.epoch, self._position.job
-        if file is not None and not isinstance(file, str):
-            step_at(None, None, step=step, sample=sample, fraction=fraction, file=lambda: 0)
-            self._position.seek(job.at_file(epoch, integer("file", file, 0)))
-            return 0
-        planned = [job.planned(position) for position in job.stages(job.start(epoch))]
-        known = all(stage.plan.counted and not stage.plan.endless for stage in planned)
-        longest = (stage.plan.steps if stage.longest is None else stage.longest for stage in planned)
-        most = sum(longest) if known else None
-        together = None if job.options.batch_by else partial(job.step_of_sample, epoch)
-        first = None if file is None else partial(job.step_of_file, epoch, file)
-        steps = step_at(most, together, step=step, sample=sample, fraction=fraction, file=first)
-        self._position.seek(job.at(epoch, steps))
-        return steps
+        return self._position.seek_place(epoch, file, step=step, sample=sample, fraction=fraction)
 
     def skip(self, batches: int) -> None:
         """Leave out the next global batches, as after a spike of the loss; make the same call on every rank.

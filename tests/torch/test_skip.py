@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -9,8 +10,9 @@ from typing import Any
 import pytest
 
 from tests.effort import daily
-from tests.torch.modes import FLAT_MODES, MIXTURE, MODES, PROCESSES, ROWS, SPLITS, Mode
+from tests.torch.modes import EVERY_PACK, FLAT_MODES, MIXTURE, MODES, PROCESSES, ROWS, SPLITS, Mode
 from torch_table_loader import ConfigError, Pack, TableLoader
+from torch_table_loader.cli.main import main
 
 pytestmark = pytest.mark.usefixtures("small_gathers")
 
@@ -75,7 +77,7 @@ def test_skips_reach_into_the_next_epoch_of_an_iteration(tables: Path) -> None:
         batches = iter(leaving)
         found = ROWS.read(islice(batches, 2))
         leaving.skip(5)
-        assert leaving.dataset.epoch == 2
+        assert leaving.state_dict()["epoch"] == 2
         assert found + ROWS.read(islice(batches, steps - 7)) == wanted[:2] + wanted[7:]
         assert leaving.state_dict() == plain.state_dict()
 
@@ -116,11 +118,7 @@ PACKS = [f"{kind} by concat" for kind in ("packs", "packed items")]
 @pytest.mark.parametrize(
     ("name", "options"), [*CHANGING, *((name, {"pack": Pack(seq_len={0: 5, 3: 9}, output=None)}) for name in PACKS)]
 )
-def test_they_reach_over_what_changes_by_step(
-    tables: Path, name: str, options: dict[str, Any], skipped: int
-) -> None:
-    from tests.torch.modes import EVERY_PACK
-
+def test_they_reach_over_what_changes_by_step(tables: Path, name: str, options: dict[str, Any], skipped: int) -> None:
     [mode] = {str(mode): mode for mode in [*MODES, *EVERY_PACK] if str(mode) == name}.values()
 
     def read(batches: Any) -> list[Any]:
@@ -132,3 +130,53 @@ def test_they_reach_over_what_changes_by_step(
     found = read(islice(batches, 1))
     leaving.skip(skipped)
     assert found + read(batches) == wanted[:1] + wanted[1 + skipped :]
+
+
+@EVERY
+@daily(6)
+def test_the_command_line_leaves_steps_out_of_a_state(
+    mode: Mode, tables: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Anchors aside, which only say where a walk begins to look."""
+    saved = world(mode, tables, 2)
+    for loader in saved:
+        list(islice(loader, 2))
+    (tmp_path / "state.json").write_text(json.dumps(saved[0].state_dict()))
+    rows = [] if saved[0].state_dict()["kind"] == "splits" else ["--rows-per-step", "6"]
+    typed = ["skip", *(str(tmp_path / name) for name in ("state.json", "later.json")), "--steps", "2", *rows]
+    assert main(typed) == 0, capsys.readouterr().err
+    assert "goes on 2 steps behind" in capsys.readouterr().out
+    later = json.loads((tmp_path / "later.json").read_text())
+    for ranks in (1, 2, 3):
+        for loader, wanted in zip(world(mode, tables, ranks, later), world(mode, tables, ranks), strict=True):
+            wanted.load_state_dict(behind(saved[0], 2))
+            assert mode.read(loader) == mode.read(wanted)
+    if rows:
+        assert main(typed[:-2]) == 2
+        assert "counts rows, or sequences: pass how many a step" in capsys.readouterr().err
+        return
+    assert main([*typed, "--rows-per-step", "6"]) == 2
+    assert "counts steps: leave out the rows" in capsys.readouterr().err
+
+
+def behind(loader: TableLoader, batches: int) -> dict[str, Any]:
+    """Give the state of a loader that leaves batches out."""
+    state = loader.state_dict()
+    loader.skip(batches)
+    after = loader.state_dict()
+    loader.load_state_dict(state)
+    return after
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [(None, "No such file"), ("{", "as JSON"), ("[]", "expected what state_dict"), ("{}", "without a version")],
+)
+def test_what_is_no_state_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], content: str | None, said: str
+) -> None:
+    if content is not None:
+        (tmp_path / "state.json").write_text(content)
+    assert main(["skip", str(tmp_path / "state.json"), str(tmp_path / "out.json"), "--steps", "1"]) == 2
+    assert said in capsys.readouterr().err
+    assert not (tmp_path / "out.json").exists()

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.effort import daily
-from tests.torch.modes import EVERY_PACK, FLAT_MODES, MIXTURE, MODES, PROCESSES, ROWS, SPLITS, Mode
+from tests.torch.modes import EVERY_PACK, FLAT_MODES, MIXTURE, MODES, PROCESSES, ROWS, SOME, SPLITS, Mode
 from torch_table_loader import ConfigError, Pack, TableLoader
 from torch_table_loader.cli.main import main
 
@@ -95,6 +95,40 @@ def test_more_than_are_left_cannot_be_left_out(mode: Mode, tables: Path) -> None
     loader.skip(left)
     assert loader.remaining == 0
     assert mode.read(loader) == []
+
+
+UNEVEN: list[tuple[Mode, dict[str, Any]]] = [
+    (SPLITS, {"split_size": 30}),
+    (ROWS, {"batch_size": 12}),
+    (MIXTURE, {"batch_size": 12}),
+]
+
+
+@pytest.mark.parametrize(("mode", "options"), UNEVEN, ids=str)
+def test_ranks_that_end_before_others_have_ended(mode: Mode, tables: Path, options: dict[str, Any]) -> None:
+    plain, leaving = (world(mode, tables, 2, even_ranks=None, num_workers=1, **options) for _ in range(2))
+    steps = max(len(loader) for loader in plain)
+    for skipped in (steps - 1, steps):
+        for taken, left in zip(plain, leaving, strict=True):
+            taken.set_epoch(0)
+            mode.read(islice(taken, skipped))
+            left.seek(step=0)
+            left.skip(skipped)
+            assert left.state_dict() == taken.state_dict()
+    leaving[0].seek(step=0)
+    with pytest.raises(ConfigError, match=f"which has {steps};"):
+        leaving[0].skip(steps + 1)
+
+
+def test_rows_that_are_not_counted_are_left_out_too(tables: Path) -> None:
+    options: dict[str, Any] = {"filters": SOME, "count_filtered": False}
+    plain, leaving = (SPLITS.make(tables, **options) for _ in range(2))
+    wanted = SPLITS.read(plain)
+    leaving.skip(3)
+    state = leaving.state_dict()
+    assert SPLITS.read(leaving) == wanted[3:]
+    leaving.load_state_dict(state)
+    assert SPLITS.read(leaving) == wanted[3:]
 
 
 def test_a_batch_is_as_large_as_a_step_of_the_optimizer(tables: Path) -> None:

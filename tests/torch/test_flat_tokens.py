@@ -137,9 +137,10 @@ def test_the_contract_holds_at_every_edge(
 @pytest.mark.parametrize("order", ORDERS, ids=str)
 @pytest.mark.parametrize("where", ["near", "far"])
 @pytest.mark.parametrize("strategy", ["concat", "windows", "pad", "best_fit"])
+@pytest.mark.parametrize("put_in", [{}, {"sep_id": 31}, {"bos_id": 1, "eos_id": END, "min_length": 3}], ids=str)
 @daily(8)
 def test_sequences_are_those_of_megatrons_files(
-    tmp_path: Path, far: Callable[[], Any], strategy: Any, where: str, order: dict[str, Any]
+    tmp_path: Path, far: Callable[[], Any], put_in: dict[str, Any], strategy: Any, where: str, order: dict[str, Any]
 ) -> None:
     if strategy == "windows" and order["shuffle"] != "rows":
         return
@@ -149,7 +150,7 @@ def test_sequences_are_those_of_megatrons_files(
         if len(tokens):
             write_megatron(tmp_path / "m" / f"{number}.bin", cut(tokens, eos_id=END))
     world: dict[str, Any] = {"num_ranks": 2, "rank": 1, "even_ranks": "pad", "row_id": True}
-    pack, flat = Pack(seq_len=9, strategy=strategy), FlatTokens("uint16", eos_id=END)
+    pack, flat = Pack(seq_len=9, strategy=strategy, **put_in), FlatTokens("uint16", eos_id=END)
     wanted = ids_of(make(tmp_path / "m", "megatron", pack=pack, **order, **world)[0])
     with far() if where == "far" else nullcontext():
         loader, dataset = make(tmp_path / "t", flat, pack=pack, **order, **world)

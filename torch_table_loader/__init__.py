@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     )
     from torch_table_loader.planning.keys import row_seeds
     from torch_table_loader.predicates.hash_parts import part_of
+    from torch_table_loader.read.flat_tokens import FlatTokens
     from torch_table_loader.read.text_options import Csv, Json
     from torch_table_loader.schedules import Schedule, Stop
     from torch_table_loader.token_table import tokenize_table
@@ -61,6 +62,7 @@ _HOMES = {
     "Csv": "read.text_options",
     "DeltaDataset": "delta",
     "Explanation": "engine.explanation",
+    "FlatTokens": "read.flat_tokens",
     "Hash": "option_values",
     "IcebergDataset": "iceberg",
     "Json": "read.text_options",
@@ -109,6 +111,7 @@ __all__ = [
     "Csv",
     "DeltaDataset",
     "Explanation",
+    "FlatTokens",
     "Hash",
     "IcebergDataset",
     "Json",

@@ -343,8 +343,9 @@ class StructuredDataset(TableDataset):
             path: a directory (recursive), a glob, one file, or a list of them; any fsspec URL.
             format: "parquet", "orc", "csv", "json" ("jsonl"), "arrow" ("ipc", "feather") or "avro"; for token files
                 "megatron", "datatrove" ("nanotron") or "fms-fsdp"; "tensorproto"; the name of an installed format
-                reader; a format reader; or `Csv(...)` or `Json(...)`, which say how text is written. By default the
-                file extensions decide, which must belong to one format; files without a known one are read as Parquet.
+                reader; a format reader; or `Csv(...)`, `Json(...)` or `FlatTokens(...)`, which say how files are
+                written. By default the file extensions decide, which must belong to one format; files without a known
+                one are read as Parquet.
             source: a table that lists its own files, instead of `path`; see `contracts.Source`. Or rows in memory; see
                 `from_arrow`.
             storage: opens `path`, instead of the store in its URL; `path` then names files, or their folder if you pass

@@ -12,7 +12,6 @@ import threading
 import time
 import weakref
 from collections.abc import Iterator, Mapping
-from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Generic, NoReturn, Self, TypeAlias, cast
 from weakref import WeakSet
@@ -31,11 +30,9 @@ from torch_table_loader.fact_tables import Table, html_of
 from torch_table_loader.messages import warn_caller
 from torch_table_loader.metrics import Metrics, Progress, Watch, in_span, with_bars
 from torch_table_loader.planning.rows_of import LiveSpan, RowSpan, SourceRow
-from torch_table_loader.planning.steps import step_at
-from torch_table_loader.position import JobPosition, NamedColumns, no_single_rows, refuse_stacking
+from torch_table_loader.position import EpochSampler, JobPosition, NamedColumns, no_single_rows, refuse_stacking
 from torch_table_loader.sizes import sizes
 from torch_table_loader.system import as_out_of_memory
-from torch_table_loader.units import integer
 
 if TYPE_CHECKING:
     from torch_table_loader.engine.work.lane_work import LaneWork
@@ -108,24 +105,6 @@ def _gradient_state() -> Any:
     """Return Accelerate's gradient state; None where no Accelerator was made."""
     kind = getattr(sys.modules.get("accelerate.state"), "GradientState", None)
     return kind() if kind is not None and kind._shared_state else None
-
-
-class _EpochSampler:
-    """Forwards ``loader.sampler.set_epoch``, which Lightning, Fabric and Accelerate call."""
-
-    def __init__(self, position: JobPosition) -> None:
-        self._position = position
-        self._offset = 0
-
-    def set_epoch(self, epoch: int) -> None:
-        """Set the epoch as a framework counts it. Fabric begins at 0 in a resumed run, so a loaded state wins."""
-        if (loaded := self._position.loaded_epoch) is not None:
-            self._offset = loaded - epoch
-        self._position.set_epoch(max(0, epoch + self._offset))
-
-    def __iter__(self) -> Iterator[None]:
-        while True:
-            yield None
 
 
 class _InSamples(IterableDataset[Any]):
@@ -208,7 +187,7 @@ class TableLoader(NamedColumns, PreparedForAccelerate, DataLoader[Any], Generic[
         self._pool = ThreadPool()
         self._iterators: WeakSet[LoaderIterator] = WeakSet()
         self._watch = Watch()
-        object.__setattr__(self, "sampler", _EpochSampler(self._position))  # torch guards it against assignment
+        object.__setattr__(self, "sampler", EpochSampler(self._position))  # torch guards it against assignment
         job = self._position.job
         if job.options.processes:
             check_processes(job)  # what cannot work is refused here, not in the first epoch
@@ -351,22 +330,25 @@ class TableLoader(NamedColumns, PreparedForAccelerate, DataLoader[Any], Generic[
                 it.
             TypeError: `fraction` is given for an epoch of unknown length, or without an end.
         """
-        if epoch is not None:
-            self._position.set_epoch(epoch)
-        epoch, job = self._position.epoch, self._position.job
-        if file is not None and not isinstance(file, str):
-            step_at(None, None, step=step, sample=sample, fraction=fraction, file=lambda: 0)
-            self._position.seek(job.at_file(epoch, integer("file", file, 0)))
-            return 0
-        planned = [job.planned(position) for position in job.stages(job.start(epoch))]
-        known = all(stage.plan.counted and not stage.plan.endless for stage in planned)
-        longest = (stage.plan.steps if stage.longest is None else stage.longest for stage in planned)
-        most = sum(longest) if known else None
-        together = None if job.options.batch_by else partial(job.step_of_sample, epoch)
-        first = None if file is None else partial(job.step_of_file, epoch, file)
-        steps = step_at(most, together, step=step, sample=sample, fraction=fraction, file=first)
-        self._position.seek(job.at(epoch, steps))
-        return steps
+        return self._position.seek_place(epoch, file, step=step, sample=sample, fraction=fraction)
+
+    def skip(self, batches: int) -> None:
+        """Leave out the next global batches, as after a spike of the loss; make the same call on every rank.
+
+        The job goes on as if it had taken them, which states record. A running iterator goes on behind them at once.
+
+        Args:
+            batches: how many, each as large as a step of the optimizer. They may reach into the next epoch of the
+                same iteration; see the option `epochs`.
+
+        Raises:
+            ConfigError: fewer are left.
+        """
+        for running in self._iterators:
+            if running.is_of(self._position.newest):
+                running.skip(batches)
+                return
+        self._position.skip(batches)
 
     def rows_of(self, step: int) -> list[RowSpan | LiveSpan | SourceRow]:
         """Return which rows batch `step` of the current epoch delivers on this rank, without reading data.
@@ -457,6 +439,18 @@ class LoaderIterator(Iterator[Any]):
         self.progress.go_on(position, work, self._merger.counts, longest)
         if self._position.newest is self.progress:
             self._loader.remainder = self._plan.real_at_end
+
+    def is_of(self, progress: Progress | None) -> bool:
+        """Whether this iterator has such a progress, and is not over, nor to be left for another epoch."""
+        own = self.progress is progress and not self._is_over
+        return own and self._position.epoch == self.progress.leg.position.epoch
+
+    def skip(self, batches: int) -> None:
+        """Go on behind some global batches; see `TableLoader.skip`."""
+        with self._turn:
+            self._position.skip(batches)
+            self._position.newest = self.progress
+            self.go_on(self._position.begin())
 
     def _start(self, position: Position) -> tuple[LaneWork, int | None]:
         job, options, start = self._job, self._job.options, position.stage.steps

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from itertools import count
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -16,8 +17,9 @@ from torch_table_loader.engine.rank_info import warn_of_a_whole_table
 from torch_table_loader.engine.state import read_state
 from torch_table_loader.errors import ConfigError, ConfigTypeError, ResumeError
 from torch_table_loader.messages import warn_caller
-from torch_table_loader.planning.steps import ENDLESS_EPOCHS, UNCOUNTED, UNKNOWN_ROWS, UNKNOWN_SAMPLES
+from torch_table_loader.planning.steps import ENDLESS_EPOCHS, UNCOUNTED, UNKNOWN_ROWS, UNKNOWN_SAMPLES, step_at
 from torch_table_loader.system import shared_bytes
+from torch_table_loader.units import integer
 
 if TYPE_CHECKING:
     import numpy as np
@@ -287,6 +289,42 @@ class JobPosition:
         self._epoch.fill_(position.epoch)
         self._loaded, self._begun, self.newest = position, None, None
 
+    def seek_place(self, epoch: int | None, file: str | int | None, **place: Any) -> int:
+        """Make the next iterator begin at a place of an epoch, which is named in one way; see `TableLoader.seek`."""
+        if epoch is not None:
+            self.set_epoch(epoch)
+        epoch, job = self.epoch, self.job
+        if file is not None and not isinstance(file, str):
+            step_at(None, None, **place, file=lambda: 0)
+            self.seek(job.at_file(epoch, integer("file", file, 0)))
+            return 0
+        planned = [job.planned(position) for position in job.stages(job.start(epoch))]
+        known = all(stage.plan.counted and not stage.plan.endless for stage in planned)
+        longest = (stage.plan.steps if stage.longest is None else stage.longest for stage in planned)
+        most = sum(longest) if known else None
+        together = None if job.options.batch_by else partial(job.step_of_sample, epoch)
+        first = None if file is None else partial(job.step_of_file, epoch, file)
+        steps = step_at(most, together, **place, file=first)
+        self.seek(job.at(epoch, steps))
+        return steps
+
+    def skip(self, batches: int) -> None:
+        """Make the next iterator begin so many global batches behind where the job is; see `TableLoader.skip`."""
+        wanted = integer("batches", batches, 0)
+        position, missing = self.job.behind(self.job.current(self.now), wanted)
+        starts = self.starts_behind(position.epoch)
+        while missing and (start := next(starts, None)) is not None:
+            before = missing
+            position, missing = self.job.behind(start, missing)
+            if missing == before:  # an epoch without a batch
+                break
+        if missing:
+            raise ConfigError(
+                f"skip({wanted}) leaves out {missing} batches more than are left to this iteration, which has "
+                f"{wanted - missing}; skip fewer, or call set_epoch() to go on with another epoch"
+            )
+        self.seek(position)
+
     def begin_alone(self) -> tuple[Job, Position]:
         """Return what this process reads for the caller's own DataLoader, whose workers are the lanes."""
         info = get_worker_info()
@@ -405,3 +443,22 @@ class JobPosition:
     def _begin(self, position: Position) -> None:
         self.before_reading()
         self.job.begin(position)
+
+
+class EpochSampler:
+    """Forwards ``loader.sampler.set_epoch``, which Lightning, Fabric and Accelerate call."""
+
+    def __init__(self, position: JobPosition) -> None:
+        self._position = position
+        self._offset = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        """Set the epoch as a framework counts it. Fabric begins at 0 in a resumed run, so a loaded state wins."""
+        if (loaded := self._position.loaded_epoch) is not None:
+            self._offset = loaded - epoch
+        self._position.set_epoch(max(0, epoch + self._offset))
+
+    def __iter__(self) -> Iterator[None]:
+        """Give no indices, without end."""
+        while True:
+            yield None

@@ -444,13 +444,11 @@ class Traffic:
         )
 
 
-def fingerprint(files: Sequence[DataFile], rows: Sequence[int]) -> str:
+def fingerprint(files: Sequence[DataFile], rows: Sequence[int], settings: str = "") -> str:
     """Hash the table's files, in canonical order: relative names, sizes and physical rows (−1 if unknown).
 
-    Settings of a format reader that the caller gave are hashed too, where it has `settings` and they are not as by
-    default: it then reads other rows of the same files.
-
-    Root, mtime and etag are left out, so that a table that was moved or copied counts as the same table.
+    Root, mtime and etag are left out, so that a table that was moved or copied counts as the same table. `settings` is
+    what else says which rows files have; see `FormatReader`.
 
     Returns:
         64 hexadecimal digits.
@@ -461,13 +459,11 @@ def fingerprint(files: Sequence[DataFile], rows: Sequence[int]) -> str:
     if len(files) != len(rows):
         raise ConfigError(f"fingerprint needs one row count a file, got {len(files)} files and {len(rows)} counts")
     digest = hashlib.sha256(_DOMAIN)
-    settings: set[str] = set()
     for file, count in zip(files, rows, strict=True):
         name = file.name.encode("utf-8")
         digest.update(struct.pack("<qqq", len(name), file.version.num_bytes, count))
         digest.update(name)
-        settings.add(getattr(file.reader, "settings", ""))
-    digest.update("\n".join(sorted(settings - {""})).encode())
+    digest.update(settings.encode())
     return digest.hexdigest()
 
 

@@ -115,6 +115,7 @@ FORMS = {
     "megatron": Form("megatron", _megatron, packs=True),
     "datatrove": Form("datatrove", _datatrove, packs=True),
     "fms-fsdp": Form("fms-fsdp", lambda first: {".arrow": fms_bytes(_documents(first))}, packs=True),
+    "flat": Form("flat:dtype=uint16,document_tokens=50", lambda first: {".npy": _megatron(first)[".bin"]}, packs=True),
     "arrow lists": Form("arrow", lambda first: {".arrow": lists_bytes(_documents(first))}, packs=True),
 }
 

@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from torch_table_loader import StructuredDataset
 from torch_table_loader.cli import inspect, terminal
 from torch_table_loader.cli.main import main, make_parser
 from torch_table_loader.fact_tables import Table
@@ -60,8 +61,11 @@ def test_every_command_prints_json_with_the_documented_keys(tmp_path: Path, caps
         "store prune": ["store", "prune", "--store", stores, "--older-than", "0"],
         "convert": ["convert", str(tmp_path / "x.parquet"), str(tmp_path / "x"), "--to", "parquet"],
         "tokenize": ["tokenize", str(tmp_path / "text.parquet"), str(tmp_path / "t"), "--tokenizer", "bytes"],
+        "skip": ["skip", *(str(tmp_path / name) for name in ("state.json", "later.json")), "--steps", "2"],
         "formats": ["formats"],
     }
+    state = StructuredDataset.create_dataloader(str(tmp_path / "x.parquet"))[0].state_dict()
+    (tmp_path / "state.json").write_text(json.dumps(state))
     typed["tokenize"] += ["--workers", "1"]
     found = {command: told(capsys, *each) for command, each in typed.items()}
     assert {command: set(value) for command, value in found.items()} == {each: documented(each) for each in typed}

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import fastavro
+import numpy as np
 import pyarrow as pa
 import pyarrow.csv
 import pyarrow.orc
@@ -172,6 +173,13 @@ def _with_checksums(table: pa.Table) -> Sample:
     return Sample("parquet", data, checked=len(data) - 8 - int.from_bytes(data[-8:-4], "little"))
 
 
+def _saved(documents: list[list[int]]) -> bytes:
+    """Save documents as one array, in which their second token, 1, is the last."""
+    target = io.BytesIO()
+    np.save(target, np.concatenate([[*document[2:], 1] for document in documents]).astype(np.uint16))
+    return target.getvalue()
+
+
 def _token_samples() -> dict[str, Callable[[], Sample]]:
     """Token files, of which each file is damaged in turn."""
     documents = [[0, 1, *document] for document in some_documents(3, ROWS, 8)]
@@ -193,6 +201,8 @@ def _token_samples() -> dict[str, Callable[[], Sample]]:
         "megatron, multimodal index": of("megatron", {".bin": data, ".idx": multimodal}, ".idx"),
         # Nothing but the ends themselves says how many there are.
         **{f"datatrove, {name}": of("datatrove", trove, name, counted=name != ".ds.index") for name in trove},
+        "flat, saved": of("flat:eos_id=1", {".npy": _saved(documents)}, ".npy", counted=False),
+        "flat, raw": of("flat:dtype=uint16,eos_id=1", {".npy": _saved(documents)[128:]}, ".npy", counted=False),
         "fms-fsdp": of("fms-fsdp", {".arrow": fms_bytes(documents)}, ".arrow"),
         "fms-fsdp, zstd": of("fms-fsdp", {".arrow": fms_bytes(documents, compression="zstd")}, ".arrow"),
     }

@@ -32,9 +32,10 @@ from tests.torch.packing_reference import (
     documents_of,
     full_pack,
     places_of,
+    token,
     write_documents,
 )
-from torch_table_loader import MixedDataset, Pack, StructuredDataset, TableLoader
+from torch_table_loader import FlatTokens, MixedDataset, Pack, StructuredDataset, TableLoader
 from torch_table_loader.extend import LiveSpan, RowSpan, SourceRow
 from torch_table_loader.installed import has
 from torch_table_loader.pack import PackStrategy
@@ -45,6 +46,8 @@ DOCUMENTS: dict[str, list[list[int | None]]] = {
     "documents": [[5, 0, 17, 1], [None, 40, 3], [9, 9, 2, 2, 30], [1], [12, 33, 4, 6], [20, 20], [20, 20, 20]],
     "more documents": [[7, 8, 9], [3, 3, 3, 50], [16, 16]],
 }
+FLAT: list[list[int]] = [[9] * 12 + [4], [3], [9] * 13]
+"""Files of flat tokens without ends, of which nine make a document."""
 FIRST = {"documents": 0, "more documents": 100}
 """Tables number their documents apart, so that a token says which it is of."""
 SOME = pc.field("k") < 7
@@ -75,6 +78,20 @@ def write_tables(root: Path) -> None:
     for name, documents in DOCUMENTS.items():
         write_documents(root / name, documents, first=FIRST[name])
     _write_lake(root / "lake")
+    _write_flat(root / "flat")
+
+
+def _write_flat(root: Path) -> None:
+    """Write flat arrays, of which every other one has a header."""
+    root.mkdir()
+    document = 0
+    for number, lengths in enumerate(FLAT):
+        tokens = [token(document + at, place) for at, length in enumerate(lengths) for place in range(length)]
+        document += len(lengths)
+        if number % 2:
+            np.save(root / f"{number}.npy", np.array(tokens, np.uint16))
+        else:
+            np.array(tokens, np.uint16).tofile(root / f"{number}.npy")
 
 
 def write_rows(root: Path, groups: Groups) -> None:
@@ -487,6 +504,40 @@ class PackedRows(PackedItems, RowMode):
         return {_token(place) for place in places_of(self.wholes) if place[0] in documents}
 
 
+class FlatTokenFiles(Packed):
+    """Packs pieces of flat arrays, which have no columns but the tokens."""
+
+    tables = ("flat",)
+
+    def parts(self, root: Path, options: dict[str, Any]) -> tuple[Any, list[Any], dict[str, Any]]:
+        """Read pieces of nine tokens."""
+        shuffled: dict[str, Any] = {"shuffle": True, "split_size": 3} if self.streamed else {"shuffle": "rows"}
+        arguments = [str(root / "flat"), FlatTokens("uint16", document_tokens=9)]
+        return StructuredDataset, arguments, {"pack": self.pack} | shuffled | options
+
+    @cached_property
+    def wholes(self) -> dict[int, Whole]:
+        """The pieces, by number."""
+        return documents_of(FLAT, self.pack)
+
+    def ids(self, batch: Any) -> list[Any]:
+        """List the sequences of a batch, whose pieces are known by their rows."""
+        documents = batch["documents"] and {"id": batch["documents"]["row_id"]}
+        return super().ids(batch | {"documents": documents})
+
+
+class FlatSplits(FlatTokenFiles):
+    """Packs the pieces of splits."""
+
+    kind, streamed = "flat splits", True
+
+
+class FlatItems(FlatTokenFiles):
+    """Packs pieces where they lie."""
+
+    kind, streamed = "flat items", False
+
+
 class PackedTables(Packed, TwoTables):
     """Packs the documents of two tables, each table's in sequences of their own."""
 
@@ -589,6 +640,12 @@ EVERY_PACK: list[Packed] = [
 WINDOWED = full_pack(seq_len=7, labels="shifted", loss_mask="trained")
 EVERY_PACK += [PackedWindows(WINDOWED), WindowedStreams(WINDOWED)]
 """Each way to read documents with each strategy, and all that is cut as their tokens are."""
+FLAT_MODES: list[Packed] = [
+    mode(full_pack(seq_len=7, strategy=strategy, labels="shifted"))
+    for mode in (FlatSplits, FlatItems)
+    for strategy in STRATEGIES[: 3 if mode.streamed else 4]
+]
+"""Flat arrays of tokens with each strategy."""
 MODES: list[Mode] = [*TABLE_MODES, *PACKED_MODES]
 
 PROCESSES: dict[str, Any] = {"worker_type": "process", "num_workers": 2}

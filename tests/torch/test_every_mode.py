@@ -23,6 +23,7 @@ from tests.effort import daily
 from tests.states import State
 from tests.torch.forms import FORMS, plain, rows_of_many_kinds
 from tests.torch.modes import (
+    FLAT_MODES,
     LAKE,
     MIXED,
     MIXTURE,
@@ -62,6 +63,7 @@ SAME: list[tuple[list[Any], dict[str, Any]]] = [
     (MODES, {"prefetch_batches": 5}),
     (TABLE_MODES, {"columns": ["s", "x"]}),
     (PACKED_MODES, {"columns": ["title"]}),
+    (FLAT_MODES, PROCESSES),
     ([MIXED, *STORED], {"num_workers": 0}),
     ([MIXED, *ROW_MODES], {"num_workers": 7}),
     (STORED, {"num_workers": 3, "prefetch_batches": 2}),

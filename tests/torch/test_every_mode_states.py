@@ -18,6 +18,7 @@ from tests.launchers.jobs import check_that_fresh_loaders_go_on
 from tests.states import State, is_ended
 from tests.torch.modes import (
     EVERY_PACK,
+    FLAT_MODES,
     LAKE,
     MIXTURE,
     MODES,
@@ -54,6 +55,8 @@ GOES_ON: list[tuple[list[Any], dict[str, Any]]] = [
     ([MIXTURE], {"stop": "first_exhausted"}),
     ([mode for mode in EVERY_PACK if mode not in PACKED_MODES], {}),
     (PACKED_MODES, {"worker_type": "process"}),
+    (FLAT_MODES, {}),
+    (FLAT_MODES, {"num_ranks": 2, "rank": 1, "even_ranks": "pad", "batch_size": 3}),
 ]
 
 

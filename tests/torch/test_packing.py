@@ -89,6 +89,14 @@ def test_a_state_is_bound_to_what_decides_the_tokens(table: Path) -> None:
         make(table, full_pack(seq_len=8, strategy="best_fit")).load_state_dict(state)
 
 
+def test_a_state_is_bound_to_the_documents_that_are_shuffled_together(table: Path) -> None:
+    for before, after in ((3, 5), (3, None), (None, 5)):
+        state = make(table, full_pack(seq_len=8), shuffle=True, shuffle_buffer_size=before).state_dict()
+        said = f"other options: shuffle_buffer_size was {before} and is {after}; give the loader"
+        with pytest.raises(ResumeError, match=said):
+            make(table, full_pack(seq_len=8), shuffle=True, shuffle_buffer_size=after).load_state_dict(state)
+
+
 def test_a_long_document_is_refused_if_asked(table: Path) -> None:
     with pytest.raises(TableError, match="17 tokens, more than seq_len=11"):
         make(table, full_pack(seq_len=11, strategy="pad", long_docs="error"))

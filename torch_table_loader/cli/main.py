@@ -26,6 +26,7 @@ COMMANDS = {
     "store": "build, list, verify and prune row stores",
     "tokenize": "write a token table from a table with text",
     "convert": "write a table's files in another format, such as tensor shards",
+    "skip": "write a state that goes on some steps behind another",
     "sample": "write the table of the documentation's examples",
     "formats": "list formats and sources, and what each can do",
     "completion": "print a script that completes commands and options in a shell",
@@ -286,6 +287,20 @@ def add_convert(parser: Parser) -> None:
     parser.add_argument("--to", metavar="NAME", help=to)
     parser.add_argument("--quiet", action="store_true", help="draw no progress bar on a terminal (with tqdm)")
     parser.runs("writing.convert", "clicks shards", "db.clicks clicks --catalog prod --to parquet")
+
+
+def add_skip(parser: Parser) -> None:
+    """Add the options of ``skip``."""
+    parser.description = (
+        "Writes a state that goes on some steps behind another, so that a run leaves them out, as after a spike of "
+        "the loss. A step is a batch of each rank."
+    )
+    parser.add_argument("state", metavar="STATE", help="what state_dict() returned, as JSON")
+    parser.add_argument("out", metavar="OUT", help="the file to write")
+    parser.add_argument("--steps", type=int, required=True, metavar="N", help="steps to leave out")
+    rows = 'rows of a step, or sequences, over all ranks; with shuffle="rows" alone'
+    parser.add_argument("--rows-per-step", type=int, metavar="N", help=rows)
+    parser.runs("states.skip", "state.json later.json --steps 100", "a.json b.json --steps 100 --rows-per-step 4096")
 
 
 def add_sample(parser: Parser) -> None:

@@ -9,11 +9,11 @@ that would take time or memory. Whether they fit the tables and the plan is for 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import gcd
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeAlias, Union, get_args
 
-from torch_table_loader.errors import ResumeError
+from torch_table_loader.errors import ConfigError, ResumeError
 from torch_table_loader.option_checks import MOST_LANES, MOST_ROWS
 from torch_table_loader.planning.mixture import LEAST_SHARE, NaturalShares
 from torch_table_loader.planning.ranks import MOST_SPLITS
@@ -171,6 +171,34 @@ def _read(state: Mapping[str, Any]) -> SavedState:
     if isinstance(taken, SamplePosition):
         _refuse_unpacked(taken, tables)
     return SavedState(kind, tables, mixture, taken)
+
+
+def left_out(state: State, steps: int, rows: int | None = None) -> dict[str, Any]:
+    """Return a state of a job that took more steps than another state says; the tables are not asked for the end.
+
+    Args:
+        steps: how many more, each a batch of every rank.
+        rows: those of such a step, or its sequences, over all ranks; only where the state counts them.
+
+    Raises:
+        ConfigError: `rows` is missing, or not counted.
+        ResumeError: the state is malformed, of a rank that had ended, or of an epoch with fewer rows.
+    """
+    saved = read_state(state)
+    taken, counts_rows = saved.taken, saved.kind == "items"
+    if taken.ended:
+        raise ResumeError("the state is of a rank that had ended; pass that of a rank which was still running")
+    if counts_rows != (rows is not None):
+        what = "counts rows, or sequences: pass how many" if counts_rows else "counts steps: leave out the rows that"
+        raise ConfigError(f"the state {what} a step of all ranks takes")
+    if isinstance(taken, SamplePosition):
+        before = taken.steps_before + steps
+        taken = replace(taken, start=taken.start + steps * (rows or 0), steps_before=before)
+    else:
+        taken = taken.after(taken.stage.steps + steps)
+    after = {**state, "history": taken.history()}
+    read_state(after)
+    return after
 
 
 def _refuse_unpacked(taken: SamplePosition, tables: Mapping[str, SavedTable]) -> None:

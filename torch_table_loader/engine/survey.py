@@ -25,7 +25,7 @@ from torch_table_loader.read.conform import resolve_schema
 from torch_table_loader.read.deletes import Deletes
 from torch_table_loader.read.failures import changed_error, reading
 from torch_table_loader.read.footers import FooterSizes, LazyFooters, check_rows, estimated_layout
-from torch_table_loader.read.formats import infers_types, inspect_file, reader_of
+from torch_table_loader.read.formats import infers_types, inspect_file, reader_of, settings_of
 from torch_table_loader.records import LeftOut, fingerprint, fingerprint_without
 from torch_table_loader.source.plan_cache import CacheEntry
 from torch_table_loader.units import Size
@@ -124,7 +124,7 @@ def survey(
     layout = _without_deleted(layout, deletes, source.storage, split_deletes=split_deletes)
     layout = replace(layout, uri_prefix=getattr(source.storage, "uri_prefix", ""))
     if snapshot is None:
-        identity = fingerprint(files, layout.file_rows.tolist())
+        identity = fingerprint(files, layout.file_rows.tolist(), settings_of(files))
         table = Table(source.storage, layout, metas, schema, identity, deletes, unread_keys=unread_keys)
     else:
         table = _snapshot_table(snapshot, layout, metas, deletes)

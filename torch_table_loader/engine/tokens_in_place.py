@@ -26,7 +26,7 @@ from torch_table_loader.read.failures import changed_error
 from torch_table_loader.read.footers import LazyFooters
 from torch_table_loader.read.formats import reader_of
 from torch_table_loader.read.kept_documents import KEPT, LACKS
-from torch_table_loader.read.token_files import PLACE, TOKENS, TokenReader, document_lengths
+from torch_table_loader.read.token_files import PLACE, TOKENS, TokenReader, begin_of, document_lengths
 from torch_table_loader.store.gather import StoredRows
 from torch_table_loader.store.manifest import Manifest
 from torch_table_loader.store.record_layout import WIDE_BYTES, Origin, Part, values_file
@@ -132,7 +132,7 @@ class TokensInPlace:
             TableError: a file has changed since it was listed.
         """
         self.check()
-        files = list(zip(self.table.files, self._values(layout), strict=True))
+        files = list(zip(self.table.files, self._values(layout), self._begins(), strict=True))
         return ReadTokens(layout, self.table.storage, files, *self._documents(layout))
 
     def open_remote(self, layout: RecordLayout, open_reader: OpenReader, window_bytes: int) -> RemoteRows:
@@ -147,11 +147,20 @@ class TokensInPlace:
         self.check()
         lengths, placed = self._documents(layout)
         origin = Origin("of the table's own token files", "build the loader again")
-        return RemoteRows(RemoteFiles(manifest, named, origin, placed), open_reader, window_bytes, lengths)
+        files = RemoteFiles(manifest, named, origin, placed, np.array(self._begins()))
+        return RemoteRows(files, open_reader, window_bytes, lengths)
 
     def _values(self, layout: RecordLayout) -> list[int]:
         """Return how many values each file has room for."""
-        return [file.version.num_bytes // layout.value_dtype.itemsize for file in self.table.files]
+        size = layout.value_dtype.itemsize
+        places = zip(self.table.files, self._begins(), strict=True)
+        return [(file.version.num_bytes - begin) // size for file, begin in places]
+
+    def _begins(self) -> list[int]:
+        """Return the byte of each file from which on values count."""
+        if PLACE in self.table.schema.names:  # which counts from the file's start
+            return [0] * len(self.table.files)
+        return list(map(begin_of, self.table.files, self.table.metas))
 
     def _documents(self, layout: RecordLayout) -> tuple[DocumentLengths, PlacedDocuments | None]:
         """Return how long documents are, and where, unless they lie one behind another and nothing is put in."""

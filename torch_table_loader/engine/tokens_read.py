@@ -111,21 +111,23 @@ class ReadTokens(StoredRows):
         self,
         layout: RecordLayout,
         storage: Storage,
-        files: Sequence[tuple[DataFile, int]],
+        files: Sequence[tuple[DataFile, int, int]],
         lengths: DocumentLengths,
         placed: PlacedDocuments | None,
     ) -> None:
         """Open nothing yet.
 
         Args:
-            files: each with the number of values that it has room for.
+            files: each with the number of values that it has room for, and the byte of the first.
             lengths: of all documents, as they come out.
             placed: as in `ListValues`.
         """
         super().__init__(layout, lengths.count, {}, frozenset(), [], lengths=lengths)
         self._storage, self._placed = storage, placed
-        self._files = [file for file, count in files if count]
-        self._starts = np.cumsum([0, *(count for _, count in files if count)], dtype=np.int64)[:-1]
+        some = [entry for entry in files if entry[1]]
+        self._files = [file for file, _, _ in some]
+        self._starts = np.cumsum([0, *(count for _, count, _ in some)], dtype=np.int64)[:-1]
+        self._begins = np.array([begin for _, _, begin in some], dtype=np.int64)
         self._open = LRUCache(sizes().open_files)
 
     @override
@@ -169,7 +171,7 @@ class ReadTokens(StoredRows):
         ends = np.cumsum(counts) * width
         runs = list(
             zip(
-                ((first - self._starts[files]) * width).tolist(),
+                ((first - self._starts[files]) * width + self._begins[files]).tolist(),
                 (ends - counts * width).tolist(),
                 ends.tolist(),
                 strict=True,

@@ -30,6 +30,9 @@ if TYPE_CHECKING:
 
 ENTRY_POINT_GROUP = "torch_table_loader.formats"
 
+_FLAT = "flat"
+"""The name behind which settings stand, as `FlatTokens.parse` reads them: no file has the format by its name alone."""
+
 _READERS: dict[str, FormatReader] = {}
 """Readers, each made when its name is first used in a process."""
 
@@ -73,9 +76,10 @@ def reader_for(given: Any, path: Any = None, *, verify_checksums: bool = True) -
     """
     if isinstance(given, str):
         if given not in _READERS:
-            if given not in OWN and given not in installed_names(ENTRY_POINT_GROUP):
+            own = given in OWN or given.partition(":")[0] == _FLAT
+            if not own and given not in installed_names(ENTRY_POINT_GROUP):
                 raise _unknown(given, path)
-            _READERS[given] = _own(given) if given in OWN else _installed(given)
+            _READERS[given] = _own(given) if own else _installed(given)
         return _READERS[given] if verify_checksums else _UNVERIFIED.get(given, _READERS[given])
     if isinstance(given, Csv | Json):
         return _own("csv" if isinstance(given, Csv) else "json", options=given)
@@ -89,6 +93,12 @@ def reader_of(file: DataFile, *, verify_checksums: bool = True) -> FormatReader:
     """Return the reader of a data file; see `reader_for`."""
     own: FormatReader | None = file.reader
     return reader_for(file.format, verify_checksums=verify_checksums) if own is None else own
+
+
+def settings_of(files: Sequence[DataFile]) -> str:
+    """Return which settings of their readers say what the rows of files are; "" where their bytes alone do."""
+    readers = {(file.format, id(file.reader)): reader_of(file) for file in files}.values()
+    return " ".join(sorted({str(getattr(reader, "settings", "")) for reader in readers}))
 
 
 def infers_types(file: DataFile) -> bool:
@@ -140,6 +150,10 @@ def _unknown(given: Any, path: Any) -> ConfigError:
 
 def _own(name: str, **options: Any) -> FormatReader:
     """Make a reader of this library; one class may read files by several names."""
+    if name not in OWN:
+        from torch_table_loader.read.flat_tokens import FlatTokens
+
+        return FlatTokens.parse(name)
     module = import_module(f"torch_table_loader.{OWN[name].module}")
     reader: FormatReader = getattr(module, OWN[name].reader)(name=name, **options)
     return reader

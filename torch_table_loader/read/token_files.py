@@ -12,6 +12,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from itertools import pairwise
 from operator import sub
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -63,13 +64,14 @@ Values = Callable[[int, int], pa.Buffer]
 class Index(NamedTuple):
     """What an index says: the type of tokens, the lengths of documents, and the types of further columns.
 
-    The reader needs the arrays in `more` again to make those columns.
+    The reader needs the arrays in `more` again to make those columns. `begin` is the byte of the first token.
     """
 
     kind: pa.DataType
     lengths: NDArray[Any]
     columns: Mapping[str, pa.DataType]
     more: tuple[NDArray[Any], ...] = ()
+    begin: int = 0
 
 
 class TokenReader(WithoutNulls, SidecarReader, ListMeasuringReader, RangedReader):
@@ -139,6 +141,7 @@ class TokenFile(GroupedFile):
         self._reader = reader
         self._rows = np.concatenate(([0], np.cumsum(meta.group_rows, dtype=np.int64)))
         self._width = width_of(meta)
+        self._begin = begin_of(file, meta)
         self._columns: dict[str, Values] = {}
         self._opened = ExitStack()
 
@@ -151,7 +154,7 @@ class TokenFile(GroupedFile):
     def _group(self, group: int, columns: list[str]) -> pa.RecordBatch:
         lengths = self._lengths[self._rows[group] : self._rows[group + 1]]
         start, stop = (self._meta.group_ranges or ())[group]
-        first, last = start // self._width, stop // self._width
+        first, last = ((place - self._begin) // self._width for place in (start, stop))
         if len(lengths) != self._meta.group_rows[group] or int(lengths.sum(dtype=np.int64)) != last - first:
             raise TableError(f"{self._file.name}: what is known of its row group {group} contradicts itself")
         schema = pa.schema([self._meta.schema.field(name) for name in columns])
@@ -179,6 +182,11 @@ def document_lengths(meta: FileMeta) -> NDArray[Any]:
 def width_of(meta: FileMeta) -> int:
     """Return the bytes of a token."""
     return int(meta.schema.field(TOKENS).type.value_type.bit_width // 8)
+
+
+def begin_of(file: DataFile, meta: FileMeta) -> int:
+    """Return the byte of a file's first token; its end if it has none."""
+    return meta.group_ranges[0][0] if meta.group_ranges else file.version.num_bytes
 
 
 def read_whole(storage: Storage, file: DataFile) -> pa.Buffer:
@@ -265,12 +273,13 @@ def pack(*arrays: NDArray[Any]) -> bytes:
     """
     parts: list[bytes | memoryview] = []
     for array in arrays:
-        narrow = _narrow(array)
-        parts += [_ARRAY.pack(narrow.dtype.char.encode(), len(narrow)), narrow.data]
+        kept = narrow(array)
+        parts += [_ARRAY.pack(kept.dtype.char.encode(), len(kept)), kept.data]
     return b"".join(parts)
 
 
-def _narrow(array: NDArray[Any]) -> NDArray[Any]:
+def narrow(array: NDArray[Any]) -> NDArray[Any]:
+    """Return an array in the narrowest unsigned integers."""
     return array.astype(np.min_scalar_type(int(array.max())) if len(array) else np.uint8, copy=False)
 
 
@@ -288,23 +297,23 @@ def unpack(data: bytes) -> list[NDArray[Any]]:
 def _meta(index: Index, num_bytes: int, group_bytes: int) -> FileMeta:
     """Return the metadata of a file by its index."""
     width = index.kind.bit_width // 8
-    lengths = _narrow(index.lengths)
+    lengths = narrow(index.lengths)
     longest = int(lengths.max()) if len(lengths) else 0
     if longest > MOST_TOKENS:
         raise ValueError(f"its index says a document of {longest} tokens, and a list has at most {MOST_TOKENS}")
     total = int(lengths.sum(dtype=np.int64)) * width
-    if total != num_bytes:
+    if total != num_bytes - index.begin:
         raise ValueError(f"its index says {total} bytes of tokens ({index.kind}), and it has {num_bytes}")
     rows, stops = group_rows(lengths, width, group_bytes)
-    starts = [0, *stops[:-1]] if stops else []
+    places = [index.begin + place for place in (0, *stops)]
     each = width + sum(max(1, kind.bit_width // 8) for kind in index.columns.values())
     fields = [(TOKENS, pa.list_(index.kind)), *((name, pa.list_(kind)) for name, kind in index.columns.items())]
     return FileMeta(
         schema=pa.schema(fields),
         group_rows=tuple(rows),
-        group_bytes=tuple((stop - start) // width * each for start, stop in zip(starts, stops, strict=True)),
+        group_bytes=tuple((stop - start) // width * each for start, stop in pairwise(places)),
         footer=pack(lengths, *index.more),
-        group_ranges=tuple(zip(starts, stops, strict=True)),
+        group_ranges=tuple(pairwise(places)),
     )
 
 

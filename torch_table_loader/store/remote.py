@@ -90,13 +90,14 @@ Ask: TypeAlias = Callable[[str, Sequence[Range]], FileParts]
 class RemoteFiles:
     """The files of a store at a URL, by their names in it, with their versions when it was opened.
 
-    `placed` is as in `ListValues`.
+    `placed` is as in `ListValues`; `begins`, int64[chunks], has the byte of the first value of each chunk's file.
     """
 
     manifest: Manifest
     files: Mapping[str, DataFile]
     origin: Origin
     placed: PlacedDocuments | None = None
+    begins: Ints | None = None
 
     def come_whole(self, rows: int) -> bool:
         """Return whether so many scattered rows take nearly all of the store, so that more rows would cost no more."""
@@ -159,7 +160,7 @@ class RemoteFiles:
 class _Values:
     """Stretches of flat lists that were requested; stretches near each other share a request."""
 
-    def __init__(self, manifest: Manifest, ask: Ask, spans: Spans) -> None:
+    def __init__(self, manifest: Manifest, ask: Ask, spans: Spans, begins: Ints | None = None) -> None:
         self._dtype = manifest.layout.value_dtype
         starts, size = manifest.value_starts, self._dtype.itemsize
         some = spans.start < spans.stop
@@ -167,15 +168,16 @@ class _Values:
         chunks = np.searchsorted(starts, start, side="right") - 1
         self.first, stop = joined(start, stop, sizes().far_gap_bytes // size, chunks)
         chunks = np.searchsorted(starts, self.first, side="right") - 1
-        begins, ends = (self.first - starts[chunks]) * size, (stop - starts[chunks]) * size
-        self._ends: list[Range] = list(zip(begins.tolist(), ends.tolist(), strict=True))
+        before = 0 if begins is None else begins[chunks]
+        first, last = ((at - starts[chunks]) * size + before for at in (self.first, stop))
+        self._ends: list[Range] = list(zip(first.tolist(), last.tolist(), strict=True))
         self.names = [values_file(chunk) for chunk in chunks.tolist()]
         """The file of each stretch."""
         self._parts: list[FileParts] = []
         bounds = np.flatnonzero(np.diff(chunks, prepend=-1, append=-1)).tolist()
-        for first, last in pairwise(bounds):
-            asked = [part for ends in self._ends[first:last] for part in _requests(*ends)]
-            self._parts += [ask(self.names[first], asked)] * (last - first)
+        for low, high in pairwise(bounds):
+            asked = [part for ends in self._ends[low:high] for part in _requests(*ends)]
+            self._parts += [ask(self.names[low], asked)] * (high - low)
 
     def take(self) -> list[NDArray[Any]]:
         """Wait for the values, and return those of each stretch."""
@@ -222,7 +224,7 @@ class _Window:
         if spans is not None and files.placed is not None:
             at, length = files.placed.stored(spans.start, spans.stop - spans.start)
             spans = Spans(at, at + length)
-        self._values = None if spans is None else _Values(manifest, ask, spans)
+        self._values = None if spans is None else _Values(manifest, ask, spans, files.begins)
 
     def gather(
         self, lengths: DocumentLengths | None = None, words: tuple[pa.Array, ...] = (), *, whole: bool = False

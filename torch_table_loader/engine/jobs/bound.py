@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import pairwise
@@ -14,6 +15,7 @@ import numpy as np
 from torch_table_loader.engine.state import Bound, SavedState
 from torch_table_loader.errors import ResumeError
 from torch_table_loader.options import DEFAULT_SPLIT_BYTES
+from torch_table_loader.read.formats import settings_of
 from torch_table_loader.records import fingerprint
 
 if TYPE_CHECKING:
@@ -152,7 +154,8 @@ def _refuse_table(table: Table, own: Mapping[str, Any], theirs: Mapping[str, Any
             'pass on_growth="continue" to continue with the new rows too'
         )
     counts = "; ".join(f"{name}: {theirs[name]} then, {own[name]} now" for name in ("files", "rows", "bytes"))
-    raise ResumeError(f"the state is of another table ({counts}); {_PIN}")
+    settings = ", or of other settings of format=" if settings_of(table.files) else ""
+    raise ResumeError(f"the state is of another table{settings} ({counts}); {_PIN}")
 
 
 def _interval(table: Mapping[str, Any]) -> str:
@@ -176,16 +179,21 @@ def oldest_files(table: Table, count: int, digest: Any) -> list[int] | None:
     """
     by_age = sorted(range(len(table.files)), key=lambda at: (table.files[at].version.mtime_ns or 0, at))
     old, rows = sorted(by_age[:count]), table.layout.file_rows
-    restored = fingerprint([table.files[at] for at in old], [int(rows[at]) for at in old])
+    files = [table.files[at] for at in old]
+    restored = fingerprint(files, [int(rows[at]) for at in old], settings_of(files))
     return old if restored == digest else None
 
 
 _LABELS = {"stage": "stage (what pack= makes of the rows)"}
 """Names in messages for options of a state that the caller knows by another name."""
 
+_WINDOW = re.compile(r"-windows of (\d{1,18})(-shuffled)?")
+"""What a stage says of `shuffle_buffer_size`."""
+
 
 def _check_options(own: Mapping[str, Any], theirs: Mapping[str, Any], whose: str = "loader") -> None:
     """Refuse options that differ from the job's own; one that is left out is None."""
+    own, theirs = map(_with_window, (own, theirs))
     differing = [name for name in dict.fromkeys((*own, *theirs)) if own.get(name) != theirs.get(name)]
     if not differing:
         return
@@ -203,6 +211,14 @@ def _check_options(own: Mapping[str, Any], theirs: Mapping[str, Any], whose: str
         if name != "splits"
     )
     raise ResumeError(f"the state was saved under other options: {shown}; {remedy}")
+
+
+def _with_window(options: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return options with the window of a stage as the caller gave it."""
+    stage = str(options.get("stage"))
+    if (window := _WINDOW.search(stage)) is None:
+        return options
+    return {**options, "stage": _WINDOW.sub("", stage), "shuffle_buffer_size": int(window[1])}
 
 
 def _shown(value: Any) -> str:

@@ -203,6 +203,23 @@ class Job(ABC):
             position, steps = after, steps - until
         return position.after(steps)
 
+    def behind(self, position: Any, batches: int) -> tuple[Any, int]:
+        """Return where the job is once it has taken more global batches of an epoch, and how many the epoch lacks."""
+        while True:
+            micro, planned = position.stage.topology.micro_batches, self.planned(position)
+            until, steps = self._until(position), position.stage.steps + batches * micro
+            if until is None or steps <= until or (after := self.following(position)) is None:
+                break
+            batches -= -(-(until - position.stage.steps) // micro)
+            self.enter(position.after(until), after)
+            position = after
+        plan, longest = planned.plan, planned.longest
+        if not plan.counted or plan.endless:
+            return position.after(steps), 0
+        taken = min(steps, plan.steps)
+        missing = max(0, steps - (taken if longest is None else longest)) // micro
+        return position.after(taken, ended=taken == plan.steps and longest != taken), missing
+
     def step_of_sample(self, epoch: int, sample: int) -> int:
         """Return the step of an epoch that takes a sample of all ranks."""
         for stage in self.stages(self.start(epoch)):

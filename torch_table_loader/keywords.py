@@ -53,7 +53,7 @@ class MixedKeywords(TypedDict, total=False):
     worker_type: WorkerType | BaseContext
     device: Any
     prefetch_batches: int | None
-    show_progress: bool | float | Literal["workers"]
+    show_progress: bool | float | str
     num_ranks: int | Literal["auto"] | Any
     rank: int | None
     even_ranks: EvenRanks | None

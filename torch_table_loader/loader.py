@@ -22,6 +22,7 @@ from torch.autograd import profiler
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 from typing_extensions import TypeVar
 
+from torch_table_loader.engine.work.lane_work import LaneMetrics
 from torch_table_loader.engine.workers.choice import check_processes, executor_of
 from torch_table_loader.engine.workers.lane_merger import LaneMerger
 from torch_table_loader.engine.workers.pickling import twin_of
@@ -415,10 +416,12 @@ class TableLoader(NamedColumns, PreparedForAccelerate, DataLoader[Any], Generic[
         return pa.RecordBatchReader.from_batches(schema, iter(self)).__arrow_c_stream__(requested_schema)
 
     def metrics(self) -> Metrics:
-        """Return the metrics of the newest iterator; see `Metrics`."""
-        if self._position.newest is None:
-            raise ConfigError("metrics describe an iterator, and none has begun; iterate the loader first")
-        return self._position.newest.metrics()
+        """Return the metrics of the newest iterator; see `Metrics`. Before the first one, all numbers are 0."""
+        position = self._position
+        if position.newest is not None:
+            return position.newest.metrics()
+        lanes = tuple(map(LaneMetrics, range(position.job.topology.lanes)))
+        return Metrics(position.epoch, 0, 0, 0.0, 0.0, lanes, position.job.num_threads)
 
 
 class LoaderIterator(Iterator[Any]):

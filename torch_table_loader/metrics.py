@@ -338,7 +338,7 @@ def with_bars(
         ]
     beside = partial(_megabytes_per_second, counts.fetched, time.perf_counter())
     label, interval = f"epoch {work.epoch}", options.progress_interval
-    draw = progress_bar(label, show=True, interval=interval, beside=beside, parts=parts)
+    draw = progress_bar(label, show=options.show_progress, interval=interval, beside=beside, parts=parts)
     return iter(draw(batches, plan.steps - start if known else None))
 
 

@@ -8,7 +8,7 @@ from os import PathLike
 from typing import Any, Literal, get_args
 
 from torch_table_loader.errors import ConfigError, ConfigTypeError
-from torch_table_loader.messages import first_twice
+from torch_table_loader.messages import first_twice, nearest
 from torch_table_loader.option_values import (
     Hash,
     Pad,
@@ -177,8 +177,11 @@ def unsupported(name: str, value: Any) -> Any:
 
 
 def progress(name: str, value: Any) -> Any:
-    if isinstance(value, str | None) and value != "workers":
-        raise ConfigTypeError(f'{name} must be True or False, seconds, or "workers", got {value!r}')
+    known = 'True or False, seconds, "workers", or what the bar says in front'
+    if value is None:
+        raise ConfigTypeError(f"{name} must be {known}, got None")
+    if value != "workers" and isinstance(value, str) and (not value.strip() or nearest(value, ["workers"], spare=0)):
+        raise ConfigError(f"{name} must be {known}, such as 'train', got {value!r}")
     return value if isinstance(value, bool | str) else seconds(name, value)
 
 

@@ -193,7 +193,7 @@ class RankDataset(NamedColumns, IterableDataset[Any]):
         self._position.set_epoch(epoch)
 
     def metrics(self) -> Metrics:
-        """Return the metrics of this rank's newest iterator; see `Metrics`.
+        """Return the metrics of this rank's newest iterator; see `TableLoader.metrics`.
 
         Raises:
             ConfigError: the caller's own DataLoader iterates the dataset. The dataset does not see which batches it
@@ -208,11 +208,14 @@ class RankDataset(NamedColumns, IterableDataset[Any]):
         caller's own DataLoader, which share their counts with this process.
 
         Raises:
-            ConfigError: no iterator has begun.
+            ConfigError: no iterator has begun, and the dataset has no loader, which would know its workers.
         """
         if self._position.newest is not None:
             return self._position.newest.metrics().workers
-        if not (made := self._counts.read()):
+        made = self._counts.read()
+        if not made and self._loader is not None:
+            return self._loader.metrics().workers
+        if not made:
             raise ConfigError(
                 "worker_metrics describes the newest iterator, and none has begun; iterate the loader first"
             )

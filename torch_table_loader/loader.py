@@ -32,7 +32,7 @@ from torch_table_loader.messages import warn_caller
 from torch_table_loader.metrics import Metrics, Progress, Watch, in_span, with_bars
 from torch_table_loader.planning.rows_of import LiveSpan, RowSpan, SourceRow
 from torch_table_loader.planning.steps import step_at
-from torch_table_loader.position import JobPosition, NamedColumns, no_single_rows, refuse_stacking
+from torch_table_loader.position import JobPosition, NamedColumns, no_single_rows, refuse_dividing, refuse_stacking
 from torch_table_loader.sizes import sizes
 from torch_table_loader.system import as_out_of_memory
 from torch_table_loader.units import integer
@@ -139,8 +139,10 @@ class _InSamples(IterableDataset[Any]):
 
     def __len__(self) -> int:
         """Return the rows, or sequences, of an epoch on all ranks; the steps, where another DataLoader wraps this."""
-        asking = sys._getframe(1).f_code
-        return len(self._dataset) if asking is DataLoader.__len__.__code__ else self._dataset._position.num_samples
+        asking = sys._getframe(1)
+        refuse_dividing(self._dataset, asking)
+        of_loader = asking.f_code is DataLoader.__len__.__code__
+        return len(self._dataset) if of_loader else self._dataset._position.num_samples
 
     @property  # type: ignore[misc]  # isinstance asks it, and nobody sets it
     def __class__(self) -> type:

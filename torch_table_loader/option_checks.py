@@ -45,6 +45,15 @@ def _integer(least: int | None, most: int | None, name: str, value: Any) -> int:
     return integer(name, value, least, most)
 
 
+def batch_size(name: str, value: Any) -> int:
+    if value is None:
+        raise ConfigTypeError(
+            f"{name} must be an int, got None: batches are made here; leave it out for batches of 1,024 rows, and pass "
+            "batch_size=None to a DataLoader of your own alone"
+        )
+    return _integer(1, MOST_ROWS, name, value)
+
+
 def batch_sizes(name: str, value: Any) -> Any:
     """Check a size of global batches, or a schedule of some; one that does not change is an int."""
     sizes = as_schedule(value).mapped(partial(_integer, 1, MOST_ROWS, name))

@@ -89,7 +89,7 @@ def _option(
 class LoaderOptions:
     """The options of all datasets; each field is a keyword argument."""
 
-    batch_size: int = _option(1024, BATCHES, checks.whole(1, checks.MOST_ROWS), mixture="job")
+    batch_size: int = _option(1024, BATCHES, checks.batch_size, mixture="job")
     """Rows per batch on this rank."""
 
     global_batch_size: int | Mapping[int, int] | Schedule | None = _option(

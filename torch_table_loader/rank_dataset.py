@@ -19,7 +19,7 @@ from torch_table_loader.errors import ConfigError
 from torch_table_loader.keywords import called, shown_classmethod, with_options
 from torch_table_loader.loader import TableLoader
 from torch_table_loader.metrics import Metrics
-from torch_table_loader.position import JobPosition, NamedColumns, as_it_is, refuse_stacking
+from torch_table_loader.position import JobPosition, NamedColumns, as_it_is, refuse_dividing, refuse_stacking
 from torch_table_loader.system import as_out_of_memory
 
 if TYPE_CHECKING:
@@ -235,8 +235,10 @@ class RankDataset(NamedColumns, IterableDataset[Any]):
         A ``DataLoader(dataset, batch_size=None)`` has this length. `num_rows` counts rows.
 
         Raises:
-            TypeError: the number is unknown, since the caller turned counting off, or there is no end.
+            TypeError: the number is unknown, since the caller turned counting off, or there is no end; or
+                `random_split` asks, which would divide batches.
         """
+        refuse_dividing(self, sys._getframe(1))
         return self._position.num_steps
 
     def __iter__(self) -> Iterator[Any]:

@@ -22,7 +22,6 @@ from torch.autograd import profiler
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 from typing_extensions import TypeVar
 
-from torch_table_loader.engine.work.lane_work import LaneMetrics
 from torch_table_loader.engine.workers.choice import check_processes, executor_of
 from torch_table_loader.engine.workers.lane_merger import LaneMerger
 from torch_table_loader.engine.workers.pickling import twin_of
@@ -422,8 +421,7 @@ class TableLoader(NamedColumns, PreparedForAccelerate, DataLoader[Any], Generic[
         position = self._position
         if position.newest is not None:
             return position.newest.metrics()
-        lanes = tuple(map(LaneMetrics, range(position.job.topology.lanes)))
-        return Metrics(position.epoch, 0, 0, 0.0, 0.0, lanes, position.job.num_threads)
+        return Metrics.before(position.epoch, position.job.topology.lanes, position.job.num_threads)
 
 
 class LoaderIterator(Iterator[Any]):

@@ -10,17 +10,18 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cache, partial
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias, TypeVar
 
 from torch.autograd.profiler import record_function
 
+from torch_table_loader.engine.work.lane_work import LaneMetrics
 from torch_table_loader.fetch.fetcher import FetchStats
 from torch_table_loader.messages import Part, progress_bar, warn_caller
 from torch_table_loader.planning.pack_counts import PackCounts, sum_of
 from torch_table_loader.units import Size
 
 if TYPE_CHECKING:
-    from torch_table_loader.engine.work.lane_work import LaneMetrics, LaneWork
+    from torch_table_loader.engine.work.lane_work import LaneWork
     from torch_table_loader.engine.workers.lane_merger import Counts
     from torch_table_loader.options import LoaderOptions
     from torch_table_loader.planning.stages import Position
@@ -95,6 +96,11 @@ class Metrics:
     fetch: FetchStats = field(default_factory=FetchStats)
     packing: PackCounts | None = None
     files: int | None = None
+
+    @classmethod
+    def before(cls, epoch: int, lanes: int, servers: int) -> Self:
+        """Return the metrics of an iterator that has not begun: zeros."""
+        return cls(epoch, 0, 0, 0.0, 0.0, tuple(map(LaneMetrics, range(lanes))), servers)
 
     @property
     def stored_bytes(self) -> int | None:

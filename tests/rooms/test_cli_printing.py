@@ -62,7 +62,7 @@ def test_every_command_prints_json_with_the_documented_keys(tmp_path: Path, caps
         "tokenize": ["tokenize", str(tmp_path / "text.parquet"), str(tmp_path / "t"), "--tokenizer", "bytes"],
         "formats": ["formats"],
     }
-    typed["tokenize"] += ["--workers", "1"]
+    typed["tokenize"] += ["--num-workers", "1"]
     found = {command: told(capsys, *each) for command, each in typed.items()}
     assert {command: set(value) for command, value in found.items()} == {each: documented(each) for each in typed}
     assert found["inspect"]["rows"] == sum(each["rows"] for each in found["inspect"]["data_files"]) == 8400
@@ -162,7 +162,7 @@ def test_completion_names_commands_and_options(shell: str, capsys: pytest.Captur
     ("typed", "found"),
     [
         ("ins", ["inspect"]),
-        ("plan clicks --ranks 8 --ev", ["--even-ranks"]),
+        ("plan clicks --num-ranks 8 --ev", ["--even-ranks"]),
         ("store ver", ["verify"]),
         ("store prune --old", ["--older-than"]),
         ("completion f", ["fish"]),

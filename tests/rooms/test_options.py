@@ -114,7 +114,7 @@ def test_secrets_are_not_shown() -> None:
         ("batch_size", 2.0, ConfigTypeError, "batch_size must be an int, got float 2.0"),
         ("batch_size", "8", ConfigTypeError, "batch_size must be an int, got str '8'"),
         ("batch_size", True, ConfigTypeError, "batch_size must be an int, got bool True"),
-        ("batch_size", None, ConfigTypeError, "batch_size must be an int, got NoneType None"),
+        ("batch_size", None, ConfigTypeError, "batch_size must be an int, got None: batches are made here"),
         ("shuffle_seed", 1.5, ConfigTypeError, "shuffle_seed must be an int"),
         ("shuffle_seed", None, ConfigTypeError, "shuffle_seed must be an int"),
         ("num_workers", -1, ConfigError, "num_workers must be at least 0, got -1"),

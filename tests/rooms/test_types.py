@@ -96,7 +96,7 @@ def test_strict_pyright_finds_nothing_in_scripts_of_users(tmp_path: Path) -> Non
 WRONG = {
     'common: LoaderKeywords = {"batchsize": 4}': "batchsize",
     'StructuredDataset.create_dataloader("clicks", shuffle="row")': "row",
-    'StructuredDataset("clicks").split(["train"], by="ad")': "split",
+    'StructuredDataset("clicks").split(["train"], by="ad")': "parts",
 }
 
 

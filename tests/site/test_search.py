@@ -39,6 +39,18 @@ WANTED = {
     "Lightning": "frameworks.html#lightning",
     "null values": "types.html#null-values",
     "memory": "engines.html#memory",
+    "worker_init_fn": "dataloader.html#arguments-of-dataloader-such-as-pin_memory-and-worker_init_fn",
+    "pin_memory": "dataloader.html#arguments-of-dataloader-such-as-pin_memory-and-worker_init_fn",
+    "generator": "dataloader.html#arguments-of-dataloader-such-as-pin_memory-and-worker_init_fn",
+    "sampler": "dataloader.html#distributedsampler-deterministic-order-statefuldataloader",
+    "DistributedSampler": "dataloader.html#distributedsampler-deterministic-order-statefuldataloader",
+    "deterministic": "dataloader.html#distributedsampler-deterministic-order-statefuldataloader",
+    "StatefulDataLoader": "dataloader.html#distributedsampler-deterministic-order-statefuldataloader",
+    "Subset": "dataloader.html#subset-random_split-concatdataset-k-fold",
+    "random_split": "dataloader.html#subset-random_split-concatdataset-k-fold",
+    "ConcatDataset": "dataloader.html#subset-random_split-concatdataset-k-fold",
+    "IterableDataset": "dataloader.html#subset-random_split-concatdataset-k-fold",
+    "k-fold": "dataloader.html#subset-random_split-concatdataset-k-fold",
     "cache": "object-stores.html#a-cache-on-the-local-disk",
 }
 

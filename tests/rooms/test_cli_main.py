@@ -284,7 +284,12 @@ def test_an_order_can_be_said(
 ) -> None:
     seen: list[dict[str, object]] = []
     true_keywords = arguments.loader_keywords
-    monkeypatch.setattr(named_table, "loader_keywords", lambda typed: seen.append(true_keywords(typed)) or seen[-1])
+
+    def noted(typed: argparse.Namespace) -> dict[str, object]:
+        seen.append(true_keywords(typed))
+        return seen[-1]
+
+    monkeypatch.setattr(named_table, "loader_keywords", noted)
     words = [word.format(table=table) for word in typed]
     assert main(["plan", *([] if str(table) in words else [str(table)]), *words]) == 0
     assert seen[0].get("shuffle") == meant

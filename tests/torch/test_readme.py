@@ -26,7 +26,8 @@ def table(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def run(table: Path, folder: Path, monkeypatch: pytest.MonkeyPatch, stopped_in: int | None = None) -> dict[str, Any]:
     """Run the script in a folder; return what it saved. It may be stopped in a step, before the model changes."""
     [text] = [block.text for block in blocks_of(README) if "checkpoint.pt" in block.text]
-    (folder / "clicks").exists() or (folder / "clicks").symlink_to(table)
+    if not (folder / "clicks").exists():
+        (folder / "clicks").symlink_to(table)
     taken, step = 0, torch.optim.SGD.step
 
     def counted(self: Any, *args: Any) -> Any:

@@ -257,7 +257,8 @@ def test_every_extra_for_users_is_documented() -> None:
     ],
 )
 def test_what_people_search_for_is_a_heading(word: str) -> None:
-    headings = re.findall(r"^## (.+)$", (ROOT / "docs" / "troubleshooting.md").read_text(), re.MULTILINE)
+    pages = [(ROOT / "docs" / name).read_text() for name in ("troubleshooting.md", "dataloader.md")]
+    headings = re.findall(r"^## (.+)$", "\n".join(pages), re.MULTILINE)
     assert any(word.lower() in heading.lower() for heading in headings)
 
 

@@ -20,7 +20,7 @@ from torch_table_loader.engine.jobs.resolve import with_batch_size
 from torch_table_loader.engine.plan_check import PlanCheck, refuse_call
 from torch_table_loader.engine.rank_info import resolve_ranks
 from torch_table_loader.errors import ConfigError, ConfigTypeError
-from torch_table_loader.keywords import LoaderKeywords, called, make_options
+from torch_table_loader.keywords import LoaderKeywords, called, make_options, with_example
 from torch_table_loader.opening import (
     Opening,
     TimeTravel,
@@ -103,6 +103,7 @@ class TableDataset(RankDataset):
         with self._heard_by_all(options):
             return self._derived(options)
 
+    @with_example('dataset.split({"train": 0.8, "val": 0.2}, by="user_id")')
     def split(self, parts: Mapping[Any, float], *, by: str | Sequence[str], seed: int = 0) -> dict[Any, Self]:
         """Return a dataset for each part of this dataset's rows; each row is in exactly one.
 

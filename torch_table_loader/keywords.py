@@ -10,7 +10,7 @@ from contextvars import ContextVar
 from dataclasses import fields, replace
 from multiprocessing.context import BaseContext
 from types import MethodType
-from typing import TYPE_CHECKING, Any, Literal, TypedDict
+from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypedDict, TypeVar
 
 import pyarrow as pa
 import torch
@@ -53,7 +53,7 @@ class MixedKeywords(TypedDict, total=False):
     worker_type: WorkerType | BaseContext
     device: Any
     prefetch_batches: int | None
-    show_progress: bool | float | Literal["workers"]
+    show_progress: bool | float | str
     num_ranks: int | Literal["auto"] | Any
     rank: int | None
     even_ranks: EvenRanks | None
@@ -101,7 +101,7 @@ _HERE: dict[str, tuple[str, ...]] = {
     "num_ranks": ("device_mesh", "mesh", "num_replicas", "num_shards", "world_size"),
     "num_workers": ("num_proc", "num_threads", "worker", "workers"),
     "output_format": ("batch_format", "with_format"),
-    "path": ("data_dir", "data_files", "paths", "urls"),
+    "path": ("data_dir", "data_files", "paths", "root", "urls"),
     "prefetch_batches": ("prefetch", "prefetch_factor"),
     "rank": ("local_rank", "shard_index"),
     "shuffle_buffer_size": ("buffer_size", "shuffle_buffer"),
@@ -140,6 +140,11 @@ _KEYS = 'columns= takes labels, too: columns={"x": ["age", "income"], "y": "chur
 _ANSWERS: dict[str, str] = {
     **dict.fromkeys(("split", "split_by", "test_size", "train", "train_size", "val_split"), _PARTS),
     **dict.fromkeys(("label", "labels", "target", "targets"), _KEYS),
+    "target_transform": "transforms={column: function} is for single columns",
+    **dict.fromkeys(("distributed", "shard", "sharded", "split_by_node"), 'num_ranks="auto" gives each rank its part'),
+    **dict.fromkeys(("max_rows", "n_rows", "nrows"), _FIRST),
+    "deterministic": "leave it out: shuffle_seed= and the epoch alone decide the order",
+    "map_style": 'as_map() of a dataset with shuffle="rows" gives rows by number',
     "streaming": "leave it out: tables are always read while training runs",
     "cache": _CACHE,
     "cache_limit": _CACHE,
@@ -172,6 +177,29 @@ _ANSWERS: dict[str, str] = {
     "filesystem": "pass a URL, such as s3://bucket/table, and storage_options=",
 }
 """By word: what there is instead of an option."""
+
+_COLLATE = "collate_fn= is called with each batch, in the workers, and transforms= with a column's values"
+_NAMES = "dataset.schema.names are the columns of a batch"
+INSTEAD: dict[str, str] = {
+    "get_metrics": "metrics() has them, at any time",
+    "map": _COLLATE,
+    "with_transform": _COLLATE,
+    "filter": 'filters="price >= 2" keeps the rows for which it is true',
+    "shuffle": 'shuffle=True permutes splits, and shuffle="rows" all rows, again in each epoch',
+    "batch": "batch_size= says how many rows a batch has",
+    "shard": 'num_ranks="auto" gives each rank its part',
+    "take": _FIRST,
+    "skip": "loader.seek(step=n) begins after n batches",
+    "select": _ORDER,
+    "train_test_split": _PARTS,
+    "random_split": _PARTS,
+    "with_format": "output_format= says what a batch is made of",
+    "state": "state_dict() returns it",
+    "load_state": "load_state_dict(state) does it",
+    "column_names": _NAMES,
+    "features": _NAMES,
+}
+"""By attribute of datasets and loaders of others: what there is here."""
 
 _NOTES = {
     "collate_fn": ", which is called with each batch; transforms={column: function} is for single columns",
@@ -300,6 +328,29 @@ def with_options(
             names.add(parameter.name)
             parameters.append(parameter)
     return own.replace(parameters=parameters)
+
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def with_example(example: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
+    """Let a method answer calls that do not fit its signature with an example of one that does."""
+
+    def decorated(method: Callable[P, T]) -> Callable[P, T]:
+        signature, name = inspect.signature(method), method.__name__
+
+        @functools.wraps(method)
+        def call(*args: P.args, **kwargs: P.kwargs) -> T:
+            try:
+                signature.bind(*args, **kwargs)
+            except TypeError as error:
+                raise ConfigTypeError(f"{type(args[0]).__name__}.{name}(): {error}; write {example}") from None
+            return method(*args, **kwargs)
+
+        return call
+
+    return decorated
 
 
 if TYPE_CHECKING:

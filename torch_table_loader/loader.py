@@ -30,7 +30,14 @@ from torch_table_loader.fact_tables import Table, html_of
 from torch_table_loader.messages import warn_caller
 from torch_table_loader.metrics import Metrics, Progress, Watch, in_span, with_bars
 from torch_table_loader.planning.rows_of import LiveSpan, RowSpan, SourceRow
-from torch_table_loader.position import EpochSampler, JobPosition, NamedColumns, no_single_rows, refuse_stacking
+from torch_table_loader.position import (
+    EpochSampler,
+    JobPosition,
+    NamedColumns,
+    no_single_rows,
+    refuse_dividing,
+    refuse_stacking,
+)
 from torch_table_loader.sizes import sizes
 from torch_table_loader.system import as_out_of_memory
 
@@ -118,8 +125,10 @@ class _InSamples(IterableDataset[Any]):
 
     def __len__(self) -> int:
         """Return the rows, or sequences, of an epoch on all ranks; the steps, where another DataLoader wraps this."""
-        asking = sys._getframe(1).f_code
-        return len(self._dataset) if asking is DataLoader.__len__.__code__ else self._dataset._position.num_samples
+        asking = sys._getframe(1)
+        refuse_dividing(self._dataset, asking)
+        of_loader = asking.f_code is DataLoader.__len__.__code__
+        return len(self._dataset) if of_loader else self._dataset._position.num_samples
 
     @property  # type: ignore[misc]  # isinstance asks it, and nobody sets it
     def __class__(self) -> type:
@@ -396,10 +405,11 @@ class TableLoader(NamedColumns, PreparedForAccelerate, DataLoader[Any], Generic[
         return pa.RecordBatchReader.from_batches(schema, iter(self)).__arrow_c_stream__(requested_schema)
 
     def metrics(self) -> Metrics:
-        """Return the metrics of the newest iterator; see `Metrics`."""
-        if self._position.newest is None:
-            raise ConfigError("metrics describe an iterator, and none has begun; iterate the loader first")
-        return self._position.newest.metrics()
+        """Return the metrics of the newest iterator; see `Metrics`. Before the first one, all numbers are 0."""
+        position = self._position
+        if position.newest is not None:
+            return position.newest.metrics()
+        return Metrics.before(position.epoch, position.job.topology.lanes, position.job.num_threads)
 
 
 class LoaderIterator(Iterator[Any]):

@@ -95,6 +95,15 @@ def no_bar(items: Iterable[Any], _total: int | None) -> Iterable[Any]:
     return items
 
 
+def titled(label: str, show: bool | float | str) -> str:
+    """Return what a bar says in front, with the name that `show_progress` gives it.
+
+    >>> titled("epoch 0", "train"), titled("epoch 0", "workers")
+    ('train: epoch 0', 'epoch 0')
+    """
+    return f"{show}: {label}" if isinstance(show, str) and show != "workers" else label
+
+
 def progress_bar(
     label: str,
     *,
@@ -107,6 +116,7 @@ def progress_bar(
 
     Args:
         label: what the bar says in front.
+        show: whether to draw, as the option `show_progress` says it: a text but "workers" comes before the label.
         interval: seconds from one drawing to the next.
         beside: returns what it says at its end by now.
     """
@@ -114,10 +124,11 @@ def progress_bar(
         return no_bar
     from tqdm.auto import tqdm
 
+    title = titled(label, show)
     often = {"mininterval": interval, "maxinterval": max(interval, 10.0)}
 
     def drawn(items: Iterable[Any], total: int | None) -> Iterator[Any]:
-        with tqdm(items, desc=label, total=total, **often) as bar, ExitStack() as below:
+        with tqdm(items, desc=title, total=total, **often) as bar, ExitStack() as below:
             bars = [
                 below.enter_context(tqdm(desc=part.label, total=part.total, position=1 + number, **often))
                 for number, part in enumerate(parts)

@@ -10,10 +10,11 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cache, partial
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias, TypeVar
 
 from torch.autograd.profiler import record_function
 
+from torch_table_loader.engine.work.lane_work import LaneMetrics
 from torch_table_loader.fact_tables import Table, html_of
 from torch_table_loader.fetch.fetcher import FetchStats
 from torch_table_loader.messages import Part, progress_bar, warn_caller
@@ -21,7 +22,7 @@ from torch_table_loader.planning.pack_counts import PackCounts, sum_of
 from torch_table_loader.units import Size
 
 if TYPE_CHECKING:
-    from torch_table_loader.engine.work.lane_work import LaneMetrics, LaneWork
+    from torch_table_loader.engine.work.lane_work import LaneWork
     from torch_table_loader.engine.workers.lane_merger import Counts
     from torch_table_loader.options import LoaderOptions
     from torch_table_loader.planning.stages import Position
@@ -96,6 +97,11 @@ class Metrics:
     fetch: FetchStats = field(default_factory=FetchStats)
     packing: PackCounts | None = None
     files: int | None = None
+
+    @classmethod
+    def before(cls, epoch: int, lanes: int, servers: int) -> Self:
+        """Return the metrics of an iterator that has not begun: zeros."""
+        return cls(epoch, 0, 0, 0.0, 0.0, tuple(map(LaneMetrics, range(lanes))), servers)
 
     @property
     def stored_bytes(self) -> int | None:
@@ -336,7 +342,7 @@ def with_bars(
         ]
     beside = partial(_megabytes_per_second, counts.fetched, time.perf_counter())
     label, interval = f"epoch {work.epoch}", options.progress_interval
-    draw = progress_bar(label, show=True, interval=interval, beside=beside, parts=parts)
+    draw = progress_bar(label, show=options.show_progress, interval=interval, beside=beside, parts=parts)
     return iter(draw(batches, plan.steps - start if known else None))
 
 

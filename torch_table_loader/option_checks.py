@@ -8,7 +8,7 @@ from os import PathLike
 from typing import Any, Literal, get_args
 
 from torch_table_loader.errors import ConfigError, ConfigTypeError
-from torch_table_loader.messages import first_twice
+from torch_table_loader.messages import first_twice, nearest
 from torch_table_loader.option_values import (
     Hash,
     Pad,
@@ -43,6 +43,15 @@ def whole(least: int | None, most: int | None) -> Check:
 
 def _integer(least: int | None, most: int | None, name: str, value: Any) -> int:
     return integer(name, value, least, most)
+
+
+def batch_size(name: str, value: Any) -> int:
+    if value is None:
+        raise ConfigTypeError(
+            f"{name} must be an int, got None: batches are made here; leave it out for batches of 1,024 rows, and pass "
+            "batch_size=None to a DataLoader of your own alone"
+        )
+    return _integer(1, MOST_ROWS, name, value)
 
 
 def batch_sizes(name: str, value: Any) -> Any:
@@ -177,8 +186,11 @@ def unsupported(name: str, value: Any) -> Any:
 
 
 def progress(name: str, value: Any) -> Any:
-    if isinstance(value, str | None) and value != "workers":
-        raise ConfigTypeError(f'{name} must be True or False, seconds, or "workers", got {value!r}')
+    known = 'True or False, seconds, "workers", or what the bar says in front'
+    if value is None:
+        raise ConfigTypeError(f"{name} must be {known}, got None")
+    if value != "workers" and isinstance(value, str) and (not value.strip() or nearest(value, ["workers"], spare=0)):
+        raise ConfigError(f"{name} must be {known}, such as 'train', got {value!r}")
     return value if isinstance(value, bool | str) else seconds(name, value)
 
 

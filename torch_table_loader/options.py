@@ -89,7 +89,7 @@ def _option(
 class LoaderOptions:
     """The options of all datasets; each field is a keyword argument."""
 
-    batch_size: int = _option(1024, BATCHES, checks.whole(1, checks.MOST_ROWS), mixture="job")
+    batch_size: int = _option(1024, BATCHES, checks.batch_size, mixture="job")
     """Rows per batch on this rank."""
 
     global_batch_size: int | Mapping[int, int] | Schedule | None = _option(
@@ -152,9 +152,9 @@ class LoaderOptions:
     """Maximum number of finished batches of a lane that wait; None: 2 with functions of yours, else the batches of 2
     reads."""
 
-    show_progress: bool | float | Literal["workers"] = _option(False, WORKERS, checks.progress, mixture="both")
+    show_progress: bool | float | str = _option(False, WORKERS, checks.progress, mixture="both")
     """Draw a progress bar, with the MB/s from an object store; "workers": also one for each worker (needs tqdm). A
-    number: the seconds from one drawing to the next, such as 60 where a log keeps each."""
+    number: the seconds from one drawing to the next. Any other text, such as "train", names the bar."""
 
     num_ranks: int | Literal["auto"] | Any = _option(None, RANKS, checks.ranks, mixture="both")
     """Number of ranks of the job; or "auto" to find it and the rank; or a DeviceMesh, whose data-parallel dimensions

@@ -9,19 +9,22 @@ from itertools import count
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
-from torch.utils.data import get_worker_info
+from torch.utils.data import get_worker_info, random_split
 
 from torch_table_loader.engine.jobs.bound import check_state
 from torch_table_loader.engine.plan_check import digest_of
 from torch_table_loader.engine.rank_info import warn_of_a_whole_table
 from torch_table_loader.engine.state import read_state
 from torch_table_loader.errors import ConfigError, ConfigTypeError, ResumeError
+from torch_table_loader.keywords import INSTEAD
 from torch_table_loader.messages import warn_caller
 from torch_table_loader.planning.steps import ENDLESS_EPOCHS, UNCOUNTED, UNKNOWN_ROWS, UNKNOWN_SAMPLES, step_at
 from torch_table_loader.system import shared_bytes
 from torch_table_loader.units import integer
 
 if TYPE_CHECKING:
+    from types import FrameType
+
     import numpy as np
     from numpy.typing import NDArray
 
@@ -41,8 +44,18 @@ def as_it_is(job: Job, saved: SavedState, name: str = "") -> tuple[Job, SavedSta
 
 def no_single_rows(asked: Any, index: Any) -> ConfigTypeError:
     """Return the error for what asks a dataset or a loader for single rows by number, as `Subset` does."""
+    return _not_by_number(asked, f"has no row {index!r:.40}")
+
+
+def refuse_dividing(asked: Any, asking: FrameType) -> None:
+    """Refuse `random_split`, which divides numbers of rows; `asking` is the frame that asks for a length."""
+    if asking.f_code is random_split.__code__:
+        raise _not_by_number(asked, "cannot be divided by number")
+
+
+def _not_by_number(asked: Any, what: str) -> ConfigTypeError:
     return ConfigTypeError(
-        f"{type(asked).__name__} gives whole batches in an order and has no row {index!r:.40}; as_map() of a dataset "
+        f"{type(asked).__name__} gives whole batches in an order and {what}; as_map() of a dataset "
         'with shuffle="rows" gives rows by number, also to Subset and samplers, split({"train": 0.8, "val": 0.2}, '
         "by=column) gives a dataset for each part, and a loader is iterated itself, without another DataLoader"
     )
@@ -77,6 +90,14 @@ class NamedColumns:
     def __getitem__(self, index: Any) -> NoReturn:
         """Refuse single rows, which `Subset`, samplers and another DataLoader ask for; `as_map` has them."""
         raise no_single_rows(self, index)
+
+    if not TYPE_CHECKING:  # where it would make every name an attribute
+
+        def __getattr__(self, name: str) -> NoReturn:
+            """Say what there is instead of an attribute that datasets and loaders of others have."""
+            instead = f"; {INSTEAD[name]}" if name in INSTEAD else ""
+            message = f"{type(self).__name__!r} object has no attribute {name!r}{instead}"
+            raise AttributeError(message, name=name, obj=self)
 
 
 def _shared(count: int, dtype: torch.dtype) -> torch.Tensor:

@@ -20,7 +20,7 @@ from torch_table_loader.fact_tables import Table, html_of
 from torch_table_loader.keywords import called, shown_classmethod, with_options
 from torch_table_loader.loader import TableLoader
 from torch_table_loader.metrics import Metrics
-from torch_table_loader.position import JobPosition, NamedColumns, as_it_is, refuse_stacking
+from torch_table_loader.position import JobPosition, NamedColumns, as_it_is, refuse_dividing, refuse_stacking
 from torch_table_loader.system import as_out_of_memory
 
 if TYPE_CHECKING:
@@ -192,7 +192,7 @@ class RankDataset(NamedColumns, IterableDataset[Any]):
         self._position.set_epoch(epoch)
 
     def metrics(self) -> Metrics:
-        """Return the metrics of this rank's newest iterator; see `Metrics`.
+        """Return the metrics of this rank's newest iterator; see `TableLoader.metrics`.
 
         Raises:
             ConfigError: the caller's own DataLoader iterates the dataset. The dataset does not see which batches it
@@ -207,11 +207,14 @@ class RankDataset(NamedColumns, IterableDataset[Any]):
         caller's own DataLoader, which share their counts with this process.
 
         Raises:
-            ConfigError: no iterator has begun.
+            ConfigError: no iterator has begun, and the dataset has no loader, which would know its workers.
         """
         if self._position.newest is not None:
             return self._position.newest.metrics().workers
-        if not (made := self._counts.read()):
+        made = self._counts.read()
+        if not made and self._loader is not None:
+            return self._loader.metrics().workers
+        if not made:
             raise ConfigError(
                 "worker_metrics describes the newest iterator, and none has begun; iterate the loader first"
             )
@@ -231,8 +234,10 @@ class RankDataset(NamedColumns, IterableDataset[Any]):
         A ``DataLoader(dataset, batch_size=None)`` has this length. `num_rows` counts rows.
 
         Raises:
-            TypeError: the number is unknown, since the caller turned counting off, or there is no end.
+            TypeError: the number is unknown, since the caller turned counting off, or there is no end; or
+                `random_split` asks, which would divide batches.
         """
+        refuse_dividing(self, sys._getframe(1))
         return self._position.num_steps
 
     def __iter__(self) -> Iterator[Any]:

@@ -25,7 +25,7 @@ from torch_table_loader.engine.jobs.stream_job import StreamJob
 from torch_table_loader.engine.ray_cluster import check_mark, shared_mark
 from torch_table_loader.errors import ConfigError, ResumeError, StorageError, TableError, TableLoaderError, WorkerError
 from torch_table_loader.fetch.fetcher import TasksAhead
-from torch_table_loader.local_files import new_file, read_regular
+from torch_table_loader.local_files import new_file, read_regular, write_whole
 from torch_table_loader.messages import did_you_mean, first_twice, progress_bar
 from torch_table_loader.nesting import load_json
 from torch_table_loader.planning.splits import SegmentTable
@@ -110,7 +110,7 @@ def tokenize_table(
 
     Raises:
         ConfigError: an option is wrong, or `out` is something else.
-        ResumeError: `out` was begun with another table, tokenizer or options.
+        ResumeError: `out` was begun with another table, tokenizer or options; `nulls` may change from "error".
         TableError: a row that cannot be tokenized, by file and row; or the table is damaged.
         StorageError: `out` cannot be written, or the table cannot be read.
         WorkerError: a process was killed.
@@ -241,16 +241,24 @@ class _Folder:
             description = self._unfinished / DESCRIPTION
             if not description.exists():
                 with new_file(description) as (written, file):
-                    file.write(json.dumps(identity, indent=1).encode())
+                    file.write(_described(identity))
                     file.close()
                     with suppress(FileExistsError):  # another rank was faster
                         os.link(written, description)
+            self._take_over(description, identity)
             self._compare(self._unfinished, identity)
         except StorageError:
             raise
         except OSError as error:
             raise StorageError(f"the token table {str(self.path)!r} cannot be written: {error}") from error
         return False
+
+    def _take_over(self, description: Path, identity: Mapping[str, Any]) -> None:
+        """Go on with a table that was begun with nulls="error": its parts have no such rows, and suit any `nulls`."""
+        with suppress(FileNotFoundError, ValueError):  # which `_compare` tells
+            found = load_json(read_regular(description), str(description))
+            if found != identity and found == {**identity, "nulls": "error"}:
+                write_whole(description, _described(identity))
 
     def _compare(self, folder: Path, identity: Mapping[str, Any]) -> None:
         try:
@@ -283,6 +291,10 @@ class _Folder:
         except OSError as error:
             raise StorageError(f"the token table {str(self.path)!r} cannot be finished: {error}") from error
         return True
+
+
+def _described(identity: Mapping[str, Any]) -> bytes:
+    return json.dumps(identity, indent=1).encode()
 
 
 _Source = tuple[str | Encode, bool]

@@ -53,7 +53,7 @@ def test_the_load_equals_what_the_ranks_loaders_deliver(
 ) -> None:
     ranks, workers, batch = 3, 2, 16
     flags = [] if even is None else ["--even-ranks", even]
-    shape = ["--ranks", "3", "--workers", "2", "--batch-size", "16", "--split-size", "30"]
+    shape = ["--num-ranks", "3", "--num-workers", "2", "--batch-size", "16", "--split-size", "30"]
     assert main(["inspect", str(table), *shape, *shuffle, *flags]) == 0
     captured = capsys.readouterr()
     assert captured.err == ""
@@ -86,7 +86,7 @@ def test_the_load_equals_what_the_ranks_loaders_deliver(
 
 
 def test_unequal_steps_are_reported_with_the_remedy(table: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    arguments = ["inspect", str(table), "--ranks", "2", "--batch-size", "32"]
+    arguments = ["inspect", str(table), "--num-ranks", "2", "--batch-size", "32"]
     assert main(arguments) == 0
     assert "ranks take 5 to 7 steps" in capsys.readouterr().out
     assert main([*arguments, "--even-ranks", "balance"]) == 0
@@ -104,7 +104,7 @@ def test_a_filter_prunes_and_counts(table: Path, capsys: pytest.CaptureFixture[s
 
 
 def test_without_counting_nothing_is_claimed(table: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["inspect", str(table), "--filter", "label < 10", "--no-count"]) == 0
+    assert main(["inspect", str(table), "--filter", "label < 10", "--no-count-filtered"]) == 0
     output = capsys.readouterr().out
     assert "these are upper bounds" in output
     assert re.search(r"0 +5 +150 +[\d.,]+ \w+ +unknown", output.split("\nsteps", 1)[1])
@@ -135,7 +135,7 @@ def test_a_column_without_a_tensor_form_is_shown_with_its_remedy(
 
 
 def test_a_generator_strategy_is_shown_over_all_its_ranks(table: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["inspect", str(table), "--strategy", "round_robin", "--ranks", "2"]) == 0
+    assert main(["inspect", str(table), "--split-strategy", "round_robin", "--num-ranks", "2"]) == 0
     output = capsys.readouterr().out
     assert re.search(r"splits by RoundRobinStrategy decoded(.|\n)*splits +5 +70 +70 +70", output)
     assert [row[2] for row in numbers_below(output, "steps")[:2]] == [210, 140]

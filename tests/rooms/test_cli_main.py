@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from torch_table_loader import ConfigError, LoaderOptions
-from torch_table_loader.cli import arguments
+from torch_table_loader.cli import arguments, named_table
 from torch_table_loader.cli.main import COMMANDS, main, make_parser
 from torch_table_loader.cli.terminal import in_shell_words
 from torch_table_loader.options import defaults
@@ -50,10 +50,23 @@ def refused(capsys: pytest.CaptureFixture[str], *typed: str) -> str:
         (["inspect", "{table}", "--columns", "y"], "no column 'y'; did you mean x?"),
         (["inspect", "{table}.gone"], "path matches nothing"),
         (["inspect", "{table}", "--format", "orc"], "a.parquet"),
-        (["inspect", "{table}", "--ranks", "0"], "num_ranks must be at least 1"),
+        (["inspect", "{table}", "--num-ranks", "0"], "num_ranks must be at least 1"),
         (["inspect", "{table}", "--filter", "x >"], "expected a value, got the end"),
-        (["inspect", "{table}", "--strategy", "round_robbin"], "did you mean round_robin"),
-        (["inspect", "{table}", "--work", "2"], "unknown arguments: --work"),
+        (["inspect", "{table}", "--split-strategy", "round_robbin"], "did you mean round_robin"),
+        (["inspect", "{table}", "--work", "2"], "unknown option --work; did you mean --num-workers? (see"),
+        (["plan", "{table}", "--workers", "2"], "unknown option --workers; did you mean --num-workers? (see"),
+        (["plan", "{table}", "--seed=2", "--ranks"], "options --seed, --ranks; did you mean --shuffle-seed, --num-ran"),
+        (["plan", "{table}", "--strategy", "x"], "did you mean --split-strategy? (see torch-table-loader plan --help)"),
+        (["plan", "{table}", "--no-count"], "did you mean --no-count-filtered?"),
+        (["head", "{table}", "--row", "2"], "did you mean --rows? (see torch-table-loader head --help)"),
+        (["head", "{table}", "--batch-size", "2"], "unknown option --batch-size (see torch-table-loader head --help)"),
+        (["store", "verify", "--stores", "a"], "did you mean --store? (see torch-table-loader store verify --help)"),
+        (["inspct", "{table}"], "unknown command 'inspct'; did you mean inspect? (see torch-table-loader --help)"),
+        (["store", "biuld"], "unknown action 'biuld'; did you mean build? (see torch-table-loader store --help)"),
+        (["quux"], "unknown command 'quux' (see torch-table-loader --help)"),
+        (["plan", "{table}", "--shuffle=row"], "--shuffle: expected one of splits, mixed, rows, got 'row' (see"),
+        (["inspect", "{table}", "--shuffle", "rows"], "not read with --shuffle rows; run plan instead"),
+        (["plan", "{table}", "--shuffle", "rows", "--split-size", "5"], "--split-size 5 does not work with --shuffle"),
         (["inspect", "{table}", "--epoch", "-1"], "epoch must be at least 0"),
     ],
 )
@@ -154,8 +167,8 @@ def below(parser: argparse.ArgumentParser, name: str) -> argparse.ArgumentParser
             'take it with unsupported="list", or output_format="arrow"',
             "take it with --unsupported list, or --output-format arrow",
         ),
-        ("pass num_ranks= and even_ranks=None", "pass --ranks and --even-ranks"),
-        ("needs the count; leave count_filtered=True", "needs the count; leave --no-count out"),
+        ("pass num_ranks= and even_ranks=None", "pass --num-ranks and --even-ranks"),
+        ("needs the count; leave count_filtered=True", "needs the count; leave --no-count-filtered out"),
         ('read it with DeltaDataset.create_dataloader("/lake/t")', "read it with PATH /lake/t"),
         ('IcebergDataset.create_dataloader(metadata_location="m.json")', "PATH m.json"),
         ("in /lake/format=x/columns=y, file a", "in /lake/format=x/columns=y, file a"),
@@ -215,7 +228,7 @@ def test_storage_options_reach_the_store(capsys: pytest.CaptureFixture[str]) -> 
 
 
 def test_a_warning_is_one_line(table: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["inspect", str(table), "--strategy", "newest_first", "--ranks", "2"]) == 0
+    assert main(["inspect", str(table), "--split-strategy", "newest_first", "--num-ranks", "2"]) == 0
     assert capsys.readouterr().err.startswith("torch-table-loader: warning: NewestFirst.generate")
 
 
@@ -223,7 +236,7 @@ def test_a_warning_is_one_line(table: Path, capsys: pytest.CaptureFixture[str]) 
 def test_a_reader_that_goes_away_is_not_an_error(table: Path) -> None:
     command = [sys.executable, "-m", "torch_table_loader.cli.main", "inspect", str(table), "--lines", "0"]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    with subprocess.Popen([*command, "--ranks", "2000"], **pipes) as process:  # type: ignore[call-overload]
+    with subprocess.Popen([*command, "--num-ranks", "2000"], **pipes) as process:  # type: ignore[call-overload]
         assert process.stdout.readline().startswith("1 file,")
         process.stdout.close()
         assert process.stderr.read() == ""
@@ -241,10 +254,60 @@ def test_options_that_are_not_given_keep_the_library_defaults() -> None:
     typed = make_parser().parse_args(["inspect", "t"])
     keywords = arguments.loader_keywords(typed)
     assert keywords == {"path": "t"}
-    typed = make_parser().parse_args(["inspect", "t", "--no-count", "--shuffle", "--columns", "a,b", "--columns", "c"])
+    typed = make_parser().parse_args(
+        ["inspect", "t", "--no-count-filtered", "--shuffle", "--columns", "a,b", "--columns", "c"]
+    )
     keywords = arguments.loader_keywords(typed)
     assert keywords == {"path": "t", "count_filtered": False, "shuffle": True, "columns": ["a", "b", "c"]}
     assert LoaderOptions(**{name: value for name, value in keywords.items() if name != "path"}).columns
+
+
+@pytest.mark.parametrize(
+    ("typed", "meant"),
+    [
+        (["--shuffle"], True),
+        (["--shuffle", "{table}"], True),
+        (["--shuffle", "--json"], True),
+        (["--shuffle", "splits"], "splits"),
+        (["--shuffle=mixed"], "mixed"),
+        (["--shuffle", "rows"], "rows"),
+        ([], None),
+    ],
+    ids=str,
+)
+def test_an_order_can_be_said(
+    table: Path,
+    typed: list[str],
+    meant: bool | str | None,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    seen: list[dict[str, object]] = []
+    true_keywords = arguments.loader_keywords
+
+    def noted(typed: argparse.Namespace) -> dict[str, object]:
+        seen.append(true_keywords(typed))
+        return seen[-1]
+
+    monkeypatch.setattr(named_table, "loader_keywords", noted)
+    words = [word.format(table=table) for word in typed]
+    assert main(["plan", *([] if str(table) in words else [str(table)]), *words]) == 0
+    assert seen[0].get("shuffle") == meant
+    assert seen[0]["path"] == str(table)
+    assert capsys.readouterr().out
+
+
+def test_the_orders_are_those_of_the_loader() -> None:
+    assert sorted(arguments.ORDERS) == sorted(arguments._choices(get_type_hints(LoaderOptions)["shuffle"]))
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_flags_are_the_names_of_keywords_in_every_command(name: str) -> None:
+    """`--filter` and `--storage-option`, which are given once for each, are singular."""
+    known = {arguments.flag_of(option) for option in arguments.OPTIONS} - {"path", "--filter", "--storage-option"}
+    assert known == {f"--{option.replace('_', '-')}" for option in arguments.OPTIONS} & known
+    flags = below(make_parser([name]), name)._option_string_actions
+    assert not {"--ranks", "--workers", "--seed", "--strategy", "--no-count"} & set(flags)
 
 
 @pytest.mark.parametrize(("typed", "meant"), [("500", 500), ("64MiB", "64MiB"), ("500B", "500B")])

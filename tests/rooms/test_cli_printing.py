@@ -66,7 +66,7 @@ def test_every_command_prints_json_with_the_documented_keys(tmp_path: Path, caps
     }
     state = StructuredDataset.create_dataloader(str(tmp_path / "x.parquet"))[0].state_dict()
     (tmp_path / "state.json").write_text(json.dumps(state))
-    typed["tokenize"] += ["--workers", "1"]
+    typed["tokenize"] += ["--num-workers", "1"]
     found = {command: told(capsys, *each) for command, each in typed.items()}
     assert {command: set(value) for command, value in found.items()} == {each: documented(each) for each in typed}
     assert found["inspect"]["rows"] == sum(each["rows"] for each in found["inspect"]["data_files"]) == 8400
@@ -166,7 +166,7 @@ def test_completion_names_commands_and_options(shell: str, capsys: pytest.Captur
     ("typed", "found"),
     [
         ("ins", ["inspect"]),
-        ("plan clicks --ranks 8 --ev", ["--even-ranks"]),
+        ("plan clicks --num-ranks 8 --ev", ["--even-ranks"]),
         ("store ver", ["verify"]),
         ("store prune --old", ["--older-than"]),
         ("completion f", ["fish"]),

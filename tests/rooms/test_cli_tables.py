@@ -86,7 +86,7 @@ def test_tables_are_converted_and_tokenized(
     run(capsys, "convert", table[0], out, *table[1:], "--to", "parquet")
     assert pq.read_table(out).num_rows == rows
     tokens = str(tmp_path / "tokens")
-    typed = ["--tokenizer", "bytes", "--column", "day", "--workers", "1", "--quiet"]
+    typed = ["--tokenizer", "bytes", "--column", "day", "--num-workers", "1", "--quiet"]
     run(capsys, "tokenize", table[0], tokens, *table[1:], *typed)
     assert pq.read_table(tokens).num_rows == rows
 
@@ -133,7 +133,20 @@ def test_json_holds_values_of_every_type(tmp_path: Path, capsys: pytest.CaptureF
 
 
 def test_plan_says_what_a_rank_reads(files: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    typed = ["plan", *files, "--ranks", "3", "--rank", "1", "--batch-size", "10", "--split-size", "10", "--epoch", "4"]
+    typed = [
+        "plan",
+        *files,
+        "--num-ranks",
+        "3",
+        "--rank",
+        "1",
+        "--batch-size",
+        "10",
+        "--split-size",
+        "10",
+        "--epoch",
+        "4",
+    ]
     told = json.loads(run(capsys, *typed, "--json", "--even-ranks", "balance"))
     assert (told["rank"], told["num_ranks"], told["epoch"], sum(told["rows_per_rank"])) == (1, 3, 4, 100)
     assert "Epoch 4 as rank 1 of 3" in run(capsys, *typed, "--even-ranks", "balance")

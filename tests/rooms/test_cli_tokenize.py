@@ -42,7 +42,18 @@ def read(folder: Path) -> pa.Table:
 def test_a_token_table_is_written(table: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "out"
     given = ["tokenize", table, str(out), "--tokenizer", f"{NAME}:words", "--keep", "id", "--lengths", "n"]
-    given += ["--split-size", "60", "--filter", "day >= 1", "--workers", "1", "--ids", "tokens", "--dtype", "uint16"]
+    given += [
+        "--split-size",
+        "60",
+        "--filter",
+        "day >= 1",
+        "--num-workers",
+        "1",
+        "--ids",
+        "tokens",
+        "--dtype",
+        "uint16",
+    ]
     assert main(given) == 0
     said = capsys.readouterr()
     assert said.out.startswith("3 of 3 files written: 150 rows, 301 tokens, ")
@@ -59,11 +70,18 @@ def test_a_token_table_is_written(table: str, tmp_path: Path, capsys: pytest.Cap
 
 def test_rows_without_text(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pq.write_table(pa.table({"body": ["a", None, "b"]}), tmp_path / "a.parquet")
-    given = ["tokenize", str(tmp_path / "a.parquet"), str(tmp_path / "out"), "--tokenizer", "bytes", "--workers", "1"]
+    given = [
+        "tokenize",
+        str(tmp_path / "a.parquet"),
+        str(tmp_path / "out"),
+        "--tokenizer",
+        "bytes",
+        "--num-workers",
+        "1",
+    ]
     given += ["--column", "body"]
     assert main(given) == 2
     assert "error: a.parquet, row 1: the column 'body' is null" in capsys.readouterr().err
-    (tmp_path / "out.unfinished" / "_tokens.json").unlink()
     assert main([*given, "--nulls", "drop"]) == 0
     assert "2 rows, 2 tokens, 1 row without text left out, " in capsys.readouterr().out
 
@@ -72,7 +90,7 @@ def test_ranks_by_option_and_by_launcher_write_one_folder(
     table: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def given(out: str) -> list[str]:
-        options = ["--tokenizer", f"{NAME}:words", "--split-size", "20", "--workers", "1"]
+        options = ["--tokenizer", f"{NAME}:words", "--split-size", "20", "--num-workers", "1"]
         return ["tokenize", table, str(tmp_path / out), *options]
 
     assert main(given("whole")) == 0
@@ -107,7 +125,7 @@ def test_a_table_of_a_catalog(
     first = made.current_snapshot()
     assert first is not None
     made.append(rows)
-    given = ["tokenize", "db.docs", str(tmp_path / "out"), "--tokenizer", f"{NAME}:words", "--workers", "1"]
+    given = ["tokenize", "db.docs", str(tmp_path / "out"), "--tokenizer", f"{NAME}:words", "--num-workers", "1"]
     assert main([*given, "--snapshot-id", str(first.snapshot_id)]) == 2
     assert "pass --catalog or --format" in capsys.readouterr().err
     assert main([*given, "--catalog", "lake", "--format", "json"]) == 2
@@ -141,7 +159,7 @@ def test_a_killed_command_goes_on_and_leaves_no_process(table: str, tmp_path: Pa
     stop.touch()
     options = ["--tokenizer", f"{NAME}:waiting", "--split-size", "20"]
     given = [sys.executable, "-m", "torch_table_loader.cli.main", "tokenize", table, str(out), *options]
-    given += ["--workers", workers]
+    given += ["--num-workers", workers]
     root = str(Path(__file__).parents[2])
     environ = os.environ | {STOP_FILE: str(stop), "PYTHONPATH": os.pathsep.join([root, *filter(None, sys.path)])}
     with subprocess.Popen(given, env=environ, cwd=tmp_path) as process:

@@ -75,9 +75,9 @@ def many(tmp_path: Path) -> Path:
     [
         ["head"],
         ["schema"],
-        ["inspect", "--ranks", "3"],
-        ["inspect", "--ranks", "3", "--columns", "text", "--no-count", "--filter", "text != 'more'"],
-        ["plan", "--ranks", "3", "--columns", "text", "--even-ranks", "pad"],
+        ["inspect", "--num-ranks", "3"],
+        ["inspect", "--num-ranks", "3", "--columns", "text", "--no-count-filtered", "--filter", "text != 'more'"],
+        ["plan", "--num-ranks", "3", "--columns", "text", "--even-ranks", "pad"],
     ],
     ids=" ".join,
 )
@@ -89,7 +89,7 @@ def test_commands_that_write_fit(wide: Path, run: Run) -> None:
     beside = wide.parent
     assert too_wide(run("sample", beside / "sample")) == []
     assert too_wide(run("convert", wide, beside / "converted", "--to", "parquet", "--quiet")) == []
-    made = run("tokenize", wide, beside / "tokens", "--tokenizer", "bytes", "--workers", 1, "--quiet")
+    made = run("tokenize", wide, beside / "tokens", "--tokenizer", "bytes", "--num-workers", 1, "--quiet")
     assert too_wide(made) == []
     assert str(beside / "tokens") in made.split(), "paths stay whole"
 

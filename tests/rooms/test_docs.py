@@ -249,9 +249,16 @@ def test_every_extra_for_users_is_documented() -> None:
     assert sorted(told) == sorted(extras.keys() - {"dev", "docs", "bench", "writers"})
 
 
-@pytest.mark.parametrize("word", ["pin_memory", "OOM", "slow", "hangs", "null"])
+@pytest.mark.parametrize(
+    "word",
+    [
+        *("pin_memory", "OOM", "slow", "hangs", "null", "worker_init_fn", "DistributedSampler", "deterministic"),
+        *("StatefulDataLoader", "Subset", "random_split", "ConcatDataset", "k-fold"),
+    ],
+)
 def test_what_people_search_for_is_a_heading(word: str) -> None:
-    headings = re.findall(r"^## (.+)$", (ROOT / "docs" / "troubleshooting.md").read_text(), re.MULTILINE)
+    pages = [(ROOT / "docs" / name).read_text() for name in ("troubleshooting.md", "dataloader.md")]
+    headings = re.findall(r"^## (.+)$", "\n".join(pages), re.MULTILINE)
     assert any(word.lower() in heading.lower() for heading in headings)
 
 

@@ -312,7 +312,7 @@ def test_inspect_writes_the_page_with_every_rank(
     from torch_table_loader.cli.main import main
 
     target = tmp_path / "page.html"
-    typed = ["inspect", str(table), "--ranks", "2", "--filter", "k < 5", "--batch-size", "4", "--workers", "2"]
+    typed = ["inspect", str(table), "--num-ranks", "2", "--filter", "k < 5", "--batch-size", "4", "--num-workers", "2"]
     assert main([*typed, "--html", str(target)]) == 0
     assert capsys.readouterr().out.endswith(f"page: {target}\n")
     delivered = []

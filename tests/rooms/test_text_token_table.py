@@ -146,6 +146,31 @@ def test_what_is_written_depends_on_neither_ranks_nor_ends(table: Path, tmp_path
     assert contents(ended) == contents(whole)
 
 
+def test_a_table_that_nulls_ended_goes_on_without_them(tmp_path: Path) -> None:
+    """What was written has no such row, and stays; back to "error" it does not go, since rows may have been dropped."""
+    pq.write_table(pa.table({"text": ["a", "b", None, "c"]}), tmp_path / "a.parquet", row_group_size=1)
+
+    def written(out: str, nulls: Any) -> Any:
+        dataset = StructuredDataset(str(tmp_path / "a.parquet"), columns=["text"], output_format="arrow", split_size=1)
+        return tokenize_table(dataset, tmp_path / out, "bytes", nulls=nulls)
+
+    with pytest.raises(TableError, match='pass nulls="drop" or nulls="empty"'):
+        written("out", "error")
+    first = tmp_path / "out.unfinished" / "part-00000.parquet"
+    before = first.stat().st_mtime_ns
+    (tmp_path / "other.unfinished").mkdir()
+    (tmp_path / "other.unfinished" / "_tokens.json").write_bytes(first.with_name("_tokens.json").read_bytes())
+    share = written("out", "drop")
+    assert (share.finished, share.dropped, share.written) == (True, 1, 2)
+    assert (tmp_path / "out" / "part-00000.parquet").stat().st_mtime_ns == before
+    written("whole", "drop")
+    assert contents(tmp_path / "out") == contents(tmp_path / "whole")
+    for nulls in ("error", "empty"):
+        with pytest.raises(ResumeError, match=f"nulls was 'drop', is '{nulls}'"):
+            written("out", nulls)
+    assert written("other", "empty").finished
+
+
 @pytest.mark.slow
 def test_processes_write_the_same(table: Path, tmp_path: Path) -> None:
     tokenize_table(opened(table), tmp_path / "one", f"{NAME}:words")
@@ -185,7 +210,6 @@ def test_a_table_that_is_finished_is_left_alone(table: Path, tmp_path: Path) -> 
         ({"tokenizer": "bytes"}, "tokenizer was 'tests.rooms.word_tokenizers:words', is 'bytes'"),
         ({"ids": "tokens"}, "tokens was 'input_ids: int32', is 'tokens: int32'"),
         ({"dtype": "uint32"}, "tokens was 'input_ids: int32', is 'input_ids: uint32'"),
-        ({"nulls": "drop"}, "nulls was 'error', is 'drop'"),
         ({"lengths": "n"}, "lengths was None, is 'n'"),
         ({"split_size": 30}, "splits was"),
         ({"filters": pc.field("id") < 5}, "filter was None"),

@@ -79,7 +79,7 @@ def test_a_node_that_does_not_see_the_folder_is_named(table: str, tmp_path: Path
     ("given", "message"),
     [
         (["--address", "head:6379"], "--address names a Ray cluster; also pass --engine ray"),
-        (["--engine", "ray", "--workers", "2"], "leave --workers out"),
+        (["--engine", "ray", "--num-workers", "2"], "leave --num-workers out"),
         (["--engine", "ray", "--num-ranks", "2", "--rank", "0"], "leave --num-ranks out"),
     ],
 )

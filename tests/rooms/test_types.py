@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from tests.rooms.test_docs import blocks_of
+from tests.rooms.test_docs import PAGES, blocks_of
 
 ROOT = Path(__file__).parents[2]
 
@@ -68,9 +68,9 @@ def plain(text: str) -> str:
     )
 
 
-def found_by_pyright(folder: Path) -> dict[str, list[str]]:
-    """Check the scripts of a folder in strict mode; give what is said of each line."""
-    settings = {"typeCheckingMode": "strict", "pythonVersion": "3.11", "extraPaths": [str(ROOT)]}
+def found_by_pyright(folder: Path, mode: str = "strict") -> dict[str, list[str]]:
+    """Check the scripts of a folder; give what is said of each line."""
+    settings = {"typeCheckingMode": mode, "pythonVersion": "3.11", "extraPaths": [str(ROOT)]}
     (folder / "pyrightconfig.json").write_text(json.dumps(settings))
     command = [sys.executable, "-m", "basedpyright", "--outputjson", "--pythonpath", sys.executable, "-p", str(folder)]
     done = subprocess.run(command, capture_output=True, check=False, text=True)
@@ -93,10 +93,28 @@ def test_strict_pyright_finds_nothing_in_scripts_of_users(tmp_path: Path) -> Non
     assert {line: said for line, said in found.items() if not any(map(of_others.match, said))} == {}
 
 
+MEANT = re.compile(
+    r'"(save|load)" is not exported from module "torch\.|Class overlaps "Stateful"|'
+    r'No parameter named "prefetch_factor"|"snapshot_id" is not a known attribute of "None"'
+)
+"""What is said of others' types, and of a page on purpose."""
+
+
+@pytest.mark.slow
+def test_pyright_finds_nothing_in_the_code_of_any_page(tmp_path: Path) -> None:
+    """A page is one session; in its own mode, since pages leave out types that strict scripts need."""
+    for page in PAGES:
+        if texts := [plain(block.text) for block in blocks_of(page) if block.tag == "python"]:
+            (tmp_path / f"{page.stem.replace('-', '_')}_page.py").write_text("\n".join(texts))
+    assert len([*tmp_path.iterdir()]) >= 30
+    found = found_by_pyright(tmp_path, mode="standard")
+    assert {line: said for line, said in found.items() if not any(map(MEANT.search, said))} == {}
+
+
 WRONG = {
     'common: LoaderKeywords = {"batchsize": 4}': "batchsize",
     'StructuredDataset.create_dataloader("clicks", shuffle="row")': "row",
-    'StructuredDataset("clicks").split(["train"], by="ad")': "split",
+    'StructuredDataset("clicks").split(["train"], by="ad")': "parts",
 }
 
 

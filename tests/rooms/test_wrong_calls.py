@@ -12,7 +12,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
-from torch.utils.data import DataLoader, Subset, random_split
 
 from torch_table_loader import (
     ConfigError,
@@ -51,7 +50,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"batch_size": "32"}, "batch_size must be an int, got str '32'"),
     ({"batch_size": 0}, "batch_size must be at least 1, got 0"),
     ({"batch_size": 2.0}, "batch_size must be an int, got float 2.0"),
-    ({"batch_size": None}, "batch_size must be an int, got NoneType"),
+    ({"batch_size": None}, "batch_size must be an int, got None: batches are made here"),
     ({"batch_size": np.float32(8)}, "batch_size must be an int, got float32"),
     ({"batch_size": np.array([8, 9])}, "batch_size must be an int, got ndarray"),
     ({"split_size": np.array([8, 9])}, "split_size must be an int, got ndarray"),
@@ -69,7 +68,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"path": ""}, "a path must be a non-empty string"),
     ({"path": None}, "path must be a string, an os.PathLike, or a list of them, got NoneType"),
     ({"path": [None]}, "a path must be a string or os.PathLike, got NoneType"),
-    ({"path": pa.table({"x": [1]})}, "path must be a string, an os.PathLike, or a list of them, got Table"),
+    ({"path": pa.table({"x": [1]})}, "a list of them, got Table; pass source= for rows in memory"),
     ({"device": "cuda:99"}, "device='cuda:99' must be one of the .* CUDA devices"),
     ({"device": "gpu"}, "device must be one that torch knows, such as 'cuda:0', got 'gpu'"),
     ({"split_size": "-1"}, "split_size must look like '128MiB', '512mb' or '4096', got '-1'"),
@@ -320,56 +319,3 @@ def test_invalid_mixture_weights_are_refused(table: str, weights: Any, said: str
     sources = {name: StructuredDataset(table, shuffle="rows") for name in ("a", "b")}
     with pytest.raises(ConfigError, match=said):
         MixedDataset(sources, weights)
-
-
-# ---- habits of torch's datasets and loaders --------------------------------------------------------------
-
-BY_NUMBER: dict[str, Callable[[Any, Any], Any]] = {
-    "ds[0]": lambda _, dataset: dataset[0],
-    "loader.dataset[0]": lambda loader, _: loader.dataset[0],
-    "Subset": lambda _, dataset: Subset(dataset, [0, 1])[0],
-    "DataLoader(Subset)": lambda _, dataset: next(iter(DataLoader(Subset(dataset, [0, 1])))),
-    "random_split": lambda _, dataset: random_split(dataset, [0.5, 0.5])[0][0],
-    "DataLoader(loader)": lambda loader, _: next(iter(DataLoader(loader))),
-}
-
-
-@pytest.mark.parametrize("habit", BY_NUMBER)
-def test_rows_by_number_name_the_remedies(table: str, habit: str) -> None:
-    loader, dataset = StructuredDataset.create_dataloader(table, batch_size=4, columns=["x"])
-    with pytest.raises(ConfigTypeError, match=r"as_map\(\) .*shuffle=\"rows\".*split\(.*without another DataLoader"):
-        BY_NUMBER[habit](loader, dataset)
-
-
-@pytest.mark.parametrize("shown", ["dataset", "loader.dataset"])
-@pytest.mark.parametrize("size", [1, 7])
-def test_a_data_loader_does_not_stack_whole_batches(table: str, shown: str, size: int) -> None:
-    dataset: Any = StructuredDataset(table, batch_size=4, columns=["x"])
-    given = dataset if shown == "dataset" else dataset.loader().dataset
-    with pytest.raises(ConfigError, match=r"whole batches.*DataLoader\(dataset, batch_size=None\)"):
-        next(iter(DataLoader(given, batch_size=size)))
-    batches = DataLoader(given, batch_size=None)
-    assert sorted(row for batch in batches for row in batch["x"].tolist()) == list(range(ROWS))
-
-
-@pytest.mark.parametrize(
-    ("word", "said"),
-    [
-        *((word, r"dataset\.split\(") for word in ("split", "train", "test_size", "val_split")),
-        *((word, r"columns= takes labels.*\"y\": \"churn\"") for word in ("label", "target")),
-        ("streaming", "leave it out: tables are always read while training runs"),
-        ("batch", "here it is batch_size="),
-        ("workers", "here it is num_workers="),
-        ("rows", r"help\("),
-    ],
-)
-def test_a_guess_is_answered_with_what_is_meant_or_nothing(word: str, said: str) -> None:
-    with pytest.raises(ConfigTypeError, match=f"'{word}'; {said}"):
-        of_files(**{word: 1})
-
-
-def test_no_message_says_that_something_is_for_none(tmp_path: Path) -> None:
-    pq.write_table(pa.table({"x": [1]}), tmp_path / "a.parquet")
-    for name, said in (("x", "no column here can have it, so leave it out"), ("q", "there are none")):
-        with pytest.raises(ConfigError, match=f"strings names '{name}', .*; {said}"):
-            StructuredDataset.create_dataloader(str(tmp_path), strings={name: "codes"})

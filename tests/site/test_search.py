@@ -19,6 +19,8 @@ TITLE_BOOST = 1000.0
 SEPARATOR = re.compile(r'[\s\-,:=\[\]()"`/.;]+')
 K1, B = 1.2, 0.75
 
+_PAGE = "dataloader.html"
+
 WANTED = {
     "num_workers": "options.html#num_workers",
     "drop_last": "options.html#drop_last",
@@ -40,6 +42,39 @@ WANTED = {
     "null values": "types.html#null-values",
     "memory": "engines.html#memory",
     "cache": "object-stores.html#a-cache-on-the-local-disk",
+    "collate_fn": "options.html#collate_fn",
+    "FSDP": "distributed.html#torchrun-ddp-fsdp",
+    "gradient accumulation": "shuffle.html#gradient-accumulation",
+    **dict.fromkeys(
+        (
+            "worker_init_fn",
+            "pin_memory",
+            "generator",
+            "prefetch_factor",
+            "persistent_workers",
+            "multiprocessing_context",
+            "batch_sampler",
+            "in_order",
+        ),
+        _PAGE + "#arguments-of-dataloader-such-as-pin_memory-and-worker_init_fn",
+    ),
+    **dict.fromkeys(
+        ("sampler", "DistributedSampler", "WeightedRandomSampler", "deterministic", "StatefulDataLoader"),
+        _PAGE + "#distributedsampler-deterministic-order-statefuldataloader",
+    ),
+    **dict.fromkeys(
+        (
+            "Subset",
+            "random_split",
+            "ConcatDataset",
+            "ChainDataset",
+            "TensorDataset",
+            "IterableDataset",
+            "get_worker_info",
+            "k-fold",
+        ),
+        _PAGE + "#subset-random_split-concatdataset-k-fold",
+    ),
 }
 
 

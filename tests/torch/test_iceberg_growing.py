@@ -63,3 +63,17 @@ def test_rows_that_pyiceberg_deleted_by_rewriting_since_are_refused(table: Table
         make(table).load_state_dict(loader.state_dict())
     assert "1 of its files are gone" in str(found.value)
     assert f"pass snapshot_id={first} and no on_growth" in str(found.value)
+
+
+def test_a_validation_table_can_have_the_snapshot_of_a_resumed_run(table: Table) -> None:
+    """Opened apart it is the newest; `snapshot_id` of what was resumed opens, and derives, the state's."""
+    loader, first = make(table, on_growth=None), snapshot(table)
+    rows_of(loader, 1)
+    table.append(pa.table({"x": range(10, 20)}))
+    newer = make(table, on_growth=None)
+    newer.load_state_dict(loader.state_dict())
+    dataset: Any = newer.dataset
+    assert dataset.snapshot_id == first != snapshot(table)
+    assert ICEBERG.open(table.metadata_location).num_rows == 20
+    assert ICEBERG.open(table.metadata_location, snapshot_id=dataset.snapshot_id).num_rows == 10
+    assert dataset.with_options(shuffle=False, filters="x >= 5").num_rows == 5

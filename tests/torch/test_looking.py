@@ -114,5 +114,7 @@ def test_in_asks_for_a_column_and_reads_nothing(mode: Mode, tables: Path) -> Non
         assert "nothing" not in asked
         with pytest.raises(ConfigTypeError, match="asks for the name of a column, got int"):
             _ = 3 in asked
-    with pytest.raises(ConfigError, match="none has begun"):
-        loader.metrics()
+    before = loader.metrics()
+    assert (before.rows, before.batches, before.num_bytes) == (0, 0, 0)
+    assert not set(before.as_dict().values()) - {0, before.servers}
+    assert before._repr_html_()

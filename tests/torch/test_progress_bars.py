@@ -86,6 +86,16 @@ def test_a_mixture_and_rows_that_are_not_counted_have_bars_too(table: Path, caps
     assert last_drawn(capsys.readouterr().err, "epoch 0") == f"{len(loader)}/{len(loader)}"
 
 
+def test_bars_of_several_loaders_have_names(table: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name, mode in (("train", "rows"), ("validation", "splits")):
+        loader = loader_of(table, show_progress=name, filters="k < 9", **MODES[mode])
+        list(loader)
+        drawn = capsys.readouterr().err
+        assert last_drawn(drawn, f"{name}: epoch 0") == f"{len(loader)}/{len(loader)}"
+        assert f"{name}: row store: " in drawn or f"{name}: counting: " in drawn
+        assert not re.search(r"\r(epoch|row store|counting)", drawn)
+
+
 @pytest.mark.parametrize(("interval", "seldom"), [(1e-9, False), (3600, True)])
 def test_bars_are_drawn_as_often_as_asked(
     table: Path, interval: float, seldom: bool, capsys: pytest.CaptureFixture[str]

@@ -338,7 +338,7 @@ def _check_unsupported(policy: TypePolicy, chooser: Chooser) -> None:
             continue
         if name in chooser.known:
             raise ConfigError(f"unsupported names {name!r}, which has a form as a tensor; leave it out there")
-        near = the_nearest(name, sorted(chooser.formless), spare=5)
+        near = the_nearest(name, formless, spare=5) if (formless := sorted(chooser.formless)) else _few(formless)
         raise ConfigError(f"unsupported names {name!r}, which is not a column here; {near}")
 
 
@@ -512,7 +512,7 @@ def check_names(option: str, names: Mapping[str, Any], known: Mapping[str, str],
             continue
         if name in known:
             raise ConfigError(f"{option} names {name!r}, which is a {known[name]}; {_few(usable)}")
-        near = the_nearest(name, usable, spare=5)
+        near = the_nearest(name, usable, spare=5) if usable else _few(usable)
         raise ConfigError(f"{option} names {name!r}, which is not a column here; {near}")
 
 

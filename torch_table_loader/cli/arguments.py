@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
+from itertools import pairwise
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from torch_table_loader.errors import ConfigError
@@ -63,6 +64,33 @@ def null_fill(text: str) -> tuple[str, Any]:
         return name, value
 
 
+ORDERS = ("splits", "mixed", "rows")
+"""What --shuffle takes; without one it is True."""
+
+
+def order(text: str) -> bool | str:
+    """Parse what follows ``--shuffle``.
+
+    >>> order("rows"), order("true")
+    ('rows', True)
+    """
+    if text == "true":
+        return True
+    if text not in ORDERS:
+        raise argparse.ArgumentTypeError(f"expected one of {', '.join(ORDERS)}, got {text!r}")
+    return text
+
+
+def with_order(words: Sequence[str]) -> list[str]:
+    """Return the words of a command line so that what follows ``--shuffle``, and is no order, is not its value.
+
+    >>> with_order(["plan", "--shuffle", "clicks"]), with_order(["plan", "clicks", "--shuffle", "rows"])
+    (['plan', '--shuffle=true', 'clicks'], ['plan', 'clicks', '--shuffle', 'rows'])
+    """
+    pairs = pairwise([*words, ""])
+    return ["--shuffle=true" if word == "--shuffle" and after not in ORDERS else word for word, after in pairs]
+
+
 TABLE_FORMATS = ("iceberg", "delta")
 """Values of --format besides the formats of files."""
 
@@ -105,19 +133,25 @@ GROUPS: dict[str, dict[str, dict[str, Any]]] = {
     },
     "order and batches": {
         "batch_size": {"help": "rows per batch of a rank"},
-        "shuffle": {"action": "store_true", "help": "permute the splits in each epoch"},
-        "shuffle_seed": {"flag": "--seed", "help": "key of every permutation"},
+        "shuffle": {
+            "action": "store",
+            "nargs": "?",
+            "const": True,
+            "type": order,
+            "metavar": "ORDER",
+            "help": "in each epoch: splits (without a word too), mixed or rows",
+        },
+        "shuffle_seed": {"help": "key of every permutation"},
         "drop_last": {"help": "leave out a rank's last batch if it is short"},
         "split_size": {"help": "of a split: rows, or bytes such as 128MiB"},
-        "split_strategy": {"flag": "--strategy", "help": "name of an installed split strategy"},
+        "split_strategy": {"help": "name of an installed split strategy"},
         "count_filtered": {
-            "flag": "--no-count",
-            "action": "store_false",
-            "help": "do not count the rows that pass a filter",
+            "action": argparse.BooleanOptionalAction,
+            "help": "whether to count the rows that pass a filter (default: yes)",
         },
-        "num_workers": {"flag": "--workers", "help": "workers (lanes) of a rank (default: 4)"},
+        "num_workers": {"help": "workers (lanes) of a rank (default: 4)"},
         "worker_type": {"metavar": "KIND", "choices": ["thread", "process"], "help": "thread or process"},
-        "num_ranks": {"flag": "--ranks", "choices": None, "metavar": "N", "help": "ranks of the job (default: 1)"},
+        "num_ranks": {"choices": None, "metavar": "N", "help": "ranks of the job (default: 1)"},
         "even_ranks": {"metavar": "HOW", "help": "balance, drop or pad: equally many steps"},
     },
     "form of columns": {
@@ -148,7 +182,7 @@ def flag_of(name: str) -> str:
     """Return the flag that sets a keyword.
 
     >>> flag_of("num_ranks"), flag_of("batch_size")
-    ('--ranks', '--batch-size')
+    ('--num-ranks', '--batch-size')
     """
     return str(_OWN.get(name, {}).get("flag", f"--{name.replace('_', '-')}"))
 

@@ -74,7 +74,8 @@ def run(typed: argparse.Namespace) -> None:
         dataset = open_table(typed, show_progress=wants_bar(typed), **plain, **own)
     dataset.set_epoch(typed.epoch)
     job = dataset.job
-    assert isinstance(job, StreamJob)  # noqa: S101 the command does not shuffle rows
+    if not isinstance(job, StreamJob):
+        raise ConfigError("inspect shows splits, which are not read with --shuffle rows; run plan instead")
     keywords = loader_keywords(typed)
     asked = replace(job.options, **{name: keywords.get(name, defaults()[name]) for name in FORM})
     loads, plan = Loads(job, typed.epoch), dataset.explain()

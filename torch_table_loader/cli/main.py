@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from importlib.metadata import version
 from typing import Any
 
-from torch_table_loader.cli.arguments import OF_FILES, OPTIONS, add_arguments, comma_separated
+from torch_table_loader.cli.arguments import OF_FILES, OPTIONS, add_arguments, comma_separated, with_order
 from torch_table_loader.cli.terminal import PROGRAM, USAGE_ERROR, Parser, say
 from torch_table_loader.errors import TableLoaderError
 
@@ -69,7 +69,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         The exit code: 0 for success; 1 if the reader of the output has gone; 2 for an error of the caller, the table or
         the store; 130 if interrupted.
     """
-    words = list(sys.argv[1:] if arguments is None else arguments)
+    words = with_order(sys.argv[1:] if arguments is None else arguments)
     typed = make_parser([name for name in COMMANDS if name in words]).parse_args(
         [*words, "--help"] if tuple(words) in _BARE else words
     )
@@ -166,10 +166,10 @@ def add_inspect(parser: Parser) -> None:
     parser.add_argument("--html", metavar="FILE", help="also write rank 0's plan as a web page")
     parser.runs(
         "inspect.run",
-        "clicks --columns label --ranks 8",
+        "clicks --columns label --num-ranks 8",
         "--catalog prod --table db.clicks --as-of 2026-01-31T00:00:00+00:00",
         "lake/orders --format delta --snapshot-id 3",
-        "clicks --ranks 8 --shuffle --html clicks.html",
+        "clicks --num-ranks 8 --shuffle --html clicks.html",
     )
 
 
@@ -198,7 +198,7 @@ def add_plan(parser: Parser) -> None:
     parser.add_argument("--epoch", type=int, default=0, metavar="N", help="epoch to plan (default: 0)")
     parser.runs(
         "inspect.plan",
-        "clicks --columns label --ranks 8 --rank 3 --shuffle --epoch 2",
+        "clicks --columns label --num-ranks 8 --rank 3 --shuffle rows --epoch 2",
         "--catalog prod --table db.clicks --branch daily --json",
     )
 
@@ -262,7 +262,7 @@ def add_tokenize(parser: Parser) -> None:
     special = "let a tokenizer.json add its special tokens, such as begin and end"
     parser.add_argument("--special-tokens", action="store_true", help=special)
     workers = "processes (default: one per CPU, divided among the ranks of this machine)"
-    parser.add_argument("--workers", type=int, metavar="N", help=workers)
+    parser.add_argument("--num-workers", dest="processes", type=int, metavar="N", help=workers)
     _add_cluster(parser, "tokenize on the CPUs of a cluster (default: on this machine); every node sees OUT")
     ranks = "ranks in the job (default: as torchrun or another launcher says)"
     parser.add_argument("--num-ranks", type=int, metavar="N", help=ranks)

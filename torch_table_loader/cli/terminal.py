@@ -19,6 +19,7 @@ from importlib.util import find_spec
 from typing import Any, NoReturn
 
 from torch_table_loader.fact_tables import Table, wrapped
+from torch_table_loader.messages import did_you_mean, nearest
 from torch_table_loader.scrubbing import without_logins
 
 PROGRAM = "torch-table-loader"
@@ -75,7 +76,7 @@ class Parser(argparse.ArgumentParser):
         if prints_json:
             self.add_argument("--json", action="store_true", help="print one JSON object")
         self.add_argument("--debug", action="store_true", help="show the traceback of an error")
-        self.set_defaults(run=partial(_run, place))
+        self.set_defaults(run=partial(_run, place), parser=self)
         self.shows(*examples)
 
     def shows(self, *examples: str) -> None:
@@ -87,12 +88,30 @@ class Parser(argparse.ArgumentParser):
         self.epilog = "\n  ".join([_EXAMPLES, *(" \\\n      ".join(parts) for parts in lines)])
 
     def parse_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> Any:  # type: ignore[override]
-        """Parse; report unknown arguments by name, without their values."""
+        """Parse; report unknown options by name, without their values, and with those that may be meant."""
         typed, unknown = self.parse_known_args(args, namespace)
         if unknown:
-            names = [text.partition("=")[0] for text in unknown if text.startswith("-")]
-            self.error(f"unknown arguments: {', '.join(names) or 'a value that belongs to no option'}")
+            typed.parser.refuse([text.partition("=")[0] for text in unknown if text.startswith("-")])
         return typed
+
+    def refuse(self, names: Sequence[str]) -> NoReturn:
+        """Report options that this command does not have."""
+        if not names:
+            self.error("a value belongs to no option")
+        known = [flag for flag in self._option_string_actions if flag.startswith("--")]
+        near: dict[str, None] = {}
+        for name in names:
+            longer = [flag for flag in known if name[1:] in flag]
+            near |= dict.fromkeys((longer or nearest(name, known, spare=0, least=0.7))[:1])
+        hint = f"; did you mean {', '.join(near)}?" if near else ""
+        self.error(f"unknown option{'s' if len(names) > 1 else ''} {', '.join(names)}{hint}")
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        """Refuse a command that does not exist, with the nearest."""
+        if isinstance(action, argparse._SubParsersAction) and value not in action.choices:
+            hint = did_you_mean(value, action.choices)
+            raise argparse.ArgumentError(None, f"unknown {str(action.metavar).lower()} {value!r}{hint}")
+        super()._check_value(action, value)
 
     def error(self, message: str) -> NoReturn:
         """Report the error in one line that says where to find help, and exit."""
@@ -120,10 +139,9 @@ _CALL = re.compile(r"\b\w+Dataset\.create_dataloader\((?:\w+=)?\"([^\"]*)\"\)")
 _PYTHON = re.compile(r"; source=pyarrow\b[^;]*")
 _VALUE = r"\[[^\]]*\]|\{[^}]*\}|\"[^\"]*\"|'[^']*'|[\w.]+"
 _WORDS = {
-    "leave it True": "leave --no-count out",
-    "leave count_filtered=True": "leave --no-count out",
-    "count_filtered=False": "--no-count",
-    'shuffle="rows"': "row mode",
+    "leave it True": "leave --no-count-filtered out",
+    "leave count_filtered=True": "leave --no-count-filtered out",
+    "count_filtered=False": "--no-count-filtered",
 }
 """What is said of switches."""
 

@@ -173,11 +173,9 @@ def _new_folder(out: str) -> Iterator[Path]:
 def tokenize(typed: argparse.Namespace) -> None:
     """Write this rank's part, and print a summary."""
     began = time.perf_counter()
-    given = [name for name in ("workers", "num_ranks") if getattr(typed, name) is not None]
-    if typed.engine is not None and given:
-        raise ConfigError(
-            f"--engine ray takes all CPUs of the cluster for one job; leave --{given[0].replace('_', '-')} out"
-        )
+    for flag, value in (("--num-workers", typed.processes), ("--num-ranks", typed.num_ranks)):
+        if typed.engine is not None and value is not None:
+            raise ConfigError(f"--engine ray takes all CPUs of the cluster for one job; leave {flag} out")
     with cluster_of(typed) as cluster:
         share = tokenize_table(
             _open_text(typed),
@@ -204,7 +202,7 @@ def tokenize(typed: argparse.Namespace) -> None:
 def _workers(typed: argparse.Namespace) -> int:
     if typed.engine is not None:
         return 1
-    return max(1, usable_cpus() // ranks_on_this_node()) if typed.workers is None else int(typed.workers)
+    return max(1, usable_cpus() // ranks_on_this_node()) if typed.processes is None else int(typed.processes)
 
 
 def _open_text(typed: argparse.Namespace) -> TableDataset:

@@ -22,7 +22,7 @@ from torch_table_loader.engine.machine import available_memory, place_on_this_no
 from torch_table_loader.errors import ConfigError, OutOfMemoryError, StorageError
 from torch_table_loader.fetch.fetcher import Fetcher, PartsAhead, TasksAhead, reading_parts
 from torch_table_loader.local_files import check_owned
-from torch_table_loader.messages import warn_caller
+from torch_table_loader.messages import titled, warn_caller
 from torch_table_loader.option_values import anywhere
 from torch_table_loader.planning.splits import Chunks
 from torch_table_loader.predicates.filter_form import filter_key
@@ -112,6 +112,7 @@ class RowStoreHandle:
         """The chunks that this process built, or began to."""
         self._reader = reader
         self._draws_every = options.progress_interval if options.show_progress else None
+        self._title = titled("row store", options.show_progress)
         self._lock = threading.Lock()
         self._rows: StoredRows | RemoteRows | None = None
         self._memory = options.rows_kept.memory_bytes
@@ -357,7 +358,7 @@ class RowStoreHandle:
 
         lock = threading.Lock()
         total, every = len(self.spec.chunk_rows), self._draws_every
-        with tqdm(desc="row store", total=total, unit="chunk", mininterval=every) as bar:
+        with tqdm(desc=self._title, total=total, unit="chunk", mininterval=every) as bar:
 
             def report(done: int) -> None:
                 with lock:

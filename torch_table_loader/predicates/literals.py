@@ -20,7 +20,7 @@ _DAY = 86_400
 
 _NUMBER, _TRUTH, _TEXT, _BYTES = "a number such as 3", "true or false", "text such as 'Oslo'", "bytes such as b'Oslo'"
 _TIME, _CLOCK, _SPAN = (
-    "a date or time such as 2026-01-03 or 2026-01-03 10:30, without quotes",
+    "a date or time such as 2026-01-03 or 2026-01-03 10:30, without quotes (in Python datetime.date(2026, 1, 3))",
     "a datetime.time",
     "a datetime.timedelta",
 )

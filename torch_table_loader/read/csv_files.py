@@ -15,6 +15,7 @@ from torch_table_loader.arrow import compute as pc
 from torch_table_loader.arrow.datatypes import decoded_type, is_text
 from torch_table_loader.errors import TableError
 from torch_table_loader.messages import warn_caller
+from torch_table_loader.read.compression import split_codec
 from torch_table_loader.read.guessed_types import (
     CODES,
     WHOLE,
@@ -25,7 +26,7 @@ from torch_table_loader.read.guessed_types import (
     with_columns,
 )
 from torch_table_loader.read.reader_base import refuse_duplicates
-from torch_table_loader.read.text_files import TextReader, open_text, split_codec
+from torch_table_loader.read.text_files import TextReader, open_text
 from torch_table_loader.read.text_options import Csv
 from torch_table_loader.sizes import sizes
 

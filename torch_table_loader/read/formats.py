@@ -113,8 +113,13 @@ def is_columnar(file: DataFile) -> bool:
 
 def inspect_file(storage: Storage, file: DataFile, schema: pa.Schema | None) -> FileMeta:
     """Read the metadata of a file (see `FormatReader.inspect`), and check its counts."""
-    with reading(storage, file):
-        meta = reader_of(file).inspect(storage, file, schema)
+    try:
+        with reading(storage, file):
+            meta = reader_of(file).inspect(storage, file, schema)
+    except TableError as error:
+        if file.format == DEFAULT_FORMAT and (missing := _not_loaded(file.name)):
+            raise TableError(f"{error}; a format that cannot be loaded here may be its own: {missing}") from error
+        raise
     if any(pa.types.is_null(field.type) and not field.nullable for field in meta.schema):  # which Arrow refuses
         fields = [field.with_nullable(True) if pa.types.is_null(field.type) else field for field in meta.schema]
         meta = replace(meta, schema=pa.schema(fields, meta.schema.metadata))
@@ -225,7 +230,7 @@ def reader_by_suffix(names: Sequence[str]) -> FormatReader:
     known = _by_suffix(FORMATS)
     plain = [split_codec(name)[0] for name in names]
     if any(_ending(name, known) is None and _last_suffix(name) for name in plain):
-        known = {**_by_suffix(format_names()), **known}
+        known = {**_by_suffix(_loadable()[0]), **known}
     for name, without in zip(names, plain, strict=True):
         firsts.setdefault(known.get(_ending(without, known) or "", ""), name)
     if set(firsts) == {""} or not firsts:
@@ -247,6 +252,28 @@ def reader_by_suffix(names: Sequence[str]) -> FormatReader:
                 f"with {', '.join(CODECS)}"
             )
     return reader_for(form)
+
+
+def _loadable() -> tuple[list[str], dict[str, ConfigError]]:
+    """Return the installed formats that can be loaded here, and why the others cannot, such as for a missing extra."""
+    loadable, errors = [], {}
+    for name in format_names():
+        try:
+            reader_for(name)
+        except ConfigError as error:
+            errors[name] = error
+        else:
+            loadable.append(name)
+    return loadable, errors
+
+
+def _not_loaded(name: str) -> str:
+    """Return which installed formats cannot be loaded, and why, if a file's name ends as those of no other format."""
+    loadable, errors = _loadable()
+    plain = split_codec(name)[0]
+    if not _last_suffix(plain) or _ending(plain, _by_suffix(loadable)) is not None:
+        return ""
+    return "; ".join(f"{form!r} ({error})" for form, error in errors.items())
 
 
 def _by_suffix(forms: Sequence[str]) -> dict[str, str]:

@@ -222,7 +222,11 @@ def is_hidden(name: str, allowed: str = "") -> bool:
 def _entries(path: PathLike | Sequence[PathLike] | None) -> Sequence[PathLike]:
     entries: Any = [path] if isinstance(path, str | os.PathLike) else path
     if not isinstance(entries, Sequence):
-        raise ConfigTypeError(f"path must be a string, an os.PathLike, or a list of them, got {type(path).__name__}")
+        in_memory = hasattr(path, "__arrow_c_stream__") or hasattr(path, "to_records")  # such as pandas' frames
+        raise ConfigTypeError(
+            f"path must be a string, an os.PathLike, or a list of them, got {type(path).__name__}"
+            + ("; pass source= for rows in memory" if in_memory else "")
+        )
     if not entries:
         raise ConfigError("path is an empty list; name at least one directory, glob or file")
     return entries

@@ -22,6 +22,10 @@ if TYPE_CHECKING:
     from torch_table_loader.planning.taken_files import PlannedFiles
 
 
+_OF_ANOTHER_FORM = (AttributeError, LookupError, TypeError, ValueError)
+"""What a function made for a list of samples raises when it gets one batch."""
+
+
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class LaneWork(ABC):
     """All that a thread or process needs to make a rank's batches of an epoch; it pickles.
@@ -115,6 +119,9 @@ class LaneWork(ABC):
                 raise RuntimeError(message) from error
             except BaseException as error:
                 error.add_note(f"raised by {label}; {self._where(lane, number)}")
+                if label == "collate_fn" and isinstance(error, _OF_ANOTHER_FORM):
+                    kind = type(batch).__name__
+                    error.add_note(f"{label} gets a whole batch, one {kind} of columns, and never a list of rows")
                 raise
         return batch
 

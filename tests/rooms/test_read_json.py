@@ -164,6 +164,12 @@ def test_texts_of_which_some_name_a_zone_stay_text_in_a_file_and_are_named_in_tw
         _values(tmp_path, *lines)
 
 
+def test_how_numbers_are_written_is_seen_wherever_objects_stand(tmp_path: Path) -> None:
+    one, other = '{"a": 7, "b": NaN}', f'{{"a": {_LARGE}, "b": null}}'
+    for text in (f"{one}{other}", f"\ufeff\n {one}  {other}\r\n\n", f"[{one}, {other}]\n"):
+        assert _values(tmp_path, text) == ([pa.uint64(), pa.float64()], [7, _LARGE])
+
+
 def test_whole_numbers_in_lists_that_begin_with_null_are_not_lost(tmp_path: Path) -> None:
     """A torn list is what pyarrow guesses of them, which must not be looked into."""
     text = '{"a": {"d": [null, 1, 2.5, null], "t": null}}\n{"a": {"d": null, "t": "2026-01-01"}}\n'

@@ -79,8 +79,7 @@ class ObjectLines:
     def _next(self) -> str:
         """Return the next letter that is no space, and go there; "" at the end."""
         while True:
-            found = _SPACE.match(self._text, self._place)
-            self._place = len(self._text) if found is None else found.end()
+            self._place = _after_space(self._text, self._place)
             if self._place < len(self._text):
                 return self._text[self._place]
             if not self._more():
@@ -136,15 +135,16 @@ class Written:
     def __init__(self, names: Sequence[str]) -> None:
         self._names = names
         self._found: dict[tuple[str, ...], Bounds | None] = {}
-        self._parse = json.JSONDecoder(parse_int=_integer, parse_float=float).decode
+        self._parse = json.JSONDecoder(parse_int=_integer, parse_float=float).raw_decode
 
     def add(self, lines: bytes) -> None:
         """Take more lines."""
-        for line in lines.decode("utf-8-sig").split("\n"):
-            if line.strip():
-                row = self._parse(line)
-                for name in self._names:
-                    self._look((name,), row.get(name))
+        text = lines.decode("utf-8-sig").rstrip()
+        place = 0
+        while place < len(text):
+            row, place = self._parse(text, _after_space(text, place))
+            for name in self._names:
+                self._look((name,), row.get(name))
 
     def _look(self, path: tuple[str, ...], value: Any) -> None:
         if isinstance(value, dict):
@@ -179,6 +179,11 @@ class Written:
                 f'format=Json(types={{"{path[0]}": "double"}})'
             )
         return own.with_type(bounds.type or _DIGITS)
+
+
+def _after_space(text: str, place: int) -> int:
+    found = _SPACE.match(text, place)
+    return place if found is None else found.end()
 
 
 def _integer(digits: str) -> int:

@@ -54,12 +54,34 @@ def int128(path: Path) -> None:
     path.write_bytes(data.replace(b"\x40\0\0\0", b"\x80\0\0\0"))
 
 
+def patched(path: Path, old: bytes, new: bytes) -> None:
+    data = path.read_bytes()
+    assert data.count(old) == 1
+    path.write_bytes(data.replace(old, new))
+
+
+def months(path: Path) -> None:
+    """Write intervals of months, which pyarrow has only of three parts."""
+    table = pa.table({"x": pa.array([pa.MonthDayNano([1, 2, 3])], pa.month_day_nano_interval())})
+    with pa.ipc.new_stream(str(path), table.schema) as writer:
+        writer.write_table(table)
+    patched(path, b"\0\2\0\xff\xff\xff\xff", b"\0\0\0\xff\xff\xff\xff")
+
+
+def lzo(path: Path) -> None:
+    """Write a column that says of itself that it is compressed with LZO."""
+    pq.write_table(pa.table({"x": [1, 2]}), path, compression="none")
+    patched(path, b"\x18\x01x\x15\x00", b"\x18\x01x\x15\x06")
+
+
 OTHERS: dict[str, tuple[Callable[[Path], object], str]] = {
     "array.json": (lambda path: path.write_text("[1, 2]"), "must be JSON objects, .* got '1'"),
     "types.json": (lambda path: path.write_text('{"x": "y"}\n{"x": 1}\n'), "must hold values of one type as 'x'"),
     "short.tab": (lambda path: path.write_text("x\ty\n1\t2\n"), "of another format, since it begins with .*format"),
     "long.tab": (lambda path: path.write_text("x\ty\n1\t2\n" * 99), "of another format, since it begins with .*format"),
     "x.parquet": (encrypted, "has encrypted columns, 's' among them; decrypt it first"),
+    "lzo.parquet": (lzo, "column 'x' is compressed in a way that pyarrow does not read .*LZO.*leave such columns out"),
+    "months.arrow": (months, "such as an interval .*; convert the file"),
     "x.arrow": (int128, "does not read .*64 bits.*; convert the file"),
 }
 
@@ -135,6 +157,7 @@ def test_a_cast_that_a_filter_asks_for_is_the_fault_of_the_filter(tmp_path: Path
         (pa.ArrowNotImplementedError("Nested data conversions not implemented for chunked array outputs"), "2 GiB"),
         (pa.ArrowNotImplementedError("Unsupported ORC type"), "what pyarrow does not read"),
         (pa.ArrowInvalid("Unrecognized type: 27"), "a type that pyarrow does not read"),
+        (OSError("INT_64 can only annotate INT64"), "a type that pyarrow does not read"),
         (KeyError(pa.lib.Type_INTERVAL_MONTHS), "such as an interval"),
         (pa.ArrowInvalid("Length of byte array passed to Decimal128::FromBigEndian was 17"), "decimals of more bytes"),
     ],

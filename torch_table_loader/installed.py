@@ -80,6 +80,9 @@ FORMATS = {
 }
 """The file formats by name, of which a build may lack some; `read/formats.py` makes their readers."""
 
+SPELT_OUT = {"flat": Format("read.flat_tokens", "FlatTokens", ())}
+"""Formats whose names are followed by a colon and settings, which the class reads: no name alone says enough."""
+
 
 def guest_of(module: str) -> str | None:
     """Return the name of the guest that has a module, which is named relative to the package; None if none has it.

@@ -16,6 +16,7 @@ from torch_table_loader.contracts import installed_names, load_installed
 from torch_table_loader.errors import ConfigError, ConfigTypeError, TableError
 from torch_table_loader.format_contracts import SidecarReader
 from torch_table_loader.installed import FORMATS as OWN
+from torch_table_loader.installed import SPELT_OUT
 from torch_table_loader.messages import did_you_mean
 from torch_table_loader.read.compression import CODECS, split_codec
 from torch_table_loader.read.failures import reading
@@ -29,9 +30,6 @@ if TYPE_CHECKING:
     from torch_table_loader.records import DataFile, FileMeta
 
 ENTRY_POINT_GROUP = "torch_table_loader.formats"
-
-_FLAT = "flat"
-"""The name behind which settings stand, as `FlatTokens.parse` reads them: no file has the format by its name alone."""
 
 _READERS: dict[str, FormatReader] = {}
 """Readers, each made when its name is first used in a process."""
@@ -76,7 +74,7 @@ def reader_for(given: Any, path: Any = None, *, verify_checksums: bool = True) -
     """
     if isinstance(given, str):
         if given not in _READERS:
-            own = given in OWN or given.partition(":")[0] == _FLAT
+            own = given in OWN or given.partition(":")[0] in SPELT_OUT
             if not own and given not in installed_names(ENTRY_POINT_GROUP):
                 raise _unknown(given, path)
             _READERS[given] = _own(given) if own else _installed(given)
@@ -155,12 +153,10 @@ def _unknown(given: Any, path: Any) -> ConfigError:
 
 def _own(name: str, **options: Any) -> FormatReader:
     """Make a reader of this library; one class may read files by several names."""
-    if name not in OWN:
-        from torch_table_loader.read.flat_tokens import FlatTokens
-
-        return FlatTokens.parse(name)
-    module = import_module(f"torch_table_loader.{OWN[name].module}")
-    reader: FormatReader = getattr(module, OWN[name].reader)(name=name, **options)
+    spelt_out = SPELT_OUT.get(name.partition(":")[0])
+    entry = spelt_out or OWN[name]
+    made = getattr(import_module(f"torch_table_loader.{entry.module}"), entry.reader)
+    reader: FormatReader = made(name=name, **options) if spelt_out is None else made.parse(name)
     return reader
 
 

@@ -28,7 +28,7 @@ _ALL = {"output": ["input_ids", "labels", "position_ids", "doc_ids", "cu_seqlens
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "A, batches of 8,192": ("A-zstd", {"batch_size": 8192}),
     "A, batches of 1,024": ("A-zstd", {"batch_size": 1024}),
-    "A, splits shuffled": ("A-zstd", {"batch_size": 8192, "shuffle": True}),
+    "A, splits shuffled": ("A-zstd", {"batch_size": 8192, "shuffle": "splits"}),
     "A, worker processes": ("A-zstd", {"batch_size": 8192, "worker_type": "process"}),
     "B, batches of 8,192": ("B", {"batch_size": 8192}),
     "C, batches of 8,192": ("C", {"batch_size": 8192}),

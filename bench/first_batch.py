@@ -21,7 +21,7 @@ def main() -> None:
     table = build(options.table, options.root)
     begin = time.perf_counter()
     loader, _ = StructuredDataset.create_dataloader(
-        str(table.folder), "parquet", batch_size=8192, num_workers=2, shuffle=True
+        str(table.folder), "parquet", batch_size=8192, num_workers=2, shuffle="splits"
     )
     batches = iter(loader)
     next(batches)

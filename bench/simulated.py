@@ -106,7 +106,8 @@ class SimulatedTable:
         Returns:
             The loader, and what it serves.
         """
-        asked = LoaderOptions(**({"batch_size": 512, "num_workers": 2, "shuffle": True} | options))
+        defaults: dict[str, Any] = {"batch_size": 512, "num_workers": 2, "shuffle": "splits"}
+        asked = LoaderOptions(**(defaults | options))
         ranks = RankInfo(asked.rank or 0, int(asked.num_ranks or 1), "here")
         job = open_stream(self, asked, ranks, self)  # type: ignore[arg-type]  # it stands in for a PlanCache
         dataset = StructuredDataset.__new__(StructuredDataset)

@@ -62,7 +62,14 @@ def delivered() -> tuple[Rows, list[Rows], list[Rows]]:
 def _batches(folder: str, rank: int, **options: Any) -> Rows:
     """Return the rows of each batch of a rank."""
     loader, _ = StructuredDataset.create_dataloader(
-        folder, columns=["row"], split_size=ROWS, shuffle=True, num_ranks=RANKS, rank=rank, check_plan=False, **options
+        folder,
+        columns=["row"],
+        split_size=ROWS,
+        shuffle="splits",
+        num_ranks=RANKS,
+        rank=rank,
+        check_plan=False,
+        **options,
     )
     with loader:
         return [batch["row"].tolist() for batch in loader]

@@ -56,7 +56,7 @@ def loaders(table: str) -> dict[str, Callable[[], TableLoader]]:
         return MixedDataset.create_dataloader(sources, {"a": 1, "b": 1}, check_plan=False, **served)[0]
 
     return {
-        "stream": lambda: StructuredDataset.create_dataloader(table, shuffle=True, **options, **served)[0],
+        "stream": lambda: StructuredDataset.create_dataloader(table, shuffle="splits", **options, **served)[0],
         "rows": lambda: StructuredDataset.create_dataloader(table, **rows, **served)[0],
         "mixture": mixture,
     }

@@ -30,7 +30,7 @@ from torch_table_loader import MissingExtraError, StructuredDataset
 assert Path(torch_table_loader.__file__).is_relative_to(sys.prefix), torch_table_loader.__file__
 assert torch_table_loader.__version__ == version("torch-table-loader")
 pq.write_table(pa.table({"x": range(1000), "name": ["a", "b"] * 500}), "table.parquet", row_group_size=100)
-for more in ({"shuffle": True}, {"shuffle": "rows", "row_store": "memory"}, {"worker_type": "process"}):
+for more in ({"shuffle": "splits"}, {"shuffle": "rows", "row_store": "memory"}, {"worker_type": "process"}):
     with StructuredDataset.create_dataloader("table.parquet", batch_size=64, num_workers=2, **more)[0] as loader:
         assert sorted(row for batch in loader for row in batch["x"].tolist()) == [*range(1000)], more
 assert [name for name in ("botocore", "obstore", "s3fs") if importlib.util.find_spec(name)] == []

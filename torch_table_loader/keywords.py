@@ -185,7 +185,7 @@ INSTEAD: dict[str, str] = {
     "map": _COLLATE,
     "with_transform": _COLLATE,
     "filter": 'filters="price >= 2" keeps the rows for which it is true',
-    "shuffle": 'shuffle=True permutes splits, and shuffle="rows" all rows, again in each epoch',
+    "shuffle": 'shuffle=True mixes the rows of splits, and shuffle="rows" permutes all rows, again in each epoch',
     "batch": "batch_size= says how many rows a batch has",
     "shard": 'num_ranks="auto" gives each rank its part',
     "take": _FIRST,

@@ -110,8 +110,8 @@ class LoaderOptions:
     shuffle: bool | Literal["splits", "rows", "mixed"] = _option(
         False, BATCHES, checks.one_of(False, True, "splits", "rows", "mixed")
     )
-    """False: table order. True or "splits": splits permuted in each epoch. "mixed": windows over 16 open splits.
-    "rows": all rows permuted; see docs/order.md and docs/shuffle.md."""
+    """False: table order. True: rows of up to 16 splits mixed in windows, where nothing keeps them from it. "mixed":
+    the same, or an error. "splits": splits permuted in each epoch. "rows": all rows permuted; see docs/order.md."""
 
     shuffle_seed: int = _option(42, BATCHES, checks.whole(None, None), mixture="job")
     """The key of every permutation."""
@@ -326,8 +326,8 @@ class LoaderOptions:
 
     @property
     def may_mix(self) -> bool:
-        """Whether rows of several splits are mixed."""
-        return self.shuffle == "mixed"
+        """Whether rows of several splits are mixed, where nothing keeps them from it."""
+        return self.shuffle is True or self.shuffle == "mixed"
 
     @property
     def processes(self) -> bool:

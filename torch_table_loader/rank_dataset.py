@@ -75,8 +75,9 @@ class RankDataset(NamedColumns, IterableDataset[Any]):
           "churn"}`.
         * `filters`: A pyarrow compute Expression, text or tuples; leaves out rows for which it is false or null; see
           docs/filters.md.
-        * `shuffle`: False: table order. True or "splits": splits permuted in each epoch. "mixed": windows over 16 open
-          splits. "rows": all rows permuted; see docs/order.md and docs/shuffle.md.
+        * `shuffle`: False: table order. True: rows of up to 16 splits mixed in windows, where nothing keeps them from
+          it. "mixed": the same, or an error. "splits": splits permuted in each epoch. "rows": all rows permuted; see
+          docs/order.md.
         * `drop_last`: Drop the last batch of a rank if it is short.
         * `num_workers`: Lanes of this rank, part of the order. None is 4; 0 is one lane in the caller's thread.
         * `device`: Device to which batches are moved; to CUDA each is copied ahead, from page-locked memory.

@@ -14,7 +14,7 @@ from torch_table_loader.testing import check_split_strategy
 CHOICES: dict[str, list[Mapping[str, object]]] = {
     "by_partition": [{}, {"target_rows": 3}],
     "newest_first": [{}],
-    "node_local": [{"shuffle": True, "seed": 7}, {"shuffle": False}],
+    "node_local": [{"shuffle": "splits", "seed": 7}, {"shuffle": False}],
 }
 OBJECTS = [
     ByPartition(descending=True, target_bytes=1),

@@ -91,7 +91,7 @@ def test_a_structured_array_is_a_table(tmp_path: Path) -> None:
     np.save(tmp_path / "a.npy", records())
     options: dict[str, Any] = {
         "batch_size": 8,
-        "shuffle": True,
+        "shuffle": "splits",
         "split_size": 7,
         "output_format": "numpy",
         "columns": ["price", "label"],

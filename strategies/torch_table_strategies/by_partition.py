@@ -14,7 +14,7 @@ from torch_table_loader.extend import DataFileInfo, RowRange, Split
 class ByPartition:
     """Orders files by their partition values and cuts each at row groups, so that no split holds two partitions.
 
-    The order holds as it is with ``shuffle=False``; with ``shuffle=True`` the library permutes the splits.
+    The order holds as it is with ``shuffle=False``; with ``shuffle="splits"`` the library permutes the splits.
 
     Args:
         columns: partition columns to order by, the first one first; None for all, as the files have them.

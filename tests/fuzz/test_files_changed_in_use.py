@@ -21,7 +21,7 @@ MANY = 4
 
 MODES: dict[str, dict[str, Any]] = {
     "in order": {},
-    "shuffled": {"shuffle": True},
+    "shuffled": {"shuffle": "splits"},
     "rows": {"shuffle": "rows"},
 }
 SERVED: dict[str, dict[str, Any]] = {

@@ -299,7 +299,7 @@ HERE = "tests.laws.test_strategies_adapter"
 
 def test_a_named_class_gets_the_arguments_that_it_accepts(monkeypatch: pytest.MonkeyPatch) -> None:
     install(monkeypatch, sized=f"{HERE}:Sized")
-    chosen = {"target_rows": 5, "target_bytes": 99, "shuffle": True, "seed": 0}
+    chosen = {"target_rows": 5, "target_bytes": 99, "shuffle": "splits", "seed": 0}
     assert resolve_strategy("sized", chosen).target == Sized(5, 0)
     assert resolve_strategy("sized", {"target_rows": None}).target == Sized(10, 0)
 
@@ -339,7 +339,7 @@ def test_an_ambiguous_name_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_default_is_the_target_size_strategy() -> None:
-    strategy = resolve_strategy(None, {"target_rows": 9, "target_bytes": None, "shuffle": True, "seed": 4})
+    strategy = resolve_strategy(None, {"target_rows": 9, "target_bytes": None, "shuffle": "splits", "seed": 4})
     assert strategy.target == TargetSizeStrategy(target_rows=9)
 
 
@@ -347,7 +347,7 @@ def test_built_in_strategies_are_installed_under_their_names() -> None:
     names = {point.name for point in importlib.metadata.entry_points(group=GROUP)}
     assert {"target_size", "round_robin", "size_balanced", "row_balanced"} <= names
     for name in ("target_size", "round_robin", "size_balanced", "row_balanced"):
-        resolve_strategy(name, {"shuffle": True, "seed": 1, "target_bytes": 10, "target_rows": 10})
+        resolve_strategy(name, {"shuffle": "splits", "seed": 1, "target_bytes": 10, "target_rows": 10})
 
 
 # Answers

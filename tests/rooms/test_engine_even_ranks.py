@@ -89,7 +89,7 @@ def test_balance_pads_only_where_a_rank_would_have_no_row_in_the_last_step(table
 
 def test_balance_keeps_each_rank_within_one_row(table: Path) -> None:
     for ranks in (3, 5, 6):
-        found = deliver_all(table, ranks, batch_size=2, even_ranks="balance", shuffle=True)
+        found = deliver_all(table, ranks, batch_size=2, even_ranks="balance", shuffle="splits")
         rows = [len(own([batches])) for batches in found]
         assert set(rows) <= {28 // ranks, -(-28 // ranks)}
         assert own(found) == list(range(28))
@@ -123,7 +123,7 @@ def test_pad_on_one_rank_pads_nothing(table: Path) -> None:
 
 @pytest.mark.parametrize("even", ["balance", "drop", "pad"])
 def test_steps_are_equal_under_a_filter(table: Path, even: str) -> None:
-    found = deliver_all(table, 3, batch_size=2, even_ranks=even, filters=pc.field("x") >= 11, shuffle=True)
+    found = deliver_all(table, 3, batch_size=2, even_ranks=even, filters=pc.field("x") >= 11, shuffle="splits")
     assert len({len(batches) for batches in found}) == 1
     if even != "drop":
         assert own(found) == list(range(11, 28))
@@ -160,8 +160,8 @@ def test_a_generator_owns_the_assignment_and_refuses_even_ranks(table: Path, str
 
 
 def test_a_shuffle_that_a_generator_ignores_is_reported(table: Path) -> None:
-    with pytest.warns(UserWarning, match="shuffle=True does nothing") as caught:
-        make(table, split_strategy=ThreeArguments(), shuffle=True)
+    with pytest.warns(UserWarning, match="shuffle='splits' does nothing") as caught:
+        make(table, split_strategy=ThreeArguments(), shuffle="splits")
     assert [entry.filename for entry in caught] == [__file__]
 
 
@@ -229,6 +229,6 @@ def test_a_size_of_splits_is_in_rows_or_as_text_in_bytes(tmp_path: Path) -> None
 
 def test_row_balanced_splits_cut_inside_row_groups(tmp_path: Path) -> None:
     write_table(tmp_path, [[100]])
-    loader = make(tmp_path, split_strategy=RowBalancedStrategy(target_rows=7), shuffle=True)
+    loader = make(tmp_path, split_strategy=RowBalancedStrategy(target_rows=7), shuffle="splits")
     assert loader.dataset.explain().splits == 15
     assert own([[as_values(batch) for batch in loader]]) == list(range(100))

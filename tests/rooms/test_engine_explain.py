@@ -41,7 +41,7 @@ def make(table: Path, **options: Any) -> tuple[TableLoader, StructuredDataset]:
     "options",
     [
         {},
-        {"shuffle": True, "split_size": 1},
+        {"shuffle": "splits", "split_size": 1},
         {"drop_last": True},
         {"num_ranks": 3, "rank": 1, "split_size": 1},
         {"num_ranks": 3, "rank": 2, "even_ranks": "pad"},
@@ -119,7 +119,7 @@ def test_uncounted_numbers_are_none_rather_than_zero(table: Path) -> None:
 
 
 def test_it_prints_every_number(table: Path) -> None:
-    loader, dataset = make(table, num_ranks=2, rank=1, shuffle=True)
+    loader, dataset = make(table, num_ranks=2, rank=1, shuffle="splits")
     told = dataset.explain()
     assert told.steps_per_rank is not None
     assert told.rows_per_rank is not None
@@ -164,7 +164,12 @@ def test_a_small_table_is_said_to_need_little_memory_and_a_large_one_its_bound(
         return make(path, batch_size=100, **options)[1].explain()
 
     by_row: dict[str, Any] = {"shuffle": "rows", "row_store": "memory"}
-    ways: list[dict[str, Any]] = [{}, {"worker_type": "process"}, {"shuffle": True, "shuffle_buffer_size": 500}, by_row]
+    ways: list[dict[str, Any]] = [
+        {},
+        {"worker_type": "process"},
+        {"shuffle": "splits", "shuffle_buffer_size": 500},
+        by_row,
+    ]
     for options in ways:
         held = 16 * 4000 if options is by_row else 0
         small = told(4000, **options)

@@ -192,7 +192,7 @@ def test_a_rank_counts_its_own_splits_or_all_if_ranks_depend_on_each_other(table
 
 
 def test_each_row_group_is_counted_once_over_epochs(table: Path, watch: Watch) -> None:
-    options = {"filters": pc.field("k") < 5, "num_ranks": 2, "rank": 0, "check_plan": False, "shuffle": True}
+    options = {"filters": pc.field("k") < 5, "num_ranks": 2, "rank": 0, "check_plan": False, "shuffle": "splits"}
     with pytest.warns(UserWarning, match="under a row filter"):
         loader = make(table, **options)
     for epoch in range(6):

@@ -21,9 +21,9 @@ COMMON: dict[str, Any] = {"columns": ["x"], "batch_size": 8, "even_ranks": "pad"
 PACK: dict[str, Any] = {"tokens": "tokens", "seq_len": 8, "eos_id": 1}
 
 JOBS: dict[str, dict[str, Any]] = {
-    "stream": {**COMMON, "shuffle": True, "split_size": 10},
+    "stream": {**COMMON, "shuffle": "splits", "split_size": 10},
     "rows": {**COMMON, "shuffle": "rows"},
-    "packed stream": {**COMMON, "columns": None, "shuffle": True, "split_size": 10, "pack": Pack(**PACK)},
+    "packed stream": {**COMMON, "columns": None, "shuffle": "splits", "split_size": 10, "pack": Pack(**PACK)},
     "packed rows": {**COMMON, "columns": None, "shuffle": "rows", "pack": Pack(**PACK)},
 }
 

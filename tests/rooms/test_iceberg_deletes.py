@@ -358,7 +358,7 @@ def test_files_with_deletes_are_cut_on_request(tmp_path: Path) -> None:
 
     assert splits() == 1 + 8
     assert splits(split_deletes=True) == 16
-    assert agree(table, split_deletes=True, split_size=5, shuffle=True)
+    assert agree(table, split_deletes=True, split_size=5, shuffle="splits")
 
 
 def test_row_ids_and_sequence_numbers(tmp_path: Path) -> None:

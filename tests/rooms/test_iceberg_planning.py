@@ -242,7 +242,7 @@ def test_rows_come_once_whenever_footers_are_read(
     table = written(tmp_path)
     expected = sorted(row["x"] for row in table.live())
     shared: dict[str, Any] = {"split_deletes": split_deletes, "num_ranks": num_ranks, "split_size": 30}
-    shared |= {"shuffle": True, "footers": "lazy", "worker_type": worker_type, "even_ranks": "balance"}
+    shared |= {"shuffle": "splits", "footers": "lazy", "worker_type": worker_type, "even_ranks": "balance"}
     found = [x for rank in range(num_ranks) for x in read(table, rank=rank, **shared)]
     assert sorted({*found}) == expected
     assert len(found) <= len(expected) + num_ranks
@@ -258,7 +258,7 @@ def test_a_lazy_job_resumes_on_any_ranks(tmp_path: Path, split_deletes: bool) ->
     def load(rank: int, num_ranks: int, **more: Any) -> Any:
         return IcebergDataset.create_dataloader(
             **newest(table), footers="lazy", split_deletes=split_deletes, split_size=30, rank=rank,
-            num_ranks=num_ranks, num_workers=2, batch_size=7, shuffle=True, output_format="arrow", **more,
+            num_ranks=num_ranks, num_workers=2, batch_size=7, shuffle="splits", output_format="arrow", **more,
         )[0]  # fmt: skip
 
     taken: list[int] = []
@@ -274,7 +274,7 @@ def test_a_lazy_job_resumes_on_any_ranks(tmp_path: Path, split_deletes: bool) ->
         loader.load_state_dict(states[0])
         taken += [x for batch in loader for x in batch.column("x").to_pylist()]
     assert sorted(taken) == sorted(row["x"] for row in table.live())
-    eager, _ = IcebergDataset.create_dataloader(metadata_location=table.metadata, split_size=30, shuffle=True)
+    eager, _ = IcebergDataset.create_dataloader(metadata_location=table.metadata, split_size=30, shuffle="splits")
     with pytest.raises(ResumeError, match="split"):
         eager.load_state_dict(states[0])
 

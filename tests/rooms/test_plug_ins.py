@@ -92,12 +92,12 @@ def test_an_installed_reader_is_found_in_every_worker(table: Path, site: Path, s
 
 
 def test_a_state_resumes_with_a_reader_passed_as_an_object(table: Path) -> None:
-    whole = delivered(loader_of(table, numbers, shuffle=True))
-    loader = loader_of(table, numbers, shuffle=True)
+    whole = delivered(loader_of(table, numbers, shuffle="splits"))
+    loader = loader_of(table, numbers, shuffle="splits")
     iterator = iter(loader)
     begun = [number for _ in range(3) for number in next(iterator)["number"].tolist()]
     state = loader.state_dict()
-    again = loader_of(table, numbers, shuffle=True, **SERVED["fork"])
+    again = loader_of(table, numbers, shuffle="splits", **SERVED["fork"])
     again.load_state_dict(state)
     assert begun + delivered(again) == whole
 
@@ -249,7 +249,7 @@ def test_the_sources_and_storages_of_this_test_keep_their_contracts(table: Path)
 @pytest.mark.parametrize("served", MOST)
 def test_a_state_resumes_at_its_own_snapshot(table: Path, served: str) -> None:
     folder = str(scrambled(table))
-    options = {"shuffle": True, **SERVED[served]}
+    options = {"shuffle": "splits", **SERVED[served]}
     whole = delivered(loader_of(source=Catalog(folder, 3), **options))
     loader = loader_of(source=Catalog(folder, 3), **options)
     iterator = iter(loader)

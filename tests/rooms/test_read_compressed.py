@@ -141,7 +141,7 @@ def test_a_compressed_file_is_not_cut_and_counted_once(tmp_path: Path, monkeypat
 def test_ranks_and_a_state_share_compressed_files(tmp_path: Path) -> None:
     for part in range(5):
         (tmp_path / f"{part}.jsonl.gz").write_bytes(_compressed(_text("json"), ".gz"))
-    options: dict[str, Any] = {"shuffle": True, "row_id": True, "columns": ["x"], "batch_size": 700}
+    options: dict[str, Any] = {"shuffle": "splits", "row_id": True, "columns": ["x"], "batch_size": 700}
     options |= {"files": [f"{part}.jsonl.gz" for part in range(5)], "even_ranks": "balance"}
     seen: list[int] = []
     loaders = [StructuredDataset.create_dataloader(tmp_path, **options, num_ranks=2, rank=rank)[0] for rank in (0, 1)]

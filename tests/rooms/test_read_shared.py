@@ -46,7 +46,7 @@ def shared(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
 
 def epoch(table: Path, batch_size: int = 100, **options: Any) -> list[dict[str, Any]]:
     made = StructuredDataset.create_dataloader(
-        str(table), "parquet", batch_size=batch_size, shuffle=True, num_workers=2, nulls={"word": ""}, **options
+        str(table), "parquet", batch_size=batch_size, shuffle="splits", num_workers=2, nulls={"word": ""}, **options
     )
     with made[0] as loader:
         return list(loader)

@@ -444,7 +444,7 @@ def test_versions_differ_by_etag_too(tmp_path: Path) -> None:
 READ = """
 import sys
 from torch_table_loader import StructuredDataset
-loader, _ = StructuredDataset.create_dataloader({folder!r}, batch_size=7, shuffle=True, num_workers=2)
+loader, _ = StructuredDataset.create_dataloader({folder!r}, batch_size=7, shuffle="splits", num_workers=2)
 assert sum(len(batch["id"]) for batch in loader) == 100
 assert "pandas" not in sys.modules
 """

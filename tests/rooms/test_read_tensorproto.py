@@ -159,7 +159,7 @@ def test_left_out_parts_are_recorded_in_the_state(tmp_path: Path) -> None:
         sound.load_state_dict(state)
 
 
-@pytest.mark.parametrize("mode", [{}, {"shuffle": True}, {"shuffle": "rows", "row_store": "memory"}], ids=str)
+@pytest.mark.parametrize("mode", [{}, {"shuffle": "splits"}, {"shuffle": "rows", "row_store": "memory"}], ids=str)
 def test_a_parquet_file_without_its_footer_is_left_out_whole(tmp_path: Path, mode: dict[str, Any]) -> None:
     for number in range(3):
         pq.write_table(pa.table({"id": range(number * 10, number * 10 + 5)}), tmp_path / f"{number}.parquet")

@@ -107,7 +107,7 @@ def check_numbers(told: Explanation, root: ET.Element) -> None:
 
 PLANS: list[dict[str, Any]] = [
     {},
-    {"num_ranks": 3, "rank": 1, "even_ranks": "balance", "shuffle": True},
+    {"num_ranks": 3, "rank": 1, "even_ranks": "balance", "shuffle": "splits"},
     {"filters": pc.field("x") >= 46},
     {"filters": pc.field("k") < 5, "num_ranks": 2, "rank": 0},
     {"filters": pc.field("k") < 5, "count_filtered": False},
@@ -176,7 +176,7 @@ def test_hostile_columns_are_shown_as_text(tmp_path: Path) -> None:
 
 
 def test_notebooks_show_the_same_as_repr(table: Path) -> None:
-    loader, dataset = make(table, num_ranks=2, rank=1, shuffle=True)
+    loader, dataset = make(table, num_ranks=2, rank=1, shuffle="splits")
     loader.set_epoch(3)
     for shown, name in ((loader, "TableLoader"), (dataset, "StructuredDataset")):
         lines = {said(line[0]): said(line[1]) for line in parsed(shown._repr_html_()).iter("tr")}
@@ -201,8 +201,8 @@ def test_a_notebook_shows_metrics_with_sizes_that_people_read_and_the_advice(tab
     "options",
     [
         {},
-        {"shuffle": True, "split_size": 4},
-        {"shuffle_buffer_size": 10, "shuffle": True},
+        {"shuffle": "splits", "split_size": 4},
+        {"shuffle_buffer_size": 10, "shuffle": "splits"},
         {"num_ranks": 2, "rank": 1},
         {"num_ranks": 2, "rank": 1, "even_ranks": "pad"},
         {"shuffle": "rows"},

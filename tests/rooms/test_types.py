@@ -29,7 +29,7 @@ seen = StructuredDataset("clicks", **common)
 stats = seen.statistics(["price"])
 words = Vocabulary(seen.fit_vocabulary("ad", max_size=100))
 fitted: LoaderKeywords = {**common, "transforms": {"price": stats["price"].standardize}, "strings": {"ad": words}}
-train, dataset = StructuredDataset.create_dataloader("clicks", **{**fitted, "shuffle": True})
+train, dataset = StructuredDataset.create_dataloader("clicks", **{**fitted, "shuffle": "splits"})
 parts = seen.with_options(**fitted).split({"train": 0.8, "val": 0.2}, by="ad")
 val: TableLoader = parts["val"].loader()
 

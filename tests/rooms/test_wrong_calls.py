@@ -150,7 +150,7 @@ def test_wrong_calls_are_refused(table: str, options: dict[str, Any], said: str)
 
 RIGHT: list[dict[str, Any]] = [
     {"batch_size": np.int64(8), "num_workers": np.int32(2), "split_size": np.uint8(4), "prefetch_batches": np.int16(1)},
-    {"num_ranks": np.int64(1), "rank": np.int64(0), "shuffle_seed": np.int64(7), "shuffle": True},
+    {"num_ranks": np.int64(1), "rank": np.int64(0), "shuffle_seed": np.int64(7), "shuffle": "splits"},
     {"columns": ("x",)},
     {"split_size": "128 MB"},
     {"split_size": "1.5GiB"},

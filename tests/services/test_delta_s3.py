@@ -64,7 +64,7 @@ def test_it_gives_the_rows_of_the_local_table(
 
 def test_three_ranks_processes_and_a_state(table: tuple[str, DeltaWriter], s3_options: dict[str, Any]) -> None:
     uri, writer = table
-    options: dict[str, Any] = {"storage_options": s3_options, "batch_size": 4, "num_workers": 1, "shuffle": True}
+    options: dict[str, Any] = {"storage_options": s3_options, "batch_size": 4, "num_workers": 1, "shuffle": "splits"}
     shape: list[dict[str, Any]] = [
         {"num_ranks": 3, "rank": rank, "even_ranks": "balance", "version": 0} for rank in range(3)
     ]

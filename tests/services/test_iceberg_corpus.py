@@ -54,5 +54,5 @@ def test_every_check_is_right_or_refused_where_it_may_be(tmp_path: Path, every: 
 
 @pytest.mark.slow
 def test_threads_and_cut_files_change_no_row(tmp_path: Path) -> None:
-    found = verdicts(tmp_path, num_workers=2, batch_size=7, split_deletes=True, split_size=3, shuffle=True)
+    found = verdicts(tmp_path, num_workers=2, batch_size=7, split_deletes=True, split_size=3, shuffle="splits")
     assert {label: verdict for label, verdict in found.items() if verdict[0] != "ok"} == {}

@@ -181,7 +181,7 @@ def test_a_table_is_listed_and_read(table: str, cloud: Cloud) -> None:
     assert names(f"{table}/day=2/{NAMES[3].rpartition('/')[2]}", cloud) == ["x+y.parquet"]
     assert sorted(rows(table, storage_options=cloud.options, batch_size=4, num_workers=2)) == list(range(25))
     workers = {"num_workers": 1, "worker_type": "process"}
-    assert sorted(rows(table, storage_options=cloud.options, shuffle=True, **workers)) == list(range(25))
+    assert sorted(rows(table, storage_options=cloud.options, shuffle="splits", **workers)) == list(range(25))
 
 
 def names(path: str, cloud: Cloud) -> list[str]:

@@ -27,7 +27,7 @@ pytestmark = [pytest.mark.heavy, pytest.mark.filterwarnings("ignore:.*even_ranks
 
 def read(*table: Any, worker_type: str = "thread", **options: Any) -> list[Row]:
     """Read a table on three ranks."""
-    options |= {"output_format": "arrow", "num_workers": 2, "batch_size": 7, "shuffle": True, "check_plan": False}
+    options |= {"output_format": "arrow", "num_workers": 2, "batch_size": 7, "shuffle": "splits", "check_plan": False}
     options["worker_type"] = worker_type
     rows = []
     for rank in range(3):

@@ -97,7 +97,7 @@ def test_every_row_comes_once_and_retries_are_counted(
 
 @pytest.mark.parametrize("faults", FLAKY.values(), ids=FLAKY)
 def test_the_order_is_that_of_a_store_that_is_sound(make: Make, store: FaultyStore, faults: dict[str, Any]) -> None:
-    options: dict[str, Any] = {"shuffle": True, "split_size": 130, "read_ahead_bytes": 4000}
+    options: dict[str, Any] = {"shuffle": "splits", "split_size": 130, "read_ahead_bytes": 4000}
     wanted = [batch["x"].tolist() for batch in make(**options)]
     fail(store, faults)
     assert [batch["x"].tolist() for batch in make(**options)] == wanted

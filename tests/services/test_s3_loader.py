@@ -17,7 +17,7 @@ pytestmark = pytest.mark.usefixtures("earlier_loaders_gone")
 
 GROUPS = [[9, 7], [], [30], [0, 4], [8, 8, 8]]
 TOTAL = sum(map(sum, GROUPS))
-OPTIONS: dict[str, Any] = {"batch_size": 5, "num_workers": 2, "shuffle": True, "split_size": 1}
+OPTIONS: dict[str, Any] = {"batch_size": 5, "num_workers": 2, "shuffle": "splits", "split_size": 1}
 
 
 @pytest.fixture

@@ -36,7 +36,7 @@ def test_shards_on_s3_come_as_local_ones_do(
                 "tensorproto",
                 batch_size=7,
                 num_workers=2,
-                shuffle=True,
+                shuffle="splits",
                 split_size=5,
                 on_error="skip",
                 filters=pc.field("id") < 50,

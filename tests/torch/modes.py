@@ -269,7 +269,7 @@ class Splits(Mode):
 
     def parts(self, root: Path, options: dict[str, Any]) -> tuple[Any, list[Any], dict[str, Any]]:
         """Shuffle splits, unless told otherwise."""
-        chosen: dict[str, Any] = {"shuffle": True} | options
+        chosen: dict[str, Any] = {"shuffle": "splits"} | options
         if "split_strategy" not in chosen:
             chosen.setdefault("split_size", 10)
         return StructuredDataset, [str(root / "a")], chosen
@@ -393,7 +393,7 @@ class MixedSplits(TwoTables):
     """Mixes two tables that are read split by split."""
 
     name = "streams"
-    shuffle: ClassVar[dict[str, Any]] = {"shuffle": True, "split_size": 10}
+    shuffle: ClassVar[dict[str, Any]] = {"shuffle": "splits", "split_size": 10}
 
     def steps(self, state: State, batch_size: int = 5) -> int:
         """Read the steps of the newest stage."""
@@ -414,7 +414,7 @@ class Packed(Mode):
 
     def parts(self, root: Path, options: dict[str, Any]) -> tuple[Any, list[Any], dict[str, Any]]:
         """Shuffle splits of few documents, or sequences, unless told otherwise."""
-        shuffled: dict[str, Any] = {"shuffle": True, "split_size": 3} if self.streamed else {"shuffle": "rows"}
+        shuffled: dict[str, Any] = {"shuffle": "splits", "split_size": 3} if self.streamed else {"shuffle": "rows"}
         return StructuredDataset, [str(root / self.tables[0])], shuffled | self._packing(options)
 
     def _packing(self, options: dict[str, Any]) -> dict[str, Any]:
@@ -511,7 +511,7 @@ class FlatTokenFiles(Packed):
 
     def parts(self, root: Path, options: dict[str, Any]) -> tuple[Any, list[Any], dict[str, Any]]:
         """Read pieces of nine tokens."""
-        shuffled: dict[str, Any] = {"shuffle": True, "split_size": 3} if self.streamed else {"shuffle": "rows"}
+        shuffled: dict[str, Any] = {"shuffle": "splits", "split_size": 3} if self.streamed else {"shuffle": "rows"}
         arguments = [str(root / "flat"), FlatTokens("uint16", document_tokens=9)]
         return StructuredDataset, arguments, {"pack": self.pack} | shuffled | options
 
@@ -587,14 +587,14 @@ class PackedStreams(PackedTables):
     """Mixes sequences of two streams."""
 
     kind, streamed = "packed streams", True
-    shuffle: ClassVar[dict[str, Any]] = {"shuffle": True, "split_size": 3}
+    shuffle: ClassVar[dict[str, Any]] = {"shuffle": "splits", "split_size": 3}
 
 
 class WindowedStreams(PackedStreams):
     """Mixes sequences of two streams, documents of which are shuffled together first."""
 
     kind = "packed streams in windows"
-    shuffle: ClassVar[dict[str, Any]] = {"shuffle": True, "split_size": 10, "shuffle_buffer_size": 3}
+    shuffle: ClassVar[dict[str, Any]] = {"shuffle": "splits", "split_size": 10, "shuffle_buffer_size": 3}
 
 
 def _token(place: Place) -> int:

@@ -201,7 +201,7 @@ def test_a_checkpoint_of_another_table_is_refused(tmp_path: Path) -> None:
 
 
 def test_an_epoch_that_is_set_after_iter_is_the_one_that_comes(tmp_path: Path) -> None:
-    loader = make(tmp_path, shuffle=True)
+    loader = make(tmp_path, shuffle="splits")
     loader.set_epoch(1)
     wanted = x_of(loader)
     loader.set_epoch(0)
@@ -209,7 +209,7 @@ def test_an_epoch_that_is_set_after_iter_is_the_one_that_comes(tmp_path: Path) -
     loader.set_epoch(1)
     assert x_of(batches) == wanted
     finished = loader.state_dict()
-    resumed = make(tmp_path, shuffle=True)
+    resumed = make(tmp_path, shuffle="splits")
     resumed.load_state_dict(finished)
     nothing = iter(resumed)
     resumed.set_epoch(2)
@@ -225,7 +225,7 @@ def test_an_epoch_that_is_set_after_iter_is_the_one_that_comes(tmp_path: Path) -
 
 def test_skipping_reads_the_loaders_own_batches(tmp_path: Path) -> None:
     training = Accelerator(cpu=True)
-    loader = training.prepare(make(tmp_path, shuffle=True))
+    loader = training.prepare(make(tmp_path, shuffle="splits"))
     batches = x_of(loader)
     loader.set_epoch(0)
     skipping = iter(skip_first_batches(loader, 3))

@@ -132,7 +132,7 @@ def test_the_end_of_each_file_is_short_or_dropped(tmp_path: Path) -> None:
 
 def test_worker_processes_deliver_the_same(tmp_path: Path) -> None:
     path = write(tmp_path / "t", [7, 3, 8, 21])
-    options: dict[str, Any] = {"batch_size": 4, "num_workers": 2, "shuffle": True}
+    options: dict[str, Any] = {"batch_size": 4, "num_workers": 2, "shuffle": "splits"}
     threads, processes = (make(path, worker_type=kind, **options) for kind in ("thread", "process"))
     assert [batch["id"].tolist() for batch in processes] == [batch["id"].tolist() for batch in threads]
 
@@ -144,12 +144,12 @@ def test_a_dataloader_of_the_callers_own_gets_batches_of_one_file(tmp_path: Path
 
 
 def test_the_loader_says_of_which_file_its_newest_batch_is(tmp_path: Path) -> None:
-    loader = make(write(tmp_path / "t", [7, 3, 8]), batch_size=4, num_workers=2, shuffle=True, epochs=2)
+    loader = make(write(tmp_path / "t", [7, 3, 8]), batch_size=4, num_workers=2, shuffle="splits", epochs=2)
     assert loader.current_file is None
     for batch in loader:
         assert loader.current_file == f"{rows_in(batch)[0][1]:03}.parquet"
     state = loader.state_dict()
-    again = make(tmp_path / "t", batch_size=4, num_workers=2, shuffle=True)
+    again = make(tmp_path / "t", batch_size=4, num_workers=2, shuffle="splits")
     again.load_state_dict(state)
     assert again.current_file == loader.current_file
 

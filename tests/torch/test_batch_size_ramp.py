@@ -19,9 +19,9 @@ from torch_table_loader import ConfigError, MixedDataset, Pack, Schedule, Struct
 SIZES = {"a": 300, "b": 120}
 KINDS: dict[str, dict[str, Any]] = {
     "rows": {"shuffle": "rows", "row_store": "memory"},
-    "stream": {"shuffle": True, "split_size": 30},
+    "stream": {"shuffle": "splits", "split_size": 30},
     "packed rows": {"shuffle": "rows", "row_store": "memory", "pack": Pack(seq_len=4)},
-    "packed stream": {"shuffle": True, "pack": Pack(seq_len=4)},
+    "packed stream": {"shuffle": "splits", "pack": Pack(seq_len=4)},
 }
 RAMPS: dict[str, Any] = {
     "steps": {0: 6, 4: 12, 9: 24},
@@ -235,4 +235,4 @@ def test_a_stream_takes_a_global_batch_size(tables: Path) -> None:
     loader, _ = make(tables, "stream", mixed=False, global_batch_size=60, num_ranks=3, rank=1, even_ranks="pad")
     assert len(items(next(iter(loader)))) == 20
     with pytest.raises(ConfigError, match="create_dataloader"):
-        next(iter(StructuredDataset(str(tables / "a"), global_batch_size={0: 6, 2: 8}, shuffle=True)))
+        next(iter(StructuredDataset(str(tables / "a"), global_batch_size={0: 6, 2: 8}, shuffle="splits")))

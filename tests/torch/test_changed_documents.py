@@ -238,7 +238,7 @@ def test_a_stream_names_the_function_that_makes_other_lengths_than_were_counted(
     unit = "tokens" if strategy == "concat" else "sequences"
     said = rf"Pack: documents=tests\S+:Surplus made \d+ {unit} of rows \d+ to \d+ of \d\.parquet, row group \d, when"
     for rank in range(ranks):
-        loader = loader_of(table, pack, num_ranks=ranks, rank=rank, num_workers=lanes, shuffle=True, split_size=4)
+        loader = loader_of(table, pack, num_ranks=ranks, rank=rank, num_workers=lanes, shuffle="splits", split_size=4)
         with pytest.raises(ConfigError, match=said):
             list(loader)
 
@@ -246,7 +246,7 @@ def test_a_stream_names_the_function_that_makes_other_lengths_than_were_counted(
 def test_a_mixture_of_streams_names_it_too(table: str) -> None:
     pack = Pack(seq_len=2, documents=Surplus(more=True))
     with meant_warnings():
-        sources = {name: StructuredDataset(table, pack=pack, shuffle=True, split_size=9) for name in ("a", "b")}
+        sources = {name: StructuredDataset(table, pack=pack, shuffle="splits", split_size=9) for name in ("a", "b")}
         loader, _ = MixedDataset.create_dataloader(sources, weights="rows", batch_size=2, num_workers=1)
     with pytest.raises(ConfigError, match=r"Pack: documents=tests\S+:Surplus made .* when they were counted"):
         list(loader)

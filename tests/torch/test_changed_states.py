@@ -277,10 +277,10 @@ def cases(tables: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[s
             return Case(make, RESHAPED if "shapes" in how else [({}, 4)], rows)
         *_, how = name.split()
         if name == "packed stream":
-            make = of_tokens(documents, shuffle=True, split_size=4, pack=Pack(seq_len=6))
+            make = of_tokens(documents, shuffle="splits", split_size=4, pack=Pack(seq_len=6))
             return Tokens(make, [({}, 4)], tokens)
         if name == "packed mixture of streams":
-            options: dict[str, Any] = {"shuffle": True, "pack": Pack(seq_len=6), "weights": {"a": 2, "b": 1}}
+            options: dict[str, Any] = {"shuffle": "splits", "pack": Pack(seq_len=6), "weights": {"a": 2, "b": 1}}
             return Case(of_tokens(documents, stop="all_exhausted", **options), [({}, 4)], tokens)
         packing: dict[str, Any] = {"seq_len": 6, "strategy": how}
         packing |= {} if how in ("concat", "windows") else {"long_docs": "split"}

@@ -72,7 +72,7 @@ def halved(values: Any) -> Any:
 
 
 @pytest.mark.parametrize("served", SERVED)
-@pytest.mark.parametrize("order", [{}, {"shuffle": True, "split_size": 5}, {"shuffle": "rows"}], ids=str)
+@pytest.mark.parametrize("order", [{}, {"shuffle": "splits", "split_size": 5}, {"shuffle": "rows"}], ids=str)
 @daily(3)
 def test_batches_are_those_without_functions_with_the_functions_called(
     table: str, served: str, order: dict[str, Any]
@@ -239,7 +239,7 @@ def test_a_loader_of_ones_own_calls_them(table: str, workers: int) -> None:
 
 
 def test_a_state_goes_on_with_them(table: str) -> None:
-    options: dict[str, Any] = {"columns": ["x"], "transforms": {"x": halved}, "shuffle": True, "split_size": 5}
+    options: dict[str, Any] = {"columns": ["x"], "transforms": {"x": halved}, "shuffle": "splits", "split_size": 5}
     loader = make(table, **options)
     batches = iter(loader)
     found = [next(batches)["x"] for _ in range(2)]

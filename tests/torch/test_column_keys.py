@@ -74,7 +74,7 @@ TOGETHER: dict[str, Any] = {
     "options",
     [
         {"batch_size": 32},
-        {"batch_size": 32, "shuffle": True, "shuffle_buffer_size": 50},
+        {"batch_size": 32, "shuffle": "splits", "shuffle_buffer_size": 50},
         {"batch_size": 32, "shuffle": "rows"},
         {"batch_size": 1, "shuffle": "rows", "num_workers": 0},
         {"batch_size": 500, "shuffle": "rows", "row_id": True, "filters": [("i1", "<", 60)]},
@@ -164,7 +164,7 @@ def check(batch: Any) -> list[int]:
     "options",
     [
         {},
-        {"shuffle": True, "shuffle_buffer_size": 50},
+        {"shuffle": "splits", "shuffle_buffer_size": 50},
         {"shuffle": "rows"},
         {"num_workers": 0, "batch_size": 7},
         {"worker_type": "process"},

@@ -161,7 +161,7 @@ def test_parts_of_any_form_cost_one_counting_read(
     root, by = write(tmp_path / "t"), list(by) if isinstance(by, tuple) else by
 
     def opened(chosen: Any) -> Any:
-        return make(str(root), filters=chosen, shuffle=True, **OPTIONS[options])
+        return make(str(root), filters=chosen, shuffle="splits", **OPTIONS[options])
 
     check(reads, opened(filters), opened, SHARES["two"], filters, by)
 
@@ -186,7 +186,7 @@ def test_deletes_are_counted_in_each_part(tmp_path: Path, form: str, reads: Read
 
 
 def test_a_rank_counts_its_own_splits_for_all_parts(tmp_path: Path, reads: Reads) -> None:
-    dataset = make(str(write(tmp_path / "t")), num_ranks=2, rank=0, shuffle=True, split_size=1)
+    dataset = make(str(write(tmp_path / "t")), num_ranks=2, rank=0, shuffle="splits", split_size=1)
     parts = parts_of(dataset, SHARES["two"])
     assert 0 < len(reads.rows) < 90, "the splits of the first epoch"
     with meant_warnings():
@@ -208,7 +208,7 @@ def test_a_part_that_is_used_alone_reads_nothing_for_others(tmp_path: Path, read
         rows, columns = dict(reads.rows), set(reads.columns)
         assert columns == {"k", "s"}
         assert set(rows.values()) == {1}
-        other = parts[2].with_options(count_filtered=True, shuffle=True, split_size=1)
+        other = parts[2].with_options(count_filtered=True, shuffle="splits", split_size=1)
         assert reads.rows == rows, "it was counted with the other"
     for part, each in ((1, one), (2, other)):
         chosen = joined(SOME, "s", SHARES["three"], part)
@@ -282,7 +282,7 @@ def test_delta_tables_count_their_parts_together(tmp_path: Path, reads: Reads) -
 
 def test_a_copy_in_another_process_counts_for_itself(tmp_path: Path, reads: Reads) -> None:
     root = write(tmp_path / "t")
-    parts = parts_of(make(str(root), num_ranks=2, rank=0, shuffle=True, split_size=1), SHARES["two"])
+    parts = parts_of(make(str(root), num_ranks=2, rank=0, shuffle="splits", split_size=1), SHARES["two"])
     copies = {name: pickle.loads(pickle.dumps(part)) for name, part in parts.items()}  # noqa: S301 ours
     reads.forget()
     found = {name: counts(each) for name, each in copies.items()}

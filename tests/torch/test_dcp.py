@@ -24,7 +24,13 @@ pytestmark = pytest.mark.slow
 SMALL = [[9, 4, 11], [1], [], [17, 5], [13, 13]]
 TOTAL = sum(map(sum, SMALL))
 OPTIONS: dict[str, dict[str, Any]] = {
-    "splits": {"num_workers": 2, "shuffle": True, "split_size": 10, "shuffle_buffer_size": 6, "even_ranks": "balance"},
+    "splits": {
+        "num_workers": 2,
+        "shuffle": "splits",
+        "split_size": 10,
+        "shuffle_buffer_size": 6,
+        "even_ranks": "balance",
+    },
     "rows": {"shuffle": "rows", "row_store": "memory", "even_ranks": "pad"},
 }
 EPOCH, STEPS = 3, 3

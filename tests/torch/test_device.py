@@ -174,7 +174,7 @@ def test_reading_ahead_disturbs_neither_state_nor_metrics(
     tmp_path: Path, late: LateCopier, options: dict[str, Any]
 ) -> None:
     write_table(tmp_path, GROUPS)
-    common = {"batch_size": 7, "num_workers": 2, "shuffle": True} | options
+    common: dict[str, Any] = {"batch_size": 7, "num_workers": 2, "shuffle": "splits", **options}
     plain, ahead = make(tmp_path, **common), make(tmp_path, device="cuda", **common)
     batches, moving = iter(plain), iter(ahead)
     taken = 0
@@ -192,7 +192,7 @@ def test_reading_ahead_disturbs_neither_state_nor_metrics(
 
 def test_what_was_read_ahead_and_not_taken_comes_after_a_resume(tmp_path: Path, late: LateCopier) -> None:
     write_table(tmp_path, GROUPS)
-    options: dict[str, Any] = {"batch_size": 7, "num_workers": 2, "shuffle": True}
+    options: dict[str, Any] = {"batch_size": 7, "num_workers": 2, "shuffle": "splits"}
     whole = [as_values(batch).rows for batch in make(tmp_path, **options)]
     loader = make(tmp_path, device="cuda", **options)
     first = list(islice(loader, 4))
@@ -242,7 +242,7 @@ def lists_and_words(root: Path, rows: int) -> None:
 @pytest.mark.parametrize("worker_type", ["thread", "spawn"])
 def test_batches_on_the_device_are_those_of_the_cpu(tmp_path: Path, worker_type: Literal["thread", "spawn"]) -> None:
     lists_and_words(tmp_path, 3_000)
-    options: dict[str, Any] = {"batch_size": 64, "shuffle": True, "num_workers": 2}
+    options: dict[str, Any] = {"batch_size": 64, "shuffle": "splits", "num_workers": 2}
     on_cpu = StructuredDataset.create_dataloader(str(tmp_path), **options)[0]
     on_device = StructuredDataset.create_dataloader(str(tmp_path), device="cuda", worker_type=worker_type, **options)[0]
     for meant, came in zip(on_cpu, on_device, strict=True):

@@ -85,9 +85,9 @@ WORLDS: dict[str, dict[str, Any]] = {
     "five workers": {"num_workers": 5},
     "three ranks": {"num_ranks": 3, "even_ranks": "balance"},
     "padded ranks": {"num_ranks": 4, "even_ranks": "pad", "num_workers": 1},
-    "small splits": {"split_size": 17, "shuffle": True, "shuffle_seed": 1},
-    "another seed": {"split_size": 50, "shuffle": True, "shuffle_seed": 2, "num_ranks": 2, "even_ranks": "balance"},
-    "window": {"split_size": 40, "shuffle": True, "shuffle_buffer_size": 70},
+    "small splits": {"split_size": 17, "shuffle": "splits", "shuffle_seed": 1},
+    "another seed": {"split_size": 50, "shuffle": "splits", "shuffle_seed": 2, "num_ranks": 2, "even_ranks": "balance"},
+    "window": {"split_size": 40, "shuffle": "splits", "shuffle_buffer_size": 70},
 }
 
 
@@ -155,7 +155,7 @@ def test_worker_processes_share_it(make: Callable[..., TableLoader], store: Faul
 
 
 @pytest.mark.parametrize("step", [1, 9, 20])
-@pytest.mark.parametrize("options", [{}, {"shuffle": True, "shuffle_buffer_size": 50, "split_size": 45}], ids=str)
+@pytest.mark.parametrize("options", [{}, {"shuffle": "splits", "shuffle_buffer_size": 50, "split_size": 45}], ids=str)
 @daily(2)
 def test_a_resumed_epoch_finds_what_the_first_part_left(
     make: Callable[..., TableLoader], step: int, options: dict[str, Any]
@@ -225,7 +225,7 @@ def test_a_file_that_changed_after_planning_is_an_error_that_names_it(tmp_path: 
 
 def test_a_small_cache_never_costs_a_row(make: Callable[..., TableLoader]) -> None:
     for seed in range(3):
-        loader = make(cache_bytes=40_000, shuffle=True, split_size=20, shuffle_seed=seed)
+        loader = make(cache_bytes=40_000, shuffle="splits", split_size=20, shuffle_seed=seed)
         assert sorted(taken(loader)) == list(range(NUM_ROWS))
 
 
@@ -283,7 +283,7 @@ def test_ranks_in_processes_of_their_own_share_it(store: FaultyStore, tmp_path: 
     for turn in range(2):
         ranks = [
             epoch_elsewhere(
-                store, tmp_path / "cache", num_ranks=2, rank=rank, shuffle_seed=turn, shuffle=True, split_size=40
+                store, tmp_path / "cache", num_ranks=2, rank=rank, shuffle_seed=turn, shuffle="splits", split_size=40
             )
             for rank in range(2)
         ]
@@ -345,7 +345,7 @@ def test_tables_of_this_machine_that_play_far_ones(
     tables: Path, far: Callable[[], Any], tmp_path: Path, mode: Any, options: dict[str, Any]
 ) -> None:
     with far():
-        kept = {"storage_options": {"cache_dir": str(tmp_path / "cache")}, "shuffle": True, **options}
+        kept = {"storage_options": {"cache_dir": str(tmp_path / "cache")}, "shuffle": "splits", **options}
         first = mode.make(tables, **kept)
         whole = mode.read(first)
         assert first.metrics().fetch.num_bytes > 0

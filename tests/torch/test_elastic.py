@@ -14,7 +14,7 @@ from tests.tables.plain import write_table
 
 GROUPS = [[130, 170, 60], [400], [], [90] * 7, [1], [333, 333], [250] * 3]
 OPTIONS: dict[str, Any] = {
-    "shuffle": True,
+    "shuffle": "splits",
     "split_size": 150,
     "batch_size": 7,
     "num_workers": 2,

@@ -158,7 +158,7 @@ def test_an_epoch_leaves_nothing_behind(tmp_path: Path, worker_type: str) -> Non
     table = pa.table({name: pa.array(range(20_000), "int64") for name in "abcd"})
     for number in range(4):
         pq.write_table(table, tmp_path / f"{number}.parquet", row_group_size=5_000)
-    loader = make(tmp_path, worker_type, batch_size=512, shuffle=True)
+    loader = make(tmp_path, worker_type, batch_size=512, shuffle="splits")
     gc.collect()  # what other tests left
     held = []
     for epoch in range(8 if worker_type == "thread" else 4):

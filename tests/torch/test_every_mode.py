@@ -365,7 +365,7 @@ REFUSED: list[tuple[list[Any], dict[str, Any], str]] = [
         {"global_batch_size": 64, "batch_size": 3, "num_ranks": 4, "rank": 1},
         "must be a multiple of num_ranks=4 times batch_size=3, got 64; the nearest is 60",
     ),
-    ([SPLITS], {"row_store": "memory"}, "row_store='memory' does not work with shuffle=True"),
+    ([SPLITS], {"row_store": "memory"}, "row_store='memory' does not work with shuffle='splits'"),
     (NO_MEANING, {"split_size": 5}, "split_size=5 does not work with shuffle='rows'"),
     (NO_MEANING, {"shuffle_buffer_size": 5}, "shuffle_buffer_size=5 does not work"),
     (NO_MEANING, {"split_strategy": "row_balanced"}, "split_strategy='row_balanced' does not work"),

@@ -205,7 +205,9 @@ def test_one_lane_in_table_order_is_file_order(tmp_path: Path) -> None:
         assert [row for batch in found for row in batch.rows] == list(range(total))
 
 
-@pytest.mark.parametrize("shuffle", [{"shuffle": "rows"}, {"shuffle": True, "shuffle_buffer_size": 1 << 20}], ids=str)
+@pytest.mark.parametrize(
+    "shuffle", [{"shuffle": "rows"}, {"shuffle": "splits", "shuffle_buffer_size": 1 << 20}], ids=str
+)
 def test_rows_that_are_too_many_for_an_order_by_hashes_come_once(tmp_path: Path, shuffle: dict[str, Any]) -> None:
     total = (1 << 16) + 4321
     pq.write_table(pa.table({"row": range(total)}), tmp_path / "rows.parquet")

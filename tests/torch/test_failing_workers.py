@@ -403,7 +403,7 @@ class RaisesAt:
 
 
 @pytest.mark.parametrize("worker_type", [*ENGINES, "caller"])
-@pytest.mark.parametrize("order", [{}, {"shuffle": True}, {"shuffle": "rows", "row_store": "memory"}])
+@pytest.mark.parametrize("order", [{}, {"shuffle": "splits"}, {"shuffle": "rows", "row_store": "memory"}])
 @daily(3)
 def test_an_error_of_the_collate_fn_says_which_batch(table: Path, worker_type: str, order: dict[str, Any]) -> None:
     workers = {"num_workers": 0} if worker_type == "caller" else {"worker_type": worker_type}

@@ -38,7 +38,7 @@ ROWS: dict[str, Any] = {"output_format": "dict", "num_workers": 1}
 SIZES = (700, 1, 0, 90, 400)
 ORDERS: list[dict[str, Any]] = [
     {"shuffle": False},
-    {"shuffle": True, "split_size": 20},
+    {"shuffle": "splits", "split_size": 20},
     {"shuffle": "rows"},
     {"shuffle": "rows", "row_store": RowStore(memory=64)},
 ]

@@ -34,10 +34,10 @@ from torch_table_loader import (
 FILTER = pc.field("k") < 4
 
 CUTTERS: list[dict[str, Any]] = [
-    {"shuffle": True},
-    {"split_size": 5, "shuffle": True},
+    {"shuffle": "splits"},
+    {"split_size": 5, "shuffle": "splits"},
     {"split_size": 5},
-    {"split_strategy": "row_balanced", "split_size": 4, "shuffle": True},
+    {"split_strategy": "row_balanced", "split_size": 4, "shuffle": "splits"},
 ]
 GENERATORS: list[dict[str, Any]] = [
     {"split_strategy": HalvesV2()},

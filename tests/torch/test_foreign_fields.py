@@ -20,7 +20,7 @@ from tests.tables.plain import meant_warnings
 from torch_table_loader import MixedDataset, Pack, ResumeError, StructuredDataset, TableLoader
 
 ROWS: dict[str, Any] = {"shuffle": "rows", "row_store": "memory"}
-STREAM: dict[str, Any] = {"shuffle": True, "split_size": 10}
+STREAM: dict[str, Any] = {"shuffle": "splits", "split_size": 10}
 CUT, WHOLE = {"pack": Pack(seq_len=4)}, {"pack": Pack(seq_len=4, strategy="pad")}
 KINDS: dict[str, dict[str, Any]] = {
     "rows": ROWS,

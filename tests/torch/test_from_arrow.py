@@ -56,11 +56,11 @@ CUT = pa.concat_tables([TABLE.slice(0, 1), TABLE.slice(1, 0), TABLE.slice(1, 499
 
 MODES: dict[str, dict[str, Any]] = {
     "order": {},
-    "splits": {"shuffle": True},
-    "window": {"shuffle": True, "shuffle_buffer_size": 64},
+    "splits": {"shuffle": "splits"},
+    "window": {"shuffle": "splits", "shuffle_buffer_size": 64},
     "rows": {"shuffle": "rows", "split_size": None},
     "filter": {"filters": pc.field("b") | (pc.field("x") > 700)},
-    "pad": {"shuffle": True, "even_ranks": "balance"},
+    "pad": {"shuffle": "splits", "even_ranks": "balance"},
 }
 COMMON: dict[str, Any] = {"batch_size": 17, "output_format": "dict", "split_size": 60, "row_id": True}
 

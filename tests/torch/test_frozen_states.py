@@ -34,7 +34,7 @@ Case = dict[str, Any]
 ``stages`` are options and what was done under them: an int takes so many steps, a dict calls methods of the dataset.
 """
 
-PLAIN: Case = {"batch_size": 5, "num_workers": 2, "shuffle": True, "split_size": 10}
+PLAIN: Case = {"batch_size": 5, "num_workers": 2, "shuffle": "splits", "split_size": 10}
 ROWS: Case = {"batch_size": 4, "num_workers": 2, "shuffle": "rows"}
 MIXED: Case = {"batch_size": 6, "num_workers": 2, "weights": {"b": 1, "a": 3}, "block": 8}
 NATURAL: Case = {"batch_size": 6, "num_workers": 2, "weights": "rows"}

@@ -18,10 +18,10 @@ AGES = [1_000 + 17 * (row % 90) if row % 7 else None for row in range(240)]
 ROWS: dict[str, Any] = {"shuffle": "rows", "row_store": "memory"}
 MODES: dict[str, dict[str, Any]] = {
     "stream": {"shuffle": False},
-    "window": {"shuffle": True, "shuffle_buffer_size": 50},
+    "window": {"shuffle": "splits", "shuffle_buffer_size": 50},
     "rows": ROWS,
     "files of rows": {"shuffle": "rows"},
-    "a mixture of streams": {"shuffle": True},
+    "a mixture of streams": {"shuffle": "splits"},
     "a mixture of rows": ROWS,
 }
 

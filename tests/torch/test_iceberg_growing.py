@@ -32,7 +32,7 @@ def snapshot(table: Table) -> int:
 
 
 def make(table: Table, **options: Any) -> TableLoader:
-    chosen: dict[str, Any] = {"batch_size": 3, "on_growth": "continue", "shuffle": True, **options}
+    chosen: dict[str, Any] = {"batch_size": 3, "on_growth": "continue", "shuffle": "splits", **options}
     return ICEBERG.loader(table.metadata_location, **chosen)
 
 

@@ -67,11 +67,11 @@ def holds(case: Case, num_ranks: int, **options: Any) -> None:
 @daily(6)
 def test_in_threads(made: Callable[[str], Case], name: str, num_ranks: int) -> None:
     holds(made(name), num_ranks)
-    holds(made(name), num_ranks, shuffle=True, split_deletes=True, split_size=6)
+    holds(made(name), num_ranks, shuffle="splits", split_deletes=True, split_size=6)
 
 
 @pytest.mark.parametrize("num_ranks", [1, 3])
 @pytest.mark.parametrize("name", CASES)
 @daily(lambda name, num_ranks: name in IN_PROCESSES and num_ranks == 1)
 def test_in_processes(made: Callable[[str], Case], name: str, num_ranks: int) -> None:
-    holds(made(name), num_ranks, worker_type="process", shuffle=True)
+    holds(made(name), num_ranks, worker_type="process", shuffle="splits")

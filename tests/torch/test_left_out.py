@@ -62,7 +62,7 @@ def delta(folder: Path) -> tuple[Make, list[int], Path]:
 TABLES = {"iceberg": iceberg, "delta": delta}
 
 MODES: dict[str, dict[str, Any]] = {
-    "splits": {"shuffle": True},
+    "splits": {"shuffle": "splits"},
     "rows": {"shuffle": "rows", "row_store": "memory"},
     "files": {"batch_by": "file"},
 }

@@ -26,7 +26,7 @@ MODES: dict[str, dict[str, Any]] = {
     "threads": {},
     "caller": {"num_workers": 0},
     "processes": FORKED,
-    "windows": {"shuffle": True, "split_size": 9, "shuffle_buffer_size": 7},
+    "windows": {"shuffle": "splits", "split_size": 9, "shuffle_buffer_size": 7},
     "rows": {"shuffle": "rows"},
     "row-processes": {"shuffle": "rows", **FORKED},
     "collated": {"collate_fn": dict, **FORKED},

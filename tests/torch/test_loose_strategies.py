@@ -94,7 +94,7 @@ PASSES: dict[str, Callable[[int], bool]] = {
 def test_what_a_strategy_holds_comes_as_often_on_any_number_of_ranks(
     table: Path, options: dict[str, Any], kind: str, ranks: int, others: int
 ) -> None:
-    same: dict[str, Any] = {"shuffle": True, "filters": FILTERS[kind], **options}
+    same: dict[str, Any] = {"shuffle": "splits", "filters": FILTERS[kind], **options}
     expected = Counter({row: count for row, count in oversampled().items() if PASSES[kind](row)})
     loaders = jobs(table, Oversampled(), ranks, batch_size=4, num_workers=2, **same)
     lengths = [len(each) for each in loaders]

@@ -100,7 +100,7 @@ def test_they_are_those_of_the_live_values(table: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "options", [{"shuffle": "rows"}, {"shuffle": True, "split_size": 7, "num_workers": 1, "even_ranks": "drop"}]
+    "options", [{"shuffle": "rows"}, {"shuffle": "splits", "split_size": 7, "num_workers": 1, "even_ranks": "drop"}]
 )
 @pytest.mark.parametrize("rank", [0, 2])
 def test_they_are_the_same_to_the_last_bit_on_every_rank_and_in_every_mode(

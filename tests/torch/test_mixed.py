@@ -521,7 +521,7 @@ def test_sources_that_do_not_fit_are_refused(tables: Tables, tmp_path: Path) -> 
     refused(r"'text' \(string\) of 'a' is not in 'b'", written("less", id=full["id"], x=full["x"]))
     refused("row_id is True in 'a' and False in 'b'", StructuredDataset(tables["b"], shuffle="rows"))
     refused("output_format is 'torch' in 'a'", StructuredDataset(tables["b"], shuffle="rows", output_format="numpy"))
-    refused("is a stream, and 'a' has shuffle=\"rows\"", StructuredDataset(tables["b"], shuffle=True))
+    refused("is a stream, and 'a' has shuffle=\"rows\"", StructuredDataset(tables["b"], shuffle="splits"))
     refused("must be a dataset of one table", "a path")
     refused("must be a dataset of one table", MixedDataset(good, WEIGHTS))
     refused("has a collate_fn", StructuredDataset(tables["b"], shuffle="rows", row_id=True, collate_fn=dict))

@@ -22,9 +22,9 @@ SIZES = {"a": 300, "b": 90, "c": 41}
 NAMES = tuple(SIZES)
 KINDS: dict[str, dict[str, Any]] = {
     "rows": {"shuffle": "rows", "row_store": "memory"},
-    "streams": {"shuffle": True, "split_size": 30},
+    "streams": {"shuffle": "splits", "split_size": 30},
     "packed rows": {"shuffle": "rows", "row_store": "memory", "pack": Pack(seq_len=4)},
-    "packed streams": {"shuffle": True, "pack": Pack(seq_len=4)},
+    "packed streams": {"shuffle": "splits", "pack": Pack(seq_len=4)},
 }
 WEIGHTS = {"a": 3, "b": 2, "c": 1}
 STOPS = {

@@ -32,7 +32,7 @@ from torch_table_loader import ConfigError, MixedDataset, Pack, ResumeError, Sto
 from torch_table_loader.schedules import Done, Schedule
 
 KINDS: dict[str, dict[str, Any]] = {
-    "streams": {"shuffle": True},
+    "streams": {"shuffle": "splits"},
     "streams in order": {"shuffle": False},
     "rows": {"shuffle": "rows", "row_store": "memory"},
 }

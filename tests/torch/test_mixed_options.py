@@ -90,6 +90,6 @@ def test_contradictions_are_refused_by_name(paths: dict[str, str]) -> None:
         "^row_store= belongs to the sources .* source 'a' is already open with another value", open_ones, row_store="x"
     )
     MixedDataset(open_ones, EVEN, row_id=True, check_plan=False)
-    refused("'b' is a stream, and 'a' has", to_open(paths) | to_open({"b": paths["b"]}, shuffle=True))
+    refused("'b' is a stream, and 'a' has", to_open(paths) | to_open({"b": paths["b"]}, shuffle="splits"))
     refused("'a' must be a dataset of one table", {"a": dict, "b": dict})
     refused("split_size= belongs to the sources", to_open(paths), split_size=10)

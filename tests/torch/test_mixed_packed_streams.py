@@ -179,7 +179,7 @@ def test_what_does_not_fit_is_refused_by_name(tables: dict[str, str]) -> None:
         with pytest.raises(ConfigError, match=message):
             make(tables, **options)
     sources = {
-        name: partial(StructuredDataset, tables[name], shuffle=True, pack=full_pack(seq_len=seq_len))
+        name: partial(StructuredDataset, tables[name], shuffle="splits", pack=full_pack(seq_len=seq_len))
         for name, seq_len in (("a", 8), ("b", 9))
     }
     with pytest.raises(ConfigError, match=r"pack.seq_len is 8 in 'a' and 9 in 'b'"):

@@ -28,9 +28,9 @@ SCHEDULE: dict[int, Any] = {
 }
 KINDS: dict[str, dict[str, Any]] = {
     "rows": {"shuffle": "rows", "row_store": "memory"},
-    "streams": {"shuffle": True, "split_size": 30},
+    "streams": {"shuffle": "splits", "split_size": 30},
     "packed rows": {"shuffle": "rows", "row_store": "memory", "pack": Pack(seq_len=4)},
-    "packed streams": {"shuffle": True, "pack": Pack(seq_len=4, strategy="pad")},
+    "packed streams": {"shuffle": "splits", "pack": Pack(seq_len=4, strategy="pad")},
 }
 
 

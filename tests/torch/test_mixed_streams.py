@@ -191,8 +191,8 @@ def test_what_streams_cannot_do_is_refused_by_name(tables: dict[str, str], optio
     ],
 )
 def test_a_source_that_cannot_be_mixed_is_refused_by_name(tables: dict[str, str], options: Any, message: str) -> None:
-    source = partial(StructuredDataset, tables["a"], **({"shuffle": True} | options))
-    other = partial(StructuredDataset, tables["b"], shuffle=True)
+    source = partial(StructuredDataset, tables["a"], **({"shuffle": "splits"} | options))
+    other = partial(StructuredDataset, tables["b"], shuffle="splits")
     with pytest.raises(ConfigError, match=message):
         MixedDataset({"a": source, "b": other}, {"a": 1, "b": 1}, check_plan=False)
 
@@ -253,7 +253,7 @@ def test_a_mixture_fetches_as_its_sources_were_told(
         plain, _ = make(tables, storage_options={"read_ahead_bytes": 0})
         assert [rows(batch) for batch in plain] == first
         assert plain.metrics().fetch.requests == 0
-        apart = {name: partial(StructuredDataset, path, shuffle=True) for name, path in tables.items()}
+        apart = {name: partial(StructuredDataset, path, shuffle="splits") for name, path in tables.items()}
         apart["b"] = partial(apart["b"], storage_options={"read_ahead_bytes": "1MiB"})
         with pytest.raises(ConfigError, match=r"sources 'a' and 'b' differ in read_ahead_bytes.*give both the same"):
             MixedDataset(apart, dict.fromkeys(tables, 1))
@@ -290,7 +290,7 @@ def test_a_filter_that_leaves_no_row_is_refused_for_a_source_with_a_weight(table
 
 
 def test_a_source_has_no_steps_of_its_own_to_warn_of(tables: dict[str, str], recwarn: pytest.WarningsRecorder) -> None:
-    sources = {name: partial(StructuredDataset, path, shuffle=True) for name, path in tables.items()}
+    sources = {name: partial(StructuredDataset, path, shuffle="splits") for name, path in tables.items()}
     MixedDataset.create_dataloader(
         sources, "rows", num_ranks=3, rank=0, batch_size=5, even_ranks="pad", check_plan=False
     )
@@ -308,8 +308,8 @@ def test_deleted_rows_of_an_iceberg_table_stay_out_and_a_state_finds_its_snapsho
 
     def opened() -> TableLoader:
         sources: dict[str, Any] = {
-            "lake": partial(IcebergDataset, metadata_location=table.metadata, shuffle=True),
-            "files": partial(StructuredDataset, str(tmp_path / "plain.parquet"), shuffle=True),
+            "lake": partial(IcebergDataset, metadata_location=table.metadata, shuffle="splits"),
+            "files": partial(StructuredDataset, str(tmp_path / "plain.parquet"), shuffle="splits"),
         }
         return MixedDataset.create_dataloader(
             sources, "rows", batch_size=10, columns=["x", "s"], num_workers=2, check_plan=False

@@ -21,7 +21,7 @@ from torch_table_loader.testing import small_sizes
 SIZES = {"a": 300, "b": 120, "c": 17}
 WEIGHTS = {"a": 5, "b": 3, "c": 1}
 EVERY = Counter((name, row) for name, size in SIZES.items() for row in range(size))
-KINDS: dict[str, dict[str, Any]] = {"rows": {"shuffle": "rows"}, "streams": {"shuffle": True, "split_size": 40}}
+KINDS: dict[str, dict[str, Any]] = {"rows": {"shuffle": "rows"}, "streams": {"shuffle": "splits", "split_size": 40}}
 OF_SOURCES = ("shuffle", "columns", "filters", "row_store")
 
 Tables = dict[str, str]

@@ -40,7 +40,7 @@ def own_loader(table: Path, workers: int, **options: Any) -> tuple[DataLoader[An
     "options",
     [
         {},
-        {"shuffle": True, "shuffle_buffer_size": 5},
+        {"shuffle": "splits", "shuffle_buffer_size": 5},
         {"drop_last": True},
         {"filters": pc.field("k") < 6},
         {"even_ranks": "pad", "num_ranks": 2, "rank": 1, "check_plan": False},
@@ -69,12 +69,12 @@ def test_rows_that_nobody_counted_come_once(table: Path, workers: int) -> None:
 
 @pytest.mark.parametrize("context", ["fork", "forkserver"])
 def test_persistent_workers_see_a_new_epoch(table: Path, context: str) -> None:
-    loader, dataset = own_loader(table, 1, shuffle=True, persistent_workers=True, context=context)
+    loader, dataset = own_loader(table, 1, shuffle="splits", persistent_workers=True, context=context)
     pids = []
     for epoch in (0, 3, 1):
         dataset.set_epoch(epoch)
         found = [as_values(batch).rows for batch in loader]
-        wanted = deliver(table, epoch=epoch, batch_size=4, split_size=1, shuffle=True, num_workers=1)
+        wanted = deliver(table, epoch=epoch, batch_size=4, split_size=1, shuffle="splits", num_workers=1)
         assert found == [batch.rows for batch in wanted]
         pids.append(children())
     assert pids[0] == pids[1] == pids[2]

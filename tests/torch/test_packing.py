@@ -69,7 +69,7 @@ def test_packs_of_a_shuffled_stream_differ_in_each_epoch(tmp_path: Path) -> None
     state = shuffled.state_dict()
     state = with_options(state, stage=options_of(state)["stage"].removesuffix("-shuffled"))  # of a release without
     with pytest.raises(ResumeError, match="stage"):
-        make(tmp_path, pack, batch_size=1, num_workers=1, shuffle=True).load_state_dict(state)
+        make(tmp_path, pack, batch_size=1, num_workers=1, shuffle="splits").load_state_dict(state)
 
 
 def test_another_length_of_sequences_goes_on_where_documents_are_cut_anywhere(table: Path) -> None:
@@ -91,10 +91,10 @@ def test_a_state_is_bound_to_what_decides_the_tokens(table: Path) -> None:
 
 def test_a_state_is_bound_to_the_documents_that_are_shuffled_together(table: Path) -> None:
     for before, after in ((3, 5), (3, None), (None, 5)):
-        state = make(table, full_pack(seq_len=8), shuffle=True, shuffle_buffer_size=before).state_dict()
+        state = make(table, full_pack(seq_len=8), shuffle="splits", shuffle_buffer_size=before).state_dict()
         said = f"other options: shuffle_buffer_size was {before} and is {after}; give the loader"
         with pytest.raises(ResumeError, match=said):
-            make(table, full_pack(seq_len=8), shuffle=True, shuffle_buffer_size=after).load_state_dict(state)
+            make(table, full_pack(seq_len=8), shuffle="splits", shuffle_buffer_size=after).load_state_dict(state)
 
 
 def test_a_long_document_is_refused_if_asked(table: Path) -> None:

@@ -15,7 +15,7 @@ from torch_table_loader import MixedDataset, StructuredDataset, TableLoader
 from torch_table_loader.testing import small_sizes
 
 MODES: dict[str, dict[str, Any]] = {
-    "splits": {"shuffle": True, "split_size": 20},
+    "splits": {"shuffle": "splits", "split_size": 20},
     "processes": {"worker_type": "process"},
     "rows": {"shuffle": "rows", "row_store": "memory"},
     "tails": {"batch_size": 50},
@@ -78,7 +78,7 @@ def test_a_mixture_and_rows_that_are_not_counted_have_bars_too(table: Path, caps
     made = [each.batches for each in loader.metrics().workers]
     drawn = capsys.readouterr().err
     assert [last_drawn(drawn, f"worker {worker}") for worker in range(2)] == [f"{batches}" for batches in made]
-    sources = {name: StructuredDataset(str(table), "parquet", shuffle=True) for name in ("one", "two")}
+    sources = {name: StructuredDataset(str(table), "parquet", shuffle="splits") for name in ("one", "two")}
     loader, _ = MixedDataset.create_dataloader(
         sources, {"one": 2, "two": 1}, batch_size=7, num_workers=2, show_progress="workers"
     )

@@ -67,7 +67,7 @@ def check(batches: Any, times: int = 1) -> None:
 @pytest.mark.parametrize(
     "options",
     [
-        {"shuffle": True, "num_workers": 2},
+        {"shuffle": "splits", "num_workers": 2},
         {"shuffle_buffer_size": 16, "split_size": 7},
         {"worker_type": "process", "num_workers": 1},
         {"shuffle": "rows", "row_store": "memory"},

@@ -79,9 +79,9 @@ TABLES: dict[str, list[dict[str, Any]]] = {
         {"columns": ["s", "id"]},
         {"columns": ["id"], "filters": pc.field("f") > 30},
         {"filters": pc.field("n") > 120, "count_filtered": False},
-        {"shuffle": True, "shuffle_buffer_size": 9, "split_size": 20},
+        {"shuffle": "splits", "shuffle_buffer_size": 9, "split_size": 20},
         {"even_ranks": "pad", "num_ranks": 2, "rank": 1, "split_size": 10},
-        {"row_id": True, "split_size": 8, "shuffle": True},
+        {"row_id": True, "split_size": 8, "shuffle": "splits"},
     ],
     "orc": [{}, {"columns": ["s", "id"]}, {"columns": ["id"], "filters": pc.field("f") > 30}],
     "arrow": [{}, {"columns": ["s", "id"]}, {"columns": ["id"], "filters": pc.field("f") > 30}],
@@ -152,7 +152,7 @@ def test_every_mode_delivers_the_same(
 def test_an_iceberg_table_with_deletes_of_every_kind_is_streamed(
     tables: Path, far: Callable[[], Any], footers: str, split_deletes: bool
 ) -> None:
-    chosen: dict[str, Any] = {"footers": footers, "split_deletes": split_deletes, "shuffle": True}
+    chosen: dict[str, Any] = {"footers": footers, "split_deletes": split_deletes, "shuffle": "splits"}
     wanted = LAKE.read(LAKE.make(tables, **chosen))
     with far():
         loader = LAKE.make(tables, **chosen)

@@ -56,7 +56,7 @@ def corpus_loader(folder: str, *, epochs: Any = None) -> TableLoader:
         f"{folder}/corpus.parquet",
         batch_size=2,
         pack=Pack(seq_len=16, labels="shifted"),
-        shuffle=True,
+        shuffle="splits",
         num_ranks="auto",
         even_ranks="balance",
         epochs=epochs,
@@ -66,7 +66,7 @@ def corpus_loader(folder: str, *, epochs: Any = None) -> TableLoader:
 
 
 def rows_loader(folder: str, batch_size: int) -> TableLoader:
-    shape: dict[str, Any] = {"num_workers": 2, "shuffle": True, "split_size": 10, "even_ranks": "balance"}
+    shape: dict[str, Any] = {"num_workers": 2, "shuffle": "splits", "split_size": 10, "even_ranks": "balance"}
     return make(Path(folder) / "table", num_ranks="auto", check_plan=True, batch_size=batch_size, **shape)
 
 

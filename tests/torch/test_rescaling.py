@@ -34,10 +34,10 @@ TOTAL = sum(map(sum, GROUPS))
 FILTER = pc.field("k") < 4
 
 CUTTERS: list[dict[str, Any]] = [
-    {"shuffle": True},
-    {"split_size": 6, "shuffle": True},
+    {"shuffle": "splits"},
+    {"split_size": 6, "shuffle": "splits"},
     {"split_size": 6},
-    {"split_strategy": "row_balanced", "split_size": 7, "shuffle": True},
+    {"split_strategy": "row_balanced", "split_size": 7, "shuffle": "splits"},
 ]
 GENERATORS: list[dict[str, Any]] = [
     {"split_strategy": HalvesV2()},
@@ -156,7 +156,7 @@ def test_every_rank_reads_all_under_a_generator_that_takes_no_ranks(
 @daily(4)
 def test_every_format_goes_on_at_the_next_row(tmp_path: Path, form: str, filtered: bool) -> None:
     write_table(tmp_path, [sizes for sizes in GROUPS if sum(sizes)], form)
-    options: dict[str, Any] = {"form": form, "shuffle": True, "batch_size": 3}
+    options: dict[str, Any] = {"form": form, "shuffle": "splits", "batch_size": 3}
     options |= {"filters": FILTER} if filtered else {}
     state: State | None = None
     seen: list[int] = []
@@ -173,7 +173,7 @@ def test_every_format_goes_on_at_the_next_row(tmp_path: Path, form: str, filtere
 def test_hive_tables_go_on_under_filters(tmp_path: Path, wanted: pc.Expression) -> None:
     for day, sizes in enumerate([[7, 9], [12], [5, 5, 5], [20]]):
         write_table(tmp_path / f"day={day}", [sizes])
-    shared: dict[str, Any] = {"filters": wanted, "shuffle": True}
+    shared: dict[str, Any] = {"filters": wanted, "shuffle": "splits"}
     [expected], _ = run_stage(tmp_path, None, None, num_ranks=1, **shared)
     state: State | None = None
     seen: list[int] = []
@@ -191,7 +191,7 @@ def test_one_rank_and_more_ranks_than_splits(table: Path) -> None:
     state: State | None = None
     for ranks, steps in [(3, 2), (1, 4), (50, 0), (50, 1), (1, None)]:
         delivered, states = run_stage(
-            table, state, steps, num_ranks=ranks, batch_size=2, num_workers=1, shuffle=True, shuffle_buffer_size=7
+            table, state, steps, num_ranks=ranks, batch_size=2, num_workers=1, shuffle="splits", shuffle_buffer_size=7
         )
         if ranks == 50 and steps:
             assert [] in delivered, "some ranks have no row"
@@ -207,7 +207,7 @@ def test_a_table_of_one_split_goes_on_on_other_ranks(tmp_path: Path) -> None:
 
 
 def test_worker_types_change_nothing(table: Path) -> None:
-    options: dict[str, Any] = {"shuffle": True, "batch_size": 5, "num_workers": 2, "shuffle_buffer_size": 11}
+    options: dict[str, Any] = {"shuffle": "splits", "batch_size": 5, "num_workers": 2, "shuffle_buffer_size": 11}
     first, states = run_stage(table, None, 3, num_ranks=2, worker_type="process", **options)
     by_threads, _ = run_stage(table, states[0], None, num_ranks=3, **options)
     by_processes, _ = run_stage(table, states[0], None, num_ranks=3, worker_type="process", **options)
@@ -216,7 +216,7 @@ def test_worker_types_change_nothing(table: Path) -> None:
 
 
 def test_what_padding_repeats_is_left_out_of_what_was_consumed(table: Path) -> None:
-    options: dict[str, Any] = {"batch_size": 4, "num_workers": 1, "shuffle": True}
+    options: dict[str, Any] = {"batch_size": 4, "num_workers": 1, "shuffle": "splits"}
     padded, states = run_stage(table, None, 5, num_ranks=3, even_ranks="pad", **options)
     rest, _ = run_stage(table, of_a_running_rank(states), None, num_ranks=2, **options)
     assert sorted(sum(padded + rest, [])) == list(range(TOTAL))
@@ -239,7 +239,7 @@ def test_uncounted_rows_go_on_after_every_batch_on_their_own_rank(
     table: Path, window: int | None, drop_last: bool
 ) -> None:
     options: dict[str, Any] = {"filters": FILTER, "count_filtered": False, "batch_size": 3, "num_ranks": 2, "rank": 1}
-    options |= {"num_workers": 2, "shuffle": True, "shuffle_buffer_size": window, "drop_last": drop_last}
+    options |= {"num_workers": 2, "shuffle": "splits", "shuffle_buffer_size": window, "drop_last": drop_last}
     loader = make(table, **options)
     whole = [own_rows([batch]) for batch in loader]
     for taken in range(len(whole) + 1):
@@ -257,7 +257,7 @@ def test_uncounted_rows_go_on_after_every_batch_on_their_own_rank(
 def test_a_counted_state_counts_the_whole_table_only_for_another_topology(
     table: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    options: dict[str, Any] = {"filters": FILTER, "batch_size": 2, "num_workers": 1, "shuffle": True}
+    options: dict[str, Any] = {"filters": FILTER, "batch_size": 2, "num_workers": 1, "shuffle": "splits"}
     _, states = run_stage(table, None, 2, num_ranks=3, **options)
     counted: list[int] = []
     count = TaskReader.counted
@@ -284,10 +284,10 @@ def test_a_counted_state_counts_the_whole_table_only_for_another_topology(
 def test_the_history_grows_by_one_entry_a_change_and_ends_with_the_epoch(table: Path) -> None:
     state: State | None = None
     for number, ranks in enumerate([1, 2, 2, 3, 1], start=1):
-        _, states = run_stage(table, state, 1, num_ranks=ranks, batch_size=2, num_workers=2, shuffle=True)
+        _, states = run_stage(table, state, 1, num_ranks=ranks, batch_size=2, num_workers=2, shuffle="splits")
         state = of_a_running_rank(states)
         assert len(state["history"]) == number - (number > 2)
-    loader = make(table, num_ranks=1, batch_size=2, num_workers=2, shuffle=True)
+    loader = make(table, num_ranks=1, batch_size=2, num_workers=2, shuffle="splits")
     loader.load_state_dict(json.loads(json.dumps(state)))
     loader.set_epoch(1)
     assert len(loader.state_dict()["history"]) == 1
@@ -296,7 +296,7 @@ def test_the_history_grows_by_one_entry_a_change_and_ends_with_the_epoch(table: 
 
 
 @pytest.mark.parametrize(
-    "options", [{"split_size": 6, "shuffle": True}, {"split_strategy": HalvesV2()}], ids=["cut", "dealt"]
+    "options", [{"split_size": 6, "shuffle": "splits"}, {"split_strategy": HalvesV2()}], ids=["cut", "dealt"]
 )
 @pytest.mark.parametrize("filters", [None, FILTER], ids=["all rows", "filtered"])
 @pytest.mark.parametrize("history", [[(4, 2)], [(4, 2), (2, 3), (1, 1)]], ids=["one stage", "three stages"])

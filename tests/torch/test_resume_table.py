@@ -25,7 +25,7 @@ SAVED_AFTER, STEPS = 4, 9
 """Steps before the checkpoint, and all that are compared; some loaders begin their second epoch in between."""
 
 ROWS: dict[str, Any] = {"shuffle": "rows", "row_store": "memory"}
-STREAM: dict[str, Any] = {"shuffle": True, "split_size": 10}
+STREAM: dict[str, Any] = {"shuffle": "splits", "split_size": 10}
 PACK: dict[str, Any] = {"pack": Pack(seq_len=4, strategy="pad"), "columns": []}
 CUT: dict[str, Any] = {"pack": Pack(seq_len=4), "columns": []}
 FOREVER: dict[str, Any] = {"epochs": "forever"}

@@ -170,7 +170,7 @@ def test_under_a_filter_reading_begins_at_the_row_group_of_the_next_row_that_pas
 def test_no_consumed_file_is_opened_on_any_lane(
     tables: dict[str, Path], watch: Watch, form: str, window: int | None, worker_type: str
 ) -> None:
-    options = {"num_workers": 3, "shuffle": True, "shuffle_buffer_size": window, "worker_type": worker_type}
+    options = {"num_workers": 3, "shuffle": "splits", "shuffle_buffer_size": window, "worker_type": worker_type}
     taken, rest, expected = resume(watch, lambda: make(tables[form], form, **options), 40)
     assert rest == expected
     left = {row // ROWS for row in range(FILES * ROWS)} - consumed(taken)
@@ -181,7 +181,7 @@ def test_no_consumed_file_is_opened_on_any_lane(
 def test_no_consumed_file_is_opened_after_a_change_of_topology(
     tables: dict[str, Path], watch: Watch, window: int | None
 ) -> None:
-    root, shared = tables["parquet"], {"shuffle": True, "shuffle_buffer_size": window}
+    root, shared = tables["parquet"], {"shuffle": "splits", "shuffle_buffer_size": window}
     before = [make(root, "parquet", num_workers=1, num_ranks=2, rank=rank, **shared) for rank in range(2)]
     taken = [batch["id"].tolist() for loader in before for batch in islice(loader, 15)]
     state = before[0].state_dict()

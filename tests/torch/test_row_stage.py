@@ -119,7 +119,7 @@ def test_every_part_comes_once_on_any_chain_of_jobs(
         steps = taken if number + 1 < len(chain) else None
         states = []
         for rank in range(shape["num_ranks"]):
-            loader = make(table, rank=rank, shuffle=True, filters=filters, **shape)
+            loader = make(table, rank=rank, shuffle="splits", filters=filters, **shape)
             if state is not None:
                 loader.load_state_dict(json.loads(json.dumps(state)))
             left = loader.remaining

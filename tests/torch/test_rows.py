@@ -188,7 +188,7 @@ def test_a_batch_size_that_was_given_must_divide_the_global_one(table: str, batc
 
 
 def test_splits_mode_has_no_rows_to_exclude(table: str) -> None:
-    _, dataset = make(table, shuffle=True)
+    _, dataset = make(table, shuffle="splits")
     for call in (
         lambda: dataset.exclude([1]),
         lambda: dataset.include([1], gather=True),

@@ -81,7 +81,7 @@ def test_rows_of_names_what_each_batch_delivered(
 
 
 def test_no_data_file_is_opened(table: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    loader = make(table, batch_size=5, shuffle=True, shuffle_buffer_size=8, filters=pc.field("k") < 4)
+    loader = make(table, batch_size=5, shuffle="splits", shuffle_buffer_size=8, filters=pc.field("k") < 4)
     opened: list[str] = []
     monkeypatch.setattr(FileStorage, "open", lambda _, path: opened.append(path))
     told = [loader.rows_of(step) for step in range(len(loader))]
@@ -104,14 +104,14 @@ def test_spans_are_runs_single_rows_and_live_rows(table: Path) -> None:
 
 
 def test_rows_of_speaks_of_the_stage_that_the_state_speaks_of(table: Path) -> None:
-    loader = make(table, batch_size=5, shuffle=True)
+    loader = make(table, batch_size=5, shuffle="splits")
     loader.set_epoch(2)
     batches = iter(loader)
     first = next(batches)["row_id"].tolist()
     everything = set(range(STARTS[-1]))
     assert named(spans_of(loader, 0), everything) == first
     state = loader.state_dict()
-    smaller = make(table, batch_size=3, shuffle=True)
+    smaller = make(table, batch_size=3, shuffle="splits")
     smaller.load_state_dict(state)
     assert named(spans_of(smaller, 0), everything) == next(iter(smaller))["row_id"].tolist()
 

@@ -16,7 +16,7 @@ from tests.waiting import PATIENCE_S
 from torch_table_loader.read.tasks import TaskReader
 
 GROUPS = [[7, 5], [11], [], [3, 3, 3], [20], [1], [0, 6], [9, 2]]
-OPTIONS: dict[str, Any] = {"batch_size": 4, "num_workers": 4, "shuffle": True, "split_size": 1}
+OPTIONS: dict[str, Any] = {"batch_size": 4, "num_workers": 4, "shuffle": "splits", "split_size": 1}
 VARIANTS: dict[str, dict[str, Any]] = {
     "plain": {},
     "windows": {"shuffle_buffer_size": 6},

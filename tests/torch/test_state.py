@@ -36,7 +36,8 @@ def write_files(root: Path, sizes: list[int], first: int = 0) -> None:
 
 
 def make(path: str, **options: Any) -> TableLoader:
-    defaults = {"batch_size": 64, "num_workers": 3, "shuffle": True, "split_size": 200, "check_plan": False}
+    defaults: dict[str, Any] = {"batch_size": 64, "num_workers": 3, "shuffle": "splits", "split_size": 200}
+    defaults["check_plan"] = False
     return StructuredDataset.create_dataloader(path, "parquet", **(defaults | options))[0]
 
 

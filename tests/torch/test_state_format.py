@@ -28,7 +28,7 @@ from torch_table_loader import ResumeError, StructuredDataset
 
 SMALL = [[9, 4, 11], [1], [], [17, 5], [13, 13]]
 TOTAL = sum(map(sum, SMALL))
-OPTIONS: dict[str, Any] = {"batch_size": 5, "num_workers": 2, "shuffle": True, "split_size": 10}
+OPTIONS: dict[str, Any] = {"batch_size": 5, "num_workers": 2, "shuffle": "splits", "split_size": 10}
 MOST_BYTES = 4096
 
 

@@ -18,7 +18,7 @@ from torch_table_loader import ConfigError, MixedDataset, ResumeError, Structure
 
 ORDERS: dict[str, dict[str, Any]] = {
     "table": {},
-    "splits": {"shuffle": True, "split_size": 20, "shuffle_buffer_size": 30},
+    "splits": {"shuffle": "splits", "split_size": 20, "shuffle_buffer_size": 30},
     "rows": {"shuffle": "rows", "row_store": "memory"},
     "uncounted": {"filters": pc.field("k") < 7, "count_filtered": False},
 }

@@ -37,7 +37,7 @@ def loaders(kind: TableKind, table: KeptTable, **options: Any) -> list[TableLoad
 
 
 def make(kind: TableKind, table: KeptTable, **options: Any) -> TableLoader:
-    [loader] = loaders(kind, table, **{"shuffle": True, **options})
+    [loader] = loaders(kind, table, **{"shuffle": "splits", **options})
     return loader
 
 
@@ -104,7 +104,7 @@ def test_an_epoch_goes_on_over_newer_commits_and_other_worlds(
     table.commit()
     table.delete({path: [3]})
     first = table.commit()
-    options: dict[str, Any] = {"split_deletes": split_deletes, "footers": footers, "shuffle": True}
+    options: dict[str, Any] = {"split_deletes": split_deletes, "footers": footers, "shuffle": "splits"}
     options |= {"even_ranks": "balance", "shuffle_buffer_size": 4}
     seen: list[int] = []
     state: Any = None

@@ -215,7 +215,7 @@ def test_threads_and_processes_deliver_the_same(
     kind: TableKind, tmp_path: Path, worker_type: str, num_ranks: int, footers: str
 ) -> None:
     table = sample(kind, tmp_path)
-    options: dict[str, Any] = {"num_ranks": num_ranks, "batch_size": 8, "num_workers": 2, "shuffle": True}
+    options: dict[str, Any] = {"num_ranks": num_ranks, "batch_size": 8, "num_workers": 2, "shuffle": "splits"}
     plain = [rows_of(loader) for loader in loaders(kind, table, footers=footers, **options)]
     there = loaders(kind, table, worker_type=worker_type, footers=footers, **options)
     assert [rows_of(loader) for loader in there] == plain
@@ -246,7 +246,7 @@ def test_a_state_goes_on_in_the_table_of_its_own_commit(
     [pinned] = loaders(kind, table, **options, **kind.only(3))
     with pytest.raises(ResumeError, match=rf"snapshot {then}, and this is snapshot {now}; pass .*{kind.option}={then}"):
         pinned.load_state_dict(state)
-    [otherwise] = loaders(kind, table, **{**options, "shuffle": True})
+    [otherwise] = loaders(kind, table, **{**options, "shuffle": "splits"})
     with pytest.raises(ResumeError, match=r"shuffle was .* and is True"):
         otherwise.load_state_dict(state)
     table.forget()

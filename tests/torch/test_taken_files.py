@@ -69,7 +69,7 @@ def test_files_are_those_of_the_rows_that_were_taken(
 
 def test_a_resumed_loader_counts_what_it_takes_itself(table: Path) -> None:
     """The rows of windows that were open, on another number of ranks, count too."""
-    shape: dict[str, Any] = {"shuffle": True, "shuffle_buffer_size": 12, "batch_size": 5, "num_workers": 2}
+    shape: dict[str, Any] = {"shuffle": "splits", "shuffle_buffer_size": 12, "batch_size": 5, "num_workers": 2}
     first = [make(table, num_ranks=2, rank=rank, even_ranks="balance", **shape) for rank in range(2)]
     for loader in first:
         take(loader, 4)
@@ -92,7 +92,7 @@ def test_pruned_row_groups_are_no_part_of_it(table: Path) -> None:
 
 
 def test_each_epoch_of_an_iteration_counts_anew(table: Path) -> None:
-    loader = make(table, batch_size=10, epochs=2, shuffle=True)
+    loader = make(table, batch_size=10, epochs=2, shuffle="splits")
     take(loader)
     metrics = loader.metrics()
     assert metrics.files == 2 * 4
@@ -122,7 +122,7 @@ def test_what_nobody_knows_is_left_out(table: Path, options: dict[str, Any]) -> 
 
 
 def test_a_mixture_leaves_it_out(table: Path) -> None:
-    sources = {name: StructuredDataset(str(table), "parquet", shuffle=True) for name in ("one", "two")}
+    sources = {name: StructuredDataset(str(table), "parquet", shuffle="splits") for name in ("one", "two")}
     with meant_warnings():
         loader, _ = MixedDataset.create_dataloader(sources, {"one": 2, "two": 1}, batch_size=7)
     take(loader)

@@ -55,9 +55,9 @@ def taken(loader: Any) -> list[list[int]]:
     [
         {},
         {"num_workers": 0},
-        {"shuffle": True, "split_size": 7},
+        {"shuffle": "splits", "split_size": 7},
         {"shuffle": "rows"},
-        {"worker_type": "process", "shuffle": True},
+        {"worker_type": "process", "shuffle": "splits"},
         {"split_strategy": "row_balanced", "split_size": 10},
     ],
     ids=str,
@@ -117,7 +117,7 @@ def test_a_distant_table_gives_the_same_and_tokens_are_fetched_ahead(
 ) -> None:
     path = write(form)
     with far():
-        for options in ({}, {"shuffle": True, "split_size": 5}, {"worker_type": "process"}, {"num_workers": 0}):
+        for options in ({}, {"shuffle": "splits", "split_size": 5}, {"worker_type": "process"}, {"num_workers": 0}):
             loader = make(path, form, **options)
             assert sorted(taken(loader)) == sorted(ALL)
         loader, dataset = StructuredDataset.create_dataloader(path, form, batch_size=8, columns=["tokens"])
@@ -131,7 +131,7 @@ def test_a_distant_table_gives_the_same_and_tokens_are_fetched_ahead(
 
 def test_loss_masks_lie_beside_their_tokens(write: Callable[[str], str], far: Callable[[], Any]) -> None:
     path = write("datatrove")
-    options = {"columns": ["loss_mask", "tokens"], "shuffle": True, "split_size": 5}
+    options = {"columns": ["loss_mask", "tokens"], "shuffle": "splits", "split_size": 5}
     near = list(make(path, "datatrove", **options))
     rows = [pair for batch in near for pair in zip(batch["tokens"], batch["loss_mask"], strict=True)]
     assert sorted(rows) == sorted((document, loss_of(document)) for document in ALL)

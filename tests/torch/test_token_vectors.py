@@ -53,10 +53,10 @@ def check(loader: TableLoader, seq_len: int, expected: int) -> None:
 
 
 OPTIONS = (
-    {"shuffle": True},
+    {"shuffle": "splits"},
     {"shuffle": "rows", "row_store": "memory"},
-    {"shuffle": True, "worker_type": "process", "num_workers": 2},
-    {"shuffle": True, "output_format": "numpy"},
+    {"shuffle": "splits", "worker_type": "process", "num_workers": 2},
+    {"shuffle": "splits", "output_format": "numpy"},
 )
 PACKINGS = [(strategy, options) for strategy in ("concat", "pad", "best_fit") for options in OPTIONS]
 

@@ -18,7 +18,7 @@ from tests.tables.plain import write_table
 
 GROUPS = [[130, 170, 60], [400], [], [90] * 7, [1], [333, 333], [250] * 3]
 TOTAL = sum(map(sum, GROUPS))
-SHARED: dict[str, Any] = {"shuffle": True, "split_size": 150}
+SHARED: dict[str, Any] = {"shuffle": "splits", "split_size": 150}
 
 
 class Run(MarkedJob):

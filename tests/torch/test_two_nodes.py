@@ -17,7 +17,7 @@ from tests.tables.plain import write_table
 
 GROUPS = [[530, 170, 60], [400], [], [190] * 9, [1], [733, 333], [550] * 9, [1009]]
 OPTIONS: dict[str, Any] = {
-    "shuffle": True,
+    "shuffle": "splits",
     "split_size": 150,
     "batch_size": 7,
     "num_workers": 2,

@@ -71,7 +71,7 @@ def test_debug_names_each_file_that_is_read(table: Path, caplog: pytest.LogCaptu
 
 def test_each_epoch_of_an_iteration_has_an_end(table: Path, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, "torch_table_loader.metrics"):
-        list(loader_of(table, epochs=2, shuffle=True))
+        list(loader_of(table, epochs=2, shuffle="splits"))
     ends = [text for entry in caplog.records if " ends: " in (text := entry.getMessage())]
     assert [text.split(",")[0] for text in ends] == [
         f"epoch 0 ends: {ROWS} rows in 6 batches",

@@ -370,7 +370,7 @@ def test_a_state_of_other_values_of_the_same_column_is_refused(tmp_path: Path) -
     ("options", "error", "said"),
     [
         ({"shuffle": False}, ConfigError, 'does not work with shuffle=False; leave it out, or pass shuffle="rows"'),
-        ({"shuffle": True}, ConfigError, "does not work with shuffle=True"),
+        ({"shuffle": "splits"}, ConfigError, "does not work with shuffle='splits'"),
         ({"weights": 3}, ConfigTypeError, "name of a column of numbers.*got int 3"),
         ({"weights": ""}, ConfigTypeError, "name of a column of numbers"),
         ({"weights": {"a": 1.0}}, ConfigTypeError, r"shares of several tables are MixedDataset\(sources, weights\)"),

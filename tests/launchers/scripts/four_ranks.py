@@ -23,17 +23,17 @@ from torch_table_loader.testing import small_sizes
 
 @scene
 def plain(root: Path) -> Any:
-    return epoch(root / "table", shuffle=True)
+    return epoch(root / "table", shuffle="splits")
 
 
 @scene
 def explicit(root: Path) -> Any:
-    return epoch(root / "table", shuffle=True, num_ranks=4, rank=dist.get_rank())
+    return epoch(root / "table", shuffle="splits", num_ranks=4, rank=dist.get_rank())
 
 
 @scene
 def processes(root: Path) -> Any:
-    return epoch(root / "table", shuffle=True, worker_type="process", num_workers=1)
+    return epoch(root / "table", shuffle="splits", worker_type="process", num_workers=1)
 
 
 @scene
@@ -66,7 +66,7 @@ def rows_in_memory(root: Path) -> Any:
 
 @scene
 def balance(root: Path) -> Any:
-    return epoch(root / "table", shuffle=True, even_ranks="balance")
+    return epoch(root / "table", shuffle="splits", even_ranks="balance")
 
 
 @scene

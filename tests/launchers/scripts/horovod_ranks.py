@@ -19,7 +19,7 @@ from torch_table_loader.engine.rank_info import resolve_ranks
 
 def open_loader(table: Path, names: list[str], **options: Any) -> TableLoader:
     """Make the loader of this rank, which it finds by itself."""
-    chosen: dict[str, Any] = {"batch_size": 7, "num_workers": 2, "shuffle": True, "num_ranks": "auto"} | options
+    chosen: dict[str, Any] = {"batch_size": 7, "num_workers": 2, "shuffle": "splits", "num_ranks": "auto"} | options
     loader, _ = StructuredDataset.create_dataloader(table, files=names, **chosen)
     return loader
 

@@ -16,7 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 from tests.launchers.scripts.stage import epoch, play_all, scene
 from torch_table_loader import StructuredDataset, TableLoader
 
-BALANCED: dict[str, Any] = {"shuffle": True, "even_ranks": "balance"}
+BALANCED: dict[str, Any] = {"shuffle": "splits", "even_ranks": "balance"}
 
 
 @scene

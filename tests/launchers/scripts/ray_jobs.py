@@ -56,7 +56,7 @@ def until_killed(config: dict[str, Any]) -> None:
     """Train with a checkpoint every few steps; rank 1 kills itself in the middle of epoch 1, once."""
     from torch_table_loader import StructuredDataset
 
-    options: dict[str, Any] = {"batch_size": 7, "num_workers": 2, "shuffle": True, "even_ranks": "balance"}
+    options: dict[str, Any] = {"batch_size": 7, "num_workers": 2, "shuffle": "splits", "even_ranks": "balance"}
     loader, _ = StructuredDataset.create_dataloader(config["table"], num_ranks="auto", **options)
     rank = train.get_context().get_world_rank()
     began, rows = None, []

@@ -19,7 +19,7 @@ def train(table: str) -> list[dict[str, Any]]:
 
     dist.init_process_group("gloo")
     loader, _ = StructuredDataset.create_dataloader(
-        table, batch_size=7, shuffle=True, num_ranks="auto", even_ranks="balance"
+        table, batch_size=7, shuffle="splits", num_ranks="auto", even_ranks="balance"
     )
     found = resolve_ranks(LoaderOptions(num_ranks="auto"))
     mine = {"found": found, "told": len(loader), "rows": [batch["x"].tolist() for batch in loader]}

@@ -32,7 +32,7 @@ class Run(TypedDict):
 def of_table(options: dict[str, Any]) -> dict[str, Any]:
     """Return the options of a loader of these scenes."""
     common = {"batch_size": BATCH_SIZE, "num_workers": 2, "num_ranks": "auto"}
-    return common | {"shuffle": True, "even_ranks": "balance"} | options
+    return common | {"shuffle": "splits", "even_ranks": "balance"} | options
 
 
 def own_rows(batch: dict[str, Any]) -> list[int]:

@@ -53,7 +53,7 @@ def created(root: Path, name: str) -> Catalog:
 def epoch(root: Path, table: Any) -> dict[str, Any]:
     """Deliver an epoch of this rank."""
     options: dict[str, Any] = {"batch_size": 3, "num_workers": 2, "num_ranks": "auto", "even_ranks": "balance"}
-    loader, dataset = IcebergDataset.create_dataloader(table, config(root), shuffle=True, **options)
+    loader, dataset = IcebergDataset.create_dataloader(table, config(root), shuffle="splits", **options)
     batches = list(loader)
     return {
         "rows": [row for batch in batches for row in batch["x"].tolist()],

@@ -278,6 +278,8 @@ def planner_of(
 
 def why_not_mixed(options: LoaderOptions, planner: Planner) -> str | None:
     """Return what keeps splits from being mixed, with the remedy; None if nothing does."""
+    if options.processes and options.shuffle is True:
+        return 'each process reads splits of its own: leave worker_type out, or pass shuffle="mixed" for one process'
     if options.batch_by is not None:
         return 'batches end with files (batch_by="file"): leave batch_by out'
     if options.pack is not None:
@@ -296,11 +298,13 @@ def with_mixing(planner: Planner, options: LoaderOptions, row_bytes: int) -> Pla
         row_bytes: decoded bytes of a row, about.
 
     Raises:
-        ConfigError: another option keeps splits from being mixed.
+        ConfigError: the caller asked for it by name, and another option keeps splits from being mixed.
     """
     if not options.may_mix:
         return planner
     if (reason := why_not_mixed(options, planner)) is not None:
+        if options.shuffle is True:
+            return planner
         raise ConfigError(f'shuffle="mixed" mixes rows of several splits, but {reason}, or pass shuffle="splits"')
     topology = planner.topology
     rows = planner.layout.num_rows // topology.num_ranks

@@ -15,7 +15,7 @@ from torch_table_loader.arrow.token_rows import ids_under
 from torch_table_loader.engine.jobs.bound import bound, refuse_unknown
 from torch_table_loader.engine.jobs.job import Job
 from torch_table_loader.engine.jobs.planner import PlannedStream
-from torch_table_loader.engine.jobs.resolve import packed_columns, refuse_shape, with_padding
+from torch_table_loader.engine.jobs.resolve import packed_columns, refuse_shape, why_not_mixed, with_padding
 from torch_table_loader.engine.machine import ranks_on_this_node, threads_for, usable_cpus
 from torch_table_loader.engine.sizing import PAGES_BYTES, batches_of_a_gather, rows_in_flight
 from torch_table_loader.engine.state import Bound, SavedTable
@@ -529,9 +529,12 @@ class StreamJob(Job):
 
     @property
     def _notes_of_mixing(self) -> list[str]:
-        """Say how well batches are mixed, where splits are."""
-        if (mixing := self.topology.mixing) is None:
+        """Say how well batches are mixed, or why splits are only permuted."""
+        if not self.options.may_mix:
             return []
+        if (mixing := self.topology.mixing) is None:
+            reason = why_not_mixed(self.options, self.planner)
+            return [f"splits are permuted, and a batch has rows of few of them, since {reason}"]
         window = self.planner.plan(self.planner.start(0), self.rank).plan.window
         side_by_side = f"up to {mixing.splits} splits that are read side by side"
         return [f"each batch draws on {side_by_side}, in windows of {window:,} rows"]

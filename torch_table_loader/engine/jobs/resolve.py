@@ -278,8 +278,6 @@ def planner_of(
 
 def why_not_mixed(options: LoaderOptions, planner: Planner) -> str | None:
     """Return what keeps splits from being mixed, with the remedy; None if nothing does."""
-    if options.processes and options.shuffle is True:
-        return 'each process reads splits of its own: leave worker_type out, or pass shuffle="mixed" for one process'
     if options.batch_by is not None:
         return 'batches end with files (batch_by="file"): leave batch_by out'
     if options.pack is not None:
@@ -306,6 +304,11 @@ def with_mixing(planner: Planner, options: LoaderOptions, row_bytes: int) -> Pla
         if options.shuffle is True:
             return planner
         raise ConfigError(f'shuffle="mixed" mixes rows of several splits, but {reason}, or pass shuffle="splits"')
+    if options.processes and options.num_workers is not None and options.num_workers > 1:
+        warn_caller(
+            f"shuffle={options.shuffle!r} mixes rows in one process a rank, got num_workers={options.num_workers}; "
+            'pass num_workers=1, leave worker_type out to have threads, or pass shuffle="splits"'
+        )
     topology = planner.topology
     rows = planner.layout.num_rows // topology.num_ranks
     window = mixing_of(row_bytes, rows, topology.batch_size, options.shuffle_buffer_size)

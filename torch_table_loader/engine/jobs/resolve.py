@@ -127,7 +127,9 @@ def strategy_of(options: LoaderOptions, ranks: RankInfo) -> Strategy:
         "seed": options.shuffle_seed,
         "target_bytes": options.split_bytes,
         "target_rows": options.split_rows,
-        "least_splits": MIXED_SPLITS if options.may_mix and options.split_size is None else None,
+        "least_splits": MIXED_SPLITS
+        if options.may_mix and options.pack is None and options.split_size is None
+        else None,
     }
     chosen = options.split_strategy
     if options.batch_by == "file" and chosen is None:

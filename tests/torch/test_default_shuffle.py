@@ -1,0 +1,73 @@
+"""`shuffle=True` mixes rows of splits where it can, and permutes splits where another option keeps it from that."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from torch_table_loader import ConfigError, Pack, StructuredDataset
+
+FILES, ROWS = 12, 400
+
+KEPT_FROM_IT: dict[str, tuple[dict[str, Any], str]] = {
+    "file": ({"batch_by": "file"}, "batches end with files"),
+    "pack": ({"pack": Pack(tokens="x", seq_len=8)}, "pack= makes sequences"),
+    "uncounted": ({"filters": "x >= 0", "count_filtered": False}, "are not counted"),
+    "dealt": ({"split_strategy": "round_robin"}, "RoundRobinStrategy deals splits itself"),
+}
+
+
+@pytest.fixture(scope="module")
+def table(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Files that lie sorted by `x`."""
+    root = tmp_path_factory.mktemp("sorted")
+    for number in range(FILES):
+        x = np.arange(number * ROWS, (number + 1) * ROWS)
+        pq.write_table(pa.table({"x": x}), root / f"{number:02}.parquet", row_group_size=100)
+    return str(root)
+
+
+def batches(path: str, **options: Any) -> list[list[Any]]:
+    loader, _ = StructuredDataset.create_dataloader(path, **({"batch_size": 64, "num_workers": 1} | options))
+    return [np.asarray(next(iter(batch.values()))).tolist() for batch in loader]
+
+
+@pytest.mark.parametrize("worker_type", ["thread", "process"])
+def test_true_is_mixed(table: str, worker_type: str) -> None:
+    assert batches(table, shuffle=True, worker_type=worker_type) == batches(table, shuffle="mixed")
+
+
+def test_every_batch_draws_on_all_of_a_sorted_table(table: str) -> None:
+    spread = np.std(np.arange(FILES * ROWS))
+    mixed = [batch for batch in batches(table, shuffle=True) if len(batch) == 64]
+    assert min(np.std(batch) for batch in mixed) > 0.8 * spread
+    assert sorted(row for batch in batches(table, shuffle=True) for row in batch) == list(range(FILES * ROWS))
+    assert min(np.std(batch) for batch in batches(table, shuffle="splits")) < 0.1 * spread
+
+
+@pytest.mark.parametrize("which", KEPT_FROM_IT)
+def test_splits_are_permuted_where_they_cannot_be_mixed(tmp_path: Path, table: str, which: str) -> None:
+    options, reason = KEPT_FROM_IT[which]
+    if which == "pack":
+        table = str(tmp_path)
+        for number in range(3):
+            pq.write_table(pa.table({"x": [[row] * 5 for row in range(20)]}), tmp_path / f"{number}.parquet")
+    common: dict[str, Any] = {"batch_size": 64, "num_workers": 1, **options}
+    if which == "uncounted":
+        common["split_size"] = 100  # else a table that may be mixed is cut into more splits
+    loader, dataset = StructuredDataset.create_dataloader(table, shuffle=True, **common)
+    plain, _ = StructuredDataset.create_dataloader(table, shuffle="splits", **common)
+    assert [str(batch) for batch in loader] == [str(batch) for batch in plain]
+    assert any(reason in note for note in dataset.explain().notes)
+    with pytest.raises(ConfigError, match=reason):
+        StructuredDataset.create_dataloader(table, shuffle="mixed", **common)
+
+
+def test_processes_that_would_stay_idle_are_told_of(table: str) -> None:
+    with pytest.warns(UserWarning, match="mixes rows in one process a rank, got num_workers=2"):
+        StructuredDataset.create_dataloader(table, shuffle=True, worker_type="process", num_workers=2)

@@ -22,7 +22,7 @@ from torch_table_loader.records import DataFile, FileMeta, FileVersion, LocalVer
 from torch_table_loader.source.clients import STAT_THREADS
 from torch_table_loader.source.storage import FileStorage, open_storage
 
-_MAGIC = b"TTLPLAN2"
+_MAGIC = b"TTLPLAN3"
 
 _MOST_RETRY_SECONDS = 15.0
 """Reading the footers again takes less time than a long wait, and always works."""

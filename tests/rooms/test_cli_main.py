@@ -258,7 +258,7 @@ def test_options_that_are_not_given_keep_the_library_defaults() -> None:
         ["inspect", "t", "--no-count-filtered", "--shuffle", "--columns", "a,b", "--columns", "c"]
     )
     keywords = arguments.loader_keywords(typed)
-    assert keywords == {"path": "t", "count_filtered": False, "shuffle": "splits", "columns": ["a", "b", "c"]}
+    assert keywords == {"path": "t", "count_filtered": False, "shuffle": True, "columns": ["a", "b", "c"]}
     assert LoaderOptions(**{name: value for name, value in keywords.items() if name != "path"}).columns
 
 

@@ -56,9 +56,9 @@ def test_ranks_take_all_bytes_of_all_files(table: Path, shape: dict[str, Any], s
 
 @pytest.mark.filterwarnings("ignore:drop_last=True leaves rank . no step")
 @settings(max_examples=examples(25), deadline=None)
-@given(shape=topologies(), shuffle=st.booleans(), steps=st.integers(0, 9))
+@given(shape=topologies(), shuffle=st.sampled_from([False, "splits"]), steps=st.integers(0, 9))
 def test_files_are_those_of_the_rows_that_were_taken(
-    table: Path, shape: dict[str, Any], shuffle: bool, steps: int
+    table: Path, shape: dict[str, Any], shuffle: Any, steps: int
 ) -> None:
     loader = make(table, rank=0, shuffle=shuffle, split_size=20, **shape | {"shuffle_buffer_size": None})
     steps = min(steps, len(loader))

@@ -256,24 +256,27 @@ class TensorCodec(RowsCodec[TensorRows]):
 
 
 class _CollectedTensors(Collected[TensorRows]):
-    """Copies chunks into room for all of them while caches hold them; those of varying width are joined at the end."""
+    """Copies chunks into room for all of them while caches hold them; those of varying width are joined at the end.
+
+    Room is made for as many rows as were taken the last time, and twice as many where that is too little: the most may
+    be far more than ever come.
+    """
 
     def __init__(self, codec: TensorCodec, most: int) -> None:
         self._codec = codec
         self._most = most
         self._room: list[Any] = []
         """Of each leaf an array of so many rows, or a list of chunks; empty while nothing was added."""
+        self._rows = 0
+        """The rows for which there is room, or is to be."""
 
     @override
     def add(self, rows: TensorRows, start: int, stop: int) -> None:
-        leaves = self._codec.leaves
-        if not self._room:
-            new = self._codec.arena(self._most).array
-            for leaf, data in zip(leaves, rows.data, strict=True):
-                self._room.append(new((self._most, *data.shape[1:]), data.dtype) if leaf.kind.row_bytes else [])
         end = self.num_rows + stop - start
+        if not self._room or end > self._rows:
+            self._make_room(rows, end)
         small = 2 * (stop - start) <= rows.num_rows  # a view would keep the whole chunk in memory
-        for leaf, room, data in zip(leaves, self._room, rows.data, strict=True):
+        for leaf, room, data in zip(self._codec.leaves, self._room, rows.data, strict=True):
             part = leaf.kind.slice(data, start, stop)
             if leaf.kind.row_bytes:
                 room[self.num_rows : end] = part
@@ -281,10 +284,22 @@ class _CollectedTensors(Collected[TensorRows]):
                 room.append(leaf.kind.join([part], new_array) if small else part)
         self.num_rows = end
 
+    def _make_room(self, rows: TensorRows, end: int) -> None:
+        self._rows = self._rows if end <= self._rows else min(self._most, 2 * end)
+        new, before = self._codec.arena(self._rows).array, self._room
+        self._room = []
+        for place, (leaf, data) in enumerate(zip(self._codec.leaves, rows.data, strict=True)):
+            if leaf.kind.row_bytes:
+                self._room.append(new((self._rows, *data.shape[1:]), data.dtype))
+                if before:
+                    self._room[place][: self.num_rows] = before[place][: self.num_rows]
+            else:
+                self._room.append(before[place] if before else [])
+
     @override
     def taken(self) -> TensorRows:
         room, num_rows = self._room, self.num_rows
-        self._room, self.num_rows = [], 0
+        self._room, self.num_rows, self._rows = [], 0, num_rows
         columns = zip(self._codec.leaves, room, strict=True)
         data = [each[:num_rows] if leaf.kind.row_bytes else leaf.kind.join(each, new_array) for leaf, each in columns]
         return TensorRows(self._codec, num_rows, data)

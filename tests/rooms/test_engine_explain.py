@@ -108,6 +108,18 @@ def test_it_tells_how_batches_are_mixed(table: Path) -> None:
     assert sum(len(batch["x"]) for batch in loader) > 0
 
 
+def test_fewer_splits_are_open_where_row_groups_are_large(tmp_path: Path) -> None:
+    """The rows of four row groups of 192 MB are more than splits may hold; how well that mixes is said."""
+    columns = {f"x{number}": pa.array(np.zeros(400_000)) for number in range(60)}
+    for number in range(2):
+        pq.write_table(pa.table(columns), tmp_path / f"{number}.parquet", row_group_size=400_000)
+    _, dataset = StructuredDataset.create_dataloader(str(tmp_path), shuffle=True)
+    [note] = [note for note in dataset.explain().notes if "draws on" in note]
+    assert "up to 4 splits that are read side by side" in note
+    assert 'smaller ones, or shuffle="rows", mix better' in note
+    assert dataset.explain().memory_bound < 900 << 20
+
+
 def test_uncounted_numbers_are_none_rather_than_zero(table: Path) -> None:
     told = make(table, filters=pc.field("k") < 5, count_filtered=False)[1].explain()
     assert (told.steps, told.steps_per_rank, told.live_rows, told.rows_per_rank) == (None,) * 4

@@ -50,7 +50,13 @@ MIXED_SPLITS = 64
 """Splits of a table that is mixed, at least, as far as row groups allow: ranks have several for each that is open."""
 
 OPEN_SPLITS = 16
-"""Splits that a rank reads side by side where it mixes them."""
+"""Splits that a rank reads side by side where it mixes them, if `OPEN_BYTES` are enough for them."""
+
+LEAST_OPEN_SPLITS = 4
+"""Splits that are read side by side, whatever they hold."""
+
+OPEN_BYTES = 256 * 1024 * 1024
+"""What the splits that a rank reads side by side hold together, about."""
 
 PAGES_BYTES = 3 * 1024 * 1024
 """What is held of an open column beside its rows, about: a dictionary, and a page before and after decompression."""
@@ -75,16 +81,35 @@ def rows_of_a_read(row_bytes: int, batch_size: int, group_rows: int = 0) -> int:
     return -(-aimed // batch_size) * batch_size
 
 
-def mixing_of(row_bytes: int, rows: int, batch_size: int, window: int | None) -> Mixing:
+def open_bytes(row_bytes: int, group_rows: int, read_rows: int, columns: int) -> int:
+    """Return what an open row group holds: all its rows if it is read whole, else a part of them, and pages.
+
+    >>> open_bytes(64, 100_000, 100_000, 8), open_bytes(64, 10**6, 100_000, 8)
+    (6400000, 31565824)
+    """
+    whole = row_bytes * group_rows
+    if read_rows >= group_rows:
+        return whole
+    return row_bytes * read_rows + min(PAGES_BYTES * columns, 2 * whole)
+
+
+def mixing_of(row_bytes: int, rows: int, batch_size: int, window: int | None, held: int) -> Mixing:
     """Size how a rank of so many rows mixes its splits; `window` is what the caller asked for, in rows.
 
     A window has at most half of `MIXING_BYTES`, since it counts twice as it turns, and at most a part of the rank's
     rows, since a resume reads it again.
+
+    Args:
+        held: what an open split holds; see `open_bytes`.
+
+    >>> mixing_of(64, 10**6, 1024, None, 4 << 20), mixing_of(64, 10**6, 1024, 5000, 1 << 30)
+    (Mixing(rows=83333, splits=16), Mixing(rows=5000, splits=4))
     """
+    splits = max(LEAST_OPEN_SPLITS, min(OPEN_SPLITS, OPEN_BYTES // max(1, held)))
     if window is None:
         part = max(rows // MIXED_WINDOWS, LEAST_MIXED_BATCHES * batch_size)
         window = max(1, min(MIXING_BYTES // (2 * row_bytes), part))
-    return Mixing(window, OPEN_SPLITS)
+    return Mixing(window, splits)
 
 
 def batches_of_a_gather(row_bytes: int, batch_size: int) -> int:

@@ -10,7 +10,7 @@ from torch_table_loader.batching.codec import make_codec
 from torch_table_loader.batching.policy import TypePolicy
 from torch_table_loader.engine.jobs.resolve import columns_of, delivered, planner_of, strategy_of, surveyed, with_mixing
 from torch_table_loader.engine.jobs.stream_job import StreamJob
-from torch_table_loader.engine.sizing import rows_of_a_read
+from torch_table_loader.engine.sizing import open_bytes, rows_of_a_read
 from torch_table_loader.fetch.fetcher import FetchSettings
 from torch_table_loader.records import ROW_ID
 
@@ -88,8 +88,9 @@ def open_stream(
     row_bytes = table.row_bytes(columns, encoded)
     strategy, fetching = strategy_of(options, ranks), FetchSettings.of(options)
     planner = planner_of(table, options, strategy, ranks.num_ranks, cache, fetching, stage, parts)
-    planner = with_mixing(planner, options, row_bytes)
     read_rows = rows_of_a_read(row_bytes, options.batch_size, largest)
+    held = open_bytes(row_bytes, largest, read_rows, len(columns))
+    planner = with_mixing(planner, options, row_bytes, held)
     if (mixing := planner.topology.mixing) is not None and read_rows < largest:
         read_rows = min(read_rows, max(1, mixing.rows // mixing.splits))
     ids = options.row_id or (stage is not None and stage.takes_ids)

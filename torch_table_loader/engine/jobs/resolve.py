@@ -291,11 +291,12 @@ def why_not_mixed(options: LoaderOptions, planner: Planner) -> str | None:
     return None
 
 
-def with_mixing(planner: Planner, options: LoaderOptions, row_bytes: int) -> Planner:
+def with_mixing(planner: Planner, options: LoaderOptions, row_bytes: int, held: int) -> Planner:
     """Let a planner mix splits, if that was asked for.
 
     Args:
         row_bytes: decoded bytes of a row, about.
+        held: bytes that an open split holds.
 
     Raises:
         ConfigError: the caller asked for it by name, and another option keeps splits from being mixed.
@@ -313,7 +314,7 @@ def with_mixing(planner: Planner, options: LoaderOptions, row_bytes: int) -> Pla
         )
     topology = planner.topology
     rows = planner.layout.num_rows // topology.num_ranks
-    window = mixing_of(row_bytes, rows, topology.batch_size, options.shuffle_buffer_size)
+    window = mixing_of(row_bytes, rows, topology.batch_size, options.shuffle_buffer_size, held)
     return planner.with_topology(replace(topology, lanes=1, shuffle_buffer_size=window))
 
 

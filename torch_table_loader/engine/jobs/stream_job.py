@@ -17,7 +17,7 @@ from torch_table_loader.engine.jobs.job import Job
 from torch_table_loader.engine.jobs.planner import PlannedStream
 from torch_table_loader.engine.jobs.resolve import packed_columns, refuse_shape, why_not_mixed, with_padding
 from torch_table_loader.engine.machine import ranks_on_this_node, threads_for, usable_cpus
-from torch_table_loader.engine.sizing import PAGES_BYTES, batches_of_a_gather, rows_in_flight
+from torch_table_loader.engine.sizing import OPEN_SPLITS, PAGES_BYTES, batches_of_a_gather, rows_in_flight
 from torch_table_loader.engine.state import Bound, SavedTable
 from torch_table_loader.engine.table import Table
 from torch_table_loader.engine.work.stream_work import StreamWork
@@ -537,7 +537,12 @@ class StreamJob(Job):
             return [f"splits are permuted, and a batch has rows of few of them, since {reason}"]
         window = self.planner.plan(self.planner.start(0), self.rank).plan.window
         side_by_side = f"up to {mixing.splits} splits that are read side by side"
-        return [f"each batch draws on {side_by_side}, in windows of {window:,} rows"]
+        drawn = f"each batch draws on {side_by_side}, in windows of {window:,} rows"
+        if mixing.splits < OPEN_SPLITS:
+            drawn += (
+                '; more would hold too much of row groups of this size: smaller ones, or shuffle="rows", mix better'
+            )
+        return [drawn]
 
     def _notes(self) -> list[str]:
         layout, options = self.table.layout, self.options

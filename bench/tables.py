@@ -231,7 +231,9 @@ def _decimals(folder: Path, _root: Path) -> None:
         _write(pa.table({**columns, "x": rng.random(250_000)}), folder, place, "snappy")
 
 
-def _timed(folder: Path, _root: Path, sizes: Sequence[int], columns: int, group_rows: int, *, days: bool = False) -> None:
+def _timed(
+    folder: Path, _root: Path, sizes: Sequence[int], columns: int, group_rows: int, *, days: bool = False
+) -> None:
     """Sorted by time, as lakes store tables: t counts the rows; beside it columns of float32."""
     start = 0
     for (place, rng), rows in zip(_seeded(len(sizes)), sizes, strict=True):

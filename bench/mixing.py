@@ -183,7 +183,7 @@ def _together(ranks: Sequence[Iterable[NDArray[Any]]]) -> Times:
 
 
 def measured(who: str, table: BenchTable, batch_size: int, ranks: int) -> dict[str, Any]:
-    """Read an epoch, and return its measures, its rows and its CPU nanoseconds a row; a remark where it is not installed.
+    """Read an epoch, and return its measures, rows and CPU nanoseconds a row; a remark if that needs what is missing.
 
     Args:
         who: a key of `READERS`.
@@ -197,7 +197,9 @@ def measured(who: str, table: BenchTable, batch_size: int, ranks: int) -> dict[s
     except ModuleNotFoundError as error:
         return {"remark": str(error)}
     began = cpu_seconds()
-    batches = list(READERS[who](table, batch_size, ranks))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        batches = list(READERS[who](table, batch_size, ranks))
     spent, rows = cpu_seconds() - began, sum(map(len, batches))
     found = dataclasses.asdict(measures(batches, table.num_rows, batch_size))
     return found | {"rows": rows, "nanos": spent / rows * 1e9}
@@ -211,7 +213,6 @@ def main() -> None:
     parser.add_argument("--who", required=True, choices=READERS)
     parser.add_argument("--ranks", type=int, default=1)
     options = parser.parse_args()
-    warnings.simplefilter("ignore")
     table = build(options.table, options.root)
     told = measured(options.who, table, BATCH_SIZES[options.table], options.ranks)
     sys.stdout.write(json.dumps(told) + "\n")

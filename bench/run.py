@@ -18,7 +18,7 @@ from tqdm import tqdm
 from bench import bars, distant, mixing, report, tensors
 from bench.bars import Duel
 from bench.pairing import ROUNDS, Pairs, Sample, cpu_micros
-from bench.results import FOLDER, Found, Outcome, Row, duel_row, keep
+from bench.results import FOLDER, Found, MixRow, Outcome, Row, duel_row, keep
 from bench.tables import build
 
 DUELS: Mapping[str, Sequence[Duel]] = {

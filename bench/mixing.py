@@ -183,7 +183,7 @@ def _together(ranks: Sequence[Iterable[NDArray[Any]]]) -> Times:
 
 
 def measured(who: str, table: BenchTable, batch_size: int, ranks: int) -> dict[str, Any]:
-    """Read an epoch, and return its measures, rows and CPU nanoseconds a row; a remark if that needs what is missing.
+    """Read an epoch, and return its measures, rows and CPU nanoseconds a row; a remark where there are none.
 
     Args:
         who: a key of `READERS`.
@@ -200,6 +200,8 @@ def measured(who: str, table: BenchTable, batch_size: int, ranks: int) -> dict[s
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         batches = list(READERS[who](table, batch_size, ranks))
+    if not any(len(batch) == batch_size for batch in batches):
+        return {"remark": "no full batch of all ranks"}
     spent, rows = cpu_seconds() - began, sum(map(len, batches))
     found = dataclasses.asdict(measures(batches, table.num_rows, batch_size))
     return found | {"rows": rows, "nanos": spent / rows * 1e9}

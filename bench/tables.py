@@ -250,7 +250,7 @@ def _days() -> list[int]:
 
 
 def turning(rng: np.random.Generator, times: NDArray[np.floating[Any]]) -> dict[str, NDArray[np.float32]]:
-    """Make rows whose signal turns once as time goes from 0 to 1: y tells on which side of a turning line x0, x1 lie.
+    """Make rows whose signal turns once as time goes from 0 to 1: y tends to tell the side of a line that turns.
 
     Args:
         rng: of the features.
@@ -262,7 +262,7 @@ def turning(rng: np.random.Generator, times: NDArray[np.floating[Any]]) -> dict[
         "t": times.astype(np.float32),
         "x0": features[0],
         "x1": features[1],
-        "y": (side > 0).astype(np.float32),
+        "y": (rng.random(len(times)) < 1 / (1 + np.exp(-2 * side))).astype(np.float32),
     }
 
 

@@ -85,7 +85,7 @@ def ours(window: float = 0.0, **options: Any) -> Reader:
     def read(table: BenchTable, batch_size: int, ranks: int) -> Times:
         from torch_table_loader import StructuredDataset
 
-        more = {"shuffle_buffer_size": int(table.num_rows * window) // ranks} if window else {}
+        more: dict[str, Any] = {"shuffle_buffer_size": int(table.num_rows * window) // ranks} if window else {}
         with tempfile.TemporaryDirectory(dir=table.folder.resolve().parent) as folder:
             if options.get("shuffle") == "rows":
                 more = {"row_store": folder}
@@ -134,7 +134,7 @@ def torch_dataloader_utils(buffer: int) -> Reader:
     def read(table: BenchTable, batch_size: int, ranks: int) -> Times:
         from torch_dataloader_utils import StructuredDataset
 
-        more = {"shuffle_buffer_size": buffer} if buffer else {}
+        more: dict[str, Any] = {"shuffle_buffer_size": buffer} if buffer else {}
         steps = []
         for rank in range(ranks):
             loader, data = StructuredDataset.create_dataloader(

@@ -146,8 +146,8 @@ class Bench:
                 yield MixRow(table, ranks, who, self._child("bench.mixing", *options), bar)
         for who, (ratio, note) in self._child("bench.loss", "--root", str(self._root)).items():
             if only in who:
-                bar = bars.LOSS_OVER_ROWS if who == mixing.DEFAULT else None
-                yield Outcome(f"loss, {who}, over that by rows", ratio, bar, note=note, runs=3)
+                most = bars.LOSS_OVER_ROWS if who == mixing.DEFAULT else None
+                yield Outcome(f"loss, {who}, over that by rows", ratio, most, note=note, runs=3)
 
     def planning(self) -> Iterator[Outcome]:
         """Plan a million row groups, and a million files of one row group."""

@@ -266,7 +266,7 @@ def turning(rng: np.random.Generator, times: NDArray[np.floating[Any]]) -> dict[
     }
 
 
-def _turning(folder: Path, _root: Path, files: int = 64, rows: int = 5_000) -> None:
+def _turning(folder: Path, _root: Path, files: int = 64, rows: int = 2_500) -> None:
     for place, rng in _seeded(files):
         times = (np.arange(rows) + place * rows) / (files * rows)
         _write(pa.table(turning(rng, times)), folder, place, "snappy", row_group_rows=rows // 4)

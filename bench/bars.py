@@ -140,6 +140,35 @@ SATURATION: dict[tuple[str, int], float | None] = {
 WINDOWS_OVER_PLAIN = 0.75
 """Speed by CPU of shuffle windows of 50,000 rows, over that of the plain stream."""
 
+
+@dataclass(frozen=True, slots=True)
+class MixBar:
+    """How well an order must mix; see `bench.mixing.Measures`.
+
+    Args:
+        spread: at least.
+        drift: at most.
+        near: at most.
+    """
+
+    spread: float
+    drift: float
+    near: float
+
+
+def mix_bar(table: str, *, windows: bool) -> MixBar:
+    """Say what `shuffle=True` must reach, as it comes or with windows of a 20th of the table."""
+    drift, near = 1.5, 0.10
+    if table == "large":
+        drift = 2.6
+    if windows:
+        near = 0.35
+    return MixBar(0.98, drift, near)
+
+
+LOSS_OVER_ROWS = 1.01
+"""The loss of a network after an epoch of `shuffle=True`, over that after a uniformly shuffled one."""
+
 RANKS_OVER_ONE = 0.97
 STALL_MS = 1.0
 ICEBERG_MEMORY = 0.25
@@ -249,6 +278,7 @@ __all__ = [
     "ICEBERG_PLANNING",
     "LARGE_GROUPS_OVER_POLARS",
     "LINEITEM_OVER_POLARS",
+    "LOSS_OVER_ROWS",
     "MEMORY_GROWTH",
     "MEMORY_OVER_BUDGET",
     "MEMORY_OVER_FLOOR",
@@ -280,5 +310,7 @@ __all__ = [
     "TAIL_OVER_NONE",
     "VALUE_DUELS",
     "Duel",
+    "MixBar",
     "RowsDuel",
+    "mix_bar",
 ]

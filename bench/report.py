@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from bench.results import Entry, FarRow, Found, Outcome, Row, days_of, machines
+from bench.results import Entry, FarRow, Found, MixRow, Outcome, Row, days_of, machines
 
 PAGE = Path(__file__).parent / "RESULTS.md"
 MARKDOWN_WIDTH = 100  # as everywhere in the repository
@@ -79,6 +79,16 @@ PARTS: Mapping[str, tuple[str, str]] = {
         "Shuffle windows",
         "Two lanes, with and without `shuffle_buffer_size=50000`, in turn; CPU seconds of all threads.",
     ),
+    "mixing": (
+        "How well an order mixes",
+        """Tables that lie sorted by time: sorted (64 files of 4 row groups of 5,000 rows), large (16 files of one row
+        group of 1,000,000), days (60 folders of 1 to 1,000,000 rows), wide (41 columns). Measured over the batches that
+        a step trains on, of all ranks together: 256, 1,024, 512 and 256 rows. Spread of the time inside a batch:
+        uniform 1, consecutive rows 0. Drift of the means of batches: uniform 1, consecutive rows √batch. Near: the
+        share of a batch's rows that stood at most 100 rows from its next one. CPU is that of all threads and of all
+        ranks, which share a process; a row store is built in its epoch. The loss is that of a small network after one
+        epoch of a table whose signal turns with time, on other rows of the same kind: the mean of three seeds.""",
+    ),
     "lock": (
         "More than two cores",
         """While a thread holds Python's lock, no other one runs Python: all CPU seconds of an epoch over those that
@@ -112,13 +122,17 @@ FAR_FIGURES = (
 """The figures of a reader of a distant table."""
 
 _WHEN = ("load", "date")
-_HEADINGS: Mapping[type[Row | Outcome | FarRow], Sequence[str]] = {
+_HEADINGS: Mapping[type[Found], Sequence[str]] = {
     Row: (
         *("table", "batch", "left", "right", "on", "ratio", "range", "M rows/s", "CPU µs/row", "pairs", *_WHEN),
         *("bar", "met"),
     ),
     Outcome: ("measured", "on", "value", "beside it", "runs", *_WHEN, "bar", "met"),
     FarRow: ("table", "reader", "on", *FAR_FIGURES, "runs", *_WHEN),
+    MixRow: (
+        *("table", "ranks", "order", "on", "spread", "drift", "near", "CPU ns/row", "rows", *_WHEN),
+        *("bar", "met"),
+    ),
 }
 
 
@@ -136,7 +150,8 @@ def page(measured: Sequence[Entry]) -> str:
 
 def line(found: Found) -> str:
     """Say in one line of a Markdown table what was measured just now."""
-    kind, cells = type(found), {Row: _duel, Outcome: _number, FarRow: _reader}[type(found)](found.entry(), "here")
+    kind = type(found)
+    cells = _CELLS[kind](found.entry(), "here")
     return _line(cell for heading, cell in zip(_HEADINGS[kind], cells, strict=True) if heading not in {"on", *_WHEN})
 
 
@@ -158,7 +173,7 @@ def _legend(measured: Sequence[Entry]) -> str:
 def _part(part: str, measured: Sequence[Entry]) -> Iterator[str]:
     title, about = PARTS[part]
     tables = []
-    for kind, cells in ((Row, _duel), (Outcome, _number), (FarRow, _reader)):
+    for kind, cells in _CELLS.items():
         entries = {
             (tuple(map(str, (entry[name] for name in kind.KEY))), number): entry
             for number, machine in enumerate(measured, 1)
@@ -214,6 +229,26 @@ def _reader(entry: Entry, machine: str) -> list[str]:
         else [figures[each] for each in FAR_FIGURES]
     )
     return [entry["scene"], entry["who"], machine, *told, str(entry["runs"]), *_when(entry)]
+
+
+def _order(entry: Entry, machine: str) -> list[str]:
+    named, figures = [entry["table"], str(entry["ranks"]), entry["who"], machine], entry["figures"]
+    if "remark" in figures:
+        return [*named, figures["remark"], "", "", "", "", *_when(entry), "", ""]
+    told = [f"**{figures[name]:.2f}**" for name in ("spread", "drift", "near")]
+    told += [f"{figures['nanos']:,.0f}", f"{figures['rows']:,}"]
+    if entry["bar"] is None:
+        return [*named, *told, *_when(entry), "", ""]
+    bar = "≥ {:g}, ≤ {:g}, ≤ {:g}".format(*entry["bar"])
+    return [*named, *told, *_when(entry), bar, "yes" if entry["met"] else "**no**"]
+
+
+_CELLS: Mapping[type[Found], Callable[[Entry, str], list[str]]] = {
+    Row: _duel,
+    Outcome: _number,
+    FarRow: _reader,
+    MixRow: _order,
+}
 
 
 def _when(entry: Entry) -> list[str]:

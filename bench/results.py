@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-from bench.bars import Duel
+from bench.bars import Duel, MixBar
 from bench.pairing import Pairs, Sample, cpu_micros
 
 FOLDER = Path(__file__).parent / "results"
@@ -148,8 +148,39 @@ class FarRow:
         return {"scene": self.scene, "who": self.who, "figures": dict(self.figures), "runs": self.runs}
 
 
-Found = Row | Outcome | FarRow
-KINDS = (Row, Outcome, FarRow)
+@dataclass(frozen=True, slots=True)
+class MixRow:
+    """How well an order mixes.
+
+    Args:
+        table: a key of `bench.mixing.BATCH_SIZES`.
+        ranks: that take a step together.
+        who: a key of `bench.mixing.READERS`.
+        figures: as `bench.mixing.measured` gives them.
+        bar: what they must reach, or None.
+    """
+
+    KIND: ClassVar = "orders"
+    KEY: ClassVar = ("table", "ranks", "who")
+
+    table: str
+    ranks: int
+    who: str
+    figures: Mapping[str, Any]
+    bar: MixBar | None
+
+    def entry(self) -> dict[str, Any]:
+        """Return what is kept."""
+        found = {"table": self.table, "ranks": self.ranks, "who": self.who, "figures": dict(self.figures)}
+        if self.bar is None:
+            return found | {"bar": None, "met": None}
+        figures, bar = self.figures, self.bar
+        met = figures["spread"] >= bar.spread and figures["drift"] <= bar.drift and figures["near"] <= bar.near
+        return found | {"bar": [bar.spread, bar.drift, bar.near], "met": met}
+
+
+Found = Row | Outcome | FarRow | MixRow
+KINDS = (Row, Outcome, FarRow, MixRow)
 
 
 def duel_row(duel: Duel, right: str, pairs: Pairs, tried: Mapping[str, float | str] | None = None) -> Row:

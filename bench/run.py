@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import shutil
 import statistics
@@ -14,10 +15,10 @@ from typing import Any
 
 from tqdm import tqdm
 
-from bench import bars, distant, report, tensors
+from bench import bars, distant, mixing, report, tensors
 from bench.bars import Duel
 from bench.pairing import ROUNDS, Pairs, Sample, cpu_micros
-from bench.results import FOLDER, Found, Outcome, Row, duel_row, keep
+from bench.results import FOLDER, Found, MixRow, Outcome, Row, duel_row, keep
 from bench.tables import build
 
 DUELS: Mapping[str, Sequence[Duel]] = {
@@ -37,9 +38,11 @@ DUELS: Mapping[str, Sequence[Duel]] = {
 class Bench:
     """Starts one child at a time and reads what it printed."""
 
-    def __init__(self, root: Path, rounds: int, before: Path | None = None) -> None:
-        """Remember where the tables are, how many pairs to take, and another checkout to compare with."""
-        self._root, self._rounds, self._before = root, rounds, before
+    def __init__(
+        self, root: Path, rounds: int, before: Path | None = None, mixed: Sequence[str] = tuple(mixing.BATCH_SIZES)
+    ) -> None:
+        """Remember where the tables are, how many pairs to take, another checkout, and the tables of mixing."""
+        self._root, self._rounds, self._before, self._mixed = root, rounds, before, mixed
         self._sweeps: dict[tuple[str, str, int], dict[str, float | str]] = {}
 
     def part(self, name: str, only: str | None) -> Iterator[Found]:
@@ -54,6 +57,7 @@ class Bench:
             "sharing": self.sharing,
             "lock": self.lock,
             "windows": self.windows,
+            "mixing": lambda: self.mixing(only or ""),
             "planning": self.planning,
             "packing": self.packing,
             "first-batch": self.first_batch,
@@ -64,7 +68,7 @@ class Bench:
             "rows": self.rows,
             "distant": lambda: distant.measure(self._root, max(1, self._rounds // 3), self._before, only or ""),
         }
-        if name in others and (only is None or name == "distant"):
+        if name in others and (only is None or name in {"distant", "mixing"}):
             yield from others[name]()
 
     def duel(self, duel: Duel) -> Row:
@@ -130,6 +134,20 @@ class Bench:
             yield Outcome(
                 name, pairs.median_by_cpu, bars.WINDOWS_OVER_PLAIN, at_least=True, note=note, runs=len(pairs.left)
             )
+
+    def mixing(self, only: str) -> Iterator[Found]:
+        """Measure how well orders mix tables that lie sorted, and what a network learns from them."""
+        for table, who, ranks in itertools.product(self._mixed, mixing.READERS, mixing.RANKS):
+            if only in who:
+                options = (*self._table(table, mixing.BATCH_SIZES[table])[:4], "--who", who, "--ranks", str(ranks))
+                bar = None
+                if who in {mixing.DEFAULT, mixing.WINDOW}:
+                    bar = bars.mix_bar(table, windows=who == mixing.WINDOW)
+                yield MixRow(table, ranks, who, self._child("bench.mixing", *options), bar)
+        for who, (ratio, note) in self._child("bench.loss", "--root", str(self._root)).items():
+            if only in who:
+                most = bars.LOSS_OVER_ROWS if who == mixing.DEFAULT else None
+                yield Outcome(f"loss, {who}, over that by rows", ratio, most, note=note, runs=3)
 
     def planning(self) -> Iterator[Outcome]:
         """Plan a million row groups, and a million files of one row group."""
@@ -292,7 +310,11 @@ def _asked() -> argparse.Namespace:
     parser.add_argument("what", nargs="*", choices=[*parts, "quick", []], help="all but quick, if none is named")
     parser.add_argument(
         "--only",
-        help="only duels of which 'TABLE BATCH_SIZE RIGHT', or races of distant of which the title, holds this text",
+        help="only duels of which 'TABLE BATCH_SIZE RIGHT', races of distant of which the title, "
+        "or orders of mixing of which the name holds this text",
+    )
+    parser.add_argument(
+        "--tables", default=",".join(mixing.BATCH_SIZES), help="those of mixing, by commas; all if left out"
     )
     parser.add_argument("--rounds", type=int, default=ROUNDS, help="pairs of a duel; of distant a third")
     parser.add_argument("--root", type=Path, default=Path("build/bench"), help="folder of the tables")
@@ -300,6 +322,9 @@ def _asked() -> argparse.Namespace:
     parser.add_argument("--against", type=Path, help="another checkout, which distant measures too")
     options = parser.parse_args()
     options.what = options.what or parts
+    options.tables = options.tables.split(",")
+    if unknown := set(options.tables) - set(mixing.BATCH_SIZES):
+        parser.error(f"--tables must name some of {', '.join(mixing.BATCH_SIZES)}, not {', '.join(sorted(unknown))}")
     if "rows" in options.what and shutil.which("fio") is None:
         parser.error("rows compares a cold store with fio, which is not there; install the package fio")
     return options
@@ -308,7 +333,7 @@ def _asked() -> argparse.Namespace:
 def main() -> None:
     """Read the command line, measure, keep what was measured, write the report; exit with 1 where a bar was missed."""
     options = _asked()
-    bench = Bench(options.root, options.rounds, options.against)
+    bench = Bench(options.root, options.rounds, options.against, options.tables)
     missed = False
     for part in options.what:
         for found in bench.part(part, options.only):

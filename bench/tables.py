@@ -6,7 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -16,6 +16,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
+from numpy.typing import NDArray
 
 VERSION = 2
 """Raise it when a table changes: the folders' names carry it."""
@@ -51,7 +52,7 @@ class BenchTable:
     @property
     def files(self) -> list[Path]:
         """Its files, sorted."""
-        return sorted(self.folder.glob("*.parquet"))
+        return sorted(self.folder.rglob("*.parquet"))
 
 
 def build(name: str, root: Path) -> BenchTable:
@@ -70,7 +71,7 @@ def build(name: str, root: Path) -> BenchTable:
             unfinished.rename(folder)
         finally:
             shutil.rmtree(unfinished, ignore_errors=True)
-    num_rows = sum(pq.read_metadata(file).num_rows for file in folder.glob("*.parquet"))
+    num_rows = sum(pq.read_metadata(file).num_rows for file in folder.rglob("*.parquet"))
     return BenchTable(name, folder, num_rows)
 
 
@@ -230,6 +231,47 @@ def _decimals(folder: Path, _root: Path) -> None:
         _write(pa.table({**columns, "x": rng.random(250_000)}), folder, place, "snappy")
 
 
+def _timed(
+    folder: Path, _root: Path, sizes: Sequence[int], columns: int, group_rows: int, *, days: bool = False
+) -> None:
+    """Sorted by time, as lakes store tables: t counts the rows; beside it columns of float32."""
+    start = 0
+    for (place, rng), rows in zip(_seeded(len(sizes)), sizes, strict=True):
+        values = {f"x{i}": rng.standard_normal(rows, dtype=np.float32) for i in range(columns)}
+        target = folder / f"day={place:03d}" if days else folder
+        target.mkdir(exist_ok=True)
+        _write(pa.table({"t": np.arange(start, start + rows)} | values), target, place, "snappy", group_rows)
+        start += rows
+
+
+def _days() -> list[int]:
+    """From one row to a million."""
+    return [int(10**exponent) for exponent in np.random.default_rng(7).uniform(0, 6, 60)]
+
+
+def turning(rng: np.random.Generator, times: NDArray[np.floating[Any]]) -> dict[str, NDArray[np.float32]]:
+    """Make rows whose signal turns once as time goes from 0 to 1: y tends to tell the side of a line that turns.
+
+    Args:
+        rng: of the features.
+        times: of the rows.
+    """
+    features = rng.standard_normal((2, len(times)), dtype=np.float32)
+    side = np.cos(2 * np.pi * times) * features[0] + np.sin(2 * np.pi * times) * features[1]
+    return {
+        "t": times.astype(np.float32),
+        "x0": features[0],
+        "x1": features[1],
+        "y": (rng.random(len(times)) < 1 / (1 + np.exp(-2 * side))).astype(np.float32),
+    }
+
+
+def _turning(folder: Path, _root: Path, files: int = 64, rows: int = 2_500) -> None:
+    for place, rng in _seeded(files):
+        times = (np.arange(rows) + place * rows) / (files * rows)
+        _write(pa.table(turning(rng, times)), folder, place, "snappy", row_group_rows=rows // 4)
+
+
 def _seeded(count: int) -> Iterator[tuple[int, np.random.Generator]]:
     return ((place, np.random.default_rng([_SEED, place])) for place in range(count))
 
@@ -263,7 +305,12 @@ TABLES: dict[str, Callable[[Path, Path], None]] = {
     "nullable": _nullable,
     "nested": _nested,
     "decimals": _decimals,
+    "sorted": partial(_timed, sizes=[20_000] * 64, columns=7, group_rows=5_000),
+    "large": partial(_timed, sizes=[1_000_000] * 16, columns=7, group_rows=1_000_000),
+    "days": partial(_timed, sizes=_days(), columns=7, group_rows=100_000, days=True),
+    "wide": partial(_timed, sizes=[20_000] * 64, columns=40, group_rows=10_000),
+    "turning": _turning,
 }
 """How each table is written: given an empty folder, and the folder of all tables."""
 
-__all__ = ["TABLES", "VERSION", "BenchTable", "build"]
+__all__ = ["TABLES", "VERSION", "BenchTable", "build", "turning"]

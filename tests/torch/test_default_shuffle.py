@@ -68,6 +68,9 @@ def test_splits_are_permuted_where_they_cannot_be_mixed(tmp_path: Path, table: s
         StructuredDataset.create_dataloader(table, shuffle="mixed", **common)
 
 
-def test_processes_that_would_stay_idle_are_told_of(table: str) -> None:
-    with pytest.warns(UserWarning, match="mixes rows in one process a rank, got num_workers=2"):
-        StructuredDataset.create_dataloader(table, shuffle=True, worker_type="process", num_workers=2)
+def test_processes_that_stay_idle_are_told_of(table: str) -> None:
+    options: dict[str, Any] = {"shuffle": True, "worker_type": "process"}
+    _, dataset = StructuredDataset.create_dataloader(table, num_workers=2, **options)
+    assert any('one process mixes them, and num_workers=2 needs shuffle="splits"' in x for x in dataset.explain().notes)
+    _, dataset = StructuredDataset.create_dataloader(table, num_workers=1, **options)
+    assert not any("one process" in note for note in dataset.explain().notes)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import threading
 import time
@@ -168,15 +169,15 @@ def test_collated_one_by_one_each_batch_is_what_it_was(
 def test_a_rank_that_mixes_splits_collates_batches_side_by_side(table: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It has one lane, whose batches threads collate; they come in order."""
     monkeypatch.setattr("torch_table_loader.engine.jobs.stream_job.usable_cpus", lambda: 2)
-    meeting = threading.Barrier(2, timeout=60)
+    meeting, calls = threading.Barrier(2, timeout=60), itertools.count()
 
     def collate(batch: dict[str, torch.Tensor]) -> torch.Tensor:
-        meeting.wait()
+        if next(calls) < 2:  # later, there may be room for one batch alone
+            meeting.wait()
         return batch["x"]
 
     options: dict[str, Any] = {"batch_size": 84, "shuffle": "mixed", "num_workers": 2, "drop_last": True}
     wanted, _ = StructuredDataset.create_dataloader(str(table / "a"), **options)
-    assert len(wanted) == 12, "an even number"
     loader, _ = StructuredDataset.create_dataloader(str(table / "a"), collate_fn=collate, **options)
     assert [batch.tolist() for batch in loader] == [batch["x"].tolist() for batch in wanted]
 

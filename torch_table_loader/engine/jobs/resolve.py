@@ -307,11 +307,6 @@ def with_mixing(planner: Planner, options: LoaderOptions, row_bytes: int, held: 
         if options.shuffle is True:
             return planner
         raise ConfigError(f'shuffle="mixed" mixes rows of several splits, but {reason}, or pass shuffle="splits"')
-    if options.processes and options.num_workers is not None and options.num_workers > 1:
-        warn_caller(
-            f"shuffle={options.shuffle!r} mixes rows in one process a rank, got num_workers={options.num_workers}; "
-            'pass num_workers=1, leave worker_type out to have threads, or pass shuffle="splits"'
-        )
     topology = planner.topology
     rows = planner.layout.num_rows // topology.num_ranks
     window = mixing_of(row_bytes, rows, topology.batch_size, options.shuffle_buffer_size, held)

@@ -542,6 +542,8 @@ class StreamJob(Job):
             drawn += (
                 '; more would hold too much of row groups of this size: smaller ones, or shuffle="rows", mix better'
             )
+        if self.options.processes and self.options.lanes > 1:
+            drawn += f'; one process mixes them, and num_workers={self.options.lanes} needs shuffle="splits"'
         return [drawn]
 
     def _notes(self) -> list[str]:

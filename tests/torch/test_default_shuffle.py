@@ -71,6 +71,8 @@ def test_splits_are_permuted_where_they_cannot_be_mixed(tmp_path: Path, table: s
 def test_processes_that_stay_idle_are_told_of(table: str) -> None:
     options: dict[str, Any] = {"shuffle": True, "worker_type": "process"}
     _, dataset = StructuredDataset.create_dataloader(table, num_workers=2, **options)
-    assert any('one process mixes them, and num_workers=2 needs shuffle="splits"' in x for x in dataset.explain().notes)
+    assert any(
+        'one process mixes them: pass shuffle="splits" to use num_workers=2' in x for x in dataset.explain().notes
+    )
     _, dataset = StructuredDataset.create_dataloader(table, num_workers=1, **options)
     assert not any("one process" in note for note in dataset.explain().notes)

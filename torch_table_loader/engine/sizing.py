@@ -56,10 +56,10 @@ LEAST_OPEN_SPLITS = 4
 """Splits that are read side by side, whatever they hold."""
 
 OPEN_BYTES = 256 * 1024 * 1024
-"""What the splits that a rank reads side by side hold together, about."""
+"""About what the splits that a rank reads side by side may hold together."""
 
 PAGES_BYTES = 3 * 1024 * 1024
-"""What is held of an open column beside its rows, about: a dictionary, and a page before and after decompression."""
+"""About what an open column holds beside its rows: a dictionary, and a page before and after decompression."""
 
 _GATHER_BYTES = 2 * CHUNK_BYTES
 
@@ -87,10 +87,18 @@ def open_bytes(row_bytes: int, group_rows: int, read_rows: int, columns: int) ->
     >>> open_bytes(64, 100_000, 100_000, 8), open_bytes(64, 10**6, 100_000, 8)
     (6400000, 31565824)
     """
-    whole = row_bytes * group_rows
+    return row_bytes * min(read_rows, group_rows) + page_bytes(row_bytes, group_rows, read_rows, columns)
+
+
+def page_bytes(row_bytes: int, group_rows: int, read_rows: int, columns: int) -> int:
+    """Return what an open row group holds beside the rows that were read of it; nothing if it is read whole.
+
+    >>> page_bytes(64, 100_000, 100_000, 8), page_bytes(64, 10**6, 100_000, 8)
+    (0, 25165824)
+    """
     if read_rows >= group_rows:
-        return whole
-    return row_bytes * read_rows + min(PAGES_BYTES * columns, 2 * whole)
+        return 0
+    return min(PAGES_BYTES * columns, 2 * row_bytes * group_rows)
 
 
 def mixing_of(row_bytes: int, rows: int, batch_size: int, window: int | None, held: int) -> Mixing:

@@ -386,7 +386,10 @@ def _refuse_unfit(name: str, source: StreamJob) -> None:
     """Refuse what a source of a mixture of streams cannot be."""
     options = source.options
     remedies = {
-        'shuffle="mixed"': (options.shuffle == "mixed", 'pass shuffle="splits"; the mixture mixes splits of sources'),
+        'shuffle="mixed"': (
+            options.shuffle == "mixed",
+            'pass shuffle="splits"; a mixture reads its sources split by split',
+        ),
         "shuffle_buffer_size=": (options.row_window is not None, "leave it out; splits are shuffled"),
         "batch_by=": (options.batch_by is not None, "leave it out; a batch has rows of several sources"),
         "even_ranks=": (options.even_ranks is not None, "pass it to the mixture"),

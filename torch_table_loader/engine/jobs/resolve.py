@@ -122,14 +122,13 @@ def strategy_of(options: LoaderOptions, ranks: RankInfo) -> Strategy:
     Raises:
         ConfigError: it cannot do what another option asks.
     """
+    cuts_small = options.may_mix and options.pack is None and options.split_size is None
     arguments = {
         "shuffle": bool(options.shuffle),
         "seed": options.shuffle_seed,
         "target_bytes": options.split_bytes,
         "target_rows": options.split_rows,
-        "least_splits": MIXED_SPLITS
-        if options.may_mix and options.pack is None and options.split_size is None
-        else None,
+        "least_splits": MIXED_SPLITS if cuts_small else None,
     }
     chosen = options.split_strategy
     if options.batch_by == "file" and chosen is None:

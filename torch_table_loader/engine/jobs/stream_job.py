@@ -17,7 +17,7 @@ from torch_table_loader.engine.jobs.job import Job
 from torch_table_loader.engine.jobs.planner import PlannedStream
 from torch_table_loader.engine.jobs.resolve import packed_columns, refuse_shape, why_not_mixed, with_padding
 from torch_table_loader.engine.machine import ranks_on_this_node, threads_for, usable_cpus
-from torch_table_loader.engine.sizing import OPEN_SPLITS, PAGES_BYTES, batches_of_a_gather, rows_in_flight
+from torch_table_loader.engine.sizing import OPEN_SPLITS, batches_of_a_gather, page_bytes, rows_in_flight
 from torch_table_loader.engine.state import Bound, SavedTable
 from torch_table_loader.engine.table import Table
 from torch_table_loader.engine.work.stream_work import StreamWork
@@ -448,7 +448,8 @@ class StreamJob(Job):
         if (mixing := self.topology.mixing) is not None:
             opened = min(mixing.splits, len(planned.segments.splits))
             window += 2 * opened * self.read_rows  # of a split that ends, pieces wait when the next one is open
-            held += opened * self._page_bytes
+            largest = int(self.table.layout.group_rows.max(initial=0))
+            held += opened * page_bytes(self.row_bytes, largest, self.read_rows, len(self.columns))
         return self._explained(
             epoch,
             strategy=self.strategy.name,
@@ -464,14 +465,6 @@ class StreamJob(Job):
             packing=self._packing(start, planned),
             fetched=self._fetched(start) if self.is_far and not self.table.estimated else None,
         )
-
-    @property
-    def _page_bytes(self) -> int:
-        """Bytes that an open row group holds beside the rows that were read of it, where it is read in parts."""
-        layout = self.table.layout
-        if self.read_rows >= layout.group_rows.max(initial=0):
-            return 0
-        return min(PAGES_BYTES * len(self.columns), 2 * int(layout.group_bytes.max(initial=0)))
 
     def _steps_of_ranks(self, start: StreamPosition) -> list[int] | None:
         """Add up the steps of every rank over the stages of an epoch; None where a rank knows its own rows alone."""
@@ -539,11 +532,9 @@ class StreamJob(Job):
         side_by_side = f"up to {mixing.splits} splits that are read side by side"
         drawn = f"each batch draws on {side_by_side}, in windows of {window:,} rows"
         if mixing.splits < OPEN_SPLITS:
-            drawn += (
-                '; more would hold too much of row groups of this size: smaller ones, or shuffle="rows", mix better'
-            )
+            drawn += '; row groups are too large to read more at once: smaller ones, or shuffle="rows", mix better'
         if self.options.processes and self.options.lanes > 1:
-            drawn += f'; one process mixes them, and num_workers={self.options.lanes} needs shuffle="splits"'
+            drawn += f'; one process mixes them: pass shuffle="splits" to use num_workers={self.options.lanes}'
         return [drawn]
 
     def _notes(self) -> list[str]:

@@ -270,7 +270,10 @@ def test_a_table_that_was_moved(tmp_path: Path, table: Table) -> None:
         read(metadata_location=location, location_override={"s3://a/": "file:///b"})
 
 
-def test_missing_names_are_reported(tmp_path: Path, catalog: Catalog, table: Table) -> None:
+def test_missing_names_are_reported(
+    tmp_path: Path, catalog: Catalog, table: Table, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)  # a checkout in which the README was tried has a folder of that name
     where = config(tmp_path)
     with pytest.raises(ConfigError, match=r"no table 'db.click'; the nearest are 'db.clicks'"):
         read("db.click", where)

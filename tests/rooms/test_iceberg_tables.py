@@ -413,16 +413,42 @@ def test_unknown_types_are_refused_by_name(tmp_path: Path, catalog: Catalog, kin
         read("db.odd", config(tmp_path))
 
 
-def test_int96_represents_years_that_nanoseconds_cannot(catalog: Catalog) -> None:
-    far = dt.datetime(9999, 12, 31, 23, 59, 59)  # noqa: DTZ001 - INT96 has no zone
+def of_int96(catalog: Catalog, when: dt.datetime) -> tuple[Table, Path]:
+    """Return a table of one time, and its file, which stores it as INT96."""
     made = catalog.create_table("db.old", pa.schema([("x", pa.int64()), ("at", pa.timestamp("us"))]))
-    rows = pa.table({"x": [1], "at": pa.array([far], pa.timestamp("us"))})
+    rows = pa.table({"x": [1], "at": pa.array([when], pa.timestamp("us"))})
     made.append(rows)
     [task] = made.scan().plan_files()
     ids = [pa.field(f.name, f.type, metadata={"PARQUET:field_id": str(i)}) for i, f in enumerate(rows.schema, start=1)]
-    path = task.file.file_path.removeprefix("file://")
-    pq.write_table(rows.cast(pa.schema(ids)), path, use_deprecated_int96_timestamps=True)
+    path = Path(task.file.file_path.removeprefix("file://"))
+    pq.write_table(
+        rows.cast(pa.schema(ids)),
+        path,
+        use_deprecated_int96_timestamps=True,
+        use_dictionary=False,
+        write_statistics=False,
+        compression="none",
+    )
+    return made, path
+
+
+def test_int96_represents_years_that_nanoseconds_cannot(catalog: Catalog) -> None:
+    far = dt.datetime(9999, 12, 31, 23, 59, 59)  # noqa: DTZ001 - INT96 has no zone
+    made, _ = of_int96(catalog, far)
     assert read(made)["at"].to_pylist() == [far]
+
+
+@pytest.mark.parametrize("days", [-2_440_588, 10**9])
+def test_int96_is_never_another_time(catalog: Catalog, days: int) -> None:
+    made, path = of_int96(catalog, dt.datetime(2000, 1, 2))  # noqa: DTZ001 - INT96 has no zone
+    stored, data = bytes(8) + (2_440_588 + 10_958).to_bytes(4, "little"), path.read_bytes()
+    assert data.count(stored) == 1
+    path.write_bytes(data.replace(stored, bytes(8) + (2_440_588 + days).to_bytes(4, "little")))
+    if days < 0:
+        assert read(made)["at"].cast(pa.int64()).to_pylist() == [days * 86_400_000_000]
+    else:
+        with pytest.raises(TableError, match=r"INT96\) that microseconds do not hold; leave it out of columns="):
+            read(made)
 
 
 @pytest.mark.parametrize(

@@ -68,23 +68,32 @@ def test_other_units_hold_them_under_filters_too(tmp_path: Path, unit: str, rows
         assert read(path, schema=schema, filters=text)["v"].to_pylist() == kept
 
 
+TIME = pa.timestamp("us")
+NESTED: dict[str, tuple[pa.DataType, Any]] = {
+    "list": (pa.list_(TIME), lambda time: [time, DAY]),
+    "large list": (pa.large_list(TIME), lambda time: [DAY, time]),
+    "fixed-size list": (pa.list_(TIME, 2), lambda time: [time, time]),
+    "struct": (pa.struct([("t", TIME), ("x", pa.int8())]), lambda time: {"t": time, "x": 1}),
+    "map": (pa.map_(pa.string(), TIME), lambda time: [("a", time), ("b", DAY)]),
+    "both": (pa.list_(pa.struct([("t", pa.list_(TIME))])), lambda time: [{"t": [time]}, None, {"t": []}]),
+}
+"""Types with times inside, and how a value of them is made of a time."""
+
+
 @small_sizes(parquet_values=1)
-@pytest.mark.parametrize(
-    "kind", [pa.list_(pa.timestamp("us")), pa.struct([("t", pa.timestamp("us")), ("x", pa.int8())])]
-)
-def test_nested_ones_are_looked_at(tmp_path: Path, kind: pa.DataType) -> None:
-    listed = pa.types.is_list(kind)
-    for far in (False, True):
-        times = FAR if far else [DAY, None]
-        path = written(tmp_path, pa.array([[each] if listed else {"t": each, "x": 1} for each in times], kind), 3)
-        if far:
-            with pytest.raises(TableError, match="column 'ts' of"):
+@pytest.mark.parametrize("rows", [1, 2, 1000])
+@pytest.mark.parametrize("kind", NESTED)
+def test_nested_ones_are_looked_at(tmp_path: Path, kind: str, rows: int) -> None:
+    nested, made = NESTED[kind]
+    for times in ([DAY, None], FAR):
+        values = pa.array([None, *map(made, times)], nested)
+        path = written(tmp_path, values, 3, row_group_size=rows)
+        if times is FAR:
+            with pytest.raises(TableError, match=r"column 'ts' of .*schema= with pyarrow\.timestamp\('us'\)"):
                 read(path)
-        else:
-            values = pa.concat_arrays(
-                chunk.flatten() if listed else chunk.field(0) for chunk in read(path)["ts"].chunks
-            )
-            assert values.cast(pa.timestamp("us")).to_pylist() == times * 3
+        schema = pa.schema([("ts", nested), ("v", pa.int64())])
+        assert read(path, schema=schema)["ts"].to_pylist() == values.to_pylist() * 3
+    assert read(path, columns=["v"])["v"].to_pylist() == [*range(len(values))] * 3
 
 
 DAY_NS = 86_400_000_000_000
@@ -135,12 +144,19 @@ def test_any_bytes_are_the_time_that_they_say(tmp_path: Path, kind: str, rows: i
                 read(path, schema=schema)
 
 
-@pytest.mark.parametrize("kind", ["day 0", "far"])
-def test_nested_ones_have_no_remedy_but_to_leave_them_out(tmp_path: Path, kind: str) -> None:
+@pytest.mark.parametrize("kind", ODD)
+def test_any_bytes_inside_of_lists_are_the_time_that_they_say(tmp_path: Path, kind: str) -> None:
     path = with_bytes(tmp_path, kind, nested=True, **PLAIN)
-    with pytest.raises(TableError, match=r"do not hold; leave it out of columns=\[\.\.\.\]"):
-        read(path)
-    assert read(path, columns=["v"])["v"].to_pylist() == [0, 1, 2, 3]
+    day, nanos = ODD[kind]
+    exact = (day - 2_440_588) * DAY_NS + nanos
+    for unit, step in (("ns", 1), ("us", 1000)):
+        schema = pa.schema([("ts", pa.list_(pa.timestamp(unit))), ("v", pa.int64())])
+        if abs(exact // step) < 2**63:
+            found = pa.concat_arrays(chunk.flatten() for chunk in read(path, schema=schema)["ts"].chunks)
+            assert found.cast(pa.int64())[1].as_py() == exact // step
+        else:
+            with pytest.raises(TableError, match=r"column 'ts' .* times \(INT96\) (outside|that micro)"):
+                read(path, schema=schema)
 
 
 def test_a_parse_as_bytes_is_one_of_many_columns(tmp_path: Path) -> None:
@@ -173,6 +189,7 @@ def test_lists_without_a_group_of_their_own_are_no_flat_columns(tmp_path: Path) 
     path.write_bytes(data.replace(b"\x15\x06\x25\0\x18\x02ts", b"\x15\x06\x25\x04\x18\x02ts"))  # required, repeated
     parsed = pq.read_metadata(path)
     assert columns_of_instants(parsed) == {"ts"}
+    assert with_instants(parsed, None).field("ts").type.value_type == pa.timestamp("ns")
     found = with_instants(parsed, schema)
-    assert pa.types.is_list(found.field("ts").type)
-    assert unit_of_instants(parsed, found) is None
+    assert found.field("ts").type.value_type == pa.timestamp("us")
+    assert unit_of_instants(parsed, found) == "us"

@@ -18,6 +18,7 @@ import pyarrow.parquet as pq
 import pyarrow.types as pt
 from typing_extensions import override
 
+from torch_table_loader.arrow.datatypes import children_of
 from torch_table_loader.errors import TableError
 from torch_table_loader.messages import first_line
 from torch_table_loader.read.parquet_footer import DAMAGE, ChunkStatistics, FooterWalk, damaged_footer, parse
@@ -57,39 +58,48 @@ def columns_of_instants(parsed: pq.FileMetaData) -> frozenset[str]:
 
 def with_instants(parsed: pq.FileMetaData, given: pa.Schema | None) -> pa.Schema:
     """Return a file's schema, with its INT96 in the unit that the caller's schema has for all of those it names."""
-    schema: pa.Schema = parsed.schema.to_arrow_schema()
-    if given is None or not (flat := _flat(parsed)):
-        return schema
-    wanted = [given.field(name).type for name in flat if name in given.names]
-    units = {kind.unit if pt.is_timestamp(kind) else "ns" for kind in wanted}
-    if not units or "ns" in units:
-        return schema
-    unit = next(each for each in _UNITS if each in units)
-    for name in flat:
-        place = schema.get_field_index(name)
-        schema = schema.set(place, schema.field(place).with_type(pa.timestamp(unit)))
-    return schema
+    names = columns_of_instants(parsed)
+    units = set[str]()
+    if given is not None:
+        units = {unit for name in names.intersection(given.names) for unit in _units_of(given.field(name).type)}
+    coarse = [unit for unit in _UNITS if unit in units and "ns" not in units]
+    return _schema_in(parsed, coarse[0]) if coarse else parsed.schema.to_arrow_schema()
 
 
 def unit_of_instants(parsed: pq.FileMetaData, schema: pa.Schema) -> str | None:
     """Return the unit that `with_instants` chose; None for nanoseconds."""
-    units = {schema.field(name).type.unit for name in _flat(parsed)}
-    return None if units <= {"ns"} else str(units.pop())
+    names = columns_of_instants(parsed)
+    for unit in _UNITS if names else ():
+        other = _schema_in(parsed, unit)
+        if all(schema.field(name).type.equals(other.field(name).type) for name in names):
+            return unit
+    return None
 
 
-def _flat(parsed: pq.FileMetaData) -> list[str]:
-    leaves = map(parsed.schema.column, range(parsed.num_columns))
-    flat = (leaf for leaf in leaves if leaf.physical_type == "INT96" and leaf.name == leaf.path)
-    return [leaf.path for leaf in flat if not leaf.max_repetition_level]
+def _schema_in(parsed: pq.FileMetaData, unit: str) -> pa.Schema:
+    """Return the schema of a file with its INT96 in a unit; the file itself is not needed."""
+    return pq.ParquetFile(pa.BufferReader(b""), metadata=parsed, coerce_int96_timestamp_unit=unit).schema_arrow
+
+
+def _units_of(kind: pa.DataType) -> Iterator[str]:
+    """Yield the units of all timestamps in a type."""
+    if pt.is_timestamp(kind):
+        yield kind.unit
+    for child in children_of(kind):
+        yield from _units_of(child.type)
 
 
 @dataclass(frozen=True, slots=True)
 class Instants:
-    """The INT96 columns of an open file, by their names: as bytes, and the unit in which pyarrow gives them."""
+    """The INT96 columns of an open file, by their names: as bytes, and the unit in which pyarrow gives them.
+
+    `by_schema` says whether the caller's `schema=` can choose another unit.
+    """
 
     file: str
     names: frozenset[str]
     unit: str
+    by_schema: bool
     handle: pq.ParquetFile
 
     def of_group(self, table: pa.Table, group: int, columns: Sequence[str]) -> pa.Table:
@@ -116,34 +126,39 @@ class Instants:
         columns = list(decoded.columns)
         for name in stored.schema.names:
             place = decoded.schema.get_field_index(name)
-            columns[place] = self._column(name, columns[place], stored[name])
+            columns[place] = self._column(name, _one(columns[place]), _one(stored[name]))
         return type(decoded).from_arrays(columns, schema=decoded.schema)
 
     def _column(self, name: str, decoded: Any, stored: Any) -> Any:
-        for values, data in _leaves(_one(decoded), _one(stored)):
-            if _is_usual(data, self.unit):
-                continue
-            exact, holds = _exact(data, self.unit)
-            valid = data.is_valid().to_numpy(zero_copy_only=False)
-            if not np.all(holds | ~valid):
-                raise self._beyond(name, nested=pt.is_nested(decoded.type))
-            if np.array_equal(exact[valid], values.drop_null().cast(pa.int64()).to_numpy()):
-                continue
-            if pt.is_nested(decoded.type):
-                raise TableError(
-                    f"column {name!r} of {self.file} holds times (INT96) inside of lists or structs that pyarrow "
-                    "misreads, since their day is 0 or their time of day is no part of a day; leave it out of "
-                    "columns=[...]"
-                )
-            return pa.array(exact, mask=~valid).cast(values.type)
-        return decoded
+        """Return a column with the instants that its bytes say; it is the same object where pyarrow gave these."""
+        kind = decoded.type
+        if pt.is_timestamp(kind):
+            return self._leaf(name, decoded, stored)
+        if not pt.is_nested(kind):
+            return decoded
+        before, bare = _parts(decoded), _parts(stored)
+        after = [self._column(name, *each) for each in zip(before, bare, strict=True)]
+        if all(one is other for one, other in zip(before, after, strict=True)):
+            return decoded
+        return _of_parts(decoded, after)
 
-    def _beyond(self, name: str, *, nested: bool) -> TableError:
+    def _leaf(self, name: str, decoded: pa.Array, stored: pa.Array) -> pa.Array:
+        if stored.type != _BYTES or _is_usual(stored, self.unit):  # others are no INT96
+            return decoded
+        exact, holds = _exact(stored, self.unit)
+        valid = stored.is_valid().to_numpy(zero_copy_only=False)
+        if not np.all(holds | ~valid):
+            raise self._beyond(name)
+        if np.array_equal(exact[valid], decoded.drop_null().cast(pa.int64()).to_numpy()):
+            return decoded
+        return pa.array(exact, mask=~valid).cast(decoded.type)
+
+    def _beyond(self, name: str) -> TableError:
         held, other = "that microseconds do not hold", "ms"
         if self.unit == "ns":
             held, other = "outside of the years 1677 to 2262, which nanoseconds do not hold", "us"
         remedy = f"pass schema= with pyarrow.timestamp('{other}') for it and all other INT96 columns, or "
-        if nested:
+        if not self.by_schema:
             remedy = ""
         return TableError(
             f"column {name!r} of {self.file} holds times (INT96) {held}; {remedy}leave it out of columns=[...]"
@@ -154,20 +169,24 @@ def _one(column: Any) -> pa.Array:
     return column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
 
 
-def _leaves(decoded: pa.Array, stored: pa.Array) -> Iterator[tuple[pa.Array, pa.Array]]:
-    """Yield the timestamps of a column with their bytes, with all that is nested."""
-    kind = decoded.type
-    if pt.is_timestamp(kind):
-        if stored.type == _BYTES:  # others are no INT96
-            yield decoded, stored
-    elif pt.is_struct(kind):
-        for inner, bare in zip(decoded.flatten(), stored.flatten(), strict=True):
-            yield from _leaves(inner, bare)
-    elif pt.is_map(kind):
-        yield from _leaves(decoded.keys, stored.keys)
-        yield from _leaves(decoded.items, stored.items)
-    elif pt.is_nested(kind):
-        yield from _leaves(decoded.flatten(), stored.flatten())
+def _parts(array: pa.Array) -> list[pa.Array]:
+    """Return the arrays inside a nested one: the fields of a struct, keys and items of a map, values of a list."""
+    if pt.is_struct(array.type):
+        return [array.field(place) for place in range(array.type.num_fields)]
+    if pt.is_map(array.type):
+        return [array.keys, array.items]
+    return [array.values]
+
+
+def _of_parts(array: pa.Array, parts: list[pa.Array]) -> pa.Array:
+    """Return a nested array that has other values in it, of the same types and lengths."""
+    kind = array.type
+    if pt.is_struct(kind):
+        return pa.StructArray.from_arrays(parts, fields=list(kind), mask=array.is_null())
+    if pt.is_map(kind):
+        parts = [pa.StructArray.from_arrays(parts, fields=[kind.key_field, kind.item_field])]
+    buffers = array.buffers()[: 1 if pt.is_fixed_size_list(kind) else 2]
+    return pa.Array.from_buffers(kind, len(array), buffers, offset=array.offset, children=parts)
 
 
 def _fields(data: pa.Array) -> NDArray[np.int32]:

@@ -199,12 +199,12 @@ class ParquetReader(
 
         try:
             # Iceberg's timestamps are microseconds, of which INT96 holds years that nanoseconds do not.
-            unit = unit_of_instants(parsed, meta.schema) if file.columns is None else "us"
-            names = columns_of_instants(parsed) if file.columns is None else frozenset[str]()
+            by_schema = file.columns is None
+            unit = unit_of_instants(parsed, meta.schema) if by_schema else "us"
             instants = None
-            if names:
+            if names := columns_of_instants(parsed):
                 stored = opened(None, parse_as_bytes(file.name, _footer_of(file, meta)))
-                instants = Instants(file.name, names, unit or "ns", stored)
+                instants = Instants(file.name, names, unit or "ns", by_schema, stored)
             handle = opened(unit, parsed)
             return ParquetFile(handle, source, meta, instants, coded=coded, shares=self.shares, name=file.name)
         except BaseException:

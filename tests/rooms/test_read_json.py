@@ -121,6 +121,22 @@ def _values(folder: Path, *texts: str, **options: Any) -> tuple[list[pa.DataType
     return dataset.schema.types, [next(iter(row.values())) for batch in batches for row in batch.to_pylist()]
 
 
+def test_a_key_with_a_type_may_lack_in_parts_and_be_null(tmp_path: Path) -> None:
+    given = Json(types={"a": "int16"})
+    for texts, values in (
+        (('{"b": 1}\n', '{"a": 2}\n', ""), [(1, None), (None, 2)]),
+        (('{"a": null, "b": 1}\n',), [(1, None)]),
+    ):
+        for place, text in enumerate(texts):
+            (tmp_path / f"{place}.json").write_text(text)
+        dataset = StructuredDataset(tmp_path, output_format="arrow", num_workers=0, format=given, shuffle=False)
+        rows = [row for batch in dataset for row in batch.to_pylist()]
+        assert [(row["b"], row["a"]) for row in rows] == values
+        assert dataset.schema.field("a").type == pa.int16()
+        for path in tmp_path.glob("*.json"):
+            path.unlink()
+
+
 _LARGE = 2**64 - 1
 _UTC = dt.UTC
 _NAIVE = dt.datetime.fromisoformat("2026-01-01")
@@ -241,6 +257,9 @@ def test_types_of_keys_are_taken_and_kept(tmp_path: Path) -> None:
         assert _values(tmp_path, text, format=Json(types={"a": kind}))[1] == [value]
     with pytest.raises(TableError, match=r"column 'a' must be read as time32\[s\], as Json\(types=\) says"):
         _values(tmp_path, text, format=Json(types={"a": "time32[s]"}))
+    for name in ("b", "A"):
+        with pytest.raises(ConfigError, match=f"types= names a column {name!r} that no file has.*correct it"):
+            _values(tmp_path, text, format=Json(types={name: "int64"}))
     with pytest.raises(ConfigError, match="strin"):
         Json(types={"a": "strin"})
     with pytest.raises(ConfigTypeError, match="types="):

@@ -44,11 +44,16 @@ class JsonReader(TextReader):
 
     @override
     def guessed(self, storage: Storage, file: DataFile, num_bytes: int) -> tuple[pa.Schema, int]:
-        given = [pa.field(name, _as_json_reads(kind)) for name, kind in self.options.types.items()]
-        table = self._parsed(storage, file, num_bytes, json.ParseOptions(explicit_schema=pa.schema(given)))
+        given = pa.schema([pa.field(name, _as_json_reads(kind)) for name, kind in self.options.types.items()])
+        table = self._parsed(storage, file, num_bytes, json.ParseOptions(explicit_schema=given))
+        if empty := [name for name in given.names if table.column(name).null_count == table.num_rows]:
+            # Keys that no object has stand there as well; a file has no such columns.
+            sure = pa.schema([each for each in given if each.name not in empty])
+            found = self._parsed(storage, file, num_bytes, json.ParseOptions(explicit_schema=sure)).column_names
+            table = table.drop_columns([name for name in empty if name not in found])
         refuse_duplicates(table.schema, file)
-        found = {name: pa.field(name, self.options.types[name]) for name in self.options.types}
-        fields = [found.get(each.name) or pa.field(each.name, each.type) for each in table.schema]
+        kinds = {**{each.name: each.type for each in table.schema}, **self.options.types}
+        fields = [pa.field(name, kinds[name]) for name in table.column_names]
         columns = dict(zip(table.schema.names, table.columns, strict=True))
         self._check_given(table, file)
         columns |= self._parsed_again(storage, file, num_bytes, fields)
@@ -58,6 +63,8 @@ class JsonReader(TextReader):
 
     def _check_given(self, table: pa.Table, file: DataFile) -> None:
         for name, kind in self.options.types.items():
+            if name not in table.column_names:
+                continue
             try:
                 table.column(name).cast(decoded_type(kind))
             except pa.ArrowException as error:

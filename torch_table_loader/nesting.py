@@ -108,6 +108,6 @@ class Levels:
 
 def _refusal(name: str, place: str) -> TableError:
     return TableError(
-        f"{name} must nest objects and arrays at most {sizes().json_levels} levels deep, got more{place}; it is "
-        "damaged, or was made to end its readers: write it again, or leave it out"
+        f"{name} must nest objects and arrays at most {sizes().json_levels} levels deep, got more{place}; "
+        "such text could end this process: write it flatter, or leave it out"
     )

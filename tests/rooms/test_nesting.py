@@ -61,7 +61,7 @@ def test_the_first_bracket_that_is_too_deep_is_named() -> None:
 @pytest.mark.parametrize("closed", [b"", b"]", b"}", b'"'])
 def test_what_is_torn_is_refused_as_well(opened: bytes, closed: bytes) -> None:
     data = opened * 10_000 + closed * 10_000
-    with pytest.raises(TableError, match=r"a\.json must nest objects and arrays at most 200 levels deep, got more at "):
+    with pytest.raises(TableError, match=r"a\.json must nest objects and arrays at most 200 .* got more at .* flatter"):
         check_nesting(data, "a.json")
 
 

@@ -273,3 +273,14 @@ def test_every_test_named_in_the_evidence_exists() -> None:
     named = re.findall(r"`((?:tests|bench)/[^`]+)`", (ROOT / "docs" / "evidence.md").read_text())
     assert len(named) > 30
     assert [name for name in named if not (ROOT / name).exists()] == []
+
+
+@pytest.mark.parametrize(
+    "folder", ["torch_table_loader/engine", "torch_table_loader/planning", "torch_table_loader/read", "tests"]
+)
+def test_what_the_readme_of_a_folder_names_is_there(folder: str) -> None:
+    root = ROOT / folder
+    named = re.findall(r"`([\w/*]+(?:\.py|/))`", (root / "README.md").read_text())
+    assert len(named) > 5
+    places = (root, root.parent, ROOT, ROOT / "torch_table_loader", ROOT / "tests")
+    assert [name for name in named if not any(list(place.glob(name)) for place in places)] == []

@@ -43,10 +43,6 @@ LATER = {
         *("engine.measuring", "engine.row_weights", "planning.column_statistics", "planning.growth"),
         *("planning.value_sums", "planning.weighted_rows"),
     ),
-    "far": (
-        *("fetch", "planning.requests", "read.far_files", "source.aiohttp_options", "source.clients"),
-        *("source.object_store", "source.s3_client", "source.store_options", "store.remote"),
-    ),
 }
 """The modules of guests that do not come off yet."""
 

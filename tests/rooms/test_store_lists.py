@@ -22,7 +22,8 @@ from tests.effort import daily
 from tests.tables.row_stores import MemoryTable, flip, in_memory
 from torch_table_loader.errors import MissingFileError, TableError
 from torch_table_loader.extend import FileStorage
-from torch_table_loader.fetch.fetcher import FetchSettings, reading_parts
+from torch_table_loader.fetch.fetcher import reading_parts
+from torch_table_loader.ranges import FetchSettings
 from torch_table_loader.store import builder, manifest, remote
 from torch_table_loader.store.builder import build_files, write_lengths
 from torch_table_loader.store.gather import Spans, StoredRows

@@ -49,7 +49,7 @@ from torch_table_loader.source.storage import FileStorage, open_storage
 from torch_table_loader.units import parse_bytes
 
 if TYPE_CHECKING:
-    from torch_table_loader.planning.requests import plan_pieces
+    from torch_table_loader.far.requests import plan_pieces
 
 __all__ = [
     "FORMATS",
@@ -106,7 +106,7 @@ __all__ = [
     "resolve_strategy",
 ]
 
-_LAZY = {"plan_pieces": "planning.requests"}
+_LAZY = {"plan_pieces": "far.requests"}
 """Names that are imported when they are asked for, since a build may lack the guest that has them."""
 
 

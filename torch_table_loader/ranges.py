@@ -154,7 +154,7 @@ class FetchStats:
 class FetchSettings:
     """How files are fetched: how many compressed bytes ahead of decoding (0: none), and through which cache.
 
-    Files on this machine are fetched only where `near` is set. `cache` is what `Far.disk_cache` gave.
+    Files on this machine are fetched only where `near` is set. `cache` is what `Far.open_cache` gave.
     """
 
     ahead_bytes: int
@@ -165,7 +165,7 @@ class FetchSettings:
     def of(cls, options: LoaderOptions) -> FetchSettings:
         """Build from the caller's options. Raises ConfigError if the cache's folder cannot be used."""
         remote = options.remote
-        cache = None if remote.cache_dir is None else far().disk_cache(remote.cache_dir, remote.cache_bytes)
+        cache = None if remote.cache_dir is None else far().open_cache(remote.cache_dir, remote.cache_bytes)
         return cls(remote.ahead_bytes, cache, near=remote.read_ahead_bytes is not None and cache is None)
 
     def shared_by(self, threads: int) -> FetchSettings:
@@ -268,6 +268,25 @@ class Far(Protocol):
         """Refuse options whose client is not installed. Raises MissingExtraError."""
         ...
 
+    def proxy_options(self, protocol: str, options: Mapping[str, Any]) -> dict[str, str]:
+        """Return proxies, as the Rust crate object_store takes them, for another client that is built on it.
+
+        Where an endpoint is named, the client reaches its host alone: it would take logins along to any other.
+        """
+        ...
+
+    def s3_login(self, options: Mapping[str, Any], shown: str) -> dict[str, str] | None:
+        """Return the credentials that S3 takes now, by this library's names of them; None for anonymous access.
+
+        Args:
+            shown: what is to be opened, for messages.
+
+        Raises:
+            AccessRefusedError: there are none.
+            ConfigError: the login is incomplete, or the profile does not exist.
+        """
+        ...
+
     def login_may_change(self, protocol: str, options: Mapping[str, Any]) -> bool:
         """Return whether another client may log in with other credentials: those of a file, a role or a machine."""
         ...
@@ -276,7 +295,7 @@ class Far(Protocol):
         """Open a client in this process."""
         ...
 
-    def disk_cache(self, folder: str, most_bytes: int) -> Any:
+    def open_cache(self, folder: str, most_bytes: int) -> Any:
         """Open a cache of ranges on a local disk. Raises ConfigError if the folder cannot be used."""
         ...
 
@@ -284,7 +303,7 @@ class Far(Protocol):
         """Return how many requests fetch what is needed of a file, and their bytes."""
         ...
 
-    def fetcher(self, storage: RangeStorage, plan: Iterator[PlannedRead], settings: FetchSettings) -> Fetcher:
+    def begin_fetching(self, storage: RangeStorage, plan: Iterator[PlannedRead], settings: FetchSettings) -> Fetcher:
         """Begin to fetch what reads need, in the order of the plan."""
         ...
 
@@ -320,7 +339,7 @@ def far() -> Far:
 
 def fetch_ahead(storage: Storage, plan: Iterator[PlannedRead], settings: FetchSettings) -> Fetcher | None:
     """Start to fetch what reads need; None if that was not asked for, or the files' storage does not serve ranges."""
-    return far().fetcher(storage, plan, settings) if settings.applies_to(storage) else None
+    return far().begin_fetching(storage, plan, settings) if settings.applies_to(storage) else None
 
 
 class TasksAhead:

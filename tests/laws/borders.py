@@ -29,6 +29,7 @@ engine.work.indexed_work: planning.mixture planning.weighted_rows
 engine.work.source_form: batching.packed
 engine.workers.lane_merger: planning.pack_counts
 engine.workers.processes: planning.pack_counts
+far.remote: planning.placed_documents planning.slices
 map_view: batching.packed_outputs
 metrics: planning.pack_counts
 mixed: pack
@@ -38,12 +39,10 @@ read.file_walk: planning.pack_counts
 read.ipc: read.token_files
 read.row_stage: planning.pack_counts
 read.tensorproto.tensor_shards: read.token_files
-source.delta.delta_options: source.object_store source.s3_client source.store_options
 store.builder: planning.slices
 store.gather: planning.placed_documents planning.slices
 store.manifest: planning.slices
 store.opened: planning.slices
-store.remote: planning.placed_documents planning.slices
 """
 """Modules, and the modules of guests that each imports and that its own guest does not have."""
 

@@ -42,7 +42,6 @@ LEVELS = {
     "planning": 2,
     "predicates": 3,
     "report": 3,
-    "fetch": 4,
     "source": 4,
     "read": 4,
     "store": 4,
@@ -278,8 +277,8 @@ PLANTED = {
     "a guest": ("read/parquet.py", "import pkg.read.tensorproto", "imports read.tensorproto, which is of the guest 't"),
     "another guest": (
         "read/tensorproto/__init__.py",
-        "def f():\n    import pkg.read.far_files",
-        "imports read.far_files, which is of the guest 'far'",
+        "def f():\n    import pkg.read.orc",
+        "imports read.orc, which is of the guest 'orc'",
     ),
     "a guest for types": (
         "loader.py",

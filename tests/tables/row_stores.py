@@ -18,11 +18,11 @@ import pyarrow.compute as pc
 from torch_table_loader import RowStore
 from torch_table_loader.arrow.arrays import encoded, plain
 from torch_table_loader.arrow.datatypes import plain_type
+from torch_table_loader.far.remote import RemoteRows
 from torch_table_loader.records import ROW_ID
 from torch_table_loader.store.builder import build_memory
 from torch_table_loader.store.gather import StoredRows
 from torch_table_loader.store.record_layout import StoreSpec
-from torch_table_loader.store.remote import RemoteRows
 
 
 def stored(options: dict[str, Any]) -> dict[str, Any]:

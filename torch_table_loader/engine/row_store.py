@@ -209,7 +209,7 @@ class RowStoreHandle:
 
     def begin_fetching(self) -> Fetcher | None:
         """Return what fetches the rows of an epoch for all lanes; None where the store is on this machine."""
-        return None if self._far is None else far().fetcher(self._far, iter(()), self._fetching)
+        return None if self._far is None else far().begin_fetching(self._far, iter(()), self._fetching)
 
     def windows(
         self,

@@ -23,10 +23,10 @@ from torch_table_loader.arrow.ranged_file import open_ranges
 from torch_table_loader.cancellation import cancellable, unattended, wait_for
 from torch_table_loader.contracts import ReleasingStorage
 from torch_table_loader.errors import StorageError, WorkerError
-from torch_table_loader.fetch.disk_cache import RangeKey
-from torch_table_loader.fetch.fetch_queue import FetchQueue, Request, Requests, Stage, Task, joined
-from torch_table_loader.fetch.limit import MOST_REQUESTS, Flight, HedgePolicy, InFlightLimit
-from torch_table_loader.planning.requests import Piece
+from torch_table_loader.far.disk_cache import RangeKey
+from torch_table_loader.far.fetch_queue import FetchQueue, Request, Requests, Stage, Task, joined
+from torch_table_loader.far.limit import MOST_REQUESTS, Flight, HedgePolicy, InFlightLimit
+from torch_table_loader.far.requests import Piece
 from torch_table_loader.ranges import FetchStats, PlannedRead
 from torch_table_loader.system import start
 

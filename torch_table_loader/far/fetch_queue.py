@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from enum import Enum
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from torch_table_loader.planning.requests import Piece, fitted_to_held, holds, merged, plan_file
+from torch_table_loader.far.requests import Piece, fitted_to_held, holds, merged, plan_file
 
 if TYPE_CHECKING:
     from torch_table_loader.contracts import RangeStorage

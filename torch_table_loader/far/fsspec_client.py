@@ -37,7 +37,7 @@ class FsspecClient(Client):
         self._protocol = protocol
         if protocol in HTTP_PROTOCOLS or protocol in S3_PROTOCOLS:
             # Imported here, since few stores need aiohttp, which takes time to import.
-            from torch_table_loader.source.aiohttp_options import http_options, s3fs_options
+            from torch_table_loader.far.aiohttp_options import http_options, s3fs_options
 
             options = (http_options if protocol in HTTP_PROTOCOLS else s3fs_options)(options)
         self.native = filesystem_class(protocol)(**options, skip_instance_cache=True)

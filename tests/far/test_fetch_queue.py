@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.effort import examples
-from torch_table_loader.fetch.fetch_queue import (
+from torch_table_loader.far.fetch_queue import (
     FetchQueue,
     Request,
     Requests,

@@ -429,7 +429,7 @@ FAULTS = (
         ("tests/rooms/test_iceberg_places.py", "tests/rooms/test_delta_tables.py"),
     ),
     Fault(
-        *(10, "secrets follow a redirect to another host", "source/aiohttp_options.py"),
+        *(10, "secrets follow a redirect to another host", "far/aiohttp_options.py"),
         "same = answer.url.join(URL(target)).origin() == answer.url.origin()",
         "same = bool(answer.url.join(URL(target)).origin())",
         ("tests/rooms/test_iceberg_places.py", "tests/far/test_source_http.py"),

@@ -12,7 +12,7 @@ def said_by(caplog: pytest.LogCaptureFixture, room: str, level: int = logging.WA
 
     Args:
         caplog: pytest's fixture.
-        room: the logger's name after that of the package, such as "fetch.disk_cache".
+        room: the logger's name after that of the package, such as "far.disk_cache".
         level: the least level of the messages.
     """
     name = f"torch_table_loader.{room}"

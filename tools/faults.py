@@ -278,10 +278,10 @@ FAULTS = (
         ),
     ),
     Fault(
-        *(7, "bytes of the disk cache are not compared with their checksum", "fetch/disk_cache.py"),
+        *(7, "bytes of the disk cache are not compared with their checksum", "far/disk_cache.py"),
         "return data if bytes(head) == _HEAD.pack(_MAGIC, digest, num_bytes, _checksum(data)) else None",
         "return data",
-        ("tests/rooms/test_fetch_disk_cache.py", "tests/torch/test_disk_cache.py::test_damage_is_fetched_anew"),
+        ("tests/far/test_fetch_disk_cache.py", "tests/torch/test_disk_cache.py::test_damage_is_fetched_anew"),
     ),
     Fault(
         *(7, "nulls are delivered as numbers", "batching/decoders.py"),
@@ -341,12 +341,12 @@ FAULTS = (
         ("tests/rooms/test_source_hive.py",),
     ),
     Fault(
-        *(7, "an object that was overwritten meanwhile is taken", "source/object_store.py"),
+        *(7, "an object that was overwritten meanwhile is taken", "far/object_store.py"),
         'if etag is not None and (now := bare_tag(answer.meta["e_tag"])) not in {None, etag}:',
         'if etag is not None and (now := bare_tag(answer.meta["e_tag"])) == "":',
         (
             "tests/services/test_source_faults.py::test_a_file_replaced_by_one_that_decodes_is_found_where_the_store_ignores_if_match",
-            "tests/rooms/test_source_object_store.py",
+            "tests/far/test_source_object_store.py",
         ),
     ),
     Fault(
@@ -377,20 +377,20 @@ FAULTS = (
         ),
     ),
     Fault(
-        *(8, "bytes are fetched beyond the budget", "fetch/fetch_queue.py"),
+        *(8, "bytes are fetched beyond the budget", "far/fetch_queue.py"),
         "(self.held and self.held + piece.queued[0].num_bytes > self._budget)",
         "(self.held and self.held > 8 * self._budget)",
         (
-            "tests/laws/test_fetch_queue.py",
-            "tests/rooms/test_fetch_fetcher.py::test_each_read_gets_its_bytes_within_the_budget",
+            "tests/far/test_fetch_queue.py",
+            "tests/far/test_fetch_fetcher.py::test_each_read_gets_its_bytes_within_the_budget",
         ),
     ),
     Fault(
-        *(8, "fetched bytes are kept until the file ends", "fetch/fetch_queue.py"),
+        *(8, "fetched bytes are kept until the file ends", "far/fetch_queue.py"),
         "return [] if self._numbers is None else self._left_behind(bisect_left(self._numbers, group))",
         "return []",
         (
-            "tests/rooms/test_fetch_fetcher.py::test_a_row_group_is_kept_until_all_its_columns_are_decoded",
+            "tests/far/test_fetch_fetcher.py::test_a_row_group_is_kept_until_all_its_columns_are_decoded",
             "tests/torch/test_read_ahead.py::test_row_groups_that_are_decoded_are_let_go",
         ),
     ),
@@ -404,11 +404,11 @@ FAULTS = (
         ),
     ),
     Fault(
-        *(9, "bytes are dropped while another column needs them", "fetch/fetch_queue.py"),
+        *(9, "bytes are dropped while another column needs them", "far/fetch_queue.py"),
         "return [] if self._numbers is not None else self._left_behind(",
         "return self._left_behind(",
         (
-            "tests/rooms/test_fetch_fetcher.py::test_a_row_group_is_kept_until_all_its_columns_are_decoded",
+            "tests/far/test_fetch_fetcher.py::test_a_row_group_is_kept_until_all_its_columns_are_decoded",
             "tests/torch/test_read_ahead.py::test_columns_of_row_groups_that_are_decoded_together_are_fetched_once",
         ),
     ),
@@ -429,10 +429,10 @@ FAULTS = (
         ("tests/rooms/test_iceberg_places.py", "tests/rooms/test_delta_tables.py"),
     ),
     Fault(
-        *(10, "secrets follow a redirect to another host", "source/aiohttp_options.py"),
+        *(10, "secrets follow a redirect to another host", "far/aiohttp_options.py"),
         "same = answer.url.join(URL(target)).origin() == answer.url.origin()",
         "same = bool(answer.url.join(URL(target)).origin())",
-        ("tests/rooms/test_iceberg_places.py", "tests/rooms/test_source_http.py"),
+        ("tests/rooms/test_iceberg_places.py", "tests/far/test_source_http.py"),
     ),
     Fault(
         *(10, "credentials stand in shown URLs", "scrubbing.py"),

@@ -43,10 +43,6 @@ LATER = {
         *("engine.measuring", "engine.row_weights", "planning.column_statistics", "planning.growth"),
         *("planning.value_sums", "planning.weighted_rows"),
     ),
-    "far": (
-        *("fetch", "planning.requests", "read.far_files", "source.aiohttp_options", "source.clients"),
-        *("source.object_store", "source.s3_client", "source.store_options", "store.remote"),
-    ),
 }
 """The modules of guests that do not come off yet."""
 
@@ -141,6 +137,26 @@ BESIDE = {
             "tests/torch/test_mixed_iceberg.py",
         ),
         ("catalogs", "iceberg"),
+    ),
+    "far": Beside(
+        "from torch_table_loader import StructuredDataset\n"
+        'StructuredDataset("s3://bucket/table", format="parquet", batch_size=2)',
+        (
+            "tests/far/test_fetch_fetcher.py::test_each_read_gets_its_bytes_within_the_budget",
+            "tests/far/test_store_remote.py::test_windows_deliver_the_order_and_join_neighbours",
+        ),
+        (
+            *("tests/far/*.py", "tests/servers/simulated.py", "tests/servers/buckets.py"),
+            *("tests/fuzz/store_cases.py", "tests/fuzz/test_damaged_stores.py"),
+            *("tests/torch/test_disk_cache.py", "tests/torch/test_fetching.py", "tests/torch/test_leaving_far.py"),
+            *("tests/torch/test_packed_far.py", "tests/torch/test_read_ahead.py", "tests/torch/test_rows_url.py"),
+            *("tests/rooms/test_listing_rounds.py", "tests/rooms/test_store_lists.py"),
+            "tests/rooms/test_source_table_formats.py",
+            *("tests/services/test_*s3*.py", "tests/services/test_aws_environment.py"),
+            *("tests/services/test_other_clouds.py", "tests/services/test_read_ahead_faults.py"),
+            *("tests/services/test_renewed_logins.py", "tests/services/test_source_faults.py"),
+        ),
+        ("object-stores",),
     ),
     "avro": Beside(
         _READER.format("avro"),

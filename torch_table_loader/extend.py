@@ -4,6 +4,9 @@ The contracts of the sockets are checks in `torch_table_loader.testing`. These n
 and the changelog names each change.
 """
 
+from importlib import import_module
+from typing import TYPE_CHECKING
+
 from torch_table_loader.contracts import (
     HistorySource,
     SnapshotSource,
@@ -23,7 +26,6 @@ from torch_table_loader.planning.packing import Packer, packer_of
 from torch_table_loader.planning.permutation import Permutation
 from torch_table_loader.planning.quotas import Quotas
 from torch_table_loader.planning.ranks import Topology
-from torch_table_loader.planning.requests import plan_pieces
 from torch_table_loader.planning.rows_of import LiveSpan, RowSpan, SourceRow
 from torch_table_loader.planning.slices import Slices
 from torch_table_loader.planning.splits import SegmentTable, SplitTable
@@ -45,6 +47,9 @@ from torch_table_loader.schedules import StopRule
 from torch_table_loader.source.listing import PathSource
 from torch_table_loader.source.storage import FileStorage, open_storage
 from torch_table_loader.units import parse_bytes
+
+if TYPE_CHECKING:
+    from torch_table_loader.far.requests import plan_pieces
 
 __all__ = [
     "FORMATS",
@@ -100,3 +105,13 @@ __all__ = [
     "reader_for",
     "resolve_strategy",
 ]
+
+_LAZY = {"plan_pieces": "far.requests"}
+"""Names that are imported when they are asked for, since a build may lack the guest that has them."""
+
+
+def __getattr__(name: str) -> object:
+    """Import a name of a guest. Raises MissingExtraError if this build does not have the guest."""
+    if name not in _LAZY:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__package__}.{_LAZY[name]}"), name)

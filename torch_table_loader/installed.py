@@ -51,6 +51,7 @@ GUESTS = {
     "report": Guest("HTML pages", ("report",)),
     "delta": Guest("Delta Lake", ("delta", "source.delta")),
     "iceberg": Guest("Iceberg", ("iceberg", "source.iceberg")),
+    "far": Guest("far stores", ("far",)),
     "avro": Guest("Avro", ("read.avro",)),
     "csv_json": Guest("CSV and JSON", ("read.csv_files", "read.json_files", "read.json_text", "read.text_files")),
     "ipc": Guest("Arrow files", ("read.ipc", "read.ipc_layout")),

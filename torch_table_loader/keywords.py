@@ -16,6 +16,7 @@ import pyarrow as pa
 import torch
 
 from torch_table_loader.errors import ConfigError, ConfigTypeError, MissingExtraError
+from torch_table_loader.installed import has
 from torch_table_loader.messages import nearest
 from torch_table_loader.option_checks import WorkerType
 from torch_table_loader.option_values import (
@@ -31,8 +32,8 @@ from torch_table_loader.option_values import (
 from torch_table_loader.options import BatchBy, EvenRanks, LoaderOptions, OnError, OutputFormat
 from torch_table_loader.pack import Pack
 from torch_table_loader.predicates.filter_text import filter_of
+from torch_table_loader.ranges import far
 from torch_table_loader.schedules import Schedule
-from torch_table_loader.source.store_options import OPTION_NAMES
 
 
 class MixedKeywords(TypedDict, total=False):
@@ -283,7 +284,7 @@ def _hint(name: str, call: str, takes: Collection[str]) -> str:
     meant = [option for option, words in _HERE.items() if word in words]
     if option := next((option for option in meant if option in takes), None):
         return f"here it is {option}={_NOTES.get(option, '')}"
-    if word in OPTION_NAMES | OWN:
+    if word in OWN or (has("far") and word in far().option_names()):
         if "storage_options" in takes:
             return f"it goes into storage_options={{{name!r}: ...}}"
         meant.append("storage_options")

@@ -16,9 +16,9 @@ from torch.autograd.profiler import record_function
 
 from torch_table_loader.engine.work.lane_work import LaneMetrics
 from torch_table_loader.fact_tables import Table, html_of
-from torch_table_loader.fetch.fetcher import FetchStats
 from torch_table_loader.messages import Part, progress_bar, warn_caller
 from torch_table_loader.planning.pack_counts import PackCounts, sum_of
+from torch_table_loader.ranges import FetchStats
 from torch_table_loader.units import Size
 
 if TYPE_CHECKING:

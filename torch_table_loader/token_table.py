@@ -24,12 +24,12 @@ from torch_table_loader.engine.jobs.resolve import columns_of
 from torch_table_loader.engine.jobs.stream_job import StreamJob
 from torch_table_loader.engine.ray_cluster import check_mark, shared_mark
 from torch_table_loader.errors import ConfigError, ResumeError, StorageError, TableError, TableLoaderError, WorkerError
-from torch_table_loader.fetch.fetcher import TasksAhead
 from torch_table_loader.local_files import new_file, read_regular, write_whole
 from torch_table_loader.messages import did_you_mean, first_twice, progress_bar
 from torch_table_loader.nesting import load_json
 from torch_table_loader.planning.splits import SegmentTable
 from torch_table_loader.predicates.filter_form import filter_key
+from torch_table_loader.ranges import TasksAhead
 from torch_table_loader.read.tokenizers import Encode, RowFaultError, Tokenizer, load_tokenizer
 from torch_table_loader.records import content_key
 from torch_table_loader.sizes import sizes
@@ -39,7 +39,7 @@ from torch_table_loader.units import integer, one_of
 if TYPE_CHECKING:
     from torch_table_loader.dataset import TableDataset
     from torch_table_loader.engine.ray_cluster import RayCluster
-    from torch_table_loader.fetch.fetcher import FetchSettings
+    from torch_table_loader.ranges import FetchSettings
     from torch_table_loader.read.tasks import TaskReader
     from torch_table_loader.read.tokenizers import Tokenizer
     from torch_table_loader.records import ReadTask

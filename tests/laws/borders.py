@@ -11,66 +11,38 @@ batching.types: planning.column_statistics
 cli.named_table: delta iceberg
 cli.writing: token_table
 dataset: engine.measuring planning.column_statistics
-engine.counting: fetch.fetcher planning.pack_counts
+engine.counting: planning.pack_counts
 engine.explanation: planning.pack_counts
 engine.jobs.indexed_job: planning.pack_counts
 engine.jobs.job: planning.pack_counts
 engine.jobs.mixed_rows: engine.work.packed_work
-engine.jobs.mixed_streams: fetch.fetcher
 engine.jobs.mixture_form: arrow.token_rows batching.packed pack
-engine.jobs.modes: engine.jobs.packed_items fetch.fetcher read.sequence_stages
+engine.jobs.modes: engine.jobs.packed_items read.sequence_stages
 engine.jobs.planner: planning.pack_counts
-engine.jobs.resolve: fetch.fetcher pack
-engine.jobs.stream_job: arrow.token_rows fetch.fetcher planning.pack_counts planning.requests read.sequence_stages
-engine.jobs.table_rows: engine.row_weights engine.tokens_in_place fetch.fetcher planning.growth planning.mixture
+engine.jobs.resolve: pack
+engine.jobs.stream_job: arrow.token_rows planning.pack_counts read.sequence_stages
+engine.jobs.table_rows: engine.row_weights engine.tokens_in_place planning.growth planning.mixture
 engine.jobs.table_rows: planning.weighted_rows read.kept_documents
-engine.measuring: fetch.fetcher
-engine.row_store: engine.tokens_in_place fetch.fetcher store.remote
-engine.row_weights: fetch.fetcher
+engine.row_store: engine.tokens_in_place
 engine.state: planning.mixed_stages planning.mixture
-engine.tokens_in_place: store.remote
-engine.tokens_read: planning.requests source.clients
-engine.work.indexed_work: fetch.fetcher planning.mixture planning.weighted_rows
-engine.work.lane_work: fetch.fetcher
-engine.work.mixed_stream_work: fetch.fetch_queue fetch.fetcher
-engine.work.packed_work: fetch.fetcher
+engine.work.indexed_work: planning.mixture planning.weighted_rows
 engine.work.source_form: batching.packed
-engine.work.stream_work: fetch.fetch_queue fetch.fetcher
-engine.workers.executor: fetch.fetcher
-engine.workers.lane_iterator: fetch.fetcher
-engine.workers.lane_merger: fetch.fetcher planning.pack_counts
-engine.workers.processes: fetch.fetcher planning.pack_counts
-engine.workers.threads: fetch.fetcher
+engine.workers.lane_merger: planning.pack_counts
+engine.workers.processes: planning.pack_counts
+far.remote: planning.placed_documents planning.slices
 map_view: batching.packed_outputs
-metrics: fetch.fetcher planning.pack_counts
+metrics: planning.pack_counts
 mixed: pack
 planning.mixture: planning.weighted_rows
 planning.stages: planning.mixture
-read.avro: read.far_files
-read.deletes: read.far_files
 read.file_walk: planning.pack_counts
-read.ipc: read.far_files read.token_files
-read.orc: read.far_files
-read.parquet_footer: read.far_files
-read.reader_base: read.far_files
+read.ipc: read.token_files
 read.row_stage: planning.pack_counts
-read.tasks: planning.requests
-read.tensorproto.tensor_shards: read.far_files read.token_files
-read.text_files: read.far_files
-read.token_files: read.far_files
-source.delta.delta_options: source.object_store source.s3_client source.store_options
-source.folders: source.clients
-source.iceberg.manifests: source.clients
-source.listing: source.clients
-source.plan_cache: source.clients
-source.storage: source.clients source.object_store source.s3_client source.store_options
-source.table_storage: source.clients source.store_options
+read.tensorproto.tensor_shards: read.token_files
 store.builder: planning.slices
-store.gather: planning.placed_documents planning.requests planning.slices
+store.gather: planning.placed_documents planning.slices
 store.manifest: planning.slices
 store.opened: planning.slices
-store.remote: planning.placed_documents planning.slices
-token_table: fetch.fetcher
 """
 """Modules, and the modules of guests that each imports and that its own guest does not have."""
 

@@ -37,7 +37,7 @@ _OF_OTHERS = (
 )
 _OF_OURS = (
     *("iceberg", "delta", "mixed", "map_view", "report", "text", "testing", "cli"),
-    *("integrations", "store", "source.iceberg", "source.delta", "source.s3_client", "source.object_store"),
+    *("integrations", "store", "source.iceberg", "source.delta", "far"),
     *("predicates.facts", "predicates.filter_form", "planning.order_sample", "source.arrow_source"),
     *(
         "source.snapshot_files",
@@ -89,7 +89,7 @@ _S3 = """
 import sys
 for name in ("botocore.client", "botocore.credentials", "botocore.session"):
     sys.modules[name] = None
-from torch_table_loader.source.s3_client import S3Client
+from torch_table_loader.far.s3_client import S3Client
 login = {"access_key_id": "k", "secret_access_key": "s", "region": "us-east-1"}
 client = S3Client({"endpoint": sys.argv[1], **login})
 assert [found.path for found in client.walk("any/t", recursive=True)] == ["any/t/a"]

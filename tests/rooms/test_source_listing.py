@@ -17,7 +17,7 @@ from torch_table_loader.contracts import Source
 from torch_table_loader.errors import ConfigError, ConfigTypeError, TableError
 from torch_table_loader.extend import FileStorage, PathSource
 from torch_table_loader.source.address import parse_address
-from torch_table_loader.source.clients import LocalClient
+from torch_table_loader.source.local_client import LocalClient
 
 TABLE = {
     "b.parquet": 2,

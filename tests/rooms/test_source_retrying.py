@@ -22,9 +22,9 @@ from torch_table_loader.cancellation import cancellable
 from torch_table_loader.causes import may_pass
 from torch_table_loader.errors import AccessRefusedError, StorageTimeoutError
 from torch_table_loader.extend import FileStorage, open_storage
+from torch_table_loader.ranges import Client
 from torch_table_loader.records import Traffic
 from torch_table_loader.sizes import sizes
-from torch_table_loader.source.clients import Client
 from torch_table_loader.source.retrying import (
     Attempts,
     RetryPolicy,

@@ -18,7 +18,7 @@ import pytest
 from torch_table_loader.contracts import Storage
 from torch_table_loader.errors import ConfigError, ConfigTypeError, MissingExtraError, StorageError, TableError
 from torch_table_loader.extend import FileStorage, open_storage
-from torch_table_loader.source.clients import Found
+from torch_table_loader.ranges import Found
 
 SECRET = "hunter2/with+slash"  # noqa: S105 - it stands for one
 
@@ -120,7 +120,7 @@ def test_a_refusal_is_a_storage_error(
         raise refusal
 
     storage, path = open_storage(tmp_path / "a")
-    monkeypatch.setattr("torch_table_loader.source.clients.os.stat", refuse)
+    monkeypatch.setattr("torch_table_loader.source.local_client.os.stat", refuse)
     with pytest.raises(StorageError, match=message) as caught:
         storage.version(path)
     assert str(tmp_path / "a") in str(caught.value)

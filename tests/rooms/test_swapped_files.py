@@ -15,7 +15,7 @@ import pytest
 from torch_table_loader import StructuredDataset, TableError
 from torch_table_loader.extend import FileStorage, PathSource
 from torch_table_loader.records import FileVersion, LocalVersion
-from torch_table_loader.source.clients import unstable_devices
+from torch_table_loader.source.local_client import unstable_devices
 
 TIME = 1_700_000_000_000_000_000
 

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from obstore.store import MemoryStore
 
+from torch_table_loader.far.object_store import ObjectStoreClient
 from torch_table_loader.source import storage
-from torch_table_loader.source.object_store import ObjectStoreClient
 
 _PATIENCE_S = 20.0
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from torch_table_loader.fetch.limit import Flight, InFlightLimit
+from torch_table_loader.far.limit import Flight, InFlightLimit
 
 MB = 1e6
 

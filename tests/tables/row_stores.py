@@ -20,9 +20,9 @@ from torch_table_loader.arrow.arrays import encoded, plain
 from torch_table_loader.arrow.datatypes import plain_type
 from torch_table_loader.records import ROW_ID
 from torch_table_loader.store.builder import build_memory
+from torch_table_loader.store.far_rows import FarRows
 from torch_table_loader.store.gather import StoredRows
 from torch_table_loader.store.record_layout import StoreSpec
-from torch_table_loader.store.remote import RemoteRows
 
 
 def stored(options: dict[str, Any]) -> dict[str, Any]:
@@ -65,7 +65,7 @@ class MemoryTable:
                 part = part.append_column(pa.field(ROW_ID, pa.int64(), nullable=False), column)
             yield part
 
-    def check(self, rows: StoredRows | RemoteRows, places: Any) -> None:
+    def check(self, rows: StoredRows | FarRows, places: Any) -> None:
         """Compare the rows gathered from a store with the table."""
         places = np.asarray(places, dtype=np.int64)
         found = rows.gather(places)

@@ -240,7 +240,7 @@ def test_damage_is_fetched_anew(
     loader = make()
     assert taken(loader) == whole
     assert loader.metrics().fetch.cached_bytes == 0
-    (warning,) = said_by(caplog, "fetch.disk_cache")
+    (warning,) = said_by(caplog, "far.disk_cache")
     assert "damaged" in warning
     again = make()
     assert taken(again) == whole

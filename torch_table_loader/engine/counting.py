@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from torch_table_loader.cancellation import Threads
-from torch_table_loader.fetch.fetcher import TasksAhead
 from torch_table_loader.messages import no_bar
 from torch_table_loader.planning.distinct import distinct
 from torch_table_loader.planning.pack_counts import PackCounts, sum_of
+from torch_table_loader.ranges import TasksAhead
 from torch_table_loader.records import ReadTask, Segment
 from torch_table_loader.source.plan_cache import CacheEntry
 
@@ -24,9 +24,9 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from torch_table_loader.engine.table import Table
-    from torch_table_loader.fetch.fetcher import FetchSettings
     from torch_table_loader.planning.layout import TableLayout
     from torch_table_loader.planning.splits import SegmentTable
+    from torch_table_loader.ranges import FetchSettings
     from torch_table_loader.read.row_stage import Counted
     from torch_table_loader.read.tasks import TaskReader
     from torch_table_loader.source.plan_cache import Plans

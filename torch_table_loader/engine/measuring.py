@@ -22,11 +22,11 @@ from torch_table_loader.arrow.datatypes import ElementType, is_text, plain_type
 from torch_table_loader.cancellation import Threads
 from torch_table_loader.engine.machine import usable_cpus
 from torch_table_loader.errors import ConfigError, ConfigTypeError
-from torch_table_loader.fetch.fetcher import FetchSettings, TasksAhead
 from torch_table_loader.messages import progress_bar
 from torch_table_loader.planning.column_statistics import ColumnStatistics
 from torch_table_loader.planning.value_sums import ValueSums
 from torch_table_loader.predicates.filter_form import filter_key
+from torch_table_loader.ranges import FetchSettings, TasksAhead
 from torch_table_loader.records import ReadTask
 from torch_table_loader.sizes import sizes
 from torch_table_loader.units import integer

@@ -20,21 +20,21 @@ from torch.utils.data import get_worker_info
 from torch_table_loader.arrow.datatypes import is_variable, width_of
 from torch_table_loader.engine.machine import available_memory, place_on_this_node, ranks_on_this_node, usable_cpus
 from torch_table_loader.errors import ConfigError, OutOfMemoryError, StorageError
-from torch_table_loader.fetch.fetcher import Fetcher, PartsAhead, TasksAhead, reading_parts
 from torch_table_loader.local_files import check_owned
 from torch_table_loader.messages import titled, warn_caller
 from torch_table_loader.option_values import anywhere
 from torch_table_loader.planning.splits import Chunks
 from torch_table_loader.predicates.filter_form import filter_key
+from torch_table_loader.ranges import TasksAhead, far
 from torch_table_loader.records import content_key
 from torch_table_loader.sizes import sizes
 from torch_table_loader.source.address import HTTP_PROTOCOLS, parse_address
 from torch_table_loader.source.storage import FileStorage, open_storage
 from torch_table_loader.store.builder import Report, build_files, build_memory, check_memory
+from torch_table_loader.store.far_rows import far_stores
 from torch_table_loader.store.gather import StoredRows
 from torch_table_loader.store.opened import open_store
 from torch_table_loader.store.record_layout import StoreSpec, check_storable
-from torch_table_loader.store.remote import open_remote, upload_store
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -42,13 +42,13 @@ if TYPE_CHECKING:
     from torch_table_loader.contracts import RangeStorage
     from torch_table_loader.engine.table import Table
     from torch_table_loader.engine.tokens_in_place import TokensInPlace
-    from torch_table_loader.fetch.fetcher import FetchSettings
     from torch_table_loader.options import LoaderOptions
     from torch_table_loader.planning.splits import SegmentTable
+    from torch_table_loader.ranges import Fetcher, FetchSettings
     from torch_table_loader.read.tasks import TaskReader
     from torch_table_loader.records import ReadTask
+    from torch_table_loader.store.far_rows import FarRows
     from torch_table_loader.store.gather import Spans
-    from torch_table_loader.store.remote import RemoteRows
 
 
 T = TypeVar("T")
@@ -114,7 +114,7 @@ class RowStoreHandle:
         self._draws_every = options.progress_interval if options.show_progress else None
         self._title = titled("row store", options.show_progress)
         self._lock = threading.Lock()
-        self._rows: StoredRows | RemoteRows | None = None
+        self._rows: StoredRows | FarRows | None = None
         self._memory = options.rows_kept.memory_bytes
         self._fetching = fetching
         self._lanes = options.lanes
@@ -209,7 +209,7 @@ class RowStoreHandle:
 
     def begin_fetching(self) -> Fetcher | None:
         """Return what fetches the rows of an epoch for all lanes; None where the store is on this machine."""
-        return None if self._far is None else Fetcher(self._far, iter(()), self._fetching)
+        return None if self._far is None else far().begin_fetching(self._far, iter(()), self._fetching)
 
     def windows(
         self,
@@ -228,7 +228,7 @@ class RowStoreHandle:
         rows = self.rows()
         if isinstance(rows, StoredRows):
             return rows.windows(blocks, most_blocks, spans)
-        ahead = None if fetcher is None or self._far is None else PartsAhead(fetcher, self._far)
+        ahead = None if fetcher is None or self._far is None else far().parts_ahead(fetcher, self._far)
         return rows.windows(blocks, most_blocks, ahead, spans)
 
     def open(self) -> None:
@@ -237,7 +237,7 @@ class RowStoreHandle:
         if self.in_place is not None:
             self.in_place.check()
 
-    def rows(self) -> StoredRows | RemoteRows:
+    def rows(self) -> StoredRows | FarRows:
         """Open the store; build it before, or help those who do, if it is not there.
 
         Raises:
@@ -258,10 +258,10 @@ class RowStoreHandle:
                 _log.info("the row store of %d rows is ready", self.spec.num_rows)
             return self._rows
 
-    def _of_files(self, files: TokensInPlace) -> StoredRows | RemoteRows:
+    def _of_files(self, files: TokensInPlace) -> StoredRows | FarRows:
         if self._far is None:
             return files.open(self.spec.layout)
-        reader = partial(reading_parts, self._far, self._fetching)
+        reader = partial(far().reading_parts, self._far, self._fetching)
         return files.open_remote(self.spec.layout, reader, self.window_bytes)
 
     def _in_memory(self, threads: int) -> StoredRows:
@@ -322,14 +322,14 @@ class RowStoreHandle:
         worker = get_worker_info()
         return (rank, ranks) if worker is None else (rank * worker.num_workers + worker.id, ranks * worker.num_workers)
 
-    def _behind_url(self, place: Path, url: StoreUrl, threads: int) -> StoredRows | RemoteRows:
+    def _behind_url(self, place: Path, url: StoreUrl, threads: int) -> StoredRows | FarRows:
         """Read what this machine built from its own copy; what others built by ranges; what nobody built is built."""
-        reader = partial(reading_parts, url.storage, self._fetching)
-        remote = open_remote(url.storage, url.root, self.spec, reader, self.window_bytes)
+        reader = partial(far().reading_parts, url.storage, self._fetching)
+        remote = far_stores().open_remote(url.storage, url.root, self.spec, reader, self.window_bytes)
         if remote is None:
             url.check_writable()
             built = self._in_files(place, threads)
-            upload_store(place, url.storage, url.root, self.spec)
+            far_stores().upload_store(place, url.storage, url.root, self.spec)
             return built
         if (own := self._opened(place, threads)) is not None:
             return own

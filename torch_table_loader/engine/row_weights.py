@@ -34,11 +34,11 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from torch_table_loader.engine.table import Table
-    from torch_table_loader.fetch.fetcher import FetchSettings
     from torch_table_loader.option_values import Weights
     from torch_table_loader.options import LoaderOptions
     from torch_table_loader.planning.exclusion import Remaining
     from torch_table_loader.planning.splits import SegmentTable
+    from torch_table_loader.ranges import FetchSettings
 
     Ints: TypeAlias = NDArray[np.int64]
 

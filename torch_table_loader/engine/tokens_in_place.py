@@ -27,10 +27,10 @@ from torch_table_loader.read.footers import LazyFooters
 from torch_table_loader.read.formats import reader_of
 from torch_table_loader.read.kept_documents import KEPT, LACKS
 from torch_table_loader.read.token_files import PLACE, TOKENS, TokenReader, begin_of, document_lengths
+from torch_table_loader.store.far_rows import FilesOfRows, far_stores
 from torch_table_loader.store.gather import StoredRows
 from torch_table_loader.store.manifest import Manifest
 from torch_table_loader.store.record_layout import WIDE_BYTES, Origin, Part, values_file
-from torch_table_loader.store.remote import RemoteFiles, RemoteRows
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -40,10 +40,11 @@ if TYPE_CHECKING:
     from torch_table_loader.contracts import RangeStorage
     from torch_table_loader.engine.table import Table
     from torch_table_loader.options import LoaderOptions
+    from torch_table_loader.ranges import OpenReader
     from torch_table_loader.read.kept_documents import KeptDocuments
     from torch_table_loader.records import FileMeta
+    from torch_table_loader.store.far_rows import FarRows
     from torch_table_loader.store.record_layout import RecordLayout
-    from torch_table_loader.store.remote import OpenReader
 
 _AT_ONCE = 1 << 20
 """Documents that are looked up together."""
@@ -63,7 +64,7 @@ class TokensInPlace:
 
     table: Table
     stage: KeptDocuments
-    measured: Callable[[], StoredRows | RemoteRows] | None = None
+    measured: Callable[[], StoredRows | FarRows] | None = None
 
     @classmethod
     def of(cls, table: Table, options: LoaderOptions, stage: KeptDocuments) -> TokensInPlace | None:
@@ -135,8 +136,8 @@ class TokensInPlace:
         files = list(zip(self.table.files, self._values(layout), self._begins(), strict=True))
         return ReadTokens(layout, self.table.storage, files, *self._documents(layout))
 
-    def open_remote(self, layout: RecordLayout, open_reader: OpenReader, window_bytes: int) -> RemoteRows:
-        """Return what reads parts of the files as if they were those of a store; see `RemoteRows`."""
+    def open_remote(self, layout: RecordLayout, open_reader: OpenReader, window_bytes: int) -> FarRows:
+        """Return what reads parts of the files as if they were those of a store."""
         table = self.table
         parts = [
             Part(sum(meta.group_rows), {}, 0, count, ())
@@ -147,8 +148,8 @@ class TokensInPlace:
         self.check()
         lengths, placed = self._documents(layout)
         origin = Origin("of the table's own token files", "build the loader again")
-        files = RemoteFiles(manifest, named, origin, placed, np.array(self._begins()))
-        return RemoteRows(files, open_reader, window_bytes, lengths)
+        files = FilesOfRows(manifest, named, origin, placed, np.array(self._begins()))
+        return far_stores().rows_of_files(files, open_reader, window_bytes, lengths)
 
     def _values(self, layout: RecordLayout) -> list[int]:
         """Return how many values each file has room for."""
@@ -203,7 +204,7 @@ def _placed(table: Table, column: str, number: int) -> FileMeta | None:
     return reader.placed(table.storage, file, table.metas[number], column)
 
 
-def _read(rows: StoredRows | RemoteRows) -> dict[str, NDArray[Any]]:
+def _read(rows: StoredRows | FarRows) -> dict[str, NDArray[Any]]:
     """Return the columns of all rows."""
     schema = rows.layout.schema
     found = {field.name: np.empty(rows.num_rows, number_type(field.type)) for field in schema}

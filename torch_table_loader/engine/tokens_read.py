@@ -18,11 +18,11 @@ from typing_extensions import override
 
 from torch_table_loader.arrow.buffers import new_array
 from torch_table_loader.errors import TableError
-from torch_table_loader.planning.requests import joined
+from torch_table_loader.planning.record_ranges import joined
 from torch_table_loader.read.failures import changed_error, reading
 from torch_table_loader.read.lru_cache import LRUCache
 from torch_table_loader.sizes import sizes
-from torch_table_loader.source.clients import found_here
+from torch_table_loader.source.local_client import found_here
 from torch_table_loader.store.gather import ListValues, Spans, StoredRows
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ from torch_table_loader.errors import MissingExtraError, TableError
 from torch_table_loader.format_contracts import Traits
 from torch_table_loader.messages import first_line
 from torch_table_loader.read.failures import naming, reading
-from torch_table_loader.read.far_files import open_at_start
+from torch_table_loader.read.file_ends import open_at_start
 from torch_table_loader.read.reader_base import SequentialFile, WithoutStatistics, one_group, rows_without_columns
 from torch_table_loader.records import FIELD_ID_KEY
 

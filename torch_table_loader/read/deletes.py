@@ -24,9 +24,10 @@ from torch_table_loader.contracts import is_far
 from torch_table_loader.errors import MissingExtraError, TableError
 from torch_table_loader.nesting import load_json
 from torch_table_loader.planning.distinct import distinct
+from torch_table_loader.ranges import LEAST_TAIL_BYTES
 from torch_table_loader.read.by_id import own_ids, plan_by_id
 from torch_table_loader.read.failures import reading
-from torch_table_loader.read.far_files import LEAST_TAIL_BYTES, fetched, open_at_end
+from torch_table_loader.read.file_ends import fetched, open_at_end
 from torch_table_loader.read.footers import check_rows
 from torch_table_loader.read.formats import inspect_file, reader_of
 from torch_table_loader.read.key_set import KeySet

@@ -19,7 +19,7 @@ from torch_table_loader.errors import TableError
 from torch_table_loader.format_contracts import SidecarReader, Traits
 from torch_table_loader.messages import warn_caller
 from torch_table_loader.read.failures import reading
-from torch_table_loader.read.far_files import open_at_end, open_at_start
+from torch_table_loader.read.file_ends import open_at_end, open_at_start
 from torch_table_loader.read.ipc_layout import (
     BUFFER,
     BUFFERS,

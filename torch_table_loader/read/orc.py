@@ -25,7 +25,7 @@ from torch_table_loader.errors import TableError
 from torch_table_loader.format_contracts import Traits
 from torch_table_loader.messages import first_line
 from torch_table_loader.read.failures import naming, reading
-from torch_table_loader.read.far_files import open_at_end
+from torch_table_loader.read.file_ends import open_at_end
 from torch_table_loader.read.orc_encodings import (
     LZO,
     MOST_CHUNK_BYTES,

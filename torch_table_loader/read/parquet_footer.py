@@ -26,8 +26,9 @@ from typing_extensions import override
 from torch_table_loader.arrow.ranged_file import RangedFile
 from torch_table_loader.errors import TableError
 from torch_table_loader.messages import first_line
+from torch_table_loader.ranges import LEAST_TAIL_BYTES
 from torch_table_loader.read.failures import as_reading_error, of_unread
-from torch_table_loader.read.far_files import LEAST_TAIL_BYTES, open_at_end
+from torch_table_loader.read.file_ends import open_at_end
 
 if TYPE_CHECKING:
     from torch_table_loader.contracts import Storage

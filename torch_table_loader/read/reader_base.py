@@ -19,7 +19,7 @@ from torch_table_loader.errors import TableError
 from torch_table_loader.format_contracts import FormatReader, NullProvingReader, OpenFile, RangedReader, Traits
 from torch_table_loader.messages import first_twice
 from torch_table_loader.read.failures import reading
-from torch_table_loader.read.far_files import open_at_start
+from torch_table_loader.read.file_ends import open_at_start
 from torch_table_loader.records import FileMeta
 from torch_table_loader.sizes import sizes
 

@@ -16,8 +16,8 @@ from torch_table_loader.arrow.arrays import ascending
 from torch_table_loader.contracts import has_ranges, is_far
 from torch_table_loader.errors import ConfigError, StorageError, TableError, TableLoaderError
 from torch_table_loader.format_contracts import ListCountingReader, ListMeasuringReader, RangedReader
-from torch_table_loader.planning.requests import FIRST_BYTES
 from torch_table_loader.predicates.expressions import check_filter, known_true, row_masks
+from torch_table_loader.ranges import FIRST_BYTES
 from torch_table_loader.read.conform import SharedConformers, batch_of
 from torch_table_loader.read.deletes import Deletes
 from torch_table_loader.read.failures import (

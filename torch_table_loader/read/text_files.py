@@ -17,7 +17,7 @@ from torch_table_loader.format_contracts import SettlingReader, Traits
 from torch_table_loader.messages import did_you_mean
 from torch_table_loader.read.compression import CODECS, split_codec
 from torch_table_loader.read.failures import naming
-from torch_table_loader.read.far_files import open_at_start
+from torch_table_loader.read.file_ends import open_at_start
 from torch_table_loader.read.guessed_types import by_column, settled_numbers, with_columns
 from torch_table_loader.read.reader_base import SequentialFile, WithoutStatistics, one_group
 from torch_table_loader.sizes import sizes

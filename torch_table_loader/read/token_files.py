@@ -26,7 +26,7 @@ from torch_table_loader.errors import TableError
 from torch_table_loader.format_contracts import ListMeasuringReader, RangedReader, SidecarReader, Traits
 from torch_table_loader.planning.slices import DocumentLengths
 from torch_table_loader.read.failures import changed_error, reading
-from torch_table_loader.read.far_files import open_at_start
+from torch_table_loader.read.file_ends import open_at_start
 from torch_table_loader.read.reader_base import GroupedFile, WithoutNulls
 from torch_table_loader.records import FileMeta
 

@@ -17,8 +17,8 @@ from urllib.parse import unquote
 import pyarrow as pa
 
 from torch_table_loader.errors import AccessRefusedError, ConfigError, TableError
+from torch_table_loader.ranges import Found
 from torch_table_loader.source.address import HTTP_PROTOCOLS, parse_address
-from torch_table_loader.source.clients import Found
 from torch_table_loader.source.storage import FileStorage, open_storage
 
 NULL_SEGMENT = "__HIVE_DEFAULT_PARTITION__"

@@ -19,9 +19,9 @@ from torch_table_loader.cancellation import Threads, result_of
 from torch_table_loader.errors import ConfigError, ConfigTypeError, MissingFileError, MissingPathError, TableError
 from torch_table_loader.format_contracts import SidecarReader
 from torch_table_loader.nesting import load_json
+from torch_table_loader.ranges import STAT_THREADS, Found
 from torch_table_loader.records import DataFile
 from torch_table_loader.source.address import FAMILIES, HTTP_PROTOCOLS, parse_address
-from torch_table_loader.source.clients import STAT_THREADS, Found
 from torch_table_loader.source.folders import columns_of_folders, hive_root, look_around, refuse_table_formats
 from torch_table_loader.source.storage import FileStorage, open_storage
 

@@ -18,8 +18,8 @@ from torch_table_loader.cancellation import Threads
 from torch_table_loader.errors import ConfigError, StorageError, TableError
 from torch_table_loader.nesting import load_json
 from torch_table_loader.option_values import RemoteOptions
+from torch_table_loader.ranges import STAT_THREADS
 from torch_table_loader.records import DataFile, FileMeta, FileVersion, LocalVersion, same_local
-from torch_table_loader.source.clients import STAT_THREADS
 from torch_table_loader.source.storage import FileStorage, open_storage
 
 _MAGIC = b"TTLPLAN3"

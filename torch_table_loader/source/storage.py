@@ -29,19 +29,12 @@ from torch_table_loader.errors import (
     TableLoaderError,
 )
 from torch_table_loader.option_values import DEFAULT_RETRY_SECONDS, RemoteOptions, of_the_store
+from torch_table_loader.ranges import ChangedFile, Client, Found, far
 from torch_table_loader.records import FileVersion, Traffic
 from torch_table_loader.scrubbing import HIDDEN, public_options, scrub, secrets_of
-from torch_table_loader.source.address import (
-    FAMILIES,
-    HTTP_PROTOCOLS,
-    LOCAL_PROTOCOLS,
-    filesystem_class,
-    parse_address,
-    shown,
-)
-from torch_table_loader.source.clients import ChangedFile, Client, Found, FsspecClient, LocalClient
+from torch_table_loader.source.address import HTTP_PROTOCOLS, LOCAL_PROTOCOLS, parse_address, shown
+from torch_table_loader.source.local_client import LocalClient
 from torch_table_loader.source.retrying import Attempts, RetryPolicy, TrafficCounter, of_length
-from torch_table_loader.source.store_options import choose_client, login_may_change, store_options
 
 T = TypeVar("T")
 
@@ -104,7 +97,7 @@ class FileStorage:
     @property
     def client_name(self) -> str:
         """The client that sends requests: "local", "obstore", "s3fs", or the name of the fsspec protocol."""
-        return "local" if self.is_local else choose_client(self.protocol, self.options)[0]
+        return "local" if self.is_local else far().client_name(self.protocol, self.options)
 
     @property
     def place(self) -> str:
@@ -237,7 +230,7 @@ class FileStorage:
             return True
         if self.login is not None and self.login(refused.options) != refused.options:
             return True
-        if not login_may_change(self.protocol, refused.options):
+        if not far().login_may_change(self.protocol, refused.options):
             return False
         self.close()
         return True
@@ -402,32 +395,21 @@ def open_storage(
 
     Raises:
         ConfigError: an unknown protocol, or options that contradict each other.
-        MissingExtraError: the protocol's package is not installed.
+        MissingExtraError: the protocol's package is not installed, or this build has no far stores.
 
     >>> open_storage("s3://bucket/table", {"key": "K", "secret": "S"})
     (FileStorage(protocol='s3'), 'bucket/table')
     """
     remote = RemoteOptions.of(storage_options)
     address = parse_address(path_or_url)
-    layers = () if address.protocol == "file" else (address.login, of_the_store(storage_options))
-    storage = FileStorage(address.protocol, store_options(address.protocol, *layers), remote.retry_seconds)
-    if storage.client_name in ("s3fs", "gcsfs", "adlfs"):
-        filesystem_class(FAMILIES[address.protocol])
-    return storage, address.path
+    if address.protocol == "file":
+        return FileStorage("file", {}, remote.retry_seconds), address.path
+    stores = far()
+    options = stores.store_options(address.protocol, address.login, of_the_store(storage_options))
+    stores.check_client(address.protocol, options)
+    return FileStorage(address.protocol, options, remote.retry_seconds), address.path
 
 
 def connect(protocol: str, options: Mapping[str, Any]) -> Client:
     """Open a client in this process."""
-    if protocol == "file":
-        return LocalClient()
-    chosen, theirs = choose_client(protocol, options)
-    if chosen != "obstore":
-        return FsspecClient(FAMILIES.get(protocol, protocol), theirs)
-    # Imported here, since clients of object stores take time to import.
-    if FAMILIES[protocol] == "s3":
-        from torch_table_loader.source.s3_client import S3Client
-
-        return S3Client(theirs)
-    from torch_table_loader.source.object_store import azure_client, google_client
-
-    return google_client(theirs) if FAMILIES[protocol] == "gs" else azure_client(theirs)
+    return LocalClient() if protocol == "file" else far().connect(protocol, options)

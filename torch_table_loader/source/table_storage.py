@@ -15,16 +15,16 @@ from urllib.parse import unquote
 from torch_table_loader.contracts import Storage, is_far
 from torch_table_loader.errors import ConfigError, ConfigTypeError, StorageError, TableError
 from torch_table_loader.option_values import DEFAULT_RETRY_SECONDS
+from torch_table_loader.ranges import far
 from torch_table_loader.records import FileVersion, Traffic
 from torch_table_loader.scrubbing import shown_url
 from torch_table_loader.source.address import FAMILIES, HTTP_PROTOCOLS, LOCAL_PROTOCOLS, parse_address
 from torch_table_loader.source.storage import FileStorage
-from torch_table_loader.source.store_options import s3_properties, store_options
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from torch_table_loader.source.clients import Found
+    from torch_table_loader.ranges import Found
 
 _HEAD = re.compile(r"([A-Za-z][A-Za-z0-9+.\-]*)://(arn:[^/]*/[^/]*|[^/]*)")
 _UNSOUND = re.compile(r"[?#\\\s\x00-\x1f\x7f]")
@@ -308,11 +308,12 @@ class TableStorage:
         Another bucket in the table's kind of store, if the caller allowed it, gets the same options; another HTTP host
         gets none. For a table on this machine, which takes no options, they can only be meant for other places.
         """
-        known = s3_properties(self.known()) if place.family == "s3" else ()
+        stores = far()
+        known = stores.s3_properties(self.known()) if place.family == "s3" else ()
         root = self._root
         own = place in (root, *(area.place for area in self._overridden))
         alike = place.family not in HTTP_PROTOCOLS and (root.is_local or place.family == root.family)
-        return store_options(place.family, of_url, *known, self.options if own or alike else {})
+        return stores.store_options(place.family, of_url, *known, self.options if own or alike else {})
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle what is needed to connect again."""

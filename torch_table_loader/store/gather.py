@@ -23,7 +23,7 @@ from torch_table_loader.errors import OutOfMemoryError, TableError
 from torch_table_loader.local_files import open_regular
 from torch_table_loader.planning.distinct import distinct
 from torch_table_loader.planning.placed_documents import PUT_IN
-from torch_table_loader.planning.requests import coalesce, in_windows
+from torch_table_loader.planning.record_ranges import coalesce, in_windows
 from torch_table_loader.sizes import sizes
 from torch_table_loader.store.record_layout import IDS, NULLS, RECORDS, REMEDY
 

@@ -13,6 +13,7 @@ Each check returns nothing, or raises `ContractError` and says which rule was br
 """
 
 from torch_table_loader.sizes import small_sizes
+from torch_table_loader.testing.doors import check_door
 from torch_table_loader.testing.format_readers import check_format_reader, stored_files
 from torch_table_loader.testing.rules import ContractError
 from torch_table_loader.testing.sources import check_source, check_storage
@@ -20,6 +21,7 @@ from torch_table_loader.testing.split_strategies import check_split_strategy, da
 
 __all__ = [
     "ContractError",
+    "check_door",
     "check_format_reader",
     "check_source",
     "check_split_strategy",

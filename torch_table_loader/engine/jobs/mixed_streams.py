@@ -30,7 +30,6 @@ from torch_table_loader.engine.state import Bound, refuse
 from torch_table_loader.engine.work.mixed_stream_work import MixedStreamWork, StreamPart
 from torch_table_loader.engine.work.source_form import PlainForm
 from torch_table_loader.errors import ConfigError
-from torch_table_loader.fetch.fetcher import FetchSettings
 from torch_table_loader.planning.global_batches import ENDLESS
 from torch_table_loader.planning.mixed_stages import (
     MixedPosition,
@@ -44,6 +43,7 @@ from torch_table_loader.planning.mixed_stages import (
 from torch_table_loader.planning.mixture import NaturalShares, ShareUnit
 from torch_table_loader.planning.rounds import RoundRuns, Rounds
 from torch_table_loader.planning.rows_of import SourceRow
+from torch_table_loader.ranges import FetchSettings
 from torch_table_loader.schedules import Done
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from torch_table_loader.batching.policy import TypePolicy
 from torch_table_loader.engine.jobs.resolve import columns_of, delivered, planner_of, strategy_of, surveyed, with_mixing
 from torch_table_loader.engine.jobs.stream_job import StreamJob
 from torch_table_loader.engine.sizing import open_bytes, rows_of_a_read
-from torch_table_loader.fetch.fetcher import FetchSettings
+from torch_table_loader.ranges import FetchSettings
 from torch_table_loader.records import ROW_ID
 
 if TYPE_CHECKING:

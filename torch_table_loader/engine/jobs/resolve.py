@@ -34,9 +34,9 @@ if TYPE_CHECKING:
     from torch_table_loader.engine.counting import Parts
     from torch_table_loader.engine.rank_info import RankInfo
     from torch_table_loader.engine.table import Table
-    from torch_table_loader.fetch.fetcher import FetchSettings
     from torch_table_loader.options import LoaderOptions
     from torch_table_loader.pack import Pack
+    from torch_table_loader.ranges import FetchSettings
     from torch_table_loader.read.row_stage import RowStage
     from torch_table_loader.source.plan_cache import Plans
 

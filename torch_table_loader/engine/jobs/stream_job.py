@@ -22,14 +22,12 @@ from torch_table_loader.engine.state import Bound, SavedTable
 from torch_table_loader.engine.table import Table
 from torch_table_loader.engine.work.stream_work import StreamWork
 from torch_table_loader.errors import ConfigError, ResumeError
-from torch_table_loader.fetch.fetcher import FetchSettings
 from torch_table_loader.messages import did_you_mean, warn_caller
 from torch_table_loader.planning.distinct import distinct
 from torch_table_loader.planning.epoch import uneven_steps
 from torch_table_loader.planning.keys import derive_key
 from torch_table_loader.planning.lanes import RankPlan
 from torch_table_loader.planning.pack_counts import PackCounts
-from torch_table_loader.planning.requests import plan_file
 from torch_table_loader.planning.rows_of import (
     LiveSpan,
     RowSpan,
@@ -41,6 +39,7 @@ from torch_table_loader.planning.rows_of import (
 )
 from torch_table_loader.planning.runs import Runs
 from torch_table_loader.planning.stages import StreamPosition
+from torch_table_loader.ranges import FetchSettings, far
 from torch_table_loader.records import ROW_ID
 from torch_table_loader.schedules import Done
 
@@ -503,9 +502,8 @@ class StreamJob(Job):
         """Add up what this rank fetches in a stage: requests, bytes, and those of them that are decoded."""
         requests = num_bytes = needed = 0
         for needs in self.work(position).needs():
-            pieces = plan_file(needs.groups, needs.file.version.num_bytes)
-            requests += sum(len(piece.requests) for piece in pieces)
-            num_bytes += sum(piece.num_bytes for piece in pieces)
+            more, bytes_of = far().cost_of(needs)
+            requests, num_bytes = requests + more, num_bytes + bytes_of
             needed += sum(stop - start for group in needs.groups for start, stop in group)
         return requests, num_bytes, needed
 

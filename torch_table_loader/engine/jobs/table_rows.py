@@ -33,7 +33,6 @@ from torch_table_loader.engine.state import Bound, SavedTable
 from torch_table_loader.engine.table import Table
 from torch_table_loader.engine.work.indexed_work import RowOrder, RowStream, TurnStream
 from torch_table_loader.errors import ConfigError
-from torch_table_loader.fetch.fetcher import FetchSettings
 from torch_table_loader.messages import warn_caller
 from torch_table_loader.option_values import as_weights
 from torch_table_loader.options import LoaderOptions
@@ -45,6 +44,7 @@ from torch_table_loader.planning.permutation import Permutation
 from torch_table_loader.planning.rows_of import RowSpan, spans_of_ids
 from torch_table_loader.planning.splits import whole_files
 from torch_table_loader.planning.stages import SamplePosition
+from torch_table_loader.ranges import FetchSettings
 from torch_table_loader.records import ROW_ID
 from torch_table_loader.units import Size
 

@@ -25,12 +25,12 @@ if TYPE_CHECKING:
 
     from torch_table_loader.batching.rows import Rows
     from torch_table_loader.engine.row_store import RowStoreHandle
-    from torch_table_loader.fetch.fetcher import Fetcher
     from torch_table_loader.planning.exclusion import Remaining
     from torch_table_loader.planning.global_batches import GlobalBatches
     from torch_table_loader.planning.mixture import Mixture, Place
     from torch_table_loader.planning.permutation import Permutation
     from torch_table_loader.planning.weighted_rows import WeightedRows
+    from torch_table_loader.ranges import Fetcher
 
     Ints: TypeAlias = NDArray[np.int64]
 

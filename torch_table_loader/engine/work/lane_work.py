@@ -18,8 +18,8 @@ from torch_table_loader.planning.steps import Steps, step_of
 
 if TYPE_CHECKING:
     from torch_table_loader.batching.rows import Rows, RowsCodec, SizedBatches
-    from torch_table_loader.fetch.fetcher import Fetcher
     from torch_table_loader.planning.taken_files import PlannedFiles
+    from torch_table_loader.ranges import Fetcher
 
 
 _OF_ANOTHER_FORM = (AttributeError, LookupError, TypeError, ValueError)

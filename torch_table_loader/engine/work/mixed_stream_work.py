@@ -13,10 +13,9 @@ from typing_extensions import override
 
 from torch_table_loader.engine.work.lane_work import LaneWork
 from torch_table_loader.errors import TableError
-from torch_table_loader.fetch.fetch_queue import PlannedRead, in_order
-from torch_table_loader.fetch.fetcher import fetch_ahead
 from torch_table_loader.planning.rounds import RoundRuns
 from torch_table_loader.planning.runs import Runs
+from torch_table_loader.ranges import PlannedRead, fetch_ahead, in_order
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -24,10 +23,10 @@ if TYPE_CHECKING:
     from torch_table_loader.batching.rows import Rows
     from torch_table_loader.contracts import RangeStorage, Storage
     from torch_table_loader.engine.work.source_form import SourceForm
-    from torch_table_loader.fetch.fetcher import Fetcher, FetchSettings
     from torch_table_loader.planning.dealing import Deal
     from torch_table_loader.planning.global_batches import GlobalBatches
     from torch_table_loader.planning.rounds import Rest, Rounds
+    from torch_table_loader.ranges import Fetcher, FetchSettings
     from torch_table_loader.read.tasks import TaskReader
 
     Ints: TypeAlias = NDArray[np.int64]

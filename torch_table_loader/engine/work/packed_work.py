@@ -31,12 +31,12 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from torch_table_loader.engine.row_store import RowStoreHandle
-    from torch_table_loader.fetch.fetcher import Fetcher
     from torch_table_loader.pack import Pack
     from torch_table_loader.planning.exclusion import Remaining
     from torch_table_loader.planning.keys import Key
     from torch_table_loader.planning.packing import Packer
     from torch_table_loader.planning.slices import DocumentLengths, Windows
+    from torch_table_loader.ranges import Fetcher
     from torch_table_loader.store.gather import ListValues, StoredRows
 
     Ints: TypeAlias = NDArray[np.int64]

@@ -16,21 +16,20 @@ from torch_table_loader.batching.rows import ExactBatches, PieceBatches, WindowS
 from torch_table_loader.engine.work.lane_work import LaneWork
 from torch_table_loader.engine.work.split_reads import SplitReads
 from torch_table_loader.errors import TableError
-from torch_table_loader.fetch.fetch_queue import PlannedRead, in_order
-from torch_table_loader.fetch.fetcher import fetch_ahead
 from torch_table_loader.planning.runs import Runs
 from torch_table_loader.planning.taken_files import PlannedFiles
 from torch_table_loader.planning.windows import Stretch, order_of_window, stretches
+from torch_table_loader.ranges import PlannedRead, fetch_ahead, in_order
 from torch_table_loader.records import PADDING_COLUMN
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from torch_table_loader.batching.rows import Rows
-    from torch_table_loader.fetch.fetcher import Fetcher, FetchSettings
     from torch_table_loader.planning.lanes import RankPlan
     from torch_table_loader.planning.splits import SegmentTable
     from torch_table_loader.planning.windows import Window
+    from torch_table_loader.ranges import Fetcher, FetchSettings
     from torch_table_loader.read.tasks import TaskReader
     from torch_table_loader.records import FileNeeds, ReadTask
 

@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from torch_table_loader.engine.work.lane_work import LaneBatches
-from torch_table_loader.fetch.fetcher import FetchStats
+from torch_table_loader.ranges import FetchStats
 
 if TYPE_CHECKING:
     from torch_table_loader.batching.rows import Rows, SizedBatches
     from torch_table_loader.engine.work.lane_work import LaneMetrics, LaneWork
-    from torch_table_loader.fetch.fetcher import Fetcher
+    from torch_table_loader.ranges import Fetcher
 
 
 _NOTHING_FETCHED = FetchStats()

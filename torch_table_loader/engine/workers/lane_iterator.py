@@ -16,8 +16,8 @@ from torch_table_loader.errors import ConfigError, ResumeError
 
 if TYPE_CHECKING:
     from torch_table_loader.engine.work.lane_work import LaneWork
-    from torch_table_loader.fetch.fetcher import Fetcher
     from torch_table_loader.planning.stages import Position
+    from torch_table_loader.ranges import Fetcher
 
 _MOST_LANES = 1024
 """The most workers that are counted."""

@@ -17,8 +17,8 @@ from torch_table_loader.errors import ResumeError, TableError
 if TYPE_CHECKING:
     from torch_table_loader.engine.work.lane_work import LaneMetrics, LaneWork
     from torch_table_loader.engine.workers.executor import LaneExecutor
-    from torch_table_loader.fetch.fetcher import FetchStats
     from torch_table_loader.planning.pack_counts import PackCounts
+    from torch_table_loader.ranges import FetchStats
 
 
 Made: TypeAlias = "tuple[Any, PackCounts | None]"

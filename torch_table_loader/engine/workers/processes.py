@@ -33,14 +33,14 @@ from torch_table_loader.engine.workers.shared_memory import (
     shared_zeros,
 )
 from torch_table_loader.errors import ConfigError, OutOfMemoryError, WorkerError
-from torch_table_loader.fetch.fetcher import FetchStats
+from torch_table_loader.ranges import FetchStats
 from torch_table_loader.system import end_with_parent
 
 if TYPE_CHECKING:
     from torch_table_loader.batching.rows import Rows, SizedBatches
     from torch_table_loader.engine.work.lane_work import LaneWork
-    from torch_table_loader.fetch.fetcher import Fetcher
     from torch_table_loader.planning.pack_counts import PackCounts
+    from torch_table_loader.ranges import Fetcher
 
 
 @dataclass(slots=True)

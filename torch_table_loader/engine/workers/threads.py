@@ -24,7 +24,7 @@ from torch_table_loader.system import start
 if TYPE_CHECKING:
     from torch_table_loader.batching.rows import Rows, SizedBatches
     from torch_table_loader.engine.work.lane_work import LaneBatches, LaneMetrics, LaneWork
-    from torch_table_loader.fetch.fetcher import FetchStats
+    from torch_table_loader.ranges import FetchStats
 
 
 class ThreadPool:

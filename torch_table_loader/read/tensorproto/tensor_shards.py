@@ -30,7 +30,7 @@ from torch_table_loader.errors import ConfigError, ConfigTypeError, TableError
 from torch_table_loader.format_contracts import FormatWriter, SalvagingReader, SettlingReader, SidecarReader, Traits
 from torch_table_loader.messages import first_twice
 from torch_table_loader.read.failures import reading
-from torch_table_loader.read.far_files import open_at_start
+from torch_table_loader.read.file_ends import open_at_start
 from torch_table_loader.read.reader_base import GroupedFile, WholeGroups, WithoutNulls
 from torch_table_loader.read.tensorproto.protos import (
     CODES,

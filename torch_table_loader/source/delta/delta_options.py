@@ -6,14 +6,14 @@ import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import Any
 from urllib.parse import unquote
 
-from torch_table_loader.errors import AccessRefusedError, ConfigError, ConfigTypeError
+from torch_table_loader.errors import ConfigError, ConfigTypeError
 from torch_table_loader.option_values import of_the_store
+from torch_table_loader.ranges import far
 from torch_table_loader.scrubbing import scrub, secrets_of
 from torch_table_loader.source.address import AZURE_PROTOCOLS, parse_address
-from torch_table_loader.source.store_options import store_options
 
 _S3_NAMES = {
     "endpoint": "aws_endpoint_url",
@@ -23,7 +23,7 @@ _S3_NAMES = {
 }
 """Our names of S3 options, and deltalake's names of them."""
 
-_NETWORK = {"proxy_url": "proxy_url", "connect_timeout": "connect_timeout", "read_timeout": "timeout"}
+_NETWORK = {"connect_timeout": "connect_timeout", "read_timeout": "timeout"}
 """The same for options of all stores."""
 
 _READ_HERE = frozenset(
@@ -57,18 +57,12 @@ class DeltaAddress:
         """Return the options in deltalake's words; the login is what this library would use itself."""
         if self.protocol == "file":
             return None
-        from torch_table_loader.source.object_store import hosts_of_azure, proxy_url, staying_at
-
         known = dict(self.options)
         found = {"retry_timeout": f"{max(1, round(retry_seconds))}s"}
-        if "proxy_url" in known:
-            known["proxy_url"] = proxy_url(known["proxy_url"])
         found |= {theirs: _text(known[name]) for name, theirs in _NETWORK.items() if name in known}
         found |= {name: f"{found[name]}s" for name in ("connect_timeout", "timeout") if name in found}
-        if self.protocol != "gs" and "endpoint" in known:  # of the clouds' own hosts, deltalake knows which
-            others = hosts_of_azure(known) if self.protocol == "az" else ()
-            found |= cast("dict[str, str]", staying_at({}, known, known["endpoint"], others))
-        own = {name: value for name, value in known.items() if name not in _NETWORK}
+        found |= far().proxy_options(self.protocol, known)
+        own = {name: value for name, value in known.items() if name not in (*_NETWORK, "proxy_url")}
         if self.protocol != "s3":
             plain = (str, int, float, bool)
             return found | {name: _text(value) for name, value in own.items() if isinstance(value, plain)}
@@ -83,24 +77,10 @@ class DeltaAddress:
         return found | self._login(own)
 
     def _login(self, known: Mapping[str, Any]) -> dict[str, str]:
-        from botocore.exceptions import BotoCoreError
-
-        from torch_table_loader.source.s3_client import aws_login
-
-        try:
-            provider = aws_login(known)
-        except BotoCoreError as error:
-            raise AccessRefusedError(
-                f"{self.root}: there is no login ({self.scrubbed(error)}); pass credentials in storage_options, or "
-                "anon=True for a public bucket",
-                self.root,
-            ) from None
-        if provider is None:
+        login = far().s3_login(known, self.root)
+        if login is None:
             return {"aws_skip_signature": "true"}
-        login = cast("Mapping[str, Any]", provider())
-        names = {"access_key_id": login["access_key_id"], "secret_access_key": login["secret_access_key"]}
-        names |= {"session_token": login["token"]} if login["token"] else {}
-        return {f"aws_{name}": value for name, value in names.items()}
+        return {f"aws_{name}": value for name, value in login.items()}
 
 
 def find_table(table_uri: Any, storage_options: Mapping[str, Any] | None) -> DeltaAddress:
@@ -124,7 +104,7 @@ def find_table(table_uri: Any, storage_options: Mapping[str, Any] | None) -> Del
         raise ConfigError(
             f"a Delta Lake table must be a local folder, or on s3://, gs:// or Azure (abfss://), got {address.shown}"
         )
-    options = store_options(protocol, address.login, of_the_store(storage_options))
+    options = far().store_options(protocol, address.login, of_the_store(storage_options))
     return DeltaAddress(f"{protocol}://{address.path}", options, protocol)
 
 

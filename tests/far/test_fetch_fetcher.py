@@ -17,9 +17,9 @@ import pytest
 
 from tests.waiting import PATIENCE_S, fetching, until
 from torch_table_loader.errors import MissingFileError, StorageError
-from torch_table_loader.fetch.disk_cache import DiskCache, RangeKey
-from torch_table_loader.fetch.fetch_queue import PlannedRead
-from torch_table_loader.fetch.fetcher import Fetcher, FetchSettings, PartsAhead
+from torch_table_loader.far.disk_cache import DiskCache, RangeKey
+from torch_table_loader.far.fetcher import Fetcher, PartsAhead
+from torch_table_loader.ranges import FetchSettings, PlannedRead
 from torch_table_loader.records import DataFile, FileNeeds, FileVersion, Traffic
 from torch_table_loader.testing import small_sizes
 

@@ -10,9 +10,8 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, fields, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -22,83 +21,19 @@ from typing_extensions import override
 from torch_table_loader.arrow.buffers import ReusedBlocks
 from torch_table_loader.arrow.ranged_file import open_ranges
 from torch_table_loader.cancellation import cancellable, unattended, wait_for
-from torch_table_loader.contracts import ReleasingStorage, has_ranges
+from torch_table_loader.contracts import ReleasingStorage
 from torch_table_loader.errors import StorageError, WorkerError
-from torch_table_loader.fetch.disk_cache import DiskCache, RangeKey
-from torch_table_loader.fetch.fetch_queue import FetchQueue, PlannedRead, Request, Requests, Stage, Task, joined
-from torch_table_loader.fetch.limit import MOST_REQUESTS, Flight, HedgePolicy, InFlightLimit
-from torch_table_loader.planning.requests import Piece
+from torch_table_loader.far.disk_cache import RangeKey
+from torch_table_loader.far.fetch_queue import FetchQueue, Request, Requests, Stage, Task, joined
+from torch_table_loader.far.limit import MOST_REQUESTS, Flight, HedgePolicy, InFlightLimit
+from torch_table_loader.far.requests import Piece
+from torch_table_loader.ranges import FetchStats, PlannedRead
 from torch_table_loader.system import start
 
 if TYPE_CHECKING:
-    from typing import TypeGuard
-
-    from torch_table_loader.contracts import RangeStorage, Storage
-    from torch_table_loader.options import LoaderOptions
+    from torch_table_loader.contracts import RangeStorage
+    from torch_table_loader.ranges import FetchSettings
     from torch_table_loader.records import DataFile, FileNeeds, FileVersion
-
-
-@dataclass(slots=True)
-class FetchStats:
-    """What was fetched ahead of decoding for an epoch; all 0 if nothing was.
-
-    Args:
-        num_bytes: compressed bytes that came from the store.
-        requests: requests that the store answered, including hedges.
-        retries: requests that were sent again because they failed.
-        hedges: requests that were sent a second time because they were late.
-        unplanned: requests for bytes that were not fetched ahead.
-        cached_bytes: compressed bytes that came from the disk cache.
-        seconds_waiting: time that decoding waited for bytes, summed over workers.
-    """
-
-    num_bytes: int = 0
-    requests: int = 0
-    retries: int = 0
-    hedges: int = 0
-    unplanned: int = 0
-    cached_bytes: int = 0
-    seconds_waiting: float = 0.0
-
-    @classmethod
-    def sum_of(cls, parts: Iterable[FetchStats]) -> FetchStats:
-        """Return the sum of several statistics."""
-        total = cls()
-        total.become_sum(parts)
-        return total
-
-    def become_sum(self, parts: Iterable[FetchStats]) -> None:
-        """Set this object to the sum of several statistics."""
-        parts = list(parts)
-        for field in fields(self):
-            setattr(self, field.name, sum(getattr(part, field.name) for part in parts))
-
-
-@dataclass(frozen=True, slots=True)
-class FetchSettings:
-    """How files are fetched: how many compressed bytes ahead of decoding (0: none), and through which cache.
-
-    Files on this machine are fetched only where `near` is set.
-    """
-
-    ahead_bytes: int
-    cache: DiskCache | None = None
-    near: bool = False
-
-    @classmethod
-    def of(cls, options: LoaderOptions) -> FetchSettings:
-        """Build from the caller's options. Raises ConfigError if the cache's folder cannot be used."""
-        remote = options.remote
-        cache = None if remote.cache_dir is None else DiskCache(remote.cache_dir, remote.cache_bytes)
-        return cls(remote.ahead_bytes, cache, near=remote.read_ahead_bytes is not None and cache is None)
-
-    def shared_by(self, threads: int) -> FetchSettings:
-        """Return the settings of one of several threads that fetch side by side."""
-        return replace(self, ahead_bytes=self.ahead_bytes // threads)
-
-    def applies_to(self, storage: Storage) -> TypeGuard[RangeStorage]:
-        """Return whether files of a storage are fetched ahead of decoding."""
-        return self.ahead_bytes > 0 and has_ranges(storage) and (self.near or not storage.is_local)
 
 
 _log = logging.getLogger(__name__)
@@ -459,35 +394,6 @@ class ReadStorage(ReleasingStorage):
         self._ahead.end(self._task.read.lane)
 
 
-def fetch_ahead(storage: Storage, plan: Iterator[PlannedRead], settings: FetchSettings) -> Fetcher | None:
-    """Start to fetch what reads need; None if that was not asked for, or the files' storage does not serve ranges."""
-    return Fetcher(storage, plan, settings) if settings.applies_to(storage) else None
-
-
-class TasksAhead:
-    """Fetches what many tasks need ahead of the threads that run them, in the order of their numbers."""
-
-    def __init__(
-        self, storage: Storage, needs: Iterable[Callable[[], FileNeeds | None]], settings: FetchSettings
-    ) -> None:
-        plan = (PlannedRead(number, number, 1, find) for number, find in enumerate(needs))
-        self._ahead = fetch_ahead(storage, plan, settings)
-
-    @contextmanager
-    def storage_of(self, number: int) -> Iterator[ReadStorage | None]:
-        """Yield the storage for a task, and release it at the end; None for the files' own storage."""
-        if self._ahead is None:
-            yield None
-            return
-        with closing(self._ahead.next_read(number)) as storage:
-            yield storage
-
-    def close(self) -> None:
-        """Stop fetching."""
-        if self._ahead is not None:
-            self._ahead.close()
-
-
 class FileParts:
     """Parts of one file, taken in order; taking a part releases those before it."""
 
@@ -506,7 +412,7 @@ class FileParts:
 
 
 class PartsAhead:
-    """Requests parts of a store's files (implements `store.remote.PartsReader`); threads share it.
+    """Requests parts of a store's files (implements `ranges.PartsReader`); threads share it.
 
     The epoch's fetcher sends the requests; it may also fetch files of other stores.
     """

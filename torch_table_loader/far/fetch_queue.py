@@ -13,28 +13,12 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from enum import Enum
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from torch_table_loader.planning.requests import Piece, fitted_to_held, holds, merged, plan_file
+from torch_table_loader.far.requests import Piece, fitted_to_held, holds, merged, plan_file
 
 if TYPE_CHECKING:
     from torch_table_loader.contracts import RangeStorage
-    from torch_table_loader.planning.requests import Range
+    from torch_table_loader.ranges import PlannedRead, Range
     from torch_table_loader.records import DataFile, FileNeeds
-
-
-class PlannedRead(NamedTuple):
-    """A read that a lane will do.
-
-    Args:
-        rows_before: rows that the lane delivers before it.
-        find: returns which bytes it needs, None if it needs none; may read footers and delete files.
-        storage: the storage of the file; None for the storage of most reads.
-    """
-
-    rows_before: int
-    lane: int
-    rows: int
-    find: Callable[[], FileNeeds | None]
-    storage: RangeStorage | None = None
 
 
 class Stage(Enum):
@@ -214,11 +198,6 @@ class _Piece(NamedTuple):
     lane: int
     number: int
     queued: deque[Request]
-
-
-def in_order(plans: Iterable[Iterator[PlannedRead]]) -> Iterator[PlannedRead]:
-    """Merge the reads of lanes in the order in which their rows are delivered, since lanes take turns."""
-    return heapq.merge(*plans, key=lambda read: (read.rows_before, read.lane))
 
 
 class FetchQueue:

@@ -29,9 +29,10 @@ from torch_table_loader.errors import (
     MissingPathError,
     StorageError,
 )
+from torch_table_loader.far.fsspec_client import bare_tag
+from torch_table_loader.ranges import ChangedFile, Client, Found
 from torch_table_loader.records import FileVersion
 from torch_table_loader.sizes import sizes
-from torch_table_loader.source.clients import ChangedFile, Client, Found, bare_tag
 from torch_table_loader.source.listing_bounds import ListingBounds
 from torch_table_loader.source.retrying import patience
 

@@ -12,9 +12,9 @@ import pytest
 
 from torch_table_loader.errors import ConfigError, MissingExtraError
 from torch_table_loader.extend import open_storage
+from torch_table_loader.far.object_store import azure_client, google_client
+from torch_table_loader.far.store_options import choose_client, store_options
 from torch_table_loader.source.address import parse_address
-from torch_table_loader.source.object_store import azure_client, google_client
-from torch_table_loader.source.store_options import choose_client, store_options
 
 KEY = "c2VjcmV0LXNlY3JldA=="
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from tests.effort import daily, examples
 from tests.servers.simulated import MB, Fixed, Limit, Store, simulate
-from torch_table_loader.fetch.limit import LEAST_WEIGHT, MOST_REQUESTS, WINDOWS, Flight, InFlightLimit
+from torch_table_loader.far.limit import LEAST_WEIGHT, MOST_REQUESTS, WINDOWS, Flight, InFlightLimit
 
 MIB = 1024 * 1024
 EPOCH = 132 * MB

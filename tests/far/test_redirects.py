@@ -15,7 +15,7 @@ from tests.servers.folders import answering
 from torch_table_loader import DeltaDataset, StructuredDataset
 from torch_table_loader.errors import StorageError, TableLoaderError
 from torch_table_loader.extend import open_storage
-from torch_table_loader.source.object_store import proxy_of, staying_at
+from torch_table_loader.far.object_store import proxy_of, staying_at
 
 SECRET = "canary+7Xq=hunter"  # noqa: S105
 KEYS = {"key": "AKIAME", "secret": "hunter2", "region": "us-east-1"}

@@ -11,8 +11,9 @@ import pyarrow as pa
 from typing_extensions import override
 
 from torch_table_loader.arrow.ranged_file import BufferedRanges, open_ranges
-from torch_table_loader.contracts import Storage, is_far
+from torch_table_loader.contracts import Storage
 from torch_table_loader.errors import StorageError, TableError
+from torch_table_loader.ranges import LEAST_TAIL_BYTES
 from torch_table_loader.read.failures import changed_error
 from torch_table_loader.sizes import sizes
 
@@ -20,8 +21,6 @@ if TYPE_CHECKING:
     from torch_table_loader.contracts import RangeStorage
     from torch_table_loader.records import DataFile, FileVersion
 
-LEAST_TAIL_BYTES = 64 * 1024
-"""Bytes to read of a file's end if the size of its footer is not known; most footers are smaller."""
 _MOST_TAIL_BYTES = 1024 * 1024
 _TAIL_SHARE = 1000
 """A footer is about a thousandth of its file, where row groups are large."""
@@ -50,7 +49,7 @@ class _FarFile:
 
 
 @contextmanager
-def open_at_end(storage: Storage, file: DataFile, least: int = LEAST_TAIL_BYTES) -> Iterator[pa.NativeFile]:
+def open_at_end(storage: RangeStorage, file: DataFile, least: int) -> Iterator[pa.NativeFile]:
     """Open a file whose end is read first; from a remote store, one request brings that, and a small file whole.
 
     The request is for `DataFile.tail_bytes`, if the file has any; else for `least` bytes, or more of a large file.
@@ -59,10 +58,6 @@ def open_at_end(storage: Storage, file: DataFile, least: int = LEAST_TAIL_BYTES)
         TableError: the file has another size, or is no longer what was listed. A store that checks versions finds
             that out at each request; any other is asked for the version when reading fails.
     """
-    if not is_far(storage):
-        with storage.open(file.path) as source:
-            yield source
-        return
     size = file.version.num_bytes
     try:
         tail_bytes = max(least, _tail_bytes(size)) if file.tail_bytes is None else file.tail_bytes
@@ -75,10 +70,8 @@ def open_at_end(storage: Storage, file: DataFile, least: int = LEAST_TAIL_BYTES)
         raise
 
 
-def open_at_start(storage: Storage, file: DataFile) -> pa.NativeFile:
+def open_at_start(storage: RangeStorage, file: DataFile) -> pa.NativeFile:
     """Open a file that is read from its start; from a remote store, some MiB at a time."""
-    if not is_far(storage):
-        return storage.open(file.path)
     return open_ranges(_FarFile(storage, file, sizes().far_request_bytes).read, file.version.num_bytes)
 
 
@@ -107,10 +100,10 @@ class FetchedFile(Storage):
         pass
 
 
-def fetched(storage: Storage, file: DataFile) -> Storage:
+def fetched(storage: RangeStorage, file: DataFile) -> Storage:
     """Return a storage for reading a whole file; a small one of a remote store is fetched with one request."""
     size = file.version.num_bytes
-    if not is_far(storage) or not 0 < size <= WHOLE_BYTES:
+    if not 0 < size <= WHOLE_BYTES:
         return storage
     return FetchedFile(storage, storage.read_range(file.path, 0, size, file.version))
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from tests.effort import examples
 from torch_table_loader.extend import plan_pieces
-from torch_table_loader.planning.requests import Piece, fitted_to_held, merged, plan_file
+from torch_table_loader.far.requests import Piece, fitted_to_held, merged, plan_file
 
 Groups = list[list[tuple[int, int]]]
 

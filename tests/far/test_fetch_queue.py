@@ -12,16 +12,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.effort import examples
-from torch_table_loader.fetch.fetch_queue import (
+from torch_table_loader.far.fetch_queue import (
     FetchQueue,
-    PlannedRead,
     Request,
     Requests,
     Stage,
     Task,
-    in_order,
     joined,
 )
+from torch_table_loader.ranges import PlannedRead, in_order
 from torch_table_loader.records import DataFile, FileNeeds, FileVersion
 
 CONTENT = bytes(range(251)) * 400

@@ -23,8 +23,8 @@ from torch_table_loader.engine.machine import FAR_REQUESTS
 from torch_table_loader.engine.survey import survey
 from torch_table_loader.errors import TableError
 from torch_table_loader.extend import reader_for
+from torch_table_loader.ranges import LEAST_TAIL_BYTES
 from torch_table_loader.read.deletes import Deletes
-from torch_table_loader.read.far_files import LEAST_TAIL_BYTES
 from torch_table_loader.read.footers import LEAST_SEEN, FooterSizes
 from torch_table_loader.read.formats import inspect_file
 from torch_table_loader.read.tasks import TaskReader

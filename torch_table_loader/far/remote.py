@@ -6,12 +6,12 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import AbstractContextManager, closing
+from contextlib import closing
 from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import islice, pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -19,7 +19,8 @@ import pyarrow as pa
 from torch_table_loader.cancellation import Threads, result_of
 from torch_table_loader.errors import TableError
 from torch_table_loader.local_files import make_folder, read_regular
-from torch_table_loader.planning.requests import Range, coalesce, in_windows, joined
+from torch_table_loader.planning.record_ranges import coalesce, in_windows, joined
+from torch_table_loader.ranges import FileParts, Range
 from torch_table_loader.records import DataFile, FileNeeds
 from torch_table_loader.sizes import sizes
 from torch_table_loader.store.gather import ListValues, Spans, StoredRows
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
     from torch_table_loader.contracts import PartStorage
     from torch_table_loader.planning.placed_documents import PlacedDocuments
     from torch_table_loader.planning.slices import DocumentLengths
+    from torch_table_loader.ranges import OpenReader, PartsReader
     from torch_table_loader.store.record_layout import RecordLayout
 
     Ints: TypeAlias = NDArray[np.int64]
@@ -55,32 +57,6 @@ _THREADS = 16
 _EXPECTED = 2
 """Windows whose bytes are requested beside the one that is being gathered, or was."""
 
-
-class FileParts(Protocol):
-    """Parts of a file that were requested, and are taken in order."""
-
-    def read(self, start: int, stop: int) -> Any:
-        """Wait for bytes of the parts, and return them. Raises TableError or StorageError."""
-        ...
-
-    def close(self) -> None:
-        """Release them, and cancel pending requests; `read` raises from now on."""
-        ...
-
-
-class PartsReader(Protocol):
-    """Requests parts of the files of a store; threads share it."""
-
-    def expect(self, needs: FileNeeds, rows_before: int) -> FileParts:
-        """Request parts of a file; each group of `needs` has one range, which is one request.
-
-        `rows_before` is how many rows are delivered before them: earlier rows are fetched earlier.
-        """
-        ...
-
-
-OpenReader: TypeAlias = Callable[[], AbstractContextManager[PartsReader]]
-"""Opens a reader of parts of a store's files, until the block ends."""
 
 Ask: TypeAlias = Callable[[str, Sequence[Range]], FileParts]
 """Requests parts of a file of a store, by its name."""

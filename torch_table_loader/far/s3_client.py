@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 from urllib.parse import quote, unquote_plus, urlsplit
 from xml.etree import ElementTree as ET
 
@@ -29,10 +29,8 @@ from obstore.store import S3Store
 from typing_extensions import override
 
 from torch_table_loader.cancellation import interruptibly
-from torch_table_loader.errors import ConfigError, StorageError
-from torch_table_loader.sizes import sizes
-from torch_table_loader.source.listing_bounds import ListingBounds
-from torch_table_loader.source.object_store import (
+from torch_table_loader.errors import AccessRefusedError, ConfigError, StorageError
+from torch_table_loader.far.object_store import (
     CONNECT_TIMEOUT_S,
     READ_TIMEOUT_S,
     Listed,
@@ -44,13 +42,16 @@ from torch_table_loader.source.object_store import (
     staying_at,
     tls_context,
 )
+from torch_table_loader.scrubbing import scrub, secrets_of
+from torch_table_loader.sizes import sizes
+from torch_table_loader.source.listing_bounds import ListingBounds
 from torch_table_loader.source.retrying import patience
 
 if TYPE_CHECKING:
     from botocore.credentials import Credentials
     from obstore.store import S3Config, S3Credential, S3CredentialProvider
 
-    from torch_table_loader.source.object_store import Bucket
+    from torch_table_loader.far.object_store import Bucket
 
 _PIECE_BYTES = 1 << 16
 _DOTS = frozenset({".", ".."})
@@ -88,6 +89,28 @@ def configured_region(profile: str | None = None) -> str | None:
     """Return the region from the environment or a profile, as AWS's SDKs read them."""
     given = os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION")
     return given or _settings(profile).get("region")
+
+
+def login_now(options: Mapping[str, Any], shown: str) -> dict[str, str] | None:
+    """Return the credentials of now, by our names of them; None for anonymous access.
+
+    Raises:
+        AccessRefusedError: there are none; `shown` says what for.
+    """
+    try:
+        provider = aws_login(options)
+    except exceptions.BotoCoreError as error:
+        said = scrub(str(error).strip().split("\n", 1)[0], secrets_of(options))
+        raise AccessRefusedError(
+            f"{shown}: there is no login ({said}); pass credentials in storage_options, or anon=True for a public "
+            "bucket",
+            shown,
+        ) from None
+    if provider is None:
+        return None
+    login = cast("Mapping[str, Any]", provider())
+    names = {"access_key_id": "access_key_id", "secret_access_key": "secret_access_key", "token": "session_token"}
+    return {ours: login[theirs] for theirs, ours in names.items() if login[theirs]}
 
 
 def aws_login(options: Mapping[str, Any]) -> S3CredentialProvider | None:

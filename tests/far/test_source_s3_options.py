@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from torch_table_loader.errors import ConfigError, ConfigTypeError
-from torch_table_loader.source.object_store import client_config
-from torch_table_loader.source.s3_client import S3Client
-from torch_table_loader.source.store_options import choose_client, store_options
+from torch_table_loader.far.object_store import client_config
+from torch_table_loader.far.s3_client import S3Client
+from torch_table_loader.far.store_options import choose_client, store_options
 
 KEYS = {"access_key_id": "K", "secret_access_key": "S"}
 

@@ -24,8 +24,10 @@ from tests.tables.row_stores import MemoryTable, everything, numbers
 from tests.waiting import PATIENCE_S, threads, until
 from torch_table_loader.errors import MissingFileError, StorageError, TableError
 from torch_table_loader.extend import FileStorage
-from torch_table_loader.fetch.fetcher import FetchSettings, reading_parts
-from torch_table_loader.planning.requests import coalesce, in_windows
+from torch_table_loader.far.fetcher import reading_parts
+from torch_table_loader.far.remote import RemoteRows, open_remote, row_width, upload_store
+from torch_table_loader.planning.record_ranges import coalesce, in_windows
+from torch_table_loader.ranges import FetchSettings
 from torch_table_loader.records import FileVersion
 from torch_table_loader.store.builder import build_files
 from torch_table_loader.store.record_layout import (
@@ -39,7 +41,6 @@ from torch_table_loader.store.record_layout import (
     StoreSpec,
     heap_file,
 )
-from torch_table_loader.store.remote import RemoteRows, open_remote, row_width, upload_store
 from torch_table_loader.testing import small_sizes
 
 

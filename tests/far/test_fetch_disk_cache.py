@@ -25,11 +25,11 @@ from tests.launchers.small_disks import ROOT, run_with_small
 from tests.logs import said_by
 from tests.rooms.turns import in_turns
 from torch_table_loader.errors import ConfigError
-from torch_table_loader.fetch import disk_cache
-from torch_table_loader.fetch.disk_cache import STALE_SECONDS, DiskCache, RangeKey
+from torch_table_loader.far import disk_cache
+from torch_table_loader.far.disk_cache import STALE_SECONDS, DiskCache, RangeKey
 from torch_table_loader.records import FileVersion
 
-LOGGER = "fetch.disk_cache"
+LOGGER = "far.disk_cache"
 MIB = 1024 * 1024
 KIB = 1024
 MOST = 64 * MIB
@@ -235,7 +235,7 @@ def test_a_link_in_place_of_a_range_is_neither_read_nor_followed(root: Path, tmp
 
 PUTS = """
 import sys
-from tests.rooms.test_fetch_disk_cache import DiskCache, put
+from tests.far.test_fetch_disk_cache import DiskCache, put
 cache = DiskCache(sys.argv[1], 1 << 40)
 print("go", flush=True)
 for number in range(1 << 30):
@@ -331,7 +331,7 @@ def test_abandoned_unfinished_files_are_removed(root: Path) -> None:
 
 HAMMER = """
 import random, sys
-from tests.rooms.test_fetch_disk_cache import DiskCache, content, key, used, Path
+from tests.far.test_fetch_disk_cache import DiskCache, content, key, used, Path
 root, most, seed = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
 rng, cache, hits, highest = random.Random(seed), DiskCache(root, most), 0, 0
 made = [content(number) for number in range(200)]
@@ -408,7 +408,7 @@ def test_nobody_waits_long_for_the_lock_of_another_process(root: Path) -> None:
 
 FULL = """
 import logging, sys
-from tests.rooms.test_fetch_disk_cache import DiskCache, content, kept, key, put
+from tests.far.test_fetch_disk_cache import DiskCache, content, kept, key, put
 said = []
 handler = logging.Handler()
 handler.emit = lambda record: said.append(record.getMessage())

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.effort import examples
-from torch_table_loader.fetch.limit import ALLOWANCE, BUDGET, LEAST_PEERS, PEERS, HedgePolicy
+from torch_table_loader.far.limit import ALLOWANCE, BUDGET, LEAST_PEERS, PEERS, HedgePolicy
 from torch_table_loader.sizes import sizes
 
 Latency = Callable[[random.Random], float]

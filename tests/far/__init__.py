@@ -1,0 +1,1 @@
+"""Tests of far stores: they go where that guest is taken off."""

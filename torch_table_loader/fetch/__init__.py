@@ -1,1 +1,0 @@
-"""Bytes of remote files, fetched before they are decoded."""

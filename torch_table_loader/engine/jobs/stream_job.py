@@ -245,7 +245,7 @@ class StreamJob(Job):
 
     @override
     def schema(self, position: StreamPosition) -> pa.Schema:
-        return with_padding(self.columns, marks=self.planned(position).marks_padding)
+        return with_padding(self.columns, self.topology)
 
     @override
     def planned(self, position: StreamPosition) -> PlannedStream:
@@ -271,7 +271,7 @@ class StreamJob(Job):
         if not self.options.processes and reads < self.topology.num_ranks * self.num_threads:
             reader = reader.sharing()  # else some threads would have nothing to decode
         return StreamWork(
-            **self._common_work(position, marks_padding=planned.marks_padding),
+            **self._common_work(position),
             plan=planned.plan,
             segments=planned.segments,
             reader=reader,
@@ -391,10 +391,10 @@ class StreamJob(Job):
     def check_alone(self) -> None:
         if not (changing := list(self.schedules)):
             return
-        if self.topology.num_ranks > 1 and self.options.even_ranks is None:
+        if self.topology.num_ranks > 1 and self.topology.even_ranks is None:
             raise ConfigError(
                 f"{changing[0]} by step changes batches on all ranks, and ranks of a stream may end before it; "
-                'pass even_ranks="balance" (or "drop", "pad")'
+                "leave even_ranks=False out"
             )
         if not self.planner.counted:
             raise ConfigError(f"{changing[0]} by step needs the number of rows or tokens; leave count_filtered=True")
@@ -406,11 +406,14 @@ class StreamJob(Job):
 
     @override
     def warn_of_uneven_steps(self) -> None:
-        if self.topology.num_ranks == 1 or self.options.even_ranks is not None or self.strategy.form == "generator":
+        if self.topology.num_ranks == 1 or self.topology.even_ranks is not None or self.strategy.form == "generator":
             return
         if self.schedules:
             return  # `check_alone` refuses it
-        remedy = 'pass even_ranks="balance" (or "drop", "pad")' if self.strategy.cuts else "let the strategy even them"
+        remedy = "let the strategy even them"
+        if self.strategy.cuts:
+            given = "even_ranks=False" if self.planner.counted else "count_filtered=False"
+            remedy = f"leave {given} out, and ranks take equally many"
         steps = self.planner.steps_of_ranks(self.planner.start(0))
         if steps is None:
             warn_caller(

@@ -525,13 +525,21 @@ class StreamJob(Job):
 
     @property
     def _notes_of_mixing(self) -> list[str]:
-        """Say how well batches are mixed, or why splits are only permuted."""
-        if not self.options.may_mix:
+        """Say on what a batch draws where splits are shuffled."""
+        if not self.options.shuffle:
             return []
+        plan = self.planner.plan(self.planner.start(0), self.rank).plan
+        window = plan.window
         if (mixing := self.topology.mixing) is None:
+            of_splits = plan.own_rows // max(1, sum(map(len, plan.lanes)))
+            drawn = "a batch has rows of few of them"
+            if max(plan.batch_size, window or 0) <= of_splits:
+                drawn = "most batches have rows of one file alone"
             reason = why_not_mixed(self.options, self.planner)
-            return [f"splits are permuted, and a batch has rows of few of them, since {reason}"]
-        window = self.planner.plan(self.planner.start(0), self.rank).plan.window
+            return [
+                f"splits are permuted, and {drawn}"
+                + ("; shuffle=True mixes their rows" if reason is None else f", since {reason}")
+            ]
         side_by_side = f"up to {mixing.splits} splits that are read side by side"
         drawn = f"each batch draws on {side_by_side}, in windows of {window:,} rows"
         if mixing.splits < OPEN_SPLITS:

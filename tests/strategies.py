@@ -48,7 +48,7 @@ def row_topologies(most_rows: int) -> st.SearchStrategy[Topology]:
         st.integers(1, 8),
         st.integers(1, 5),
         st.integers(1, most_rows),
-        even_ranks=st.sampled_from([None, "pad"]),
+        even_ranks=st.sampled_from([None, "balance", "pad"]),
         drop_last=st.booleans(),
         micro_batches=st.integers(1, 4),
     )

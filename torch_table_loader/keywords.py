@@ -57,7 +57,7 @@ class MixedKeywords(TypedDict, total=False):
     show_progress: bool | float | str
     num_ranks: int | Literal["auto"] | Any
     rank: int | None
-    even_ranks: EvenRanks | None
+    even_ranks: EvenRanks | Literal[False] | None
     check_plan: bool
     row_store: RowStore | str | None
     nulls: Mapping[str, Any] | Literal["mask"] | None

@@ -163,9 +163,11 @@ class LoaderOptions:
     rank: int | None = _option(None, RANKS, checks.whole(0, None), mixture="both")
     """Global number of this rank; leave it out with "auto" or a mesh, which find it."""
 
-    even_ranks: EvenRanks | None = _option(None, RANKS, checks.one_of(None, *get_args(EvenRanks)), mixture="job")
-    """None, "balance", "drop" or "pad": how to make ranks take equally many steps. Without `num_ranks` and `rank`, it
-    finds the ranks as num_ranks="auto" does; see docs/order.md."""
+    even_ranks: EvenRanks | Literal[False] | None = _option(
+        None, RANKS, checks.one_of(None, False, *get_args(EvenRanks)), mixture="job"
+    )
+    """"balance", "drop" or "pad": how to make ranks take equally many steps; without `num_ranks` and `rank`, it finds
+    the ranks as num_ranks="auto" does. None: "balance" where rows are counted. False: not; see docs/order.md."""
 
     check_plan: bool = _option(True, RANKS, checks.switch, mixture="both")
     """Compare the plans of the ranks of a process group when the loader is made."""
@@ -290,10 +292,10 @@ class LoaderOptions:
                     f"{entry.name}={checks.shown(value)} does not work with shuffle={self.shuffle!r}; "
                     + ("leave it out" if rows else 'leave it out, or pass shuffle="rows"')
                 )
-        if rows and self.even_ranks not in (None, "pad"):
+        if rows and self.even_ranks == "drop":
             raise ConfigError(
                 f'even_ranks={self.even_ranks!r} is for splits: with shuffle="rows" ranks differ only in the last '
-                'step; pass even_ranks="pad", or drop_last=True'
+                "step; leave it out, or pass drop_last=True"
             )
 
     def _check_files(self) -> None:

@@ -81,8 +81,9 @@ class RankDataset(NamedColumns, IterableDataset[Any]):
         * `drop_last`: Drop the last batch of a rank if it is short.
         * `num_workers`: Lanes of this rank, part of the order. None is 4; 0 is one lane in the caller's thread.
         * `device`: Device to which batches are moved; to CUDA each is copied ahead, from page-locked memory.
-        * `even_ranks`: None, "balance", "drop" or "pad": how to make ranks take equally many steps. Without `num_ranks`
-          and `rank`, it finds the ranks as num_ranks="auto" does; see docs/order.md.
+        * `even_ranks`: "balance", "drop" or "pad": how to make ranks take equally many steps; without `num_ranks` and
+          `rank`, it finds the ranks as num_ranks="auto" does. None: "balance" where rows are counted. False: not; see
+          docs/order.md.
         * `nulls`: `{column: fill}` or "mask"; None: nulls in ints and bools are errors. The fills "nan" and the
           column's statistics (their mean) make floats of ints.
         * `strings`: "list", "codes", `Vocabulary` or `Hash`, or `{column: one of these}`.

@@ -56,7 +56,7 @@ def test_every_place_comes_once_in_the_promised_number_of_steps(total: int, star
             assert 0 < len(places) <= topology.batch_size
             assert len(places) == topology.batch_size or step == batches.steps - 1
             if real < len(places):
-                assert topology.even_ranks == "pad"
+                assert topology.even_ranks == "pad" or (topology.even_ranks, len(places)) == ("balance", 1)
                 assert ((places >= 0) & (places < total)).all()
         for some in batches.steps_of(0, 0, 3):
             for joined, one_by_one in zip(
@@ -71,13 +71,15 @@ def test_every_place_comes_once_in_the_promised_number_of_steps(total: int, star
     assert steps_of_ranks(ranks[0]) == [batches.steps for batches in ranks]
     if topology.even_ranks == "pad" or topology.drop_last:
         assert len({batches.num_rows for batches in ranks}) == 1
+    if topology.even_ranks == "balance":
+        assert len({batches.steps for batches in ranks}) == 1
 
 
 @given(total=st.integers(1, 120), topology=topologies)
 def test_the_padded_tail_gathers_to_its_real_rows_first(total: int, topology: Topology) -> None:
     """Accelerate concatenates the ranks' last batches and keeps the first `remainder` rows."""
     ranks = ranks_of(total, 0, topology)
-    if topology.even_ranks != "pad" or not ranks[0].remainder:
+    if not ranks[0].pads:
         return
     places, padding = concat_places([batches.tail for batches in ranks])
     remainder = ranks[0].remainder
@@ -87,8 +89,8 @@ def test_the_padded_tail_gathers_to_its_real_rows_first(total: int, topology: To
 
 @given(total=st.integers(0, 120), topology=topologies)
 def test_ranks_take_the_same_with_and_without_padding_where_nothing_is_padded(total: int, topology: Topology) -> None:
-    plain, padded = (ranks_of(total, 0, replace(topology, even_ranks=even)) for even in (None, "pad"))
-    if plain[0].remainder % topology.num_ranks:
+    plain, padded = (ranks_of(total, 0, replace(topology, even_ranks=even)) for even in (None, topology.even_ranks))
+    if padded[0].pads:
         return
     for one, other in zip(plain, padded, strict=True):
         steps = [[batches.step(step).places.tolist() for step in range(batches.steps)] for batches in (one, other)]
@@ -138,7 +140,7 @@ def divided(draw: st.DrawFn) -> tuple[int, list[Topology]]:
         (ranks, micro) for ranks in range(1, rows + 1) for micro in range(1, rows + 1) if not rows % (ranks * micro)
     ]
     chosen = draw(st.lists(st.sampled_from(ways), min_size=1, max_size=5, unique=True))
-    even: EvenRanks | None = draw(st.sampled_from([None, "pad"]))
+    even: EvenRanks | None = draw(st.sampled_from([None, "balance", "pad"]))
     drop = draw(st.booleans())
     jobs = [
         Topology(ranks, 1, rank_batch_size(rows // (ranks * micro), rows, ranks), None, even, drop, micro)
@@ -215,10 +217,9 @@ def test_a_global_batch_that_does_not_divide_is_refused_with_the_nearest_sizes()
         rank_batch_size(512, 1024, 4)
 
 
-@pytest.mark.parametrize("even_ranks", ["balance", "drop"])
-def test_even_ranks_of_streams_are_refused(even_ranks: str) -> None:
+def test_dropping_rows_of_long_ranks_is_refused() -> None:
     with pytest.raises(ConfigError, match="is for splits"):
-        GlobalBatches(10, 0, Topology(2, 1, 3, even_ranks=even_ranks), 0)  # type: ignore[arg-type]
+        GlobalBatches(10, 0, Topology(2, 1, 3, even_ranks="drop"), 0)
 
 
 def test_places_outside_the_epoch_are_refused() -> None:

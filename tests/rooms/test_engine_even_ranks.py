@@ -37,14 +37,16 @@ def own(ranks: list[list[Batch]]) -> list[int]:
 
 def test_unequal_steps_are_warned_about_with_the_remedy_at_the_callers_line(table: Path) -> None:
     with pytest.warns(UserWarning, match="ranks take different numbers of steps: 3, 2, 2; .*even_ranks=") as caught:
-        make(table, num_ranks=3, rank=1)
+        make(table, num_ranks=3, rank=1, even_ranks=False)
     assert [entry.filename for entry in caught] == [__file__]
     with pytest.warns(UserWarning, match="ranks take different numbers of steps") as caught:
-        StructuredDataset(str(table), "parquet", batch_size=4, num_ranks=3, rank=1, check_plan=False)
+        StructuredDataset(str(table), "parquet", batch_size=4, num_ranks=3, rank=1, even_ranks=False, check_plan=False)
     assert [entry.filename for entry in caught] == [__file__]
 
 
-@pytest.mark.parametrize("options", [{"num_ranks": 7}, {"num_ranks": 3, "batch_size": 100}, {"num_ranks": 1}])
+@pytest.mark.parametrize(
+    "options", [{"num_ranks": 7, "even_ranks": False}, {"num_ranks": 3, "batch_size": 100}, {"num_ranks": 3}]
+)
 def test_equal_steps_bring_no_warning(table: Path, options: dict[str, Any]) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -84,7 +86,7 @@ def test_balance_pads_only_where_a_rank_would_have_no_row_in_the_last_step(table
     padded = [batch for batches in found for batch in batches if any(batch.padding or [])]
     assert [batch.rows for batch in padded] == [[0], [0]], "pad rows are the first rows of the epoch's order"
     unpadded = deliver_all(table, 3, batch_size=4, even_ranks="balance")
-    assert all(batch.padding is None for batches in unpadded for batch in batches)
+    assert all(batch.padding == [False] * len(batch.rows) for batches in unpadded for batch in batches)
 
 
 def test_balance_keeps_each_rank_within_one_row(table: Path) -> None:

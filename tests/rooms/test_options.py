@@ -132,7 +132,12 @@ def test_secrets_are_not_shown() -> None:
         ("rank", "0", ConfigTypeError, "rank must be an int"),
         ("output_format", "tensorflow", ConfigError, "output_format must be one of 'torch', 'numpy', 'arrow', 'dict'"),
         ("worker_type", "fiber", ConfigError, "worker_type must be one of 'thread', 'process', .*, got 'fiber'"),
-        ("even_ranks", "equal", ConfigError, "even_ranks must be one of None, 'balance', 'drop', 'pad', got 'equal'"),
+        (
+            "even_ranks",
+            "equal",
+            ConfigError,
+            "even_ranks must be one of None, False, 'balance', 'drop', 'pad', got 'equal'",
+        ),
         ("even_ranks", True, ConfigError, "even_ranks must be one of"),
         ("ragged", "square", ConfigError, "ragged must be one of None, 'nested', 'pad', 'offsets'"),
         ("ragged", ["pad"], ConfigError, "ragged must be one of"),

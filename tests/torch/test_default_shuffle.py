@@ -68,6 +68,27 @@ def test_splits_are_permuted_where_they_cannot_be_mixed(tmp_path: Path, table: s
         StructuredDataset.create_dataloader(table, shuffle="mixed", **common)
 
 
+@pytest.mark.parametrize(
+    ("options", "drawn"),
+    [
+        ({"split_size": 200}, "most batches have rows of one file alone"),
+        ({"split_size": 200, "batch_size": 300}, "a batch has rows of few of them"),
+        ({"split_size": 200, "shuffle_buffer_size": 300}, "a batch has rows of few of them"),
+    ],
+)
+def test_splits_that_could_be_mixed_are_told_of(table: str, options: dict[str, Any], drawn: str) -> None:
+    note = f"splits are permuted, and {drawn}; shuffle=True mixes their rows"
+    assert note in StructuredDataset(table, shuffle="splits", **({"batch_size": 64} | options)).explain().notes
+    for shuffle in (False, True):
+        notes = StructuredDataset(table, shuffle=shuffle, batch_size=64, split_size=200).explain().notes
+        assert not any("permuted" in note for note in notes)
+
+
+def test_a_shuffle_that_leaves_batches_of_one_file_says_so(table: str) -> None:
+    notes = StructuredDataset(table, shuffle=True, batch_size=64, batch_by="file").explain().notes
+    assert any("most batches have rows of one file alone, since batches end with files" in note for note in notes)
+
+
 def test_processes_that_stay_idle_are_told_of(table: str) -> None:
     options: dict[str, Any] = {"shuffle": True, "worker_type": "process"}
     _, dataset = StructuredDataset.create_dataloader(table, num_workers=2, **options)

@@ -9,7 +9,7 @@ from itertools import pairwise
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from torch_table_loader.errors import ConfigError
-from torch_table_loader.options import LoaderOptions, defaults
+from torch_table_loader.options import EvenRanks, LoaderOptions, defaults
 
 
 def comma_separated(text: str) -> list[str]:
@@ -91,6 +91,15 @@ def with_order(words: Sequence[str]) -> list[str]:
     return ["--shuffle=true" if word == "--shuffle" and after not in ORDERS else word for word, after in pairs]
 
 
+def evening(text: str) -> bool | str:
+    """Parse what follows ``--even-ranks``.
+
+    >>> evening("balance"), evening("no")
+    ('balance', False)
+    """
+    return text if text != "no" else False
+
+
 TABLE_FORMATS = ("iceberg", "delta")
 """Values of --format besides the formats of files."""
 
@@ -152,7 +161,12 @@ GROUPS: dict[str, dict[str, dict[str, Any]]] = {
         "num_workers": {"help": "workers (lanes) of a rank (default: 4)"},
         "worker_type": {"metavar": "KIND", "choices": ["thread", "process"], "help": "thread or process"},
         "num_ranks": {"choices": None, "metavar": "N", "help": "ranks of the job (default: 1)"},
-        "even_ranks": {"metavar": "HOW", "help": "balance, drop or pad: equally many steps"},
+        "even_ranks": {
+            "type": evening,
+            "choices": [*get_args(EvenRanks), False],
+            "metavar": "HOW",
+            "help": "to equally many steps: balance (the default), drop or pad; or no",
+        },
     },
     "form of columns": {
         "output_format": {"metavar": "NAME", "help": "torch, numpy, arrow or dict"},

@@ -127,7 +127,7 @@ def tell(
     if loads.counted and uneven_steps(steps) is not None:
         notes.append(
             f"ranks take {min(steps):,} to {max(steps):,} steps, and a job that synchronises each step (DDP) hangs if "
-            "they differ; pass --even-ranks to make them equal"
+            "they differ; leave --even-ranks no out, or choose a strategy that makes them equal"
         )
     numbers = ("files", "row_groups", "rows", "stored_bytes", "memory_expected", "memory_bound", "footer_bytes")
     value = {name: getattr(plan, name) for name in numbers} | {"counted": loads.counted, "notes": notes, "page": None}

@@ -125,10 +125,13 @@ class TableTrainerMixin:
         is_table = isinstance(dataloader, TableLoader)
         return output._replace(num_samples=self.num_examples(dataloader)) if is_table else output
 
+    def training_step(self, model: Any, inputs: Any, *args: Any, **options: Any) -> Any:
+        """Train on a batch without the mark of padding, which models do not take."""
+        return super().training_step(model, _unmarked(inputs), *args, **options)  # type: ignore[misc]
+
     def prediction_step(self, model: Any, inputs: Any, *args: Any, **options: Any) -> Any:
         """Evaluate a batch without the mark of padding, which the Trainer cuts off itself."""
-        kept = {name: value for name, value in inputs.items() if name != "padding"}
-        return super().prediction_step(model, kept, *args, **options)  # type: ignore[misc]
+        return super().prediction_step(model, _unmarked(inputs), *args, **options)  # type: ignore[misc]
 
     def num_examples(self, dataloader: Any) -> int:
         """Return the rows of an epoch, over all ranks."""
@@ -193,6 +196,11 @@ class _Left(IterableDataset[Any]):
     def __iter__(self) -> Iterator[Any]:
         yield from repeat(None, self._trained)
         yield from self._loader
+
+
+def _unmarked(batch: dict[str, Any]) -> dict[str, Any]:
+    """Return a batch without the mark of padding."""
+    return {name: value for name, value in batch.items() if name != "padding"}
 
 
 def _saved(checkpoint: str | None) -> dict[str, Any]:

@@ -73,7 +73,7 @@ class Deal:
     Args:
         weights: weight of each source, as integers; 0 leaves a source out.
         topology: the topology of the job. Place p is in step ``p // (R * B)``, which lane ``step mod L`` of each rank
-            delivers, and belongs to rank ``p mod R`` (except in the last step under ``even_ranks="pad"``).
+            delivers, and belongs to rank ``p mod R`` (except in a last step that is padded).
         natural: whether the weights are what was left of the sources, so that every remaining row comes once.
         until: places, whole steps, after which other sources come, since some are dropped; 0: none do.
         given: the weights that were asked for, if those of the stage are others, since some sources are dropped.

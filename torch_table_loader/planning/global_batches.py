@@ -45,7 +45,7 @@ class GlobalBatches:
     Args:
         total: rows of the epoch's order; `ENDLESS` if it has no end.
         start: samples that the job had taken when the stage began.
-        topology: the job's topology; `even_ranks` is None or "pad", and lanes only decide who builds a batch.
+        topology: the job's topology; `even_ranks` is not "drop", and lanes only decide who builds a batch.
         first: the place from which padding repeats rows.
         aligned: a place at which a step of the optimizer begins.
 
@@ -74,6 +74,8 @@ class GlobalBatches:
     """Batches of this rank."""
     longest: int = field(init=False, repr=False, compare=False)
     """Batches of the rank that has the most."""
+    pads: bool = field(init=False, repr=False, compare=False)
+    """Whether rows are repeated in the tail step: to make batches equal, or where a rank would have none."""
     real_at_end: int = field(init=False, repr=False, compare=False)
     """Real rows of the tail step over all ranks, if its padding comes behind them; −1 if it does not."""
 
@@ -90,10 +92,10 @@ class GlobalBatches:
             raise ConfigError(f"first must be in [0, {self.start}], got {self.first}")
         if not 0 <= self.rank < self.topology.num_ranks:
             raise ConfigError(f"rank must be in [0, {self.topology.num_ranks}), got {self.rank}")
-        if self.topology.even_ranks not in (None, "pad"):
+        if self.topology.even_ranks == "drop":
             raise ConfigError(
                 f"even_ranks={self.topology.even_ranks!r} is for splits: in row mode ranks differ only in the last "
-                'step; pass even_ranks="pad", or drop_last=True'
+                "step; leave it out, or pass drop_last=True"
             )
         ranks, size, stop = self.topology.num_ranks, self.topology.num_ranks * self.topology.batch_size, self.total
         if self.topology.drop_last:
@@ -102,15 +104,17 @@ class GlobalBatches:
             stop = max(self.start, first + (self.total - first) // unit * unit)
         full, rest = divmod(stop - self.start, size)
         rest = 0 if self.topology.drop_last else rest
-        pads = self.topology.even_ranks == "pad"
+        even = self.topology.even_ranks
+        pads = rest % ranks > 0 and (even == "pad" or (even == "balance" and rest < ranks))
         counts = {
             "batch_size": size // ranks,
             "global_batch_size": size,
             "full_steps": full,
             "remainder": rest,
-            "steps": full + (bool(rest) if pads else rest > self.rank),
+            "steps": full + (pads or rest > self.rank),
             "longest": full + bool(rest),
-            "real_at_end": rest if pads else -1,
+            "pads": pads,
+            "real_at_end": rest if pads or even == "pad" else -1,
         }
         for name, count in counts.items():
             object.__setattr__(self, name, count)
@@ -129,7 +133,7 @@ class GlobalBatches:
         """
         first = self.total - self.remainder
         ranks = self.topology.num_ranks
-        if self.topology.even_ranks is None or self.remainder % ranks == 0:
+        if not self.pads:
             places = np.arange(first + self.rank, first + self.remainder, ranks, dtype=np.int64)
             return StepPlaces(places, len(places))
         share = -(-self.remainder // ranks)
@@ -251,5 +255,5 @@ def steps_of_ranks(batches: GlobalBatches) -> list[int]:
     [3, 2]
     """
     ranks, rest = batches.topology.num_ranks, batches.remainder
-    with_tail = ranks if batches.topology.even_ranks == "pad" and rest else min(ranks, rest)
+    with_tail = ranks if batches.pads else min(ranks, rest)
     return [batches.full_steps + 1] * with_tail + [batches.full_steps] * (ranks - with_tail)

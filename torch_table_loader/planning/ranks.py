@@ -74,6 +74,12 @@ class Topology:
         return [list(astuple(value)) if isinstance(value, Mixing) else value for value in _SHAPE(self)]
 
     @property
+    def marks_padding(self) -> bool:
+        """Whether batches have a column that marks padding: where there may be some, whatever the table has."""
+        balances = self.even_ranks == "balance" and self.num_ranks > 1 and not self.drop_last
+        return balances or self.even_ranks == "pad"
+
+    @property
     def mixing(self) -> Mixing | None:
         """How splits are mixed, if they are."""
         return self.shuffle_buffer_size if isinstance(self.shuffle_buffer_size, Mixing) else None

@@ -43,11 +43,7 @@ class PlacedJob(Job):
 
     @override
     def schema(self, position: Any = None) -> pa.Schema:
-        return with_padding(self.columns, marks=self._marks_padding)
-
-    @property
-    def _marks_padding(self) -> bool:
-        return self.topology.even_ranks == "pad"
+        return with_padding(self.columns, self.topology)
 
     @override
     def planned(self, position: Any) -> PlannedStage:
@@ -182,7 +178,7 @@ class IndexedJob(PlacedJob):
         """Return a value that threads and processes can work on; stores are built and opened if they are not."""
         self.open(position)
         return IndexedWork(
-            **self._common_work(position, marks_padding=self._marks_padding),
+            **self._common_work(position),
             plan=self._batches(position),
             items=self.stream(position),
             gather_batches=self.gather_batches,

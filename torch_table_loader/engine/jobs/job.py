@@ -406,6 +406,7 @@ class Job(ABC):
             footer_bytes=sum(table.footer_bytes for table in tables),
             notes=(
                 *notes,
+                *self._notes_of_padding,
                 *(described(table.left_out) for table in tables if table.left_out),
                 *(hint for table in alone for hint in table.hints(self.options.column_names)),
             ),
@@ -504,6 +505,13 @@ class Job(ABC):
         return replace(self.options, pack=own)
 
     @property
+    def _notes_of_padding(self) -> list[str]:
+        """What `explain()` says of ranks that are made to take equally many steps."""
+        if not self.topology.marks_padding:
+            return []
+        return ["ranks take equally many steps, and what is repeated for it is marked as padding"]
+
+    @property
     def _notes_of_lengths(self) -> list[str]:
         """What `explain()` says of sequences of several lengths."""
         pack = self.options.pack
@@ -523,7 +531,7 @@ class Job(ABC):
         """The last codec and its schema, by the length of sequences; None where rows are delivered."""
         return {}
 
-    def _common_work(self, position: Position, *, marks_padding: bool) -> dict[str, Any]:
+    def _common_work(self, position: Position) -> dict[str, Any]:
         """Return the fields that all work has in common."""
         options = self._options_at(position)
         block_batches, blocks_ahead = self.blocks
@@ -532,7 +540,7 @@ class Job(ABC):
             "lanes": self.topology.lanes,
             "epoch": position.epoch,
             "codec": self._codec(self.schema(position), options),
-            "marks_padding": marks_padding,
+            "marks_padding": self.topology.marks_padding,
             "collate_fn": options.collate_fn,
             "drop_last": options.drop_last,
             "block_batches": block_batches,

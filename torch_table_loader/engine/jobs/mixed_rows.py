@@ -82,7 +82,8 @@ class MixedRows(MixtureJob, IndexedJob):
         own = {name: rows.apart() for name, rows in sources.items()}
         fork_safe = all(rows.fork_safe for rows in own.values())
         columns = common_columns(own, options)
-        make_codec(with_padding(columns, marks=options.even_ranks == "pad"), TypePolicy.of(options))
+        topology = topology_of(options, ranks.num_ranks)
+        make_codec(with_padding(columns, topology), TypePolicy.of(options))
         for name, rows in own.items():
             if rows.store.in_memory and not crosses_by_fork(options, fork_safe=fork_safe):
                 raise ConfigError(
@@ -92,7 +93,7 @@ class MixedRows(MixtureJob, IndexedJob):
         return cls(
             options=options,
             rank=ranks.rank,
-            topology=topology_of(options, ranks.num_ranks),
+            topology=topology,
             schedules=options.schedules,
             row_bytes=max(rows.row_bytes for rows in own.values()),
             fork_safe=fork_safe,

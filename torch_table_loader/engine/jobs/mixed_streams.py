@@ -105,11 +105,12 @@ class MixedStreams(MixtureJob, PlacedJob):
         fetching = _common_fetching(sources)
         given = stream_weights(weights, sources, unit, block, options.pack)
         columns = common_columns(sources, options)
-        make_codec(with_padding(columns, marks=options.even_ranks == "pad"), TypePolicy.of(options))
+        topology = topology_of(options, ranks.num_ranks)
+        make_codec(with_padding(columns, topology), TypePolicy.of(options))
         return cls(
             options=options,
             rank=ranks.rank,
-            topology=topology_of(options, ranks.num_ranks),
+            topology=topology,
             schedules=options.schedules,
             row_bytes=max(_item_bytes(source) for source in sources.values()),
             fork_safe=all(source.fork_safe for source in sources.values()),
@@ -230,7 +231,7 @@ class MixedStreams(MixtureJob, PlacedJob):
 
     @override
     def work(self, position: MixedPosition) -> MixedStreamWork:
-        common = self._common_work(position, marks_padding=self._marks_padding)
+        common = self._common_work(position)
         rests = rests_of(self.rounds, position)
         return MixedStreamWork(
             **common,
@@ -254,7 +255,7 @@ class MixedStreams(MixtureJob, PlacedJob):
         number, schema = list(self.sources).index(name), self.sources[name].reader.schema
         if self.options.pack is not None:
             return sequence_form(number, codec, self.columns, schema, TypePolicy.of(self.options))
-        return PlainForm(number, codec, self.schema(), places_of(self.columns, schema), self._marks_padding)
+        return PlainForm(number, codec, self.schema(), places_of(self.columns, schema), self.topology.marks_padding)
 
     @override
     def rows_of(self, position: MixedPosition, step: int, most: int | None = None) -> list[SourceRow]:
@@ -392,7 +393,7 @@ def _refuse_unfit(name: str, source: StreamJob) -> None:
         ),
         "shuffle_buffer_size=": (options.row_window is not None, "leave it out; splits are shuffled"),
         "batch_by=": (options.batch_by is not None, "leave it out; a batch has rows of several sources"),
-        "even_ranks=": (options.even_ranks is not None, "pass it to the mixture"),
+        "even_ranks=": (bool(options.even_ranks), "pass it to the mixture"),
         "count_filtered=False": (not source.counted, "leave it True, since shares need the number of rows"),
         "split_strategy= that deals by itself": (not source.strategy.cuts, "pass one that returns splits"),
         "split_strategy= of coverage='any'": (

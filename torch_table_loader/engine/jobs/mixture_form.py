@@ -20,7 +20,7 @@ from torch_table_loader.option_values import Pad
 from torch_table_loader.options import ABOUT
 from torch_table_loader.pack import Pack
 from torch_table_loader.planning.mixture import BLOCK_ROWS, NaturalShares, ShareUnit, smallest
-from torch_table_loader.records import DOCUMENTS, PADDING_COLUMN, SOURCE_COLUMN
+from torch_table_loader.records import DOCUMENTS, SOURCE_COLUMN
 from torch_table_loader.schedules import Schedule, Stop, as_schedule, as_stop
 
 if TYPE_CHECKING:
@@ -47,10 +47,10 @@ def common_columns(sources: Mapping[str, Job], options: LoaderOptions) -> pa.Sch
     schema = flat[first]
     for name in others:
         _compare(first, schema, name, flat[name])
-    pads = options.even_ranks == "pad"
-    if taken := [name for name in (SOURCE_COLUMN, *([PADDING_COLUMN] if pads else [])) if name in schema.names]:
+    if SOURCE_COLUMN in schema.names:
         raise ConfigError(
-            f"the mixture adds a column {taken[0]!r}, but the sources have one of that name; leave it out of columns="
+            f"the mixture adds a column {SOURCE_COLUMN!r}, but the sources have one of that name; leave it out of "
+            "columns="
         )
     nullable = [any(other.field(field.name).nullable for other in flat.values()) for field in schema]
     typed = [pa.field(field.name, field.type, nullable=some) for field, some in zip(schema, nullable, strict=True)]

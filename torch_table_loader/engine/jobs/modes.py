@@ -8,7 +8,15 @@ import pyarrow.types as kinds
 
 from torch_table_loader.batching.codec import make_codec
 from torch_table_loader.batching.policy import TypePolicy
-from torch_table_loader.engine.jobs.resolve import columns_of, delivered, planner_of, strategy_of, surveyed, with_mixing
+from torch_table_loader.engine.jobs.resolve import (
+    columns_of,
+    delivered,
+    planner_of,
+    strategy_of,
+    surveyed,
+    with_mixing,
+    with_padding,
+)
 from torch_table_loader.engine.jobs.stream_job import StreamJob
 from torch_table_loader.engine.sizing import open_bytes, rows_of_a_read
 from torch_table_loader.ranges import FetchSettings
@@ -96,7 +104,7 @@ def open_stream(
     ids = options.row_id or (stage is not None and stage.takes_ids)
     reader = table.reader(columns, options.filters, row_ids=ids, max_rows=read_rows, stage=stage, encoded=encoded)
     schema = delivered(table, reader.schema, options)
-    make_codec(schema, TypePolicy.of(options))
+    make_codec(with_padding(schema, planner.topology), TypePolicy.of(options))
     stores = [table.storage, *([] if cache is None else [cache])]
     job = StreamJob(
         options=options,

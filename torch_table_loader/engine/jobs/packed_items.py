@@ -84,11 +84,12 @@ class PackedItems(TableItems):
         cut_fields = stage.token_fields
         others = list(rows.columns)[len(cut_fields) :]
         columns = schema_of_sequences(cut_fields, [entry.with_type(opened_type(entry.type)) for entry in others])
-        make_codec(with_padding(columns, marks=options.even_ranks == "pad"), TypePolicy.of(options))
+        topology = topology_of(options, ranks.num_ranks)
+        make_codec(with_padding(columns, topology), TypePolicy.of(options))
         return cls(
             options=options,
             rank=ranks.rank,
-            topology=topology_of(options, ranks.num_ranks),
+            topology=topology,
             schedules=options.schedules,
             row_bytes=pack.longest * (TENSOR_BYTES + sum(width_of(entry.type) for entry in cut_fields)),
             fork_safe=rows.fork_safe,

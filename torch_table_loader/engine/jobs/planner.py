@@ -53,7 +53,6 @@ class PlannedStream(PlannedStage):
     plan: RankPlan
     segments: SegmentTable
     windows: tuple[Window, ...]
-    marks_padding: bool
 
 
 @dataclass(slots=True, eq=False)
@@ -239,11 +238,9 @@ class Planner:
 
     def _cut(self, position: StreamPosition, rank: int) -> PlannedStream:
         job = self._cut_epoch(position, (rank,))
-        padding, steps = job.quotas()
-        even_ranks = job.topology.even_ranks
-        marks = even_ranks == "pad" or (even_ranks == "balance" and bool(padding.any()))
+        _, steps = job.quotas()
         longest = int(steps.max()) if self._all_known(job) else None
-        return PlannedStream(job.plan(rank), longest, job.segments, _windows(job.consumed), marks)
+        return PlannedStream(job.plan(rank), longest, job.segments, _windows(job.consumed))
 
     def _all_known(self, job: CutEpoch) -> bool:
         uncertain = self._filtered or self.layout.has_deletes
@@ -315,7 +312,7 @@ class Planner:
 def _dealt(job: DealtEpoch, rank: int) -> PlannedStream:
     own = rank if len(job.plans) > 1 else 0
     longest = max(plan.steps for plan in job.plans)
-    return PlannedStream(job.plans[own], longest, job.tables[own], _windows(job.consumed), marks_padding=False)
+    return PlannedStream(job.plans[own], longest, job.tables[own], _windows(job.consumed))
 
 
 def _windows(consumed: Consumption) -> tuple[Window, ...]:

@@ -80,11 +80,6 @@ def columns_of(table: Table, options: LoaderOptions) -> list[str]:
         )
     if not columns and not options.row_id:
         raise ConfigError("columns is empty, so batches would hold nothing; name at least one column")
-    if PADDING_COLUMN in columns and options.even_ranks in ("pad", "balance"):
-        raise ConfigError(
-            f"even_ranks={options.even_ranks!r} adds a column {PADDING_COLUMN!r}, but the table has one of that name; "
-            "leave it out of columns="
-        )
     return columns
 
 
@@ -138,7 +133,7 @@ def strategy_of(options: LoaderOptions, ranks: RankInfo) -> Strategy:
         _refuse_beside_any_coverage(strategy, options)
     if strategy.cuts:
         return strategy
-    if options.even_ranks is not None:
+    if options.even_ranks:
         raise ConfigError(
             f"even_ranks={options.even_ranks!r} needs a strategy that cuts; {strategy.name}.generate() owns the "
             "assignment, so leave even_ranks out"
@@ -207,13 +202,14 @@ def counter_of(
 
 
 def topology_of(options: LoaderOptions, num_ranks: int) -> Topology:
-    """Return the shape of a job."""
+    """Return the shape of a job, of which the rows are counted."""
+    balances = options.even_ranks is None and num_ranks > 1
     return Topology(
         num_ranks,
         options.lanes,
         options.batch_rows,
         options.row_window,
-        options.even_ranks,
+        "balance" if balances else options.even_ranks or None,
         options.drop_last,
         _micro_batches(options, num_ranks),
     )
@@ -269,12 +265,14 @@ def planner_of(
         counter=counter_of(table, options, cache, fetching, stage, parts),
         by_file=options.batch_by == "file",
     )
-    if options.even_ranks is not None and not planner.counted:
+    if planner.counted and strategy.cuts:
+        return planner
+    if options.even_ranks:
         raise ConfigError(
             f"even_ranks={options.even_ranks!r} needs the number of rows that pass the filter; "
-            "leave count_filtered=True, or even_ranks=None"
+            "leave count_filtered=True, or even_ranks out"
         )
-    return planner
+    return planner.with_topology(replace(planner.topology, even_ranks=None))
 
 
 def why_not_mixed(options: LoaderOptions, planner: Planner) -> str | None:
@@ -317,13 +315,24 @@ def warn_of_uneven_batches(plan: GlobalBatches) -> None:
     if not plan.endless and (shown := uneven_steps(steps_of_ranks(plan))) is not None:
         warn_caller(
             f"ranks take different numbers of steps: {shown}; a job that synchronises each step (DDP) then hangs; "
-            'pass even_ranks="pad", or drop_last=True'
+            "leave even_ranks=False out, or pass drop_last=True"
         )
 
 
-def with_padding(schema: pa.Schema, *, marks: bool) -> pa.Schema:
-    """Add the column that says which rows are padding, where batches have it."""
-    return schema.append(pa.field(PADDING_COLUMN, pa.bool_(), nullable=False)) if marks else schema
+def with_padding(schema: pa.Schema, topology: Topology) -> pa.Schema:
+    """Add the column that says which rows are padding, where batches have it.
+
+    Raises:
+        ConfigError: there is a column of that name.
+    """
+    if not topology.marks_padding:
+        return schema
+    if PADDING_COLUMN in schema.names:
+        raise ConfigError(
+            f"even_ranks={topology.even_ranks!r} adds a column {PADDING_COLUMN!r}, but the table has one of that name; "
+            "leave it out of columns=, or pass even_ranks=False"
+        )
+    return schema.append(pa.field(PADDING_COLUMN, pa.bool_(), nullable=False))
 
 
 def with_batch_size(options: LoaderOptions, num_ranks: int, *, given: bool, pack: Pack | None = None) -> LoaderOptions:

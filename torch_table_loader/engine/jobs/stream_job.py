@@ -244,7 +244,7 @@ class StreamJob(Job):
 
     @override
     def schema(self, position: StreamPosition) -> pa.Schema:
-        return with_padding(self.columns, marks=self.planned(position).marks_padding)
+        return with_padding(self.columns, self.topology)
 
     @override
     def planned(self, position: StreamPosition) -> PlannedStream:
@@ -270,7 +270,7 @@ class StreamJob(Job):
         if not self.options.processes and reads < self.topology.num_ranks * self.num_threads:
             reader = reader.sharing()  # else some threads would have nothing to decode
         return StreamWork(
-            **self._common_work(position, marks_padding=planned.marks_padding),
+            **self._common_work(position),
             plan=planned.plan,
             segments=planned.segments,
             reader=reader,
@@ -390,10 +390,10 @@ class StreamJob(Job):
     def check_alone(self) -> None:
         if not (changing := list(self.schedules)):
             return
-        if self.topology.num_ranks > 1 and self.options.even_ranks is None:
+        if self.topology.num_ranks > 1 and self.topology.even_ranks is None:
             raise ConfigError(
                 f"{changing[0]} by step changes batches on all ranks, and ranks of a stream may end before it; "
-                'pass even_ranks="balance" (or "drop", "pad")'
+                "leave even_ranks=False out"
             )
         if not self.planner.counted:
             raise ConfigError(f"{changing[0]} by step needs the number of rows or tokens; leave count_filtered=True")
@@ -405,11 +405,14 @@ class StreamJob(Job):
 
     @override
     def warn_of_uneven_steps(self) -> None:
-        if self.topology.num_ranks == 1 or self.options.even_ranks is not None or self.strategy.form == "generator":
+        if self.topology.num_ranks == 1 or self.topology.even_ranks is not None or self.strategy.form == "generator":
             return
         if self.schedules:
             return  # `check_alone` refuses it
-        remedy = 'pass even_ranks="balance" (or "drop", "pad")' if self.strategy.cuts else "let the strategy even them"
+        remedy = "let the strategy even them"
+        if self.strategy.cuts:
+            given = "even_ranks=False" if self.planner.counted else "count_filtered=False"
+            remedy = f"leave {given} out, and ranks take equally many"
         steps = self.planner.steps_of_ranks(self.planner.start(0))
         if steps is None:
             warn_caller(
@@ -520,13 +523,21 @@ class StreamJob(Job):
 
     @property
     def _notes_of_mixing(self) -> list[str]:
-        """Say how well batches are mixed, or why splits are only permuted."""
-        if not self.options.may_mix:
+        """Say on what a batch draws where splits are shuffled."""
+        if not self.options.shuffle:
             return []
+        plan = self.planner.plan(self.planner.start(0), self.rank).plan
+        window = plan.window
         if (mixing := self.topology.mixing) is None:
+            of_splits = plan.own_rows // max(1, sum(map(len, plan.lanes)))
+            drawn = "a batch has rows of few of them"
+            if max(plan.batch_size, window or 0) <= of_splits:
+                drawn = "most batches have rows of one file alone"
             reason = why_not_mixed(self.options, self.planner)
-            return [f"splits are permuted, and a batch has rows of few of them, since {reason}"]
-        window = self.planner.plan(self.planner.start(0), self.rank).plan.window
+            return [
+                f"splits are permuted, and {drawn}"
+                + ("; shuffle=True mixes their rows" if reason is None else f", since {reason}")
+            ]
         side_by_side = f"up to {mixing.splits} splits that are read side by side"
         drawn = f"each batch draws on {side_by_side}, in windows of {window:,} rows"
         if mixing.splits < OPEN_SPLITS:

@@ -57,6 +57,7 @@ if TYPE_CHECKING:
     from torch_table_loader.engine.rank_info import RankInfo
     from torch_table_loader.engine.state import SavedState
     from torch_table_loader.engine.tokens_in_place import TokensInPlace
+    from torch_table_loader.planning.ranks import Topology
     from torch_table_loader.planning.splits import SegmentTable
     from torch_table_loader.planning.stages import Extent
     from torch_table_loader.planning.weighted_rows import WeightedRows
@@ -302,12 +303,14 @@ def stored_rows(
     stage: KeptDocuments | None = None,
     in_place: TokensInPlace | None = None,
     parts: Parts | None = None,
+    topology: Topology | None = None,
 ) -> SurveyedRows:
     """Check the options against a table, and count its live rows; for parts see `counter_of`.
 
     Args:
         stage: makes one row to keep from each row of the table; None keeps rows as they are.
         in_place: the table's own files, where they serve as the store.
+        topology: that of the batches of these rows; None: batches are of what is made of them.
 
     Raises:
         ConfigError: an option does not fit the table or another option.
@@ -322,7 +325,7 @@ def stored_rows(
         )
     with_ids = schema.append(pa.field(ROW_ID, pa.int64(), nullable=False)) if options.row_id else schema
     with_ids = delivered(table, with_ids, options)
-    make_codec(with_padding(with_ids, marks=options.even_ranks == "pad"), TypePolicy.of(options))
+    make_codec(with_ids if topology is None else with_padding(with_ids, topology), TypePolicy.of(options))
     segments = whole_files(table.layout, filtered=options.filters is not None)
     fetching = FetchSettings.of(options)
     if (counter := counter_of(table, options, cache, fetching, parts=parts)) is not None:
@@ -357,12 +360,13 @@ class TableRows(TableItems):
         cls, source: Source, options: LoaderOptions, ranks: RankInfo, cache: Plans | None, parts: Parts | None = None
     ) -> TableRows:
         """Survey a table, check the options against it, and count its live rows; see `stored_rows`."""
-        rows = stored_rows(*surveyed(source, options, cache), cache, parts=parts)
+        topology = topology_of(options, ranks.num_ranks)
+        rows = stored_rows(*surveyed(source, options, cache), cache, parts=parts, topology=topology)
         folder = None if rows.store.place is None else rows.store.place.parent
         return cls(
             options=options,
             rank=ranks.rank,
-            topology=topology_of(options, ranks.num_ranks),
+            topology=topology,
             schedules=options.schedules,
             row_bytes=rows.row_bytes,
             fork_safe=rows.fork_safe,

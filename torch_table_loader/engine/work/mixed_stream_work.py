@@ -76,13 +76,12 @@ class MixedStreamWork(LaneWork):
 
     @override
     def rows(self, lane: int, start: int, ahead: Fetcher | None = None) -> Iterator[Rows]:
-        pads = self.plan.topology.even_ranks == "pad"
         with ExitStack() as stack:
             streams = {number: _Stream(self._stream(lane, start, number, ahead)) for number in self._wanted}
             for stream in streams.values():
                 stack.enter_context(closing(stream))
             for block in self.plan.steps_of(lane, start, self.joined_batches):
-                steps = [step for step in block if not pads or step < self.plan.full_steps]
+                steps = [step for step in block if not self.plan.pads or step < self.plan.full_steps]
                 if steps:
                     places, _ = self.plan.places_of(steps)
                     source = self.deal.sources(places - self.plan.start)

@@ -1,7 +1,7 @@
 """What plug-ins are built on: the sockets and their nouns, what this library itself puts into them, and pure values.
 
 The contracts of the sockets are checks in `torch_table_loader.testing`. These names change only in a new minor version,
-and the changelog names each change.
+and the changelog names each change. Those of a guest are imported when they are asked for.
 """
 
 from importlib import import_module
@@ -21,13 +21,12 @@ from torch_table_loader.planning.global_batches import GlobalBatches
 from torch_table_loader.planning.keys import Key, derive_key
 from torch_table_loader.planning.lanes import longest_first
 from torch_table_loader.planning.layout import TableLayout
+from torch_table_loader.planning.lists import Slices
 from torch_table_loader.planning.mixture import Mixture, SourceOrder
-from torch_table_loader.planning.packing import Packer, packer_of
 from torch_table_loader.planning.permutation import Permutation
 from torch_table_loader.planning.quotas import Quotas
 from torch_table_loader.planning.ranks import Topology
 from torch_table_loader.planning.rows_of import LiveSpan, RowSpan, SourceRow
-from torch_table_loader.planning.slices import Slices
 from torch_table_loader.planning.splits import SegmentTable, SplitTable
 from torch_table_loader.planning.strategies import resolve_strategy
 from torch_table_loader.planning.value_sums import ValueSums
@@ -50,6 +49,7 @@ from torch_table_loader.units import parse_bytes
 
 if TYPE_CHECKING:
     from torch_table_loader.far.requests import plan_pieces
+    from torch_table_loader.planning.packing import Packer, packer_of
 
 __all__ = [
     "FORMATS",
@@ -106,7 +106,7 @@ __all__ = [
     "resolve_strategy",
 ]
 
-_LAZY = {"plan_pieces": "far.requests"}
+_LAZY = {"Packer": "planning.packing", "packer_of": "planning.packing", "plan_pieces": "far.requests"}
 """Names that are imported when they are asked for, since a build may lack the guest that has them."""
 
 

@@ -30,9 +30,9 @@ from torch_table_loader.option_values import (
     Weights,
 )
 from torch_table_loader.options import BatchBy, EvenRanks, LoaderOptions, OnError, OutputFormat
-from torch_table_loader.pack import Pack
 from torch_table_loader.predicates.filter_text import filter_of
 from torch_table_loader.ranges import far
+from torch_table_loader.samples import SamplesOption
 from torch_table_loader.schedules import Schedule
 
 
@@ -49,7 +49,7 @@ class MixedKeywords(TypedDict, total=False):
     output_format: OutputFormat
     collate_fn: Callable[[Any], Any] | None
     row_id: bool
-    pack: Pack | None
+    pack: SamplesOption | None
     num_workers: int | None
     worker_type: WorkerType | BaseContext
     device: Any

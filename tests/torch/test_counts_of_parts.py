@@ -17,8 +17,8 @@ import pytest
 from tests.effort import daily
 from tests.tables.iceberg import IcebergWriter, some
 from tests.tables.plain import meant_warnings
+from tests.text.packing_reference import full_pack
 from tests.torch.modes import LAKE, ROWS, SPLITS, Mode
-from tests.torch.packing_reference import full_pack
 from torch_table_loader import DeltaDataset, IcebergDataset, StructuredDataset, part_of
 from torch_table_loader.planning.cutting import RowBalancedStrategy
 from torch_table_loader.read.file_walk import FileWalk, Part, Run
@@ -106,7 +106,7 @@ def counts(dataset: Any) -> Any:
         return dataset.job.live_starts.tolist()
     planner = dataset.job.planner
     whole = planner.whole()
-    return whole.live.tolist(), planner.packed(whole), dataset.explain().live_rows
+    return whole.live.tolist(), planner.made_of(whole), dataset.explain().live_rows
 
 
 def joined(filters: Any, by: Any, shares: dict[Any, float], part: Any) -> Any:

@@ -43,8 +43,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from torch_table_loader.contracts import PartStorage
-    from torch_table_loader.planning.placed_documents import PlacedDocuments
-    from torch_table_loader.planning.slices import DocumentLengths
+    from torch_table_loader.planning.lists import ListLengths, PlacedLists
     from torch_table_loader.ranges import OpenReader, PartsReader
     from torch_table_loader.store.record_layout import RecordLayout
 
@@ -72,7 +71,7 @@ class RemoteFiles:
     manifest: Manifest
     files: Mapping[str, DataFile]
     origin: Origin
-    placed: PlacedDocuments | None = None
+    placed: PlacedLists | None = None
     begins: Ints | None = None
 
     def come_whole(self, rows: int) -> bool:
@@ -203,7 +202,7 @@ class _Window:
         self._values = None if spans is None else _Values(manifest, ask, spans, files.begins)
 
     def gather(
-        self, lengths: DocumentLengths | None = None, words: tuple[pa.Array, ...] = (), *, whole: bool = False
+        self, lengths: ListLengths | None = None, words: tuple[pa.Array, ...] = (), *, whole: bool = False
     ) -> StoredRows:
         """Wait for the rows, and return them without duplicates, ordered by place.
 
@@ -241,7 +240,7 @@ class RemoteRows:
         files: RemoteFiles,
         open_reader: OpenReader,
         window_bytes: int,
-        known_lengths: DocumentLengths | None = None,
+        known_lengths: ListLengths | None = None,
     ) -> None:
         """Start without reading; outside an epoch, `open_reader` opens a reader.
 
@@ -272,7 +271,7 @@ class RemoteRows:
         return self._ids(wanted)[local]
 
     @cached_property
-    def lengths(self) -> DocumentLengths | None:
+    def lengths(self) -> ListLengths | None:
         """The lengths of all flat lists, fetched once; None if there are none."""
         manifest = self._files.manifest
         if self._known_lengths is not None:

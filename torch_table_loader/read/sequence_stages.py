@@ -21,8 +21,8 @@ from torch_table_loader.read.token_stages import Documents, TokensAsRows, TokenS
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from torch_table_loader.planning.lists import Slices
     from torch_table_loader.planning.packing import Alone
-    from torch_table_loader.planning.slices import Slices
 
     Ints = NDArray[np.int64]
 
@@ -50,6 +50,11 @@ class SequencesAsRows(TokenStage):
         pack = self.pack
         blocks = "" if self.block_rows is None else f"-{self.block_rows}-{pack.max_docs_per_row}"
         return f"{super().key}-{pack.width}-{pack.long_docs}{blocks}"
+
+    @property
+    @override
+    def nothing(self) -> PackCounts:
+        return PackCounts(self.pack.width)
 
     @override
     def schema(self, given: pa.Schema) -> pa.Schema:

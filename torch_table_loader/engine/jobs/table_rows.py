@@ -55,13 +55,13 @@ if TYPE_CHECKING:
     from torch_table_loader.engine.counting import Parts
     from torch_table_loader.engine.jobs.job import Job
     from torch_table_loader.engine.rank_info import RankInfo
+    from torch_table_loader.engine.row_store import FilesInPlace
     from torch_table_loader.engine.state import SavedState
-    from torch_table_loader.engine.tokens_in_place import TokensInPlace
     from torch_table_loader.planning.ranks import Topology
     from torch_table_loader.planning.splits import SegmentTable
     from torch_table_loader.planning.stages import Extent
     from torch_table_loader.planning.weighted_rows import WeightedRows
-    from torch_table_loader.read.kept_documents import KeptDocuments
+    from torch_table_loader.read.row_stage import RowStage
     from torch_table_loader.source.plan_cache import Plans
 
     Ints: TypeAlias = NDArray[np.int64]
@@ -300,8 +300,8 @@ def stored_rows(
     table: Table,
     options: LoaderOptions,
     cache: Plans | None,
-    stage: KeptDocuments | None = None,
-    in_place: TokensInPlace | None = None,
+    stage: RowStage | None = None,
+    in_place: FilesInPlace | None = None,
     parts: Parts | None = None,
     topology: Topology | None = None,
 ) -> SurveyedRows:
@@ -335,7 +335,7 @@ def stored_rows(
     max_rows = rows_of_a_read(row_bytes, 1, int(table.layout.group_rows.max(initial=0)))
     ids = keeps_ids or (stage is not None and stage.takes_ids)
     reader = table.reader(columns, options.filters, row_ids=ids, max_rows=max_rows, stage=stage)
-    made, flat = (None, 0) if stage is None else (stage.key, len(stage.token_fields))
+    made, flat = (None, 0) if stage is None else (stage.key, stage.flat_lists)
     store = RowStoreHandle(table, options, schema, segments, reader, fetching, made, flat, in_place=in_place)
     return SurveyedRows(table, store, with_ids, segments, row_bytes)
 
@@ -347,12 +347,12 @@ class TableRows(TableItems):
     Args:
         live_starts: int64[F+1] the row of the store that is the first of each file.
         weights: how often each row comes; None: once.
-        samples: rows of an epoch that the caller asked for; None: all that are left.
+        epoch_rows: rows of an epoch that the caller asked for; None: all that are left.
     """
 
     live_starts: Ints
     weights: RowWeights | None = None
-    samples: int | None = None
+    epoch_rows: int | None = None
     files_of: Mapping[Extent, Ints] = field(default_factory=dict)
 
     @classmethod
@@ -376,7 +376,7 @@ class TableRows(TableItems):
             store=rows.store,
             live_starts=np.concatenate(([0], np.cumsum(rows.segments.live_rows()))).astype(np.int64),
             weights=RowWeights.of(rows.table, options, rows.segments, folder, FetchSettings.of(options)),
-            samples=None if options.weights is None else as_weights(options.weights).samples,
+            epoch_rows=None if options.weights is None else as_weights(options.weights).samples,
         )
 
     @cached_property
@@ -388,16 +388,16 @@ class TableRows(TableItems):
 
     @property
     def _said_of_weights(self) -> str:
-        return f"Weights(samples={self.samples})" if self.weights is None else self.weights.identity
+        return f"Weights(samples={self.epoch_rows})" if self.weights is None else self.weights.identity
 
     def _total(self, rows: int) -> int:
         """Return how many places of an order an epoch has; rows that are drawn by weight are counted already."""
-        return rows if self.samples is None or self.weights is not None else min(rows, self.samples)
+        return rows if self.epoch_rows is None or self.weights is not None else min(rows, self.epoch_rows)
 
     @property
     @override
     def length(self) -> int:
-        return self.live_rows if self.samples is None else self.samples
+        return self.live_rows if self.epoch_rows is None else self.epoch_rows
 
     @override
     def start(self, epoch: int) -> SamplePosition:

@@ -350,7 +350,7 @@ FAULTS = (
         ),
     ),
     Fault(
-        *(7, "a commit without actions is taken", "source/delta/log.py"),
+        *(7, "a commit without actions is taken", "delta/log.py"),
         "    if not actions:\n",
         "    if actions is None:\n",
         (

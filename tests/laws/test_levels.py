@@ -49,6 +49,7 @@ LEVELS = {
     "engine": 5,
     "far": 5,
     "testing": 6,
+    "delta": 7,
     "integrations": 7,
     "cli": 8,
     "": 9,
@@ -136,7 +137,7 @@ def outer_faults(entry: Import) -> Iterator[str]:
         yield "imports onnx"
     if name == "pyiceberg" and not module.startswith("source.iceberg"):
         yield "imports pyiceberg"
-    if name == "deltalake" and not module.startswith("source.delta"):
+    if name == "deltalake" and guest_at(module) != "delta":
         yield "imports deltalake"
     if name in ("fsspec", "s3fs", "boto3", "botocore", "obstore") and room not in ("far", "source"):
         yield f"imports {name}"
@@ -282,8 +283,8 @@ PLANTED = {
     ),
     "a guest for types": (
         "loader.py",
-        "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from pkg.delta import D",
-        "imports delta, which is of the guest 'delta'",
+        "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from pkg.iceberg import D",
+        "imports iceberg, which is of the guest 'iceberg'",
     ),
     "onnx": ("read/parquet.py", "import onnx", "imports onnx"),
     "another room": ("read/parquet.py", "from pkg.source.listing import x", "imports source.listing, which is of its"),

@@ -160,7 +160,7 @@ def test_delta_tables_have_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         dataset = DeltaDataset(str(tmp_path / "t"), batch_size=10, **options)
         least = 50 if options else 0
         with monkeypatch.context() as patched:
-            patched.setattr("torch_table_loader.source.delta.delta_source.DeltaRequest.open", None)
+            patched.setattr("torch_table_loader.delta.delta_source.DeltaRequest.open", None)
             parts = dataset.split({"train": 0.8, "val": 0.2}, by="x")
             found = [x for part in parts.values() for batch in part.loader() for x in batch["x"].tolist()]
         assert sorted(found) == list(range(least, 100))

@@ -15,8 +15,8 @@ from torch_table_loader.opening import Opening, last_snapshot, open_snapshot
 from torch_table_loader.options import LoaderOptions
 
 if TYPE_CHECKING:
+    from torch_table_loader.delta.delta_source import DeltaRequest
     from torch_table_loader.engine.plan_check import PlanCheck
-    from torch_table_loader.source.delta.delta_source import DeltaRequest
     from torch_table_loader.source.snapshot_files import SnapshotFiles
 
 
@@ -98,8 +98,8 @@ def _request(
     lazy: bool,
 ) -> DeltaRequest:
     try:
-        from torch_table_loader.source.delta.delta_options import find_table
-        from torch_table_loader.source.delta.delta_source import DeltaRequest
+        from torch_table_loader.delta.delta_options import find_table
+        from torch_table_loader.delta.delta_source import DeltaRequest
         from torch_table_loader.source.table_storage import read_areas
     except ImportError as error:
         raise MissingExtraError(

@@ -16,16 +16,9 @@ import pyarrow as pa
 from typing_extensions import override
 
 from torch_table_loader.arrow import compute as pc
-from torch_table_loader.errors import ConfigError, TableError
-from torch_table_loader.messages import first_twice
-from torch_table_loader.option_values import RemoteOptions
-from torch_table_loader.planning.listed_files import ListedFiles
-from torch_table_loader.predicates.facts import NULL, Facts, UndecidedError, ordinal, predicate_of
-from torch_table_loader.records import Column, DataFile, FileColumns, FileVersion
-from torch_table_loader.scrubbing import shown_url
-from torch_table_loader.source.delta.delta_options import DeltaAddress, path_of
-from torch_table_loader.source.delta.delta_schema import DeltaColumns, read_delta_schema
-from torch_table_loader.source.delta.log import (
+from torch_table_loader.delta.delta_options import DeltaAddress, path_of
+from torch_table_loader.delta.delta_schema import DeltaColumns, read_delta_schema
+from torch_table_loader.delta.log import (
     Log,
     LogFiles,
     LogReader,
@@ -33,6 +26,13 @@ from torch_table_loader.source.delta.log import (
     commit_path,
     torn_commit,
 )
+from torch_table_loader.errors import ConfigError, TableError
+from torch_table_loader.messages import first_twice
+from torch_table_loader.option_values import RemoteOptions
+from torch_table_loader.planning.listed_files import ListedFiles
+from torch_table_loader.predicates.facts import NULL, Facts, UndecidedError, ordinal, predicate_of
+from torch_table_loader.records import Column, DataFile, FileColumns, FileVersion
+from torch_table_loader.scrubbing import shown_url
 from torch_table_loader.source.plan_cache import PlanCache
 from torch_table_loader.source.snapshot_files import Commit, History, TableRequest, listed, read_time
 from torch_table_loader.source.table_storage import MOST_OF_A_FILE, Area, TableStorage, read_whole
@@ -40,8 +40,8 @@ from torch_table_loader.source.table_storage import MOST_OF_A_FILE, Area, TableS
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from torch_table_loader.delta.log import Vector
     from torch_table_loader.records import TableColumns
-    from torch_table_loader.source.delta.log import Vector
     from torch_table_loader.source.snapshot_files import SnapshotFiles
 
 CHANGES = (

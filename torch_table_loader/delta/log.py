@@ -29,6 +29,9 @@ from deltalake.exceptions import DeltaError, TableNotFoundError
 from torch_table_loader.arrow import compute as pc
 from torch_table_loader.cancellation import Threads, interruptibly
 from torch_table_loader.contracts import is_far
+from torch_table_loader.delta.delta_options import DeltaAddress, path_of
+from torch_table_loader.delta.log_decimals import Padding, is_uneven, scales_of, schema_in
+from torch_table_loader.delta.log_nesting import check_checkpoint, check_commit
 from torch_table_loader.errors import (
     ConfigError,
     MissingPathError,
@@ -39,9 +42,6 @@ from torch_table_loader.errors import (
 from torch_table_loader.nesting import load_json
 from torch_table_loader.records import DataFile, DeleteFile, FileVersion
 from torch_table_loader.scrubbing import shown_url
-from torch_table_loader.source.delta.delta_options import DeltaAddress, path_of
-from torch_table_loader.source.delta.log_decimals import Padding, is_uneven, scales_of, schema_in
-from torch_table_loader.source.delta.log_nesting import check_checkpoint, check_commit
 from torch_table_loader.source.snapshot_files import shown_time
 from torch_table_loader.source.table_storage import TableStorage, read_whole
 

@@ -197,6 +197,11 @@ def test_guests_do_not_import_each_other_in_circles() -> None:
     assert circles_in(beside) == []
 
 
+def test_delta_lake_is_written_on_the_contract_of_table_formats_alone() -> None:
+    outside = {entry.target for entry in imports_of(ROOT) if entry.inside and guest_at(entry.importer) == "delta"}
+    assert {target for target in outside if guest_at(target) != "delta"} <= {"errors", "table_formats"}
+
+
 def test_every_module_of_a_guest_exists() -> None:
     known = set(parsed(ROOT).modules)
     assert [module for own in MODULES.values() for module in own if module not in known and not is_gone(module)] == []

@@ -50,7 +50,7 @@ GUESTS = {
     "testing": Guest("checks of plug-ins", ("testing",)),
     "report": Guest("HTML pages", ("report",)),
     "delta": Guest("Delta Lake", ("delta",)),
-    "iceberg": Guest("Iceberg", ("iceberg", "source.iceberg")),
+    "iceberg": Guest("Iceberg", ("iceberg",)),
     "far": Guest("far stores", ("far",)),
     "avro": Guest("Avro", ("read.avro",)),
     "csv_json": Guest("CSV and JSON", ("read.csv_files", "read.json_files", "read.json_text", "read.text_files")),

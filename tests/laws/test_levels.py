@@ -50,6 +50,7 @@ LEVELS = {
     "far": 5,
     "testing": 6,
     "delta": 7,
+    "iceberg": 7,
     "integrations": 7,
     "cli": 8,
     "": 9,
@@ -135,7 +136,7 @@ def outer_faults(entry: Import) -> Iterator[str]:
         yield f"imports {name}"
     if name == "onnx" and guest_at(module) != "tensorproto":
         yield "imports onnx"
-    if name == "pyiceberg" and not module.startswith("source.iceberg"):
+    if name == "pyiceberg" and guest_at(module) != "iceberg":
         yield "imports pyiceberg"
     if name == "deltalake" and guest_at(module) != "delta":
         yield "imports deltalake"
@@ -264,7 +265,8 @@ SOUND = {
     "read/parquet.py": "import pyarrow.parquet as pq\nfrom pkg.planning.runs import Runs\n",
     "read/tensorproto/__init__.py": "import onnx\nfrom pkg.planning.keys import x\n",
     "source/__init__.py": "",
-    "source/iceberg.py": "import pyiceberg\nimport fsspec\n",
+    "source/storage.py": "import fsspec\n",
+    "iceberg/__init__.py": "import pyiceberg\nfrom pkg.dataset import Dataset\n",
     "engine/__init__.py": "",
     "engine/work.py": "import torch\nfrom pkg.read import parquet\n",
     "dataset.py": "import torch\nfrom pkg.engine.work import Work\n",
@@ -287,7 +289,7 @@ PLANTED = {
         "imports read.orc, which is of the guest 'orc'",
     ),
     "a guest for types": (
-        "loader.py",
+        "cli/main.py",
         "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from pkg.iceberg import D",
         "imports iceberg, which is of the guest 'iceberg'",
     ),
@@ -319,7 +321,7 @@ PLANTED = {
     "torch below": ("read/parquet.py", "import torch.utils.data", "imports torch"),
     "torch for types": ("read/parquet.py", "if TYPE_CHECKING:\n    import torch", "imports torch"),
     "pyiceberg elsewhere": ("source/storage.py", "from pyiceberg.catalog import load", "imports pyiceberg"),
-    "deltalake elsewhere": ("source/iceberg.py", "import deltalake", "imports deltalake"),
+    "deltalake elsewhere": ("iceberg/__init__.py", "import deltalake", "imports deltalake"),
     "fsspec elsewhere": ("read/parquet.py", "import fsspec", "imports fsspec"),
     "pyarrow at run time": ("records.py", "def f():\n    import pyarrow.compute", "imports pyarrow at run time"),
     "pyarrow in the else": (

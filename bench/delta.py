@@ -89,8 +89,8 @@ def time_planning(root: Path, num_files: int, rounds: int) -> dict[str, float]:
     from deltalake import DeltaTable
 
     from torch_table_loader import DeltaDataset
-    from torch_table_loader.source.delta.delta_options import find_table
-    from torch_table_loader.source.delta.delta_source import DeltaRequest
+    from torch_table_loader.delta.delta_options import find_table
+    from torch_table_loader.delta.delta_source import DeltaRequest
 
     folder = root.resolve() / f"delta-many-{num_files}-v{_VERSION}"
     if not folder.is_dir():

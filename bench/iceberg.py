@@ -180,8 +180,8 @@ def time_planning(root: Path, num_files: int, num_manifests: int, rounds: int) -
     """
     from pyiceberg.table import StaticTable
 
-    from torch_table_loader.source.iceberg.catalog import TableAddress
-    from torch_table_loader.source.iceberg.source import IcebergRequest
+    from torch_table_loader.iceberg.catalog import TableAddress
+    from torch_table_loader.iceberg.source import IcebergRequest
 
     folder = root.resolve() / f"iceberg-many-{num_files}-v{_VERSION}"
     if not folder.is_dir():

@@ -127,7 +127,7 @@ FAULTS = (
         _DELETES,
     ),
     Fault(
-        *(1, "position deletes of the same commit do not count", "source/iceberg/scan.py"),
+        *(1, "position deletes of the same commit do not count", "iceberg/scan.py"),
         "return entries[bisect_left(entries, number, key=_number_of) :]",
         "return entries[bisect_right(entries, number, key=_number_of) :]",
         (*_DELETES, "tests/rooms/test_iceberg_tables.py", "tests/rooms/test_iceberg_planning.py"),
@@ -154,7 +154,7 @@ FAULTS = (
         ),
     ),
     Fault(
-        *(1, "the maximum of a bound in a manifest is exclusive", "source/iceberg/scan.py"),
+        *(1, "the maximum of a bound in a manifest is exclusive", "iceberg/scan.py"),
         "bound(highs.get(field_id), kind),",
         "(lambda high: high - 1 if isinstance(high, int | float) else high)(bound(highs.get(field_id), kind)),",
         ("tests/rooms/test_iceberg_filters.py", "tests/rooms/test_iceberg_spans.py"),
@@ -350,7 +350,7 @@ FAULTS = (
         ),
     ),
     Fault(
-        *(7, "a commit without actions is taken", "source/delta/log.py"),
+        *(7, "a commit without actions is taken", "delta/log.py"),
         "    if not actions:\n",
         "    if actions is None:\n",
         (

@@ -48,6 +48,7 @@ from torch_table_loader.source.storage import FileStorage, open_storage
 from torch_table_loader.units import parse_bytes
 
 if TYPE_CHECKING:
+    from torch_table_loader import table_formats
     from torch_table_loader.far.requests import plan_pieces
     from torch_table_loader.planning.packing import Packer, packer_of
 
@@ -104,14 +105,22 @@ __all__ = [
     "plan_pieces",
     "reader_for",
     "resolve_strategy",
+    "table_formats",
 ]
 
-_LAZY = {"Packer": "planning.packing", "packer_of": "planning.packing", "plan_pieces": "far.requests"}
-"""Names that are imported when they are asked for, since a build may lack the guest that has them."""
+_LAZY = {
+    "Packer": "planning.packing",
+    "packer_of": "planning.packing",
+    "plan_pieces": "far.requests",
+    "table_formats": "",
+}
+"""Names that are imported when they are asked for, and where they are: a build may lack that, or few need it."""
 
 
 def __getattr__(name: str) -> object:
-    """Import a name of a guest. Raises MissingExtraError if this build does not have the guest."""
+    """Import a name. Raises MissingExtraError if it is of a guest that this build does not have."""
     if name not in _LAZY:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if not _LAZY[name]:
+        return import_module(f"{__package__}.{name}")
     return getattr(import_module(f"{__package__}.{_LAZY[name]}"), name)

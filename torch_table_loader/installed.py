@@ -49,8 +49,8 @@ GUESTS = {
     "integrations": Guest("integrations of Lightning and transformers", ("integrations",)),
     "testing": Guest("checks of plug-ins", ("testing",)),
     "report": Guest("HTML pages", ("report",)),
-    "delta": Guest("Delta Lake", ("delta", "source.delta")),
-    "iceberg": Guest("Iceberg", ("iceberg", "source.iceberg")),
+    "delta": Guest("Delta Lake", ("delta",)),
+    "iceberg": Guest("Iceberg", ("iceberg",)),
     "far": Guest("far stores", ("far",)),
     "avro": Guest("Avro", ("read.avro",)),
     "csv_json": Guest("CSV and JSON", ("read.csv_files", "read.json_files", "read.json_text", "read.text_files")),
@@ -99,7 +99,7 @@ SPELT_OUT = {"flat": Format("read.flat_tokens", "FlatTokens", ())}
 def guest_of(module: str) -> str | None:
     """Return the name of the guest that has a module, which is named relative to the package; None if none has it.
 
-    >>> guest_of("source.delta.log"), guest_of("delta"), guest_of("deltas")
+    >>> guest_of("delta.log"), guest_of("delta"), guest_of("deltas")
     ('delta', 'delta', None)
     """
     for name, guest in GUESTS.items():

@@ -23,15 +23,15 @@ from torch_table_loader.engine.machine import FAR_REQUESTS
 from torch_table_loader.engine.survey import survey
 from torch_table_loader.errors import TableError
 from torch_table_loader.extend import reader_for
+from torch_table_loader.iceberg.catalog import TableAddress
+from torch_table_loader.iceberg.manifests import list_manifests, read_manifests
+from torch_table_loader.iceberg.source import IcebergRequest
 from torch_table_loader.ranges import LEAST_TAIL_BYTES
 from torch_table_loader.read.deletes import Deletes
 from torch_table_loader.read.footers import LEAST_SEEN, FooterSizes
 from torch_table_loader.read.formats import inspect_file
 from torch_table_loader.read.tasks import TaskReader
 from torch_table_loader.records import DataFile, FileMeta, FileVersion
-from torch_table_loader.source.iceberg.catalog import TableAddress
-from torch_table_loader.source.iceberg.manifests import list_manifests, read_manifests
-from torch_table_loader.source.iceberg.source import IcebergRequest
 from torch_table_loader.source.table_storage import read_whole
 
 

@@ -15,7 +15,7 @@ import pyarrow.parquet  # noqa: F401 - imported here, once, and not in each case
 import pyroaring  # noqa: F401
 from pyiceberg.catalog import rest  # noqa: F401
 
-import torch_table_loader.source.iceberg.source  # noqa: F401
+import torch_table_loader.iceberg.source  # noqa: F401
 from tests.fuzz.cases import Rows
 from torch_table_loader import IcebergDataset
 from torch_table_loader.testing import small_sizes

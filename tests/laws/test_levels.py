@@ -51,6 +51,8 @@ LEVELS = {
     "far": 5,
     "testing": 6,
     "text": 6,
+    "delta": 7,
+    "iceberg": 7,
     "integrations": 7,
     "cli": 8,
     "": 9,
@@ -136,9 +138,9 @@ def outer_faults(entry: Import) -> Iterator[str]:
         yield f"imports {name}"
     if name == "onnx" and guest_at(module) != "tensorproto":
         yield "imports onnx"
-    if name == "pyiceberg" and not module.startswith("source.iceberg"):
+    if name == "pyiceberg" and guest_at(module) != "iceberg":
         yield "imports pyiceberg"
-    if name == "deltalake" and not module.startswith("source.delta"):
+    if name == "deltalake" and guest_at(module) != "delta":
         yield "imports deltalake"
     if name in ("fsspec", "s3fs", "boto3", "botocore", "obstore") and room not in ("far", "source"):
         yield f"imports {name}"
@@ -196,6 +198,11 @@ def test_guests_do_not_import_each_other_in_circles() -> None:
         if (guest := guest_at(importer)) and (other := guest_at(target)):
             beside.setdefault(guest, set()).add(other)
     assert circles_in(beside) == []
+
+
+def test_delta_lake_is_written_on_the_contract_of_table_formats_alone() -> None:
+    outside = {entry.target for entry in imports_of(ROOT) if entry.inside and guest_at(entry.importer) == "delta"}
+    assert {target for target in outside if guest_at(target) != "delta"} <= {"errors", "table_formats"}
 
 
 def test_every_module_of_a_guest_exists() -> None:
@@ -260,7 +267,8 @@ SOUND = {
     "read/parquet.py": "import pyarrow.parquet as pq\nfrom pkg.planning.runs import Runs\n",
     "read/tensorproto/__init__.py": "import onnx\nfrom pkg.planning.keys import x\n",
     "source/__init__.py": "",
-    "source/iceberg.py": "import pyiceberg\nimport fsspec\n",
+    "source/storage.py": "import fsspec\n",
+    "iceberg/__init__.py": "import pyiceberg\nfrom pkg.dataset import Dataset\n",
     "engine/__init__.py": "",
     "engine/work.py": "import torch\nfrom pkg.read import parquet\n",
     "dataset.py": "import torch\nfrom pkg.engine.work import Work\n",
@@ -283,9 +291,9 @@ PLANTED = {
         "imports read.orc, which is of the guest 'orc'",
     ),
     "a guest for types": (
-        "loader.py",
-        "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from pkg.delta import D",
-        "imports delta, which is of the guest 'delta'",
+        "cli/main.py",
+        "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from pkg.iceberg import D",
+        "imports iceberg, which is of the guest 'iceberg'",
     ),
     "onnx": ("read/parquet.py", "import onnx", "imports onnx"),
     "another room": ("read/parquet.py", "from pkg.source.listing import x", "imports source.listing, which is of its"),
@@ -315,7 +323,7 @@ PLANTED = {
     "torch below": ("read/parquet.py", "import torch.utils.data", "imports torch"),
     "torch for types": ("read/parquet.py", "if TYPE_CHECKING:\n    import torch", "imports torch"),
     "pyiceberg elsewhere": ("source/storage.py", "from pyiceberg.catalog import load", "imports pyiceberg"),
-    "deltalake elsewhere": ("source/iceberg.py", "import deltalake", "imports deltalake"),
+    "deltalake elsewhere": ("iceberg/__init__.py", "import deltalake", "imports deltalake"),
     "fsspec elsewhere": ("read/parquet.py", "import fsspec", "imports fsspec"),
     "pyarrow at run time": ("records.py", "def f():\n    import pyarrow.compute", "imports pyarrow at run time"),
     "pyarrow in the else": (

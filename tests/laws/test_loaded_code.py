@@ -11,7 +11,7 @@ from pathlib import Path
 import pyiceberg
 import pytest
 
-from torch_table_loader.source.iceberg.named_code import CODE_NAMES
+from torch_table_loader.iceberg.named_code import CODE_NAMES
 
 ROOT = Path(pyiceberg.__file__).parent
 

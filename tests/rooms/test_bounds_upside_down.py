@@ -20,9 +20,9 @@ from tests.filtered import canonical, filters, rows
 from tests.tables.delta import DeltaWriter, field_of, stats_of
 from tests.tables.iceberg import IcebergWriter, column
 from torch_table_loader import DeltaDataset, IcebergDataset, StructuredDataset
-from torch_table_loader.source.iceberg.manifests import Entry, Manifest
-from torch_table_loader.source.iceberg.metadata import SpecField, read_schema
-from torch_table_loader.source.iceberg.pruning import Pruner
+from torch_table_loader.iceberg.manifests import Entry, Manifest
+from torch_table_loader.iceberg.metadata import SpecField, read_schema
+from torch_table_loader.iceberg.pruning import Pruner
 
 SCHEMA = pa.schema([("x", "int64"), ("k", "int32"), ("f", "float64"), ("s", "string")])
 ICEBERG = (column(1, "x", "long"), column(2, "k", "int"), column(3, "f", "double"), column(4, "s", "string"))

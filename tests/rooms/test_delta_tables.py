@@ -569,7 +569,7 @@ def test_what_the_protocol_asks_beyond_is_refused_by_name(
 
 
 def test_a_feature_that_deltalake_knows_and_this_library_does_not(tmp_path: Path) -> None:
-    from torch_table_loader.source.delta.log import check_protocol, mapping_mode
+    from torch_table_loader.delta.log import check_protocol, mapping_mode
 
     with pytest.raises(TableError, match="needs the reader features another, fancy of Delta Lake"):
         check_protocol(3, ["fancy", "timestampNtz", "another"], "t")
@@ -690,8 +690,8 @@ def test_states_and_descriptions_hold_no_path_or_secret(tmp_path: Path) -> None:
 
 
 def test_ranks_read_the_version_that_the_first_of_them_saw(tmp_path: Path) -> None:
-    from torch_table_loader.source.delta.delta_options import find_table
-    from torch_table_loader.source.delta.delta_source import DeltaRequest
+    from torch_table_loader.delta.delta_options import find_table
+    from torch_table_loader.delta.delta_source import DeltaRequest
 
     for version in range(3):
         write_deltalake(str(tmp_path / "t"), numbers(10 * version, 10 * version + 10), mode="append")
@@ -751,7 +751,7 @@ def test_options_are_those_of_every_table() -> None:
 def test_deltalake_is_told_what_the_caller_said_in_its_own_words(
     uri: str, options: dict[str, Any], expected: dict[str, str]
 ) -> None:
-    from torch_table_loader.source.delta.delta_options import find_table
+    from torch_table_loader.delta.delta_options import find_table
 
     assert find_table(uri, options).for_deltalake(4.0) == {"retry_timeout": "4s", **expected}
 

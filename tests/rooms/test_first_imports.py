@@ -37,7 +37,7 @@ _OF_OTHERS = (
 )
 _OF_OURS = (
     *("iceberg", "delta", "mixed", "map_view", "report", "text", "testing", "cli"),
-    *("integrations", "store", "source.iceberg", "source.delta", "far"),
+    *("integrations", "store", "far"),
     *("predicates.facts", "predicates.filter_form", "planning.order_sample", "source.arrow_source"),
     *(
         "source.snapshot_files",

@@ -17,15 +17,14 @@ TESTS = "from torch_table_loader.core import answer\n\n\ndef test_answer():\n   
 FILES = {
     "torch_table_loader/__init__.py": "from torch_table_loader.installed import refuse_missing_guests\n"
     "refuse_missing_guests()\n",
-    "torch_table_loader/delta.py": "class DeltaDataset: ...\n",
-    "torch_table_loader/source/__init__.py": "",
-    "torch_table_loader/source/delta/__init__.py": "ANSWER = 42\n",
+    "torch_table_loader/delta/__init__.py": "class DeltaDataset: ...\n",
+    "torch_table_loader/delta/log.py": "ANSWER = 42\n",
     "tests/test_core.py": TESTS,
     "tests/rooms/test_delta_tables.py": "from torch_table_loader import delta\n",
     "docs/delta.md": "",
 }
 ALONE = "def answer():\n    return 42\n"
-NEEDY = "def answer():\n    from torch_table_loader.source.delta import ANSWER\n    return ANSWER\n"
+NEEDY = "def answer():\n    from torch_table_loader.delta.log import ANSWER\n    return ANSWER\n"
 
 
 @pytest.fixture
@@ -52,7 +51,7 @@ def test_a_guest_comes_off_unless_the_core_needs_it(
     said = capsys.readouterr().out
     assert said.startswith("off   delta: 3 lines" if core == ALONE else "STAYS delta: 3 lines")
     assert (core == ALONE) is ("this build has no Delta Lake" not in said)
-    assert (checkout / "torch_table_loader" / "delta.py").exists(), "only a copy changes"
+    assert (checkout / "torch_table_loader" / "delta").exists(), "only a copy changes"
 
 
 def test_a_guest_goes_with_its_tests_and_pages(checkout: Path) -> None:

@@ -17,12 +17,12 @@ from hypothesis import strategies as st
 from tests.effort import examples
 from tests.tables.iceberg import IcebergWriter, Row, column, some
 from torch_table_loader import IcebergDataset, TableError
+from torch_table_loader.iceberg.catalog import TableAddress
+from torch_table_loader.iceberg.source import IcebergRequest
 from torch_table_loader.read import deletes
 from torch_table_loader.read.key_set import KeySet
 from torch_table_loader.read.parquet import ParquetFile
 from torch_table_loader.records import FileMeta
-from torch_table_loader.source.iceberg.catalog import TableAddress
-from torch_table_loader.source.iceberg.source import IcebergRequest
 from torch_table_loader.source.table_storage import TableStorage
 from torch_table_loader.testing import small_sizes
 

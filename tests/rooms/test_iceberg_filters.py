@@ -22,11 +22,11 @@ from tests.effort import daily, examples
 from tests.filtered import canonical, filters, rows
 from tests.tables.iceberg import IcebergWriter, column
 from torch_table_loader import ConfigError, ConfigTypeError, IcebergDataset
+from torch_table_loader.iceberg.manifests import Entry, Manifest
+from torch_table_loader.iceberg.metadata import SpecField, read_schema
+from torch_table_loader.iceberg.pruning import Pruner, iceberg_schema
 from torch_table_loader.predicates.facts import NULL, Facts, Predicate, ordinal
 from torch_table_loader.predicates.filter_form import Call, Field, Literal, parse
-from torch_table_loader.source.iceberg.manifests import Entry, Manifest
-from torch_table_loader.source.iceberg.metadata import SpecField, read_schema
-from torch_table_loader.source.iceberg.pruning import Pruner, iceberg_schema
 
 ice: Any = expressions
 

@@ -23,14 +23,14 @@ from tests.tables.iceberg_many import write_many
 from tests.waiting import PATIENCE_S
 from torch_table_loader import ConfigError, IcebergDataset, ResumeError, TableError
 from torch_table_loader.extend import FileStorage
+from torch_table_loader.iceberg.catalog import TableAddress
+from torch_table_loader.iceberg.manifests import DeletesInfo, Entry, Manifest, read_manifests
+from torch_table_loader.iceberg.metadata import SpecField
+from torch_table_loader.iceberg.scan import DeleteIndex, Naming, plan_files
+from torch_table_loader.iceberg.source import IcebergRequest, read_plan, write_plan
 from torch_table_loader.predicates.facts import Facts
 from torch_table_loader.read.footers import estimated_groups
 from torch_table_loader.records import DataFile, FileVersion, TableColumns
-from torch_table_loader.source.iceberg.catalog import TableAddress
-from torch_table_loader.source.iceberg.manifests import DeletesInfo, Entry, Manifest, read_manifests
-from torch_table_loader.source.iceberg.metadata import SpecField
-from torch_table_loader.source.iceberg.scan import DeleteIndex, Naming, plan_files
-from torch_table_loader.source.iceberg.source import IcebergRequest, read_plan, write_plan
 from torch_table_loader.source.table_storage import TableStorage
 from torch_table_loader.testing import check_source
 
@@ -39,9 +39,9 @@ BYTES_A_FILE = 2048
 
 _PLAN = """
 import json, re, sys
-from torch_table_loader.source.iceberg.catalog import TableAddress
-from torch_table_loader.source.iceberg.source import IcebergRequest
-from torch_table_loader.source.iceberg.scan import DeleteIndex, Naming, plan_files
+from torch_table_loader.iceberg.catalog import TableAddress
+from torch_table_loader.iceberg.source import IcebergRequest
+from torch_table_loader.iceberg.scan import DeleteIndex, Naming, plan_files
 
 def peak():
     return int(re.search(r"VmHWM:\\s+(\\d+) kB", open("/proc/self/status").read())[1]) * 1024

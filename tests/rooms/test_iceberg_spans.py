@@ -9,8 +9,8 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
+from torch_table_loader.iceberg.scan import KeySpans, bound, may_meet
 from torch_table_loader.predicates.facts import Facts
-from torch_table_loader.source.iceberg.scan import KeySpans, bound, may_meet
 
 KEYS = {
     1: ("int", "<i", (-2, 0, 3, 7)),

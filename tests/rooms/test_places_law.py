@@ -14,8 +14,8 @@ from yarl import URL
 from tests.effort import examples
 from tests.tables.delta import DeltaWriter, some
 from torch_table_loader import DeltaDataset
+from torch_table_loader.delta.delta_options import path_of
 from torch_table_loader.errors import TableLoaderError
-from torch_table_loader.source.delta.delta_options import path_of
 from torch_table_loader.source.table_storage import TableStorage
 
 ROOTS = ("s3://bucket/lake/t", "https://host/lake/t", "gs://bucket/t", "az://box@me/t", "/lake/t")

@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from torch_table_loader.errors import TableError
+from torch_table_loader.iceberg.metadata import read_schema
 from torch_table_loader.read.by_id import plan_by_id
 from torch_table_loader.records import Column, FileColumns, NamedIds, TableColumns
-from torch_table_loader.source.iceberg.metadata import read_schema
 
 FIELDS = [
     {

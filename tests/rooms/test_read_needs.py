@@ -23,11 +23,11 @@ from tests.tables.reading import LocalStorage, count, data_file, inspect, whole_
 from torch_table_loader.engine.survey import survey
 from torch_table_loader.engine.table import Table
 from torch_table_loader.extend import reader_for
+from torch_table_loader.iceberg.catalog import TableAddress
+from torch_table_loader.iceberg.source import IcebergRequest
 from torch_table_loader.read.parquet_footer import chunk_ranges
 from torch_table_loader.read.tasks import TaskReader, needs_of
 from torch_table_loader.records import DataFile, FileMeta, FileNeeds, ReadTask
-from torch_table_loader.source.iceberg.catalog import TableAddress
-from torch_table_loader.source.iceberg.source import IcebergRequest
 
 ROWS = 3000
 PLAIN = pa.table(

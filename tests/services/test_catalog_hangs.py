@@ -18,7 +18,7 @@ from tests.effort import daily
 from tests.servers.rest_catalog import RestCatalog, serving
 from tests.waiting import until
 from torch_table_loader import ConfigError, StorageError, StorageTimeoutError
-from torch_table_loader.source.iceberg.catalog import TableAddress, open_table
+from torch_table_loader.iceberg.catalog import TableAddress, open_table
 
 LIMITS = {"rest.client.connection-timeout-ms": "2000", "rest.client.socket-timeout-ms": 150}
 

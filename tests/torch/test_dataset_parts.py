@@ -108,7 +108,7 @@ def test_footers_and_listings_are_not_read_for_parts(mode: Mode, tables: Path, m
     monkeypatch.setattr("torch_table_loader.engine.survey.inspect_file", refused)
     monkeypatch.setattr("torch_table_loader.dataset.list_files", refused)
     monkeypatch.setattr("torch_table_loader.iceberg._find", refused)
-    monkeypatch.setattr("torch_table_loader.source.iceberg.source.IcebergRequest.open", refused)
+    monkeypatch.setattr("torch_table_loader.iceberg.source.IcebergRequest.open", refused)
     parts = dataset.split({"train": 0.5, "val": 0.5}, by="x")
     filtered = dataset.with_options(filters="k < 7")
     assert sum(len(rows_of(mode, part)) for part in parts.values()) == len(mode.live(tables))
@@ -160,7 +160,7 @@ def test_delta_tables_have_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         dataset = DeltaDataset(str(tmp_path / "t"), batch_size=10, **options)
         least = 50 if options else 0
         with monkeypatch.context() as patched:
-            patched.setattr("torch_table_loader.source.delta.delta_source.DeltaRequest.open", None)
+            patched.setattr("torch_table_loader.delta.delta_source.DeltaRequest.open", None)
             parts = dataset.split({"train": 0.8, "val": 0.2}, by="x")
             found = [x for part in parts.values() for batch in part.loader() for x in batch["x"].tolist()]
         assert sorted(found) == list(range(least, 100))

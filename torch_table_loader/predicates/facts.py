@@ -85,6 +85,39 @@ class Facts(NamedTuple):
 NULL = Facts(nans=False, values=False)
 """All rows have null."""
 
+
+def facts_of(
+    kind: pa.DataType,
+    rows: int | None,
+    nulls: int | None,
+    low: pa.Scalar | None,
+    high: pa.Scalar | None,
+    *,
+    spare: int = 0,
+) -> Facts:
+    """Return what the statistics of a file say of a column of a type; None where they say nothing.
+
+    Args:
+        spare: how far the greatest value may lie above `high`, in the numbers of `ordinal`.
+
+    >>> facts_of(pa.int64(), 3, 0, pa.scalar(1), pa.scalar(5))[:3], facts_of(pa.int64(), 3, 3, None, None) is NULL
+    ((1, 5, False), True)
+    """
+    bounds = [bound for bound in (low, high) if bound is not None and bound.is_valid]
+    if rows is not None and nulls == rows and not bounds:
+        return NULL
+    if len(bounds) < 2:
+        return Facts(nulls=nulls != 0)
+    try:
+        least, most = (ordinal(bound.cast(kind), kind) for bound in bounds)
+    except (UndecidedError, pa.ArrowException):  # of another type than the column is now
+        return Facts(nulls=nulls != 0)
+    found = Facts(least, most, nulls=nulls != 0).sound()
+    if spare and found.high is not None:
+        return found._replace(high=most + spare)
+    return found
+
+
 _UNKNOWN = Facts()
 _Outcomes = tuple[bool, bool]
 _ANY: _Outcomes = (True, True)

@@ -189,6 +189,35 @@ class TableRequest(ABC):
             **known,
         )
 
+    def cache_of(
+        self, storage: TableStorage, storage_options: Mapping[str, Any] | None, shape: str
+    ) -> PlanCache | None:
+        """Open the plan cache for the table as its schema is now: a column may have had another's name before.
+
+        `shape` says all that the schema is; None is returned where the caller wants no plan cache.
+        """
+        if self.plan_cache is None:
+            return None
+        from torch_table_loader.source.plan_cache import PlanCache
+
+        scope = f"{storage.place} {self.format} {hashlib.sha256(shape.encode()).hexdigest()}"
+        return PlanCache.open(self.plan_cache, storage_options, scope)
+
+    @staticmethod
+    def listed(files: Sequence[DataFile], storage: TableStorage) -> Sequence[DataFile]:
+        """Return the files as columns; see `listed`."""
+        return listed(files, storage)
+
+    @staticmethod
+    def time_of(name: str, value: Any) -> dt.datetime:
+        """Check a point in time that chooses a snapshot; see `read_time`."""
+        return read_time(name, value)
+
+    @staticmethod
+    def shown_time(milliseconds: int) -> str:
+        """Format a time since the epoch for a message."""
+        return shown_time(milliseconds)
+
     def refuse_unreadable(self, unreadable: Mapping[str, str], place: str) -> None:
         """Refuse to read columns that are unreadable: their types, by name, are none that this library reads.
 

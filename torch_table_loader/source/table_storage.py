@@ -9,12 +9,13 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from urllib.parse import unquote
 
+from torch_table_loader.cancellation import Threads
 from torch_table_loader.contracts import Storage, is_far
 from torch_table_loader.errors import ConfigError, ConfigTypeError, StorageError, TableError
-from torch_table_loader.option_values import DEFAULT_RETRY_SECONDS
+from torch_table_loader.option_values import DEFAULT_RETRY_SECONDS, RemoteOptions
 from torch_table_loader.ranges import far
 from torch_table_loader.records import FileVersion, Traffic
 from torch_table_loader.scrubbing import shown_url
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from torch_table_loader.ranges import Found
+
+T = TypeVar("T")
 
 _HEAD = re.compile(r"([A-Za-z][A-Za-z0-9+.\-]*)://(arn:[^/]*/[^/]*|[^/]*)")
 _UNSOUND = re.compile(r"[?#\\\s\x00-\x1f\x7f]")
@@ -180,6 +183,25 @@ class TableStorage:
     _fresh: dict[str, Any] = field(default_factory=dict, init=False, repr=False, compare=False, hash=False)
     _stores: dict[Place, FileStorage] = field(default_factory=dict, init=False, repr=False, compare=False, hash=False)
 
+    @classmethod
+    def at(
+        cls,
+        location: str,
+        options: Mapping[str, Any],
+        storage_options: Mapping[str, Any] | None,
+        allow_locations: Sequence[str] | None,
+    ) -> TableStorage:
+        """Return the storage of a table without a catalog.
+
+        Args:
+            location: the table's folder.
+            options: those of the store, under this library's names.
+            storage_options: the caller's, which also say how long to retry.
+            allow_locations: as the caller gave them; raises ConfigError if they are wrong.
+        """
+        retry_seconds = RemoteOptions.of(storage_options).retry_seconds
+        return cls(location, {}, options, (), None, read_areas(allow_locations), retry_seconds)
+
     @property
     def is_local(self) -> bool:
         """Whether all files are on the local file system."""
@@ -227,6 +249,19 @@ class TableStorage:
     def traffic(self) -> Traffic:
         """Return this process's requests to all stores so far."""
         return sum((store.traffic() for store in list(self._stores.values())), start=Traffic())
+
+    def read_whole(self, path: str, num_bytes: int | None = None) -> bytes:
+        """Read a file of the table's metadata; see `read_whole`."""
+        return read_whole(self, path, num_bytes)
+
+    def each(self, do: Callable[[T], object], things: Sequence[T], most: int) -> None:
+        """Call a function for each of some things: up to `most` at once where the files are far away."""
+        if len(things) < 2 or self.is_local:
+            for each in things:
+                do(each)
+            return
+        with Threads(min(len(things), most), "table-loader-log") as pool:
+            list(pool.map(do, things))
 
     def moved(self, path: str) -> str:
         """Return the current location of a path in the metadata."""

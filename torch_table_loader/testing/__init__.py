@@ -18,6 +18,7 @@ from torch_table_loader.testing.format_readers import check_format_reader, store
 from torch_table_loader.testing.rules import ContractError
 from torch_table_loader.testing.sources import check_source, check_storage
 from torch_table_loader.testing.split_strategies import check_split_strategy, data_file, zoo
+from torch_table_loader.testing.table_requests import check_table_request
 
 __all__ = [
     "ContractError",
@@ -26,6 +27,7 @@ __all__ = [
     "check_source",
     "check_split_strategy",
     "check_storage",
+    "check_table_request",
     "data_file",
     "small_sizes",
     "stored_files",

@@ -15,7 +15,7 @@ from pyiceberg.types import StringType
 
 from tests.launchers.scripts.stage import play_all, scene
 from torch_table_loader import IcebergDataset
-from torch_table_loader.source.iceberg.catalog import open_table
+from torch_table_loader.iceberg.catalog import open_table
 
 
 def config(root: Path) -> dict[str, str]:
@@ -74,7 +74,7 @@ def between(root: Path, early: int, table: Any, write: Callable[[], Any]) -> dic
         return found
 
     if dist.get_rank() == early:
-        with patch("torch_table_loader.source.iceberg.source.open_table", open_and_say_so):
+        with patch("torch_table_loader.iceberg.source.open_table", open_and_say_so):
             return epoch(root, table)
     store.wait([f"{table} is open"])
     write()

@@ -7,12 +7,10 @@ from collections.abc import Iterator
 from typing import Any, BinaryIO
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from torch_table_loader.arrow import compute as pc
-from torch_table_loader.nesting import check_nesting
-from torch_table_loader.scrubbing import shown_url
-from torch_table_loader.sizes import sizes
+from torch_table_loader.table_formats import check_nesting, shown_url, sizes
 
 _BRACKETS = (b"{", b"[", b"\\u00")
 """In text inside of JSON, brackets may be escaped."""

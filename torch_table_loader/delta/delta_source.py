@@ -3,29 +3,22 @@
 from __future__ import annotations
 
 import datetime as dt
-import hashlib
 import json
 import math
 import re
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from typing_extensions import override
 
-from torch_table_loader.arrow import compute as pc
-from torch_table_loader.errors import ConfigError, TableError
-from torch_table_loader.messages import first_twice
-from torch_table_loader.option_values import RemoteOptions
-from torch_table_loader.planning.listed_files import ListedFiles
-from torch_table_loader.predicates.facts import NULL, Facts, UndecidedError, ordinal, predicate_of
-from torch_table_loader.records import Column, DataFile, FileColumns, FileVersion
-from torch_table_loader.scrubbing import shown_url
-from torch_table_loader.source.delta.delta_options import DeltaAddress, path_of
-from torch_table_loader.source.delta.delta_schema import DeltaColumns, read_delta_schema
-from torch_table_loader.source.delta.log import (
+from torch_table_loader.delta.delta_options import DeltaAddress, path_of
+from torch_table_loader.delta.delta_schema import DeltaColumns, read_delta_schema
+from torch_table_loader.delta.log import (
     Log,
     LogFiles,
     LogReader,
@@ -33,16 +26,29 @@ from torch_table_loader.source.delta.log import (
     commit_path,
     torn_commit,
 )
-from torch_table_loader.source.plan_cache import PlanCache
-from torch_table_loader.source.snapshot_files import Commit, History, TableRequest, listed, read_time
-from torch_table_loader.source.table_storage import MOST_OF_A_FILE, Area, TableStorage, read_whole
+from torch_table_loader.errors import ConfigError, TableError
+from torch_table_loader.table_formats import (
+    MOST_OF_A_FILE,
+    Column,
+    Commit,
+    DataFile,
+    Facts,
+    FileColumns,
+    FileVersion,
+    History,
+    ListedFiles,
+    TableRequest,
+    TableStorage,
+    facts_of,
+    predicate_of,
+    shown_url,
+)
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from torch_table_loader.records import TableColumns
-    from torch_table_loader.source.delta.log import Vector
-    from torch_table_loader.source.snapshot_files import SnapshotFiles
+    from torch_table_loader.delta.log import Vector
+    from torch_table_loader.table_formats import SnapshotFiles, TableColumns
 
 CHANGES = (
     Column(2_147_483_500, "_change_type", pa.string(), required=True),
@@ -64,7 +70,7 @@ def read_commits(storage: TableStorage, root: str, start: int, end: int) -> list
 def _commit(storage: TableStorage, root: str, version: int) -> Commit:
     path = commit_path(root, version)
     try:
-        content = read_whole(storage, path)
+        content = storage.read_whole(path)
     except TableError:
         raise ConfigError(
             f"the commit of version {version} of {root} is not there: it was cleaned up, and what it appended cannot "
@@ -171,7 +177,7 @@ class DeltaRequest(TableRequest):
     """
 
     at: DeltaAddress
-    allowed: tuple[Area, ...] = field(default=(), kw_only=True)
+    allow_locations: Sequence[str] | None = field(default=None, kw_only=True)
     storage_options: Mapping[str, Any] | None = field(default=None, kw_only=True, repr=False)
     lazy: bool = field(default=False, kw_only=True)
 
@@ -185,9 +191,9 @@ class DeltaRequest(TableRequest):
     ) -> SnapshotFiles:
         """Return the table at the chosen "version", or at the newest one at a "timestamp"; by default, the newest."""
         storage = self._storage()
-        reader = LogReader(self.at, self._retry_seconds, LogFiles(storage, self.at.root), self.filters is not None)
+        reader = LogReader(self.at, storage.retry_seconds, LogFiles(storage, self.at.root), self.filters is not None)
         version, timestamp = chosen.get("version"), chosen.get("timestamp")
-        when = None if timestamp is None else read_time("timestamp", timestamp)
+        when = None if timestamp is None else self.time_of("timestamp", timestamp)
         log = reader.read(version, when)
         if when is not None and log.version == 0 and not log.tells_time:
             _refuse_younger(when, storage, self.at.root)
@@ -204,15 +210,11 @@ class DeltaRequest(TableRequest):
         return found
 
     @property
-    def _retry_seconds(self) -> float:
-        return RemoteOptions.of(self.storage_options).retry_seconds
-
-    @property
     def _root(self) -> str:
         return self.at.root.rstrip("/")
 
     def _storage(self) -> TableStorage:
-        return TableStorage(self.at.root, {}, self.at.options, (), None, self.allowed, self._retry_seconds)
+        return TableStorage.at(self.at.root, self.at.options, self.storage_options, self.allow_locations)
 
     def _planned(self, reader: LogReader, log: Log, storage: TableStorage, *, pinned: bool) -> SnapshotFiles:
         """Plan the files of a version, or of what came and went before it."""
@@ -225,16 +227,17 @@ class DeltaRequest(TableRequest):
             raise TableError(f"the schema of {self._root} must have its partition column {missing[0]!r}; fix the table")
         partition = [name for name in log.partition_columns if name in schema.names]
         files, notes = self._files(reader, log, storage, columns, partition)
+        shape = json.dumps([log.table_id, log.mode, log.partition_columns, list(log.fields)], sort_keys=True)
         return self.made(
             self._root,
             log.table_id,
             log.version,
             storage=storage,
-            files=files if self.lazy else listed(files, storage),
+            files=files if self.lazy else self.listed(files, storage),
             schema=schema,
             notes=notes,
             partition_schema=pa.schema([schema.field(name) for name in (*partition, *(each.name for each in changes))]),
-            cache=self._cache(log, storage),
+            cache=self.cache_of(storage, self.storage_options, shape),
             row_filter=self.filters,
             pinned=pinned,
         )
@@ -267,14 +270,6 @@ class DeltaRequest(TableRequest):
         storage.require(elsewhere)
         note = f"the filter prunes {len(log.adds) - len(adds):,} of {len(log.adds):,} files"
         return files, (note,) if self.filters is not None else ()
-
-    def _cache(self, log: Log, storage: TableStorage) -> PlanCache | None:
-        """Open the plan cache, for the table as its schema is now: a column may have had another's name before."""
-        if self.plan_cache is None:
-            return None
-        shape = json.dumps([log.table_id, log.mode, log.partition_columns, list(log.fields)], sort_keys=True)
-        scope = f"{storage.place} delta {hashlib.sha256(shape.encode()).hexdigest()}"
-        return PlanCache.open(self.plan_cache, self.storage_options, scope)
 
 
 def _refuse_younger(when: dt.datetime, storage: TableStorage, root: str) -> None:
@@ -323,24 +318,9 @@ def _facts(adds: pa.Table, physical: str, kind: pa.DataType) -> list[Facts]:
     nothing = [None] * adds.num_rows
     nulls, low, high = (_inside(adds, name, physical) or nothing for name in ("null_count", "min", "max"))
     rows = adds["num_records"].to_pylist()
-    return [_fact(kind, *each) for each in zip(rows, nulls, low, high, strict=True)]
-
-
-def _fact(
-    kind: pa.DataType, rows: int | None, nulls: pa.Scalar | None, low: pa.Scalar | None, high: pa.Scalar | None
-) -> Facts:
-    count = None if nulls is None else nulls.as_py()
-    bounds = [bound for bound in (low, high) if bound is not None and bound.is_valid]
-    if rows is not None and count == rows and not bounds:
-        return NULL
-    if len(bounds) < 2:
-        return Facts(nulls=count != 0)
-    try:
-        least, most = (ordinal(bound.cast(kind), kind) for bound in bounds)
-    except (UndecidedError, pa.ArrowException):  # of another type than the column is now
-        return Facts(nulls=count != 0)
-    found = Facts(least, most, nulls=count != 0).sound()
-    return found._replace(high=most + _MILLISECOND) if pa.types.is_timestamp(kind) and found.high is not None else found
+    counts = [None if each is None else each.as_py() for each in nulls]
+    spare = _MILLISECOND if pa.types.is_timestamp(kind) else 0
+    return [facts_of(kind, *each, spare=spare) for each in zip(rows, counts, low, high, strict=True)]
 
 
 def _inside(adds: pa.Table, name: str, physical: str) -> Any:
@@ -371,7 +351,8 @@ def live_files(
     paths = adds["path"].to_pylist()
     sizes, rows = (_numbers(adds, name, root) for name in ("size_bytes", "num_records"))
     maker = _FileMaker(columns, root, paths, partition_values(adds, partition), vectors, sizes, rows)
-    if (twice := first_twice(paths)) is not None:
+    if len(set(paths)) < len(paths):
+        twice = next(path for path, times in Counter(paths).items() if times > 1)
         raise TableError(
             f"a data file must be in a version once, and the log of {root} has {maker.named(twice)[1]} twice, so that "
             "its rows would come twice; fix the table, or read another version"

@@ -37,13 +37,13 @@ from torch_table_loader.errors import (
     TableError,
     TableLoaderError,
 )
+from torch_table_loader.iceberg.metadata import TableMetadata, read_metadata
+from torch_table_loader.iceberg.named_code import callers_of, guarded, refuse_code
+from torch_table_loader.iceberg.rest_client import LimitedRestCatalog, is_rest, watch
 from torch_table_loader.messages import did_you_mean, the_nearest, warn_caller
 from torch_table_loader.option_values import RemoteOptions, of_the_store
 from torch_table_loader.scrubbing import scrub, secrets_of, shown_url
 from torch_table_loader.sizes import sizes
-from torch_table_loader.source.iceberg.metadata import TableMetadata, read_metadata
-from torch_table_loader.source.iceberg.named_code import callers_of, guarded, refuse_code
-from torch_table_loader.source.iceberg.rest_client import LimitedRestCatalog, is_rest, watch
 from torch_table_loader.source.retrying import Attempts, RetryPolicy, TrafficCounter
 from torch_table_loader.source.table_storage import TableStorage, read_areas, read_overrides, read_whole
 

@@ -19,6 +19,18 @@ import pyarrow as pa
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from torch_table_loader.errors import ConfigError, TableError
+from torch_table_loader.iceberg.checked import (
+    flag,
+    many,
+    mapping,
+    modelled,
+    shown,
+    text,
+    torn,
+    unfit,
+    unlike,
+    whole,
+)
 from torch_table_loader.messages import the_nearest
 from torch_table_loader.nesting import load_json, too_deep
 from torch_table_loader.records import (
@@ -32,18 +44,6 @@ from torch_table_loader.records import (
 )
 from torch_table_loader.scrubbing import shown_url
 from torch_table_loader.sizes import sizes
-from torch_table_loader.source.iceberg.checked import (
-    flag,
-    many,
-    mapping,
-    modelled,
-    shown,
-    text,
-    torn,
-    unfit,
-    unlike,
-    whole,
-)
 from torch_table_loader.source.snapshot_files import (
     UnreadableTypeError,
     nested_type,

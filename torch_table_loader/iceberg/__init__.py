@@ -120,8 +120,8 @@ def _find(
     plan_check: PlanCheck,
 ) -> SnapshotFiles:
     try:
-        from torch_table_loader.source.iceberg.catalog import TableAddress
-        from torch_table_loader.source.iceberg.source import IcebergRequest
+        from torch_table_loader.iceberg.catalog import TableAddress
+        from torch_table_loader.iceberg.source import IcebergRequest
     except ImportError as error:
         raise MissingExtraError(
             f"Iceberg tables need pyiceberg and fastavro ({error}); pip install 'torch-table-loader[iceberg]'"

@@ -17,9 +17,9 @@ from requests.adapters import BaseAdapter
 
 from torch_table_loader.cancellation import cancellable, interruptibly
 from torch_table_loader.errors import StorageError, StorageTimeoutError
+from torch_table_loader.iceberg.named_code import names_code, refuse_code
 from torch_table_loader.nesting import check_nesting
 from torch_table_loader.sizes import sizes
-from torch_table_loader.source.iceberg.named_code import names_code, refuse_code
 
 CONNECT_SECONDS = 10.0
 """Seconds to connect; ``rest.client.connection-timeout-ms`` overrides it."""

@@ -12,15 +12,15 @@ from typing import TYPE_CHECKING
 from urllib.parse import unquote
 
 from torch_table_loader.errors import TableError
+from torch_table_loader.iceberg.manifests import list_manifests, read_manifests
+from torch_table_loader.iceberg.scan import is_vector, only_path
 from torch_table_loader.scrubbing import shown_url
-from torch_table_loader.source.iceberg.manifests import list_manifests, read_manifests
-from torch_table_loader.source.iceberg.scan import is_vector, only_path
 from torch_table_loader.source.table_storage import locate
 
 if TYPE_CHECKING:
-    from torch_table_loader.source.iceberg.manifests import Entry, Manifest, Raw
-    from torch_table_loader.source.iceberg.metadata import Snapshot, TableMetadata
-    from torch_table_loader.source.iceberg.scan import Naming
+    from torch_table_loader.iceberg.manifests import Entry, Manifest, Raw
+    from torch_table_loader.iceberg.metadata import Snapshot, TableMetadata
+    from torch_table_loader.iceberg.scan import Naming
     from torch_table_loader.source.table_storage import TableStorage
 
 _REWRITE = "the writer broke the format: write the table's deletes again, or read a snapshot before them"

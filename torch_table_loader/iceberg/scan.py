@@ -17,10 +17,7 @@ from uuid import UUID
 from pyiceberg.utils.datetime import datetime_to_micros
 
 from torch_table_loader.errors import TableError
-from torch_table_loader.predicates.facts import Facts
-from torch_table_loader.records import DataFile, DeleteFile, FileColumns, FileVersion, TableColumns
-from torch_table_loader.scrubbing import shown_url
-from torch_table_loader.source.iceberg.manifests import (
+from torch_table_loader.iceberg.manifests import (
     EQUALITY_DELETES,
     POSITION_DELETES,
     Entry,
@@ -28,10 +25,13 @@ from torch_table_loader.source.iceberg.manifests import (
     by_id,
     partition_key,
 )
+from torch_table_loader.predicates.facts import Facts
+from torch_table_loader.records import DataFile, DeleteFile, FileColumns, FileVersion, TableColumns
+from torch_table_loader.scrubbing import shown_url
 
 if TYPE_CHECKING:
-    from torch_table_loader.source.iceberg.manifests import Raw
-    from torch_table_loader.source.iceberg.metadata import Schema, SpecField
+    from torch_table_loader.iceberg.manifests import Raw
+    from torch_table_loader.iceberg.metadata import Schema, SpecField
 
 FORMATS = {"PARQUET": "parquet", "ORC": "orc", "AVRO": "avro", "PUFFIN": "puffin"}
 _MAY_HIDE = frozenset("@?#")

@@ -18,18 +18,18 @@ import fastavro
 
 from torch_table_loader.cancellation import Threads
 from torch_table_loader.errors import MissingExtraError, MissingFileError, TableLoaderError
+from torch_table_loader.iceberg.checked import many, mapping, text, torn, unfit, unlike, whole
 from torch_table_loader.nesting import load_json
 from torch_table_loader.predicates.facts import Facts
 from torch_table_loader.ranges import STAT_THREADS
 from torch_table_loader.records import PATH_FIELD
 from torch_table_loader.scrubbing import shown_url
 from torch_table_loader.sizes import sizes
-from torch_table_loader.source.iceberg.checked import many, mapping, text, torn, unfit, unlike, whole
 from torch_table_loader.source.table_storage import MOST_OF_A_FILE, read_whole
 
 if TYPE_CHECKING:
     from torch_table_loader.contracts import Storage
-    from torch_table_loader.source.iceberg.metadata import Snapshot
+    from torch_table_loader.iceberg.metadata import Snapshot
 
 REMEDY = "restore it, or read a snapshot that does not need it"
 

@@ -22,13 +22,14 @@ from typing import Any, BinaryIO, NamedTuple, TypeVar
 from uuid import UUID
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError, TableNotFoundError
 
-from torch_table_loader.arrow import compute as pc
-from torch_table_loader.cancellation import Threads, interruptibly
-from torch_table_loader.contracts import is_far
+from torch_table_loader.delta.delta_options import DeltaAddress, path_of
+from torch_table_loader.delta.log_decimals import Padding, is_uneven, scales_of, schema_in
+from torch_table_loader.delta.log_nesting import check_checkpoint, check_commit
 from torch_table_loader.errors import (
     ConfigError,
     MissingPathError,
@@ -36,14 +37,16 @@ from torch_table_loader.errors import (
     TableError,
     TableLoaderError,
 )
-from torch_table_loader.nesting import load_json
-from torch_table_loader.records import DataFile, DeleteFile, FileVersion
-from torch_table_loader.scrubbing import shown_url
-from torch_table_loader.source.delta.delta_options import DeltaAddress, path_of
-from torch_table_loader.source.delta.log_decimals import Padding, is_uneven, scales_of, schema_in
-from torch_table_loader.source.delta.log_nesting import check_checkpoint, check_commit
-from torch_table_loader.source.snapshot_files import shown_time
-from torch_table_loader.source.table_storage import TableStorage, read_whole
+from torch_table_loader.table_formats import (
+    DataFile,
+    DeleteFile,
+    FileVersion,
+    TableRequest,
+    TableStorage,
+    interruptibly,
+    load_json,
+    shown_url,
+)
 
 T = TypeVar("T")
 
@@ -123,7 +126,7 @@ class LogReader:
         if passed:
             return int(max(passed))
         first = min((entry["inCommitTimestamp"] for entry in timed), default=None)
-        begun = "no commit has one" if first is None else f"the first is from {shown_time(first)}"
+        begun = "no commit has one" if first is None else f"the first is from {TableRequest.shown_time(first)}"
         raise ConfigError(
             f"{self.at.root}: no commit of the table is known to be from {timestamp.isoformat()} or before; "
             f"{begun}: pass version="
@@ -331,7 +334,7 @@ class LogFiles:
         """Check that each commit that a version is made of holds an action."""
         _, commits = self._made_of(version)
         unknown = [each for each in commits if each not in self._checked]
-        self._each(self._check, unknown)
+        self.storage.each(self._check, unknown, _REQUESTS)
         self._checked.update(unknown)
 
     def check_nesting(self, version: int | None, *, every: bool = False) -> int | None:
@@ -345,7 +348,7 @@ class LogFiles:
         except FileNotFoundError:
             return version
         version, names = self._parts(version, every=every)
-        self._each(self._check_nesting, [name for name in names if name not in self._flat])
+        self.storage.each(self._check_nesting, [name for name in names if name not in self._flat], _REQUESTS)
         self._flat.update(names)
         return version
 
@@ -418,7 +421,7 @@ class LogFiles:
         """
         checkpoint, commits = self._made_of(version)
         names = [*checkpoint, *(_commit_name(each) for each in commits)]
-        self._each(self._keep, [name for name in names if name not in self._read])
+        self.storage.each(self._keep, [name for name in names if name not in self._read], _REQUESTS)
         found: dict[str, Vector | None] = {}
         for name in names:  # the newest add of a path says what is deleted from it
             found |= self._read[name]
@@ -455,14 +458,6 @@ class LogFiles:
         self._sizes = {name: version.num_bytes for name, version in listed.items()}
         self._times = {name: version.mtime_ns for name, version in listed.items()}
 
-    def _each(self, do: Any, things: Any) -> None:
-        if len(things) > 1 and is_far(self.storage):
-            with Threads(min(len(things), _REQUESTS), "table-loader-log") as pool:
-                list(pool.map(do, things))
-        else:
-            for each in things:
-                do(each)
-
     def _path(self, name: str) -> str:
         return f"{self.root.rstrip('/')}/_delta_log/{name}"
 
@@ -471,7 +466,7 @@ class LogFiles:
         stop = min(size, _HEAD_BYTES)
         if not stop:
             head = b""
-        elif is_far(self.storage):
+        elif not self.storage.is_local:
             head = bytes(self.storage.read_range(path, 0, stop, FileVersion(size, immutable=True)))
         else:
             with self.storage.open(path) as source:
@@ -495,7 +490,7 @@ class LogFiles:
 
     def _opened(self, path: str, size: int) -> BinaryIO:
         if size <= _WHOLE_BYTES:
-            return io.BytesIO(read_whole(self.storage, path, size))
+            return io.BytesIO(self.storage.read_whole(path, size))
         return io.BufferedReader(self.storage.open(path), 1 << 20)
 
     def _adds(self, path: str, size: int) -> Iterator[tuple[str, Vector | None]]:

@@ -22,16 +22,16 @@ from pyiceberg.types import NestedField
 
 from torch_table_loader.arrow import compute as pc
 from torch_table_loader.errors import ConfigError, ConfigTypeError
+from torch_table_loader.iceberg.manifests import DATA
+from torch_table_loader.iceberg.scan import bound, facts_of
 from torch_table_loader.messages import did_you_mean
 from torch_table_loader.predicates.facts import NULL, Facts, Path, Predicate, UndecidedError, ordinal
 from torch_table_loader.predicates.fitting import fitted
-from torch_table_loader.source.iceberg.manifests import DATA
-from torch_table_loader.source.iceberg.scan import bound, facts_of
 
 if TYPE_CHECKING:
-    from torch_table_loader.source.iceberg.manifests import Entry, Manifest, Raw
-    from torch_table_loader.source.iceberg.metadata import Schema as TableSchema
-    from torch_table_loader.source.iceberg.metadata import SpecField
+    from torch_table_loader.iceberg.manifests import Entry, Manifest, Raw
+    from torch_table_loader.iceberg.metadata import Schema as TableSchema
+    from torch_table_loader.iceberg.metadata import SpecField
 
 _WITH_NUMBER = re.compile(r"(bucket|truncate)\[(\d{1,9})\]")
 _BUCKETED = frozenset({"int", "long", "date", "time", "timestamp", "timestamptz", "string", "binary"})

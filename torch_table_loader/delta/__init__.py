@@ -4,28 +4,26 @@ from __future__ import annotations
 
 import datetime as dt
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, Unpack
 
-from torch_table_loader.dataset import TableDataset
 from torch_table_loader.errors import ConfigError, ConfigTypeError, MissingExtraError
-from torch_table_loader.keywords import LoaderKeywords, make_options
-from torch_table_loader.opening import Opening, last_snapshot, open_snapshot
-from torch_table_loader.options import LoaderOptions
+from torch_table_loader.table_formats import LoaderKeywords, SnapshotDataset
 
 if TYPE_CHECKING:
-    from torch_table_loader.engine.plan_check import PlanCheck
-    from torch_table_loader.source.delta.delta_source import DeltaRequest
-    from torch_table_loader.source.snapshot_files import SnapshotFiles
+    from torch_table_loader.delta.delta_source import DeltaRequest
 
 
-class DeltaDataset(TableDataset):
+class DeltaDataset(SnapshotDataset):
     """One version of a Delta Lake table, chosen when the dataset is made.
 
     Put it into a ``DataLoader(dataset, batch_size=None)``. Or call `create_dataloader`, whose loader also knows its
     length, reads with threads, and can be resumed.
     """
+
+    title = "a Delta Lake table"
+    pin = "version"
 
     def __init__(
         self,
@@ -66,19 +64,13 @@ class DeltaDataset(TableDataset):
             TableError: a file is missing or torn, or the table needs an unsupported reader feature.
             StorageError: the store refused.
         """
-        asked = make_options(options, type(self))
         interval = (start_version, end_version, version)
-        version = last_snapshot(asked, "a Delta Lake table", "version", interval, changelog=changelog, footers=footers)
+        asked, version = self._understood(options, interval, changelog=changelog, footers=footers)
         _check_chosen(version, timestamp)
-        pinned = version is not None or timestamp is not None
-        lazy = footers == "lazy"
-
-        def find(asked: LoaderOptions, plan_check: PlanCheck) -> SnapshotFiles:
-            request = _request(table_uri, asked, allow_locations, start_version, changelog=changelog, lazy=lazy)
-            return request.open({"version": version, "timestamp": timestamp}, plan_check.common_value)
-
-        open_source = partial(open_snapshot, split_deletes=split_deletes, lazy=lazy)
-        self._plan(asked, find, Opening(options, open_source, pinned))
+        which: dict[str, Any] = {"start": start_version, "changelog": changelog, "lazy": footers == "lazy"}
+        request = partial(_request, table_uri, allow_locations=allow_locations, **which)
+        chosen = {"version": version, "timestamp": timestamp}
+        self._open(asked, options, request, chosen, footers=footers, split_deletes=split_deletes)
 
     @property
     def version(self) -> int:
@@ -88,34 +80,15 @@ class DeltaDataset(TableDataset):
         return version
 
 
-def _request(
-    table_uri: Any,
-    options: LoaderOptions,
-    allow_locations: Sequence[str] | None,
-    start: int | None,
-    *,
-    changelog: bool,
-    lazy: bool,
-) -> DeltaRequest:
+def _request(table_uri: Any, storage_options: Mapping[str, Any] | None, **parts: Any) -> DeltaRequest:
     try:
-        from torch_table_loader.source.delta.delta_options import find_table
-        from torch_table_loader.source.delta.delta_source import DeltaRequest
-        from torch_table_loader.source.table_storage import read_areas
+        from torch_table_loader.delta.delta_options import find_table
+        from torch_table_loader.delta.delta_source import DeltaRequest
     except ImportError as error:
         raise MissingExtraError(
             f"Delta Lake tables need deltalake ({error}); pip install 'torch-table-loader[delta]'"
         ) from error
-    return DeltaRequest(
-        find_table(table_uri, options.storage_options),
-        columns=options.column_names,
-        filters=options.filters,
-        plan_cache=options.plan_cache,
-        start=start,
-        changelog=changelog,
-        allowed=read_areas(allow_locations),
-        storage_options=options.storage_options,
-        lazy=lazy,
-    )
+    return DeltaRequest(find_table(table_uri, storage_options), storage_options=storage_options, **parts)
 
 
 def _check_chosen(version: Any, timestamp: Any) -> None:

@@ -11,8 +11,10 @@ from typing import Any
 import pyarrow as pa
 
 from torch_table_loader.errors import TableError
-from torch_table_loader.records import Column, NamedIds, TableColumns
-from torch_table_loader.source.snapshot_files import (
+from torch_table_loader.table_formats import (
+    Column,
+    NamedIds,
+    TableColumns,
     UnreadableTypeError,
     arrow_schema,
     nested_type,

@@ -16,18 +16,15 @@ from uuid import UUID
 from typing_extensions import override
 
 from torch_table_loader.errors import ConfigError
-from torch_table_loader.predicates.facts import Facts
-from torch_table_loader.records import Column, TableColumns
-from torch_table_loader.scrubbing import shown_url
-from torch_table_loader.source.iceberg.catalog import as_it_is_now, open_table
-from torch_table_loader.source.iceberg.manifests import (
+from torch_table_loader.iceberg.catalog import as_it_is_now, open_table
+from torch_table_loader.iceberg.manifests import (
     DeletesInfo,
     Entry,
     list_manifests,
     partition_key,
     read_manifests,
 )
-from torch_table_loader.source.iceberg.metadata import (
+from torch_table_loader.iceberg.metadata import (
     CHANGES,
     LINEAGE,
     NAME_MAPPING,
@@ -37,17 +34,20 @@ from torch_table_loader.source.iceberg.metadata import (
     names_of,
     parents_of,
 )
-from torch_table_loader.source.iceberg.pruning import Pruner, row_filter
-from torch_table_loader.source.iceberg.scan import DeleteIndex, KeySpans, Naming, listed_twice, plan_files
-from torch_table_loader.source.iceberg.targets import Targets
+from torch_table_loader.iceberg.pruning import Pruner, row_filter
+from torch_table_loader.iceberg.scan import DeleteIndex, KeySpans, Naming, listed_twice, plan_files
+from torch_table_loader.iceberg.targets import Targets
+from torch_table_loader.predicates.facts import Facts
+from torch_table_loader.records import Column, TableColumns
+from torch_table_loader.scrubbing import shown_url
 from torch_table_loader.source.plan_cache import PlanCache
 from torch_table_loader.source.snapshot_files import Commit, History, TableRequest, arrow_schema, listed
 
 if TYPE_CHECKING:
+    from torch_table_loader.iceberg.catalog import OpenTable, TableAddress
+    from torch_table_loader.iceberg.manifests import Manifest, Raw
+    from torch_table_loader.iceberg.metadata import Schema, Snapshot, TableMetadata
     from torch_table_loader.records import DataFile
-    from torch_table_loader.source.iceberg.catalog import OpenTable, TableAddress
-    from torch_table_loader.source.iceberg.manifests import Manifest, Raw
-    from torch_table_loader.source.iceberg.metadata import Schema, Snapshot, TableMetadata
     from torch_table_loader.source.snapshot_files import SnapshotFiles
     from torch_table_loader.source.table_storage import TableStorage
 

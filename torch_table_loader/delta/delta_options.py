@@ -5,15 +5,12 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 from urllib.parse import unquote
 
 from torch_table_loader.errors import ConfigError, ConfigTypeError
-from torch_table_loader.option_values import of_the_store
-from torch_table_loader.ranges import far
-from torch_table_loader.scrubbing import scrub, secrets_of
-from torch_table_loader.source.address import AZURE_PROTOCOLS, parse_address
+from torch_table_loader.table_formats import StoreAddress
 
 _S3_NAMES = {
     "endpoint": "aws_endpoint_url",
@@ -36,22 +33,8 @@ _HEAD = re.compile(r"[A-Za-z][A-Za-z0-9+.\-]*://")
 
 
 @dataclass(frozen=True, slots=True)
-class DeltaAddress:
-    """A table's folder, and how this library's storage opens it.
-
-    Args:
-        root: as paths of the table begin: a local path, or a URL without login.
-        options: may hold secrets; never shown.
-        protocol: "file", "s3", "gs" or "az".
-    """
-
-    root: str
-    options: Mapping[str, Any] = field(repr=False)
-    protocol: str = "file"
-
-    def scrubbed(self, error: BaseException) -> str:
-        """Return the first line of what deltalake raised, without secrets."""
-        return scrub(str(error).strip().split("\n", 1)[0], secrets_of(self.options))
+class DeltaAddress(StoreAddress):
+    """A table's folder, and how this library's storage opens it."""
 
     def for_deltalake(self, retry_seconds: float) -> dict[str, str] | None:
         """Return the options in deltalake's words; the login is what this library would use itself."""
@@ -61,7 +44,7 @@ class DeltaAddress:
         found = {"retry_timeout": f"{max(1, round(retry_seconds))}s"}
         found |= {theirs: _text(known[name]) for name, theirs in _NETWORK.items() if name in known}
         found |= {name: f"{found[name]}s" for name in ("connect_timeout", "timeout") if name in found}
-        found |= far().proxy_options(self.protocol, known)
+        found |= self.proxy_options()
         own = {name: value for name, value in known.items() if name not in (*_NETWORK, "proxy_url")}
         if self.protocol != "s3":
             plain = (str, int, float, bool)
@@ -74,10 +57,10 @@ class DeltaAddress:
         found |= {_S3_NAMES[name]: _text(value) for name, value in own.items() if name in _S3_NAMES}
         if own.get("endpoint", "").startswith("http:") or own.get("scheme") == "http":
             found["aws_allow_http"] = "true"
-        return found | self._login(own)
+        return found | self._login()
 
-    def _login(self, known: Mapping[str, Any]) -> dict[str, str]:
-        login = far().s3_login(known, self.root)
+    def _login(self) -> dict[str, str]:
+        login = self.s3_login()
         if login is None:
             return {"aws_skip_signature": "true"}
         return {f"aws_{name}": value for name, value in login.items()}
@@ -96,16 +79,7 @@ def find_table(table_uri: Any, storage_options: Mapping[str, Any] | None) -> Del
             "of its store in storage_options: deltalake, which resolves uc://, does not pass on the credentials that "
             "it is given"
         )
-    address = parse_address(table_uri)
-    if address.protocol == "file":
-        return DeltaAddress(address.path, {})
-    protocol = "az" if address.protocol in AZURE_PROTOCOLS else address.protocol
-    if protocol not in ("s3", "gs", "az"):
-        raise ConfigError(
-            f"a Delta Lake table must be a local folder, or on s3://, gs:// or Azure (abfss://), got {address.shown}"
-        )
-    options = far().store_options(protocol, address.login, of_the_store(storage_options))
-    return DeltaAddress(f"{protocol}://{address.path}", options, protocol)
+    return DeltaAddress.of(table_uri, storage_options, "a Delta Lake table")
 
 
 def path_of(root: str, written: str) -> str:

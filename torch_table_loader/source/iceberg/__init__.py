@@ -1,1 +1,0 @@
-"""Iceberg tables: catalogs, snapshots, manifests and deletes become data files (https://iceberg.apache.org/spec/)."""

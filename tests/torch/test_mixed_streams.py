@@ -170,7 +170,7 @@ def test_explain_says_shares_and_when_the_epoch_ends(tables: dict[str, str]) -> 
         ({"block": 256}, "leave block out"),
         ({"unit": "tokens"}, "counts tokens"),
         ({"weights": "tokens"}, "counts tokens"),
-        ({"even_ranks": "balance"}, "even_ranks"),
+        ({"even_ranks": "drop"}, "even_ranks"),
     ],
 )
 def test_what_streams_cannot_do_is_refused_by_name(tables: dict[str, str], options: Any, message: str) -> None:

@@ -209,7 +209,7 @@ def test_an_epoch_goes_on_over_a_table_that_grew(tmp_path: Path, ranks: int) -> 
 def test_the_explanation_counts_rows_and_steps_of_every_rank(tmp_path: Path) -> None:
     path = str(write(tmp_path / "t", [7, 3, 8, 5]))
     options: dict[str, Any] = {"batch_size": 4, "batch_by": "file", "num_ranks": 2, "rank": 0, "check_plan": False}
-    even: dict[Any, Any] = {None: (4, 3), "balance": (4, 4), "drop": (3, 3)}
+    even: dict[Any, Any] = {False: (4, 3), "balance": (4, 4), "drop": (3, 3)}
     for even_ranks, steps in even.items():
         with meant_warnings():
             told = StructuredDataset(path, even_ranks=even_ranks, **options).explain()

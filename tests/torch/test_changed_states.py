@@ -122,7 +122,13 @@ class Case:
     def stage_of(self, entry: list[Any]) -> tuple[int, dict[str, Any]]:
         """Read the steps of a stage, and the options of its job."""
         steps, _, ranks, lanes, size, window, even, drop, micro, *rest = entry
-        options = {"num_ranks": ranks, "num_workers": lanes, "batch_size": size, "even_ranks": even, "drop_last": drop}
+        options = {
+            "num_ranks": ranks,
+            "num_workers": lanes,
+            "batch_size": size,
+            "even_ranks": even or False,
+            "drop_last": drop,
+        }
         mixed = len(rest) > 2
         return steps, options | (
             {"global_batch_size": micro * ranks * size} if mixed else {"shuffle_buffer_size": window or 0}

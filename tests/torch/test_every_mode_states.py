@@ -226,7 +226,9 @@ def test_what_is_no_state_is_refused(mode: Mode, tables: Path) -> None:
 
 
 def make_uneven(mode: Mode, tables: Path, rank: int) -> TableLoader:
-    return mode.make(tables, **{"num_ranks": 2, "rank": rank, "batch_size": 36, **UNEVEN.get(mode.name, {})})
+    return mode.make(
+        tables, **{"num_ranks": 2, "rank": rank, "batch_size": 36, "even_ranks": False, **UNEVEN.get(mode.name, {})}
+    )
 
 
 def test_the_state_of_a_rank_that_ended_is_refused_while_others_go_on(mode: Mode, tables: Path) -> None:

@@ -30,7 +30,7 @@ jobs = st.fixed_dictionaries(
         "num_workers": st.integers(0, 5),
         "batch_size": st.integers(1, 9),
         "shuffle": st.booleans(),
-        "even_ranks": st.sampled_from([None, "balance", "drop", "pad"]),
+        "even_ranks": st.sampled_from([None, False, "balance", "drop", "pad"]),
         "drop_last": st.booleans(),
         "shuffle_buffer_size": st.sampled_from([None, 1, 4, 30]),
         "prefetch_batches": st.sampled_from([None, 1, 3]),
@@ -70,11 +70,11 @@ def check(ranks: list[list[Batch]], total: int, options: dict[str, Any]) -> None
     assert max(own.values(), default=0) <= 1
     lossy = options["drop_last"] or options["even_ranks"] == "drop"
     assert set(own) <= set(live) if lossy else set(own) == set(live)
-    if options["even_ranks"] is not None:
+    if options["even_ranks"]:
         assert len({len(batches) for batches in ranks}) == 1
     if options["even_ranks"] == "pad":
         assert all(batch.padding is not None for batches in ranks for batch in batches)
-    if options["even_ranks"] in (None, "drop"):
+    if options["even_ranks"] in (False, "drop"):
         assert all(batch.padding is None for batches in ranks for batch in batches)
 
 
@@ -116,7 +116,7 @@ row_jobs = st.fixed_dictionaries(
         "num_ranks": st.integers(1, 5),
         "num_workers": st.integers(0, 5),
         "batch_size": st.integers(1, 9),
-        "even_ranks": st.sampled_from([None, "pad"]),
+        "even_ranks": st.sampled_from([None, False, "balance", "pad"]),
         "drop_last": st.booleans(),
         "prefetch_batches": st.sampled_from([None, 1, 3]),
         "filters": st.sampled_from([None, pc.field("k") < 5, pc.field("k") < 0]),
@@ -147,7 +147,7 @@ def test_rows_of_a_store_are_delivered_once(
 @daily(3)
 def test_every_format_delivers_every_row_once(tmp_path: Path, form: str, worker_type: str) -> None:
     total = write_table(tmp_path, [[5, 3], [], [1], [0, 4], [7], [2, 2]], form)
-    options = {"batch_size": 4, "drop_last": False, "filters": None, "even_ranks": None, "num_workers": 2}
+    options = {"batch_size": 4, "drop_last": False, "filters": None, "even_ranks": False, "num_workers": 2}
     found = deliver_all(tmp_path, 2, form=form, worker_type=worker_type, **options)
     check(found, total, options)
     filtered = options | {"filters": pc.field("k") < 5}
@@ -188,13 +188,13 @@ def test_a_table_of_no_rows_is_an_epoch_of_no_batches(tmp_path: Path, worker_typ
 
 def test_more_ranks_than_splits_leave_ranks_without_rows(tmp_path: Path) -> None:
     write_table(tmp_path, [[3], [3]])
-    steps = [len(batches) for batches in deliver_all(tmp_path, 5, batch_size=2)]
+    steps = [len(batches) for batches in deliver_all(tmp_path, 5, batch_size=2, even_ranks=False)]
     assert steps == [2, 2, 0, 0, 0]
 
 
 def test_seven_splits_on_three_ranks_are_three_two_two(tmp_path: Path) -> None:
     write_table(tmp_path, [[4]] * 7)
-    ranks = deliver_all(tmp_path, 3, batch_size=4)
+    ranks = deliver_all(tmp_path, 3, batch_size=4, even_ranks=False)
     assert [[batch.rows[0] // 4 for batch in batches] for batches in ranks] == [[0, 3, 6], [1, 4], [2, 5]]
 
 

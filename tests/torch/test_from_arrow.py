@@ -79,12 +79,14 @@ def _loader(source: Any, **options: Any) -> Any:
 
 
 def _world(source: Any, ranks: int, lanes: int, **options: Any) -> list[Any]:
-    return [_loader(source, num_ranks=ranks, rank=rank, num_workers=lanes, **options) for rank in range(ranks)]
+    return [
+        _loader(source, num_ranks=ranks, rank=rank, num_workers=lanes, even_ranks=False, **options)
+        for rank in range(ranks)
+    ]
 
 
 def _rows(batch: dict[str, list[Any]]) -> list[tuple[Any, ...]]:
-    names = [name for name in batch if name != "is_padding"]
-    return list(zip(*(map(str, batch[name]) for name in names), strict=True))
+    return list(zip(*(map(str, values) for values in batch.values()), strict=True))
 
 
 def _all(loaders: list[Any]) -> list[tuple[Any, ...]]:

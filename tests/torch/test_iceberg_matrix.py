@@ -40,7 +40,9 @@ def delivered(case: Case, rank: int, num_ranks: int, **options: Any) -> pa.Table
         loader, dataset = IcebergDataset.create_dataloader(
             metadata_location=case.location,
             output_format="arrow",
-            **{"batch_size": 7, "num_workers": 2, "num_ranks": num_ranks, "rank": rank} | options | case.options,
+            **{"batch_size": 7, "num_workers": 2, "num_ranks": num_ranks, "rank": rank, "even_ranks": False}
+            | options
+            | case.options,
         )
     batches = list(loader)
     assert [batch.num_rows for batch in batches[:-1]] == [7] * (len(loader) - 1)

@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader
 from tests.tables.iceberg import IcebergWriter
 from torch_table_loader import IcebergDataset, MixedDataset, StructuredDataset, TableLoader
 
-RANKS: dict[str, Any] = {"num_ranks": 2, "rank": 0, "check_plan": False}
+RANKS: dict[str, Any] = {"num_ranks": 2, "rank": 0, "check_plan": False, "even_ranks": False}
 UNEVEN = "ranks take different numbers of steps: 2, 1"
 
 
@@ -59,9 +59,9 @@ def test_a_source_has_no_steps_of_its_own(tables: dict[str, str], tail: dict[str
 
 def test_the_mixtures_own_uneven_steps_are_said_once(tables: dict[str, str]) -> None:
     with heard() as said:
-        sources = {name: source(path, even_ranks="pad") for name, path in tables.items()}
+        sources = {name: source(path) for name, path in tables.items()}
         loader, dataset = MixedDataset.create_dataloader(
-            sources, {"odd": 1, "even": 0}, batch_size=30, check_plan=False
+            sources, {"odd": 1, "even": 0}, batch_size=30, check_plan=False, even_ranks=False
         )
         assert len(list(loader)) == 2
         assert TableLoader(dataset)

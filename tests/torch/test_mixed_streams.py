@@ -170,7 +170,7 @@ def test_explain_says_shares_and_when_the_epoch_ends(tables: dict[str, str]) -> 
         ({"block": 256}, "leave block out"),
         ({"unit": "tokens"}, "counts tokens"),
         ({"weights": "tokens"}, "counts tokens"),
-        ({"even_ranks": "balance"}, "even_ranks"),
+        ({"even_ranks": "drop"}, "even_ranks"),
     ],
 )
 def test_what_streams_cannot_do_is_refused_by_name(tables: dict[str, str], options: Any, message: str) -> None:
@@ -215,11 +215,11 @@ def test_a_state_of_streams_that_do_not_fit_is_refused(tables: dict[str, str]) -
         make(tables, shuffle=False)[0].load_state_dict(state)
     with pytest.raises(ResumeError, match="unchanged"):
         loader.load_state_dict({**state, "history": [[1, 1]]})
-    ended, _ = make(tables, "rows", num_ranks=3, rank=2, batch_size=5)
+    ended, _ = make(tables, "rows", num_ranks=3, rank=2, batch_size=5, even_ranks=False)
     list(ended)
     assert is_ended(ended.state_dict())
     with pytest.raises(ResumeError, match="a rank that had ended"):
-        make(tables, "rows", num_ranks=3, rank=1, batch_size=5)[0].load_state_dict(ended.state_dict())
+        make(tables, "rows", num_ranks=3, rank=1, batch_size=5, even_ranks=False)[0].load_state_dict(ended.state_dict())
     with pytest.raises(ConfigError, match="single rows"):
         dataset.exclude({"a": [1]})
 

@@ -191,7 +191,15 @@ def test_one_rank_and_more_ranks_than_splits(table: Path) -> None:
     state: State | None = None
     for ranks, steps in [(3, 2), (1, 4), (50, 0), (50, 1), (1, None)]:
         delivered, states = run_stage(
-            table, state, steps, num_ranks=ranks, batch_size=2, num_workers=1, shuffle="splits", shuffle_buffer_size=7
+            table,
+            state,
+            steps,
+            num_ranks=ranks,
+            batch_size=2,
+            num_workers=1,
+            shuffle="splits",
+            shuffle_buffer_size=7,
+            even_ranks=False,
         )
         if ranks == 50 and steps:
             assert [] in delivered, "some ranks have no row"
@@ -258,6 +266,7 @@ def test_a_counted_state_counts_the_whole_table_only_for_another_topology(
     table: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     options: dict[str, Any] = {"filters": FILTER, "batch_size": 2, "num_workers": 1, "shuffle": "splits"}
+    options["even_ranks"] = False
     _, states = run_stage(table, None, 2, num_ranks=3, **options)
     counted: list[int] = []
     count = TaskReader.counted

@@ -39,14 +39,16 @@ jobs = st.fixed_dictionaries(
     {
         **sizes,
         "shuffle": st.booleans(),
-        "even_ranks": st.sampled_from([None, "balance", "drop"]),
+        "even_ranks": st.sampled_from([None, False, "balance", "drop"]),
         "shuffle_buffer_size": st.sampled_from([None, 5]),
         "split_size": st.sampled_from([None, 1, 5]),
         "split_deletes": st.booleans(),
         "filters": filters,
     }
 )
-jobs_by_rows = st.fixed_dictionaries({**sizes, "even_ranks": st.sampled_from([None, "pad"]), "filters": filters})
+jobs_by_rows = st.fixed_dictionaries(
+    {**sizes, "even_ranks": st.sampled_from([None, False, "balance", "pad"]), "filters": filters}
+)
 PLAIN: dict[str, Any] = {"num_ranks": 1, "num_workers": 0, "batch_size": 1, "shuffle": False, "even_ranks": None}
 ROWS: dict[str, Any] = {"shuffle": "rows", "batch_size": 8}
 whenever_footers_are_read = pytest.mark.parametrize("footers", ["eager", "lazy"])
@@ -87,12 +89,12 @@ def live(table: KeptTable, filters: Any) -> Counter[int]:
     return Counter(row["x"] for row in table.live() if filters is None or (row["k"] is not None and row["k"] < 5))
 
 
-def exactly_once(ranks: list[TableLoader], wanted: Counter[int], even_ranks: str | None) -> None:
+def exactly_once(ranks: list[TableLoader], wanted: Counter[int], even_ranks: Any) -> None:
     """Check what ranks deliver, and how long they say that they are."""
     got = Counter(x for loader in ranks for x in rows_of(loader))
     steps = [sum(1 for _ in loader) for loader in ranks]
     assert steps == [len(loader) for loader in ranks]
-    assert len(set(steps)) == 1 or even_ranks is None
+    assert len(set(steps)) == 1 or even_ranks is False
     assert got <= wanted if even_ranks == "drop" else got == wanted
 
 

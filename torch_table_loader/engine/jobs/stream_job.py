@@ -155,6 +155,10 @@ class StreamJob(Job):
 
     def _check(self, position: StreamPosition) -> None:
         """Refuse a position that no job over the table can have had, or that this rank cannot continue from."""
+        if position.rank is None and not self.planner.counted:
+            raise ResumeError(
+                "the state counts rows that pass the filter, but count_filtered=False does not; leave it True"
+            )
         if extents := position.extents:
             refuse_unknown(extents, self.planner.files_of)
         for number, stage in enumerate(stages := position.stages):
@@ -172,10 +176,6 @@ class StreamJob(Job):
                 "the state was saved with count_filtered=False, so that only rank "
                 f"{position.rank} of the same job can continue from it; pass count_filtered=True for states that any "
                 "rank can load"
-            )
-        if position.rank is None and not self.planner.counted:
-            raise ResumeError(
-                "the state counts rows that pass the filter, but count_filtered=False does not; leave it True"
             )
         if position.ended and (longest := self.planner.longest(position)) > position.stage.steps:
             raise ResumeError(

@@ -37,7 +37,6 @@ if TYPE_CHECKING:
     from torch_table_loader.mixed import MixedDataset
     from torch_table_loader.option_values import Hash, Pad, RowStore, Vocabulary, Weights
     from torch_table_loader.options import LoaderOptions
-    from torch_table_loader.pack import Pack
     from torch_table_loader.planning.column_statistics import ColumnStatistics
     from torch_table_loader.planning.cutting import (
         RoundRobinStrategy,
@@ -48,10 +47,11 @@ if TYPE_CHECKING:
     )
     from torch_table_loader.planning.keys import row_seeds
     from torch_table_loader.predicates.hash_parts import part_of
-    from torch_table_loader.read.flat_tokens import FlatTokens
     from torch_table_loader.read.text_options import Csv, Json
     from torch_table_loader.schedules import Schedule, Stop
-    from torch_table_loader.token_table import tokenize_table
+    from torch_table_loader.text.flat_tokens import FlatTokens
+    from torch_table_loader.text.pack import Pack
+    from torch_table_loader.text.token_table import tokenize_table
 
 _HOMES = {
     "AccessRefusedError": "errors",
@@ -62,7 +62,7 @@ _HOMES = {
     "Csv": "read.text_options",
     "DeltaDataset": "delta",
     "Explanation": "engine.explanation",
-    "FlatTokens": "read.flat_tokens",
+    "FlatTokens": "text.flat_tokens",
     "Hash": "option_values",
     "IcebergDataset": "iceberg",
     "Json": "read.text_options",
@@ -74,7 +74,7 @@ _HOMES = {
     "MissingPathError": "errors",
     "MixedDataset": "mixed",
     "OutOfMemoryError": "errors",
-    "Pack": "pack",
+    "Pack": "text.pack",
     "Pad": "option_values",
     "ResumeError": "errors",
     "RoundRobinStrategy": "planning.cutting",
@@ -96,7 +96,7 @@ _HOMES = {
     "WorkerError": "errors",
     "part_of": "predicates.hash_parts",
     "row_seeds": "planning.keys",
-    "tokenize_table": "token_table",
+    "tokenize_table": "text.token_table",
 }
 """The module of each public name."""
 

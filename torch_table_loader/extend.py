@@ -50,7 +50,7 @@ from torch_table_loader.units import parse_bytes
 if TYPE_CHECKING:
     from torch_table_loader import table_formats
     from torch_table_loader.far.requests import plan_pieces
-    from torch_table_loader.planning.packing import Packer, packer_of
+    from torch_table_loader.text.packing import Packer, packer_of
 
 __all__ = [
     "FORMATS",

@@ -12,7 +12,6 @@ import pyarrow as pa
 from typing_extensions import override
 
 from torch_table_loader.arrow.datatypes import opened_type, width_of
-from torch_table_loader.arrow.token_rows import schema_of_sequences
 from torch_table_loader.batching.codec import make_codec
 from torch_table_loader.batching.policy import TypePolicy
 from torch_table_loader.engine.jobs.resolve import (
@@ -25,14 +24,15 @@ from torch_table_loader.engine.jobs.resolve import (
 from torch_table_loader.engine.jobs.table_rows import ExclusionState, TableItems, TurnsOf, stored_rows
 from torch_table_loader.engine.sizing import TENSOR_BYTES
 from torch_table_loader.engine.state import Bound, SavedTable
-from torch_table_loader.engine.tokens_in_place import TokensInPlace
-from torch_table_loader.engine.work.packed_work import BalancedBatches, PackedStream, StoredTokens
 from torch_table_loader.errors import ConfigError, ResumeError, TableError
 from torch_table_loader.planning.exclusion import Exclusions
-from torch_table_loader.planning.sequence_orders import SequenceOrder
 from torch_table_loader.planning.stages import SamplePosition
-from torch_table_loader.read.kept_documents import KeptDocuments, MeasuredDocuments, kept_type
 from torch_table_loader.records import SOURCE_COLUMN
+from torch_table_loader.text.kept_documents import KeptDocuments, MeasuredDocuments, kept_type
+from torch_table_loader.text.packed_work import BalancedBatches, PackedStream, StoredTokens
+from torch_table_loader.text.sequence_orders import SequenceOrder
+from torch_table_loader.text.token_rows import schema_of_sequences
+from torch_table_loader.text.tokens_in_place import TokensInPlace
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -42,13 +42,13 @@ if TYPE_CHECKING:
     from torch_table_loader.engine.rank_info import RankInfo
     from torch_table_loader.engine.state import SavedState
     from torch_table_loader.options import LoaderOptions
-    from torch_table_loader.pack import Pack
     from torch_table_loader.planning.exclusion import Remaining
     from torch_table_loader.planning.global_batches import GlobalBatches
-    from torch_table_loader.planning.pack_counts import PackCounts
     from torch_table_loader.planning.rows_of import RowSpan
     from torch_table_loader.schedules import Done
     from torch_table_loader.source.plan_cache import Plans
+    from torch_table_loader.text.pack import Pack
+    from torch_table_loader.text.pack_counts import PackCounts
 
     Ints: TypeAlias = NDArray[np.int64]
 
@@ -140,7 +140,7 @@ class PackedItems(TableItems):
     def start(self, epoch: int) -> SamplePosition:
         versions = self.exclusions.of(epoch)
         total, length = self._stream(epoch, versions.running).count, self._length_at(epoch)
-        return SamplePosition(epoch, self._stage(epoch), total=total, exclusions={"": versions}, seq_len=length)
+        return SamplePosition(epoch, self._stage(epoch), total=total, exclusions={"": versions}, width=length)
 
     @override
     def next_stage(self, position: SamplePosition) -> SamplePosition:
@@ -154,7 +154,7 @@ class PackedItems(TableItems):
         """Return the start of a stage in sequences of the length of its first step, from the next token on."""
         origin = self.stream(position).tokens_before(position.start)
         length = self._length_at(position.epoch, position.steps_before)
-        after = replace(position, origin=origin, start=0, seq_len=length)
+        after = replace(position, origin=origin, start=0, width=length)
         return replace(after, total=self.stream(after).count)
 
     @override
@@ -192,7 +192,7 @@ class PackedItems(TableItems):
                 "or sequences of one length; pass the value of state_dict() unchanged"
             )
         taken.check(stream.count)
-        if self.changes_length or taken.seq_len != self._width:
+        if self.changes_length or taken.width != self._width:
             position = items._cut_anew(position)  # a stage ends at a step, and begins with a token
         else:
             position = replace(position, total=stream.count)
@@ -217,7 +217,7 @@ class PackedItems(TableItems):
 
     @override
     def stream(self, position: SamplePosition) -> PackedStream:
-        return self._stream(position.epoch, position.exclusions[""].running, position.origin, position.seq_len)
+        return self._stream(position.epoch, position.exclusions[""].running, position.origin, position.width)
 
     @override
     def _batches(self, position: SamplePosition) -> GlobalBatches:
@@ -244,7 +244,7 @@ class PackedItems(TableItems):
             return 0
         if self.tokens.packer.block_docs is not None:
             return self.by_turn(turns).count
-        return self._stream(0, turns.exclusions, seq_len=turns.seq_len).count
+        return self._stream(0, turns.exclusions, seq_len=turns.width).count
 
     @override
     def by_turn(self, turns: TurnsOf) -> PackedStream:

@@ -17,6 +17,7 @@ from torch_table_loader.planning.placed_documents import LACKS_BEGIN, LACKS_END
 from torch_table_loader.read.token_files import PLACE
 from torch_table_loader.read.token_stages import TokenStage
 from torch_table_loader.read.tokenizers import RowFaultError, load_tokenizer
+from torch_table_loader.records import ROW_ID
 
 _TEXTS = 256
 """Texts in one call of a tokenizer: enough to keep it busy, and few enough if they are books."""
@@ -165,7 +166,7 @@ class KeptDocuments(TokenStage):
 class MeasuredDocuments(KeptDocuments):
     """Makes a row of each document that says what `KeptDocuments` would keep of it: how long it is, and what it lacks.
 
-    A column `PLACE` comes as it is.
+    The columns `PLACE` and `ROW_ID` come as they are.
     """
 
     @property
@@ -181,7 +182,7 @@ class MeasuredDocuments(KeptDocuments):
     @override
     def schema(self, given: pa.Schema) -> pa.Schema:
         fields = [pa.field(KEPT, pa.uint32(), nullable=False), pa.field(LACKS, pa.uint8(), nullable=False)]
-        return pa.schema([*fields, *(field for field in given if field.name == PLACE)])
+        return pa.schema([*fields, *(field for field in given if field.name in (PLACE, ROW_ID))])
 
     @override
     def rows(self, batch: pa.RecordBatch) -> Made:

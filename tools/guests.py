@@ -32,7 +32,7 @@ LATER = {
         *("engine.jobs.packed_items", "engine.tokens_in_place", "engine.tokens_read", "engine.work.packed_work"),
         *("planning.pack_counts", "planning.packing", "planning.placed_documents", "planning.sequence_orders"),
         *("planning.slices", "read.kept_documents", "read.sequence_stages", "read.token_files", "read.token_formats"),
-        *("read.flat_tokens", "read.token_stages", "read.tokenizers"),
+        *("read.chat", "read.chat_templates", "read.flat_tokens", "read.token_stages", "read.tokenizers"),
     ),
     "mixtures": (
         *("mixed", "engine.jobs.mixed_rows", "engine.jobs.mixed_streams", "engine.jobs.mixture_form"),

@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     )
     from torch_table_loader.planning.keys import row_seeds
     from torch_table_loader.predicates.hash_parts import part_of
+    from torch_table_loader.read.chat import Chat
     from torch_table_loader.read.flat_tokens import FlatTokens
     from torch_table_loader.read.text_options import Csv, Json
     from torch_table_loader.schedules import Schedule, Stop
@@ -62,6 +63,7 @@ _HOMES = {
     "Csv": "read.text_options",
     "DeltaDataset": "delta",
     "Explanation": "engine.explanation",
+    "Chat": "read.chat",
     "FlatTokens": "read.flat_tokens",
     "Hash": "option_values",
     "IcebergDataset": "iceberg",
@@ -105,6 +107,7 @@ __version__ = "0.1.0"
 __all__ = [
     "AccessRefusedError",
     "Batch",
+    "Chat",
     "ColumnStatistics",
     "ConfigError",
     "ConfigTypeError",

@@ -89,8 +89,8 @@ def columns_of(table: Table, options: LoaderOptions) -> list[str]:
 
 
 def packed_columns(pack: Pack, asked: Sequence[str] | None) -> list[str]:
-    """Return what packing reads: the columns that are cut, spans and lengths, and what the caller named beyond."""
-    own = [*pack.cut_columns, *pack.spans, *([] if pack.lengths is None else [pack.lengths])]
+    """Return what packing reads: columns to cut, spans and lengths, and what the caller named beyond."""
+    own = [*pack.stored_columns, *pack.spans, *([] if pack.lengths is None else [pack.lengths])]
     return [*own, *(name for name in asked or () if name not in own)]
 
 

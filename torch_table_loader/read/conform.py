@@ -444,8 +444,10 @@ def _structs(one: pa.DataType, other: pa.DataType, inferred: bool) -> pa.DataTyp
         raise TypeError(f"{one} and {other} have fields of one name")
     fields = []
     for name in {**mine, **theirs}:
-        both = [kind[name] for kind in (mine, theirs) if name in kind]
-        fields.append(_merged(*both, inferred) if len(both) > 1 else both[0].with_nullable(True))
+        if name in mine and name in theirs:
+            fields.append(_merged(mine[name], theirs[name], inferred))
+        else:
+            fields.append({**mine, **theirs}[name].with_nullable(True))
     return pa.struct(fields)
 
 

@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from torch_table_loader.predicates.hash_parts import part_of
     from torch_table_loader.read.text_options import Csv, Json
     from torch_table_loader.schedules import Schedule, Stop
+    from torch_table_loader.text.chat import Chat
     from torch_table_loader.text.flat_tokens import FlatTokens
     from torch_table_loader.text.pack import Pack
     from torch_table_loader.text.token_table import tokenize_table
@@ -62,6 +63,7 @@ _HOMES = {
     "Csv": "read.text_options",
     "DeltaDataset": "delta",
     "Explanation": "engine.explanation",
+    "Chat": "text.chat",
     "FlatTokens": "text.flat_tokens",
     "Hash": "option_values",
     "IcebergDataset": "iceberg",
@@ -105,6 +107,7 @@ __version__ = "0.1.0"
 __all__ = [
     "AccessRefusedError",
     "Batch",
+    "Chat",
     "ColumnStatistics",
     "ConfigError",
     "ConfigTypeError",

@@ -5,15 +5,17 @@ from __future__ import annotations
 import inspect
 import math
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from copy import copy
 from dataclasses import asdict, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Self, Unpack
+from itertools import accumulate
+from typing import TYPE_CHECKING, Any, Self, Unpack, cast
 
 import pyarrow as pa
 
+from torch_table_loader.contracts import SnapshotSource
 from torch_table_loader.engine.calls import making
 from torch_table_loader.engine.counting import Parts
 from torch_table_loader.engine.jobs.resolve import with_batch_size
@@ -33,10 +35,12 @@ from torch_table_loader.opening import (
     open_plan_cache,
 )
 from torch_table_loader.options import ABOUT
+from torch_table_loader.planning.row_parts import KIND, HashedRows, RangedRows, RowPart, encoded
 from torch_table_loader.predicates.filter_text import filter_of
-from torch_table_loader.predicates.hash_parts import part_of
+from torch_table_loader.predicates.hash_parts import hashes_of, part_of
 from torch_table_loader.rank_dataset import RankDataset
 from torch_table_loader.read.formats import reader_for
+from torch_table_loader.records import DeleteFile
 from torch_table_loader.source.listing import write_files
 from torch_table_loader.units import integer
 
@@ -53,7 +57,8 @@ if TYPE_CHECKING:
     from torch_table_loader.options import LoaderOptions
     from torch_table_loader.planning.column_statistics import ColumnStatistics
     from torch_table_loader.read.text_options import Csv, Json
-    from torch_table_loader.records import LeftOut
+    from torch_table_loader.records import DataFile, LeftOut
+    from torch_table_loader.source.listing import PathSource
     from torch_table_loader.source.plan_cache import Plans
 
 _OF_THE_TABLE = ("files", "schema", "storage_options", "plan_cache")
@@ -104,37 +109,69 @@ class TableDataset(RankDataset):
             return self._derived(options)
 
     @with_example('dataset.split({"train": 0.8, "val": 0.2}, by="user_id")')
-    def split(self, parts: Mapping[Any, float], *, by: str | Sequence[str], seed: int = 0) -> dict[Any, Self]:
+    def split(
+        self, parts: Mapping[Any, float], *, by: str | Sequence[str] | None = None, seed: int = 0, ranges: bool = False
+    ) -> dict[Any, Self]:
         """Return a dataset for each part of this dataset's rows; each row is in exactly one.
 
         The parts are those of `part_of`, within the dataset's own `filters`: a hash of the columns decides, so that
         they are the same in every epoch, process and order, and rows with equal values stay together. What is read to
         count the rows of one part counts those of all.
 
+        Without `by`, the places of rows decide, and nothing is read: a hash of the file's own name and the row's number
+        in it, or runs of each file's rows. Files that are added later change the part of no row.
+
         Args:
             parts: the share of each part, by name, such as ``{"train": 0.8, "val": 0.2}``; they sum to 1.
-            by: a column, or several, such as a user's id.
-            seed: another seed divides the values differently.
+            by: a column, or several, such as a user's id; None for rows, such as documents, by their places.
+            seed: another seed divides the values, or rows, differently.
+            ranges: cut each file's rows into runs, in the order of `parts`, as Megatron's ``--split`` does.
 
         Raises:
-            ConfigError: there are no parts, their shares do not sum to 1, or a column does not exist.
+            ConfigError: there are no parts, their shares do not sum to 1, a column does not exist, or the table is one
+                of Iceberg or Delta Lake, whose rows have no lasting places, and `by` is missing.
         """
         with self._heard_by_all({}):
-            return self._split(parts, by, seed)
+            return self._split(parts, by, seed, ranges=ranges)
 
-    def _split(self, parts: Mapping[Any, float], by: str | Sequence[str], seed: int) -> dict[Any, Self]:
+    def _split(
+        self, parts: Mapping[Any, float], by: str | Sequence[str] | None, seed: int, *, ranges: bool
+    ) -> dict[Any, Self]:
         if not isinstance(parts, Mapping) or not parts:
             raise ConfigTypeError(
                 f'split takes the share of each part, such as {{"train": 0.8, "val": 0.2}}, got {parts!r}'
             )
-        filters = {part: part_of(by, parts, part, seed=seed) for part in parts}
+        hashes = {part: hashes_of(parts, part) for part in parts}
         if not math.isclose(total := math.fsum(parts.values()), 1, abs_tol=1e-9):
             raise ConfigError(f"the shares of split must sum to 1, got {dict(parts)!r}, which sum to {total:g}")
+        if by is None or ranges:
+            return self._split_places(parts, by, hashes, seed, ranges=ranges)
+        filters = {part: part_of(by, parts, part, seed=seed) for part in parts}
         for name in [by] if isinstance(by, str) else by:
             if name not in self.table.schema.names:
                 raise self.table.no_column(name)
         shared = Parts(self.options.filters, tuple(filters.values()))
         return {part: self._derived({}, chosen, shared) for part, chosen in filters.items()}
+
+    def _split_places(
+        self, parts: Mapping[Any, float], by: Any, hashes: Mapping[Any, tuple[int, int]], seed: int, *, ranges: bool
+    ) -> dict[Any, Self]:
+        """Return the parts by the places of rows."""
+        if by is not None or (ranges and seed):
+            raise ConfigError(
+                f"ranges=True cuts each file by the places of its rows, got {f'by={by!r}' if by else f'seed={seed}'} "
+                "with it; leave one of them out"
+            )
+        if self._opening is None or isinstance(self._travel.source, SnapshotSource) or self.table.left_out:
+            raise ConfigError(
+                "split without by= divides rows by their places in whole files, and those of Iceberg and Delta Lake, "
+                'or of which damaged parts are left out, have no lasting ones; pass by=, such as by="id"'
+            )
+        seed = integer("seed", seed)
+        edges = [0.0, *accumulate(map(float, parts.values()))]
+        runs = dict(zip(parts, map(RangedRows, edges, [*edges[1:-1], 1.0]), strict=True))
+        chosen = runs if ranges else {part: HashedRows(*found, seed) for part, found in hashes.items()}
+        return {part: self._derived({}, rows=rows) for part, rows in chosen.items()}
 
     def _heard_by_all(self, changes: Mapping[str, Any]) -> AbstractContextManager[None]:
         """Make other datasets of the same table, and let all ranks hear if that is refused."""
@@ -145,8 +182,15 @@ class TableDataset(RankDataset):
 
         return making(object(), refused)
 
-    def _derived(self, changes: LoaderKeywords, part: Any = None, parts: Parts | None = None) -> Self:
-        """Return a dataset of the same table with other options; `part`, which is one of `parts`, joins the filter."""
+    def _derived(
+        self, changes: LoaderKeywords, part: Any = None, parts: Parts | None = None, rows: RowPart | None = None
+    ) -> Self:
+        """Return a dataset of the same table with other options.
+
+        Args:
+            part: joins the filter; one of `parts`.
+            rows: of each file's rows, which are read.
+        """
         from torch_table_loader.source.snapshot_files import SnapshotFiles
 
         if self._opening is None:
@@ -170,6 +214,8 @@ class TableDataset(RankDataset):
             self._opening.plans.know(table.files, table.metas)
         if isinstance(source, SnapshotFiles):
             source = replace(source.asked_anew(asked.column_names, asked.filters, part), deletes=table.deletes)
+        if rows is not None:
+            source = replace(cast("PathSource", source), files=tuple(self._cut(rows)))
         made = copy(self)
         opening = replace(
             self._opening,
@@ -179,6 +225,12 @@ class TableDataset(RankDataset):
         )
         made._plan(asked, lambda _, plan_check: agreed_source(source, plan_check), opening)
         return made
+
+    def _cut(self, rows: RowPart) -> Iterator[DataFile]:
+        """Yield the table's files without the rows of other parts."""
+        for file, count in zip(self.table.files, self.table.layout.file_rows.tolist(), strict=True):
+            part = DeleteFile(replace(file, deletes=()), KIND, count, inline=encoded(rows))
+            yield replace(file, deletes=(*file.deletes, part))
 
     @property
     def table(self) -> Table:

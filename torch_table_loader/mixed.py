@@ -26,6 +26,7 @@ from torch_table_loader.planning.mixture import NaturalShares, ShareUnit
 from torch_table_loader.rank_dataset import RankDataset
 from torch_table_loader.samples import SamplesOption
 from torch_table_loader.schedules import Done, Schedule, StopRule
+from torch_table_loader.units import integer
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from torch_table_loader.engine.state import SavedState
     from torch_table_loader.keywords import LoaderKeywords, MixedKeywords
     from torch_table_loader.options import LoaderOptions
+    from torch_table_loader.planning.rows_of import SourceTaken
 
 
 _OF_SOURCES = frozenset(name for name, about in ABOUT.items() if about.mixture == "sources")
@@ -164,6 +166,17 @@ class MixedDataset(RankDataset):
                 epoch or in later ones.
         """
         self._mixture.set_weights(weights, self._position.running)
+
+    def taken(self, ahead: int = 0) -> dict[str, SourceTaken]:
+        """Count what all ranks together have taken of each source in this epoch, for a log; nothing is read.
+
+        Args:
+            ahead: count as if so many global batches more had been taken; at most those that the epoch has.
+
+        Returns:
+            Rows, or tokens, and epochs of each source by name.
+        """
+        return self._mixture.taken(self._position.now, integer("ahead", ahead, 0))
 
     @property
     def excluded(self) -> dict[str, NDArray[np.int64]]:

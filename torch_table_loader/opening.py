@@ -207,7 +207,7 @@ def open_plain(
 ) -> Job:
     """Open this rank's share of a table of files, and close its storage; see `open_job`."""
     cache = open_plan_cache(options, source.storage) or plans
-    job = open_job(source, options, ranks, cache, parts=parts)
+    job = open_job(source, options, ranks, cache, split_deletes=True, parts=parts)
     source.storage.close()
     cache.close()
     return job

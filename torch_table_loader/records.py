@@ -256,12 +256,13 @@ class DeleteFile:
 
     Args:
         file: as a reader opens it; of a vector that the table's log holds, the data file.
-        kind: "position": pairs of path and row; "vector": a bitmap of rows of one file; "equality": keys.
-        num_rows: its rows; of a vector, the rows that it deletes.
+        kind: "position": pairs of path and row; "vector": a bitmap of rows of one file; "equality": keys; "part": the
+            rows of other parts than one (`planning.row_parts`), of which `inline` says which it is.
+        num_rows: its rows; of a vector, the rows that it deletes; of a part, those of the data file.
         key_ids: of an equality delete, the ids of the key's columns.
         blob: of a vector, its offset and length in the file, in bytes.
         everywhere: of an equality delete, whether it applies to all partitions.
-        inline: of a vector that the table's log holds, its magic number and bitmap.
+        inline: of a vector that the table's log holds, its magic number and bitmap; of a part, its text.
         keeps: whether of the data file only those rows are read that this and others that keep delete, as a changelog
             reads them; never of equality deletes.
     """
@@ -448,7 +449,7 @@ def fingerprint(files: Sequence[DataFile], rows: Sequence[int], settings: str = 
     """Hash the table's files, in canonical order: relative names, sizes and physical rows (−1 if unknown).
 
     Root, mtime and etag are left out, so that a table that was moved or copied counts as the same table. `settings` is
-    what else says which rows files have; see `FormatReader`.
+    what else says which rows files have; see `FormatReader`. So do parts of files.
 
     Returns:
         64 hexadecimal digits.
@@ -463,6 +464,8 @@ def fingerprint(files: Sequence[DataFile], rows: Sequence[int], settings: str = 
         name = file.name.encode("utf-8")
         digest.update(struct.pack("<qqq", len(name), file.version.num_bytes, count))
         digest.update(name)
+        for delete in file.deletes:
+            digest.update(delete.inline)
     digest.update(settings.encode())
     return digest.hexdigest()
 

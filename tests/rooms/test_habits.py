@@ -205,7 +205,6 @@ ANSWERED: dict[str, tuple[Habits, str]] = {
     "ds.split()": (
         {
             "nothing": lambda here: here.dataset().split(),
-            "no column": lambda here: here.dataset().split({"train": 0.8, "val": 0.2}),
             "test_size": lambda here: here.dataset().split(test_size=0.2),
         },
         rf"^StructuredDataset\.split\(\): .*; write {PARTS}\"user_id\"\)",

@@ -71,7 +71,9 @@ def test_types_unify_to_the_narrowest_that_holds_both(
         (LIST, pa.list_(pa.string())),
         (pa.list_(pa.int32(), 3), pa.list_(pa.int32(), 4)),
         (pa.list_(pa.int32(), 3), LIST),
-        (pa.struct([("x", pa.int32())]), pa.struct([("y", pa.int32())])),
+        (pa.struct([("x", pa.int32())]), pa.struct([("x", pa.string())])),
+        (pa.struct([("x", pa.int32()), ("y", LIST)]), pa.struct([("y", pa.int32())])),
+        (pa.struct([("x", pa.int32()), ("x", pa.int32())]), pa.struct([("x", pa.int64())])),
         (pa.struct([("x", pa.int32())]), LIST),
     ],
 )

@@ -247,7 +247,7 @@ def add_tokenize(parser: Parser) -> None:
         help="needed: a tokenizer.json or its folder, tiktoken:NAME, bytes, or MODULE:ATTRIBUTE of a function that "
         "takes a list of strings and returns a list of ids for each",
     )
-    parser.add_argument("--column", default="text", metavar="NAME", help="the column with text (default: text)")
+    _add_chat(parser)
     keep = "other columns to keep (default: none)"
     parser.add_argument("--keep", default=[], action="extend", type=comma_separated, metavar="A,B", help=keep)
     ids = "name of the column of tokens (default: input_ids)"
@@ -273,6 +273,17 @@ def add_tokenize(parser: Parser) -> None:
         "stories tokens --tokenizer models/llama",
         "db.stories tokens --catalog prod --tokenizer tiktoken:cl100k_base",
     )
+
+
+def _add_chat(parser: Parser) -> None:
+    """Add what says which column becomes tokens, and how conversations do."""
+    column = "the column with text (default: text; with --chat: messages)"
+    parser.add_argument("--column", metavar="NAME", help=column)
+    chat = "the column has conversations: lists of messages with role and content; adds assistant_mask"
+    parser.add_argument("--chat", action="store_true", help=chat)
+    template = "a chat template (default: the tokenizer's own)"
+    parser.add_argument("--template", metavar="FILE.jinja", help=template)
+    parser.add_argument("--tools", metavar="NAME", help="the column with the tools of each conversation")
 
 
 def add_convert(parser: Parser) -> None:

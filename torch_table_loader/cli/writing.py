@@ -26,7 +26,7 @@ from torch_table_loader.format_contracts import FormatWriter
 from torch_table_loader.local_files import new_file
 from torch_table_loader.messages import did_you_mean, progress_bar
 from torch_table_loader.planning.splits import whole_files
-from torch_table_loader.text.token_table import tokenize_table
+from torch_table_loader.text.token_table import chat_of, tokenize_table
 
 if TYPE_CHECKING:
     from torch_table_loader.dataset import TableDataset
@@ -176,12 +176,13 @@ def tokenize(typed: argparse.Namespace) -> None:
     for flag, value in (("--num-workers", typed.processes), ("--num-ranks", typed.num_ranks)):
         if typed.engine is not None and value is not None:
             raise ConfigError(f"--engine ray takes all CPUs of the cluster for one job; leave {flag} out")
+    tokenizer = _tokenizer(typed)
     with cluster_of(typed) as cluster:
         share = tokenize_table(
             _open_text(typed),
             typed.out,
-            typed.tokenizer,
-            column=typed.column,
+            tokenizer,
+            column=_column(typed),
             ids=typed.ids,
             lengths=typed.lengths,
             dtype=typed.dtype,
@@ -199,6 +200,22 @@ def tokenize(typed: argparse.Namespace) -> None:
     show(typed, value, f"{text}, {seconds:.1f} s\n{typed.out} {end}")
 
 
+def _tokenizer(typed: argparse.Namespace) -> Any:
+    """Return what tokenizes."""
+    if typed.chat:
+        return chat_of(typed.tokenizer, typed.template, typed.tools)
+    for flag, value in (("--template", typed.template), ("--tools", typed.tools)):
+        if value is not None:
+            raise ConfigError(f"{flag} is about conversations; pass --chat too, or leave {flag} out")
+    return typed.tokenizer
+
+
+def _column(typed: argparse.Namespace) -> str:
+    """Return the column that is tokenized."""
+    usual = {True: "messages", False: "text"}[typed.chat]
+    return typed.column or usual
+
+
 def _workers(typed: argparse.Namespace) -> int:
     if typed.engine is not None:
         return 1
@@ -213,7 +230,10 @@ def _open_text(typed: argparse.Namespace) -> TableDataset:
     # Every row comes once, in any number of steps: nothing is counted, and no rank is warned of unequal steps.
     own: dict[str, Any] = {"drop_last": True, "count_filtered": False, "output_format": "arrow"}
     own["show_progress"] = wants_bar(typed)
-    own |= {"columns": list(dict.fromkeys([typed.column, *typed.keep])), **ranks}
+    own |= {
+        "columns": list(dict.fromkeys(filter(None, [_column(typed), *typed.keep, typed.tools]))),
+        **ranks,
+    }
     return open_table(typed, **own)
 
 

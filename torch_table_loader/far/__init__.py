@@ -162,8 +162,10 @@ def upload_store(place: Path, storage: PartStorage, root: str, spec: StoreSpec) 
     remote.upload_store(place, storage, root, spec)
 
 
-def rows_of_files(files: FilesOfRows, open_reader: OpenReader, window_bytes: int, lengths: Any = None) -> RemoteRows:
+def rows_of_files(
+    files: FilesOfRows, open_reader: OpenReader, window_bytes: int, lengths: Any = None, ids: Any = None
+) -> RemoteRows:
     """Return what reads rows of files that lie far away as they are."""
     from torch_table_loader.far.remote import RemoteFiles, RemoteRows
 
-    return RemoteRows(RemoteFiles(*files), open_reader, window_bytes, lengths)
+    return RemoteRows(RemoteFiles(*files), open_reader, window_bytes, lengths, ids)

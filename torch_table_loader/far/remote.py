@@ -241,14 +241,16 @@ class RemoteRows:
         open_reader: OpenReader,
         window_bytes: int,
         known_lengths: ListLengths | None = None,
+        known_ids: Ints | None = None,
     ) -> None:
         """Start without reading; outside an epoch, `open_reader` opens a reader.
 
         Args:
             known_lengths: of the flat lists; None: a file of the store has them.
+            known_ids: of the rows; None: a file of the store has them, or each row's id is its place.
         """
         self._files = files
-        self._known_lengths = known_lengths
+        self._known_lengths, self._known_ids = known_lengths, known_ids
         self._open_reader = open_reader
         self.layout = files.manifest.layout
         self.num_rows = files.manifest.num_rows
@@ -261,10 +263,14 @@ class RemoteRows:
     @cached_property
     def row_ids(self) -> Ints | None:
         """int64[rows], ascending; None if each row's id is its place."""
+        if self._known_ids is not None:
+            return self._known_ids
         return self._ids(np.arange(self.num_rows)) if self._keeps_ids else None
 
     def ids(self, places: Ints) -> Ints:
         """Return the row id at each place."""
+        if self._known_ids is not None:
+            return self._known_ids.take(places)
         if not self._keeps_ids:
             return places.copy()
         wanted, local = np.unique(places, return_inverse=True)

@@ -62,7 +62,7 @@ def part_of(columns: str | Sequence[str], shares: Mapping[Any, float], part: Has
     {'train': 899, 'val': 101}
     """
     make_known()
-    low, high = _range_of(shares, part)
+    low, high = hashes_of(shares, part)
     seed = integer("seed", seed, 0, _HASHES - 1)
     numbers = [pc.scalar(pa.scalar(number, pa.uint64())) for number in (seed, min(low, _HASHES - 1), max(0, high - 1))]
     found = pc.Expression._call(_FUNCTION, [_text_of(columns), *numbers])
@@ -79,10 +79,10 @@ def _text_of(columns: str | Sequence[str]) -> Any:
     return pc.binary_join_element_wise(*texts, _BETWEEN, null_handling="replace", null_replacement=_NULL)
 
 
-def _range_of(shares: Mapping[Any, float], part: Hashable) -> tuple[int, int]:
+def hashes_of(shares: Mapping[Any, float], part: Hashable) -> tuple[int, int]:
     """Return the first hash of a part, and the one behind its last.
 
-    >>> _range_of({"a": 1, "b": 3}, "b") == (2**62, 2**64)
+    >>> hashes_of({"a": 1, "b": 3}, "b") == (2**62, 2**64)
     True
     """
     if not isinstance(shares, Mapping) or not shares:

@@ -266,10 +266,10 @@ def unify_schemas(schemas: Sequence[NamedSchema], *, inferred: bool = False) -> 
     """Unify files' schemas by column name: the first file's order, new columns after them.
 
     Integers widen (unsigned into a signed type that holds them), float becomes double, null becomes anything,
-    dictionaries become their values where the other side is plain, string becomes large_string. A column that
-    a file lacks, or that is nullable anywhere, is nullable. If types are `inferred`, an int column and a double column
-    unify as double, whole numbers as decimals that hold both, dates and times as times, and times as the finer unit.
-    Nothing else is guessed. The schema has no metadata.
+    dictionaries become their values where the other side is plain, string becomes large_string, and structs have the
+    fields of all. A column, or field, that a file lacks, or that is nullable anywhere, is nullable. If types are
+    `inferred`, an int column and a double column unify as double, whole numbers as decimals that hold both, dates and
+    times as times, and times as the finer unit. Nothing else is guessed. The schema has no metadata.
 
     >>> small, wide = pa.schema([("a", pa.int32())]), pa.schema([("a", pa.int64()), ("b", pa.string())])
     >>> unify_schemas([("x.parquet", small), ("y.parquet", wide)]).types
@@ -395,7 +395,9 @@ def _keeps_elements(one: pa.DataType, other: pa.DataType) -> bool:
         return bool(one.equals(other))
     if isinstance(one, ElementType) or isinstance(other, ElementType):
         return bool(plain_type(one).equals(plain_type(other)) or pa.types.is_null(one))
-    pairs = zip(children_of(one), children_of(other), strict=False)
+    pairs = list(zip(children_of(one), children_of(other), strict=False))
+    if pa.types.is_struct(one) and pa.types.is_struct(other):  # whose fields are cast by name
+        pairs = [(mine, other.field(mine.name)) for mine in one if other.get_field_index(mine.name) >= 0]
     return all(_keeps_elements(mine.type, wanted.type) for mine, wanted in pairs)
 
 
@@ -436,9 +438,17 @@ def _fixed_lists(one: pa.DataType, other: pa.DataType, inferred: bool) -> pa.Dat
 
 
 def _structs(one: pa.DataType, other: pa.DataType, inferred: bool) -> pa.DataType:
-    if [field.name for field in one] != [field.name for field in other]:
-        raise TypeError(f"{one} and {other} have other fields")
-    return pa.struct([_merged(*pair, inferred) for pair in zip(one, other, strict=True)])
+    """Return the fields of both by name: those of the first in their order, then others; what one lacks is nullable."""
+    mine, theirs = ({field.name: field for field in kind} for kind in (one, other))
+    if (len(mine), len(theirs)) != (one.num_fields, other.num_fields):
+        raise TypeError(f"{one} and {other} have fields of one name")
+    fields = []
+    for name in {**mine, **theirs}:
+        if name in mine and name in theirs:
+            fields.append(_merged(mine[name], theirs[name], inferred))
+        else:
+            fields.append({**mine, **theirs}[name].with_nullable(True))
+    return pa.struct(fields)
 
 
 def _maps(one: pa.DataType, other: pa.DataType, inferred: bool) -> pa.DataType:

@@ -24,6 +24,7 @@ from torch_table_loader.contracts import is_far
 from torch_table_loader.errors import MissingExtraError, TableError
 from torch_table_loader.nesting import load_json
 from torch_table_loader.planning.distinct import distinct
+from torch_table_loader.planning.row_parts import KIND, decoded
 from torch_table_loader.ranges import LEAST_TAIL_BYTES
 from torch_table_loader.read.by_id import own_ids, plan_by_id
 from torch_table_loader.read.failures import reading
@@ -108,6 +109,13 @@ class Deletes:
         return parts[0] if len(parts) == 1 else distinct(np.concatenate(parts))
 
     def _positions(self, delete: DeleteFile, path: str) -> NDArray[np.int64]:
+        if delete.kind == KIND:
+
+            def others() -> tuple[NDArray[np.int64], int]:
+                positions = decoded(delete.inline).others(delete.file.name, delete.num_rows)
+                return positions, positions.nbytes
+
+            return cast("NDArray[np.int64]", self._cached((KIND, path, delete.inline), delete, others))
         if delete.kind == "vector":
             data = self._checked_data(delete, path) if delete.file.format == "puffin" else b""
             name = ("vector", delete.file.path, delete.blob, delete.inline)

@@ -143,10 +143,11 @@ def plan_file(
     positions = np.empty(0, dtype=np.int64)
     keys: list[tuple[Sequence[_KeyColumn], EqualityKeys]] = []
     by_name: dict[str, Column] = {}
+    if file.deletes and not empty:
+        positions = deletes.positions(file)
     if file.columns is not None:
         by_name = {column.name: column for column in file.columns.table.current}
         if file.deletes and not empty:
-            positions = deletes.positions(file)
             equality = deletes.equality(file)
             keys = [(_key_columns(found.ids, file.columns, by_name, file.name), found) for found in equality]
             chosen_by = list(dict.fromkeys([*chosen_by, *(name for columns, _ in keys for name, _ in columns)]))

@@ -101,7 +101,7 @@ class FarStores(Protocol):
         ...
 
     def rows_of_files(
-        self, files: FilesOfRows, open_reader: OpenReader, window_bytes: int, lengths: Any = None
+        self, files: FilesOfRows, open_reader: OpenReader, window_bytes: int, lengths: Any = None, ids: Any = None
     ) -> FarRows:
         """Return what reads rows of files that lie far away as they are."""
         ...

@@ -12,10 +12,11 @@ from typing_extensions import override
 
 from torch_table_loader.arrow import compute as pc
 from torch_table_loader.arrow.arrays import array_of, number_type, plain, relisted
-from torch_table_loader.errors import TableError
+from torch_table_loader.errors import ConfigError, TableError
 from torch_table_loader.format_contracts import PLACE
+from torch_table_loader.records import ROW_ID
 from torch_table_loader.text.placed_documents import LACKS_BEGIN, LACKS_END
-from torch_table_loader.text.token_stages import TokenStage
+from torch_table_loader.text.token_stages import TokenStage, type_of
 from torch_table_loader.text.tokenizers import RowFaultError, load_tokenizer
 
 _TEXTS = 256
@@ -51,9 +52,9 @@ class KeptDocuments(TokenStage):
     def __init__(
         self, pack: Pack, table: pa.Schema, asked: Sequence[str] = (), bounds: tuple[int, int] | None = None
     ) -> None:
-        super().__init__(pack, table, asked)
         self._lock = threading.Lock()
         self._tokenizer = None if pack.tokenizer is None else load_tokenizer(pack.tokenizer)
+        super().__init__(pack, table, asked)
         if self._tokenizer is not None:
             most = self._tokenizer.vocabulary
             bounds = None if most is None else (0, most - 1)
@@ -112,34 +113,46 @@ class KeptDocuments(TokenStage):
         return pa.schema([*lists, *self._columns(given)])
 
     @override
+    def _cut_fields(self, table: pa.Schema) -> list[pa.Field]:
+        if self._tokenizer is None:
+            return super()._cut_fields(table)
+        ids, *masks = self.pack.cut_columns
+        if (refused := self._tokenizer.refuses(kind := type_of(table, ids))) is not None:
+            raise ConfigError(f"Pack: column {ids!r} {refused}, got {kind}; leave tokenizer out")
+        kinds = [(ids, pa.uint32()), *((name, pa.uint8()) for name in masks)]
+        return [pa.field(name, kind, nullable=False) for name, kind in kinds]
+
+    @override
     def _lists(self, batch: pa.RecordBatch) -> list[pa.Array]:
         if self._tokenizer is None:
             return super()._lists(batch)
-        texts = plain(batch.column(self.pack.ids)).to_pylist()
-        lists = [pa.concat_arrays([self._tokens_of(texts, first) for first in range(0, len(texts), _TEXTS) or [0]])]
-        return self._changed(batch, lists)
+        given = [plain(batch.column(name)).to_pylist() for name in self.pack.stored_columns]
+        parts = [self._tokens_of(given, first) for first in range(0, batch.num_rows, _TEXTS) or [0]]
+        lists = [pa.concat_arrays(each) for each in zip(*parts, strict=True)]
+        return self._changed(batch, lists[: len(self.pack.cut_columns)])
 
-    def _tokens_of(self, texts: Sequence[str | None], first: int) -> pa.Array:
-        """Return the tokens of some texts as lists."""
+    def _tokens_of(self, given: Sequence[Sequence[Any]], first: int) -> list[pa.LargeListArray]:
+        """Return the tokens of some rows as lists, and what the tokenizer makes beside them."""
         tokenizer = self._tokenizer
         assert tokenizer is not None  # noqa: S101 asked only then
         try:
             with self._lock:  # few tokenizers bear two threads at once
-                return tokenizer.lists(texts[first : first + _TEXTS], "uint32", "use another tokenizer")
+                some = [values[first : first + _TEXTS] for values in given]
+                return tokenizer.columns(some, "uint32", "use another tokenizer")
         except RowFaultError as error:
             row = first + error.row
             raise TableError(f"column {self.pack.ids!r}, row {row} of this batch: {error.message}") from error
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave out what each process makes for itself: the lock, and a tokenizer that is given by name."""
-        named = isinstance(self.pack.tokenizer, str)
+        named = not callable(self.pack.tokenizer)
         return {**vars(self), "_lock": None, **({"_tokenizer": None} if named else {})}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Load the tokenizer."""
         vars(self).update(state)
         self._lock = threading.Lock()
-        if isinstance(self.pack.tokenizer, str):
+        if self.pack.tokenizer is not None and not callable(self.pack.tokenizer):
             self._tokenizer = load_tokenizer(self.pack.tokenizer)
 
     @override
@@ -170,7 +183,7 @@ class KeptDocuments(TokenStage):
 class MeasuredDocuments(KeptDocuments):
     """Makes a row of each document that says what `KeptDocuments` would keep of it: how long it is, and what it lacks.
 
-    A column `PLACE` comes as it is.
+    The columns `PLACE` and `ROW_ID` come as they are.
     """
 
     @property
@@ -186,7 +199,7 @@ class MeasuredDocuments(KeptDocuments):
     @override
     def schema(self, given: pa.Schema) -> pa.Schema:
         fields = [pa.field(KEPT, pa.uint32(), nullable=False), pa.field(LACKS, pa.uint8(), nullable=False)]
-        return pa.schema([*fields, *(field for field in given if field.name == PLACE)])
+        return pa.schema([*fields, *(field for field in given if field.name in (PLACE, ROW_ID))])
 
     @override
     def rows(self, batch: pa.RecordBatch) -> Made:

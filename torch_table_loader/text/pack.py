@@ -105,7 +105,8 @@ class Pack(SamplesOption):
         block_docs: number of documents that "best_fit" packs together.
         tokenizer: makes the tokens if `tokens` is a column of text; needs ``shuffle="rows"``, whose store keeps the
             tokens. "bytes", "tiktoken:NAME", a tokenizer.json or its folder, "module:attribute", or a function that
-            takes a list of strings and returns a list of ids for each.
+            takes a list of strings and returns a list of ids for each. Or a `Chat`, for a column of conversations;
+            labels are then of what the assistant wrote.
         lengths: an integer column with the number of tokens of each document. It is read instead of the tokens when
             documents are counted before training, and compared with the tokens when these are read.
         balance: "attention" deals the sequences of each global batch to the ranks so that the sums of their documents'
@@ -152,7 +153,7 @@ class Pack(SamplesOption):
     dtype: IdType = "int64"
     max_docs_per_row: int | None = None
     block_docs: int = 4096
-    tokenizer: str | Callable[[list[str]], Sequence[Sequence[int]]] | None = None
+    tokenizer: str | Callable[[list[str]], Sequence[Sequence[int]]] | Any | None = None
     lengths: str | None = None
     balance: PackBalance | None = None
     stride: int | None = None
@@ -163,6 +164,9 @@ class Pack(SamplesOption):
 
     def __post_init__(self) -> None:
         """Check every field."""
+        made = getattr(self.tokenizer, "loss_mask", None)
+        if self.labels is not None and self.loss_mask is None and isinstance(made, str):
+            object.__setattr__(self, "loss_mask", made)
         self._check_integers()
         for name, allowed in (
             ("strategy", get_args(PackStrategy)),
@@ -264,15 +268,7 @@ class Pack(SamplesOption):
             )
         if self.labels is None and self.loss_mask is not None:
             raise ConfigError("Pack: loss_mask hides labels, but labels=None; leave one of them out")
-        if self.tokenizer is not None:
-            if not (isinstance(self.tokenizer, str) or callable(self.tokenizer)):
-                raise ConfigTypeError(f"Pack: tokenizer must be a name or a function, got {self.tokenizer!r}")
-            named = {"aligned": self.aligned, "spans": self.spans, "loss_mask": self.loss_mask, "lengths": self.lengths}
-            if given := [name for name, value in named.items() if value]:
-                raise ConfigError(
-                    f"Pack: {given[0]} describes tokens of the table, but a tokenizer makes them from text; leave "
-                    f"{given[0]} out, or write a table of tokens with torch-table-loader tokenize"
-                )
+        self._check_tokenizer()
         if self.lengths is not None and (self.bos_id is not None or self.eos_id is not None):
             raise ConfigError(
                 f"Pack: lengths={self.lengths!r} counts documents without reading their tokens, but bos_id and eos_id "
@@ -281,6 +277,19 @@ class Pack(SamplesOption):
             )
         if self.output == "megatron" and self.labels == "hf":
             object.__setattr__(self, "labels", "shifted")
+
+    def _check_tokenizer(self) -> None:
+        if self.tokenizer is not None:
+            if not (isinstance(self.tokenizer, str) or callable(self.tokenizer) or hasattr(self.tokenizer, "load")):
+                raise ConfigTypeError(f"Pack: tokenizer must be a name, a function or a Chat, got {self.tokenizer!r}")
+            named: dict[str, Any] = {"aligned": self.aligned, "spans": self.spans, "lengths": self.lengths}
+            if self.loss_mask not in (None, getattr(self.tokenizer, "loss_mask", None)):
+                named["loss_mask"] = self.loss_mask
+            if given := [name for name, value in named.items() if value]:
+                raise ConfigError(
+                    f"Pack: {given[0]} describes tokens of the table, but a tokenizer makes them from text; leave "
+                    f"{given[0]} out, or write a table of tokens with torch-table-loader tokenize"
+                )
 
     def _check_documents(self) -> None:
         if self.documents is not None and not callable(self.documents):
@@ -349,6 +358,11 @@ class Pack(SamplesOption):
     def cut_columns(self) -> tuple[str, ...]:
         """The list columns that are cut into sequences, the tokens first."""
         return (self.ids, *self.aligned, *([] if self.loss_mask is None else [self.loss_mask]))
+
+    @property
+    def stored_columns(self) -> tuple[str, ...]:
+        """The columns of the table of which those that are cut are made: the same, unless a tokenizer makes them."""
+        return self.cut_columns if self.tokenizer is None else (self.ids, *getattr(self.tokenizer, "beside", ()))
 
     @property
     def ids(self) -> str:
@@ -430,7 +444,7 @@ class Pack(SamplesOption):
 
     def reads(self, asked: Sequence[str] | None) -> list[str]:
         """Return what is read: the columns that are cut, spans and lengths, and what the caller named beyond."""
-        own = [*self.cut_columns, *self.spans, *([] if self.lengths is None else [self.lengths])]
+        own = [*self.stored_columns, *self.spans, *([] if self.lengths is None else [self.lengths])]
         return [*own, *(name for name in asked or () if name not in own)]
 
     @override

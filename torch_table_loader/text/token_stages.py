@@ -76,9 +76,9 @@ class TokenStage(RowStage):
     def __init__(self, pack: Pack, table: pa.Schema, asked: Sequence[str] = ()) -> None:
         self.pack = pack
         self.packer = packer_of(pack)
-        self._not_delivered = {*pack.cut_columns, *({pack.lengths, *([ROW_ID] if self.takes_ids else [])} - set(asked))}
-        text = pack.tokenizer is not None
-        self._cut = [cut_field(table, name, text=text, vectors=name in pack.aligned) for name in pack.cut_columns]
+        counted = {pack.lengths, *([ROW_ID] if self.takes_ids else [])} - set(asked)
+        self._not_delivered = {*pack.cut_columns, *pack.stored_columns, *counted}
+        self._cut = self._cut_fields(table)
         ids = self._cut[0]
         if not pt.is_integer(ids.type):
             raise ConfigError(f"Pack: tokens={pack.ids!r} must be a list of integers, got a list of {ids.type}")
@@ -95,7 +95,11 @@ class TokenStage(RowStage):
     @property
     @override
     def reads(self) -> tuple[str, ...]:
-        return self.pack.cut_columns if self.pack.lengths is None else (self.pack.lengths,)
+        return self.pack.stored_columns if self.pack.lengths is None else (self.pack.lengths,)
+
+    def _cut_fields(self, table: pa.Schema) -> list[pa.Field]:
+        """Return the columns that are cut, each with the type of its values."""
+        return [cut_field(table, name, vectors=name in self.pack.aligned) for name in self.pack.cut_columns]
 
     @property
     @override
@@ -389,8 +393,8 @@ def _wrong(function: Any, expected: str, found: Any) -> ConfigError:
     return ConfigError(f"Pack: documents={name_of(function)} must {expected}, got {found}")
 
 
-def cut_field(table: pa.Schema, name: str, *, text: bool = False, vectors: bool = False) -> pa.Field:
-    """Return the field of the values of a list column, or of the ids that a tokenizer makes of a column of text.
+def cut_field(table: pa.Schema, name: str, *, vectors: bool = False) -> pa.Field:
+    """Return the field of the values of a list column.
 
     Args:
         vectors: whether a value may be a fixed-size list of numbers.
@@ -398,13 +402,8 @@ def cut_field(table: pa.Schema, name: str, *, text: bool = False, vectors: bool 
     Raises:
         ConfigError: the table has no such column, or it has another type.
     """
-    kind = _type_of(table, name)
-    is_text = pt.is_string(kind) or pt.is_large_string(kind)
-    if text and is_text:
-        return pa.field(name, pa.uint32(), nullable=False)
-    if text:
-        raise ConfigError(f"Pack: column {name!r} must be text for a tokenizer, got {kind}; leave tokenizer out")
-    if is_text:
+    kind = type_of(table, name)
+    if pt.is_string(kind) or pt.is_large_string(kind):
         raise ConfigError(
             f"Pack: column {name!r} is text, whose tokens are not counted; write a table of tokens once with "
             'torch-table-loader tokenize, and read that, or pass tokenizer= and shuffle="rows"'
@@ -423,7 +422,8 @@ def cut_field(table: pa.Schema, name: str, *, text: bool = False, vectors: bool 
     return pa.field(name, value, nullable=False)
 
 
-def _type_of(table: pa.Schema, name: str) -> pa.DataType:
+def type_of(table: pa.Schema, name: str) -> pa.DataType:
+    """Return the type of a column, without what only encodes it."""
     if name not in table.names:
         raise ConfigError(f"Pack: the table has no column {name!r}{did_you_mean(name, table.names, spare=20)}")
     return plain_type(table.field(name).type)
@@ -438,7 +438,7 @@ def wide_enough(kind: pa.DataType, added: Sequence[int | None]) -> pa.DataType:
 
 def check_span_type(table: pa.Schema, name: str) -> None:
     """Refuse a column that does not have the type of spans."""
-    kind = _type_of(table, name)
+    kind = type_of(table, name)
     inner = kind.value_type if pt.is_list(kind) or pt.is_large_list(kind) else None
     if inner is None or not pt.is_struct(inner) or not {"start", "end"} <= {field.name for field in inner}:
         raise ConfigError(f"Pack: spans column {name!r} must be list<struct<start, end, ...>>, got {kind}")
@@ -449,7 +449,7 @@ def check_span_type(table: pa.Schema, name: str) -> None:
 
 def check_count_type(table: pa.Schema, name: str) -> None:
     """Refuse a column that cannot hold the number of tokens of documents."""
-    if not pt.is_integer(kind := _type_of(table, name)):
+    if not pt.is_integer(kind := type_of(table, name)):
         raise ConfigError(f"Pack: lengths={name!r} must be a column of integers, got {kind}")
 
 

@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from torch_table_loader.arrow.datatypes import decoded_type, is_string
+from torch_table_loader.arrow.datatypes import decoded_type
 from torch_table_loader.engine.jobs.resolve import columns_of
 from torch_table_loader.engine.jobs.stream_job import StreamJob
 from torch_table_loader.engine.ray_cluster import check_mark, shared_mark
@@ -33,7 +33,8 @@ from torch_table_loader.ranges import TasksAhead
 from torch_table_loader.records import content_key
 from torch_table_loader.sizes import sizes
 from torch_table_loader.system import end_with_parent
-from torch_table_loader.text.tokenizers import Encode, RowFaultError, Tokenizer, load_tokenizer
+from torch_table_loader.text.chat import Chat
+from torch_table_loader.text.tokenizers import Encode, Loads, RowFaultError, Tokenizer, load_tokenizer
 from torch_table_loader.units import integer, one_of
 
 if TYPE_CHECKING:
@@ -54,6 +55,9 @@ _SHARES_OF_A_CPU = 4
 
 Nulls = Literal["error", "drop", "empty"]
 IdType = Literal["uint16", "uint32", "int32"]
+
+_MADE = pa.field("element", pa.uint8(), nullable=False)
+"""A value of what a tokenizer makes beside the ids."""
 
 ID_TYPES: dict[str, pa.DataType] = {"uint16": pa.uint16(), "uint32": pa.uint32(), "int32": pa.int32()}
 
@@ -77,7 +81,7 @@ class TokenizedShare:
 def tokenize_table(
     dataset: TableDataset,
     out: str | os.PathLike[str],
-    tokenizer: str | Encode,
+    tokenizer: str | Encode | Loads,
     *,
     column: str = "text",
     ids: str = "input_ids",
@@ -97,8 +101,8 @@ def tokenize_table(
         dataset: the table, not shuffled; its columns, filter and splits are those of the token table. Its rank
             writes every ``num_ranks``-th file, and its `show_progress` draws a bar.
         out: a folder that all ranks see, and that does not exist yet.
-        tokenizer: see `load_tokenizer`.
-        column: the column of text, which the result does not have.
+        tokenizer: see `load_tokenizer`. Of a `Chat`, the result has ``assistant_mask`` behind the tokens.
+        column: the column of text or conversations, which the result does not have.
         ids: the name of the column of tokens, which comes first.
         lengths: the name of a last column with the number of tokens of each row; None for none.
         dtype: of a token: "uint16", "uint32" or "int32"; "auto" is uint16 for a tokenizer that is known to have no
@@ -117,7 +121,7 @@ def tokenize_table(
     """
     loaded = load_tokenizer(tokenizer, special_tokens=special_tokens)
     one_of(get_args(Nulls), "nulls", nulls)
-    form = TokenForm(column, ids, _id_type(dtype, loaded), nulls, lengths)
+    form = TokenForm(column, ids, _id_type(dtype, loaded), nulls, lengths, getattr(tokenizer, "beside", ()))
     workers = integer("workers", workers, 1, 1 << 10)
     job = _job_of(dataset)
     reader, identity = _plan(job, form, loaded)
@@ -148,6 +152,11 @@ def tokenize_table(
     for _ in bar(counted(), len(todo)):
         pass
     return TokenizedShare(folder.path, folder.finish(), folder.num_parts, len(todo), *done)
+
+
+def chat_of(tokenizer: str, template: str | None, tools: str | None) -> Chat:
+    """Return what tokenizes conversations, as the command line asks for it."""
+    return Chat(tokenizer, template, tools=tools)
 
 
 def _job_of(dataset: TableDataset) -> StreamJob:
@@ -297,7 +306,7 @@ def _described(identity: Mapping[str, Any]) -> bytes:
     return json.dumps(identity, indent=1).encode()
 
 
-_Source = tuple[str | Encode, bool]
+_Source = tuple[str | Encode | Loads, bool]
 """The arguments of `load_tokenizer`: what it loads need not pickle."""
 
 
@@ -372,20 +381,23 @@ class TokenForm:
     id_type: IdType
     nulls: Nulls
     lengths: str | None = None
+    beside: tuple[str, ...] = ()
 
-    def schema(self, given: pa.Schema) -> pa.Schema:
+    def schema(self, given: pa.Schema, tokenizer: Tokenizer) -> pa.Schema:
         """Return the schema of a token table.
 
         Raises:
             ConfigError: there is no such column of text, or two columns of one name.
         """
-        if self.column not in given.names:
-            raise ConfigError(f"the table has no column {self.column!r}{did_you_mean(self.column, given.names)}")
+        for name in (self.column, *self.beside):
+            if name not in given.names:
+                raise ConfigError(f"the table has no column {name!r}{did_you_mean(name, given.names)}")
         kind = given.field(self.column).type
-        if not is_string(decoded_type(kind)):
-            raise ConfigError(f"the column {self.column!r} must have strings to tokenize, got {kind}")
+        if (refused := tokenizer.refuses(decoded_type(kind))) is not None:
+            raise ConfigError(f"the column {self.column!r} {refused}, got {kind}")
         fields = [pa.field(self.ids, self._list_type, nullable=False)]
-        fields += [field for field in given if field.name != self.column]
+        fields += [pa.field(name, pa.list_(_MADE), nullable=False) for name in tokenizer.makes]
+        fields += [field for field in given if field.name not in (self.column, *self.beside)]
         if self.lengths is not None:
             fields.append(pa.field(self.lengths, pa.int32(), nullable=False))
         if (twice := first_twice(field.name for field in fields)) is not None:
@@ -412,9 +424,13 @@ class TokenForm:
         elif texts.null_count and self.nulls == "error":
             row = pc.is_null(texts).index(True).as_py()
             raise RowFaultError(row, f'the column {self.column!r} is null; pass nulls="drop" or nulls="empty"')
-        lists = tokenizer.lists(batch.column(self.column).to_pylist(), self.id_type, "pass another dtype")
-        ids = pa.ListArray.from_arrays(lists.offsets.cast(pa.int32()), lists.values, type=self._list_type)
+        given = [batch.column(name).to_pylist() for name in (self.column, *self.beside)]
+        lists, *masks = tokenizer.columns(given, self.id_type, "pass another dtype")
+        offsets = lists.offsets.cast(pa.int32())
+        ids = pa.ListArray.from_arrays(offsets, lists.values, type=self._list_type)
         columns = {name: batch.column(name) for name in batch.schema.names} | {self.ids: ids}
+        for name, mask in zip(tokenizer.makes, masks, strict=True):
+            columns[name] = pa.ListArray.from_arrays(offsets, mask.values, type=pa.list_(_MADE))
         if self.lengths is not None:
             columns[self.lengths] = pc.list_value_length(ids).cast(pa.int32())
         return pa.RecordBatch.from_arrays([columns[name] for name in schema.names], schema=schema)
@@ -476,7 +492,7 @@ class PartsWriter:
     def __init__(self, rows: TextReader, form: TokenForm, tokenizer: Tokenizer) -> None:
         """Look at the schema, and raise what `TokenForm.schema` does."""
         self.rows, self.form, self.tokenizer = rows, form, tokenizer
-        self.schema = form.schema(rows.reader.schema)
+        self.schema = form.schema(rows.reader.schema, tokenizer)
 
     def write(self, part: int, path: Path) -> PartCounts:
         """Write a part; the file is there when it is whole.

@@ -9,10 +9,11 @@ from collections.abc import Callable, Sequence, Sized
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, SupportsIndex, TypeAlias
+from typing import TYPE_CHECKING, Any, Protocol, SupportsIndex, TypeAlias, runtime_checkable
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.types as pt
 
 from torch_table_loader.errors import ConfigError, ConfigTypeError, MissingExtraError
 from torch_table_loader.messages import did_you_mean
@@ -22,6 +23,16 @@ if TYPE_CHECKING:
 
 Encode: TypeAlias = Callable[[list[str]], Sequence[Sequence[int]]]
 """Returns a list of ids for each of some texts."""
+
+
+@runtime_checkable
+class Loads(Protocol):
+    """A value that says which tokenizer is meant, such as `Chat`."""
+
+    def load(self) -> Tokenizer:
+        """Load the tokenizer."""
+        ...
+
 
 _FORMS = (
     "a tokenizer must be 'bytes', 'tiktoken:NAME', a tokenizer.json or the folder of one, or 'module:attribute' of a "
@@ -50,6 +61,19 @@ class Tokenizer:
     name: str
     encode: Encode
     vocabulary: int | None = None
+
+    @property
+    def makes(self) -> tuple[str, ...]:
+        """The columns that it makes beside the ids: lists of uint8, as long as these."""
+        return ()
+
+    def refuses(self, kind: pa.DataType) -> str | None:
+        """Say what a column must be if it cannot be one of this type."""
+        return None if pt.is_string(kind) or pt.is_large_string(kind) else "must be text for a tokenizer"
+
+    def columns(self, given: Sequence[Sequence[Any]], id_type: str, remedy: str) -> list[pa.LargeListArray]:
+        """Return the ids of the rows of some columns as `lists` does, and what else `makes` names."""
+        return [self.lists(given[0], id_type, remedy)]
 
     def lists(self, texts: Sequence[str | None], id_type: str, remedy: str) -> pa.LargeListArray:
         """Return the ids of some texts as lists of `id_type`; a null has none.
@@ -106,19 +130,23 @@ class Tokenizer:
         raise AssertionError("all ids fit")
 
 
-def load_tokenizer(given: str | Encode, *, special_tokens: bool = False) -> Tokenizer:
+def load_tokenizer(given: str | Encode | Loads, *, special_tokens: bool = False) -> Tokenizer:
     """Load a tokenizer.
 
     Args:
         given: "bytes", for the bytes of UTF-8; "tiktoken:cl100k_base"; the path of a Hugging Face ``tokenizer.json``
             or of its folder; "module:attribute", for any function that takes a list of strings and returns a list of
-            ids for each; or that function. The attribute ``vocab_size`` of a function is believed.
+            ids for each; or that function. The attribute ``vocab_size`` of a function is believed. Or a `Chat`.
         special_tokens: whether tokenizers of Hugging Face add their special tokens, such as begin and end.
 
     Raises:
         ConfigError: there is no such tokenizer, or it cannot be loaded.
         MissingExtraError: its package is not installed.
     """
+    if isinstance(given, Loads):
+        if special_tokens:
+            raise ConfigError("special_tokens are the chat template's own; leave special_tokens out beside a Chat")
+        return given.load()
     if callable(given):
         return Tokenizer(name_of(given), given, _vocabulary_of(given))
     if not isinstance(given, str):
@@ -174,7 +202,22 @@ def _of_module(given: str, module: str, attribute: str) -> Tokenizer:
 
 
 def _of_file(path: Path, *, special_tokens: bool) -> Tokenizer:
-    """Load a Hugging Face tokenizer; it neither cuts nor pads, whatever its file says of that."""
+    """Load a Hugging Face tokenizer; see `load_file`."""
+    tokenizer, name, vocabulary = load_file(path)
+
+    def encode(texts: list[str]) -> list[list[int]]:
+        return [found.ids for found in tokenizer.encode_batch_fast(texts, add_special_tokens=special_tokens)]
+
+    return Tokenizer(f"{name}{' with special tokens' if special_tokens else ''}", encode, vocabulary)
+
+
+def load_file(path: Path) -> tuple[Any, str, int]:
+    """Load a Hugging Face tokenizer, its name and its vocabulary; it neither cuts nor pads, whatever its file says.
+
+    Raises:
+        ConfigError: there is none, or it cannot be read.
+        MissingExtraError: its package is not installed.
+    """
     try:
         import tokenizers
     except ImportError as error:
@@ -194,12 +237,8 @@ def _of_file(path: Path, *, special_tokens: bool) -> Tokenizer:
         raise ConfigError(f"{str(path)!r} is not a tokenizer.json that tokenizers can read: {error}") from error
     tokenizer.no_truncation()
     tokenizer.no_padding()
-
-    def encode(texts: list[str]) -> list[list[int]]:
-        return [found.ids for found in tokenizer.encode_batch_fast(texts, add_special_tokens=special_tokens)]
-
-    name = f"tokenizer.json {hashlib.sha256(data).hexdigest()}{' with special tokens' if special_tokens else ''}"
-    return Tokenizer(name, encode, max(tokenizer.get_vocab().values(), default=-1) + 1)
+    name = f"tokenizer.json {hashlib.sha256(data).hexdigest()}"
+    return tokenizer, name, max(tokenizer.get_vocab().values(), default=-1) + 1
 
 
 def _of_tiktoken(name: str) -> Tokenizer:

@@ -53,6 +53,9 @@ _AT_ONCE = 1 << 20
 _MEASURED_BYTES = 24
 """Bytes of memory at most that a document takes whose length was measured, the store of that included."""
 
+_THINNED_BYTES = 16
+"""Bytes more of a document where some are deleted: its row id, and where it lies."""
+
 
 @dataclass(frozen=True, slots=True)
 class TokensInPlace:
@@ -73,7 +76,7 @@ class TokensInPlace:
 
         A store that the caller asked for is built.
         """
-        whole = options.filters is None and not table.layout.has_deletes and not table.left_out
+        whole = options.filters is None and not table.layout.must_count and not table.left_out
         alone = stage.keeps_as_stored and set(options.column_names or ()) <= {stage.pack.ids}
         if options.rows_kept.place is not None or not (whole and alone) or isinstance(table.metas, LazyFooters):
             return None
@@ -110,9 +113,10 @@ class TokensInPlace:
     def num_bytes(self) -> int:
         """Bytes in memory: of the lengths of documents."""
         rows = self.table.layout.num_rows
+        thinned = rows * _THINNED_BYTES if self.table.layout.has_deletes else 0
         if self.measured is not None:
-            return rows * _MEASURED_BYTES
-        return self._stored().nbytes + (rows * WIDE_BYTES if self.stage.changes_lengths else 0)
+            return rows * _MEASURED_BYTES + thinned
+        return self._stored().nbytes + (rows * WIDE_BYTES if self.stage.changes_lengths else 0) + thinned
 
     def check(self) -> None:
         """Refuse files that are no longer those that were listed; where they have tags, each request compares these.
@@ -135,22 +139,23 @@ class TokensInPlace:
         """
         self.check()
         files = list(zip(self.table.files, self._values(layout), self._begins(), strict=True))
-        return ReadTokens(layout, self.table.storage, files, *self._documents(layout))
+        live = self._live()
+        return ReadTokens(layout, self.table.storage, files, *self._documents(layout, live), row_ids=live)
 
     def open_remote(self, layout: RecordLayout, open_reader: OpenReader, window_bytes: int) -> FarRows:
         """Return what reads parts of the files as if they were those of a store."""
         table = self.table
         parts = [
-            Part(sum(meta.group_rows), {}, 0, count, ())
-            for meta, count in zip(table.metas, self._values(layout), strict=True)
+            Part(live, {}, 0, count, ()) for live, count in zip(self._live_rows(), self._values(layout), strict=True)
         ]
         manifest = Manifest("", layout.schema, tuple(parts), {}, 0.0, layout.flat, {}, {})
         named = {values_file(number): file for number, file in enumerate(table.files)}
         self.check()
-        lengths, placed = self._documents(layout)
+        live = self._live()
+        lengths, placed = self._documents(layout, live)
         origin = Origin("of the table's own token files", "build the loader again")
         files = FilesOfRows(manifest, named, origin, placed, np.array(self._begins()))
-        return far_stores().rows_of_files(files, open_reader, window_bytes, lengths)
+        return far_stores().rows_of_files(files, open_reader, window_bytes, lengths, live)
 
     def _values(self, layout: RecordLayout) -> list[int]:
         """Return how many values each file has room for."""
@@ -164,25 +169,56 @@ class TokensInPlace:
             return [0] * len(self.table.files)
         return list(map(begin_of, self.table.files, self.table.metas))
 
-    def _documents(self, layout: RecordLayout) -> tuple[ListLengths, PlacedDocuments | None]:
-        """Return how long documents are, and where, unless they lie one behind another and nothing is put in."""
+    def _documents(
+        self, layout: RecordLayout, live: NDArray[np.int64] | None
+    ) -> tuple[ListLengths, PlacedDocuments | None]:
+        """Return how long documents are, and where, unless they lie one behind another and nothing is put in.
+
+        Args:
+            live: the rows of the table that are documents; None: all.
+        """
         pack = self.stage.pack
         put_in = PutIn(pack.bos_id, pack.eos_id, pack.sep_id)
-        stored = self._stored()
-        if self.measured is None and not self.stage.changes_lengths:
+        stored, first = self._stored(), 0
+        strides = stored
+        if live is not None and len(stored):
+            places = ListLengths.of(stored).starts(live)
+            stored, first, strides = stored[live], *_strides(places)
+        if self.measured is None and live is None and not self.stage.changes_lengths:
             return ListLengths.of(stored), None
         if self.measured is None:
             lengths = ListLengths.of(self.stage.kept_lengths(stored))
-            return lengths, PlacedDocuments(lengths, ListLengths.of(stored), None, put_in)
+            return lengths, PlacedDocuments(lengths, ListLengths.of(strides), None, put_in, first)
         found = _read(self.measured())
-        lengths, first = ListLengths.of(found[KEPT]), 0
-        if (places := found.get(PLACE)) is not None:
-            before = np.cumsum([0, *self._values(layout)])
-            for file, (start, stop) in enumerate(pairwise(self.table.layout.file_starts.tolist())):
+        lengths = ListLengths.of(found[KEPT])
+        if PLACE in found:
+            places, before = found[PLACE], np.cumsum([0, *self._values(layout)])
+            edges = np.cumsum([0, *self._live_rows()]).tolist()
+            for file, (start, stop) in enumerate(pairwise(edges)):
                 places[start:stop] += before[file]
-            first, stored = int(places[:1].sum()), np.diff(places, append=places[-1:])
+            first, strides = _strides(places)
         lacks = found[LACKS] if found[LACKS].any() else None
-        return lengths, PlacedDocuments(lengths, ListLengths.of(stored), lacks, put_in, first)
+        return lengths, PlacedDocuments(lengths, ListLengths.of(strides), lacks, put_in, first)
+
+    def _live_rows(self) -> list[int]:
+        """Return how many rows of each file are documents."""
+        layout = self.table.layout
+        before: NDArray[np.int64] = np.concatenate(([0], np.cumsum(layout.group_live)))
+        counts: list[int] = np.diff(before[layout.group_offsets]).tolist()
+        return counts
+
+    def _live(self) -> NDArray[np.int64] | None:
+        """Return the rows that no delete takes, counted over the table; None for all."""
+        table = self.table
+        if not table.layout.has_deletes:
+            return None
+        gone = [table.deletes.positions(file) for file in table.files]
+        kept = [file.keeps_deleted for file in table.files]
+        found = []
+        for number, (start, stop) in enumerate(pairwise(table.layout.file_starts.tolist())):
+            rows = np.arange(start, stop)
+            found.append(rows[gone[number]] if kept[number] else np.delete(rows, gone[number]))
+        return np.concatenate(found)
 
     def _stored(self) -> NDArray[Any]:
         """Return the lengths that indexes of files say; none where files have no index."""
@@ -203,6 +239,11 @@ def _placed(table: Table, column: str, number: int) -> FileMeta | None:
     if not isinstance(reader, PlacingReader):
         return None
     return reader.placed(table.storage, file, table.metas[number], column)
+
+
+def _strides(places: NDArray[np.int64]) -> tuple[int, NDArray[np.int64]]:
+    """Return where the first document begins, and how far each is from the next; the last reaches to itself."""
+    return int(places[:1].sum()), np.diff(places, append=places[-1:])
 
 
 def _read(rows: StoredRows | FarRows) -> dict[str, NDArray[Any]]:

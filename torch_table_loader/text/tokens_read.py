@@ -114,6 +114,8 @@ class ReadTokens(StoredRows):
         files: Sequence[tuple[DataFile, int, int]],
         lengths: ListLengths,
         placed: PlacedDocuments | None,
+        *,
+        row_ids: Ints | None = None,
     ) -> None:
         """Open nothing yet.
 
@@ -121,8 +123,10 @@ class ReadTokens(StoredRows):
             files: each with the number of values that it has room for, and the byte of the first.
             lengths: of all documents, as they come out.
             placed: as in `ListValues`.
+            row_ids: of the documents; None: their places.
         """
         super().__init__(layout, lengths.count, {}, frozenset(), [], lengths=lengths)
+        self.row_ids = row_ids
         self._storage, self._placed = storage, placed
         some = [entry for entry in files if entry[1]]
         self._files = [file for file, _, _ in some]

@@ -155,6 +155,7 @@ def _refuse_table(table: Table, own: Mapping[str, Any], theirs: Mapping[str, Any
         )
     counts = "; ".join(f"{name}: {theirs[name]} then, {own[name]} now" for name in ("files", "rows", "bytes"))
     settings = ", or of other settings of format=" if settings_of(table.files) else ""
+    settings += ", or of another part of it" if table.layout.has_deletes else ""
     raise ResumeError(f"the state is of another table{settings} ({counts}); {_PIN}")
 
 

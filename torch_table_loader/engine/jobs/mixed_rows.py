@@ -203,6 +203,20 @@ class MixedRows(MixtureJob, IndexedJob):
         coming = self._coming(position.epoch, position)
         return position.mixed_anew(recounted, self.stop, coming, rows=rows, width=length, origins=origins)
 
+    @override
+    def had_of(self, position: SamplePosition) -> dict[str, tuple[int, int]]:
+        mixture = position.mixed
+        turns = dict(zip(mixture.names, mixture.rows_before(position.consumed), strict=True))
+        if not self._cuts_anywhere:
+            return {name: (turn, position.rows[name]) for name, turn in turns.items()}
+        found = {}
+        for name, own in self._turns(position).items():
+            stream = self._cut(own)
+            whole = stream.tokens_of_a_round
+            number, tokens = stream.came_before(turns[name]) if whole else (0, 0)
+            found[name] = number * whole + tokens, whole
+        return found
+
     def _cut(self, turns: TurnsOf) -> CutStream:
         return cast("CutStream", self.sources[turns.name].by_turn(turns))
 

@@ -318,6 +318,11 @@ class MixedStreams(MixtureJob, PlacedJob):
             splits=sum(len(rounds.segments.splits) for rounds in self.rounds.values()),
         )
 
+    @override
+    def had_of(self, position: MixedPosition) -> dict[str, tuple[int, int]]:
+        had = had_of(self.rounds, position.epoch, position.stages)
+        return {name: (had[name], own.items(1)) for name, own in self.rounds.items()}
+
     def _delivered(self, position: MixedPosition) -> dict[str, int] | None:
         """Count what an epoch delivers of each source; a last step that is dropped is counted too. None: no end."""
         *_, last = self.stages(position)

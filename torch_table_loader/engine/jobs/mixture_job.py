@@ -17,6 +17,7 @@ from torch_table_loader.engine.jobs.resolve import warn_of_uneven_batches
 from torch_table_loader.engine.state import Bound, SavedMixture, SavedTable, Weights
 from torch_table_loader.errors import ConfigError
 from torch_table_loader.planning.mixture import NaturalShares, natural_shares
+from torch_table_loader.planning.rows_of import SourceTaken
 from torch_table_loader.schedules import Done
 
 if TYPE_CHECKING:
@@ -130,6 +131,22 @@ class MixtureJob(Job):
     @abstractmethod
     def sizes(self) -> dict[str, int]:
         """Items of each source in an epoch that begins later."""
+
+    @abstractmethod
+    def had_of(self, position: Any) -> dict[str, tuple[int, int]]:
+        """Return how many items of each source an epoch has had before a position, and how many a round has.
+
+        Items are rows or sequences; tokens, where documents are cut anywhere.
+        """
+
+    def taken(self, position: Any, batches: int) -> dict[str, SourceTaken]:
+        """Return what is taken of each source once a job has taken more global batches of an epoch."""
+        pack, (behind, _) = self.options.pack, self.behind(self.current(position), batches)
+        had = {name: (count, count / max(1, whole)) for name, (count, whole) in self.had_of(behind).items()}
+        if pack is None:
+            return {name: SourceTaken(count, None, epochs) for name, (count, epochs) in had.items()}
+        tokens = 1 if self._cuts_anywhere else pack.width
+        return {name: SourceTaken(None, count * tokens, epochs) for name, (count, epochs) in had.items()}
 
     @property
     def shares(self) -> dict[str, int]:

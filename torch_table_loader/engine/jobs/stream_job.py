@@ -533,7 +533,7 @@ class StreamJob(Job):
         if layout.has_deletes:
             fewer = np.flatnonzero(layout.group_live != layout.group_rows)
             deleting = len(distinct(np.searchsorted(layout.group_offsets, fewer, side="right")))
-            notes.append(f"{deleting:,} of {len(layout):,} data files have deletes")
+            notes.append(f"deletes, or other parts, leave rows of {deleting:,} of {len(layout):,} data files out")
         if options.filters is not None:
             pruned, groups = layout.pruned_groups, len(layout.group_rows)
             notes.append(

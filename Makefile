@@ -4,8 +4,10 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+# With CONSTRAINTS=/dev/null the newest release of everything.
+CONSTRAINTS ?= constraints.txt
 # Python compiles a module when it is first imported, and most of what is installed never is.
-INSTALL := $(BIN)/python -m pip --disable-pip-version-check install --quiet --no-compile -c constraints.txt
+INSTALL := $(BIN)/python -m pip --disable-pip-version-check install --quiet --no-compile -c $(CONSTRAINTS)
 # Editors and type checkers read a plain path; the import hook of setuptools' other mode they do not.
 EDITABLE := --config-settings editable_mode=compat -e
 # Of the extras, what the tests of every day need; text is covered without its packages.
@@ -23,7 +25,7 @@ DEMO_ROWS ?= 2000000
 TRAIN := OMP_NUM_THREADS=1 $(BIN)/torchrun --standalone --nproc-per-node $(RANKS) -m demo.train
 TESTS := tests torch_table_loader strategies/tests
 LOWEST := .venv-lowest
-LOWEST_TORCH ?=
+LOWEST_TORCH ?= 2.5.0
 LOWEST_TESTS := tests/rooms tests/laws strategies/tests $(addprefix tests/torch/test_, exactly_once.py same_batches.py \
     state.py rows.py nested.py table_laws.py) --ignore tests/rooms/test_docs.py
 PYTEST := $(BIN)/python -m pytest $(TESTS)
@@ -117,14 +119,14 @@ check: lint test
 test: $(READY)
 	LAWS_EFFORT=0.25 $(PYTEST) $(EVERY_DAY) $(SHARED)
 
-# uv takes the lowest version of every direct dependency. torch stays the one of constraints.txt, unless another is
-# asked for (make test-lowest LOWEST_TORCH=2.5.0): an old one comes with gigabytes of CUDA. Docs show today's messages.
+# uv takes the lowest version of every direct dependency. From PyPI torch comes with gigabytes of CUDA; with
+# LOWEST_TORCH=2.13.0+cpu or the like it is another one. Docs show today's messages.
 $(LOWEST)/.ready: pyproject.toml constraints.txt strategies/pyproject.toml
 	rm -rf $(LOWEST)
 	$(PYTHON) -m venv $(LOWEST)
-	$(LOWEST)/bin/python -m pip install --quiet -c constraints.txt uv $(if $(LOWEST_TORCH),,torch)
+	$(LOWEST)/bin/python -m pip install --quiet -c constraints.txt uv
 	$(LOWEST)/bin/uv pip install --quiet --python $(LOWEST)/bin/python --resolution lowest-direct \
-	    $(EDITABLE) ".[$(EXTRAS)]" -e ./strategies --group dev $(if $(LOWEST_TORCH),torch==$(LOWEST_TORCH))
+	    $(EDITABLE) ".[all]" -e ./strategies --group dev torch==$(LOWEST_TORCH)
 	@touch $@
 
 test-lowest: $(LOWEST)/.ready
@@ -137,6 +139,7 @@ test-all: $(WRITERS_READY) $(DOCS_READY) $(ENGINES_READY) $(HOROVOD_READY)
 	LAWS_EFFORT=10 LAWS_EXPLORE=1 $(PYTEST) --timeout 1800 -o faulthandler_timeout=1790
 	$(BIN)/python -m tools.plant
 	$(BIN)/python -m tools.guests
+	$(MAKE) test-lowest
 
 lint: $(READY)
 	$(BIN)/ruff format --check .

@@ -20,6 +20,9 @@ OPTION = re.compile(r"^\| `(\w+)` \| (.+?) \| (.+) \|$", re.MULTILINE)
 BOOSTS = {"options": 2.0, "api": 0.1}
 """How much more the search makes of pages whose names begin so: who types an option wants its explanation first."""
 
+INTERNAL = {"design.md", "evidence.md", "state-format.md"}
+"""Pages for those who change the code: the search leaves them out."""
+
 
 def on_files(files: Files, *, config: MkDocsConfig) -> Files:
     """Add the changelog of the repository's root, and a page for each notebook."""
@@ -38,6 +41,8 @@ def on_page_markdown(markdown: str, *, page: Page, **_: object) -> str:
     for start, boost in BOOSTS.items():
         if page.file.src_uri.startswith(start):
             page.meta["search"] = {"boost": boost}
+    if page.file.src_uri in INTERNAL:
+        page.meta["search"] = {"exclude": True}
     if page.file.src_uri == "options.md":
         markdown = OPTION.sub(r"### `\1` {#\1}\n\nDefault: \2. \3.\n", HEADER.sub("", markdown))
     markdown = re.sub(r"^```python\n(?=>>> )", "```pycon\n", markdown, flags=re.MULTILINE)

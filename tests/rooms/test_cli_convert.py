@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -77,9 +78,9 @@ def test_a_table_of_days_becomes_shards_of_some_columns(tmp_path: Path, capsys: 
     [
         ({"x": pa.array([1, None], pa.int32())}, "column 'x' has a null, which a tensor cannot hold"),
         ({"x": pa.array([[1], [None]], pa.list_(pa.int32()))}, "column 'x' has a null"),
-        ({"x": pa.array([[1], None], pa.list_(pa.int32(), 1))}, "column 'x' has a null"),
+        ({"x": pa.array([[1], None], pa.list_(pa.int32(), 1))}, r"column 'x' (has a null|holds .* pyarrow before 26)"),
         ({"x": pa.array([[[1]], [[2], [3]]], pa.list_(pa.list_(pa.int32())))}, "lists inside lists"),
-        ({"x": pa.array([{"values": [1], "shape": [2]}] * 2)}, r"has 1 values, and the shape [2]"),
+        ({"x": pa.array([{"values": [1], "shape": [2]}] * 2)}, r"has 1 values, and the shape \[2\]"),
         ({"x": pa.array([{"a": 1}] * 2)}, "column 'x' is of type struct<a: int64>"),
     ],
 )
@@ -89,7 +90,7 @@ def test_columns_that_tensors_cannot_carry_are_refused_by_name(
     (tmp_path / "t").mkdir()
     pq.write_table(pa.table(columns), tmp_path / "t/a.parquet")
     assert main(["convert", str(tmp_path / "t"), str(tmp_path / "out")]) == 2
-    assert says in capsys.readouterr().err
+    assert re.search(says, capsys.readouterr().err)
     assert [path.name for path in tmp_path.iterdir()] == ["t"], "nothing is left"
 
 

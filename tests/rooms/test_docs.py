@@ -32,6 +32,9 @@ ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 NOTEBOOKS = [path.with_suffix(".md").name for path in (ROOT / "docs" / "notebooks").glob("*.ipynb")]
 HIDDEN = {"build", "dist"}
+INTERNAL = ["design.md", "evidence.md", "state-format.md"]
+"""For those who change the code: in no tab, and not found by the search of the site."""
+
 MARKDOWN = sorted(
     page
     for page in ROOT.rglob("*.md")
@@ -165,7 +168,7 @@ def kind_of(line: str) -> str:
 
 
 def test_the_documentation_stays_short() -> None:
-    assert sum(len(page.read_text("utf-8").split()) for page in PAGES) <= 38_000, "say each thing on one page"
+    assert sum(len(page.read_text("utf-8").split()) for page in PAGES) <= 36_400, "say each thing on one page"
 
 
 def test_every_block_is_run_or_marked_as_not_run() -> None:
@@ -221,7 +224,7 @@ def test_every_picture_exists() -> None:
 
 def test_the_site_has_every_page() -> None:
     listed = re.findall(r"^ +- .*?([\w-]+\.md)$", (ROOT / "mkdocs.yml").read_text(), re.MULTILINE)
-    assert sorted(listed) == sorted(["changelog.md", *NOTEBOOKS, *(page.name for page in PAGES[1:])])
+    assert sorted([*listed, *INTERNAL]) == sorted(["changelog.md", *NOTEBOOKS, *(page.name for page in PAGES[1:])])
 
 
 def reference() -> str:

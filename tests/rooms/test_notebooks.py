@@ -19,7 +19,7 @@ def test_a_notebook_prints_what_it_shows(path: Path) -> None:
 
 
 def test_there_are_three_notebooks() -> None:
-    assert [path.stem for path in NOTEBOOKS] == ["first-steps", "language-model", "recommender"]
+    assert [path.stem for path in NOTEBOOKS] == ["language-model", "recommender"]
 
 
 def test_a_wrong_output_is_detected() -> None:

@@ -156,9 +156,10 @@ def test_a_cast_that_a_filter_asks_for_is_the_fault_of_the_filter(tmp_path: Path
         (pa.ArrowCapacityError("array cannot contain more than 2147483646 bytes, have 2147483647"), "texts of 2 GiB"),
         (pa.ArrowNotImplementedError("Nested data conversions not implemented for chunked array outputs"), "2 GiB"),
         (pa.ArrowNotImplementedError("Unsupported ORC type"), "what pyarrow does not read"),
+        (pa.ArrowInvalid("Expected all lists to be of size=2 but index 2 had size=0"), "pyarrow before 26"),
         (pa.ArrowInvalid("Unrecognized type: 27"), "a type that pyarrow does not read"),
         (OSError("INT_64 can only annotate INT64"), "a type that pyarrow does not read"),
-        (KeyError(pa.lib.Type_INTERVAL_MONTHS), "such as an interval"),
+        (KeyError(21), "such as an interval"),  # Type_INTERVAL_MONTHS: pyarrow 21 does not name it
         (pa.ArrowInvalid("Length of byte array passed to Decimal128::FromBigEndian was 17"), "decimals of more bytes"),
     ],
 )

@@ -49,7 +49,7 @@ REFUSED = {
     "Avro without records": ("Avro file of records", "write records"),
     "LZO": ("LZO", "convert the file"),
 }
-"""What is refused, by what errors say, and what to do: the table in docs/sources.md."""
+"""What is refused, by what errors say, and what to do: the table in docs/files.md."""
 
 pytestmark = [
     pytest.mark.skipif(not (SHARED / "manifest.json").exists(), reason="the corpus is not beside the repository"),
@@ -177,7 +177,7 @@ def test_the_documentation_tells_what_is_refused() -> None:
     kinds = Counter(next(kind for kind, (words, _) in REFUSED.items() if re.search(words, text)) for text in texts)
     rows = [f"| {kind} | {kinds[kind]} | {remedy} |" for kind, (_, remedy) in REFUSED.items()]
     table = "\n".join(["| refused | files | way out |", "|---|---|---|", *rows])
-    page = (Path(__file__).parents[2] / "docs" / "sources.md").read_text("utf-8")
+    page = (Path(__file__).parents[2] / "docs" / "files.md").read_text("utf-8")
     assert f"Of {len(entries()):,} files by" in page
     assert table in page, table
 

@@ -13,7 +13,7 @@ from torch_table_loader.options import defaults
 pytestmark = pytest.mark.slow
 
 
-@pytest.mark.parametrize("name", ["first-steps", "language-model", "recommender"])
+@pytest.mark.parametrize("name", ["language-model", "recommender"])
 def test_a_notebook_is_a_page_that_can_be_downloaded(name: str, site: Path) -> None:
     page = (site / "notebooks" / f"{name}.html").read_text("utf-8")
     assert '<div class="language-python' in page

@@ -78,7 +78,7 @@ class Tensor:
 def tensor(name: str, values: Any, kind: str | None = None) -> Tensor:
     """Make a feature of numpy values."""
     array = np.asarray(values)
-    own = {np.dtype(kind): name for name, (kind, _) in WIDTHS.items() if hasattr(np, kind)}
+    own = {np.dtype(kind): name for name, (kind, _) in WIDTHS.items() if kind in np.sctypeDict}
     return Tensor(name, kind or own[array.dtype], array.shape, array.tobytes())
 
 

@@ -174,7 +174,7 @@ def test_a_table_that_nulls_ended_goes_on_without_them(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_processes_write_the_same(table: Path, tmp_path: Path) -> None:
     tokenize_table(opened(table), tmp_path / "one", f"{NAME}:words")
-    share = tokenize_table(opened(table), tmp_path / "two", f"{NAME}:words", workers=2)
+    share = tokenize_table(opened(table), tmp_path / "two", f"{NAME}:words", num_workers=2)
     assert not children()
     assert contents(tmp_path / "two") == contents(tmp_path / "one")
     assert (share.written, share.documents) == (6, 300)
@@ -188,10 +188,10 @@ def test_a_process_that_dies_is_named_and_the_work_goes_on(
     stop.touch()
     monkeypatch.setenv(STOP_FILE, str(stop))
     with pytest.raises(WorkerError, match=r"ended before its work did.*Run again to continue"):
-        tokenize_table(opened(table), tmp_path / "out", f"{NAME}:dying", workers=2)
+        tokenize_table(opened(table), tmp_path / "out", f"{NAME}:dying", num_workers=2)
     assert not children()
     stop.unlink()
-    assert tokenize_table(opened(table), tmp_path / "out", f"{NAME}:dying", workers=2).finished
+    assert tokenize_table(opened(table), tmp_path / "out", f"{NAME}:dying", num_workers=2).finished
     assert list((tmp_path / "out").glob(".*")) == [], "what the dead left is gone"
     assert [row["input_ids"] for row in rows_of(tmp_path / "out")] == words(texts(300))
 
@@ -343,8 +343,8 @@ class _Large:
         ({"nulls": "skip"}, ConfigError, "nulls must be one of 'error', 'drop', 'empty', got 'skip'"),
         ({"dtype": "int64"}, ConfigError, "dtype must be one of 'auto', 'uint16', 'uint32', 'int32', got 'int64'"),
         ({"dtype": "uint16", "tokenizer": _Large()}, ConfigError, "has ids up to 69999, which uint16 does not hold"),
-        ({"workers": 0}, ConfigError, "workers"),
-        ({"workers": "two"}, ConfigTypeError, "workers"),
+        ({"num_workers": 0}, ConfigError, "num_workers"),
+        ({"num_workers": "two"}, ConfigTypeError, "num_workers"),
         ({"out": "s3://bucket/out"}, ConfigError, "got a URL"),
     ],
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
@@ -130,6 +130,12 @@ def marked_dtype(element: str) -> np.dtype[Any]:
     return np.dtype([(element, f"u{ElementType(element).storage_type.bit_width // 8}")])
 
 
+_NUMPY_TYPES: dict[pa.DataType, np.dtype[Any]] = {
+    pa.from_numpy_dtype(np.dtype(code)): np.dtype(code) for code in ("?", *"bhilBHILefd")
+}
+"""By type: `to_pandas_dtype` needs pandas in pyarrow before 26."""
+
+
 def number_type(kind: pa.DataType) -> np.dtype[Any]:
     """Return the numpy type of numbers, or of vectors of one size; see `marked_dtype` for those that Arrow lacks.
 
@@ -140,7 +146,7 @@ def number_type(kind: pa.DataType) -> np.dtype[Any]:
         return marked_dtype(kind.element)
     if pt.is_fixed_size_list(kind):
         return np.dtype((number_type(kind.value_type), (kind.list_size,)))
-    return cast("np.dtype[Any]", np.dtype(kind.to_pandas_dtype()))
+    return _NUMPY_TYPES[kind]
 
 
 def numbers_of(array: pa.Array) -> NDArray[Any]:

@@ -469,7 +469,7 @@ def pad_value(path: str, given: float, item: Cell) -> Any:
         return np.zeros((), dtype)[()]
     try:
         with np.errstate(all="ignore"):
-            found = dtype.type(given) if element is None else None
+            found = np.asarray(given).astype(dtype)[()] if element is None else None
     except (OverflowError, ValueError):
         found = None
     fits = found is not None and (found == given if dtype.kind != "f" else np.isinf(found) == math.isinf(given))

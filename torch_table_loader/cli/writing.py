@@ -188,7 +188,7 @@ def tokenize(typed: argparse.Namespace) -> None:
             dtype=typed.dtype,
             nulls=typed.text_nulls,
             special_tokens=typed.special_tokens,
-            workers=_workers(typed),
+            num_workers=_workers(typed),
             cluster=cluster,
         )
     text = f"{share.written:,} of {number_of(share.num_parts, 'file')} written: {number_of(share.documents, 'row')}"

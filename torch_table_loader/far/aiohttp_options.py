@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from http.cookies import SimpleCookie
 from inspect import signature
+from itertools import chain
 from typing import Any
 
 from aiohttp import ClientResponse, ClientTimeout, TraceConfig
@@ -26,17 +28,24 @@ _HARMLESS = frozenset({"accept", "accept-encoding", "range", "user-agent"})
 def http_options(options: Mapping[str, Any]) -> dict[str, Any]:
     """Return options for fsspec's HTTP file system with timeouts, unless the caller set some.
 
-    They keep a redirect from sending secrets to another host: aiohttp itself withholds the headers Authorization and
-    Cookie, and a request's login and cookies, but not those of a session.
+    They keep a redirect from sending secrets to another host: logins and cookies become headers, which are withheld
+    there. Of what it is given otherwise, aiohttp withholds more in some versions than in others.
     """
     whole = patience(sizes().whole_file_bytes)  # who asks waits no longer than its bytes need; this ends what is left
     timeout = ClientTimeout(total=whole, sock_connect=_CONNECT_S, sock_read=_SILENCE_S)
     client = {"timeout": timeout, "response_class": _Bounded, **(options.get("client_kwargs") or {})}
-    cookies = {"cookies": client.pop("cookies")} if "cookies" in client else {}
+    headers = dict(client.get("headers") or {})
     if (auth := client.pop("auth", None)) is not None:
-        client["headers"] = {**(client.get("headers") or {}), "Authorization": auth.encode()}
+        headers["Authorization"] = auth.encode()
+    cookies: SimpleCookie = SimpleCookie()
+    for name, value in chain.from_iterable(dict(each.get("cookies") or {}).items() for each in (client, options)):
+        cookies[name] = value
+    if cookies:
+        given = [headers.pop(name) for name in list(headers) if name.lower() == "cookie"]
+        headers["Cookie"] = "; ".join([*given, *(each.OutputString([]) for each in cookies.values())])
+    client = {name: value for name, value in client.items() if name != "cookies"} | {"headers": headers}
     client["trace_configs"] = [*client.get("trace_configs", ()), _withholding()]
-    return {**cookies, **options, "client_kwargs": client}
+    return {**{name: value for name, value in options.items() if name != "cookies"}, "client_kwargs": client}
 
 
 def s3fs_options(options: Mapping[str, Any]) -> dict[str, Any]:

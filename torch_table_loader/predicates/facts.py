@@ -19,6 +19,7 @@ import pyarrow as pa
 import pyarrow.types as pt
 
 from torch_table_loader.arrow import compute as pc
+from torch_table_loader.arrow.arrays import number_type
 from torch_table_loader.arrow.datatypes import is_string, plain_type
 from torch_table_loader.predicates.filter_form import Call, Field, Literal, Node, UnknownFormError, parse
 from torch_table_loader.predicates.fitting import SWAPPED, fitted
@@ -422,7 +423,7 @@ def _number(literal: pa.Scalar, kind: pa.DataType) -> int | float:
         if value != int(value):
             raise UndecidedError(f"{value} for a column of {kind}")
         return int(value)
-    if not pt.is_float64(kind) and float(kind.to_pandas_dtype()(value)) != value:
+    if not pt.is_float64(kind) and float(number_type(kind).type(value)) != value:
         raise UndecidedError(f"{value}, which no {kind} is")
     return float(value)
 

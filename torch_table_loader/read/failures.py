@@ -36,6 +36,11 @@ _UNREAD = (
         "holds more at once than an Arrow array does, such as texts of 2 GiB",
         "{convert} to smaller row groups",
     ),
+    (
+        "Expected all lists to be of size",
+        "holds lists that differ in size from their type's, or nulls among them, which pyarrow before 26 does not read",
+        "update pyarrow, or {convert}",
+    ),
     ("FromBigEndian", "holds decimals of more bytes than Arrow's", "{convert} to decimals of 16 bytes at most"),
     (
         "Unrecognized type|cannot be applied to|can only (annotate|be applied)",

@@ -431,7 +431,7 @@ def type_of(table: pa.Schema, name: str) -> pa.DataType:
 
 def wide_enough(kind: pa.DataType, added: Sequence[int | None]) -> pa.DataType:
     """Return the type of the tokens, or int64 if one that is added does not fit."""
-    info = np.iinfo(kind.to_pandas_dtype())
+    info = np.iinfo(number_type(kind))
     fits = all(info.min <= token <= info.max for token in added if token is not None)
     return kind if fits else pa.int64()
 

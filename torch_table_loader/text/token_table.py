@@ -89,7 +89,7 @@ def tokenize_table(
     dtype: IdType | Literal["auto"] = "auto",
     nulls: Nulls = "error",
     special_tokens: bool = False,
-    workers: int = 1,
+    num_workers: int = 1,
     cluster: RayCluster | None = None,
 ) -> TokenizedShare:
     """Write a table with tokens in place of text, as Parquet; a call that was interrupted may be repeated.
@@ -109,7 +109,7 @@ def tokenize_table(
             id above 65,535, else int32.
         nulls: what to do with a row without text: "error" refuses it, "drop" leaves it out, "empty" gives it no tokens.
         special_tokens: whether tokenizers of Hugging Face add their special tokens, such as begin and end.
-        workers: processes; 1 tokenizes in this one.
+        num_workers: processes; 1 tokenizes in this one.
         cluster: the cluster whose CPUs do the work instead; every node must see `out`, and have what `tokenizer` names.
 
     Raises:
@@ -122,7 +122,7 @@ def tokenize_table(
     loaded = load_tokenizer(tokenizer, special_tokens=special_tokens)
     one_of(get_args(Nulls), "nulls", nulls)
     form = TokenForm(column, ids, _id_type(dtype, loaded), nulls, lengths, getattr(tokenizer, "beside", ()))
-    workers = integer("workers", workers, 1, 1 << 10)
+    num_workers = integer("num_workers", num_workers, 1, 1 << 10)
     job = _job_of(dataset)
     reader, identity = _plan(job, form, loaded)
     writer = PartsWriter(reader, form, loaded)
@@ -136,7 +136,7 @@ def tokenize_table(
         nonlocal done
         source = (tokenizer, special_tokens)
         if cluster is None:
-            written = _written(writer, source, folder, todo, min(workers, len(todo)))
+            written = _written(writer, source, folder, todo, min(num_workers, len(todo)))
         else:
             written = _written_over(cluster, writer, source, folder, todo)
         for counts in written:
@@ -311,24 +311,24 @@ _Source = tuple[str | Encode | Loads, bool]
 
 
 def _written(
-    writer: PartsWriter, source: _Source, folder: _Folder, parts: Sequence[int], workers: int
+    writer: PartsWriter, source: _Source, folder: _Folder, parts: Sequence[int], num_workers: int
 ) -> Iterator[PartCounts]:
     """Write parts, and yield what each holds when it is there."""
-    if workers <= 1:
+    if num_workers <= 1:
         for part in parts:
             yield writer.write(part, folder.part(part))
         return
-    rows = replace(writer.rows, fetching=writer.rows.fetching.shared_by(workers))
+    rows = replace(writer.rows, fetching=writer.rows.fetching.shared_by(num_workers))
     arguments = (rows, writer.form, source)
     # Spawned: threads of pyarrow and of object stores do not survive a fork.
-    with ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"), _begin_worker, arguments) as pool:
+    with ProcessPoolExecutor(num_workers, multiprocessing.get_context("spawn"), _begin_worker, arguments) as pool:
         try:
             waiting = [pool.submit(_write_part, part, folder.part(part)) for part in parts]
             for written in as_completed(waiting):
                 yield written.result()
         except BrokenProcessPool as error:
             raise WorkerError(
-                "a process that tokenizes ended before its work did; if it was killed for memory, pass fewer workers. "
+                "a process that tokenizes ended before its work did; if it was killed for memory, lower num_workers. "
                 "Run again to continue where it stopped"
             ) from error
         except BaseException:

@@ -21,7 +21,7 @@ from torch_table_loader.nesting import Levels
 from torch_table_loader.read.guessed_types import signed
 from torch_table_loader.read.json_text import ObjectLines, Written, leaves, retyped
 from torch_table_loader.read.reader_base import refuse_duplicates
-from torch_table_loader.read.text_files import TextReader, open_text
+from torch_table_loader.read.text_files import Parsed, TextReader, open_text
 from torch_table_loader.read.text_options import Json
 from torch_table_loader.sizes import sizes
 
@@ -42,8 +42,13 @@ class JsonReader(TextReader):
     options: Json = field(default_factory=Json)
     suffixes = (".json", ".jsonl", ".ndjson")
 
+    @property
     @override
-    def guessed(self, storage: Storage, file: DataFile, num_bytes: int) -> tuple[pa.Schema, int]:
+    def text_ahead(self) -> int:
+        return 2 * sizes().json_block_bytes
+
+    @override
+    def guessed(self, storage: Storage, file: DataFile, num_bytes: int) -> Parsed:
         given = [pa.field(name, _as_json_reads(kind)) for name, kind in self.options.types.items()]
         table = self._parsed(storage, file, num_bytes, json.ParseOptions(explicit_schema=pa.schema(given)))
         refuse_duplicates(table.schema, file)
@@ -54,7 +59,7 @@ class JsonReader(TextReader):
         columns |= self._parsed_again(storage, file, num_bytes, fields)
         fields = [each if each.name in self.options.types else _zoned(each, columns[each.name]) for each in fields]
         fields = self._with_whole_numbers(storage, file, columns, fields)
-        return pa.schema(fields), table.num_rows
+        return Parsed(pa.schema(fields), table.num_rows, [columns[each.name].nbytes for each in fields])
 
     def _check_given(self, table: pa.Table, file: DataFile) -> None:
         for name, kind in self.options.types.items():

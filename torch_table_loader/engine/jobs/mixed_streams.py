@@ -10,14 +10,12 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, cast
 import numpy as np
 from typing_extensions import override
 
-from torch_table_loader.arrow.datatypes import width_of
 from torch_table_loader.batching.codec import make_codec
 from torch_table_loader.batching.policy import TypePolicy
 from torch_table_loader.contracts import is_far
 from torch_table_loader.engine.jobs.indexed_job import PlacedJob
 from torch_table_loader.engine.jobs.mixture_form import (
     common_columns,
-    flat_columns,
     places_of,
     sequence_form,
     share_notes,
@@ -25,7 +23,7 @@ from torch_table_loader.engine.jobs.mixture_form import (
 )
 from torch_table_loader.engine.jobs.mixture_job import AskedWeights, MixtureJob
 from torch_table_loader.engine.jobs.resolve import topology_of, with_padding
-from torch_table_loader.engine.sizing import TENSOR_BYTES, batches_of_a_gather, rows_in_flight
+from torch_table_loader.engine.sizing import batches_of_a_gather, rows_in_flight
 from torch_table_loader.engine.state import Bound, refuse
 from torch_table_loader.engine.work.mixed_stream_work import MixedStreamWork, StreamPart
 from torch_table_loader.engine.work.source_form import PlainForm
@@ -313,7 +311,8 @@ class MixedStreams(MixtureJob, PlacedJob):
             position,
             strategy="a mixture of streams",
             live_rows=self.num_rows(epoch),
-            rows_in_flight=read * self.topology.lanes + 2 * rows_in_flight(self.options, gathered, self.blocks),
+            lane_bytes=2 * rows_in_flight(self.options, gathered, self.blocks) * self.row_bytes,
+            open_bytes=read * self.topology.lanes * self.row_bytes,
             held_bytes=self.fetching.ahead_bytes if far else 0,
             notes=self._notes(position),
             splits=sum(len(rounds.segments.splits) for rounds in self.rounds.values()),
@@ -359,8 +358,8 @@ def _item_bytes(source: StreamJob) -> int:
     pack = source.options.pack
     if pack is None:
         return source.row_bytes
-    cut = flat_columns(source.reader.schema)
-    return pack.longest * (TENSOR_BYTES + sum(map(width_of, cut.types[: len(pack.cut_columns)])))
+    tokens = 1 if source.options.tokens_are_rows else pack.width
+    return pack.longest * source.unit_bytes // tokens
 
 
 def _common_fetching(sources: Mapping[str, StreamJob]) -> FetchSettings:

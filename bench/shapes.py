@@ -1,12 +1,14 @@
 """Jobs of every shape, drawn at random: a table that is written, and the options with which it is read.
 
 What each holds in memory is measured beside the bound that `explain()` states: `tests/torch/test_memory_bound.py` is
-the law, and `python -m bench.run bounds` prints the table.
+the law, and `python -m bench.shapes` prints the table, with JSON as its last line, which `bench.run bounds` keeps.
 """
 
 from __future__ import annotations
 
 import json
+import sys
+import tempfile
 import time
 import tracemalloc
 import warnings
@@ -322,3 +324,20 @@ def held_by(shape: Shape, folder: Path) -> Held:
     if options.get("row_store") == "files":
         options["row_store"] = str(folder / "rows")
     return held(table, far=shape.far, **options)
+
+
+def main() -> None:
+    """Measure all shapes, or those whose numbers are given."""
+    found = []
+    for number in list(map(int, sys.argv[1:])) or range(COUNT):
+        shape = shape_of(number)
+        with tempfile.TemporaryDirectory() as folder:
+            own = held_by(shape, Path(folder))
+        found.append({"bound": own.bound, "used": own.used, "holds": own.holds, "idle": own.idle})
+        told = f"{own.bound / 2**20:8.1f} MiB{own.used / 2**20:8.1f} MiB {own.used / own.bound:6.2f}"
+        sys.stdout.write(f"{told}  {shape}\n")
+    sys.stdout.write(json.dumps(found) + "\n")
+
+
+if __name__ == "__main__":
+    main()

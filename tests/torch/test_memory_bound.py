@@ -11,7 +11,6 @@ import pyarrow.parquet as pq
 import pytest
 
 from bench.shapes import COUNT, held, held_by, shape_of
-from tests.effort import daily
 
 
 def _texts(rows: int, width: int, distinct: int, *, nested: bool) -> pa.Array:
@@ -52,8 +51,13 @@ def test_mixing_stays_within_the_bound(
     assert not found.idle
 
 
-@daily(4)
-@pytest.mark.parametrize("number", range(COUNT))
+_DAILY = (6, 9, 20, 37, 39)
+"""Those that are not marked as slow; CI runs all."""
+
+
+@pytest.mark.parametrize(
+    "number", [*_DAILY, *(pytest.param(each, marks=pytest.mark.slow) for each in range(COUNT) if each not in _DAILY)]
+)
 def test_a_job_of_any_shape_stays_within_its_bound(tmp_path: Path, number: int) -> None:
     """Arrow's memory, tensors and fetched bytes are at most what `explain()` says, which is at most 3 times as much."""
     found = held_by(shape_of(number), tmp_path)

@@ -6,6 +6,8 @@ import codecs
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -19,6 +21,7 @@ from torch_table_loader.errors import TableError
 from torch_table_loader.messages import first_line
 from torch_table_loader.nesting import Levels
 from torch_table_loader.read.guessed_types import signed
+from torch_table_loader.read.json_keys import KeyedText
 from torch_table_loader.read.json_text import ObjectLines, Written, leaves, retyped
 from torch_table_loader.read.reader_base import refuse_duplicates
 from torch_table_loader.read.text_files import Parsed, TextReader, open_text
@@ -109,13 +112,15 @@ class JsonReader(TextReader):
         while block < num_bytes:
             try:
                 with open_text(storage, file) as source:
-                    return _parsed(_Levelled(_lines(source, file.name), file.name), block, options)
+                    text = _Levelled(KeyedText(_lines(source, file.name), file.name), file.name)
+                    return _parsed(text, block, options)
             except pa.ArrowInvalid as error:
                 if "straddl" not in str(error):
                     raise
             block *= 8
         with open_text(storage, file) as source:
-            return _parsed(_Levelled(_lines(source, file.name), file.name), max(num_bytes, 1), options)
+            text = _Levelled(KeyedText(_lines(source, file.name), file.name), file.name)
+            return _parsed(text, max(num_bytes, 1), options)
 
     @override
     def told(self, storage: Storage, file: DataFile, reason: str) -> TableError | None:
@@ -139,7 +144,10 @@ class JsonReader(TextReader):
         read = pa.schema([pa.field(each.name, _as_json_reads(each.type)) for each in fields])
         options = json.ParseOptions(explicit_schema=read, unexpected_field_behavior="ignore")
         wanted = pa.schema([pa.field(each.name, decoded_type(each.type)) for each in fields])
-        for block in _blocks_of_lines(_lines(source, file.name)):
+        blocks = _blocks_of_lines(_lines(source, file.name))
+        for block in chain.from_iterable(
+            map(partial(_few_lines, sizes().sparse_values // max(1, len(fields))), blocks)
+        ):
             table = sound_text(_parsed(pa.BufferReader(block), len(block), options))
             yield from (table if wanted == read else table.cast(wanted)).to_batches()
 
@@ -218,6 +226,17 @@ def _blocks_of_lines(source: Any) -> Iterator[bytes]:
         num_bytes = len(parts[0])
     if any(parts):
         yield b"".join(parts)
+
+
+def _few_lines(most: int, block: bytes) -> Iterator[bytes]:
+    """Cut a block into parts of at most so many lines: each becomes a value in every column."""
+    if block.count(b"\n") <= most:
+        yield block
+        return
+    lines, most = block.split(b"\n"), max(1, most)
+    for start in range(0, len(lines), most):
+        if any(part := lines[start : start + most]):
+            yield b"\n".join(part)
 
 
 def _has_doubles(own: pa.Field) -> bool:

@@ -186,6 +186,8 @@ START_BESIDE_TORCH = 0.05
 """A process may take so many times what `import torch` takes, and so many seconds more, until its first batch."""
 MEMORY_GROWTH = 1.05
 MEMORY_OVER_FLOOR = 1.2
+IDLE_BOUNDS = 0
+BOUND_OVER_USED = 2.0
 STATE_MICROS = 50.0
 RESUMED_OVER_FRESH = 1.2
 RESCALED_OVER_FRESH = 1.5
@@ -254,6 +256,7 @@ ENDPOINT_CPU = 0.2
 
 __all__ = [
     "BATCH_SIZE_DUELS",
+    "BOUND_OVER_USED",
     "BUILD_OVER_DECODING",
     "BYTES_OVER_NEEDED",
     "BYTES_WHEN_CACHED",
@@ -276,6 +279,7 @@ __all__ = [
     "ICEBERG_DUELS",
     "ICEBERG_MEMORY",
     "ICEBERG_PLANNING",
+    "IDLE_BOUNDS",
     "LARGE_GROUPS_OVER_POLARS",
     "LINEITEM_OVER_POLARS",
     "LOSS_OVER_ROWS",

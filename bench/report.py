@@ -100,6 +100,11 @@ PARTS: Mapping[str, tuple[str, str]] = {
     "first-batch": ("The first batch", ""),
     "resume": ("Resuming", ""),
     "memory": ("Memory", ""),
+    "bounds": (
+        "Bounds of memory",
+        """Forty jobs drawn at random (`bench/shapes.py`): Arrow's pool, tensors and fetched bytes of an epoch against
+        the bound that `explain()` states.""",
+    ),
     "distant": (
         "Distant tables",
         """Tables on an endpoint of S3 (`bench/endpoint.py`) on the same machine: a latency before each answer, 90 MB/s

@@ -63,6 +63,7 @@ class Bench:
             "first-batch": self.first_batch,
             "resume": self.resume,
             "memory": self.memory,
+            "bounds": self.bounds,
             "iceberg": self.iceberg,
             "delta": self.delta,
             "rows": self.rows,
@@ -220,6 +221,15 @@ class Bench:
             yield Outcome(f"{table}: peak of {half} epochs over that of the {half} before", late, bars.MEMORY_GROWTH)
             yield Outcome(f"{table}: peak over the floor's", max(ours) / max(floor), bar)
             yield Outcome(f"{table}: peak, MiB", max(ours), None, note=f"the floor's: {max(floor):.0f}")
+
+    def bounds(self) -> Iterator[Outcome]:
+        """Hold what jobs of many shapes keep in memory against the bound that they state."""
+        found = self._child("bench.shapes")
+        within, idle = (sum(each[name] for each in found) for name in ("holds", "idle"))
+        yield Outcome(f"shapes of {len(found)} within their bound", within, len(found), at_least=True)
+        yield Outcome("shapes whose bound is 3 times what they use, and 64 MiB more", idle, bars.IDLE_BOUNDS)
+        median = statistics.median(each["bound"] / each["used"] for each in found)
+        yield Outcome("bound over what is used, median", median, bars.BOUND_OVER_USED)
 
     def iceberg(self) -> Iterator[Outcome]:
         """Compare memory and planning with pyiceberg."""

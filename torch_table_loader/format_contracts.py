@@ -152,6 +152,24 @@ class SizingReader(FormatReader, Protocol):
         ...
 
 
+@runtime_checkable
+class HoldingReader(FormatReader, Protocol):
+    """A format reader that knows what its open files hold; of others, a row group is taken to be held whole."""
+
+    def held_bytes(self, meta: FileMeta, group: int, columns: Sequence[str], max_rows: int, row_bytes: int) -> int:
+        """Return how many bytes an open file holds beside the rows that it gave, while a row group is decoded.
+
+        It reads nothing.
+
+        Args:
+            meta: what `inspect` said.
+            group: which.
+            columns: as of `OpenFile.batches`, like `max_rows`.
+            row_bytes: what a row of these decodes to, about.
+        """
+        ...
+
+
 class Traits(NamedTuple):
     """What a format can do, as ``torch-table-loader formats`` shows it; the contract checks compare it with the reader.
 

@@ -345,6 +345,7 @@ class FileMeta:
         group_ranges: where each row group lies, as first byte and byte after the last; None where the footer says
             that, or nothing does.
         opening: the ranges that are read to open the file again.
+        column_bytes: what each column of the schema decodes to in all rows; None where nothing says it.
     """
 
     schema: pa.Schema
@@ -353,6 +354,7 @@ class FileMeta:
     footer: bytes | None = None
     group_ranges: tuple[tuple[int, int], ...] | None = None
     opening: tuple[tuple[int, int], ...] = ()
+    column_bytes: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
         """Refuse lists of different lengths."""

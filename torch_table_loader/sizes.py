@@ -40,6 +40,9 @@ class Sizes:
     json_block_bytes: int = 4 << 20
     """Bytes of lines that are parsed together, about, which bounds the memory of a reader."""
 
+    sparse_values: int = 1 << 24
+    """Values of JSON lines that are parsed together, beyond one a byte of text: each key becomes one in every line."""
+
     dictionary_bytes: int = 1 << 25
     """Bytes at most, about, that texts come to at once: few bytes of a file may stand for any number. What may come to
     more is decoded in parts of a quarter."""

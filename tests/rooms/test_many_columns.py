@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import gc
+import json
 import time
 from collections.abc import Callable
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.effort import daily
-from torch_table_loader import ConfigError, StructuredDataset
+from torch_table_loader import ConfigError, StructuredDataset, TableError
+from torch_table_loader.read.json_keys import KeyedText
 from torch_table_loader.testing import small_sizes
 
 FEW, TIMES = 300, 8
@@ -94,3 +97,43 @@ def test_a_batch_has_a_limit_of_columns(tmp_path: Path) -> None:
             StructuredDataset.create_dataloader(tmp_path)
         loader, _ = StructuredDataset.create_dataloader(tmp_path, columns=["c0", "c2"], num_workers=0)
         assert set(next(iter(loader))) == {"c0", "c2"}
+
+
+def sparse_lines(keys: int, root: Path) -> Path:
+    """Lines of JSON, each with a key that no other one has."""
+    path = root / "a.jsonl"
+    path.write_text("".join(json.dumps({f"key {n}": n, "same": n}) + "\n" for n in range(keys)))
+    return path
+
+
+def test_lines_of_json_with_too_many_keys_are_refused_before_they_are_parsed(tmp_path: Path) -> None:
+    """A few hundred KB of text would become gigabytes of nulls."""
+    path = sparse_lines(20_000, tmp_path)
+    with pytest.raises(TableError, match=r"a.jsonl has about 20,00\d different keys in its first 20,000 lines"):
+        StructuredDataset.create_dataloader(path)
+    names = ["same", "key 7"]
+    schema = pa.schema([(name, pa.int64()) for name in names])
+    loader, _ = StructuredDataset.create_dataloader(path, schema=schema, nulls={"key 7": -1}, num_workers=0)
+    assert sum(int((batch["key 7"] == 7).sum()) for batch in loader) == 1
+
+
+def test_many_columns_of_json_are_parsed_a_few_lines_at_a_time(tmp_path: Path) -> None:
+    path = sparse_lines(100, tmp_path)
+    schema = pa.schema([(f"key {n}", pa.int64()) for n in range(100)])
+    with small_sizes(sparse_values=700):
+        loader, _ = StructuredDataset.create_dataloader(path, schema=schema, output_format="arrow")
+        rows = pa.Table.from_batches(list(loader))
+    assert rows.num_rows == 100
+    assert [rows[f"key {n}"][n].as_py() for n in range(100)] == list(range(100))
+
+
+@pytest.mark.parametrize("keys", [["a"], ["a", "b" * 7, "c" * 8, "d" * 9], ["x" * 40 + "1", "x" * 40 + "2"]])
+def test_keys_of_json_are_told_apart(keys: list[str]) -> None:
+    """Not by what stands before them, and also where they begin or end alike."""
+    lines = "".join(json.dumps(dict.fromkeys(keys, n * 7919)) + "\n" for n in range(100))
+    with small_sizes(sparse_values=100 * len(keys) - len(lines) - 1):
+        text = KeyedText(BytesIO(lines.encode()), "a.jsonl")
+        with pytest.raises(TableError, match=f"about {len(keys)} different keys"):
+            text.read()
+    with small_sizes(sparse_values=100 * len(keys) - len(lines)):
+        assert KeyedText(BytesIO(lines.encode()), "a.jsonl").read() == lines.encode()

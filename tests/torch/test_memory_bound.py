@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,34 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from torch_table_loader import StructuredDataset
-
-_POOLS: list[pa.MemoryPool] = []
-"""Buffers must not outlive the pool that they are of."""
-
-
-@contextmanager
-def _own_pool() -> Iterator[pa.MemoryPool]:
-    """Let Arrow allocate in a pool that knows how much was allocated at once."""
-    before = pa.default_memory_pool()
-    _POOLS.append(pa.proxy_memory_pool(before))
-    pa.set_memory_pool(_POOLS[-1])
-    try:
-        yield _POOLS[-1]
-    finally:
-        pa.set_memory_pool(before)
-
-
-def _bound_and_used(path: Path, **options: Any) -> tuple[int, int]:
-    """Return the bound of a job, and the most bytes of Arrow's pool while its first epoch is read."""
-    with _own_pool() as pool, warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        loader, dataset = StructuredDataset.create_dataloader(str(path), **options)
-        bound = dataset.explain().memory_bound
-        assert sum(1 for _ in loader) == len(loader)
-    used = pool.max_memory()
-    assert used is not None
-    return bound, used
+from bench.shapes import COUNT, held, held_by, shape_of
 
 
 def _texts(rows: int, width: int, distinct: int, *, nested: bool) -> pa.Array:
@@ -55,11 +25,9 @@ def test_a_row_store_of_repeated_long_texts_is_built_within_the_bound(tmp_path: 
     """Texts that repeat are kept once while the store is built; what cannot be is counted."""
     column = _texts(8_000, 10_000, 50, nested=nested)
     pq.write_table(pa.table({"s": column}), tmp_path / "a.parquet", row_group_size=8_000, store_schema=False)
-    bound, used = _bound_and_used(
-        tmp_path, shuffle="rows", row_store="memory", batch_size=64, num_workers=0, output_format="arrow"
-    )
-    assert used <= bound
-    assert bound <= max(3 * used, 64 << 20)
+    found = held(tmp_path, shuffle="rows", row_store="memory", batch_size=64, num_workers=0, output_format="arrow")
+    assert found.holds
+    assert not found.idle
 
 
 _MIXED: dict[str, tuple[int, int, int, dict[str, Any]]] = {
@@ -78,6 +46,20 @@ def test_mixing_stays_within_the_bound(
     for number in range(files):
         columns = {f"x{place}": rng.random(rows) for place in range(10)}
         pq.write_table(pa.table(columns), tmp_path / f"{number:03}.parquet", row_group_size=group)
-    bound, used = _bound_and_used(tmp_path, shuffle="mixed", batch_size=256, **options)
-    assert used <= bound
-    assert bound <= max(3 * used, 64 << 20)
+    found = held(tmp_path, shuffle="mixed", batch_size=256, **options)
+    assert found.holds
+    assert not found.idle
+
+
+_DAILY = (6, 9, 20, 37, 39)
+"""Those that are not marked as slow; CI runs all."""
+
+
+@pytest.mark.parametrize(
+    "number", [*_DAILY, *(pytest.param(each, marks=pytest.mark.slow) for each in range(COUNT) if each not in _DAILY)]
+)
+def test_a_job_of_any_shape_stays_within_its_bound(tmp_path: Path, number: int) -> None:
+    """Arrow's memory, tensors and fetched bytes are at most what `explain()` says, which is at most 3 times as much."""
+    found = held_by(shape_of(number), tmp_path)
+    assert found.holds, f"{shape_of(number)}: {found}"
+    assert not found.idle, f"{shape_of(number)}: {found}"

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 import pyarrow as pa
 from torch.utils.data import get_worker_info
 
-from torch_table_loader.arrow.datatypes import is_variable, width_of
+from torch_table_loader.arrow.datatypes import is_text, is_variable, width_of
 from torch_table_loader.engine.machine import available_memory, place_on_this_node, ranks_on_this_node, usable_cpus
 from torch_table_loader.errors import ConfigError, OutOfMemoryError, StorageError
 from torch_table_loader.local_files import check_owned
@@ -241,6 +241,29 @@ class RowStoreHandle:
             return 0
         return min(self.spec.num_bytes, self._memory) + self._fetching.ahead_bytes + self.spec.most_shared_bytes
 
+    def building_bytes(self, table: Table) -> int:
+        """Return what it takes to build the store from its table, beside what is held of the store afterwards."""
+        if self.in_place is not None:
+            return 0
+        row_bytes, threads = table.row_bytes(self._reader.reads), min(self._builders, len(self.spec.chunk_rows))
+        names = self._reader.reads
+        texts = [name for name in names if is_text(table.schema.field(name).type)]
+        # Distinct texts are looked for among those of a chunk, which are then joined.
+        kept = table.kept_bytes(names) + 2 * table.kept_bytes(texts)
+        fetched = 0
+        if self._fetching.applies_to(table.storage):
+            request = min(sizes().far_request_bytes, int(table.layout.file_bytes.max(initial=0)))
+            fetched = min(self._fetching.ahead_bytes + threads * request, table.layout.num_bytes)
+        read = min(self._reader.max_rows, int(table.layout.group_rows.max(initial=0))) * row_bytes
+        opened = table.open_bytes(names, self._reader.max_rows, row_bytes) + read
+        chunks = min(threads * max(self.spec.chunk_rows, default=0), table.layout.num_rows) * kept
+        return chunks + fetched + threads * opened
+
+    @property
+    def _builders(self) -> int:
+        """Threads that build."""
+        return max(1, usable_cpus() // ranks_on_this_node())
+
     def begin_fetching(self) -> Fetcher | None:
         """Return what fetches the rows of an epoch for all lanes; None where the store is on this machine."""
         return None if self._far is None else far().begin_fetching(self._far, iter(()), self._fetching)
@@ -280,7 +303,7 @@ class RowStoreHandle:
         """
         with self._lock:
             if self._rows is None:
-                threads = max(1, usable_cpus() // ranks_on_this_node())
+                threads = self._builders
                 if self.in_place is not None:
                     self._rows = self._of_files(self.in_place)
                 elif self.place is None:

@@ -19,6 +19,9 @@ WHOLE_BYTES = 4 * CHUNK_BYTES
 CHUNK_BATCHES = 4
 """Batches of a read where they are larger than that, so that few batches are joined over reads."""
 
+LANE_COPIES = 3
+"""Times that a lane may hold its rows: as they were read, as they are joined, and as they wait in batches."""
+
 BLOCK_BYTES = 4 * 1024 * 1024
 """Bytes of a block that crosses a process, where a batch is smaller."""
 
@@ -33,9 +36,6 @@ LENT_SLOTS = 2
 
 SPARE_SLOTS = 2 + LENT_SLOTS
 """Slots of shared memory beside those of blocks that wait: one is written, one copied out, others are lent."""
-
-TENSOR_BYTES = 24
-"""Of a token's id, label and position in a batch."""
 
 MIXING_BYTES = 128 * 1024 * 1024
 """Decoded bytes of a rank's rows that are held for mixing."""
@@ -118,6 +118,28 @@ def mixing_of(row_bytes: int, rows: int, batch_size: int, window: int | None, he
         part = max(rows // MIXED_WINDOWS, LEAST_MIXED_BATCHES * batch_size)
         window = max(1, min(MIXING_BYTES // (2 * row_bytes), part))
     return Mixing(window, splits)
+
+
+def batches_of_sequences(sequence_bytes: int, batch_size: int) -> int:
+    """Size what is made of packed rows at once: tensors take several times what the tokens take.
+
+    >>> batches_of_sequences(4096 * 28, 8), batches_of_sequences(1 << 20, 64)
+    (9, 1)
+    """
+    return max(1, CHUNK_BYTES // (sequence_bytes * batch_size))
+
+
+def batches_in_flight(options: LoaderOptions, at_once: int, blocks: tuple[int, int]) -> int:
+    """Bound the batches of packed rows that a lane holds; see `rows_in_flight`.
+
+    Args:
+        at_once: batches that are made together.
+    """
+    if options.processes:
+        block_batches, blocks_ahead = blocks
+        return at_once + (2 + (blocks_ahead + SPARE_SLOTS) * 5 // 4) * block_batches
+    given = options.prefetch_batches
+    return (2 + BLOCKS_AHEAD) * at_once if given is None else 2 * min(given, at_once) + given
 
 
 def batches_of_a_gather(row_bytes: int, batch_size: int) -> int:

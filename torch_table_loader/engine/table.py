@@ -15,6 +15,7 @@ from torch_table_loader.engine.sizing import CHUNK_BYTES
 from torch_table_loader.errors import ConfigError, TableError
 from torch_table_loader.format_contracts import (
     BoundsReader,
+    HoldingReader,
     ListBoundsReader,
     NullProvingReader,
     RangedReader,
@@ -218,11 +219,52 @@ class Table:
         guess = sum(width_of(self.schema.field(name).type) for name in columns if name not in encoded) + 8 * coded or 1
         if not any(map(is_variable, types)):
             return guess
+        plain = [name for name in columns if name not in encoded]
+        return max([self._row_bytes(group, plain, columns, guess) for group in self._largest], default=guess)
+
+    def _row_bytes(self, group: int, plain: Sequence[str], columns: Sequence[str], guess: int) -> int:
+        """Return what a row of a row group decodes to: as its file says, or else at least as it is stored."""
+        least, most = self._decoded(group, plain)
+        if 0 < least == most and len(plain) == len(columns):
+            return least
+        num_rows = max(1, int(self.layout.group_rows[group]))
+        stored = int(self.layout.group_bytes[group] / num_rows * self._read_share(group, columns))
+        return max(guess, stored, least, min(most, CHUNK_BYTES // max(1, self.layout.num_rows)))
+
+    def read_bytes(self, columns: Sequence[str], row_bytes: int) -> int:
+        """Return what a row takes while it is decoded: small integers may be stored as larger ones.
+
+        Args:
+            row_bytes: what it has then.
+        """
+        return max([row_bytes, *(self._decoded(group, columns)[0] for group in self._largest)])
+
+    def open_bytes(self, columns: Sequence[str], max_rows: int, row_bytes: int) -> int:
+        """Return what an open file holds beside the rows that it gave, where at most so many come at once."""
+        found = [0]
+        for group in self._largest:
+            index = self._file_of(group)
+            at, reader = group - int(self.layout.group_offsets[index]), reader_of(self.files[index])
+            num_rows = int(self.layout.group_rows[group])
+            if self.estimated or not isinstance(reader, HoldingReader):
+                found.append(num_rows * row_bytes)
+                continue
+            with naming(self.storage, self.files[index]):
+                names = self._in_file(index, columns)
+                found.append(reader.held_bytes(self.metas[index], at, names, max_rows, row_bytes))
+        return max(found)
+
+    @property
+    def _largest(self) -> list[int]:
+        """The row groups that hold the most bytes, and the most rows."""
         layout = self.layout
-        most = int(np.argmax(np.where(layout.group_kept, layout.group_bytes, 0))) if len(layout.group_rows) else 0
-        stored = layout.group_bytes[most : most + 1].sum() / max(1, layout.group_rows[most : most + 1].sum())
-        decoded = self._decoded(most, [name for name in columns if name not in encoded])
-        return max(guess, int(stored * self._read_share(most, columns)), decoded)
+        if not layout.group_kept.any():
+            return []
+        sizes = (np.where(layout.group_kept, each, 0) for each in (layout.group_bytes, layout.group_rows))
+        return sorted({int(np.argmax(each)) for each in sizes})
+
+    def _file_of(self, group: int) -> int:
+        return int(np.searchsorted(self.layout.group_offsets, group, side="right")) - 1
 
     def kept_bytes(self, columns: Sequence[str]) -> int:
         """Estimate the bytes of a row that is kept in memory, where texts that repeat are kept once."""
@@ -235,22 +277,21 @@ class Table:
         stored = int(self.layout.group_bytes.sum() * self._read_share(group, texts)) // self.layout.num_rows
         return most + min(self.row_bytes(texts), 2 * stored + 12 * len(texts))
 
-    def _decoded(self, group: int, columns: Sequence[str]) -> int:
-        """Return the bytes that a row of a row group decodes to in some columns; 0 if the file's metadata has none.
+    def _decoded(self, group: int, columns: Sequence[str]) -> tuple[int, int]:
+        """Return the bytes that a row of a row group decodes to in some columns, at the least and at the most.
 
-        Where it says only what they may come to, all rows of the table count as a read at the least.
+        Both are 0 where the file's metadata does not say it.
         """
-        index = int(np.searchsorted(self.layout.group_offsets, group, side="right")) - 1
+        index = self._file_of(group)
         if self.estimated or index >= len(self.files):
-            return 0
+            return 0, 0
         file, meta, reader = self.files[index], self.metas[index], reader_of(self.files[index])
         at = group - int(self.layout.group_offsets[index])
         if not isinstance(reader, SizingReader) or not meta.group_rows[at]:
-            return 0
+            return 0, 0
         with naming(self.storage, file):
             least, most = reader.decoded_bytes(meta, at, self._in_file(index, columns))
-        num_rows = meta.group_rows[at]
-        return max(least // num_rows, min(most // num_rows, CHUNK_BYTES // self.layout.num_rows))
+        return least // meta.group_rows[at], most // meta.group_rows[at]
 
     def _read_share(self, group: int, columns: Sequence[str]) -> float:
         """Return the share of a row group's stored bytes that belongs to some columns; 1 if it is unknown.
@@ -258,7 +299,7 @@ class Table:
         The row group is the largest one: others may lack a column that was added later, or hold only nulls.
         What the file stores under other names than the table counts as the columns'.
         """
-        index = int(np.searchsorted(self.layout.group_offsets, group, side="right")) - 1
+        index = self._file_of(group)
         if self.estimated or index >= len(self.files) or not isinstance(reader_of(self.files[index]), RangedReader):
             return 1.0
         file, meta, reader = self.files[index], self.metas[index], cast("RangedReader", reader_of(self.files[index]))

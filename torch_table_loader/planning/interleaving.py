@@ -70,6 +70,8 @@ def shares_of_windows(rows: NDArray[np.int64], window: int) -> NDArray[np.int64]
 def interleaved(runs: Runs, splits: int, window: int) -> Runs:
     """Return pieces in the order in which windows take them, of each stratum some rows for every window.
 
+    No piece is in two windows, so that what is read for a window is no more than that.
+
     Args:
         runs: pieces of splits in the epoch's order.
         splits: the most strata.
@@ -79,9 +81,9 @@ def interleaved(runs: Runs, splits: int, window: int) -> Runs:
     [(0, 0, 4), (1, 0, 4), (0, 4, 8), (1, 4, 8)]
     """
     runs = runs.take(np.flatnonzero(runs.stop > runs.start))
-    count = min(splits, len(runs), window // ROWS_OF_A_PIECE)
-    if count <= 1:
+    if not len(runs):
         return runs
+    count = max(1, min(splits, len(runs), window // ROWS_OF_A_PIECE))
     stratum = strata_of(runs, count)
     parts = [runs.take(np.flatnonzero(stratum == number)) for number in range(int(stratum.max()) + 1)]
     shares = shares_of_windows(np.array([part.num_rows for part in parts], dtype=np.int64), window)

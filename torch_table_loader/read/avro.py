@@ -15,7 +15,7 @@ from typing_extensions import override
 
 from torch_table_loader.arrow.datatypes import children_of
 from torch_table_loader.errors import MissingExtraError, TableError
-from torch_table_loader.format_contracts import Traits
+from torch_table_loader.format_contracts import HoldingReader, Traits
 from torch_table_loader.messages import first_line
 from torch_table_loader.read.failures import naming, reading
 from torch_table_loader.read.file_ends import open_at_start
@@ -74,7 +74,7 @@ _Plain = Callable[[Any], Any]
 
 
 @dataclass(frozen=True, slots=True)
-class AvroReader(WithoutStatistics):
+class AvroReader(WithoutStatistics, HoldingReader):
     """Reads Avro files (https://avro.apache.org/docs/1.12.0/specification/)."""
 
     name: str = "avro"
@@ -100,6 +100,10 @@ class AvroReader(WithoutStatistics):
                     raise
                 raise MissingExtraError(f"{file.name}: {first_line(error)}") from error
         return one_group(arrow, num_rows, file)
+
+    @override
+    def held_bytes(self, meta: FileMeta, group: int, columns: Sequence[str], max_rows: int, row_bytes: int) -> int:
+        return min(_ROWS_AT_A_TIME, meta.group_rows[group]) * row_bytes
 
     @override
     def open(self, storage: Storage, file: DataFile, meta: FileMeta) -> SequentialFile:

@@ -26,7 +26,7 @@ from torch_table_loader.read.guessed_types import (
     with_columns,
 )
 from torch_table_loader.read.reader_base import refuse_duplicates
-from torch_table_loader.read.text_files import TextReader, open_text
+from torch_table_loader.read.text_files import Parsed, TextReader, open_text
 from torch_table_loader.read.text_options import Csv
 from torch_table_loader.sizes import sizes
 
@@ -49,6 +49,9 @@ _WORDS = {_NULLS_ARE: b"words"}
 _EMPTY = {_NULLS_ARE: b"empty text"}
 """Marks such a field whose values are all null, and all empty: it holds text if the table does not say otherwise."""
 
+_BLOCKS_AHEAD = 32
+"""Blocks of text that pyarrow reads ahead."""
+
 _DELIMITERS = ",;\t|"
 _MOST_DIGITS = 76
 _INSIDE_OF_TIMES = b" tT-:.+/"
@@ -64,8 +67,13 @@ class CsvReader(TextReader):
     suffixes = (".csv", ".tsv")
     number_text = pa.string()
 
+    @property
     @override
-    def guessed(self, storage: Storage, file: DataFile, num_bytes: int) -> tuple[pa.Schema, int]:
+    def text_ahead(self) -> int:
+        return _BLOCKS_AHEAD * sizes().csv_block_bytes
+
+    @override
+    def guessed(self, storage: Storage, file: DataFile, num_bytes: int) -> Parsed:
         kept = num_bytes <= sizes().far_request_bytes  # what one request brings is not asked for twice
         with open_text(storage, file, self.options.encoding) as source:
             text = pa.py_buffer(source.read()) if kept else None
@@ -85,7 +93,8 @@ class CsvReader(TextReader):
                 found = self._texts(source, file, table.select(asked))
             for place, texts in zip(asked, found, strict=True):
                 own[place] = texts.told_of(own[place], table.column(place), words=self.options.null_values is None)
-        return pa.schema([signed(*pair) for pair in zip(own, table.columns, strict=True)]), table.num_rows
+        fields = [signed(*pair) for pair in zip(own, table.columns, strict=True)]
+        return Parsed(pa.schema(fields), table.num_rows, [column.nbytes for column in table.columns])
 
     def _is_unsure(self, own: pa.Field, values: pa.ChunkedArray, *, codes: bool) -> bool:
         """Return whether the texts of a column may say more than what they were parsed as.
@@ -163,7 +172,7 @@ class CsvReader(TextReader):
         return pa.schema(own or [pa.field(header.names[0], pa.string())])
 
     @override
-    def counted(self, storage: Storage, file: DataFile, schema: pa.Schema) -> tuple[pa.Schema, int]:
+    def counted(self, storage: Storage, file: DataFile, schema: pa.Schema) -> Parsed:
         try:
             return TextReader.counted(self, storage, file, schema)
         except pa.ArrowInvalid as error:

@@ -14,6 +14,7 @@ import pyarrow as pa
 from typing_extensions import override
 
 from torch_table_loader.arrow.arrays import offsets_of
+from torch_table_loader.arrow.datatypes import is_variable, width_of
 from torch_table_loader.arrow.sound import sound
 from torch_table_loader.errors import TableError
 from torch_table_loader.format_contracts import PLACE, SidecarReader, Traits
@@ -40,6 +41,7 @@ from torch_table_loader.read.ipc_layout import (
 )
 from torch_table_loader.read.list_groups import GROUP_BYTES, TOKENS, group_rows
 from torch_table_loader.read.reader_base import (
+    CountedColumns,
     GroupedFile,
     SequentialFile,
     WholeGroups,
@@ -67,7 +69,7 @@ _BUFFERS_BEFORE_VALUES = 3
 
 
 @dataclass(frozen=True, slots=True)
-class IpcReader(WholeGroups):
+class IpcReader(WholeGroups, CountedColumns):
     """Reads the Arrow IPC file (Feather 2) and stream formats (https://arrow.apache.org/docs/format/Columnar.html).
 
     The first bytes of a file say which of the two it is.
@@ -170,7 +172,24 @@ def _inspect_file(source: pa.NativeFile, file: DataFile) -> FileMeta:
             *((block.start, block.stop) for block in footer.dictionaries),
             (footer.start, source.size()),
         ),
+        column_bytes=_column_bytes(source, footer.batches, schema, sum(rows)),
     )
+
+
+def _column_bytes(
+    source: pa.NativeFile, batches: Sequence[Block], schema: pa.Schema, num_rows: int
+) -> tuple[int, ...] | None:
+    """Return what columns decode to, where they are stored as they are: those of variable width share what is left."""
+    first = message_at(source, batches[0].start) if batches else None
+    batch = None if first is None else batch_of_message(first[0])
+    if batch is None or batch.table(COMPRESSION) is not None or any(map(pa.types.is_dictionary, schema.types)):
+        return None
+    widths = np.array([width_of(kind) for kind in schema.types], np.float64)
+    variable = np.array([is_variable(kind) for kind in schema.types], np.bool_)
+    sizes = widths * num_rows
+    left = max(0, sum(block.stop - block.start for block in batches) - int(sizes[~variable].sum()))
+    sizes[variable] = left * widths[variable] / max(1, widths[variable].sum())
+    return tuple(sizes.astype(np.int64).tolist())
 
 
 def _inspect_stream(source: pa.NativeFile, file: DataFile) -> FileMeta:

@@ -6,6 +6,8 @@ import codecs
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -19,9 +21,10 @@ from torch_table_loader.errors import TableError
 from torch_table_loader.messages import first_line
 from torch_table_loader.nesting import Levels
 from torch_table_loader.read.guessed_types import signed
+from torch_table_loader.read.json_keys import KeyedText
 from torch_table_loader.read.json_text import ObjectLines, Written, leaves, retyped
 from torch_table_loader.read.reader_base import refuse_duplicates
-from torch_table_loader.read.text_files import TextReader, open_text
+from torch_table_loader.read.text_files import Parsed, TextReader, open_text
 from torch_table_loader.read.text_options import Json
 from torch_table_loader.sizes import sizes
 
@@ -42,8 +45,13 @@ class JsonReader(TextReader):
     options: Json = field(default_factory=Json)
     suffixes = (".json", ".jsonl", ".ndjson")
 
+    @property
     @override
-    def guessed(self, storage: Storage, file: DataFile, num_bytes: int) -> tuple[pa.Schema, int]:
+    def text_ahead(self) -> int:
+        return 2 * sizes().json_block_bytes
+
+    @override
+    def guessed(self, storage: Storage, file: DataFile, num_bytes: int) -> Parsed:
         given = pa.schema([pa.field(name, _as_json_reads(kind)) for name, kind in self.options.types.items()])
         table = self._parsed(storage, file, num_bytes, json.ParseOptions(explicit_schema=given))
         if empty := [name for name in given.names if table.column(name).null_count == table.num_rows]:
@@ -59,7 +67,7 @@ class JsonReader(TextReader):
         columns |= self._parsed_again(storage, file, num_bytes, fields)
         fields = [each if each.name in self.options.types else _zoned(each, columns[each.name]) for each in fields]
         fields = self._with_whole_numbers(storage, file, columns, fields)
-        return pa.schema(fields), table.num_rows
+        return Parsed(pa.schema(fields), table.num_rows, [columns[each.name].nbytes for each in fields])
 
     def _check_given(self, table: pa.Table, file: DataFile) -> None:
         for name, kind in self.options.types.items():
@@ -111,13 +119,15 @@ class JsonReader(TextReader):
         while block < num_bytes:
             try:
                 with open_text(storage, file) as source:
-                    return _parsed(_Levelled(_lines(source, file.name), file.name), block, options)
+                    text = _Levelled(KeyedText(_lines(source, file.name), file.name), file.name)
+                    return _parsed(text, block, options)
             except pa.ArrowInvalid as error:
                 if "straddl" not in str(error):
                     raise
             block *= 8
         with open_text(storage, file) as source:
-            return _parsed(_Levelled(_lines(source, file.name), file.name), max(num_bytes, 1), options)
+            text = _Levelled(KeyedText(_lines(source, file.name), file.name), file.name)
+            return _parsed(text, max(num_bytes, 1), options)
 
     @override
     def told(self, storage: Storage, file: DataFile, reason: str) -> TableError | None:
@@ -141,7 +151,10 @@ class JsonReader(TextReader):
         read = pa.schema([pa.field(each.name, _as_json_reads(each.type)) for each in fields])
         options = json.ParseOptions(explicit_schema=read, unexpected_field_behavior="ignore")
         wanted = pa.schema([pa.field(each.name, decoded_type(each.type)) for each in fields])
-        for block in _blocks_of_lines(_lines(source, file.name)):
+        blocks = _blocks_of_lines(_lines(source, file.name))
+        for block in chain.from_iterable(
+            map(partial(_few_lines, sizes().sparse_values // max(1, len(fields))), blocks)
+        ):
             table = sound_text(_parsed(pa.BufferReader(block), len(block), options))
             yield from (table if wanted == read else table.cast(wanted)).to_batches()
 
@@ -220,6 +233,17 @@ def _blocks_of_lines(source: Any) -> Iterator[bytes]:
         num_bytes = len(parts[0])
     if any(parts):
         yield b"".join(parts)
+
+
+def _few_lines(most: int, block: bytes) -> Iterator[bytes]:
+    """Cut a block into parts of at most so many lines: each becomes a value in every column."""
+    if block.count(b"\n") <= most:
+        yield block
+        return
+    lines, most = block.split(b"\n"), max(1, most)
+    for start in range(0, len(lines), most):
+        if any(part := lines[start : start + most]):
+            yield b"\n".join(part)
 
 
 def _has_doubles(own: pa.Field) -> bool:

@@ -38,7 +38,7 @@ from torch_table_loader.read.orc_encodings import (
     varint,
 )
 from torch_table_loader.read.orc_times import correct_seconds
-from torch_table_loader.read.reader_base import GroupedFile, WholeGroups, refuse_duplicates
+from torch_table_loader.read.reader_base import CountedColumns, GroupedFile, WholeGroups, refuse_duplicates
 from torch_table_loader.records import FileMeta
 from torch_table_loader.sizes import sizes
 
@@ -58,6 +58,18 @@ _BOOLEAN, _BYTE, _SHORT, _INT, _LONG, _FLOAT, _DOUBLE, _STRING, _BINARY, _TIMEST
 _LIST, _MAP, _STRUCT, _UNION, _DECIMAL, _DATE, _VARCHAR, _CHAR, _INSTANT, _GEOMETRY, _GEOGRAPHY = range(10, 21)
 _TEXTS = frozenset({_STRING, _BINARY, _VARCHAR, _CHAR, _GEOMETRY, _GEOGRAPHY})
 _DICTIONARIES = frozenset({1, 3})
+_DECODED_BYTES = {
+    **dict.fromkeys((_BOOLEAN, _BYTE), 1),
+    **dict.fromkeys((_INT, _FLOAT, _DATE, _LIST, _MAP, *_TEXTS), 4),
+    **dict.fromkeys((_LONG, _DOUBLE, _TIMESTAMP, _INSTANT), 8),
+    _SHORT: 2,
+    _DECIMAL: 16,
+}
+"""Bytes of a value in Arrow, without what it has below it."""
+
+_TEXT_SUMS = ((4, 3), (8, 1))
+"""Fields of a column's statistics that are of strings and of bytes, and the sum of their lengths there."""
+
 _VALUE_BYTES = {_FLOAT: 4, _DOUBLE: 8}
 
 _FEW = 1 << 22
@@ -74,7 +86,7 @@ _MOST_DIGITS = 127
 _CHUNK_BYTES = 1 << 18
 """The largest decompressed chunk, if the postscript does not say."""
 
-_STRIPES, _TYPES = 3, 4
+_STRIPES, _TYPES, _STATISTICS = 3, 4, 7
 _STREAMS, _ENCODINGS, _TIME_ZONE = 1, 2, 3
 """Fields of the file's footer, and of a stripe's."""
 
@@ -83,7 +95,7 @@ _ZONE = re.compile(r"([A-Za-z0-9_+:\-]+(/[A-Za-z0-9_+:\-]+)*)?")
 
 
 @dataclass(frozen=True, slots=True)
-class OrcReader(WholeGroups):
+class OrcReader(WholeGroups, CountedColumns):
     """Reads ORC files (https://orc.apache.org/specification/ORCv1/)."""
 
     name: str = "orc"
@@ -96,6 +108,11 @@ class OrcReader(WholeGroups):
         whole = reading(storage, file, "an ORC file")
         with naming(storage, file), whole, open_at_end(storage, file) as source:
             return _inspected(source, file)
+
+    @override
+    def held_bytes(self, meta: FileMeta, group: int, columns: Sequence[str], max_rows: int, row_bytes: int) -> int:
+        # Streams are decompressed chunk by chunk.
+        return max(0, meta.group_rows[group] - max_rows) * row_bytes
 
     @override
     def open(self, storage: Storage, file: DataFile, meta: FileMeta) -> OrcFile:
@@ -136,6 +153,7 @@ class Tail(NamedTuple):
     num_bytes: int
     check: StripeCheck
     stripes: list[Stripe]
+    footer: bytes
 
 
 def read_tail(source: pa.NativeFile, at_once: int = _OPENING_BYTES) -> Tail:
@@ -166,7 +184,7 @@ def read_tail(source: pa.NativeFile, at_once: int = _OPENING_BYTES) -> Tail:
         if key == _STRIPES and isinstance(value, bytes):
             numbers = {part: number for part, number in fields(value) if isinstance(number, int)}
             stripes.append(Stripe(*(numbers.get(part, 0) for part in (5, 1, 2, 3, 4))))
-    return Tail(lead + tail, num_bytes, StripeCheck.of(footer, compression, chunk_bytes), stripes)
+    return Tail(lead + tail, num_bytes, StripeCheck.of(footer, compression, chunk_bytes), stripes, footer)
 
 
 def _inspected(source: pa.NativeFile, file: DataFile) -> FileMeta:
@@ -185,7 +203,38 @@ def _inspected(source: pa.NativeFile, file: DataFile) -> FileMeta:
         group_bytes=tuple(stripe.num_bytes for stripe in tail.stripes),
         group_ranges=tuple((stripe.start, stripe.start + stripe.num_bytes) for stripe in tail.stripes),
         opening=((max(0, size - max(tail.num_bytes, _OPENING_BYTES)), size),),
+        column_bytes=_column_bytes(tail, parsed.nrows),
     )
+
+
+def _column_bytes(tail: Tail, num_rows: int) -> tuple[int, ...] | None:
+    """Return what each column decodes to, as the statistics of the file say; None where they say too little."""
+    found = [
+        dict(fields(value)) for key, value in fields(tail.footer) if key == _STATISTICS and isinstance(value, bytes)
+    ]
+    types = tail.check.types
+    if len(found) != len(types):
+        return None
+
+    def decoded(at: int, count: int) -> int | None:
+        kind, own = types[at].kind, found[at]
+        num_bytes = count * _DECODED_BYTES.get(kind, 0)
+        if kind in _TEXTS:
+            sums = [dict(fields(each)).get(part) for key, part in _TEXT_SUMS if isinstance(each := own.get(key), bytes)]
+            if not sums or not isinstance(sums[0], int):
+                return None if own.get(1) else num_bytes
+            return num_bytes + (sums[0] >> 1)
+        for child in types[at].children:
+            inner = count if kind == _STRUCT else _number(found[child].get(1, 0))
+            below = decoded(child, inner)
+            if below is None:
+                return None
+            num_bytes += below
+        return num_bytes
+
+    sizes = [decoded(at, num_rows) for at in types[0].children]
+    known = [size for size in sizes if size is not None]
+    return tuple(known) if len(known) == len(sizes) else None
 
 
 def check_stripes(stripes: list[Stripe], stop: int) -> None:

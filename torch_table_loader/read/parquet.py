@@ -17,6 +17,7 @@ from torch_table_loader.errors import TableError
 from torch_table_loader.format_contracts import (
     BoundsReader,
     EncodingReader,
+    HoldingReader,
     ListBoundsReader,
     ListCountingReader,
     NullProvingReader,
@@ -48,7 +49,7 @@ from torch_table_loader.read.parquet_footer import (
     read_footer,
     refuse_unsafe,
 )
-from torch_table_loader.read.parquet_sizes import Decoded, decoded_size, seen_rows, variable_leaves
+from torch_table_loader.read.parquet_sizes import Decoded, decoded_size, levels_size, seen_rows, variable_leaves
 from torch_table_loader.read.reader_base import PARTS, bounded, refuse_duplicates
 from torch_table_loader.records import FileMeta
 from torch_table_loader.sizes import sizes
@@ -67,6 +68,9 @@ Objects that are far are here already when they are decoded.
 _VALUES_TO_COPY = 1 << 18
 """The most values that are read before rows of them are copied: caches must hold both."""
 
+_PAGES_BYTES = 3 * 1024 * 1024
+"""About what an open column holds beside its rows: a dictionary, and a page before and after decompression."""
+
 _GROWTH = 8
 """The rows of a part are at most so many times those of the one before it, whatever that one weighed."""
 
@@ -81,6 +85,7 @@ class ParquetReader(
     BoundsReader,
     RangedReader,
     SizingReader,
+    HoldingReader,
 ):
     """Reads Parquet files (https://parquet.apache.org/docs/file-format/).
 
@@ -179,6 +184,18 @@ class ParquetReader(
         fixed *= meta.group_rows[group]
         found = decoded_size(meta.footer, parsed, group, leaves)
         return fixed + found.least, fixed + found.most
+
+    @override
+    def held_bytes(self, meta: FileMeta, group: int, columns: Sequence[str], max_rows: int, row_bytes: int) -> int:
+        num_rows, levels = max(1, meta.group_rows[group]), 0
+        if meta.footer is not None:
+            parsed = parse(meta.footer)
+            levels = levels_size(parsed, group, variable_leaves(parsed, meta.schema, columns)[1])
+        most = max(row_bytes, self.decoded_bytes(meta, group, columns)[0] // num_rows) + levels // num_rows
+        if max_rows >= num_rows:
+            return num_rows * most
+        # Arrow keeps the memory of the values of one read for the next, and makes room for twice as many.
+        return 2 * max_rows * most + min(_PAGES_BYTES * len(columns), 2 * meta.group_bytes[group])
 
     @override
     def open(self, storage: Storage, file: DataFile, meta: FileMeta) -> ParquetFile:

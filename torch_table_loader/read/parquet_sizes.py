@@ -6,11 +6,12 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple
 
+import pyarrow as pa
+
 from torch_table_loader.arrow.datatypes import is_variable, width_of
 from torch_table_loader.read.parquet_footer import leaf_paths, prefixes, statistics_of
 
 if TYPE_CHECKING:
-    import pyarrow as pa
     import pyarrow.parquet as pq
 
 _WIDTHS = {"BOOLEAN": 1, "INT32": 4, "INT64": 8, "INT96": 8, "FLOAT": 4, "DOUBLE": 8}
@@ -18,6 +19,9 @@ _REPEATING = frozenset(("PLAIN_DICTIONARY", "RLE_DICTIONARY", "DELTA_BYTE_ARRAY"
 """Encodings in which a few bytes may be a text of any length."""
 
 _OFFSET_BYTES = 4
+
+_LEVELS_BYTES = 4
+"""Of a value in a list: its levels while it is decoded."""
 
 
 class Decoded(NamedTuple):
@@ -32,10 +36,15 @@ def variable_leaves(parsed: pq.FileMetaData, schema: pa.Schema, columns: Sequenc
     """Return the decoded bytes of a row's columns of fixed width, and the leaves of the others."""
     types = {name: schema.field(name).type for name in columns if schema.get_field_index(name) >= 0}
     variable = {name for name, kind in types.items() if is_variable(kind)}
-    fixed = sum(width_of(kind) for name, kind in types.items() if name not in variable)
+    fixed = sum(_stored_width(kind) for name, kind in types.items() if name not in variable)
     if not variable:
         return fixed, []
     return fixed, [place for place, path in enumerate(leaf_paths(parsed)) if not variable.isdisjoint(prefixes(path))]
+
+
+def _stored_width(kind: pa.DataType) -> int:
+    """Return the bytes of a value while it is decoded: Parquet has no integers of 8 and 16 bits."""
+    return max(width_of(kind), 4) if pa.types.is_integer(kind) else width_of(kind)
 
 
 def decoded_size(footer: bytes, parsed: pq.FileMetaData, group: int, leaves: Sequence[int]) -> Decoded:
@@ -44,6 +53,9 @@ def decoded_size(footer: bytes, parsed: pq.FileMetaData, group: int, leaves: Seq
     for leaf in leaves:
         chunk = row_group.column(leaf)
         values, stored = chunk.num_values, chunk.total_uncompressed_size
+        if parsed.schema.column(leaf).max_repetition_level:
+            offsets = _OFFSET_BYTES * row_group.num_rows
+            least, most = least + offsets, most + offsets
         if (kind := chunk.physical_type) != "BYTE_ARRAY":
             column = parsed.schema.column(leaf)
             width = _WIDTHS.get(kind, max(0, column.length))
@@ -65,6 +77,12 @@ def seen_rows(footer: bytes) -> dict[tuple[str, ...], Decoded]:  # noqa: ARG001 
     What is read at once depends on it, and no batch.
     """
     return {}
+
+
+def levels_size(parsed: pq.FileMetaData, group: int, leaves: Sequence[int]) -> int:
+    """Return what the levels of leaves of a row group take while they are decoded."""
+    nested = [leaf for leaf in leaves if parsed.schema.column(leaf).max_repetition_level]
+    return sum(_LEVELS_BYTES * int(parsed.row_group(group).column(leaf).num_values) for leaf in nested)
 
 
 def _said(footer: bytes, group: int, leaf: int) -> int | None:

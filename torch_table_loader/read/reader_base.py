@@ -16,7 +16,15 @@ from torch_table_loader.arrow import compute as pc
 from torch_table_loader.arrow.datatypes import is_text
 from torch_table_loader.arrow.sound import sound
 from torch_table_loader.errors import TableError
-from torch_table_loader.format_contracts import FormatReader, NullProvingReader, OpenFile, RangedReader, Traits
+from torch_table_loader.format_contracts import (
+    FormatReader,
+    HoldingReader,
+    NullProvingReader,
+    OpenFile,
+    RangedReader,
+    SizingReader,
+    Traits,
+)
 from torch_table_loader.messages import first_twice
 from torch_table_loader.read.failures import reading
 from torch_table_loader.read.file_ends import open_at_start
@@ -60,10 +68,29 @@ class WithoutNulls(WithoutStatistics, NullProvingReader):
         return frozenset(columns)
 
 
-class WholeGroups(WithoutStatistics, RangedReader):
+class CountedColumns(SizingReader):
+    """A reader that counts what columns decode to when it inspects a file, where it can."""
+
+    __slots__ = ()
+
+    @override
+    def decoded_bytes(self, meta: FileMeta, group: int, columns: Sequence[str]) -> tuple[int, int]:
+        if meta.column_bytes is None:
+            return 0, 0
+        sizes = dict(zip(meta.schema.names, meta.column_bytes, strict=True))
+        found = sum(sizes.get(name, 0) for name in columns) * meta.group_rows[group] // max(1, meta.num_rows)
+        return found, found
+
+
+class WholeGroups(WithoutStatistics, RangedReader, HoldingReader):
     """A reader of files whose row groups are read whole, whichever columns are wanted, unless none is."""
 
     __slots__ = ()
+
+    @override
+    def held_bytes(self, meta: FileMeta, group: int, columns: Sequence[str], max_rows: int, row_bytes: int) -> int:
+        beyond = max(0, meta.group_rows[group] - max_rows)  # all rows come at once, and are given in parts
+        return meta.group_bytes[group] + beyond * row_bytes
 
     @override
     def ranges(
@@ -148,10 +175,11 @@ def _as_type(value: Any, kind: pa.DataType) -> pa.Scalar | None:
         return None
 
 
-def one_group(schema: pa.Schema, num_rows: int, file: DataFile) -> FileMeta:
+def one_group(schema: pa.Schema, num_rows: int, file: DataFile, column_bytes: Sequence[int] | None = None) -> FileMeta:
     """Return the metadata of a file that is one row group, as large as the file, or none if it has no rows."""
+    decoded = None if column_bytes is None else tuple(column_bytes)
     rows, sizes = ((num_rows,), (file.version.num_bytes,)) if num_rows else ((), ())
-    return FileMeta(schema=schema, group_rows=rows, group_bytes=sizes)
+    return FileMeta(schema=schema, group_rows=rows, group_bytes=sizes, column_bytes=decoded)
 
 
 def refuse_duplicates(schema: pa.Schema, file: DataFile) -> None:
@@ -212,7 +240,7 @@ def rows_without_columns(num_rows: int) -> pa.RecordBatch:
 
 
 @dataclass(frozen=True, slots=True)
-class HeldReader(WithoutStatistics):
+class HeldReader(WithoutStatistics, HoldingReader):
     """Reads the one file of a table in memory, whose storage has the table."""
 
     name: str = "a table in memory"
@@ -227,6 +255,10 @@ class HeldReader(WithoutStatistics):
             rows, table = storage.table.group_rows, storage.table
             total = max(1, table.num_rows)
             return FileMeta(table.schema, rows, tuple(table.num_bytes * count // total for count in rows))
+
+    @override
+    def held_bytes(self, meta: FileMeta, group: int, columns: Sequence[str], max_rows: int, row_bytes: int) -> int:
+        return 0
 
     @override
     def open(self, storage: Any, file: DataFile, meta: FileMeta) -> HeldFile:

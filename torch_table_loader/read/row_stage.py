@@ -86,6 +86,11 @@ class RowStage(ABC):
         return False
 
     @property
+    def row_bytes(self) -> int | None:
+        """The bytes of a row that comes out, with what batches make of it; None if they are those of the live row."""
+        return None
+
+    @property
     def measured_by(self) -> str | None:
         """The list column from whose lengths `count_of` counts; None if rows must be looked at."""
         return None

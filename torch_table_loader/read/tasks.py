@@ -146,6 +146,16 @@ class TaskReader:
         return self._schema
 
     @property
+    def reads(self) -> Sequence[str]:
+        """The columns of the table that are read: those that come out, and those of filters."""
+        return list(dict.fromkeys((*self._columns, *self._filter_columns)))
+
+    @property
+    def max_rows(self) -> int:
+        """The most rows that come at once."""
+        return self._max_rows
+
+    @property
     def storage(self) -> Storage:
         """Where the files are."""
         return self._storage

@@ -7,19 +7,19 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import pyarrow as pa
 from typing_extensions import override
 
 from torch_table_loader.errors import ConfigError, TableError
-from torch_table_loader.format_contracts import SettlingReader, Traits
+from torch_table_loader.format_contracts import HoldingReader, SettlingReader, Traits
 from torch_table_loader.messages import did_you_mean
 from torch_table_loader.read.compression import CODECS, split_codec
 from torch_table_loader.read.failures import naming
 from torch_table_loader.read.file_ends import open_at_start
 from torch_table_loader.read.guessed_types import by_column, settled_numbers, with_columns
-from torch_table_loader.read.reader_base import SequentialFile, WithoutStatistics, one_group
+from torch_table_loader.read.reader_base import CountedColumns, SequentialFile, WithoutStatistics, one_group
 from torch_table_loader.sizes import sizes
 
 if TYPE_CHECKING:
@@ -30,7 +30,19 @@ if TYPE_CHECKING:
 _CHUNK_BYTES = 1 << 20
 
 
-class TextReader(WithoutStatistics, SettlingReader):
+class Parsed(NamedTuple):
+    """What a pass over a file found: how to open it, its rows, and what each column decodes to."""
+
+    schema: pa.Schema
+    num_rows: int
+    column_bytes: Sequence[int]
+
+    def meta_of(self, file: DataFile) -> FileMeta:
+        """Return the metadata of the file."""
+        return one_group(self.schema, self.num_rows, file, self.column_bytes)
+
+
+class TextReader(WithoutStatistics, CountedColumns, SettlingReader, HoldingReader):
     """A reader of text: a dataclass that says how it is written."""
 
     __slots__ = ()
@@ -65,6 +77,19 @@ class TextReader(WithoutStatistics, SettlingReader):
                 ) from error
 
     @override
+    def held_bytes(self, meta: FileMeta, group: int, columns: Sequence[str], max_rows: int, row_bytes: int) -> int:
+        # Some of the text is here, and what a block of it was parsed to.
+        return min(
+            self.text_ahead + sizes().json_block_bytes,
+            2 * (meta.group_bytes[group] + meta.group_rows[group] * row_bytes),
+        )
+
+    @property
+    @abstractmethod
+    def text_ahead(self) -> int:
+        """Bytes of text that are read ahead of parsing."""
+
+    @override
     def open(self, storage: Storage, file: DataFile, meta: FileMeta) -> SequentialFile:
         return SequentialFile(
             storage,
@@ -89,21 +114,25 @@ class TextReader(WithoutStatistics, SettlingReader):
 
     def _inspected(self, storage: Storage, file: DataFile, schema: pa.Schema | None) -> FileMeta:
         if schema is None:
-            return one_group(*self.guessed(storage, file, _bytes_to_infer(storage, file)), file)
+            return self.guessed(storage, file, _bytes_to_infer(storage, file)).meta_of(file)
         if self.options.types:
             raise ConfigError(
                 f"{type(self.options).__name__}(types=) says of some columns what schema= says of all, got both; leave "
                 "one of them out"
             )
-        return one_group(*self.counted(storage, file, self.own_schema(storage, file, schema)), file)
+        return self.counted(storage, file, self.own_schema(storage, file, schema)).meta_of(file)
 
-    def counted(self, storage: Storage, file: DataFile, schema: pa.Schema) -> tuple[pa.Schema, int]:
-        """Parse a whole file as types, and return how to open it, and its number of rows."""
+    def counted(self, storage: Storage, file: DataFile, schema: pa.Schema) -> Parsed:
+        """Parse a whole file as types."""
         with open_text(storage, file, self.options.encoding) as source:
-            return schema, sum(batch.num_rows for batch in self.decoded(source, file, schema.names, schema))
+            num_rows, sizes = 0, [0] * len(schema)
+            for batch in self.decoded(source, file, schema.names, schema):
+                num_rows += batch.num_rows
+                sizes = [size + column.nbytes for size, column in zip(sizes, batch.columns, strict=True)]
+            return Parsed(schema, num_rows, sizes)
 
     @abstractmethod
-    def guessed(self, storage: Storage, file: DataFile, num_bytes: int) -> tuple[pa.Schema, int]:
+    def guessed(self, storage: Storage, file: DataFile, num_bytes: int) -> Parsed:
         """Parse a whole file of so many bytes of text, guess its types, and count its rows."""
 
     @abstractmethod

@@ -22,7 +22,7 @@ from torch_table_loader.ranges import STAT_THREADS
 from torch_table_loader.records import DataFile, FileMeta, FileVersion, LocalVersion, same_local
 from torch_table_loader.source.storage import FileStorage, open_storage
 
-_MAGIC = b"TTLPLAN3"
+_MAGIC = b"TTLPLAN4"
 
 _MOST_RETRY_SECONDS = 15.0
 """Reading the footers again takes less time than a long wait, and always works."""
@@ -290,6 +290,7 @@ def _encode(entry: CacheEntry, local: Sequence[LocalVersion | None]) -> bytes:
         "local": local,
         "ranges": meta.group_ranges,
         "opening": meta.opening,
+        "decoded": meta.column_bytes,
     }
     return b"".join((json.dumps(head).encode("ascii"), b"\0", schema, meta.footer or b""))
 
@@ -302,6 +303,7 @@ def _decode(data: bytes) -> tuple[CacheEntry, list[LocalVersion | None]]:
     footer = rest[fields["schema"] :] if fields["footer"] else None
     ranges = None if fields["ranges"] is None else tuple(map(tuple, fields["ranges"]))
     opening = tuple(map(tuple, fields["opening"]))
-    meta = FileMeta(schema, tuple(fields["rows"]), tuple(fields["bytes"]), footer, ranges, opening)
+    decoded = None if fields["decoded"] is None else tuple(fields["decoded"])
+    meta = FileMeta(schema, tuple(fields["rows"]), tuple(fields["bytes"]), footer, ranges, opening, decoded)
     entry = CacheEntry(meta, {name: tuple(counts) for name, counts in fields["counts"].items()})
     return entry, [None if each is None else LocalVersion(*each) for each in fields["local"]]

@@ -92,13 +92,6 @@ def columns_of_mixture(samples: PackedSamples, flat: Sequence[pa.Field], source:
     return sequence_form.columns_of_mixture(samples.pack, flat, source)
 
 
-def item_bytes(samples: PackedSamples, schema: pa.Schema) -> int:
-    """Return the decoded bytes of a sequence of a stream with some columns."""
-    from torch_table_loader.text import sequence_form
-
-    return sequence_form.item_bytes(samples.pack, schema)
-
-
 def form_of_source(
     number: int, codec: RowsCodec[Any], mixed: pa.Schema, own: pa.Schema, policy: TypePolicy
 ) -> SequenceForm:

@@ -193,7 +193,7 @@ def _template_of(chat: Chat) -> str:
 def _templates() -> Any:
     """Import what renders templates."""
     try:
-        from torch_table_loader.read import chat_templates
+        from torch_table_loader.text import chat_templates
     except ImportError as error:
         raise MissingExtraError(
             f"chat templates need jinja2 ({error}); pip install 'torch-table-loader[text]'"

@@ -22,16 +22,17 @@ from torch_table_loader.engine.jobs.resolve import (
     with_padding,
 )
 from torch_table_loader.engine.jobs.table_rows import ExclusionState, TableItems, TurnsOf, stored_rows
-from torch_table_loader.engine.sizing import TENSOR_BYTES
+from torch_table_loader.engine.sizing import LANE_COPIES, batches_in_flight, batches_of_sequences
 from torch_table_loader.engine.state import Bound, SavedTable
 from torch_table_loader.errors import ConfigError, ResumeError, TableError
 from torch_table_loader.planning.exclusion import Exclusions
 from torch_table_loader.planning.stages import SamplePosition
-from torch_table_loader.records import SOURCE_COLUMN
+from torch_table_loader.records import DOCUMENTS, SOURCE_COLUMN
 from torch_table_loader.text.kept_documents import KeptDocuments, MeasuredDocuments, kept_type
 from torch_table_loader.text.packed_work import BalancedBatches, PackedStream, StoredTokens
 from torch_table_loader.text.sequence_orders import SequenceOrder
 from torch_table_loader.text.token_rows import schema_of_sequences
+from torch_table_loader.text.token_stages import bytes_of_token
 from torch_table_loader.text.tokens_in_place import TokensInPlace
 
 if TYPE_CHECKING:
@@ -89,7 +90,7 @@ class PackedItems(TableItems):
             rank=ranks.rank,
             topology=topology,
             schedules=options.schedules,
-            row_bytes=pack.longest * (TENSOR_BYTES + sum(width_of(entry.type) for entry in cut_fields)),
+            row_bytes=pack.longest * bytes_of_token(cut_fields),
             fork_safe=rows.fork_safe,
             columns=columns,
             live_rows=int(rows.segments.live.sum()),
@@ -258,6 +259,19 @@ class PackedItems(TableItems):
     @override
     def num_places(self) -> int:
         return self._windows.count
+
+    @property
+    @override
+    def batches_at_once(self) -> int:
+        return batches_of_sequences(self.row_bytes, self.options.batch_size)
+
+    @property
+    @override
+    def lane_bytes(self) -> int:
+        tokens = self.gather_batches * self.options.batch_size * self.pack.longest
+        stored = sum(width_of(entry.type.value_type) for entry in self.columns if entry.name != DOCUMENTS)
+        batches = batches_in_flight(self.options, min(self.gather_batches, self.batches_at_once), self.blocks)
+        return LANE_COPIES * tokens * stored + batches * self.options.batch_size * self.row_bytes
 
     @override
     def columns_at(self, places: Ints) -> list[pa.Array]:

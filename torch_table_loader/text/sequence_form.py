@@ -9,9 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 import pyarrow as pa
 
-from torch_table_loader.arrow.datatypes import width_of
 from torch_table_loader.batching.codec import make_codec
-from torch_table_loader.engine.sizing import TENSOR_BYTES
 from torch_table_loader.records import DOCUMENTS, SOURCE_COLUMN
 from torch_table_loader.text.packed import PackedRows
 from torch_table_loader.text.token_rows import columns_of_parts, schema_of_sequences, schema_of_tokens, tokens_are_rows
@@ -35,11 +33,6 @@ def columns_of_mixture(pack: Pack, flat: Sequence[pa.Field], source: pa.Field) -
     """Return the columns of sequences that have some flat columns, and a column of their documents beside."""
     cut = len(pack.cut_columns)
     return schema_of_sequences(flat[:cut], [*flat[cut:], source])
-
-
-def item_bytes(pack: Pack, schema: pa.Schema) -> int:
-    """Return the decoded bytes of a sequence."""
-    return pack.longest * (TENSOR_BYTES + sum(map(width_of, flat_columns(schema).types[: len(pack.cut_columns)])))
 
 
 def sequence_form(

@@ -46,6 +46,11 @@ class SequencesAsRows(TokenStage):
 
     @property
     @override
+    def row_bytes(self) -> int:
+        return self.pack.width * super().row_bytes
+
+    @property
+    @override
     def key(self) -> str:
         pack = self.pack
         blocks = "" if self.block_rows is None else f"-{self.block_rows}-{pack.max_docs_per_row}"

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import copy
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import cached_property, partial
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -18,7 +18,7 @@ import pyarrow.types as pt
 from typing_extensions import override
 
 from torch_table_loader.arrow.arrays import number_type, numbers_of, plain
-from torch_table_loader.arrow.datatypes import ElementType, opened_type, plain_type
+from torch_table_loader.arrow.datatypes import ElementType, opened_type, plain_type, width_of
 from torch_table_loader.errors import ConfigError, TableError
 from torch_table_loader.messages import did_you_mean
 from torch_table_loader.planning.keys import derive_key, hashes_of
@@ -41,6 +41,9 @@ if TYPE_CHECKING:
 IDS = "input_ids"
 """What the column of tokens is called once documents are read."""
 
+_TENSOR_BYTES = 24
+"""Of a token's id, label and position in a batch."""
+
 _ANY_ID = np.iinfo(np.int32).max
 """A function of the caller's may give tokens that need wider integers than the stored ones."""
 
@@ -48,6 +51,11 @@ SEED = "seed"
 """The column of a seed for each document."""
 
 _MOST_ID = np.iinfo(np.int64).max
+
+
+def bytes_of_token(cut: Iterable[pa.Field]) -> int:
+    """Return the bytes of a token in a batch, and in the columns that are cut, of which these are the values."""
+    return _TENSOR_BYTES + sum(width_of(entry.type) for entry in cut)
 
 
 class Documents(NamedTuple):
@@ -117,6 +125,11 @@ class TokenStage(RowStage):
         other._seeds = key
         other._order_key = key if shuffle and self.orders_blocks else None
         return other
+
+    @property
+    @override
+    def row_bytes(self) -> int:
+        return bytes_of_token(self._cut)
 
     @property
     @override

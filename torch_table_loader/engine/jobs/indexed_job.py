@@ -62,9 +62,11 @@ class PlacedJob(Job):
         *,
         strategy: str,
         live_rows: int,
-        rows_in_flight: int,
+        lane_bytes: int,
         held_bytes: int,
         notes: Sequence[str],
+        open_bytes: int = 0,
+        built_bytes: int = 0,
         splits: int = 0,
         packing: SampleCounts | None = None,
     ) -> Explanation:
@@ -85,7 +87,9 @@ class PlacedJob(Job):
             steps_per_rank=None if endless else [sum(each) for each in zip(*map(steps_of_ranks, plans), strict=True)],
             steps=None if endless else sum(own.steps for own in plans),
             loads=[(0, rows[lane], 0, 0 if endless else steps[lane]) for lane in lanes],
-            rows_in_flight=rows_in_flight,
+            lane_bytes=lane_bytes,
+            open_bytes=open_bytes,
+            built_bytes=built_bytes,
             held_bytes=held_bytes,
             notes=[*notes, *self._notes_of_steps(plans[0])],
             packing=packing,
@@ -200,6 +204,19 @@ class IndexedJob(PlacedJob):
         """What decides the order, for `explain()`."""
 
     @property
+    def lane_bytes(self) -> int:
+        """What a lane may hold of its items."""
+        gathered = self.gather_batches * self.options.batch_size
+        # Values of variable width are taken chunk by chunk, then joined.
+        copied = gathered if any(map(is_variable, self.columns.types)) else 0
+        return (self.copies * rows_in_flight(self.options, gathered, self.blocks) + copied) * self.row_bytes
+
+    @property
+    @abstractmethod
+    def built_bytes(self) -> int:
+        """What building stores takes beside them, before the first batch."""
+
+    @property
     @abstractmethod
     def held_bytes(self) -> int:
         """Bytes of stores that are held in memory."""
@@ -223,14 +240,13 @@ class IndexedJob(PlacedJob):
 
     @override
     def explain(self, epoch: int) -> Explanation:
-        position, gathered = self.start(epoch), self.gather_batches * self.options.batch_size
-        # Values of variable width are taken chunk by chunk, then joined.
-        copied = gathered if any(map(is_variable, self.columns.types)) else 0
+        position = self.start(epoch)
         return self._explained_by_places(
             position,
             strategy=self.strategy,
             live_rows=self.live_rows,
-            rows_in_flight=self.copies * rows_in_flight(self.options, gathered, self.blocks) + copied,
+            lane_bytes=self.lane_bytes,
+            built_bytes=self.built_bytes,
             held_bytes=self.held_bytes,
             notes=self.notes(position),
             packing=self.counts_of(position),

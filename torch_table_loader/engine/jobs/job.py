@@ -15,7 +15,7 @@ from torch_table_loader.batching.codec import make_codec
 from torch_table_loader.batching.policy import TypePolicy
 from torch_table_loader.engine.jobs.resolve import codec_of, columns_of
 from torch_table_loader.engine.machine import ranks_on_this_node, threads_for, usable_cpus
-from torch_table_loader.engine.sizing import blocks_of_a_process, collated_ahead
+from torch_table_loader.engine.sizing import LANE_COPIES, blocks_of_a_process, collated_ahead
 from torch_table_loader.engine.state import write_state
 from torch_table_loader.engine.survey import described
 from torch_table_loader.errors import ConfigError
@@ -132,6 +132,16 @@ class Job(ABC):
         return 1
 
     @property
+    def unit_bytes(self) -> int:
+        """Bytes of what batches count."""
+        return self.row_bytes
+
+    @property
+    def batches_at_once(self) -> int | None:
+        """The most batches that a thread finishes together; None: all that a read completes."""
+        return None
+
+    @property
     def num_threads(self) -> int:
         """Threads or processes that serve the lanes on this machine."""
         return threads_for(self.topology.lanes, usable_cpus(), ranks_on_this_node())
@@ -140,7 +150,7 @@ class Job(ABC):
     def blocks(self) -> tuple[int, int]:
         """Batches that cross a process together, and how many such blocks of a lane wait there."""
         options, collated = self.options, self.options.calls_functions
-        return blocks_of_a_process(self.row_bytes, options.batch_size, options.prefetch_batches, collated=collated)
+        return blocks_of_a_process(self.unit_bytes, options.batch_size, options.prefetch_batches, collated=collated)
 
     def with_lanes(self, lanes: int) -> Self:
         """Return the same job with another number of lanes."""
@@ -369,9 +379,11 @@ class Job(ABC):
         steps_per_rank: Sequence[int] | None,
         steps: int | None,
         loads: Sequence[tuple[int, int, int, int]],
-        rows_in_flight: int,
+        lane_bytes: int,
         held_bytes: int,
         notes: Sequence[str],
+        open_bytes: int = 0,
+        built_bytes: int = 0,
         fetched: tuple[int, int, int] | None = None,
         packing: SampleCounts | None = None,
     ) -> Explanation:
@@ -379,13 +391,15 @@ class Job(ABC):
 
         Args:
             loads: for each lane, its pieces, rows, decoded bytes and steps.
-            rows_in_flight: the most decoded rows of a lane in memory.
+            lane_bytes: what a lane may hold of its rows, however many it has.
+            open_bytes: what the files that a lane has open hold beside that.
+            built_bytes: what is held before the first batch, and not while batches are made.
             held_bytes: other bytes in memory, such as a row store.
             fetched: requests to the store, bytes that they fetch, and those of them that are decoded.
         """
         from torch_table_loader.engine.explanation import Explanation, FetchPlan, SizeCounts, WorkerLoad
 
-        tables, lane_bytes = list(self.tables.values()), rows_in_flight * self.row_bytes
+        tables, endless = list(self.tables.values()), steps is None
         layouts = [table.layout for table in tables]
         alone = [table for name, table in self.tables.items() if not name]
         live = np.concatenate([layout.group_live[layout.group_kept] for layout in layouts])
@@ -409,9 +423,10 @@ class Job(ABC):
             workers=tuple(WorkerLoad(lane, *load) for lane, load in enumerate(loads)),
             servers=self.num_threads,
             schema=tuple((field.name, str(field.type)) for field in self.schema(self.start(epoch))),
-            memory_expected=self._expected(loads, lane_bytes, endless=steps is None)
+            memory_expected=self._in_lanes(loads, lane_bytes, 0, endless=endless)
             + (held_bytes if fetched is None else min(held_bytes, fetched[1])),
-            memory_bound=len(loads) * lane_bytes + held_bytes,
+            memory_bound=held_bytes
+            + max(built_bytes, self._in_lanes(loads, lane_bytes, open_bytes, copies=LANE_COPIES, endless=endless)),
             collated_batches=collated_ahead(self.options, len(loads) * self.collated_at_once),
             footer_bytes=sum(table.footer_bytes for table in tables),
             notes=(
@@ -429,14 +444,21 @@ class Job(ABC):
             packing=packing,
         )
 
-    def _expected(self, loads: Sequence[tuple[int, int, int, int]], lane_bytes: int, *, endless: bool) -> int:
-        """Return the decoded bytes that lanes come to: what they may hold, or all of theirs if these are fewer.
+    def _in_lanes(
+        self,
+        loads: Sequence[tuple[int, int, int, int]],
+        lane_bytes: int,
+        open_bytes: int,
+        *,
+        endless: bool,
+        copies: int = 1,
+    ) -> int:
+        """Return the bytes that lanes come to: what they may hold, or all of theirs so many times if that is less.
 
-        Where samples are made of the rows of a stream, the pieces' bytes say how many.
+        A lane that has nothing to read holds nothing.
         """
-        made = not self.samples.are_rows
-        own = [num_bytes if made and num_bytes else rows * self.row_bytes for _, rows, num_bytes, _ in loads]
-        return sum(lane_bytes if endless and not lane else min(lane, lane_bytes) for lane in own)
+        own = [lane_bytes if endless and not rows else rows * self.unit_bytes * copies for _, rows, _, _ in loads]
+        return sum(min(lane_bytes, each) + open_bytes for each in own if each)
 
     def _order(self, epoch: int, steps: int | None) -> OrderSample:
         """Sample the order of this rank's rows; nothing is read."""
@@ -546,4 +568,5 @@ class Job(ABC):
             "drop_last": options.drop_last,
             "block_batches": block_batches,
             "blocks_ahead": blocks_ahead,
+            "batches_at_once": self.batches_at_once,
         }

@@ -398,6 +398,11 @@ class MixedRows(MixtureJob, IndexedJob):
     def held_bytes(self) -> int:
         return sum(rows.held_bytes for rows in self.sources.values())
 
+    @property
+    @override
+    def built_bytes(self) -> int:
+        return sum(rows.built_bytes for rows in self.sources.values())
+
     @override
     def notes(self, position: SamplePosition) -> list[str]:
         mixture = position.mixed

@@ -312,7 +312,8 @@ class MixedStreams(MixtureJob, PlacedJob):
             position,
             strategy="a mixture of streams",
             live_rows=self.num_rows(epoch),
-            rows_in_flight=read * self.topology.lanes + 2 * rows_in_flight(self.options, gathered, self.blocks),
+            lane_bytes=2 * rows_in_flight(self.options, gathered, self.blocks) * self.row_bytes,
+            open_bytes=read * self.topology.lanes * self.row_bytes,
             held_bytes=self.fetching.ahead_bytes if far else 0,
             notes=self._notes(position),
             splits=sum(len(rounds.segments.splits) for rounds in self.rounds.values()),
@@ -363,8 +364,8 @@ def _item_bytes(source: StreamJob) -> int:
     samples = source.samples
     if samples.are_rows:
         return source.row_bytes
-    num_bytes: int = samples.parts.item_bytes(samples, source.reader.schema)
-    return num_bytes
+    rows = 1 if samples.joins_rows else samples.width
+    return samples.longest * source.unit_bytes // rows
 
 
 def _common_fetching(sources: Mapping[str, StreamJob]) -> FetchSettings:

@@ -141,11 +141,11 @@ class MixtureJob(Job):
 
     def taken(self, position: Any, batches: int) -> dict[str, SourceTaken]:
         """Return what is taken of each source once a job has taken more global batches of an epoch."""
-        pack, (behind, _) = self.options.pack, self.behind(self.current(position), batches)
+        samples, (behind, _) = self.samples, self.behind(self.current(position), batches)
         had = {name: (count, count / max(1, whole)) for name, (count, whole) in self.had_of(behind).items()}
-        if pack is None:
+        if samples.are_rows:
             return {name: SourceTaken(count, None, epochs) for name, (count, epochs) in had.items()}
-        tokens = 1 if self._cuts_anywhere else pack.width
+        tokens = 1 if self._cuts_anywhere else samples.width
         return {name: SourceTaken(None, count * tokens, epochs) for name, (count, epochs) in had.items()}
 
     @property

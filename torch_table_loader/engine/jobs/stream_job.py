@@ -15,8 +15,13 @@ from torch_table_loader.engine.jobs.bound import bound, refuse_unknown
 from torch_table_loader.engine.jobs.job import Job
 from torch_table_loader.engine.jobs.planner import PlannedStream
 from torch_table_loader.engine.jobs.resolve import refuse_shape, why_not_mixed, with_padding
+from torch_table_loader.engine.jobs.stream_memory import Reading, fetched_at_once, lane_bytes
 from torch_table_loader.engine.machine import ranks_on_this_node, threads_for, usable_cpus
-from torch_table_loader.engine.sizing import OPEN_SPLITS, batches_of_a_gather, page_bytes, rows_in_flight
+from torch_table_loader.engine.sizing import (
+    OPEN_SPLITS,
+    batches_of_a_gather,
+    batches_of_sequences,
+)
 from torch_table_loader.engine.state import Bound, SavedTable
 from torch_table_loader.engine.table import Table
 from torch_table_loader.engine.work.stream_work import StreamWork
@@ -96,6 +101,19 @@ class StreamJob(Job):
         by_file = {} if self.options.batch_by is None else {"batch_by": self.options.batch_by}
         mixed = {"shuffle": MIXED_ORDER} if self.topology.mixing is not None else {}
         return Bound(own.table, {**own.options, **stage, **by_file, **mixed})
+
+    @property
+    @override
+    def unit_bytes(self) -> int:
+        made = None if self.stage is None else self.stage.row_bytes
+        return self.row_bytes if made is None else made
+
+    @property
+    @override
+    def batches_at_once(self) -> int | None:
+        if self.stage is None or self.stage.row_bytes is None:
+            return None
+        return batches_of_sequences(self.unit_bytes, self.options.batch_rows)
 
     @property
     def _orders_blocks(self) -> bool:
@@ -275,8 +293,12 @@ class StreamJob(Job):
             seed=self.options.shuffle_seed,
             fetching=self.fetching,
             readers=self._readers,
-            rows_at_once=batches_of_a_gather(self.row_bytes, batch_size) * batch_size,
+            rows_at_once=self._rows_at_once(batch_size),
         )
+
+    def _rows_at_once(self, batch_size: int) -> int:
+        """Return how many rows are taken together from a window of mixed splits."""
+        return batches_of_a_gather(self.row_bytes, batch_size) * batch_size
 
     @property
     @override
@@ -433,14 +455,14 @@ class StreamJob(Job):
         planner = self.planner
         start = self.start(epoch)
         planned = planner.plan(start, self.rank)
-        # A shuffle window counts twice as it turns.
-        window = 2 * (planned.plan.window or 0)
-        held = self.fetching.ahead_bytes if self.is_far else 0
-        if (mixing := self.topology.mixing) is not None:
-            opened = min(mixing.splits, len(planned.segments.splits))
-            window += 2 * opened * self.read_rows  # of a split that ends, pieces wait when the next one is open
-            largest = int(self.table.layout.group_rows.max(initial=0))
-            held += opened * page_bytes(self.row_bytes, largest, self.read_rows, len(self.columns))
+        taken = self._rows_at_once(planned.plan.batch_size)
+        reading = Reading(self.table, self.reader.reads, self.read_rows, self.stage, self._readers, taken)
+        of_lane, opened = lane_bytes(self, reading, planned)
+        fetched, held = None, 0
+        if self.is_far:
+            fetched = None if self.table.estimated else self._fetched(start)
+            waiting, ahead = self._readers or self.topology.lanes, self.fetching.ahead_bytes
+            held = fetched_at_once(self.table.layout, ahead, waiting, fetched)
         return self._explained(
             epoch,
             strategy=self.strategy.name,
@@ -450,11 +472,12 @@ class StreamJob(Job):
             steps_per_rank=self._steps_of_ranks(start) if planner.counted else None,
             steps=sum(self.planned(stage).plan.steps for stage in self.stages(start)) if planner.counted else None,
             loads=self.loads(planned),
-            rows_in_flight=rows_in_flight(self.options, self.read_rows, self.blocks) + window,
+            lane_bytes=of_lane,
+            open_bytes=opened,
             held_bytes=held,
             notes=self._notes(),
             packing=self._counts_of(start, planned),
-            fetched=self._fetched(start) if self.is_far and not self.table.estimated else None,
+            fetched=fetched,
         )
 
     def _steps_of_ranks(self, start: StreamPosition) -> list[int] | None:

@@ -262,6 +262,11 @@ class TableItems(IndexedJob):
         return self.store.memory_bytes
 
     @property
+    @override
+    def built_bytes(self) -> int:
+        return self.store.building_bytes(self.table)
+
+    @property
     def where(self) -> str:
         """Where the rows are, for `explain()`."""
         store = self.store

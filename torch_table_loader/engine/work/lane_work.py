@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from abc import ABC, abstractmethod
 from collections import deque
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
     from torch_table_loader.ranges import Fetcher
 
 
+_ALL = sys.maxsize
+
 _OF_ANOTHER_FORM = (AttributeError, LookupError, TypeError, ValueError)
 """What a function made for a list of samples raises when it gets one batch."""
 
@@ -36,6 +39,7 @@ class LaneWork(ABC):
         marks_padding: whether batches have the column `padding`.
         collate_fn: the caller's, called with each batch where it is made.
         block_batches: batches that cross a process together.
+        batches_at_once: the most batches that are finished together in a thread; None: all that a read completes.
         blocks_ahead: blocks of a lane that wait to be taken from a process.
     """
 
@@ -49,6 +53,7 @@ class LaneWork(ABC):
     drop_last: bool
     block_batches: int
     blocks_ahead: int
+    batches_at_once: int | None
 
     def fetch_ahead(self, begun: Mapping[int, int], *, joins: bool) -> Fetcher | None:  # noqa: ARG002 most has no need
         """Begin to fetch what some lanes read, ahead of them; return None if nothing is remote.
@@ -236,7 +241,7 @@ class LaneBatches:
         """Finish the next batches; return None when the lane is done.
 
         Args:
-            most: the most batches; None for all that one decoded run completes, or 1 under the caller's functions.
+            most: the most batches; None for `batches_at_once` of `LaneWork`, or 1 under the caller's functions.
         """
         began = time.perf_counter()
         try:
@@ -245,8 +250,8 @@ class LaneBatches:
             if self._calls_functions:
                 at_once = self._work.collated_at_once
                 return self._collated(self._start + self.metrics.batches, self._finish(min(most or at_once, at_once)))
-            if most is not None:
-                return self._finish(most)
+            if most is not None or self._work.batches_at_once is not None:
+                return self._finish(min(most or _ALL, self._work.batches_at_once or _ALL))
             runs = [run for _ in range(len(self._runs)) if (run := self.next_run()) is not None]
             return self._work.codec.batches_of(runs, self._work.plan.batch_size)
         finally:

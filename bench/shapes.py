@@ -1,0 +1,343 @@
+"""Jobs of every shape, drawn at random: a table that is written, and the options with which it is read.
+
+What each holds in memory is measured beside the bound that `explain()` states: `tests/torch/test_memory_bound.py` is
+the law, and `python -m bench.shapes` prints the table, with JSON as its last line, which `bench.run bounds` keeps.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+import time
+import tracemalloc
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.csv
+import pyarrow.orc
+import pyarrow.parquet as pq
+from torch_table_loader.source.clients import LocalClient
+
+from torch_table_loader import Pack, StructuredDataset
+from torch_table_loader.arrow import buffers
+from torch_table_loader.source.storage import FileStorage
+from torch_table_loader.source.table_storage import TableStorage
+
+COUNT = 40
+
+IDLE_TIMES, IDLE_BYTES = 3, 64 << 20
+"""A bound is idle if it is so many times what is used, and more than so many bytes beyond."""
+
+_SLOW_STEPS, _SLOW_S = 3, 0.1
+"""Steps of training that take a while."""
+
+_POOLS: list[pa.MemoryPool] = []
+"""Buffers must not outlive the pool that they are of."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """A job.
+
+    Args:
+        format: of its files.
+        content: the kind of its columns; see `CONTENTS`.
+        files: how many.
+        rows: of each file.
+        group_rows: rows of a row group.
+        far: whether its files are those of a store, which fetches a few bytes ahead.
+        options: of the loader.
+    """
+
+    number: int
+    format: str
+    content: str
+    files: int
+    rows: int
+    group_rows: int
+    far: bool
+    options: Mapping[str, Any]
+
+    def __str__(self) -> str:
+        """Say it in a line."""
+        asked = {name: value for name, value in self.options.items() if value is not None}
+        pack = asked.pop("pack", None)
+        packed = [] if pack is None else [f"pack {pack.strategy}"]
+        called = ["collate_fn"] if asked.pop("collate_fn", None) else []
+        told = [f"{name}={value}" for name, value in asked.items()] + packed + called + ["far"] * self.far
+        groups = f"{self.files} x {self.rows:,} rows in {self.group_rows:,}"
+        return f"{self.number:2} {self.format:8}{self.content:9}{groups:30}{', '.join(told)}"
+
+
+def _numbers(rng: np.random.Generator, rows: int) -> dict[str, pa.Array]:
+    return {f"x{place}": pa.array(rng.random(rows)) for place in range(10)}
+
+
+def _texts(rng: np.random.Generator, rows: int) -> dict[str, pa.Array]:
+    letters = np.frombuffer(rng.bytes(400), np.uint8) % 26 + 97
+    text = letters.tobytes().decode()
+    lengths, starts = rng.integers(0, 200, rows).tolist(), rng.integers(0, 200, rows).tolist()
+    return {"s": pa.array([text[at : at + size] for at, size in zip(starts, lengths, strict=True)])}
+
+
+def _repeated(rng: np.random.Generator, rows: int) -> dict[str, pa.Array]:
+    texts = [f"{number:04}".ljust(2_000, "x") for number in range(4)]
+    return {"s": pa.array([texts[number] for number in rng.integers(0, 4, rows).tolist()])}
+
+
+def _lists(rng: np.random.Generator, rows: int) -> dict[str, pa.Array]:
+    ends = np.concatenate(([0], np.cumsum(rng.integers(0, 60, rows)))).astype(np.int32)
+    return {"x": pa.ListArray.from_arrays(pa.array(ends), pa.array(rng.random(ends[-1])))}
+
+
+def _nested(rng: np.random.Generator, rows: int) -> dict[str, pa.Array]:
+    ends = np.concatenate(([0], np.cumsum(rng.integers(0, 4, rows)))).astype(np.int32)
+    inner = pa.StructArray.from_arrays(
+        [_texts(rng, int(ends[-1]))["s"], pa.array(rng.random(ends[-1]))], ["name", "share"]
+    )
+    return {"n": pa.ListArray.from_arrays(pa.array(ends), inner)}
+
+
+def _tokens(rng: np.random.Generator, rows: int) -> dict[str, pa.Array]:
+    ends = np.concatenate(([0], np.cumsum(rng.integers(20, 500, rows)))).astype(np.int32)
+    return {"input_ids": pa.ListArray.from_arrays(pa.array(ends), pa.array(rng.integers(0, 9, ends[-1]), pa.int32()))}
+
+
+def _flags(rng: np.random.Generator, rows: int) -> dict[str, pa.Array]:
+    return {f"b{place}": pa.array(rng.integers(0, 2, rows), pa.int8()) for place in range(40)}
+
+
+CONTENTS: Mapping[str, tuple[Callable[[np.random.Generator, int], dict[str, pa.Array]], int]] = {
+    "numbers": (_numbers, 80),
+    "texts": (_texts, 104),
+    "repeated": (_repeated, 2_004),
+    "lists": (_lists, 240),
+    "nested": (_nested, 170),
+    "tokens": (_tokens, 1_040),
+    "flags": (_flags, 40),
+}
+"""What makes the columns of so many rows, and about how many bytes a row has."""
+
+_FORMATS = {
+    "parquet": tuple(CONTENTS),
+    "orc": ("numbers", "texts", "repeated", "lists", "tokens"),
+    "ipc": ("numbers", "texts", "lists", "nested", "tokens"),
+    "csv": ("numbers", "texts"),
+    "json": ("numbers", "texts", "lists"),
+    "avro": ("numbers", "texts"),
+}
+_TABLE_MIB = {"parquet": 40, "orc": 40, "ipc": 40, "csv": 10, "json": 10, "avro": 2}
+"""MiB of a table, decoded."""
+
+
+def passed_on(batch: Any) -> Any:
+    """Return a batch as it is: a function of the caller's."""
+    return batch
+
+
+def shape_of(number: int) -> Shape:
+    """Draw a shape; each number has its own, the same on every machine."""
+    rng = np.random.default_rng([49, number])
+
+    def some(*values: Any) -> Any:
+        return values[int(rng.integers(len(values)))]
+
+    kind = some("parquet", "parquet", *_FORMATS)
+    content = some(*_FORMATS[kind])
+    files = some(1, 3, 8)
+    rows = (_TABLE_MIB[kind] << 20) // CONTENTS[content][1] // files
+    options: dict[str, Any] = {"batch_size": some(64, 256, 1024), "num_workers": some(0, 1, 2, 4)}
+    options["prefetch_batches"] = some(None, None, 1, 8)
+    options["collate_fn"] = some(None, None, passed_on)
+    if content == "tokens" and some(True, True, False):
+        options["pack"] = Pack(seq_len=some(128, 512), strategy=some("concat", "best_fit", "pad"))
+        options["batch_size"] = some(4, 16)
+    else:
+        options["output_format"] = some("torch", "torch", "numpy", "arrow", "dict")
+        options["unsupported"] = "list" if content == "nested" else None
+    options["shuffle"] = some(False, True, "splits", "rows")
+    if options["shuffle"] == "rows":
+        options["row_store"] = some("memory", "files")
+    elif options["shuffle"] != True and some(True, False, False):  # noqa: E712 - one of several values
+        options["shuffle_buffer_size"] = 5_000
+    far = kind != "csv" and some(True, False, False)
+    if far:
+        options["storage_options"] = {"read_ahead_bytes": "4MiB"}
+    return Shape(number, kind, content, files, rows, some(rows // 16 + 1, rows), far, options)
+
+
+def write(shape: Shape, folder: Path) -> None:
+    """Write the files of a shape."""
+    rng = np.random.default_rng([50, shape.number])
+    for number in range(shape.files):
+        table = pa.table(CONTENTS[shape.content][0](rng, shape.rows))
+        path = folder / f"{number:03}.{shape.format}"
+        _WRITERS[shape.format](table, path, shape.group_rows)
+
+
+def _write_parquet(table: pa.Table, path: Path, group_rows: int) -> None:
+    pq.write_table(table, path, row_group_size=group_rows)
+
+
+def _write_orc(table: pa.Table, path: Path, group_rows: int) -> None:
+    pyarrow.orc.write_table(
+        table, path, stripe_size=table.nbytes * group_rows // table.num_rows, dictionary_key_size_threshold=0.8
+    )
+
+
+def _write_ipc(table: pa.Table, path: Path, group_rows: int) -> None:
+    with pa.ipc.new_file(path, table.schema) as file:
+        file.write_table(table, max_chunksize=group_rows)
+
+
+def _write_csv(table: pa.Table, path: Path, group_rows: int) -> None:  # noqa: ARG001 it has no row groups
+    pa.csv.write_csv(table, path)
+
+
+def _write_json(table: pa.Table, path: Path, group_rows: int) -> None:  # noqa: ARG001 it has no row groups
+    path.write_text("".join(json.dumps(row) + "\n" for row in table.to_pylist()))
+
+
+_AVRO_TYPES = {pa.float64(): "double", pa.string(): "string"}
+
+
+def _write_avro(table: pa.Table, path: Path, group_rows: int) -> None:  # noqa: ARG001 it has no row groups
+    import fastavro
+
+    fields = [
+        {"name": each.name, "type": "double" if pa.types.is_floating(each.type) else "string"} for each in table.schema
+    ]
+    with path.open("wb") as file:
+        fastavro.writer(file, {"type": "record", "name": "row", "fields": fields}, table.to_pylist())
+
+
+_WRITERS = {
+    "parquet": _write_parquet,
+    "orc": _write_orc,
+    "ipc": _write_ipc,
+    "csv": _write_csv,
+    "json": _write_json,
+    "avro": _write_avro,
+}
+
+
+@contextmanager
+def own_pool() -> Iterator[pa.MemoryPool]:
+    """Let Arrow allocate in a pool that knows how much was allocated at once, and arrays of any size with it."""
+    before = pa.default_memory_pool()
+    _POOLS.append(pa.proxy_memory_pool(before))
+    pa.set_memory_pool(_POOLS[-1])
+    try:
+        with patch.object(buffers, "_POOLED_BYTES", 1):
+            yield _POOLS[-1]
+    finally:
+        pa.set_memory_pool(before)
+
+
+@contextmanager
+def as_a_store() -> Iterator[None]:
+    """Make files of this machine those of a store, whose answers lie in Arrow's pool."""
+
+    def answered(client: LocalClient, path: str, start: int, stop: int, etag: str | None) -> Any:  # noqa: ARG001
+        answer = pa.allocate_buffer(stop - start)
+        with open(path, "rb", buffering=0) as file:  # noqa: PTH123
+            file.seek(start)
+            file.readinto(np.frombuffer(answer, np.uint8).data)
+        return answer
+
+    far = property(lambda _: False)
+    with (
+        patch.object(FileStorage, "is_local", far),
+        patch.object(TableStorage, "is_local", far),
+        patch.object(LocalClient, "read_range", answered),
+    ):
+        yield
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """Bytes that a job may hold by its own word, and the most that it held: Arrow's, tensors, and what was fetched."""
+
+    bound: int
+    used: int
+
+    @property
+    def holds(self) -> bool:
+        """Whether the bound is one."""
+        return self.used <= self.bound
+
+    @property
+    def idle(self) -> bool:
+        """Whether the bound says little."""
+        return self.bound > max(IDLE_TIMES * self.used, self.used + IDLE_BYTES)
+
+
+def held(path: Path, *, far: bool = False, **options: Any) -> Held:
+    """Read an epoch of a table, and measure it; what planning takes is not counted.
+
+    Raises:
+        RuntimeError: another number of steps came than was planned.
+    """
+    in_memory = options.get("row_store") == "memory"  # which is numpy's
+    with as_a_store() if far else nullcontext(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        loader, dataset = StructuredDataset.create_dataloader(str(path), **options)
+        bound = dataset.explain().memory_bound
+        with own_pool() as pool, _traced(in_memory) as traced:
+            steps = 0
+            for steps, _ in enumerate(loader, 1):
+                if steps <= _SLOW_STEPS:
+                    time.sleep(_SLOW_S)  # what may wait for the trainer does
+            used = (pool.max_memory() or 0) + traced()
+    if steps != len(loader):
+        raise RuntimeError(f"{steps} of {len(loader)} steps came")
+    return Held(bound, used)
+
+
+@contextmanager
+def _traced(wanted: bool) -> Iterator[Callable[[], int]]:
+    """Let Python count what it allocates, and numpy; give what says the most so far."""
+    if not wanted:
+        yield lambda: 0
+        return
+    tracemalloc.start()
+    try:
+        yield lambda: tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+def held_by(shape: Shape, folder: Path) -> Held:
+    """Write the table of a shape into an empty folder, and read it."""
+    table = folder / "table"
+    table.mkdir(parents=True)
+    write(shape, table)
+    options = dict(shape.options)
+    if options.get("row_store") == "files":
+        options["row_store"] = str(folder / "rows")
+    return held(table, far=shape.far, **options)
+
+
+def main() -> None:
+    """Measure all shapes, or those whose numbers are given."""
+    found = []
+    for number in list(map(int, sys.argv[1:])) or range(COUNT):
+        shape = shape_of(number)
+        with tempfile.TemporaryDirectory() as folder:
+            own = held_by(shape, Path(folder))
+        found.append({"bound": own.bound, "used": own.used, "holds": own.holds, "idle": own.idle})
+        told = f"{own.bound / 2**20:8.1f} MiB{own.used / 2**20:8.1f} MiB {own.used / own.bound:6.2f}"
+        sys.stdout.write(f"{told}  {shape}\n")
+    sys.stdout.write(json.dumps(found) + "\n")
+
+
+if __name__ == "__main__":
+    main()

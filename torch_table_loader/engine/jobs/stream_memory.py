@@ -1,0 +1,67 @@
+"""How many bytes a job that reads splits may hold: of rows, of open files, and of what was fetched for them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from torch_table_loader.engine.sizing import batches_in_flight, rows_in_flight
+from torch_table_loader.sizes import sizes
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from torch_table_loader.engine.jobs.job import Job
+    from torch_table_loader.engine.jobs.planner import PlannedStream
+    from torch_table_loader.engine.table import Table
+    from torch_table_loader.planning.layout import TableLayout
+    from torch_table_loader.read.row_stage import RowStage
+
+
+class Reading(NamedTuple):
+    """How a lane reads its table.
+
+    Args:
+        rows: that it reads at a time, of these columns.
+        threads: that read splits side by side, where they are mixed; else 0.
+        taken: rows that are taken together from a window of mixed splits.
+    """
+
+    table: Table
+    columns: Sequence[str]
+    rows: int
+    stage: RowStage | None
+    threads: int
+    taken: int
+
+
+def lane_bytes(job: Job, reading: Reading, planned: PlannedStream) -> tuple[int, int]:
+    """Return what a lane may hold of its rows, and what the files that it has open hold beside them."""
+    options, window, opened = job.options, planned.plan.window or 0, 1
+    rows = rows_in_flight(options, reading.rows, job.blocks) + 2 * window  # which counts twice as it turns
+    if (mixing := job.topology.mixing) is not None:
+        splits = len(planned.segments.splits)
+        opened = min(mixing.splits, splits)
+        ending = min(opened, splits - opened)  # of a split that ends, pieces wait when the next one is open
+        taken = min(window, reading.taken)
+        most = min(reading.rows, int(planned.segments.live_rows().max(initial=0)))
+        rows = rows_in_flight(options, taken, job.blocks) + 3 * window + (opened + ending) * most
+    if reading.rows >= reading.table.layout.group_rows.max(initial=0):
+        opened = min(opened, max(1, reading.threads))  # what is decoded as one is held while it is decoded
+    open_bytes = opened * reading.table.open_bytes(reading.columns, reading.rows, job.row_bytes)
+    if reading.stage is None or job.batches_at_once is None:
+        return rows * job.row_bytes, open_bytes
+    documents = 2 * max(reading.rows, reading.stage.block_rows or 0) * job.row_bytes
+    batches = batches_in_flight(options, job.batches_at_once, job.blocks)
+    return (window + batches * options.batch_rows) * job.unit_bytes, open_bytes + documents
+
+
+def fetched_at_once(layout: TableLayout, ahead_bytes: int, lanes: int, fetched: tuple[int, int, int] | None) -> int:
+    """Return the most fetched bytes that are here: those ahead, and the row groups that lanes wait for.
+
+    Args:
+        fetched: requests, bytes, and needed bytes of an epoch; None if they are unknown.
+    """
+    request = min(sizes().far_request_bytes, int(layout.file_bytes.max(initial=0)))
+    group = max(request, int(layout.group_bytes.max(initial=0)))
+    most = ahead_bytes + lanes * group
+    return most if fetched is None else min(most, fetched[1])

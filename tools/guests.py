@@ -27,13 +27,6 @@ from torch_table_loader.installed import GUESTS
 PACKAGE = "torch_table_loader"
 
 LATER = {
-    "text": (
-        *("pack", "token_table", "arrow.token_rows", "batching.packed", "batching.packed_outputs"),
-        *("engine.jobs.packed_items", "engine.tokens_in_place", "engine.tokens_read", "engine.work.packed_work"),
-        *("planning.pack_counts", "planning.packing", "planning.placed_documents", "planning.sequence_orders"),
-        *("planning.slices", "read.kept_documents", "read.sequence_stages", "read.token_files", "read.token_formats"),
-        *("read.flat_tokens", "read.token_stages", "read.tokenizers"),
-    ),
     "mixtures": (
         *("mixed", "engine.jobs.mixed_rows", "engine.jobs.mixed_streams", "engine.jobs.mixture_form"),
         *("engine.jobs.mixture_job", "engine.work.mixed_stream_work", "engine.work.source_form", "planning.dealing"),
@@ -168,6 +161,15 @@ BESIDE = {
         _READER.format("orc"),
         ("tests/rooms/test_read_orc.py::test_stripe_rows_come_from_the_footer_under_every_compression",),
         ("tests/rooms/test_read_orc.py",),
+    ),
+    "text": Beside(
+        "from torch_table_loader import Pack",
+        (
+            "tests/torch/test_packing.py::test_presets_have_the_names_of_their_field",
+            "tests/rooms/test_read_token_files.py",
+        ),
+        (*("tests/torch/test_pack*.py", "tests/torch/test_token*.py", "tests/torch/test_flat_tokens.py"),),
+        ("language-models",),
     ),
     "tensorproto": Beside(
         _READER.format("tensorproto"),

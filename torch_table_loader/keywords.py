@@ -29,8 +29,8 @@ from torch_table_loader.option_values import (
     Weights,
 )
 from torch_table_loader.options import BatchBy, EvenRanks, LoaderOptions, OnError, OutputFormat
-from torch_table_loader.pack import Pack
 from torch_table_loader.predicates.filter_text import filter_of
+from torch_table_loader.samples import SamplesOption
 from torch_table_loader.schedules import Schedule
 from torch_table_loader.source.store_options import OPTION_NAMES
 
@@ -48,7 +48,7 @@ class MixedKeywords(TypedDict, total=False):
     output_format: OutputFormat
     collate_fn: Callable[[Any], Any] | None
     row_id: bool
-    pack: Pack | None
+    pack: SamplesOption | None
     num_workers: int | None
     worker_type: WorkerType | BaseContext
     device: Any

@@ -12,7 +12,6 @@ import torch
 from torch_table_loader.batching.codec import make_codec
 from torch_table_loader.batching.decoders import RowError
 from torch_table_loader.batching.outputs import Codes, Padded, Ragged
-from torch_table_loader.batching.packed_outputs import one_sequence
 from torch_table_loader.batching.policy import TypePolicy
 from torch_table_loader.errors import ConfigError, ConfigTypeError, TableError
 
@@ -43,7 +42,7 @@ class MapView(torch.utils.data.Dataset[Any]):
         """
         self._items = rows
         self._codec = make_codec(rows.columns, TypePolicy.of(rows.options))
-        self._first = _first if rows.options.pack is None else one_sequence
+        self._first = _first if rows.samples.are_rows else rows.samples.parts.one_of
 
     def __len__(self) -> int:
         """Count the rows that remain after deletes and filters."""

@@ -22,9 +22,9 @@ from torch_table_loader.engine.rank_info import RankInfo, resolve_ranks
 from torch_table_loader.errors import ConfigError, ConfigTypeError
 from torch_table_loader.keywords import check_names, make_options
 from torch_table_loader.options import ABOUT
-from torch_table_loader.pack import Pack
 from torch_table_loader.planning.mixture import NaturalShares, ShareUnit
 from torch_table_loader.rank_dataset import RankDataset
+from torch_table_loader.samples import SamplesOption
 from torch_table_loader.schedules import Done, Schedule, StopRule
 
 if TYPE_CHECKING:
@@ -103,8 +103,8 @@ class MixedDataset(RankDataset):
         named = {"num_ranks", "rank"} & set(options)
         of_sources = any(job.options.num_ranks is not None for job in jobs.values())
         ranks = resolve_ranks(asked) if named or not of_sources else _common_ranks(jobs)
-        pack = next(iter(jobs.values())).options.pack
-        asked = with_batch_size(asked, ranks.num_ranks, given="batch_size" in options, pack=pack)
+        samples = next(iter(jobs.values())).samples
+        asked = with_batch_size(asked, ranks.num_ranks, given="batch_size" in options, samples=samples)
         plan_check = PlanCheck(ranks.rank, ranks.num_ranks, check=asked.check_plan, pinned=True)
         if of_sources:
             asked = replace(asked, num_ranks=ranks.num_ranks, rank=ranks.rank)  # the caller named them
@@ -239,9 +239,9 @@ def _refuse_others(name: str, own: LoaderOptions, handed: Mapping[str, Any]) -> 
     """Refuse what a source that is open was not given; its ranks and workers have no meaning in a mixture."""
     for option in sorted(handed.keys() & _OF_SOURCES):
         has = getattr(own, option)
-        if isinstance(has, Pack) and isinstance(handed[option], Pack) and handed[option].tokens is None:
-            has = replace(has, tokens=None)  # which was found in the table
-        if not same(handed[option], has):
+        if isinstance(given := handed[option], SamplesOption) and isinstance(has, SamplesOption):
+            has = given.as_asked(has)
+        if not same(given, has):
             raise ConfigError(
                 f"{option}= belongs to the sources of a mixture, but source {name!r} is already open with another "
                 "value; pass it to that source, or let the mixture open it, as functools.partial(StructuredDataset,"

@@ -8,6 +8,7 @@ from os import PathLike
 from typing import Any, Literal, get_args
 
 from torch_table_loader.errors import ConfigError, ConfigTypeError
+from torch_table_loader.installed import load
 from torch_table_loader.messages import first_twice, nearest
 from torch_table_loader.option_values import (
     Hash,
@@ -22,6 +23,7 @@ from torch_table_loader.option_values import (
     as_weights,
     names_of,
 )
+from torch_table_loader.samples import SamplesOption
 from torch_table_loader.schedules import as_schedule
 from torch_table_loader.scrubbing import shown_url
 from torch_table_loader.units import integer, parse_bytes, seconds
@@ -217,6 +219,13 @@ def directory(name: str, value: Any) -> Any:
 
 def row_store(_: str, value: Any) -> Any:
     as_row_store(value)
+    return value
+
+
+def pack(name: str, value: Any) -> SamplesOption:
+    if not isinstance(value, SamplesOption):
+        load("text")  # a build without it has no value that would do
+        raise ConfigTypeError(f"{name} must be a Pack(seq_len=..., ...), got {type(value).__name__} {value!r}")
     return value
 
 

@@ -9,13 +9,13 @@ from __future__ import annotations
 import ast
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from itertools import pairwise
 from multiprocessing.context import BaseContext
-from typing import Any, Literal, cast, get_args
+from typing import Any, Literal, Self, cast, get_args
 
 from torch_table_loader import option_checks as checks
-from torch_table_loader.errors import ConfigError, ConfigTypeError
+from torch_table_loader.errors import ConfigError
 from torch_table_loader.option_checks import Check, WorkerType
 from torch_table_loader.option_values import (
     ColumnFunctions,
@@ -29,7 +29,7 @@ from torch_table_loader.option_values import (
     as_row_store,
     names_of,
 )
-from torch_table_loader.pack import Pack
+from torch_table_loader.samples import LENGTH, ONE_BY_ONE, Samples, SamplesOption
 from torch_table_loader.schedules import Schedule
 from torch_table_loader.sizes import sizes
 from torch_table_loader.units import parse_bytes
@@ -134,7 +134,7 @@ class LoaderOptions:
     row_id: bool = _option(False, BATCHES, checks.switch, mixture="sources", form=True)
     """Add the int64 column ``row_id``: the position of the row in the table."""
 
-    pack: Pack | None = _option(None, BATCHES, mixture="sources", form=True)
+    pack: SamplesOption | None = _option(None, BATCHES, checks.pack, mixture="sources", form=True)
     """`Pack(seq_len=...)`: documents of tokens become sequences, which `batch_size` then counts; see
     docs/language-models.md."""
 
@@ -253,7 +253,8 @@ class LoaderOptions:
         self._check_rows()
         self._check_files()
         self._check_cache()
-        check_beside_pack({entry.name: getattr(self, entry.name) for entry in fields(self)})
+        if self.pack is not None:
+            self.pack.check_beside({entry.name: getattr(self, entry.name) for entry in fields(self)})
 
     def _check_rank(self) -> None:
         if self.rank is None:
@@ -340,14 +341,29 @@ class LoaderOptions:
         return None if self.worker_type in ("thread", "process") else self.worker_type  # type: ignore[return-value]
 
     @property
+    def samples(self) -> Samples:
+        """What a batch counts."""
+        return ONE_BY_ONE if self.pack is None else self.pack.samples(indexed=self.shuffle == "rows")
+
+    def of_columns(self, names: Sequence[str]) -> Self:
+        """Return the options as they are for a table with some columns."""
+        return self if self.pack is None else replace(self, pack=self.pack.of_columns(names))
+
+    def of_length(self, length: int) -> Self:
+        """Return the options with samples of one width."""
+        own = None if self.pack is None else self.pack.of_length(length)
+        return self if own is self.pack else replace(self, pack=own)
+
+    @property
     def batch_rows(self) -> int:
-        """Rows that a batch is made of: tokens, where documents are cut anywhere."""
-        return self.batch_size * self.pack.width if self.pack and self.tokens_are_rows else self.batch_size
+        """Rows of a stream that a batch is made of."""
+        samples = self.samples
+        return self.batch_size * samples.rows_of(samples.width)
 
     @property
     def schedules(self) -> dict[str, Schedule]:
         """What changes at a step of an epoch, by the option that says so."""
-        asked = {"seq_len": self.pack and self.pack.seq_len, "global_batch_size": self.global_batch_size}
+        asked = {LENGTH: self.samples.lengths, "global_batch_size": self.global_batch_size}
         return {name: value for name, value in asked.items() if isinstance(value, Schedule)}
 
     @property
@@ -357,13 +373,8 @@ class LoaderOptions:
 
     @property
     def row_window(self) -> int | None:
-        """Rows that are shuffled together; None where they are tokens, of which whole documents are shuffled."""
-        return None if self.tokens_are_rows else self.shuffle_buffer_size
-
-    @property
-    def tokens_are_rows(self) -> bool:
-        """Whether batches are made of single tokens, since documents are cut anywhere."""
-        return self.pack is not None and self.pack.joins_documents and self.shuffle != "rows"
+        """Rows that are shuffled together; None where they are parts of samples, of which the whole is shuffled."""
+        return None if self.samples.joins_rows else self.shuffle_buffer_size
 
     @property
     def lanes(self) -> int:
@@ -432,34 +443,3 @@ def defaults() -> dict[str, Any]:
     1024
     """
     return {entry.name: entry.default for entry in fields(LoaderOptions)}
-
-
-def check_beside_pack(options: Mapping[str, Any]) -> None:
-    """Refuse a `pack` that is none, and options that do not go with it."""
-    pack = options["pack"]
-    if pack is None:
-        return
-    if not isinstance(pack, Pack):
-        raise ConfigTypeError(f"pack must be a Pack(seq_len=..., ...), got {type(pack).__name__} {pack!r}")
-    if options["weights"] is not None:
-        raise ConfigError(
-            "weights draws rows, and pack makes sequences of each document once; leave one of them out, or weight "
-            "whole tables of documents with MixedDataset(sources, weights)"
-        )
-    if options["output_format"] not in ("torch", "numpy"):
-        raise ConfigError(
-            f"output_format={options['output_format']!r} delivers rows of the table as they are, and pack makes "
-            'sequences of them; leave pack out, or use output_format="torch" or "numpy"'
-        )
-    if options["on_growth"] is not None and options["shuffle"] == "rows":
-        raise ConfigError('on_growth and pack go together without shuffle="rows"; leave one of them out')
-    if isinstance(options["columns"], Mapping):
-        raise ConfigError(
-            "columns as a dict makes tensors of columns of rows, and pack makes sequences of tokens; pass a list of "
-            "the columns of documents"
-        )
-    if pack.joins_documents and options["batch_by"] is not None:
-        raise ConfigError(
-            'strategy="concat" runs sequences on over the ends of files, where batch_by="file" ends batches; leave '
-            'batch_by out, or use strategy="best_fit" or "pad"'
-        )

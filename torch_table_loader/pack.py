@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import TYPE_CHECKING, Any, Literal, cast, get_args
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast, get_args
+
+from typing_extensions import override
 
 from torch_table_loader.errors import ConfigError, ConfigTypeError
 from torch_table_loader.messages import first_twice
+from torch_table_loader.samples import LENGTH, Samples, SamplesOption
 from torch_table_loader.schedules import Schedule, as_schedule
 from torch_table_loader.units import integer, one_of
 
@@ -67,7 +70,7 @@ _MOST_TOKENS = 2**31 - 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Pack:
+class Pack(SamplesOption):
     """How documents of tokens become sequences of `seq_len` tokens.
 
     Args:
@@ -352,6 +355,7 @@ class Pack:
         """The column of token ids or text; `of_columns` chooses it where the caller named none."""
         return self.tokens or self._usual_columns[0]
 
+    @override
     def of_columns(self, names: Sequence[str]) -> Pack:
         """Return the same with the column of token ids or text that a table has, if the caller named none.
 
@@ -389,9 +393,10 @@ class Pack:
         """The tokens of a sequence; where sequences change their length, those of the first."""
         return self.seq_len if isinstance(self.seq_len, int) else cast("int", self.lengths_by_step.values[0])
 
-    def of_length(self, seq_len: int) -> Pack:
+    @override
+    def of_length(self, length: int) -> Pack:
         """Return the same with sequences of one length."""
-        return self if self.seq_len == seq_len else replace(self, seq_len=seq_len)
+        return self if self.seq_len == length else replace(self, seq_len=length)
 
     @property
     def lengths_in_words(self) -> str:
@@ -408,6 +413,129 @@ class Pack:
         """The most tokens of a sequence."""
         longest: int = max(self.lengths_by_step.values.values())
         return longest
+
+    @override
+    def samples(self, *, indexed: bool) -> PackedSamples:
+        return PackedSamples(self, indexed)
+
+    @override
+    def as_asked(self, found: Pack) -> Pack:
+        return replace(found, tokens=None) if self.tokens is None else found
+
+    @override
+    def difference(self, other: Pack) -> tuple[str, Any, Any] | None:
+        one, two = self.form, other.form
+        pairs = ((entry.name, getattr(one, entry.name), getattr(two, entry.name)) for entry in fields(Pack))
+        return next(((f"pack.{name}", mine, theirs) for name, mine, theirs in pairs if mine != theirs), None)
+
+    def reads(self, asked: Sequence[str] | None) -> list[str]:
+        """Return what is read: the columns that are cut, spans and lengths, and what the caller named beyond."""
+        own = [*self.cut_columns, *self.spans, *([] if self.lengths is None else [self.lengths])]
+        return [*own, *(name for name in asked or () if name not in own)]
+
+    @override
+    def check_beside(self, options: Mapping[str, Any]) -> None:
+        if options["weights"] is not None:
+            raise ConfigError(
+                "weights draws rows, and pack makes sequences of each document once; leave one of them out, or weight "
+                "whole tables of documents with MixedDataset(sources, weights)"
+            )
+        if options["output_format"] not in ("torch", "numpy"):
+            raise ConfigError(
+                f"output_format={options['output_format']!r} delivers rows of the table as they are, and pack makes "
+                'sequences of them; leave pack out, or use output_format="torch" or "numpy"'
+            )
+        if options["on_growth"] is not None and options["shuffle"] == "rows":
+            raise ConfigError('on_growth and pack go together without shuffle="rows"; leave one of them out')
+        if isinstance(options["columns"], Mapping):
+            raise ConfigError(
+                "columns as a dict makes tensors of columns of rows, and pack makes sequences of tokens; pass a list "
+                "of the columns of documents"
+            )
+        if self.joins_documents and options["batch_by"] is not None:
+            raise ConfigError(
+                'strategy="concat" runs sequences on over the ends of files, where batch_by="file" ends batches; leave '
+                'batch_by out, or use strategy="best_fit" or "pad"'
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class PackedSamples(Samples):
+    """Sequences of tokens as samples.
+
+    Args:
+        indexed: whether they are gathered by index; a stream of documents that are cut anywhere has rows of one token.
+    """
+
+    pack: Pack
+    indexed: bool
+
+    word: ClassVar[str] = "sequence"
+    title: ClassVar[str] = "sequences of tokens"
+    filled: ClassVar[str] = "rows or tokens"
+    are_rows: ClassVar[bool] = False
+    option: ClassVar[str | None] = "pack"
+    guest: ClassVar[str] = "text"
+    why_not_mixed: ClassVar[str | None] = "pack= makes sequences of the rows of each split: leave pack out"
+
+    @property
+    @override
+    def width(self) -> int:
+        return self.pack.width
+
+    @property
+    @override
+    def longest(self) -> int:
+        return self.pack.longest
+
+    @property
+    @override
+    def lengths(self) -> Schedule | None:
+        return self.pack.seq_len if isinstance(self.pack.seq_len, Schedule) else None
+
+    @property
+    @override
+    def cut_anywhere(self) -> bool:
+        return self.pack.joins_documents
+
+    @property
+    @override
+    def joins_rows(self) -> bool:
+        return self.pack.joins_documents and not self.indexed
+
+    @property
+    @override
+    def changes_by_round(self) -> bool:
+        return self.pack.strategy == "best_fit" and self.indexed
+
+    @property
+    @override
+    def bound(self) -> dict[str, Any]:
+        return {} if self.cut_anywhere else {LENGTH: self.width}
+
+    @property
+    @override
+    def compared(self) -> dict[str, Any]:
+        return {f"{LENGTH} by step": self.pack.lengths_by_step.as_list}
+
+    @property
+    @override
+    def notes(self) -> list[str]:
+        return [] if self.lengths is None else [f"sequences have {self.pack.lengths_in_words}"]
+
+    @property
+    @override
+    def functions(self) -> dict[str, Callable[..., Any]]:
+        return {} if self.pack.documents is None else {"Pack(documents=...)": self.pack.documents}
+
+    @override
+    def reads(self, asked: Sequence[str] | None) -> list[str]:
+        return self.pack.reads(asked)
+
+    @override
+    def check_tokens(self, asked: str, remedy: str) -> None:
+        if self.pack.strategy == "pad":
+            self._refuse_tokens(asked, remedy, 'strategy="pad"')
 
 
 def _are_names(given: object) -> bool:

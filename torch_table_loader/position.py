@@ -455,7 +455,7 @@ class JobPosition:
             return
         plans = [job.planned(stage).plan for stage in job.stages(job.start(self.epoch))]
         if not any(plan.endless or not plan.counted or plan.steps for plan in plans):
-            filled = "rows" if job.options.pack is None else "rows or tokens"
+            filled = job.samples.filled
             warn_caller(
                 f"drop_last=True leaves rank {job.rank} no step in an epoch, since it has too few {filled} for one; "
                 "pass a smaller batch_size (or seq_len), or drop_last=False for a step that is short"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Container, Iterator, Sequence
-from dataclasses import replace
 from itertools import chain, repeat
 from math import prod
 from typing import TYPE_CHECKING, Any, Self, cast
@@ -17,7 +16,6 @@ from torch_table_loader.arrow.buffers import Arena, aligned, new_array
 from torch_table_loader.arrow.datatypes import decoded_type, opened_type
 from torch_table_loader.arrow.python_values import python_values
 from torch_table_loader.arrow.sound import check_times, holds_times
-from torch_table_loader.arrow.token_rows import columns_of_parts
 from torch_table_loader.batching import outputs
 from torch_table_loader.batching.decoders import Branch, Decoder, Leaf, Shape, Stack
 from torch_table_loader.batching.outputs import DenseKind, ipc_read, ipc_size, ipc_write
@@ -36,18 +34,9 @@ if TYPE_CHECKING:
 
 def make_codec(schema: pa.Schema, policy: TypePolicy) -> RowsCodec[Any]:
     """Choose how record batches whose columns come out in the schema's order become outputs."""
-    if policy.pack is not None:
-        from torch_table_loader.batching.packed import PackedCodec
-
-        columns = [field for field in columns_of_parts(schema) if field.name not in policy.pack.spans]
-        documents = TensorCodec(pa.schema(columns), replace(policy, pack=None))
-        return PackedCodec(
-            schema,
-            policy.pack,
-            documents.output if columns else None,
-            functions=documents.functions,
-            numpy=policy.output_format == "numpy",
-        )
+    if not policy.samples.are_rows:
+        codec: RowsCodec[Any] = policy.samples.parts.codec_of(schema, policy)
+        return codec
     if policy.output_format in ("arrow", "dict"):
         return ArrowCodec(schema, python=policy.output_format == "dict")
     return TensorCodec(schema, policy)

@@ -22,19 +22,21 @@ from torch_table_loader.arrow.token_rows import (
     sequences_of,
     tokens_are_rows,
 )
+from torch_table_loader.batching.codec import TensorCodec
 from torch_table_loader.batching.outputs import ipc_read, ipc_size, ipc_write
 from torch_table_loader.batching.packed_outputs import Documents, Sequences
 from torch_table_loader.batching.rows import Batches, Block, Rows, RowsCodec, new_block, pieces_of
 from torch_table_loader.batching.types import element_dtype
 from torch_table_loader.pack import IGNORED
 from torch_table_loader.records import DOCUMENTS, PADDING_COLUMN
+from torch_table_loader.samples import ONE_BY_ONE
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from torch_table_loader.batching.policy import ColumnFunction
+    from torch_table_loader.batching.policy import ColumnFunction, TypePolicy
     from torch_table_loader.batching.rows import Allocate
-    from torch_table_loader.pack import Pack
+    from torch_table_loader.pack import Pack, PackedSamples
 
     Ints = NDArray[np.int64]
 
@@ -78,6 +80,20 @@ class PackedRows(Rows):
     def batches(self, batch_size: int) -> Batches:
         """Cut into dicts of tensors or arrays; the last may have fewer sequences, and its last sequence padding."""
         return self._codec.batches_of([[self]], batch_size)
+
+
+def codec_of(schema: pa.Schema, policy: TypePolicy) -> PackedCodec:
+    """Choose how record batches of tokens or sequences become outputs, and the columns of their documents."""
+    pack = cast("PackedSamples", policy.samples).pack
+    columns = [field for field in columns_of_parts(schema) if field.name not in pack.spans]
+    documents = TensorCodec(pa.schema(columns), replace(policy, samples=ONE_BY_ONE))
+    return PackedCodec(
+        schema,
+        pack,
+        documents.output if columns else None,
+        functions=documents.functions,
+        numpy=policy.output_format == "numpy",
+    )
 
 
 class PackedCodec(RowsCodec[PackedRows]):

@@ -26,7 +26,7 @@ from torch_table_loader.option_values import (
     Vocabulary,
 )
 from torch_table_loader.options import LoaderOptions, OutputFormat
-from torch_table_loader.pack import Pack
+from torch_table_loader.samples import ONE_BY_ONE, Samples
 
 if TYPE_CHECKING:
     from torch_table_loader.batching.decoders import Shape
@@ -50,7 +50,7 @@ class TypePolicy:
     unsupported: UnsupportedOption | None = None
     transforms: ColumnFunctions | None = None
     decode: ColumnFunctions | None = None
-    pack: Pack | None = None
+    samples: Samples = ONE_BY_ONE
     columns: ColumnsOption | None = None
 
     def __post_init__(self) -> None:
@@ -60,7 +60,7 @@ class TypePolicy:
                 given = getattr(self, option.name)
                 if option.name == "columns" and not isinstance(given, Mapping):
                     continue
-                if option.name in ("output_format", "pack") or given == option.default:
+                if option.name in ("output_format", "samples") or given == option.default:
                     continue
                 raise ConfigError(
                     f"{option.name}={given!r} shapes tensors and arrays, but output_format="

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from torch_table_loader.batching.policy import ColumnFunction
-    from torch_table_loader.planning.pack_counts import PackCounts
+    from torch_table_loader.samples import SampleCounts
 
 
 Allocate = Callable[[int], torch.Tensor]
@@ -44,11 +44,11 @@ class Block:
 
 
 class Batches(list[Any]):
-    """Finished batches; `counts` says what packing made each of, and is empty if rows are not packed."""
+    """Finished batches; `counts` is what was counted of each, and is empty where samples are rows."""
 
     __slots__ = ("counts",)
 
-    def __init__(self, batches: Iterable[Any] = (), counts: Sequence[PackCounts] = ()) -> None:
+    def __init__(self, batches: Iterable[Any] = (), counts: Sequence[SampleCounts] = ()) -> None:
         super().__init__(batches)
         self.counts = counts
 
@@ -70,7 +70,7 @@ class LateBatches:
     """
 
     __slots__ = ("_at_once", "_batch_size", "_runs")
-    counts: Sequence[PackCounts] = ()
+    counts: Sequence[SampleCounts] = ()
 
     def __init__(self, runs: Sequence[Rows], batch_size: int, at_once: int) -> None:
         self._runs = runs
@@ -101,13 +101,13 @@ def each_alone(batches: SizedBatches) -> Iterator[Batches]:
         yield Batches([batch], () if count is None else (count,))
 
 
-def counted(batches: SizedBatches) -> Iterator[tuple[Any, PackCounts | None]]:
-    """Yield batches, each with what packing made it of; None where rows are not packed."""
+def counted(batches: SizedBatches) -> Iterator[tuple[Any, SampleCounts | None]]:
+    """Yield batches, each with what was counted of it; None where samples are rows."""
     return zip(batches, batches.counts or repeat(None), strict=False)
 
 
 def sized(batches: list[Any]) -> Batches:
-    """Return batches as rows cut them, of which those that are packed know what they are made of."""
+    """Return batches as rows cut them, of which some know what was counted of them."""
     return batches if isinstance(batches, Batches) else Batches(batches)
 
 

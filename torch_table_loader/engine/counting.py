@@ -6,9 +6,9 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import closing
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
@@ -16,8 +16,8 @@ from torch_table_loader.cancellation import Threads
 from torch_table_loader.fetch.fetcher import TasksAhead
 from torch_table_loader.messages import no_bar
 from torch_table_loader.planning.distinct import distinct
-from torch_table_loader.planning.pack_counts import PackCounts, sum_of
 from torch_table_loader.records import ReadTask, Segment
+from torch_table_loader.samples import sum_of
 from torch_table_loader.source.plan_cache import CacheEntry
 
 if TYPE_CHECKING:
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from torch_table_loader.planning.splits import SegmentTable
     from torch_table_loader.read.row_stage import Counted
     from torch_table_loader.read.tasks import TaskReader
+    from torch_table_loader.samples import SampleCounts
     from torch_table_loader.source.plan_cache import Plans
 
 _log = logging.getLogger(__name__)
@@ -50,16 +51,16 @@ class Counts:
         self.group_live = np.full(len(layout.group_rows), -1, dtype=np.int64)
         self.pieces: dict[_Piece, int] = {}
         self.piece_starts: dict[tuple[int, int], int] = {}
-        self.packed: dict[_Piece, PackCounts] = {}
-        """What packing makes of the rows, where that was counted."""
+        self.made: dict[_Piece, SampleCounts] = {}
+        """What a stage counts of the samples that it makes of the rows."""
         self.cached = np.zeros(len(layout), dtype=np.bool_)
         """bool[F]: the files of which a cache has the counts."""
 
     def add(self, piece: _Piece, counted: Counted) -> None:
         """Add the live rows of a piece of a row group, or of a whole one."""
-        (group, start, stop), (live, packed) = piece, counted
-        if packed is not None:
-            self.packed[piece] = packed
+        (group, start, stop), (live, made) = piece, counted
+        if made is not None:
+            self.made[piece] = made
         if stop - start == self._group_rows[group]:
             self.group_live[group] = live
         else:
@@ -118,16 +119,16 @@ class LiveCounter:
         threads: int,
         progress: Progress,
         fetching: FetchSettings,
-        seq_len: int = 0,
+        nothing: SampleCounts | None = None,
     ) -> None:
         """Count nothing yet.
 
         Args:
             counts: what is known, by the key that names it in the cache. The first is what is asked for, the others
                 are counted where it is.
-            seq_len: the tokens of a sequence, if rows are packed.
+            nothing: what a stage counts of no rows, beside those that it makes; None if it counts nothing else.
         """
-        self._seq_len = seq_len
+        self._nothing = nothing
         self._table = table
         self._reader = reader.counting([each.part for each in counts.values() if each.part is not None])
         self._all = counts
@@ -168,12 +169,12 @@ class LiveCounter:
         self._save(segments.group[of_wanted & (segments.live < 0)])
         return segments.counted(live)
 
-    def packed(self, segments: SegmentTable) -> PackCounts | None:
-        """Add up what packing makes of the rows of some splits; None where that was not counted."""
+    def made_of(self, segments: SegmentTable) -> SampleCounts | None:
+        """Add up what was counted of the samples that are made of some splits; None where that was not counted."""
         rows, kept = self._table.layout.group_rows, self._table.layout.group_kept
         pieces = (_piece(segments, at) for at in range(len(segments.group)))
-        found = [self._own.packed.get(piece) for piece in pieces if kept[piece[0]] and rows[piece[0]]]
-        return sum_of(found) if found else PackCounts(self._seq_len)
+        found = [self._own.made.get(piece) for piece in pieces if kept[piece[0]] and rows[piece[0]]]
+        return sum_of(found) if found else self._nothing
 
     def live_before(self, group: int, row: int) -> int:
         """Add up what was counted of a row group (numbered over the table) before a row of its file.
@@ -229,20 +230,20 @@ class LiveCounter:
                 groups = layout.groups_of(number)
                 self._own.group_live[groups.start : groups.stop] = entry.counts[self._key]
                 self._own.cached[number] = True
-                self._load_packed(groups, entry.counts)
+                self._load_made(groups, entry.counts)
 
-    def _load_packed(self, groups: range, counts: Mapping[str, tuple[int, ...]]) -> None:
-        """Load what packing makes of the row groups of a file, where the cache has it."""
-        if not all(name in counts for name in self._packed_keys):
+    def _load_made(self, groups: range, counts: Mapping[str, tuple[int, ...]]) -> None:
+        """Load what was counted of the samples that are made of the row groups of a file, where the cache has it."""
+        if self._nothing is None or not all(name in counts for name in self._made_keys):
             return
-        each = zip(*(counts[name] for name in (self._key, *self._packed_keys)), strict=True)
-        for group, numbers in zip(groups, each, strict=True):
-            self._own.packed[self._whole(group)] = PackCounts(self._seq_len, *numbers)
+        each = zip(*(counts[name] for name in (self._key, *self._made_keys)), strict=True)
+        for group, (live, *numbers) in zip(groups, each, strict=True):
+            self._own.made[self._whole(group)] = self._nothing.with_numbers(live, numbers)
 
     @property
-    def _packed_keys(self) -> list[str]:
-        """What the cache calls the fields of what packing makes of a row group; the sequences are those that live."""
-        return [f"{self._key}-{each.name}" for each in fields(PackCounts)[2:]]
+    def _made_keys(self) -> list[str]:
+        """What the cache calls what is counted of the samples of a row group, beside their number: the live rows."""
+        return [] if self._nothing is None else [f"{self._key}-{name}" for name in self._nothing.numbers]
 
     def _whole(self, group: int) -> _Piece:
         layout = self._table.layout
@@ -261,23 +262,22 @@ class LiveCounter:
             part = slice(here.start, here.stop)
             live = np.where(layout.group_kept[part] & (layout.group_rows[part] > 0), own.group_live[part], 0)
             if (live >= 0).all():
-                counts = {self._key: tuple(live.tolist()), **self._packed_to_save(here, live)}
+                counts = {self._key: tuple(live.tolist()), **self._made_to_save(here, live)}
                 self._cache.put(layout.files[number], CacheEntry(self._table.metas[number], counts))
                 own.cached[number] = True
 
-    def _packed_to_save(self, groups: range, live: NDArray[np.int64]) -> dict[str, tuple[int, ...]]:
-        """Return what packing makes of the row groups of a file, by key of the cache; empty where nobody counted."""
-        nothing = PackCounts(self._seq_len)
+    def _made_to_save(self, groups: range, live: NDArray[np.int64]) -> dict[str, tuple[int, ...]]:
+        """Return what was counted of the samples of row groups, by key of the cache; empty where not all is."""
         found = [
-            self._own.packed.get(self._whole(group), None if count else nothing)
+            self._own.made.get(self._whole(group), None if count else self._nothing)
             for group, count in zip(groups, live.tolist(), strict=True)
         ]
-        if not self._seq_len or None in found:
+        known = [each.numbers for each in found if each is not None]
+        if self._nothing is None or len(known) < len(found):
             return {}
-        names = [each.name for each in fields(PackCounts)[2:]]
         return {
-            key: tuple(getattr(each, name) for each in found)
-            for key, name in zip(self._packed_keys, names, strict=True)
+            key: tuple(cast("int", each[name]) for each in known)
+            for key, name in zip(self._made_keys, self._nothing.numbers, strict=True)
         }
 
 

@@ -17,8 +17,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from torch_table_loader.planning.pack_counts import PackCounts
-
+    from torch_table_loader.samples import SampleCounts
 
 _MOST_BINS = 16
 
@@ -188,7 +187,7 @@ class Explanation:
     group_sizes: SizeCounts
     order: OrderSample = field(repr=False)
     fetch: FetchPlan | None = None
-    packing: PackCounts | None = None
+    packing: SampleCounts | None = None
 
     @property
     def pruning(self) -> tuple[PruningStep, ...]:
@@ -273,7 +272,7 @@ class Explanation:
             more = ("of what is decoded", f"{fetch.amplification:.2f} times")
             yield "Object store", _facts("Object store", [*asked, more])
         if self.packing is not None:
-            yield "Packing", _facts("Packing", _packing(self.packing))
+            yield "Packing", _facts("Packing", self.packing.facts)
         yield "Columns", Table("Columns", {"column": "column", "type": "Arrow type"}, self.schema)
 
     def _pruning(self) -> Table:
@@ -342,16 +341,3 @@ def _order(order: OrderSample) -> Iterator[Dots | str]:
     yield told if order.exact else told + rough
     yield Dots("Before: the table's order", before, told)
     yield Dots("After: the epoch's order", after, told)
-
-
-def _packing(packing: PackCounts) -> list[tuple[Cell, ...]]:
-    return [
-        ("tokens of a sequence", packing.seq_len or "several lengths"),
-        ("sequences", packing.sequences),
-        ("tokens", packing.tokens),
-        ("full", None if packing.fill is None else f"{100 * packing.fill:.2f} %"),
-        ("documents or parts of them", packing.parts),
-        ("documents split", packing.split),
-        ("documents truncated", packing.truncated),
-        ("documents dropped", packing.dropped),
-    ]

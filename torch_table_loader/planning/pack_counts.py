@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Self
 
 import numpy as np
+from typing_extensions import override
+
+from torch_table_loader.samples import SampleCounts
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Sequence
 
     from numpy.typing import NDArray
 
@@ -17,7 +20,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class PackCounts:
+class PackCounts(SampleCounts):
     """What packing some documents produces. A value that was not counted is None, and so is any sum with it.
 
     Args:
@@ -64,8 +67,36 @@ class PackCounts:
             dropped=dropped,
         )
 
+    @property
+    @override
+    def samples(self) -> int | None:
+        return self.sequences
+
+    @property
+    @override
+    def numbers(self) -> dict[str, int | None]:
+        return {entry.name: getattr(self, entry.name) for entry in fields(self)[2:]}
+
+    @override
+    def with_numbers(self, samples: int, numbers: Sequence[int]) -> Self:
+        return replace(self, sequences=samples, **dict(zip(self.numbers, numbers, strict=True)))
+
+    @property
+    @override
+    def facts(self) -> list[tuple[str, int | str | None]]:
+        return [
+            ("tokens of a sequence", self.seq_len or "several lengths"),
+            ("sequences", self.sequences),
+            ("tokens", self.tokens),
+            ("full", None if self.fill is None else f"{100 * self.fill:.2f} %"),
+            ("documents or parts of them", self.parts),
+            ("documents split", self.split),
+            ("documents truncated", self.truncated),
+            ("documents dropped", self.dropped),
+        ]
+
+    @override
     def __add__(self, other: Self) -> Self:
-        """Add the counts of other documents."""
         return type(self)(
             self.seq_len if self.seq_len == other.seq_len else 0,
             _sum(self.sequences, other.sequences),
@@ -96,16 +127,6 @@ class PackCounts:
             shown.append(f"{self.parts_per_sequence:.2f} documents a sequence")
         named = {"split": self.split, "truncated": self.truncated, "dropped": self.dropped}
         return ", ".join([*shown, *(f"{count:,} {name}" for name, count in named.items() if count)])
-
-
-def sum_of(counts: Iterable[PackCounts | None]) -> PackCounts | None:
-    """Add up the counts of several runs of documents; None if there are none, or any of them is unknown."""
-    total = None
-    for number, each in enumerate(counts):
-        if each is None:
-            return None
-        total = each + total if number and total is not None else each
-    return total
 
 
 def _sum(one: int | None, two: int | None) -> int | None:

@@ -382,7 +382,7 @@ class SamplePosition(Position):
         Raises:
             ConfigError: a source with a weight has no row, or nothing ends the epoch.
         """
-        if isinstance(stop, Stop) and stop.tokens is not None:
+        if isinstance(stop, Stop):
             stop = stop.in_samples(self.seq_len, Done(0, self.mixed.shares.start, self.origin))
         return ending(self.mixed, tuple(self.rows[name] for name in self.mixed.names), stop, coming)
 

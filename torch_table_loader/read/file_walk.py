@@ -28,9 +28,9 @@ if TYPE_CHECKING:
 
     from torch_table_loader.contracts import Storage
     from torch_table_loader.format_contracts import OpenFile
-    from torch_table_loader.planning.pack_counts import PackCounts
     from torch_table_loader.read.conform import Conformer
     from torch_table_loader.read.file_plan import FilePlan
+    from torch_table_loader.samples import SampleCounts
 
 
 class Piece(NamedTuple):
@@ -171,13 +171,13 @@ class Part(NamedTuple):
 
     Args:
         rows: returns those from one number to another, counted from 0.
-        counts: what packing makes of them, if a stage counts that.
+        counts: what a stage counts of the samples that it makes of them.
     """
 
     segment: int
     num_live: int
     rows: Callable[[int, int], pa.RecordBatch]
-    counts: PackCounts | None = None
+    counts: SampleCounts | None = None
 
 
 class FileWalk:

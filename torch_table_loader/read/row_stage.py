@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 import numpy as np
 import pyarrow as pa
 
-from torch_table_loader.planning.pack_counts import PackCounts, sum_of
+from torch_table_loader.samples import SampleCounts, sum_of
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from torch_table_loader.planning.keys import Key
 
 
-Counted: TypeAlias = tuple[int, PackCounts | None]
-"""The number of rows that live, or that a stage makes of them; and what packing makes of them, if that is known."""
+Counted: TypeAlias = tuple[int, SampleCounts | None]
+"""The number of rows that live, or that a stage makes of them; and what else it counts of these, if that is known."""
 
 Made: TypeAlias = tuple[int, Callable[[int, int], pa.RecordBatch]]
 """The number of rows that a stage makes, and a function that returns those from one number to another."""
@@ -69,6 +69,11 @@ class RowStage(ABC):
     @abstractmethod
     def reads(self) -> tuple[str, ...]:
         """The columns that `counted` needs."""
+
+    @property
+    def nothing(self) -> SampleCounts | None:
+        """What the stage counts of no rows; None if it counts nothing but the rows that come out."""
+        return None
 
     @property
     def takes_ids(self) -> bool:
@@ -148,7 +153,7 @@ def measured(stage: RowStage, lengths: NDArray[Any]) -> Counted:
 def summed(made: Iterable[tuple[int, Counted]], segments: int) -> list[Counted]:
     """Return the sums of counts by segment."""
     live = [0] * segments
-    counts: list[list[PackCounts | None]] = [[] for _ in range(segments)]
+    counts: list[list[SampleCounts | None]] = [[] for _ in range(segments)]
     for segment, (more, found) in made:
         live[segment] += more
         counts[segment].append(found)

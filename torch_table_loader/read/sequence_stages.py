@@ -51,6 +51,11 @@ class SequencesAsRows(TokenStage):
         blocks = "" if self.block_rows is None else f"-{self.block_rows}-{pack.max_docs_per_row}"
         return f"{super().key}-{pack.width}-{pack.long_docs}{blocks}"
 
+    @property
+    @override
+    def nothing(self) -> PackCounts:
+        return PackCounts(self.pack.width)
+
     @override
     def schema(self, given: pa.Schema) -> pa.Schema:
         return schema_of_sequences(self._cut, self._columns(given))

@@ -26,9 +26,9 @@ if TYPE_CHECKING:
 
     from torch_table_loader.engine.explanation import Explanation
     from torch_table_loader.engine.state import Kind
-    from torch_table_loader.planning.pack_counts import PackCounts
     from torch_table_loader.planning.rows_of import RowSpan, SourceRow
     from torch_table_loader.planning.stages import Position
+    from torch_table_loader.samples import SampleCounts
 
     Ints: TypeAlias = NDArray[np.int64]
 
@@ -70,7 +70,7 @@ class PlacedJob(Job):
         held_bytes: int,
         notes: Sequence[str],
         splits: int = 0,
-        packing: PackCounts | None = None,
+        packing: SampleCounts | None = None,
     ) -> Explanation:
         """Explain an epoch from its start; see `Job._explained`."""
         lanes, ranks = range(self.topology.lanes), range(self.topology.num_ranks)
@@ -140,7 +140,7 @@ class IndexedJob(PlacedJob):
     def kept_shape(self, position: SamplePosition) -> bool:
         """Return whether as many steps of this topology take the samples that were taken before a position's stage."""
         steps = position.steps_before
-        if "seq_len" in self.schedules:
+        if self.changes_length:
             return not steps or self.next_stage(self.at(position.epoch, steps)).origin == position.origin
         if position.origin and position.mixture is None:
             return False  # other lengths came before, and places are counted from there
@@ -212,8 +212,8 @@ class IndexedJob(PlacedJob):
     def notes(self, position: SamplePosition) -> list[str]:
         """What `explain()` says of the stores and the order, at the start of an epoch."""
 
-    def packing(self, position: SamplePosition) -> PackCounts | None:  # noqa: ARG002 rows are not packed
-        """Return what packing makes of the documents of an epoch; None where rows are not packed, or nobody knows."""
+    def counts_of(self, position: SamplePosition) -> SampleCounts | None:  # noqa: ARG002 rows are counted alone
+        """Return what becomes of the table's rows in an epoch; None where they are samples, or nobody knows."""
         return None
 
     @override
@@ -223,7 +223,7 @@ class IndexedJob(PlacedJob):
     @override
     def num_samples(self, epoch: int) -> int | None:
         *_, last = self.stages(self.start(epoch))
-        return None if last.total == ENDLESS or "seq_len" in self.schedules else int(last.total)
+        return None if last.total == ENDLESS or self.changes_length else int(last.total)
 
     @override
     def explain(self, epoch: int) -> Explanation:
@@ -237,5 +237,5 @@ class IndexedJob(PlacedJob):
             rows_in_flight=self.copies * rows_in_flight(self.options, gathered, self.blocks) + copied,
             held_bytes=self.held_bytes,
             notes=self.notes(position),
-            packing=self.packing(position),
+            packing=self.counts_of(position),
         )

@@ -21,6 +21,7 @@ from torch_table_loader.engine.survey import described
 from torch_table_loader.errors import ConfigError
 from torch_table_loader.planning.ranks import Topology
 from torch_table_loader.planning.steps import num_steps
+from torch_table_loader.samples import LENGTH
 from torch_table_loader.schedules import Done, Schedule
 
 if TYPE_CHECKING:
@@ -34,9 +35,9 @@ if TYPE_CHECKING:
     from torch_table_loader.engine.work.lane_work import LaneWork
     from torch_table_loader.options import LoaderOptions
     from torch_table_loader.planning.order_sample import OrderSample
-    from torch_table_loader.planning.pack_counts import PackCounts
     from torch_table_loader.planning.rows_of import LiveSpan, RowSpan, SourceRow
     from torch_table_loader.planning.stages import Position
+    from torch_table_loader.samples import SampleCounts, Samples
 
 
 _NO_FILES = (
@@ -106,10 +107,19 @@ class Job(ABC):
 
     @property
     def _compared_schedules(self) -> dict[str, Any]:
-        """What changes in an epoch, as plain data; a length of sequences also where it does not change."""
-        pack = self.options.pack
-        lengths = {} if pack is None else {"seq_len by step": pack.lengths_by_step.as_list}
-        return {**lengths, **{f"{name} by step": each.as_list for name, each in self.schedules.items()}}
+        """What changes in an epoch, as plain data; the length of samples also where it does not change."""
+        by_step = {f"{name} by step": each.as_list for name, each in self.schedules.items()}
+        return {**self.samples.compared, **by_step}
+
+    @property
+    def samples(self) -> Samples:
+        """What a batch counts."""
+        return self.options.samples
+
+    @property
+    def changes_length(self) -> bool:
+        """Whether samples have other lengths from some step on."""
+        return LENGTH in self.schedules
 
     @property
     def counted(self) -> bool:
@@ -363,7 +373,7 @@ class Job(ABC):
         held_bytes: int,
         notes: Sequence[str],
         fetched: tuple[int, int, int] | None = None,
-        packing: PackCounts | None = None,
+        packing: SampleCounts | None = None,
     ) -> Explanation:
         """Combine the sums over the tables with what this kind of job knows of an epoch.
 
@@ -421,18 +431,18 @@ class Job(ABC):
     def _expected(self, loads: Sequence[tuple[int, int, int, int]], lane_bytes: int, *, endless: bool) -> int:
         """Return the decoded bytes that lanes come to: what they may hold, or all of theirs if these are fewer.
 
-        Of packed streams the pieces' bytes say how many: rows are sequences or tokens there.
+        Where samples are made of the rows of a stream, the pieces' bytes say how many.
         """
-        packed = self.options.pack is not None
-        own = [num_bytes if packed and num_bytes else rows * self.row_bytes for _, rows, num_bytes, _ in loads]
+        made = not self.samples.are_rows
+        own = [num_bytes if made and num_bytes else rows * self.row_bytes for _, rows, num_bytes, _ in loads]
         return sum(lane_bytes if endless and not lane else min(lane, lane_bytes) for lane in own)
 
     def _order(self, epoch: int, steps: int | None) -> OrderSample:
         """Sample the order of this rank's rows; nothing is read."""
         from torch_table_loader.planning.order_sample import OrderSample, sample_order
 
-        if self.options.pack is not None:
-            return OrderSample.missing("batches are sequences of tokens, not rows of the table")
+        if not self.samples.are_rows:
+            return OrderSample.missing(f"batches are {self.samples.title}, not rows of the table")
         if steps is None:
             return OrderSample.missing("rows are not counted, or the epoch has no end")
         layouts = {name: table.layout for name, table in self.tables.items()}
@@ -462,8 +472,8 @@ class Job(ABC):
 
     @cached_property
     def _width(self) -> int:
-        """The tokens of the first sequences; 0 where rows are not packed."""
-        return 0 if self.options.pack is None else self.options.pack.width
+        """The width of the first samples."""
+        return self.samples.width
 
     @abstractmethod
     def _done(self, position: Any) -> Done:
@@ -487,31 +497,22 @@ class Job(ABC):
         return replace(self.topology, batch_size=batch, micro_batches=rows // (self.topology.num_ranks * batch))
 
     def _length_at(self, epoch: int, step: int = 0) -> int:
-        """Return the tokens of the sequences of a step; 0 where rows are not packed."""
-        lengths = self.schedules.get("seq_len")
+        """Return the width of the samples of a step."""
+        lengths = self.schedules.get(LENGTH)
         length: int = self._width if lengths is None else lengths.at(epoch, Done(step))
         return length
 
     def _length_of(self, position: Any) -> int:
-        """Return the tokens of the sequences of a stage."""
+        """Return the width of the samples of a stage."""
         return self._length_at(position.epoch, position.steps_before)
 
     def _options_at(self, position: Position) -> LoaderOptions:
-        """Return the options with the length that the sequences of a stage have."""
-        pack = self.options.pack
-        if pack is None or (own := pack.of_length(self._length_of(position))) is pack:
-            return self.options
-        return replace(self.options, pack=own)
-
-    @property
-    def _notes_of_lengths(self) -> list[str]:
-        """What `explain()` says of sequences of several lengths."""
-        pack = self.options.pack
-        return [f"sequences have {pack.lengths_in_words}"] if pack is not None and "seq_len" in self.schedules else []
+        """Return the options with the width that the samples of a stage have."""
+        return self.options.of_length(self._length_of(position))
 
     def _codec(self, schema: pa.Schema, options: LoaderOptions) -> RowsCodec[Any]:
         """Return the codec of a schema; it takes microseconds a column to make, and is kept for other epochs."""
-        length = None if options.pack is None else options.pack.width
+        length = options.samples.width
         known, codec = self._codecs.get(length, (None, None))
         if codec is None or not schema.equals(known, check_metadata=True):
             codec = make_codec(schema, TypePolicy.of(options))
@@ -519,8 +520,8 @@ class Job(ABC):
         return codec
 
     @cached_property
-    def _codecs(self) -> dict[int | None, tuple[pa.Schema, RowsCodec[Any]]]:
-        """The last codec and its schema, by the length of sequences; None where rows are delivered."""
+    def _codecs(self) -> dict[int, tuple[pa.Schema, RowsCodec[Any]]]:
+        """The last codec and its schema, by the width of samples."""
         return {}
 
     def _common_work(self, position: Position, *, marks_padding: bool) -> dict[str, Any]:

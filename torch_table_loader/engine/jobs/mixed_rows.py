@@ -78,7 +78,7 @@ class MixedRows(MixtureJob, IndexedJob):
             ConfigError: they do not; names what differs.
         """
         given = checked_weights(weights, sources)
-        block = resolve_block(given, unit, block, options.pack)
+        block = resolve_block(given, unit, block, options.samples)
         own = {name: rows.apart() for name, rows in sources.items()}
         fork_safe = all(rows.fork_safe for rows in own.values())
         columns = common_columns(own, options)
@@ -164,7 +164,7 @@ class MixedRows(MixtureJob, IndexedJob):
         self, weights: Mapping[str, float] | NaturalShares, epoch: int, coming: frozenset[str] = frozenset()
     ) -> Weights:
         newest = checked_weights(weights, self.sources)
-        resolve_block(newest, "rows", self.block, self.options.pack)
+        resolve_block(newest, "rows", self.block, self.samples)
         self._started(epoch, newest, self._newest_exclusions, coming)
         return newest
 
@@ -214,7 +214,7 @@ class MixedRows(MixtureJob, IndexedJob):
     @override
     def kept_shape(self, position: SamplePosition) -> bool:
         steps = position.steps_before
-        if "seq_len" not in self.schedules:
+        if not self.changes_length:
             return super().kept_shape(position)
         there = self.current(self.at(position.epoch, steps))
         return not steps or (there.consumed, there.origins) == (position.start, position.origins)
@@ -250,7 +250,7 @@ class MixedRows(MixtureJob, IndexedJob):
 
     def _anchors(self, position: SamplePosition) -> dict[str, list[int]]:
         """Return from where sources that are walked find their next items."""
-        if self.options.pack is None or not position.consumed:
+        if self.samples.are_rows or not position.consumed:
             return {}
         mixture, streams = position.mixed, self.stream(position).sources
         turns = zip(mixture.names, mixture.rows_before(position.consumed), streams, strict=True)
@@ -362,8 +362,8 @@ class MixedRows(MixtureJob, IndexedJob):
 
     @property
     def _marks_source(self) -> bool:
-        """Whether there is a column that says which source a row is of; of sequences, documents have it."""
-        return self.options.pack is None
+        """Whether a column says which source a sample is of; where samples are made of rows, these have it."""
+        return self.samples.are_rows
 
     @override
     def locate(self, position: SamplePosition, places: Ints) -> list[SourceRow]:
@@ -393,7 +393,7 @@ class MixedRows(MixtureJob, IndexedJob):
             sizes,
             {name: weight / shares for name, weight in mixture.weights.items()},
             taken,
-            "row" if "seq_len" not in self.schedules else "token",
+            "row" if not self.changes_length else "token",
         )
         held = (
             f"in every run of {mixture.block_rows:,} rows each source has its share"
@@ -403,7 +403,7 @@ class MixedRows(MixtureJob, IndexedJob):
         stores = [f"source {name!r}: {own.store.note}" for name, own in self.sources.items() if own.store.note]
         return [
             *sources,
-            *self._notes_of_lengths,
+            *self.samples.notes,
             *stores,
             f"{held}; the epoch ends {self.stop.in_words()}",
         ]
@@ -413,7 +413,7 @@ class MixedRows(MixtureJob, IndexedJob):
         *_, last = self.stages(position)
         names, end = position.mixed.names, self._batches(last).total
         taken = None if end == ENDLESS else dict(zip(names, last.mixed.rows_before(end), strict=True))
-        if "seq_len" not in self.schedules:
+        if not self.changes_length:
             return dict(position.rows), taken
         streams = {name: self._packed(own) for name, own in self._turns(last).items()}
         sizes = {name: own.tokens_of_a_round for name, own in streams.items()}

@@ -10,22 +10,19 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, cast
 import numpy as np
 from typing_extensions import override
 
-from torch_table_loader.arrow.datatypes import width_of
 from torch_table_loader.batching.codec import make_codec
 from torch_table_loader.batching.policy import TypePolicy
 from torch_table_loader.contracts import is_far
 from torch_table_loader.engine.jobs.indexed_job import PlacedJob
 from torch_table_loader.engine.jobs.mixture_form import (
     common_columns,
-    flat_columns,
     places_of,
-    sequence_form,
     share_notes,
     stream_weights,
 )
 from torch_table_loader.engine.jobs.mixture_job import AskedWeights, MixtureJob
 from torch_table_loader.engine.jobs.resolve import topology_of, with_padding
-from torch_table_loader.engine.sizing import TENSOR_BYTES, batches_of_a_gather, rows_in_flight
+from torch_table_loader.engine.sizing import batches_of_a_gather, rows_in_flight
 from torch_table_loader.engine.state import Bound, refuse
 from torch_table_loader.engine.work.mixed_stream_work import MixedStreamWork, StreamPart
 from torch_table_loader.engine.work.source_form import PlainForm
@@ -103,7 +100,7 @@ class MixedStreams(MixtureJob, PlacedJob):
         for name, source in sources.items():
             _refuse_unfit(name, source)
         fetching = _common_fetching(sources)
-        given = stream_weights(weights, sources, unit, block, options.pack)
+        given = stream_weights(weights, sources, unit, block, options.samples)
         columns = common_columns(sources, options)
         make_codec(with_padding(columns, marks=options.even_ranks == "pad"), TypePolicy.of(options))
         return cls(
@@ -124,9 +121,8 @@ class MixedStreams(MixtureJob, PlacedJob):
     @cached_property
     @override
     def bound(self) -> Bound:
-        pack = self.options.pack
-        packed = {} if pack is None or self._cuts_anywhere else {"seq_len": pack.width}
-        return Bound({}, {"shuffle_seed": self.options.shuffle_seed, "block": None, **self.stop.as_dict, **packed})
+        own = {"shuffle_seed": self.options.shuffle_seed, "block": None, **self.stop.as_dict}
+        return Bound({}, own | self.samples.bound)
 
     @property
     @override
@@ -142,7 +138,7 @@ class MixedStreams(MixtureJob, PlacedJob):
     def check_weights(
         self, weights: Mapping[str, float] | NaturalShares, epoch: int, coming: frozenset[str] = frozenset()
     ) -> Weights:
-        newest = stream_weights(weights, self.sources, "rows", None, self.options.pack)
+        newest = stream_weights(weights, self.sources, "rows", None, self.samples)
         self._begun(epoch, newest, coming=coming)
         return newest
 
@@ -163,7 +159,7 @@ class MixedStreams(MixtureJob, PlacedJob):
     @override
     def _done(self, position: MixedPosition) -> Done:
         done = super()._done(position)
-        return done if "seq_len" not in self.schedules else done._replace(tokens=done_in(position.stages).tokens)
+        return done if not self.changes_length else done._replace(tokens=done_in(position.stages).tokens)
 
     def _begun(
         self,
@@ -252,8 +248,10 @@ class MixedStreams(MixtureJob, PlacedJob):
     def _form(self, name: str, codec: RowsCodec[Any]) -> SourceForm:
         """Return what makes items of the mixture of what is read of a source."""
         number, schema = list(self.sources).index(name), self.sources[name].reader.schema
-        if self.options.pack is not None:
-            return sequence_form(number, codec, self.columns, schema, TypePolicy.of(self.options))
+        if not self.samples.are_rows:
+            policy = TypePolicy.of(self.options)
+            form: SourceForm = self.samples.parts.form_of_source(number, codec, self.columns, schema, policy)
+            return form
         return PlainForm(number, codec, self.schema(), places_of(self.columns, schema), self._marks_padding)
 
     @override
@@ -270,13 +268,13 @@ class MixedStreams(MixtureJob, PlacedJob):
         return [SourceRow(names[number], row) for number in source.tolist() for row in next(each[number])]
 
     def _row_ids(self, name: str, position: MixedPosition, item: RoundRuns) -> list[int]:
-        """Return the row ids under an item: of a row from the plan, and of a sequence by reading its documents."""
-        if self.options.pack is None:
+        """Return the row ids under an item: of a row from the plan, and of what is made of rows by reading these."""
+        if self.samples.are_rows:
             return [self._row_id(name, split, row) for split, row, _ in item.runs]
         rounds = self.rounds[name]
         key = rounds.packs_key(position.epoch, item.round)
         tasks = (rounds.segments.task(*run) for run in item.runs)
-        found: list[int] = self.sources[name].documents_under(tasks, key, position.deal.width).tolist()
+        found: list[int] = self.sources[name].rows_under(tasks, key, position.deal.width).tolist()
         return found
 
     def _row_id(self, name: str, split: int, live: int) -> int:
@@ -302,7 +300,7 @@ class MixedStreams(MixtureJob, PlacedJob):
     @override
     def num_samples(self, epoch: int) -> int | None:
         delivered = self._delivered(self.start(epoch))
-        return None if delivered is None or "seq_len" in self.schedules else sum(delivered.values())
+        return None if delivered is None or self.changes_length else sum(delivered.values())
 
     @override
     def explain(self, epoch: int) -> Explanation:
@@ -330,18 +328,18 @@ class MixedStreams(MixtureJob, PlacedJob):
     @property
     def _told_width(self) -> int:
         """The rows of what `explain()` counts: of sequences of several lengths, their tokens."""
-        return self._width_at(0) if "seq_len" not in self.schedules else 1
+        return self._width_at(0) if not self.changes_length else 1
 
     def _notes(self, position: MixedPosition) -> list[str]:
         deal, shares = position.deal, sum(position.deal.by_name.values())
-        what = "row" if self.options.pack is None else "sequence"
-        counted = what if "seq_len" not in self.schedules else "token"
+        what = self.samples.word
+        counted = what if not self.changes_length else "token"
         sizes = {name: own.items(self._told_width) for name, own in self.rounds.items()}
         weights = {name: weight / shares for name, weight in deal.by_name.items()}
         every = "after every step" if deal.block_steps == 1 else f"after every {deal.block_steps:,} steps"
         return [
             *share_notes(tuple(self.sources), sizes, weights, self._delivered(position), counted),
-            *self._notes_of_lengths,
+            *self.samples.notes,
             (f"{every} each source has its share, to within one {what}; the epoch ends {self.stop.in_words(what)}"),
         ]
 
@@ -355,12 +353,12 @@ def _has(position: MixedPosition, weights: Weights, sources: Collection[str]) ->
 
 
 def _item_bytes(source: StreamJob) -> int:
-    """Return the decoded bytes of a row, or of a sequence."""
-    pack = source.options.pack
-    if pack is None:
+    """Return the decoded bytes of a sample."""
+    samples = source.samples
+    if samples.are_rows:
         return source.row_bytes
-    cut = flat_columns(source.reader.schema)
-    return pack.longest * (TENSOR_BYTES + sum(map(width_of, cut.types[: len(pack.cut_columns)])))
+    num_bytes: int = samples.parts.item_bytes(samples, source.reader.schema)
+    return num_bytes
 
 
 def _common_fetching(sources: Mapping[str, StreamJob]) -> FetchSettings:

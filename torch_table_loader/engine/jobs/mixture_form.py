@@ -3,29 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import astuple, fields
-from typing import TYPE_CHECKING, Any, cast, get_args
+from dataclasses import astuple
+from typing import TYPE_CHECKING, Any, get_args
 
 import numpy as np
 import pyarrow as pa
 
 from torch_table_loader.arrow import compute as pc
-from torch_table_loader.arrow.token_rows import columns_of_parts, schema_of_sequences, schema_of_tokens, tokens_are_rows
-from torch_table_loader.batching.codec import make_codec
 from torch_table_loader.batching.policy import TypePolicy
-from torch_table_loader.engine.jobs.resolve import refuse_no_tokens
-from torch_table_loader.engine.work.source_form import SequenceForm
 from torch_table_loader.errors import ConfigError, ConfigTypeError
 from torch_table_loader.option_values import Pad
 from torch_table_loader.options import ABOUT
-from torch_table_loader.pack import Pack
 from torch_table_loader.planning.mixture import BLOCK_ROWS, NaturalShares, ShareUnit, smallest
-from torch_table_loader.records import DOCUMENTS, PADDING_COLUMN, SOURCE_COLUMN
+from torch_table_loader.records import PADDING_COLUMN, SOURCE_COLUMN
+from torch_table_loader.samples import Samples, SamplesOption
 from torch_table_loader.schedules import Schedule, Stop, as_schedule, as_stop
 
 if TYPE_CHECKING:
-    from torch_table_loader.batching.packed import PackedCodec
-    from torch_table_loader.batching.rows import RowsCodec
     from torch_table_loader.engine.jobs.job import Job
     from torch_table_loader.options import LoaderOptions
 
@@ -36,14 +30,17 @@ FORM_OPTIONS = tuple(name for name, about in ABOUT.items() if about.form)
 def common_columns(sources: Mapping[str, Job], options: LoaderOptions) -> pa.Schema:
     """Return the columns that come out of a mixture: those of its sources, in the first one's order, and `source`.
 
-    Where sources are packed, `source` is a column of the documents.
+    Where samples are made of rows, `source` is a column of these.
 
     Raises:
         ConfigError: sources differ, or have a column of ours; names the column and both types.
     """
     first, *others = sources
     delivered = {name: source.columns for name, source in sources.items()}
-    flat = {name: own if options.pack is None else flat_columns(own) for name, own in delivered.items()}
+    samples = options.samples
+    flat = delivered
+    if not samples.are_rows:
+        flat = {name: samples.parts.flat_columns(own) for name, own in delivered.items()}
     schema = flat[first]
     for name in others:
         _compare(first, schema, name, flat[name])
@@ -55,18 +52,10 @@ def common_columns(sources: Mapping[str, Job], options: LoaderOptions) -> pa.Sch
     nullable = [any(other.field(field.name).nullable for other in flat.values()) for field in schema]
     typed = [pa.field(field.name, field.type, nullable=some) for field, some in zip(schema, nullable, strict=True)]
     source = pa.field(SOURCE_COLUMN, pa.int64(), nullable=False)
-    if options.pack is None:
+    if samples.are_rows:
         return pa.schema([*typed, source])
-    cut = len(options.pack.cut_columns)
-    return schema_of_sequences(typed[:cut], [*typed[cut:], source])
-
-
-def flat_columns(schema: pa.Schema) -> pa.Schema:
-    """Return the columns that are cut, of the type of one token's value, and the other columns of the documents."""
-    cut = [field for field in schema if field.name != DOCUMENTS]
-    kinds = [field.type if tokens_are_rows(schema) else field.type.value_type for field in cut]
-    flat = [pa.field(field.name, kind, nullable=False) for field, kind in zip(cut, kinds, strict=True)]
-    return pa.schema([*flat, *columns_of_parts(schema)])
+    columns: pa.Schema = samples.parts.columns_of_mixture(samples, typed, source)
+    return columns
 
 
 def common_form(sources: Mapping[str, LoaderOptions]) -> dict[str, Any]:
@@ -80,11 +69,9 @@ def common_form(sources: Mapping[str, LoaderOptions]) -> dict[str, Any]:
         keyed = any(isinstance(own.columns, Mapping) for own in (options, other))
         for option in (*FORM_OPTIONS, *(["columns"] if keyed else [])):
             one, two, called = getattr(options, option), getattr(other, option), option
-            if isinstance(one, Pack) and isinstance(two, Pack):
-                one, two = one.form, two.form
+            if isinstance(one, SamplesOption) and isinstance(two, SamplesOption):
+                called, one, two = one.difference(two) or (called, None, None)
             if not same(one, two):
-                if isinstance(one, Pack) and isinstance(two, Pack):
-                    called, one, two = _first_difference(one, two)
                 raise ConfigError(
                     f"the sources of a mixture must come in one form, but {called} is {one!r} in {first!r} and "
                     f"{two!r} in {name!r}; pass the same to both"
@@ -92,11 +79,6 @@ def common_form(sources: Mapping[str, LoaderOptions]) -> dict[str, Any]:
     TypePolicy.of(options)
     keys = {"columns": options.columns} if isinstance(options.columns, Mapping) else {}
     return {option: getattr(options, option) for option in FORM_OPTIONS} | keys
-
-
-def _first_difference(one: Pack, two: Pack) -> tuple[str, Any, Any]:
-    names = [entry.name for entry in fields(Pack) if getattr(one, entry.name) != getattr(two, entry.name)]
-    return f"pack.{names[0]}", getattr(one, names[0]), getattr(two, names[0])
 
 
 def same(one: Any, two: Any) -> bool:
@@ -115,19 +97,6 @@ def same(one: Any, two: Any) -> bool:
 def places_of(columns: pa.Schema, own: pa.Schema) -> tuple[int, ...]:
     """Return where a source has each column of the mixture but `source`."""
     return tuple(own.get_field_index(name) for name in columns.names if name != SOURCE_COLUMN)
-
-
-def sequence_form(
-    number: int, codec: RowsCodec[Any], mixed: pa.Schema, own: pa.Schema, policy: TypePolicy
-) -> SequenceForm:
-    """Return what makes sequences of the mixture from those, or the tokens, of a packed stream with columns `own`."""
-    fields, read = columns_of_parts(mixed), codec
-    if tokens_are_rows(own):
-        cut = list(flat_columns(mixed))[: -len(fields)]
-        read = make_codec(schema_of_tokens(cut, fields), policy)
-    places = places_of(pa.schema(fields), pa.schema(columns_of_parts(own)))
-    decodes, takes, gives = (cast("PackedCodec", each) for each in (make_codec(own, policy), read, codec))
-    return SequenceForm(number, decodes, takes, gives, tuple(fields), places)
 
 
 def _compare(first: str, schema: pa.Schema, name: str, other: pa.Schema) -> None:
@@ -151,10 +120,10 @@ def scheduled_weights(weights: Any, sources: Mapping[str, Job]) -> Schedule:
     Raises:
         ConfigError: a schedule does not begin at step 0, has a step below, or counts tokens where rows differ in them.
     """
-    found, pack = as_schedule(weights), next(iter(sources.values())).options.pack
+    found, samples = as_schedule(weights), next(iter(sources.values())).samples
     if found.unit == "tokens":
-        refuse_no_tokens('unit="tokens" of Schedule', pack, 'unit="samples", which counts rows or sequences')
-    return found.in_samples(pack.seq_len) if pack is not None and isinstance(pack.seq_len, int) else found
+        samples.check_tokens('unit="tokens" of Schedule', 'unit="samples", which counts rows or sequences')
+    return found.in_samples(samples.width) if samples.lengths is None else found
 
 
 def checked_weights(
@@ -177,7 +146,7 @@ def checked_weights(
 
 
 def resolve_block(
-    weights: Mapping[str, float] | NaturalShares, unit: ShareUnit, block: int | None, pack: Pack | None
+    weights: Mapping[str, float] | NaturalShares, unit: ShareUnit, block: int | None, samples: Samples
 ) -> int:
     """Return the least rows of a block; 0: every prefix has the shares.
 
@@ -188,7 +157,7 @@ def resolve_block(
         raise ConfigError(f'unit must be "rows" or "tokens", got {unit!r}')
     asked = 'unit="tokens"' if unit == "tokens" else f'weights="{weights}"' if isinstance(weights, str) else ""
     if "tokens" in asked:
-        refuse_no_tokens(asked, pack, _shares_of_rows(unit))
+        samples.check_tokens(asked, _shares_of_rows(unit))
     if block is None:
         return 0 if asked else BLOCK_ROWS
     if asked and block:
@@ -208,7 +177,7 @@ def stream_weights(
     sources: Mapping[str, object],
     unit: ShareUnit,
     block: int | None,
-    pack: Pack | None,
+    samples: Samples,
 ) -> dict[str, int] | NaturalShares:
     """Return the weights of a mixture of streams; see `checked_weights`.
 
@@ -216,7 +185,7 @@ def stream_weights(
         ConfigError: they do not fit the sources, or what is asked for does not work for streams.
     """
     given = checked_weights(weights, sources)
-    resolve_block(given, unit, None, pack)
+    resolve_block(given, unit, None, samples)
     if block is not None:
         raise ConfigError(
             f'block={block} is for sources with shuffle="rows": a mixture of streams has its shares after every step '
@@ -260,18 +229,17 @@ def checked_stop(stop: Any, sources: Mapping[str, Any]) -> Stop:
     if unknown := [name for name in times if name not in sources]:
         raise ConfigError(f"stop names {unknown[0]!r}, and the sources are {', '.join(map(repr, sources))}")
     for name, most in times.items():
-        pack = sources[name].options.pack
-        if most > 1 and pack is not None and pack.strategy == "best_fit" and sources[name].kind == "items":
+        if most > 1 and sources[name].samples.changes_by_round:
             raise ConfigError(
                 f"stop[{name!r}] counts rounds of as many sequences, and best fit of rows packs each round anew; pass "
                 'stop="forever", or another strategy'
             )
     if rule.tokens is None:
         return rule
-    pack = next(iter(sources.values())).options.pack
-    refuse_no_tokens("tokens= of Stop", pack, "samples=, which counts rows or sequences")
-    counted = rule.in_samples(pack.width)
-    return counted if isinstance(pack.seq_len, int) else rule
+    samples = next(iter(sources.values())).samples
+    samples.check_tokens("tokens= of Stop", "samples=, which counts rows or sequences")
+    counted = rule.in_samples(samples.width)
+    return counted if samples.lengths is None else rule
 
 
 def _check_source_names(weights: Mapping[str, float], sources: Mapping[str, object]) -> None:

@@ -118,8 +118,8 @@ class MixtureJob(Job):
 
     @cached_property
     def _cuts_anywhere(self) -> bool:
-        """Whether sequences are cut of documents put behind one another, so that their length may change."""
-        return self.options.pack is not None and self.options.pack.joins_documents
+        """Whether samples are cut of rows put behind one another, so that their length may change."""
+        return self.samples.cut_anywhere
 
     @override
     def warn_of_uneven_steps(self) -> None:

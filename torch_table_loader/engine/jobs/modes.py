@@ -43,13 +43,12 @@ def open_job(
     Items are gathered one by one, so `split_deletes` and `lazy` mean nothing to them.
     """
     if options.shuffle == "rows":
-        if options.pack is None:
+        if options.samples.are_rows:
             from torch_table_loader.engine.jobs.table_rows import TableRows
 
             return TableRows.of(source, options, ranks, cache, parts)
-        from torch_table_loader.engine.jobs.packed_items import PackedItems
-
-        return PackedItems.of(source, options, ranks, cache, parts)
+        items: Job = options.samples.parts.items_of(source, options, ranks, cache, parts)
+        return items
     return open_stream(source, options, ranks, cache, split_deletes=split_deletes, lazy=lazy, parts=parts)
 
 
@@ -79,11 +78,9 @@ def open_stream(
     table, options = surveyed(source, options, cache, split_deletes=split_deletes, lazy=lazy)
     columns = columns_of(table, options)
     largest = int(table.layout.group_rows.max(initial=0))
-    if stage is None and options.pack is not None:
-        from torch_table_loader.read.sequence_stages import stage_of
-
+    if stage is None and not options.samples.are_rows:
         asked = (*(options.column_names or ()), *((ROW_ID,) if options.row_id else ()))
-        stage = stage_of(options.pack, table.schema, asked, options.shuffle_buffer_size)
+        stage = options.samples.parts.stage_of(options.samples, table.schema, asked, options.shuffle_buffer_size)
     encoded = [] if stage is not None else _encodable(table.schema, columns, TypePolicy.of(options))
     row_bytes = table.row_bytes(columns, encoded)
     strategy, fetching = strategy_of(options, ranks), FetchSettings.of(options)

@@ -18,7 +18,6 @@ from torch_table_loader.batching.policy import TypePolicy
 from torch_table_loader.engine.jobs.resolve import (
     codec_of,
     columns_of,
-    packed_columns,
     surveyed,
     topology_of,
     with_padding,
@@ -70,8 +69,7 @@ class PackedItems(TableItems):
     ) -> PackedItems:
         """Survey a table, check the options against it, and count its documents; see `stored_rows`."""
         table, options = surveyed(source, options, cache)
-        pack = options.pack
-        assert pack is not None  # noqa: S101 asked only then
+        pack = cast("Pack", options.pack)
         bounds = table.list_bounds(pack.ids) if pack.tokenizer is None else None
         stage = KeptDocuments(pack, table.schema, options.column_names or (), bounds)
         in_place = TokensInPlace.of(table, options, stage)
@@ -146,7 +144,7 @@ class PackedItems(TableItems):
     @override
     def next_stage(self, position: SamplePosition) -> SamplePosition:
         """Return the position with a stage of sequences of the next length, from the next token on."""
-        if "seq_len" not in self.schedules:
+        if not self.changes_length:
             return super().next_stage(position)
         stage, taken = self._stage(position.epoch, position), position.steps_taken
         return self._cut_anew(replace(position, start=position.consumed, steps_before=taken, stage=stage))
@@ -193,7 +191,7 @@ class PackedItems(TableItems):
                 "or sequences of one length; pass the value of state_dict() unchanged"
             )
         taken.check(stream.count)
-        if "seq_len" in self.schedules or taken.seq_len != self._width:
+        if self.changes_length or taken.seq_len != self._width:
             position = items._cut_anew(position)  # a stage ends at a step, and begins with a token
         else:
             position = replace(position, total=stream.count)
@@ -284,7 +282,7 @@ class PackedItems(TableItems):
             "pad": "documents are shuffled one by one, each a sequence",
             "best_fit": f"documents are shuffled one by one, and packed, {pack.block_docs:,} together",
         }
-        sequences = "" if "seq_len" in self.schedules else f"{position.total:,} sequences of "
+        sequences = "" if self.changes_length else f"{position.total:,} sequences of "
         return [
             f"{orders[pack.strategy]}, {pack.lengths_in_words} a sequence, from {self.where}",
             f"{sequences}{tokens:,} tokens in {self.live_rows:,} documents",
@@ -293,12 +291,12 @@ class PackedItems(TableItems):
         ]
 
     @override
-    def packing(self, position: SamplePosition) -> PackCounts | None:
+    def counts_of(self, position: SamplePosition) -> PackCounts | None:
         """Return what packing makes of the documents of an epoch; its order is walked for that.
 
         None where sequences have several lengths.
         """
-        return None if "seq_len" in self.schedules else self.stream(position).counts()
+        return None if self.changes_length else self.stream(position).counts()
 
     @property
     def _windows(self) -> SequenceOrder:
@@ -356,7 +354,7 @@ def _of_documents(options: LoaderOptions, pack: Pack) -> LoaderOptions:
     return replace(
         options,
         pack=None,
-        columns=packed_columns(pack, options.column_names),
+        columns=pack.reads(options.column_names),
         output_format="arrow",
         nulls=None,
         ragged=None,

@@ -22,12 +22,12 @@ if TYPE_CHECKING:
     from torch_table_loader.engine.counting import LiveCounter
     from torch_table_loader.planning.lanes import RankPlan
     from torch_table_loader.planning.layout import TableLayout
-    from torch_table_loader.planning.pack_counts import PackCounts
     from torch_table_loader.planning.ranks import Topology
     from torch_table_loader.planning.stages import Extent, Stage
     from torch_table_loader.planning.steps import Steps
     from torch_table_loader.planning.strategies import Strategy
     from torch_table_loader.planning.windows import Window
+    from torch_table_loader.samples import SampleCounts
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -155,9 +155,9 @@ class Planner:
         """Return the splits of a strategy that cuts, with the live rows of each, whichever rank reads it."""
         return self._count(None, np.arange(len(self._segments[None].splits)))
 
-    def packed(self, segments: SegmentTable) -> PackCounts | None:
-        """Return what packing makes of some splits."""
-        return None if self._counter is None else self._counter.packed(segments)
+    def made_of(self, segments: SegmentTable) -> SampleCounts | None:
+        """Return what was counted of the samples that are made of some splits."""
+        return None if self._counter is None else self._counter.made_of(segments)
 
     def start(self, epoch: int) -> StreamPosition:
         """Return the start of an epoch under the job's topology."""

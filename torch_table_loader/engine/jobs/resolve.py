@@ -36,8 +36,8 @@ if TYPE_CHECKING:
     from torch_table_loader.engine.table import Table
     from torch_table_loader.fetch.fetcher import FetchSettings
     from torch_table_loader.options import LoaderOptions
-    from torch_table_loader.pack import Pack
     from torch_table_loader.read.row_stage import RowStage
+    from torch_table_loader.samples import Samples
     from torch_table_loader.source.plan_cache import Plans
 
 
@@ -55,9 +55,7 @@ def surveyed(
         verify_checksums=bool(options.remote.verify_checksums),
         skip=options.on_error == "skip",
     )
-    if options.pack is None:
-        return table, options
-    return table, replace(options, pack=options.pack.of_columns(table.schema.names))
+    return table, options.of_columns(table.schema.names)
 
 
 def columns_of(table: Table, options: LoaderOptions) -> list[str]:
@@ -67,9 +65,8 @@ def columns_of(table: Table, options: LoaderOptions) -> list[str]:
         ConfigError: the table has no such column (the nearest are named), or a column of ours would hide one.
     """
     names = table.schema.names
-    if options.pack is not None:
-        options = replace(options, columns=packed_columns(options.pack, options.column_names))
-    columns = list(names if options.columns is None else options.column_names or ())
+    asked = options.samples.reads(options.column_names)
+    columns = list(names if asked is None else asked)
     known = frozenset(names)
     if unknown := [name for name in columns if name not in known]:
         raise table.no_column(unknown[0])
@@ -88,12 +85,6 @@ def columns_of(table: Table, options: LoaderOptions) -> list[str]:
     return columns
 
 
-def packed_columns(pack: Pack, asked: Sequence[str] | None) -> list[str]:
-    """Return what packing reads: the columns that are cut, spans and lengths, and what the caller named beyond."""
-    own = [*pack.cut_columns, *pack.spans, *([] if pack.lengths is None else [pack.lengths])]
-    return [*own, *(name for name in asked or () if name not in own)]
-
-
 def codec_of(table: Table, schema: pa.Schema, columns: Sequence[str], options: LoaderOptions) -> RowsCodec[Any]:
     """Choose how columns come out, and refuse those that cannot; `columns` are the table's own columns of the schema.
 
@@ -109,7 +100,7 @@ def codec_of(table: Table, schema: pa.Schema, columns: Sequence[str], options: L
 
 def delivered(table: Table, schema: pa.Schema, options: LoaderOptions) -> pa.Schema:
     """Return the schema of columns as they come out: under `nulls="mask"`, statistics may prove some free of nulls."""
-    if options.nulls != "mask" or options.pack is not None:
+    if options.nulls != "mask" or not options.samples.are_rows:
         return schema
     asked = [field.name for field in schema if field.nullable and not kinds.is_nested(field.type)]
     free = table.null_free([name for name in asked if table.schema.get_field_index(name) >= 0])
@@ -122,7 +113,7 @@ def strategy_of(options: LoaderOptions, ranks: RankInfo) -> Strategy:
     Raises:
         ConfigError: it cannot do what another option asks.
     """
-    cuts_small = options.may_mix and options.pack is None and options.split_size is None
+    cuts_small = options.may_mix and options.samples.are_rows and options.split_size is None
     arguments = {
         "shuffle": bool(options.shuffle),
         "seed": options.shuffle_seed,
@@ -158,7 +149,7 @@ def strategy_of(options: LoaderOptions, ranks: RankInfo) -> Strategy:
 
 def _refuse_beside_any_coverage(strategy: Strategy, options: LoaderOptions) -> None:
     """Refuse what cannot be with splits that may leave rows out, or hold them several times."""
-    for name in ("on_growth", "pack"):
+    for name in filter(None, ("on_growth", options.samples.option)):
         if getattr(options, name) is not None:
             raise ConfigError(
                 f"{name} needs splits that hold each row once, and {strategy.name} declares coverage='any'; leave "
@@ -202,7 +193,7 @@ def counter_of(
         threads=usable_cpus(),
         progress=progress_bar("counting", show=options.show_progress, interval=options.progress_interval),
         fetching=fetching,
-        seq_len=0 if options.pack is None or options.pack.joins_documents else options.pack.width,
+        nothing=None if stage is None else stage.nothing,
     )
 
 
@@ -230,12 +221,12 @@ def refuse_shape(topology: Topology, options: LoaderOptions, planner: Planner) -
     if (even, window, drop) == (options.even_ranks, options.row_window, options.drop_last):
         return
     window = window.rows if isinstance(window, Mixing) else window
-    if window is not None and options.tokens_are_rows:
+    if window is not None and options.samples.joins_rows:
         raise ResumeError(
             f"the state has windows of {window} tokens, and only whole documents are shuffled here; pass the value of "
             "state_dict() unchanged"
         )
-    window = options.shuffle_buffer_size if options.tokens_are_rows else window
+    window = options.shuffle_buffer_size if options.samples.joins_rows else window
     replace(options, shuffle_buffer_size=window, even_ranks=even, drop_last=drop)
     if even is not None and not (planner.strategy.cuts and planner.counted):
         raise ResumeError(
@@ -281,8 +272,8 @@ def why_not_mixed(options: LoaderOptions, planner: Planner) -> str | None:
     """Return what keeps splits from being mixed, with the remedy; None if nothing does."""
     if options.batch_by is not None:
         return 'batches end with files (batch_by="file"): leave batch_by out'
-    if options.pack is not None:
-        return "pack= makes sequences of the rows of each split: leave pack out"
+    if options.samples.why_not_mixed is not None:
+        return options.samples.why_not_mixed
     if not planner.counted:
         return "rows that pass the filter are not counted: leave count_filtered out"
     if not planner.strategy.cuts:
@@ -326,20 +317,22 @@ def with_padding(schema: pa.Schema, *, marks: bool) -> pa.Schema:
     return schema.append(pa.field(PADDING_COLUMN, pa.bool_(), nullable=False)) if marks else schema
 
 
-def with_batch_size(options: LoaderOptions, num_ranks: int, *, given: bool, pack: Pack | None = None) -> LoaderOptions:
+def with_batch_size(
+    options: LoaderOptions, num_ranks: int, *, given: bool, samples: Samples | None = None
+) -> LoaderOptions:
     """Divide `global_batch_size`, if given, over the ranks, and over their batches if the caller gave `batch_size` too.
 
     Where it has several values, `batch_size` becomes the largest.
 
     Args:
-        pack: that of the sources of a mixture.
+        samples: those of the sources of a mixture.
 
     Raises:
         ConfigError: it is no multiple of these, or a step of a schedule is none of the batches.
     """
     if options.global_batch_size is None:
         return options
-    pack, schedule = pack or options.pack, as_schedule(options.global_batch_size)
+    samples, schedule = samples or options.samples, as_schedule(options.global_batch_size)
     own = options.batch_size if given else None
     batch = max(rank_batch_size(own, size, num_ranks) for size in schedule.values.values())
     micro = max(schedule.values.values()) // (num_ranks * batch)
@@ -349,8 +342,8 @@ def with_batch_size(options: LoaderOptions, num_ranks: int, *, given: bool, pack
             'leave batch_size out, or pass shuffle="rows"'
         )
     if schedule.unit == "tokens":
-        refuse_no_tokens('unit="tokens" of Schedule', pack, 'unit="samples", which counts rows or sequences')
-    changes = [] if pack is None else list(pack.lengths_by_step.values)
+        samples.check_tokens('unit="tokens" of Schedule', 'unit="samples", which counts rows or sequences')
+    changes = [] if samples.lengths is None else list(samples.lengths.values)
     if len(changes) > 1 and (schedule.unit != "steps" or (micro > 1 and len(schedule.values) > 1)):
         raise ConfigError(
             "Pack: with seq_len by step, global_batch_size= changes by steps of one batch of each rank; pass a dict of "
@@ -360,8 +353,7 @@ def with_batch_size(options: LoaderOptions, num_ranks: int, *, given: bool, pack
     if schedule.unit == "steps":
         places, ks = list(schedule.values), [max(1, size // (num_ranks * batch)) for size in schedule.values.values()]
         _refuse_parts_of_steps("steps of global_batch_size", [b - a for a, b in pairwise(places)], ks, options)
-    schedule = schedule if pack is None else schedule.in_samples(pack.width)
-    schedule = schedule.in_whole_batches(num_ranks * batch if micro > 1 else 0)
+    schedule = schedule.in_samples(samples.width).in_whole_batches(num_ranks * batch if micro > 1 else 0)
     return replace(options, batch_size=batch, global_batch_size=schedule)
 
 
@@ -371,20 +363,6 @@ def _refuse_parts_of_steps(name: str, steps: Sequence[int], micro: Sequence[int]
         raise ConfigError(
             f"{name} must be multiples of the {uneven[0][1]} batches that each rank takes for "
             f"global_batch_size={options.global_batch_size}, got {uneven[0][0]}"
-        )
-
-
-def refuse_no_tokens(asked: str, pack: Pack | None, remedy: str) -> None:
-    """Refuse to count tokens where sequences differ in them.
-
-    Raises:
-        ConfigError: names what was asked for, and the remedy.
-    """
-    if pack is None or pack.strategy == "pad":
-        came = "sources without pack=" if pack is None else 'strategy="pad"'
-        raise ConfigError(
-            f'{asked} counts tokens, of which sequences of strategy "concat", "windows" or "best_fit" have seq_len '
-            f"each, got {came}; pass pack=Pack(...) with one of these to the sources, or {remedy}"
         )
 
 

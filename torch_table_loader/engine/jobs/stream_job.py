@@ -11,11 +11,10 @@ import numpy as np
 import pyarrow as pa
 from typing_extensions import override
 
-from torch_table_loader.arrow.token_rows import ids_under
 from torch_table_loader.engine.jobs.bound import bound, refuse_unknown
 from torch_table_loader.engine.jobs.job import Job
 from torch_table_loader.engine.jobs.planner import PlannedStream
-from torch_table_loader.engine.jobs.resolve import packed_columns, refuse_shape, why_not_mixed, with_padding
+from torch_table_loader.engine.jobs.resolve import refuse_shape, why_not_mixed, with_padding
 from torch_table_loader.engine.machine import ranks_on_this_node, threads_for, usable_cpus
 from torch_table_loader.engine.sizing import OPEN_SPLITS, batches_of_a_gather, page_bytes, rows_in_flight
 from torch_table_loader.engine.state import Bound, SavedTable
@@ -28,7 +27,6 @@ from torch_table_loader.planning.distinct import distinct
 from torch_table_loader.planning.epoch import uneven_steps
 from torch_table_loader.planning.keys import derive_key
 from torch_table_loader.planning.lanes import RankPlan
-from torch_table_loader.planning.pack_counts import PackCounts
 from torch_table_loader.planning.requests import plan_file
 from torch_table_loader.planning.rows_of import (
     LiveSpan,
@@ -41,7 +39,6 @@ from torch_table_loader.planning.rows_of import (
 )
 from torch_table_loader.planning.runs import Runs
 from torch_table_loader.planning.stages import StreamPosition
-from torch_table_loader.records import ROW_ID
 from torch_table_loader.schedules import Done
 
 if TYPE_CHECKING:
@@ -57,6 +54,7 @@ if TYPE_CHECKING:
     from torch_table_loader.read.row_stage import RowStage
     from torch_table_loader.read.tasks import TaskReader
     from torch_table_loader.records import ReadTask
+    from torch_table_loader.samples import SampleCounts
 
     Ints: TypeAlias = NDArray[np.int64]
 
@@ -225,12 +223,12 @@ class StreamJob(Job):
         return self._shape_after(position.epoch, self._done(position)) if self.schedules else self.topology
 
     def _shape_after(self, epoch: int, done: Done) -> Topology:
-        """Return the job's shape at a place of an epoch; its batches are of single tokens where sequences are cut."""
-        pack, topology = self.options.pack, self._topology_of(epoch, done)
-        if pack is None or not self.options.tokens_are_rows or not self.schedules:
+        """Return the job's shape at a place of an epoch; its batches count the rows that samples are made of."""
+        topology = self._topology_of(epoch, done)
+        if not (self.samples.joins_rows and self.schedules):
             return topology
-        sequences = self.options.batch_size if "global_batch_size" not in self.schedules else topology.batch_size
-        return replace(topology, batch_size=sequences * self._length_at(epoch, done.steps))
+        samples = self.options.batch_size if "global_batch_size" not in self.schedules else topology.batch_size
+        return replace(topology, batch_size=samples * self._length_at(epoch, done.steps))
 
     @override
     def _done(self, position: StreamPosition) -> Done:
@@ -240,8 +238,7 @@ class StreamJob(Job):
 
     @override
     def _step(self, topology: Topology) -> Done:
-        of_sample = self.options.pack.width if self.options.pack and self.options.tokens_are_rows else 1
-        return self._did(1, topology.num_ranks * topology.batch_size // of_sample)
+        return self._did(1, topology.num_ranks * topology.batch_size // self.samples.rows_of(self._width))
 
     @override
     def schema(self, position: StreamPosition) -> pa.Schema:
@@ -265,7 +262,7 @@ class StreamJob(Job):
     def work(self, position: StreamPosition) -> StreamWork:
         planned, reader = self.planned(position), self.reader
         if self.stage is not None:
-            reader = reader.of_epoch(self._packs_key(position.epoch), shuffle=bool(self.options.shuffle))
+            reader = reader.of_epoch(self._stage_key(position.epoch), shuffle=bool(self.options.shuffle))
         segments, batch_size = planned.segments, planned.plan.batch_size
         reads = int(np.count_nonzero(segments.kept & (segments.live != 0)))
         if not self.options.processes and reads < self.topology.num_ranks * self.num_threads:
@@ -299,35 +296,27 @@ class StreamJob(Job):
         planned = self.planned(position)
         key = (self.options.shuffle_seed, position.epoch)
         about = planned.plan, planned.segments, planned.windows, key
-        if self.options.pack is None:
+        if self.samples.are_rows:
             return spans_of_batch(*about, self.planner.live_before, step, most)
         pieces = runs_of_batch(*about, step)
         tasks = (segments.task(*run) for segments, runs in pieces for run in runs)
-        packs = self._packs_key(position.epoch)
-        ids = self.documents_under(tasks, packs, planned.plan.batch_size // self.options.batch_size)
+        width = planned.plan.batch_size // self.options.batch_size
+        ids = self.rows_under(tasks, self._stage_key(position.epoch), width)
         return spans_of_ids(self.table.layout, ids)[:most]
 
-    def documents_under(self, tasks: Iterable[ReadTask], key: Key, seq_len: int) -> Ints:
-        """Return the row id of each document in each sequence of a packed stream; this reads the documents.
+    def rows_under(self, tasks: Iterable[ReadTask], key: Key, width: int) -> Ints:
+        """Return the row id of each row of the table under each sample; this reads the rows.
 
         Args:
-            tasks: name the tokens or sequences, beginning with a whole sequence.
-            key: decides in which order blocks are packed.
-            seq_len: tokens of a sequence, if documents are cut anywhere.
+            tasks: name the rows of the stream, beginning with a whole sample.
+            key: what decides by chance how samples are made.
+            width: rows of a sample, if it is made of several.
         """
-        from torch_table_loader.read.sequence_stages import stage_of
+        found: Ints = self.samples.parts.rows_under(self, tasks, key, width)
+        return found
 
-        pack = self.options.pack
-        assert pack is not None  # noqa: S101 only then
-        columns, filters = packed_columns(pack, None), self.options.filters
-        stage = stage_of(pack, self.table.schema, (ROW_ID,), self.options.shuffle_buffer_size)
-        reader = self.table.reader(columns, filters, row_ids=True, max_rows=self.read_rows, stage=stage)
-        reader = reader.of_epoch(key, shuffle=bool(self.options.shuffle))
-        batches = (batch for task in tasks for batch in reader.read(task))
-        return ids_under(batches, seq_len if pack.joins_documents else None)
-
-    def _packs_key(self, epoch: int) -> Key:
-        """Return what decides by chance how documents come and are packed in an epoch."""
+    def _stage_key(self, epoch: int) -> Key:
+        """Return what decides by chance how samples are made in an epoch."""
         return derive_key(self.options.shuffle_seed, epoch, "packs")
 
     @override
@@ -431,11 +420,11 @@ class StreamJob(Job):
 
     @override
     def num_samples(self, epoch: int) -> int | None:
-        if self.options.pack is None:
+        if self.samples.are_rows:
             return self.num_rows(epoch)
         start = self.start(epoch)
-        packed = self._packing(start, self.planner.plan(start, self.rank))
-        return None if packed is None else packed.sequences
+        counts = self._counts_of(start, self.planner.plan(start, self.rank))
+        return None if counts is None else counts.samples
 
     @override
     def explain(self, epoch: int) -> Explanation:
@@ -462,7 +451,7 @@ class StreamJob(Job):
             rows_in_flight=rows_in_flight(self.options, self.read_rows, self.blocks) + window,
             held_bytes=held,
             notes=self._notes(),
-            packing=self._packing(start, planned),
+            packing=self._counts_of(start, planned),
             fetched=self._fetched(start) if self.is_far and not self.table.estimated else None,
         )
 
@@ -478,21 +467,12 @@ class StreamJob(Job):
             ]
         return found
 
-    def _packing(self, start: StreamPosition, planned: PlannedStream) -> PackCounts | None:
-        """Return what packing makes of the table in an epoch; sequences of "concat" end where a rank's tokens do."""
-        pack, nobody_knows = self.options.pack, (None, None, None, None, None, None)
-        if pack is None or "seq_len" in self.schedules:
+    def _counts_of(self, start: StreamPosition, planned: PlannedStream) -> SampleCounts | None:
+        """Return what becomes of the table's rows in an epoch; None where they are samples, or these change."""
+        if self.samples.are_rows or self.changes_length:
             return None
-        if pack.joins_documents:
-            tokens = self.planner.rows_of_ranks(start) if self.planner.counted else None
-            if tokens is None:
-                return PackCounts(pack.width, *nobody_knows)
-            sequences = sum(-(-own // pack.width) for own in tokens)
-            return PackCounts(pack.width, sequences, sum(tokens), None, None)
-        if self.num_rows(start.epoch) is None:
-            return PackCounts(pack.width, *nobody_knows)
-        found = self.planner.packed(planned.segments)
-        return found or PackCounts(pack.width, int(planned.segments.live_rows().sum()), *nobody_knows[1:])
+        counts: SampleCounts = self.samples.parts.counts_of_stream(self, start, planned)
+        return counts
 
     @property
     def is_far(self) -> bool:
@@ -539,7 +519,7 @@ class StreamJob(Job):
 
     def _notes(self) -> list[str]:
         layout, options = self.table.layout, self.options
-        notes = [note for note in (self.table.description, *self.table.notes, *self._notes_of_lengths) if note]
+        notes = [note for note in (self.table.description, *self.table.notes, *self.samples.notes) if note]
         notes += self._notes_of_mixing
         if layout.has_deletes:
             fewer = np.flatnonzero(layout.group_live != layout.group_rows)

@@ -344,12 +344,12 @@ class TableRows(TableItems):
     Args:
         live_starts: int64[F+1] the row of the store that is the first of each file.
         weights: how often each row comes; None: once.
-        samples: rows of an epoch that the caller asked for; None: all that are left.
+        epoch_rows: rows of an epoch that the caller asked for; None: all that are left.
     """
 
     live_starts: Ints
     weights: RowWeights | None = None
-    samples: int | None = None
+    epoch_rows: int | None = None
     files_of: Mapping[Extent, Ints] = field(default_factory=dict)
 
     @classmethod
@@ -372,7 +372,7 @@ class TableRows(TableItems):
             store=rows.store,
             live_starts=np.concatenate(([0], np.cumsum(rows.segments.live_rows()))).astype(np.int64),
             weights=RowWeights.of(rows.table, options, rows.segments, folder, FetchSettings.of(options)),
-            samples=None if options.weights is None else as_weights(options.weights).samples,
+            epoch_rows=None if options.weights is None else as_weights(options.weights).samples,
         )
 
     @cached_property
@@ -384,16 +384,16 @@ class TableRows(TableItems):
 
     @property
     def _said_of_weights(self) -> str:
-        return f"Weights(samples={self.samples})" if self.weights is None else self.weights.identity
+        return f"Weights(samples={self.epoch_rows})" if self.weights is None else self.weights.identity
 
     def _total(self, rows: int) -> int:
         """Return how many places of an order an epoch has; rows that are drawn by weight are counted already."""
-        return rows if self.samples is None or self.weights is not None else min(rows, self.samples)
+        return rows if self.epoch_rows is None or self.weights is not None else min(rows, self.epoch_rows)
 
     @property
     @override
     def length(self) -> int:
-        return self.live_rows if self.samples is None else self.samples
+        return self.live_rows if self.epoch_rows is None else self.epoch_rows
 
     @override
     def start(self, epoch: int) -> SamplePosition:

@@ -54,8 +54,7 @@ def check_processes(job: Job) -> None:
     functions: dict[str, Any] = {} if options.collate_fn is None else {"collate_fn": options.collate_fn}
     functions |= {f"transforms[{name!r}]": function for name, function in (options.transforms or {}).items()}
     functions |= {f"decode[{name!r}]": function for name, function in (options.decode or {}).items()}
-    if options.pack is not None and options.pack.documents is not None:
-        functions["Pack(documents=...)"] = options.pack.documents
+    functions |= options.samples.functions
     for label, function in functions.items():
         _check_pickles(label, function, method)
 

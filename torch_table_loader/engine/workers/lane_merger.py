@@ -18,11 +18,11 @@ if TYPE_CHECKING:
     from torch_table_loader.engine.work.lane_work import LaneMetrics, LaneWork
     from torch_table_loader.engine.workers.executor import LaneExecutor
     from torch_table_loader.fetch.fetcher import FetchStats
-    from torch_table_loader.planning.pack_counts import PackCounts
+    from torch_table_loader.samples import SampleCounts
 
 
-Made: TypeAlias = "tuple[Any, PackCounts | None]"
-"""A batch and its statistics of packing; None if rows are not packed."""
+Made: TypeAlias = "tuple[Any, SampleCounts | None]"
+"""A batch and what was counted of it; None where samples are rows."""
 
 
 @dataclass(slots=True)
@@ -34,7 +34,7 @@ class Counts:
         waited: seconds that the consumer waited for a block.
         short: rows missing from the last batch, once it is taken; 0 if rows are counted, since the plan knows then.
         taken: batches taken by the trainer, or by what copies them to a device ahead of it.
-        packed: statistics of packing for those batches; None if rows are not packed.
+        made: what was counted of those batches; None where samples are rows.
     """
 
     lanes: Sequence[LaneMetrics]
@@ -42,7 +42,7 @@ class Counts:
     waited: float = 0.0
     short: int = 0
     taken: int = 0
-    packed: PackCounts | None = None
+    made: SampleCounts | None = None
 
 
 class LaneMerger(Iterator[Any]):
@@ -80,7 +80,7 @@ class LaneMerger(Iterator[Any]):
                 f"the state has taken {start} steps of an epoch in which this rank takes {found}; pass the value of "
                 "state_dict() unchanged"
             )
-        self.counts.taken, self.counts.packed = 0, None
+        self.counts.taken, self.counts.made = 0, None
 
     def __next__(self) -> Any:
         """Return the next batch; a lane's error is raised where its batch would have come, and ends the epoch."""
@@ -96,13 +96,13 @@ class LaneMerger(Iterator[Any]):
                 self._executor.close(is_over=True)
             self._large_arrays.close()
             raise StopIteration
-        batch, packed = made
+        batch, more = made
         if self._left_of_joined is not None:
             batch = self._last(batch, self._left_of_joined)
         counts = self.counts
         counts.taken += 1
-        if packed is not None:
-            counts.packed = packed if counts.packed is None else counts.packed + packed
+        if more is not None:
+            counts.made = more if counts.made is None else counts.made + more
         return batch
 
     def _last(self, batch: Any, left: int) -> Any:

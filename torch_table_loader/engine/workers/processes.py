@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from torch_table_loader.batching.rows import Rows, SizedBatches
     from torch_table_loader.engine.work.lane_work import LaneWork
     from torch_table_loader.fetch.fetcher import Fetcher
-    from torch_table_loader.planning.pack_counts import PackCounts
+    from torch_table_loader.samples import SampleCounts
 
 
 @dataclass(slots=True)
@@ -56,8 +56,8 @@ class _Message:
     worker: int = 0
     fetched: FetchStats | None = None
     """What its worker has fetched so far, if files are remote."""
-    counts: Sequence[PackCounts] = ()
-    """Statistics of packing for the batches, if rows are packed."""
+    counts: Sequence[SampleCounts] = ()
+    """What was counted of the batches; empty where samples are rows."""
 
 
 class _WorkerLanes(IterableDataset[_Message | None]):

@@ -1,0 +1,204 @@
+"""What a batch counts: rows of the table, or samples that are made of its rows, such as sequences of tokens.
+
+The value of an option says which samples a job has (`SamplesOption.samples`); nothing else asks for that option. The
+core asks the samples. What reads them is not known here, below the options: `Samples.parts` is the module of the guest
+that has it.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Self
+
+from torch_table_loader.errors import ConfigError
+from torch_table_loader.installed import load
+
+if TYPE_CHECKING:
+    from torch_table_loader.schedules import Schedule
+
+LENGTH = "seq_len"
+"""What schedules, states and comparisons call the length of samples."""
+
+
+@dataclass(frozen=True, slots=True)
+class Samples:
+    """Rows of the table, each a sample. A guest that makes other samples has a subclass.
+
+    A sample has a width: its tokens, if it is a sequence, and 0 if it is a row.
+    """
+
+    word: ClassVar[str] = "row"
+    title: ClassVar[str] = "rows"
+    filled: ClassVar[str] = "rows"
+    """What batches are filled with, in words."""
+
+    are_rows: ClassVar[bool] = True
+    """Whether samples are rows of the table as they are, which the core reads itself."""
+
+    option: ClassVar[str | None] = None
+    """The option that asks for samples that are no rows."""
+
+    guest: ClassVar[str] = ""
+    """The guest that makes samples that are no rows."""
+
+    why_not_mixed: ClassVar[str | None] = None
+    """What keeps rows of several splits from being mixed, with the remedy; None if nothing does."""
+
+    @property
+    def parts(self) -> Any:
+        """The door of the guest, which reads samples that are no rows; see `torch_table_loader.text`."""
+        return load(self.guest)
+
+    @property
+    def width(self) -> int:
+        """The width of the first samples."""
+        return 0
+
+    @property
+    def longest(self) -> int:
+        """The greatest width of a sample."""
+        return 0
+
+    @property
+    def lengths(self) -> Schedule | None:
+        """The widths by the step from which they hold; None if there is only one."""
+        return None
+
+    @property
+    def cut_anywhere(self) -> bool:
+        """Whether samples are cut of rows put behind one another, so that their width may change."""
+        return False
+
+    @property
+    def joins_rows(self) -> bool:
+        """Whether a stream has as many rows for each sample as this is wide."""
+        return False
+
+    def rows_of(self, width: int) -> int:
+        """Return how many rows of a stream make a sample."""
+        return width if self.joins_rows else 1
+
+    @property
+    def changes_by_round(self) -> bool:
+        """Whether each round of a source of a mixture has other samples, and perhaps another number of them."""
+        return False
+
+    @property
+    def bound(self) -> dict[str, Any]:
+        """What a state of a mixture of streams says of the width, which cannot be another then."""
+        return {}
+
+    @property
+    def compared(self) -> dict[str, Any]:
+        """What ranks compare, by name, as plain data."""
+        return {}
+
+    @property
+    def notes(self) -> list[str]:
+        """What `explain()` says of the widths."""
+        return []
+
+    @property
+    def functions(self) -> Mapping[str, Callable[..., Any]]:
+        """The caller's functions that make samples, by the argument that names them."""
+        return {}
+
+    def reads(self, asked: Sequence[str] | None) -> Sequence[str] | None:
+        """Return the columns that are read, in order, where the caller asked for some; None: all."""
+        return asked
+
+    def check_tokens(self, asked: str, remedy: str) -> None:
+        """Refuse to count tokens where samples have none, or differ in them.
+
+        Raises:
+            ConfigError: names what was asked for, and the remedy.
+        """
+        self._refuse_tokens(asked, remedy, "sources without pack=")
+
+    def _refuse_tokens(self, asked: str, remedy: str, came: str) -> None:
+        raise ConfigError(
+            f'{asked} counts tokens, of which sequences of strategy "concat", "windows" or "best_fit" have seq_len '
+            f"each, got {came}; pass pack=Pack(...) with one of these to the sources, or {remedy}"
+        )
+
+
+ONE_BY_ONE = Samples()
+"""Rows of the table as they are."""
+
+
+class SamplesOption(ABC):
+    """The value of an option that asks for samples that are made of rows, such as `Pack`."""
+
+    __slots__ = ()
+
+    @abstractmethod
+    def samples(self, *, indexed: bool) -> Samples:
+        """Return the samples; `indexed`: they are gathered by index, not read as a stream."""
+
+    @abstractmethod
+    def check_beside(self, options: Mapping[str, Any]) -> None:
+        """Refuse options that do not go with it.
+
+        Raises:
+            ConfigError: names the option.
+        """
+
+    @abstractmethod
+    def of_columns(self, names: Sequence[str]) -> Self:
+        """Return the same for a table with some columns.
+
+        Raises:
+            ConfigError: the table lacks one.
+        """
+
+    @abstractmethod
+    def of_length(self, length: int) -> Self:
+        """Return the same with samples of one width."""
+
+    @abstractmethod
+    def as_asked(self, found: Self) -> Self:
+        """Return another value without what was found in its table, where this one does not say it."""
+
+    @abstractmethod
+    def difference(self, other: Self) -> tuple[str, Any, Any] | None:
+        """Return in what two sources of a mixture differ that must be alike: its name, and what each says; or None."""
+
+
+@dataclass(frozen=True, slots=True)
+class SampleCounts(ABC):
+    """What was counted of samples that are made of rows. An unknown number is None, and so is any sum with it."""
+
+    @property
+    @abstractmethod
+    def samples(self) -> int | None:
+        """How many samples there are."""
+
+    @property
+    @abstractmethod
+    def numbers(self) -> Mapping[str, int | None]:
+        """The other numbers, by name."""
+
+    @abstractmethod
+    def with_numbers(self, samples: int, numbers: Sequence[int]) -> Self:
+        """Return the same of other samples, whose `numbers` are given in their order."""
+
+    @property
+    @abstractmethod
+    def facts(self) -> Sequence[tuple[str, int | str | None]]:
+        """What `explain()` says of them: names, and what is known of each."""
+
+    @abstractmethod
+    def __add__(self, other: Self) -> Self:
+        """Add what was counted of other samples."""
+
+
+def sum_of(counts: Iterable[SampleCounts | None]) -> SampleCounts | None:
+    """Add up what was counted of several runs of rows; None if there are none, or any of them is unknown."""
+    total = None
+    for number, each in enumerate(counts):
+        if each is None:
+            return None
+        total = each + total if number and total is not None else each
+    return total

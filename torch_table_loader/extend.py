@@ -1,8 +1,10 @@
 """What plug-ins are built on: the sockets and their nouns, what this library itself puts into them, and pure values.
 
 The contracts of the sockets are checks in `torch_table_loader.testing`. These names change only in a new minor version,
-and the changelog names each change.
+and the changelog names each change. Those of a guest are imported when they are asked for.
 """
+
+from typing import TYPE_CHECKING, Any
 
 from torch_table_loader.contracts import (
     HistorySource,
@@ -18,14 +20,13 @@ from torch_table_loader.planning.global_batches import GlobalBatches
 from torch_table_loader.planning.keys import Key, derive_key
 from torch_table_loader.planning.lanes import longest_first
 from torch_table_loader.planning.layout import TableLayout
+from torch_table_loader.planning.lists import Slices
 from torch_table_loader.planning.mixture import Mixture, SourceOrder
-from torch_table_loader.planning.packing import Packer, packer_of
 from torch_table_loader.planning.permutation import Permutation
 from torch_table_loader.planning.quotas import Quotas
 from torch_table_loader.planning.ranks import Topology
 from torch_table_loader.planning.requests import plan_pieces
 from torch_table_loader.planning.rows_of import LiveSpan, RowSpan, SourceRow
-from torch_table_loader.planning.slices import Slices
 from torch_table_loader.planning.splits import SegmentTable, SplitTable
 from torch_table_loader.planning.strategies import resolve_strategy
 from torch_table_loader.planning.value_sums import ValueSums
@@ -45,6 +46,9 @@ from torch_table_loader.schedules import StopRule
 from torch_table_loader.source.listing import PathSource
 from torch_table_loader.source.storage import FileStorage, open_storage
 from torch_table_loader.units import parse_bytes
+
+if TYPE_CHECKING:
+    from torch_table_loader.planning.packing import Packer, packer_of
 
 __all__ = [
     "FORMATS",
@@ -100,3 +104,16 @@ __all__ = [
     "reader_for",
     "resolve_strategy",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """Import a name of a guest.
+
+    Raises:
+        MissingExtraError: this build lacks the guest.
+    """
+    if name not in ("Packer", "packer_of"):
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from torch_table_loader.planning import packing
+
+    return getattr(packing, name)

@@ -289,6 +289,13 @@ class ListBoundsReader(FormatReader, Protocol):
         ...
 
 
+PLACE = "place in the file"
+"""A column that a reader adds where it is asked for: the first value of a row's list, counted from the file's start.
+
+The lists are those of the column that is read with it.
+"""
+
+
 @runtime_checkable
 class PlacingReader(FormatReader, Protocol):
     """A format reader whose files hold the values of lists as they are, so that they are gathered from there."""

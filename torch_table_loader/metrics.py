@@ -18,7 +18,7 @@ from torch_table_loader.engine.work.lane_work import LaneMetrics
 from torch_table_loader.fact_tables import Table, html_of
 from torch_table_loader.fetch.fetcher import FetchStats
 from torch_table_loader.messages import Part, progress_bar, warn_caller
-from torch_table_loader.samples import SampleCounts, sum_of
+from torch_table_loader.samples import sum_of
 from torch_table_loader.units import Size
 
 if TYPE_CHECKING:
@@ -95,7 +95,7 @@ class Metrics:
     workers: tuple[LaneMetrics, ...]
     servers: int = 1
     fetch: FetchStats = field(default_factory=FetchStats)
-    packing: SampleCounts | None = None
+    packing: Any = None
     files: int | None = None
 
     @classmethod

@@ -4,28 +4,19 @@ Each goes with the step of the rebuild that no longer needs it, and none comes.
 """
 
 _TABLE = """
-batching.codec: arrow.token_rows batching.packed
-batching.policy: pack
-batching.rows: planning.pack_counts
 batching.types: planning.column_statistics
 cli.named_table: delta iceberg
 cli.writing: token_table
 dataset: engine.measuring planning.column_statistics
-engine.counting: fetch.fetcher planning.pack_counts
-engine.explanation: planning.pack_counts
-engine.jobs.indexed_job: planning.pack_counts
-engine.jobs.job: planning.pack_counts
-engine.jobs.mixed_rows: engine.work.packed_work
+engine.counting: fetch.fetcher
 engine.jobs.mixed_streams: fetch.fetcher
-engine.jobs.mixture_form: arrow.token_rows batching.packed pack
-engine.jobs.modes: engine.jobs.packed_items fetch.fetcher read.sequence_stages
-engine.jobs.planner: planning.pack_counts
-engine.jobs.resolve: fetch.fetcher pack
-engine.jobs.stream_job: arrow.token_rows fetch.fetcher planning.pack_counts planning.requests read.sequence_stages
-engine.jobs.table_rows: engine.row_weights engine.tokens_in_place fetch.fetcher planning.growth planning.mixture
-engine.jobs.table_rows: planning.weighted_rows read.kept_documents
+engine.jobs.modes: fetch.fetcher
+engine.jobs.resolve: fetch.fetcher
+engine.jobs.stream_job: fetch.fetcher planning.requests
+engine.jobs.table_rows: engine.row_weights fetch.fetcher planning.growth planning.mixture
+engine.jobs.table_rows: planning.weighted_rows
 engine.measuring: fetch.fetcher
-engine.row_store: engine.tokens_in_place fetch.fetcher store.remote
+engine.row_store: fetch.fetcher store.remote
 engine.row_weights: fetch.fetcher
 engine.state: planning.mixed_stages planning.mixture
 engine.tokens_in_place: store.remote
@@ -34,28 +25,23 @@ engine.work.indexed_work: fetch.fetcher planning.mixture planning.weighted_rows
 engine.work.lane_work: fetch.fetcher
 engine.work.mixed_stream_work: fetch.fetch_queue fetch.fetcher
 engine.work.packed_work: fetch.fetcher
-engine.work.source_form: batching.packed
 engine.work.stream_work: fetch.fetch_queue fetch.fetcher
 engine.workers.executor: fetch.fetcher
 engine.workers.lane_iterator: fetch.fetcher
-engine.workers.lane_merger: fetch.fetcher planning.pack_counts
-engine.workers.processes: fetch.fetcher planning.pack_counts
+engine.workers.lane_merger: fetch.fetcher
+engine.workers.processes: fetch.fetcher
 engine.workers.threads: fetch.fetcher
-map_view: batching.packed_outputs
-metrics: fetch.fetcher planning.pack_counts
-mixed: pack
+metrics: fetch.fetcher
 planning.mixture: planning.weighted_rows
 planning.stages: planning.mixture
 read.avro: read.far_files
 read.deletes: read.far_files
-read.file_walk: planning.pack_counts
-read.ipc: read.far_files read.token_files
+read.ipc: read.far_files
 read.orc: read.far_files
 read.parquet_footer: read.far_files
 read.reader_base: read.far_files
-read.row_stage: planning.pack_counts
 read.tasks: planning.requests
-read.tensorproto.tensor_shards: read.far_files read.token_files
+read.tensorproto.tensor_shards: read.far_files
 read.text_files: read.far_files
 read.token_files: read.far_files
 source.delta.delta_options: source.object_store source.s3_client source.store_options
@@ -65,11 +51,7 @@ source.listing: source.clients
 source.plan_cache: source.clients
 source.storage: source.clients source.object_store source.s3_client source.store_options
 source.table_storage: source.clients source.store_options
-store.builder: planning.slices
-store.gather: planning.placed_documents planning.requests planning.slices
-store.manifest: planning.slices
-store.opened: planning.slices
-store.remote: planning.placed_documents planning.slices
+store.gather: planning.requests
 token_table: fetch.fetcher
 """
 """Modules, and the modules of guests that each imports and that its own guest does not have."""

@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.laws.test_sequence_orders import tokens_of
-from torch_table_loader.planning.slices import DocumentLengths, TokenRow
+from torch_table_loader.planning.lists import ListLengths
+from torch_table_loader.planning.slices import TokenRow
 from torch_table_loader.testing import small_sizes
 
 LENGTHS = st.one_of(
@@ -20,7 +21,7 @@ LENGTHS = st.one_of(
 
 @given(lengths=LENGTHS)
 def test_every_document_and_every_token_is_found(lengths: list[int]) -> None:
-    made = DocumentLengths.of(np.array(lengths, dtype=np.int64))
+    made = ListLengths.of(np.array(lengths, dtype=np.int64))
     offsets = np.concatenate(([0], np.cumsum(lengths, dtype=np.int64)))
     documents = np.arange(len(lengths))
     assert made.total == offsets[-1]
@@ -41,14 +42,14 @@ def test_cuts_equal_those_of_plain_offsets(lengths: list[int], data: st.DataObje
     stretches = data.draw(st.lists(st.tuples(edge, edge).map(sorted), max_size=8))
     starts = np.array([start for start, _ in stretches], dtype=np.int64)
     stops = np.array([stop for _, stop in stretches], dtype=np.int64)
-    found = DocumentLengths.of(np.array(lengths, dtype=np.int64)).cut(starts, stops)
+    found = ListLengths.of(np.array(lengths, dtype=np.int64)).cut(starts, stops)
     assert tokens_of(found) == tokens_of(TokenRow(offsets).cut(starts, stops))
 
 
 @small_sizes(lookups_at_once=7, lengths_at_once=7)
 def test_many_documents_are_processed_in_parts() -> None:
     lengths = np.arange(1, 301)
-    made = DocumentLengths.of(lengths)
+    made = ListLengths.of(lengths)
     assert made.starts(np.arange(300)).tolist() == (np.cumsum(lengths) - lengths).tolist()
     assert made.find(np.arange(made.total)).tolist() == np.repeat(np.arange(300), lengths).tolist()
     assert np.concatenate([batch for _, batch in made.batches()]).tolist() == lengths.tolist()
@@ -56,5 +57,5 @@ def test_many_documents_are_processed_in_parts() -> None:
 
 @pytest.mark.parametrize(("longest", "width"), [(255, 1), (256, 2), (65_535, 2), (65_536, 4)])
 def test_a_document_takes_the_bytes_of_the_longest_length_plus_an_eighth(longest: int, width: int) -> None:
-    made = DocumentLengths.of(np.full(6400, longest))
+    made = ListLengths.of(np.full(6400, longest))
     assert made.padded.nbytes + made.sums.nbytes == 6400 * width + 8 * 101

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.effort import examples
-from torch_table_loader.planning.placed_documents import LACKS_BEGIN, LACKS_END, PUT_IN, PlacedDocuments, PutIn
-from torch_table_loader.planning.slices import DocumentLengths
+from torch_table_loader.planning.lists import PUT_IN, ListLengths
+from torch_table_loader.planning.placed_documents import LACKS_BEGIN, LACKS_END, PlacedDocuments, PutIn
 
 BEGIN, END, BEHIND = 1000, 1001, 1002
 
@@ -30,10 +30,10 @@ def test_parts_are_those_of_whole_documents(data: Any, first: int, behind: bool)
         lacking.append(0 if out else lacks)
         begin, end = [BEGIN] * (lacks & LACKS_BEGIN > 0), [END] * (lacks & LACKS_END > 0)
         whole.append([] if out else [*begin, *tokens, *end, *[BEHIND] * behind])
-    lengths = DocumentLengths.of(np.array(list(map(len, whole))))
+    lengths = ListLengths.of(np.array(list(map(len, whole))))
     placed = PlacedDocuments(
         lengths,
-        DocumentLengths.of(np.array(strides)),
+        ListLengths.of(np.array(strides)),
         np.array(lacking, np.uint8),
         PutIn(BEGIN, END, BEHIND if behind else None),
         first,

@@ -11,9 +11,10 @@ from numpy.typing import NDArray
 from torch_table_loader.errors import ResumeError
 from torch_table_loader.extend import Permutation, Remaining, derive_key
 from torch_table_loader.pack import Pack
+from torch_table_loader.planning.lists import ListLengths, Slices
 from torch_table_loader.planning.packing import packer_of
 from torch_table_loader.planning.sequence_orders import Anchor, SequenceOrder, Walk
-from torch_table_loader.planning.slices import DocumentLengths, Slices, TokenRow, Windows
+from torch_table_loader.planning.slices import TokenRow, Windows
 
 Ints = NDArray[np.int64]
 Place = tuple[int, int]
@@ -107,7 +108,7 @@ def test_sequences_contain_every_token_once_for_any_block_size(
     strategy: str, lengths: list[int], seq_len: int, data: st.DataObject
 ) -> None:
     pack = Pack(seq_len=seq_len, strategy=strategy, block_docs=7)  # type: ignore[arg-type]
-    known = DocumentLengths.of(np.array(lengths))
+    known = ListLengths.of(np.array(lengths))
     remaining, key = Remaining(len(lengths), np.array([0])), derive_key(3, 0, "rows")
     packer = packer_of(pack)
     order = SequenceOrder.of_documents(packer, known, remaining, key, units=packer.units(known))
@@ -128,7 +129,7 @@ def test_an_order_has_what_the_packer_makes_of_the_documents_in_its_order(
 ) -> None:
     """A stream gives a packer its documents as they come; items give it the documents of an order."""
     packer = packer_of(Pack(seq_len=seq_len, strategy=strategy))  # type: ignore[arg-type]
-    known, key = DocumentLengths.of(np.array(lengths)), derive_key(3, 0, "rows")
+    known, key = ListLengths.of(np.array(lengths)), derive_key(3, 0, "rows")
     documents = np.arange(len(lengths))
     if strategy == "windows":
         order = SequenceOrder.of_windows(packer, known)

@@ -32,10 +32,11 @@ from tests.tables.token_files import (
 from torch_table_loader import StructuredDataset, TableError
 from torch_table_loader.errors import MissingFileError
 from torch_table_loader.extend import PathSource, reader_for
-from torch_table_loader.format_contracts import NullProvingReader, RangedReader, SidecarReader
+from torch_table_loader.format_contracts import PLACE, NullProvingReader, RangedReader, SidecarReader
 from torch_table_loader.read.formats import inspect_file
 from torch_table_loader.read.ipc import FmsFsdpReader
-from torch_table_loader.read.token_files import AT_ONCE, PLACE, document_lengths, group_rows, width_of
+from torch_table_loader.read.list_groups import group_rows
+from torch_table_loader.read.token_files import AT_ONCE, document_lengths, width_of
 from torch_table_loader.read.token_formats import DatatroveReader, MegatronReader
 from torch_table_loader.records import DataFile, FileMeta, content_key
 from torch_table_loader.source.listing import named_files

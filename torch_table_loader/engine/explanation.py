@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from torch_table_loader.samples import SampleCounts
 
 _MOST_BINS = 16
 
@@ -187,7 +186,7 @@ class Explanation:
     group_sizes: SizeCounts
     order: OrderSample = field(repr=False)
     fetch: FetchPlan | None = None
-    packing: SampleCounts | None = None
+    packing: Any = None
 
     @property
     def pruning(self) -> tuple[PruningStep, ...]:

@@ -12,7 +12,7 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import pyarrow as pa
 from torch.utils.data import get_worker_info
@@ -41,14 +41,14 @@ if TYPE_CHECKING:
 
     from torch_table_loader.contracts import RangeStorage
     from torch_table_loader.engine.table import Table
-    from torch_table_loader.engine.tokens_in_place import TokensInPlace
     from torch_table_loader.fetch.fetcher import FetchSettings
     from torch_table_loader.options import LoaderOptions
     from torch_table_loader.planning.splits import SegmentTable
     from torch_table_loader.read.tasks import TaskReader
     from torch_table_loader.records import ReadTask
     from torch_table_loader.store.gather import Spans
-    from torch_table_loader.store.remote import RemoteRows
+    from torch_table_loader.store.record_layout import RecordLayout
+    from torch_table_loader.store.remote import OpenReader, RemoteRows
 
 
 T = TypeVar("T")
@@ -61,6 +61,40 @@ _NOT_IN_MEMORY = "the row store is not in memory, though it is within the memory
 _log = logging.getLogger(__name__)
 
 CACHE_VARIABLE = "TORCH_TABLE_LOADER_CACHE"
+
+
+class FilesInPlace(Protocol):
+    """The table's own files, which serve as the store. A value; it pickles."""
+
+    @property
+    def remote(self) -> RangeStorage | None:
+        """Where the files are, if that is not this machine."""
+        ...
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes that it takes in memory."""
+        ...
+
+    def check(self) -> None:
+        """Refuse files that are no longer those that were listed.
+
+        Raises:
+            TableError: names the file.
+        """
+        ...
+
+    def open(self, layout: RecordLayout) -> StoredRows:
+        """Return what reads local files by position.
+
+        Raises:
+            TableError: a file has changed since it was listed.
+        """
+        ...
+
+    def open_remote(self, layout: RecordLayout, open_reader: OpenReader, window_bytes: int) -> RemoteRows:
+        """Return what reads parts of remote files; see `RemoteRows`."""
+        ...
 
 
 class RowStoreHandle:
@@ -77,7 +111,7 @@ class RowStoreHandle:
         made: str | None = None,
         flat: int = 0,
         *,
-        in_place: TokensInPlace | None = None,
+        in_place: FilesInPlace | None = None,
     ) -> None:
         """Decide what the store holds and where it is; nothing is read.
 
@@ -258,7 +292,7 @@ class RowStoreHandle:
                 _log.info("the row store of %d rows is ready", self.spec.num_rows)
             return self._rows
 
-    def _of_files(self, files: TokensInPlace) -> StoredRows | RemoteRows:
+    def _of_files(self, files: FilesInPlace) -> StoredRows | RemoteRows:
         if self._far is None:
             return files.open(self.spec.layout)
         reader = partial(reading_parts, self._far, self._fetching)

@@ -19,14 +19,15 @@ from torch_table_loader.arrow.arrays import number_type, numbers_of
 from torch_table_loader.contracts import is_far
 from torch_table_loader.engine.machine import in_parallel
 from torch_table_loader.engine.tokens_read import ReadTokens
-from torch_table_loader.format_contracts import PlacingReader
+from torch_table_loader.format_contracts import PLACE, PlacingReader
+from torch_table_loader.planning.lists import ListLengths
 from torch_table_loader.planning.placed_documents import PlacedDocuments, PutIn
-from torch_table_loader.planning.slices import DocumentLengths
 from torch_table_loader.read.failures import changed_error
 from torch_table_loader.read.footers import LazyFooters
 from torch_table_loader.read.formats import reader_of
 from torch_table_loader.read.kept_documents import KEPT, LACKS
-from torch_table_loader.read.token_files import PLACE, TOKENS, TokenReader, begin_of, document_lengths
+from torch_table_loader.read.list_groups import TOKENS
+from torch_table_loader.read.token_files import TokenReader, begin_of, document_lengths
 from torch_table_loader.store.gather import StoredRows
 from torch_table_loader.store.manifest import Manifest
 from torch_table_loader.store.record_layout import WIDE_BYTES, Origin, Part, values_file
@@ -162,25 +163,25 @@ class TokensInPlace:
             return [0] * len(self.table.files)
         return list(map(begin_of, self.table.files, self.table.metas))
 
-    def _documents(self, layout: RecordLayout) -> tuple[DocumentLengths, PlacedDocuments | None]:
+    def _documents(self, layout: RecordLayout) -> tuple[ListLengths, PlacedDocuments | None]:
         """Return how long documents are, and where, unless they lie one behind another and nothing is put in."""
         pack = self.stage.pack
         put_in = PutIn(pack.bos_id, pack.eos_id, pack.sep_id)
         stored = self._stored()
         if self.measured is None and not self.stage.changes_lengths:
-            return DocumentLengths.of(stored), None
+            return ListLengths.of(stored), None
         if self.measured is None:
-            lengths = DocumentLengths.of(self.stage.kept_lengths(stored))
-            return lengths, PlacedDocuments(lengths, DocumentLengths.of(stored), None, put_in)
+            lengths = ListLengths.of(self.stage.kept_lengths(stored))
+            return lengths, PlacedDocuments(lengths, ListLengths.of(stored), None, put_in)
         found = _read(self.measured())
-        lengths, first = DocumentLengths.of(found[KEPT]), 0
+        lengths, first = ListLengths.of(found[KEPT]), 0
         if (places := found.get(PLACE)) is not None:
             before = np.cumsum([0, *self._values(layout)])
             for file, (start, stop) in enumerate(pairwise(self.table.layout.file_starts.tolist())):
                 places[start:stop] += before[file]
             first, stored = int(places[:1].sum()), np.diff(places, append=places[-1:])
         lacks = found[LACKS] if found[LACKS].any() else None
-        return lengths, PlacedDocuments(lengths, DocumentLengths.of(stored), lacks, put_in, first)
+        return lengths, PlacedDocuments(lengths, ListLengths.of(stored), lacks, put_in, first)
 
     def _stored(self) -> NDArray[Any]:
         """Return the lengths that indexes of files say; none where files have no index."""

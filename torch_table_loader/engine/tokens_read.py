@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from torch_table_loader.contracts import Storage
+    from torch_table_loader.planning.lists import ListLengths
     from torch_table_loader.planning.placed_documents import PlacedDocuments
-    from torch_table_loader.planning.slices import DocumentLengths
     from torch_table_loader.records import DataFile
     from torch_table_loader.store.record_layout import RecordLayout
 
@@ -112,7 +112,7 @@ class ReadTokens(StoredRows):
         layout: RecordLayout,
         storage: Storage,
         files: Sequence[tuple[DataFile, int, int]],
-        lengths: DocumentLengths,
+        lengths: ListLengths,
         placed: PlacedDocuments | None,
     ) -> None:
         """Open nothing yet.

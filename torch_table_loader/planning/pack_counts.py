@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from torch_table_loader.pack import Pack
-    from torch_table_loader.planning.slices import Slices
+    from torch_table_loader.planning.lists import Slices
 
 
 @dataclass(frozen=True, slots=True)

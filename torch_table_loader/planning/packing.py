@@ -23,14 +23,15 @@ from typing_extensions import override
 from torch_table_loader.errors import TableError
 from torch_table_loader.pack import IGNORED
 from torch_table_loader.planning.keys import keyed_hashes, u64
-from torch_table_loader.planning.slices import Slices, TokenRow, Windows
+from torch_table_loader.planning.lists import Slices
+from torch_table_loader.planning.slices import TokenRow, Windows
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from torch_table_loader.pack import Pack
     from torch_table_loader.planning.keys import Key
-    from torch_table_loader.planning.slices import DocumentLengths
+    from torch_table_loader.planning.lists import ListLengths
 
     Ints: TypeAlias = NDArray[np.int64]
 
@@ -62,7 +63,7 @@ class Packer(ABC):
         """Return the sequences over a row of so many units, from one of them on."""
         return Windows(total, 1, 1, origin)
 
-    def units(self, lengths: DocumentLengths) -> int | None:
+    def units(self, lengths: ListLengths) -> int | None:
         """Return the units of all documents; None if their order decides that."""
         return sum(self.row(some).total for _, some in lengths.batches())
 
@@ -103,7 +104,7 @@ class Joined(Packer):
         return Windows(total, self.pack.width, self.pack.stride or self.pack.width, origin)
 
     @override
-    def units(self, lengths: DocumentLengths) -> int | None:
+    def units(self, lengths: ListLengths) -> int | None:
         return lengths.total
 
 
@@ -175,7 +176,7 @@ class Fitted(Alone):
         return _packed(pieces, another_best_fit(pieces.length, pack.width, sequences, key, pack.max_docs_per_row))
 
     @override
-    def units(self, lengths: DocumentLengths) -> int | None:
+    def units(self, lengths: ListLengths) -> int | None:
         return None
 
 

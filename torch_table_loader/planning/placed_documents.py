@@ -7,19 +7,17 @@ from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 import numpy as np
 
+from torch_table_loader.planning.lists import PUT_IN
+
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from torch_table_loader.planning.slices import DocumentLengths
+    from torch_table_loader.planning.lists import ListLengths
 
     Ints: TypeAlias = NDArray[np.int64]
 
 LACKS_BEGIN, LACKS_END = 1, 2
 """Bits of a document without the begin or the end token that is put in."""
-
-
-PUT_IN = 1 << 62
-"""The place of the first token that is put in, beyond those of all files; the others of `PutIn.tokens` follow it."""
 
 
 class Locations(NamedTuple):
@@ -64,11 +62,16 @@ class PlacedDocuments:
         first: where the first document begins.
     """
 
-    lengths: DocumentLengths
-    strides: DocumentLengths
+    lengths: ListLengths
+    strides: ListLengths
     lacks: NDArray[np.uint8] | None
     put_in: PutIn
     first: int = 0
+
+    @property
+    def added(self) -> list[int]:
+        """The tokens that are put in, as one run that begins at `PUT_IN`."""
+        return self.put_in.tokens
 
     def locate(self, documents: Ints) -> Locations:
         """Return where documents are."""

@@ -15,16 +15,18 @@ from typing import TYPE_CHECKING, NamedTuple, TypeAlias, cast
 import numpy as np
 
 from torch_table_loader.errors import ResumeError
+from torch_table_loader.planning.lists import Slices
 from torch_table_loader.planning.permutation import Permutation
-from torch_table_loader.planning.slices import Slices, TokenRow, in_order
+from torch_table_loader.planning.slices import TokenRow, in_order
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from torch_table_loader.planning.exclusion import Remaining
     from torch_table_loader.planning.keys import Key
+    from torch_table_loader.planning.lists import ListLengths
     from torch_table_loader.planning.packing import Packer
-    from torch_table_loader.planning.slices import DocumentLengths, Windows
+    from torch_table_loader.planning.slices import Windows
 
     Ints: TypeAlias = NDArray[np.int64]
 
@@ -185,7 +187,7 @@ class SequenceOrder:
         permutation: of the windows; None leaves them in the order of the row.
     """
 
-    def __init__(self, windows: Windows, row: Walk | DocumentLengths, permutation: Permutation | None = None) -> None:
+    def __init__(self, windows: Windows, row: Walk | ListLengths, permutation: Permutation | None = None) -> None:
         """Look at no document yet."""
         self.windows = windows
         self._row = row
@@ -197,7 +199,7 @@ class SequenceOrder:
     def of_documents(
         cls,
         packer: Packer,
-        lengths: DocumentLengths,
+        lengths: ListLengths,
         remaining: Remaining,
         key: Key,
         *,
@@ -225,7 +227,7 @@ class SequenceOrder:
         return cls(packer.windows(walk.total, origin), walk)
 
     @classmethod
-    def of_windows(cls, packer: Packer, lengths: DocumentLengths, key: Key | None = None) -> SequenceOrder:
+    def of_windows(cls, packer: Packer, lengths: ListLengths, key: Key | None = None) -> SequenceOrder:
         """Order windows of the table's tokens, permuted if there is a key."""
         windows = packer.windows(lengths.total)
         return cls(windows, lengths, None if key is None else Permutation(windows.count, key))

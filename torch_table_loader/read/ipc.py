@@ -16,7 +16,7 @@ from typing_extensions import override
 from torch_table_loader.arrow.arrays import offsets_of
 from torch_table_loader.arrow.sound import sound
 from torch_table_loader.errors import TableError
-from torch_table_loader.format_contracts import SidecarReader, Traits
+from torch_table_loader.format_contracts import PLACE, SidecarReader, Traits
 from torch_table_loader.messages import warn_caller
 from torch_table_loader.read.failures import reading
 from torch_table_loader.read.far_files import open_at_end, open_at_start
@@ -38,6 +38,7 @@ from torch_table_loader.read.ipc_layout import (
     message_starts,
     sized,
 )
+from torch_table_loader.read.list_groups import GROUP_BYTES, TOKENS, group_rows
 from torch_table_loader.read.reader_base import (
     GroupedFile,
     SequentialFile,
@@ -46,7 +47,6 @@ from torch_table_loader.read.reader_base import (
     one_group,
     refuse_duplicates,
 )
-from torch_table_loader.read.token_files import GROUP_BYTES, PLACE, TOKENS, group_rows
 from torch_table_loader.records import FileMeta
 
 if TYPE_CHECKING:

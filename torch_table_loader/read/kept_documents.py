@@ -13,8 +13,8 @@ from typing_extensions import override
 from torch_table_loader.arrow import compute as pc
 from torch_table_loader.arrow.arrays import array_of, number_type, plain, relisted
 from torch_table_loader.errors import TableError
+from torch_table_loader.format_contracts import PLACE
 from torch_table_loader.planning.placed_documents import LACKS_BEGIN, LACKS_END
-from torch_table_loader.read.token_files import PLACE
 from torch_table_loader.read.token_stages import TokenStage
 from torch_table_loader.read.tokenizers import RowFaultError, load_tokenizer
 
@@ -72,6 +72,11 @@ class KeptDocuments(TokenStage):
         made = "" if self._tokenizer is None else f"-{self._tokenizer.name}"
         made += self._changed_by
         return f"documents-{'.'.join(pack.cut_columns)}-{pack.loss_mask}-{ends}-{pack.min_length}-{moved}{made}"
+
+    @property
+    @override
+    def flat_lists(self) -> int:
+        return len(self._cut)
 
     @property
     def token_fields(self) -> list[pa.Field]:

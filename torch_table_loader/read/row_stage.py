@@ -71,6 +71,11 @@ class RowStage(ABC):
         """The columns that `counted` needs."""
 
     @property
+    def flat_lists(self) -> int:
+        """How many columns, from the first on, are lists that a row store keeps flat, so that any part is one range."""
+        return 0
+
+    @property
     def nothing(self) -> SampleCounts | None:
         """What the stage counts of no rows; None if it counts nothing but the rows that come out."""
         return None

@@ -21,8 +21,8 @@ from torch_table_loader.read.token_stages import Documents, TokensAsRows, TokenS
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from torch_table_loader.planning.lists import Slices
     from torch_table_loader.planning.packing import Alone
-    from torch_table_loader.planning.slices import Slices
 
     Ints = NDArray[np.int64]
 

@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
-from operator import sub
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -24,9 +23,9 @@ from torch_table_loader.arrow.arrays import lists_of
 from torch_table_loader.contracts import is_far
 from torch_table_loader.errors import TableError
 from torch_table_loader.format_contracts import ListMeasuringReader, RangedReader, SidecarReader, Traits
-from torch_table_loader.planning.slices import DocumentLengths
 from torch_table_loader.read.failures import changed_error, reading
 from torch_table_loader.read.far_files import open_at_start
+from torch_table_loader.read.list_groups import TOKENS, check_size, group_rows, read_exactly
 from torch_table_loader.read.reader_base import GroupedFile, WithoutNulls
 from torch_table_loader.records import FileMeta
 
@@ -35,18 +34,6 @@ if TYPE_CHECKING:
 
     from torch_table_loader.contracts import Storage
     from torch_table_loader.records import DataFile
-
-TOKENS = "tokens"
-"""The column of the tokens, whatever the format."""
-
-PLACE = "place in the file"
-"""A column that a reader adds where it is asked for: the first token of a document, counted from the file's start.
-
-The documents are the lists of the column that is read with it.
-"""
-
-GROUP_BYTES = 8 * 1024 * 1024
-"""The least bytes of tokens of a row group, which ends with the document that reaches them."""
 
 MOST_TOKENS = 2**31 - 1
 """The most values of a list in Arrow."""
@@ -245,26 +232,6 @@ def index_of(file: DataFile, suffix: str) -> DataFile:
     return found
 
 
-def read_exactly(source: pa.NativeFile, start: int, stop: int, name: str) -> pa.Buffer:
-    """Read bytes of a file into new memory."""
-    source.seek(start)
-    found = source.read_buffer(stop - start)
-    if found.size != stop - start:
-        raise TableError(
-            f"{name} must have {stop} bytes or more, as its index says, and ends at byte {start + found.size}; it was "
-            "cut: restore it, or write it again with its index"
-        )
-    return found if found.is_mutable else owned(found)
-
-
-def owned(data: Any) -> pa.Buffer:
-    """Copy bytes into new memory."""
-    view = memoryview(data).cast("B")
-    target = pa.allocate_buffer(len(view))
-    np.frombuffer(target, np.uint8)[:] = view
-    return target
-
-
 def pack(*arrays: NDArray[Any]) -> bytes:
     """Write arrays as bytes, each in the narrowest unsigned integers.
 
@@ -317,37 +284,7 @@ def _meta(index: Index, num_bytes: int, group_bytes: int) -> FileMeta:
     )
 
 
-def group_rows(lengths: NDArray[Any], width: int, group_bytes: int) -> tuple[list[int], list[int]]:
-    """Return the number of documents of each row group, of which none is empty, and where each group ends in bytes.
-
-    A row group ends with the document in which a multiple of `group_bytes` lies; empty documents at the end stay in the
-    last one. A token has `width` bytes.
-
-    >>> group_rows(np.array([3, 3, 3, 3, 28, 1]), 1, 10)
-    ([4, 1, 1], [12, 40, 41])
-    """
-    documents = DocumentLengths.of(lengths)
-    total = documents.total * width
-    cuts = np.arange(group_bytes, total, group_bytes)
-    last = np.unique(documents.find(-(-cuts // width) - 1))
-    edges = [0, *(last + 1).tolist()]
-    stops = [0, *((documents.starts(last) + documents.take(last)) * width).tolist()]
-    if edges[-1] < len(lengths):
-        edges.append(len(lengths))
-        stops.append(total)
-    return list(map(sub, edges[1:], edges[:-1])), stops[1:]
-
-
 def check_total(what: str, tokens: int, width: int) -> None:
     """Raise a ValueError for a number of tokens that no file has, before it is multiplied."""
     if not 0 <= tokens <= _MOST_BYTES // width:
         raise ValueError(f"{what} says {tokens} tokens, which no file has")
-
-
-def check_size(file: DataFile, source: pa.NativeFile) -> None:
-    """Raise a TableError if a file has another size than was listed."""
-    if source.size() != file.version.num_bytes:
-        raise TableError(
-            f"{file.name} had {file.version.num_bytes} bytes when it was listed, and has {source.size()}: it changed "
-            "while it was in use, or was cut; build the loader again on the files as they are now"
-        )

@@ -24,9 +24,9 @@ from typing_extensions import override
 
 from torch_table_loader.errors import TableError
 from torch_table_loader.format_contracts import Sidecar
+from torch_table_loader.read.list_groups import GROUP_BYTES, owned, read_exactly
 from torch_table_loader.read.token_files import (
     AT_ONCE,
-    GROUP_BYTES,
     MOST_TOKENS,
     Index,
     Numbers,
@@ -35,8 +35,6 @@ from torch_table_loader.read.token_files import (
     index_of,
     open_sidecar,
     opened_whole,
-    owned,
-    read_exactly,
     read_whole,
     sidecar_of,
 )

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from torch_table_loader.planning.keys import Key
-    from torch_table_loader.planning.slices import Slices
+    from torch_table_loader.planning.lists import Slices
 
     Ints = NDArray[np.int64]
 

@@ -36,7 +36,7 @@ from torch_table_loader.local_files import (
     write_whole,
 )
 from torch_table_loader.nesting import load_json
-from torch_table_loader.planning.slices import DocumentLengths
+from torch_table_loader.planning.lists import ListLengths
 from torch_table_loader.sizes import sizes
 from torch_table_loader.store.chunk_writer import (
     ArrowFile,
@@ -148,7 +148,7 @@ def _built_in_memory(
         del sink.files[NULLS]
     lengths, values = None, None
     if spec.flat:
-        lengths = DocumentLengths.of(sink.files[WIDE_LENGTHS].view("<u4"))
+        lengths = ListLengths.of(sink.files[WIDE_LENGTHS].view("<u4"))
         values = ListValues.consecutive([part for chunk in range(len(parts)) for part in sink.flat[chunk]])
     return StoredRows(
         spec.layout, spec.num_rows, sink.files, null_columns, heap, lengths=lengths, values=values, strings=strings
@@ -369,7 +369,7 @@ def write_lengths(place: Path, wide: NDArray[Any], parts: Sequence[Part]) -> dic
                 f"for {found}; remove the folder {str(place)!r}, and it is built again"
             )
         row += part.rows
-    made = DocumentLengths.of(wide)
+    made = ListLengths.of(wide)
     with ChunkFile(place / LENGTHS) as file:
         file.write(made.sums)
         file.write(made.padded)

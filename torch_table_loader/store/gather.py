@@ -22,7 +22,7 @@ from torch_table_loader.arrow.sound import sound_text
 from torch_table_loader.errors import OutOfMemoryError, TableError
 from torch_table_loader.local_files import open_regular
 from torch_table_loader.planning.distinct import distinct
-from torch_table_loader.planning.placed_documents import PUT_IN
+from torch_table_loader.planning.lists import PUT_IN
 from torch_table_loader.planning.requests import coalesce, in_windows
 from torch_table_loader.sizes import sizes
 from torch_table_loader.store.record_layout import IDS, NULLS, RECORDS, REMEDY
@@ -33,8 +33,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from torch_table_loader.planning.placed_documents import PlacedDocuments
-    from torch_table_loader.planning.slices import DocumentLengths
+    from torch_table_loader.planning.lists import ListLengths, PlacedLists
     from torch_table_loader.store.coded_strings import CodedStrings
     from torch_table_loader.store.record_layout import FixedType, Origin, RecordLayout, Slot
 
@@ -93,7 +92,7 @@ class ListValues:
         self,
         starts: Ints,
         stretches: Sequence[NDArray[Any]],
-        placed: PlacedDocuments | None = None,
+        placed: PlacedLists | None = None,
         *,
         counts: Ints | None = None,
     ) -> None:
@@ -105,7 +104,7 @@ class ListValues:
         self._begin = np.cumsum(self._sizes) - self._sizes if one else np.zeros(len(starts), np.int64)
         self.placed = placed
         if placed is not None and len(stretches):
-            tokens = np.array(placed.put_in.tokens, stretches[0].dtype[0]).view(stretches[0].dtype)
+            tokens = np.array(placed.added, stretches[0].dtype[0]).view(stretches[0].dtype)
             starts, self._sizes = np.append(starts, PUT_IN), np.append(self._sizes, len(tokens))
             self._array, self._begin = np.append(self._array, len(stretches)), np.append(self._begin, 0)
             stretches = [*stretches, tokens]
@@ -115,7 +114,7 @@ class ListValues:
         self._bytes = [_bytes_of(values) for values in self._values]
 
     @classmethod
-    def consecutive(cls, stretches: Sequence[NDArray[Any]], placed: PlacedDocuments | None = None) -> ListValues:
+    def consecutive(cls, stretches: Sequence[NDArray[Any]], placed: PlacedLists | None = None) -> ListValues:
         """Build from consecutive stretches that together are all elements of a store."""
         some = [stretch for stretch in stretches if len(stretch)]
         ends = np.cumsum([0, *(len(stretch) for stretch in some)], dtype=np.int64)
@@ -261,7 +260,7 @@ class StoredRows:
         null_columns: frozenset[int],
         heap: Sequence[pa.RecordBatch],
         *,
-        lengths: DocumentLengths | None = None,
+        lengths: ListLengths | None = None,
         values: ListValues | None = None,
         strings: CodedStrings | None = None,
         read_ahead: ReadAhead | None = None,

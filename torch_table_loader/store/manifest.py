@@ -21,7 +21,7 @@ from torch_table_loader.cancellation import Threads
 from torch_table_loader.errors import StorageError, TableError
 from torch_table_loader.local_files import open_regular, read_regular, stat_regular, write_whole
 from torch_table_loader.nesting import load_json
-from torch_table_loader.planning.slices import SUMMED
+from torch_table_loader.planning.lists import SUMMED
 from torch_table_loader.store.record_layout import (
     CODES,
     FORMAT,

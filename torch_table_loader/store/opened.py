@@ -19,7 +19,7 @@ from torch_table_loader.arrow.sound import sound
 from torch_table_loader.cancellation import Threads
 from torch_table_loader.errors import OutOfMemoryError
 from torch_table_loader.local_files import open_regular
-from torch_table_loader.planning.slices import SUMMED, DocumentLengths
+from torch_table_loader.planning.lists import SUMMED, ListLengths
 from torch_table_loader.store.coded_strings import CodedStrings
 from torch_table_loader.store.gather import ListValues, ReadAhead, StoredRows, TextOfFiles
 from torch_table_loader.store.manifest import Manifest, Summed, check_fits, check_store, read_manifest, write_manifest
@@ -132,14 +132,14 @@ def heap_batches(manifest: Manifest, chunk: int, data: Any, origin: Origin) -> l
     return [batch.select(manifest.heap_names) for batch in batches]
 
 
-def lengths_of(data: Any, manifest: Manifest, origin: Origin) -> DocumentLengths:
+def lengths_of(data: Any, manifest: Manifest, origin: Origin) -> ListLengths:
     """Return the lengths in a file, from its bytes, whose checksum was compared."""
     rows, wanted = manifest.num_rows, int(manifest.value_starts[-1])
     sums = np.frombuffer(data, dtype="<i8", count=-(-rows // SUMMED) + 1)
     if sums[-1] != wanted:
         raise origin.damaged(LENGTHS, f"counts {sums[-1]} elements of lists, and the manifest {wanted}")
     lengths = np.frombuffer(data, dtype=f"<u{manifest.length_width or 1}", offset=sums.nbytes)
-    return DocumentLengths(lengths, sums, rows)
+    return ListLengths(lengths, sums, rows)
 
 
 def words_of(data: Any, manifest: Manifest, origin: Origin) -> tuple[pa.Array, ...]:

@@ -42,8 +42,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from torch_table_loader.contracts import PartStorage
-    from torch_table_loader.planning.placed_documents import PlacedDocuments
-    from torch_table_loader.planning.slices import DocumentLengths
+    from torch_table_loader.planning.lists import ListLengths, PlacedLists
     from torch_table_loader.store.record_layout import RecordLayout
 
     Ints: TypeAlias = NDArray[np.int64]
@@ -96,7 +95,7 @@ class RemoteFiles:
     manifest: Manifest
     files: Mapping[str, DataFile]
     origin: Origin
-    placed: PlacedDocuments | None = None
+    placed: PlacedLists | None = None
     begins: Ints | None = None
 
     def come_whole(self, rows: int) -> bool:
@@ -227,7 +226,7 @@ class _Window:
         self._values = None if spans is None else _Values(manifest, ask, spans, files.begins)
 
     def gather(
-        self, lengths: DocumentLengths | None = None, words: tuple[pa.Array, ...] = (), *, whole: bool = False
+        self, lengths: ListLengths | None = None, words: tuple[pa.Array, ...] = (), *, whole: bool = False
     ) -> StoredRows:
         """Wait for the rows, and return them without duplicates, ordered by place.
 
@@ -265,7 +264,7 @@ class RemoteRows:
         files: RemoteFiles,
         open_reader: OpenReader,
         window_bytes: int,
-        known_lengths: DocumentLengths | None = None,
+        known_lengths: ListLengths | None = None,
     ) -> None:
         """Start without reading; outside an epoch, `open_reader` opens a reader.
 
@@ -296,7 +295,7 @@ class RemoteRows:
         return self._ids(wanted)[local]
 
     @cached_property
-    def lengths(self) -> DocumentLengths | None:
+    def lengths(self) -> ListLengths | None:
         """The lengths of all flat lists, fetched once; None if there are none."""
         manifest = self._files.manifest
         if self._known_lengths is not None:

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from torch_table_loader.engine.jobs.job import Job
     from torch_table_loader.engine.rank_info import RankInfo
     from torch_table_loader.engine.state import SavedMixture, SavedState, SavedTable
-    from torch_table_loader.engine.work.packed_work import PackedStream
+    from torch_table_loader.engine.work.indexed_work import CutStream
     from torch_table_loader.options import LoaderOptions
     from torch_table_loader.schedules import Stop
 
@@ -194,16 +194,16 @@ class MixedRows(MixtureJob, IndexedJob):
         for name, own in self._turns(position).items():
             if not rows[name]:
                 continue
-            number, tokens = self._packed(own).came_before(before[name])
-            anew = self._packed(own._replace(seq_len=length, origin=(0, 0)))
+            number, tokens = self._cut(own).came_before(before[name])
+            anew = self._cut(own._replace(seq_len=length, origin=(0, 0)))
             before[name], origin = anew.turn_behind(number, tokens)
             origins[name] = (number, origin)
         recounted = mixture.recounted(place, before, rows)
         coming = self._coming(position.epoch, position)
         return position.mixed_anew(recounted, self.stop, coming, rows=rows, seq_len=length, origins=origins)
 
-    def _packed(self, turns: TurnsOf) -> PackedStream:
-        return cast("PackedStream", self.sources[turns.name].by_turn(turns))
+    def _cut(self, turns: TurnsOf) -> CutStream:
+        return cast("CutStream", self.sources[turns.name].by_turn(turns))
 
     @override
     def enter(self, before: SamplePosition, position: SamplePosition) -> None:
@@ -335,7 +335,7 @@ class MixedRows(MixtureJob, IndexedJob):
             refuse(f"origins {origins!r} of sequences, and here documents are not cut anywhere")
         before = dict(zip(mixture.names, mixture.shares.before, strict=True))
         for name, own in self._turns(position).items():
-            if name in origins and not self._packed(own).has_at(before[name]):
+            if name in origins and not self._cut(own).has_at(before[name]):
                 refuse(f"the origin {origins[name]!r} of source {name!r}, before {before[name]} of its sequences")
 
     @override
@@ -415,7 +415,7 @@ class MixedRows(MixtureJob, IndexedJob):
         taken = None if end == ENDLESS else dict(zip(names, last.mixed.rows_before(end), strict=True))
         if not self.changes_length:
             return dict(position.rows), taken
-        streams = {name: self._packed(own) for name, own in self._turns(last).items()}
+        streams = {name: self._cut(own) for name, own in self._turns(last).items()}
         sizes = {name: own.tokens_of_a_round for name, own in streams.items()}
         if taken is None:
             return sizes, None

@@ -55,12 +55,12 @@ if TYPE_CHECKING:
     from torch_table_loader.engine.counting import Parts
     from torch_table_loader.engine.jobs.job import Job
     from torch_table_loader.engine.rank_info import RankInfo
+    from torch_table_loader.engine.row_store import FilesInPlace
     from torch_table_loader.engine.state import SavedState
-    from torch_table_loader.engine.tokens_in_place import TokensInPlace
     from torch_table_loader.planning.splits import SegmentTable
     from torch_table_loader.planning.stages import Extent
     from torch_table_loader.planning.weighted_rows import WeightedRows
-    from torch_table_loader.read.kept_documents import KeptDocuments
+    from torch_table_loader.read.row_stage import RowStage
     from torch_table_loader.source.plan_cache import Plans
 
     Ints: TypeAlias = NDArray[np.int64]
@@ -299,8 +299,8 @@ def stored_rows(
     table: Table,
     options: LoaderOptions,
     cache: Plans | None,
-    stage: KeptDocuments | None = None,
-    in_place: TokensInPlace | None = None,
+    stage: RowStage | None = None,
+    in_place: FilesInPlace | None = None,
     parts: Parts | None = None,
 ) -> SurveyedRows:
     """Check the options against a table, and count its live rows; for parts see `counter_of`.
@@ -332,7 +332,7 @@ def stored_rows(
     max_rows = rows_of_a_read(row_bytes, 1, int(table.layout.group_rows.max(initial=0)))
     ids = keeps_ids or (stage is not None and stage.takes_ids)
     reader = table.reader(columns, options.filters, row_ids=ids, max_rows=max_rows, stage=stage)
-    made, flat = (None, 0) if stage is None else (stage.key, len(stage.token_fields))
+    made, flat = (None, 0) if stage is None else (stage.key, stage.flat_lists)
     store = RowStoreHandle(table, options, schema, segments, reader, fetching, made, flat, in_place=in_place)
     return SurveyedRows(table, store, with_ids, segments, row_bytes)
 

@@ -133,6 +133,27 @@ class TurnStream(ItemStream):
         """Return the row ids that some items come of, item by item, and how many each item has."""
 
 
+class CutStream(Protocol):
+    """A `TurnStream` of samples that are cut of rows put behind one another, each as wide as its pack says."""
+
+    @property
+    def tokens_of_a_round(self) -> int:
+        """The width of all samples of a round."""
+        ...
+
+    def came_before(self, turn: int) -> tuple[int, int]:
+        """Return the round of a sample, and the width of that round before it."""
+        ...
+
+    def turn_behind(self, number: int, tokens: int) -> tuple[int, int]:
+        """Return the sample that begins behind some width of a round, and the `origin` by which it does so."""
+        ...
+
+    def has_at(self, turn: int) -> bool:
+        """Return whether a sample can be the next behind `origin`."""
+        ...
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class RowStream(TurnStream):
     """The rows of one store by their place in an order, with row ids as the last column if `row_id` is set.

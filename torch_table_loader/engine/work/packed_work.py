@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from hashlib import blake2b
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, cast
 
 import numpy as np
 import pyarrow as pa
@@ -20,10 +20,11 @@ from torch_table_loader.engine.work.indexed_work import PERMUTING, TurnStream
 from torch_table_loader.errors import ResumeError
 from torch_table_loader.planning.global_batches import GlobalBatches, StepPlaces, concat_places
 from torch_table_loader.planning.keys import derive_key
+from torch_table_loader.planning.lists import Slices
 from torch_table_loader.planning.pack_counts import PackCounts
 from torch_table_loader.planning.packing import packer_of
 from torch_table_loader.planning.sequence_orders import Anchor, SequenceOrder, attention_costs, balanced
-from torch_table_loader.planning.slices import Slices, in_order
+from torch_table_loader.planning.slices import in_order
 from torch_table_loader.records import ROW_ID
 from torch_table_loader.store.gather import Spans
 
@@ -35,8 +36,10 @@ if TYPE_CHECKING:
     from torch_table_loader.pack import Pack
     from torch_table_loader.planning.exclusion import Remaining
     from torch_table_loader.planning.keys import Key
+    from torch_table_loader.planning.lists import ListLengths
     from torch_table_loader.planning.packing import Packer
-    from torch_table_loader.planning.slices import DocumentLengths, Windows
+    from torch_table_loader.planning.placed_documents import PlacedDocuments
+    from torch_table_loader.planning.slices import Windows
     from torch_table_loader.store.gather import ListValues, StoredRows
 
     Ints: TypeAlias = NDArray[np.int64]
@@ -66,7 +69,7 @@ class StoredTokens:
         return other
 
     @property
-    def lengths(self) -> DocumentLengths:
+    def lengths(self) -> ListLengths:
         """The tokens of each document; the store is built and opened if it is not."""
         lengths = self.store.rows().lengths
         assert lengths is not None  # noqa: S101 stores of documents have them
@@ -304,7 +307,7 @@ class PackedStream(TurnStream):
         slices, values = parts.slices, rows.values
         assert values is not None  # noqa: S101 stores of documents have them
         kinds = [number_type(entry.type.value_type) for entry in self._cut]
-        placed, goes_on, stops = values.placed, parts.goes_on, parts.at + slices.length
+        placed, goes_on, stops = cast("PlacedDocuments | None", values.placed), parts.goes_on, parts.at + slices.length
         whole = parts.at, slices.length
         behind = stops[goes_on], np.ones(np.count_nonzero(goes_on), np.int64)
         if placed is not None:

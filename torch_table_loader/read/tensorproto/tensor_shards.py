@@ -31,6 +31,7 @@ from torch_table_loader.format_contracts import FormatWriter, SalvagingReader, S
 from torch_table_loader.messages import first_twice
 from torch_table_loader.read.failures import reading
 from torch_table_loader.read.far_files import open_at_start
+from torch_table_loader.read.list_groups import GROUP_BYTES, check_size, group_rows, read_exactly
 from torch_table_loader.read.reader_base import GroupedFile, WholeGroups, WithoutNulls
 from torch_table_loader.read.tensorproto.protos import (
     CODES,
@@ -44,7 +45,6 @@ from torch_table_loader.read.tensorproto.protos import (
     byte_width,
     type_name,
 )
-from torch_table_loader.read.token_files import GROUP_BYTES, check_size, group_rows, read_exactly
 from torch_table_loader.records import FileMeta, LeftOut
 
 if TYPE_CHECKING:

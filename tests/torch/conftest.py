@@ -13,7 +13,8 @@ import fsspec
 import pytest
 
 from tests.tables.kinds import KINDS, TableKind
-from tests.torch.modes import MIXED, MIXTURE, MODES, ROWS, SPLITS, STREAMS, Mode, write_tables
+from tests.torch.all_modes import MODES, write_all_tables
+from tests.torch.modes import MIXED, MIXTURE, ROWS, SPLITS, STREAMS, Mode
 from torch_table_loader.extend import FileStorage
 from torch_table_loader.sizes import small_sizes
 from torch_table_loader.source.table_storage import TableStorage
@@ -49,9 +50,9 @@ def kind(request: pytest.FixtureRequest) -> TableKind:
 
 @pytest.fixture(scope="session")
 def tables(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The tables of `modes`."""
+    """The tables of `all_modes`."""
     root = tmp_path_factory.mktemp("modes")
-    write_tables(root)
+    write_all_tables(root)
     return root
 
 

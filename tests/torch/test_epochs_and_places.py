@@ -12,7 +12,8 @@ import pytest
 from torch.utils.data import DataLoader
 
 from tests.effort import daily
-from tests.torch.modes import MIXTURE, MODES, ROWS, SPLITS, Mode
+from tests.torch.all_modes import MODES
+from tests.torch.modes import MIXTURE, ROWS, SPLITS, Mode
 from tests.waiting import until_only
 from torch_table_loader import ConfigError
 from torch_table_loader.engine import machine

@@ -21,16 +21,12 @@ from torch.utils.data import DataLoader
 
 from tests.effort import daily
 from tests.states import State
+from tests.torch.all_modes import MODES
 from tests.torch.forms import FORMS, plain, rows_of_many_kinds
 from tests.torch.modes import (
-    FLAT_MODES,
     LAKE,
     MIXED,
     MIXTURE,
-    MODES,
-    PACKED_MODES,
-    PACKED_ROWS,
-    PACKED_SPLITS,
     PROCESSES,
     ROW_MODES,
     ROWS,
@@ -43,6 +39,7 @@ from tests.torch.modes import (
     RowMode,
     TwoTables,
 )
+from tests.torch.packed_modes import FLAT_MODES, PACKED_MODES, PACKED_ROWS, PACKED_SPLITS
 from torch_table_loader import ConfigError, RowStore
 
 pytestmark = pytest.mark.usefixtures("small_gathers")
@@ -165,7 +162,7 @@ def test_another_process_with_other_hashes_gives_the_same_order_and_goes_on(tabl
     script = (
         "import json, sys, torch\n"
         "from pathlib import Path\n"
-        "from tests.torch.modes import PROCESSES, UNEVEN, MODES\n"
+        "from tests.torch.all_modes import MODES\n"
         "from tests.torch.test_every_mode import BUFFERED\n"
         "found = {}\n"
         "for mode in MODES:\n"

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from tests.effort import daily, examples
 from tests.states import State, is_ended, steps_of
-from tests.torch.modes import (
+from tests.torch.packed_modes import (
     STRATEGIES,
     Packed,
     PackedItems,

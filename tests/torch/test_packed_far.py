@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from tests.effort import daily, examples
 from tests.tables.plain import meant_warnings
 from tests.tables.row_stores import stored
-from tests.torch.modes import STRATEGIES, PackedItems
+from tests.torch.packed_modes import STRATEGIES, PackedItems
 from tests.torch.packing_reference import EOS, full_pack, write_documents
 from tests.torch.test_every_pack import packs
 from tests.waiting import threads, until

@@ -15,7 +15,8 @@ import pytest
 
 from tests.effort import daily
 from tests.tables.plain import meant_warnings
-from tests.torch.modes import MODES, Mode
+from tests.torch.all_modes import MODES
+from tests.torch.modes import Mode
 from tests.torch.packing_reference import full_pack
 from torch_table_loader import StructuredDataset
 from torch_table_loader.sizes import Sizes

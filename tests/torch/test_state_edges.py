@@ -13,7 +13,8 @@ from torch.utils.data import DataLoader
 
 from tests.effort import daily
 from tests.states import State
-from tests.torch.modes import MIXED, MODES, ROWS, SPLITS, Mode, write_rows
+from tests.torch.all_modes import MODES
+from tests.torch.modes import MIXED, ROWS, SPLITS, Mode, write_rows
 from torch_table_loader import ConfigError, ConfigTypeError, ResumeError, TableLoader
 from torch_table_loader.engine.state import read_state
 

@@ -1,0 +1,28 @@
+"""All modes of the loader: those of tables, and those of sequences where this build makes them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tests.torch.modes import TABLE_MODES, Mode, write_tables
+from torch_table_loader.installed import has
+
+
+def _modes() -> list[Mode]:
+    if not has("text"):
+        return TABLE_MODES
+    from tests.torch.packed_modes import PACKED_MODES
+
+    return [*TABLE_MODES, *PACKED_MODES]
+
+
+def write_all_tables(root: Path) -> None:
+    """Write the tables that the modes read."""
+    write_tables(root)
+    if has("text"):
+        from tests.torch.packed_modes import write_token_tables
+
+        write_token_tables(root)
+
+
+MODES = _modes()

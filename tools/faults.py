@@ -53,10 +53,10 @@ _MIXTURES = (
 )
 _DELETES = ("tests/rooms/test_iceberg_deletes.py",)
 _PACKING = (
-    "tests/laws/test_packing_in_plans.py",
-    "tests/torch/test_every_pack.py",
-    "tests/torch/test_packing.py::test_presets_have_the_names_of_their_field",
-    "tests/torch/test_packed_items.py::test_there_are_as_many_sequences_as_the_tokens_need",
+    "tests/text/test_packing_in_plans.py",
+    "tests/text/test_every_pack.py",
+    "tests/text/test_packing.py::test_presets_have_the_names_of_their_field",
+    "tests/text/test_packed_items.py::test_there_are_as_many_sequences_as_the_tokens_need",
 )
 _NULLS = ("tests/rooms/test_batching_nulls.py", "tests/rooms/test_batching_types.py", "tests/torch/test_masks.py")
 _BATCHES = (

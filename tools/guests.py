@@ -165,10 +165,10 @@ BESIDE = {
     "text": Beside(
         "from torch_table_loader import Pack",
         (
-            "tests/torch/test_packing.py::test_presets_have_the_names_of_their_field",
-            "tests/rooms/test_read_token_files.py",
+            "tests/text/test_packing.py::test_presets_have_the_names_of_their_field",
+            "tests/text/test_packed_items.py::test_there_are_as_many_sequences_as_the_tokens_need",
         ),
-        (*("tests/torch/test_pack*.py", "tests/torch/test_token*.py", "tests/torch/test_flat_tokens.py"),),
+        ("tests/text/*.py",),
         ("language-models",),
     ),
     "tensorproto": Beside(

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.laws.test_sequence_orders import tokens_of
+from tests.text.test_sequence_orders import tokens_of
 from torch_table_loader.planning.lists import ListLengths
 from torch_table_loader.planning.slices import TokenRow
 from torch_table_loader.testing import small_sizes

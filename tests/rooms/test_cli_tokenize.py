@@ -15,10 +15,10 @@ import pytest
 from pyiceberg.catalog import load_catalog
 from pyiceberg.utils.config import Config
 
-from tests.rooms.word_tokenizers import STOP_FILE, words
+from tests.text.word_tokenizers import STOP_FILE, words
 from torch_table_loader.cli.main import main
 
-NAME = "tests.rooms.word_tokenizers"
+NAME = "tests.text.word_tokenizers"
 TEXTS = [f"w{row} w{row % 7}" + " late" * (row == 150) for row in range(200)]
 
 

@@ -12,7 +12,7 @@ import pytest
 from tests.effort import daily
 from tests.tables.plain import deliver, meant_warnings, write_table
 from tests.tables.row_stores import stored
-from tests.torch.packing_reference import full_pack, write_documents
+from tests.text.packing_reference import full_pack, write_documents
 from torch_table_loader import Pack, StructuredDataset, TableError, TableLoader
 from torch_table_loader.store.record_layout import RECORDS
 from torch_table_loader.testing import small_sizes

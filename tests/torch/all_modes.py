@@ -11,7 +11,7 @@ from torch_table_loader.installed import has
 def _modes() -> list[Mode]:
     if not has("text"):
         return TABLE_MODES
-    from tests.torch.packed_modes import PACKED_MODES
+    from tests.text.packed_modes import PACKED_MODES
 
     return [*TABLE_MODES, *PACKED_MODES]
 
@@ -20,7 +20,7 @@ def write_all_tables(root: Path) -> None:
     """Write the tables that the modes read."""
     write_tables(root)
     if has("text"):
-        from tests.torch.packed_modes import write_token_tables
+        from tests.text.packed_modes import write_token_tables
 
         write_token_tables(root)
 

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from hypothesis import strategies as st
 
-from tests.torch.packing_reference import write_documents
+from tests.text.packing_reference import write_documents
 from torch_table_loader import MixedDataset, TableLoader
 
 Row = tuple[str, int]

@@ -17,8 +17,8 @@ import pytest
 from tests.effort import daily
 from tests.states import EXTENTS, ORIGIN, SEQ_LEN, State, is_ended, newest, samples_of
 from tests.tables.plain import meant_warnings
+from tests.text.packing_reference import write_documents
 from tests.torch.modes import LAKE, MIXTURE, ROWS, SOME, SPLITS, STREAMS, Mode, write_rows
-from tests.torch.packing_reference import write_documents
 from torch_table_loader import ConfigError, MixedDataset, Pack, ResumeError, StructuredDataset, TableLoader
 
 OTHERS: list[Any] = [

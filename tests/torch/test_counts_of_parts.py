@@ -17,8 +17,8 @@ import pytest
 from tests.effort import daily
 from tests.tables.iceberg import IcebergWriter, some
 from tests.tables.plain import meant_warnings
+from tests.text.packing_reference import full_pack
 from tests.torch.modes import LAKE, ROWS, SPLITS, Mode
-from tests.torch.packing_reference import full_pack
 from torch_table_loader import DeltaDataset, IcebergDataset, StructuredDataset, part_of
 from torch_table_loader.planning.cutting import RowBalancedStrategy
 from torch_table_loader.read.file_walk import FileWalk, Part, Run

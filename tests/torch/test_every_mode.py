@@ -21,6 +21,7 @@ from torch.utils.data import DataLoader
 
 from tests.effort import daily
 from tests.states import State
+from tests.text.packed_modes import FLAT_MODES, PACKED_MODES, PACKED_ROWS, PACKED_SPLITS
 from tests.torch.all_modes import MODES
 from tests.torch.forms import FORMS, plain, rows_of_many_kinds
 from tests.torch.modes import (
@@ -39,7 +40,6 @@ from tests.torch.modes import (
     RowMode,
     TwoTables,
 )
-from tests.torch.packed_modes import FLAT_MODES, PACKED_MODES, PACKED_ROWS, PACKED_SPLITS
 from torch_table_loader import ConfigError, RowStore
 
 pytestmark = pytest.mark.usefixtures("small_gathers")

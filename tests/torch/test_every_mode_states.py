@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 from tests.effort import daily, examples
 from tests.launchers.jobs import check_that_fresh_loaders_go_on
 from tests.states import State, is_ended
+from tests.text.packed_modes import EVERY_PACK, FLAT_MODES, PACKED_MODES, PACKED_SPLITS
 from tests.torch.all_modes import MODES
 from tests.torch.modes import LAKE, MIXTURE, PROCESSES, ROWS, SOME, SPLITS, STREAMS, UNEVEN, Mode, RowMode, write_rows
-from tests.torch.packed_modes import EVERY_PACK, FLAT_MODES, PACKED_MODES, PACKED_SPLITS
 from torch_table_loader import ResumeError, TableLoader
 
 pytestmark = pytest.mark.usefixtures("small_gathers")

@@ -17,8 +17,8 @@ from tqdm import tqdm
 from tests.effort import daily
 from tests.states import State
 from tests.tables.plain import meant_warnings
+from tests.text.packing_reference import write_documents
 from tests.torch.modes import MIXTURE, ROWS, SOME, SPLITS, STREAMS, TABLE_MODES, Mode, write_rows
-from tests.torch.packing_reference import write_documents
 from torch_table_loader import Pack, StructuredDataset, TableLoader
 
 pytestmark = pytest.mark.usefixtures("small_gathers")

@@ -18,8 +18,7 @@ from tests.effort import daily, examples
 from tests.launchers.jobs import of_a_running_rank
 from tests.states import ORIGIN, newest
 from tests.tables.plain import meant_warnings
-from tests.torch.mixtures import FIRST, NAMES, SOURCES, ranks_take, worlds, write_sources
-from tests.torch.packing_reference import (
+from tests.text.packing_reference import (
     Place,
     Whole,
     check_batch,
@@ -28,6 +27,7 @@ from tests.torch.packing_reference import (
     length_of_step,
     places_of,
 )
+from tests.torch.mixtures import FIRST, NAMES, SOURCES, ranks_take, worlds, write_sources
 from torch_table_loader import ConfigError, MixedDataset, Pack, ResumeError, Stop, StructuredDataset, TableLoader
 from torch_table_loader.schedules import Done, Schedule
 

@@ -20,8 +20,8 @@ from hypothesis import strategies as st
 
 from tests.effort import examples
 from tests.tables.plain import meant_warnings
+from tests.text.packing_reference import Place, Whole, check_batch, documents_of, full_pack, places_of, write_documents
 from tests.torch.mixtures import FIRST, NAMES, SOURCES, write_sources
-from tests.torch.packing_reference import Place, Whole, check_batch, documents_of, full_pack, places_of, write_documents
 from torch_table_loader import ConfigError, MixedDataset, Pack, ResumeError, StructuredDataset, TableLoader
 from torch_table_loader.pack import PackStrategy
 

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from tests.effort import daily
+from tests.text.packed_modes import EVERY_PACK, FLAT_MODES
 from tests.torch.all_modes import MODES
 from tests.torch.modes import MIXTURE, PROCESSES, ROWS, SOME, SPLITS, Mode
-from tests.torch.packed_modes import EVERY_PACK, FLAT_MODES
 from torch_table_loader import ConfigError, Pack, TableLoader
 from torch_table_loader.cli.main import main
 

@@ -15,9 +15,9 @@ import pytest
 
 from tests.effort import daily
 from tests.tables.plain import meant_warnings
+from tests.text.packing_reference import full_pack
 from tests.torch.all_modes import MODES
 from tests.torch.modes import Mode
-from tests.torch.packing_reference import full_pack
 from torch_table_loader import StructuredDataset
 from torch_table_loader.sizes import Sizes
 from torch_table_loader.testing import small_sizes

@@ -13,8 +13,7 @@ import numpy as np
 
 from tests.states import State, samples_of, steps_of
 from tests.tables.plain import key
-from tests.torch.modes import APART, Mode, RowMode, TwoTables
-from tests.torch.packing_reference import (
+from tests.text.packing_reference import (
     EOS,
     MOST_TOKENS,
     SEP,
@@ -27,6 +26,7 @@ from tests.torch.packing_reference import (
     token,
     write_documents,
 )
+from tests.torch.modes import APART, Mode, RowMode, TwoTables
 from torch_table_loader import FlatTokens, Pack, StructuredDataset, TableLoader
 from torch_table_loader.pack import PackStrategy
 

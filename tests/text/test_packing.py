@@ -14,7 +14,7 @@ import torch
 
 from tests.states import options_of, with_options
 from tests.tables.plain import meant_warnings
-from tests.torch.packing_reference import (
+from tests.text.packing_reference import (
     BOS,
     EOS,
     GROUPS,

@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.tables.plain import meant_warnings
-from tests.torch.packing_reference import GROUPS, write_documents
+from tests.text.packing_reference import GROUPS, write_documents
 from torch_table_loader import Pack, StructuredDataset, TableLoader
 from torch_table_loader.extend import RowSpan
 from torch_table_loader.pack import PackStrategy

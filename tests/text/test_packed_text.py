@@ -12,9 +12,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.effort import daily
-from tests.rooms.word_tokenizers import words
 from tests.tables.plain import meant_warnings
-from tests.torch.packing_reference import full_pack
+from tests.text.packing_reference import full_pack
+from tests.text.word_tokenizers import words
 from torch_table_loader import ConfigError, ConfigTypeError, Pack, StructuredDataset, TableError, TableLoader
 
 TEXTS = [*(f"text {row} {'and more ' * (row % 5)}" for row in range(30)), "", None, "the last one"]
@@ -51,7 +51,7 @@ def begun(texts: list[str]) -> list[list[int]]:
     return [[7, *ids] for ids in words(texts)]
 
 
-@pytest.mark.parametrize("tokenizer", ["bytes", "tests.rooms.word_tokenizers:sized", begun])
+@pytest.mark.parametrize("tokenizer", ["bytes", "tests.text.word_tokenizers:sized", begun])
 @pytest.mark.parametrize("strategy", ["concat", "best_fit"])
 @pytest.mark.parametrize("worker_type", ["thread", "process"])
 @daily(3)

@@ -11,7 +11,7 @@ import pytest
 
 from tests.effort import daily
 from tests.tables.plain import meant_warnings
-from tests.torch.packing_reference import (
+from tests.text.packing_reference import (
     GROUPS,
     Place,
     check_batch,

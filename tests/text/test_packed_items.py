@@ -20,8 +20,8 @@ from hypothesis import strategies as st
 from tests.effort import daily, examples
 from tests.states import is_ended, source_of, with_anchor
 from tests.tables.plain import meant_warnings
-from tests.torch.packed_modes import STRATEGIES
-from tests.torch.packing_reference import (
+from tests.text.packed_modes import STRATEGIES
+from tests.text.packing_reference import (
     EOS,
     GROUPS,
     LENGTHS,

@@ -9,7 +9,7 @@ import pytest
 
 from tests.effort import daily
 from tests.tables.plain import meant_warnings
-from tests.torch.packing_reference import GROUPS, full_pack, write_documents
+from tests.text.packing_reference import GROUPS, full_pack, write_documents
 from torch_table_loader import ConfigError, ConfigTypeError, MixedDataset, Pack, StructuredDataset, TableLoader
 
 A_TOKEN = ("input_ids", "labels", "position_ids", "doc_ids", "weight")

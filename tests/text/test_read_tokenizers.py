@@ -12,7 +12,7 @@ from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
 from tokenizers.processors import TemplateProcessing
 
-from tests.rooms.word_tokenizers import sized, words
+from tests.text.word_tokenizers import sized, words
 from torch_table_loader import ConfigError, ConfigTypeError, MissingExtraError
 from torch_table_loader.read.tokenizers import load_tokenizer
 
@@ -50,11 +50,11 @@ def test_another_file_has_another_name(tmp_path: Path) -> None:
 def test_bytes_and_functions() -> None:
     assert load_tokenizer("bytes").encode(["hé"]) == [[104, 195, 169]]
     assert load_tokenizer("bytes").vocabulary == 256
-    by_name, given = load_tokenizer("tests.rooms.word_tokenizers:words"), load_tokenizer(words)
+    by_name, given = load_tokenizer("tests.text.word_tokenizers:words"), load_tokenizer(words)
     assert by_name.encode is given.encode is words
-    assert by_name.name == given.name == "tests.rooms.word_tokenizers:words"
+    assert by_name.name == given.name == "tests.text.word_tokenizers:words"
     assert by_name.vocabulary is None
-    assert load_tokenizer("tests.rooms.word_tokenizers:sized").vocabulary == load_tokenizer(sized).vocabulary == 50_000
+    assert load_tokenizer("tests.text.word_tokenizers:sized").vocabulary == load_tokenizer(sized).vocabulary == 50_000
 
 
 def test_encodings_of_tiktoken_take_special_tokens_for_text(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -91,8 +91,8 @@ def test_a_package_that_is_missing_is_named_with_its_extra(
     [
         ("nothing", "there is no file or folder 'nothing'"),
         ("no.such.module:f", "cannot be imported: No module named 'no'; .* PYTHONPATH"),
-        ("tests.rooms.word_tokenizers:wrds", r"has no 'wrds'; did you mean words"),
-        ("tests.rooms.word_tokenizers:STOP_FILE", "is a str"),
+        ("tests.text.word_tokenizers:wrds", r"has no 'wrds'; did you mean words"),
+        ("tests.text.word_tokenizers:STOP_FILE", "is a str"),
         ("missing.json", "cannot be read: No such file or directory; the folder of a fast tokenizer"),
     ],
 )

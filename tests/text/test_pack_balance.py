@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.tables.plain import meant_warnings
-from tests.torch.packing_reference import full_pack
+from tests.text.packing_reference import full_pack
 from torch_table_loader import ConfigError, MixedDataset, Pack, StructuredDataset, TableLoader
 
 LENGTHS = np.random.default_rng(0).geometric(1 / 14, 160)

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from tests.effort import examples
 from tests.tables.plain import meant_warnings
 from tests.tables.token_files import LAYOUTS
-from tests.torch.packing_reference import full_pack
+from tests.text.packing_reference import full_pack
 from torch_table_loader import ConfigError, Pack, StructuredDataset, TableError, TableLoader
 from torch_table_loader.planning.pack_counts import PackCounts
 from torch_table_loader.read.parquet import ParquetFile

@@ -19,9 +19,9 @@ from hypothesis import strategies as st
 from tests.effort import daily, examples
 from tests.tables.plain import meant_warnings
 from tests.tables.row_stores import stored
-from tests.torch.packed_modes import STRATEGIES, PackedItems
-from tests.torch.packing_reference import EOS, full_pack, write_documents
-from tests.torch.test_every_pack import packs
+from tests.text.packed_modes import STRATEGIES, PackedItems
+from tests.text.packing_reference import EOS, full_pack, write_documents
+from tests.text.test_every_pack import packs
 from tests.waiting import threads, until
 from torch_table_loader import MissingFileError, MixedDataset, Pack, StructuredDataset, TableError, TableLoader
 from torch_table_loader.store.record_layout import LENGTHS

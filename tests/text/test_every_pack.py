@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from tests.effort import daily, examples
 from tests.states import State, is_ended, steps_of
-from tests.torch.packed_modes import (
+from tests.text.packed_modes import (
     STRATEGIES,
     Packed,
     PackedItems,
@@ -23,7 +23,7 @@ from tests.torch.packed_modes import (
     PackedStreams,
     PackedTables,
 )
-from tests.torch.packing_reference import BOS, EOS, SEP, full_pack, length_of_step
+from tests.text.packing_reference import BOS, EOS, SEP, full_pack, length_of_step
 from torch_table_loader import Pack
 
 WEIGHTS = {"documents": 5, "more documents": 2}

@@ -20,7 +20,7 @@ from pyiceberg.catalog import load_catalog
 
 from tests.effort import examples
 from tests.leaks import children
-from tests.rooms.word_tokenizers import STOP_FILE, words
+from tests.text.word_tokenizers import STOP_FILE, words
 from torch_table_loader import (
     ConfigError,
     ConfigTypeError,
@@ -35,7 +35,7 @@ from torch_table_loader import (
 )
 from torch_table_loader.testing import small_sizes
 
-NAME = "tests.rooms.word_tokenizers"
+NAME = "tests.text.word_tokenizers"
 
 
 def texts(number: int) -> list[str]:
@@ -207,7 +207,7 @@ def test_a_table_that_is_finished_is_left_alone(table: Path, tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("change", "named"),
     [
-        ({"tokenizer": "bytes"}, "tokenizer was 'tests.rooms.word_tokenizers:words', is 'bytes'"),
+        ({"tokenizer": "bytes"}, "tokenizer was 'tests.text.word_tokenizers:words', is 'bytes'"),
         ({"ids": "tokens"}, "tokens was 'input_ids: int32', is 'tokens: int32'"),
         ({"dtype": "uint32"}, "tokens was 'input_ids: int32', is 'input_ids: uint32'"),
         ({"lengths": "n"}, "lengths was None, is 'n'"),

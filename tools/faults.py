@@ -296,13 +296,13 @@ FAULTS = (
         _NULLS,
     ),
     Fault(
-        *(7, "a label stands for a token of another document", "batching/packed_outputs.py"),
+        *(7, "a label stands for a token of another document", "text/packed_outputs.py"),
         "            labels[layout.at] = IGNORED",
         "            labels[layout.at[:1]] = IGNORED",
         _PACKING,
     ),
     Fault(
-        *(7, "a pack takes one token too few", "planning/packing.py"),
+        *(7, "a pack takes one token too few", "text/packing.py"),
         "length = np.minimum(lengths[document] - start, seq_len)",
         "length = np.minimum(lengths[document] - start, seq_len - 1)",
         _PACKING,

@@ -37,7 +37,6 @@ if TYPE_CHECKING:
     from torch_table_loader.mixed import MixedDataset
     from torch_table_loader.option_values import Hash, Pad, RowStore, Vocabulary, Weights
     from torch_table_loader.options import LoaderOptions
-    from torch_table_loader.pack import Pack
     from torch_table_loader.planning.column_statistics import ColumnStatistics
     from torch_table_loader.planning.cutting import (
         RoundRobinStrategy,
@@ -51,7 +50,8 @@ if TYPE_CHECKING:
     from torch_table_loader.read.flat_tokens import FlatTokens
     from torch_table_loader.read.text_options import Csv, Json
     from torch_table_loader.schedules import Schedule, Stop
-    from torch_table_loader.token_table import tokenize_table
+    from torch_table_loader.text.pack import Pack
+    from torch_table_loader.text.token_table import tokenize_table
 
 _HOMES = {
     "AccessRefusedError": "errors",
@@ -74,7 +74,7 @@ _HOMES = {
     "MissingPathError": "errors",
     "MixedDataset": "mixed",
     "OutOfMemoryError": "errors",
-    "Pack": "pack",
+    "Pack": "text.pack",
     "Pad": "option_values",
     "ResumeError": "errors",
     "RoundRobinStrategy": "planning.cutting",
@@ -96,7 +96,7 @@ _HOMES = {
     "WorkerError": "errors",
     "part_of": "predicates.hash_parts",
     "row_seeds": "planning.keys",
-    "tokenize_table": "token_table",
+    "tokenize_table": "text.token_table",
 }
 """The module of each public name."""
 

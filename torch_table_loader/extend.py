@@ -48,7 +48,7 @@ from torch_table_loader.source.storage import FileStorage, open_storage
 from torch_table_loader.units import parse_bytes
 
 if TYPE_CHECKING:
-    from torch_table_loader.planning.packing import Packer, packer_of
+    from torch_table_loader.text.packing import Packer, packer_of
 
 __all__ = [
     "FORMATS",
@@ -114,6 +114,6 @@ def __getattr__(name: str) -> Any:
     """
     if name not in ("Packer", "packer_of"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from torch_table_loader.planning import packing
+    from torch_table_loader.text import packing
 
     return getattr(packing, name)

@@ -56,17 +56,7 @@ GUESTS = {
     "ipc": Guest("Arrow files", ("read.ipc", "read.ipc_layout")),
     "orc": Guest("ORC", ("read.orc", "read.orc_encodings", "read.orc_times")),
     "tensorproto": Guest("tensor shards of ONNX", ("read.tensorproto",)),
-    "text": Guest(
-        "packing",
-        (
-            *("text", "pack", "token_table", "arrow.token_rows", "batching.packed", "batching.packed_outputs"),
-            *("engine.jobs.packed_items", "engine.jobs.packed_streams", "engine.tokens_in_place", "engine.tokens_read"),
-            *("engine.work.packed_work", "engine.work.sequence_form", "planning.pack_counts", "planning.packing"),
-            *("planning.placed_documents", "planning.sequence_orders", "planning.slices", "read.kept_documents"),
-            *("read.sequence_stages", "read.token_files", "read.token_formats", "read.flat_tokens"),
-            *("read.token_stages", "read.tokenizers"),
-        ),
-    ),
+    "text": Guest("packing", ("text", "read.token_files", "read.token_formats", "read.flat_tokens")),
 }
 """All guests that come off; `tools/guests.py` takes them off, and says which parts are to follow."""
 

@@ -18,10 +18,6 @@ import pyarrow.orc
 import pyarrow.parquet as pq
 import torch.utils.data  # noqa: F401 - imported here, once, and not in each case
 
-import torch_table_loader.engine.jobs.packed_items
-import torch_table_loader.engine.jobs.table_rows
-import torch_table_loader.engine.work.packed_work
-import torch_table_loader.read.token_formats  # noqa: F401
 from tests.tables.token_files import datatrove_bytes, fms_bytes, lists_bytes, megatron_bytes
 from torch_table_loader import Pack, StructuredDataset
 from torch_table_loader.errors import TableLoaderError

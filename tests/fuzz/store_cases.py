@@ -18,11 +18,6 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import torch.utils.data  # noqa: F401 - imported here, once, and not in each case
 
-import torch_table_loader.engine.jobs.packed_items
-import torch_table_loader.engine.jobs.table_rows
-import torch_table_loader.engine.row_weights
-import torch_table_loader.engine.work.packed_work
-import torch_table_loader.store.remote  # noqa: F401
 from tests.fuzz.cases import Rows
 from torch_table_loader import Pack, RowStore, StructuredDataset
 from torch_table_loader.engine import row_store

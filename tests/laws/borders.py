@@ -6,7 +6,7 @@ Each goes with the step of the rebuild that no longer needs it, and none comes.
 _TABLE = """
 batching.types: planning.column_statistics
 cli.named_table: delta iceberg
-cli.writing: token_table
+cli.writing: text.token_table
 dataset: engine.measuring planning.column_statistics
 engine.counting: fetch.fetcher
 engine.jobs.mixed_streams: fetch.fetcher
@@ -19,12 +19,12 @@ engine.measuring: fetch.fetcher
 engine.row_store: fetch.fetcher store.remote
 engine.row_weights: fetch.fetcher
 engine.state: planning.mixed_stages planning.mixture
-engine.tokens_in_place: store.remote
-engine.tokens_read: planning.requests source.clients
+text.tokens_in_place: store.remote
+text.tokens_read: planning.requests source.clients
 engine.work.indexed_work: fetch.fetcher planning.mixture planning.weighted_rows
 engine.work.lane_work: fetch.fetcher
 engine.work.mixed_stream_work: fetch.fetch_queue fetch.fetcher
-engine.work.packed_work: fetch.fetcher
+text.packed_work: fetch.fetcher
 engine.work.stream_work: fetch.fetch_queue fetch.fetcher
 engine.workers.executor: fetch.fetcher
 engine.workers.lane_iterator: fetch.fetcher
@@ -52,7 +52,7 @@ source.plan_cache: source.clients
 source.storage: source.clients source.object_store source.s3_client source.store_options
 source.table_storage: source.clients source.store_options
 store.gather: planning.requests
-token_table: fetch.fetcher
+text.token_table: fetch.fetcher
 """
 """Modules, and the modules of guests that each imports and that its own guest does not have."""
 

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.effort import examples
-from torch_table_loader.planning.sequence_orders import attention_costs, balanced
+from torch_table_loader.text.sequence_orders import attention_costs, balanced
 
 
 @settings(max_examples=examples(100), deadline=None)

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from tests.text.test_sequence_orders import tokens_of
 from torch_table_loader.planning.lists import ListLengths
-from torch_table_loader.planning.slices import TokenRow
 from torch_table_loader.testing import small_sizes
+from torch_table_loader.text.slices import TokenRow
 
 LENGTHS = st.one_of(
     st.lists(st.integers(0, 5), max_size=200),

@@ -19,7 +19,6 @@ from torch_table_loader.cli import arguments, named_table
 from torch_table_loader.cli.main import COMMANDS, main, make_parser
 from torch_table_loader.cli.terminal import in_shell_words
 from torch_table_loader.options import defaults
-from torch_table_loader.token_table import IdType, Nulls
 
 
 @pytest.fixture
@@ -143,6 +142,8 @@ def test_help_names_every_value(name: str, table: Path, capsys: pytest.CaptureFi
 
 
 def test_tokenize_offers_the_types_and_the_ways_that_there_are() -> None:
+    from torch_table_loader.text.token_table import IdType, Nulls
+
     parser = make_parser(["tokenize"])
     given = {"dtype": ["auto", *get_args(IdType)], "text_nulls": list(get_args(Nulls))}
     for dest, choices in given.items():

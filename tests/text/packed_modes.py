@@ -28,7 +28,7 @@ from tests.text.packing_reference import (
 )
 from tests.torch.modes import APART, Mode, RowMode, TwoTables
 from torch_table_loader import FlatTokens, Pack, StructuredDataset, TableLoader
-from torch_table_loader.pack import PackStrategy
+from torch_table_loader.text.pack import PackStrategy
 
 DOCUMENTS: dict[str, list[list[int | None]]] = {
     "documents": [[5, 0, 17, 1], [None, 40, 3], [9, 9, 2, 2, 30], [1], [12, 33, 4, 6], [20, 20], [20, 20, 20]],

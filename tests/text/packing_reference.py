@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 
 from tests.tables.plain import key
 from torch_table_loader import Pack, Schedule
-from torch_table_loader.pack import TENSORS
+from torch_table_loader.text.pack import TENSORS
 
 IGNORED = -100
 MOST_TOKENS = 64

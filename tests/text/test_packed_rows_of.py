@@ -14,7 +14,7 @@ from tests.tables.plain import meant_warnings
 from tests.text.packing_reference import GROUPS, write_documents
 from torch_table_loader import Pack, StructuredDataset, TableLoader
 from torch_table_loader.extend import RowSpan
-from torch_table_loader.pack import PackStrategy
+from torch_table_loader.text.pack import PackStrategy
 
 
 @pytest.fixture(scope="module")

@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from tests.effort import examples
 from torch_table_loader.errors import TableError
 from torch_table_loader.extend import Slices, derive_key
-from torch_table_loader.pack import LongDocs, Pack
-from torch_table_loader.planning.packing import Alone, Packed, another_best_fit, best_fit
+from torch_table_loader.text.pack import LongDocs, Pack
+from torch_table_loader.text.packing import Alone, Packed, another_best_fit, best_fit
 
 Ints = NDArray[np.int64]
 

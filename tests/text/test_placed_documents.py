@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from tests.effort import examples
 from torch_table_loader.planning.lists import PUT_IN, ListLengths
-from torch_table_loader.planning.placed_documents import LACKS_BEGIN, LACKS_END, PlacedDocuments, PutIn
+from torch_table_loader.text.placed_documents import LACKS_BEGIN, LACKS_END, PlacedDocuments, PutIn
 
 BEGIN, END, BEHIND = 1000, 1001, 1002
 

@@ -14,7 +14,7 @@ from tokenizers.processors import TemplateProcessing
 
 from tests.text.word_tokenizers import sized, words
 from torch_table_loader import ConfigError, ConfigTypeError, MissingExtraError
-from torch_table_loader.read.tokenizers import load_tokenizer
+from torch_table_loader.text.tokenizers import load_tokenizer
 
 
 def word_level(folder: Path) -> tokenizers.Tokenizer:

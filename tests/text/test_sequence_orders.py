@@ -10,11 +10,11 @@ from numpy.typing import NDArray
 
 from torch_table_loader.errors import ResumeError
 from torch_table_loader.extend import Permutation, Remaining, derive_key
-from torch_table_loader.pack import Pack
 from torch_table_loader.planning.lists import ListLengths, Slices
-from torch_table_loader.planning.packing import packer_of
-from torch_table_loader.planning.sequence_orders import Anchor, SequenceOrder, Walk
-from torch_table_loader.planning.slices import TokenRow, Windows
+from torch_table_loader.text.pack import Pack
+from torch_table_loader.text.packing import packer_of
+from torch_table_loader.text.sequence_orders import Anchor, SequenceOrder, Walk
+from torch_table_loader.text.slices import TokenRow, Windows
 
 Ints = NDArray[np.int64]
 Place = tuple[int, int]

@@ -23,7 +23,7 @@ from tests.tables.plain import meant_warnings
 from tests.text.packing_reference import Place, Whole, check_batch, documents_of, full_pack, places_of, write_documents
 from tests.torch.mixtures import FIRST, NAMES, SOURCES, write_sources
 from torch_table_loader import ConfigError, MixedDataset, Pack, ResumeError, StructuredDataset, TableLoader
-from torch_table_loader.pack import PackStrategy
+from torch_table_loader.text.pack import PackStrategy
 
 WEIGHTS = {"a": 5, "b": 3, "c": 1}
 STRATEGIES: tuple[PackStrategy, ...] = ("concat", "pad", "best_fit")

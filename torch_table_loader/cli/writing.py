@@ -26,7 +26,7 @@ from torch_table_loader.format_contracts import FormatWriter
 from torch_table_loader.local_files import new_file
 from torch_table_loader.messages import did_you_mean, progress_bar
 from torch_table_loader.planning.splits import whole_files
-from torch_table_loader.token_table import tokenize_table
+from torch_table_loader.text.token_table import tokenize_table
 
 if TYPE_CHECKING:
     from torch_table_loader.dataset import TableDataset

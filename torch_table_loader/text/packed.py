@@ -14,7 +14,15 @@ from typing_extensions import override
 from torch_table_loader.arrow.arrays import number_type, numbers_of
 from torch_table_loader.arrow.buffers import joined, new_array
 from torch_table_loader.arrow.datatypes import ElementType, innermost
-from torch_table_loader.arrow.token_rows import (
+from torch_table_loader.batching.codec import TensorCodec
+from torch_table_loader.batching.outputs import ipc_read, ipc_size, ipc_write
+from torch_table_loader.batching.rows import Batches, Block, Rows, RowsCodec, new_block, pieces_of
+from torch_table_loader.batching.types import element_dtype
+from torch_table_loader.records import DOCUMENTS, PADDING_COLUMN
+from torch_table_loader.samples import ONE_BY_ONE
+from torch_table_loader.text.pack import IGNORED
+from torch_table_loader.text.packed_outputs import Documents, Sequences
+from torch_table_loader.text.token_rows import (
     Parts,
     columns_of_parts,
     parts_of_sequences,
@@ -22,21 +30,13 @@ from torch_table_loader.arrow.token_rows import (
     sequences_of,
     tokens_are_rows,
 )
-from torch_table_loader.batching.codec import TensorCodec
-from torch_table_loader.batching.outputs import ipc_read, ipc_size, ipc_write
-from torch_table_loader.batching.packed_outputs import Documents, Sequences
-from torch_table_loader.batching.rows import Batches, Block, Rows, RowsCodec, new_block, pieces_of
-from torch_table_loader.batching.types import element_dtype
-from torch_table_loader.pack import IGNORED
-from torch_table_loader.records import DOCUMENTS, PADDING_COLUMN
-from torch_table_loader.samples import ONE_BY_ONE
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from torch_table_loader.batching.policy import ColumnFunction, TypePolicy
     from torch_table_loader.batching.rows import Allocate
-    from torch_table_loader.pack import Pack, PackedSamples
+    from torch_table_loader.text.pack import Pack, PackedSamples
 
     Ints = NDArray[np.int64]
 

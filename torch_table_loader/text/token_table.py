@@ -30,10 +30,10 @@ from torch_table_loader.messages import did_you_mean, first_twice, progress_bar
 from torch_table_loader.nesting import load_json
 from torch_table_loader.planning.splits import SegmentTable
 from torch_table_loader.predicates.filter_form import filter_key
-from torch_table_loader.read.tokenizers import Encode, RowFaultError, Tokenizer, load_tokenizer
 from torch_table_loader.records import content_key
 from torch_table_loader.sizes import sizes
 from torch_table_loader.system import end_with_parent
+from torch_table_loader.text.tokenizers import Encode, RowFaultError, Tokenizer, load_tokenizer
 from torch_table_loader.units import integer, one_of
 
 if TYPE_CHECKING:
@@ -41,8 +41,8 @@ if TYPE_CHECKING:
     from torch_table_loader.engine.ray_cluster import RayCluster
     from torch_table_loader.fetch.fetcher import FetchSettings
     from torch_table_loader.read.tasks import TaskReader
-    from torch_table_loader.read.tokenizers import Tokenizer
     from torch_table_loader.records import ReadTask
+    from torch_table_loader.text.tokenizers import Tokenizer
 
 DESCRIPTION = "_tokens.json"
 """In the folder of a token table: of what it was made. Loaders leave out names that begin so."""

@@ -13,19 +13,19 @@ import torch
 
 from torch_table_loader.arrow.buffers import new_array
 from torch_table_loader.arrow.python_values import python_values
-from torch_table_loader.arrow.token_rows import repeated
 from torch_table_loader.batching.outputs import cut_arrays, cut_tensors
 from torch_table_loader.batching.rows import Batches
 from torch_table_loader.errors import TableError
-from torch_table_loader.pack import FLASH_EDGES, IGNORED
-from torch_table_loader.planning.pack_counts import PackCounts
 from torch_table_loader.sizes import sizes
+from torch_table_loader.text.pack import FLASH_EDGES, IGNORED
+from torch_table_loader.text.pack_counts import PackCounts
+from torch_table_loader.text.token_rows import repeated
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from torch_table_loader.arrow.token_rows import Parts
-    from torch_table_loader.pack import Pack
+    from torch_table_loader.text.pack import Pack
+    from torch_table_loader.text.token_rows import Parts
 
     Ints = NDArray[np.int64]
 
@@ -352,7 +352,7 @@ class Sequences:
 def _own_slices(pack: Pack, values: NDArray[Any]) -> NDArray[Any]:
     """Return this rank's slices of sequences, [sequences, seq_len, ...], under context parallelism.
 
-    >>> from torch_table_loader.pack import Pack
+    >>> from torch_table_loader.text.pack import Pack
     >>> _own_slices(Pack(seq_len=8, labels=None, context=(1, 2)), np.arange(8).reshape(1, 8)).tolist()
     [[2, 3, 4, 5]]
     """

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, TypeAlias, cast
 
 import numpy as np
 
-from torch_table_loader.arrow.token_rows import ids_under
-from torch_table_loader.planning.pack_counts import PackCounts
-from torch_table_loader.read.sequence_stages import stage_of
 from torch_table_loader.records import ROW_ID
+from torch_table_loader.text.pack_counts import PackCounts
+from torch_table_loader.text.sequence_stages import stage_of
+from torch_table_loader.text.token_rows import ids_under
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 
     from torch_table_loader.engine.jobs.planner import PlannedStream
     from torch_table_loader.engine.jobs.stream_job import StreamJob
-    from torch_table_loader.pack import Pack
     from torch_table_loader.planning.keys import Key
     from torch_table_loader.planning.stages import StreamPosition
     from torch_table_loader.records import ReadTask
+    from torch_table_loader.text.pack import Pack
 
     Ints: TypeAlias = NDArray[np.int64]
 

@@ -12,7 +12,6 @@ import pyarrow as pa
 from typing_extensions import override
 
 from torch_table_loader.arrow.datatypes import opened_type, width_of
-from torch_table_loader.arrow.token_rows import schema_of_sequences
 from torch_table_loader.batching.codec import make_codec
 from torch_table_loader.batching.policy import TypePolicy
 from torch_table_loader.engine.jobs.resolve import (
@@ -25,14 +24,15 @@ from torch_table_loader.engine.jobs.resolve import (
 from torch_table_loader.engine.jobs.table_rows import ExclusionState, TableItems, TurnsOf, stored_rows
 from torch_table_loader.engine.sizing import TENSOR_BYTES
 from torch_table_loader.engine.state import Bound, SavedTable
-from torch_table_loader.engine.tokens_in_place import TokensInPlace
-from torch_table_loader.engine.work.packed_work import BalancedBatches, PackedStream, StoredTokens
 from torch_table_loader.errors import ConfigError, ResumeError, TableError
 from torch_table_loader.planning.exclusion import Exclusions
-from torch_table_loader.planning.sequence_orders import SequenceOrder
 from torch_table_loader.planning.stages import SamplePosition
-from torch_table_loader.read.kept_documents import KeptDocuments, MeasuredDocuments, kept_type
 from torch_table_loader.records import SOURCE_COLUMN
+from torch_table_loader.text.kept_documents import KeptDocuments, MeasuredDocuments, kept_type
+from torch_table_loader.text.packed_work import BalancedBatches, PackedStream, StoredTokens
+from torch_table_loader.text.sequence_orders import SequenceOrder
+from torch_table_loader.text.token_rows import schema_of_sequences
+from torch_table_loader.text.tokens_in_place import TokensInPlace
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -42,13 +42,13 @@ if TYPE_CHECKING:
     from torch_table_loader.engine.rank_info import RankInfo
     from torch_table_loader.engine.state import SavedState
     from torch_table_loader.options import LoaderOptions
-    from torch_table_loader.pack import Pack
     from torch_table_loader.planning.exclusion import Remaining
     from torch_table_loader.planning.global_batches import GlobalBatches
-    from torch_table_loader.planning.pack_counts import PackCounts
     from torch_table_loader.planning.rows_of import RowSpan
     from torch_table_loader.schedules import Done
     from torch_table_loader.source.plan_cache import Plans
+    from torch_table_loader.text.pack import Pack
+    from torch_table_loader.text.pack_counts import PackCounts
 
     Ints: TypeAlias = NDArray[np.int64]
 

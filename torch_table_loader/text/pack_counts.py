@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from torch_table_loader.pack import Pack
     from torch_table_loader.planning.lists import Slices
+    from torch_table_loader.text.pack import Pack
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,9 +14,9 @@ from torch_table_loader.arrow import compute as pc
 from torch_table_loader.arrow.arrays import array_of, number_type, plain, relisted
 from torch_table_loader.errors import TableError
 from torch_table_loader.format_contracts import PLACE
-from torch_table_loader.planning.placed_documents import LACKS_BEGIN, LACKS_END
-from torch_table_loader.read.token_stages import TokenStage
-from torch_table_loader.read.tokenizers import RowFaultError, load_tokenizer
+from torch_table_loader.text.placed_documents import LACKS_BEGIN, LACKS_END
+from torch_table_loader.text.token_stages import TokenStage
+from torch_table_loader.text.tokenizers import RowFaultError, load_tokenizer
 
 _TEXTS = 256
 """Texts in one call of a tokenizer: enough to keep it busy, and few enough if they are books."""
@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from torch_table_loader.pack import Pack
     from torch_table_loader.read.row_stage import Counted, Made
+    from torch_table_loader.text.pack import Pack
 
     Ints = NDArray[np.int64]
 

@@ -10,19 +10,19 @@ import numpy as np
 import pyarrow as pa
 from typing_extensions import override
 
-from torch_table_loader.arrow.token_rows import rows_of_sequences, schema_of_sequences, sequences_of
 from torch_table_loader.errors import ConfigError
-from torch_table_loader.pack import Pack
-from torch_table_loader.planning.pack_counts import PackCounts
 from torch_table_loader.read.lru_cache import LRUCache
 from torch_table_loader.read.row_stage import Counted, Made
-from torch_table_loader.read.token_stages import Documents, TokensAsRows, TokenStage
+from torch_table_loader.text.pack import Pack
+from torch_table_loader.text.pack_counts import PackCounts
+from torch_table_loader.text.token_rows import rows_of_sequences, schema_of_sequences, sequences_of
+from torch_table_loader.text.token_stages import Documents, TokensAsRows, TokenStage
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from torch_table_loader.planning.lists import Slices
-    from torch_table_loader.planning.packing import Alone
+    from torch_table_loader.text.packing import Alone
 
     Ints = NDArray[np.int64]
 

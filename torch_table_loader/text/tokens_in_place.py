@@ -18,20 +18,20 @@ import pyarrow.types as pt
 from torch_table_loader.arrow.arrays import number_type, numbers_of
 from torch_table_loader.contracts import is_far
 from torch_table_loader.engine.machine import in_parallel
-from torch_table_loader.engine.tokens_read import ReadTokens
 from torch_table_loader.format_contracts import PLACE, PlacingReader
 from torch_table_loader.planning.lists import ListLengths
-from torch_table_loader.planning.placed_documents import PlacedDocuments, PutIn
 from torch_table_loader.read.failures import changed_error
 from torch_table_loader.read.footers import LazyFooters
 from torch_table_loader.read.formats import reader_of
-from torch_table_loader.read.kept_documents import KEPT, LACKS
 from torch_table_loader.read.list_groups import TOKENS
 from torch_table_loader.read.token_files import TokenReader, begin_of, document_lengths
 from torch_table_loader.store.gather import StoredRows
 from torch_table_loader.store.manifest import Manifest
 from torch_table_loader.store.record_layout import WIDE_BYTES, Origin, Part, values_file
 from torch_table_loader.store.remote import RemoteFiles, RemoteRows
+from torch_table_loader.text.kept_documents import KEPT, LACKS
+from torch_table_loader.text.placed_documents import PlacedDocuments, PutIn
+from torch_table_loader.text.tokens_read import ReadTokens
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -41,10 +41,10 @@ if TYPE_CHECKING:
     from torch_table_loader.contracts import RangeStorage
     from torch_table_loader.engine.table import Table
     from torch_table_loader.options import LoaderOptions
-    from torch_table_loader.read.kept_documents import KeptDocuments
     from torch_table_loader.records import FileMeta
     from torch_table_loader.store.record_layout import RecordLayout
     from torch_table_loader.store.remote import OpenReader
+    from torch_table_loader.text.kept_documents import KeptDocuments
 
 _AT_ONCE = 1 << 20
 """Documents that are looked up together."""

@@ -17,7 +17,7 @@ import numpy as np
 from torch_table_loader.errors import ResumeError
 from torch_table_loader.planning.lists import Slices
 from torch_table_loader.planning.permutation import Permutation
-from torch_table_loader.planning.slices import TokenRow, in_order
+from torch_table_loader.text.slices import TokenRow, in_order
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from torch_table_loader.planning.exclusion import Remaining
     from torch_table_loader.planning.keys import Key
     from torch_table_loader.planning.lists import ListLengths
-    from torch_table_loader.planning.packing import Packer
-    from torch_table_loader.planning.slices import Windows
+    from torch_table_loader.text.packing import Packer
+    from torch_table_loader.text.slices import Windows
 
     Ints: TypeAlias = NDArray[np.int64]
 

@@ -10,17 +10,17 @@ import numpy as np
 import pyarrow as pa
 
 from torch_table_loader.arrow.datatypes import width_of
-from torch_table_loader.arrow.token_rows import columns_of_parts, schema_of_sequences, schema_of_tokens, tokens_are_rows
 from torch_table_loader.batching.codec import make_codec
-from torch_table_loader.batching.packed import PackedRows
 from torch_table_loader.engine.sizing import TENSOR_BYTES
 from torch_table_loader.records import DOCUMENTS, SOURCE_COLUMN
+from torch_table_loader.text.packed import PackedRows
+from torch_table_loader.text.token_rows import columns_of_parts, schema_of_sequences, schema_of_tokens, tokens_are_rows
 
 if TYPE_CHECKING:
-    from torch_table_loader.batching.packed import PackedCodec
     from torch_table_loader.batching.policy import TypePolicy
     from torch_table_loader.batching.rows import Rows, RowsCodec
-    from torch_table_loader.pack import Pack
+    from torch_table_loader.text.pack import Pack
+    from torch_table_loader.text.packed import PackedCodec
 
 
 def flat_columns(schema: pa.Schema) -> pa.Schema:

@@ -21,17 +21,17 @@ import numpy as np
 from typing_extensions import override
 
 from torch_table_loader.errors import TableError
-from torch_table_loader.pack import IGNORED
 from torch_table_loader.planning.keys import keyed_hashes, u64
 from torch_table_loader.planning.lists import Slices
-from torch_table_loader.planning.slices import TokenRow, Windows
+from torch_table_loader.text.pack import IGNORED
+from torch_table_loader.text.slices import TokenRow, Windows
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from torch_table_loader.pack import Pack
     from torch_table_loader.planning.keys import Key
     from torch_table_loader.planning.lists import ListLengths
+    from torch_table_loader.text.pack import Pack
 
     Ints: TypeAlias = NDArray[np.int64]
 
@@ -121,7 +121,7 @@ class Alone(Packer):
         Raises:
             TableError: a document is too long, and `long_docs` refuses that.
 
-        >>> from torch_table_loader.pack import Pack
+        >>> from torch_table_loader.text.pack import Pack
         >>> found = Alone(Pack(seq_len=5, strategy="pad")).row(np.array([5, 0, 12]))
         >>> found.document.tolist(), found.start.tolist(), found.length.tolist()
         ([0, 2, 2, 2], [0, 0, 5, 10], [5, 5, 5, 2])
@@ -186,7 +186,7 @@ _PACKERS: dict[str, type[Joined | Alone]] = {"concat": Joined, "windows": Joined
 def packer_of(pack: Pack) -> Packer:
     """Return what packs documents as asked.
 
-    >>> from torch_table_loader.pack import Pack
+    >>> from torch_table_loader.text.pack import Pack
     >>> row = packer_of(Pack(seq_len=10, strategy="best_fit")).row(np.array([3, 6, 2, 5, 4]))
     >>> row.total, row.cut(np.array([0]), np.array([1])).document.tolist()
     (2, [1, 4])

@@ -30,9 +30,9 @@ if TYPE_CHECKING:
 
     from torch_table_loader.contracts import Storage
     from torch_table_loader.planning.lists import ListLengths
-    from torch_table_loader.planning.placed_documents import PlacedDocuments
     from torch_table_loader.records import DataFile
     from torch_table_loader.store.record_layout import RecordLayout
+    from torch_table_loader.text.placed_documents import PlacedDocuments
 
     Ints: TypeAlias = NDArray[np.int64]
 

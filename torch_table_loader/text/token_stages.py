@@ -19,16 +19,16 @@ from typing_extensions import override
 
 from torch_table_loader.arrow.arrays import number_type, numbers_of, plain
 from torch_table_loader.arrow.datatypes import ElementType, opened_type, plain_type
-from torch_table_loader.arrow.token_rows import Parts, rows_of_tokens, runs_of, schema_of_tokens
 from torch_table_loader.errors import ConfigError, TableError
 from torch_table_loader.messages import did_you_mean
-from torch_table_loader.pack import Pack
 from torch_table_loader.planning.keys import derive_key, hashes_of
-from torch_table_loader.planning.packing import packer_of
-from torch_table_loader.planning.slices import TokenRow
 from torch_table_loader.read.row_stage import Counted, Made, RowStage
-from torch_table_loader.read.tokenizers import name_of
 from torch_table_loader.records import ROW_ID
+from torch_table_loader.text.pack import Pack
+from torch_table_loader.text.packing import packer_of
+from torch_table_loader.text.slices import TokenRow
+from torch_table_loader.text.token_rows import Parts, rows_of_tokens, runs_of, schema_of_tokens
+from torch_table_loader.text.tokenizers import name_of
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

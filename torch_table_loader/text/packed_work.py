@@ -15,32 +15,32 @@ import pyarrow as pa
 from typing_extensions import override
 
 from torch_table_loader.arrow.arrays import encoded, number_type, plain
-from torch_table_loader.arrow.token_rows import Parts, columns_of_parts, rows_of_sequences
 from torch_table_loader.engine.work.indexed_work import PERMUTING, TurnStream
 from torch_table_loader.errors import ResumeError
 from torch_table_loader.planning.global_batches import GlobalBatches, StepPlaces, concat_places
 from torch_table_loader.planning.keys import derive_key
 from torch_table_loader.planning.lists import Slices
-from torch_table_loader.planning.pack_counts import PackCounts
-from torch_table_loader.planning.packing import packer_of
-from torch_table_loader.planning.sequence_orders import Anchor, SequenceOrder, attention_costs, balanced
-from torch_table_loader.planning.slices import in_order
 from torch_table_loader.records import ROW_ID
 from torch_table_loader.store.gather import Spans
+from torch_table_loader.text.pack_counts import PackCounts
+from torch_table_loader.text.packing import packer_of
+from torch_table_loader.text.sequence_orders import Anchor, SequenceOrder, attention_costs, balanced
+from torch_table_loader.text.slices import in_order
+from torch_table_loader.text.token_rows import Parts, columns_of_parts, rows_of_sequences
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from torch_table_loader.engine.row_store import RowStoreHandle
     from torch_table_loader.fetch.fetcher import Fetcher
-    from torch_table_loader.pack import Pack
     from torch_table_loader.planning.exclusion import Remaining
     from torch_table_loader.planning.keys import Key
     from torch_table_loader.planning.lists import ListLengths
-    from torch_table_loader.planning.packing import Packer
-    from torch_table_loader.planning.placed_documents import PlacedDocuments
-    from torch_table_loader.planning.slices import Windows
     from torch_table_loader.store.gather import ListValues, StoredRows
+    from torch_table_loader.text.pack import Pack
+    from torch_table_loader.text.packing import Packer
+    from torch_table_loader.text.placed_documents import PlacedDocuments
+    from torch_table_loader.text.slices import Windows
 
     Ints: TypeAlias = NDArray[np.int64]
 

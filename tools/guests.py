@@ -110,7 +110,7 @@ BESIDE = {
             "tests/rooms/test_report.py::test_a_page_is_self_contained",
             "tests/rooms/test_report.py::test_notebooks_show_the_same_as_repr",
         ),
-        ("tests/rooms/test_report.py",),
+        ("tests/rooms/test_report.py", "tests/products/test_report_*.py"),
     ),
     "delta": Beside(
         "from torch_table_loader import DeltaDataset",
@@ -168,7 +168,7 @@ BESIDE = {
             "tests/text/test_packing.py::test_presets_have_the_names_of_their_field",
             "tests/text/test_packed_items.py::test_there_are_as_many_sequences_as_the_tokens_need",
         ),
-        ("tests/text/*.py",),
+        ("tests/text/*.py", "tests/products/test_*_of_packing.py"),
         ("language-models",),
     ),
     "tensorproto": Beside(

@@ -21,10 +21,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.tables.plain import key, meant_warnings, write_table
-from torch_table_loader import Explanation, MixedDataset, Pack, StructuredDataset, TableLoader
+from torch_table_loader import Explanation, MixedDataset, StructuredDataset, TableLoader
 from torch_table_loader.engine.explanation import FetchPlan, SizeCounts
 from torch_table_loader.fact_tables import Table
-from torch_table_loader.planning.pack_counts import PackCounts
 from torch_table_loader.report import MOST_BARS, element, page, table_of
 from torch_table_loader.units import Size
 
@@ -333,20 +332,12 @@ def test_a_page_that_cannot_be_written_is_an_error_in_one_line(
     assert "--html must name a file that can be written" in capsys.readouterr().err
 
 
-def test_fetching_and_packing_are_shown_on_the_page(table: Path) -> None:
+def test_fetching_is_shown_on_the_page(table: Path) -> None:
     told = make(table)[1].explain()
     assert "Object store" not in told.to_html()
     assert "Packing" not in told.to_html()
-    packing = PackCounts(8, sequences=2, tokens=12, parts=3, split=None)
-    root = parsed(replace(told, fetch=FetchPlan(21, 5000, 1.25, 7000), packing=packing, collated_batches=3).to_html())
-    [fetched], [packed], [memory] = (tables_below(root, title) for title in ("Object store", "Packing", "Memory"))
+    root = parsed(replace(told, fetch=FetchPlan(21, 5000, 1.25, 7000), collated_batches=3).to_html())
+    [fetched], [memory] = (tables_below(root, title) for title in ("Object store", "Memory"))
     assert [line[1] for line in fetched] == ["21", "5000", "1.25 times"]
-    assert [line[1] for line in packed] == ["8", "2", "12", "75.00 %", "3", "unknown", "0", "0"]
     expected = texts(told.memory_expected, told.memory_bound, told.footer_bytes, 7000, 3)
     assert [line[1] for line in memory] == expected
-
-
-def test_dots_of_packed_rows_are_left_out(tmp_path: Path) -> None:
-    pq.write_table(pa.table({"input_ids": [[1, 2, 3], [4, 5]]}), tmp_path / "a.parquet")
-    told = make(tmp_path, pack=Pack(seq_len=8))[1].explain()
-    assert "Not shown: batches are sequences of tokens" in told.to_html()

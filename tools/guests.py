@@ -163,7 +163,9 @@ BESIDE = {
         ("tests/rooms/test_read_orc.py",),
     ),
     "text": Beside(
-        "from torch_table_loader import Pack",
+        "import pyarrow as pa\n"
+        "from torch_table_loader import StructuredDataset\n"
+        'StructuredDataset.from_arrow(pa.table({"x": [1]}), pack={"seq_len": 8})',
         (
             "tests/text/test_packing.py::test_presets_have_the_names_of_their_field",
             "tests/text/test_packed_items.py::test_there_are_as_many_sequences_as_the_tokens_need",

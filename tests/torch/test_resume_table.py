@@ -16,9 +16,11 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
+import torch_table_loader
 from tests.effort import daily
 from tests.tables.plain import meant_warnings
-from torch_table_loader import MixedDataset, Pack, StructuredDataset, TableLoader
+from torch_table_loader import MixedDataset, StructuredDataset, TableLoader
+from torch_table_loader.installed import has
 from torch_table_loader.sizes import small_sizes
 
 SAVED_AFTER, STEPS = 4, 9
@@ -26,30 +28,37 @@ SAVED_AFTER, STEPS = 4, 9
 
 ROWS: dict[str, Any] = {"shuffle": "rows", "row_store": "memory"}
 STREAM: dict[str, Any] = {"shuffle": "splits", "split_size": 10}
-PACK: dict[str, Any] = {"pack": Pack(seq_len=4, strategy="pad"), "columns": []}
-CUT: dict[str, Any] = {"pack": Pack(seq_len=4), "columns": []}
 FOREVER: dict[str, Any] = {"epochs": "forever"}
+
+
+def _packed() -> dict[str, dict[str, Any]]:
+    """Return loaders of sequences, if this build makes them."""
+    if not has("text"):
+        return {}
+    pack: dict[str, Any] = {"pack": torch_table_loader.Pack(seq_len=4, strategy="pad"), "columns": []}
+    cut: dict[str, Any] = {"pack": torch_table_loader.Pack(seq_len=4), "columns": []}
+    return {
+        "packed stream": STREAM | pack,
+        "packed rows": ROWS | pack,
+        "cut stream": STREAM | cut,
+        "cut rows": ROWS | cut,
+    }
+
+
+SHAPES = {"stream": STREAM, "rows": ROWS} | _packed()
 PLAIN: dict[str, dict[str, Any]] = {
-    "stream": STREAM,
-    "rows": ROWS,
-    "packed stream": STREAM | PACK,
-    "packed rows": ROWS | PACK,
-    "cut stream": STREAM | CUT,
-    "cut rows": ROWS | CUT,
+    **SHAPES,
+    **{f"endless {kind}": shape | FOREVER for kind, shape in SHAPES.items()},
     "growing stream": STREAM | {"on_growth": "continue"},
     "growing rows": ROWS | {"on_growth": "continue"},
     "uncounted stream": STREAM | {"filters": pc.field("x") > 2, "count_filtered": False},
     "uncounted endless stream": STREAM | FOREVER | {"filters": pc.field("x") > 2, "count_filtered": False},
-    "endless stream": STREAM | FOREVER,
-    "endless rows": ROWS | FOREVER,
-    "endless packed stream": STREAM | PACK | FOREVER,
-    "endless cut rows": ROWS | CUT | FOREVER,
     "two epochs of a stream": STREAM | {"epochs": 2},
     "two epochs of rows": ROWS | {"epochs": 2},
 }
 MIXED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     f"{ends} of {kind}": (PLAIN[kind], options)
-    for kind in ("stream", "rows", "packed stream", "packed rows", "cut stream", "cut rows")
+    for kind in SHAPES
     for ends, options in {
         "mixture": {"stop": "all_exhausted"},
         "endless mixture": {"stop": "forever"},

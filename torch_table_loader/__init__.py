@@ -47,9 +47,9 @@ if TYPE_CHECKING:
     )
     from torch_table_loader.planning.keys import row_seeds
     from torch_table_loader.predicates.hash_parts import part_of
-    from torch_table_loader.read.flat_tokens import FlatTokens
     from torch_table_loader.read.text_options import Csv, Json
     from torch_table_loader.schedules import Schedule, Stop
+    from torch_table_loader.text.flat_tokens import FlatTokens
     from torch_table_loader.text.pack import Pack
     from torch_table_loader.text.token_table import tokenize_table
 
@@ -62,7 +62,7 @@ _HOMES = {
     "Csv": "read.text_options",
     "DeltaDataset": "delta",
     "Explanation": "engine.explanation",
-    "FlatTokens": "read.flat_tokens",
+    "FlatTokens": "text.flat_tokens",
     "Hash": "option_values",
     "IcebergDataset": "iceberg",
     "Json": "read.text_options",

@@ -56,7 +56,7 @@ GUESTS = {
     "ipc": Guest("Arrow files", ("read.ipc", "read.ipc_layout")),
     "orc": Guest("ORC", ("read.orc", "read.orc_encodings", "read.orc_times")),
     "tensorproto": Guest("tensor shards of ONNX", ("read.tensorproto",)),
-    "text": Guest("packing", ("text", "read.token_files", "read.token_formats", "read.flat_tokens")),
+    "text": Guest("packing", ("text",)),
 }
 """All guests that come off; `tools/guests.py` takes them off, and says which parts are to follow."""
 
@@ -74,14 +74,14 @@ FORMATS = {
     "ipc": Format("read.ipc", "IpcReader", _ARROW),
     "feather": Format("read.ipc", "IpcReader", _ARROW),
     "avro": Format("read.avro", "AvroReader", (".avro",)),
-    "megatron": Format("read.token_formats", "MegatronReader", (".bin", ".idx")),
-    "datatrove": Format("read.token_formats", "DatatroveReader", _DATATROVE),
-    "nanotron": Format("read.token_formats", "DatatroveReader", _DATATROVE),
+    "megatron": Format("text.token_formats", "MegatronReader", (".bin", ".idx")),
+    "datatrove": Format("text.token_formats", "DatatroveReader", _DATATROVE),
+    "nanotron": Format("text.token_formats", "DatatroveReader", _DATATROVE),
     "fms-fsdp": Format("read.ipc", "FmsFsdpReader", (".arrow",)),
 }
 """The file formats by name, of which a build may lack some; `read/formats.py` makes their readers."""
 
-SPELT_OUT = {"flat": Format("read.flat_tokens", "FlatTokens", ())}
+SPELT_OUT = {"flat": Format("text.flat_tokens", "FlatTokens", ())}
 """Formats whose names are followed by a colon and settings, which the class reads: no name alone says enough."""
 
 

@@ -43,7 +43,7 @@ read.reader_base: read.far_files
 read.tasks: planning.requests
 read.tensorproto.tensor_shards: read.far_files
 read.text_files: read.far_files
-read.token_files: read.far_files
+text.token_files: read.far_files
 source.delta.delta_options: source.object_store source.s3_client source.store_options
 source.folders: source.clients
 source.iceberg.manifests: source.clients

@@ -29,8 +29,8 @@ from torch_table_loader import (
     TableLoader,
 )
 from torch_table_loader.cli.main import main
-from torch_table_loader.read import flat_tokens
 from torch_table_loader.testing import check_format_reader, small_sizes, stored_files
+from torch_table_loader.text import flat_tokens
 
 END = 3
 DTYPES = ("uint8", "int16", "uint16", "int32", "uint32", "int64")

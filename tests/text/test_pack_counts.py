@@ -21,8 +21,8 @@ from tests.tables.token_files import LAYOUTS
 from tests.text.packing_reference import full_pack
 from torch_table_loader import ConfigError, Pack, StructuredDataset, TableError, TableLoader
 from torch_table_loader.read.parquet import ParquetFile
-from torch_table_loader.read.token_files import TokenReader
 from torch_table_loader.text.pack_counts import PackCounts
+from torch_table_loader.text.token_files import TokenReader
 
 LENGTHS = [5, 0, 17, 1, None, 40, 3, 9, 9, 2, 2, 30, 1, 12, 33, 4, 6]
 

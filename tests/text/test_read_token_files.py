@@ -36,11 +36,11 @@ from torch_table_loader.format_contracts import PLACE, NullProvingReader, Ranged
 from torch_table_loader.read.formats import inspect_file
 from torch_table_loader.read.ipc import FmsFsdpReader
 from torch_table_loader.read.list_groups import group_rows
-from torch_table_loader.read.token_files import AT_ONCE, document_lengths, width_of
-from torch_table_loader.read.token_formats import DatatroveReader, MegatronReader
 from torch_table_loader.records import DataFile, FileMeta, content_key
 from torch_table_loader.source.listing import named_files
 from torch_table_loader.testing import check_format_reader, small_sizes, stored_files
+from torch_table_loader.text.token_files import AT_ONCE, document_lengths, width_of
+from torch_table_loader.text.token_formats import DatatroveReader, MegatronReader
 
 TOKENS = "tokens"
 SMALL = 64

@@ -24,13 +24,13 @@ from torch_table_loader.read.failures import changed_error
 from torch_table_loader.read.footers import LazyFooters
 from torch_table_loader.read.formats import reader_of
 from torch_table_loader.read.list_groups import TOKENS
-from torch_table_loader.read.token_files import TokenReader, begin_of, document_lengths
 from torch_table_loader.store.gather import StoredRows
 from torch_table_loader.store.manifest import Manifest
 from torch_table_loader.store.record_layout import WIDE_BYTES, Origin, Part, values_file
 from torch_table_loader.store.remote import RemoteFiles, RemoteRows
 from torch_table_loader.text.kept_documents import KEPT, LACKS
 from torch_table_loader.text.placed_documents import PlacedDocuments, PutIn
+from torch_table_loader.text.token_files import TokenReader, begin_of, document_lengths
 from torch_table_loader.text.tokens_read import ReadTokens
 
 if TYPE_CHECKING:

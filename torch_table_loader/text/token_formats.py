@@ -25,7 +25,7 @@ from typing_extensions import override
 from torch_table_loader.errors import TableError
 from torch_table_loader.format_contracts import Sidecar
 from torch_table_loader.read.list_groups import GROUP_BYTES, owned, read_exactly
-from torch_table_loader.read.token_files import (
+from torch_table_loader.text.token_files import (
     AT_ONCE,
     MOST_TOKENS,
     Index,
@@ -45,8 +45,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from torch_table_loader.contracts import Storage
-    from torch_table_loader.read.token_files import Values
     from torch_table_loader.records import DataFile
+    from torch_table_loader.text.token_files import Values
 
 
 MODES = "modes"

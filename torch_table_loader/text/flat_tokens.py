@@ -24,8 +24,8 @@ from torch_table_loader.contracts import is_far
 from torch_table_loader.errors import ConfigError, ConfigTypeError, TableError
 from torch_table_loader.format_contracts import Traits
 from torch_table_loader.read.list_groups import GROUP_BYTES
-from torch_table_loader.read.token_files import MOST_TOKENS, Index, TokenReader, Values, narrow
 from torch_table_loader.sizes import sizes
+from torch_table_loader.text.token_files import MOST_TOKENS, Index, TokenReader, Values, narrow
 from torch_table_loader.units import integer
 
 if TYPE_CHECKING:

@@ -109,6 +109,11 @@ class Samples:
         """Return the columns that are read, in order, where the caller asked for some; None: all."""
         return asked
 
+    def check_unit(self, schedule: Schedule) -> None:
+        """Refuse a schedule that counts tokens, where these cannot be counted; see `check_tokens`."""
+        if schedule.unit == "tokens":
+            self.check_tokens('unit="tokens" of Schedule', 'unit="samples", which counts rows or sequences')
+
     def check_tokens(self, asked: str, remedy: str) -> None:
         """Refuse to count tokens where samples have none, or differ in them.
 

@@ -18,6 +18,7 @@ from torch_table_loader.option_checks import MOST_LANES, MOST_ROWS
 from torch_table_loader.planning.mixture import LEAST_SHARE, NaturalShares
 from torch_table_loader.planning.ranks import MOST_SPLITS
 from torch_table_loader.planning.stages import SamplePosition, StreamPosition, refuse_ended
+from torch_table_loader.samples import LENGTH
 from torch_table_loader.schedules import StopWord
 
 if TYPE_CHECKING:
@@ -207,8 +208,8 @@ def _refuse_unpacked(taken: SamplePosition, tables: Mapping[str, SavedTable]) ->
     Raises:
         ResumeError: names it.
     """
-    length, every = taken.seq_len, [saved.options for saved in tables.values()]
-    if any((bool(length), length) != ("stage" in own, own.get("seq_len", length)) for own in every):
+    length, every = taken.width, [saved.options for saved in tables.values()]
+    if any((bool(length), length) != ("stage" in own, own.get(LENGTH, length)) for own in every):
         _refuse("history", "of sequences as long as the options of tables say", length)
     if length and taken.extents:
         _refuse("history.extents", "empty, since tables of sequences do not grow", taken.extents)
@@ -258,7 +259,7 @@ def _refuse_unfit(names: tuple[str, ...], mixture: SavedMixture, taken: SamplePo
         if not since <= start <= taken.total or (not taken.origins and sum(before) > since):
             rows = dict(zip(taken.mixed.names, before, strict=True))
             refuse(f"rows of sources {rows}, weights from {since}, taken {start}, of the epoch {taken.total}")
-        least = since if taken.seq_len else 0
+        least = since if taken.width else 0
         if taken.origin < least or bool(taken.origin) != bool(least):
             refuse(f"{taken.origin} tokens before the weights, which begin at {since}")
     else:
@@ -475,7 +476,7 @@ _DEALT = _SHAPE | {
 _PAST: dict[str, _Form] = {"steps": range(1, _MOST + 1), "ended": _OneOf((False,))}
 """How an earlier stage begins: it has steps, and no rank ended in it."""
 _NEWEST: dict[str, _Form] = {"steps": _COUNT, "ended": _FLAG}
-_SAMPLES = _NEWEST | {"consumed": _COUNT, "seq_len": range(1 << 31), "origin": _COUNT, "extents": _List(_EXTENT)}
+_SAMPLES = _NEWEST | {"consumed": _COUNT, LENGTH: range(1 << 31), "origin": _COUNT, "extents": _List(_EXTENT)}
 _ORIGIN = _Record({"round": _COUNT, "tokens": range(-MOST_ROWS, MOST_ROWS + 1)})
 _SHARES: dict[str, _Form] = {
     "extents": _List(_EXTENT, most=0),

@@ -211,7 +211,7 @@ class SamplePosition(Position):
         mixture: the order of several sources since the last change of weights; None for one table.
         rows: rows that each source of the mixture has in the epoch.
         extents: what the table was in earlier parts of the epoch, oldest first, if it has grown since.
-        seq_len: tokens of the sequences that the stage counts; 0 where rows are not packed.
+        width: that of the samples that the stage counts; 0 where they are rows.
         origin: tokens of the epoch that were taken as sequences of another length; `start` and `total` count the
             sequences after them. Of a mixture, those before its newest weights.
         origins: the same of sources of a mixture, with the round of each; see `PackedStream`. Places go on counting.
@@ -220,7 +220,7 @@ class SamplePosition(Position):
 
     total: int = 0
     start: int = 0
-    seq_len: int = field(default=0, kw_only=True)
+    width: int = field(default=0, kw_only=True)
     origin: int = field(default=0, kw_only=True)
     origins: Mapping[str, tuple[int, int]] = field(default_factory=dict, kw_only=True)
     steps_before: int = field(default=0, kw_only=True)
@@ -254,7 +254,7 @@ class SamplePosition(Position):
     def tokens(self) -> int:
         """Tokens that the job has taken, if every sequence has as many as its length says."""
         first = 0 if self.mixture is None else self.mixture.shares.start
-        return self.origin + (self.consumed - first) * self.seq_len
+        return self.origin + (self.consumed - first) * self.width
 
     def history(self) -> list[list[Any]]:
         """Write one stage, with all steps of the epoch, the samples they took, and what these are counted from.
@@ -263,7 +263,7 @@ class SamplePosition(Position):
         [[3, False, 48, 0, 0, []]]
         """
         extents = [each.to_state() for each in self.extents]
-        taken = [self.steps_taken, self.ended, self.consumed, self.seq_len, self.origin, extents]
+        taken = [self.steps_taken, self.ended, self.consumed, self.width, self.origin, extents]
         if self.mixture is None:
             return [taken]
         shares = self.mixture.shares
@@ -286,14 +286,14 @@ class SamplePosition(Position):
         Raises:
             ResumeError: the steps cannot have taken so many samples.
         """
-        [[steps, ended, consumed, seq_len, origin, extents, *mixed]] = history
+        [[steps, ended, consumed, width, origin, extents, *mixed]] = history
         samples = consumed if mixed else consumed + origin
         if steps > samples or bool(steps) != bool(samples):
             raise ResumeError(
                 f"the state has taken {samples} samples in {steps} steps, and a step takes one at least; pass the "
                 "value of state_dict() unchanged"
             )
-        counted: dict[str, Any] = {"start": consumed, "steps_before": steps, "seq_len": seq_len, "origin": origin}
+        counted: dict[str, Any] = {"start": consumed, "steps_before": steps, "width": width, "origin": origin}
         counted["extents"] = tuple(Extent(*entry) for entry in extents)
         if mixed:
             counted["total"], since, listed = mixed
@@ -383,7 +383,7 @@ class SamplePosition(Position):
             ConfigError: a source with a weight has no row, or nothing ends the epoch.
         """
         if isinstance(stop, Stop):
-            stop = stop.in_samples(self.seq_len, Done(0, self.mixed.shares.start, self.origin))
+            stop = stop.in_samples(self.width, Done(0, self.mixed.shares.start, self.origin))
         return ending(self.mixed, tuple(self.rows[name] for name in self.mixed.names), stop, coming)
 
 

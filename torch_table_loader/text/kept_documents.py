@@ -76,7 +76,7 @@ class KeptDocuments(TokenStage):
     @property
     @override
     def flat_lists(self) -> int:
-        return len(self._cut)
+        return len(self.token_fields)
 
     @property
     def token_fields(self) -> list[pa.Field]:

@@ -139,7 +139,7 @@ class PackedItems(TableItems):
     def start(self, epoch: int) -> SamplePosition:
         versions = self.exclusions.of(epoch)
         total, length = self._stream(epoch, versions.running).count, self._length_at(epoch)
-        return SamplePosition(epoch, self._stage(epoch), total=total, exclusions={"": versions}, seq_len=length)
+        return SamplePosition(epoch, self._stage(epoch), total=total, exclusions={"": versions}, width=length)
 
     @override
     def next_stage(self, position: SamplePosition) -> SamplePosition:
@@ -153,7 +153,7 @@ class PackedItems(TableItems):
         """Return the start of a stage in sequences of the length of its first step, from the next token on."""
         origin = self.stream(position).tokens_before(position.start)
         length = self._length_at(position.epoch, position.steps_before)
-        after = replace(position, origin=origin, start=0, seq_len=length)
+        after = replace(position, origin=origin, start=0, width=length)
         return replace(after, total=self.stream(after).count)
 
     @override
@@ -191,7 +191,7 @@ class PackedItems(TableItems):
                 "or sequences of one length; pass the value of state_dict() unchanged"
             )
         taken.check(stream.count)
-        if self.changes_length or taken.seq_len != self._width:
+        if self.changes_length or taken.width != self._width:
             position = items._cut_anew(position)  # a stage ends at a step, and begins with a token
         else:
             position = replace(position, total=stream.count)
@@ -216,7 +216,7 @@ class PackedItems(TableItems):
 
     @override
     def stream(self, position: SamplePosition) -> PackedStream:
-        return self._stream(position.epoch, position.exclusions[""].running, position.origin, position.seq_len)
+        return self._stream(position.epoch, position.exclusions[""].running, position.origin, position.width)
 
     @override
     def _batches(self, position: SamplePosition) -> GlobalBatches:
@@ -243,7 +243,7 @@ class PackedItems(TableItems):
             return 0
         if self.tokens.packer.block_docs is not None:
             return self.by_turn(turns).count
-        return self._stream(0, turns.exclusions, seq_len=turns.seq_len).count
+        return self._stream(0, turns.exclusions, seq_len=turns.width).count
 
     @override
     def by_turn(self, turns: TurnsOf) -> PackedStream:

@@ -167,7 +167,7 @@ class IndexedJob(PlacedJob):
 
     @override
     def _length_of(self, position: SamplePosition) -> int:
-        return position.seq_len
+        return position.width
 
     @abstractmethod
     def open(self, position: SamplePosition) -> None:

@@ -136,7 +136,7 @@ class MixedRows(MixtureJob, IndexedJob):
         length = self._length_at(epoch)
         rows, natural = self._rows(versions, epoch, length), isinstance(weights, str)
         shares = natural_shares(rows) if isinstance(weights, str) else weights
-        about: dict[str, Any] = {"exclusions": versions, "rows": rows, "seq_len": length}
+        about: dict[str, Any] = {"exclusions": versions, "rows": rows, "width": length}
         mixture = Mixture.of(shares, self.options.shuffle_seed, epoch, self.block, natural=natural)
         begun = SamplePosition(epoch, self._stage(epoch), mixture=mixture, **about)
         mixture, total = begun.ending(self.stop, coming)
@@ -172,7 +172,7 @@ class MixedRows(MixtureJob, IndexedJob):
     def reweighted(self, position: SamplePosition, weights: Weights) -> SamplePosition:
         coming = self._coming(position.epoch, position)
         position = position.reweighted(None if isinstance(weights, str) else weights, self.stop, coming)
-        if position.seq_len and self._cuts_anywhere:
+        if position.width and self._cuts_anywhere:
             position = self._cut_anew(position)
         if "global_batch_size" not in self.schedules or position.stage.topology.has_batches_of(
             self._topology_of(position.epoch, self._done(position))
@@ -186,7 +186,7 @@ class MixedRows(MixtureJob, IndexedJob):
         They begin at origins of their own.
         """
         length = self._length_at(position.epoch, position.steps_taken)
-        if length == position.seq_len or position.consumed == position.total:
+        if length == position.width or position.consumed == position.total:
             return position
         mixture, place = position.mixed, position.consumed
         rows = self._rows(position.exclusions, position.epoch, length)
@@ -195,12 +195,12 @@ class MixedRows(MixtureJob, IndexedJob):
             if not rows[name]:
                 continue
             number, tokens = self._cut(own).came_before(before[name])
-            anew = self._cut(own._replace(seq_len=length, origin=(0, 0)))
+            anew = self._cut(own._replace(width=length, origin=(0, 0)))
             before[name], origin = anew.turn_behind(number, tokens)
             origins[name] = (number, origin)
         recounted = mixture.recounted(place, before, rows)
         coming = self._coming(position.epoch, position)
-        return position.mixed_anew(recounted, self.stop, coming, rows=rows, seq_len=length, origins=origins)
+        return position.mixed_anew(recounted, self.stop, coming, rows=rows, width=length, origins=origins)
 
     def _cut(self, turns: TurnsOf) -> CutStream:
         return cast("CutStream", self.sources[turns.name].by_turn(turns))
@@ -208,7 +208,7 @@ class MixedRows(MixtureJob, IndexedJob):
     @override
     def enter(self, before: SamplePosition, position: SamplePosition) -> None:
         """Note where the walk of sequences of one length has come, of which those of the next go on."""
-        if before.seq_len != position.seq_len:
+        if before.width != position.width:
             self._begin_at(position, self._anchors(before))
 
     @override
@@ -279,9 +279,9 @@ class MixedRows(MixtureJob, IndexedJob):
         mixture = cast("SavedMixture", saved.mixture)
         newest = mixture.newest if mixture.given == self.given else self.given
         mixed = replace(self, sources=sources, asked=AskedWeights(newest=newest))
-        if not (taken.seq_len and self._cuts_anywhere):  # a state of other sources alone may have another form
-            taken = replace(taken, seq_len=self._width, origin=self._width * taken.mixed.shares.start)
-        rows = mixed._rows(versions, epoch, taken.seq_len)
+        if not (taken.width and self._cuts_anywhere):  # a state of other sources alone may have another form
+            taken = replace(taken, width=self._width, origin=self._width * taken.mixed.shares.start)
+        rows = mixed._rows(versions, epoch, taken.width)
         position = mixed._checked(replace(taken, exclusions=versions, rows=rows, ended=False))
         position = replace(position, stage=mixed._stage(epoch, position))
         position = mixed.reweighted(position, mixed._weights_at(epoch, position))
@@ -422,10 +422,10 @@ class MixedRows(MixtureJob, IndexedJob):
         came = {name: streams[name].came_before(turn) for name, turn in taken.items()}
         return sizes, {name: number * sizes[name] + tokens for name, (number, tokens) in came.items()}
 
-    def _rows(self, versions: Mapping[str, ExclusionVersions], epoch: int, seq_len: int) -> dict[str, int]:
+    def _rows(self, versions: Mapping[str, ExclusionVersions], epoch: int, width: int) -> dict[str, int]:
         """Count what is left of each source in an epoch; where they are packed, in sequences of a length."""
         return {
-            name: rows.count(self._turns_of(name, versions[name].running, epoch, seq_len))
+            name: rows.count(self._turns_of(name, versions[name].running, epoch, width))
             for name, rows in self.sources.items()
         }
 
@@ -436,7 +436,7 @@ class MixedRows(MixtureJob, IndexedJob):
                 name,
                 position.exclusions[name].running,
                 position.epoch,
-                position.seq_len,
+                position.width,
                 position.origins.get(name, (0, 0)),
             )
             for name in position.mixed.names
@@ -444,7 +444,7 @@ class MixedRows(MixtureJob, IndexedJob):
         }
 
     def _turns_of(
-        self, name: str, exclusions: Exclusions, epoch: int, seq_len: int, origin: tuple[int, int] = (0, 0)
+        self, name: str, exclusions: Exclusions, epoch: int, width: int, origin: tuple[int, int] = (0, 0)
     ) -> TurnsOf:
         number, seed = list(self.sources).index(name), self.options.shuffle_seed
-        return TurnsOf(name, number, self.columns, exclusions, seed, epoch, seq_len, origin)
+        return TurnsOf(name, number, self.columns, exclusions, seed, epoch, width, origin)

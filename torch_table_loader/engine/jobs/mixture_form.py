@@ -121,8 +121,7 @@ def scheduled_weights(weights: Any, sources: Mapping[str, Job]) -> Schedule:
         ConfigError: a schedule does not begin at step 0, has a step below, or counts tokens where rows differ in them.
     """
     found, samples = as_schedule(weights), next(iter(sources.values())).samples
-    if found.unit == "tokens":
-        samples.check_tokens('unit="tokens" of Schedule', 'unit="samples", which counts rows or sequences')
+    samples.check_unit(found)
     return found.in_samples(samples.width) if samples.lengths is None else found
 
 

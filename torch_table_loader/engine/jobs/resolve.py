@@ -341,8 +341,7 @@ def with_batch_size(
             "a stream takes one batch of each rank in a step, got a batch_size= that is a part of global_batch_size=; "
             'leave batch_size out, or pass shuffle="rows"'
         )
-    if schedule.unit == "tokens":
-        samples.check_tokens('unit="tokens" of Schedule', 'unit="samples", which counts rows or sequences')
+    samples.check_unit(schedule)
     changes = [] if samples.lengths is None else list(samples.lengths.values)
     if len(changes) > 1 and (schedule.unit != "steps" or (micro > 1 and len(schedule.values) > 1)):
         raise ConfigError(

@@ -70,7 +70,7 @@ class TurnsOf(NamedTuple):
     """What decides which items of a source come in an epoch; the column `source` has its number.
 
     Args:
-        seq_len: tokens of a sequence; 0 where rows are not packed.
+        width: that of samples; 0 where they are rows.
         origin: `since` and `origin` of a `PackedStream`.
     """
 
@@ -80,7 +80,7 @@ class TurnsOf(NamedTuple):
     exclusions: Exclusions
     seed: int
     epoch: int
-    seq_len: int = 0
+    width: int = 0
     origin: tuple[int, int] = (0, 0)
 
 

@@ -16,7 +16,9 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = "torch_table_loader"
-PRIVATE_ROOMS = ("batching", "engine", "planning", "read", "source", "store")
+PRIVATE_ROOMS = ("batching", "engine", "planning", "read", "source", "store", "text")
+PUBLIC_MODULES = (f"{PACKAGE}.text.pack",)
+"""Modules of these rooms whose names users type."""
 
 
 def is_private(name: str) -> bool:
@@ -26,6 +28,8 @@ def is_private(name: str) -> bool:
     (True, False)
     """
     parts = name.split(".")
+    if any(name == module or name.startswith(f"{module}.") for module in PUBLIC_MODULES):
+        return False
     return parts[0] == PACKAGE and len(parts) > 1 and parts[1] in PRIVATE_ROOMS
 
 

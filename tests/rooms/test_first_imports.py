@@ -47,23 +47,20 @@ _OF_OURS = (
         "read.csv_files",
         "read.json_files",
         "read.text_files",
-        "read.token_files",
     ),
-    *("read.sequence_stages", "read.token_formats", "planning.mixed_stages", "planning.slices", "engine.device"),
+    *("planning.mixed_stages", "planning.lists", "engine.device"),
     *("engine.explanation", "engine.row_store", "engine.row_weights", "engine.measuring", "engine.jobs.indexed_job"),
-    *("engine.jobs.table_rows", "engine.jobs.packed_items", "engine.jobs.mixed_rows", "engine.jobs.mixed_streams"),
-    *("engine.work.indexed_work", "engine.work.packed_work", "engine.workers.processes", "batching.packed"),
+    *("engine.jobs.table_rows", "engine.jobs.mixed_rows", "engine.jobs.mixed_streams"),
+    *("engine.work.indexed_work", "engine.workers.processes", "engine.jobs.mixture_form"),
 )
 
 
 _IN_ROW_MODE = {
-    *("store", "planning.slices", "engine.row_store", "engine.row_weights", "engine.jobs.indexed_job"),
+    *("store", "planning.lists", "engine.row_store", "engine.row_weights", "engine.jobs.indexed_job"),
     *("engine.jobs.table_rows", "engine.work.indexed_work", "predicates.filter_form"),
 }
 _OF_ARROW_IN_ROW_MODE = {"pandas", "pyarrow.compute"}
 """What `take` of pyarrow imports, and arrays that it makes of Python's values."""
-
-_OF_PACKS = ("engine.jobs.mixture_form", "engine.tokens_in_place", "read.kept_documents", "planning.sequence_orders")
 
 
 @pytest.mark.parametrize(
@@ -80,7 +77,7 @@ def test_an_epoch_of_plain_parquet_imports_no_other_job_types(
     command = [sys.executable, "-c", _EPOCH.replace("shuffle=True", asked), str(tmp_path), *_OF_EXTRAS]
     done = subprocess.run(command, capture_output=True, check=True, text=True)
     imported = set(json.loads(done.stdout.splitlines()[-1]))
-    ours = {f"torch_table_loader.{name}" for name in {*_OF_OURS, *_OF_PACKS} - needed}
+    ours = {f"torch_table_loader.{name}" for name in set(_OF_OURS) - needed}
     assert f"torch_table_loader.engine.jobs.{job}" in imported
     assert imported & ({*_OF_OTHERS, *ours} - others) == set()
 

@@ -8,23 +8,22 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, Unpack
 
-from torch_table_loader.dataset import TableDataset
 from torch_table_loader.errors import ConfigError, MissingExtraError
-from torch_table_loader.keywords import LoaderKeywords, make_options
-from torch_table_loader.opening import Opening, last_snapshot, open_snapshot
-from torch_table_loader.options import LoaderOptions
+from torch_table_loader.table_formats import LoaderKeywords, SnapshotDataset
 
 if TYPE_CHECKING:
-    from torch_table_loader.engine.plan_check import PlanCheck
-    from torch_table_loader.source.snapshot_files import SnapshotFiles
+    from torch_table_loader.iceberg.source import IcebergRequest
 
 
-class IcebergDataset(TableDataset):
+class IcebergDataset(SnapshotDataset):
     """One snapshot of an Iceberg table, chosen when the dataset is made.
 
     Put it into a ``DataLoader(dataset, batch_size=None)``. Or call `create_dataloader`, whose loader also knows its
     length, reads with threads, and can be resumed.
     """
+
+    title = "an Iceberg table"
+    pin = "snapshot_id"
 
     def __init__(
         self,
@@ -88,16 +87,12 @@ class IcebergDataset(TableDataset):
             TableError: a file is missing, torn, or of an unsupported format or type.
             StorageError: the catalog or the store refused.
         """
-        asked = make_options(options, type(self))
         if catalog is not None and catalog_config is not None:
             raise ConfigError("catalog= and catalog_config= name one catalog; pass one of them")
         catalog_config = catalog if catalog_config is None else catalog_config
         interval = (start_snapshot_id, end_snapshot_id, snapshot_id)
-        snapshot_id = last_snapshot(
-            asked, "an Iceberg table", "snapshot_id", interval, changelog=changelog, footers=footers
-        )
+        asked, snapshot_id = self._understood(options, interval, changelog=changelog, footers=footers)
         chosen = {"snapshot_id": snapshot_id, "branch": branch, "tag": tag, "as_of": as_of}
-        pinned = any(value is not None for value in chosen.values())
         address = {
             "table": table,
             "catalog_config": catalog_config,
@@ -107,18 +102,13 @@ class IcebergDataset(TableDataset):
             "allow_locations": allow_locations,
         }
         parts = {"scan_filter": scan_filter, "start": start_snapshot_id, "changelog": changelog}
-        find = partial(_find, address, parts, chosen)
-        open_source = partial(open_snapshot, split_deletes=split_deletes, lazy=footers == "lazy")
-        self._plan(asked, find, Opening(options, open_source, pinned))
+        request = partial(_request, address, parts)
+        self._open(asked, options, request, chosen, footers=footers, split_deletes=split_deletes)
 
 
-def _find(
-    address: Mapping[str, Any],
-    parts: Mapping[str, Any],
-    chosen: Mapping[str, Any],
-    options: LoaderOptions,
-    plan_check: PlanCheck,
-) -> SnapshotFiles:
+def _request(
+    address: Mapping[str, Any], parts: Mapping[str, Any], *, storage_options: Mapping[str, Any] | None, **asked: Any
+) -> IcebergRequest:
     try:
         from torch_table_loader.iceberg.catalog import TableAddress
         from torch_table_loader.iceberg.source import IcebergRequest
@@ -126,8 +116,4 @@ def _find(
         raise MissingExtraError(
             f"Iceberg tables need pyiceberg and fastavro ({error}); pip install 'torch-table-loader[iceberg]'"
         ) from error
-    at = TableAddress(**address, storage_options=options.storage_options)
-    request = IcebergRequest(
-        at, columns=options.column_names, filters=options.filters, plan_cache=options.plan_cache, **parts
-    )
-    return request.open(chosen, plan_check.common_value)
+    return IcebergRequest(TableAddress(**address, storage_options=storage_options), **asked, **parts)

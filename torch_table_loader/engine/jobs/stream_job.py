@@ -17,7 +17,7 @@ from torch_table_loader.engine.jobs.job import Job
 from torch_table_loader.engine.jobs.planner import PlannedStream
 from torch_table_loader.engine.jobs.resolve import packed_columns, refuse_shape, why_not_mixed, with_padding
 from torch_table_loader.engine.machine import ranks_on_this_node, threads_for, usable_cpus
-from torch_table_loader.engine.sizing import OPEN_SPLITS, batches_of_a_gather, page_bytes, rows_in_flight
+from torch_table_loader.engine.sizing import OPEN_SPLITS, page_bytes, rows_in_flight
 from torch_table_loader.engine.state import Bound, SavedTable
 from torch_table_loader.engine.table import Table
 from torch_table_loader.engine.work.stream_work import StreamWork
@@ -61,7 +61,7 @@ if TYPE_CHECKING:
     Ints: TypeAlias = NDArray[np.int64]
 
 
-MIXED_ORDER = "mixed, version 1"
+MIXED_ORDER = "mixed, version 2"
 """What states call the order of splits that are mixed, so that a later release can tell another order from it."""
 
 
@@ -266,7 +266,7 @@ class StreamJob(Job):
         planned, reader = self.planned(position), self.reader
         if self.stage is not None:
             reader = reader.of_epoch(self._packs_key(position.epoch), shuffle=bool(self.options.shuffle))
-        segments, batch_size = planned.segments, planned.plan.batch_size
+        segments = planned.segments
         reads = int(np.count_nonzero(segments.kept & (segments.live != 0)))
         if not self.options.processes and reads < self.topology.num_ranks * self.num_threads:
             reader = reader.sharing()  # else some threads would have nothing to decode
@@ -279,7 +279,6 @@ class StreamJob(Job):
             seed=self.options.shuffle_seed,
             fetching=self.fetching,
             readers=self._readers,
-            rows_at_once=batches_of_a_gather(self.row_bytes, batch_size) * batch_size,
         )
 
     @property

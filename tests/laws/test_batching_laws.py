@@ -430,14 +430,14 @@ def test_a_window_is_dealt_whatever_the_chunks(
     for index, start in enumerate(range(0, length, window * size), start=first):
         rows = np.arange(start, min(start + window * size, length))
         wanted += rows[dealing_of(index, len(rows)).order].tolist()
-    found = {name: [row for out in came for row in _values(out, name)] for name in columns}
+    found = {name: [row for out in came for row in _listed(out, name)] for name in columns}
     assert found["x"] == found["y"] == found["f"] == wanted
     assert found["t"] == [str(row) for row in wanted]
     assert found["b"] == [row % 2 == 0 for row in wanted]
     assert found["v"] == [[row] * 3 for row in wanted]
 
 
-def _values(batch: Any, name: str) -> list[Any]:
+def _listed(batch: Any, name: str) -> list[Any]:
     values = batch[name]
     return list(values if isinstance(values, list) else values.tolist())
 

@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable, Iterable
 from itertools import pairwise
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pyarrow as pa
@@ -18,10 +19,12 @@ from hypothesis import strategies as st
 
 from tests.effort import examples
 from torch_table_loader import Vocabulary
+from torch_table_loader.batching import codec as codec_module
 from torch_table_loader.batching.codec import make_codec
 from torch_table_loader.batching.outputs import Codes, Padded, Ragged
 from torch_table_loader.batching.policy import TypePolicy
-from torch_table_loader.batching.rows import ExactBatches, WindowShuffle
+from torch_table_loader.batching.rows import ExactBatches, WindowDeal, WindowShuffle
+from torch_table_loader.planning.windows import Dealing
 from torch_table_loader.testing import small_sizes
 
 Make = Callable[[np.random.Generator], Any]
@@ -372,17 +375,14 @@ def test_slice_take_and_concat_agree_with_arrow(
     window=st.integers(1, 40),
     first=st.integers(0, 5),
     cuts=st.lists(st.integers(0, 90), max_size=6),
-    at_once=st.none() | st.integers(1, 50),
 )
-def test_a_window_is_permuted_whatever_the_chunks(
-    length: int, window: int, first: int, cuts: list[int], at_once: int | None
-) -> None:
+def test_a_window_is_permuted_whatever_the_chunks(length: int, window: int, first: int, cuts: list[int]) -> None:
     def permutation_of(index: int, size: int) -> Any:
         return np.random.default_rng([index, size]).permutation(size)
 
     batch = pa.record_batch({"x": np.arange(length), "t": pa.array([f"{i}" for i in range(length)], pa.string())})
     codec = make_codec(batch.schema, TypePolicy())
-    shuffle = WindowShuffle(codec, window, permutation_of, first, at_once)
+    shuffle = WindowShuffle(codec, window, permutation_of, first)
     runs = [run for chunk in _chunks(batch, cuts) for run in shuffle.push(codec.decode(chunk))]
     runs += shuffle.finish()
     came = [row for run in runs for out in run.batches(7) for row in out["x"].tolist()]
@@ -393,8 +393,53 @@ def test_a_window_is_permuted_whatever_the_chunks(
         wanted += rows[permutation_of(index, len(rows))].tolist()
     assert came == wanted
     assert texts == [str(row) for row in wanted]
-    assert all(run.num_rows <= (at_once or window) for run in runs)
-    assert len(runs) <= (length // window + 1) * -(-window // (at_once or window))
+    assert all(run.num_rows <= window for run in runs)
+    assert len(runs) <= length // window + 1
+
+
+@settings(max_examples=examples(80), deadline=None)
+@given(
+    batches=st.integers(0, 30),
+    size=st.integers(1, 40),
+    window=st.integers(1, 12),
+    first=st.integers(0, 5),
+    cuts=st.lists(st.integers(0, 1200), max_size=6),
+    near=st.sampled_from([0, 64, 1 << 19]),
+    form=st.sampled_from(["torch", "arrow"]),
+)
+def test_a_window_is_dealt_whatever_the_chunks(
+    batches: int, size: int, window: int, first: int, cuts: list[int], near: int, form: Any
+) -> None:
+    def dealing_of(index: int, length: int) -> Dealing:
+        return Dealing.of(length, size, 3, index, "window")
+
+    length = batches * size
+    columns = {"x": np.arange(length), "y": np.arange(length), "b": np.arange(length) % 2 == 0}
+    columns |= {"f": np.arange(length, dtype=np.float32), "t": pa.array([f"{i}" for i in range(length)], pa.string())}
+    columns |= {"v": pa.FixedSizeListArray.from_arrays(pa.array(np.repeat(np.arange(length), 3)), 3)}
+    batch = pa.record_batch(columns)
+    codec = make_codec(batch.schema, TypePolicy(output_format=form))
+    deal = WindowDeal(codec, window * size, length, dealing_of, first)
+    with patch.object(codec_module, "_NEAR_BYTES", near), patch.object(codec_module, "_HOT_BYTES", 512):
+        runs = [run for chunk in _chunks(batch, cuts) for run in deal.push(codec.decode(chunk))]
+    assert [run.num_rows for run in runs] == [
+        min(window * size, length - start) for start in range(0, length, window * size)
+    ]
+    came = [out for run in runs for out in run.batches(size)]
+    wanted: list[int] = []
+    for index, start in enumerate(range(0, length, window * size), start=first):
+        rows = np.arange(start, min(start + window * size, length))
+        wanted += rows[dealing_of(index, len(rows)).order].tolist()
+    found = {name: [row for out in came for row in _listed(out, name)] for name in columns}
+    assert found["x"] == found["y"] == found["f"] == wanted
+    assert found["t"] == [str(row) for row in wanted]
+    assert found["b"] == [row % 2 == 0 for row in wanted]
+    assert found["v"] == [[row] * 3 for row in wanted]
+
+
+def _listed(batch: Any, name: str) -> list[Any]:
+    values = batch[name]
+    return list(values if isinstance(values, list) else values.tolist())
 
 
 _DENSE = ["bool", "i8", "u16", "f32", "ts", "date32", "fsl", "grid", "list", "pairs", "rec"]

@@ -16,7 +16,7 @@ from torch_table_loader.planning.interleaving import interleaved, shares_of_wind
 from torch_table_loader.planning.ranks import Mixing
 from torch_table_loader.planning.runs import Runs
 from torch_table_loader.planning.stages import StreamPosition
-from torch_table_loader.planning.windows import dealt
+from torch_table_loader.planning.windows import Dealing
 
 pieces = st.lists(st.integers(1, 400), min_size=1, max_size=40)
 
@@ -65,12 +65,14 @@ def test_strata_are_runs_of_the_table_of_fair_size(rows: list[int], count: int) 
 @settings(max_examples=examples(60), deadline=None)
 @given(length=st.integers(0, 3000), batch_size=st.integers(1, 300), epoch=st.integers(0, 3))
 def test_a_dealt_window_gives_each_batch_one_row_of_every_run(length: int, batch_size: int, epoch: int) -> None:
-    order = dealt(length, batch_size, 7, epoch, "window")
+    dealing = Dealing.of(length, batch_size, 7, epoch, "window")
+    order = dealing.order
     assert sorted(order.tolist()) == list(range(length))
     batches = -(-length // batch_size)
     if length and length % batches == 0:
         runs = (order // batches).reshape(batches, -1)
         assert (np.sort(runs, axis=1) == np.arange(length // batches)).all()
+        assert (dealing.places(order) == np.arange(length)).all()
 
 
 @pytest.mark.parametrize("ranks", [1, 4])

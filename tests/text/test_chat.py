@@ -150,7 +150,7 @@ def test_a_token_table_has_the_mask(tmp_path: Path, workers: int) -> None:
     pq.write_table(table_of(CHATS), tmp_path / "t.parquet")
     dataset = StructuredDataset(str(tmp_path / "t.parquet"), num_workers=1, output_format="arrow")
     chat = Chat(str(FOLDER), MARKED, tools="tools")
-    share = tokenize_table(dataset, tmp_path / "out", chat, column="messages", lengths="tokens", workers=workers)
+    share = tokenize_table(dataset, tmp_path / "out", chat, column="messages", lengths="tokens", num_workers=workers)
     found = pq.read_table(tmp_path / "out")
     assert share.finished
     assert found.schema.names == ["input_ids", "assistant_mask", "n", "tokens"]

@@ -47,7 +47,7 @@ ORDERS: dict[str, dict[str, Any]] = {
 }
 
 
-def ranks_of(path: str, ranks: int = RANKS, **options: Any) -> list[TableLoader]:
+def ranks_of(path: str, ranks: int = RANKS, **options: Any) -> list[TableLoader[Any]]:
     chosen: dict[str, Any] = {"batch_size": 16, "num_workers": 1, "check_plan": False, "columns": ["x"]} | options
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -56,7 +56,7 @@ def ranks_of(path: str, ranks: int = RANKS, **options: Any) -> list[TableLoader]
         ]
 
 
-def taken(loaders: list[TableLoader], steps: int | None = None) -> list[list[Any]]:
+def taken(loaders: list[TableLoader[Any]], steps: int | None = None) -> list[list[Any]]:
     """Take some steps of each rank, or all."""
     return [list(islice(loader, steps)) for loader in loaders]
 
@@ -88,10 +88,10 @@ def test_the_columns_of_a_batch_are_those_of_options_and_world(days: str, order:
     assert len({len(batches) for batches in taken(ranks_of(days, drop_last=True, **ORDERS[order]))}) == 1
 
 
-def names(loader: TableLoader) -> list[str]:
+def names(loader: TableLoader[Any]) -> list[str]:
     found = {tuple(batch) for batch in loader}
     assert found == {tuple(loader.dataset.schema.names)}
-    return loader.dataset.schema.names
+    return list(loader.dataset.schema.names)
 
 
 @pytest.mark.parametrize("order", ["splits", "mixed", "rows"])
@@ -120,8 +120,8 @@ def test_a_filter_leaves_steps_equal(days: str, order: str) -> None:
     assert live(ranks) == list(range(1990, TOTAL))
 
 
-def mixed_ranks(path: str, order: str, ranks: int) -> list[TableLoader]:
-    loaders = []
+def mixed_ranks(path: str, order: str, ranks: int) -> list[TableLoader[Any]]:
+    loaders: list[TableLoader[Any]] = []
     for rank in range(ranks):
         own = {name: StructuredDataset(path, columns=["x"], check_plan=False, **ORDERS[order]) for name in "ab"}
         job: dict[str, Any] = {"num_ranks": ranks, "rank": rank, "check_plan": False, "num_workers": 1}

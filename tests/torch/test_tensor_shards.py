@@ -62,7 +62,7 @@ def make(path: Path, **options: Any) -> TableLoader:
     rows_only: dict[str, Any] = {"row_store": "memory"} if options.get("shuffle") == "rows" else {"split_size": 4}
     with meant_warnings():
         return StructuredDataset.create_dataloader(
-            str(path), options.pop("format", "tensorproto"), check_plan=False, **rows_only | options
+            str(path), options.pop("format", "tensorproto"), check_plan=False, even_ranks=False, **rows_only | options
         )[0]
 
 

@@ -20,7 +20,7 @@ from torch_table_loader.batching import outputs
 from torch_table_loader.batching.decoders import Branch, Decoder, Leaf, Shape, Stack
 from torch_table_loader.batching.outputs import DenseKind, ipc_read, ipc_size, ipc_write
 from torch_table_loader.batching.policy import column_functions
-from torch_table_loader.batching.rows import Collected, Rows, RowsCodec, new_block, pieces_of
+from torch_table_loader.batching.rows import Collected, DealtWhole, Rows, RowsCodec, new_block, pieces_of
 from torch_table_loader.batching.types import choose, keyed
 from torch_table_loader.errors import TableError
 from torch_table_loader.sizes import sizes
@@ -30,6 +30,14 @@ if TYPE_CHECKING:
 
     from torch_table_loader.batching.policy import TypePolicy
     from torch_table_loader.batching.rows import Allocate, Block
+    from torch_table_loader.planning.windows import Dealing
+
+
+_NEAR_BYTES = 1 << 19
+"""Up to here the rows of a window are collected and then dealt: any place of a column is near."""
+
+_HOT_BYTES = 1 << 18
+"""Bytes of columns that are dealt together: a core's second cache must hold them, and their copy."""
 
 
 def make_codec(schema: pa.Schema, policy: TypePolicy) -> RowsCodec[Any]:
@@ -137,7 +145,7 @@ class TensorCodec(RowsCodec[TensorRows]):
         self.varying = [index for index, leaf in enumerate(self.leaves) if not leaf.kind.row_bytes]
         views = all(leaf.cut in (outputs.cut_tensors, outputs.cut_arrays) for leaf in self.leaves)
         self.views_at_once = max(1, sizes().cut_objects // (1 + len(self.leaves))) if views else 0
-        self._alike = _alike(self.leaves)
+        self.alike = _alike(self.leaves)
         self._nested = [index for index, leaf in enumerate(self.leaves) if leaf.cut is outputs.cut_nested]
 
     def decode(self, batch: pa.RecordBatch) -> TensorRows:
@@ -192,7 +200,7 @@ class TensorCodec(RowsCodec[TensorRows]):
         arena = self.arena(num_rows)
         columns = list(zip(*(part.data for part in parts), strict=True))
         data: list[Any] = [None] * len(columns)
-        for dtype, places in self._alike.items():
+        for dtype, places in self.alike.items():
             width = aligned(num_rows * dtype.itemsize) // dtype.itemsize
             grid = arena.array((len(places), width), dtype)[:, :num_rows]
             for place, out in zip(places, grid, strict=True):
@@ -205,6 +213,12 @@ class TensorCodec(RowsCodec[TensorRows]):
     def collected(self, most: int) -> Collected[TensorRows]:
         """Return what copies chunks of at most so many rows together."""
         return _CollectedTensors(self, most)
+
+    @override
+    def dealt(self, dealing: Dealing) -> Collected[TensorRows]:
+        widest = max((leaf.kind.row_bytes for leaf in self.leaves), default=0)
+        is_near = dealing.length * widest <= _NEAR_BYTES
+        return DealtWhole(self, dealing) if is_near else _DealtTensors(self, dealing)
 
     def taken(self, rows: TensorRows, order: NDArray[np.int64]) -> TensorRows:
         """Copy rows of a run in the given order, column by column."""
@@ -292,6 +306,92 @@ class _CollectedTensors(Collected[TensorRows]):
         columns = zip(self._codec.leaves, room, strict=True)
         data = [each[:num_rows] if leaf.kind.row_bytes else leaf.kind.join(each, new_array) for leaf, each in columns]
         return TensorRows(self._codec, num_rows, data)
+
+
+class _DealtTensors(Collected[TensorRows]):
+    """Puts rows where they are dealt to while caches hold them; those of varying width are dealt at the end.
+
+    Of a chunk, the rows of whole runs are gathered batch by batch, and copied block by block; the few others one by
+    one. Columns of one type go together, as far as caches hold them, since calls cost more than small copies.
+    """
+
+    def __init__(self, codec: TensorCodec, dealing: Dealing) -> None:
+        self._codec = codec
+        self._dealing = dealing
+        self._rooms: list[tuple[list[int], NDArray[Any]]] = []
+        """Places of leaves of one type, and an array with an entry for each; empty while nothing was added."""
+        self._varying: dict[int, list[Any]] = {place: [] for place in codec.varying}
+        """Chunks of the other leaves, by their places."""
+        self._scratch = np.empty(0, dtype=np.uint8)
+
+    @override
+    def add(self, rows: TensorRows, start: int, stop: int) -> None:
+        if not self._rooms:
+            self._make_rooms(rows)
+        small = 2 * (stop - start) <= rows.num_rows  # a view would keep the whole chunk in memory
+        for place, chunks in self._varying.items():
+            kind = self._codec.leaves[place].kind
+            part = kind.slice(rows.data[place], start, stop)
+            chunks.append(kind.join([part], new_array) if small else part)
+        begin, size = self.num_rows, self._dealing.batches
+        self.num_rows = end = begin + stop - start
+        first, last = -(-begin // size), max(-(-begin // size), end // size)
+        chosen = np.ascontiguousarray(self._dealing.rows(first, last))
+        chosen += start - begin
+        blocks = [(at, low - first, high - first) for at, low, high in self._dealing.blocks(first, last)]
+        head = np.arange(begin, min(end, first * size))
+        others = np.concatenate((head, np.arange(max(begin + len(head), last * size), end)))
+        places = self._dealing.places(others)
+        others += start - begin
+        for leaves, room in self._rooms:
+            step = max(1, _HOT_BYTES // ((stop - start) * room[0, :1].nbytes))
+            for at in range(0, len(leaves), step):
+                some = [rows.data[place] for place in leaves[at : at + step]]
+                if blocks:
+                    self._copy(some, chosen, blocks, room[at : at + step])
+                if len(others):
+                    room[at : at + step, places] = [each[others] for each in some]
+
+    def _copy(
+        self,
+        columns: list[NDArray[Any]],
+        chosen: NDArray[np.int64],
+        blocks: list[tuple[int, int, int]],
+        room: NDArray[Any],
+    ) -> None:
+        """Copy the chosen rows of columns, int64[batches, runs], to the blocks' places."""
+        inner, dtype = room.shape[2:], room.dtype
+        shape = (len(columns), *chosen.shape, *inner)
+        num_bytes = prod(shape) * dtype.itemsize
+        if self._scratch.nbytes < num_bytes:
+            self._scratch = new_array((num_bytes,), np.uint8)
+        gathered = self._scratch[:num_bytes].view(dtype).reshape(shape)
+        for column, out in zip(columns, gathered, strict=True):
+            column.take(chosen, axis=0, out=out, mode="clip")
+        dealt = room.reshape((len(columns), self._dealing.batches, self._dealing.runs, *inner))
+        for at, low, high in blocks:
+            dealt[:, :, at : at + high - low] = gathered[:, :, low:high]
+
+    def _make_rooms(self, rows: TensorRows) -> None:
+        length, new = self._dealing.length, self._codec.arena(self._dealing.length).array
+        together = {place for places in self._codec.alike.values() for place in places}
+        for dtype, places in self._codec.alike.items():
+            width = aligned(length * dtype.itemsize) // dtype.itemsize
+            self._rooms.append((places, new((len(places), width), dtype)[:, :length]))
+        for place, (leaf, data) in enumerate(zip(self._codec.leaves, rows.data, strict=True)):
+            if leaf.kind.row_bytes and place not in together:
+                self._rooms.append(([place], new((1, length, *data.shape[1:]), data.dtype)))
+
+    @override
+    def taken(self) -> TensorRows:
+        data: list[Any] = [None] * len(self._codec.leaves)
+        for places, room in self._rooms:
+            for place, each in zip(places, room, strict=True):
+                data[place] = each
+        for place, chunks in self._varying.items():
+            kind = self._codec.leaves[place].kind
+            data[place] = kind.take([kind.join(chunks, new_array)], self._dealing.order, new_array, new_array)
+        return TensorRows(self._codec, self.num_rows, data)
 
 
 class ArrowRows(Rows):

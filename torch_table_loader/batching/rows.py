@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from torch_table_loader.batching.policy import ColumnFunction
+    from torch_table_loader.planning.windows import Dealing
     from torch_table_loader.samples import SampleCounts
 
 
@@ -187,6 +188,10 @@ class RowsCodec(ABC, Generic[R]):
         """Return what collects chunks of at most so many rows together."""
         return CollectedParts(self)
 
+    def dealt(self, dealing: Dealing) -> Collected[R]:
+        """Return what collects the rows of a window of whole batches, and gives them as they are dealt to these."""
+        return DealtWhole(self, dealing)
+
     def batches_of(self, runs: Sequence[Sequence[R]], batch_size: int) -> SizedBatches:
         """Cut rows into batches, now or when they are taken.
 
@@ -271,6 +276,23 @@ class CollectedParts(Collected[R]):
     def taken(self) -> R:
         parts, self._parts, self.num_rows = self._parts, [], 0
         return self._codec.as_one(parts)
+
+
+class DealtWhole(Collected[R]):
+    """Collects the rows of a window in the order in which they come, and deals them when they are taken."""
+
+    def __init__(self, codec: RowsCodec[R], dealing: Dealing) -> None:
+        self._collected = codec.collected(dealing.length)
+        self._dealing = dealing
+
+    @override
+    def add(self, rows: R, start: int, stop: int) -> None:
+        self._collected.add(rows, start, stop)
+        self.num_rows = self._collected.num_rows
+
+    @override
+    def taken(self) -> R:
+        return self._collected.taken().take(self._dealing.order)
 
 
 class _Carry(Generic[R]):
@@ -374,10 +396,9 @@ class WindowShuffle(Generic[R]):
     Args:
         permutation_of: ``(window_index, length)`` to a permutation of ``range(length)``: row i of the window that
             comes out is row ``permutation[i]`` of what went in.
-        at_once: rows of a run that comes out; None for a window.
     """
 
-    __slots__ = ("_at_once", "_codec", "_index", "_permutation_of", "_waiting", "_window")
+    __slots__ = ("_codec", "_index", "_permutation_of", "_waiting", "_window")
 
     def __init__(
         self,
@@ -385,17 +406,15 @@ class WindowShuffle(Generic[R]):
         window: int,
         permutation_of: Callable[[int, int], NDArray[np.int64]],
         first_window: int = 0,
-        at_once: int | None = None,
     ) -> None:
         self._codec = codec
         self._window = window
         self._permutation_of = permutation_of
         self._index = first_window
-        self._at_once = at_once or window
         self._waiting = codec.collected(window)
 
     def push(self, rows: R) -> Iterator[R]:
-        """Add a chunk; yield the windows that are full, permuted, in runs of their own memory.
+        """Add a chunk; yield the windows that are full, permuted, each as one run of its own memory.
 
         A run is made when it is taken, so that one is held at a time; all must be taken before the next call.
         """
@@ -403,7 +422,7 @@ class WindowShuffle(Generic[R]):
         while start < rows.num_rows:
             stop = min(rows.num_rows, start + self._window - self._waiting.num_rows)
             if stop - start == self._window:
-                yield from self._permuted(rows.slice(start, stop))
+                yield self._permuted(rows.slice(start, stop))
             else:
                 self._waiting.add(rows, start, stop)
                 if self._waiting.num_rows == self._window:
@@ -411,12 +430,58 @@ class WindowShuffle(Generic[R]):
             start = stop
 
     def finish(self) -> Iterator[R]:
-        """Yield the last window, permuted, if rows are left; all must be taken."""
+        """Yield the last window, permuted, if rows are left; it must be taken."""
         if self._waiting.num_rows:
-            yield from self._permuted(self._waiting.taken())
+            yield self._permuted(self._waiting.taken())
 
-    def _permuted(self, rows: R) -> Iterator[R]:
+    def _permuted(self, rows: R) -> R:
         order = self._permutation_of(self._index, rows.num_rows)
         self._index += 1
-        for start in range(0, len(order), self._at_once):
-            yield rows.take(order[start : start + self._at_once])
+        return rows.take(order)
+
+
+class WindowDeal(Generic[R]):
+    """Deals the rows of a run of chunks to batches, window by window.
+
+    Args:
+        window: rows of a window, whole batches; the last may be shorter.
+        length: all rows, whole batches.
+        dealing_of: ``(window_index, length)`` to how the rows of that window are dealt.
+    """
+
+    __slots__ = ("_codec", "_dealing_of", "_index", "_left", "_waiting", "_window")
+
+    def __init__(
+        self,
+        codec: RowsCodec[R],
+        window: int,
+        length: int,
+        dealing_of: Callable[[int, int], Dealing],
+        first_window: int = 0,
+    ) -> None:
+        self._codec = codec
+        self._window = window
+        self._left = length
+        self._dealing_of = dealing_of
+        self._index = first_window
+        self._waiting: Collected[R] | None = None
+
+    def push(self, rows: R) -> Iterator[R]:
+        """Add a chunk; yield the windows that are full, each as one run; all must be taken before the next call."""
+        start = 0
+        while start < rows.num_rows:
+            size = min(self._window, self._left)
+            if self._waiting is None:
+                self._waiting = self._codec.dealt(self._dealing_of(self._index, size))
+                self._index += 1
+            stop = min(rows.num_rows, start + size - self._waiting.num_rows)
+            self._waiting.add(rows, start, stop)
+            if self._waiting.num_rows == size:
+                full, self._waiting = self._waiting, None
+                self._left -= size
+                yield full.taken()
+            start = stop
+
+    def finish(self) -> Iterator[R]:
+        """Yield nothing: all rows are there, and the last window was full."""
+        yield from ()

@@ -36,12 +36,9 @@ class Window:
 
     def order(self, seed: int, epoch: int) -> NDArray[np.int64]:
         """Return the order of its rows: int64[rows], the row at each place."""
-        return order_of_window(self.runs.num_rows, self.dealt, seed, epoch, self.name)
-
-
-def order_of_window(length: int, batch_size: int, seed: int, epoch: int, name: str) -> NDArray[np.int64]:
-    """Return the order of so many rows in the window of that name; see `Window.dealt`."""
-    return dealt(length, batch_size, seed, epoch, name) if batch_size else permuted(length, seed, epoch, name)
+        if not self.dealt:
+            return permuted(self.runs.num_rows, seed, epoch, self.name)
+        return Dealing.of(self.runs.num_rows, self.dealt, seed, epoch, self.name).order
 
 
 def permuted(length: int, seed: int, epoch: int, name: str) -> NDArray[np.int64]:
@@ -53,41 +50,93 @@ def permuted(length: int, seed: int, epoch: int, name: str) -> NDArray[np.int64]
     return Permutation(length, derive_key(seed, epoch, name)).slice(0, length)
 
 
-_ROWS_AT_ONCE = 1 << 14
-"""Rows whose order is made at once: caches must hold it."""
+_BLOCKS = 16
+"""Blocks of which a dealt batch consists, at most: each of rows that lie near each other in the window."""
 
 
-def dealt(length: int, batch_size: int, seed: int, epoch: int, name: str) -> NDArray[np.int64]:
-    """Return an order in which rows that are close go to different batches.
+@dataclass(frozen=True, slots=True, eq=False)
+class Dealing:
+    """How rows of a window are dealt to batches, so that rows that are close go to different ones.
 
-    Of every run of as many rows as the window has batches, each batch gets one, by chance. Rows of a batch are then
-    permuted. The permutations of the runs are rotations of one, by chance, and so are those of the batches: numbers
-    drawn for each row would cost more than the rows.
+    Of every run of as many rows as the window has batches, each batch gets one, by chance. The permutations of the runs
+    are rotations of one, by chance: numbers drawn for each row would cost more than the rows. Runs come in blocks,
+    which are permuted in the same way in all batches. So rows can go to their places as they are read, many at a time,
+    while caches hold them.
 
-    >>> dealt(8, 2, seed=1, epoch=0, name="window at 0 of lane 0").tolist()
-    [7, 0, 6, 1, 3, 4, 5, 2]
+    Args:
+        length: rows of the window.
+        row_of: int64[N] the row that each batch gets of a run that is not rotated.
+        turns: int64[R] how far each run is rotated.
+        starts: int64[blocks] where each block of runs begins in a batch.
+        block: runs of a block; the last may have fewer.
     """
-    if not length:
-        return np.empty(0, dtype=np.int64)
-    batches = -(-length // batch_size)
-    runs = -(-length // batches)
-    key = derive_key(seed, epoch, name)
-    drawn = keyed_hashes(2 * (batches + runs), key)
-    of_run, of_batch = np.argsort(drawn[:batches]), np.argsort(drawn[batches : batches + runs])
-    turns = (drawn[batches + runs :] >> np.uint64(1)).view(np.int64)
-    turned_runs, turned_batches = turns[:runs] % batches, turns[runs:] % runs
-    # Batch b holds, of run r, the row `of_run[(b + turned_runs[r]) % batches]`.
-    row_of, twice = np.tile(of_run, 2), np.tile(of_batch, 2)
-    turned = sliding_window_view(turned_runs[twice], runs)
-    first_rows = sliding_window_view(twice * batches, runs)
-    order = np.empty((batches, runs), dtype=np.int64)
-    step = max(1, _ROWS_AT_ONCE // runs)
-    for start in range(0, batches, step):
-        part, turns = order[start : start + step], turned_batches[start : start + step]
-        row_of.take(turned[turns] + np.arange(start, start + len(part))[:, None], out=part, mode="clip")
-        part += first_rows[turns]
-    flat = order.reshape(-1)
-    return flat if len(flat) == length else flat[flat < length]
+
+    length: int
+    row_of: NDArray[np.int64]
+    turns: NDArray[np.int64]
+    starts: NDArray[np.int64]
+    block: int
+
+    @classmethod
+    def of(cls, length: int, batch_size: int, seed: int, epoch: int, name: str) -> Dealing:
+        """Deal so many rows of the window of that name.
+
+        >>> Dealing.of(8, 2, seed=1, epoch=0, name="window at 0 of lane 0").order.tolist()
+        [7, 0, 6, 1, 4, 3, 5, 2]
+        """
+        batches = max(1, -(-length // batch_size))
+        runs = -(-length // batches)
+        block = max(1, -(-runs // _BLOCKS))
+        blocks = -(-runs // block)
+        drawn = keyed_hashes(batches + blocks + runs, derive_key(seed, epoch, name))
+        order = np.argsort(drawn[batches : batches + blocks])
+        lengths = np.full(blocks, block, dtype=np.int64)
+        lengths[-1:] = runs - (blocks - 1) * block
+        starts = np.empty(blocks, dtype=np.int64)
+        starts[order] = np.cumsum(lengths[order]) - lengths[order]
+        turns = (drawn[batches + blocks :] >> np.uint64(1)).view(np.int64) % batches
+        return cls(length, np.argsort(drawn[:batches]), turns, starts, block)
+
+    @property
+    def batches(self) -> int:
+        """How many."""
+        return len(self.row_of)
+
+    @property
+    def runs(self) -> int:
+        """Runs of rows, and so the rows of a batch."""
+        return len(self.turns)
+
+    @property
+    def order(self) -> NDArray[np.int64]:
+        """The order in which rows come: int64[rows], the row at each place."""
+        order = np.empty((self.batches, self.runs), dtype=np.int64)
+        for start, first, stop in self.blocks(0, self.runs):
+            order[:, start : start + stop - first] = self.rows(first, stop)
+        flat: NDArray[np.int64] = order.reshape(-1)
+        return flat if len(flat) == self.length else flat[flat < self.length]
+
+    def rows(self, first: int, stop: int) -> NDArray[np.int64]:
+        """Return the row that each batch gets of some runs: int64[batches, runs]."""
+        windows: NDArray[np.int64] = sliding_window_view(np.tile(self.row_of, 2), self.batches)
+        turned: NDArray[np.int64] = windows[self.turns[first:stop]].T
+        turned += np.arange(first, stop, dtype=np.int64) * self.batches
+        return turned
+
+    def places(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the places of some rows in the order, of a window of whole batches."""
+        run, in_run = np.divmod(rows, self.batches)
+        batch_of = np.empty(self.batches, dtype=np.int64)
+        batch_of[self.row_of] = np.arange(self.batches)
+        batch = (batch_of[in_run] - self.turns[run]) % self.batches
+        places: NDArray[np.int64] = batch * self.runs + self.starts[run // self.block] + run % self.block
+        return places
+
+    def blocks(self, first: int, stop: int) -> Iterator[tuple[int, int, int]]:
+        """Yield parts of some runs, each of one block: where it begins in a batch, and its first and last run."""
+        for begin in range(first // self.block, -(-stop // self.block)):
+            low, high = max(first, begin * self.block), min(stop, (begin + 1) * self.block)
+            yield int(self.starts[begin]) + low - begin * self.block, low, high
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -17,11 +17,7 @@ from torch_table_loader.engine.jobs.planner import PlannedStream
 from torch_table_loader.engine.jobs.resolve import refuse_shape, why_not_mixed, with_padding
 from torch_table_loader.engine.jobs.stream_memory import Reading, fetched_at_once, lane_bytes
 from torch_table_loader.engine.machine import ranks_on_this_node, threads_for, usable_cpus
-from torch_table_loader.engine.sizing import (
-    OPEN_SPLITS,
-    batches_of_a_gather,
-    batches_of_sequences,
-)
+from torch_table_loader.engine.sizing import OPEN_SPLITS, batches_of_sequences
 from torch_table_loader.engine.state import Bound, SavedTable
 from torch_table_loader.engine.table import Table
 from torch_table_loader.engine.work.stream_work import StreamWork
@@ -63,7 +59,7 @@ if TYPE_CHECKING:
     Ints: TypeAlias = NDArray[np.int64]
 
 
-MIXED_ORDER = "mixed, version 1"
+MIXED_ORDER = "mixed, version 2"
 """What states call the order of splits that are mixed, so that a later release can tell another order from it."""
 
 
@@ -280,7 +276,7 @@ class StreamJob(Job):
         planned, reader = self.planned(position), self.reader
         if self.stage is not None:
             reader = reader.of_epoch(self._stage_key(position.epoch), shuffle=bool(self.options.shuffle))
-        segments, batch_size = planned.segments, planned.plan.batch_size
+        segments = planned.segments
         reads = int(np.count_nonzero(segments.kept & (segments.live != 0)))
         if not self.options.processes and reads < self.topology.num_ranks * self.num_threads:
             reader = reader.sharing()  # else some threads would have nothing to decode
@@ -293,12 +289,7 @@ class StreamJob(Job):
             seed=self.options.shuffle_seed,
             fetching=self.fetching,
             readers=self._readers,
-            rows_at_once=self._rows_at_once(batch_size),
         )
-
-    def _rows_at_once(self, batch_size: int) -> int:
-        """Return how many rows are taken together from a window of mixed splits."""
-        return batches_of_a_gather(self.row_bytes, batch_size) * batch_size
 
     @property
     @override
@@ -455,8 +446,7 @@ class StreamJob(Job):
         planner = self.planner
         start = self.start(epoch)
         planned = planner.plan(start, self.rank)
-        taken = self._rows_at_once(planned.plan.batch_size)
-        reading = Reading(self.table, self.reader.reads, self.read_rows, self.stage, self._readers, taken)
+        reading = Reading(self.table, self.reader.reads, self.read_rows, self.stage, self._readers)
         of_lane, opened = lane_bytes(self, reading, planned)
         fetched, held = None, 0
         if self.is_far:

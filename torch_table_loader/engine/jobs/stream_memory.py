@@ -23,7 +23,6 @@ class Reading(NamedTuple):
     Args:
         rows: that it reads at a time, of these columns.
         threads: that read splits side by side, where they are mixed; else 0.
-        taken: rows that are taken together from a window of mixed splits.
     """
 
     table: Table
@@ -31,7 +30,6 @@ class Reading(NamedTuple):
     rows: int
     stage: RowStage | None
     threads: int
-    taken: int
 
 
 def lane_bytes(job: Job, reading: Reading, planned: PlannedStream) -> tuple[int, int]:
@@ -42,9 +40,8 @@ def lane_bytes(job: Job, reading: Reading, planned: PlannedStream) -> tuple[int,
         splits = len(planned.segments.splits)
         opened = min(mixing.splits, splits)
         ending = min(opened, splits - opened)  # of a split that ends, pieces wait when the next one is open
-        taken = min(window, reading.taken)
         most = min(reading.rows, int(planned.segments.live_rows().max(initial=0)))
-        rows = rows_in_flight(options, taken, job.blocks) + 3 * window + (opened + ending) * most
+        rows = rows_in_flight(options, window or reading.rows, job.blocks) + window + (opened + ending) * most
     if reading.rows >= reading.table.layout.group_rows.max(initial=0):
         opened = min(opened, max(1, reading.threads))  # what is decoded as one is held while it is decoded
     open_bytes = opened * reading.table.open_bytes(reading.columns, reading.rows, job.row_bytes)

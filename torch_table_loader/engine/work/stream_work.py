@@ -12,13 +12,13 @@ import numpy as np
 import pyarrow as pa
 from typing_extensions import override
 
-from torch_table_loader.batching.rows import ExactBatches, PieceBatches, WindowShuffle
+from torch_table_loader.batching.rows import ExactBatches, PieceBatches, WindowDeal, WindowShuffle
 from torch_table_loader.engine.work.lane_work import LaneWork
 from torch_table_loader.engine.work.split_reads import SplitReads
 from torch_table_loader.errors import TableError
 from torch_table_loader.planning.runs import Runs
 from torch_table_loader.planning.taken_files import PlannedFiles
-from torch_table_loader.planning.windows import Stretch, order_of_window, stretches
+from torch_table_loader.planning.windows import Dealing, Stretch, permuted, stretches
 from torch_table_loader.ranges import PlannedRead, fetch_ahead, in_order
 from torch_table_loader.records import PADDING_COLUMN
 
@@ -46,7 +46,6 @@ class StreamWork(LaneWork):
     Args:
         windows: windows that were open when earlier stages of the epoch ended.
         readers: threads of a lane that read splits side by side, where they are mixed; with 0, the lane reads them.
-        rows_at_once: rows that are taken together from a window of mixed splits; None for all.
     """
 
     plan: RankPlan
@@ -56,7 +55,6 @@ class StreamWork(LaneWork):
     seed: int
     fetching: FetchSettings
     readers: int = 0
-    rows_at_once: int | None = None
 
     @override
     def fetch_ahead(self, begun: Mapping[int, int], *, joins: bool) -> Fetcher | None:
@@ -136,7 +134,7 @@ class StreamWork(LaneWork):
             return rows
         dealt = self.plan.batch_size if self.plan.deals else 0
         stretch = Stretch(self.plan.tail_name(number), 0, Runs.of([]), 0, self.segments, window, None, dealt)
-        shuffle = WindowShuffle(self.codec, window, partial(self._order, stretch))
+        shuffle = self._shuffle(stretch, window, rows.num_rows)
         return cast("Rows", self.codec.concat([*shuffle.push(rows), *shuffle.finish()]))
 
     def _plans(self, begun: Mapping[int, int], *, joins: bool) -> list[Iterator[PlannedRead]]:
@@ -198,18 +196,28 @@ class StreamWork(LaneWork):
     def _permuted(self, stretch: Stretch, size: int, source: Iterator[Rows]) -> Iterator[Rows]:
         """Permute what was read of a stretch, less what was delivered; rows beyond it come as they are."""
         first = stretch.start // size
-        order, at_once = partial(self._order, stretch), self.rows_at_once if self.plan.deals else None
-        shuffle = WindowShuffle(self.codec, size, order, first_window=first, at_once=at_once)
         unwanted = stretch.start - first * size
         left = stretch.runs.num_rows - first * size if self.plan.counted else None
+        shuffle = self._shuffle(stretch, size, left or 0, first)
         for rows in _through(shuffle, source, left):
             wanted = rows.slice(min(unwanted, rows.num_rows), rows.num_rows) if unwanted else rows
             unwanted -= rows.num_rows - wanted.num_rows
             if wanted.num_rows:
                 yield wanted
 
+    def _shuffle(
+        self, stretch: Stretch, size: int, length: int, first: int = 0
+    ) -> WindowShuffle[Any] | WindowDeal[Any]:
+        """Return what shuffles the rows of a stretch; only where they are dealt it matters how many these are."""
+        if not stretch.dealt:
+            return WindowShuffle(self.codec, size, partial(self._order, stretch), first)
+        return WindowDeal(self.codec, size, length, partial(self._dealing, stretch), first)
+
     def _order(self, stretch: Stretch, number: int, length: int) -> NDArray[np.int64]:
-        return order_of_window(length, stretch.dealt, self.seed, self.epoch, stretch.window_name(number))
+        return permuted(length, self.seed, self.epoch, stretch.window_name(number))
+
+    def _dealing(self, stretch: Stretch, number: int, length: int) -> Dealing:
+        return Dealing.of(length, stretch.dealt, self.seed, self.epoch, stretch.window_name(number))
 
     def _unit(self, stretch: Stretch, padded_from: int, read: Read) -> Rows:
         """Read an older window whole, and deliver the part of its order that this lane was given."""
@@ -252,7 +260,7 @@ class StreamWork(LaneWork):
         return segments.task(int(runs.split[first]), int(runs.start[first]), stop)
 
 
-def _through(shuffle: WindowShuffle[Any], source: Iterator[Rows], left: int | None) -> Iterator[Rows]:
+def _through(shuffle: WindowShuffle[Any] | WindowDeal[Any], source: Iterator[Rows], left: int | None) -> Iterator[Rows]:
     """Shuffle the first `left` rows (None: all); the others follow as they are."""
     for rows in source:
         if left is None or rows.num_rows <= left:

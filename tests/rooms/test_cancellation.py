@@ -6,6 +6,7 @@ import threading
 import weakref
 from _thread import start_new_thread
 from contextvars import copy_context
+from typing import Any
 
 import pytest
 
@@ -32,6 +33,15 @@ def test_results_come_in_order_and_errors_where_they_belong() -> None:
     assert not [thread for thread in threading.enumerate() if thread.name == "test"]
 
 
+def begin(thread: Any) -> None:
+    """Begin a thread as Python's own `Thread.start` does."""
+    joinable = getattr(threading, "_start_joinable_thread", None)  # from 3.13 on
+    if joinable is None:
+        start_new_thread(thread._bootstrap, ())
+    else:
+        joinable(thread._bootstrap, handle=thread._handle, daemon=True)
+
+
 def check_timeout() -> None:
     raise TimeoutError("of the call itself")
 
@@ -44,7 +54,7 @@ def test_an_interrupt_in_the_start_of_a_thread_ends_the_block(
     def interrupted(thread: threading.Thread) -> None:
         if begins:  # as Thread.start does, before it waits
             threading._limbo[thread] = thread  # type: ignore[attr-defined]
-            start_new_thread(thread._bootstrap, ())  # type: ignore[attr-defined]
+            begin(thread)
         raise KeyboardInterrupt
 
     def leave_early() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import gc
 import gzip
 import json
 import re
@@ -508,3 +509,30 @@ def test_a_name_may_begin_with_the_catalogs(tmp_path: Path, catalog: Catalog, ta
     catalog.create_namespace("default.db")
     catalog.create_table("default.db.clicks", ROWS.schema).append(ROWS.slice(0, 3))
     same(read("default.db.clicks", where), ROWS.slice(0, 3))
+
+
+def test_a_catalog_that_was_opened_here_is_closed_in_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from sqlalchemy.engine import Engine
+
+    config = {"type": "sql", "uri": f"sqlite:///{tmp_path}/c.db", "warehouse": f"file://{tmp_path}/lake"}
+    mine = load_catalog("default", **config)
+    mine.create_namespace("db")
+    mine.create_table("db.t", pa.schema([("x", pa.int64())])).append(pa.table({"x": [1]}))
+    mine.close()
+    opened, closed = list[int](), list[int]()
+    connect, dispose = Engine.connect, Engine.dispose
+
+    def connecting(engine: Engine) -> Any:
+        opened.append(id(engine))
+        return connect(engine)
+
+    def disposing(engine: Engine) -> None:
+        closed.append(id(engine))
+        dispose(engine)
+
+    monkeypatch.setattr(Engine, "connect", connecting)
+    monkeypatch.setattr(Engine, "dispose", disposing)
+    assert IcebergDataset("db.t", config).num_rows == 1
+    gc.collect()
+    assert opened
+    assert set(opened) <= set(closed)

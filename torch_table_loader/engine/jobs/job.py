@@ -401,7 +401,6 @@ class Job(ABC):
 
         tables, endless = list(self.tables.values()), steps is None
         layouts = [table.layout for table in tables]
-        alone = [table for name, table in self.tables.items() if not name]
         live = np.concatenate([layout.group_live[layout.group_kept] for layout in layouts])
         return Explanation(
             files=sum(map(len, layouts)),
@@ -433,7 +432,7 @@ class Job(ABC):
                 *notes,
                 *self._notes_of_padding,
                 *(described(table.left_out) for table in tables if table.left_out),
-                *(hint for table in alone for hint in table.hints(self.options.column_names)),
+                *self._hints,
             ),
             kept_rows=sum(int(layout.group_rows[layout.group_kept].sum()) for layout in layouts),
             undeleted_rows=None if (live < 0).any() else int(live.sum()),
@@ -532,6 +531,12 @@ class Job(ABC):
     def _options_at(self, position: Position) -> LoaderOptions:
         """Return the options with the width that the samples of a stage have."""
         return self.options.of_length(self._length_of(position))
+
+    @property
+    def _hints(self) -> list[str]:
+        """What `explain()` says of a table that could be read with less."""
+        alone = [table for name, table in self.tables.items() if not name]
+        return [hint for table in alone for hint in table.hints(self.options.column_names)]
 
     @property
     def _notes_of_padding(self) -> list[str]:

@@ -136,8 +136,8 @@ class ValueSums:
             above=int((as_floats == np.inf).sum()),
             total=total,
             squares=squares,
-            low=(values.min() + 0).item(),
-            high=(values.max() + 0).item(),
+            low=values.min().item() + 0,
+            high=values.max().item() + 0,
             histogram=Histogram.of(as_floats),
         )
 

@@ -268,7 +268,7 @@ def _filled(lengths: Ints, turns: Ints, ranks: Ints, seq_len: int, most: int | N
     opener = turns[np.unique(pack_of_turn, return_index=True)[1]]
     rank = np.empty_like(opener)
     rank[np.argsort(ranks[opener], kind="stable")] = np.arange(len(opener))
-    pack = np.empty_like(lengths)
+    pack = np.empty(len(lengths), np.int64)
     pack[turns] = rank[pack_of_turn]
     counts = np.bincount(pack, minlength=len(opener))
     return Packed(np.argsort(pack, kind="stable"), np.concatenate(([0], np.cumsum(counts, dtype=np.int64))))

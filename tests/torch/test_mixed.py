@@ -422,6 +422,7 @@ def test_a_state_that_was_tampered_with_is_refused(tables: Tables) -> None:
 
 def test_weights_set_before_the_last_step_of_the_ranks_that_go_on(tables: Tables) -> None:
     one: dict[str, Any] = {"paths": {"c": tables["c"]}, "weights": {"c": 1}, "batch_size": 30}  # a row is left over
+    one["even_ranks"] = False
     ended = make(**one, num_ranks=2, rank=1)[0]
     list(ended)
     assert newest(ended.state_dict())[:7] == [1, True, 60, 0, 0, [], 61]

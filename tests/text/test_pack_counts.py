@@ -78,7 +78,7 @@ def test_what_is_told_is_what_comes(table: Path, pack: Pack, how: Any, rows: boo
     batches, delivered = [], PackCounts(pack.width)
     for rank in range(ranks):
         shuffle: Any = "rows" if rows else True
-        world = {"num_ranks": ranks, "rank": rank, "even_ranks": None if rows else "balance"}
+        world = {"num_ranks": ranks, "rank": rank, "even_ranks": False if rows else "balance"}
         loader, dataset = opened(table, pack, batch_size=batch_size, shuffle=shuffle, **world)
         told = dataset.explain().packing
         own = list(loader)

@@ -166,7 +166,8 @@ def test_reading_begins_at_a_file(tmp_path: Path) -> None:
     loader = make(path, batch_size=4, num_workers=0)
     assert loader.seek(file="002.parquet") == 3
     assert [rows_in(batch)[0][1] for batch in loader] == [2, 2, 3, 3]
-    jobs = [make(path, batch_size=4, num_workers=0, num_ranks=2, rank=rank) for rank in range(2)]
+    bare: dict[str, Any] = {"num_ranks": 2, "even_ranks": False}
+    jobs = [make(path, batch_size=4, num_workers=0, rank=rank, **bare) for rank in range(2)]
     assert [job.seek(file="003.parquet") for job in jobs] == [1, 1], "the same step on every rank"
     assert [[rows_in(batch)[0][1] for batch in job] for job in jobs] == [[0, 2, 2], [3, 3]]
     with pytest.raises(ConfigError, match=r"no file '2\.parquet'; did you mean"):
@@ -288,6 +289,6 @@ def test_each_rank_begins_with_its_own_file_of_a_number(tmp_path: Path, shuffle:
 
 def test_a_rank_without_a_batch_left_is_told(tmp_path: Path) -> None:
     path = write(tmp_path / "t", [4, 4, 4])
-    loader = make(path, num_workers=1, batch_size=2, num_ranks=2, rank=1)
+    loader = make(path, num_workers=1, batch_size=2, num_ranks=2, rank=1, even_ranks=False)
     with pytest.warns(UserWarning, match=r"ranks \[1\] have no batch left where '002.parquet' begins"):
         loader.seek(file="002.parquet")

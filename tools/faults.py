@@ -227,7 +227,7 @@ FAULTS = (
     ),
     Fault(
         *(4, "the tail of row mode is not counted", "planning/global_batches.py"),
-        '"steps": full + (bool(rest) if pads else rest > self.rank),',
+        '"steps": full + (pads or rest > self.rank),',
         '"steps": full,',
         (*_ROWS, "tests/torch/test_known_length.py"),
     ),

@@ -142,7 +142,7 @@ BESIDE = {
             *("tests/far/*.py", "tests/servers/simulated.py", "tests/servers/buckets.py"),
             *("tests/fuzz/store_cases.py", "tests/fuzz/test_damaged_stores.py"),
             *("tests/torch/test_disk_cache.py", "tests/torch/test_fetching.py", "tests/torch/test_leaving_far.py"),
-            *("tests/torch/test_packed_far.py", "tests/torch/test_read_ahead.py", "tests/torch/test_rows_url.py"),
+            *("tests/text/test_packed_far.py", "tests/torch/test_read_ahead.py", "tests/torch/test_rows_url.py"),
             *("tests/rooms/test_listing_rounds.py", "tests/rooms/test_store_lists.py"),
             "tests/rooms/test_source_table_formats.py",
             *("tests/services/test_*s3*.py", "tests/services/test_aws_environment.py"),

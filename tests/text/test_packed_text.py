@@ -120,5 +120,5 @@ def test_what_does_not_fit_is_refused(table: Path, pack: Any, options: Any, mess
 
 
 def test_a_tokenizer_is_a_name_or_a_function() -> None:
-    with pytest.raises(ConfigTypeError, match="a name or a function, got 3"):
+    with pytest.raises(ConfigTypeError, match="a name, a function or a Chat, got 3"):
         full_pack(seq_len=8, tokenizer=3)

@@ -337,7 +337,7 @@ class _Large:
     ("given", "error", "message"),
     [
         ({"column": "txt"}, ConfigError, "no column 'txt'; did you mean text"),
-        ({"column": "id"}, ConfigError, "must have strings to tokenize, got int64"),
+        ({"column": "id"}, ConfigError, "must be text for a tokenizer, got int64"),
         ({"ids": "id"}, ConfigError, "would have two columns 'id'"),
         ({"lengths": "input_ids"}, ConfigError, "would have two columns 'input_ids'"),
         ({"nulls": "skip"}, ConfigError, "nulls must be one of 'error', 'drop', 'empty', got 'skip'"),

@@ -221,7 +221,7 @@ def test_weights_change_by_samples_and_tokens_under_a_ramp(tables: Path) -> None
         ("rows", {"global_batch_size": {0: 6, 2: 7}, "num_ranks": 2, "rank": 0}, "the nearest is"),
         ("rows", {"global_batch_size": {0: 8, 3: 16}, "batch_size": 4}, "multiples of the 2 batches"),
         ("rows", {"global_batch_size": Schedule({0: 6, 9: 7}, unit="tokens")}, "counts tokens"),
-        ("stream", {"global_batch_size": {0: 6, 2: 8}, "num_ranks": 2, "rank": 0}, "even_ranks"),
+        ("stream", {"global_batch_size": {0: 6, 2: 8}, "num_ranks": 2, "rank": 0, "even_ranks": False}, "even_ranks"),
         ("stream", {"global_batch_size": {0: 6, 2: 8}, "batch_size": 2}, "a stream takes one batch"),
         ("stream", {"global_batch_size": {0: 6, 2: 8}, "batch_by": "file", "split_size": None}, "filled across splits"),
     ],

@@ -107,7 +107,6 @@ def test_footers_and_listings_are_not_read_for_parts(mode: Mode, tables: Path, m
     dataset = mode.open(tables)
     monkeypatch.setattr("torch_table_loader.engine.survey.inspect_file", refused)
     monkeypatch.setattr("torch_table_loader.dataset.list_files", refused)
-    monkeypatch.setattr("torch_table_loader.iceberg._find", refused)
     monkeypatch.setattr("torch_table_loader.iceberg.source.IcebergRequest.open", refused)
     parts = dataset.split({"train": 0.5, "val": 0.5}, by="x")
     filtered = dataset.with_options(filters="k < 7")

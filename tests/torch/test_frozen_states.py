@@ -50,7 +50,7 @@ CASES: dict[str, Case] = {
         "go on": PLAIN | {"num_ranks": 3, "rank": 1, "shuffle_buffer_size": 8, "even_ranks": "balance"},
         "epoch": 1,
         "stages": [
-            (PLAIN | {"num_ranks": 2, "shuffle_buffer_size": 12}, 3),
+            (PLAIN | {"num_ranks": 2, "shuffle_buffer_size": 12, "even_ranks": False}, 3),
             (PLAIN | {"num_ranks": 1, "shuffle_buffer_size": 7, "batch_size": 3, "drop_last": True}, 4),
         ],
     },
@@ -65,9 +65,9 @@ CASES: dict[str, Case] = {
         "stages": [(PLAIN | {"filtered": True, "count_filtered": False, "num_ranks": 2, "rank": 1}, 2)],
     },
     "a rank that ended before another": {
-        "go on": PLAIN | {"num_ranks": 5, "rank": 4},
+        "go on": PLAIN | {"num_ranks": 5, "rank": 4, "even_ranks": False},
         "epoch": 0,
-        "stages": [(PLAIN | {"num_ranks": 5, "rank": 4}, 3)],
+        "stages": [(PLAIN | {"num_ranks": 5, "rank": 4, "even_ranks": False}, 3)],
     },
     "a strategy that deals": {
         "go on": {"batch_size": 5, "num_workers": 2, "num_ranks": 2, "rank": 1, "split_strategy": "round_robin"},
@@ -90,9 +90,9 @@ CASES: dict[str, Case] = {
         ],
     },
     "single rows, a rank that ended before another": {
-        "go on": ROWS | {"num_ranks": 5, "rank": 4},
+        "go on": ROWS | {"num_ranks": 5, "rank": 4, "even_ranks": False},
         "epoch": 0,
-        "stages": [(ROWS | {"num_ranks": 5, "rank": 4, "batch_size": 13}, 1)],
+        "stages": [(ROWS | {"num_ranks": 5, "rank": 4, "batch_size": 13, "even_ranks": False}, 1)],
     },
     "rows by weight that pass a filter, some of them excluded": {
         "go on": WEIGHTED | {"num_ranks": 2, "rank": 1},
@@ -139,9 +139,9 @@ CASES: dict[str, Case] = {
         ],
     },
     "a mixture, a rank that ended before another": {
-        "go on": MIXED | {"num_ranks": 5, "rank": 4, "batch_size": 17},
+        "go on": MIXED | {"num_ranks": 5, "rank": 4, "batch_size": 17, "even_ranks": False},
         "epoch": 0,
-        "stages": [(MIXED | {"num_ranks": 5, "rank": 4, "batch_size": 17}, 1)],
+        "stages": [(MIXED | {"num_ranks": 5, "rank": 4, "batch_size": 17, "even_ranks": False}, 1)],
     },
 }
 

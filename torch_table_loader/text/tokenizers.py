@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, Protocol, SupportsIndex, TypeAlias, runti
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.types as pt
 
+from torch_table_loader.arrow.datatypes import is_string
 from torch_table_loader.errors import ConfigError, ConfigTypeError, MissingExtraError
 from torch_table_loader.messages import did_you_mean
 
@@ -69,7 +69,7 @@ class Tokenizer:
 
     def refuses(self, kind: pa.DataType) -> str | None:
         """Say what a column must be if it cannot be one of this type."""
-        return None if pt.is_string(kind) or pt.is_large_string(kind) else "must be text for a tokenizer"
+        return None if is_string(kind) else "must be text for a tokenizer"
 
     def columns(self, given: Sequence[Sequence[Any]], id_type: str, remedy: str) -> list[pa.LargeListArray]:
         """Return the ids of the rows of some columns as `lists` does, and what else `makes` names."""

@@ -181,7 +181,8 @@ def test_a_state_goes_on_in_another_world(
     path, pack = write(tmp_path / "t", form), Pack(seq_len=9, strategy=strategy, **put_in)
 
     def world(ranks: int, **options: Any) -> list[TableLoader]:
-        return [make(path, form, pack, num_ranks=ranks, rank=rank, **options)[0] for rank in range(ranks)]
+        options = {"num_ranks": ranks, "even_ranks": False, **options}
+        return [make(path, form, pack, rank=rank, **options)[0] for rank in range(ranks)]
 
     def sequences(loaders: list[TableLoader], steps: int | None = None) -> list[Any]:
         return sorted(
@@ -264,7 +265,7 @@ def test_a_rank_reads_the_bytes_of_its_sequences_alone(
     for number in range(2):
         writer(tmp_path / "t" / f"{number}{suffix}", [[7] * 9_000] * 20)
     width = 4 if form == "fms-fsdp" else 2
-    world: dict[str, Any] = {"num_ranks": 10, "rank": 3, "batch_size": 1, "num_workers": 1}
+    world: dict[str, Any] = {"num_ranks": 10, "rank": 3, "batch_size": 1, "num_workers": 1, "even_ranks": False}
     with far(), small_sizes(far_gap_bytes=16):
         loader, _ = make(str(tmp_path / "t"), form, Pack(seq_len=100, **put_in), row_store=RowStore(memory=64), **world)
         assert len(loader) == 360  # lengths are measured here, if they must be

@@ -80,7 +80,7 @@ def _loader(source: Any, **options: Any) -> Any:
 
 def _world(source: Any, ranks: int, lanes: int, **options: Any) -> list[Any]:
     return [
-        _loader(source, num_ranks=ranks, rank=rank, num_workers=lanes, even_ranks=False, **options)
+        _loader(source, **{"num_ranks": ranks, "rank": rank, "num_workers": lanes, "even_ranks": False, **options})
         for rank in range(ranks)
     ]
 

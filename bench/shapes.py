@@ -24,10 +24,10 @@ import pyarrow as pa
 import pyarrow.csv
 import pyarrow.orc
 import pyarrow.parquet as pq
-from torch_table_loader.source.clients import LocalClient
 
 from torch_table_loader import Pack, StructuredDataset
 from torch_table_loader.arrow import buffers
+from torch_table_loader.source.local_client import LocalClient
 from torch_table_loader.source.storage import FileStorage
 from torch_table_loader.source.table_storage import TableStorage
 

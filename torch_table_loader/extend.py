@@ -109,8 +109,8 @@ __all__ = [
 ]
 
 _LAZY = {
-    "Packer": "planning.packing",
-    "packer_of": "planning.packing",
+    "Packer": "text.packing",
+    "packer_of": "text.packing",
     "plan_pieces": "far.requests",
     "table_formats": "",
 }

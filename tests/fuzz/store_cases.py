@@ -17,12 +17,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import torch.utils.data  # noqa: F401 - imported here, once, and not in each case
-import torch_table_loader.engine.jobs.packed_items
-import torch_table_loader.engine.work.packed_work
 
 import torch_table_loader.engine.jobs.table_rows
 import torch_table_loader.engine.row_weights
-import torch_table_loader.far.remote  # noqa: F401
+import torch_table_loader.far.remote
+import torch_table_loader.text.packed_items
+import torch_table_loader.text.packed_work  # noqa: F401
 from tests.fuzz.cases import Rows
 from torch_table_loader import Pack, RowStore, StructuredDataset
 from torch_table_loader.engine import row_store

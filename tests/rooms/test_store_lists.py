@@ -22,10 +22,11 @@ from tests.effort import daily
 from tests.tables.row_stores import MemoryTable, flip, in_memory
 from torch_table_loader.errors import MissingFileError, TableError
 from torch_table_loader.extend import FileStorage
+from torch_table_loader.far import remote
 from torch_table_loader.far.fetcher import reading_parts
 from torch_table_loader.far.remote import RemoteRows, open_remote, row_width, upload_store
 from torch_table_loader.ranges import FetchSettings
-from torch_table_loader.store import builder, manifest, remote
+from torch_table_loader.store import builder, manifest
 from torch_table_loader.store.builder import build_files, write_lengths
 from torch_table_loader.store.gather import Spans, StoredRows
 from torch_table_loader.store.manifest import read_manifest

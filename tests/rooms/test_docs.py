@@ -19,11 +19,12 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+import torch
 
 import torch_table_loader
 from tests.effort import daily
 from tools.options_table import written
-from torch_table_loader import errors, extend
+from torch_table_loader import StructuredDataset, errors, extend
 from torch_table_loader.cli.main import main
 from torch_table_loader.cli.writing import write_sample
 from torch_table_loader.options import defaults
@@ -287,3 +288,14 @@ def test_what_the_readme_of_a_folder_names_is_there(folder: str) -> None:
     assert len(named) > 5
     places = (root, root.parent, ROOT, ROOT / "torch_table_loader", ROOT / "tests")
     assert [name for name in named if not any(list(place.glob(name)) for place in places)] == []
+
+
+@pytest.mark.usefixtures("clicks")
+def test_the_loss_of_the_quick_start_falls(capsys: pytest.CaptureFixture[str]) -> None:
+    [script] = [block for block in blocks_of(ROOT / "docs" / "quickstart.md") if "validation loss" in block.text]
+    torch.manual_seed(0)
+    exec(script.text, {"StructuredDataset": StructuredDataset})  # noqa: S102 the page is ours
+    losses = [float(loss) for loss in re.findall(r"validation loss ([\d.]+)", capsys.readouterr().out)]
+    assert len(losses) == 3
+    assert losses[-1] < losses[0] - 0.005
+    assert losses[-1] < 0.68, "0.693 is a coin"

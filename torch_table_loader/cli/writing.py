@@ -240,7 +240,8 @@ def _open_text(typed: argparse.Namespace) -> TableDataset:
 def write_sample(root: Path) -> int:
     """Write a log of clicks: one Parquet file per day with three row groups, in ``day=2026-01-01`` and so on.
 
-    Columns are `label` (int32, 0 or 1), `price` (float) and `ad` (int32). The values are the same every time.
+    Columns are `label` (int32, 0 or 1), `price` (float) and `ad` (int32). Dear ads and later days have more clicks, so
+    that there is something to learn, and days differ. The values are the same every time.
 
     Returns:
         The number of rows written.
@@ -254,9 +255,11 @@ def write_sample(root: Path) -> int:
     for day in range(1, DAYS + 1):
         folder = root / f"day=2026-01-0{day}"
         folder.mkdir(parents=True)
+        price = random.random(ROWS, dtype=np.float32)
+        clicked = random.random(ROWS, dtype=np.float32) < 0.1 + 0.5 * price + 0.05 * day
         columns = {
-            "label": random.integers(0, 2, ROWS, dtype=np.int32),
-            "price": random.random(ROWS, dtype=np.float32),
+            "label": clicked.astype(np.int32),
+            "price": price,
             "ad": np.arange(ROWS, dtype=np.int32),
         }
         pq.write_table(pa.table(columns), folder / "part-0.parquet", row_group_size=GROUP_ROWS)

@@ -141,7 +141,8 @@ class TensorCodec(RowsCodec[TensorRows]):
         self.together = [some for some in found if some is not None]
         self.functions = column_functions(self.shapes, policy)
         self.leaves = _leaves(self.shapes)
-        self.row_bytes = sum(leaf.kind.row_bytes for leaf in self.leaves)
+        self._row_bytes = [leaf.kind.row_bytes for leaf in self.leaves]
+        self.row_bytes = sum(self._row_bytes)
         self.varying = [index for index, leaf in enumerate(self.leaves) if not leaf.kind.row_bytes]
         views = all(leaf.cut in (outputs.cut_tensors, outputs.cut_arrays) for leaf in self.leaves)
         self.views_at_once = max(1, sizes().cut_objects // (1 + len(self.leaves))) if views else 0
@@ -192,7 +193,7 @@ class TensorCodec(RowsCodec[TensorRows]):
 
     def arena(self, num_rows: int) -> Arena:
         """Make room for the values of so many rows, less those of varying width."""
-        return Arena(sum(aligned(num_rows * leaf.kind.row_bytes) for leaf in self.leaves))
+        return Arena(sum(aligned(num_rows * each) for each in self._row_bytes))
 
     def concat(self, parts: Sequence[TensorRows]) -> TensorRows:
         """Copy runs into one."""

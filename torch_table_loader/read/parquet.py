@@ -328,7 +328,7 @@ class ParquetFile(ThinningFile):
         return known
 
     def _rows_of(self, group: int) -> int:
-        return int(self._handle.metadata.row_group(group).num_rows)
+        return self._meta.group_rows[group]
 
     def _is_whole(self, group: int, max_rows: int) -> bool:
         num_rows = self._rows_of(group)
@@ -363,7 +363,7 @@ class ParquetFile(ThinningFile):
 
     def _table(self, group: int, columns: list[str]) -> pa.Table:
         """Read a row group, a few columns at a time, which is faster since caches hold them, or all side by side."""
-        at_once = max(1, self._values_at_once // max(1, self._handle.metadata.row_group(group).num_rows))
+        at_once = max(1, self._values_at_once // max(1, self._rows_of(group)))
         at_once = max(1, len(columns)) if self._shares else at_once
         tables = []
         for start in range(0, max(1, len(columns)), at_once):

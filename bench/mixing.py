@@ -129,7 +129,7 @@ def _buffer(rows: int) -> Callable[[BenchTable, int, int], int]:
     """Count the bytes of a buffer of so many rows; they take more as objects of Python."""
 
     def held(table: BenchTable, _batch_size: int, _ranks: int) -> int:
-        return rows * sum(field.type.bit_width // 8 for field in pq.read_schema(table.files[0]))
+        return rows * sum(int(field.type.bit_width) // 8 for field in pq.read_schema(table.files[0]))
 
     return held
 

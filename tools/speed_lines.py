@@ -152,4 +152,4 @@ def text(x: float, y: float, words: str, kind: str) -> str:
 
 if __name__ == "__main__":
     for each in CHARTS:
-        Path(sys.argv[1], each.file).writetext(drawn(machines(), each))
+        Path(sys.argv[1], each.file).write_text(drawn(machines(), each))

@@ -20,14 +20,27 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from bench.pairing import cpu_seconds
 from bench.tables import BenchTable, build
 
 Times = Iterator[NDArray[Any]]
-Reader = Callable[[BenchTable, int, int], Times]
-"""Given a table, rows of a step and ranks, gives the times (column "t") of each step's rows, of all ranks together."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reader:
+    """How a table is read. Both functions take the table, the rows of a step and the ranks.
+
+    Args:
+        read: gives the times (column "t") of each step's rows, of all ranks together.
+        held: gives the bytes of rows that a rank holds: of ours all that are in flight, of others the buffer alone.
+    """
+
+    read: Callable[[BenchTable, int, int], Times]
+    held: Callable[[BenchTable, int, int], int]
+
 
 BATCH_SIZES = {"sorted": 256, "large": 1024, "days": 512, "wide": 256}
 """Rows of a step, of all ranks together, by table: keys of `bench.tables.TABLES`."""
@@ -82,28 +95,43 @@ def ours(window: float = 0.0, **options: Any) -> Reader:
         options: of the loader.
     """
 
-    def read(table: BenchTable, batch_size: int, ranks: int) -> Times:
+    def opened(table: BenchTable, batch_size: int, ranks: int, rank: int, **more: Any) -> Any:
         from torch_table_loader import StructuredDataset
 
-        more: dict[str, Any] = {"shuffle_buffer_size": int(table.num_rows * window) // ranks} if window else {}
+        if window:
+            more["shuffle_buffer_size"] = int(table.num_rows * window) // ranks
+        return StructuredDataset.create_dataloader(
+            str(table.folder),
+            "parquet",
+            batch_size=batch_size // ranks,
+            rank=rank,
+            num_ranks=ranks,
+            **options,
+            **more,
+        )
+
+    def read(table: BenchTable, batch_size: int, ranks: int) -> Times:
+        more: dict[str, Any] = {}
         with tempfile.TemporaryDirectory(dir=table.folder.resolve().parent) as folder:
             if options.get("shuffle") == "rows":
                 more = {"row_store": folder}
-            loaders = [
-                StructuredDataset.create_dataloader(
-                    str(table.folder),
-                    "parquet",
-                    batch_size=batch_size // ranks,
-                    rank=rank,
-                    num_ranks=ranks,
-                    **options,
-                    **more,
-                )[0]
-                for rank in range(ranks)
-            ]
+            loaders = [opened(table, batch_size, ranks, rank, **more)[0] for rank in range(ranks)]
             yield from _together([(batch["t"].numpy() for batch in loader) for loader in loaders])
 
-    return read
+    def held(table: BenchTable, batch_size: int, ranks: int) -> int:
+        _, dataset = opened(table, batch_size, ranks, 0)
+        return int(dataset.explain().memory_expected)
+
+    return Reader(read, held)
+
+
+def _buffer(rows: int) -> Callable[[BenchTable, int, int], int]:
+    """Count the bytes of a buffer of so many rows; they take more as objects of Python."""
+
+    def held(table: BenchTable, _batch_size: int, _ranks: int) -> int:
+        return rows * sum(int(field.type.bit_width) // 8 for field in pq.read_schema(table.files[0]))
+
+    return held
 
 
 def hugging_face(buffer: int) -> Reader:
@@ -125,7 +153,7 @@ def hugging_face(buffer: int) -> Reader:
             steps = [part.with_format("numpy").batch(batch_size // ranks) for part in parts]
             yield from _together([(np.asarray(batch["t"]) for batch in each) for each in steps])
 
-    return read
+    return Reader(read, _buffer(buffer))
 
 
 def torch_dataloader_utils(buffer: int) -> Reader:
@@ -151,15 +179,19 @@ def torch_dataloader_utils(buffer: int) -> Reader:
             steps.append(batch["t"].numpy() for batch in loader)
         yield from _together(steps)
 
-    return read
+    return Reader(read, _buffer(buffer))
 
 
 DEFAULT, WINDOW = "ours, shuffle=True", "ours, shuffle=True, windows of a 20th of the table"
+SPLITS = 'ours, shuffle="splits"'
 
 READERS: Mapping[str, Reader] = {
     DEFAULT: ours(shuffle=True),
     WINDOW: ours(shuffle=True, window=1 / 20),
-    'ours, shuffle="splits"': ours(shuffle="splits"),
+    "ours, shuffle=True, windows of 10,000": ours(shuffle=True, shuffle_buffer_size=10_000),
+    SPLITS: ours(shuffle="splits"),
+    f"{SPLITS}, windows of 10,000": ours(shuffle="splits", shuffle_buffer_size=10_000),
+    f"{SPLITS}, windows of a 20th of the table": ours(shuffle="splits", window=1 / 20),
     'ours, shuffle="rows"': ours(shuffle="rows"),
     "datasets, buffer of 1,000": hugging_face(1_000),
     "datasets, buffer of 10,000": hugging_face(10_000),
@@ -183,7 +215,7 @@ def _together(ranks: Sequence[Iterable[NDArray[Any]]]) -> Times:
 
 
 def measured(who: str, table: BenchTable, batch_size: int, ranks: int) -> dict[str, Any]:
-    """Read an epoch, and return its measures, rows and CPU nanoseconds a row; a remark where there are none.
+    """Read an epoch, and return its measures, rows, CPU nanoseconds a row and bytes held; a remark where it failed.
 
     Args:
         who: a key of `READERS`.
@@ -196,15 +228,17 @@ def measured(who: str, table: BenchTable, batch_size: int, ranks: int) -> dict[s
             importlib.import_module(package)
     except ModuleNotFoundError as error:
         return {"remark": str(error)}
-    began = cpu_seconds()
+    reader = READERS[who]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        batches = list(READERS[who](table, batch_size, ranks))
+        began = cpu_seconds()
+        batches = list(reader.read(table, batch_size, ranks))
+        spent, held = cpu_seconds() - began, reader.held(table, batch_size, ranks)
     if not any(len(batch) == batch_size for batch in batches):
         return {"remark": "no full batch of all ranks"}
-    spent, rows = cpu_seconds() - began, sum(map(len, batches))
+    rows = sum(map(len, batches))
     found = dataclasses.asdict(measures(batches, table.num_rows, batch_size))
-    return found | {"rows": rows, "nanos": spent / rows * 1e9}
+    return found | {"rows": rows, "nanos": spent / rows * 1e9, "held": held}
 
 
 def main() -> None:

@@ -86,8 +86,10 @@ PARTS: Mapping[str, tuple[str, str]] = {
         a step trains on, of all ranks together: 256, 1,024, 512 and 256 rows. Spread of the time inside a batch:
         uniform 1, consecutive rows 0. Drift of the means of batches: uniform 1, consecutive rows √batch. Near: the
         share of a batch's rows that stood at most 100 rows from its next one. CPU is that of all threads and of all
-        ranks, which share a process; a row store is built in its epoch. The loss is that of a small network after one
-        epoch of a table whose signal turns with time, on other rows of the same kind: the mean of three seeds.""",
+        ranks, which share a process; a row store is built in its epoch. What a rank holds is of ours all rows in flight
+        (`explain()`), with a row store in memory, and of others the rows of the buffer alone. The loss is that of a
+        small network after one epoch of a table whose signal turns with time, on other rows of the same kind: the
+        mean of three seeds.""",
     ),
     "lock": (
         "More than two cores",
@@ -135,7 +137,7 @@ _HEADINGS: Mapping[type[Found], Sequence[str]] = {
     Outcome: ("measured", "on", "value", "beside it", "runs", *_WHEN, "bar", "met"),
     FarRow: ("table", "reader", "on", *FAR_FIGURES, "runs", *_WHEN),
     MixRow: (
-        *("table", "ranks", "order", "on", "spread", "drift", "near", "CPU ns/row", "rows", *_WHEN),
+        *("table", "ranks", "order", "on", "spread", "drift", "near", "CPU ns/row", "MiB held", "rows", *_WHEN),
         *("bar", "met"),
     ),
 }
@@ -239,9 +241,9 @@ def _reader(entry: Entry, machine: str) -> list[str]:
 def _order(entry: Entry, machine: str) -> list[str]:
     named, figures = [entry["table"], str(entry["ranks"]), entry["who"], machine], entry["figures"]
     if "remark" in figures:
-        return [*named, figures["remark"], "", "", "", "", *_when(entry), "", ""]
+        return [*named, figures["remark"], "", "", "", "", "", *_when(entry), "", ""]
     told = [f"**{figures[name]:.2f}**" for name in ("spread", "drift", "near")]
-    told += [f"{figures['nanos']:,.0f}", f"{figures['rows']:,}"]
+    told += [f"{figures['nanos']:,.0f}", f"{figures['held'] / 2**20:,.2f}", f"{figures['rows']:,}"]
     if entry["bar"] is None:
         return [*named, *told, *_when(entry), "", ""]
     bar = "≥ {:g}, ≤ {:g}, ≤ {:g}".format(*entry["bar"])

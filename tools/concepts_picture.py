@@ -46,8 +46,7 @@ def delivered() -> tuple[Rows, list[Rows], list[Rows]]:
     """Return the rows of each split in the epoch's order, of each rank's lanes, and of each rank's batches."""
     with tempfile.TemporaryDirectory() as folder:
         for number in range(FILES):
-            table = pa.table({"row": np.arange(GROUPS * ROWS) + number * GROUPS * ROWS})
-            pq.write_table(table, Path(folder) / f"part-{number}.parquet", row_group_size=ROWS)
+            write_file(folder, number)
         dealt = [_batches(folder, rank, batch_size=ROWS, num_workers=1) for rank in range(RANKS)]
         batches = [_batches(folder, rank, batch_size=BATCH, num_workers=LANES) for rank in range(RANKS)]
     splits = [split for turn in zip(*dealt, strict=True) for split in turn]
@@ -57,6 +56,12 @@ def delivered() -> tuple[Rows, list[Rows], list[Rows]]:
         parts = [[split for split, lane in zip(mine, lane_of, strict=True) if lane == each] for each in range(LANES)]
         lanes.append([[row for split in part for row in split] for part in parts])
     return splits, lanes, batches
+
+
+def write_file(folder: str, number: int) -> None:
+    """Write a file of the table; rows count through all files."""
+    table = pa.table({"row": np.arange(GROUPS * ROWS) + number * GROUPS * ROWS})
+    pq.write_table(table, Path(folder) / f"part-{number}.parquet", row_group_size=ROWS)
 
 
 def _batches(folder: str, rank: int, **options: Any) -> Rows:
@@ -79,33 +84,38 @@ def drawn() -> str:
     """Return the picture."""
     splits, lanes, batches = delivered()
     title = "A table is cut into splits, which are dealt to ranks and lanes and become batches"
-    body = [_text(LEFT, 26, "Table: files and their row groups", "title")]
+    body = [text(LEFT, 26, "Table: files and their row groups", "title")]
     for number in range(FILES):
         left = LEFT + number * 200
-        body += [_card(left, 38, 184, 64), _text(left + 8, 57, f"file {number}", "note")]
+        body += [card(left, 38, 184, 64), text(left + 8, 57, f"file {number}", "note")]
         for group in range(GROUPS):
             first = (number * GROUPS + group) * ROWS
-            body += _strip(left + 6 + group * (ROWS * CELL + 4), 70, range(first, first + ROWS))
-    body += [_arrow(WIDTH // 2, 108), _text(LEFT, 160, "Splits, in the order of this epoch", "title")]
+            body += strip(left + 6 + group * (ROWS * CELL + 4), 70, range(first, first + ROWS))
+    body += [arrow(WIDTH // 2, 108), text(LEFT, 160, "Splits, in the order of this epoch", "title")]
     for place, split in enumerate(splits):
-        body += _strip(LEFT + place * 100, 172, split)
-    body += [_arrow(WIDTH // 4, 202), _arrow(3 * WIDTH // 4, 202)]
+        body += strip(LEFT + place * 100, 172, split)
+    body += [arrow(WIDTH // 4, 202), arrow(3 * WIDTH // 4, 202)]
     for rank in range(RANKS):
         left = LEFT + rank * HALF
-        body += [_card(left, 232, 284, 104), _text(left + 10, 254, f"Rank {rank}: every second split", "title")]
+        body += [card(left, 232, 284, 104), text(left + 10, 254, f"Rank {rank}: every second split", "title")]
         for lane, rows in enumerate(lanes[rank]):
             top = 266 + lane * 33
-            body += [_text(left + 10, top + 16, f"lane {lane}", "note"), *_strip(left + 76, top, rows)]
-        body += [_arrow(left + 142, 342), _card(left, 372, 284, 164)]
-        body.append(_text(left + 10, 394, f"Batches of rank {rank}", "title"))
+            body += [text(left + 10, top + 16, f"lane {lane}", "note"), *strip(left + 76, top, rows)]
+        body += [arrow(left + 142, 342), card(left, 372, 284, 164)]
+        body.append(text(left + 10, 394, f"Batches of rank {rank}", "title"))
         for step, rows in enumerate(batches[rank]):
             top = 406 + step * 31
-            body += [_text(left + 10, top + 16, f"step {step}", "note"), *_strip(left + 76, top, rows)]
-    head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} 548" role="img" aria-label="{title}">'
+            body += [text(left + 10, top + 16, f"step {step}", "note"), *strip(left + 76, top, rows)]
+    return svg(title, 548, body)
+
+
+def svg(title: str, height: int, body: Sequence[str]) -> str:
+    """Return a picture of what was drawn."""
+    head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" role="img" aria-label="{title}">'
     return "\n".join([head, f"<title>{title}</title>", f"<style>\n{STYLE}\n</style>", *body, "</svg>"]) + "\n"
 
 
-def _strip(left: int, top: int, rows: Sequence[int]) -> list[str]:
+def strip(left: int, top: int, rows: Sequence[int]) -> list[str]:
     """Draw rows side by side, each with its ordinal and the colour of its row group."""
     return [
         f'<rect class="cell f{row // ROWS}" x="{left + place * CELL}" y="{top}" width="{CELL}" height="{CELL}" rx="3"/>'
@@ -114,16 +124,19 @@ def _strip(left: int, top: int, rows: Sequence[int]) -> list[str]:
     ]
 
 
-def _card(left: int, top: int, width: int, height: int) -> str:
+def card(left: int, top: int, width: int, height: int) -> str:
+    """Draw the ground of what belongs together."""
     return f'<rect class="card" x="{left}" y="{top}" width="{width}" height="{height}" rx="6"/>'
 
 
-def _arrow(x: int, top: int) -> str:
+def arrow(x: int, top: int) -> str:
+    """Draw an arrow downwards."""
     return f'<path class="arrow" d="M{x} {top}v22m-6 -7l6 7l6 -7"/>'
 
 
-def _text(x: int, y: int, text: str, kind: str) -> str:
-    return f'<text class="{kind}" x="{x}" y="{y}">{text}</text>'
+def text(x: int, y: int, words: str, kind: str) -> str:
+    """Draw words at a place."""
+    return f'<text class="{kind}" x="{x}" y="{y}">{words}</text>'
 
 
 if __name__ == "__main__":

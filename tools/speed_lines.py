@@ -116,36 +116,38 @@ def drawn(measured: Sequence[Entry], chart: Chart) -> str:
     step = (WIDTH - LEFT - RIGHT - 60) / (len(chart.places) - 1)
     xs = [LEFT + 30 + place * step for place in range(len(chart.places))]
     bottom = TOP + HEIGHT
-    body = [_text(LEFT, 20, chart.title, "title")]
+    body = [text(LEFT, 20, chart.title, "title")]
     for quarter in range(round(top / 0.25) + 1):
         y = bottom - HEIGHT * quarter * 0.25 / top
         body.append(f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y:.0f}" y2="{y:.0f}"/>')
         if quarter % 2 == 0:
-            body.append(_text(LEFT - 6, y + 5, f"{quarter * 0.25:g}", "left"))
-    body += [_text(x, bottom + 20, shown, "middle") for x, (shown, _, _) in zip(xs, chart.places, strict=True)]
-    body.append(_text((LEFT + WIDTH - RIGHT) / 2, bottom + 42, chart.below, "middle"))
+            body.append(text(LEFT - 6, y + 5, f"{quarter * 0.25:g}", "left"))
+    body += [text(x, bottom + 20, shown, "middle") for x, (shown, _, _) in zip(xs, chart.places, strict=True)]
+    body.append(text((LEFT + WIDTH - RIGHT) / 2, bottom + 42, chart.below, "middle"))
     for number, each in reversed(list(enumerate(found.values()))):
-        body += _line(number, [(x, bottom - HEIGHT * s / top) for x, s in zip(xs, each, strict=True) if s is not None])
+        body += line(number, [(x, bottom - HEIGHT * s / top) for x, s in zip(xs, each, strict=True) if s is not None])
     for number, reader, y in zip(count(), found, count(bottom + 70, 22)):
         body.append(f'<polyline class="r{number}" points="{LEFT},{y - 5} {LEFT + 36},{y - 5}"/>')
-        body.append(_text(LEFT + 46, y, reader, "name"))
+        body.append(text(LEFT + 46, y, reader, "name"))
     tall = bottom + 78 + 22 * len(found)
-    body.append(_text(LEFT, tall - 8, measured_on(newest, needed(chart)), "name"))
+    body.append(text(LEFT, tall - 8, measured_on(newest, needed(chart)), "name"))
     tall += 4
     size = f'viewBox="0 0 {WIDTH} {tall}" width="{WIDTH}" height="{tall}"'
     head = f'<svg xmlns="http://www.w3.org/2000/svg" {size} role="img" aria-label="{chart.title}">'
     return "\n".join([head, f"<title>{chart.title}</title>", f"<style>\n{STYLE}\n</style>", *body, "</svg>", ""])
 
 
-def _line(number: int, points: Sequence[tuple[float, float]]) -> Iterator[str]:
+def line(number: int, points: Sequence[tuple[float, float]]) -> Iterator[str]:
+    """Draw a line, and a dot at each of its points."""
     at = " ".join(f"{x:.0f},{y:.0f}" for x, y in points)
     yield f'<polyline class="r{number}" points="{at}"/>'
     for x, y in points:
         yield f'<circle class="r{number}" cx="{x:.0f}" cy="{y:.0f}" r="3"/>'
 
 
-def _text(x: float, y: float, text: str, kind: str) -> str:
-    return f'<text x="{x:.0f}" y="{y:.0f}" class="{kind}">{text}</text>'
+def text(x: float, y: float, words: str, kind: str) -> str:
+    """Draw words at a place."""
+    return f'<text x="{x:.0f}" y="{y:.0f}" class="{kind}">{words}</text>'
 
 
 if __name__ == "__main__":

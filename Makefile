@@ -18,6 +18,8 @@ BENCH_READY := $(VENV)/.ready-bench
 DOCS_READY := $(VENV)/.ready-docs
 ENGINES_READY := $(VENV)/.ready-engines
 HOROVOD_READY := $(VENV)/.ready-horovod
+PEERS := build/peers
+PEERS_READY := $(PEERS)/.ready
 
 RANKS ?= 2
 DOCS_PORT ?= 8000
@@ -94,6 +96,11 @@ $(ENGINES_READY): $(READY)
 	$(INSTALL) --group engines
 	@touch $@
 
+# Other loaders, apart: they ask for older versions of what is in .venv, and run with the newer ones.
+$(PEERS_READY): $(READY)
+	$(INSTALL) --no-deps --upgrade --target $(PEERS) --group peers
+	@touch $@
+
 $(HOROVOD_READY): $(READY) tools/build_horovod.py
 	$(BIN)/python tools/build_horovod.py
 	@touch $@
@@ -135,7 +142,7 @@ test-lowest: $(LOWEST)/.ready
 test-ci: $(READY)
 	LAWS_EFFORT=0.5 $(PYTEST) $(IN_CI) $(SHARED)
 
-test-all: $(WRITERS_READY) $(DOCS_READY) $(ENGINES_READY) $(HOROVOD_READY)
+test-all: $(WRITERS_READY) $(DOCS_READY) $(ENGINES_READY) $(HOROVOD_READY) $(PEERS_READY)
 	LAWS_EFFORT=10 LAWS_EXPLORE=1 $(PYTEST) --timeout 1800 -o faulthandler_timeout=1790
 	$(BIN)/python -m tools.plant
 	$(BIN)/python -m tools.guests

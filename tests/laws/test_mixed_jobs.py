@@ -64,7 +64,7 @@ def delivered(cursor: SamplePosition, steps: int) -> tuple[list[int], bool]:
         taken = [ranks[rank].step(step) for rank in range(len(ranks)) if step < ranks[rank].steps]
         for places, real in taken:
             assert ((places >= cursor.mixed.shares.start) & (places < cursor.total)).all()
-            assert real == len(places) or cursor.stage.topology.even_ranks == "pad"
+            assert real == len(places) or cursor.stage.topology.marks_padding
         found += sorted(place for places, real in taken for place in places[:real].tolist())
     dropped = bool(ranks[0].longest) and steps >= ranks[0].longest and cursor.stage.topology.drop_last
     return found, dropped

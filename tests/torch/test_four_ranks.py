@@ -199,7 +199,7 @@ def test_unequal_steps_are_said_with_the_remedy_in_the_callers_line(seen: Seen) 
     for rank in seen["plain"]:
         assert len(rank["warnings"]) == 1
         assert rank["warnings"][0].startswith("stage.py: ranks take different numbers of steps: " + steps)
-        assert 'even_ranks="balance"' in rank["warnings"][0]
+        assert "leave even_ranks=False out" in rank["warnings"][0]
 
 
 @pytest.mark.parametrize(

@@ -204,10 +204,10 @@ class Job:
         return None
 
     def made(self, sources: dict[str, StructuredDataset], rank: int, stop: Stop) -> tuple[TableLoader, MixedDataset]:
-        options: dict[str, Any] = {"num_ranks": self.ranks, "rank": rank, "num_workers": 0, "check_plan": False}
+        options: dict[str, Any] = {"num_ranks": self.ranks, "rank": rank, "even_ranks": False, "num_workers": 0}
         with meant_warnings():
             return MixedDataset.create_dataloader(
-                sources, self.schedule, stop=stop, batch_size=self.batch_size, **options
+                sources, self.schedule, stop=stop, batch_size=self.batch_size, check_plan=False, **options
             )
 
     def order(self, sources: dict[str, StructuredDataset]) -> list[str]:

@@ -23,17 +23,17 @@ from torch_table_loader.testing import small_sizes
 
 @scene
 def plain(root: Path) -> Any:
-    return epoch(root / "table", shuffle="splits")
+    return epoch(root / "table", shuffle="splits", even_ranks=False)
 
 
 @scene
 def explicit(root: Path) -> Any:
-    return epoch(root / "table", shuffle="splits", num_ranks=4, rank=dist.get_rank())
+    return epoch(root / "table", shuffle="splits", num_ranks=4, rank=dist.get_rank(), even_ranks=False)
 
 
 @scene
 def processes(root: Path) -> Any:
-    return epoch(root / "table", shuffle="splits", worker_type="process", num_workers=1)
+    return epoch(root / "table", shuffle="splits", worker_type="process", num_workers=1, even_ranks=False)
 
 
 @scene

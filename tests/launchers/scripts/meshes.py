@@ -129,7 +129,7 @@ def ddp(root: Path) -> Any:
 def ddp_with_unequal_steps_under_join(root: Path) -> Any:
     network = DistributedDataParallel(model())
     with Join([network]):
-        return list(trained(loader_of(root, num_ranks="auto", even_ranks=None), network, epochs=1))
+        return list(trained(loader_of(root, num_ranks="auto", even_ranks=False), network, epochs=1))
 
 
 @scene

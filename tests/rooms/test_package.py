@@ -48,9 +48,19 @@ def test_extras_are_for_users_and_all_has_every_one() -> None:
     assert set(extras) == {*USERS, "all"}
     [every] = map(Requirement, extras["all"])
     assert (every.name, every.extras) == ("torch-table-loader", USERS)
-    assert {"bench", "dev", "docs", "engines", "frameworks", "lint", "release", "site", "test", "writers"} == set(
-        groups
-    )
+    assert {
+        "bench",
+        "dev",
+        "docs",
+        "engines",
+        "frameworks",
+        "lint",
+        "peers",
+        "release",
+        "site",
+        "test",
+        "writers",
+    } == set(groups)
     page = (ROOT / "docs" / "install.md").read_text("utf-8")
     assert {line.split("`")[1] for line in page.splitlines() if line.startswith("| `")} == set(extras)
 
@@ -73,6 +83,6 @@ def test_the_makefile_installs_existing_extras_and_groups() -> None:
     said = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
     makefile = (ROOT / "Makefile").read_text("utf-8")
     used = re.findall(r"--group ([a-z]+)", makefile)
-    assert {"bench", "dev", "docs", "engines", "frameworks", "site", "writers"} == set(used)
+    assert {"bench", "dev", "docs", "engines", "frameworks", "peers", "site", "writers"} == set(used)
     [extras] = re.findall(r"^EXTRAS := (.*)$", makefile, re.MULTILINE)
     assert set(extras.split(",")) <= set(said["project"]["optional-dependencies"])

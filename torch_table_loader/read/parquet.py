@@ -328,7 +328,7 @@ class ParquetFile(ThinningFile):
         return known
 
     def _rows_of(self, group: int) -> int:
-        return self._meta.group_rows[group]
+        return int(self._handle.metadata.row_group(group).num_rows)
 
     def _is_whole(self, group: int, max_rows: int) -> bool:
         num_rows = self._rows_of(group)

@@ -67,7 +67,8 @@ def _run_under_torchrun(words: list[str], num_ranks: int) -> None:
 
 def values(ranks: list[dict[str, Any]]) -> list[Any]:
     """Give what ranks delivered; none may have failed."""
-    assert [rank["error"] for rank in ranks] == [None] * len(ranks)
+    errors = [rank["error"] for rank in ranks]
+    assert errors == [None] * len(ranks), errors
     return [rank["value"] for rank in ranks]
 
 

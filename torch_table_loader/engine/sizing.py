@@ -104,8 +104,8 @@ def page_bytes(row_bytes: int, group_rows: int, read_rows: int, columns: int) ->
 def mixing_of(row_bytes: int, rows: int, batch_size: int, window: int | None, held: int) -> Mixing:
     """Size how a rank of so many rows mixes its splits; `window` is what the caller asked for, in rows.
 
-    A window has at most half of `MIXING_BYTES`, since it counts twice as it turns, and at most a part of the rank's
-    rows, since a resume reads it again.
+    A window has at most half of `MIXING_BYTES`, since one is filled while another is taken, and at most a part of the
+    rank's rows, since a resume reads it again. In threads, full windows wait as well: see `rows_in_flight`.
 
     Args:
         held: what an open split holds; see `open_bytes`.

@@ -48,12 +48,23 @@ def test_few_unused_blocks_are_kept_and_none_after_close() -> None:
     before = pa.total_allocated_bytes()
     last = held.pop()
     held.clear()
-    capacity = 1 << (SIZE - 1).bit_length()
+    capacity = buffers._rounded(SIZE)
     assert before - pa.total_allocated_bytes() == 2 * capacity
     blocks.close()
     assert before - pa.total_allocated_bytes() == (2 + buffers._KEPT_BLOCKS) * capacity
     del last
     assert before - pa.total_allocated_bytes() == (3 + buffers._KEPT_BLOCKS) * capacity
+
+
+def test_a_block_has_little_more_than_was_asked_for_and_serves_what_fits_into_it() -> None:
+    blocks, size = ReusedBlocks(), SIZE + 5_000
+    before = pa.total_allocated_bytes()
+    block = blocks.new(size)
+    assert size <= pa.total_allocated_bytes() - before <= size + size // buffers.ROUNDED_PARTS
+    first = place(block)
+    del block
+    assert place(blocks.new(size + 1_000_000)) != first
+    assert place(blocks.new(SIZE + 1)) == first
 
 
 def test_large_arrays_are_reused_while_an_epoch_runs() -> None:

@@ -30,21 +30,22 @@ def test_a_row_store_of_repeated_long_texts_is_built_within_the_bound(tmp_path: 
     assert not found.idle
 
 
-_MIXED: dict[str, tuple[int, int, int, dict[str, Any]]] = {
-    "small row groups": (32, 4_000, 4_000, {}),
-    "large row groups": (6, 120_000, 120_000, {"num_workers": 2}),
-    "one thread": (8, 40_000, 20_000, {"num_workers": 0}),
+_MIXED: dict[str, tuple[int, int, int, int, dict[str, Any]]] = {
+    "small row groups": (32, 4_000, 4_000, 10, {}),
+    "large row groups": (6, 120_000, 120_000, 10, {"num_workers": 2}),
+    "one thread": (8, 40_000, 20_000, 10, {"num_workers": 0}),
+    "wide": (40, 8_000, 4_000, 40, {"num_workers": 2}),
 }
 
 
-@pytest.mark.parametrize(("files", "rows", "group", "options"), _MIXED.values(), ids=_MIXED)
+@pytest.mark.parametrize(("files", "rows", "group", "width", "options"), _MIXED.values(), ids=_MIXED)
 def test_mixing_stays_within_the_bound(
-    tmp_path: Path, files: int, rows: int, group: int, options: dict[str, Any]
+    tmp_path: Path, files: int, rows: int, group: int, width: int, options: dict[str, Any]
 ) -> None:
-    """Windows, and the row groups that are open side by side, are counted."""
+    """Two windows, and the row groups that are open side by side, are counted."""
     rng = np.random.default_rng(0)
     for number in range(files):
-        columns = {f"x{place}": rng.random(rows) for place in range(10)}
+        columns = {f"x{place}": rng.random(rows) for place in range(width)}
         pq.write_table(pa.table(columns), tmp_path / f"{number:03}.parquet", row_group_size=group)
     found = held(tmp_path, shuffle="mixed", batch_size=256, **options)
     assert found.holds

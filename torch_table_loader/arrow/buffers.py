@@ -11,6 +11,7 @@ import threading
 import weakref
 from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from math import prod
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +28,9 @@ _KEPT_BYTES = 4 << 20
 """From this size on, arrays are in reused blocks while an epoch runs."""
 
 _ALIGNMENT = 64
+
+ROUNDED_PARTS = 16
+"""Of its size, one such part is the most that a reused block has too much where it is made."""
 
 _KEPT_BLOCKS = 4
 """Unused blocks of one size that are kept for reuse: about one for each thread that decodes."""
@@ -77,7 +81,7 @@ class ReusedBlocks:
 
     def __init__(self) -> None:
         self._free: defaultdict[int, deque[NDArray[Any]]] = defaultdict(lambda: deque(maxlen=_KEPT_BLOCKS))
-        """Blocks by their size, a power of two; those beyond the maximum number are returned to the system."""
+        """Blocks by the bits of their size; those beyond the maximum number are returned to the system."""
         self._closed = False
 
     def new(self, num_bytes: int) -> memoryview:
@@ -91,10 +95,9 @@ class ReusedBlocks:
         >>> np.frombuffer(blocks.new(900), np.uint8).ctypes.data == place
         True
         """
-        capacity = 1 << (num_bytes - 1).bit_length()
-        try:
-            block = self._free[capacity].pop()
-        except IndexError:
+        block = self._unused(num_bytes)
+        if block is None:
+            capacity = _rounded(num_bytes)
             pooled = capacity >= _POOLED_BYTES
             block = np.frombuffer(pa.allocate_buffer(capacity), np.uint8) if pooled else np.empty(capacity, np.uint8)
         # A reference to a part of a buffer keeps the object that it was taken from alive; views of arrays may not.
@@ -107,9 +110,34 @@ class ReusedBlocks:
         self._closed = True
         self._free.clear()
 
+    def _unused(self, num_bytes: int) -> NDArray[Any] | None:
+        """Return an unused block that is large enough, and less than twice too large; None if there is none."""
+        free = self._free[_bits(_rounded(num_bytes))]
+        with suppress(IndexError):  # another thread took the last one
+            for _ in range(len(free)):
+                block = free.pop()
+                if block.size >= num_bytes:
+                    return block
+                free.appendleft(block)
+        return None
+
     def _take_back(self, block: NDArray[Any]) -> None:
         if not self._closed:
-            self._free[block.size].append(block)
+            self._free[_bits(block.size)].append(block)
+
+
+def _bits(size: int) -> int:
+    return (size - 1).bit_length()
+
+
+def _rounded(num_bytes: int) -> int:
+    """Round up by at most a part of `ROUNDED_PARTS`, so that blocks of about the same size are alike.
+
+    >>> _rounded(1000), _rounded(1024), _rounded(1100), _rounded(1)
+    (1024, 1024, 1152, 1)
+    """
+    step = max(1, (1 << _bits(num_bytes)) // (2 * ROUNDED_PARTS))
+    return -(-num_bytes // step) * step
 
 
 class LargeArrays:

@@ -211,15 +211,22 @@ class TensorCodec(RowsCodec[TensorRows]):
                 data[place] = leaf.kind.join(columns[place], arena.array)
         return TensorRows(self, num_rows, data)
 
-    def collected(self, most: int) -> Collected[TensorRows]:
-        """Return what copies chunks of at most so many rows together."""
-        return _CollectedTensors(self, most)
+    @override
+    def collected(self, most: int, expected: int = 0) -> Collected[TensorRows]:
+        return _CollectedTensors(self, most, expected)
 
     @override
     def dealt(self, dealing: Dealing) -> Collected[TensorRows]:
+        return DealtWhole(self, dealing) if self._is_near(dealing.length) else _DealtTensors(self, dealing)
+
+    @override
+    def dealing_copies(self, length: int) -> int:
+        return DealtWhole.copies if self.varying or self._is_near(length) else 1
+
+    def _is_near(self, num_rows: int) -> bool:
+        """Whether caches hold so many rows of any column, so that they are dealt best when all are there."""
         widest = max((leaf.kind.row_bytes for leaf in self.leaves), default=0)
-        is_near = dealing.length * widest <= _NEAR_BYTES
-        return DealtWhole(self, dealing) if is_near else _DealtTensors(self, dealing)
+        return num_rows * widest <= _NEAR_BYTES
 
     def taken(self, rows: TensorRows, order: NDArray[np.int64]) -> TensorRows:
         """Copy rows of a run in the given order, column by column."""
@@ -262,16 +269,16 @@ class TensorCodec(RowsCodec[TensorRows]):
 class _CollectedTensors(Collected[TensorRows]):
     """Copies chunks into room for all of them while caches hold them; those of varying width are joined at the end.
 
-    Room is made for as many rows as were taken the last time, and twice as many where that is too little: the most may
-    be far more than ever come.
+    Room is made for as many rows as are expected, or were taken the last time, and twice as many where that is too
+    little: the most may be far more than ever come.
     """
 
-    def __init__(self, codec: TensorCodec, most: int) -> None:
+    def __init__(self, codec: TensorCodec, most: int, expected: int) -> None:
         self._codec = codec
         self._most = most
         self._room: list[Any] = []
         """Of each leaf an array of so many rows, or a list of chunks; empty while nothing was added."""
-        self._rows = 0
+        self._rows = expected
         """The rows for which there is room, or is to be."""
 
     @override
@@ -389,9 +396,10 @@ class _DealtTensors(Collected[TensorRows]):
         for places, room in self._rooms:
             for place, each in zip(places, room, strict=True):
                 data[place] = each
-        for place, chunks in self._varying.items():
+        for place in self._codec.varying:
             kind = self._codec.leaves[place].kind
-            data[place] = kind.take([kind.join(chunks, new_array)], self._dealing.order, new_array, new_array)
+            joined = kind.join(self._varying.pop(place), new_array)  # of one column at a time, there are two copies
+            data[place] = kind.take([joined], self._dealing.order, new_array, new_array)
         return TensorRows(self._codec, self.num_rows, data)
 
 

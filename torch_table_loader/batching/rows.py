@@ -184,13 +184,17 @@ class RowsCodec(ABC, Generic[R]):
         """Return one or more consecutive runs as one; a single one is not copied."""
         return parts[0] if len(parts) == 1 else self.concat(parts)
 
-    def collected(self, most: int) -> Collected[R]:  # noqa: ARG002 other codecs make room for the rows
-        """Return what collects chunks of at most so many rows together."""
+    def collected(self, most: int, expected: int = 0) -> Collected[R]:  # noqa: ARG002 other codecs make room for rows
+        """Return what collects chunks of at most so many rows together, and is likely to get the expected ones."""
         return CollectedParts(self)
 
     def dealt(self, dealing: Dealing) -> Collected[R]:
         """Return what collects the rows of a window of whole batches, and gives them as they are dealt to these."""
         return DealtWhole(self, dealing)
+
+    def dealing_copies(self, length: int) -> int:  # noqa: ARG002 others put rows where they are dealt to
+        """Return how many copies of a window of so many rows are held while it is dealt."""
+        return DealtWhole.copies
 
     def batches_of(self, runs: Sequence[Sequence[R]], batch_size: int) -> SizedBatches:
         """Cut rows into batches, now or when they are taken.
@@ -281,8 +285,11 @@ class CollectedParts(Collected[R]):
 class DealtWhole(Collected[R]):
     """Collects the rows of a window in the order in which they come, and deals them when they are taken."""
 
+    copies = 3
+    """Of the rows: parts may keep twice as many while they are joined, and then they are dealt."""
+
     def __init__(self, codec: RowsCodec[R], dealing: Dealing) -> None:
-        self._collected = codec.collected(dealing.length)
+        self._collected = codec.collected(dealing.length, dealing.length)
         self._dealing = dealing
 
     @override

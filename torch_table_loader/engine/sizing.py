@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from torch_table_loader.arrow.buffers import ROUNDED_PARTS
 from torch_table_loader.planning.ranks import Mixing
 from torch_table_loader.sizes import sizes
 
@@ -120,6 +121,15 @@ def mixing_of(row_bytes: int, rows: int, batch_size: int, window: int | None, he
     return Mixing(window, splits)
 
 
+def reads_ahead(threads: int) -> int:
+    """Size how many reads threads begin beyond what is needed, where they read splits side by side: two wait.
+
+    >>> reads_ahead(2), reads_ahead(0)
+    (4, 0)
+    """
+    return threads + 2 if threads else 0
+
+
 def batches_of_sequences(sequence_bytes: int, batch_size: int) -> int:
     """Size what is made of packed rows at once: tensors take several times what the tokens take.
 
@@ -187,6 +197,22 @@ def rows_in_flight(options: LoaderOptions, read_rows: int, blocks: tuple[int, in
     given = options.prefetch_batches
     waiting = BLOCKS_AHEAD if given is None else -(-given * size // read_rows)
     return (2 + waiting) * read_rows
+
+
+def mixed_rows_in_flight(options: LoaderOptions, window: int, copies: int, blocks: tuple[int, int]) -> int:
+    """Bound the rows of windows that a lane holds where it mixes splits.
+
+    One window is being taken, and the next one is filled; batches that the trainer asked for beyond that wait.
+
+    Args:
+        copies: of a window, while it is filled.
+        blocks: batches of a block that crosses a process, and how many blocks of a lane wait.
+    """
+    held = (1 + copies) * (window + window // ROUNDED_PARTS)
+    if not options.processes:
+        return held
+    block_batches, blocks_ahead = blocks
+    return held + (2 + (blocks_ahead + SPARE_SLOTS) * 5 // 4) * block_batches * options.batch_size
 
 
 def collated_ahead(options: LoaderOptions, lanes: int) -> int:

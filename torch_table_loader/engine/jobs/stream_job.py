@@ -289,6 +289,7 @@ class StreamJob(Job):
             seed=self.options.shuffle_seed,
             fetching=self.fetching,
             readers=self._readers,
+            read_rows=self.read_rows,
         )
 
     @property
@@ -446,7 +447,8 @@ class StreamJob(Job):
         planner = self.planner
         start = self.start(epoch)
         planned = planner.plan(start, self.rank)
-        reading = Reading(self.table, self.reader.reads, self.read_rows, self.stage, self._readers)
+        codec = self._codec(self.schema(start), self._options_at(start))
+        reading = Reading(self.table, self.reader.reads, self.read_rows, self.stage, self._readers, codec)
         of_lane, opened = lane_bytes(self, reading, planned)
         fetched, held = None, 0
         if self.is_far:

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from torch_table_loader.engine.sizing import batches_in_flight, rows_in_flight
+from torch_table_loader.engine.sizing import (
+    batches_in_flight,
+    mixed_rows_in_flight,
+    reads_ahead,
+    rows_in_flight,
+)
 from torch_table_loader.sizes import sizes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from torch_table_loader.batching.rows import RowsCodec
     from torch_table_loader.engine.jobs.job import Job
     from torch_table_loader.engine.jobs.planner import PlannedStream
     from torch_table_loader.engine.table import Table
@@ -23,6 +29,7 @@ class Reading(NamedTuple):
     Args:
         rows: that it reads at a time, of these columns.
         threads: that read splits side by side, where they are mixed; else 0.
+        codec: of the rows.
     """
 
     table: Table
@@ -30,26 +37,39 @@ class Reading(NamedTuple):
     rows: int
     stage: RowStage | None
     threads: int
+    codec: RowsCodec[Any]
 
 
 def lane_bytes(job: Job, reading: Reading, planned: PlannedStream) -> tuple[int, int]:
     """Return what a lane may hold of its rows, and what the files that it has open hold beside them."""
     options, window, opened = job.options, planned.plan.window or 0, 1
-    rows = rows_in_flight(options, reading.rows, job.blocks) + 2 * window  # which counts twice as it turns
+    held = (
+        rows_in_flight(options, reading.rows, job.blocks) + 2 * window
+    ) * job.row_bytes  # it counts twice as it turns
     if (mixing := job.topology.mixing) is not None:
-        splits = len(planned.segments.splits)
-        opened = min(mixing.splits, splits)
-        ending = min(opened, splits - opened)  # of a split that ends, pieces wait when the next one is open
-        most = min(reading.rows, int(planned.segments.live_rows().max(initial=0)))
-        rows = rows_in_flight(options, window or reading.rows, job.blocks) + window + (opened + ending) * most
+        opened = min(mixing.splits, len(planned.segments.splits))
+        held = _mixed_bytes(job, reading, planned, opened)
     if reading.rows >= reading.table.layout.group_rows.max(initial=0):
         opened = min(opened, max(1, reading.threads))  # what is decoded as one is held while it is decoded
     open_bytes = opened * reading.table.open_bytes(reading.columns, reading.rows, job.row_bytes)
     if reading.stage is None or job.batches_at_once is None:
-        return rows * job.row_bytes, open_bytes
+        return held, open_bytes
     documents = 2 * max(reading.rows, reading.stage.block_rows or 0) * job.row_bytes
     batches = batches_in_flight(options, job.batches_at_once, job.blocks)
     return (window + batches * options.batch_rows) * job.unit_bytes, open_bytes + documents
+
+
+def _mixed_bytes(job: Job, reading: Reading, planned: PlannedStream, opened: int) -> int:
+    """Return what a lane may hold of its rows where it mixes splits, of which so many are open: windows, and reads.
+
+    A piece of a window keeps all that was decoded with it. Beside the open splits, two reads are in hand, and others
+    wait. Rows as they were decoded have a bit a column that says what is null.
+    """
+    window = planned.plan.window or 0
+    rows = mixed_rows_in_flight(job.options, window, reading.codec.dealing_copies(window), job.blocks)
+    most = min(reading.rows, int(planned.segments.live_rows().max(initial=0)))
+    read = (opened + 2 + reads_ahead(reading.threads)) * most
+    return rows * job.row_bytes + read * (job.row_bytes + -(-len(reading.columns) // 8))
 
 
 def fetched_at_once(layout: TableLayout, ahead_bytes: int, lanes: int, fetched: tuple[int, int, int] | None) -> int:

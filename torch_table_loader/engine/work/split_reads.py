@@ -5,14 +5,19 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Generator, Iterator
 from contextlib import ExitStack
+from threading import Event
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from torch_table_loader.cancellation import Threads, result_of
+from torch_table_loader.engine.sizing import reads_ahead
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
 
     import pyarrow as pa
+    from numpy.typing import NDArray
 
     from torch_table_loader.planning.runs import Chains, Runs
 
@@ -46,6 +51,10 @@ class _SplitRead:
         self._batches.close()  # type: ignore[attr-defined]
 
 
+_MOST_PIECES = 256
+"""Pieces that wait, at most, where many are views of one read."""
+
+
 class SplitReads:
     """What reads the pieces of runs.
 
@@ -72,34 +81,39 @@ class SplitReads:
         finally:
             self._close()
 
-    def side_by_side(self, threads: int, rows_ahead: int) -> Generator[Iterator[pa.RecordBatch]]:
-        """Yield the batches of each piece, which threads have read.
+    def side_by_side(self, threads: int, read_rows: int) -> Generator[Iterator[pa.RecordBatch]]:
+        """Yield the batches of each piece, which threads have read, or read ahead.
 
         Args:
-            rows_ahead: rows that are read, or being read, and not taken yet, beside those of the first such piece.
+            read_rows: about the rows that are decoded at once: more pieces wait where they are views of few reads.
         """
-        ends = self._runs.ends
+        begun = _reads_before(self._runs.stop, read_rows) - _reads_before(self._runs.start, read_rows)
+        reads = np.cumsum(np.maximum(begun, self._chains.last >= 0)).tolist()
         with ExitStack() as stack:
             stack.callback(self._close)  # after the threads
             pool = stack.enter_context(Threads(threads, "table-loader-splits", joined=True))
             waiting: deque[Future[list[pa.RecordBatch]]] = deque()
-            newest: dict[int, Future[list[pa.RecordBatch]]] = {}
-            number = 0
+            newest: dict[int, Event] = {}
+            """Of each slot, whether its newest piece was read; a future would keep what was read."""
+            number, most = 0, reads_ahead(threads)
             for taken in range(len(self._runs)):
-                before = int(ends[taken - 1]) if taken else 0
-                while number < len(self._runs) and (number == taken or ends[number] - before <= rows_ahead):
+                last = min(len(self._runs), taken + _MOST_PIECES)
+                while number < last and (number == taken or reads[number] - reads[taken] <= most):
                     slot = int(self._chains.slot[number])
-                    newest[slot] = pool.submit(self._take_after, newest.get(slot), number)
-                    waiting.append(newest[slot])
+                    before, newest[slot] = newest.get(slot), Event()
+                    waiting.append(pool.submit(self._take_after, before, newest[slot], number))
                     number += 1
                 batches = result_of(waiting.popleft())
                 yield iter(batches)
 
-    def _take_after(self, before: Future[list[pa.RecordBatch]] | None, number: int) -> list[pa.RecordBatch]:
+    def _take_after(self, before: Event | None, over: Event, number: int) -> list[pa.RecordBatch]:
         """Read a piece, after the one before it in its slot, which began before."""
-        if before is not None:
-            before.result()
-        return list(self._take(number))
+        try:
+            if before is not None:
+                before.wait()
+            return list(self._take(number))
+        finally:
+            over.set()
 
     def _take(self, number: int) -> Iterator[pa.RecordBatch]:
         slot = int(self._chains.slot[number])
@@ -113,3 +127,8 @@ class SplitReads:
     def _close(self) -> None:
         for each in self._open.values():
             each.close()
+
+
+def _reads_before(row: NDArray[np.int64], read_rows: int) -> NDArray[np.int64]:
+    """Return how many reads of so many rows begin before some rows of a split."""
+    return -(-row // read_rows)

@@ -13,6 +13,7 @@ import pyarrow as pa
 from typing_extensions import override
 
 from torch_table_loader.batching.rows import ExactBatches, PieceBatches, WindowDeal, WindowShuffle
+from torch_table_loader.engine.sizing import BLOCKS_AHEAD
 from torch_table_loader.engine.work.lane_work import LaneWork
 from torch_table_loader.engine.work.split_reads import SplitReads
 from torch_table_loader.errors import TableError
@@ -36,6 +37,9 @@ if TYPE_CHECKING:
     Read = Callable[[ReadTask, int], Iterator[pa.RecordBatch]]
     IsPadding = Callable[[int, int], NDArray[np.bool_]]
 
+_FIRST_BATCHES = 4
+"""Batches of a short run with which a dealt window begins: the trainer may hold so many batches of the one before."""
+
 _PADDING = pa.field(PADDING_COLUMN, pa.bool_(), nullable=False)
 
 
@@ -46,6 +50,7 @@ class StreamWork(LaneWork):
     Args:
         windows: windows that were open when earlier stages of the epoch ended.
         readers: threads of a lane that read splits side by side, where they are mixed; with 0, the lane reads them.
+        read_rows: that are decoded at once.
     """
 
     plan: RankPlan
@@ -55,6 +60,7 @@ class StreamWork(LaneWork):
     seed: int
     fetching: FetchSettings
     readers: int = 0
+    read_rows: int = 1
 
     @override
     def fetch_ahead(self, begun: Mapping[int, int], *, joins: bool) -> Fetcher | None:
@@ -203,7 +209,19 @@ class StreamWork(LaneWork):
             wanted = rows.slice(min(unwanted, rows.num_rows), rows.num_rows) if unwanted else rows
             unwanted -= rows.num_rows - wanted.num_rows
             if wanted.num_rows:
-                yield wanted
+                yield from self._begun(wanted) if stretch.dealt else (wanted,)
+
+    def _begun(self, window: Rows) -> Iterator[Rows]:
+        """View a window that was dealt as short runs of batches, of which `BLOCKS_AHEAD` wait, and the rest.
+
+        So a lane begins the next window when the trainer is past the first batches of this one, and has let go of the
+        one before: a lane holds two windows.
+        """
+        few = _FIRST_BATCHES * self.plan.batch_size
+        start = min(BLOCKS_AHEAD * few, (window.num_rows - 1) // few * few)
+        for begin in range(0, start, few):
+            yield window.slice(begin, begin + few)
+        yield window.slice(start, window.num_rows)
 
     def _shuffle(
         self, stretch: Stretch, size: int, length: int, first: int = 0
@@ -238,7 +256,7 @@ class StreamWork(LaneWork):
 
         reads = SplitReads(runs, chains, begin, counted=self.plan.counted)
         mixes = self.plan.deals and self.readers
-        at, pieces = 0, reads.side_by_side(self.readers, self.plan.window or 0) if mixes else reads.in_turn()
+        at, pieces = 0, reads.side_by_side(self.readers, self.read_rows) if mixes else reads.in_turn()
         with closing(pieces):
             for split, piece in zip(runs.split.tolist(), pieces, strict=True):
                 for batch in piece:

@@ -70,7 +70,9 @@ class ListRequest(tables.TableRequest):
         if self.filters is None:
             return True
         low, high = (pa.scalar(entry[name], pa.int64()) for name in ("low", "high"))
-        facts: dict[tuple[str, ...], tables.Facts] = {("x",): tables.facts_of(pa.int64(), entry["rows"], 0, low, high)}
+        facts: dict[tuple[str, ...], tables.Facts] = {
+            ("x",): tables.Facts.of_statistics(pa.int64(), entry["rows"], 0, low, high)
+        }
         return tables.predicate_of(self.filters, tables.arrow_schema(COLUMNS.current)).can_pass(facts, {})
 
     def _file(self, entry: dict[str, Any]) -> tables.DataFile:

@@ -33,7 +33,6 @@ from torch_table_loader.read.footers import check_rows
 from torch_table_loader.read.formats import inspect_file, reader_of
 from torch_table_loader.read.key_set import KeySet
 from torch_table_loader.read.lru_cache import LRUCache
-from torch_table_loader.records import PATH_FIELD, POSITION_FIELD
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -148,7 +147,7 @@ class Deletes:
         """Read a position delete file: for each data file its positions."""
         parts: dict[str, list[NDArray[np.int64]]] = {}
         storage, meta = self._inspected(delete.file)
-        for batch in self._rows_of(storage, delete.file, meta, _position_names(delete.file, meta.schema)):
+        for batch in self._rows_of(storage, delete.file, meta, _position_names(delete, meta.schema)):
             paths, positions = batch.columns
             if paths.null_count:  # some writers leave rows without a path, which delete nothing
                 named = paths.is_valid()
@@ -231,10 +230,11 @@ class Deletes:
             )
 
 
-def _position_names(file: DataFile, schema: pa.Schema) -> list[str]:
+def _position_names(delete: DeleteFile, schema: pa.Schema) -> list[str]:
     """Return the names of the columns of paths and positions in a position delete file."""
-    by_id = own_ids(schema)
-    names = [by_id.get(PATH_FIELD, "file_path"), by_id.get(POSITION_FIELD, "pos")]
+    by_id, file = own_ids(schema), delete.file
+    found = [by_id.get(field_id) for field_id in delete.key_ids] or [None, None]
+    names = [name or usual for name, usual in zip(found, ("file_path", "pos"), strict=True)]
     if missing := [name for name in names if name not in schema.names]:
         raise TableError(f"the position delete file {file.name} must have a column {missing[0]!r}; it has none")
     kinds = [schema.field(name).type for name in names]

@@ -4,7 +4,6 @@ Each goes with the step of the rebuild that no longer needs it, and none comes.
 """
 
 _TABLE = """
-cli.named_table: delta iceberg
 cli.writing: text.token_table
 engine.jobs.table_rows: engine.row_weights planning.growth planning.mixture planning.weighted_rows
 engine.state: planning.mixed_stages planning.mixture

@@ -245,7 +245,8 @@ class DeleteFile:
     """A file that says which rows of data files are deleted.
 
     Args:
-        file: as a reader opens it; of a vector that the table's log holds, the data file.
+        file: as a reader opens it; of a vector a file of "puffin" or of "deletion vectors" (Delta Lake's), or, where
+            the table's log holds it, the data file.
         kind: "position": pairs of path and row; "vector": a bitmap of rows of one file; "equality": keys; "part": the
             rows of other parts than one (`planning.row_parts`), of which `inline` says which it is.
         num_rows: its rows; of a vector, the rows that it deletes; of a part, those of the data file.

@@ -32,10 +32,7 @@ LATER = {
         *("engine.jobs.mixture_job", "engine.work.mixed_stream_work", "engine.work.source_form", "planning.dealing"),
         *("planning.mixed_stages", "planning.mixture", "planning.quotas", "planning.rounds"),
     ),
-    "order": (
-        *("engine.measuring", "engine.row_weights", "planning.column_statistics", "planning.growth"),
-        *("planning.value_sums", "planning.weighted_rows"),
-    ),
+    "order": (*("engine.row_weights", "planning.growth", "planning.weighted_rows"),),
 }
 """The modules of guests that do not come off yet."""
 
@@ -177,6 +174,16 @@ BESIDE = {
         _READER.format("orc"),
         ("tests/rooms/test_read_orc.py::test_stripe_rows_come_from_the_footer_under_every_compression",),
         ("tests/rooms/test_read_orc.py",),
+    ),
+    "statistics": Beside(
+        "import pyarrow as pa\n"
+        "from torch_table_loader import StructuredDataset\n"
+        'StructuredDataset.from_arrow(pa.table({"x": [1]})).statistics(["x"])',
+        (
+            "tests/laws/test_value_sums.py::test_many_values_are_summed_in_exact_runs",
+            "tests/laws/test_value_sums.py::test_non_finite_numbers_are_counted",
+        ),
+        ("tests/laws/test_value_sums.py", "tests/torch/test_measuring.py"),
     ),
     "text": Beside(
         "import pyarrow as pa\n"

@@ -35,9 +35,8 @@ if TYPE_CHECKING:
     from torch_table_loader.loader import Batch, TableLoader
     from torch_table_loader.metrics import Metrics
     from torch_table_loader.mixed import MixedDataset
-    from torch_table_loader.option_values import Hash, Pad, RowStore, Vocabulary, Weights
+    from torch_table_loader.option_values import ColumnStatistics, Hash, Pad, RowStore, Vocabulary, Weights
     from torch_table_loader.options import LoaderOptions
-    from torch_table_loader.planning.column_statistics import ColumnStatistics
     from torch_table_loader.planning.cutting import (
         RoundRobinStrategy,
         RowBalancedStrategy,
@@ -57,7 +56,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "AccessRefusedError": "errors",
     "Batch": "loader",
-    "ColumnStatistics": "planning.column_statistics",
+    "ColumnStatistics": "option_values",
     "ConfigError": "errors",
     "ConfigTypeError": "errors",
     "Csv": "read.text_options",

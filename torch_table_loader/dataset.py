@@ -22,6 +22,7 @@ from torch_table_loader.engine.jobs.resolve import with_batch_size
 from torch_table_loader.engine.plan_check import PlanCheck, refuse_call
 from torch_table_loader.engine.rank_info import resolve_ranks
 from torch_table_loader.errors import ConfigError, ConfigTypeError
+from torch_table_loader.installed import load
 from torch_table_loader.keywords import LoaderKeywords, called, make_options, with_example
 from torch_table_loader.opening import (
     Opening,
@@ -54,8 +55,8 @@ if TYPE_CHECKING:
     from torch_table_loader.engine.table import Table
     from torch_table_loader.format_contracts import FormatReader
     from torch_table_loader.map_view import MapView
+    from torch_table_loader.option_values import ColumnStatistics
     from torch_table_loader.options import LoaderOptions
-    from torch_table_loader.planning.column_statistics import ColumnStatistics
     from torch_table_loader.read.text_options import Csv, Json
     from torch_table_loader.records import DataFile, LeftOut
     from torch_table_loader.source.listing import PathSource
@@ -272,9 +273,8 @@ class TableDataset(RankDataset):
         Raises:
             ConfigError: a column does not exist or holds no numbers, or a share is invalid.
         """
-        from torch_table_loader.engine.measuring import measured_statistics as found
-
-        return found(self.table, self.options, self._plan_cache(), columns, quantiles, bounds_only=bounds_only)
+        measure, asked = load("statistics").measured_statistics, (self.table, self.options, self._plan_cache())
+        return cast("dict[str, ColumnStatistics]", measure(*asked, columns, quantiles, bounds_only=bounds_only))
 
     def fit_vocabulary(self, column: str, *, max_size: int | None = None, min_count: int = 1) -> list[Any]:
         """Return the values of a string column, for ``strings={column: Vocabulary(...)}``, after filters and deletes.
@@ -290,9 +290,8 @@ class TableDataset(RankDataset):
         Raises:
             ConfigError: the column does not exist or holds no strings, or a number is out of range.
         """
-        from torch_table_loader.engine.measuring import measured_vocabulary
-
-        return measured_vocabulary(self.table, self.options, self._plan_cache(), column, max_size, min_count)
+        measure, asked = load("statistics").measured_vocabulary, (self.table, self.options, self._plan_cache())
+        return cast("list[Any]", measure(*asked, column, max_size, min_count))
 
     def _plan_cache(self) -> Plans | None:
         held = None if self._opening is None else self._opening.plans

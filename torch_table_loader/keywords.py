@@ -7,7 +7,7 @@ import inspect
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import fields, replace
+from dataclasses import fields
 from multiprocessing.context import BaseContext
 from types import MethodType
 from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypedDict, TypeVar
@@ -229,9 +229,9 @@ def make_options(keywords: LoaderKeywords, owner: type) -> LoaderOptions:
             f"schema must be a pyarrow Schema such as pa.schema([('x', pa.int64())]), got {_shown(options.schema)}"
         )
     if options.even_ranks is not None and options.num_ranks is None and options.rank is None:
-        options = replace(options, num_ranks="auto")  # there is nothing to even out but the ranks of the job
+        options = options.with_checked(num_ranks="auto")  # there is nothing to even out but the ranks of the job
     if options.filters is not None:
-        options = replace(options, filters=filter_of(options.filters))
+        options = options.with_checked(filters=filter_of(options.filters))
     try:
         torch.device("cpu" if options.device is None else options.device)
     except (RuntimeError, TypeError) as error:

@@ -224,7 +224,7 @@ def open_snapshot(
     lazy: bool,
 ) -> Job:
     """Open this rank's share of a table with snapshots, and close its storage; see `open_job`."""
-    asked = replace(options, filters=source.row_filter)
+    asked = options.with_checked(filters=source.row_filter)
     cache = source.cache or plans
     job = open_job(source, asked, ranks, cache, split_deletes=split_deletes, lazy=lazy, parts=parts)
     source.storage.close()

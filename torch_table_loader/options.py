@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import inspect
 from collections.abc import Callable, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, field, fields, replace
 from itertools import pairwise
 from multiprocessing.context import BaseContext
@@ -346,6 +347,13 @@ class LoaderOptions:
     def samples(self) -> Samples:
         """What a batch counts."""
         return ONE_BY_ONE if self.pack is None else self.pack.samples(indexed=self.shuffle == "rows")
+
+    def with_checked(self, **values: Any) -> Self:
+        """Return these options with other values that fit all the rest, so that nothing is checked again."""
+        made = copy(self)
+        for name, value in values.items():
+            object.__setattr__(made, name, value)
+        return made
 
     def of_columns(self, names: Sequence[str]) -> Self:
         """Return the options as they are for a table with some columns."""

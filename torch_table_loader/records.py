@@ -1,6 +1,6 @@
 """Small frozen values that all rooms share: files, row groups, splits and what is to be read of them.
 
-Beside them are the hashes that identify files, the columns that this library adds, and the field ids of Iceberg's.
+Beside them are the hashes that identify files, and the columns that this library adds.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import hashlib
 import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
 from torch_table_loader.errors import ConfigError
 
@@ -28,19 +28,6 @@ SOURCE_COLUMN = "source"
 
 FIELD_ID_KEY = "PARQUET:field_id"
 """The key of the field id in the metadata of an Arrow field."""
-
-# https://iceberg.apache.org/spec/#reserved-field-ids
-PATH_FIELD = 2147483546
-"""The column of a position delete file that names the data file."""
-
-POSITION_FIELD = 2147483545
-"""The column of a position delete file with the deleted row's position in the data file."""
-
-ROW_ID_FIELD = 2147483540
-LAST_UPDATED_FIELD = 2147483539
-CHANGE_TYPE_FIELD = 2147483543
-CHANGE_ORDINAL_FIELD = 2147483542
-COMMIT_SNAPSHOT_FIELD = 2147483541
 
 DOCUMENTS = "documents"
 """The column of packed rows that describes the parts of documents in them; see `arrow.token_rows`."""
@@ -196,6 +183,8 @@ class Column:
         required: whether the table promises a value in every row.
         default: what files hold that were written before the column was added; None is null.
         children: fields of a struct, the element of a list, key and value of a map.
+        lineage: of a column that is counted where a row has no value: "row" from the file's `first_row_id` on, "commit"
+            as its `sequence_number`, if the file has the former; None of all others.
     """
 
     field_id: int
@@ -204,6 +193,7 @@ class Column:
     required: bool = False
     default: Any = None
     children: tuple[Column, ...] = ()
+    lineage: Literal["row", "commit"] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,11 +245,13 @@ class DeleteFile:
     """A file that says which rows of data files are deleted.
 
     Args:
-        file: as a reader opens it; of a vector that the table's log holds, the data file.
+        file: as a reader opens it; of a vector a file of "puffin" or of "deletion vectors" (Delta Lake's), or, where
+            the table's log holds it, the data file.
         kind: "position": pairs of path and row; "vector": a bitmap of rows of one file; "equality": keys; "part": the
             rows of other parts than one (`planning.row_parts`), of which `inline` says which it is.
         num_rows: its rows; of a vector, the rows that it deletes; of a part, those of the data file.
-        key_ids: of an equality delete, the ids of the key's columns.
+        key_ids: of an equality delete, the ids of the key's columns; of positions, those of the columns with paths and
+            with positions, if files may have ids and not the names "file_path" and "pos".
         blob: of a vector, its offset and length in the file, in bytes.
         everywhere: of an equality delete, whether it applies to all partitions.
         inline: of a vector that the table's log holds, its magic number and bitmap; of a part, its text.
@@ -308,6 +300,9 @@ class DataFile:
     reader: Any = field(default=None, repr=False, compare=False)
     sidecars: tuple[DataFile, ...] = field(default=(), repr=False)
     tail_bytes: int | None = field(default=None, repr=False, compare=False)
+
+    MOST: ClassVar[int] = 1 << 46
+    """No data file has more rows or bytes."""
 
     @property
     def keeps_deleted(self) -> bool:

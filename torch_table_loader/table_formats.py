@@ -6,12 +6,13 @@ A table format, ours or somebody else's, imports this module and the errors, and
   (`SnapshotFiles`), which `made` makes; its `commits` say what happened between two snapshots.
 * **files** (`DataFile`, `ListedFiles`), each with deletes (`DeleteFile`: positions, equality keys, vectors), constants,
   and columns by field id or name (`FileColumns`, `TableColumns`, `NamedIds`), with defaults and the base of row ids.
-* **facts** (`facts_of`), by which `predicate_of` a filter leaves files out.
+  `Types` and `arrow_schema` make columns of a schema's fields.
+* **facts** (`Facts`), by which `predicate_of` a filter leaves files, or whole lists of them, out.
 * a **history** (`History`): the files that commits touched; the core makes what was appended, or a changelog, of it.
 * a **dataset** (`SnapshotDataset`): its arguments. The core runs the plan cache, the comparison of ranks, and the rest.
 
-It is given a storage (`TableStorage`), which opens only what the caller allowed, and the address and login of a store
-(`StoreAddress`).
+It is given a storage (`TableStorage`), which opens only what the caller allowed, the address and login of a store
+(`StoreAddress`), and a way to ask another service, such as a catalog (`Service`).
 """
 
 from __future__ import annotations
@@ -21,32 +22,32 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
-from torch_table_loader.cancellation import interruptibly
+from torch_table_loader.cancellation import cancellable, interruptibly
 from torch_table_loader.dataset import TableDataset
 from torch_table_loader.errors import ConfigError
 from torch_table_loader.keywords import LoaderKeywords, make_options
+from torch_table_loader.messages import did_you_mean, the_nearest, warn_caller
 from torch_table_loader.nesting import check_nesting, load_json
 from torch_table_loader.opening import Opening, last_snapshot, open_snapshot
 from torch_table_loader.option_values import of_the_store
 from torch_table_loader.planning.listed_files import ListedFiles
-from torch_table_loader.predicates.facts import Facts, facts_of, predicate_of
+from torch_table_loader.predicates.facts import Facts, predicate_of
 from torch_table_loader.ranges import far
 from torch_table_loader.records import Column, DataFile, DeleteFile, FileColumns, FileVersion, NamedIds, TableColumns
-from torch_table_loader.scrubbing import scrub, secrets_of, shown_url
+from torch_table_loader.scrubbing import shown_url
 from torch_table_loader.sizes import sizes
 from torch_table_loader.source.address import AZURE_PROTOCOLS, parse_address
+from torch_table_loader.source.services import Service
 from torch_table_loader.source.snapshot_files import (
     Commit,
     History,
     SnapshotFiles,
     TableRequest,
+    Types,
     UnreadableTypeError,
     arrow_schema,
-    nested_type,
-    primitive_type,
-    readable,
 )
-from torch_table_loader.source.table_storage import MOST_OF_A_FILE, TableStorage
+from torch_table_loader.source.table_storage import TableStorage
 
 if TYPE_CHECKING:
     import os
@@ -55,7 +56,6 @@ if TYPE_CHECKING:
     from torch_table_loader.options import LoaderOptions
 
 __all__ = [
-    "MOST_OF_A_FILE",
     "Column",
     "Commit",
     "DataFile",
@@ -67,24 +67,26 @@ __all__ = [
     "ListedFiles",
     "LoaderKeywords",
     "NamedIds",
+    "Service",
     "SnapshotDataset",
     "SnapshotFiles",
     "StoreAddress",
     "TableColumns",
     "TableRequest",
     "TableStorage",
+    "Types",
     "UnreadableTypeError",
     "arrow_schema",
+    "cancellable",
     "check_nesting",
-    "facts_of",
+    "did_you_mean",
     "interruptibly",
     "load_json",
-    "nested_type",
     "predicate_of",
-    "primitive_type",
-    "readable",
     "shown_url",
     "sizes",
+    "the_nearest",
+    "warn_caller",
 ]
 
 
@@ -176,7 +178,7 @@ class StoreAddress:
 
     def scrubbed(self, error: BaseException) -> str:
         """Return the first line of what another library raised, without secrets."""
-        return scrub(str(error).strip().split("\n", 1)[0], secrets_of(self.options))
+        return Service.scrubbed(str(error).strip().split("\n", 1)[0], self.options)
 
     def proxy_options(self) -> dict[str, str]:
         """Return proxies as the Rust crate object_store takes them; see `ranges.Far`."""

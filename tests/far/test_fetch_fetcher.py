@@ -21,7 +21,7 @@ from torch_table_loader.far.disk_cache import DiskCache, RangeKey
 from torch_table_loader.far.fetcher import Fetcher, PartsAhead
 from torch_table_loader.ranges import FetchSettings, PlannedRead
 from torch_table_loader.records import DataFile, FileNeeds, FileVersion, Traffic
-from torch_table_loader.testing import small_sizes
+from torch_table_loader.sizes import small_sizes
 
 MIB = 1 << 20
 

@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.rooms.test_read_needs import WRITERS
-from tests.servers.remote_files import FarStore, View
+from tests.servers.remote_files import FarStore, Served, View
 from tests.tables.iceberg import IcebergWriter, some
 from tests.tables.reading import LocalStorage, inspect, whole_task
 from torch_table_loader.engine.machine import FAR_REQUESTS
@@ -32,7 +32,6 @@ from torch_table_loader.read.footers import LEAST_SEEN, FooterSizes
 from torch_table_loader.read.formats import inspect_file
 from torch_table_loader.read.tasks import TaskReader
 from torch_table_loader.records import DataFile, FileMeta, FileVersion
-from torch_table_loader.source.table_storage import read_whole
 
 
 def far_file(store: FarStore, path: Path, form: str = "parquet") -> DataFile:
@@ -231,10 +230,10 @@ def test_each_manifest_takes_one_request_in_parallel(tmp_path: Path) -> None:
     path = table.snapshots[-1]["manifest-list"]
     snapshot = type("Snapshot", (), {"id": 1, "manifest_list": path, "manifests": (), "num_files": 2})()
     store = FarStore()
-    manifests = list_manifests(store, snapshot)
+    manifests = list_manifests(Served(inner=store), snapshot)
     store.requests.clear()
     store.together = 20
-    found = read_manifests(store, manifests * 20)
+    found = read_manifests(Served(inner=store), manifests * 20)
     assert found[0][1] == len(source.files)
     assert {request.kind for request in store.requests} == {"range"}
     assert len(store.requests) == 20 * len(manifests)
@@ -243,7 +242,7 @@ def test_each_manifest_takes_one_request_in_parallel(tmp_path: Path) -> None:
 def test_a_wrong_manifest_length_only_costs_requests(tmp_path: Path) -> None:
     (tmp_path / "m.avro").write_bytes(b"x" * 100)
     store = FarStore()
-    assert read_whole(store, str(tmp_path / "m.avro"), 120) == b"x" * 100
+    assert Served(inner=store).read_whole(str(tmp_path / "m.avro"), 120) == b"x" * 100
     assert [request.kind for request in store.requests] == ["range", "version", "open"]
 
 
@@ -254,10 +253,10 @@ def test_a_manifest_that_grew_is_read_whole(tmp_path: Path) -> None:
     table.commit()
     snapshot = type("Snapshot", (), {"id": 1, "manifest_list": table.snapshots[-1]["manifest-list"], "num_files": 2})()
     store = FarStore()
-    (manifest,) = list_manifests(store, snapshot)
+    (manifest,) = list_manifests(Served(inner=store), snapshot)
     assert manifest.num_bytes is not None
     stale = replace(manifest, num_bytes=manifest.num_bytes - 20)
-    assert [listed for _, listed in read_manifests(store, [stale])] == [2]
+    assert [listed for _, listed in read_manifests(Served(inner=store), [stale])] == [2]
 
 
 @pytest.mark.parametrize("name", ["parquet", "orc", "compressed arrow"])

@@ -29,6 +29,7 @@ from torch_table_loader.far.remote import RemoteRows, open_remote, row_width, up
 from torch_table_loader.planning.record_ranges import coalesce, in_windows
 from torch_table_loader.ranges import FetchSettings
 from torch_table_loader.records import FileVersion
+from torch_table_loader.sizes import small_sizes
 from torch_table_loader.store.builder import build_files
 from torch_table_loader.store.record_layout import (
     CODES,
@@ -41,7 +42,6 @@ from torch_table_loader.store.record_layout import (
     StoreSpec,
     heap_file,
 )
-from torch_table_loader.testing import small_sizes
 
 
 class Bytes(bytearray):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import functools
 import re
 from collections.abc import Iterator
@@ -65,6 +66,8 @@ WITH_TORCH = ("batching", "engine", "integrations", "text")
 
 MOST_LINES_OF_A_FILE = 600
 MOST_LINES_OF_A_FUNCTION = 45
+MOST_NAMES_OF_THE_CONTRACT = 30
+"""Of that of table formats, which a format of ours imports."""
 
 
 def room_of(module: str) -> str:
@@ -205,9 +208,20 @@ def test_guests_do_not_import_each_other_in_circles() -> None:
     assert circles_in(beside) == []
 
 
-def test_delta_lake_is_written_on_the_contract_of_table_formats_alone() -> None:
-    outside = {entry.target for entry in imports_of(ROOT) if entry.inside and guest_at(entry.importer) == "delta"}
-    assert {target for target in outside if guest_at(target) != "delta"} <= {"errors", "table_formats"}
+@pytest.mark.parametrize("name", ["delta", "iceberg"])
+def test_table_formats_are_written_on_their_contract_alone(name: str) -> None:
+    outside = {entry.target for entry in imports_of(ROOT) if entry.inside and guest_at(entry.importer) == name}
+    assert {target for target in outside if guest_at(target) != name} <= {"errors", "table_formats"}
+    assert len(names_from("table_formats", name)) <= MOST_NAMES_OF_THE_CONTRACT
+
+
+def names_from(module: str, guest: str) -> set[str]:
+    """Return the names of a module that a guest imports."""
+    full, trees = f"{ROOT.name}.{module}", parsed(ROOT).modules
+    nodes = [node for own, (tree, _) in trees.items() if guest_at(own) == guest for node in ast.walk(tree)]
+    return {
+        alias.name for each in nodes if isinstance(each, ast.ImportFrom) and each.module == full for alias in each.names
+    }
 
 
 def test_every_module_of_a_guest_exists() -> None:

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from torch_table_loader.extend import ValueSums
 from torch_table_loader.planning import value_sums
 from torch_table_loader.planning.value_sums import RELATIVE_ERROR, Histogram
-from torch_table_loader.testing import small_sizes
+from torch_table_loader.sizes import small_sizes
 
 FLOATS = st.floats(allow_nan=False, allow_infinity=False, width=64)
 COLUMNS = st.one_of(

@@ -18,6 +18,7 @@ import pyarrow.compute as pc
 import pytest
 
 from tests.effort import daily
+from tests.servers.remote_files import Served
 from tests.tables.iceberg import IcebergWriter
 from tests.tables.iceberg_many import write_many
 from tests.waiting import PATIENCE_S
@@ -82,7 +83,7 @@ def test_manifests_are_read_in_parallel(tmp_path: Path) -> None:
             return super().open(path)
 
     manifests = [Manifest(f"{tmp_path}/t/metadata/m{number:05}.avro", spec_id=0) for number in range(4)]
-    found = read_manifests(Waiting("file"), manifests)
+    found = read_manifests(Served(inner=Waiting("file")), manifests)
     assert [[entry.partition for entry in each] for each, _ in found] == [[(number,)] * 3 for number in range(4)]
 
 
@@ -205,7 +206,9 @@ def test_entries_of_every_kind_round_trip_through_the_cache() -> None:
             ((1, Facts(-5, b"a", nulls=True, values=False)), (2, Facts("a", 0.5, nulls=False))),
         ),
     ]
-    found, notes = read_plan(write_plan(entries, ["one", "two"]))
+    written = write_plan((entries, ("one", "two")))
+    assert written is not None
+    found, notes = read_plan(written)
     assert notes == ("one", "two")
     names = Entry.__dataclass_fields__
     assert [{n: getattr(e, n) for n in names} for e in found] == [{n: getattr(e, n) for n in names} for e in entries]

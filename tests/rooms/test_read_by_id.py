@@ -253,8 +253,8 @@ def test_files_without_ids() -> None:
 
 def test_lineage_is_computed_if_the_file_lacks_it() -> None:
     lineage = (
-        Column(2147483540, "_row_id", pa.int64()),
-        Column(2147483539, "_last_updated_sequence_number", pa.int64()),
+        Column(2147483540, "_row_id", pa.int64(), lineage="row"),
+        Column(2147483539, "_last_updated_sequence_number", pa.int64(), lineage="commit"),
     )
     said = pa.schema([ids(pa.field("_row_id", pa.int64()), 2147483540)])
     conformer = plan(said, lineage, first_row_id=100, sequence_number=3)

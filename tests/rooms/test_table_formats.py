@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
-from torch_table_loader import ConfigError
+from torch_table_loader import ConfigError, LoaderOptions, StructuredDataset
 from torch_table_loader.extend import table_formats as tables
 from torch_table_loader.testing import ContractError, check_table_request
 
@@ -70,7 +70,9 @@ class ListRequest(tables.TableRequest):
         if self.filters is None:
             return True
         low, high = (pa.scalar(entry[name], pa.int64()) for name in ("low", "high"))
-        facts: dict[tuple[str, ...], tables.Facts] = {("x",): tables.facts_of(pa.int64(), entry["rows"], 0, low, high)}
+        facts: dict[tuple[str, ...], tables.Facts] = {
+            ("x",): tables.Facts.of_statistics(pa.int64(), entry["rows"], 0, low, high)
+        }
         return tables.predicate_of(self.filters, tables.arrow_schema(COLUMNS.current)).can_pass(facts, {})
 
     def _file(self, entry: dict[str, Any]) -> tables.DataFile:
@@ -120,6 +122,22 @@ def test_rows_come_once_and_a_state_goes_on_at_its_snapshot(root: str) -> None:
         newer.load_state_dict(state)
         rest = [x for batch in newer for x in batch["x"].tolist()]
     assert sorted([*had, *rest]) == list(range(40)), "the rest of version 0, though version 1 is the newest"
+
+
+def test_options_are_checked_once(root: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    checked: list[LoaderOptions] = []
+    check = LoaderOptions.__post_init__
+
+    def counted(options: LoaderOptions) -> None:
+        checked.append(options)
+        check(options)
+
+    monkeypatch.setattr(LoaderOptions, "__post_init__", counted)
+    options: dict[str, Any] = {"batch_size": 7, "filters": "x > 15", "even_ranks": "balance"}
+    assert ListDataset(root, **options).num_rows == 44
+    assert len(checked) == 1
+    assert StructuredDataset(f"{root}/*.parquet", **options).num_rows == 44
+    assert len(checked) == 2
 
 
 def test_facts_leave_files_out_and_changes_have_their_commits(root: str) -> None:

@@ -17,6 +17,7 @@ from torch_table_loader.arrow.ranged_file import open_ranges
 from torch_table_loader.errors import MissingFileError, StorageError, TableError
 from torch_table_loader.option_values import OWN
 from torch_table_loader.records import FileVersion, Traffic
+from torch_table_loader.source.table_storage import TableStorage
 
 
 def in_storage_options(options: Mapping[str, Any]) -> dict[str, Any]:
@@ -134,3 +135,18 @@ class View:
 
     def close(self) -> None:
         return
+
+
+@dataclass(frozen=True, eq=False)
+class Served(TableStorage):
+    """A table whose files another storage serves, wherever they are."""
+
+    location: str = ""
+    inner: Any = field(kw_only=True)
+
+    @property
+    def is_local(self) -> bool:
+        return bool(self.inner.is_local)
+
+    def _at(self, path: str) -> tuple[Any, str]:
+        return self.inner, path

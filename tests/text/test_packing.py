@@ -31,7 +31,7 @@ from tests.text.packing_reference import (
 from torch_table_loader import ConfigError, Pack, ResumeError, StructuredDataset, TableError, TableLoader
 from torch_table_loader.extend import FileMeta
 from torch_table_loader.read.parquet import ParquetReader
-from torch_table_loader.testing import small_sizes
+from torch_table_loader.sizes import small_sizes
 
 
 def make(root: Path, pack: Pack, **options: Any) -> TableLoader:

@@ -58,8 +58,7 @@ from torch_table_loader.batching.decoders import (
 )
 from torch_table_loader.errors import ConfigError
 from torch_table_loader.messages import the_nearest
-from torch_table_loader.option_values import Hash, Pad, UnsupportedForm, Vocabulary
-from torch_table_loader.planning.column_statistics import ColumnStatistics
+from torch_table_loader.option_values import ColumnStatistics, Hash, Pad, UnsupportedForm, Vocabulary
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -100,9 +100,6 @@ def evening(text: str) -> bool | str:
     return text if text != "no" else False
 
 
-TABLE_FORMATS = ("iceberg", "delta")
-"""Values of --format besides the formats of files."""
-
 SNAPSHOTS = ("catalog", "table", "snapshot_id", "branch", "tag", "as_of")
 """The keywords that name a table of Iceberg or Delta Lake, and the snapshot to read."""
 

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from torch_table_loader.cli.arguments import SNAPSHOTS, TABLE_FORMATS, flag_of, loader_keywords
+from torch_table_loader.cli.arguments import SNAPSHOTS, flag_of, loader_keywords
 from torch_table_loader.dataset import StructuredDataset, TableDataset
 from torch_table_loader.engine.ray_cluster import RayCluster, ray_cluster
 from torch_table_loader.errors import ConfigError
+from torch_table_loader.installed import load
 from torch_table_loader.source.folders import format_of_folder
 
 
@@ -30,7 +31,7 @@ def asked_for(typed: argparse.Namespace, **own: Any) -> tuple[type[TableDataset]
     if (path is None) == ("table" not in chosen):
         raise ConfigError("name one table: PATH, or --table with the --catalog that has it")
     kind = _kind(keywords, chosen)
-    if kind not in TABLE_FORMATS:
+    if kind is None or kind not in _DATASETS:
         if chosen:
             raise ConfigError(
                 f"{flag_of(next(iter(chosen)))} is for Iceberg and Delta Lake tables, but this is a table of plain "
@@ -41,13 +42,8 @@ def asked_for(typed: argparse.Namespace, **own: Any) -> tuple[type[TableDataset]
         keywords.pop(name, None)
     if path is not None and not isinstance(path, str):
         raise ConfigError(f"expected the path of one table, got {len(path)} paths; name one")
-    if kind == "iceberg":
-        from torch_table_loader.iceberg import IcebergDataset
-
-        return IcebergDataset, keywords | _iceberg(path, chosen)
-    from torch_table_loader.delta import DeltaDataset
-
-    return DeltaDataset, keywords | _delta(path, chosen)
+    name, said = _DATASETS[kind]
+    return getattr(load(kind), name), keywords | said(path, chosen)
 
 
 def _kind(keywords: Mapping[str, Any], chosen: Mapping[str, Any]) -> str | None:
@@ -76,6 +72,13 @@ def _delta(path: str | None, chosen: Mapping[str, Any]) -> dict[str, Any]:
         if name not in names:
             raise ConfigError(f"{flag_of(name)} is for Iceberg tables, but this is a Delta Lake table; leave it out")
     return {"table_uri": path, **{names[name]: value for name, value in chosen.items()}}
+
+
+_DATASETS: dict[str, tuple[str, Callable[[str | None, Mapping[str, Any]], dict[str, Any]]]] = {
+    "iceberg": ("IcebergDataset", _iceberg),
+    "delta": ("DeltaDataset", _delta),
+}
+"""By format: the class of its datasets, and what makes its arguments of the table and the snapshot that are named."""
 
 
 def open_table(typed: argparse.Namespace, **own: Any) -> TableDataset:

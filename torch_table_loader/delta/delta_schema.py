@@ -15,30 +15,30 @@ from torch_table_loader.table_formats import (
     Column,
     NamedIds,
     TableColumns,
+    Types,
     UnreadableTypeError,
     arrow_schema,
-    nested_type,
-    primitive_type,
-    readable,
 )
 
 _ID = "delta.columnMapping.id"
 _NAME = "delta.columnMapping.physicalName"
-_PRIMITIVES = {
-    "boolean": pa.bool_(),
-    "byte": pa.int8(),
-    "short": pa.int16(),
-    "integer": pa.int32(),
-    "long": pa.int64(),
-    "float": pa.float32(),
-    "double": pa.float64(),
-    "date": pa.date32(),
-    "timestamp": pa.timestamp("us", "UTC"),
-    "timestamp_ntz": pa.timestamp("us"),
-    "string": pa.string(),
-    "binary": pa.binary(),
-    "void": pa.null(),
-}
+_TYPES = Types(
+    {
+        "boolean": pa.bool_(),
+        "byte": pa.int8(),
+        "short": pa.int16(),
+        "integer": pa.int32(),
+        "long": pa.int64(),
+        "float": pa.float32(),
+        "double": pa.float64(),
+        "date": pa.date32(),
+        "timestamp": pa.timestamp("us", "UTC"),
+        "timestamp_ntz": pa.timestamp("us"),
+        "string": pa.string(),
+        "binary": pa.binary(),
+        "void": pa.null(),
+    }
+)
 _Names = dict[str, tuple[int | None, NamedIds]]
 
 
@@ -76,7 +76,7 @@ def read_delta_schema(fields: Sequence[Mapping[str, Any]], partition: Sequence[s
     reader = _SchemaReader(mode, itertools.count(-1, -1))
     physical = {field["name"]: reader.physical(field) for field in fields}
     readers = {field["name"]: partial(reader.column, field, in_log=field["name"] in partition) for field in fields}
-    found, unreadable = readable(readers)
+    found, unreadable = _TYPES.readable(readers)
     columns = tuple(column for column, _ in found)
     names = {physical[each.name]: (each.field_id, inner) for each, inner in found if each.name not in partition}
     if mode == "id":
@@ -112,13 +112,13 @@ class _SchemaReader:
 
     def _typed(self, field_id: int, name: str, kind: Any, *, required: bool) -> tuple[Column, NamedIds]:
         if not isinstance(kind, Mapping):
-            return Column(field_id, name, primitive_type(kind, _PRIMITIVES), required), NamedIds({})
+            return Column(field_id, name, _TYPES.primitive(kind), required), NamedIds({})
         names: _Names = {}
         parts: list[Column] = []
         for called, (column, inner) in self._children(kind):
             parts.append(column)
             names[called] = (column.field_id, inner)
-        return Column(field_id, name, nested_type(kind["type"], parts), required, None, tuple(parts)), NamedIds(names)
+        return Column(field_id, name, _TYPES.nested(kind["type"], parts), required, None, tuple(parts)), NamedIds(names)
 
     def _children(self, kind: Mapping[str, Any]) -> Iterator[tuple[str, tuple[Column, NamedIds]]]:
         if kind["type"] == "struct":

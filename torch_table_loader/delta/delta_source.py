@@ -28,7 +28,6 @@ from torch_table_loader.delta.log import (
 )
 from torch_table_loader.errors import ConfigError, TableError
 from torch_table_loader.table_formats import (
-    MOST_OF_A_FILE,
     Column,
     Commit,
     DataFile,
@@ -39,7 +38,6 @@ from torch_table_loader.table_formats import (
     ListedFiles,
     TableRequest,
     TableStorage,
-    facts_of,
     predicate_of,
     shown_url,
 )
@@ -320,7 +318,7 @@ def _facts(adds: pa.Table, physical: str, kind: pa.DataType) -> list[Facts]:
     rows = adds["num_records"].to_pylist()
     counts = [None if each is None else each.as_py() for each in nulls]
     spare = _MILLISECOND if pa.types.is_timestamp(kind) else 0
-    return [facts_of(kind, *each, spare=spare) for each in zip(rows, counts, low, high, strict=True)]
+    return [Facts.of_statistics(kind, *each, spare=spare) for each in zip(rows, counts, low, high, strict=True)]
 
 
 def _inside(adds: pa.Table, name: str, physical: str) -> Any:
@@ -374,11 +372,11 @@ def _numbers(adds: pa.Table, name: str, root: str) -> NDArray[np.int64]:
     """Return a column of counts; −1 where there is none."""
     column = adds[name].cast(pa.int64())
     least, most = pc.min_max(column).values()
-    if least.is_valid and not 0 <= least.as_py() <= most.as_py() <= MOST_OF_A_FILE:
+    if least.is_valid and not 0 <= least.as_py() <= most.as_py() <= DataFile.MOST:
         wrong = column.to_numpy()
-        place = int(np.flatnonzero((wrong < 0) | (wrong > MOST_OF_A_FILE))[0])
+        place = int(np.flatnonzero((wrong < 0) | (wrong > DataFile.MOST))[0])
         raise TableError(
-            f"{name} of {adds['path'][place].as_py()} must be a number from 0 to {MOST_OF_A_FILE}, "
+            f"{name} of {adds['path'][place].as_py()} must be a number from 0 to {DataFile.MOST}, "
             f"got {column[place].as_py()} in the log of {root}; fix the table's log, or read another version"
         )
     found: NDArray[np.int64] = column.fill_null(-1).to_numpy()

@@ -334,7 +334,7 @@ class LogFiles:
         """Check that each commit that a version is made of holds an action."""
         _, commits = self._made_of(version)
         unknown = [each for each in commits if each not in self._checked]
-        self.storage.each(self._check, unknown, _REQUESTS)
+        self.storage.each(self._check, unknown, near=1, far=_REQUESTS)
         self._checked.update(unknown)
 
     def check_nesting(self, version: int | None, *, every: bool = False) -> int | None:
@@ -348,7 +348,9 @@ class LogFiles:
         except FileNotFoundError:
             return version
         version, names = self._parts(version, every=every)
-        self.storage.each(self._check_nesting, [name for name in names if name not in self._flat], _REQUESTS)
+        self.storage.each(
+            self._check_nesting, [name for name in names if name not in self._flat], near=1, far=_REQUESTS
+        )
         self._flat.update(names)
         return version
 
@@ -421,7 +423,7 @@ class LogFiles:
         """
         checkpoint, commits = self._made_of(version)
         names = [*checkpoint, *(_commit_name(each) for each in commits)]
-        self.storage.each(self._keep, [name for name in names if name not in self._read], _REQUESTS)
+        self.storage.each(self._keep, [name for name in names if name not in self._read], near=1, far=_REQUESTS)
         found: dict[str, Vector | None] = {}
         for name in names:  # the newest add of a path says what is deleted from it
             found |= self._read[name]

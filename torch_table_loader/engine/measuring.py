@@ -23,7 +23,7 @@ from torch_table_loader.cancellation import Threads
 from torch_table_loader.engine.machine import usable_cpus
 from torch_table_loader.errors import ConfigError, ConfigTypeError
 from torch_table_loader.messages import progress_bar
-from torch_table_loader.planning.column_statistics import ColumnStatistics
+from torch_table_loader.option_values import ColumnStatistics
 from torch_table_loader.planning.value_sums import ValueSums
 from torch_table_loader.predicates.filter_form import filter_key
 from torch_table_loader.ranges import FetchSettings, TasksAhead

@@ -9,8 +9,9 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing, nullcontext
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pydantic import ValidationError
 from pyiceberg.catalog import Catalog, CatalogType, load_catalog
@@ -26,29 +27,27 @@ from pyiceberg.table import StaticTable, Table
 from pyiceberg.typedef import IcebergBaseModel
 from pyiceberg.utils.config import Config, merge_config
 
-from torch_table_loader.cancellation import cancellable
-from torch_table_loader.causes import store_error_type
 from torch_table_loader.errors import (
     ConfigError,
     ConfigTypeError,
     MissingExtraError,
     MissingFileError,
-    StorageError,
     TableError,
     TableLoaderError,
 )
 from torch_table_loader.iceberg.metadata import TableMetadata, read_metadata
 from torch_table_loader.iceberg.named_code import callers_of, guarded, refuse_code
 from torch_table_loader.iceberg.rest_client import LimitedRestCatalog, is_rest, watch
-from torch_table_loader.messages import did_you_mean, the_nearest, warn_caller
-from torch_table_loader.option_values import RemoteOptions, of_the_store
-from torch_table_loader.scrubbing import scrub, secrets_of, shown_url
-from torch_table_loader.sizes import sizes
-from torch_table_loader.source.retrying import Attempts, RetryPolicy, TrafficCounter
-from torch_table_loader.source.table_storage import TableStorage, read_areas, read_overrides, read_whole
-
-if TYPE_CHECKING:
-    from torch_table_loader.contracts import Storage
+from torch_table_loader.table_formats import (
+    Service,
+    TableStorage,
+    cancellable,
+    did_you_mean,
+    shown_url,
+    sizes,
+    the_nearest,
+    warn_caller,
+)
 
 _SHORT = {
     "region_name": ("glue.region", "s3.region"),
@@ -96,7 +95,7 @@ class TableAddress:
             pyiceberg Catalog.
         metadata_location: a metadata.json, or a folder with a version hint, instead of a catalog.
         location_override: prefixes of the metadata's paths, and their replacements.
-        storage_options: for the file system; they take precedence over the catalog's. `RemoteOptions` among them hold
+        storage_options: for the file system; they take precedence over the catalog's. How long to repeat requests holds
             for the catalog too.
         credentials: returns fresh storage properties, as pyiceberg names them, whenever the current ones expire.
         allow_locations: URLs of other places where the table's files may be.
@@ -111,9 +110,9 @@ class TableAddress:
     allow_locations: Sequence[str] | None = None
 
     @property
-    def retry_seconds(self) -> float:
-        """How long to retry a failed request to the catalog or a store."""
-        return RemoteOptions.of(self.storage_options).retry_seconds
+    def catalog(self) -> Service:
+        """The catalog, which is asked as the stores are."""
+        return Service.of("the catalog", self.storage_options)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -127,9 +126,7 @@ class OpenTable:
 
 def open_table(at: TableAddress) -> OpenTable:
     """Return the table at an address."""
-    overrides = read_overrides(at.location_override)
-    allowed = read_areas(at.allow_locations)
-    options = of_the_store(at.storage_options)
+    callers = TableStorage.at("", None, at.storage_options, at.allow_locations, location_override=at.location_override)
     table, catalog_config, credentials = at.table, at.catalog_config, at.credentials
     if credentials is not None and not callable(credentials):
         raise ConfigTypeError(f"credentials must be callable, got {type(credentials).__name__}")
@@ -137,15 +134,15 @@ def open_table(at: TableAddress) -> OpenTable:
     if at.metadata_location is not None:
         properties = {**(_properties(catalog_config) if isinstance(catalog_config, Mapping) else {}), **given}
         location = os.fspath(at.metadata_location)
-        settings = (properties, options, overrides, credentials, allowed, at.retry_seconds)
+        storage = replace(callers, location=location, properties=properties, provider=credentials)
         if is_folder(location):
-            location = newest_metadata(TableStorage(hint_of(location), *settings), location)
-        storage = TableStorage(location, *settings)
+            location = newest_metadata(replace(storage, location=hint_of(location)), location)
+            storage = replace(storage, location=location)
         metadata = read_metadata(storage, location)
         refuse_code(metadata.properties, properties, f"the metadata {metadata.place}")
         name = table if isinstance(table, str) else shown_url(metadata.location).rpartition("/")[2]
         return OpenTable(name, metadata, storage)
-    found = table if isinstance(table, Table) else _from_catalog(table, catalog_config, at.retry_seconds)
+    found = table if isinstance(table, Table) else _from_catalog(table, catalog_config, at.catalog)
     location = found.metadata_location
     if not isinstance(location, str) or not location:
         raise TableError(
@@ -156,9 +153,9 @@ def open_table(at: TableAddress) -> OpenTable:
     raw = json.loads(IcebergBaseModel.model_dump_json(found.metadata, by_alias=True))
     metadata = TableMetadata(raw, shown_url(location))
     refuse_code(metadata.properties, callers_of(found.catalog), f"the metadata {metadata.place}")
-    provider = credentials or _reloading(table, catalog_config, at.retry_seconds)
+    provider = credentials or _reloading(table, catalog_config, at.catalog)
     known = {**_storage_properties(found), **given}
-    storage = TableStorage(location, known, options, overrides, provider, allowed, at.retry_seconds)
+    storage = replace(callers, location=location, properties=known, provider=provider)
     return OpenTable(".".join(found.name()), metadata, storage)
 
 
@@ -166,7 +163,7 @@ def as_it_is_now(at: TableAddress) -> TableAddress:
     """Reload a pyiceberg Table if it has a catalog; a name stays a name."""
     table = at.table
     known = isinstance(table, Table) and not isinstance(table, StaticTable)
-    return replace(at, table=_from_catalog(table.name(), table.catalog, at.retry_seconds)) if known else at
+    return replace(at, table=_from_catalog(table.name(), table.catalog, at.catalog)) if known else at
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,16 +172,16 @@ class _Reloading:
 
     table: Any
     catalog_config: Any = field(repr=False)
-    retry_seconds: float
+    service: Service
 
     def __call__(self) -> Mapping[str, Any]:
-        return _storage_properties(_from_catalog(self.table, self.catalog_config, self.retry_seconds))
+        return _storage_properties(_from_catalog(self.table, self.catalog_config, self.service))
 
 
-def _reloading(table: Any, catalog_config: Any, retry_seconds: float) -> _Reloading | None:
+def _reloading(table: Any, catalog_config: Any, service: Service) -> _Reloading | None:
     known = isinstance(table, str | tuple) and isinstance(catalog_config, str | Mapping)
     config = dict(catalog_config) if isinstance(catalog_config, Mapping) else catalog_config
-    return _Reloading(table, config, retry_seconds) if known else None
+    return _Reloading(table, config, service) if known else None
 
 
 def _storage_properties(found: Table) -> dict[str, Any]:
@@ -201,7 +198,7 @@ def _storage_properties(found: Table) -> dict[str, Any]:
     return {**own, **found.catalog.properties}
 
 
-def _from_catalog(table: Any, catalog_config: Any, retry_seconds: float) -> Table:
+def _from_catalog(table: Any, catalog_config: Any, service: Service) -> Table:
     if not isinstance(table, str | tuple) or not table:
         raise ConfigTypeError(
             f'table must be a name such as "db.table" or a pyiceberg Table, got {type(table).__name__}'
@@ -218,11 +215,11 @@ def _from_catalog(table: Any, catalog_config: Any, retry_seconds: float) -> Tabl
         raise ConfigError(f'a table has a name of two or more parts, such as "db.table", got {table!r}')
     # A catalog that is created here is closed again, together with its connections.
     given = isinstance(catalog_config, Catalog)
-    with nullcontext(catalog_config) if given else closing(_made(catalog_config, retry_seconds)) as catalog:
+    with nullcontext(catalog_config) if given else closing(_made(catalog_config, service)) as catalog:
         asked = guarded(catalog)
         if isinstance(asked, RestCatalog):
             watch(asked)
-        return _loaded_table(asked, name, retry_seconds)
+        return _loaded_table(asked, name, service)
 
 
 def _is_path(table: str) -> bool:
@@ -230,8 +227,8 @@ def _is_path(table: str) -> bool:
     return slashes or table.endswith(".metadata.json") or ("." not in table and Path(table).is_dir())
 
 
-def _loaded_table(catalog: Catalog, name: tuple[str, ...], retry_seconds: float) -> Table:
-    attempts = _attempts(catalog.properties, retry_seconds)
+def _loaded_table(catalog: Catalog, name: tuple[str, ...], service: Service) -> Table:
+    attempts = service.attempts(partial(_error_text, properties=catalog.properties))
 
     def load() -> Table:
         try:
@@ -260,19 +257,13 @@ def _loaded_table(catalog: Catalog, name: tuple[str, ...], retry_seconds: float)
             "table's metadata file as metadata_location=, and columns= without that column"
         ) from None
     except Exception as error:  # noqa: BLE001 - each catalog's client has roots of its own
-        raise store_error_type(error, missing=StorageError)(
+        raise service.error_type(error)(
             f"the catalog did not return the table {'.'.join(name)!r}: {_error_text(error, catalog.properties)}"
             f"{attempts.note}; check that the name has two or more parts, the catalog's address, and the credentials"
         ) from None
 
 
-def _attempts(properties: Mapping[str, Any], retry_seconds: float) -> Attempts:
-    """Prepare a request to a catalog that may be repeated."""
-    policy = RetryPolicy(retry_seconds)
-    return Attempts(policy, TrafficCounter(), "the catalog", lambda error: _error_text(error, properties))
-
-
-def _made(config: Any, retry_seconds: float) -> Catalog:
+def _made(config: Any, service: Service) -> Catalog:
     if isinstance(config, str):
         own = Config()  # the file and environment as they are now: pyiceberg keeps what they were when it was imported
         known = own.get_known_catalogs()
@@ -281,7 +272,7 @@ def _made(config: Any, retry_seconds: float) -> Catalog:
             named = repr(config) if did_you_mean(config, known) else "of that name"
             near = the_nearest(config, sorted(known))
             raise ConfigError(f"neither .pyiceberg.yaml nor the environment has a catalog {named}; {near}")
-        return _loaded(config, own.get_catalog_config(config) or {}, retry_seconds)
+        return _loaded(config, own.get_catalog_config(config) or {}, service)
     if not isinstance(config, Mapping) or not config:
         raise ConfigTypeError(
             'catalog_config must be a mapping such as {"type": "sql", "uri": …}, the name of a catalog in '
@@ -290,12 +281,12 @@ def _made(config: Any, retry_seconds: float) -> Catalog:
             else 'catalog_config is empty; pass {"type": "sql", "uri": …}, or metadata_location='
         )
     properties = _properties(config)
-    return _loaded(str(properties.pop("name", "default")), properties, retry_seconds)
+    return _loaded(str(properties.pop("name", "default")), properties, service)
 
 
-def _loaded(name: str, properties: Mapping[str, Any], retry_seconds: float) -> Catalog:
+def _loaded(name: str, properties: Mapping[str, Any], service: Service) -> Catalog:
     known: dict[str, Any] = merge_config(Config().get_catalog_config(name) or {}, dict(properties))
-    attempts = _attempts(known, retry_seconds)
+    attempts = service.attempts(partial(_error_text, properties=known))
 
     def load() -> Catalog:
         return LimitedRestCatalog(name, **known) if is_rest(known) else load_catalog(name, **properties)
@@ -313,9 +304,7 @@ def _loaded(name: str, properties: Mapping[str, Any], retry_seconds: float) -> C
         text = _error_text(error, {**known, "type-token": kind, "name-token": name})
         if isinstance(error, ValueError | TypeError | KeyError):
             raise ConfigError(f"no catalog can be opened with catalog_config ({shown}): {text}") from None
-        raise store_error_type(error, missing=StorageError)(
-            f"the catalog ({shown}) does not answer: {text}{attempts.note}"
-        ) from None
+        raise service.error_type(error)(f"the catalog ({shown}) does not answer: {text}{attempts.note}") from None
 
 
 def _properties(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -387,7 +376,7 @@ def _error_text(error: BaseException, properties: Mapping[str, Any]) -> str:
         text = "; ".join(f"{'.'.join(map(str, fault['loc']))}: {fault['msg']}" for fault in faults)
     else:
         text = f"{type(error).__name__}: {error}"
-    text = _QUOTED.sub(r"\1, which is not shown", scrub(text, secrets_of(properties)))
+    text = _QUOTED.sub(r"\1, which is not shown", Service.scrubbed(text, properties))
     return text if len(text) <= _MOST_TEXT else f"{text[:_MOST_TEXT]}…"
 
 
@@ -409,7 +398,7 @@ def hint_of(folder: str) -> str:
     return f"{folder.rstrip('/')}/metadata/version-hint.text"
 
 
-def newest_metadata(storage: Storage, folder: str) -> str:
+def newest_metadata(storage: TableStorage, folder: str) -> str:
     """Return the newest metadata file of a folder.
 
     A writer commits by creating the file of the next version, and updates the hint afterwards. The hint may therefore
@@ -417,7 +406,7 @@ def newest_metadata(storage: Storage, folder: str) -> str:
     """
     hint = hint_of(folder)
     try:
-        text = read_whole(storage, hint).decode("ascii", "replace").strip()
+        text = storage.read_whole(hint).decode("ascii", "replace").strip()
     except MissingFileError as error:
         raise ConfigError(
             f"metadata_location must be a metadata.json, or a folder that holds metadata/version-hint.text, and "
@@ -437,11 +426,11 @@ def newest_metadata(storage: Storage, folder: str) -> str:
     return found
 
 
-def _version(storage: Storage, above: str, number: int) -> str | None:
+def _version(storage: TableStorage, above: str, number: int) -> str | None:
     return next((path for name in _NAMES if _is_there(storage, path := f"{above}/{name.format(number)}")), None)
 
 
-def _is_there(storage: Storage, path: str) -> bool:
+def _is_there(storage: TableStorage, path: str) -> bool:
     try:
         storage.version(path)
     except MissingFileError:

@@ -16,19 +16,11 @@ from uuid import UUID
 
 import fastavro
 
-from torch_table_loader.cancellation import Threads
 from torch_table_loader.errors import MissingExtraError, MissingFileError, TableLoaderError
 from torch_table_loader.iceberg.checked import many, mapping, text, torn, unfit, unlike, whole
-from torch_table_loader.nesting import load_json
-from torch_table_loader.predicates.facts import Facts
-from torch_table_loader.ranges import STAT_THREADS
-from torch_table_loader.records import PATH_FIELD
-from torch_table_loader.scrubbing import shown_url
-from torch_table_loader.sizes import sizes
-from torch_table_loader.source.table_storage import MOST_OF_A_FILE, read_whole
+from torch_table_loader.table_formats import DataFile, Facts, TableStorage, load_json, shown_url, sizes
 
 if TYPE_CHECKING:
-    from torch_table_loader.contracts import Storage
     from torch_table_loader.iceberg.metadata import Snapshot
 
 REMEDY = "restore it, or read a snapshot that does not need it"
@@ -47,8 +39,15 @@ DATA, POSITION_DELETES, EQUALITY_DELETES = 0, 1, 2
 _EXISTING, _ADDED, _DELETED = 0, 1, 2
 _STATUS_NAMES = ("existing", "added", "deleted")
 
-_FAR_REQUESTS = 32
-"""Manifests that are requested in parallel from a remote store."""
+_REQUESTS = {"near": 16, "far": 32}
+"""Manifests that are read in parallel from this machine, and from a remote store."""
+
+# https://iceberg.apache.org/spec/#reserved-field-ids
+PATH_FIELD = 2147483546
+"""The column of a position delete file that names the data file."""
+
+POSITION_FIELD = 2147483545
+"""The column of a position delete file with the deleted row's position in the data file."""
 
 _UNKNOWN_ROWS = -1
 """Names that older versions of Spark's migration use for Avro files."""
@@ -58,7 +57,7 @@ _PARTITION_VALUES = (type(None), bool, int, float, str, bytes, Decimal, UUID, dt
 
 
 def read_records(
-    storage: Storage, path: str, what: str, num_bytes: int | None = None
+    storage: TableStorage, path: str, what: str, num_bytes: int | None = None
 ) -> tuple[Iterator[dict[str, Any]], Mapping[str, str], int]:
     """Read an Avro file; its records are decoded lazily.
 
@@ -69,7 +68,7 @@ def read_records(
     """
     shown = shown_url(path)
     try:
-        data = read_whole(storage, path, num_bytes)
+        data = storage.read_whole(path, num_bytes)
     except MissingFileError as error:
         raise MissingFileError(f"the {what} {shown} is gone; {REMEDY}", shown) from error
 
@@ -313,7 +312,7 @@ def partition_key(values: tuple[Any, ...]) -> Hashable:
     return repr(values) if any(isinstance(value, float) for value in values) else values
 
 
-def list_manifests(storage: Storage, snapshot: Snapshot) -> list[Manifest]:
+def list_manifests(storage: TableStorage, snapshot: Snapshot) -> list[Manifest]:
     """Read the manifest list of a snapshot."""
     if snapshot.id is None:
         return []
@@ -367,7 +366,7 @@ def _maybe(row: Mapping[str, Any], name: str) -> int | None:
 
 
 def read_manifests(
-    storage: Storage,
+    storage: TableStorage,
     manifests: Sequence[Manifest],
     keep: Callable[[Entry, Raw], bool] | None = None,
     spans: Callable[[Raw], Spans] = lambda _: (),
@@ -388,14 +387,10 @@ def read_manifests(
                 kept.append(entry)
         return kept, listed
 
-    if len(manifests) <= 1:
-        return list(map(read, manifests))
-    threads = STAT_THREADS if storage.is_local else _FAR_REQUESTS
-    with Threads(min(len(manifests), threads), "table-loader-manifests") as pool:
-        return list(pool.map(read, manifests))
+    return storage.each(read, manifests, **_REQUESTS)
 
 
-def _entries(storage: Storage, manifest: Manifest, spans: Callable[[Raw], Spans]) -> Iterator[tuple[Entry, Raw]]:
+def _entries(storage: TableStorage, manifest: Manifest, spans: Callable[[Raw], Spans]) -> Iterator[tuple[Entry, Raw]]:
     rows, header, num_bytes = read_records(storage, manifest.path, "manifest", manifest.num_bytes)
     what = f"the manifest {shown_url(manifest.path)} must match its list and the format, but does not"
     reader = _ManifestReader(manifest, spans)
@@ -441,7 +436,7 @@ class _ManifestReader:
         """Read a record; None if its file is deleted."""
         status = whole(row.get("status"), "status", _EXISTING, _DELETED)
         raw = mapping(row.get("data_file"), "data_file")
-        num_rows = whole(raw.get("record_count"), "record_count", _UNKNOWN_ROWS, MOST_OF_A_FILE)
+        num_rows = whole(raw.get("record_count"), "record_count", _UNKNOWN_ROWS, DataFile.MOST)
         self._files[status] += 1
         self._rows[status] += num_rows
         if status == _DELETED:
@@ -463,7 +458,7 @@ class _ManifestReader:
             sequence_number=self._sequence_number(row, status),
             first_row_id=self._first_row_id(raw, num_rows),
             num_rows=None if num_rows == _UNKNOWN_ROWS else num_rows,
-            num_bytes=whole(raw.get("file_size_in_bytes"), "file_size_in_bytes", 0, MOST_OF_A_FILE),
+            num_bytes=whole(raw.get("file_size_in_bytes"), "file_size_in_bytes", 0, DataFile.MOST),
             split_offsets=_wholes(raw, "split_offsets"),
             deletes=None if content == DATA else _deletes_info(raw),
             spans=self._spans(raw),
@@ -499,7 +494,7 @@ class _ManifestReader:
             raise ValueError("sequence_number must be there of a file that an earlier commit added, and is missing")
         if own is None:
             return most
-        return whole(own, "sequence_number", 0, most if self._manifest.listed else MOST_OF_A_FILE)
+        return whole(own, "sequence_number", 0, most if self._manifest.listed else DataFile.MOST)
 
     def _first_row_id(self, raw: Raw, num_rows: int) -> int | None:
         own, following = _maybe(raw, "first_row_id"), self._next_row_id

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import datetime as dt
 import decimal
-import gzip
-import io
-import json
 import re
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from operator import itemgetter
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import pyarrow as pa
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
@@ -31,43 +28,31 @@ from torch_table_loader.iceberg.checked import (
     unlike,
     whole,
 )
-from torch_table_loader.messages import the_nearest
-from torch_table_loader.nesting import load_json, too_deep
-from torch_table_loader.records import (
-    CHANGE_ORDINAL_FIELD,
-    CHANGE_TYPE_FIELD,
-    COMMIT_SNAPSHOT_FIELD,
-    LAST_UPDATED_FIELD,
-    ROW_ID_FIELD,
+from torch_table_loader.table_formats import (
     Column,
     NamedIds,
-)
-from torch_table_loader.scrubbing import shown_url
-from torch_table_loader.sizes import sizes
-from torch_table_loader.source.snapshot_files import (
+    TableRequest,
+    TableStorage,
+    Types,
     UnreadableTypeError,
-    nested_type,
-    primitive_type,
-    read_time,
-    readable,
-    shown_time,
+    load_json,
+    shown_url,
+    the_nearest,
 )
-from torch_table_loader.source.table_storage import MOST_BYTES, read_whole, too_large
-
-if TYPE_CHECKING:
-    from torch_table_loader.contracts import Storage
 
 NAME_MAPPING = "schema.name-mapping.default"
 
-ROW_ID = Column(ROW_ID_FIELD, "_row_id", pa.int64())
-LAST_UPDATED = Column(LAST_UPDATED_FIELD, "_last_updated_sequence_number", pa.int64())
-LINEAGE = (ROW_ID, LAST_UPDATED)
+# https://iceberg.apache.org/spec/#reserved-field-ids
+LINEAGE = (
+    Column(2147483540, "_row_id", pa.int64(), lineage="row"),
+    Column(2147483539, "_last_updated_sequence_number", pa.int64(), lineage="commit"),
+)
 """Row lineage (v3): reserved columns, which are only read on request."""
 
 CHANGES = (
-    Column(CHANGE_TYPE_FIELD, "_change_type", pa.string(), required=True),
-    Column(CHANGE_ORDINAL_FIELD, "_change_ordinal", pa.int32(), required=True),
-    Column(COMMIT_SNAPSHOT_FIELD, "_commit_snapshot_id", pa.int64(), required=True),
+    Column(2147483543, "_change_type", pa.string(), required=True),
+    Column(2147483542, "_change_ordinal", pa.int32(), required=True),
+    Column(2147483541, "_commit_snapshot_id", pa.int64(), required=True),
 )
 """Columns of a changelog about its rows, under Spark's names."""
 
@@ -95,6 +80,14 @@ _INNER = {"struct": (), "list": ("element",), "map": ("key", "value")}
 """What types contain beside fields."""
 
 _ZONE = re.compile(r"(?:Z|[+-]\d\d:\d\d)$")
+
+
+def _fixed(kind: str) -> pa.DataType | None:
+    match = _FIXED.fullmatch(kind)
+    return pa.binary(int(match[1])) if match and 0 < int(match[1]) <= _MOST_FIXED else None
+
+
+_TYPES = Types(_PRIMITIVES, _fixed)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -131,7 +124,7 @@ def read_schema(struct: Any, place: str = "schema") -> Schema:
         name: partial(reader.field, field, f"{place}.fields[{at}]", 0)
         for at, (name, field) in enumerate(zip(names, fields, strict=True))
     }
-    columns, unreadable = readable(readers)
+    columns, unreadable = _TYPES.readable(readers)
     unlike(reader.ids, f"{place}: id of a column")
     schema_id = known.get("schema-id")
     return Schema(0 if schema_id is None else whole(schema_id, f"{place}.schema-id"), columns, unreadable, fields)
@@ -153,11 +146,11 @@ class _SchemaReader:
     def _column(self, field_id: Any, name: str, kind: Any, required: bool, place: str, depth: int) -> Column:
         self.ids.append(known := whole(field_id, f"{place}: id"))
         if not isinstance(kind, dict):
-            return Column(known, name, _primitive(text(kind, f"{place}.type")), required)
+            return Column(known, name, _TYPES.primitive(text(kind, f"{place}.type")), required)
         if depth >= _MOST_DEPTH:
             raise ValueError(f"{place[:80]}… must be a type at most {_MOST_DEPTH} deep, got a deeper one")
         children = tuple(self._children(kind, f"{place}.type", depth + 1))
-        return Column(known, name, nested_type(kind["type"], children), required, None, children)
+        return Column(known, name, _TYPES.nested(kind["type"], children), required, None, children)
 
     def _children(self, kind: Mapping[str, Any], place: str, depth: int) -> Iterator[Column]:
         name = text(kind.get("type"), f"{place}.type")
@@ -199,9 +192,10 @@ def read_name_mapping(text: str) -> NamedIds:
     >>> read_name_mapping('[{"field-id": 1, "names": ["a", "b"]}]').ids["b"][0]
     1
     """
-    if too_deep(text) is not None:
-        raise unfit(NAME_MAPPING, f"JSON that nests at most {sizes().json_levels} levels deep", text)
-    entries = many(json.loads(text), NAME_MAPPING)
+    try:
+        entries = many(load_json(text, NAME_MAPPING), NAME_MAPPING)
+    except TableError as error:  # it nests too deep
+        raise ValueError(str(error)) from error
     return _named_ids([modelled(_NamedField, each, f"{NAME_MAPPING}[{at}]") for at, each in enumerate(entries)])
 
 
@@ -245,12 +239,6 @@ def _default(name: str, value: Any, kind: pa.DataType) -> Any:
         return read_value(value, kind)
     except (ValueError, TypeError, AttributeError, ArithmeticError, pa.ArrowException) as error:
         raise unfit(f"the initial-default of the column {name!r}", f"a value of the type {kind}", value) from error
-
-
-def _primitive(kind: str) -> pa.DataType:
-    if (match := _FIXED.fullmatch(kind)) and 0 < int(match[1]) <= _MOST_FIXED:
-        return pa.binary(int(match[1]))
-    return primitive_type(kind, _PRIMITIVES)
 
 
 def read_value(value: Any, kind: pa.DataType) -> Any:
@@ -536,14 +524,15 @@ class TableMetadata:
         if isinstance(as_of, int) and not isinstance(as_of, bool):
             wanted = as_of
         else:
-            wanted = int(read_time("as_of", as_of, "a datetime, ISO text or milliseconds").timestamp() * 1000)
+            when = TableRequest.time_of("as_of", as_of, "a datetime, ISO text or milliseconds")
+            wanted = int(when.timestamp() * 1000)
         known = self._parsed.snapshot_log or self.snapshots.values()
         log = [(each.timestamp_ms, each.snapshot_id) for each in known if each.timestamp_ms is not None]
         passed = [entry for entry in log if entry[0] <= wanted]
         if not passed:
             first = min((time for time, _ in log), default=None)
-            begun = "it has none" if first is None else f"its first is from {shown_time(first)}"
-            raise ConfigError(f"the table had no snapshot at {shown_time(wanted)}; {begun}")
+            begun = "it has none" if first is None else f"its first is from {TableRequest.shown_time(first)}"
+            raise ConfigError(f"the table had no snapshot at {TableRequest.shown_time(wanted)}; {begun}")
         return max(passed, key=itemgetter(0))[1]
 
 
@@ -562,11 +551,11 @@ def _one_of(value: int, known: Sequence[int], place: str, what: str) -> None:
         raise ValueError(f"{place} must be the id of a {what} of the table, whose newest are {listed}, got {value}")
 
 
-def read_metadata(storage: Storage, location: str) -> TableMetadata:
+def read_metadata(storage: TableStorage, location: str) -> TableMetadata:
     """Read a metadata file, plain or compressed."""
-    data = read_whole(storage, location)
+    data = storage.read_whole(location)
     try:
-        raw = mapping(load_json(_decompressed(data, location), shown_url(location)), "the file")
+        raw = mapping(load_json(storage.unzipped(data, location), shown_url(location)), "the file")
     except TableError:
         raise
     except Exception as error:  # gzip, zlib and json raise many kinds of errors
@@ -578,13 +567,3 @@ def read_metadata(storage: Storage, location: str) -> TableMetadata:
             "that it is made of, or write its rows into a table"
         )
     return TableMetadata(raw, shown_url(location))
-
-
-def _decompressed(data: bytes, location: str) -> bytes:
-    if data[:2] != b"\x1f\x8b":
-        return data
-    with gzip.GzipFile(fileobj=io.BytesIO(data)) as source:
-        data = source.read(MOST_BYTES + 1)
-    if len(data) > MOST_BYTES:
-        raise too_large(location, "more, once decompressed")
-    return data

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
 import pyarrow as pa
+import pyarrow.compute as pc
 from pyiceberg.expressions import BooleanExpression, parser
 from pyiceberg.expressions.visitors import bind
 from pyiceberg.io.pyarrow import expression_to_pyarrow
@@ -20,13 +21,10 @@ from pyiceberg.schema import Schema
 from pyiceberg.transforms import BucketTransform
 from pyiceberg.types import NestedField
 
-from torch_table_loader.arrow import compute as pc
 from torch_table_loader.errors import ConfigError, ConfigTypeError
 from torch_table_loader.iceberg.manifests import DATA
 from torch_table_loader.iceberg.scan import bound, facts_of
-from torch_table_loader.messages import did_you_mean
-from torch_table_loader.predicates.facts import NULL, Facts, Path, Predicate, UndecidedError, ordinal
-from torch_table_loader.predicates.fitting import fitted
+from torch_table_loader.table_formats import Facts, did_you_mean, predicate_of
 
 if TYPE_CHECKING:
     from torch_table_loader.iceberg.manifests import Entry, Manifest, Raw
@@ -35,6 +33,7 @@ if TYPE_CHECKING:
 
 _WITH_NUMBER = re.compile(r"(bucket|truncate)\[(\d{1,9})\]")
 _BUCKETED = frozenset({"int", "long", "date", "time", "timestamp", "timestamptz", "string", "binary"})
+_Path = tuple[str, ...]
 _DAY_ONE = dt.date(1970, 1, 1)
 _HOURS = {"s": 3600, "ms": 3_600_000, "us": 3_600_000_000, "ns": 3_600_000_000_000}
 """Hours in the units of times."""
@@ -47,7 +46,7 @@ class Pruner:
         self, filters: pc.Expression, schema: TableSchema, arrow: pa.Schema, specs: Mapping[int, Sequence[SpecField]]
     ) -> None:
         """Look up what the filter asks of columns, and which fields of each partition spec say something of it."""
-        self._predicate = Predicate(fitted(filters, arrow), arrow)
+        self._predicate = predicate_of(filters, arrow)
         known = {leaf.path: leaf for leaf in _leaves(schema.fields, arrow, ())}
         self._leaves = [known[path] for path in self._predicate.paths if path in known]
         by_id = {leaf.field_id: leaf for leaf in self._leaves}
@@ -67,7 +66,7 @@ class Pruner:
 
     def keeps_manifest(self, manifest: Manifest) -> bool:
         """Return whether a manifest may list a file that is wanted."""
-        facts: dict[Path, Facts] = {}
+        facts: dict[_Path, Facts] = {}
         for place, leaf, transform in self._fields.get(manifest.spec_id, ()):
             if place < len(manifest.partitions):
                 _add(facts, leaf, leaf.of_summary(manifest.partitions[place], transform))
@@ -75,7 +74,7 @@ class Pruner:
 
     def keeps(self, entry: Entry, raw: Raw) -> bool:
         """Return whether a file may contain a row that is wanted, or a delete that applies to one."""
-        facts: dict[Path, Facts] = {}
+        facts: dict[_Path, Facts] = {}
         if entry.content == DATA:
             if entry.num_rows == 0:
                 return False
@@ -87,7 +86,7 @@ class Pruner:
         return self._predicate.can_pass(facts)
 
 
-def _add(facts: dict[Path, Facts], leaf: _Leaf, more: Facts | None) -> None:
+def _add(facts: dict[_Path, Facts], leaf: _Leaf, more: Facts | None) -> None:
     if more is not None:
         facts[leaf.path] = facts[leaf.path].also(more) if leaf.path in facts else more
 
@@ -96,7 +95,7 @@ def _add(facts: dict[Path, Facts], leaf: _Leaf, more: Facts | None) -> None:
 class _Leaf:
     """A column of a plain type, or a field inside one, with its types in Iceberg's words and Arrow's."""
 
-    path: Path
+    path: _Path
     field_id: int
     kind: str
     arrow: pa.DataType
@@ -105,13 +104,15 @@ class _Leaf:
     def of_value(self, value: Any, transform: str) -> Facts | None:
         """Return what a partition value says of the column; None if nothing."""
         if value is None:
-            return None if transform == "void" else NULL
+            return None if transform == "void" else Facts.of_value(pa.scalar(None), self.arrow)
         if isinstance(value, float) and math.isnan(value):
             return Facts(nulls=False, values=False)
         if _is_of_the_column(transform):
             try:
-                value = ordinal(pa.scalar(value, self.arrow), self.arrow)
-            except (UndecidedError, pa.ArrowException, TypeError, ValueError, OverflowError):
+                value = Facts.of_value(pa.scalar(value, self.arrow), self.arrow).low
+            except (pa.ArrowException, TypeError, ValueError, OverflowError):
+                value = None
+            if value is None:
                 return Facts(nulls=False, nans=False)
         elif isinstance(value, dt.date) and not isinstance(value, dt.datetime):
             value = (value - _DAY_ONE).days
@@ -216,7 +217,7 @@ def _after_prefix(prefix: str) -> str | None:
     return prefix[:-1] + chr(0xE000 if last == 0xD800 else last) if last < 0x110000 else None
 
 
-def _leaves(fields: Sequence[Mapping[str, Any]], arrow: Any, above: Path, *, required: bool = True) -> Iterator[_Leaf]:
+def _leaves(fields: Sequence[Mapping[str, Any]], arrow: Any, above: _Path, *, required: bool = True) -> Iterator[_Leaf]:
     """Yield the columns of plain types, and the fields of plain types in structs."""
     for field in fields:
         name, kind = field["name"], field["type"]

@@ -15,11 +15,9 @@ from pyiceberg.catalog.rest.auth import AuthManagerAdapter
 from requests import PreparedRequest, Response, Session
 from requests.adapters import BaseAdapter
 
-from torch_table_loader.cancellation import cancellable, interruptibly
 from torch_table_loader.errors import StorageError, StorageTimeoutError
 from torch_table_loader.iceberg.named_code import names_code, refuse_code
-from torch_table_loader.nesting import check_nesting
-from torch_table_loader.sizes import sizes
+from torch_table_loader.table_formats import cancellable, check_nesting, interruptibly, sizes
 
 CONNECT_SECONDS = 10.0
 """Seconds to connect; ``rest.client.connection-timeout-ms`` overrides it."""

@@ -19,15 +19,23 @@ from pyiceberg.utils.datetime import datetime_to_micros
 from torch_table_loader.errors import TableError
 from torch_table_loader.iceberg.manifests import (
     EQUALITY_DELETES,
+    PATH_FIELD,
     POSITION_DELETES,
+    POSITION_FIELD,
     Entry,
     Spans,
     by_id,
     partition_key,
 )
-from torch_table_loader.predicates.facts import Facts
-from torch_table_loader.records import DataFile, DeleteFile, FileColumns, FileVersion, TableColumns
-from torch_table_loader.scrubbing import shown_url
+from torch_table_loader.table_formats import (
+    DataFile,
+    DeleteFile,
+    Facts,
+    FileColumns,
+    FileVersion,
+    TableColumns,
+    shown_url,
+)
 
 if TYPE_CHECKING:
     from torch_table_loader.iceberg.manifests import Raw
@@ -230,7 +238,7 @@ class DeleteIndex:
             return DeleteFile(file, "equality", num_rows, info.key_ids, everywhere=everywhere)
         if file.format == "puffin":
             return DeleteFile(file, "vector", num_rows, blob=info.blob)
-        return DeleteFile(file, "position", num_rows)
+        return DeleteFile(file, "position", num_rows, (PATH_FIELD, POSITION_FIELD))
 
 
 def listed_twice(name: str) -> TableError:
@@ -347,7 +355,7 @@ def facts_of(raw: Raw) -> Callable[[int, str, bool], Facts]:
 
 
 def bound(data: bytes | None, kind: str) -> Any:
-    r"""Read a bound as `predicates.facts.ordinal` gives values; None if there is none, or it does not compare.
+    r"""Read a bound as `Facts` has them; None if there is none, or it does not compare.
 
     Writers order UUIDs in two ways. The encoding is https://iceberg.apache.org/spec/#binary-single-value-serialization.
 

@@ -37,19 +37,22 @@ from torch_table_loader.iceberg.metadata import (
 from torch_table_loader.iceberg.pruning import Pruner, row_filter
 from torch_table_loader.iceberg.scan import DeleteIndex, KeySpans, Naming, listed_twice, plan_files
 from torch_table_loader.iceberg.targets import Targets
-from torch_table_loader.predicates.facts import Facts
-from torch_table_loader.records import Column, TableColumns
-from torch_table_loader.scrubbing import shown_url
-from torch_table_loader.source.plan_cache import PlanCache
-from torch_table_loader.source.snapshot_files import Commit, History, TableRequest, arrow_schema, listed
+from torch_table_loader.table_formats import (
+    Column,
+    Commit,
+    Facts,
+    History,
+    TableColumns,
+    TableRequest,
+    arrow_schema,
+    shown_url,
+)
 
 if TYPE_CHECKING:
     from torch_table_loader.iceberg.catalog import OpenTable, TableAddress
     from torch_table_loader.iceberg.manifests import Manifest, Raw
     from torch_table_loader.iceberg.metadata import Schema, Snapshot, TableMetadata
-    from torch_table_loader.records import DataFile
-    from torch_table_loader.source.snapshot_files import SnapshotFiles
-    from torch_table_loader.source.table_storage import TableStorage
+    from torch_table_loader.table_formats import DataFile, SnapshotFiles, TableStorage
 
 _DOES: Mapping[str, Literal["append", "replace"]] = {"append": "append", "replace": "replace"}
 
@@ -203,16 +206,16 @@ class IcebergRequest(TableRequest):
         rows, schema = row_filter(self.filters, self.scan_filter, own), arrow_schema(current)
         pruner = None if rows is None else Pruner(rows, own, schema, metadata.specs)
         unasked = [] if pruner is None else [f"{part} leaves no file out" for part in pruner.undecided]
-        cache = None
-        if self.plan_cache is not None:
-            cache = PlanCache.open(self.plan_cache, self.at.storage_options, storage.place)
-        files, found_notes = self._files(found, snapshot, pruner, naming, cache)
+        cache = self.cache_of(storage, self.at.storage_options)
+        make = partial(_entries, found, snapshot, pruner, naming)
+        cached = partial(self.cached, cache, make=make, write=write_plan, read=read_plan)
+        files, found_notes = self._files(found, snapshot, pruner, naming, cached)
         return self.made(
             found.name,
             metadata.uuid,
             snapshot.id,
             storage=storage,
-            files=listed(files, storage),
+            files=self.listed(files, storage),
             schema=schema,
             notes=(*notes, *found_notes, *unasked),
             partition_schema=arrow_schema([*_identity_columns(metadata, current), *changes]),
@@ -222,7 +225,12 @@ class IcebergRequest(TableRequest):
         )
 
     def _files(
-        self, found: OpenTable, snapshot: Snapshot, pruner: Pruner | None, naming: Naming, cache: PlanCache | None
+        self,
+        found: OpenTable,
+        snapshot: Snapshot,
+        pruner: Pruner | None,
+        naming: Naming,
+        cached: Callable[[str], Plan],
     ) -> tuple[tuple[DataFile, ...], tuple[str, ...]]:
         """Return the data files that the filter leaves, and notes."""
         metadata, storage = found.metadata, found.storage
@@ -241,7 +249,7 @@ class IcebergRequest(TableRequest):
             return history.files(changelog=self.changelog)
         scan_filter = self.scan_filter if isinstance(self.scan_filter, str | None) else repr(self.scan_filter)
         key = f"iceberg plan 5\n{metadata.uuid}\n{snapshot.id}\n{snapshot.schema_id}\n{self.filters}\n{scan_filter}"
-        entries, notes = cached_plan(cache, key, partial(_entries, found, snapshot, pruner, naming))
+        entries, notes = cached(key)
         storage.require(entry.path for entry in entries)
         index = DeleteIndex((entry for entry in entries if entry.content), naming)
         return plan_files((entry for entry in entries if not entry.content), index, naming), notes
@@ -314,23 +322,14 @@ def _naming(metadata: TableMetadata, current: Sequence[Column]) -> tuple[Naming,
     return Naming(metadata.location, TableColumns(tuple(current), former, names), metadata.specs, ids), notes
 
 
-def cached_plan(cache: PlanCache | None, key: str, make: Callable[[], Plan]) -> Plan:
-    """Return the plan of a snapshot, which never changes, under one filter; make it if it is not cached.
+def write_plan(plan: Plan) -> bytes | None:
+    """Write the plan of a snapshot, which never changes, compressed; of equal partition values one copy.
 
-    A plan whose files are URLs with a login or a signature is not kept: a cache must not hold these.
+    A plan whose files are URLs with a login or a signature is None: a cache must not hold these.
     """
-    if cache is None:
-        return make()
-    if (data := cache.get_note(key)) is not None:
-        return read_plan(data)
-    plan = make()
-    if all(shown_url(entry.path) == entry.path for entry in plan[0]):
-        cache.put_note(key, write_plan(*plan))
-    return plan
-
-
-def write_plan(entries: Sequence[Entry], notes: Sequence[str]) -> bytes:
-    """Write the files of a snapshot, compressed; of equal partition values one copy."""
+    entries, notes = plan
+    if any(shown_url(entry.path) != entry.path for entry in entries):
+        return None
     partitions = {partition_key(entry.partition): entry.partition for entry in entries}
     numbers = {key: number for number, key in enumerate(partitions)}
     rows = [(numbers[partition_key(entry.partition)], *_values_of(entry)) for entry in entries]

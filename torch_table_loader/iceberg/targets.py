@@ -14,14 +14,12 @@ from urllib.parse import unquote
 from torch_table_loader.errors import TableError
 from torch_table_loader.iceberg.manifests import list_manifests, read_manifests
 from torch_table_loader.iceberg.scan import is_vector, only_path
-from torch_table_loader.scrubbing import shown_url
-from torch_table_loader.source.table_storage import locate
+from torch_table_loader.table_formats import TableStorage, shown_url
 
 if TYPE_CHECKING:
     from torch_table_loader.iceberg.manifests import Entry, Manifest, Raw
     from torch_table_loader.iceberg.metadata import Snapshot, TableMetadata
     from torch_table_loader.iceberg.scan import Naming
-    from torch_table_loader.source.table_storage import TableStorage
 
 _REWRITE = "the writer broke the format: write the table's deletes again, or read a snapshot before them"
 Keep = Callable[["Entry", "Raw"], bool]
@@ -136,7 +134,7 @@ def _place_of(path: str) -> tuple[object, str]:
     >>> _place_of("s3a://bucket/a//b%20c") == _place_of("s3://bucket/a/./b c")
     True
     """
-    place, inner = locate(path)
+    place, inner = TableStorage.place_of(path)
     return place, "/".join(part for part in unquote(inner).split("/") if part not in ("", "."))
 
 

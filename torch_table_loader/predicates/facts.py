@@ -54,6 +54,57 @@ class Facts(NamedTuple):
     values: bool = True
     holds: Callable[[Any], bool] | None = None
 
+    @classmethod
+    def of_value(cls, value: pa.Scalar, kind: pa.DataType) -> Facts:
+        """Return the facts of a column of a type that has one value in all rows.
+
+        >>> Facts.of_value(pa.scalar(3), pa.int64())[:3], Facts.of_value(pa.scalar(None), pa.int64()) is NULL
+        ((3, 3, False), True)
+        """
+        if not value.is_valid:
+            return NULL
+        if pt.is_floating(value.type) and math.isnan(value.as_py()):
+            return cls(nulls=False, values=False)
+        try:
+            found = ordinal(value, kind)
+        except UndecidedError:
+            return cls(nulls=False, nans=False)
+        return cls(found, found, nulls=False, nans=False)
+
+    @classmethod
+    def of_statistics(
+        cls,
+        kind: pa.DataType,
+        rows: int | None,
+        nulls: int | None,
+        low: pa.Scalar | None,
+        high: pa.Scalar | None,
+        *,
+        spare: int = 0,
+    ) -> Facts:
+        """Return what the statistics of a file say of a column of a type; None where they say nothing.
+
+        Args:
+            spare: how far the greatest value may lie above `high`, in the numbers of `ordinal`.
+
+        >>> known = Facts.of_statistics(pa.int64(), 3, 0, pa.scalar(1), pa.scalar(5))
+        >>> known[:3], Facts.of_statistics(pa.int64(), 3, 3, None, None) is NULL
+        ((1, 5, False), True)
+        """
+        bounds = [bound for bound in (low, high) if bound is not None and bound.is_valid]
+        if rows is not None and nulls == rows and not bounds:
+            return NULL
+        if len(bounds) < 2:
+            return cls(nulls=nulls != 0)
+        try:
+            least, most = (ordinal(bound.cast(kind), kind) for bound in bounds)
+        except (UndecidedError, pa.ArrowException):  # of another type than the column is now
+            return cls(nulls=nulls != 0)
+        found = cls(least, most, nulls=nulls != 0).sound()
+        if spare and found.high is not None:
+            return found._replace(high=most + spare)
+        return found
+
     def sound(self) -> Facts:
         """Return what is known if bounds that contradict each other are left out: a writer broke the format.
 
@@ -87,60 +138,11 @@ NULL = Facts(nans=False, values=False)
 """All rows have null."""
 
 
-def facts_of(
-    kind: pa.DataType,
-    rows: int | None,
-    nulls: int | None,
-    low: pa.Scalar | None,
-    high: pa.Scalar | None,
-    *,
-    spare: int = 0,
-) -> Facts:
-    """Return what the statistics of a file say of a column of a type; None where they say nothing.
-
-    Args:
-        spare: how far the greatest value may lie above `high`, in the numbers of `ordinal`.
-
-    >>> facts_of(pa.int64(), 3, 0, pa.scalar(1), pa.scalar(5))[:3], facts_of(pa.int64(), 3, 3, None, None) is NULL
-    ((1, 5, False), True)
-    """
-    bounds = [bound for bound in (low, high) if bound is not None and bound.is_valid]
-    if rows is not None and nulls == rows and not bounds:
-        return NULL
-    if len(bounds) < 2:
-        return Facts(nulls=nulls != 0)
-    try:
-        least, most = (ordinal(bound.cast(kind), kind) for bound in bounds)
-    except (UndecidedError, pa.ArrowException):  # of another type than the column is now
-        return Facts(nulls=nulls != 0)
-    found = Facts(least, most, nulls=nulls != 0).sound()
-    if spare and found.high is not None:
-        return found._replace(high=most + spare)
-    return found
-
-
 _UNKNOWN = Facts()
 _Outcomes = tuple[bool, bool]
 _ANY: _Outcomes = (True, True)
 _Asked = Callable[[Mapping[Path, Facts]], _Outcomes]
 """Takes what is known; returns whether a part of a filter can be true, and whether it can be false."""
-
-
-def single(value: pa.Scalar, kind: pa.DataType) -> Facts:
-    """Return the facts of a column of a type that has one value in all rows.
-
-    >>> single(pa.scalar(3), pa.int64())[:3]
-    (3, 3, False)
-    """
-    if not value.is_valid:
-        return NULL
-    if pt.is_floating(value.type) and math.isnan(value.as_py()):
-        return Facts(nulls=False, values=False)
-    try:
-        found = ordinal(value, kind)
-    except UndecidedError:
-        return Facts(nulls=False)
-    return Facts(found, found, nulls=False, nans=False)
 
 
 class UndecidedError(Exception):
@@ -179,7 +181,7 @@ class Predicate:
         """
         values = {name: value for name, value in (values or {}).items() if value is not None}
         known: dict[Path, Facts] = {
-            (name,): single(value, self._schema.field(name).type) for name, value in values.items()
+            (name,): Facts.of_value(value, self._schema.field(name).type) for name, value in values.items()
         }
         try:
             if not self._outcomes({**facts, **known})[0]:

@@ -1,4 +1,4 @@
-"""A file's batches become batches of a table whose columns are found by id (Iceberg's column projection).
+"""A file's batches become batches of a table whose columns are found by id.
 
 Field ids are in the file, or the table gives them by names.
 """
@@ -15,7 +15,7 @@ from torch_table_loader.arrow import compute as pc
 from torch_table_loader.arrow.datatypes import children_of
 from torch_table_loader.errors import TableError
 from torch_table_loader.read.conform import Conformer, Source, cast_to
-from torch_table_loader.records import FIELD_ID_KEY, LAST_UPDATED_FIELD, ROW_ID_FIELD
+from torch_table_loader.records import FIELD_ID_KEY
 
 if TYPE_CHECKING:
     from torch_table_loader.read.conform import Convert
@@ -41,7 +41,7 @@ def found_by_name(file_schema: pa.Schema, columns: FileColumns, names: AbstractS
         if column.name not in names:
             continue
         own = by_id.get(column.field_id)
-        counted = column.field_id in (ROW_ID_FIELD, LAST_UPDATED_FIELD)
+        counted = column.lineage is not None
         if own is None and (file_schema.get_field_index(column.name) >= 0 or column.default is not None or counted):
             return False
         if own is not None and own != column.name:
@@ -112,8 +112,7 @@ def plan_by_id(
     sources: list[Source] = []
     for _, column in wanted:
         place = found.get(column.field_id)
-        lineage = column.field_id in (ROW_ID_FIELD, LAST_UPDATED_FIELD)
-        absent = _absent(column, columns, name) if place is None or lineage else Source()
+        absent = _absent(column, columns, name) if place is None or column.lineage else Source()
         if place is None:
             sources.append(absent)
             continue
@@ -129,15 +128,15 @@ def plan_by_id(
 
 def lineage_of(columns: FileColumns, wanted: Sequence[tuple[str, Column]]) -> tuple[int | None, ...]:
     """Return what decides the values of columns of row lineage; empty if none of them is wanted."""
-    lineage = any(column.field_id in (ROW_ID_FIELD, LAST_UPDATED_FIELD) for _, column in wanted)
+    lineage = any(column.lineage for _, column in wanted)
     return (columns.first_row_id, columns.sequence_number) if lineage else ()
 
 
 def _absent(column: Column, columns: FileColumns, name: str) -> Source:
     """Return where the values of a column come from that the file does not have."""
-    if column.field_id == ROW_ID_FIELD:
+    if column.lineage == "row":
         return Source(counted_from=columns.first_row_id)
-    if column.field_id == LAST_UPDATED_FIELD:
+    if column.lineage == "commit":
         known = columns.sequence_number if columns.first_row_id is not None else None
         return Source(constant=pa.scalar(known, pa.int64()))
     in_partition = column.field_id in columns.constants

@@ -33,7 +33,6 @@ from torch_table_loader.read.footers import check_rows
 from torch_table_loader.read.formats import inspect_file, reader_of
 from torch_table_loader.read.key_set import KeySet
 from torch_table_loader.read.lru_cache import LRUCache
-from torch_table_loader.records import PATH_FIELD, POSITION_FIELD
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -49,11 +48,27 @@ CACHE_BYTES = 512 * 1024 * 1024
 _ROWS_AT_A_TIME = 1 << 17
 
 _PUFFIN = b"PFA1"
-_DELTA = b"\x01"
 _VECTOR = b"\xd1\xd3\x39\x64"
 _FOOTER_END = struct.Struct("<iI4s")
 _LZ4 = 1
 _MOST_FOOTER_BYTES = 256 << 20
+
+
+class Holder(NamedTuple):
+    """A format of files that hold deletion vectors.
+
+    Args:
+        head: the bytes with which a file begins.
+        lists: whether its end says which vectors it holds, and its length is that of the table's metadata; else
+            nothing says how long it is.
+    """
+
+    head: bytes
+    lists: bool
+
+
+HOLDERS = {"puffin": Holder(_PUFFIN, lists=True), "deletion vectors": Holder(b"\x01", lists=False)}
+"""By the format of a `DeleteFile`'s file; one whose vector the table's log holds is of none of them."""
 
 
 class EqualityKeys(NamedTuple):
@@ -117,7 +132,8 @@ class Deletes:
 
             return cast("NDArray[np.int64]", self._cached((KIND, path, delete.inline), delete, others))
         if delete.kind == "vector":
-            data = self._checked_data(delete, path) if delete.file.format == "puffin" else b""
+            holder = HOLDERS.get(delete.file.format)
+            data = self._checked_data(delete, path) if holder is not None and holder.lists else b""
             name = ("vector", delete.file.path, delete.blob, delete.inline)
 
             def read() -> tuple[NDArray[np.int64], int]:
@@ -137,18 +153,18 @@ class Deletes:
         """Check that a vector is of a data file; return the bytes of its file, if that is small."""
 
         def read() -> tuple[Puffin, int]:
-            puffin = read_puffin(self._storage, delete)
-            return puffin, puffin.num_bytes
+            found = read_listing(self._storage, delete)
+            return found, found.num_bytes
 
-        puffin: Puffin = self._cached(("puffin", delete.file.path), delete, read)
-        puffin.check(delete, path)
-        return puffin.data
+        listing: Puffin = self._cached(("listing", delete.file.path), delete, read)
+        listing.check(delete, path)
+        return listing.data
 
     def _read_positions(self, delete: DeleteFile) -> tuple[Any, int]:
         """Read a position delete file: for each data file its positions."""
         parts: dict[str, list[NDArray[np.int64]]] = {}
         storage, meta = self._inspected(delete.file)
-        for batch in self._rows_of(storage, delete.file, meta, _position_names(delete.file, meta.schema)):
+        for batch in self._rows_of(storage, delete.file, meta, _position_names(delete, meta.schema)):
             paths, positions = batch.columns
             if paths.null_count:  # some writers leave rows without a path, which delete nothing
                 named = paths.is_valid()
@@ -231,10 +247,11 @@ class Deletes:
             )
 
 
-def _position_names(file: DataFile, schema: pa.Schema) -> list[str]:
+def _position_names(delete: DeleteFile, schema: pa.Schema) -> list[str]:
     """Return the names of the columns of paths and positions in a position delete file."""
-    by_id = own_ids(schema)
-    names = [by_id.get(PATH_FIELD, "file_path"), by_id.get(POSITION_FIELD, "pos")]
+    by_id, file = own_ids(schema), delete.file
+    found = [by_id.get(field_id) for field_id in delete.key_ids] or [None, None]
+    names = [name or usual for name, usual in zip(found, ("file_path", "pos"), strict=True)]
     if missing := [name for name in names if name not in schema.names]:
         raise TableError(f"the position delete file {file.name} must have a column {missing[0]!r}; it has none")
     kinds = [schema.field(name).type for name in names]
@@ -299,7 +316,7 @@ class Puffin(NamedTuple):
             raise _broken(delete, f"of {delete.num_rows} rows, as the table's metadata says", f"one of {rows:.40}")
 
 
-def read_puffin(storage: Storage, delete: DeleteFile) -> Puffin:
+def read_listing(storage: Storage, delete: DeleteFile) -> Puffin:
     """Read the footer of a Puffin file; from a remote store, one request brings a small file whole."""
     with open_at_end(storage, delete.file) as source:
         size = source.size()
@@ -333,10 +350,8 @@ def read_vector(storage: Storage, delete: DeleteFile, data: bytes = b"") -> NDAr
     if delete.blob is None:
         return _parse_bitmap(delete.inline, delete)
     offset, length = delete.blob
-    if delete.file.format == "puffin":
-        start, size = _PUFFIN, delete.file.version.num_bytes
-    else:  # the log of a Delta Lake table does not say how long the file is
-        start, size = _DELTA, storage.version(delete.file.path).num_bytes
+    start, lists = HOLDERS[delete.file.format]
+    size = (delete.file.version if lists else storage.version(delete.file.path)).num_bytes
     if offset < len(start) or length < 1 or offset + length > size:
         raise _broken(delete, f"a blob inside its {size} bytes", f"bytes {offset} to {offset + length}")
     if data:

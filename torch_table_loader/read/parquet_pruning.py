@@ -10,11 +10,10 @@ import pyarrow as pa
 import pyarrow.types as pt
 
 from torch_table_loader.arrow.datatypes import is_string
-from torch_table_loader.predicates.facts import NULL, Facts, Path, UndecidedError, ordinal, predicate_of, single
+from torch_table_loader.predicates.facts import NULL, Facts, Path, UndecidedError, ordinal, predicate_of
 from torch_table_loader.read.by_id import places_of
 from torch_table_loader.read.parquet_footer import refuse_unsafe
 from torch_table_loader.read.reader_base import known_values
-from torch_table_loader.records import LAST_UPDATED_FIELD, ROW_ID_FIELD
 
 if TYPE_CHECKING:
     import pyarrow.parquet as pq
@@ -49,7 +48,9 @@ def kept_row_groups(
         return [False] * len(meta.group_rows)
     if meta.footer is not None and leaves:
         refuse_unsafe(file.name, meta.footer, parsed, [leaf.place for leaf in leaves])
-    known: dict[Path, Facts] = {(name,): single(value, schema.field(name).type) for name, value in values.items()}
+    known: dict[Path, Facts] = {
+        (name,): Facts.of_value(value, schema.field(name).type) for name, value in values.items()
+    }
     kept: list[bool] = []
     for number in range(parsed.num_row_groups):
         group = parsed.row_group(number)
@@ -101,7 +102,7 @@ def _places(file: DataFile, meta: FileMeta, used: AbstractSet[str]) -> Iterator[
         return
     found = places_of(meta.schema, file.columns, file.name)
     for column in file.columns.table.current:
-        if column.name not in used or column.field_id in (ROW_ID_FIELD, LAST_UPDATED_FIELD):
+        if column.name not in used or column.lineage is not None:
             continue
         place = found.get(column.field_id)
         if place is not None or (column.default is None and column.field_id not in file.columns.constants):

@@ -190,33 +190,78 @@ class TableRequest(ABC):
         )
 
     def cache_of(
-        self, storage: TableStorage, storage_options: Mapping[str, Any] | None, shape: str
+        self, storage: TableStorage, storage_options: Mapping[str, Any] | None, shape: str | None = None
     ) -> PlanCache | None:
-        """Open the plan cache for the table as its schema is now: a column may have had another's name before.
+        """Open the plan cache for the table; None where the caller wants none.
 
-        `shape` says all that the schema is; None is returned where the caller wants no plan cache.
+        Args:
+            shape: all that the schema is now, where files know columns by name, which another column may have had
+                before; None where they know them by id.
         """
         if self.plan_cache is None:
             return None
         from torch_table_loader.source.plan_cache import PlanCache
 
-        scope = f"{storage.place} {self.format} {hashlib.sha256(shape.encode()).hexdigest()}"
+        scope = storage.place
+        if shape is not None:
+            scope += f" {self.format} {hashlib.sha256(shape.encode()).hexdigest()}"
         return PlanCache.open(self.plan_cache, storage_options, scope)
 
     @staticmethod
-    def listed(files: Sequence[DataFile], storage: TableStorage) -> Sequence[DataFile]:
-        """Return the files as columns; see `listed`."""
-        return listed(files, storage)
+    def cached(
+        cache: PlanCache | None,
+        key: str,
+        make: Callable[[], T],
+        write: Callable[[T], bytes | None],
+        read: Callable[[bytes], T],
+    ) -> T:
+        """Return what the plan cache keeps under a key, which must say all that it depends on; make it if it has none.
+
+        Args:
+            write: returns it as bytes; None for what must not be kept, because it has secrets.
+            read: returns what `write` wrote.
+        """
+        if cache is None:
+            return make()
+        if (data := cache.get_note(key)) is not None:
+            return read(data)
+        made = make()
+        if (data := write(made)) is not None:
+            cache.put_note(key, data)
+        return made
 
     @staticmethod
-    def time_of(name: str, value: Any) -> dt.datetime:
-        """Check a point in time that chooses a snapshot; see `read_time`."""
-        return read_time(name, value)
+    def listed(files: Sequence[DataFile], storage: TableStorage) -> Sequence[DataFile]:
+        """Return the files as columns, because they are most of the memory of a lazy plan of very many files.
+
+        If a query costs nothing, get each file's version, to notice one that is missing or overwritten. No two of these
+        files have much in common then, so columns would save little.
+        """
+        if storage.is_local:
+            return tuple(replace(file, version=storage.version(file.path)) for file in files)
+        return files if isinstance(files, ListedFiles) else packed(files)
+
+    @staticmethod
+    def time_of(name: str, value: Any, kinds: str = "a datetime or ISO text") -> dt.datetime:
+        """Check a point in time that chooses a snapshot; `name` is the argument that gives it."""
+        if isinstance(value, str):
+            try:
+                value = dt.datetime.fromisoformat(value)
+            except ValueError as error:
+                raise ConfigError(f"{name} must look like '2026-01-31T12:00:00+00:00', got {value!r}") from error
+        if not isinstance(value, dt.datetime):
+            raise ConfigTypeError(f"{name} must be {kinds}, got {type(value).__name__}")
+        if value.tzinfo is None:
+            raise ConfigError(f"{name} must say its time zone, got {value.isoformat()}; add +00:00 for UTC")
+        return value
 
     @staticmethod
     def shown_time(milliseconds: int) -> str:
         """Format a time since the epoch for a message."""
-        return shown_time(milliseconds)
+        try:
+            return dt.datetime.fromtimestamp(milliseconds / 1000, dt.UTC).isoformat()
+        except (ValueError, OverflowError, OSError):  # beyond the range of calendars
+            return f"{milliseconds} ms"
 
     def refuse_unreadable(self, unreadable: Mapping[str, str], place: str) -> None:
         """Refuse to read columns that are unreadable: their types, by name, are none that this library reads.
@@ -244,39 +289,6 @@ def _same(one: Any, other: Any) -> bool:
     return one is other or (one is not None and other is not None and one.equals(other))
 
 
-def listed(files: Sequence[DataFile], storage: TableStorage) -> Sequence[DataFile]:
-    """Return the files as columns, because they are most of the memory of a lazy plan of very many files.
-
-    If a query costs nothing, get each file's version, to notice one that is missing or overwritten. No two of these
-    files have much in common then, so columns would save little.
-    """
-    if storage.is_local:
-        return tuple(replace(file, version=storage.version(file.path)) for file in files)
-    return files if isinstance(files, ListedFiles) else packed(files)
-
-
-def read_time(name: str, value: Any, kinds: str = "a datetime or ISO text") -> dt.datetime:
-    """Check a point in time that chooses a snapshot; `name` is the argument that gives it."""
-    if isinstance(value, str):
-        try:
-            value = dt.datetime.fromisoformat(value)
-        except ValueError as error:
-            raise ConfigError(f"{name} must look like '2026-01-31T12:00:00+00:00', got {value!r}") from error
-    if not isinstance(value, dt.datetime):
-        raise ConfigTypeError(f"{name} must be {kinds}, got {type(value).__name__}")
-    if value.tzinfo is None:
-        raise ConfigError(f"{name} must say its time zone, got {value.isoformat()}; add +00:00 for UTC")
-    return value
-
-
-def shown_time(milliseconds: int) -> str:
-    """Format a time since the epoch for a message."""
-    try:
-        return dt.datetime.fromtimestamp(milliseconds / 1000, dt.UTC).isoformat()
-    except (ValueError, OverflowError, OSError):  # beyond the range of calendars
-        return f"{milliseconds} ms"
-
-
 class UnreadableTypeError(Exception):
     """A column has a type that this library does not read; the message is the type's name."""
 
@@ -286,41 +298,55 @@ def arrow_schema(columns: Sequence[Column]) -> pa.Schema:
     return pa.schema([_arrow_field(column) for column in columns])
 
 
-def readable(fields: Mapping[str, Callable[[], T]]) -> tuple[list[T], dict[str, str]]:
-    """Read the top level of a schema, given a function that reads each field.
+@dataclass(frozen=True, slots=True)
+class Types:
+    """The types of a table format, by which fields of its schemas become columns.
 
-    Returns:
-        What can be read, and the types of the fields that cannot, by name.
+    Args:
+        primitives: Arrow's types of those without parameters, by name.
+        others: returns Arrow's type of another one by its name, as the format writes it; None if it knows none.
     """
-    found: list[T] = []
-    unreadable: dict[str, str] = {}
-    for name, read in fields.items():
-        try:
-            found.append(read())
-        except UnreadableTypeError as error:
-            unreadable[name] = str(error)
-    return found, unreadable
 
+    primitives: Mapping[str, pa.DataType]
+    others: Callable[[str], pa.DataType | None] = lambda _: None
 
-def primitive_type(kind: str, known: Mapping[str, pa.DataType]) -> pa.DataType:
-    """Return the Arrow type of a primitive type: one of the format's types without parameters, or a decimal.
+    def primitive(self, kind: str) -> pa.DataType:
+        """Return Arrow's type of one that has nothing inside: one of the format's, or a decimal.
 
-    >>> primitive_type("decimal(9, 2)", {})
-    Decimal128Type(decimal128(9, 2))
-    """
-    if kind in known:
-        return known[kind]
-    if (match := _DECIMAL.fullmatch(kind)) and 0 < int(match[1]) <= _MOST_DIGITS and int(match[2]) <= int(match[1]):
-        return pa.decimal128(int(match[1]), int(match[2]))
-    raise UnreadableTypeError(kind)
+        >>> Types({}).primitive("decimal(9, 2)")
+        Decimal128Type(decimal128(9, 2))
+        """
+        known = self.primitives.get(kind)
+        known = self.others(kind) if known is None else known
+        if known is not None:
+            return known
+        if (match := _DECIMAL.fullmatch(kind)) and 0 < int(match[1]) <= _MOST_DIGITS and int(match[2]) <= int(match[1]):
+            return pa.decimal128(int(match[1]), int(match[2]))
+        raise UnreadableTypeError(kind)
 
+    @staticmethod
+    def nested(kind: str, children: Sequence[Column]) -> pa.DataType:
+        """Return Arrow's type of a "struct" or "map", or of a list, whatever the format calls it."""
+        fields = [_arrow_field(child) for child in children]
+        if kind == "struct":
+            return pa.struct(fields)
+        return pa.map_(*fields) if kind == "map" else pa.list_(fields[0])
 
-def nested_type(kind: str, children: Sequence[Column]) -> pa.DataType:
-    """Return the Arrow type of a "struct" or "map", or of a list, whatever the format calls it."""
-    fields = [_arrow_field(child) for child in children]
-    if kind == "struct":
-        return pa.struct(fields)
-    return pa.map_(*fields) if kind == "map" else pa.list_(fields[0])
+    @staticmethod
+    def readable(fields: Mapping[str, Callable[[], T]]) -> tuple[list[T], dict[str, str]]:
+        """Read the top level of a schema, given a function that reads each field.
+
+        Returns:
+            What can be read, and the types of the fields that cannot, by name.
+        """
+        found: list[T] = []
+        unreadable: dict[str, str] = {}
+        for name, read in fields.items():
+            try:
+                found.append(read())
+            except UnreadableTypeError as error:
+                unreadable[name] = str(error)
+        return found, unreadable
 
 
 def _arrow_field(column: Column) -> pa.Field:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gzip
+import io
 import os
 import re
 import threading
@@ -13,9 +15,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from urllib.parse import unquote
 
 from torch_table_loader.cancellation import Threads
-from torch_table_loader.contracts import Storage, is_far
+from torch_table_loader.contracts import is_far
 from torch_table_loader.errors import ConfigError, ConfigTypeError, StorageError, TableError
-from torch_table_loader.option_values import DEFAULT_RETRY_SECONDS, RemoteOptions
+from torch_table_loader.option_values import DEFAULT_RETRY_SECONDS, RemoteOptions, of_the_store
 from torch_table_loader.ranges import far
 from torch_table_loader.records import FileVersion, Traffic
 from torch_table_loader.scrubbing import shown_url
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
     from torch_table_loader.ranges import Found
 
 T = TypeVar("T")
+R = TypeVar("R")
 
 _HEAD = re.compile(r"([A-Za-z][A-Za-z0-9+.\-]*)://(arn:[^/]*/[^/]*|[^/]*)")
 _UNSOUND = re.compile(r"[?#\\\s\x00-\x1f\x7f]")
@@ -187,20 +190,33 @@ class TableStorage:
     def at(
         cls,
         location: str,
-        options: Mapping[str, Any],
+        options: Mapping[str, Any] | None,
         storage_options: Mapping[str, Any] | None,
         allow_locations: Sequence[str] | None,
+        *,
+        location_override: Mapping[str, str] | None = None,
     ) -> TableStorage:
-        """Return the storage of a table without a catalog.
+        """Return the storage of a table, from what the caller gave; `dataclasses.replace` adds what a catalog says.
 
         Args:
-            location: the table's folder.
-            options: those of the store, under this library's names.
+            location: the table's folder, or a file of its metadata; "" where a catalog will say it.
+            options: those of the store, under this library's names; None for what `storage_options` say of it.
             storage_options: the caller's, which also say how long to retry.
-            allow_locations: as the caller gave them; raises ConfigError if they are wrong.
+            allow_locations: as the caller gave them.
+            location_override: likewise.
+
+        Raises:
+            ConfigError: one of them is wrong.
         """
+        overrides, allowed = read_overrides(location_override), read_areas(allow_locations)
+        known = of_the_store(storage_options) if options is None else options
         retry_seconds = RemoteOptions.of(storage_options).retry_seconds
-        return cls(location, {}, options, (), None, read_areas(allow_locations), retry_seconds)
+        return cls(location, {}, known, overrides, None, allowed, retry_seconds)
+
+    @staticmethod
+    def place_of(path: str) -> tuple[Place, str]:
+        """Return the place of a path or URL, and its path there; see `locate`."""
+        return locate(path)
 
     @property
     def is_local(self) -> bool:
@@ -251,17 +267,45 @@ class TableStorage:
         return sum((store.traffic() for store in list(self._stores.values())), start=Traffic())
 
     def read_whole(self, path: str, num_bytes: int | None = None) -> bytes:
-        """Read a file of the table's metadata; see `read_whole`."""
-        return read_whole(self, path, num_bytes)
+        """Read a file of the table's metadata.
 
-    def each(self, do: Callable[[T], object], things: Sequence[T], most: int) -> None:
-        """Call a function for each of some things: up to `most` at once where the files are far away."""
-        if len(things) < 2 or self.is_local:
-            for each in things:
-                do(each)
-            return
-        with Threads(min(len(things), most), "table-loader-log") as pool:
-            list(pool.map(do, things))
+        If the metadata gives its size, one request is enough for a remote file. A wrong size costs more requests.
+        """
+        size = num_bytes or 0
+        if is_far(self) and 0 < size <= MOST_BYTES:
+            try:
+                return bytes(self.read_range(path, 0, size, FileVersion(size, immutable=True)))
+            except StorageError:
+                if self.version(path).num_bytes == size:
+                    raise
+        with self.open(path) as source:
+            if (found := source.size()) > MOST_BYTES:
+                raise _too_large(path, f"{found >> 20} MiB")
+            return bytes(source.read())
+
+    @staticmethod
+    def unzipped(data: bytes, path: str) -> bytes:
+        """Return the bytes of a file of the metadata, which may be compressed with gzip."""
+        if data[:2] != b"\x1f\x8b":
+            return data
+        with gzip.GzipFile(fileobj=io.BytesIO(data)) as source:
+            data = source.read(MOST_BYTES + 1)
+        if len(data) > MOST_BYTES:
+            raise _too_large(path, "more, once decompressed")
+        return data
+
+    def each(self, do: Callable[[T], R], things: Sequence[T], *, near: int, far: int) -> list[R]:
+        """Call a function for each of some things, several at once, and return what it returns.
+
+        Args:
+            near: how many at once where all files are on this machine.
+            far: how many at once elsewhere.
+        """
+        threads = min(len(things), near if self.is_local else far)
+        if threads < 2:
+            return list(map(do, things))
+        with Threads(threads, "table-loader-metadata") as pool:
+            return list(pool.map(do, things))
 
     def moved(self, path: str) -> str:
         """Return the current location of a path in the metadata."""
@@ -363,36 +407,11 @@ class TableStorage:
         )
 
 
-MOST_OF_A_FILE = 1 << 46
-"""No data file has more rows or bytes."""
-
 MOST_BYTES = 256 << 20
 """The most bytes of a metadata file, which is read completely."""
 
 
-def read_whole(storage: Storage, path: str, num_bytes: int | None = None) -> bytes:
-    """Read a file of the table's metadata.
-
-    If the metadata gives its size, one request is enough for a remote file. A wrong size costs more requests.
-    """
-
-    def whole() -> bytes:
-        with storage.open(path) as source:
-            if (size := source.size()) > MOST_BYTES:
-                raise too_large(path, f"{size >> 20} MiB")
-            return bytes(source.read())
-
-    size = num_bytes or 0
-    if is_far(storage) and 0 < size <= MOST_BYTES:
-        try:
-            return bytes(storage.read_range(path, 0, size, FileVersion(size, immutable=True)))
-        except StorageError:
-            if storage.version(path).num_bytes == size:
-                raise
-    return whole()
-
-
-def too_large(path: str, got: str) -> TableError:
+def _too_large(path: str, got: str) -> TableError:
     """Build the error for a metadata file that would take too much memory."""
     return TableError(
         f"{shown_url(path)} must be a file of the table's metadata, of at most {MOST_BYTES >> 20} MiB, got {got}; "

@@ -29,8 +29,15 @@ PACKAGE = "torch_table_loader"
 LATER = {
     "mixtures": (
         *("mixed", "engine.jobs.mixed_rows", "engine.jobs.mixed_streams", "engine.jobs.mixture_form"),
-        *("engine.jobs.mixture_job", "engine.work.mixed_stream_work", "engine.work.source_form", "planning.dealing"),
-        *("planning.mixed_stages", "planning.mixture", "planning.quotas", "planning.rounds"),
+        *("engine.jobs.mixture_job", "engine.jobs.mixture_record", "engine.work.mixed_stream_work"),
+        *(
+            "engine.work.source_form",
+            "planning.dealing",
+            "planning.mixed_stages",
+            "planning.mixture",
+            "planning.quotas",
+            "planning.rounds",
+        ),
     ),
     "order": (
         *("engine.measuring", "engine.row_weights", "planning.column_statistics", "planning.growth"),

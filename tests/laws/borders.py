@@ -9,7 +9,6 @@ cli.named_table: delta iceberg
 cli.writing: text.token_table
 dataset: engine.measuring planning.column_statistics
 engine.jobs.table_rows: engine.row_weights planning.growth planning.mixture planning.weighted_rows
-engine.state: planning.mixed_stages planning.mixture
 engine.work.indexed_work: planning.mixture planning.weighted_rows
 planning.mixture: planning.weighted_rows
 planning.stages: planning.mixture

@@ -193,7 +193,7 @@ BESIDE = {
             "tests/text/test_packing.py::test_presets_have_the_names_of_their_field",
             "tests/text/test_packed_items.py::test_there_are_as_many_sequences_as_the_tokens_need",
         ),
-        ("tests/text/*.py", "tests/products/test_*_of_packing.py"),
+        ("tests/text/*.py", "tests/text/states", "tests/products/test_*_of_packing.py"),
         ("language-models",),
     ),
     "tensorproto": Beside(

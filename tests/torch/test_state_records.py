@@ -13,8 +13,7 @@ import pytest
 from tests.effort import daily
 from tests.states import State, stages_of, with_newest
 from tests.torch.test_changed_states import changes_of
-from torch_table_loader import ConfigError, ResumeError
-from torch_table_loader.engine import state_records
+from torch_table_loader import ConfigError, ResumeError, installed
 from torch_table_loader.engine.state import STATE_VERSION, read_state, upgraded
 
 FOLDERS = [Path(__file__).parent / "states", Path(__file__).parents[1] / "text" / "states"]
@@ -70,7 +69,7 @@ def test_a_checkpoint_of_one_table_may_lack_the_key_that_was_empty_in_version_1(
 
 @pytest.mark.parametrize("version", [1, 2])
 def test_a_state_of_a_guest_that_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch, version: int) -> None:
-    monkeypatch.setitem(state_records.RECORDS, "packing", "text.module_of_another_build")
+    monkeypatch.setitem(installed.RECORDS, "packing", "text.module_of_another_build")
     read_state(NEWEST["in the middle of an epoch"])
     packed = [state for name, state in frozen(version) if "packing" in stages_of(NEWEST[name])[-1]]
     for state in packed:

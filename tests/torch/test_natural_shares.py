@@ -155,9 +155,9 @@ def test_states_of_other_orders_and_weights(tables: Tables) -> None:
     state = loader.state_dict()
     with pytest.raises(ResumeError, match="block was 0 and is 256"):
         make(tables, {"a": 1, "b": 1, "c": 1})[0].load_state_dict(state)
+    mixture = [[name, {"newest": "all"}.get(name, value)] for name, value in state["mixture"]]
     with pytest.raises(ResumeError, match="newest must be one of 'rows', 'tokens'"):
-        mixture = {**dict(state["mixture"]), "newest": "all"}
-        loader.load_state_dict({**state, "mixture": [list(pair) for pair in mixture.items()]})
+        loader.load_state_dict({**state, "mixture": mixture})
     other, dataset = make(tables, {"a": 1, "b": 1, "c": 1}, block=0)
     other.load_state_dict(state)
     assert set(dataset.weights.values()) == {1}

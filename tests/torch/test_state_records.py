@@ -81,3 +81,19 @@ def test_a_state_of_a_guest_that_is_not_there_is_refused(monkeypatch: pytest.Mon
 def test_a_record_without_a_value_is_refused(columns: dict[str, Any]) -> None:
     with pytest.raises(ResumeError, match="history"):
         read_state(with_newest(NEWEST["in the middle of an epoch"], **columns))
+
+
+@pytest.mark.parametrize(
+    ("name", "columns", "said"),
+    [
+        ("a mixture of streams", {"rank": 0}, "rank must be left out of a state with 'mixture'"),
+        ("a mixture", {"extents": []}, "extents must be left out of a state with 'mixture'"),
+        ("packed items", {"extents": []}, "extents must be left out of a state with 'packing'"),
+        ("single rows", {"packing": {"seq_len": 4, "origin": 0}}, "sequences as long as the options of tables say"),
+        ("a packed stream", {"packing": {"seq_len": 4, "origin": 0}}, "without 'packing' in a job that counts splits"),
+    ],
+    ids=str,
+)
+def test_what_a_record_rules_out_is_refused_by_name(name: str, columns: dict[str, Any], said: str) -> None:
+    with pytest.raises(ResumeError, match=said):
+        read_state(with_newest(NEWEST[name], **columns))

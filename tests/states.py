@@ -6,8 +6,6 @@ import copy
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from torch_table_loader.engine.state import history_of
-
 State = dict[str, Any]
 """What ``state_dict()`` returns."""
 
@@ -19,8 +17,17 @@ def stages_of(state: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def with_stages(state: State, stages: Sequence[Mapping[str, Any]]) -> State:
-    """Return the state with other stages."""
-    return {**copy.deepcopy(state), "history": history_of([copy.deepcopy(dict(stage)) for stage in stages])}
+    """Return the state with other stages; what has names may be dicts."""
+    names = sorted({name for stage in stages for name in stage})
+    rows = [[in_pairs(stage.get(name)) for name in names] for stage in stages]
+    return {**copy.deepcopy(state), "history": [names, *rows]}
+
+
+def in_pairs(value: Any) -> Any:
+    """Return plain data with dicts as states have them: pairs, sorted by name."""
+    if isinstance(value, dict):
+        return [[name, in_pairs(own)] for name, own in sorted(value.items())]
+    return [in_pairs(own) for own in value] if isinstance(value, list) else value
 
 
 def newest(state: State) -> dict[str, Any]:
@@ -29,7 +36,7 @@ def newest(state: State) -> dict[str, Any]:
 
 
 def with_newest(state: State, **columns: Any) -> State:
-    """Return the state with other values in the newest stage; what has names may be dicts."""
+    """Return the state with other values in the newest stage."""
     *past, last = stages_of(state)
     return with_stages(state, [*past, {**last, **columns}])
 

@@ -317,7 +317,7 @@ FAULTS = (
         *(7, "a state of rows with origins of sequences is taken", "engine/jobs/mixed_rows.py"),
         "        if position.origins:\n",
         "        if position.origins and self._cuts_anywhere:\n",
-        ("tests/torch/test_foreign_fields.py",),
+        ("tests/torch/test_foreign_fields.py", "tests/text/test_frozen_packs.py"),
     ),
     Fault(
         *(7, "a state with columns that its record rules out is taken", "engine/state.py"),

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from tests.effort import daily
+from tests.states import with_record
 from tests.text.packing_reference import write_documents
 from tests.torch.test_frozen_states import Case, Cases, freeze, frozen_in, open_loader, what_follows, write
 from torch_table_loader import Pack
@@ -82,6 +83,13 @@ def test_a_state_that_was_loaded_is_written_again_as_it_was(name: str, frozen: d
         loader = open_loader(CASES[name]["stages"][-1][0])
         loader.load_state_dict(frozen["state"])
         assert loader.state_dict() == frozen["state"]
+
+
+def test_documents_that_stay_whole_have_no_origins_in_a_mixture() -> None:
+    name = "a mixture of documents by best fit"
+    state = json.loads((STATES / f"state-v{STATE_VERSION}.json").read_text())[name]["state"]
+    state = with_record(state, "packing", origins={"b": {"round": 0, "tokens": -2}})
+    assert "documents are not cut anywhere" in what_follows(CASES[name]["go on"], state)["refused"]
 
 
 def test_there_is_a_file_of_every_version_with_every_case() -> None:

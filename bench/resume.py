@@ -16,12 +16,10 @@ from typing import Any
 
 from bench.simulated import SimulatedTable
 from torch_table_loader.engine.jobs.stream_job import StreamJob
+from torch_table_loader.engine.state import left_out, read_state
 from torch_table_loader.loader import TableLoader
 
 PARTS = (0.5, 0.99)
-STEPS = 0
-"""Where the newest stage of a state says how many steps were taken."""
-
 SPLITS: dict[str, dict[str, Any]] = {"row group": {"split_size": 1}, "file": {}}
 """What a split is, and the options that make it so."""
 
@@ -83,16 +81,14 @@ def measure(table: SimulatedTable, rounds: int, **options: Any) -> ResumeCost:
 
 def _state_at(loader: TableLoader, part: float) -> dict[str, Any]:
     """Give the state of a job that has done a part of its epoch."""
-    state = loader.state_dict()
-    state["history"][-1][STEPS] = int(len(loader) * part)
-    return state
+    return left_out(loader.state_dict(), int(len(loader) * part))
 
 
 def files_left(job: StreamJob, state: dict[str, Any]) -> set[str]:
     """Name the files of which rows are still to come; the state must stand before the tails of the lanes."""
     planned = job.planned(job.start(0))
     plan, splits = planned.plan, planned.segments.splits
-    taken = plan.batches_before(state["history"][-1][STEPS])
+    taken = plan.batches_before(read_state(state).taken.stage.steps)
     left = [lane.slice(steps * plan.batch_size, lane.num_rows) for lane, steps in zip(plan.lanes, taken, strict=True)]
     files = {int(file) for runs in left for file in splits.file[runs.split]}
     return {job.table.files[file].name for file in files}

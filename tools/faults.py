@@ -309,7 +309,7 @@ FAULTS = (
     ),
     Fault(
         *(7, "a state of other options is taken", "engine/jobs/bound.py"),
-        "                _check_options(own[name].options, theirs.options)",
+        "                check_options(own[name].options, theirs.options)",
         "                continue",
         _REFUSALS,
     ),
@@ -317,7 +317,19 @@ FAULTS = (
         *(7, "a state of rows with origins of sequences is taken", "engine/jobs/mixed_rows.py"),
         "        if position.origins:\n",
         "        if position.origins and self._cuts_anywhere:\n",
-        ("tests/torch/test_foreign_fields.py",),
+        ("tests/torch/test_foreign_fields.py", "tests/text/test_frozen_packs.py"),
+    ),
+    Fault(
+        *(7, "a state with columns that its record rules out is taken", "engine/state.py"),
+        "        if foreign := [name for name in record.without if name in names]:\n",
+        "        if foreign := [name for name in record.without if name in names and False]:\n",
+        ("tests/torch/test_foreign_fields.py", "tests/torch/test_state_records.py"),
+    ),
+    Fault(
+        *(7, "a state of rows with a record of sequences is read", "text/packing_record.py"),
+        '"stage" not in own.options or own.options.get(LENGTH, length) != length',
+        "own.options.get(LENGTH, length) != length",
+        ("tests/torch/test_foreign_fields.py", "tests/torch/test_state_records.py"),
     ),
     Fault(
         *(4, "an epoch ends before sources that get their weight later", "engine/jobs/mixture_job.py"),

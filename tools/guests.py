@@ -29,8 +29,15 @@ PACKAGE = "torch_table_loader"
 LATER = {
     "mixtures": (
         *("mixed", "engine.jobs.mixed_rows", "engine.jobs.mixed_streams", "engine.jobs.mixture_form"),
-        *("engine.jobs.mixture_job", "engine.work.mixed_stream_work", "engine.work.source_form", "planning.dealing"),
-        *("planning.mixed_stages", "planning.mixture", "planning.quotas", "planning.rounds"),
+        *("engine.jobs.mixture_job", "engine.jobs.mixture_record", "engine.work.mixed_stream_work"),
+        *(
+            "engine.work.source_form",
+            "planning.dealing",
+            "planning.mixed_stages",
+            "planning.mixture",
+            "planning.quotas",
+            "planning.rounds",
+        ),
     ),
     "order": (*("engine.row_weights", "planning.growth", "planning.weighted_rows"),),
 }
@@ -193,7 +200,7 @@ BESIDE = {
             "tests/text/test_packing.py::test_presets_have_the_names_of_their_field",
             "tests/text/test_packed_items.py::test_there_are_as_many_sequences_as_the_tokens_need",
         ),
-        ("tests/text/*.py", "tests/products/test_*_of_packing.py"),
+        ("tests/text/*.py", "tests/text/states", "tests/products/test_*_of_packing.py"),
         ("language-models",),
     ),
     "tensorproto": Beside(

@@ -87,6 +87,14 @@ SPELT_OUT = {"flat": Format("text.flat_tokens", "FlatTokens", ())}
 """Formats whose names are followed by a colon and settings, which the class reads: no name alone says enough."""
 
 
+RECORDS = {
+    "exclusions": "engine.exclusion_record",
+    "mixture": "engine.jobs.mixture_record",
+    "packing": "text.packing_record",
+}
+"""Modules of what is added to states, by its key there, relative to the package; each has a `RECORD`."""
+
+
 def guest_of(module: str) -> str | None:
     """Return the name of the guest that has a module, which is named relative to the package; None if none has it.
 
@@ -114,7 +122,16 @@ def load(name: str) -> ModuleType:
     Raises:
         MissingExtraError: this build does not have it.
     """
-    return import_module(f"{_PACKAGE}.{GUESTS[name].modules[0]}")
+    return load_module(GUESTS[name].modules[0])
+
+
+def load_module(module: str) -> ModuleType:
+    """Import a module that is named relative to the package.
+
+    Raises:
+        MissingExtraError: it is of a guest that this build does not have.
+    """
+    return import_module(f"{_PACKAGE}.{module}")
 
 
 class _Refusing:

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from torch_table_loader.engine.jobs.job import Job
-    from torch_table_loader.engine.state import SavedState
+    from torch_table_loader.engine.saved_state import SavedState
     from torch_table_loader.keywords import LoaderKeywords, MixedKeywords
     from torch_table_loader.options import LoaderOptions
     from torch_table_loader.planning.rows_of import SourceTaken

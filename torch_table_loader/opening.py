@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from torch_table_loader.engine.jobs.job import Job
     from torch_table_loader.engine.plan_check import PlanCheck
     from torch_table_loader.engine.rank_info import RankInfo
-    from torch_table_loader.engine.state import SavedState
+    from torch_table_loader.engine.saved_state import SavedState
     from torch_table_loader.engine.table import Table
     from torch_table_loader.format_contracts import FormatReader
     from torch_table_loader.keywords import LoaderKeywords

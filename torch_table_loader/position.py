@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from torch_table_loader.engine.jobs.job import Job
     from torch_table_loader.engine.plan_check import PlanCheck
-    from torch_table_loader.engine.state import SavedState
+    from torch_table_loader.engine.saved_state import SavedState
     from torch_table_loader.metrics import Progress
     from torch_table_loader.planning.stages import Position
 

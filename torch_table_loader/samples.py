@@ -37,6 +37,9 @@ class Samples:
     are_rows: ClassVar[bool] = True
     """Whether samples are rows of the table as they are, which the core reads itself."""
 
+    records: ClassVar[tuple[str, ...]] = ()
+    """The keys of what states say of samples that are gathered; see `StateRecord`."""
+
     option: ClassVar[str | None] = None
     """The option that asks for samples that are no rows."""
 

@@ -219,8 +219,8 @@ class Stop:
     @property
     def as_dict(self) -> dict[str, Any]:
         """The arguments that change the order, as plain data for a state."""
-        at = self.at if isinstance(self.at, str) else [[name, times] for name, times in self.at.items()]
-        drop = {"drop": [[name, times] for name, times in self.drop.items()]} if self.drop else {}
+        at = self.at if isinstance(self.at, str) else dict(self.at)
+        drop = {"drop": dict(self.drop)} if self.drop else {}
         most = {"samples": self.samples, "tokens": self.tokens}
         return {"stop": at, **drop, **{name: number for name, number in most.items() if number is not None}}
 

@@ -6,7 +6,6 @@ Each goes with the step of the rebuild that no longer needs it, and none comes.
 _TABLE = """
 cli.writing: text.token_table
 engine.jobs.table_rows: engine.row_weights planning.growth planning.mixture planning.weighted_rows
-engine.state: planning.mixed_stages planning.mixture
 engine.work.indexed_work: planning.mixture planning.weighted_rows
 planning.mixture: planning.weighted_rows
 planning.stages: planning.mixture

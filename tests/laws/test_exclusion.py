@@ -148,4 +148,4 @@ def test_ids_without_a_row_are_refused(ids: list[object], error: type[Exception]
 )
 def test_malformed_states_are_refused(state: list[str]) -> None:
     with pytest.raises(ResumeError, match="state_dict"):
-        ExclusionVersions.from_state([state], N)
+        ExclusionVersions.from_state([dict(zip(("ids", "digest"), state, strict=True))], N)

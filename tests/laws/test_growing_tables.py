@@ -146,9 +146,11 @@ def test_a_finished_epoch_continues_with_only_the_new_rows() -> None:
 def test_the_state_describes_earlier_tables_and_round_trips() -> None:
     one, two = Topology(1, 1, 8), Topology(2, 1, 8)
     position = StreamPosition.at(0, one).after(3).before_growth(Extent(7, 2, "ab")).on(two).after(5)
+    shape = {"ended": False, "lanes": 1, "batch_size": 8, "even_ranks": None, "drop_last": False}
+    before = {"snapshot_id": 7, "files": 2, "fingerprint": "ab"}
     assert position.history() == [
-        [3, False, 1, 1, 8, None, None, False, 1, [7, 2, "ab"], None],
-        [5, False, 2, 1, 8, None, None, False, 1, None, None],
+        {**shape, "steps": 3, "num_ranks": 1, "extent": before},
+        {**shape, "steps": 5, "num_ranks": 2},
     ]
     assert StreamPosition.of_history(position.epoch, position.history()) == position
     grown_again = position.before_growth(Extent(8, 3, "cd")).on(two)

@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.effort import daily, examples
-from tests.states import is_ended, source_of, with_anchor
+from tests.states import anchor_of, is_ended, with_anchors, with_record
 from tests.tables.plain import meant_warnings
 from tests.text.packed_modes import STRATEGIES
 from tests.text.packing_reference import (
@@ -151,7 +151,7 @@ def test_a_state_without_an_anchor_is_walked_to(table: Path, strategy: Any) -> N
     loader = make(table, pack, batch_size=2)
     list(islice(loader, len(whole) // 2))
     other = make(table, pack, batch_size=2)
-    other.load_state_dict(with_anchor(copied(loader.state_dict()), []))
+    other.load_state_dict(with_anchors(copied(loader.state_dict()), {}))
     assert [check_batch(batch, wholes_of(pack), pack) for batch in other] == whole[len(whole) // 2 :]
 
 
@@ -191,9 +191,10 @@ def test_a_state_of_another_length_or_order_is_refused_by_name(table: Path) -> N
         make(table, full_pack(seq_len=5, strategy="pad")).load_state_dict(state)
     state = make(table, full_pack(seq_len=8)).state_dict()
     for length, origin in ((8, -1), (8, "3"), (8, 10**9), (0, 0), (2**31, 0)):
-        history: list[Any] = [[0, False, 0, length, origin, []]]
         with pytest.raises(ResumeError):
-            make(table, full_pack(seq_len=5)).load_state_dict({**state, "history": history})
+            make(table, full_pack(seq_len=5)).load_state_dict(
+                with_record(state, "packing", seq_len=length, origin=origin)
+            )
     with pytest.raises(ResumeError, match=r"pack= .* was 'concat-"):
         make(table, full_pack(seq_len=8, strategy="windows")).load_state_dict(state)
     with pytest.raises(ResumeError, match="stage"):
@@ -201,10 +202,17 @@ def test_a_state_of_another_length_or_order_is_refused_by_name(table: Path) -> N
     loader = make(table, full_pack(seq_len=8), batch_size=2)
     list(islice(loader, 3))
     state = copied(loader.state_dict())
-    number, place, before, seal = source_of(state)[4]
-    for anchor in ([1, "x"], [0, 17, 3], [number, place, before + 1, seal], [number, place - 1, before, seal]):
+    number, place, before, seal = anchor_of(state)
+    for anchor in (
+        [1, "x", 0, 0],
+        [0, 17, 3, None],
+        [number, place, before + 1, seal],
+        [number, place - 1, before, seal],
+    ):
         with pytest.raises(ResumeError, match="anchor"):
-            make(table, full_pack(seq_len=8)).load_state_dict(with_anchor(state, anchor))
+            make(table, full_pack(seq_len=8)).load_state_dict(with_anchors(state, {"": anchor}))
+    with pytest.raises(ResumeError, match="anchors"):
+        make(table, full_pack(seq_len=8)).load_state_dict(with_record(state, "packing", anchors={"": {"round": 0}}))
     with pytest.raises(ResumeError, match=r"anchor .* is not one of this epoch's order"):
         make(table, full_pack(seq_len=8)).load_state_dict({**state, "epoch": 1})
 
@@ -451,21 +459,20 @@ def test_a_mixture_goes_on_where_each_source_stood(tables: dict[str, Path]) -> N
         next(batches)
     state = copied(loader.state_dict())
     batches.close()
-    anchors = {name: anchor for name, *_, anchor in state["tables"]}
+    anchors = {name: anchor_of(state, name) for name in tables}
     assert anchors["c"][0] > 0, "the small source goes round"
     assert anchors["b"][0] == 0
     assert anchors["b"][1] > 0
-    for name, *_, anchor in state["tables"]:
+    for name, anchor in anchors.items():
         turns = sum(source == "abc".index(name) for batch in whole[:steps] for source, _ in batch)
         in_round = turns % -(-sum(n or 0 for n in MIXED[name]) // 8) * 8
         assert in_round - max(n or 0 for n in MIXED[name]) < anchor[2] <= in_round
     other, _ = mix(tables, pack, weights, batch_size=8, num_workers=1, stop="all_exhausted")
     other.load_state_dict(state)
     assert [of_sequences(batch) for batch in other] == whole[steps:]
-    for *_, each in state["tables"]:
-        each[2] += 1
+    later = {name: [number, place, before + 1, seal] for name, (number, place, before, seal) in anchors.items()}
     with pytest.raises(ResumeError, match=r"anchor .* is not one of this epoch's order"):
-        other.load_state_dict(state)
+        other.load_state_dict(with_anchors(state, later))
 
 
 @pytest.mark.parametrize("stop", ["forever", "first_exhausted"])
@@ -551,7 +558,8 @@ def test_rounds_of_best_fit_differ_and_each_has_every_token(tables: dict[str, Pa
         next(batches)
     state = copied(loader.state_dict())
     batches.close()
-    anchor = source_of(state, "b")[4]
+    anchors = {name: anchor_of(state, name) for name in paths}
+    anchor = anchors["b"]
     taken = sum(source == 0 for batch in whole[:steps] for source, _ in batch)
     assert anchor[0] > 3
     assert anchor[1] == sum(rounds[: anchor[0]]) <= taken
@@ -559,7 +567,6 @@ def test_rounds_of_best_fit_differ_and_each_has_every_token(tables: dict[str, Pa
     other, _ = mix(paths, pack, weights, batch_size=4, stop="all_exhausted")
     other.load_state_dict(state)
     assert [of_sequences(batch) for batch in other] == whole[steps:]
-    for *_, each in state["tables"]:
-        each[2] += 1
+    later = {name: [number, place, before + 1, seal] for name, (number, place, before, seal) in anchors.items()}
     with pytest.raises(ResumeError, match=r"anchor .* is not one of this epoch's order"):
-        other.load_state_dict(state)
+        other.load_state_dict(with_anchors(state, later))

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from tests.effort import daily
-from tests.states import EXTENTS, ORIGIN, SEQ_LEN, State, is_ended, newest, samples_of
+from tests.states import State, is_ended, named, newest, record_of, samples_of, stages_of
 from tests.tables.plain import meant_warnings
 from tests.text.packing_reference import write_documents
 from tests.torch.modes import LAKE, MIXTURE, ROWS, SOME, SPLITS, STREAMS, Mode, write_rows
@@ -104,7 +104,7 @@ class Case:
         """Return the state of a real job that took the stages of a history."""
         found: State | None = None
         before: Any = None
-        for entry in state["history"]:
+        for entry in stages_of(state):
             steps, options = self.stage_of(entry)
             job = self.job_of(entry)
             if not steps and found is not None:
@@ -115,30 +115,29 @@ class Case:
         assert found is not None
         return found
 
-    def job_of(self, entry: list[Any]) -> Case:
+    def job_of(self, entry: dict[str, Any]) -> Case:
         """Return the job that took a stage."""
         return self
 
-    def stage_of(self, entry: list[Any]) -> tuple[int, dict[str, Any]]:
+    def stage_of(self, entry: dict[str, Any]) -> tuple[int, dict[str, Any]]:
         """Read the steps of a stage, and the options of its job."""
-        steps, _, ranks, lanes, size, window, even, drop, micro, *rest = entry
+        ranks, size, shares = entry["num_ranks"], entry["batch_size"], named(entry.get("mixture"))
         options = {
             "num_ranks": ranks,
-            "num_workers": lanes,
+            "num_workers": entry["lanes"],
             "batch_size": size,
-            "even_ranks": even or False,
-            "drop_last": drop,
+            "even_ranks": entry["even_ranks"] or False,
+            "drop_last": entry["drop_last"],
         }
-        mixed = len(rest) > 2
-        return steps, options | (
-            {"global_batch_size": micro * ranks * size} if mixed else {"shuffle_buffer_size": window or 0}
-        )
+        if shares is not None:
+            return entry["steps"], options | {"global_batch_size": shares.get("micro_batches", 1) * ranks * size}
+        return entry["steps"], options | {"shuffle_buffer_size": entry.get("shuffle_buffer_size") or 0}
 
 
 class Tokens(Case):
     """A job of sequences, as long as the state says: they count by tokens."""
 
-    def stage_of(self, entry: list[Any]) -> tuple[int, dict[str, Any]]:
+    def stage_of(self, entry: dict[str, Any]) -> tuple[int, dict[str, Any]]:
         steps, options = super().stage_of(entry)
         options.pop("shuffle_buffer_size")
         return steps, options | {"batch_size": 1, "pack": Pack(seq_len=options["batch_size"])}
@@ -146,14 +145,15 @@ class Tokens(Case):
     def real(self, state: State, other: State) -> list[Any] | str:
         if (
             other["kind"] == "splits"
-            or other["mixture"]
+            or "mixture" in other
             or self.make(**self.options).options.pack != Pack(seq_len=6, tokens="input_ids")
         ):
             return super().real(state, other)
         fresh = self.make(**self.options)
         fresh.set_epoch(other["epoch"])
         flat = [token for batch in fresh for row in self.rows(batch) for token in row if token]
-        taken = newest(other)[ORIGIN] + samples_of(other) * newest(other)[SEQ_LEN]
+        packing = record_of(other, "packing")
+        taken = packing["origin"] + samples_of(other) * packing["seq_len"]
         rows = [flat[at : at + 6] for at in range(taken, len(flat), 6)]
         return [row + [0] * (6 - len(row)) for row in rows]
 
@@ -169,12 +169,12 @@ class Grown(Case):
         before = Case(self.old, self.stages, self.rows).state(epoch)
         return self.after(before, epoch, 1, self.options)
 
-    def job_of(self, entry: list[Any]) -> Case:
+    def job_of(self, entry: dict[str, Any]) -> Case:
         assert self.old is not None
-        return Case(self.old, [], self.rows) if isinstance(entry[-2], list) else self
+        return Case(self.old, [], self.rows) if entry.get("extent") else self
 
     def real(self, state: State, other: State) -> list[Any] | str:
-        if other["kind"] == "splits" or not newest(other)[EXTENTS]:
+        if other["kind"] == "splits" or not newest(other).get("extents"):
             return super().real(state, other)
         assert self.old is not None
         fresh = self.make(**self.options)
@@ -320,7 +320,7 @@ def places_of(value: Any, at: Place = ()) -> Iterator[Place]:
 def changes_of(state: State) -> Iterator[tuple[str, State]]:
     """Yield what was changed, and the state after it: every value by others, and what holds values by more or fewer."""
     for at in places_of(state):
-        if state["mixture"] and at[0] == "history" and at[1:2] != (len(state["history"]) - 1,) and len(at) == 5:
+        if at[0] == "history" and at[1:2] != (len(state["history"]) - 1,) and len(at) == 7 and at[-1] == 0:
             continue  # the name of a source in a stage that is over: it may be gone since, which nobody can tell
         before = value_at(state, at)
         others = [*OTHERS, *(before + by for by in (-1, 1, 7) if type(before) is int)]

@@ -20,7 +20,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from tests.effort import daily
-from tests.states import State
+from tests.states import State, without_column
 from tests.text.packed_modes import FLAT_MODES, PACKED_MODES, PACKED_ROWS, PACKED_SPLITS
 from tests.torch.all_modes import MODES
 from tests.torch.forms import FORMS, plain, rows_of_many_kinds
@@ -423,7 +423,7 @@ def optimizer_steps(mode: RowMode, tables: Path, ranks: int, micro: int, state: 
 
 def without_steps(state: State) -> State:
     """Leave out the steps, which are shorter where ranks take micro-batches."""
-    return {**state, "history": [stage[1:] for stage in state["history"]]}
+    return without_column(state, "steps")
 
 
 @in_row_modes

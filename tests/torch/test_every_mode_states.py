@@ -213,8 +213,8 @@ def test_what_is_no_state_is_refused(mode: Mode, tables: Path) -> None:
     for other in others:
         with pytest.raises(ResumeError, match=r"expected what state_dict.*without a version"):
             loader.load_state_dict(other)
-    for version in (0, 2, 99, "1", None):
-        with pytest.raises(ResumeError, match=f"expected a state of version 1, got version {version!r}"):
+    for version in (0, 3, 99, "1", None):
+        with pytest.raises(ResumeError, match=f"expected a state of version 2, got version {version!r}"):
             loader.load_state_dict(state | {"version": version})
     for missing in state.keys() - ({"exclusions"} if mode in (ROWS, LAKE) else set()):
         with pytest.raises(ResumeError):

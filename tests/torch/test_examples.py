@@ -21,6 +21,7 @@ from pyiceberg.catalog import load_catalog
 from demo.moto import serving_moto
 from tests.launchers.frameworks import ROOT, clean_environment, run_job
 from tests.launchers.killed_jobs import wait_until
+from tests.states import stages_of
 from torch_table_loader import StructuredDataset
 from torch_table_loader.cli.writing import write_sample
 
@@ -118,7 +119,7 @@ def test_clicks_on_s3_are_trained_and_validated_and_a_killed_job_resumes_on_one_
             client.upload_file(str(file), "lake", f"clicks/{file.name}")
         store = {"AWS_ENDPOINT_URL": url, **LOGIN}
         kill_example("train_ddp", "s3://lake/clicks", checkpoint, once=checkpoint.exists, **store)
-        taken = torch.load(checkpoint)["loader"]["history"][0][0] * 2 * BATCH
+        taken = stages_of(torch.load(checkpoint)["loader"])[0]["steps"] * 2 * BATCH
         printed = run_example("train_ddp", "s3://lake/clicks", checkpoint, ranks=1, **store)
     resumed = rows_of_epochs(printed)
     assert resumed[-1] == (1, every)
@@ -167,8 +168,8 @@ def test_the_script_of_a_page_resumes_on_another_number_of_ranks(page: str, tmp_
     run_job([*TORCHRUN, "1", str(tmp_path / "train.py")])
     on_one = torch.load(checkpoint)["loader"]
     assert on_two["epoch"] == on_one["epoch"] == 1
-    assert [ranks for _, _, ranks, *_ in on_two["history"]] == [2]
-    assert on_one["history"][0] == on_two["history"][0]
+    assert [stage["num_ranks"] for stage in stages_of(on_two)] == [2]
+    assert stages_of(on_one)[0] == stages_of(on_two)[0]
 
 
 @pytest.mark.slow

@@ -1,8 +1,7 @@
-"""A state has fields that only one kind of job may fill: each is refused by name in a state of any other kind."""
+"""Each kind of job has its own records in a state: what is of another kind, or of none, is refused by name."""
 
 from __future__ import annotations
 
-import copy
 import json
 from collections.abc import Callable
 from functools import cache, partial
@@ -15,7 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.effort import daily
-from tests.states import EXTENTS, ORIGIN, SEQ_LEN, State, newest
+from tests.states import State, record_of, with_newest, with_options, with_record, without_column
 from tests.tables.plain import meant_warnings
 from torch_table_loader import MixedDataset, Pack, ResumeError, StructuredDataset, TableLoader
 
@@ -69,53 +68,73 @@ def states(tables: Path) -> Callable[[str], State]:
     return lambda kind: dict(json.loads(of(kind)))
 
 
-Edit = Callable[[State], None]
+Edit = Callable[[State], State]
 
 
-def each_table(place: int, value: Any) -> Edit:
-    def edit(state: State) -> None:
-        for entry in state["tables"]:
-            entry[place] = copy.deepcopy(value)
-
-    return edit
+def in_stage(**columns: Any) -> Edit:
+    return lambda state: with_newest(state, **columns)
 
 
-def in_stage(place: int, value: Any) -> Edit:
-    def edit(state: State) -> None:
-        newest(state)[place] = copy.deepcopy(value)
-
-    return edit
+def in_record(key: str, **fields: Any) -> Edit:
+    return lambda state: with_record(state, key, **fields)
 
 
 def of_top(key: str, value: Any) -> Edit:
-    return lambda state: state.update({key: copy.deepcopy(value)})
+    return lambda state: {**state, key: value}
 
 
-def at_weights(state: State) -> None:
-    newest(state)[8][0].append([0, 3])
+def of_sources(key: str, value: Any) -> Edit:
+    """Add a record that says the same of each source."""
+    return lambda state: with_newest(state, **{key: {name: value for name, _ in state["tables"]}})
 
 
-def at_the_end(*values: Any) -> Edit:
-    return lambda state: newest(state).extend(copy.deepcopy(values))
+def at_sources(key: str, field: str, value: Any) -> Edit:
+    """Say the same of each source in a field of a record; what the record must have is there."""
+    needed = {"seq_len": 4, "origin": 0}
+    return lambda state: with_record(
+        with_newest(state, **{key: {**needed, **record_of(state, key)}}),
+        key,
+        **{field: {name: value for name, _ in state["tables"]}},
+    )
 
 
-def with_option(place: int, name: str, value: Any) -> Edit:
-    """Add an option to the tables (2), or to the mixture (0)."""
-
-    def edit(state: State) -> None:
-        for pairs in [state["mixture"][0]] if place == 0 else [entry[place] for entry in state["tables"]]:
-            pairs[:] = sorted([*(pair for pair in pairs if pair[0] != name), [name, value]])
+def with_table_option(name: str, value: Any) -> Edit:
+    def edit(state: State) -> State:
+        for source, _ in state["tables"]:
+            state = with_options(state, source, **{name: value})
+        return state
 
     return edit
 
 
-EXTENT = [None, 1, "0" * 32]
-ORDER: list[Any] = [
-    [["block", 256], ["shuffle_seed", 42], ["stop", "first_exhausted"]],
-    [["a", 1], ["b", 1]],
-    [["a", 1], ["b", 1]],
+def with_mixture_option(name: str, value: Any) -> Edit:
+    def edit(state: State) -> State:
+        mixture = dict(state["mixture"])
+        mixture["options"] = sorted({**dict(mixture["options"]), name: value}.items())
+        return {**state, "mixture": [list(pair) for pair in sorted(mixture.items())]}
+
+    return edit
+
+
+def renamed(names: list[str]) -> Edit:
+    """Give so many tables other names."""
+    return lambda state: {
+        **state,
+        "tables": [[name, own] for name, (_, own) in zip(names, 2 * state["tables"], strict=False)],
+    }
+
+
+EXTENT = {"snapshot_id": None, "files": 1, "fingerprint": "0" * 32}
+WEIGHTS = [["a", 1], ["b", 1]]
+MIXTURE: list[Any] = [
+    ["given", WEIGHTS],
+    ["newest", WEIGHTS],
+    ["options", [["block", 256], ["shuffle_seed", 42], ["stop", "first_exhausted"]]],
 ]
-EXCLUDED = [["eJxjYIAAJiBmZmBnAAAAOgAN", "ea766d87f6a6db938f0bde2b114f3104"]]
+SHARES: dict[str, Any] = {"total": 120, "since": 0, "sources": {name: {"weight": 1, "before": 0} for name in "ab"}}
+EXCLUDED = [{"ids": "eJxjYIAAJiBmZmBnAAAAOgAN", "digest": "ea766d87f6a6db938f0bde2b114f3104"}]
+ORIGIN = {"round": 0, "tokens": -2}
+ANCHOR = {"round": 0, "place": 16, "before": 48, "seal": 1}
 
 
 def kinds_with(*words: str, but: tuple[str, ...] = ()) -> list[str]:
@@ -123,39 +142,66 @@ def kinds_with(*words: str, but: tuple[str, ...] = ()) -> list[str]:
     return [kind for kind in (*KINDS, *MIXED) if {*words} <= {*kind.split()} and not {*but} & {*kind.split()}]
 
 
+PLAIN_ROWS = kinds_with("rows", but=("cut", "whole"))
 FOREIGN: list[tuple[str, list[str], Edit, str]] = [
-    ("exclusions", kinds_with("stream"), each_table(3, EXCLUDED), "exclusions"),
-    ("an anchor", kinds_with("stream"), each_table(4, [0, 16, 48, 1]), "anchor"),
-    ("an anchor", kinds_with("rows", but=("cut", "whole")), each_table(4, [0, 16, 48, 1]), "anchor"),
-    ("a mixture", kinds_with(but=("mixed",)), of_top("mixture", ORDER), "history|mixture"),
-    ("no mixture", kinds_with("mixed"), of_top("mixture", []), "history|tables|mixture"),
+    ("a record that nobody knows", kinds_with(), in_stage(another=[]), "does not know.* got 'another'"),
+    ("exclusions", kinds_with("stream"), of_sources("exclusions", EXCLUDED), "exclusions"),
+    ("exclusions of another table", kinds_with("rows"), in_stage(exclusions={"z": EXCLUDED}), "exclusions .*got 'z'"),
+    ("sequences", kinds_with("stream"), in_stage(packing={"seq_len": 4, "origin": 0}), "without 'packing'"),
+    ("sequences", PLAIN_ROWS, in_stage(packing={"seq_len": 4, "origin": 0}), "sequences"),
+    ("no sequences", kinds_with("rows", "cut"), lambda state: without_column(state, "packing"), "'packing'"),
+    ("no sequences", kinds_with("rows", "whole"), lambda state: without_column(state, "packing"), "'packing'"),
+    ("an anchor", PLAIN_ROWS, at_sources("packing", "anchors", ANCHOR), "sequences"),
+    ("an anchor of another table", kinds_with("rows", "cut"), in_record("packing", anchors={"z": ANCHOR}), "got 'z'"),
+    ("an origin", kinds_with("rows", "whole"), in_record("packing", origin=8), "tokens|origin|samples|sequences"),
     (
-        "two tables",
+        "an origin of a source",
+        kinds_with("rows", "cut"),
+        in_record("packing", origins={"z": ORIGIN}),
+        "got 'z'|origins",
+    ),
+    ("an origin of the table", ["cut rows"], in_record("packing", origins={"": ORIGIN}), "origins must be left out"),
+    (
+        "a mixture",
         kinds_with(but=("mixed",)),
-        lambda state: state["tables"].append(["z", *state["tables"][0][1:]]),
-        "tables",
+        of_top("mixture", MIXTURE),
+        "history must be one with a column 'mixture'",
+    ),
+    ("shares", kinds_with("rows", but=("mixed",)), in_stage(mixture=SHARES), "has no mixture"),
+    (
+        "a whole mixture",
+        kinds_with("rows", but=("mixed",)),
+        lambda state: {**with_newest(state, mixture=SHARES), "mixture": MIXTURE},
+        "for the sources",
     ),
     (
-        "a table without a name",
+        "no mixture",
         kinds_with("mixed"),
-        lambda state: state["tables"][0].__setitem__(0, ""),
-        "sources|tables",
+        lambda state: {key: value for key, value in state.items() if key != "mixture"},
+        "has no mixture",
     ),
+    ("no shares", kinds_with("mixed"), lambda state: without_column(state, "mixture"), "tables|column 'mixture'"),
+    ("two tables", kinds_with(but=("mixed",)), renamed(["", "z"]), "tables"),
+    ("a table without a name", kinds_with("mixed"), renamed(["", "b"]), "sources|tables"),
     ("the kind of rows", kinds_with("stream"), of_top("kind", "items"), "history"),
-    ("the kind of streams", kinds_with("rows"), of_top("kind", "splits"), "history|anchor"),
-    ("a length", kinds_with("rows", but=("cut", "whole")), in_stage(SEQ_LEN, 4), "sequences"),
-    ("an origin", kinds_with("rows", but=("cut",)), in_stage(ORIGIN, 8), "tokens|origin|samples|sequences"),
-    ("extents", kinds_with("rows"), in_stage(EXTENTS, [EXTENT]), "extents|table grew"),
-    ("an extent", kinds_with("stream", but=("mixed",)), in_stage(9, EXTENT), "extent"),
-    ("a rank", kinds_with("stream", but=("mixed",)), in_stage(10, 1), "count_filtered"),
-    ("an origin of a source", kinds_with("mixed", "rows", but=("cut",)), at_weights, "origin"),
-    ("what is dropped", kinds_with("mixed", "stream", but=("cut",)), at_the_end([4, [1, 0]]), "weights"),
-    ("a width", kinds_with("mixed", "stream", but=("cut",)), at_the_end([], 4), "tokens"),
-    ("a window", kinds_with("mixed", "stream"), in_stage(5, 64), "shuffle_buffer_size"),
-    ("micro-batches", kinds_with("stream", but=("mixed",)), in_stage(8, 2), "micro_batches"),
-    ("packing", kinds_with(but=("cut", "whole")), with_option(2, "stage", "concat"), "stage|pack|history"),
-    ("sources that are dropped", kinds_with("mixed"), with_option(0, "drop", [["a", 1]]), "drop"),
-    ("a budget", kinds_with("mixed"), with_option(0, "tokens", 100), "tokens"),
+    ("the kind of streams", kinds_with("rows"), of_top("kind", "splits"), "history"),
+    ("extents", kinds_with("rows"), in_stage(extents=[EXTENT]), "extents|table grew"),
+    ("an extent", kinds_with("stream"), in_stage(extent=EXTENT), "extent"),
+    ("a rank", kinds_with("stream"), in_stage(rank=1), "count_filtered|rank"),
+    (
+        "what is dropped",
+        kinds_with("mixed", "stream", but=("cut",)),
+        in_record("mixture", dropped={"until": 4, "weights": [1, 0]}),
+        "weights",
+    ),
+    ("a width", kinds_with("mixed", "stream", but=("cut",)), in_record("mixture", width=4), "tokens"),
+    ("a field that nobody knows", kinds_with("mixed"), in_record("mixture", another=4), "without 'another'"),
+    ("a field that nobody knows", kinds_with("rows", "cut"), in_record("packing", another=4), "without 'another'"),
+    ("a window", kinds_with("mixed", "stream"), in_stage(shuffle_buffer_size=64), "shuffle_buffer_size"),
+    ("micro-batches", kinds_with("stream", but=("mixed",)), in_stage(micro_batches=2), "micro_batches"),
+    ("packing", kinds_with(but=("cut", "whole")), with_table_option("stage", "concat"), "stage|pack|history"),
+    ("sources that are dropped", kinds_with("mixed"), with_mixture_option("drop", [["a", 1]]), "drop"),
+    ("a budget", kinds_with("mixed"), with_mixture_option("tokens", 100), "tokens"),
 ]
 
 
@@ -167,18 +213,12 @@ FOREIGN: list[tuple[str, list[str], Edit, str]] = [
 def test_a_field_of_another_kind_of_job_is_refused_by_name(
     tables: Path, states: Callable[[str], State], kind: str, edit: Edit, said: str
 ) -> None:
-    state = states(kind)
-    edit(state)
     loader = make(tables, kind)
     with pytest.raises(ResumeError, match=said):
-        loader.load_state_dict(json.loads(json.dumps(state)))
+        loader.load_state_dict(json.loads(json.dumps(edit(states(kind)))))
 
 
-@pytest.mark.parametrize("kind", ["mixed rows", "mixed whole rows"])
-def test_rows_that_are_mixed_have_no_origins_of_sequences(
-    tables: Path, states: Callable[[str], State], kind: str
-) -> None:
-    state = states(kind)
-    newest(state)[8][1].append([0, -2])
+def test_whole_documents_that_are_mixed_have_no_origins(tables: Path, states: Callable[[str], State]) -> None:
+    state = with_record(states("mixed whole rows"), "packing", origins={"b": ORIGIN})
     with pytest.raises(ResumeError, match=r"origins .*'b'.* documents are not cut anywhere"):
-        make(tables, kind).load_state_dict(state)
+        make(tables, "mixed whole rows").load_state_dict(state)

@@ -8,8 +8,12 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
+import shutil
+from functools import cache
 from itertools import islice
 from pathlib import Path
+from tempfile import mkdtemp
 from typing import Any
 
 import pyarrow.compute as pc
@@ -19,7 +23,7 @@ from tests.effort import daily
 from tests.launchers.jobs import make, own_rows
 from tests.states import State
 from tests.tables.plain import meant_warnings
-from torch_table_loader import MixedDataset, ResumeError, StructuredDataset, TableLoader, Weights
+from torch_table_loader import MixedDataset, ResumeError, Stop, StructuredDataset, TableLoader, Weights
 from torch_table_loader.engine.state import STATE_VERSION
 
 STATES = Path(__file__).parent / "states"
@@ -33,13 +37,18 @@ Case = dict[str, Any]
 
 ``stages`` are options and what was done under them: an int takes so many steps, a dict calls methods of the dataset.
 """
+Cases = dict[str, Case]
 
 PLAIN: Case = {"batch_size": 5, "num_workers": 2, "shuffle": "splits", "split_size": 10}
 ROWS: Case = {"batch_size": 4, "num_workers": 2, "shuffle": "rows"}
 MIXED: Case = {"batch_size": 6, "num_workers": 2, "weights": {"b": 1, "a": 3}, "block": 8}
 NATURAL: Case = {"batch_size": 6, "num_workers": 2, "weights": "rows"}
 WEIGHTED: Case = ROWS | {"filtered": True, "drawn": Weights(column="x", samples=50)}
-CASES: dict[str, Case] = {
+STREAMS: Case = MIXED | {"shuffle": "splits"}
+STREAMS.pop("block")
+DROPPING: Case = STREAMS | {"stop": Stop("forever", drop={"b": 1}, samples=150)}
+GROWS: Case = {"on_growth": "continue"}
+CASES: Cases = {
     "in the middle of an epoch": {"go on": PLAIN, "epoch": 3, "stages": [(PLAIN, 4)]},
     "rows in table order": {
         "go on": PLAIN | {"shuffle": False, "num_workers": 0},
@@ -143,7 +152,49 @@ CASES: dict[str, Case] = {
         "epoch": 0,
         "stages": [(MIXED | {"num_ranks": 5, "rank": 4, "batch_size": 17, "even_ranks": False}, 1)],
     },
+    "a mixture of streams": {"go on": STREAMS, "epoch": 3, "stages": [(STREAMS, 4)]},
+    "a mixture of streams, other weights and micro-batches for a while": {
+        "go on": STREAMS | {"weights": "rows", "num_ranks": 2, "rank": 1},
+        "epoch": 1,
+        "stages": [
+            (STREAMS | {"weights": "rows", "num_ranks": 3}, 2, {"set_weights": {"a": 1, "b": 2}}, 1),
+            (STREAMS | {"weights": "rows", "batch_size": 2, "global_batch_size": 6}, 3),
+        ],
+    },
+    "a mixture of streams, a source dropped": {
+        "go on": DROPPING | {"num_ranks": 2, "rank": 0},
+        "epoch": 2,
+        "stages": [(DROPPING | {"num_ranks": 3}, 1), (DROPPING, 9)],
+    },
+    "a table that grew": {
+        "go on": PLAIN | GROWS | {"of_files": 3, "num_ranks": 2, "rank": 0},
+        "epoch": 1,
+        "stages": [(PLAIN | GROWS | {"of_files": 2}, 3), (PLAIN | GROWS | {"of_files": 3}, 2)],
+    },
+    "a table that grew since": {
+        "go on": PLAIN | GROWS | {"of_files": 3},
+        "epoch": 1,
+        "stages": [(PLAIN | GROWS | {"of_files": 2}, 3)],
+    },
+    "single rows of a table that grew": {
+        "go on": ROWS | GROWS | {"of_files": 3, "num_ranks": 2, "rank": 0},
+        "epoch": 1,
+        "stages": [
+            (ROWS | GROWS | {"of_files": 2}, {"exclude": [3, 4]}, 3),
+            (ROWS | GROWS | {"of_files": 3}, 2),
+        ],
+    },
 }
+
+
+@cache
+def first_files(count: int) -> Path:
+    """Return a folder with the first files of the table, each younger than the one before."""
+    root = Path(mkdtemp())
+    for number, path in enumerate(sorted((TABLE / "parquet").iterdir())[:count]):
+        shutil.copy(path, root)
+        os.utime(root / path.name, (1000 + number, 1000 + number))
+    return root
 
 
 def open_loader(options: Case) -> TableLoader:
@@ -152,11 +203,14 @@ def open_loader(options: Case) -> TableLoader:
     filters: Case = {"filters": FILTER} if chosen.pop("filtered", False) else {}
     drawn: Case = {"weights": chosen.pop("drawn")} if "drawn" in chosen else {}
     if "weights" not in chosen:
-        return make(TABLE / str(chosen.get("form", "parquet")), **chosen, **filters, **drawn)
+        root = chosen.pop("root", TABLE / chosen.get("form", "parquet"))
+        root = first_files(chosen.pop("of_files")) if "of_files" in chosen else root
+        return make(root, **chosen, **filters, **drawn)
     with meant_warnings():
-        filters |= {"shuffle": "rows", "columns": ["x", "f"], "row_id": True, "check_plan": False} | drawn
-        forms = {"a": "parquet", "b": "json"}
-        sources = {name: StructuredDataset(str(TABLE / form), form, **filters) for name, form in forms.items()}
+        own = {key: chosen.pop(key) for key in ("shuffle", "pack", "columns", "row_id") if key in chosen}
+        filters |= {"shuffle": "rows", "columns": ["x", "f"], "row_id": True, "check_plan": False} | drawn | own
+        forms = chosen.pop("forms", {"a": "parquet", "b": "json"})
+        sources = {name: StructuredDataset(str(TABLE / form), **filters) for name, form in forms.items()}
         return MixedDataset.create_dataloader(sources, check_plan=False, **chosen)[0]
 
 
@@ -164,7 +218,7 @@ def what_comes(loader: TableLoader) -> list[list[Any]]:
     """Give the rows of the next batches, of a mixture with their sources: all, or some where there is no end."""
     found = []
     for batch in islice(loader, 20):
-        rows = own_rows([batch])
+        rows = batch["input_ids"].tolist() if "input_ids" in batch else own_rows([batch])
         sources = batch["source"].tolist()[: len(rows)] if "source" in batch else []
         found.append([list(pair) for pair in zip(sources, rows, strict=True)] if sources else rows)
     return found
@@ -185,11 +239,16 @@ def digest(batches: list[list[Any]]) -> str:
     return hashlib.sha256(json.dumps(batches).encode()).hexdigest()
 
 
-FROZEN = [
-    pytest.param(case, frozen, id=f"{path.stem} {case}")
-    for path in sorted(STATES.glob("state-v*.json"))
-    for case, frozen in json.loads(path.read_text()).items()
-]
+def frozen_in(folder: Path) -> list[Any]:
+    """Return the cases of all versions whose files are in a folder, each with its name."""
+    return [
+        pytest.param(case, frozen, id=f"{path.stem} {case}")
+        for path in sorted(folder.glob("state-v*.json"))
+        for case, frozen in json.loads(path.read_text()).items()
+    ]
+
+
+FROZEN = frozen_in(STATES)
 
 
 @pytest.mark.parametrize(("case", "frozen"), FROZEN)
@@ -240,16 +299,16 @@ def write(case: Case) -> State:
     return state
 
 
-def freeze(path: Path) -> None:
+def freeze(path: Path, cases: Cases) -> None:
     """Write the file of the newest version; what is in it stays."""
     kept = json.loads(path.read_text()) if path.exists() else {}
-    for name, case in CASES.items():
+    for name, case in cases.items():
         if name in kept:
             continue
         state = write(case)
         kept[name] = {"state": state, **what_follows(case["go on"], state)}
-    path.write_text(json.dumps({name: kept[name] for name in CASES}, indent=1) + "\n")
+    path.write_text(json.dumps({name: kept[name] for name in cases}, indent=1) + "\n")
 
 
 if __name__ == "__main__":
-    freeze(STATES / f"state-v{STATE_VERSION}.json")
+    freeze(STATES / f"state-v{STATE_VERSION}.json", CASES)

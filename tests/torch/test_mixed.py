@@ -24,7 +24,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.effort import daily, examples
-from tests.states import is_ended, newest
+from tests.states import excluded_of, is_ended, newest, record_of, with_newest, with_record, without_column
 from tests.tables.plain import meant_warnings, write_table
 from torch_table_loader import (
     ConfigError,
@@ -353,14 +353,14 @@ def test_states_chained_through_topologies_weights_sources_and_exclusions(
             even_ranks="pad" if stage["pad"] else None,
         )
         seen.update(found)
-        shares = {name: before for name, _, before in newest(state)[-1]}
+        shares = record_of(state, "mixture")["sources"]
         assert set(shares) == names
         for name in names:
             times = [seen[name, row] for row in range(SIZES[name])]
             assert max(times) - min(times) <= 1, "no row comes twice before each has come"
             assert stop != "first_exhausted" or max(times) <= 1
             gone[name] |= asked[name]
-        assert sum(seen.values()) >= sum(shares.values())
+        assert sum(seen.values()) >= sum(own["before"] for own in shares.values())
     loader, dataset = make({name: tables[name] for name in sorted(names)}, weights=weights, stop=stop, block=block)
     loader.load_state_dict(state or {})
     loader.set_epoch(1)
@@ -376,43 +376,48 @@ def test_states_chained_through_topologies_weights_sources_and_exclusions(
 
 def gone_now(state: dict[str, Any] | None) -> dict[str, set[int]]:
     """Read what the state says is excluded from the next epoch."""
-    said = {name: excluded for name, _, _, excluded, _ in (state or {})["tables"]}
-    versions = {name: ExclusionVersions.from_state(own, SIZES[name]) for name, own in said.items() if own}
+    said = {} if state is None else excluded_of(state)
+    versions = {name: ExclusionVersions.from_state(own, SIZES[name]) for name, own in said.items()}
     return {name: set(versions[name].newest.ids.tolist()) if name in versions else set() for name in SIZES}
 
 
 def test_a_state_that_was_tampered_with_is_refused(tables: Tables) -> None:
     loader = make(tables)[0]
     state = loader.state_dict()
-    order, given, asked = state["mixture"]
-    samples, shares = newest(state)[:6], newest(state)[-1]
+    mixture, shares = dict(state["mixture"]), record_of(state, "mixture")["sources"]
+    own = [["before", 0], ["weight", 1]]
     wrong: list[dict[str, Any]] = [
         *(
-            {"history": [[*samples[:2], taken, 0, 0, [], total, start, each]]}
+            with_record(with_newest(state, consumed=taken), "mixture", total=total, since=start, sources=each)
             for taken, total, start, each in (
                 ("1", 10, 0, shares),
                 (11, 10, 0, shares),
                 (0, 10, 1, shares),
                 (0, 10, 0, None),
                 (0, 10, 0, []),
-                (0, 10, 0, [["a", 1]]),
-                (0, 10, 0, [["z", 1, 0]]),
-                (0, 10, 0, [[name, 0, 0] for name in "abc"]),
-                (0, 10, 0, [[name, 1, 0] for name in "aac"]),
-                (0, 10, 0, [[name, 1, 0] for name in "cba"]),
+                (0, 10, 0, {"a": {"weight": 1}}),
+                (0, 10, 0, {"z": {"weight": 1, "before": 0}}),
+                (0, 10, 0, {name: {"weight": 0, "before": 0} for name in "abc"}),
+                (0, 10, 0, [[name, own] for name in "aac"]),
+                (0, 10, 0, [[name, own] for name in "cba"]),
             )
         ),
-        {"history": [[1, True, 5, 0, 0, [], 10, 0, shares]]},
-        {"history": [samples]},
-        {"mixture": [order, given, [["a", 1], ["b", 1]]]},
-        {"mixture": [order, given, [["a", 0], ["b", 0], ["c", 0]]]},
-        {"mixture": [order, [["a", "1"]], asked]},
-        {"mixture": [order, *[[["a", 1], ["b", 1], ["z", 1]]] * 2]},
+        with_record(with_newest(state, steps=1, ended=True, consumed=5), "mixture", total=10),
+        without_column(state, "mixture"),
+        *(
+            {"mixture": sorted(([name, value] for name, value in {**mixture, **change}.items()))}
+            for change in (
+                {"newest": [["a", 1], ["b", 1]]},
+                {"newest": [["a", 0], ["b", 0], ["c", 0]]},
+                {"given": [["a", "1"]]},
+                {key: [["a", 1], ["b", 1], ["z", 1]] for key in ("given", "newest")},
+            )
+        ),
         {"mixture": None},
         {"mixture": []},
         {"mixture": 3},
         {"tables": [["a"]]},
-        {"tables": [[*entry[:3], [["!", "0"]], []] for entry in state["tables"]]},
+        with_newest(state, exclusions={name: [{"ids": "!", "digest": "0"}] for name in "abc"}),
     ]
     for change in wrong:
         with pytest.raises(ResumeError):
@@ -420,17 +425,24 @@ def test_a_state_that_was_tampered_with_is_refused(tables: Tables) -> None:
     assert loader.state_dict() == state
 
 
+def place_of(loader: TableLoader) -> tuple[Any, ...]:
+    """Return the steps, whether the rank ended, the rows that were taken, and all of the epoch."""
+    state = loader.state_dict()
+    stage = newest(state)
+    return stage["steps"], stage["ended"], stage["consumed"], record_of(state, "mixture")["total"]
+
+
 def test_weights_set_before_the_last_step_of_the_ranks_that_go_on(tables: Tables) -> None:
     one: dict[str, Any] = {"paths": {"c": tables["c"]}, "weights": {"c": 1}, "batch_size": 30}  # a row is left over
     one["even_ranks"] = False
     ended = make(**one, num_ranks=2, rank=1)[0]
     list(ended)
-    assert newest(ended.state_dict())[:7] == [1, True, 60, 0, 0, [], 61]
+    assert place_of(ended) == (1, True, 60, 61)
     running, dataset = make(**one, num_ranks=2, rank=0)
     going = iter(running)
     next(going)
     dataset.set_weights({"c": 1})
-    assert newest(running.state_dict())[:7] == [1, False, 60, 0, 0, [], 61]
+    assert place_of(running) == (1, False, 60, 61)
     assert [len(rows(batch, ("c",))) for batch in going] == [1]
 
 

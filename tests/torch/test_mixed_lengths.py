@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from tests.effort import daily, examples
 from tests.launchers.jobs import of_a_running_rank
-from tests.states import ORIGIN, newest
+from tests.states import record_of, with_record
 from tests.tables.plain import meant_warnings
 from tests.text.packing_reference import (
     Place,
@@ -341,11 +341,10 @@ def test_a_state_says_the_tokens_before_its_weights(tables: dict[str, str], pack
     options: dict[str, Any] = {"pack": pack, "weights": {0: WEIGHTS, 4: EVEN}, "stop": "forever", "num_ranks": 1}
     begun, _ = job(tables, "rows", None, 4, **options)
     _, state = job(tables, "rows", None, 6, **options)
-    assert newest(state)[ORIGIN] == counted(begun)
-    newest(state)[ORIGIN] = 0
+    assert record_of(state, "packing")["origin"] == counted(begun)
     loader, _ = make(tables, "rows", **options, rank=0)
-    with pytest.raises(ResumeError, match="tokens before the weights"):
-        loader.load_state_dict(state)
+    with pytest.raises(ResumeError, match=r"packing\.origin must be that of weights which begin at \d+"):
+        loader.load_state_dict(with_record(state, "packing", origin=0))
 
 
 @pytest.mark.parametrize("kind", EVERY_KIND)

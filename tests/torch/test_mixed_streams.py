@@ -214,7 +214,7 @@ def test_a_state_of_streams_that_do_not_fit_is_refused(tables: dict[str, str]) -
     with pytest.raises(ResumeError, match="shuffle"):
         make(tables, shuffle=False)[0].load_state_dict(state)
     with pytest.raises(ResumeError, match="unchanged"):
-        loader.load_state_dict({**state, "history": [[1, 1]]})
+        loader.load_state_dict({**state, "history": [["ended"], [1, 1]]})
     ended, _ = make(tables, "rows", num_ranks=3, rank=2, batch_size=5, even_ranks=False)
     list(ended)
     assert is_ended(ended.state_dict())

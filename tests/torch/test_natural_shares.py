@@ -102,7 +102,7 @@ def test_weights_become_natural_again_and_the_rest_comes_once(
             found.update(source_rows(batch, dataset.source_names))
         if weights is not None:
             dataset.set_weights(weights)  # type: ignore[arg-type]
-            assert isinstance(loader.state_dict()["mixture"][2], str) == (weights == "rows")
+            assert isinstance(dict(loader.state_dict()["mixture"])["newest"], str) == (weights == "rows")
     state = json.loads(json.dumps(loader.state_dict()))
     before = found.copy()
     found.update(row for batch in batches for row in source_rows(batch, dataset.source_names))
@@ -128,8 +128,8 @@ def test_each_epoch_takes_the_shares_of_its_rows(tables: Tables) -> None:
     dataset.exclude({"a": range(360), "c": range(7)})
     assert dataset.weights == {"a": 1, "b": 1, "c": 0}
     state = loader.state_dict()
-    order, *asked = state["mixture"]
-    assert (asked, dict(order)["block"]) == (["rows", "rows"], 0)
+    mixture = dict(state["mixture"])
+    assert (mixture["given"], mixture["newest"], dict(mixture["options"])["block"]) == ("rows", "rows", 0)
     for epoch, size in ((0, 480), (1, 480)):
         loader.set_epoch(epoch)
         assert Counter(row for batch in loader for row in source_rows(batch, dataset.source_names)).total() == size
@@ -155,8 +155,9 @@ def test_states_of_other_orders_and_weights(tables: Tables) -> None:
     state = loader.state_dict()
     with pytest.raises(ResumeError, match="block was 0 and is 256"):
         make(tables, {"a": 1, "b": 1, "c": 1})[0].load_state_dict(state)
+    mixture = [[name, {"newest": "all"}.get(name, value)] for name, value in state["mixture"]]
     with pytest.raises(ResumeError, match="newest must be one of 'rows', 'tokens'"):
-        loader.load_state_dict({**state, "mixture": [*state["mixture"][:2], "all"]})
+        loader.load_state_dict({**state, "mixture": mixture})
     other, dataset = make(tables, {"a": 1, "b": 1, "c": 1}, block=0)
     other.load_state_dict(state)
     assert set(dataset.weights.values()) == {1}

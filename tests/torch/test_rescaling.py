@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from tests.effort import daily, examples
 from tests.generators import HalvesV1, HalvesV2
 from tests.launchers.jobs import make, of_a_running_rank, own_rows, run_stage, topologies
-from tests.states import STEPS, State, is_ended
+from tests.states import State, is_ended, stages_of
 from tests.tables.plain import SUFFIX, Groups, key, write_table
 from torch_table_loader import ResumeError, RoundRobinStrategy
 from torch_table_loader.contracts import Storage
@@ -295,13 +295,13 @@ def test_the_history_grows_by_one_entry_a_change_and_ends_with_the_epoch(table: 
     for number, ranks in enumerate([1, 2, 2, 3, 1], start=1):
         _, states = run_stage(table, state, 1, num_ranks=ranks, batch_size=2, num_workers=2, shuffle="splits")
         state = of_a_running_rank(states)
-        assert len(state["history"]) == number - (number > 2)
+        assert len(stages_of(state)) == number - (number > 2)
     loader = make(table, num_ranks=1, batch_size=2, num_workers=2, shuffle="splits")
     loader.load_state_dict(json.loads(json.dumps(state)))
     loader.set_epoch(1)
-    assert len(loader.state_dict()["history"]) == 1
+    assert len(stages_of(loader.state_dict())) == 1
     assert sorted(own_rows(loader)) == list(range(TOTAL))
-    assert [entry[STEPS] for entry in loader.state_dict()["history"]] == [len(loader)]
+    assert [stage["steps"] for stage in stages_of(loader.state_dict())] == [len(loader)]
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch.utils.data import BatchSampler, DataLoader, RandomSampler, SequentialSampler
 
+from tests.states import with_newest
 from tests.tables.plain import meant_warnings
 from torch_table_loader import ConfigError, ResumeError, StructuredDataset, TableLoader
 from torch_table_loader.dataset import TableDataset
@@ -49,13 +50,14 @@ def ids(loader: Any) -> list[list[int]]:
 
 def test_a_state_that_was_tampered_with_is_refused(table: str) -> None:
     state = make(table)[0].state_dict()
-    make(table)[0].load_state_dict(state | {"history": [[1, False, 1, 0, 0, []]]})
+    make(table)[0].load_state_dict(with_newest(state, steps=1, consumed=1))
     for wrong in (
         {"history": -1},
-        {"history": [["1", False, 1, 0, 0, []]]},
-        {"history": [[1, False, ROWS + 1, 0, 0, []]]},
+        with_newest(state, steps="1", consumed=1),
+        with_newest(state, steps=1, consumed=ROWS + 1),
         {"epoch": None},
-        {"tables": [[*state["tables"][0][:3], 1, []]]},
+        with_newest(state, exclusions=1),
+        with_newest(state, exclusions={"another": [{"ids": "", "digest": "0" * 32}]}),
     ):
         with pytest.raises(ResumeError):
             make(table)[0].load_state_dict(state | wrong)

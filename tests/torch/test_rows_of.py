@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from tests.effort import examples
 from tests.generators import HalvesV2
 from tests.launchers.jobs import make, of_a_running_rank, own_rows, run_stage, spans_of, topologies
-from tests.states import STEPS, State
+from tests.states import State, steps_of
 from tests.tables.plain import Groups, key, write_table
 from torch_table_loader import ConfigError, RoundRobinStrategy
 from torch_table_loader.extend import FileStorage, LiveSpan, RowSpan
@@ -74,7 +74,7 @@ def test_rows_of_names_what_each_batch_delivered(
             loader.set_epoch(epoch)
             if state is not None:
                 loader.load_state_dict(state)
-            for step, batch in enumerate(loader, start=loader.state_dict()["history"][-1][STEPS]):
+            for step, batch in enumerate(loader, start=steps_of(loader.state_dict())):
                 assert named(spans_of(loader, step), passing) == own_rows([batch])
         _, states = run_stage(table, state, taken, epoch=epoch, **options)
         state = of_a_running_rank(states)

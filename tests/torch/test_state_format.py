@@ -22,7 +22,7 @@ from torch.multiprocessing.spawn import spawn
 from bench.resume import files_left
 from bench.simulated import GROUP_ROWS, GROUPS, SimulatedTable
 from tests.launchers.jobs import make, of_a_running_rank, own_rows, run_stage, spans_of
-from tests.states import STEPS, State, is_ended, options_of, steps_of, table_of
+from tests.states import State, is_ended, options_of, stages_of, steps_of, table_of, with_newest, with_stages
 from tests.tables.plain import meant_warnings, write_table
 from torch_table_loader import ResumeError, StructuredDataset
 
@@ -64,17 +64,27 @@ def test_the_state_stays_small_over_twenty_changes_of_topology_and_ten_thousand_
     many_files: SimulatedTable,
 ) -> None:
     past = [
-        [1_000 + number, False, 1 + number, 1 + number % 3, 512, 10_000 + number, "balance", True, 1, None, None]
+        {
+            "steps": 1_000 + number,
+            "ended": False,
+            "num_ranks": 1 + number,
+            "lanes": 1 + number % 3,
+            "batch_size": 512,
+            "shuffle_buffer_size": 10_000 + number,
+            "even_ranks": "balance",
+            "drop_last": True,
+        }
         for number in range(20)
     ]
     loader, _ = many_files.open(num_workers=3, even_ranks="balance")
-    loader.load_state_dict(loader.state_dict() | {"history": past})
+    loader.load_state_dict(with_stages(loader.state_dict(), past))
     assert loader.rows_of(0)
     state = loader.state_dict()
-    assert state["history"] == [*past, [0, False, 1, 3, 512, None, "balance", False, 1, None, None]]
+    begun = {"num_ranks": 1, "lanes": 3, "shuffle_buffer_size": None, "drop_last": False}
+    assert stages_of(state) == [*past, {**past[-1], "steps": 0, **begun}]
     assert len(json.dumps(state)) < MOST_BYTES // 2
     loader.set_epoch(1)
-    assert len(loader.state_dict()["history"]) == 1
+    assert len(stages_of(loader.state_dict())) == 1
 
 
 @pytest.mark.parametrize(("name", "columns"), [("x" * 40, 1_000), ("日本語の列" * 4, 1_000), ("日本語の列" * 2, 50)])
@@ -115,8 +125,7 @@ def work_of_a_state(table: SimulatedTable) -> tuple[int, int]:
 @pytest.mark.slow
 def test_resuming_in_a_million_row_groups_opens_no_consumed_file(many_files: SimulatedTable) -> None:
     loader, _ = many_files.open()
-    state = loader.state_dict()
-    state["history"][-1][STEPS] = 900_000
+    state = with_newest(loader.state_dict(), steps=900_000)
     fresh, job = many_files.open()
     assert len(job.table.layout.group_rows) == 10_000 * GROUPS
     many_files.storage.opened.clear()

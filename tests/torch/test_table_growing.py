@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.effort import daily, examples
-from tests.states import table_of
+from tests.states import stages_of, table_of
 from tests.tables.kinds import KeptTable, TableKind, rows_of, some, values
 from torch_table_loader import ResumeError, TableLoader
 
@@ -123,7 +123,7 @@ def test_an_epoch_goes_on_over_newer_commits_and_other_worlds(
         if stage < 3:
             newest = add(table, 20 + 10 * stage, 30 + 10 * stage)
     assert sorted(seen) == [x for x in range(50) if x != 13]
-    known = [entry[-2][0] for entry in state["history"][:-1]]
+    known = [dict(stage["extent"])["snapshot_id"] for stage in stages_of(state)[:-1]]
     assert known[0] == first
     assert table_of(state)["snapshot_id"] not in known
     later = make(kind, table, **options)

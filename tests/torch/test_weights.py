@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 
 from tests.effort import examples
 from tests.launchers.jobs import own_rows
-from tests.states import table_of
+from tests.states import table_of, with_newest
 from tests.tables.plain import meant_warnings
 from tests.torch.modes import LAKE, write_tables
 from torch_table_loader import (
@@ -562,6 +562,6 @@ def test_deleted_rows_of_a_lake_take_no_part(tmp_path: Path) -> None:
     assert all(abs(counts[row] - 300 * row / sum(live)) < 2 for row in live)
     assert set(counts) <= live
     rest = LAKE.make(tmp_path, weights=Weights(column="x", samples=300), num_ranks=2, rank=1)
-    rest.load_state_dict(loader.state_dict() | {"epoch": 0, "history": [[1, False, 40, 0, 0, []]]})
+    rest.load_state_dict(with_newest(loader.state_dict() | {"epoch": 0}, steps=1, consumed=40))
     again = LAKE.make(tmp_path, weights=Weights(column="x", samples=300), batch_size=1)
     assert own_rows(rest) == own_rows(again)[41::2]

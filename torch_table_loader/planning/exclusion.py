@@ -17,7 +17,7 @@ from torch_table_loader.errors import ConfigError, ConfigTypeError, ResumeError
 from torch_table_loader.planning.distinct import distinct
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -130,18 +130,18 @@ class Exclusions:
         hashed.update(np.ascontiguousarray(asked, dtype="<i8").data)
         return hashed.hexdigest()
 
-    def to_state(self) -> list[str]:
+    def to_state(self) -> dict[str, str]:
         """Write the ids and the hash as text."""
-        return [encode_ids(self.ids), self.digest]
+        return {"ids": encode_ids(self.ids), "digest": self.digest}
 
     @classmethod
-    def from_state(cls, state: Sequence[str], num_rows: int) -> Exclusions:
+    def from_state(cls, state: Mapping[str, str], num_rows: int) -> Exclusions:
         """Read what `to_state` wrote, in a checked state, for a table with `num_rows` physical rows.
 
         Raises:
             ResumeError: the ids are not of the table, or the hash is none.
         """
-        text, digest = state
+        text, digest = state["ids"], state["digest"]
         if not re.fullmatch(f"[0-9a-f]{{{len(_NOTHING)}}}", digest):
             raise ResumeError(f"the state's exclusions must have a hash, got {digest!r}; pass state_dict() unchanged")
         return cls(decode_ids(text, num_rows), digest)
@@ -203,13 +203,13 @@ class ExclusionVersions:
     running: Exclusions = field(default_factory=Exclusions)
     newest: Exclusions = field(default_factory=Exclusions)
 
-    def to_state(self) -> list[list[str]]:
+    def to_state(self) -> list[dict[str, str]]:
         """Write as text: one entry if both are equal, else two."""
         both = (self.running,) if self.running == self.newest else (self.running, self.newest)
         return [version.to_state() for version in both]
 
     @classmethod
-    def from_state(cls, state: Sequence[Sequence[str]], num_rows: int) -> ExclusionVersions:
+    def from_state(cls, state: Sequence[Mapping[str, str]], num_rows: int) -> ExclusionVersions:
         """Read what `to_state` wrote, in a checked state; an empty list if nothing is excluded.
 
         Raises:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch_table_loader.errors import ConfigError, ResumeError
@@ -14,8 +14,6 @@ from torch_table_loader.planning.ranks import Topology
 from torch_table_loader.planning.rounds import DealtStage, Rest, Rounds
 from torch_table_loader.planning.stages import StagedPosition
 from torch_table_loader.schedules import Done, StopRule, as_stop
-
-_SHAPE = len(fields(Topology))
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,35 +74,56 @@ class MixedPosition(StagedPosition):
             place -= stage.places
         return 0
 
-    def _stage_fields(self, stage: Any, before: Any) -> list[Any]:
-        """Return the places, whether shares are natural, and the weights by name.
+    def shares(self) -> list[dict[str, Any]]:
+        """Write how sources share each stage, oldest first, as plain values by name.
 
-        The list of weights is empty if they are those of the stage before. Where sources are dropped, the places until
-        then and the weights of the stage follow; behind them the tokens of a sequence, where rows are tokens.
+        Left out is what a stage has of the one before it, or as most do: `weights`, if they are those of the stage
+        before; what is `dropped`, if nothing is: the places until then, and the weights that the stage has; the
+        `width` of an item, if that is a row; `micro_batches`, if a step has one; and `natural`, if shares are given.
         """
-        deal: Deal = stage.deal
-        same = before is not None and before.deal.by_name == deal.by_name
-        found: list[Any] = [deal.total, deal.natural, [] if same else [list(pair) for pair in deal.by_name.items()]]
-        dropped = [deal.until, list(deal.weights)] if deal.until or deal.given else []
-        cut = [deal.width] if deal.width > 1 else []
-        return [*found, dropped, *cut] if dropped or cut else found
+        found, before = [], None
+        for stage in self.stages:
+            deal: Deal = stage.deal
+            fields: dict[str, Any] = {"total": deal.total}
+            if before is None or before != deal.by_name:
+                fields["weights"] = deal.by_name
+            if deal.until or deal.given:
+                fields["dropped"] = {"until": deal.until, "weights": list(deal.weights)}
+            if deal.width > 1:
+                fields["width"] = deal.width
+            if deal.topology.micro_batches > 1:
+                fields["micro_batches"] = deal.topology.micro_batches
+            if deal.natural:
+                fields["natural"] = True
+            found.append(fields)
+            before = deal.by_name
+        return found
 
     @classmethod
-    def of_history(cls, epoch: int, history: Sequence[Sequence[Any]], seed: int) -> MixedPosition:
-        """Read what `history` wrote, in a checked state."""
+    def of_shares(cls, staged: StagedPosition, shares: Sequence[Mapping[str, Any]], seed: int) -> MixedPosition:
+        """Read what `shares` wrote, in a checked state whose stages are known.
+
+        Raises:
+            ResumeError: a stage has weights of other sources.
+        """
         stages: list[DealtStage] = []
-        weights: dict[str, int] = {}
-        for number, (steps, _, *entry) in enumerate(history):
-            shape, (total, natural, listed, *more) = entry[:_SHAPE], entry[_SHAPE:]
-            weights = dict(listed) or weights
-            dropped, width = more[0] if more else [], more[1] if len(more) > 1 else 1
-            deal = deal_of(weights, Topology.of_state(*shape), (seed, epoch, number), natural=natural, width=width)
-            if dropped:
-                until, own = dropped
-                given = () if tuple(own) == deal.weights else deal.weights
-                deal = replace(deal, until=until, weights=tuple(own), given=given)
-            stages.append(DealtStage.of(replace(deal, total=total), steps))
-        return cls(epoch, stages[-1], tuple(stages[:-1]), ended=history[-1][1])
+        weights: Mapping[str, int] = {}
+        for number, (stage, fields) in enumerate(zip(staged.stages, shares, strict=True)):
+            weights = fields.get("weights", weights)
+            topology = replace(stage.topology, micro_batches=fields.get("micro_batches", 1))
+            key, natural = (seed, staged.epoch, number), fields.get("natural", False)
+            deal = deal_of(weights, topology, key, natural=natural, width=fields.get("width", 1))
+            if dropped := fields.get("dropped"):
+                own = tuple(dropped["weights"])
+                if len(own) != len(deal.names):
+                    raise ResumeError(
+                        f"the state has weights {own} after sources were dropped, and the sources "
+                        f"{', '.join(deal.names)}; pass the value of state_dict() unchanged"
+                    )
+                given = () if own == deal.weights else deal.weights
+                deal = replace(deal, until=dropped["until"], weights=own, given=given)
+            stages.append(DealtStage.of(replace(deal, total=fields["total"]), stage.steps))
+        return cls(staged.epoch, stages[-1], tuple(stages[:-1]), ended=staged.ended)
 
 
 def begun(

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import operator
-from dataclasses import astuple, dataclass, fields
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -61,17 +62,23 @@ class Topology:
     micro_batches: int = 1
 
     @classmethod
-    def of_state(cls, num_ranks: int, lanes: int, batch_size: int, window: Any, *others: Any) -> Topology:
+    def of_state(cls, fields: Mapping[str, Any]) -> Topology:
         """Read what `to_state` wrote, in a checked state."""
-        return cls(num_ranks, lanes, batch_size, Mixing(*window) if isinstance(window, list) else window, *others)
+        window = fields.get("shuffle_buffer_size")
+        mixing = Mixing(**window) if isinstance(window, dict) else window
+        return cls(**{name: fields[name] for name in _NAMED}, shuffle_buffer_size=mixing)
 
-    def to_state(self) -> list[Any]:
-        """Write as plain values.
+    def to_state(self) -> dict[str, Any]:
+        """Write as plain values by name; micro-batches are for the job to say that has some.
 
-        >>> Topology(4, 1, 64, Mixing(1024, 16)).to_state()
-        [4, 1, 64, [1024, 16], None, False, 1]
+        >>> Topology(4, 1, 64, Mixing(1024, 16)).to_state()["shuffle_buffer_size"]
+        {'rows': 1024, 'splits': 16}
         """
-        return [list(astuple(value)) if isinstance(value, Mixing) else value for value in _SHAPE(self)]
+        fields = dict(zip(_NAMED, _SHAPE(self), strict=True))
+        window = self.shuffle_buffer_size
+        if window is not None:
+            fields["shuffle_buffer_size"] = asdict(window) if isinstance(window, Mixing) else window
+        return fields
 
     @property
     def marks_padding(self) -> bool:
@@ -103,7 +110,8 @@ class Topology:
 MOST_SPLITS = 1024
 """The most splits that may be read side by side."""
 
-_SHAPE = operator.attrgetter(*(entry.name for entry in fields(Topology)))
+_NAMED = ("num_ranks", "lanes", "batch_size", "even_ranks", "drop_last")
+_SHAPE = operator.attrgetter(*_NAMED)
 
 
 @dataclass(frozen=True, slots=True)

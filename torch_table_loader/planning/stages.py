@@ -13,7 +13,7 @@ from typing import Any, Self
 from torch_table_loader.errors import ResumeError
 from torch_table_loader.planning.exclusion import ExclusionVersions
 from torch_table_loader.planning.global_batches import GlobalBatches
-from torch_table_loader.planning.mixture import Mixture, Shares, ending
+from torch_table_loader.planning.mixture import Mixture, ending
 from torch_table_loader.planning.ranks import Topology
 from torch_table_loader.schedules import Done, Stop, StopWord
 
@@ -36,13 +36,13 @@ class Extent:
         """Return the table that a state describes."""
         return cls(table.get("snapshot_id"), table["files"], table["fingerprint"])
 
-    def to_state(self) -> list[Any]:
-        """Write as plain values.
+    def to_state(self) -> dict[str, Any]:
+        """Write as plain values by name.
 
         >>> Extent(7, 2, "ab").to_state()
-        [7, 2, 'ab']
+        {'snapshot_id': 7, 'files': 2, 'fingerprint': 'ab'}
         """
-        return [self.snapshot_id, self.files, self.fingerprint]
+        return {"snapshot_id": self.snapshot_id, "files": self.files, "fingerprint": self.fingerprint}
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,12 +77,12 @@ class Position(ABC):
     ended: bool = field(default=False, kw_only=True)
 
     @abstractmethod
-    def history(self) -> list[list[Any]]:
-        """Write the stages of the epoch, oldest first, as ints, strings and lists.
+    def history(self) -> list[dict[str, Any]]:
+        """Write the stages of the epoch, oldest first, each as plain values by name.
 
-        Each begins with its steps, and whether it has `ended`. Everything that may differ between ranks is in this one
-        list, because ``torch.distributed.checkpoint`` may keep one rank's value of one key and another rank's value of
-        the next.
+        Each has its steps, and whether it has `ended`. Everything that may differ between ranks is in this one list,
+        because ``torch.distributed.checkpoint`` may keep one rank's value of one key and another rank's value of the
+        next.
         """
 
     @property
@@ -131,23 +131,15 @@ class StagedPosition(Position):
         """Steps of the stages before the newest."""
         return sum(stage.steps for stage in self.past)
 
-    def history(self) -> list[list[Any]]:
-        """Write the stages, each with its steps, `ended`, its topology, and what `_stage_fields` adds.
+    def history(self) -> list[dict[str, Any]]:
+        """Write the stages, each with its steps, `ended` and its topology.
 
-        >>> StreamPosition(2, Stage(Topology(4, 2, 1024), 17)).history()
-        [[17, False, 4, 2, 1024, None, None, False, 1, None, None]]
+        >>> StreamPosition(2, Stage(Topology(4, 2, 1024), 17)).history()[0]["steps"]
+        17
         """
-        stages = self.stages
-        history = [
-            [stage.steps, False, *stage.topology.to_state(), *self._stage_fields(stage, before)]
-            for stage, before in zip(stages, (None, *stages), strict=False)
-        ]
-        history[-1][1] = self.ended
+        history = [{"steps": stage.steps, "ended": False, **stage.topology.to_state()} for stage in self.stages]
+        history[-1]["ended"] = self.ended
         return history
-
-    @abstractmethod
-    def _stage_fields(self, stage: Any, before: Any) -> list[Any]:
-        """Return what a state says of a stage beside its steps and topology, given the one before it, if any."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,18 +178,30 @@ class StreamPosition(StagedPosition):
         past = tuple(replace(each, extent=each.extent or extent) for each in self.past)
         return replace(self, past=past, stage=replace(self.stage, extent=self.stage.extent or extent))
 
-    def _stage_fields(self, stage: Any, before: Any) -> list[Any]:  # noqa: ARG002 each stage has its own table
-        """Return what the table was, and `rank` of the newest stage."""
-        return [stage.extent and stage.extent.to_state(), self.rank if stage is self.stage else None]
+    def history(self) -> list[dict[str, Any]]:
+        """Write what the table was in a stage too, if it has grown since, and `rank` of the newest stage, if it is set.
+
+        >>> StreamPosition(2, Stage(Topology(4, 2, 1024)), rank=3).history()[0]["rank"]
+        3
+        """
+        history = StagedPosition.history(self)
+        for fields, stage in zip(history, self.stages, strict=True):
+            if stage.extent is not None:
+                fields["extent"] = stage.extent.to_state()
+        if self.rank is not None:
+            history[-1]["rank"] = self.rank
+        return history
 
     @classmethod
-    def of_history(cls, epoch: int, history: Sequence[Sequence[Any]]) -> StreamPosition:
+    def of_history(cls, epoch: int, history: Sequence[Mapping[str, Any]]) -> StreamPosition:
         """Read what `history` wrote, in a checked state."""
         stages = [
-            Stage(Topology.of_state(*shape), steps, None if extent is None else Extent(*extent))
-            for steps, _, *shape, extent, _ in history
+            Stage(Topology.of_state(fields), fields["steps"], Extent.of(extent) if extent else None)
+            for fields in history
+            for extent in [fields.get("extent")]
         ]
-        return cls(epoch, stages[-1], tuple(stages[:-1]), history[-1][-1], ended=history[-1][1])
+        newest = history[-1]
+        return cls(epoch, stages[-1], tuple(stages[:-1]), newest.get("rank"), ended=newest["ended"])
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,54 +257,45 @@ class SamplePosition(Position):
     @property
     def tokens(self) -> int:
         """Tokens that the job has taken, if every sequence has as many as its length says."""
-        first = 0 if self.mixture is None else self.mixture.shares.start
-        return self.origin + (self.consumed - first) * self.width
+        return self.origin + (self.consumed - self.begins) * self.width
 
-    def history(self) -> list[list[Any]]:
-        """Write one stage, with all steps of the epoch, the samples they took, and what these are counted from.
+    @property
+    def begins(self) -> int:
+        """The sample from which the newest shares of a mixture count; 0 without a mixture."""
+        return 0 if self.mixture is None else self.mixture.shares.start
+
+    def history(self) -> list[dict[str, Any]]:
+        """Write one stage, with all steps of the epoch, the samples they took, and tables before this one.
 
         >>> SamplePosition(2, Stage(Topology(2, 1, 8), 3), total=90).history()
-        [[3, False, 48, 0, 0, []]]
+        [{'steps': 3, 'ended': False, 'consumed': 48}]
         """
-        extents = [each.to_state() for each in self.extents]
-        taken = [self.steps_taken, self.ended, self.consumed, self.width, self.origin, extents]
-        if self.mixture is None:
-            return [taken]
-        shares = self.mixture.shares
-        names = self.mixture.names
-        origins = [[list(self.origins[name])] if name in self.origins else [] for name in names]
-        entries = [[*entry, *more] for *entry, more in zip(names, shares.weights, shares.before, origins, strict=True)]
-        return [[*taken, self.total, shares.start, entries]]
+        taken = {"steps": self.steps_taken, "ended": self.ended, "consumed": self.consumed}
+        return [{**taken, "extents": [each.to_state() for each in self.extents]} if self.extents else taken]
 
     @classmethod
-    def of_history(
-        cls, epoch: int, history: Sequence[Sequence[Any]], seed: int = 0, block: int = 0, *, natural: bool = False
-    ) -> SamplePosition:
+    def of_history(cls, epoch: int, history: Sequence[Mapping[str, Any]]) -> SamplePosition:
         """Read what `history` wrote, in a checked state: the start of a stage, of a shape that is for the job to say.
 
         So is what a state does not have: the rows of a single table, those of each source, and the exclusions.
+        """
+        [fields] = history
+        extents = tuple(Extent.of(entry) for entry in fields.get("extents") or ())
+        taken = {"start": fields["consumed"], "steps_before": fields["steps"]}
+        return cls(epoch, _NO_STEP, ended=fields["ended"], extents=extents, **taken)
 
-        Args:
-            seed: with `block` and `natural` as in `Mixture`, if it is one.
+    def check_steps(self) -> None:
+        """Refuse a position of a state whose steps cannot have taken so many samples.
 
         Raises:
-            ResumeError: the steps cannot have taken so many samples.
+            ResumeError: a step takes one at least.
         """
-        [[steps, ended, consumed, width, origin, extents, *mixed]] = history
-        samples = consumed if mixed else consumed + origin
+        steps, samples = self.steps_before, self.start if self.mixture is not None else self.start + self.origin
         if steps > samples or bool(steps) != bool(samples):
             raise ResumeError(
                 f"the state has taken {samples} samples in {steps} steps, and a step takes one at least; pass the "
                 "value of state_dict() unchanged"
             )
-        counted: dict[str, Any] = {"start": consumed, "steps_before": steps, "width": width, "origin": origin}
-        counted["extents"] = tuple(Extent(*entry) for entry in extents)
-        if mixed:
-            counted["total"], since, listed = mixed
-            names, weights, before = (tuple(entry[place] for entry in listed) for place in range(3))
-            counted["mixture"] = Mixture(names, Shares(since, weights, before), seed, epoch, block, natural)
-            counted["origins"] = {name: tuple(*more) for name, _, _, *more in listed if more}
-        return cls(epoch, _NO_STEP, ended=ended, **counted)
 
     def check(self, total: int) -> None:
         """Refuse what a state has counted, if it does not fit an epoch of so many items.
@@ -317,8 +312,7 @@ class SamplePosition(Position):
 
     def batches(self, rank: int) -> GlobalBatches:
         """Plan the stage for a rank; padding repeats from the epoch's start, or from the last change of weights."""
-        first = 0 if self.mixture is None else self.mixture.shares.start
-        return GlobalBatches(self.total, self.start, self.stage.topology, rank, first, self.stage.aligned)
+        return GlobalBatches(self.total, self.start, self.stage.topology, rank, self.begins, self.stage.aligned)
 
     def on(self, topology: Topology) -> SamplePosition:
         """Return the position under a topology, in a new stage."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     import numpy as np
     import pyarrow as pa
@@ -21,9 +21,11 @@ if TYPE_CHECKING:
     from torch_table_loader.engine.jobs.planner import PlannedStream
     from torch_table_loader.engine.jobs.stream_job import StreamJob
     from torch_table_loader.engine.rank_info import RankInfo
+    from torch_table_loader.engine.saved_state import SavedState
+    from torch_table_loader.engine.state_records import Written
     from torch_table_loader.options import LoaderOptions
     from torch_table_loader.planning.keys import Key
-    from torch_table_loader.planning.stages import StreamPosition
+    from torch_table_loader.planning.stages import SamplePosition, StreamPosition
     from torch_table_loader.records import ReadTask
     from torch_table_loader.source.plan_cache import Plans
     from torch_table_loader.text.pack import PackedSamples
@@ -76,6 +78,20 @@ def counts_of_stream(job: StreamJob, start: StreamPosition, planned: PlannedStre
     from torch_table_loader.text.packed_streams import counts_of
 
     return counts_of(job, start, planned)
+
+
+def record_of(position: SamplePosition, anchors: Mapping[str, Sequence[int]]) -> dict[str, Written]:
+    """Return what a state says of the sequences of items; see `PackingRecord`."""
+    from torch_table_loader.text.packing_record import written_packing
+
+    return written_packing(position, anchors)
+
+
+def anchors_in(saved: SavedState) -> Mapping[str, list[int]]:
+    """Return from where walks over the documents of each source begin, as a state says."""
+    from torch_table_loader.text.packing_record import saved_anchors
+
+    return saved_anchors(saved)
 
 
 def flat_columns(schema: pa.Schema) -> pa.Schema:

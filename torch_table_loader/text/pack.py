@@ -488,6 +488,7 @@ class PackedSamples(Samples):
     title: ClassVar[str] = "sequences of tokens"
     filled: ClassVar[str] = "rows or tokens"
     are_rows: ClassVar[bool] = False
+    records: ClassVar[tuple[str, ...]] = ("packing",)
     option: ClassVar[str | None] = "pack"
     guest: ClassVar[str] = "text"
     why_not_mixed: ClassVar[str | None] = "pack= makes sequences of the rows of each split: leave pack out"

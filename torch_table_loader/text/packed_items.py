@@ -22,14 +22,15 @@ from torch_table_loader.engine.jobs.resolve import (
     with_padding,
 )
 from torch_table_loader.engine.jobs.table_rows import ExclusionState, TableItems, TurnsOf, stored_rows
+from torch_table_loader.engine.saved_state import Bound
 from torch_table_loader.engine.sizing import LANE_COPIES, batches_in_flight, batches_of_sequences
-from torch_table_loader.engine.state import Bound, SavedTable
 from torch_table_loader.errors import ConfigError, ResumeError, TableError
 from torch_table_loader.planning.exclusion import Exclusions
 from torch_table_loader.planning.stages import SamplePosition
 from torch_table_loader.records import DOCUMENTS, SOURCE_COLUMN
 from torch_table_loader.text.kept_documents import KeptDocuments, MeasuredDocuments, kept_type
 from torch_table_loader.text.packed_work import BalancedBatches, PackedStream, StoredTokens
+from torch_table_loader.text.packing_record import saved_anchors, written_packing
 from torch_table_loader.text.sequence_orders import SequenceOrder
 from torch_table_loader.text.token_rows import schema_of_sequences
 from torch_table_loader.text.token_stages import bytes_of_token
@@ -41,7 +42,8 @@ if TYPE_CHECKING:
     from torch_table_loader.contracts import Source
     from torch_table_loader.engine.counting import Parts
     from torch_table_loader.engine.rank_info import RankInfo
-    from torch_table_loader.engine.state import SavedState
+    from torch_table_loader.engine.saved_state import SavedState
+    from torch_table_loader.engine.state_records import Written
     from torch_table_loader.options import LoaderOptions
     from torch_table_loader.planning.exclusion import Remaining
     from torch_table_loader.planning.global_batches import GlobalBatches
@@ -170,20 +172,20 @@ class PackedItems(TableItems):
         self.stream(position).begin_at(self.stream(before).anchor(before.consumed))
 
     @override
-    def saved_tables(self, position: SamplePosition) -> dict[str, SavedTable]:
-        """Return what a state says of the table.
+    def records(self, position: SamplePosition) -> dict[str, Written]:
+        """Return what a state says of exclusions and sequences.
 
-        Its anchor is where a walk can begin; see `PackedStream.anchor`. It holds for the epoch, whatever was consumed.
+        An anchor is where a walk can begin; see `PackedStream.anchor`. It holds for the epoch, whatever was consumed.
         """
         consumed = position.consumed
         anchor = self.stream(position).anchor(consumed) if consumed or position.origin else []
-        return {"": self.saved_table(position.exclusions[""].running, self.bound, anchor)}
+        return super().records(position) | written_packing(position, {"": anchor} if anchor else {})
 
     @override
     def resume(self, saved: SavedState) -> tuple[PackedItems, SamplePosition]:
         """Return the job with the state's exclusions, and where it continues."""
-        taken, theirs = cast("SamplePosition", saved.taken), saved.tables[""]
-        excluded = self.exclusions_in(theirs)
+        taken, anchors = cast("SamplePosition", saved.taken), saved_anchors(saved)
+        excluded = self.exclusions_in(saved)
         items = replace(self, exclusions=ExclusionState(excluded, taken.epoch))
         position = replace(taken, exclusions={"": excluded}, ended=False)
         stream = items.stream(position)
@@ -197,8 +199,8 @@ class PackedItems(TableItems):
             position = items._cut_anew(position)  # a stage ends at a step, and begins with a token
         else:
             position = replace(position, total=stream.count)
-        if theirs.anchor:
-            items.stream(position).begin_at(list(theirs.anchor))
+        if anchors:
+            items.stream(position).begin_at(anchors[""])
         return items, replace(position, stage=self._stage(taken.epoch, position))
 
     @override

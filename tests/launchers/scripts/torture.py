@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 
 from tests.launchers.jobs import of_a_running_rank, own_rows
+from tests.states import newest
 from torch_table_loader import StructuredDataset, TableLoader
 
 
@@ -53,7 +54,7 @@ class Journal:
             state = self._saved["state"] = of_a_running_rank([state for state, _, _ in said])
             trained = [[host, {epoch: len(rows) for epoch, rows in pending.items()}] for _, pending, host in said]
             restarts = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
-            self._saved["story"].setdefault(str(state["epoch"]), []).append([state["history"][-1], trained, restarts])
+            self._saved["story"].setdefault(str(state["epoch"]), []).append([newest(state), trained, restarts])
             for _, pending, _ in said:
                 for epoch, rows in pending.items():
                     self._saved["trained"].setdefault(epoch, []).extend(rows)

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
-from torch_table_loader.engine.state import Bound, SavedState
+from torch_table_loader.engine.saved_state import Bound, SavedState
+from torch_table_loader.engine.state_records import find_record
 from torch_table_loader.errors import ResumeError
 from torch_table_loader.options import DEFAULT_SPLIT_BYTES
 from torch_table_loader.read.formats import settings_of
@@ -75,16 +76,14 @@ def of_source(name: str) -> Iterator[None]:
 def check_state(saved: SavedState, job: Job) -> None:
     """Refuse a state that is not one of a job, or whose table has not grown into the job's.
 
-    A state of a mixture may have other sources; those that both have must be the same.
+    A state may have other sources; those that both have must be the same.
 
     Raises:
         ResumeError: the state is of another table, other options or another kind of job; names what differs.
     """
-    own, mixture = job.bounds if saved.grown is None else job.bounds_before_growth(saved), saved.mixture
-    if ("" in own) != (mixture is None) or (
-        mixture is not None and (saved.kind, mixture.options) != (job.kind, job.bound.options)
-    ):
-        _check_mixture(saved, job)
+    own = job.bounds if saved.grown is None else job.bounds_before_growth(saved)
+    for key in dict.fromkeys((*saved.records, *job.own_records)):
+        find_record(key).check_job(saved, job)
     for name, theirs in saved.tables.items():
         if name not in own:
             continue
@@ -93,7 +92,7 @@ def check_state(saved: SavedState, job: Job) -> None:
                 _refuse_table(job.tables[name], own[name].table, theirs.table)
         if theirs.options != own[name].options:
             with of_source(name):
-                _check_options(own[name].options, theirs.options)
+                check_options(own[name].options, theirs.options)
     if saved.kind != job.kind:
         raise ResumeError(
             f"the state counts {saved.kind}, and its options are those of a job that counts {job.kind}; pass the value "
@@ -192,8 +191,12 @@ _WINDOW = re.compile(r"-windows of (\d{1,18})(-shuffled)?")
 """What a stage says of `shuffle_buffer_size`."""
 
 
-def _check_options(own: Mapping[str, Any], theirs: Mapping[str, Any], whose: str = "loader") -> None:
-    """Refuse options that differ from the job's own; one that is left out is None."""
+def check_options(own: Mapping[str, Any], theirs: Mapping[str, Any], whose: str = "loader") -> None:
+    """Refuse options that differ from the job's own; one that is left out is None.
+
+    Raises:
+        ResumeError: names what differs.
+    """
     own, theirs = map(_with_window, (own, theirs))
     differing = [name for name in dict.fromkeys((*own, *theirs)) if own.get(name) != theirs.get(name)]
     if not differing:
@@ -225,24 +228,3 @@ def _with_window(options: Mapping[str, Any]) -> Mapping[str, Any]:
 def _shown(value: Any) -> str:
     text = repr(value)
     return text if len(text) <= 200 else f"{text[:200]}…"
-
-
-_NAMES = {"splits": "streams", "items": "rows"}
-
-
-def _check_mixture(saved: SavedState, job: Job) -> None:
-    """Refuse a state of a mixture of other options or of another kind, and one of a table for a mixture or back."""
-    if saved.mixture is None:
-        raise ResumeError(
-            "the state is of one table, and this is a mixture; load it with the loader of that table, or start "
-            "without the state"
-        )
-    if "" in job.tables:
-        raise ResumeError("the state is of a mixture, and this is one table; load it with a MixedDataset's loader")
-    if saved.kind != job.kind:
-        raise ResumeError(
-            f"the state is of a mixture of {_NAMES[saved.kind]}, and this is a mixture of {_NAMES[job.kind]}; pass the "
-            'shuffle= of the run that was saved to the sources (shuffle="rows" makes a mixture of rows, True or False '
-            "one of streams), or start without its state"
-        )
-    _check_options(job.bound.options, saved.mixture.options, "mixture")

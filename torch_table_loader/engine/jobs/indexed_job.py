@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from torch_table_loader.engine.explanation import Explanation
-    from torch_table_loader.engine.state import Kind
+    from torch_table_loader.engine.saved_state import Kind
     from torch_table_loader.planning.rows_of import RowSpan, SourceRow
     from torch_table_loader.planning.stages import Position
     from torch_table_loader.samples import SampleCounts

@@ -30,7 +30,8 @@ if TYPE_CHECKING:
     from torch_table_loader.batching.rows import RowsCodec
     from torch_table_loader.engine.explanation import Explanation
     from torch_table_loader.engine.jobs.planner import PlannedStage
-    from torch_table_loader.engine.state import Bound, Kind, SavedMixture, SavedState, SavedTable
+    from torch_table_loader.engine.saved_state import Bound, Kind, SavedState
+    from torch_table_loader.engine.state_records import Written
     from torch_table_loader.engine.table import Table
     from torch_table_loader.engine.work.lane_work import LaneWork
     from torch_table_loader.options import LoaderOptions
@@ -259,16 +260,16 @@ class Job(ABC):
     def state(self, position: Any) -> dict[str, Any]:
         """Write where the job is, with what the caller changed since, as plain data that is equal on every rank."""
         position = self.current(position)
-        tables, mixture = self.saved_tables(position), self.saved_mixture(position)
-        return write_state(self.kind, tables, mixture, position)
+        return write_state(self.kind, self.bounds, position.epoch, position.history(), self.records(position))
 
-    @abstractmethod
-    def saved_tables(self, position: Any) -> dict[str, SavedTable]:
-        """Return what a state says of each table, by name of its source."""
+    @property
+    def own_records(self) -> tuple[str, ...]:
+        """The keys of what a state of this job must say beside the core's part; see `StateRecord`."""
+        return ()
 
-    def saved_mixture(self, position: Any) -> SavedMixture | None:  # noqa: ARG002 most jobs are of one table
-        """Return what a state says of a mixture beside its tables; None for one table."""
-        return None
+    def records(self, position: Any) -> dict[str, Written]:  # noqa: ARG002 a stream needs none
+        """Return what a state says beside the core's part, by key."""
+        return {}
 
     @cached_property
     def bounds(self) -> Mapping[str, Bound]:

@@ -12,6 +12,7 @@ from typing_extensions import override
 
 from torch_table_loader.batching.codec import make_codec
 from torch_table_loader.batching.policy import TypePolicy
+from torch_table_loader.engine.exclusion_record import written_exclusions
 from torch_table_loader.engine.jobs.indexed_job import IndexedJob
 from torch_table_loader.engine.jobs.mixture_form import (
     checked_weights,
@@ -21,10 +22,11 @@ from torch_table_loader.engine.jobs.mixture_form import (
     share_notes,
 )
 from torch_table_loader.engine.jobs.mixture_job import AskedWeights, MixtureJob
+from torch_table_loader.engine.jobs.mixture_record import RECORD, SavedMixture, Weights, refuse, shares_of
 from torch_table_loader.engine.jobs.resolve import topology_of, with_padding
 from torch_table_loader.engine.jobs.table_rows import ExclusionState, TableItems, TurnsOf
 from torch_table_loader.engine.row_store import crosses_by_fork
-from torch_table_loader.engine.state import Bound, Weights, refuse
+from torch_table_loader.engine.saved_state import Bound
 from torch_table_loader.engine.work.indexed_work import MixedStream, SourceStream
 from torch_table_loader.errors import ConfigError, ConfigTypeError, ResumeError
 from torch_table_loader.planning.distinct import distinct
@@ -39,7 +41,8 @@ if TYPE_CHECKING:
 
     from torch_table_loader.engine.jobs.job import Job
     from torch_table_loader.engine.rank_info import RankInfo
-    from torch_table_loader.engine.state import SavedMixture, SavedState, SavedTable
+    from torch_table_loader.engine.saved_state import SavedState
+    from torch_table_loader.engine.state_records import Written
     from torch_table_loader.engine.work.indexed_work import CutStream
     from torch_table_loader.options import LoaderOptions
     from torch_table_loader.schedules import Stop
@@ -255,13 +258,18 @@ class MixedRows(MixtureJob, IndexedJob):
         for name, exclusions in newest.items():
             self.sources[name].exclusions.change(exclusions)
 
+    @property
     @override
-    def saved_tables(self, position: SamplePosition) -> dict[str, SavedTable]:
-        anchors, exclusions = self._anchors(position), position.exclusions
-        return {
-            name: self.sources[name].saved_table(exclusions[name].running, own, anchors.get(name, ()))
-            for name, own in self.bounds.items()
-        }
+    def own_records(self) -> tuple[str, ...]:
+        return (*super().own_records, *self.samples.records)
+
+    @override
+    def records(self, position: SamplePosition) -> dict[str, Written]:
+        versions = {name: own.versions(position.exclusions[name].running) for name, own in self.sources.items()}
+        found = {**self._record(position, [shares_of(position)]), **written_exclusions(versions)}
+        if not self.samples.are_rows:
+            found |= self.samples.parts.record_of(position, self._anchors(position))
+        return found
 
     def _anchors(self, position: SamplePosition) -> dict[str, list[int]]:
         """Return from where sources that are walked find their next items."""
@@ -289,9 +297,9 @@ class MixedRows(MixtureJob, IndexedJob):
             if name not in tables:
                 versions[name] = own.exclusions.of(epoch)
                 continue
-            versions[name] = own.exclusions_in(tables[name], name)
+            versions[name] = own.exclusions_in(saved, name)
             sources[name] = replace(own, exclusions=ExclusionState(versions[name], epoch))
-        mixture = cast("SavedMixture", saved.mixture)
+        mixture = cast("SavedMixture", saved.records[RECORD.key])
         newest = mixture.newest if mixture.given == self.given else self.given
         mixed = replace(self, sources=sources, asked=AskedWeights(newest=newest))
         if not (taken.width and self._cuts_anywhere):  # a state of other sources alone may have another form
@@ -302,7 +310,7 @@ class MixedRows(MixtureJob, IndexedJob):
         position = mixed.reweighted(position, mixed._weights_at(epoch, position))
         origins = {name: origin for name, origin in position.origins.items() if name in sources}
         position = replace(position, origins=origins)
-        if anchors := {name: theirs.anchor for name, theirs in tables.items() if theirs.anchor}:
+        if not self.samples.are_rows and (anchors := self.samples.parts.anchors_in(saved)):
             mixed._begin_at(position, anchors)
         return mixed, position
 

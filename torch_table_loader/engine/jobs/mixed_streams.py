@@ -21,9 +21,10 @@ from torch_table_loader.engine.jobs.mixture_form import (
     stream_weights,
 )
 from torch_table_loader.engine.jobs.mixture_job import AskedWeights, MixtureJob
+from torch_table_loader.engine.jobs.mixture_record import RECORD, SavedMixture, Weights, refuse
 from torch_table_loader.engine.jobs.resolve import topology_of, with_padding
+from torch_table_loader.engine.saved_state import Bound
 from torch_table_loader.engine.sizing import batches_of_a_gather, rows_in_flight
-from torch_table_loader.engine.state import Bound, refuse
 from torch_table_loader.engine.work.mixed_stream_work import MixedStreamWork, StreamPart
 from torch_table_loader.engine.work.source_form import PlainForm
 from torch_table_loader.errors import ConfigError
@@ -50,7 +51,8 @@ if TYPE_CHECKING:
     from torch_table_loader.engine.explanation import Explanation
     from torch_table_loader.engine.jobs.stream_job import StreamJob
     from torch_table_loader.engine.rank_info import RankInfo
-    from torch_table_loader.engine.state import Kind, SavedMixture, SavedState, Weights
+    from torch_table_loader.engine.saved_state import Kind, SavedState
+    from torch_table_loader.engine.state_records import Written
     from torch_table_loader.engine.work.source_form import SourceForm
     from torch_table_loader.options import LoaderOptions
     from torch_table_loader.schedules import Stop
@@ -188,9 +190,13 @@ class MixedStreams(MixtureJob, PlacedJob):
         return self._begun(position.epoch, weights, position)
 
     @override
+    def records(self, position: MixedPosition) -> dict[str, Written]:
+        return self._record(position, position.shares())
+
+    @override
     def resume(self, saved: SavedState) -> tuple[MixedStreams, MixedPosition]:
         """Return the mixture with the state's weights, and where it continues; see `MixedRows.resume`."""
-        position, mixture = cast("MixedPosition", saved.taken), cast("SavedMixture", saved.mixture)
+        position, mixture = cast("MixedPosition", saved.taken), cast("SavedMixture", saved.records[RECORD.key])
         if not self._cuts_anywhere and (cut := [each.deal.width for each in position.stages if each.deal.width > 1]):
             refuse(f"sequences of {cut[0]} tokens, and here documents are not cut anywhere")
         refuse_other_orders(position, self.rounds, self.stop)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, Self
@@ -13,8 +13,10 @@ from typing_extensions import override
 
 from torch_table_loader.engine.jobs.job import Asked, Job
 from torch_table_loader.engine.jobs.mixture_form import common_columns
+from torch_table_loader.engine.jobs.mixture_record import RECORD, SavedMixture, Weights
 from torch_table_loader.engine.jobs.resolve import warn_of_uneven_batches
-from torch_table_loader.engine.state import Bound, SavedMixture, SavedTable, Weights
+from torch_table_loader.engine.saved_state import Bound
+from torch_table_loader.engine.state_records import Written
 from torch_table_loader.errors import ConfigError
 from torch_table_loader.planning.mixture import NaturalShares, natural_shares
 from torch_table_loader.planning.rows_of import SourceTaken
@@ -76,13 +78,15 @@ class MixtureJob(Job):
             found[name] = Bound(own.table, {key: own.options[key] for key in own.options if key not in self.unused})
         return found
 
+    @property
     @override
-    def saved_tables(self, position: Any) -> dict[str, SavedTable]:
-        return {name: SavedTable(own.table, own.options) for name, own in self.bounds.items()}
+    def own_records(self) -> tuple[str, ...]:
+        return (RECORD.key,)
 
-    @override
-    def saved_mixture(self, position: Any) -> SavedMixture:
-        return SavedMixture(self.bound.options, self.given, self._weights_at(position.epoch, position))
+    def _record(self, position: Any, stages: Sequence[Any]) -> dict[str, Written]:
+        """Return what a state says of the mixture, given how its sources share the stages."""
+        mixture = SavedMixture(self.bound.options, self.given, self._weights_at(position.epoch, position))
+        return {RECORD.key: Written(stages, mixture.to_state())}
 
     def following_schedule(self, weights: Schedule) -> Self:
         """Return the same mixture with other weights from later steps on; its first epoch can begin, and ends.

@@ -17,8 +17,8 @@ from torch_table_loader.engine.jobs.planner import PlannedStream
 from torch_table_loader.engine.jobs.resolve import refuse_shape, why_not_mixed, with_padding
 from torch_table_loader.engine.jobs.stream_memory import Reading, fetched_at_once, lane_bytes
 from torch_table_loader.engine.machine import ranks_on_this_node, threads_for, usable_cpus
+from torch_table_loader.engine.saved_state import Bound
 from torch_table_loader.engine.sizing import OPEN_SPLITS, batches_of_sequences
-from torch_table_loader.engine.state import Bound, SavedTable
 from torch_table_loader.engine.table import Table
 from torch_table_loader.engine.work.stream_work import StreamWork
 from torch_table_loader.errors import ConfigError, ResumeError
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
     from torch_table_loader.engine.explanation import Explanation
     from torch_table_loader.engine.jobs.planner import Planner
-    from torch_table_loader.engine.state import Kind, SavedState
+    from torch_table_loader.engine.saved_state import Kind, SavedState
     from torch_table_loader.planning.keys import Key
     from torch_table_loader.planning.ranks import Topology
     from torch_table_loader.planning.splits import SegmentTable
@@ -131,10 +131,6 @@ class StreamJob(Job):
     @override
     def close_clients(self) -> None:
         self.table.storage.close()
-
-    @override
-    def saved_tables(self, position: StreamPosition) -> dict[str, SavedTable]:
-        return {"": SavedTable(self.bound.table, self.bound.options)}
 
     @override
     def bounds_before_growth(self, saved: SavedState) -> Mapping[str, Bound]:

@@ -16,6 +16,7 @@ from typing_extensions import override
 from torch_table_loader.arrow.datatypes import width_of
 from torch_table_loader.batching.codec import make_codec
 from torch_table_loader.batching.policy import TypePolicy
+from torch_table_loader.engine.exclusion_record import saved_exclusions, written_exclusions
 from torch_table_loader.engine.jobs.bound import bound, of_source, refuse_unknown
 from torch_table_loader.engine.jobs.indexed_job import IndexedJob
 from torch_table_loader.engine.jobs.resolve import (
@@ -28,8 +29,8 @@ from torch_table_loader.engine.jobs.resolve import (
 )
 from torch_table_loader.engine.row_store import RowStoreHandle
 from torch_table_loader.engine.row_weights import RowWeights
+from torch_table_loader.engine.saved_state import Bound
 from torch_table_loader.engine.sizing import rows_of_a_read
-from torch_table_loader.engine.state import Bound, SavedTable
 from torch_table_loader.engine.table import Table
 from torch_table_loader.engine.work.indexed_work import RowOrder, RowStream, TurnStream
 from torch_table_loader.errors import ConfigError
@@ -56,7 +57,8 @@ if TYPE_CHECKING:
     from torch_table_loader.engine.jobs.job import Job
     from torch_table_loader.engine.rank_info import RankInfo
     from torch_table_loader.engine.row_store import FilesInPlace
-    from torch_table_loader.engine.state import SavedState
+    from torch_table_loader.engine.saved_state import SavedState
+    from torch_table_loader.engine.state_records import Written
     from torch_table_loader.planning.ranks import Topology
     from torch_table_loader.planning.splits import SegmentTable
     from torch_table_loader.planning.stages import Extent
@@ -169,26 +171,27 @@ class TableItems(IndexedJob):
         kept = {name: whole.options[name] for name in ("columns", "filters", "shuffle_seed")}
         return Bound(whole.table, {**kept, "shuffle": "rows"})
 
+    @property
     @override
-    def saved_tables(self, position: SamplePosition) -> dict[str, SavedTable]:
-        return {"": self.saved_table(position.exclusions[""].running, self.bound)}
+    def own_records(self) -> tuple[str, ...]:
+        return self.samples.records
 
-    def saved_table(self, running: Exclusions, own: Bound, anchor: Sequence[int] = ()) -> SavedTable:
-        """Return what a state says of the table, given what the running epoch excludes and what binds the state."""
-        versions = ExclusionVersions(running, self.exclusions.newest)
-        excluded = versions.to_state() if versions != ExclusionVersions() else []
-        return SavedTable(own.table, own.options, excluded, list(anchor))
+    @override
+    def records(self, position: SamplePosition) -> dict[str, Written]:
+        return written_exclusions({"": self.versions(position.exclusions[""].running)})
 
-    def exclusions_in(self, saved: SavedTable, name: str = "") -> ExclusionVersions:
+    def versions(self, running: Exclusions) -> ExclusionVersions:
+        """Return what is excluded now, given what the running epoch excludes."""
+        return ExclusionVersions(running, self.exclusions.newest)
+
+    def exclusions_in(self, saved: SavedState, name: str = "") -> ExclusionVersions:
         """Return what a state excludes of the table, which is the source of a mixture by a name.
 
         Raises:
             ResumeError: the table has no such rows.
         """
-        if not saved.exclusions:
-            return ExclusionVersions()
         with of_source(name):
-            return ExclusionVersions.from_state(saved.exclusions, self.table.layout.num_rows)
+            return saved_exclusions(saved, name, self.table.layout.num_rows)
 
     def ids_of(self, row_ids: Any) -> Ints:
         """Return the row ids that the caller names, checked."""
@@ -416,10 +419,10 @@ class TableRows(TableItems):
         taken = cast("SamplePosition", saved.taken)
         epoch, extents = taken.epoch, taken.extents
         if saved.grown is None:
-            excluded = self.exclusions_in(saved.tables[""])
+            excluded = self.exclusions_in(saved)
         else:
             extents, files, layout = (*extents, saved.grown), saved.files_of[saved.grown], self.table.layout
-            then = ExclusionVersions.from_state(saved.tables[""].exclusions, layout.part(files).num_rows)
+            then = saved_exclusions(saved, "", layout.part(files).num_rows)
             excluded = ExclusionVersions(*(ids_now(layout, files, each) for each in (then.running, then.newest)))
         rows = replace(self, exclusions=ExclusionState(excluded, epoch), files_of=saved.files_of or self.files_of)
         if extents:

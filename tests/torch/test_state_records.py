@@ -1,0 +1,99 @@
+"""Records of states: each guest reads its own, any edit is refused in words, and version 1 becomes version 2."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.effort import daily
+from tests.states import State, stages_of, with_newest
+from tests.torch.test_changed_states import changes_of
+from torch_table_loader import ConfigError, ResumeError, installed
+from torch_table_loader.engine.state import STATE_VERSION, read_state, upgraded
+
+FOLDERS = [Path(__file__).parent / "states", Path(__file__).parents[1] / "text" / "states"]
+
+
+def frozen(version: int) -> Iterator[tuple[str, State]]:
+    """Yield the frozen states of a version, of all guests that this build has."""
+    for folder in FOLDERS:
+        if (path := folder / f"state-v{version}.json").exists():
+            yield from ((name, entry["state"]) for name, entry in json.loads(path.read_text()).items())
+
+
+NEWEST = dict(frozen(STATE_VERSION))
+EVERY = [pytest.param(state, id=f"v{number} {name}") for number in (1, 2) for name, state in frozen(number)]
+
+
+@pytest.mark.parametrize(("name", "state"), list(frozen(1)), ids=str)
+def test_a_state_of_version_1_becomes_the_one_that_is_written_now(name: str, state: State) -> None:
+    before = json.dumps(state)
+    assert upgraded(state) == NEWEST[name]
+    assert json.dumps(state) == before, "what the caller holds stays as it was"
+    assert upgraded(NEWEST[name]) == NEWEST[name]
+
+
+@pytest.mark.parametrize("state", EVERY)
+@daily(6)
+def test_any_edit_of_a_state_is_read_or_refused_in_words(state: State) -> None:
+    read_state(state)
+    for _, other in changes_of(state):
+        with suppress(ResumeError, ConfigError):  # of the second, `load_state_dict` makes the first
+            read_state(other)
+
+
+@pytest.mark.parametrize("state", EVERY)
+def test_what_has_a_name_is_in_order_and_there_once(state: State) -> None:
+    state = dict(upgraded(state))
+    names, *rows = state["history"]
+    for wrong in ([names[::-1], *rows], [[*names, names[-1]], *([*row, row[-1]] for row in rows)], [names], []):
+        with pytest.raises(ResumeError, match="history"):
+            read_state({**state, "history": wrong})
+
+
+def test_a_checkpoint_of_one_table_may_lack_the_key_that_was_empty_in_version_1() -> None:
+    """Stores that save key by key load the keys of today alone; a mixture cannot do without."""
+    for name, state in frozen(1):
+        less = {key: value for key, value in state.items() if key != "mixture"}
+        if not state["mixture"]:
+            assert upgraded(less) == NEWEST[name]
+            continue
+        with pytest.raises(ResumeError, match="the state has no mixture"):
+            read_state(less)
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_a_state_of_a_guest_that_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch, version: int) -> None:
+    monkeypatch.setitem(installed.RECORDS, "packing", "text.module_of_another_build")
+    read_state(NEWEST["in the middle of an epoch"])
+    packed = [state for name, state in frozen(version) if "packing" in stages_of(NEWEST[name])[-1]]
+    for state in packed:
+        with pytest.raises(ResumeError, match="'packing', which this build cannot read: this build has no packing"):
+            read_state(state)
+
+
+@pytest.mark.parametrize("columns", [{"bound": []}, {"mixture": None}, {"packing": None}], ids=str)
+def test_a_record_without_a_value_is_refused(columns: dict[str, Any]) -> None:
+    with pytest.raises(ResumeError, match="history"):
+        read_state(with_newest(NEWEST["in the middle of an epoch"], **columns))
+
+
+@pytest.mark.parametrize(
+    ("name", "columns", "said"),
+    [
+        ("a mixture of streams", {"rank": 0}, "rank must be left out of a state with 'mixture'"),
+        ("a mixture", {"extents": []}, "extents must be left out of a state with 'mixture'"),
+        ("packed items", {"extents": []}, "extents must be left out of a state with 'packing'"),
+        ("single rows", {"packing": {"seq_len": 4, "origin": 0}}, "sequences as long as the options of tables say"),
+        ("a packed stream", {"packing": {"seq_len": 4, "origin": 0}}, "without 'packing' in a job that counts splits"),
+    ],
+    ids=str,
+)
+def test_what_a_record_rules_out_is_refused_by_name(name: str, columns: dict[str, Any], said: str) -> None:
+    with pytest.raises(ResumeError, match=said):
+        read_state(with_newest(NEWEST[name], **columns))

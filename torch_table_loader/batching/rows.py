@@ -123,6 +123,11 @@ class Rows(ABC):
         """How many."""
 
     @property
+    def num_samples(self) -> int:
+        """How many samples they are: one each, unless each is a whole batch."""
+        return self.num_rows
+
+    @property
     @abstractmethod
     def num_bytes(self) -> int:
         """Bytes of their values, as they lie in memory."""

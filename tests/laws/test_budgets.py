@@ -60,7 +60,7 @@ def by_hand(lengths: list[int], limits: Limits) -> list[list[int]]:
     while left:
         batch, waits = [left[0]], 0
         for row in left[1:]:
-            full = limits.tokens - held([lengths[each] for each in batch], limits) <= limits.tokens // 128
+            full = limits.tokens - held([lengths[each] for each in batch], limits) <= limits.tokens // 64
             if len(batch) == limits.at_most or (row > seen and waits == WAITING):
                 break
             seen = max(seen, row)

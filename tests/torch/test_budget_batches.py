@@ -257,7 +257,7 @@ def test_a_dataloader_of_the_callers_reads_the_same_rows(table: str, tmp_path: P
         dataset = StructuredDataset(
             table, batch_size=BUDGET, shuffle="rows", row_store=str(tmp_path), num_ranks=1, rank=0
         )
-    dataset = pickle.loads(pickle.dumps(dataset))
+    dataset = pickle.loads(pickle.dumps(dataset))  # noqa: S301 our own
     found = [rows(batch) for batch in DataLoader(dataset, batch_size=None, num_workers=2)]
     assert sorted(row for each in found for row in each) == list(range(ROWS))
     assert all(map(is_within, found))
@@ -344,8 +344,9 @@ ARGUMENTS: list[tuple[dict[str, Any], str]] = [
 
 @pytest.mark.parametrize(("arguments", "said"), ARGUMENTS)
 def test_wrong_arguments_are_refused(arguments: dict[str, Any], said: str) -> None:
+    given: dict[str, Any] = {"tokens": 8, "length": "ids", **arguments}
     with pytest.raises(ConfigError, match=said):
-        Budget(**({"tokens": 8, "length": "ids"} | arguments))
+        Budget(**given)
 
 
 def test_a_mixture_takes_a_number_of_rows(table: str) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Self, cast
 
 import numpy as np
@@ -62,10 +61,10 @@ class UnevenRows(Rows):
         """Copy the batches at `indices`."""
         return cast("Self", self._codec.concat([self.slice(number, number + 1) for number in indices.tolist()]))
 
-    def batches(self, batch_size: int) -> list[Any]:
-        """Cut into final outputs of `batch_size` batches each."""
-        bounds = [*self.bounds[:-1:batch_size].tolist(), int(self.bounds[-1])]
-        return [self.rows.slice(start, stop).batches(stop - start)[0] for start, stop in pairwise(bounds)]
+    @override
+    def cut(self, bounds: Sequence[int]) -> list[Any]:
+        """Cut into final outputs of some batches each."""
+        return self.rows.cut(self.bounds[bounds].tolist())
 
 
 class UnevenCodec(RowsCodec[UnevenRows]):

@@ -8,10 +8,11 @@ the job has taken give the position.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from heapq import heapify, heappush, heapreplace
-from itertools import chain, pairwise
+from itertools import pairwise
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 import numpy as np
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
 WAITING = 16
 """The most rows that wait for a later batch; part of the order."""
 
-_FULL = 128
+_FULL = 64
 """A batch that lacks less than this part of its budget is full as soon as a row does not fit; part of the order."""
 
 _AT_ONCE = 1 << 18
@@ -54,6 +55,37 @@ class Limits:
     padded: bool = False
 
 
+class _Rows:
+    """What rows count as, in consecutive parts, and the row that comes next."""
+
+    def __init__(self, lengths: Iterable[Ints]) -> None:
+        self._parts = iter(lengths)
+        self._before = 0
+        self.lengths: list[int] = []
+        """Those of the part that is taken."""
+        self.sums: list[int] = [0]
+        """The sum of them before each, and of all."""
+        self.at = 0
+        """The row that comes next, in this part."""
+
+    @property
+    def are_left(self) -> bool:
+        """Whether a row comes."""
+        while self.at == len(self.lengths):
+            part = next(self._parts, None)
+            if part is None:
+                return False
+            self._before += self.at
+            self.lengths, self.sums, self.at = part.tolist(), [0, *np.cumsum(part).tolist()], 0
+        return True
+
+    def take(self, count: int) -> range:
+        """Return the numbers of the next rows of the part."""
+        first = self._before + self.at
+        self.at += count
+        return range(first, first + count)
+
+
 class _Room:
     """What is left of a batch's budget. A batch without a row takes any; if it is longer than the budget, no other."""
 
@@ -72,6 +104,16 @@ class _Room:
             return False
         self.left -= length
         return True
+
+    def run(self, rows: _Rows, most: int, count: int) -> int:
+        """Take rows as long as the next one fits beside the `count` others before; return how many."""
+        sums, at = rows.sums, rows.at
+        stop = min(at + most, len(rows.lengths))
+        end = bisect_right(sums, sums[at] + self.left, at + 1, stop + 1) - 1
+        if end == at and not count:
+            end = at + 1
+        self.left -= sums[end] - sums[at]
+        return end - at
 
     @property
     def is_full(self) -> bool:
@@ -98,6 +140,15 @@ class _PaddedRoom(_Room):
         self._longest, self.left = longest, left
         return True
 
+    @override
+    def run(self, rows: _Rows, most: int, count: int) -> int:
+        taken = 0
+        for length in rows.lengths[rows.at : rows.at + most]:
+            if not self.takes(length, count + taken):
+                break
+            taken += 1
+        return taken
+
 
 def filled(lengths: Iterable[Ints], limits: Limits) -> Iterator[list[int]]:
     """Yield the rows of each batch, as numbers in the order of their lengths, which come in consecutive parts.
@@ -105,29 +156,27 @@ def filled(lengths: Iterable[Ints], limits: Limits) -> Iterator[list[int]]:
     >>> list(filled([np.array([3, 4, 5, 1, 9])], Limits(8, 99)))
     [[0, 1, 3], [2], [4]]
     """
-    room = _PaddedRoom(limits) if limits.padded else _Room(limits)
-    rows = enumerate(chain.from_iterable(part.tolist() for part in lengths))
-    waiting: list[tuple[int, int]] = []
-    row: tuple[int, int] | None = (0, 0)
-    while row is not None or waiting:
+    room, most = (_PaddedRoom if limits.padded else _Room)(limits), limits.at_most
+    rows, waiting = _Rows(lengths), list[tuple[int, int]]()
+    while waiting or rows.are_left:
         batch: list[int] = []
         still: list[tuple[int, int]] = []
         room.empty()
         for each in waiting:
-            if len(batch) < limits.at_most and room.takes(each[1], len(batch)):
+            if len(batch) < most and room.takes(each[1], len(batch)):
                 batch.append(each[0])
             else:
                 still.append(each)
         waiting = still
-        while len(batch) < limits.at_most and len(waiting) < WAITING and (row := next(rows, None)) is not None:
-            if room.takes(row[1], len(batch)):
-                batch.append(row[0])
+        while len(batch) < most and len(waiting) < WAITING and rows.are_left:
+            batch += rows.take(room.run(rows, most - len(batch), len(batch)))
+            if len(batch) == most or rows.at == len(rows.lengths):
                 continue
-            waiting.append(row)
+            length = rows.lengths[rows.at]
+            waiting.append((*rows.take(1), length))
             if room.is_full:
                 break
-        if batch:
-            yield batch
+        yield batch
 
 
 class Order(Protocol):

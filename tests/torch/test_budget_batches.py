@@ -68,7 +68,7 @@ def rows(batch: Any) -> list[int]:
 
 def lengths_of(lists: Any) -> list[int]:
     if isinstance(lists, torch.Tensor):
-        return [int(length) for length in lists.offsets().diff()]
+        return [len(each) for each in lists.unbind()]
     return [int(length) for length in (lists.lengths if hasattr(lists, "lengths") else np.diff(lists.offsets))]
 
 
@@ -249,7 +249,7 @@ def test_places_of_an_epoch_are_found(table: str) -> None:
     loader.skip(3)
     assert list(take(loader)) == expected[3:]
     loader = make(table)
-    assert [[span.row_start for span in loader.rows_of(step)] != [] for step in range(2)] == [True, True]
+    assert [len(loader.rows_of(step)) for step in range(9)] == [len(batch) for batch in expected[:9]]
 
 
 def test_a_dataloader_of_the_callers_reads_the_same_rows(table: str, tmp_path: Path) -> None:

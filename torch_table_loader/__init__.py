@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from torch_table_loader.loader import Batch, TableLoader
     from torch_table_loader.metrics import Metrics
     from torch_table_loader.mixed import MixedDataset
-    from torch_table_loader.option_values import ColumnStatistics, Hash, Pad, RowStore, Vocabulary, Weights
+    from torch_table_loader.option_values import Budget, ColumnStatistics, Hash, Pad, RowStore, Vocabulary, Weights
     from torch_table_loader.options import LoaderOptions
     from torch_table_loader.planning.cutting import (
         RoundRobinStrategy,
@@ -56,6 +56,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "AccessRefusedError": "errors",
     "Batch": "loader",
+    "Budget": "option_values",
     "ColumnStatistics": "option_values",
     "ConfigError": "errors",
     "ConfigTypeError": "errors",
@@ -106,6 +107,7 @@ __version__ = "0.1.0"
 __all__ = [
     "AccessRefusedError",
     "Batch",
+    "Budget",
     "Chat",
     "ColumnStatistics",
     "ConfigError",

@@ -21,6 +21,7 @@ from torch_table_loader.messages import nearest
 from torch_table_loader.option_checks import WorkerType
 from torch_table_loader.option_values import (
     OWN,
+    Budget,
     ColumnFunctions,
     ColumnsOption,
     RaggedOption,
@@ -39,7 +40,7 @@ from torch_table_loader.schedules import Schedule
 class MixedKeywords(TypedDict, total=False):
     """The options that a mixture takes, as ``python -m tools.options_table`` writes them."""
 
-    batch_size: int
+    batch_size: int | Budget
     global_batch_size: int | Mapping[int, int] | Schedule | None
     columns: ColumnsOption | None
     filters: Any

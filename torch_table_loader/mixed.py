@@ -102,6 +102,11 @@ class MixedDataset(RankDataset):
         own = {name: value for name, value in options.items() if name not in _OF_SOURCES}
         keywords: LoaderKeywords = {**own, "shuffle": "rows"}  # type: ignore[typeddict-item]
         asked = make_options(keywords, type(self))
+        if asked.budget is not None:
+            raise ConfigError(
+                "the batches of a mixture have as many rows each, of which each source has its share, got "
+                "batch_size=Budget(...); pass a number of rows, or a dataset of one table"
+            )
         named = {"num_ranks", "rank"} & set(options)
         of_sources = any(job.options.num_ranks is not None for job in jobs.values())
         ranks = resolve_ranks(asked) if named or not of_sources else _common_ranks(jobs)

@@ -11,6 +11,7 @@ from torch_table_loader.errors import ConfigError, ConfigTypeError
 from torch_table_loader.installed import load
 from torch_table_loader.messages import first_twice, nearest
 from torch_table_loader.option_values import (
+    Budget,
     Hash,
     Pad,
     RaggedLayout,
@@ -47,7 +48,9 @@ def _integer(least: int | None, most: int | None, name: str, value: Any) -> int:
     return integer(name, value, least, most)
 
 
-def batch_size(name: str, value: Any) -> int:
+def batch_size(name: str, value: Any) -> int | Budget:
+    if isinstance(value, Budget):
+        return value
     if value is None:
         raise ConfigTypeError(
             f"{name} must be an int, got None: batches are made here; leave it out for batches of 1,024 rows, and pass "

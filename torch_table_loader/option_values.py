@@ -231,6 +231,45 @@ def as_weights(given: object) -> Weights:
     return Weights(column=given)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Budget:
+    """Batches of as many rows as a number of tokens holds, or of any other unit that rows have some of.
+
+    A row that does not fit waits, and is the first of the next batch; while at most 16 wait, rows behind them may fill
+    the room that is left.
+
+    Args:
+        tokens: the most tokens of a batch.
+        length: the column that says how many tokens a row has: integers, or lists, whose values are counted.
+        at_most: the most rows of a batch.
+        counts: what counts as tokens: "rows", those that the rows have; "padded", those of a rectangle, as ``ragged=``
+            pads `length`: rows times the longest of the batch.
+        similar: so many rows of the order are sorted by length and cut, and their batches shuffled, so that the rows of
+            a batch have similar lengths; None leaves rows in their order.
+        longer: what a row of more tokens gets: "alone", a batch of its own, with a warning; or "error".
+
+    Raises:
+        ConfigError: an argument is wrong.
+    """
+
+    tokens: int
+    length: str
+    at_most: int = 1024
+    counts: Literal["rows", "padded"] = "rows"
+    similar: int | None = None
+    longer: Literal["alone", "error"] = "alone"
+
+    def __post_init__(self) -> None:
+        """Check the arguments."""
+        if not isinstance(self.length, str) or not self.length:
+            raise ConfigTypeError(f"Budget(length=) must be the name of a column, got {self.length!r}")
+        for name in ("tokens", "at_most", "similar"):
+            if name != "similar" or self.similar is not None:
+                object.__setattr__(self, name, integer(f"Budget({name}=)", getattr(self, name), 1, MOST_SAMPLES))
+        one_of(("rows", "padded"), "Budget(counts=)", self.counts)
+        one_of(("alone", "error"), "Budget(longer=)", self.longer)
+
+
 @dataclass(frozen=True, slots=True)
 class RowStore:
     """Where a row store is kept, and how much of it each rank may hold in memory.

@@ -19,6 +19,7 @@ from torch_table_loader import option_checks as checks
 from torch_table_loader.errors import ConfigError
 from torch_table_loader.option_checks import Check, WorkerType
 from torch_table_loader.option_values import (
+    Budget,
     ColumnFunctions,
     ColumnsOption,
     RaggedOption,
@@ -90,8 +91,9 @@ def _option(
 class LoaderOptions:
     """The options of all datasets; each field is a keyword argument."""
 
-    batch_size: int = _option(1024, BATCHES, checks.batch_size, mixture="job")
-    """Rows per batch on this rank."""
+    batch_size: int | Budget = _option(1024, BATCHES, checks.batch_size, mixture="job")
+    """Rows per batch on this rank; with shuffle="rows", a `Budget` of tokens instead; see
+    docs/language-models.md#batches-by-tokens."""
 
     global_batch_size: int | Mapping[int, int] | Schedule | None = _option(
         None, BATCHES, checks.batch_sizes, mixture="job"
@@ -254,6 +256,7 @@ class LoaderOptions:
         self._check_rank()
         self._check_output()
         self._check_rows()
+        self._check_budget()
         self._check_files()
         self._check_cache()
         if self.pack is not None:
@@ -300,6 +303,22 @@ class LoaderOptions:
                 "step; leave it out, or pass drop_last=True"
             )
 
+    def _check_budget(self) -> None:
+        budget = self.budget
+        if budget is None:
+            return
+        if self.shuffle != "rows":
+            raise ConfigError(
+                f"batch_size=Budget(...) fills batches with rows in any order, got shuffle={self.shuffle!r}; pass "
+                'shuffle="rows", or a number of rows'
+            )
+        for name in ("pack", "global_batch_size"):
+            if getattr(self, name) is not None:
+                raise ConfigError(
+                    f"batch_size=Budget(...) decides how many rows each batch has, and {name} needs as many in all; "
+                    f"leave {name} out, or pass a number"
+                )
+
     def _check_files(self) -> None:
         if self.batch_by is None:
             return
@@ -322,6 +341,16 @@ class LoaderOptions:
                 "storage_options: cache_dir keeps what is fetched ahead of decoding, and read_ahead_bytes=0 fetches "
                 "nothing ahead; leave one of the two out"
             )
+
+    @property
+    def budget(self) -> Budget | None:
+        """What a batch holds, where that is no number of rows."""
+        return self.batch_size if isinstance(self.batch_size, Budget) else None
+
+    @property
+    def most_rows(self) -> int:
+        """The most rows of a batch."""
+        return self.batch_size.at_most if isinstance(self.batch_size, Budget) else self.batch_size
 
     @property
     def calls_functions(self) -> bool:
@@ -368,7 +397,7 @@ class LoaderOptions:
     def batch_rows(self) -> int:
         """Rows of a stream that a batch is made of."""
         samples = self.samples
-        return self.batch_size * samples.rows_of(samples.width)
+        return self.most_rows * samples.rows_of(samples.width)
 
     @property
     def schedules(self) -> dict[str, Schedule]:

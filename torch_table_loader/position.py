@@ -166,7 +166,7 @@ class JobPosition:
             "files": f"{sum(map(len, layouts)):,}",
             "rows": f"{sum(layout.num_rows for layout in layouts):,}",
             "rank": f"{job.rank} of {job.topology.num_ranks}",
-            "batch_size": f"{job.topology.batch_size}",
+            "batch_size": f"{job.rows_of_a_batch}",
             "shuffle": f"{options.shuffle!r}",
             "epoch": f"{self.epoch}",
         }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Container, Iterator, Sequence
-from itertools import chain, repeat
+from itertools import chain, pairwise, repeat
 from math import prod
 from typing import TYPE_CHECKING, Any, Self, cast
 
@@ -79,12 +79,12 @@ class TensorRows(Rows):
         """Copy the rows at `indices`."""
         return cast("Self", self._codec.taken(self, indices))
 
-    def batches(self, batch_size: int) -> list[dict[str, Any]]:
+    @override
+    def cut(self, bounds: Sequence[int]) -> list[dict[str, Any]]:
         """Cut into dicts of name to tensor or array."""
-        num_batches = -(-self.num_rows // batch_size)
-        if num_batches == 0:
+        if not self.num_rows:
             return []
-        return _dicts(self._codec.shapes, self._codec.cut(self.data, batch_size), num_batches)
+        return _dicts(self._codec.shapes, self._codec.cut(self.data, bounds), len(bounds) - 1)
 
 
 def _dicts(shapes: Sequence[Shape], cuts: Iterator[Sequence[Any]], num_batches: int) -> list[dict[str, Any]]:
@@ -162,9 +162,9 @@ class TensorCodec(RowsCodec[TensorRows]):
         """Return a record batch as one output; where it has no row, columns of variable width are empty lists."""
         rows = self.decode(batch)
         if rows.num_rows:
-            return rows.batches(rows.num_rows)[0]
+            return rows.cut([0, rows.num_rows])[0]
         leaves = zip(self.leaves, rows.data, strict=True)
-        cuts = iter([leaf.cut(data, 1) if leaf.kind.row_bytes else [[]] for leaf, data in leaves])
+        cuts = iter([leaf.cut(data, [0, 0]) if leaf.kind.row_bytes else [[]] for leaf, data in leaves])
         return _dicts(self.shapes, cuts, 1)[0]
 
     def decode_plain(self, columns: Sequence[pa.Array], num_rows: int | None = None) -> TensorRows:
@@ -180,16 +180,16 @@ class TensorCodec(RowsCodec[TensorRows]):
                 column.into(columns[places[0]], data, seen)
         return TensorRows(self, num_rows, data)
 
-    def cut(self, data: Sequence[Any], batch_size: int) -> Iterator[Sequence[Any]]:
+    def cut(self, data: Sequence[Any], bounds: Sequence[int]) -> Iterator[Sequence[Any]]:
         """Cut at least one row into batches: for each leaf, one output for each batch.
 
         Nested tensors share offsets where they can.
         """
         nested: Iterator[Sequence[Any]] = iter(())
         if self._nested:
-            nested = iter(outputs.cut_nested_together([data[index] for index in self._nested], batch_size))
+            nested = iter(outputs.cut_nested_together([data[index] for index in self._nested], bounds))
         for leaf, column in zip(self.leaves, data, strict=True):
-            yield next(nested) if leaf.cut is outputs.cut_nested else leaf.cut(column, batch_size)
+            yield next(nested) if leaf.cut is outputs.cut_nested else leaf.cut(column, bounds)
 
     def arena(self, num_rows: int) -> Arena:
         """Make room for the values of so many rows, less those of varying width."""
@@ -432,9 +432,10 @@ class ArrowRows(Rows):
             return self.slice(0, len(indices))
         return type(self)(take_rows(self.batch, pa.array(indices)), python=self._python)
 
-    def batches(self, batch_size: int) -> list[Any]:
+    @override
+    def cut(self, bounds: Sequence[int]) -> list[Any]:
         """Cut into record batches, or dicts of name to Python list."""
-        cut = [self.batch.slice(start, batch_size) for start in range(0, self.num_rows, batch_size)]
+        cut = [self.batch.slice(start, stop - start) for start, stop in pairwise(bounds)]
         if not self._python:
             return cut
         names = self.batch.schema.names

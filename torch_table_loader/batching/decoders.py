@@ -29,7 +29,7 @@ from torch_table_loader.errors import TableError
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-Cut = Callable[[Any, int], Sequence[Any]]
+Cut = Callable[[Any, Sequence[int]], Sequence[Any]]
 
 _STACKED_ROWS = 4096
 

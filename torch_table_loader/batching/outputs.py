@@ -6,7 +6,8 @@ A kind is a value without data; the data is handed in, so that rows are bare arr
 * `ListsKind`: `Lists`, offsets [rows + 1] and the values of all rows.
 * `TextKind`: a pyarrow Array; it becomes Python objects only when it is cut into batches.
 
-Every function named ``cut_…`` takes a column of rows and a batch size and gives one output a batch.
+Every function named ``cut_…`` takes a column of rows and the bounds of batches, where each begins and the end, and
+gives one output a batch.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from math import prod
+from operator import sub
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -364,48 +366,53 @@ def numpy_dtype(element: str) -> np.dtype[Any]:
     return found
 
 
-def cut_tensors(data: NDArray[Any], batch_size: int) -> Sequence[torch.Tensor]:
+def bounds_of(num_rows: int, batch_size: int) -> list[int]:
+    """Return the bounds of batches of one size, of which the last may be short.
+
+    >>> bounds_of(5, 2), bounds_of(4, 2), bounds_of(0, 2)
+    ([0, 2, 4, 5], [0, 2, 4], [0])
+    """
+    return [*range(0, num_rows, batch_size), num_rows]
+
+
+def cut_tensors(data: NDArray[Any], bounds: Sequence[int]) -> Sequence[torch.Tensor]:
     """Cut an array into tensors that view it.
 
     `unsafe_split`, since pieces of `Tensor.split` share one version counter and one autograd base: writing into one
     batch would then void what autograd saved of the others. These share nothing but the chunk's memory.
     """
-    tensor, num_rows = tensor_of(data), len(data)
-    if num_rows <= batch_size:
+    tensor = tensor_of(data)
+    if len(bounds) == 2:
         return [tensor]
-    sizes = [batch_size] * (num_rows // batch_size)  # torch cuts faster where it is told them all
-    if short := num_rows % batch_size:
-        sizes.append(short)
-    return torch.unsafe_split_with_sizes(tensor, sizes)
+    return torch.unsafe_split_with_sizes(tensor, list(map(sub, bounds[1:], bounds)))
 
 
-def cut_arrays(data: NDArray[Any], batch_size: int) -> list[NDArray[Any]]:
+def cut_arrays(data: NDArray[Any], bounds: Sequence[int]) -> list[NDArray[Any]]:
     """Cut an array into views."""
     data = array_of(data)
-    return [data[start : start + batch_size] for start in range(0, len(data), batch_size)]
+    return [data[start:stop] for start, stop in pairwise(bounds)]
 
 
-def _ragged(data: Lists, batch_size: int) -> list[tuple[NDArray[Any], NDArray[np.int64]]]:
+def _ragged(data: Lists, bounds: Sequence[int]) -> list[tuple[NDArray[Any], NDArray[np.int64]]]:
     offsets, values = data
-    last = len(offsets) - 1
     cut = []
-    for start in range(0, last, batch_size):
-        bounds = offsets[start : min(start + batch_size, last) + 1]
-        cut.append((values[bounds[0] : bounds[-1]], np.subtract(bounds, bounds[0], dtype=np.int64)))
+    for start, stop in pairwise(bounds):
+        own = offsets[start : stop + 1]
+        cut.append((values[own[0] : own[-1]], np.subtract(own, own[0], dtype=np.int64)))
     return cut
 
 
-def cut_ragged(data: Lists, batch_size: int, output: Output) -> list[Ragged]:
+def cut_ragged(data: Lists, bounds: Sequence[int], output: Output) -> list[Ragged]:
     """Cut lists into `Ragged`: values view, offsets are new."""
-    return [Ragged(output(values), output(offsets)) for values, offsets in _ragged(data, batch_size)]
+    return [Ragged(output(values), output(offsets)) for values, offsets in _ragged(data, bounds)]
 
 
-def cut_nested(data: Lists, batch_size: int) -> list[torch.Tensor]:
+def cut_nested(data: Lists, bounds: Sequence[int]) -> list[torch.Tensor]:
     """Cut lists into nested tensors of the jagged layout, whose values view."""
-    return cut_nested_together([data], batch_size)[0]
+    return cut_nested_together([data], bounds)[0]
 
 
-def cut_nested_together(columns: Sequence[Lists], batch_size: int) -> list[list[torch.Tensor]]:
+def cut_nested_together(columns: Sequence[Lists], bounds: Sequence[int]) -> list[list[torch.Tensor]]:
     """Cut columns of lists into nested tensors, one for each batch; equal lengths in a batch share offsets.
 
     Torch adds nested tensors only where their offsets are one tensor. Lengths are compared once for all rows, and batch
@@ -418,37 +425,35 @@ def cut_nested_together(columns: Sequence[Lists], batch_size: int) -> list[list[
     keys = [each.tobytes() if len(columns) > 1 else b"" for each in lengths]
     distinct = dict(zip(keys, lengths, strict=True))
     offsets: dict[bytes, list[torch.Tensor]] = {key: [] for key in distinct}
-    starts = np.arange(0, len(lengths[0]), batch_size)
-    for start in starts.tolist():
+    for start, stop in pairwise(bounds):
         known: dict[bytes, torch.Tensor] = {}
         for key, each in distinct.items():
-            part = each[start : start + batch_size]
+            part = each[start:stop]
             same = part.tobytes() if len(distinct) > 1 else b""
             if same not in known:
                 known[same] = torch.from_numpy(offsets_from(part))
             offsets[key].append(known[same])
-    longest = {key: np.maximum.reduceat(each, starts).tolist() for key, each in distinct.items()}
+    longest = {key: np.maximum.reduceat(each, bounds[:-1]).tolist() for key, each in distinct.items()}
     return [
         [
             torch.nested.nested_tensor_from_jagged(values, offsets=own, max_seqlen=most)
-            for values, own, most in zip(_values_of(data, starts), offsets[key], longest[key], strict=True)
+            for values, own, most in zip(_values_of(data, bounds), offsets[key], longest[key], strict=True)
         ]
         for key, data in zip(keys, columns, strict=True)
     ]
 
 
-def _values_of(data: Lists, starts: NDArray[np.int64]) -> list[torch.Tensor]:
+def _values_of(data: Lists, bounds: Sequence[int]) -> list[torch.Tensor]:
     """View the values of each batch."""
-    bounds = [*data.offsets[starts].tolist(), int(data.offsets[-1])]
-    return [tensor_of(data.values[start:stop]) for start, stop in pairwise(bounds)]
+    return [tensor_of(data.values[start:stop]) for start, stop in pairwise(data.offsets[bounds].tolist())]
 
 
-def cut_padded(data: Lists, batch_size: int, output: Output, pad: Pad, value: Any = 0) -> list[Padded]:
+def cut_padded(data: Lists, bounds: Sequence[int], output: Output, pad: Pad, value: Any = 0) -> list[Padded]:
     """Cut lists, none longer than `pad.longest`, into `Padded`, whose arrays are new.
 
     The padding value is that of `pad`, in the dtype of the values.
     """
-    cut = (_padded(values, offsets, pad, value) for values, offsets in _ragged(data, batch_size))
+    cut = (_padded(values, offsets, pad, value) for values, offsets in _ragged(data, bounds))
     return [Padded(output(values), output(lengths)) for values, lengths in cut]
 
 
@@ -480,34 +485,34 @@ def _objects(array: pa.Array) -> list[Any]:
     return found
 
 
-def cut_texts(data: pa.Array, batch_size: int) -> list[list[Any]]:
+def cut_texts(data: pa.Array, bounds: Sequence[int]) -> list[list[Any]]:
     """Cut strings or bytes into Python lists; a null is None."""
     rows = _objects(data)
-    return [rows[start : start + batch_size] for start in range(0, len(rows), batch_size)]
+    return [rows[start:stop] for start, stop in pairwise(bounds)]
 
 
-def cut_values(data: pa.Array, batch_size: int) -> list[list[Any]]:
+def cut_values(data: pa.Array, bounds: Sequence[int]) -> list[list[Any]]:
     """Cut values of any type into lists of Python values; a null is None."""
-    return [python_values(data.slice(start, batch_size)) for start in range(0, len(data), batch_size)]
+    return [python_values(data.slice(start, stop - start)) for start, stop in pairwise(bounds)]
 
 
-def cut_text_lists(data: pa.Array, batch_size: int) -> list[list[list[Any] | None]]:
+def cut_text_lists(data: pa.Array, bounds: Sequence[int]) -> list[list[list[Any] | None]]:
     """Cut lists of strings or bytes into lists of Python lists; a null, inside or outside, is None."""
     values = _objects(data.flatten())
     lengths = data.value_lengths().fill_null(0).to_numpy(zero_copy_only=False)
-    bounds = offsets_from(lengths).tolist()
-    rows: list[list[Any] | None] = [values[start:stop] for start, stop in pairwise(bounds)]
+    inner = offsets_from(lengths).tolist()
+    rows: list[list[Any] | None] = [values[start:stop] for start, stop in pairwise(inner)]
     if data.null_count:
         for row in np.flatnonzero(data.is_null().to_numpy(zero_copy_only=False)).tolist():
             rows[row] = None
-    return [rows[start : start + batch_size] for start in range(0, len(rows), batch_size)]
+    return [rows[start:stop] for start, stop in pairwise(bounds)]
 
 
-def cut_codes(data: pa.Array, batch_size: int, output: Output) -> list[Codes]:
+def cut_codes(data: pa.Array, bounds: Sequence[int], output: Output) -> list[Codes]:
     """Cut strings into `Codes`, each batch with its own dictionary."""
     cut = []
-    for start in range(0, len(data), batch_size):
-        encoded = data.slice(start, batch_size).dictionary_encode()
+    for start, stop in pairwise(bounds):
+        encoded = data.slice(start, stop - start).dictionary_encode()
         codes = encoded.indices.fill_null(-1).to_numpy(zero_copy_only=False).astype(np.int64)
         cut.append(Codes(output(codes), _objects(encoded.dictionary)))
     return cut

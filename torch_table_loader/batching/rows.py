@@ -8,7 +8,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain, repeat
+from itertools import chain, pairwise, repeat
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeAlias, TypeVar
 
 import numpy as np
@@ -123,6 +123,11 @@ class Rows(ABC):
         """How many."""
 
     @property
+    def num_samples(self) -> int:
+        """How many samples they are: one each, unless each is a whole batch."""
+        return self.num_rows
+
+    @property
     @abstractmethod
     def num_bytes(self) -> int:
         """Bytes of their values, as they lie in memory."""
@@ -135,9 +140,13 @@ class Rows(ABC):
     def take(self, indices: NDArray[np.int64]) -> Self:
         """Copy the rows at `indices`, in that order."""
 
-    @abstractmethod
     def batches(self, batch_size: int) -> list[Any]:
         """Cut into final outputs of `batch_size` rows; the last may be short."""
+        return self.cut([*range(0, self.num_rows, batch_size), self.num_rows])
+
+    def cut(self, bounds: Sequence[int]) -> list[Any]:
+        """Cut into final outputs, given where each begins and the end; a subclass has this method, or `batches`."""
+        return list(chain.from_iterable(self.slice(a, b).batches(b - a) for a, b in pairwise(bounds)))
 
 
 R = TypeVar("R", bound=Rows)

@@ -189,7 +189,7 @@ def rows_in_flight(options: LoaderOptions, read_rows: int, blocks: tuple[int, in
     Args:
         blocks: batches of a block that crosses a process, and how many blocks of a lane wait.
     """
-    size = options.batch_size
+    size = options.most_rows
     if options.processes:
         block_batches, blocks_ahead = blocks
         slots = (blocks_ahead + SPARE_SLOTS) * 5 // 4

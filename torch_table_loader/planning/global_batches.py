@@ -159,8 +159,10 @@ class GlobalBatches:
         """
         if not 0 <= number < self.steps:
             raise ConfigError(f"step must be in [0, {self.steps}), got {number}")
-        if number == self.full_steps:
-            return self.tail
+        return self.tail if number == self.full_steps else self.full_step(number)
+
+    def full_step(self, number: int) -> StepPlaces:
+        """Return what a step below `full_steps` takes."""
         first = self.start + number * self.global_batch_size + self.rank
         ranks = self.topology.num_ranks
         return StepPlaces(first + ranks * np.arange(self.batch_size, dtype=np.int64), self.batch_size)

@@ -265,15 +265,15 @@ class PackedItems(TableItems):
     @property
     @override
     def batches_at_once(self) -> int:
-        return batches_of_sequences(self.row_bytes, self.options.batch_size)
+        return batches_of_sequences(self.row_bytes, self.options.most_rows)
 
     @property
     @override
     def lane_bytes(self) -> int:
-        tokens = self.gather_batches * self.options.batch_size * self.pack.longest
+        tokens = self.gather_batches * self.options.most_rows * self.pack.longest
         stored = sum(width_of(entry.type.value_type) for entry in self.columns if entry.name != DOCUMENTS)
         batches = batches_in_flight(self.options, min(self.gather_batches, self.batches_at_once), self.blocks)
-        return LANE_COPIES * tokens * stored + batches * self.options.batch_size * self.row_bytes
+        return LANE_COPIES * tokens * stored + batches * self.options.most_rows * self.row_bytes
 
     @override
     def columns_at(self, places: Ints) -> list[pa.Array]:

@@ -13,7 +13,7 @@ import torch
 
 from torch_table_loader.arrow.buffers import new_array
 from torch_table_loader.arrow.python_values import python_values
-from torch_table_loader.batching.outputs import cut_arrays, cut_tensors
+from torch_table_loader.batching.outputs import bounds_of, cut_arrays, cut_tensors
 from torch_table_loader.batching.rows import Batches
 from torch_table_loader.errors import TableError
 from torch_table_loader.sizes import sizes
@@ -267,7 +267,8 @@ class Sequences:
         width, rows = (None, batch_tokens) if flat else (self._pack.width, batch_tokens // self._pack.width)
         if width is not None:
             values = _own_slices(self._pack, values.reshape(-1, width, *values.shape[1:]))
-        cut = cut_arrays(values, rows) if self._numpy else cut_tensors(values, rows)
+        bounds = bounds_of(len(values), rows)
+        cut = cut_arrays(values, bounds) if self._numpy else cut_tensors(values, bounds)
         return [batch[None] for batch in cut] if flat else cut
 
     def _split(self, values: NDArray[Any], sizes: Ints) -> Sequence[Any]:

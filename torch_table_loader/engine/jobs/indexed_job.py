@@ -117,7 +117,7 @@ class IndexedJob(PlacedJob):
     @property
     def gather_batches(self) -> int:
         """Batches that a lane gathers together."""
-        return batches_of_a_gather(self.row_bytes, self.options.batch_size)
+        return batches_of_a_gather(self.row_bytes, self.options.most_rows)
 
     @abstractmethod
     @override
@@ -206,7 +206,7 @@ class IndexedJob(PlacedJob):
     @property
     def lane_bytes(self) -> int:
         """What a lane may hold of its items."""
-        gathered = self.gather_batches * self.options.batch_size
+        gathered = self.gather_batches * self.options.most_rows
         # Values of variable width are taken chunk by chunk, then joined.
         copied = gathered if any(map(is_variable, self.columns.types)) else 0
         return (self.copies * rows_in_flight(self.options, gathered, self.blocks) + copied) * self.row_bytes

@@ -138,6 +138,11 @@ class Job(ABC):
         return self.row_bytes
 
     @property
+    def rows_of_a_batch(self) -> int:
+        """The rows that a batch has, as a rule."""
+        return self.topology.batch_size
+
+    @property
     def batches_at_once(self) -> int | None:
         """The most batches that a thread finishes together; None: all that a read completes."""
         return None
@@ -151,7 +156,7 @@ class Job(ABC):
     def blocks(self) -> tuple[int, int]:
         """Batches that cross a process together, and how many such blocks of a lane wait there."""
         options, collated = self.options, self.options.calls_functions
-        return blocks_of_a_process(self.unit_bytes, options.batch_size, options.prefetch_batches, collated=collated)
+        return blocks_of_a_process(self.unit_bytes, options.most_rows, options.prefetch_batches, collated=collated)
 
     def with_lanes(self, lanes: int) -> Self:
         """Return the same job with another number of lanes."""
@@ -416,7 +421,7 @@ class Job(ABC):
             epoch=epoch,
             rank=self.rank,
             num_ranks=self.topology.num_ranks,
-            batch_size=self.topology.batch_size,
+            batch_size=self.rows_of_a_batch,
             rows_per_rank=None if rows_per_rank is None else tuple(rows_per_rank),
             steps_per_rank=None if steps_per_rank is None else tuple(steps_per_rank),
             steps=steps,
@@ -476,7 +481,7 @@ class Job(ABC):
             return self.rows_of(stage, step - stage.steps_before, most)
 
         try:
-            return sample_order(rows_of, steps, self.topology.batch_size, layouts)
+            return sample_order(rows_of, steps, self.rows_of_a_batch, layouts)
         except ConfigError as error:  # of mixtures, deletes and filters may decide which row is which
             return OrderSample.missing(str(error))
 
@@ -516,7 +521,7 @@ class Job(ABC):
 
     def _sized(self, rows: int) -> Topology:
         """Return the job's shape with a global batch size."""
-        batch = min(self.options.batch_size, rows // self.topology.num_ranks)
+        batch = min(self.options.most_rows, rows // self.topology.num_ranks)
         return replace(self.topology, batch_size=batch, micro_batches=rows // (self.topology.num_ranks * batch))
 
     def _length_at(self, epoch: int, step: int = 0) -> int:

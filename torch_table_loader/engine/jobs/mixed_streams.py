@@ -250,7 +250,7 @@ class MixedStreams(MixtureJob, PlacedJob):
     @property
     def _joined_batches(self) -> int:
         """Batches of a lane that are joined of rows of all sources at once; few, as each source is decoded for them."""
-        return max(1, batches_of_a_gather(self.row_bytes, self.options.batch_size) // 4)
+        return max(1, batches_of_a_gather(self.row_bytes, self.options.most_rows) // 4)
 
     def _form(self, name: str, codec: RowsCodec[Any]) -> SourceForm:
         """Return what makes items of the mixture of what is read of a source."""
@@ -311,7 +311,7 @@ class MixedStreams(MixtureJob, PlacedJob):
 
     @override
     def explain(self, epoch: int) -> Explanation:
-        position, gathered = self.start(epoch), self._joined_batches * self.options.batch_size
+        position, gathered = self.start(epoch), self._joined_batches * self.options.most_rows
         read = sum(-(-source.read_rows * source.row_bytes // self.row_bytes) for source in self.sources.values())
         far = any(source.is_far for source in self.sources.values())
         return self._explained_by_places(

@@ -51,6 +51,10 @@ def open_job(
     Items are gathered one by one, so `split_deletes` and `lazy` mean nothing to them.
     """
     if options.shuffle == "rows":
+        if options.budget is not None:
+            from torch_table_loader.engine.jobs.budget_rows import BudgetRows
+
+            return BudgetRows.of(source, options, ranks, cache, parts)
         if options.samples.are_rows:
             from torch_table_loader.engine.jobs.table_rows import TableRows
 
@@ -93,7 +97,7 @@ def open_stream(
     row_bytes = table.row_bytes(columns, encoded)
     strategy, fetching = strategy_of(options, ranks), FetchSettings.of(options)
     planner = planner_of(table, options, strategy, ranks.num_ranks, cache, fetching, stage, parts)
-    read_rows = rows_of_a_read(table.read_bytes(columns, row_bytes), options.batch_size, largest)
+    read_rows = rows_of_a_read(table.read_bytes(columns, row_bytes), options.most_rows, largest)
     held = open_bytes(row_bytes, largest, read_rows, len(columns))
     planner = with_mixing(planner, options, row_bytes, held)
     if (mixing := planner.topology.mixing) is not None and read_rows < largest:

@@ -342,7 +342,7 @@ def with_batch_size(
     if options.global_batch_size is None:
         return options
     samples, schedule = samples or options.samples, as_schedule(options.global_batch_size)
-    own = options.batch_size if given else None
+    own = options.most_rows if given else None
     batch = max(rank_batch_size(own, size, num_ranks) for size in schedule.values.values())
     micro = max(schedule.values.values()) // (num_ranks * batch)
     if micro > 1 and options.shuffle != "rows":
@@ -378,4 +378,4 @@ def _micro_batches(options: LoaderOptions, num_ranks: int) -> int:
     """Count the batches that each rank takes in one step of the optimizer."""
     if options.global_batch_size is None:
         return 1
-    return max(1, int(as_schedule(options.global_batch_size).last) // (num_ranks * options.batch_size))
+    return max(1, int(as_schedule(options.global_batch_size).last) // (num_ranks * options.most_rows))

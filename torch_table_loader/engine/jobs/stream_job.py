@@ -236,7 +236,7 @@ class StreamJob(Job):
         topology = self._topology_of(epoch, done)
         if not (self.samples.joins_rows and self.schedules):
             return topology
-        samples = self.options.batch_size if "global_batch_size" not in self.schedules else topology.batch_size
+        samples = self.options.most_rows if "global_batch_size" not in self.schedules else topology.batch_size
         return replace(topology, batch_size=samples * self._length_at(epoch, done.steps))
 
     @override
@@ -309,7 +309,7 @@ class StreamJob(Job):
             return spans_of_batch(*about, self.planner.live_before, step, most)
         pieces = runs_of_batch(*about, step)
         tasks = (segments.task(*run) for segments, runs in pieces for run in runs)
-        width = planned.plan.batch_size // self.options.batch_size
+        width = planned.plan.batch_size // self.options.most_rows
         ids = self.rows_under(tasks, self._stage_key(position.epoch), width)
         return spans_of_ids(self.table.layout, ids)[:most]
 

@@ -50,6 +50,8 @@ from torch_table_loader.records import ROW_ID
 from torch_table_loader.units import Size
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from numpy.typing import NDArray
 
     from torch_table_loader.contracts import Source
@@ -59,6 +61,7 @@ if TYPE_CHECKING:
     from torch_table_loader.engine.row_store import FilesInPlace
     from torch_table_loader.engine.saved_state import SavedState
     from torch_table_loader.engine.state_records import Written
+    from torch_table_loader.planning.budgets import FilledOrder
     from torch_table_loader.planning.ranks import Topology
     from torch_table_loader.planning.splits import SegmentTable
     from torch_table_loader.planning.stages import Extent
@@ -366,7 +369,7 @@ class TableRows(TableItems):
     @classmethod
     def of(
         cls, source: Source, options: LoaderOptions, ranks: RankInfo, cache: Plans | None, parts: Parts | None = None
-    ) -> TableRows:
+    ) -> Self:
         """Survey a table, check the options against it, and count its live rows; see `stored_rows`."""
         topology = topology_of(options, ranks.num_ranks)
         rows = stored_rows(*surveyed(source, options, cache), cache, parts=parts, topology=topology)
@@ -385,7 +388,13 @@ class TableRows(TableItems):
             live_starts=np.concatenate(([0], np.cumsum(rows.segments.live_rows()))).astype(np.int64),
             weights=RowWeights.of(rows.table, options, rows.segments, folder, FetchSettings.of(options)),
             epoch_rows=None if options.weights is None else as_weights(options.weights).samples,
+            **cls._more_of(rows, options, folder),
         )
+
+    @classmethod
+    def _more_of(cls, rows: SurveyedRows, options: LoaderOptions, folder: Path | None) -> dict[str, Any]:  # noqa: ARG003
+        """Return fields of a subclass, read of the table; `folder` has row stores, if they are in files."""
+        return {}
 
     @cached_property
     @override
@@ -414,7 +423,7 @@ class TableRows(TableItems):
         return SamplePosition(epoch, self._stage(epoch), total=total, exclusions={"": versions})
 
     @override
-    def resume(self, saved: SavedState) -> tuple[TableRows, SamplePosition]:
+    def resume(self, saved: SavedState) -> tuple[Self, SamplePosition]:
         """Return the job with the state's exclusions, and where it continues."""
         taken = cast("SamplePosition", saved.taken)
         epoch, extents = taken.epoch, taken.extents
@@ -446,13 +455,19 @@ class TableRows(TableItems):
 
     @override
     def stream(self, position: SamplePosition) -> RowStream:
-        epoch, running = position.epoch, position.exclusions[""].running
         together = self._codec(self.schema(position), self.options).together
+        return RowStream(self.order(position), self.store, self.options.row_id, together)
+
+    def order(self, position: SamplePosition) -> RowOrder | GrownOrder | FilledOrder:
+        """Return which row comes at each place of an epoch."""
+        return self._permuted(position)
+
+    def _permuted(self, position: SamplePosition) -> RowOrder | GrownOrder:
+        epoch, running = position.epoch, position.exclusions[""].running
         if position.extents:
-            return RowStream(self._grown(epoch, position.extents, running), self.store, self.options.row_id, together)
+            return self._grown(epoch, position.extents, running)
         remaining, key = self._of_epoch(running, epoch), derive_key(self.options.shuffle_seed, epoch, "rows")
-        order = RowOrder(Permutation(remaining.num_rows, key), remaining)
-        return RowStream(order, self.store, self.options.row_id, together)
+        return RowOrder(Permutation(remaining.num_rows, key), remaining)
 
     @override
     def locate(self, position: SamplePosition, places: Ints) -> list[RowSpan]:

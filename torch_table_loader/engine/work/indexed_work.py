@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import tee
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar, cast
 
 import numpy as np
 import pyarrow as pa
@@ -24,7 +24,9 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from torch_table_loader.batching.rows import Rows
+    from torch_table_loader.batching.uneven import UnevenCodec, UnevenRows
     from torch_table_loader.engine.row_store import RowStoreHandle
+    from torch_table_loader.planning.budgets import BudgetBatches
     from torch_table_loader.planning.exclusion import Remaining
     from torch_table_loader.planning.global_batches import GlobalBatches
     from torch_table_loader.planning.mixture import Mixture, Place
@@ -75,6 +77,11 @@ class RowOrder:
     def num_rows(self) -> int:
         """Rows of the epoch."""
         return self.remaining.num_rows
+
+    @property
+    def ends(self) -> Sequence[int]:
+        """The place behind the last row: the order has one part; see `GrownOrder`."""
+        return [self.num_rows]
 
     def take(self, places: Ints) -> Ints:
         """Return the row of the store at each place of the order."""
@@ -286,9 +293,9 @@ class IndexedWork(LaneWork):
 
     @override
     def rows(self, lane: int, start: int, ahead: Fetcher | None = None) -> Iterator[Rows]:
-        found = (self.plan.places_of(steps) for steps in self.plan.steps_of(lane, start, self.gather_batches))
-        blocks = ((places, (places, padding)) for places, padding in found)
-        for columns, (places, padding) in self.items.columns(blocks, ahead):
+        found = ((steps, *self.plan.places_of(steps)) for steps in self.plan.steps_of(lane, start, self.gather_batches))
+        blocks = ((places, (steps, places, padding)) for steps, places, padding in found)
+        for columns, (steps, places, padding) in self.items.columns(blocks, ahead):
             if self.marks_padding:
                 columns.append(pa.array(padding))
             try:
@@ -297,4 +304,20 @@ class IndexedWork(LaneWork):
                 if error.row is None:
                     raise
                 raise TableError(f"{self.items.name_of(int(places[error.row]))}: {error}") from error
-            yield rows
+            yield self.formed(rows, steps)
+
+    def formed(self, rows: Rows, steps: list[int]) -> Rows:  # noqa: ARG002 batches of one size need no more
+        """Return the decoded rows of some steps as they are cut into batches."""
+        return rows
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class BudgetWork(IndexedWork):
+    """The same for batches of different sizes; the codec counts batches."""
+
+    plan: BudgetBatches
+    codec: UnevenCodec
+
+    @override
+    def formed(self, rows: Rows, steps: list[int]) -> Rows:
+        return self.codec.of_sizes(cast("UnevenRows", rows), self.plan.sizes_of(steps))

@@ -299,7 +299,7 @@ class LaneBatches:
             if rows is None:
                 self._end()
             else:
-                self.metrics.rows += rows.num_rows
+                self.metrics.rows += rows.num_samples
                 self.metrics.num_bytes += rows.num_bytes
                 self._runs.extend(self._cutter.push(rows))
         return bool(self._runs)

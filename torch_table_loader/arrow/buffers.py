@@ -31,6 +31,9 @@ _ALIGNMENT = 64
 _KEPT_BLOCKS = 4
 """Unused blocks of one size that are kept for reuse: about one for each thread that decodes."""
 
+_STEPS = 4
+"""Sizes of blocks from one power of two to the next."""
+
 NewArray = Callable[[tuple[int, ...], Any], Any]
 """Allocates an array of a given shape and dtype."""
 
@@ -77,7 +80,7 @@ class ReusedBlocks:
 
     def __init__(self) -> None:
         self._free: defaultdict[int, deque[NDArray[Any]]] = defaultdict(lambda: deque(maxlen=_KEPT_BLOCKS))
-        """Blocks by their size, a power of two; those beyond the maximum number are returned to the system."""
+        """Blocks by their size, a few to each power of two; those beyond the maximum number go back to the system."""
         self._closed = False
 
     def new(self, num_bytes: int) -> memoryview:
@@ -91,7 +94,8 @@ class ReusedBlocks:
         >>> np.frombuffer(blocks.new(900), np.uint8).ctypes.data == place
         True
         """
-        capacity = 1 << (num_bytes - 1).bit_length()
+        step = 1 << max(0, (num_bytes - 1).bit_length() - _STEPS.bit_length())
+        capacity = -(-num_bytes // step) * step
         try:
             block = self._free[capacity].pop()
         except IndexError:
